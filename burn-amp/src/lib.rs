@@ -1,0 +1,1 @@
+//! Automatic mixed precision for Burn.

@@ -1,0 +1,1 @@
+//! One table of every backend operation of Burn 0.21.
