@@ -1,1 +1,79 @@
-//! One table of every backend operation of Burn 0.21.
+//! Every operation of Burn 0.21's backend, once, as a row.
+//!
+//! A backend decorator (autocast, recomputation, profiling, ...) has to forward 418 operations, half of which have
+//! defaults that compile when they are forgotten and then silently lose a fused kernel or a gradient. This crate writes
+//! each signature down once; a decorator is a macro that says what happens to *any* row.
+//!
+//! # A row
+//!
+//! ```text
+//! full    softmax(tensor: Float, dim: [usize]) -> Float
+//!         = "Exponentials and a sum.";
+//! ```
+//!
+//! reads: cast class, operation, operands with their kinds, result kind, and the reason for the class where it is not
+//! obvious. The cast classes (`lower`, `full`, `promote`, `keep`) are PyTorch's CUDA autocast table mapped on Burn's
+//! operations; a decorator that does not cast ignores them.
+//!
+//! | kind | Rust type over a backend `B` |
+//! |---|---|
+//! | `Float`, `Int`, `Bool`, `Quant` | the tensor primitive of `B` |
+//! | `FloatRef`, `IntRef`, `BoolRef`, `QuantRef` | a reference to it |
+//! | `FloatOpt`, `BoolOpt` | an `Option` of it |
+//! | `Floats`, `Ints`, `Bools`, `Quants` | a `Vec` of it |
+//! | `Follow` | a `Float` that is written into the row's first `Float` operand, whose type decides |
+//! | `Tensor` | `TensorPrimitive<B>`: float or quantized |
+//! | `QuantParams` | `QuantizationParametersPrimitive<B>` |
+//! | `Transaction`, `TransactionData` | `TransactionPrimitive<B>` and what it reads |
+//! | `Device`, `DeviceRef` | `B::Device`, and a reference to it |
+//! | `Data` | a future of the tensor's data on the host |
+//! | `FutureInt` | a future of an int tensor |
+//! | `(A, B)` | a pair of kinds |
+//! | `[T]` | the plain type `T` |
+//! | `{T}` | a slice `&[T]` |
+//! | `{Name field: Kind, ..}` (result) | a struct of `burn_backend::ops` with these fields |
+//!
+//! # Using it
+//!
+//! Each macro of this crate ([`float_ops!`], [`int_ops!`], [`bool_ops!`], [`quantized_ops!`], [`module_ops!`],
+//! [`activation_ops!`], [`transaction_ops!`]) hands one trait's rows to a macro of yours. Bring the types that rows
+//! mention into scope with [`types`]:
+//!
+//! ```
+//! macro_rules! names {
+//!     ($trait:ident $($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+//!         const NAMES: &[&str] = &[$(stringify!($op)),*];
+//!     };
+//! }
+//! burn_decorator::activation_ops!(names);
+//! assert!(NAMES.contains(&"softmax"));
+//! ```
+//!
+//! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
+//! the pinned Burn source and names every operation without a row.
+
+mod table;
+
+/// The types that rows mention, for the module in which a decorator expands the table.
+pub mod types {
+    pub use burn_backend::ops::{
+        ActivationOps, BoolTensorOps, FloatTensorOps, IntTensorOps, ModuleOps, QTensorOps,
+        TransactionOps,
+    };
+    pub use burn_backend::ops::{
+        AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConv2dBackward,
+        DeformConvOptions, GridSampleOptions, InterpolateOptions, MaxPool1dBackward,
+        MaxPool1dWithIndices, MaxPool2dBackward, MaxPool2dWithIndices, TransactionPrimitive,
+        TransactionPrimitiveData, UnfoldOptions,
+    };
+    pub use burn_backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
+    pub use burn_backend::tensor::{
+        BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor, QuantizedTensor,
+    };
+    pub use burn_backend::{
+        BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
+        TensorData, TensorPrimitive,
+    };
+    pub use core::future::Future;
+    pub use core::ops::Range;
+}

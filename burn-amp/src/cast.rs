@@ -1,0 +1,236 @@
+//! The rule: which type the float operands of an operation are brought to.
+
+use std::fmt;
+
+use burn_backend::FloatDType;
+use serde::{Deserialize, Serialize};
+
+/// What autocast does to the float operands of an operation.
+///
+/// The classes of [`torch.autocast`](https://pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior). None of them
+/// touches f64, integer, boolean or quantized operands, and in every class operands of different types are brought to
+/// one type before the inner backend sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cast {
+    /// To the policy's low type: operations whose cost is arithmetic and that tolerate it (matmul, convolution).
+    Lower,
+    /// To f32: operations that lose range or digits in a low type (exponentials, reductions, norms, losses).
+    Full,
+    /// To the widest type among the operands: f16 with bf16 gives f32.
+    Promote,
+    /// As they come.
+    Keep,
+}
+
+impl Cast {
+    /// The name used in the table, in the documentation and in [`AmpConfig`](crate::AmpConfig).
+    pub const fn name(self) -> &'static str {
+        match self {
+            Cast::Lower => "lower",
+            Cast::Full => "full",
+            Cast::Promote => "promote",
+            Cast::Keep => "keep",
+        }
+    }
+}
+
+impl fmt::Display for Cast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where a float tensor comes from.
+///
+/// An optimizer runs on the same backend as `model.valid()`, and only one of the two may be lowered. So gradients are
+/// marked where they are read, the mark passes to whatever is computed from them (momentum, Muon's orthogonalised
+/// update), and operations on marked tensors are never lowered. `from_inner`, which makes the updated parameter a
+/// training tensor again, clears it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lineage {
+    /// Part of a forward pass: data, parameters, activations.
+    #[default]
+    Forward,
+    /// A gradient, or computed from one.
+    Gradient,
+}
+
+impl Lineage {
+    /// The lineage of a result of two operands.
+    #[inline]
+    pub fn join(self, other: Self) -> Self {
+        match self {
+            Lineage::Gradient => Lineage::Gradient,
+            Lineage::Forward => other,
+        }
+    }
+}
+
+/// What the float operands of one call have in common.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Operands {
+    first: Option<FloatDType>,
+    widest: Option<FloatDType>,
+    mixed: bool,
+    lineage: Lineage,
+}
+
+impl Operands {
+    /// Adds an operand.
+    #[inline]
+    pub fn see(&mut self, dtype: FloatDType, lineage: Lineage) {
+        self.lineage = self.lineage.join(lineage);
+        match self.widest {
+            None => {
+                self.first = Some(dtype);
+                self.widest = Some(dtype);
+            }
+            Some(widest) if widest == dtype => {}
+            Some(widest) => {
+                self.mixed = true;
+                self.widest = Some(wider(widest, dtype));
+            }
+        }
+    }
+
+    /// Whether there was no float operand.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.widest.is_none()
+    }
+
+    /// The lineage of the results.
+    #[inline]
+    pub fn lineage(&self) -> Lineage {
+        self.lineage
+    }
+
+    /// The type of the operand that the others are written into (kind `Follow`), after the others were brought to `target`.
+    #[inline]
+    pub fn destination(&self, target: Option<FloatDType>) -> Option<FloatDType> {
+        target.or(self.first)
+    }
+
+    /// The type that every float operand is brought to, or `None` to leave them as they are.
+    ///
+    /// `low` is the policy's low type, `None` where autocast is off: then only operands of different types are promoted,
+    /// which the inner backend would reject or, on CubeCL, silently miscompute.
+    #[inline]
+    pub fn target(&self, class: Cast, low: Option<FloatDType>) -> Option<FloatDType> {
+        let widest = self.widest?;
+        let promoted = self.mixed.then_some(widest);
+        let low = match (low, self.lineage) {
+            (Some(low), Lineage::Forward) if widest != FloatDType::F64 => low,
+            _ => return promoted,
+        };
+        match class {
+            Cast::Lower if self.mixed || widest != low => Some(low),
+            Cast::Full if is_low(widest) => Some(FloatDType::F32),
+            Cast::Lower => None,
+            Cast::Full | Cast::Promote | Cast::Keep => promoted,
+        }
+    }
+}
+
+/// Whether the type has 16 bits.
+pub(crate) fn is_low(dtype: FloatDType) -> bool {
+    matches!(dtype, FloatDType::F16 | FloatDType::BF16)
+}
+
+/// The smallest type that holds the values of both: neither of f16 and bf16 holds the other.
+fn wider(a: FloatDType, b: FloatDType) -> FloatDType {
+    fn rank(dtype: FloatDType) -> u8 {
+        match dtype {
+            FloatDType::F16 | FloatDType::BF16 => 0,
+            FloatDType::Flex32 => 1,
+            FloatDType::F32 => 2,
+            FloatDType::F64 => 3,
+        }
+    }
+    match rank(a).cmp(&rank(b)) {
+        std::cmp::Ordering::Greater => a,
+        std::cmp::Ordering::Less => b,
+        std::cmp::Ordering::Equal if a == b => a,
+        std::cmp::Ordering::Equal => FloatDType::F32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use FloatDType::{BF16, F16, F32, F64, Flex32};
+
+    fn operands(dtypes: &[FloatDType], lineage: Lineage) -> Operands {
+        let mut operands = Operands::default();
+        for dtype in dtypes {
+            operands.see(*dtype, lineage);
+        }
+        operands
+    }
+
+    fn target(class: Cast, low: Option<FloatDType>, dtypes: &[FloatDType]) -> Option<FloatDType> {
+        operands(dtypes, Lineage::Forward).target(class, low)
+    }
+
+    #[test]
+    fn lower_brings_everything_to_the_low_type() {
+        assert_eq!(target(Cast::Lower, Some(BF16), &[F32, F32]), Some(BF16));
+        assert_eq!(target(Cast::Lower, Some(BF16), &[BF16, F32]), Some(BF16));
+        assert_eq!(target(Cast::Lower, Some(BF16), &[F16, F16]), Some(BF16));
+        assert_eq!(target(Cast::Lower, Some(BF16), &[BF16, BF16]), None);
+        assert_eq!(target(Cast::Lower, Some(BF16), &[Flex32]), Some(BF16));
+    }
+
+    #[test]
+    fn full_raises_low_types_and_promotes_the_rest() {
+        assert_eq!(target(Cast::Full, Some(F16), &[F16]), Some(F32));
+        assert_eq!(target(Cast::Full, Some(F16), &[BF16, F16]), Some(F32));
+        assert_eq!(target(Cast::Full, Some(F16), &[F32]), None);
+        assert_eq!(target(Cast::Full, Some(F16), &[F16, F32]), Some(F32));
+        assert_eq!(target(Cast::Full, Some(F16), &[Flex32]), None);
+    }
+
+    #[test]
+    fn promote_takes_the_widest() {
+        assert_eq!(target(Cast::Promote, Some(F16), &[F16, F32]), Some(F32));
+        assert_eq!(target(Cast::Promote, Some(F16), &[F16, BF16]), Some(F32));
+        assert_eq!(target(Cast::Promote, Some(F16), &[Flex32, F32]), Some(F32));
+        assert_eq!(target(Cast::Promote, Some(F16), &[F16, F16]), None);
+    }
+
+    #[test]
+    fn f64_is_left_alone_but_never_mixed() {
+        for class in [Cast::Lower, Cast::Full, Cast::Promote, Cast::Keep] {
+            assert_eq!(target(class, Some(BF16), &[F64, F64]), None);
+            assert_eq!(target(class, Some(BF16), &[F64, BF16]), Some(F64));
+        }
+    }
+
+    #[test]
+    fn off_and_gradients_only_promote() {
+        for class in [Cast::Lower, Cast::Full, Cast::Promote, Cast::Keep] {
+            assert_eq!(target(class, None, &[F32, F32]), None);
+            assert_eq!(target(class, None, &[BF16]), None);
+            assert_eq!(target(class, None, &[F32, BF16]), Some(F32));
+            let gradient = operands(&[F32, F32], Lineage::Gradient);
+            assert_eq!(gradient.target(class, Some(BF16)), None);
+        }
+    }
+
+    #[test]
+    fn no_class_leaves_operands_mixed() {
+        let all = [F64, F32, Flex32, F16, BF16];
+        for class in [Cast::Lower, Cast::Full, Cast::Promote, Cast::Keep] {
+            for low in [None, Some(F16), Some(BF16)] {
+                for a in all {
+                    for b in all {
+                        if a != b {
+                            assert!(target(class, low, &[a, b]).is_some(), "{class} {a:?} {b:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

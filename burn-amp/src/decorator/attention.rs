@@ -1,0 +1,54 @@
+//! Scaled dot product attention.
+//!
+//! Autodiff's attention is a composition of operations of its inner backend, which would run the softmax in the low type
+//! and bypass the table. Over an autodiff backend it is therefore composed here, from this decorator's own operations.
+
+use burn_backend::ops::AttentionModuleOptions;
+use burn_backend::ops::attention::attention_fallback;
+use burn_backend::tensor::{BoolTensor, FloatTensor};
+use burn_backend::{Backend, TensorMetadata};
+
+use super::backend::Autocast;
+use super::ops::target;
+use super::tensor::{AutocastTensor, bring};
+use crate::cast::{Cast, Operands};
+use crate::policy::{Policy, current, off_scope};
+
+/// `softmax(query keyᵀ scale) value` for `[batch, heads, sequence, width]` tensors of `Autocast<B, P>`.
+pub(super) fn attention<B: Backend, P: Policy>(
+    row: Cast,
+    query: FloatTensor<Autocast<B, P>>,
+    key: FloatTensor<Autocast<B, P>>,
+    value: FloatTensor<Autocast<B, P>>,
+    mask: Option<BoolTensor<B>>,
+    bias: Option<FloatTensor<Autocast<B, P>>>,
+    options: AttentionModuleOptions,
+) -> FloatTensor<Autocast<B, P>> {
+    let mut operands = Operands::default();
+    for x in [&query, &key, &value].into_iter().chain(&bias) {
+        operands.see(x.tensor.dtype().into(), x.lineage);
+    }
+    let target = target::<P>(&operands, "attention", row);
+    let lineage = operands.lineage();
+    let query = bring::<B>(query.tensor, target);
+    let key = bring::<B>(key.tensor, target);
+    let value = bring::<B>(value.tensor, target);
+    let bias = bias.map(|bias| bring::<B>(bias.tensor, target));
+
+    if B::ad_enabled(&B::float_device(&query)) {
+        let wrap = |x| AutocastTensor::with_lineage(x, lineage);
+        let [query, key, value] = [query, key, value].map(wrap);
+        let bias = bias.map(wrap);
+        let compose =
+            || attention_fallback::<Autocast<B, P>>(query, key, value, mask, bias, options);
+        return match current::<P>().class("attention", row) {
+            Cast::Lower => compose(),
+            // The operands have the type that an override asked for: its matmuls must not lower them again.
+            Cast::Full | Cast::Promote | Cast::Keep => off_scope(compose),
+        };
+    }
+    AutocastTensor::with_lineage(
+        B::attention(query, key, value, mask, bias, options),
+        lineage,
+    )
+}

@@ -1,0 +1,174 @@
+//! The backward pass: the loss is scaled on its way in, gradients are unscaled where they are read.
+
+use burn::tensor::{Tensor, TensorPrimitive};
+use burn_backend::ops::FloatTensorOps;
+use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
+use burn_backend::{AutodiffBackend, Backend, FloatDType, Shape, TensorMetadata};
+
+use super::backend::Autocast;
+use super::tensor::{AutocastTensor, bring};
+use crate::cast::{Lineage, is_low};
+use crate::policy::Policy;
+use crate::scaler::{ActiveScale, active_scale, observe_loss};
+
+/// The gradients of a backward pass of [`Autocast`], which were computed from a scaled loss.
+///
+/// Whoever reads one gets the true gradient, unscaled in f32: clipping, accumulation, optimizers and the Learner never meet a
+/// scaled one. The scale is the one that this backward pass used, whatever a [`GradScaler`](crate::GradScaler) says by now.
+pub struct ScaledGradients<B: AutodiffBackend> {
+    inner: B::Gradients,
+    scale: Scale<FloatTensor<B::InnerBackend>>,
+}
+
+/// The factor of the loss, known to the host or only to the device.
+enum Scale<T> {
+    One,
+    Host { scale: f32, inverse: f32 },
+    Device { scale: T, inverse: T },
+}
+
+impl<B: AutodiffBackend> ScaledGradients<B> {
+    /// The true gradient behind a scaled one: f32 where a scale was used, otherwise as it is.
+    fn unscale(
+        &self,
+        gradient: FloatTensor<B::InnerBackend>,
+    ) -> AutocastTensor<FloatTensor<B::InnerBackend>> {
+        let gradient = match &self.scale {
+            Scale::One => gradient,
+            Scale::Host { inverse, .. } => B::InnerBackend::float_mul_scalar(
+                raise::<B::InnerBackend>(gradient),
+                (*inverse).into(),
+            ),
+            Scale::Device { inverse, .. } => multiply::<B::InnerBackend>(gradient, inverse.clone()),
+        };
+        AutocastTensor::with_lineage(gradient, Lineage::Gradient)
+    }
+
+    /// The scaled gradient that [`unscale`](Self::unscale) turns into `gradient`.
+    fn rescale(&self, gradient: FloatTensor<B::InnerBackend>) -> FloatTensor<B::InnerBackend> {
+        match &self.scale {
+            Scale::One => gradient,
+            Scale::Host { scale, .. } => B::InnerBackend::float_mul_scalar(
+                raise::<B::InnerBackend>(gradient),
+                (*scale).into(),
+            ),
+            Scale::Device { scale, .. } => multiply::<B::InnerBackend>(gradient, scale.clone()),
+        }
+    }
+}
+
+/// To f32, unless the tensor is that wide already.
+fn raise<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let low = is_low(tensor.dtype().into());
+    bring::<B>(tensor, low.then_some(FloatDType::F32))
+}
+
+/// Times a tensor of one element, in at least f32.
+fn multiply<B: Backend>(tensor: FloatTensor<B>, factor: FloatTensor<B>) -> FloatTensor<B> {
+    let tensor = raise::<B>(tensor);
+    let factor = bring::<B>(factor, Some(tensor.dtype().into()));
+    let factor = B::float_reshape(factor, Shape::from(vec![1; tensor.rank()]));
+    B::float_mul(tensor, factor)
+}
+
+/// The inner backend's tensor behind a [`Tensor`] of the decorator.
+fn primitive<B: Backend, P: Policy>(tensor: Tensor<Autocast<B, P>, 1>) -> FloatTensor<B> {
+    tensor.into_primitive().tensor().tensor
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
+    type InnerBackend = Autocast<B::InnerBackend, P>;
+    type Gradients = ScaledGradients<B>;
+
+    fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
+        let loss = loss.tensor;
+        let device = B::float_device(&loss);
+        let (loss, scale) = match active_scale::<Self::InnerBackend>(&device) {
+            ActiveScale::None => (loss, Scale::One),
+            ActiveScale::Host { scale, inv } => {
+                let loss = raise::<B>(loss);
+                observe::<B, P>(&device, &loss);
+                let scaled = B::float_mul_scalar(loss, scale.into());
+                let inverse = inv;
+                (scaled, Scale::Host { scale, inverse })
+            }
+            ActiveScale::Device { scale, inv } => {
+                let loss = raise::<B>(loss);
+                observe::<B, P>(&device, &loss);
+                let scale = primitive(scale);
+                let scaled = multiply::<B>(loss, B::from_inner(scale.clone()));
+                let inverse = primitive(inv);
+                (scaled, Scale::Device { scale, inverse })
+            }
+        };
+        let inner = B::backward(loss);
+        ScaledGradients { inner, scale }
+    }
+
+    fn grad(
+        tensor: &FloatTensor<Self>,
+        grads: &Self::Gradients,
+    ) -> Option<FloatTensor<Self::InnerBackend>> {
+        let gradient = B::grad(&tensor.tensor, &grads.inner)?;
+        Some(grads.unscale(gradient))
+    }
+
+    fn grad_remove(
+        tensor: &FloatTensor<Self>,
+        grads: &mut Self::Gradients,
+    ) -> Option<FloatTensor<Self::InnerBackend>> {
+        let gradient = B::grad_remove(&tensor.tensor, &mut grads.inner)?;
+        Some(grads.unscale(gradient))
+    }
+
+    fn grad_replace(
+        tensor: &FloatTensor<Self>,
+        grads: &mut Self::Gradients,
+        grad: FloatTensor<Self::InnerBackend>,
+    ) {
+        let scaled = grads.rescale(grad.tensor);
+        B::grad_replace(&tensor.tensor, &mut grads.inner, scaled);
+    }
+
+    fn inner(tensor: FloatTensor<Self>) -> FloatTensor<Self::InnerBackend> {
+        AutocastTensor::with_lineage(B::inner(tensor.tensor), tensor.lineage)
+    }
+
+    fn int_inner(tensor: IntTensor<Self>) -> IntTensor<Self::InnerBackend> {
+        B::int_inner(tensor)
+    }
+
+    fn bool_inner(tensor: BoolTensor<Self>) -> BoolTensor<Self::InnerBackend> {
+        B::bool_inner(tensor)
+    }
+
+    fn q_inner(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self::InnerBackend> {
+        B::q_inner(tensor)
+    }
+
+    fn from_inner(tensor: FloatTensor<Self::InnerBackend>) -> FloatTensor<Self> {
+        // A parameter that an optimizer computed from a gradient takes part in the next forward pass like any other.
+        AutocastTensor::new(B::from_inner(tensor.tensor))
+    }
+
+    fn int_from_inner(tensor: IntTensor<Self::InnerBackend>) -> IntTensor<Self> {
+        B::int_from_inner(tensor)
+    }
+
+    fn bool_from_inner(tensor: BoolTensor<Self::InnerBackend>) -> BoolTensor<Self> {
+        B::bool_from_inner(tensor)
+    }
+
+    fn q_from_inner(tensor: QuantizedTensor<Self::InnerBackend>) -> QuantizedTensor<Self> {
+        B::q_from_inner(tensor)
+    }
+}
+
+/// Shows the scaler the loss as it is without its scale.
+fn observe<B: AutodiffBackend, P: Policy>(device: &B::Device, loss: &FloatTensor<B>) {
+    let flat = Shape::from(vec![loss.shape().num_elements()]);
+    let loss = B::InnerBackend::float_reshape(B::inner(loss.clone()), flat);
+    let loss = TensorPrimitive::Float(AutocastTensor::new(loss));
+    observe_loss::<Autocast<B::InnerBackend, P>>(device, Tensor::from_primitive(loss));
+}

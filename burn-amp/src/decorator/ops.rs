@@ -1,0 +1,178 @@
+//! Every operation, made from its row.
+//!
+//! A method looks at its float operands, asks the policy for the type they share, brings them to it, calls the inner
+//! backend and wraps what comes back. The macros below say what that means for each kind of operand and result.
+#![deny(clippy::missing_trait_methods)]
+
+use burn_backend::{Backend, FloatDType, TensorMetadata};
+use burn_decorator::types::*;
+
+use super::attention;
+use super::backend::Autocast;
+use super::tensor::{AutocastTensor, bring};
+use crate::cast::{Cast, Operands};
+use crate::policy::{Policy, current};
+use crate::table::class;
+
+/// The type of an operand or a result.
+macro_rules! ty {
+    (Float) => { FloatTensor<Self> };
+    (Follow) => { FloatTensor<Self> };
+    (FloatRef) => { &FloatTensor<Self> };
+    (FloatOpt) => { Option<FloatTensor<Self>> };
+    (Floats) => { Vec<FloatTensor<Self>> };
+    (Int) => { IntTensor<Self> };
+    (IntRef) => { &IntTensor<Self> };
+    (Ints) => { Vec<IntTensor<Self>> };
+    (Bool) => { BoolTensor<Self> };
+    (BoolRef) => { &BoolTensor<Self> };
+    (BoolOpt) => { Option<BoolTensor<Self>> };
+    (Bools) => { Vec<BoolTensor<Self>> };
+    (Quant) => { QuantizedTensor<Self> };
+    (QuantRef) => { &QuantizedTensor<Self> };
+    (Quants) => { Vec<QuantizedTensor<Self>> };
+    (Tensor) => { TensorPrimitive<Self> };
+    (QuantParams) => { QuantizationParametersPrimitive<Self> };
+    (Device) => { Device<Self> };
+    (DeviceRef) => { &Device<Self> };
+    (Data) => { impl Future<Output = Result<TensorData, ExecutionError>> + Send };
+    (FutureInt) => { impl Future<Output = IntTensor<Self>> + 'static + Send };
+    (($a:tt, $b:tt)) => { (ty!($a), ty!($b)) };
+    ([$plain:ty]) => { $plain };
+    ({$element:ty}) => { &[$element] };
+    ({$name:ident $($field:ident: $kind:tt),*}) => { $name<Self> };
+}
+
+/// Shows an operand to the rule, if it is a float tensor.
+macro_rules! see {
+    (Float $x:ident $operands:ident) => {
+        $operands.see($x.tensor.dtype().into(), $x.lineage)
+    };
+    (FloatOpt $x:ident $operands:ident) => {
+        if let Some(x) = &$x {
+            $operands.see(x.tensor.dtype().into(), x.lineage)
+        }
+    };
+    (Floats $x:ident $operands:ident) => {
+        for x in &$x {
+            $operands.see(x.tensor.dtype().into(), x.lineage)
+        }
+    };
+    (Tensor $x:ident $operands:ident) => {
+        if let TensorPrimitive::Float(x) = &$x {
+            $operands.see(x.tensor.dtype().into(), x.lineage)
+        }
+    };
+    ($kind:tt $x:ident $operands:ident) => {};
+}
+
+/// An operand as the inner backend takes it.
+macro_rules! unwrap {
+    (Float $x:ident $target:ident $operands:ident) => {
+        bring::<B>($x.tensor, $target)
+    };
+    (Follow $x:ident $target:ident $operands:ident) => {
+        bring::<B>($x.tensor, $operands.destination($target))
+    };
+    (FloatRef $x:ident $target:ident $operands:ident) => {
+        &$x.tensor
+    };
+    (FloatOpt $x:ident $target:ident $operands:ident) => {
+        $x.map(|x| bring::<B>(x.tensor, $target))
+    };
+    (Floats $x:ident $target:ident $operands:ident) => {
+        $x.into_iter()
+            .map(|x| bring::<B>(x.tensor, $target))
+            .collect()
+    };
+    (Tensor $x:ident $target:ident $operands:ident) => {
+        match $x {
+            TensorPrimitive::Float(x) => TensorPrimitive::Float(bring::<B>(x.tensor, $target)),
+            TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x),
+        }
+    };
+    (QuantParams $x:ident $target:ident $operands:ident) => {
+        QuantizationParametersPrimitive {
+            scales: $x.scales.tensor,
+        }
+    };
+    ($kind:tt $x:ident $target:ident $operands:ident) => {
+        $x
+    };
+}
+
+/// A result as this backend gives it.
+macro_rules! wrap {
+    (Float $y:expr, $lineage:expr) => {
+        AutocastTensor::with_lineage($y, $lineage)
+    };
+    (FloatOpt $y:expr, $lineage:expr) => {
+        $y.map(|y| AutocastTensor::with_lineage(y, $lineage))
+    };
+    (Tensor $y:expr, $lineage:expr) => {
+        match $y {
+            TensorPrimitive::Float(y) => {
+                TensorPrimitive::Float(AutocastTensor::with_lineage(y, $lineage))
+            }
+            TensorPrimitive::QFloat(y) => TensorPrimitive::QFloat(y),
+        }
+    };
+    (($a:tt, $b:tt) $y:expr, $lineage:expr) => {{
+        let (a, b) = $y;
+        (wrap!($a a, $lineage), wrap!($b b, $lineage))
+    }};
+    ({$name:ident $($field:ident: $kind:tt),+} $y:expr, $lineage:expr) => {{
+        let y = $y;
+        $name { $($field: wrap!($kind y.$field, $lineage)),+ }
+    }};
+    ($kind:tt $y:expr, $lineage:expr) => {
+        $y
+    };
+}
+
+/// One method.
+macro_rules! method {
+    // Decomposed over an autodiff backend.
+    ($class:ident attention($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        fn attention($($arg: ty!($kind)),*) -> ty!($ret) {
+            attention::attention::<B, P>(class!($class), $($arg),*)
+        }
+    };
+    ($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        #[inline]
+        fn $op($($arg: ty!($kind)),*) -> ty!($ret) {
+            #[allow(unused_mut, reason = "rows without float operands")]
+            let mut operands = Operands::default();
+            $(see!($kind $arg operands);)*
+            #[allow(unused_variables, reason = "rows without float operands")]
+            let target = target::<P>(&operands, stringify!($op), class!($class));
+            wrap!($ret B::$op($(unwrap!($kind $arg target operands)),*), operands.lineage())
+        }
+    };
+}
+
+/// One trait.
+macro_rules! implement {
+    ($trait:ident $($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+        impl<B: Backend, P: Policy> $trait<Self> for Autocast<B, P> {
+            $(method! { $class $op($($arg: $kind),*) -> $ret })*
+        }
+    };
+}
+
+/// The type that the operands of an operation are brought to under the mode of this thread.
+#[inline]
+pub(super) fn target<P: Policy>(operands: &Operands, op: &str, row: Cast) -> Option<FloatDType> {
+    if operands.is_empty() {
+        return None;
+    }
+    let mode = current::<P>();
+    operands.target(mode.class(op, row), mode.low())
+}
+
+burn_decorator::float_ops!(implement);
+burn_decorator::int_ops!(implement);
+burn_decorator::bool_ops!(implement);
+burn_decorator::quantized_ops!(implement);
+burn_decorator::module_ops!(implement);
+burn_decorator::activation_ops!(implement);

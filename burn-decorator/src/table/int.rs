@@ -1,0 +1,115 @@
+//! Operations on int tensors: `IntTensorOps`, 104 rows.
+
+/// Hands every row of [`IntTensorOps`](burn_backend::ops::IntTensorOps) to a macro; see [the crate's documentation](crate).
+#[macro_export]
+macro_rules! int_ops {
+    ($callback:ident) => {
+        $callback! {
+            IntTensorOps
+            keep    int_empty(shape: [Shape], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    int_into_data(tensor: Int) -> Data;
+            keep    int_from_data(data: [TensorData], device: DeviceRef) -> Int;
+            keep    int_device(tensor: IntRef) -> Device;
+            keep    int_to_device(tensor: Int, device: DeviceRef) -> Int;
+            keep    int_reshape(tensor: Int, shape: [Shape]) -> Int;
+            keep    int_slice(tensor: Int, slices: {Slice}) -> Int;
+            keep    int_slice_assign(tensor: Int, slices: {Slice}, value: Int) -> Int;
+            keep    int_into_float(tensor: Int, out_dtype: [FloatDType]) -> Float;
+            keep    int_mask_where(tensor: Int, mask: Bool, value: Int) -> Int;
+            keep    int_mask_fill(tensor: Int, mask: Bool, value: [Scalar]) -> Int;
+            keep    int_gather(dim: [usize], tensor: Int, indices: Int) -> Int;
+            keep    int_scatter_add(dim: [usize], tensor: Int, indices: Int, value: Int) -> Int;
+            keep    int_scatter_nd(data: Int, indices: Int, values: Int, reduction: [IndexingUpdateOp]) -> Int;
+            keep    int_gather_nd(data: Int, indices: Int) -> Int;
+            keep    int_select(tensor: Int, dim: [usize], indices: Int) -> Int;
+            keep    int_select_add(tensor: Int, dim: [usize], indices: Int, value: Int) -> Int;
+            keep    int_repeat_dim(tensor: Int, dim: [usize], times: [usize]) -> Int;
+            keep    int_cat(tensors: Ints, dim: [usize]) -> Int;
+            keep    int_equal(lhs: Int, rhs: Int, out_dtype: [BoolDType]) -> Bool;
+            keep    int_not_equal(lhs: Int, rhs: Int, out_dtype: [BoolDType]) -> Bool;
+            keep    int_equal_elem(lhs: Int, rhs: [Scalar], out_dtype: [BoolDType]) -> Bool;
+            keep    int_not_equal_elem(lhs: Int, rhs: [Scalar], out_dtype: [BoolDType]) -> Bool;
+            keep    int_greater(lhs: Int, rhs: Int, out_dtype: [BoolDType]) -> Bool;
+            keep    int_greater_elem(lhs: Int, rhs: [Scalar], out_dtype: [BoolDType]) -> Bool;
+            keep    int_greater_equal(lhs: Int, rhs: Int, out_dtype: [BoolDType]) -> Bool;
+            keep    int_greater_equal_elem(lhs: Int, rhs: [Scalar], out_dtype: [BoolDType]) -> Bool;
+            keep    int_lower(lhs: Int, rhs: Int, out_dtype: [BoolDType]) -> Bool;
+            keep    int_lower_elem(lhs: Int, rhs: [Scalar], out_dtype: [BoolDType]) -> Bool;
+            keep    int_lower_equal(lhs: Int, rhs: Int, out_dtype: [BoolDType]) -> Bool;
+            keep    int_lower_equal_elem(lhs: Int, rhs: [Scalar], out_dtype: [BoolDType]) -> Bool;
+            keep    int_add(lhs: Int, rhs: Int) -> Int;
+            keep    int_add_scalar(lhs: Int, rhs: [Scalar]) -> Int;
+            keep    int_powi(lhs: Int, rhs: Int) -> Int;
+            keep    int_powi_scalar(lhs: Int, rhs: [Scalar]) -> Int;
+            keep    int_powi_scalar_impl(lhs: Int, rhs: [Scalar]) -> Int;
+            keep    int_clamp_min(tensor: Int, min: [Scalar]) -> Int;
+            keep    int_clamp_max(tensor: Int, max: [Scalar]) -> Int;
+            keep    int_clamp(tensor: Int, min: [Scalar], max: [Scalar]) -> Int;
+            keep    int_sub(lhs: Int, rhs: Int) -> Int;
+            keep    int_sub_scalar(lhs: Int, rhs: [Scalar]) -> Int;
+            keep    int_mul(lhs: Int, rhs: Int) -> Int;
+            keep    int_mul_scalar(lhs: Int, rhs: [Scalar]) -> Int;
+            keep    int_div(lhs: Int, rhs: Int) -> Int;
+            keep    int_div_scalar(lhs: Int, rhs: [Scalar]) -> Int;
+            keep    int_remainder(lhs: Int, rhs: Int) -> Int;
+            keep    int_remainder_scalar(lhs: Int, rhs: [Scalar]) -> Int;
+            keep    int_matmul(lhs: Int, rhs: Int) -> Int;
+            keep    int_neg(tensor: Int) -> Int;
+            keep    int_zeros(shape: [Shape], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    int_ones(shape: [Shape], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    int_full(shape: [Shape], fill_value: [Scalar], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    int_sum(tensor: Int) -> Int;
+            keep    int_sum_dim(tensor: Int, dim: [usize]) -> Int;
+            keep    int_prod(tensor: Int) -> Int;
+            keep    int_prod_dim(tensor: Int, dim: [usize]) -> Int;
+            keep    int_mean(tensor: Int) -> Int;
+            keep    int_mean_dim(tensor: Int, dim: [usize]) -> Int;
+            keep    int_cumsum(tensor: Int, dim: [usize]) -> Int;
+            keep    int_cumprod(tensor: Int, dim: [usize]) -> Int;
+            keep    int_cummin(tensor: Int, dim: [usize]) -> Int;
+            keep    int_cummax(tensor: Int, dim: [usize]) -> Int;
+            keep    int_argmax(tensor: Int, dim: [usize]) -> Int;
+            keep    int_argtopk(tensor: Int, dim: [usize], k: [usize]) -> Int;
+            keep    int_topk(tensor: Int, dim: [usize], k: [usize]) -> Int;
+            keep    int_argmin(tensor: Int, dim: [usize]) -> Int;
+            keep    int_max(tensor: Int) -> Int;
+            keep    int_max_dim(tensor: Int, dim: [usize]) -> Int;
+            keep    int_max_dim_with_indices(tensor: Int, dim: [usize]) -> (Int, Int);
+            keep    int_max_abs(tensor: Int) -> Int;
+            keep    int_max_abs_dim(tensor: Int, dim: [usize]) -> Int;
+            keep    int_min(tensor: Int) -> Int;
+            keep    int_min_dim(tensor: Int, dim: [usize]) -> Int;
+            keep    int_min_dim_with_indices(tensor: Int, dim: [usize]) -> (Int, Int);
+            keep    int_abs(tensor: Int) -> Int;
+            keep    int_transpose(tensor: Int) -> Int;
+            keep    int_swap_dims(tensor: Int, dim1: [usize], dim2: [usize]) -> Int;
+            keep    int_permute(tensor: Int, axes: {usize}) -> Int;
+            keep    int_flip(tensor: Int, axes: {usize}) -> Int;
+            keep    int_random(shape: [Shape], distribution: [Distribution], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    int_arange_step(range: [Range<i64>], step: [usize], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    int_arange(range: [Range<i64>], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    int_any(tensor: Int, out_dtype: [BoolDType]) -> Bool;
+            keep    int_any_dim(tensor: Int, dim: [usize], out_dtype: [BoolDType]) -> Bool;
+            keep    int_all(tensor: Int, out_dtype: [BoolDType]) -> Bool;
+            keep    int_all_dim(tensor: Int, dim: [usize], out_dtype: [BoolDType]) -> Bool;
+            keep    int_sign(tensor: Int) -> Int;
+            keep    int_expand(tensor: Int, shape: [Shape]) -> Int;
+            keep    int_sort(tensor: Int, dim: [usize], descending: [bool]) -> Int;
+            keep    int_sort_with_indices(tensor: Int, dim: [usize], descending: [bool]) -> (Int, Int);
+            keep    int_argsort(tensor: Int, dim: [usize], descending: [bool]) -> Int;
+            keep    bitwise_and(lhs: Int, rhs: Int) -> Int;
+            keep    bitwise_and_scalar(lhs: Int, rhs: [Scalar]) -> Int;
+            keep    bitwise_or(lhs: Int, rhs: Int) -> Int;
+            keep    bitwise_or_scalar(lhs: Int, rhs: [Scalar]) -> Int;
+            keep    bitwise_xor(lhs: Int, rhs: Int) -> Int;
+            keep    bitwise_xor_scalar(lhs: Int, rhs: [Scalar]) -> Int;
+            keep    bitwise_not(tensor: Int) -> Int;
+            keep    bitwise_left_shift(lhs: Int, rhs: Int) -> Int;
+            keep    bitwise_left_shift_scalar(lhs: Int, rhs: [Scalar]) -> Int;
+            keep    bitwise_right_shift(lhs: Int, rhs: Int) -> Int;
+            keep    bitwise_right_shift_scalar(lhs: Int, rhs: [Scalar]) -> Int;
+            keep    int_cast(tensor: Int, dtype: [IntDType]) -> Int;
+            keep    int_unfold(tensor: Int, dim: [usize], size: [usize], step: [usize]) -> Int;
+        }
+    };
+}

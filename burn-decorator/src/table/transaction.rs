@@ -1,0 +1,12 @@
+//! Reading several tensors at once: `TransactionOps`, 1 rows.
+
+/// Hands every row of [`TransactionOps`](burn_backend::ops::TransactionOps) to a macro; see [the crate's documentation](crate).
+#[macro_export]
+macro_rules! transaction_ops {
+    ($callback:ident) => {
+        $callback! {
+            TransactionOps
+            keep    tr_execute(transaction: Transaction) -> TransactionData;
+        }
+    };
+}
