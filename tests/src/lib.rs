@@ -1,1 +1,39 @@
-//! Laws across crates.
+//! What the laws are tested on: backends, models and comparisons.
+
+pub mod compare;
+pub mod docs;
+pub mod models;
+pub mod spy;
+
+/// Runs generic test functions on every backend of this machine: `law!(name, other_name);` expects `fn name<B>()` generic over an
+/// inner backend and makes one test a backend.
+///
+/// Flex always; CubeCL with and without Fusion on Vulkan with feature `vulkan`; CUDA with feature `cuda`.
+#[macro_export]
+macro_rules! on_every_backend {
+    ($($law:ident),+ $(,)?) => {
+        mod flex {
+            $(#[test] fn $law() { super::$law::<burn_flex::Flex>() })+
+        }
+        #[cfg(feature = "vulkan")]
+        mod vulkan_fusion {
+            $(#[test] fn $law() { super::$law::<$crate::VulkanFusion>() })+
+        }
+        #[cfg(feature = "vulkan")]
+        mod vulkan {
+            $(#[test] fn $law() { super::$law::<$crate::Vulkan>() })+
+        }
+        #[cfg(feature = "cuda")]
+        mod cuda {
+            $(#[test] fn $law() { super::$law::<burn_cuda::Cuda>() })+
+        }
+    };
+}
+
+/// CubeCL with Fusion.
+#[cfg(feature = "vulkan")]
+pub type VulkanFusion = burn_wgpu::Vulkan;
+
+/// CubeCL alone.
+#[cfg(feature = "vulkan")]
+pub type Vulkan = burn_wgpu::CubeBackend<burn_wgpu::WgpuRuntime, f32, i32, u8>;

@@ -1,0 +1,127 @@
+//! Small models that between them use most kinds of layers.
+
+use burn::module::Module;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, MaxPool2d, MaxPool2dConfig};
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, Gelu,
+    GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, Relu,
+};
+use burn::tensor::backend::Backend;
+use burn::tensor::{Distribution, Int, Tensor};
+
+/// A classifier with its own way to make inputs.
+pub trait Classifier<B: Backend>: Module<B> {
+    /// The number of classes of each model here.
+    const CLASSES: usize = 8;
+
+    /// A freshly initialised model.
+    fn init(device: &B::Device) -> Self;
+
+    /// Random inputs for a batch, and the logits `[batch, classes]` that the model gives them.
+    fn logits(&self, batch: usize, device: &B::Device) -> Tensor<B, 2>;
+
+    /// Cross entropy against fixed targets.
+    fn loss(&self, batch: usize, device: &B::Device) -> Tensor<B, 1> {
+        let targets = Tensor::<B, 1, Int>::arange(0..batch as i64, device)
+            .remainder_scalar(Self::CLASSES as i64);
+        CrossEntropyLossConfig::new()
+            .init(device)
+            .forward(self.logits(batch, device), targets)
+    }
+}
+
+/// Linear, layer norm, GELU, dropout, linear.
+#[derive(Module, Debug)]
+pub struct Mlp<B: Backend> {
+    input: Linear<B>,
+    norm: LayerNorm<B>,
+    dropout: Dropout,
+    output: Linear<B>,
+}
+
+impl<B: Backend> Classifier<B> for Mlp<B> {
+    fn init(device: &B::Device) -> Self {
+        Self {
+            input: LinearConfig::new(16, 32).init(device),
+            norm: LayerNormConfig::new(32).init(device),
+            dropout: DropoutConfig::new(0.1).init(),
+            output: LinearConfig::new(32, Self::CLASSES).init(device),
+        }
+    }
+
+    fn logits(&self, batch: usize, device: &B::Device) -> Tensor<B, 2> {
+        let x = Tensor::random([batch, 16], Distribution::Normal(0.0, 1.0), device);
+        let x = Gelu::new().forward(self.norm.forward(self.input.forward(x)));
+        self.output.forward(self.dropout.forward(x))
+    }
+}
+
+/// Convolutions, batch and group norm, pooling.
+#[derive(Module, Debug)]
+pub struct Cnn<B: Backend> {
+    conv1: Conv2d<B>,
+    norm1: BatchNorm<B>,
+    pool: MaxPool2d,
+    conv2: Conv2d<B>,
+    norm2: GroupNorm<B>,
+    mean: AdaptiveAvgPool2d,
+    output: Linear<B>,
+}
+
+impl<B: Backend> Classifier<B> for Cnn<B> {
+    fn init(device: &B::Device) -> Self {
+        Self {
+            conv1: Conv2dConfig::new([3, 8], [3, 3]).init(device),
+            norm1: BatchNormConfig::new(8).init(device),
+            pool: MaxPool2dConfig::new([2, 2]).init(),
+            conv2: Conv2dConfig::new([8, 16], [3, 3]).init(device),
+            norm2: GroupNormConfig::new(4, 16).init(device),
+            mean: AdaptiveAvgPool2dConfig::new([1, 1]).init(),
+            output: LinearConfig::new(16, Self::CLASSES).init(device),
+        }
+    }
+
+    fn logits(&self, batch: usize, device: &B::Device) -> Tensor<B, 2> {
+        let x = Tensor::random([batch, 3, 12, 12], Distribution::Normal(0.0, 1.0), device);
+        let relu = Relu::new();
+        let x = self
+            .pool
+            .forward(relu.forward(self.norm1.forward(self.conv1.forward(x))));
+        let x = relu.forward(self.norm2.forward(self.conv2.forward(x)));
+        self.output.forward(self.mean.forward(x).flatten(1, 3))
+    }
+}
+
+/// Embeddings and Burn's own transformer encoder.
+#[derive(Module, Debug)]
+pub struct Transformer<B: Backend> {
+    tokens: Embedding<B>,
+    encoder: TransformerEncoder<B>,
+    output: Linear<B>,
+}
+
+impl<B: Backend> Classifier<B> for Transformer<B> {
+    fn init(device: &B::Device) -> Self {
+        Self {
+            tokens: EmbeddingConfig::new(32, 16).init(device),
+            encoder: TransformerEncoderConfig::new(16, 32, 2, 2)
+                .with_norm_first(true)
+                .init(device),
+            output: LinearConfig::new(16, Self::CLASSES).init(device),
+        }
+    }
+
+    fn logits(&self, batch: usize, device: &B::Device) -> Tensor<B, 2> {
+        let tokens = Tensor::<B, 1, Int>::arange(0..(batch * 6) as i64, device)
+            .remainder_scalar(32)
+            .reshape([batch, 6]);
+        let x = self.tokens.forward(tokens);
+        let x = self.encoder.forward(TransformerEncoderInput::new(x));
+        self.output.forward(x.mean_dim(1).flatten(1, 2))
+    }
+}

@@ -1,0 +1,147 @@
+//! A third decorator from the same table: it watches what reaches a backend.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::marker::PhantomData;
+
+use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, TensorMetadata};
+use burn_decorator::types::*;
+
+/// A backend that panics where an operation gets float operands of different types, as Fusion does and as CubeCL alone
+/// silently does not, and remembers which operations were called.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spy<B>(PhantomData<B>);
+
+thread_local! {
+    static CALLED: RefCell<BTreeSet<(&'static str, String)>> = const { RefCell::new(BTreeSet::new()) };
+}
+
+/// The operations called on this thread since the last call of this function, each with the type of its float operands
+/// (empty where it has none).
+pub fn take_calls() -> BTreeSet<(&'static str, String)> {
+    CALLED.take()
+}
+
+impl<B: Backend> BackendTypes for Spy<B> {
+    type Device = B::Device;
+    type FloatTensorPrimitive = B::FloatTensorPrimitive;
+    type FloatElem = B::FloatElem;
+    type IntTensorPrimitive = B::IntTensorPrimitive;
+    type IntElem = B::IntElem;
+    type BoolTensorPrimitive = B::BoolTensorPrimitive;
+    type BoolElem = B::BoolElem;
+    type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
+}
+
+impl<B: Backend> Backend for Spy<B> {
+    fn name(device: &Self::Device) -> String {
+        format!("spy<{}>", B::name(device))
+    }
+
+    fn seed(device: &Self::Device, seed: u64) {
+        B::seed(device, seed);
+    }
+
+    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
+        B::dtype_usage(device, dtype)
+    }
+
+    fn device_count(type_id: u16) -> usize {
+        B::device_count(type_id)
+    }
+}
+
+fn watch(op: &'static str, dtypes: &[DType]) {
+    if let [first, rest @ ..] = dtypes {
+        assert!(
+            rest.iter().all(|dtype| dtype == first),
+            "{op} got mixed operands: {dtypes:?}"
+        );
+    }
+    let dtype = dtypes
+        .first()
+        .map_or_else(String::new, |dtype| dtype.name().to_owned());
+    CALLED.with_borrow_mut(|called| called.insert((op, dtype)));
+}
+
+macro_rules! ty {
+    (Float) => { FloatTensor<Self> };
+    (Follow) => { FloatTensor<Self> };
+    (FloatRef) => { &FloatTensor<Self> };
+    (FloatOpt) => { Option<FloatTensor<Self>> };
+    (Floats) => { Vec<FloatTensor<Self>> };
+    (Int) => { IntTensor<Self> };
+    (IntRef) => { &IntTensor<Self> };
+    (Ints) => { Vec<IntTensor<Self>> };
+    (Bool) => { BoolTensor<Self> };
+    (BoolRef) => { &BoolTensor<Self> };
+    (BoolOpt) => { Option<BoolTensor<Self>> };
+    (Bools) => { Vec<BoolTensor<Self>> };
+    (Quant) => { QuantizedTensor<Self> };
+    (QuantRef) => { &QuantizedTensor<Self> };
+    (Quants) => { Vec<QuantizedTensor<Self>> };
+    (Tensor) => { TensorPrimitive<Self> };
+    (QuantParams) => { QuantizationParametersPrimitive<Self> };
+    (Device) => { Device<Self> };
+    (DeviceRef) => { &Device<Self> };
+    (Data) => { impl Future<Output = Result<TensorData, ExecutionError>> + Send };
+    (FutureInt) => { impl Future<Output = IntTensor<Self>> + 'static + Send };
+    (($a:tt, $b:tt)) => { (ty!($a), ty!($b)) };
+    ([$plain:ty]) => { $plain };
+    ({$element:ty}) => { &[$element] };
+    ({$name:ident $($field:ident: $kind:tt),*}) => { $name<Self> };
+}
+
+macro_rules! see {
+    (Float $x:ident $dtypes:ident) => {
+        $dtypes.push($x.dtype())
+    };
+    (Follow $x:ident $dtypes:ident) => {
+        $dtypes.push($x.dtype())
+    };
+    (FloatOpt $x:ident $dtypes:ident) => {
+        $dtypes.extend($x.iter().map(|x| x.dtype()))
+    };
+    (Floats $x:ident $dtypes:ident) => {
+        $dtypes.extend($x.iter().map(|x| x.dtype()))
+    };
+    ($kind:tt $x:ident $dtypes:ident) => {};
+}
+
+macro_rules! retype {
+    (Tensor $from:ty, $to:ty, $x:expr) => {
+        match $x {
+            TensorPrimitive::<$from>::Float(x) => TensorPrimitive::<$to>::Float(x),
+            TensorPrimitive::<$from>::QFloat(x) => TensorPrimitive::<$to>::QFloat(x),
+        }
+    };
+    (QuantParams $from:ty, $to:ty, $x:expr) => { QuantizationParametersPrimitive { scales: $x.scales } };
+    ({$name:ident $($field:ident: $kind:tt),+} $from:ty, $to:ty, $x:expr) => {{
+        let x = $x;
+        $name { $($field: x.$field),+ }
+    }};
+    ($kind:tt $from:ty, $to:ty, $x:expr) => { $x };
+}
+
+macro_rules! implement {
+    ($trait:ident $($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+        impl<B: Backend> $trait<Self> for Spy<B> {
+            $(fn $op($($arg: ty!($kind)),*) -> ty!($ret) {
+                #[allow(unused_mut, reason = "rows without float operands")]
+                let mut dtypes: Vec<DType> = Vec::new();
+                $(see!($kind $arg dtypes);)*
+                watch(stringify!($op), &dtypes);
+                retype!($ret B, Self, B::$op($(retype!($kind Self, B, $arg)),*))
+            })*
+        }
+    };
+}
+
+burn_decorator::float_ops!(implement);
+burn_decorator::int_ops!(implement);
+burn_decorator::bool_ops!(implement);
+burn_decorator::quantized_ops!(implement);
+burn_decorator::module_ops!(implement);
+burn_decorator::activation_ops!(implement);
+
+impl<B: Backend> TransactionOps<Self> for Spy<B> {}

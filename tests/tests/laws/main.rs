@@ -1,0 +1,4 @@
+//! The laws of the suite that need no seed.
+
+mod mixed_operands;
+mod table;

@@ -1,0 +1,14 @@
+//! Laws that compare two runs from the same seed.
+//!
+//! Every backend has one random generator for the whole process, so each test here takes its turn, and no test that draws
+//! random numbers without it may be added to this binary.
+
+mod off;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A turn with the random generator.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
