@@ -1,4 +1,57 @@
-//! Automatic mixed precision for Burn.
+//! Automatic mixed precision for [Burn](https://burn.dev) 0.21: autocast and dynamic loss scaling, without a change in
+//! model code.
+//!
+//! # Autocast
+//!
+//! [`Autocast<B, P>`](Autocast) wraps any backend and is one. Each operation runs in the precision that its row in one table
+//! says: matmuls and convolutions in bf16 or f16, exponentials, reductions, norms and losses in f32, the rest in the type
+//! that arrives. Parameters, gradients and optimizer state stay f32.
+//!
+//! ```
+//! use burn::backend::Autodiff;
+//! use burn_amp::Autocast;
+//! use burn_flex::Flex;
+//!
+//! // type B = Autodiff<Flex>;
+//! type B = Autocast<Autodiff<Flex>>;
+//! # fn backend<B: burn::tensor::backend::AutodiffBackend>() {}
+//! # backend::<B>();
+//! ```
+//!
+//! | policy | low type | |
+//! |---|---|---|
+//! | [`Bf16`] | bf16 | the default; f32's range, no loss scaling |
+//! | [`F16`] | f16 | for devices without bf16; train it with a [`GradScaler`] |
+//! | [`Off`] | none | bit for bit the inner backend |
+//! | [`Configured`] | as [`AmpConfig::install`] says | for a choice at run time; reaches every thread |
+//!
+//! [`autocast`] overrides the policy for a scope of this thread. [`op_table`] is the table.
+//!
+//! # Loss scaling
+//!
+//! f16 gradients underflow. A [`GradScaler`] multiplies the loss inside of `backward`, and gradients are unscaled where
+//! they are read, so the training loop does not change; only the optimizer is wrapped:
+//!
+//! ```
+//! # use burn::{backend::Autodiff, nn::Linear, optim::{AdamConfig, Optimizer}};
+//! # use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
+//! # use burn_flex::Flex;
+//! # type B = Autocast<Autodiff<Flex>, F16>;
+//! # fn optimizer<O: Optimizer<Linear<B>, B>>(_: O) {}
+//! let scaler = GradScaler::new(GradScalerConfig::default())?;
+//! let optimizer = scaler.wrap(AdamConfig::new().init());
+//! # optimizer(optimizer);
+//! # Ok::<(), burn_amp::AmpError>(())
+//! ```
+//!
+//! A step with a gradient that is not finite changes nothing, bit for bit; the parameters to blame are in the log and in
+//! [`GradScaler::last_overflow`].
+//!
+//! # Where things are
+//!
+//! `cast.rs` is the rule, `policy.rs` says which low type and where, `table.rs` is the table as data, `decorator/` makes the
+//! backend from it; `loss_scale.rs` is the state machine and `scaler/` everything around it.
+
 mod cast;
 mod config;
 mod decorator;

@@ -4,13 +4,15 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
 
-use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, TensorMetadata};
+use burn_backend::{Backend, BackendTypes, DType, DTypeUsage, DTypeUsageSet, TensorMetadata};
 use burn_decorator::types::*;
 
 /// A backend that panics where an operation gets float operands of different types, as Fusion does and as CubeCL alone
 /// silently does not, and remembers which operations were called.
+///
+/// With `LOW = false` it says of f16 and bf16 that it can only store them.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Spy<B>(PhantomData<B>);
+pub struct Spy<B, const LOW: bool = true>(PhantomData<B>);
 
 thread_local! {
     static CALLED: RefCell<BTreeSet<(&'static str, String)>> = const { RefCell::new(BTreeSet::new()) };
@@ -22,7 +24,7 @@ pub fn take_calls() -> BTreeSet<(&'static str, String)> {
     CALLED.take()
 }
 
-impl<B: Backend> BackendTypes for Spy<B> {
+impl<B: Backend, const LOW: bool> BackendTypes for Spy<B, LOW> {
     type Device = B::Device;
     type FloatTensorPrimitive = B::FloatTensorPrimitive;
     type FloatElem = B::FloatElem;
@@ -33,7 +35,7 @@ impl<B: Backend> BackendTypes for Spy<B> {
     type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
 }
 
-impl<B: Backend> Backend for Spy<B> {
+impl<B: Backend, const LOW: bool> Backend for Spy<B, LOW> {
     fn name(device: &Self::Device) -> String {
         format!("spy<{}>", B::name(device))
     }
@@ -43,7 +45,10 @@ impl<B: Backend> Backend for Spy<B> {
     }
 
     fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
-        B::dtype_usage(device, dtype)
+        match dtype {
+            DType::F16 | DType::BF16 if !LOW => DTypeUsage::Storage.into(),
+            _ => B::dtype_usage(device, dtype),
+        }
     }
 
     fn device_count(type_id: u16) -> usize {
@@ -125,7 +130,7 @@ macro_rules! retype {
 
 macro_rules! implement {
     ($trait:ident $($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
-        impl<B: Backend> $trait<Self> for Spy<B> {
+        impl<B: Backend, const LOW: bool> $trait<Self> for Spy<B, LOW> {
             $(fn $op($($arg: ty!($kind)),*) -> ty!($ret) {
                 #[allow(unused_mut, reason = "rows without float operands")]
                 let mut dtypes: Vec<DType> = Vec::new();
@@ -144,4 +149,4 @@ burn_decorator::quantized_ops!(implement);
 burn_decorator::module_ops!(implement);
 burn_decorator::activation_ops!(implement);
 
-impl<B: Backend> TransactionOps<Self> for Spy<B> {}
+impl<B: Backend, const LOW: bool> TransactionOps<Self> for Spy<B, LOW> {}

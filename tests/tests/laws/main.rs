@@ -1,4 +1,8 @@
 //! The laws of the suite that need no seed.
 
+mod attention;
+mod errors;
+mod golden;
 mod mixed_operands;
+mod precision;
 mod table;

@@ -1,0 +1,97 @@
+//! Errors name what is wrong, and what would be right.
+
+use std::panic::catch_unwind;
+
+use burn::tensor::Tensor;
+use burn_amp::{AmpConfig, AmpError, Autocast, Cast};
+use burn_flex::Flex;
+use tests::spy::Spy;
+
+/// A backend that can only store low types.
+type Poor = Spy<Flex, false>;
+
+#[test]
+fn a_device_without_the_type_is_refused_before_anything_runs() {
+    let error = AmpConfig::bf16()
+        .check::<Poor>(&Default::default())
+        .expect_err("no arithmetic");
+    assert!(matches!(error, AmpError::UnsupportedDtype { .. }));
+    let message = error.to_string();
+    for part in ["bf16", "Cpu", "spy<flex>", "only store", "f32"] {
+        assert!(
+            message.to_lowercase().contains(&part.to_lowercase()),
+            "{part}: {message}"
+        );
+    }
+    AmpConfig::bf16()
+        .check::<Flex>(&Default::default())
+        .expect("Flex can");
+    AmpConfig::off()
+        .check::<Poor>(&Default::default())
+        .expect("nothing is asked for");
+}
+
+#[test]
+fn a_device_without_the_type_is_refused_where_the_check_was_forgotten() {
+    let panic = catch_unwind(|| {
+        let x = Tensor::<Autocast<Poor>, 2>::ones([2, 2], &Default::default());
+        x.clone().matmul(x)
+    })
+    .expect_err("refused");
+    let message = panic.downcast_ref::<String>().expect("a message");
+    assert!(
+        message.contains("autocast to bf16 is not possible"),
+        "{message}"
+    );
+}
+
+#[test]
+fn unknown_names_list_the_valid_ones() {
+    let error = AmpConfig::bf16()
+        .with_op("sofmax", Cast::Lower)
+        .install()
+        .expect_err("misspelt");
+    let AmpError::UnknownOp {
+        name,
+        nearest,
+        valid,
+    } = &error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!((name.as_str(), nearest.as_str()), ("sofmax", "softmax"));
+    assert!(
+        valid.contains("layer_norm") && valid.contains("matmul"),
+        "{valid}"
+    );
+    assert!(
+        AmpConfig::bf16()
+            .with_op("int_add", Cast::Lower)
+            .install()
+            .is_err()
+    );
+
+    let error = "fp8".parse::<burn_amp::PolicyName>().expect_err("unknown");
+    assert_eq!(
+        error.to_string(),
+        "unknown autocast policy `fp8`: valid policies are off, bf16, f16"
+    );
+
+    let parse = |json| {
+        serde_json::from_str::<AmpConfig>(json)
+            .expect_err("invalid")
+            .to_string()
+    };
+    let error = parse(r#"{"policy": "fp8"}"#);
+    assert!(error.contains("fp8") && error.contains("`bf16`"), "{error}");
+    let error = parse(r#"{"ops": {"softmax": "down"}}"#);
+    assert!(
+        error.contains("down") && error.contains("`promote`"),
+        "{error}"
+    );
+    let error = parse(r#"{"polcy": "bf16"}"#);
+    assert!(
+        error.contains("polcy") && error.contains("`policy`"),
+        "{error}"
+    );
+}

@@ -1,0 +1,81 @@
+//! Training in bf16 and f16 follows f32's loss, with f32 gradients throughout.
+
+use burn::backend::Autodiff;
+use burn::module::AutodiffModule;
+use burn::optim::{AdamConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_amp::{Autocast, Bf16, F16, GradScaler, GradScalerConfig, Policy};
+use tests::compare::{gradients, values};
+use tests::models::{Classifier, Cnn, Mlp, Transformer};
+
+const STEPS: usize = 30;
+
+/// The loss of every step.
+fn losses<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>(scaler: &GradScaler) -> Vec<f32> {
+    let device = B::Device::default();
+    B::seed(&device, 7);
+    let mut model = M::init(&device);
+    // Parameters are drawn when they are first used, so all of them before the first batch.
+    values(model.loss(2, &device));
+    let mut optimizer = scaler.wrap(AdamConfig::new().init());
+    (0..STEPS)
+        .map(|step| {
+            B::seed(&device, step as u64);
+            let loss = model.loss(16, &device);
+            let value = values(loss.clone())[0];
+            let grads = loss.backward();
+            let all = gradients(&model, &grads);
+            assert!(all.iter().all(|(_, grad)| grad.iter().all(|x| x.is_finite())));
+            let grads = GradientsParams::from_grads(grads, &model);
+            model = optimizer.step(3e-3, model.clone(), grads);
+            value
+        })
+        .collect()
+}
+
+fn follows<I: Backend, P: Policy, M, N>(scaler: &GradScaler)
+where
+    M: Classifier<Autodiff<I>> + AutodiffModule<Autodiff<I>>,
+    N: Classifier<Autocast<Autodiff<I>, P>> + AutodiffModule<Autocast<Autodiff<I>, P>>,
+{
+    let low = P::mode().low().expect("a low type");
+    if !I::supports_dtype(&I::Device::default(), low.into()) {
+        return;
+    }
+    let _turn = super::turn();
+    let expected = losses::<Autodiff<I>, M>(&GradScaler::disabled());
+    let found = losses::<Autocast<Autodiff<I>, P>, N>(scaler);
+    let distance = |from: usize| {
+        let pairs = found.iter().zip(&expected).skip(from);
+        pairs.map(|(a, b)| (a - b).abs() / b).fold(0f32, f32::max)
+    };
+    // The first loss differs by the rounding of the forward pass; rounding then moves the two trajectories apart.
+    let epsilon = low.finfo().epsilon as f32;
+    let first = (found[0] - expected[0]).abs() / expected[0];
+    assert!(first < 2.0 * epsilon, "first losses {} and {}", found[0], expected[0]);
+    assert!(distance(0) < 0.05, "{found:?}\n{expected:?}");
+    let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len() as f32;
+    assert!(mean(&expected[STEPS - 5..]) < mean(&expected[..5]), "f32 learns: {expected:?}");
+}
+
+macro_rules! law {
+    ($($bf16:ident, $f16:ident: $model:ident;)+) => {
+        $(fn $bf16<I: Backend>() {
+            follows::<I, Bf16, $model<_>, $model<_>>(&GradScaler::disabled());
+        }
+
+        fn $f16<I: Backend>() {
+            let scaler = GradScaler::new(GradScalerConfig::default()).expect("valid");
+            follows::<I, F16, $model<_>, $model<_>>(&scaler);
+            assert_eq!(scaler.skipped_steps(), 0);
+        })+
+
+        tests::on_every_backend!($($bf16, $f16),+);
+    };
+}
+
+law! {
+    mlp_in_bf16, mlp_in_f16: Mlp;
+    cnn_in_bf16, cnn_in_f16: Cnn;
+    transformer_in_bf16, transformer_in_f16: Transformer;
+}
