@@ -1,6 +1,6 @@
 //! What the decorator costs an operation: the bare backend and the decorator side by side, on tensors so small that nothing
 //! else is measured.
-
+#![allow(missing_docs)] // criterion_group
 use std::hint::black_box;
 
 use burn::backend::Autodiff;
@@ -14,9 +14,11 @@ use criterion::{Criterion, criterion_group, criterion_main};
 fn operations<B: Backend>(name: &str, criterion: &mut Criterion) {
     let x = Tensor::<B, 1>::ones([1], &B::Device::default());
     let mut group = |op: &str, f: &dyn Fn(Tensor<B, 1>) -> Tensor<B, 1>| {
-        criterion.benchmark_group(op).bench_function(name, |bencher| {
-            bencher.iter(|| black_box(f(black_box(x.clone()))));
-        });
+        criterion
+            .benchmark_group(op)
+            .bench_function(name, |bencher| {
+                bencher.iter(|| black_box(f(black_box(x.clone()))));
+            });
     };
     group("keep: neg", &|x| x.neg());
     group("promote: add", &|x| x.clone() + x);

@@ -1,16 +1,20 @@
 //! What can go wrong, with the values.
 
+use burn_backend::{DType, FloatDType};
 use thiserror::Error;
 
+use crate::scaler::name_some;
 use crate::table;
 
 /// Errors of automatic mixed precision.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
 pub enum AmpError {
     /// The device cannot compute in the policy's low type.
     #[error(
-        "autocast to {dtype} is not possible on device {device} of backend {backend}: it can {usage} {dtype}, and \
-         autocast needs storage and arithmetic; types it can do: {supported}"
+        "autocast to {low} is not possible on device {device} of backend {backend}: it can {usage} {low}, and autocast \
+         needs storage and arithmetic; types it can do: {supported}",
+        low = DType::from(*.dtype).name()
     )]
     UnsupportedDtype {
         /// The device.
@@ -18,7 +22,7 @@ pub enum AmpError {
         /// The backend's name.
         backend: String,
         /// The refused type.
-        dtype: String,
+        dtype: FloatDType,
         /// What the device can do with the type.
         usage: String,
         /// The float types that the device supports in full.
@@ -43,6 +47,59 @@ pub enum AmpError {
         name: String,
         /// All valid names.
         valid: String,
+    },
+
+    /// A field of [`GradScalerConfig`](crate::GradScalerConfig) holds a value that cannot work.
+    #[error("GradScalerConfig: {field} = {value}, but it must be {expected}")]
+    InvalidScalerConfig {
+        /// Name of the field.
+        field: &'static str,
+        /// The value found there.
+        value: String,
+        /// What the field accepts.
+        expected: &'static str,
+    },
+
+    /// Gradients are still non-finite although the loss scale cannot be lowered any further (DeepSpeed: "Current
+    /// loss scale already at minimum").
+    #[error(
+        "loss scale collapsed: step {step} overflowed at scale {scale}, which cannot be lowered; non-finite gradients in {}",
+        name_some(.parameters)
+    )]
+    ScaleCollapsed {
+        /// The loss scale of the failing step.
+        scale: f32,
+        /// Number of the failing step, counted from 1.
+        step: u64,
+        /// Paths of all parameters whose gradients were non-finite.
+        parameters: Vec<String>,
+    },
+
+    /// The loss itself was NaN or infinite, before scaling, in each of the first steps: no loss scale helps.
+    #[error(
+        "the loss was NaN or infinite in each of the last {attempts} steps and no step has been taken yet: this is not \
+         an overflow of scaled gradients (step {step}, scale {scale}) and lowering the loss scale cannot help; look \
+         for the cause in the data, the initialisation or the forward pass"
+    )]
+    NonFiniteLoss {
+        /// Number of the last of these steps, counted from 1.
+        step: u64,
+        /// The loss scale of that step.
+        scale: f32,
+        /// How many steps in a row were lost to it.
+        attempts: u32,
+    },
+
+    /// A trained parameter is itself in half precision (PyTorch: "Attempting to unscale FP16 gradients").
+    #[error(
+        "attempting to unscale {dtype:?} gradients: parameter `{path}` is stored as {dtype:?}, but a scaled optimizer \
+         needs f32 parameters (autocast lowers the precision of operations, not of parameters)"
+    )]
+    HalfPrecisionParameter {
+        /// Path of the parameter in its module.
+        path: String,
+        /// Its data type.
+        dtype: DType,
     },
 }
 

@@ -37,10 +37,10 @@
 //! # use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 //! # use burn_flex::Flex;
 //! # type B = Autocast<Autodiff<Flex>, F16>;
-//! # fn optimizer<O: Optimizer<Linear<B>, B>>(_: O) {}
-//! let scaler = GradScaler::new(GradScalerConfig::default())?;
+//! # fn train<O: Optimizer<Linear<B>, B>>(_: O) {}
+//! let scaler = GradScaler::new(&GradScalerConfig::default())?;
 //! let optimizer = scaler.wrap(AdamConfig::new().init());
-//! # optimizer(optimizer);
+//! # train(optimizer);
 //! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 //!
@@ -56,6 +56,7 @@ mod cast;
 mod config;
 mod decorator;
 mod error;
+mod loss_scale;
 mod policy;
 mod scaler;
 mod table;
@@ -64,6 +65,10 @@ pub use cast::{Cast, Lineage};
 pub use config::{AmpConfig, PolicyName};
 pub use decorator::{Autocast, AutocastTensor, ScaledGradients};
 pub use error::AmpError;
+pub use loss_scale::{LossScale, LossScaleState, ScaleUpdate};
 pub use policy::{Bf16, Configured, F16, Mode, Off, Policy, autocast};
-pub use scaler::GradScaler;
+pub use scaler::{
+    Detection, GradScaler, GradScalerConfig, LossScaleMetric, Overflow, OverflowCause, ScaledItem,
+    ScaledOptimizer, ScaledRecord, ScalerState, SkippedStepsMetric,
+};
 pub use table::{OpRow, op_table};

@@ -1,1 +1,3 @@
-//! Examples.
+//! Whole trainings with the crates of this workspace.
+
+pub mod gpt;

@@ -99,10 +99,10 @@ macro_rules! ty {
 
 macro_rules! see {
     (Float $x:ident $dtypes:ident) => {
-        $dtypes.push($x.dtype())
+        $dtypes.extend([$x.dtype()])
     };
     (Follow $x:ident $dtypes:ident) => {
-        $dtypes.push($x.dtype())
+        $dtypes.extend([$x.dtype()])
     };
     (FloatOpt $x:ident $dtypes:ident) => {
         $dtypes.extend($x.iter().map(|x| x.dtype()))

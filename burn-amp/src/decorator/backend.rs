@@ -27,7 +27,7 @@ use crate::policy::{Bf16, Policy};
 ///
 /// let device = Default::default();
 /// let linear: Linear<B> = LinearConfig::new(4, 4).init(&device);
-/// let y = linear.forward(Tensor::ones([2, 4], &device));
+/// let y = linear.forward(Tensor::<B, 2>::ones([2, 4], &device));
 /// assert_eq!(y.dtype(), DType::BF16);
 ///
 /// let loss = y.mean();

@@ -35,7 +35,7 @@ pub(crate) fn check_dtype<B: Backend>(
     Err(AmpError::UnsupportedDtype {
         device: format!("{device:?}"),
         backend: B::name(device),
-        dtype: DType::from(dtype).name().to_owned(),
+        dtype,
         usage: usage(B::dtype_usage(device, dtype.into())),
         supported: supported.join(", "),
     })

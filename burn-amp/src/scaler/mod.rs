@@ -1,21 +1,39 @@
-//! stub
-use burn::tensor::{Tensor, backend::Backend};
-pub(crate) enum ActiveScale<I: Backend> {
-    None,
-    #[allow(dead_code)]
-    Host {
-        scale: f32,
-        inv: f32,
-    },
-    #[allow(dead_code)]
-    Device {
-        scale: Tensor<I, 1>,
-        inv: Tensor<I, 1>,
-    },
-}
-pub(crate) fn active_scale<I: Backend>(_device: &I::Device) -> ActiveScale<I> {
-    ActiveScale::None
-}
-pub(crate) fn observe_loss<I: Backend>(_device: &I::Device, _loss: Tensor<I, 1>) {}
-/// stub
-pub struct GradScaler;
+//! Dynamic loss scaling: `backward` multiplies the loss, gradients are unscaled where they are read, and a wrapped
+//! optimizer skips the steps that overflowed.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `config` | how the scale moves |
+//! | `handle` | [`GradScaler`], the handle that everything shares |
+//! | `state` | what a step's outcome does to scale, counters and errors |
+//! | `registry` | which scaler is meant by a thread, a device, a process |
+//! | `active` | the scale that `backward` asks for |
+//! | `gradients` | the gradients of one step, from one device or several |
+//! | `inspect` | which gradients are non-finite: flags on the device |
+//! | `deferred` | flags that are read one step late |
+//! | `optimizer` | [`ScaledOptimizer`], the wrapper |
+//! | `record` | its checkpoints |
+//! | `overflow` | what is known about a skipped step |
+//! | `metric` | what the Learner shows |
+
+mod active;
+mod config;
+mod deferred;
+mod gradients;
+mod handle;
+mod inspect;
+mod metric;
+mod optimizer;
+mod overflow;
+mod record;
+mod registry;
+mod state;
+
+pub(crate) use active::{ActiveScale, active_scale, observe_loss};
+pub use config::GradScalerConfig;
+pub use handle::{Detection, GradScaler};
+pub use metric::{LossScaleMetric, SkippedStepsMetric};
+pub use optimizer::ScaledOptimizer;
+pub(crate) use overflow::name_some;
+pub use overflow::{Overflow, OverflowCause};
+pub use record::{ScaledItem, ScaledRecord, ScalerState};

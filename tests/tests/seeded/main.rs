@@ -4,6 +4,7 @@
 //! random numbers without it may be added to this binary.
 
 mod off;
+mod training;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

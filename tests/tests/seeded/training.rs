@@ -8,10 +8,12 @@ use burn_amp::{Autocast, Bf16, F16, GradScaler, GradScalerConfig, Policy};
 use tests::compare::{gradients, values};
 use tests::models::{Classifier, Cnn, Mlp, Transformer};
 
-const STEPS: usize = 30;
+const STEPS: usize = 40;
 
 /// The loss of every step.
-fn losses<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>(scaler: &GradScaler) -> Vec<f32> {
+fn losses<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>(
+    scaler: &GradScaler,
+) -> Vec<f32> {
     let device = B::Device::default();
     B::seed(&device, 7);
     let mut model = M::init(&device);
@@ -20,14 +22,18 @@ fn losses<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>(scaler: &Gra
     let mut optimizer = scaler.wrap(AdamConfig::new().init());
     (0..STEPS)
         .map(|step| {
-            B::seed(&device, step as u64);
+            // Four batches, over and over: something to learn.
+            B::seed(&device, (step % 4) as u64);
             let loss = model.loss(16, &device);
             let value = values(loss.clone())[0];
             let grads = loss.backward();
             let all = gradients(&model, &grads);
-            assert!(all.iter().all(|(_, grad)| grad.iter().all(|x| x.is_finite())));
+            assert!(
+                all.iter()
+                    .all(|(_, grad)| grad.iter().all(|x| x.is_finite()))
+            );
             let grads = GradientsParams::from_grads(grads, &model);
-            model = optimizer.step(3e-3, model.clone(), grads);
+            model = optimizer.step(1e-2, model.clone(), grads);
             value
         })
         .collect()
@@ -52,10 +58,18 @@ where
     // The first loss differs by the rounding of the forward pass; rounding then moves the two trajectories apart.
     let epsilon = low.finfo().epsilon as f32;
     let first = (found[0] - expected[0]).abs() / expected[0];
-    assert!(first < 2.0 * epsilon, "first losses {} and {}", found[0], expected[0]);
+    assert!(
+        first < 2.0 * epsilon,
+        "first losses {} and {}",
+        found[0],
+        expected[0]
+    );
     assert!(distance(0) < 0.05, "{found:?}\n{expected:?}");
     let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len() as f32;
-    assert!(mean(&expected[STEPS - 5..]) < mean(&expected[..5]), "f32 learns: {expected:?}");
+    assert!(
+        mean(&expected[STEPS - 5..]) < mean(&expected[..5]),
+        "f32 learns: {expected:?}"
+    );
 }
 
 macro_rules! law {
@@ -65,7 +79,7 @@ macro_rules! law {
         }
 
         fn $f16<I: Backend>() {
-            let scaler = GradScaler::new(GradScalerConfig::default()).expect("valid");
+            let scaler = GradScaler::new(&GradScalerConfig::default()).expect("valid");
             follows::<I, F16, $model<_>, $model<_>>(&scaler);
             assert_eq!(scaler.skipped_steps(), 0);
         })+

@@ -1,0 +1,231 @@
+//! The scale that `backward` asks for.
+
+use burn::tensor::{Device, Tensor, backend::Backend};
+
+use super::{overflow::LossProbe, registry};
+
+/// The factor for a loss, and its inverse for the gradients, on the backend `I` without autodiff.
+pub(crate) enum ActiveScale<I: Backend> {
+    /// Losses are not scaled.
+    None,
+    /// The host knows the scale.
+    Host {
+        /// The loss is multiplied with this.
+        scale: f32,
+        /// The gradients are multiplied with this.
+        inv: f32,
+    },
+    /// The device is about to know the scale, f32 `[1]` each: the outcome of the last step has not been read yet.
+    Device {
+        /// The loss is multiplied with this.
+        scale: Tensor<I, 1>,
+        /// The gradients are multiplied with this.
+        inv: Tensor<I, 1>,
+    },
+}
+
+/// The scale for a loss on `device` that is about to be differentiated on this thread.
+pub(crate) fn active_scale<I: Backend>(device: &Device<I>) -> ActiveScale<I> {
+    let Some(scaler) = registry::lookup::<I>(device).filter(|scaler| scaler.is_enabled()) else {
+        return ActiveScale::None;
+    };
+    let mut state = scaler.lock();
+    if let Some(next) = state
+        .pending
+        .as_ref()
+        .and_then(|pending| pending.next_scale::<I>(device))
+    {
+        return next;
+    }
+    // Nothing is pending, or it pends on another backend.
+    state.settle();
+    let scale = state.scale();
+    ActiveScale::Host {
+        scale,
+        inv: inverse(scale),
+    }
+}
+
+/// Keeps the flattened, detached and unscaled `loss` until the step, to explain it should it overflow.
+pub(crate) fn observe_loss<I: Backend>(device: &Device<I>, loss: Tensor<I, 1>) {
+    if let Some(scaler) = registry::lookup::<I>(device).filter(|scaler| scaler.is_enabled()) {
+        scaler.lock().observe(LossProbe::new(loss));
+    }
+}
+
+/// Rounded once, from f64, as PyTorch's `scale.double().reciprocal().float()`.
+pub(super) fn inverse(scale: f32) -> f32 {
+    (1.0 / f64::from(scale)) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Barrier, thread};
+
+    use burn::{
+        backend::Autodiff,
+        module::Param,
+        nn::{Linear, LinearConfig},
+        optim::{GradientsParams, Optimizer, SgdConfig},
+    };
+    use burn_flex::Flex;
+
+    use super::*;
+    use crate::{AmpError, Detection, GradScaler, GradScalerConfig, OverflowCause};
+
+    type B = Autodiff<Flex>;
+
+    fn model() -> Linear<B> {
+        let model = LinearConfig::new(1, 1)
+            .with_bias(false)
+            .init(&Default::default());
+        Linear {
+            weight: Param::from_data([[1.0_f32]], &Default::default()),
+            ..model
+        }
+    }
+
+    /// The gradients of a model, `scale` times too large for f32 if `scale` is infinite.
+    fn gradients(model: &Linear<B>, scale: f32) -> GradientsParams {
+        let mut gradients = GradientsParams::new();
+        let gradient = Tensor::<Flex, 2>::full([1, 1], scale, &Default::default());
+        gradients.register(model.weight.id, gradient);
+        gradients
+    }
+
+    fn scaler(init_scale: f32) -> GradScaler {
+        let config = GradScalerConfig {
+            init_scale,
+            growth_interval: 3,
+            ..Default::default()
+        };
+        GradScaler::new(&config).unwrap()
+    }
+
+    /// The scale that `backward` would use here, wherever it is.
+    fn active() -> Option<(f32, f32)> {
+        match active_scale::<Flex>(&Default::default()) {
+            ActiveScale::None => None,
+            ActiveScale::Host { scale, inv } => Some((scale, inv)),
+            ActiveScale::Device { scale, inv } => Some((scale.into_scalar(), inv.into_scalar())),
+        }
+    }
+
+    fn observe(loss: f32) {
+        let device = Default::default();
+        observe_loss::<Flex>(&device, Tensor::from_data([loss], &device));
+    }
+
+    #[test]
+    fn each_thread_uses_the_scaler_that_it_made() {
+        let both = Barrier::new(2);
+        let run = |init_scale: f32| {
+            let scaler = scaler(init_scale);
+            both.wait();
+            assert_eq!(active(), Some((init_scale, 1.0 / init_scale)));
+
+            // The two share the device; only this thread's scale backs off.
+            let mut optimizer = scaler.wrap(SgdConfig::new().init());
+            let model = model();
+            let gradients = gradients(&model, f32::NAN);
+            let _: Linear<B> = optimizer.step(0.1, model, gradients);
+            both.wait();
+            assert_eq!(active(), Some((init_scale / 2.0, 2.0 / init_scale)));
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| run(1024.0));
+            scope.spawn(|| run(64.0));
+        });
+    }
+
+    #[test]
+    fn a_worker_thread_joins_a_run_by_binding() {
+        let scaler = scaler(256.0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                scaler.bind_thread();
+                assert_eq!(active(), Some((256.0, 1.0 / 256.0)));
+            });
+        });
+    }
+
+    #[test]
+    fn a_disabled_scaler_scales_nothing() {
+        let _scaler = GradScaler::disabled();
+        assert_eq!(active(), None);
+    }
+
+    #[test]
+    fn the_device_computes_the_scale_that_the_host_would() {
+        let trace = |detection| {
+            let scaler = scaler(8.0).with_detection(detection);
+            let mut optimizer = scaler.wrap(SgdConfig::new().init());
+            let mut model = model();
+            [0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1].map(|overflows| {
+                let scale = if overflows == 1 { f32::INFINITY } else { 1.0 };
+                let gradients = gradients(&model, scale);
+                model = optimizer.step(0.1, model.clone(), gradients);
+                let on_device = matches!(
+                    active_scale::<Flex>(&Default::default()),
+                    ActiveScale::Device { .. }
+                );
+                assert_eq!(on_device, detection == Detection::Deferred);
+                active()
+            })
+        };
+        assert_eq!(trace(Detection::Sync), trace(Detection::Deferred));
+    }
+
+    #[test]
+    fn a_non_finite_loss_is_told_apart_from_an_overflow() {
+        for detection in [Detection::Sync, Detection::Deferred] {
+            let scaler = scaler(8.0).with_detection(detection);
+            let mut optimizer = scaler.wrap(SgdConfig::new().init());
+            let mut step = |loss, scale| {
+                observe(loss);
+                let model = model();
+                let gradients = gradients(&model, scale);
+                let _: Linear<B> = optimizer.step(0.1, model, gradients);
+                scaler.last_overflow().map(|overflow| overflow.cause)
+            };
+            assert_eq!(step(1.0, 1.0), None);
+            assert_eq!(step(1.0, f32::INFINITY), Some(OverflowCause::Gradient));
+            assert_eq!(step(f32::NAN, f32::NAN), Some(OverflowCause::NonFiniteLoss));
+            assert_eq!(
+                step(2.0, f32::NAN),
+                Some(OverflowCause::Gradient),
+                "losses are forgotten"
+            );
+            // Not the first steps: they are skipped, and training goes on.
+            assert_eq!(scaler.error(), None);
+        }
+    }
+
+    #[test]
+    fn a_loss_that_is_nan_from_the_first_step_stops_training() {
+        for detection in [Detection::Sync, Detection::Deferred] {
+            let interrupter = burn::train::Interrupter::new();
+            let scaler = scaler(1024.0)
+                .with_detection(detection)
+                .with_interrupter(interrupter.clone());
+            let mut optimizer = scaler.wrap(SgdConfig::new().init());
+            let mut step = || {
+                observe(f32::NAN);
+                let model = model();
+                let gradients = gradients(&model, f32::NAN);
+                let _: Linear<B> = optimizer.step(0.1, model, gradients);
+                scaler.error()
+            };
+            assert_eq!(step(), None);
+            assert_eq!(step(), None);
+            let error = AmpError::NonFiniteLoss {
+                step: 3,
+                scale: 256.0,
+                attempts: 3,
+            };
+            assert_eq!(step(), Some(error.clone()));
+            assert!(interrupter.should_stop());
+            assert_eq!(interrupter.get_message(), Some(error.to_string()));
+        }
+    }
+}

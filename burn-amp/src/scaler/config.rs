@@ -1,0 +1,150 @@
+//! How the loss scale moves.
+
+use serde::{Deserialize, Serialize};
+
+use crate::AmpError;
+
+/// Configuration of a [`GradScaler`](crate::GradScaler): the names and defaults of PyTorch's `torch.amp.GradScaler`,
+/// plus DeepSpeed's hysteresis and minimum, plus a fixed scale.
+///
+/// Fields that a file leaves out take their defaults; names that do not exist are refused.
+///
+/// ```
+/// use burn_amp::GradScalerConfig;
+///
+/// let config = GradScalerConfig { init_scale: 1024.0, hysteresis: 2, ..Default::default() };
+/// assert!(config.validate().is_ok());
+///
+/// let error = GradScalerConfig { backoff_factor: 2.0, ..Default::default() }.validate().unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "GradScalerConfig: backoff_factor = 2, but it must be above 0 and below 1",
+/// );
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GradScalerConfig {
+    /// The first scale. Default 65536.
+    pub init_scale: f32,
+    /// The scale is multiplied with this after `growth_interval` finite steps in a row. Default 2.
+    pub growth_factor: f64,
+    /// The scale is multiplied with this when a step overflows. Default 0.5.
+    pub backoff_factor: f64,
+    /// Finite steps in a row before the scale grows. Default 2000.
+    pub growth_interval: u32,
+    /// Whether losses are scaled at all; `false` makes the scaler a no-op. Default true.
+    pub enabled: bool,
+    /// The scale backs off only at the `hysteresis`-th overflow since it last grew, and at each one after that
+    /// (DeepSpeed's `hysteresis`). Default 1, as PyTorch behaves; DeepSpeed's own default is 2.
+    pub hysteresis: u32,
+    /// The scale never gets below this (DeepSpeed's `min_loss_scale`); an overflow there stops training. Default 1.
+    /// With 0, as PyTorch behaves, the floor is the smallest normal f32.
+    pub min_scale: f32,
+    /// Whether the scale moves; `false` keeps it at `init_scale`. Default true.
+    pub dynamic: bool,
+}
+
+impl Default for GradScalerConfig {
+    fn default() -> Self {
+        Self {
+            init_scale: 65536.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 2000,
+            enabled: true,
+            hysteresis: 1,
+            min_scale: 1.0,
+            dynamic: true,
+        }
+    }
+}
+
+impl GradScalerConfig {
+    /// A scale that never moves (DeepSpeed's `loss_scale` other than 0). Overflowing steps are skipped all the same.
+    pub fn fixed(scale: f32) -> Self {
+        Self {
+            init_scale: scale,
+            dynamic: false,
+            ..Self::default()
+        }
+    }
+
+    /// No scaling and no skipping.
+    pub fn disabled() -> Self {
+        Self {
+            enabled: false,
+            ..Self::default()
+        }
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidScalerConfig`] for the first field that cannot work, with its name and value.
+    pub fn validate(&self) -> Result<(), AmpError> {
+        check(
+            "init_scale",
+            self.init_scale,
+            positive(self.init_scale),
+            "finite and above 0",
+        )?;
+        check(
+            "growth_factor",
+            self.growth_factor,
+            self.growth_factor > 1.0 && self.growth_factor.is_finite(),
+            "finite and above 1",
+        )?;
+        check(
+            "backoff_factor",
+            self.backoff_factor,
+            self.backoff_factor > 0.0 && self.backoff_factor < 1.0,
+            "above 0 and below 1",
+        )?;
+        check(
+            "growth_interval",
+            self.growth_interval,
+            self.growth_interval >= 1,
+            "at least 1",
+        )?;
+        check(
+            "hysteresis",
+            self.hysteresis,
+            self.hysteresis >= 1,
+            "at least 1",
+        )?;
+        check(
+            "min_scale",
+            self.min_scale,
+            self.min_scale == 0.0 || positive(self.min_scale),
+            "0, or finite and above 0",
+        )?;
+        check(
+            "min_scale",
+            self.min_scale,
+            !self.dynamic || self.min_scale <= self.init_scale,
+            "at most init_scale",
+        )
+    }
+}
+
+/// Subnormal scales are refused too: their inverses overflow.
+fn positive(scale: f32) -> bool {
+    scale.is_normal() && scale > 0.0
+}
+
+fn check(
+    field: &'static str,
+    value: impl ToString,
+    holds: bool,
+    expected: &'static str,
+) -> Result<(), AmpError> {
+    if holds {
+        return Ok(());
+    }
+    Err(AmpError::InvalidScalerConfig {
+        field,
+        value: value.to_string(),
+        expected,
+    })
+}

@@ -1,0 +1,73 @@
+//! The gradients of one step, from one device or several.
+
+use burn::{
+    module::{AutodiffModule, ModuleVisitor, Param, ParamId},
+    optim::{GradientsParams, MultiGradientsParams, Optimizer},
+    prelude::DeviceOps,
+    tensor::{
+        Tensor,
+        backend::{AutodiffBackend, Backend},
+    },
+};
+
+/// What `Optimizer::step` and `Optimizer::step_multi` differ in.
+pub(super) enum StepGradients {
+    One(GradientsParams),
+    /// At most one gradient a parameter: see [`merge`](Self::merge).
+    Several(MultiGradientsParams),
+}
+
+impl StepGradients {
+    /// Adds up the devices' gradients of each parameter, on the device where the optimizer would do it, and leaves the
+    /// sums there. It is the sums that must be finite, and the optimizer finds them as it would have made them.
+    pub(super) fn merge<B: AutodiffBackend, M: AutodiffModule<B>>(
+        gradients: MultiGradientsParams,
+        module: &M,
+    ) -> Self {
+        let mut merger = Merger { gradients };
+        module.visit(&mut merger);
+        Self::Several(merger.gradients)
+    }
+
+    pub(super) fn get<I: Backend, const D: usize>(&self, id: ParamId) -> Option<Tensor<I, D>> {
+        match self {
+            Self::One(gradients) => gradients.get(id),
+            Self::Several(gradients) => gradients
+                .grads
+                .iter()
+                .find_map(|(gradients, _)| gradients.get(id)),
+        }
+    }
+
+    /// Takes the step.
+    pub(super) fn step<B, M, O>(self, optimizer: &mut O, lr: f64, module: M) -> M
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        match self {
+            Self::One(gradients) => optimizer.step(lr, module, gradients),
+            Self::Several(gradients) => optimizer.step_multi(lr, module, gradients),
+        }
+    }
+}
+
+struct Merger {
+    gradients: MultiGradientsParams,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Merger {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let Some((sum, device)) = self.gradients.remove::<B::InnerBackend, D>(param.id) else {
+            return;
+        };
+        let home = self
+            .gradients
+            .grads
+            .iter_mut()
+            .find(|(_, id)| *id == device.to_id())
+            .expect("the sum lies on one of the devices it came from");
+        home.0.register(param.id, sum);
+    }
+}

@@ -1,0 +1,241 @@
+//! The wrapper: a step with a non-finite gradient anywhere changes nothing.
+
+use burn::{
+    module::AutodiffModule,
+    optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
+    tensor::backend::AutodiffBackend,
+};
+
+use super::{
+    Detection, GradScaler, ScaledRecord,
+    deferred::{Pending, Undo, Verdict},
+    gradients::StepGradients,
+    inspect::Inspection,
+    registry,
+};
+use crate::policy::off_scope;
+
+/// An optimizer under a [`GradScaler`]: made by [`GradScaler::wrap`].
+///
+/// A step with an infinite or NaN gradient anywhere leaves the parameters, the optimizer's moments and its step counts
+/// as they were, bit for bit (PyTorch's `scaler.step`); every step updates the scale (`scaler.update`). Gradient clipping
+/// inside the wrapped optimizer sees true gradients only. Its arithmetic runs with autocast off.
+///
+/// The record holds the scaler's state beside the optimizer's: see [`ScaledRecord`].
+///
+/// A clone has its own optimizer state and shares the scaler.
+///
+/// # Panics
+///
+/// A step panics with the message of [`GradScaler::error`] where training cannot go on:
+/// [`ScaleCollapsed`](crate::AmpError::ScaleCollapsed), [`NonFiniteLoss`](crate::AmpError::NonFiniteLoss) (three
+/// steps in a row before any was taken), [`HalfPrecisionParameter`](crate::AmpError::HalfPrecisionParameter). Given
+/// [an interrupter](GradScaler::with_interrupter) it stops the training with the same message instead, and keeps
+/// skipping overflowing steps until that takes effect. Under [`Detection::Deferred`] this happens one step late; after the
+/// very last step the error is in the log and in [`GradScaler::error`]. Saving a record never panics.
+///
+/// # Cost
+///
+/// Five small kernels a parameter to find non-finite gradients, and one host read of a byte a parameter.
+pub struct ScaledOptimizer<O> {
+    inner: O,
+    scaler: GradScaler,
+    pending: Option<PendingStep<O>>,
+}
+
+/// A step that was taken but may have to be taken back.
+struct PendingStep<O> {
+    verdict: Verdict,
+    /// The optimizer before the step.
+    older: O,
+}
+
+impl<O> ScaledOptimizer<O> {
+    /// Puts `inner` under the control of `scaler`: the same as [`GradScaler::wrap`]. Binds the current thread.
+    pub fn new(inner: O, scaler: GradScaler) -> Self {
+        scaler.bind_thread();
+        Self {
+            inner,
+            scaler,
+            pending: None,
+        }
+    }
+
+    /// The optimizer, as of the last step. Under [`Detection::Deferred`] it waits for the step's flag.
+    pub fn inner(&self) -> &O {
+        match &self.pending {
+            Some(PendingStep { verdict, older }) if self.scaler.settle(verdict) => older,
+            _ => &self.inner,
+        }
+    }
+
+    /// Gives the optimizer back, as of the last step. Under [`Detection::Deferred`] it waits for the step's flag.
+    pub fn into_inner(mut self) -> O {
+        self.settle();
+        self.inner
+    }
+
+    /// The scaler that controls it.
+    pub fn scaler(&self) -> &GradScaler {
+        &self.scaler
+    }
+
+    /// Takes the last step back if it overflowed.
+    fn settle(&mut self) {
+        if let Some(PendingStep { verdict, older }) = self.pending.take()
+            && self.scaler.settle(&verdict)
+        {
+            self.inner = older;
+        }
+    }
+
+    fn advance<B, M>(&mut self, lr: LearningRate, module: M, gradients: StepGradients) -> M
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        self.settle();
+        self.scaler.raise();
+        self.scaler.bind_thread();
+
+        let inspection = match Inspection::new::<B, M>(&module, &gradients) {
+            Ok(inspection) => inspection,
+            Err(error) => {
+                self.scaler.fail(error);
+                self.scaler.raise();
+                return module;
+            }
+        };
+        for device in inspection.devices() {
+            registry::bind_device::<B::InnerBackend>(self.scaler.shared(), &device);
+        }
+
+        if inspection.is_empty() {
+            self.scaler.record_step(Vec::new());
+            return gradients.step(&mut self.inner, lr, module);
+        }
+        match self.scaler.detection() {
+            Detection::Sync => self.step_if_finite(lr, module, gradients, inspection),
+            Detection::Deferred => self.step_and_undo(lr, module, gradients, inspection),
+        }
+    }
+
+    fn step_if_finite<B, M>(
+        &mut self,
+        lr: LearningRate,
+        module: M,
+        gradients: StepGradients,
+        inspection: Inspection<B::InnerBackend>,
+    ) -> M
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        let flags = inspection.flags();
+        let culprits = inspection.read(flags).wait();
+        let found_inf = !culprits.is_empty();
+        self.scaler.record_step(culprits);
+        if found_inf {
+            self.scaler.raise();
+            return module;
+        }
+        gradients.step(&mut self.inner, lr, module)
+    }
+
+    fn step_and_undo<B, M>(
+        &mut self,
+        lr: LearningRate,
+        module: M,
+        gradients: StepGradients,
+        inspection: Inspection<B::InnerBackend>,
+    ) -> M
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        let flags = inspection.flags();
+        let found_inf = flags.clone().any();
+        let undo = Undo::remember::<B, M>(&module, inspection.ids(), found_inf.clone());
+
+        let culprits = inspection.read(flags);
+        let verdict = self.scaler.record_deferred_step(|state, losses| {
+            let (if_overflow, if_not) = (state.scale_after(true), state.scale_after(false));
+            Pending::new(culprits, losses, found_inf, if_overflow, if_not)
+        });
+        self.pending = Some(PendingStep {
+            verdict,
+            older: self.inner.clone(),
+        });
+
+        let module = gradients.step(&mut self.inner, lr, module);
+        undo.apply::<B, M>(module)
+    }
+}
+
+impl<O, M, B> Optimizer<M, B> for ScaledOptimizer<O>
+where
+    O: Optimizer<M, B>,
+    M: AutodiffModule<B>,
+    B: AutodiffBackend,
+{
+    type Record = ScaledRecord<O::Record>;
+
+    fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+        off_scope(|| {
+            if self.scaler.is_enabled() {
+                self.advance(lr, module, StepGradients::One(grads))
+            } else {
+                self.inner.step(lr, module, grads)
+            }
+        })
+    }
+
+    fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
+        off_scope(|| {
+            if self.scaler.is_enabled() {
+                let gradients = StepGradients::merge::<B, M>(grads, &module);
+                self.advance(lr, module, gradients)
+            } else {
+                self.inner.step_multi(lr, module, grads)
+            }
+        })
+    }
+
+    fn to_record(&self) -> Self::Record {
+        let inner = self.inner().to_record();
+        ScaledRecord {
+            scaler: self.scaler.to_state(),
+            inner,
+        }
+    }
+
+    fn load_record(mut self, record: Self::Record) -> Self {
+        // What the optimizer keeps in no record must not come from a step that is taken back.
+        self.settle();
+        self.scaler.load_state(record.scaler);
+        self.inner = self.inner.load_record(record.inner);
+        self
+    }
+}
+
+impl<O: Clone> Clone for ScaledOptimizer<O> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner().clone(),
+            scaler: self.scaler.clone(),
+            pending: None,
+        }
+    }
+}
+
+impl<O: core::fmt::Debug> core::fmt::Debug for ScaledOptimizer<O> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("ScaledOptimizer")
+            .field("inner", &self.inner)
+            .field("scaler", &self.scaler)
+            .finish_non_exhaustive()
+    }
+}

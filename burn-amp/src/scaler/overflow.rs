@@ -1,0 +1,72 @@
+//! What is known about a skipped step.
+
+use burn::tensor::{Tensor, backend::Backend, read_sync};
+
+/// A step that was skipped because some of its gradients were infinite or NaN.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Overflow {
+    /// Number of the step, counted from 1 (skipped steps count).
+    pub step: u64,
+    /// The loss scale it was computed with.
+    pub scale: f32,
+    /// Paths of all parameters with a non-finite gradient, such as `blocks.3.attention.query.weight`, in module order.
+    pub parameters: Vec<String>,
+    /// Where the non-finite values came from.
+    pub cause: OverflowCause,
+}
+
+/// Where the non-finite gradients of a skipped step came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OverflowCause {
+    /// The loss was finite (or not seen): the scaled backward pass overflowed. A smaller scale helps.
+    Gradient,
+    /// The loss was NaN or infinite before it was scaled: the forward pass or the data are at fault.
+    NonFiniteLoss,
+}
+
+/// How many paths a message spells out.
+const NAMED: usize = 8;
+
+/// The first few of `parameters`, and how many there are.
+pub(crate) fn name_some(parameters: &[String]) -> String {
+    let named = parameters[..parameters.len().min(NAMED)].join(", ");
+    match parameters.len() {
+        0 => "no parameter".to_owned(),
+        count if count > NAMED => format!("{named}, ... ({count} parameters)"),
+        _ => named,
+    }
+}
+
+/// A loss of the current step, kept on its device and read only when an overflow has to be explained.
+pub(super) struct LossProbe(Box<dyn FnOnce() -> bool + Send>);
+
+impl LossProbe {
+    pub(super) fn new<I: Backend>(loss: Tensor<I, 1>) -> Self {
+        Self(Box::new(move || {
+            let data =
+                read_sync(loss.into_data_async()).expect("the loss can be read from its device");
+            data.iter::<f64>().any(|value| !value.is_finite())
+        }))
+    }
+
+    /// Reads the loss: is any of it NaN or infinite?
+    pub(super) fn found_non_finite(self) -> bool {
+        (self.0)()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::name_some;
+
+    #[test]
+    fn long_lists_are_cut() {
+        let paths: Vec<_> = (0..10).map(|i| format!("layers.{i}.weight")).collect();
+        assert_eq!(name_some(&paths[..2]), "layers.0.weight, layers.1.weight");
+        let text = name_some(&paths);
+        assert!(
+            text.ends_with("layers.7.weight, ... (10 parameters)"),
+            "{text}"
+        );
+    }
+}

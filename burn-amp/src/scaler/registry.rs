@@ -1,0 +1,163 @@
+//! Which scaler is meant: by a thread, by a device, by the process. Nothing is kept alive by being found here.
+
+use std::{
+    any::TypeId,
+    cell::RefCell,
+    collections::HashMap,
+    sync::{Arc, LazyLock, Once, Weak},
+};
+
+use burn::{
+    prelude::DeviceOps,
+    tensor::{Device, backend::Backend, backend::DeviceId},
+};
+use parking_lot::Mutex;
+
+use super::handle::Shared;
+
+thread_local! {
+    static OF_THREAD: RefCell<Weak<Shared>> = const { RefCell::new(Weak::new()) };
+}
+
+static PROCESS: LazyLock<Mutex<Process>> = LazyLock::new(Mutex::default);
+
+#[derive(Default)]
+struct Process {
+    live: Vec<Weak<Shared>>,
+    of_device: HashMap<DeviceKey, Weak<Shared>>,
+}
+
+/// Devices of different backends may have the same [`DeviceId`].
+type DeviceKey = (TypeId, DeviceId);
+
+fn key<B: Backend>(device: &Device<B>) -> DeviceKey {
+    (TypeId::of::<Device<B>>(), device.to_id())
+}
+
+/// A new scaler lives.
+pub(super) fn register(scaler: &Arc<Shared>) {
+    PROCESS.lock().register(scaler);
+}
+
+/// The current thread works for `scaler`.
+pub(super) fn bind_thread(scaler: &Arc<Shared>) {
+    OF_THREAD.set(Arc::downgrade(scaler));
+}
+
+/// `device` works for `scaler`, unless it does for another one that lives.
+pub(super) fn bind_device<B: Backend>(scaler: &Arc<Shared>, device: &Device<B>) {
+    PROCESS.lock().bind_device(scaler, key::<B>(device));
+}
+
+/// The scaler of this thread; else of `device`; else the only one there is.
+pub(super) fn lookup<B: Backend>(device: &Device<B>) -> Option<Arc<Shared>> {
+    OF_THREAD
+        .with_borrow(Weak::upgrade)
+        .or_else(|| PROCESS.lock().lookup(key::<B>(device)))
+}
+
+impl Process {
+    fn register(&mut self, scaler: &Arc<Shared>) {
+        self.live.retain(|known| known.strong_count() > 0);
+        self.of_device.retain(|_, known| known.strong_count() > 0);
+        self.live.push(Arc::downgrade(scaler));
+    }
+
+    fn bind_device(&mut self, scaler: &Arc<Shared>, device: DeviceKey) {
+        let holder = self.of_device.entry(device).or_default();
+        if holder.strong_count() == 0 {
+            *holder = Arc::downgrade(scaler);
+        }
+    }
+
+    fn lookup(&self, device: DeviceKey) -> Option<Arc<Shared>> {
+        if let Some(scaler) = self.of_device.get(&device).and_then(Weak::upgrade) {
+            return Some(scaler);
+        }
+        let mut live = self.live.iter().filter_map(Weak::upgrade);
+        let only = live.next()?;
+        match live.count() {
+            0 => Some(only),
+            others => {
+                warn_ambiguous(others + 1);
+                None
+            }
+        }
+    }
+}
+
+fn warn_ambiguous(live: usize) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        log::warn!(
+            "backward on thread {:?}: {live} GradScalers are alive and none is bound to this thread or device, so the \
+             loss is not scaled; call GradScaler::bind_thread on this thread",
+            std::thread::current().name().unwrap_or("unnamed"),
+        );
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_flex::Flex;
+
+    use super::*;
+    use crate::GradScaler;
+
+    fn device() -> DeviceKey {
+        key::<Flex>(&Default::default())
+    }
+
+    #[test]
+    fn the_only_live_scaler_is_found() {
+        let mut process = Process::default();
+        assert!(process.lookup(device()).is_none());
+
+        let first = GradScaler::default();
+        process.register(first.shared());
+        assert!(Arc::ptr_eq(
+            &process.lookup(device()).unwrap(),
+            first.shared()
+        ));
+
+        let second = GradScaler::default();
+        process.register(second.shared());
+        assert!(process.lookup(device()).is_none(), "two are ambiguous");
+
+        drop(first);
+        assert!(Arc::ptr_eq(
+            &process.lookup(device()).unwrap(),
+            second.shared()
+        ));
+    }
+
+    #[test]
+    fn a_device_stays_with_its_scaler_while_that_lives() {
+        let mut process = Process::default();
+        let (first, second) = (GradScaler::default(), GradScaler::default());
+        process.register(first.shared());
+        process.register(second.shared());
+
+        process.bind_device(first.shared(), device());
+        process.bind_device(second.shared(), device());
+        assert!(Arc::ptr_eq(
+            &process.lookup(device()).unwrap(),
+            first.shared()
+        ));
+
+        drop(first);
+        process.bind_device(second.shared(), device());
+        assert!(Arc::ptr_eq(
+            &process.lookup(device()).unwrap(),
+            second.shared()
+        ));
+    }
+
+    #[test]
+    fn being_registered_keeps_nothing_alive() {
+        let scaler = GradScaler::default();
+        let watch = Arc::downgrade(scaler.shared());
+        drop(scaler);
+        assert_eq!(watch.strong_count(), 0);
+    }
+}

@@ -1,0 +1,219 @@
+//! What a step's outcome does to the scale, the counters and the errors: the same for both kinds of detection.
+
+use burn::train::Interrupter;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Detection, GradScalerConfig, Overflow, OverflowCause, ScalerState,
+    deferred::Pending,
+    overflow::{LossProbe, name_some},
+};
+use crate::{AmpError, LossScale, ScaleUpdate};
+
+/// So many non-finite losses in a row, with no step ever taken, stop training. One or two may be unlucky batches.
+const NON_FINITE_LOSS_PATIENCE: u32 = 3;
+
+/// So many skipped steps in a row stop training at a fixed scale, which has no floor to reach.
+const FIXED_SCALE_PATIENCE: u64 = 100;
+
+/// Losses seen since the last step that are kept to explain an overflow: one a micro-batch; the oldest go first.
+const MAX_LOSSES: usize = 1024;
+
+pub(crate) struct State {
+    loss_scale: LossScale,
+    config: GradScalerConfig,
+    pub(super) detection: Detection,
+    pub(super) interrupter: Option<Interrupter>,
+    pub(super) counters: Counters,
+    pub(super) last_overflow: Option<Overflow>,
+    /// The first error; it stays.
+    pub(super) error: Option<AmpError>,
+    /// The step whose outcome is not known yet.
+    pub(super) pending: Option<Pending>,
+    losses: Vec<LossProbe>,
+}
+
+/// What has been counted so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(super) struct Counters {
+    pub(super) steps: u64,
+    pub(super) skipped: u64,
+    pub(super) skipped_in_a_row: u64,
+    /// Non-finite losses in a row while no step has been taken.
+    pub(super) stillborn: u32,
+}
+
+impl State {
+    pub(super) fn new(config: &GradScalerConfig) -> Self {
+        Self {
+            loss_scale: LossScale::new(config),
+            config: config.clone(),
+            detection: Detection::default(),
+            interrupter: None,
+            counters: Counters::default(),
+            last_overflow: None,
+            error: None,
+            pending: None,
+            losses: Vec::new(),
+        }
+    }
+
+    /// Back to the beginning, with the same settings.
+    pub(super) fn reset(&mut self) {
+        *self = Self {
+            detection: self.detection,
+            interrupter: self.interrupter.take(),
+            ..Self::new(&self.config)
+        };
+    }
+
+    /// The scale of the next loss, as far as the outcomes of the steps are known.
+    pub(super) fn scale(&self) -> f32 {
+        if self.config.enabled {
+            self.loss_scale.scale()
+        } else {
+            1.0
+        }
+    }
+
+    pub(super) fn growth_tracker(&self) -> u32 {
+        self.loss_scale.growth_tracker()
+    }
+
+    /// The scale of the next loss if the step whose outcome comes next overflows, or if it does not.
+    pub(super) fn scale_after(&self, found_inf: bool) -> f32 {
+        let mut next = self.loss_scale.clone();
+        next.update(found_inf);
+        next.scale()
+    }
+
+    pub(super) fn observe(&mut self, loss: LossProbe) {
+        if self.losses.len() == MAX_LOSSES {
+            self.losses.remove(0);
+        }
+        self.losses.push(loss);
+    }
+
+    pub(super) fn take_losses(&mut self) -> Vec<LossProbe> {
+        core::mem::take(&mut self.losses)
+    }
+
+    /// Waits for the outcome of the pending step, if there is one, and takes note of it.
+    pub(super) fn settle(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            let (culprits, losses, verdict) = pending.wait();
+            let found_inf = !culprits.is_empty();
+            self.absorb(culprits, losses);
+            verdict.set(found_inf).expect("a step has one outcome");
+        }
+    }
+
+    /// Takes note of a step: it was skipped if there are culprits, the paths of parameters with non-finite gradients.
+    pub(super) fn absorb(&mut self, culprits: Vec<String>, losses: Vec<LossProbe>) {
+        self.counters.steps += 1;
+        if culprits.is_empty() {
+            self.counters.skipped_in_a_row = 0;
+            self.counters.stillborn = 0;
+            self.loss_scale.update(false);
+            return;
+        }
+
+        let overflow = Overflow {
+            step: self.counters.steps,
+            scale: self.loss_scale.scale(),
+            parameters: culprits,
+            cause: cause_of(losses),
+        };
+        let update = self.loss_scale.update(true);
+        self.count_skip(overflow.cause);
+        self.warn(&overflow);
+        if let Some(error) = self.fatal(&overflow, update) {
+            self.fail(error);
+        }
+        self.last_overflow = Some(overflow);
+    }
+
+    /// Stops training through the interrupter, or leaves it to the next step to panic.
+    pub(super) fn fail(&mut self, error: AmpError) {
+        if self.error.is_some() {
+            return;
+        }
+        log::error!("{error}");
+        if let Some(interrupter) = &self.interrupter {
+            interrupter.stop(Some(&error.to_string()));
+        }
+        self.error = Some(error);
+    }
+
+    pub(super) fn to_record(&self) -> ScalerState {
+        ScalerState {
+            loss_scale: self.loss_scale.state(),
+            counters: self.counters,
+        }
+    }
+
+    pub(super) fn load_record(&mut self, saved: ScalerState) {
+        self.reset();
+        self.loss_scale.restore(saved.loss_scale);
+        self.counters = saved.counters;
+    }
+
+    fn count_skip(&mut self, cause: OverflowCause) {
+        let never_stepped = self.counters.steps == self.counters.skipped + 1;
+        self.counters.skipped += 1;
+        self.counters.skipped_in_a_row += 1;
+        self.counters.stillborn = match cause {
+            OverflowCause::NonFiniteLoss if never_stepped => self.counters.stillborn + 1,
+            _ => 0,
+        };
+    }
+
+    fn fatal(&self, overflow: &Overflow, update: ScaleUpdate) -> Option<AmpError> {
+        let Overflow {
+            step,
+            scale,
+            ref parameters,
+            ..
+        } = *overflow;
+        if self.counters.stillborn >= NON_FINITE_LOSS_PATIENCE {
+            let attempts = self.counters.stillborn;
+            return Some(AmpError::NonFiniteLoss {
+                step,
+                scale,
+                attempts,
+            });
+        }
+        let stuck = !self.config.dynamic && self.counters.skipped_in_a_row >= FIXED_SCALE_PATIENCE;
+        (stuck || update == ScaleUpdate::Collapsed).then(|| AmpError::ScaleCollapsed {
+            scale,
+            step,
+            parameters: parameters.clone(),
+        })
+    }
+
+    fn warn(&self, overflow: &Overflow) {
+        let Overflow {
+            step,
+            scale,
+            parameters,
+            cause,
+        } = overflow;
+        let cause = match cause {
+            OverflowCause::Gradient => "gradients overflowed",
+            OverflowCause::NonFiniteLoss => "the loss was NaN or infinite before scaling",
+        };
+        log::warn!(
+            "step {step} skipped at loss scale {scale}: {cause}; non-finite gradients in {}; next scale {}",
+            name_some(parameters),
+            self.loss_scale.scale(),
+        );
+    }
+}
+
+fn cause_of(losses: Vec<LossProbe>) -> OverflowCause {
+    if losses.into_iter().any(LossProbe::found_non_finite) {
+        OverflowCause::NonFiniteLoss
+    } else {
+        OverflowCause::Gradient
+    }
+}

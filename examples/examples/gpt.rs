@@ -1,0 +1,30 @@
+//! Trains a GPT on text: `cargo run --release --example gpt`, and `-- --help` for the options.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use examples::gpt::error::GptError;
+use examples::gpt::options::Options;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    match examples::gpt::run(&options) {
+        Ok(report) => {
+            println!(
+                "\n{report}\n--- sample ---\n{}\n--------------",
+                report.sample
+            );
+            println!("report: {}", options.output.join("report.json").display());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            // As clap does for what it finds wrong itself.
+            ExitCode::from(if matches!(error, GptError::Options(_)) {
+                2
+            } else {
+                1
+            })
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The model: a decoder-only transformer over bytes, from burn-nn parts.
+//!
+//! Pre-norm, as in GPT-2: every branch reads a normalised copy of the residual stream and adds to the stream itself, so
+//! the stream stays in full precision from the embeddings to the last norm whatever a branch computes in.
+//!
+//! Nothing here knows which backend, or which decorators over it, the model will run on.
+
+mod attention;
+mod block;
+mod init;
+
+pub use attention::CausalSelfAttention;
+pub use block::{Block, FeedForward};
+
+use burn::nn::{
+    Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
+    LinearConfig,
+};
+use burn::prelude::*;
+
+/// What [`Gpt`] is made of.
+#[derive(Config, Debug)]
+pub struct GptConfig {
+    /// Number of different tokens; 256 for bytes.
+    #[config(default = 256)]
+    pub vocabulary: usize,
+    /// The longest sequence the model can read, in tokens.
+    pub context: usize,
+    /// Number of blocks.
+    pub layers: usize,
+    /// Attention heads of a block; divides the width.
+    pub heads: usize,
+    /// Features of a token in the residual stream.
+    pub width: usize,
+    /// Probability that a dropout layer zeroes a feature.
+    #[config(default = 0.0)]
+    pub dropout: f64,
+}
+
+/// A decoder-only transformer: embeddings, [blocks](Block), a final norm and the head.
+#[derive(Module, Debug)]
+pub struct Gpt<B: Backend> {
+    token: Embedding<B>,
+    position: Embedding<B>,
+    dropout: Dropout,
+    blocks: Vec<Block<B>>,
+    norm: LayerNorm<B>,
+    head: Linear<B>,
+    context: usize,
+}
+
+impl GptConfig {
+    /// Creates the model with freshly drawn weights (GPT-2's distribution), every one of them drawn before this returns.
+    ///
+    /// The weights are a function of `B::seed` at the call.
+    ///
+    /// # Panics
+    ///
+    /// If `heads` does not divide `width`, or one of the sizes is zero.
+    pub fn init<B: Backend>(&self, device: &B::Device) -> Gpt<B> {
+        let embedding = |rows| {
+            EmbeddingConfig::new(rows, self.width)
+                .with_initializer(init::WEIGHT)
+                .init(device)
+        };
+        let model = Gpt {
+            token: embedding(self.vocabulary),
+            position: embedding(self.context),
+            dropout: DropoutConfig::new(self.dropout).init(),
+            blocks: (0..self.layers).map(|_| Block::new(self, device)).collect(),
+            norm: LayerNormConfig::new(self.width).init(device),
+            head: LinearConfig::new(self.width, self.vocabulary)
+                .with_bias(false)
+                .with_initializer(init::WEIGHT)
+                .init(device),
+            context: self.context,
+        };
+        init::draw_weights(&model);
+        model
+    }
+}
+
+impl<B: Backend> Gpt<B> {
+    /// Logits of the token after each position.
+    ///
+    /// # Shapes
+    ///
+    /// - tokens: `[batch, time]`, with time at most the model's context
+    /// - output: `[batch, time, vocabulary]`
+    pub fn forward(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 3> {
+        let [_, time] = tokens.dims();
+        let positions = Tensor::arange(0..time as i64, &tokens.device()).unsqueeze::<2>();
+
+        let stream = self.token.forward(tokens) + self.position.forward(positions);
+        let stream = self.dropout.forward(stream);
+        let stream = self
+            .blocks
+            .iter()
+            .fold(stream, |stream, block| block.forward(stream));
+
+        self.head.forward(self.norm.forward(stream))
+    }
+
+    /// The longest sequence the model can read, in tokens.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::backend::Autodiff;
+    use burn_flex::Flex;
+
+    fn model<B: Backend>(device: &B::Device) -> Gpt<B> {
+        GptConfig::new(6, 2, 2, 8)
+            .with_vocabulary(11)
+            .init::<B>(device)
+    }
+
+    fn logits(model: &Gpt<Flex>, tokens: [[i32; 6]; 1]) -> Vec<f32> {
+        let tokens = Tensor::from_data(tokens, &Default::default());
+        let logits = model.forward(tokens);
+        assert_eq!(logits.dims(), [1, 6, 11]);
+        logits.into_data().to_vec().unwrap()
+    }
+
+    #[test]
+    fn a_token_reads_only_what_is_before_it() {
+        let model = model::<Flex>(&Default::default());
+        let one = logits(&model, [[1, 2, 3, 4, 5, 6]]);
+        let other = logits(&model, [[1, 2, 3, 9, 5, 6]]);
+        assert_eq!(one[..3 * 11], other[..3 * 11]);
+        for position in 3..6 {
+            let at = position * 11..(position + 1) * 11;
+            assert_ne!(one[at.clone()], other[at], "position {position}");
+        }
+    }
+
+    #[test]
+    fn positions_differ() {
+        let logits = logits(&model::<Flex>(&Default::default()), [[1; 6]]);
+        assert_ne!(logits[..11], logits[11..22]);
+    }
+
+    #[test]
+    fn weights_are_drawn_before_the_first_clone() {
+        let model = model::<Flex>(&Default::default());
+        let tokens = [[1, 2, 3, 4, 5, 6]];
+        assert_eq!(logits(&model.clone(), tokens), logits(&model, tokens));
+    }
+
+    #[test]
+    fn every_parameter_gets_a_gradient() {
+        use burn::module::{ModuleVisitor, Param};
+        use burn::optim::GradientsParams;
+
+        struct Count(usize);
+        impl<B: Backend> ModuleVisitor<B> for Count {
+            fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<B, D>>) {
+                self.0 += 1;
+            }
+        }
+
+        let device = Default::default();
+        let model = model::<Autodiff<Flex>>(&device);
+        let tokens = Tensor::from_data([[1, 2, 3, 4, 5, 6]], &device);
+        let gradients = model.forward(tokens).powf_scalar(2.0).sum().backward();
+        let mut parameters = Count(0);
+        model.visit(&mut parameters);
+        assert_eq!(parameters.0, 2 + 2 * 12 + 2 + 1);
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        assert_eq!(gradients.len(), parameters.0);
+    }
+}

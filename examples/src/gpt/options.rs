@@ -1,0 +1,259 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Parser, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use super::error::GptError;
+use super::model::GptConfig;
+use super::plan::Plan;
+
+/// Trains a decoder-only transformer on the bytes of a text, then writes a table, a sample and a report.
+///
+/// Without options it trains on this repository's own sources and documentation for about three minutes on two cores.
+#[derive(Parser, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[command(name = "gpt", version, args_override_self = true)]
+pub struct Options {
+    /// Precision of the forward and backward pass; parameters and optimizer stay in f32
+    #[arg(long, value_enum, default_value_t = Amp::Off, help_heading = "Training")]
+    pub amp: Amp,
+
+    /// Optimizer updates in total
+    #[arg(long, default_value_t = 1200, value_parser = positive(), help_heading = "Training")]
+    pub steps: usize,
+
+    /// Sequences in a batch
+    #[arg(long, default_value_t = 16, value_parser = positive(), help_heading = "Training")]
+    pub batch: usize,
+
+    /// Highest learning rate
+    #[arg(long, default_value_t = 2e-3, value_parser = learning_rate, help_heading = "Training")]
+    pub lr: f64,
+
+    /// Updates over which the learning rate rises to its highest; a cosine down to a tenth of it follows
+    /// [default: a tenth of the steps, at most 1000]
+    #[arg(long, value_name = "STEPS", help_heading = "Training")]
+    pub warmup: Option<usize>,
+
+    /// Updates between two validations; each is followed by a record that --resume can start from
+    /// [default: a tenth of the steps]
+    #[arg(long, value_name = "STEPS", value_parser = positive(), help_heading = "Training")]
+    pub eval_every: Option<usize>,
+
+    /// Seed of the weights, the batches and the dropout masks
+    #[arg(long, default_value_t = 42, help_heading = "Training")]
+    pub seed: u64,
+
+    /// Where to compute; cuda and vulkan are features of this package
+    #[arg(long, value_enum, default_value_t = BackendName::Flex, help_heading = "Training")]
+    pub backend: BackendName,
+
+    /// Bytes that the model sees at once
+    #[arg(long, default_value_t = 64, value_parser = positive(), help_heading = "Model")]
+    pub context: usize,
+
+    /// Transformer blocks
+    #[arg(long, default_value_t = 3, value_parser = positive(), help_heading = "Model")]
+    pub layers: usize,
+
+    /// Attention heads of a block; they divide the width
+    #[arg(long, default_value_t = 2, value_parser = positive(), help_heading = "Model")]
+    pub heads: usize,
+
+    /// Features of a token
+    #[arg(long, default_value_t = 128, value_parser = positive(), help_heading = "Model")]
+    pub width: usize,
+
+    /// Probability that a feature is dropped in training
+    #[arg(long, default_value_t = 0.0, value_parser = probability, help_heading = "Model")]
+    pub dropout: f64,
+
+    /// Files to train on, in this order [default: *.rs and *.md of this repository]
+    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
+    pub text: Vec<PathBuf>,
+
+    /// Threads that prepare batches; the batches are the same for any number
+    #[arg(long, default_value_t = 2, value_parser = positive(), help_heading = "Data")]
+    pub workers: usize,
+
+    /// Go on from the last record in the output directory
+    #[arg(long, help_heading = "Run")]
+    pub resume: bool,
+
+    /// Directory of the run: records, metrics, log, report.json
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "artifacts/gpt",
+        help_heading = "Run"
+    )]
+    pub output: PathBuf,
+}
+
+/// What `--amp` chooses from.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Amp {
+    /// f32 throughout
+    Off,
+    /// bfloat16 where it is safe; needs no loss scale
+    Bf16,
+    /// IEEE half precision where it is safe, with dynamic loss scaling
+    F16,
+}
+
+/// What `--backend` chooses from.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendName {
+    /// The CPU, in pure Rust
+    Flex,
+    /// NVIDIA GPUs
+    Cuda,
+    /// Any GPU with Vulkan
+    Vulkan,
+}
+
+impl Options {
+    /// What clap cannot see: options that contradict each other.
+    ///
+    /// # Errors
+    ///
+    /// [`GptError::Options`], with the values and what would be right.
+    pub fn validate(&self) -> Result<(), GptError> {
+        let Self { heads, width, .. } = *self;
+        if !width.is_multiple_of(heads) {
+            return Err(GptError::Options(format!(
+                "--heads {heads} does not divide --width {width}; the nearest width that it divides is {}",
+                width.next_multiple_of(heads)
+            )));
+        }
+        if let Some(warmup) = self.warmup
+            && warmup > self.steps
+        {
+            return Err(GptError::Options(format!(
+                "--warmup {warmup} is longer than the training: --steps is {}",
+                self.steps
+            )));
+        }
+        Ok(())
+    }
+
+    /// The model that these options describe.
+    pub fn model(&self) -> GptConfig {
+        GptConfig::new(self.context, self.layers, self.heads, self.width).with_dropout(self.dropout)
+    }
+
+    /// How the steps fall into epochs.
+    pub fn plan(&self) -> Plan {
+        Plan::new(
+            self.steps,
+            self.eval_every.unwrap_or(self.steps.div_ceil(10)),
+        )
+    }
+
+    /// Updates over which the learning rate rises.
+    pub fn warmup(&self) -> usize {
+        self.warmup.unwrap_or((self.steps / 10).min(1000))
+    }
+}
+
+impl Amp {
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        }
+    }
+}
+
+impl BackendName {
+    /// The name on the command line and in the report, and of the cargo feature.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Flex => "flex",
+            Self::Cuda => "cuda",
+            Self::Vulkan => "vulkan",
+        }
+    }
+}
+
+fn positive() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
+}
+
+fn learning_rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if rate > 0.0 && rate <= 1.0 => Ok(rate),
+        _ => Err("must be a number above 0 and at most 1".into()),
+    }
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(probability) if (0.0..1.0).contains(&probability) => Ok(probability),
+        _ => Err("must be a number of at least 0 and below 1".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &str) -> Result<Options, String> {
+        let arguments = ["gpt"].into_iter().chain(arguments.split_whitespace());
+        let options = Options::try_parse_from(arguments).map_err(|error| error.to_string())?;
+        options.validate().map_err(|error| error.to_string())?;
+        Ok(options)
+    }
+
+    #[test]
+    fn defaults_are_valid() {
+        let options = parse("").unwrap();
+        assert_eq!(options.output, PathBuf::from("artifacts/gpt"));
+        assert_eq!(options.backend, BackendName::Flex);
+        assert!(options.text.is_empty());
+    }
+
+    #[test]
+    fn every_option_is_understood() {
+        let options = parse(
+            "--amp bf16 --steps 30 --batch 2 --context 16 --layers 1 --heads 2 --width 8 --dropout 0.1 --lr 1e-2 \
+             --warmup 3 --eval-every 10 --seed 7 --backend vulkan --text a b --workers 1 --resume --output out",
+        )
+        .unwrap();
+        assert_eq!(options.amp, Amp::Bf16);
+        assert_eq!(options.text.len(), 2);
+        assert_eq!(options.warmup(), 3);
+        assert_eq!(options.plan().epochs(), 3);
+        assert!(options.resume);
+    }
+
+    #[test]
+    fn wrong_values_are_refused_with_the_reason() {
+        for (arguments, reason) in [
+            ("--steps 0", "0 is not in 1.."),
+            ("--batch x", "invalid digit"),
+            (
+                "--heads 3",
+                "--heads 3 does not divide --width 128; the nearest width that it divides is 129",
+            ),
+            ("--dropout 1", "at least 0 and below 1"),
+            ("--dropout nan", "at least 0 and below 1"),
+            ("--lr 0", "above 0 and at most 1"),
+            (
+                "--steps 10 --warmup 11",
+                "--warmup 11 is longer than the training: --steps is 10",
+            ),
+            ("--amp fp8", "[possible values: off, bf16, f16]"),
+            ("--backend tpu", "[possible values: flex, cuda, vulkan]"),
+        ] {
+            let error = parse(arguments).unwrap_err();
+            assert!(error.contains(reason), "{arguments}: {error}");
+        }
+    }
+}

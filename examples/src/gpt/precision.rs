@@ -1,0 +1,88 @@
+//! Mixed precision: the only file of the example that knows about it.
+
+use burn::backend::Autodiff;
+use burn::module::AutodiffModule;
+use burn::optim::Optimizer;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{Interrupter, LearningComponentsTypes, SupervisedTraining};
+use burn_amp::{
+    AmpConfig, Autocast, Configured, GradScaler, GradScalerConfig, LossScaleMetric,
+    SkippedStepsMetric,
+};
+
+use super::error::GptError;
+use super::options::Amp;
+
+/// The backend that trains on `B`, whatever the precision: one type, so the training is compiled once for each backend.
+pub type Training<B> = Autocast<Autodiff<B>, Configured>;
+
+/// The precision of one training run.
+pub struct Precision {
+    amp: Amp,
+    scaler: GradScaler,
+}
+
+impl Precision {
+    /// Sets the precision of this process, after asking the device whether it can compute in it; a loss scale that
+    /// collapses interrupts the training.
+    ///
+    /// # Errors
+    ///
+    /// [`GptError::Precision`].
+    pub fn install<B: AutodiffBackend>(
+        amp: Amp,
+        device: &B::Device,
+        interrupter: &Interrupter,
+    ) -> Result<Self, GptError> {
+        let (config, scaler) = match amp {
+            Amp::Off => (AmpConfig::off(), GradScalerConfig::disabled()),
+            Amp::Bf16 => (AmpConfig::bf16(), GradScalerConfig::disabled()),
+            Amp::F16 => (AmpConfig::f16(), GradScalerConfig::default()),
+        };
+        config.check::<B>(device)?;
+        config.install()?;
+        let scaler = GradScaler::new(&scaler)?.with_interrupter(interrupter.clone());
+        Ok(Self { amp, scaler })
+    }
+
+    /// What most of the arithmetic is in, as in the report: `f32`, `bf16` or `f16`.
+    pub fn name(&self) -> &'static str {
+        match self.amp {
+            Amp::Off => "f32",
+            lower => lower.name(),
+        }
+    }
+
+    /// Makes an optimizer skip the steps whose gradients overflowed.
+    pub fn wrap<B, M, O>(&self, optimizer: O) -> impl Optimizer<M, B> + use<B, M, O> + 'static
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B> + 'static,
+    {
+        self.scaler.wrap(optimizer)
+    }
+
+    /// Shows the loss scale and the skipped steps.
+    pub fn watch<LC: LearningComponentsTypes>(
+        &self,
+        training: SupervisedTraining<LC>,
+    ) -> SupervisedTraining<LC> {
+        if self.amp != Amp::F16 {
+            return training;
+        }
+        training
+            .metric_train_numeric(LossScaleMetric::new(&self.scaler))
+            .metric_train_numeric(SkippedStepsMetric::new(&self.scaler))
+    }
+
+    /// Updates that were skipped because a gradient was not finite.
+    pub fn skipped_steps(&self) -> u64 {
+        self.scaler.skipped_steps()
+    }
+
+    /// Why the training cannot go on in this precision, if so.
+    pub fn error(&self) -> Option<GptError> {
+        self.scaler.error().map(GptError::from)
+    }
+}

@@ -1,0 +1,168 @@
+//! The figures of a run, as a table and as JSON.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::GptError;
+use super::history::EpochLosses;
+use super::options::Options;
+
+/// What `report.json` holds.
+///
+/// Losses, skipped steps and sample are the same on every run with the same options, text and machine; speed and memory
+/// are measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Mean training loss of the last epoch, in nats a byte.
+    pub train_loss: f64,
+    /// Loss on the held-out text after the last step, in nats a byte.
+    pub valid_loss: f64,
+    /// Bytes of text trained on in a second, without validation and records; of this process only when it resumed a run.
+    pub tokens_per_second: f64,
+    /// The most memory that was resident in this process, on the host; nothing where the system does not tell.
+    pub peak_bytes: Option<u64>,
+    /// Updates that were skipped because a gradient was not finite.
+    pub skipped_steps: u64,
+    /// Updates in total, skipped ones included.
+    pub steps: usize,
+    /// `f32`, `bf16` or `f16`: what `--amp` chose.
+    pub precision: String,
+    /// What `--backend` was.
+    pub backend: String,
+    /// Trained numbers.
+    pub parameters: usize,
+    /// Bytes of text trained on, repetitions included.
+    pub tokens: usize,
+    /// Bytes of the text, the held-out part included.
+    pub text_bytes: usize,
+    /// Bytes of the held-out part.
+    pub valid_bytes: usize,
+    /// Losses of every epoch; of this process only when it resumed a run.
+    pub epochs: Vec<EpochLosses>,
+    /// Text that the model wrote.
+    pub sample: String,
+    /// All options, defaults filled in.
+    pub options: Options,
+}
+
+impl Report {
+    /// Writes it as JSON.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub fn write(&self, file: &Path) -> Result<(), GptError> {
+        let json = serde_json::to_string_pretty(self).expect("a report is plain data");
+        fs::write(file, json + "\n").map_err(GptError::io("write", file))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let memory = self.peak_bytes.map_or("unknown".into(), |bytes| {
+            format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20))
+        });
+        let rows = [
+            ("training loss", format!("{:.4} nats/byte", self.train_loss)),
+            (
+                "validation loss",
+                format!("{:.4} nats/byte", self.valid_loss),
+            ),
+            (
+                "tokens per second",
+                format!("{:.0}", self.tokens_per_second),
+            ),
+            ("peak resident memory", memory),
+            (
+                "skipped steps",
+                format!("{} of {}", self.skipped_steps, self.steps),
+            ),
+            ("precision", self.precision.clone()),
+            ("backend", self.backend.clone()),
+            ("parameters", self.parameters.to_string()),
+        ];
+        for (name, value) in rows {
+            writeln!(out, "{name:<22}{value}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The most memory that was resident in this process: Linux keeps it; elsewhere it is not known.
+pub fn peak_bytes() -> Option<u64> {
+    parse_peak(&fs::read_to_string("/proc/self/status").ok()?)
+}
+
+fn parse_peak(status: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn report() -> Report {
+        Report {
+            train_loss: 1.25,
+            valid_loss: 1.5,
+            tokens_per_second: 6789.4,
+            peak_bytes: Some(300 << 20),
+            skipped_steps: 2,
+            steps: 100,
+            precision: "f16".into(),
+            backend: "flex".into(),
+            parameters: 12_345,
+            tokens: 102_400,
+            text_bytes: 5_000,
+            valid_bytes: 500,
+            epochs: vec![EpochLosses {
+                epoch: 1,
+                train: Some(1.25),
+                valid: Some(1.5),
+            }],
+            sample: "/// a \"sample\"\n".into(),
+            options: Options::parse_from(["gpt"]),
+        }
+    }
+
+    #[test]
+    fn comes_back_from_its_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("report.json");
+        report().write(&file).unwrap();
+        let read: Report = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        assert_eq!(read, report());
+    }
+
+    #[test]
+    fn the_table_has_every_figure() {
+        assert_eq!(
+            report().to_string(),
+            "training loss         1.2500 nats/byte\n\
+             validation loss       1.5000 nats/byte\n\
+             tokens per second     6789\n\
+             peak resident memory  300 MiB\n\
+             skipped steps         2 of 100\n\
+             precision             f16\n\
+             backend               flex\n\
+             parameters            12345\n"
+        );
+    }
+
+    #[test]
+    fn the_peak_is_read_as_linux_writes_it() {
+        let status = "VmPeak:\t  999 kB\nVmHWM:\t    2048 kB\nVmRSS:\t 1 kB\n";
+        assert_eq!(parse_peak(status), Some(2 << 20));
+        assert_eq!(parse_peak("VmRSS:\t 1 kB\n"), None);
+        #[cfg(target_os = "linux")]
+        assert!(peak_bytes().unwrap() > 1 << 20);
+    }
+}

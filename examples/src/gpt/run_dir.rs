@@ -1,0 +1,223 @@
+//! The directory of a run: what it was started with, its records and its metrics.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use burn::prelude::Backend;
+use burn::record::{
+    FileRecorder, FullPrecisionSettings, NamedMpkFileRecorder, Recorder, RecorderError,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::error::GptError;
+use super::options::Options;
+use super::text::Text;
+use super::windows::hash;
+
+/// What the figures of a run depend on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Start {
+    options: Options,
+    text_bytes: usize,
+    text_hash: u64,
+}
+
+/// Options that may change when a run is resumed: they leave its records valid and its batches what they are.
+const FREE: [&str; 6] = ["amp", "backend", "output", "resume", "text", "workers"];
+
+/// Names of the three records of an epoch, Burn's.
+const RECORDS: [&str; 3] = ["model", "optim", "scheduler"];
+
+/// The directory of a run.
+pub struct RunDir {
+    path: PathBuf,
+}
+
+impl RunDir {
+    /// Prepares a new run and clears away the one that was there, or checks that the one that is there can go on.
+    ///
+    /// Also returns the epoch whose record to go on from.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be written, or what is in it cannot be resumed with these options.
+    pub fn open(options: &Options, text: &Text) -> Result<(Self, Option<usize>), GptError> {
+        let run = Self {
+            path: options.output.clone(),
+        };
+        let start = Start {
+            options: options.clone(),
+            text_bytes: text.len(),
+            text_hash: fingerprint(text),
+        };
+        if options.resume {
+            let epoch = run.last_record()?;
+            run.check_same(&start)?;
+            if epoch >= options.plan().epochs() {
+                return Err(GptError::AlreadyComplete {
+                    path: run.path,
+                    steps: options.steps,
+                });
+            }
+            return Ok((run, Some(epoch)));
+        }
+        run.clear()?;
+        let json = serde_json::to_string_pretty(&start).expect("options are plain data");
+        let file = run.start_file();
+        fs::write(&file, json).map_err(GptError::io("write", file))?;
+        Ok((run, None))
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the report goes.
+    pub fn report(&self) -> PathBuf {
+        self.path.join("report.json")
+    }
+
+    fn start_file(&self) -> PathBuf {
+        self.path.join("run.json")
+    }
+
+    fn records(&self) -> PathBuf {
+        self.path.join("checkpoint")
+    }
+
+    /// Removes what an earlier run left: its records could be taken for this one's.
+    fn clear(&self) -> Result<(), GptError> {
+        fs::create_dir_all(&self.path).map_err(GptError::io("create", &self.path))?;
+        for directory in ["checkpoint", "train", "valid"] {
+            let path = self.path.join(directory);
+            absent_is_fine(fs::remove_dir_all(&path)).map_err(GptError::io("remove", path))?;
+        }
+        for file in ["run.json", "report.json", "experiment.log"] {
+            let path = self.path.join(file);
+            absent_is_fine(fs::remove_file(&path)).map_err(GptError::io("remove", path))?;
+        }
+        Ok(())
+    }
+
+    /// The last epoch of which all records are there.
+    fn last_record(&self) -> Result<usize, GptError> {
+        let none = || GptError::NoRecord {
+            path: self.records(),
+        };
+        let is_complete = |epoch: &usize| {
+            RECORDS.iter().all(|name| {
+                let file = format!("{name}-{epoch}.{EXTENSION}");
+                self.records().join(file).is_file()
+            })
+        };
+        fs::read_dir(self.records())
+            .map_err(|_| none())?
+            .filter_map(|entry| epoch_of(&entry.ok()?.path()))
+            .filter(is_complete)
+            .max()
+            .ok_or_else(none)
+    }
+
+    fn check_same(&self, now: &Start) -> Result<(), GptError> {
+        let file = self.start_file();
+        let json = fs::read(&file).map_err(GptError::io("read", &file))?;
+        let then: Value = serde_json::from_slice(&json)
+            .map_err(io::Error::from)
+            .map_err(GptError::io("read", file))?;
+        let now = serde_json::to_value(now).expect("options are plain data");
+
+        let options = now["options"].as_object().expect("options are an object");
+        let mut differences: Vec<_> = options
+            .keys()
+            .filter(|key| !FREE.contains(&key.as_str()))
+            .filter(|key| then["options"][key.as_str()] != options[key.as_str()])
+            .map(|key| {
+                let option = key.replace('_', "-");
+                format!(
+                    "--{option} was {} and is {}",
+                    then["options"][key.as_str()],
+                    options[key.as_str()]
+                )
+            })
+            .collect();
+        if then["text_hash"] != now["text_hash"] {
+            differences.push(format!(
+                "the text was {} bytes and is {}, or other bytes",
+                then["text_bytes"], now["text_bytes"]
+            ));
+        }
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(GptError::OptionsChanged {
+            path: self.path.clone(),
+            differences: differences.join(", "),
+        })
+    }
+}
+
+/// The epoch of a file named `model-<epoch>.mpk`.
+fn epoch_of(path: &Path) -> Option<usize> {
+    path.file_stem()?
+        .to_str()?
+        .strip_prefix("model-")?
+        .parse()
+        .ok()
+}
+
+fn absent_is_fine(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+fn fingerprint(text: &Text) -> u64 {
+    let bytes = text.train.iter().chain(&text.valid);
+    bytes.fold(0, |state, byte| hash(state, u64::from(*byte)))
+}
+
+/// Burn's named MessagePack files in full precision, each of which is there as a whole or not at all: a training that is
+/// killed while it writes leaves the records before.
+#[derive(Clone, Debug, Default)]
+pub struct WholeFileRecorder(NamedMpkFileRecorder<FullPrecisionSettings>);
+
+const EXTENSION: &str = "mpk";
+
+impl<B: Backend> FileRecorder<B> for WholeFileRecorder {
+    fn file_extension() -> &'static str {
+        EXTENSION
+    }
+}
+
+impl<B: Backend> Recorder<B> for WholeFileRecorder {
+    type Settings = FullPrecisionSettings;
+    type RecordArgs = PathBuf;
+    type RecordOutput = ();
+    type LoadArgs = PathBuf;
+
+    fn save_item<I: Serialize>(&self, item: I, path: PathBuf) -> Result<(), RecorderError> {
+        let unknown = |error: io::Error| RecorderError::Unknown(error.to_string());
+        let whole = path.with_extension(EXTENSION);
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        // Without an extension: the wrapped recorder sets it.
+        let partial = path.with_file_name(format!("partial-{name}"));
+        Recorder::<B>::save_item(&self.0, item, partial.clone())?;
+        let partial = partial.with_extension(EXTENSION);
+        // Opened for writing: not every system flushes a file that was opened for reading.
+        fs::File::options()
+            .append(true)
+            .open(&partial)
+            .and_then(|file| file.sync_all())
+            .map_err(unknown)?;
+        fs::rename(&partial, &whole).map_err(unknown)
+    }
+
+    fn load_item<I: DeserializeOwned>(&self, path: &mut PathBuf) -> Result<I, RecorderError> {
+        Recorder::<B>::load_item(&self.0, path)
+    }
+}

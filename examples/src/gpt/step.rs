@@ -1,0 +1,75 @@
+//! What the Learner asks of the model: a step of training, and one of validation.
+
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::metric::{Adaptor, LossInput};
+use burn::train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
+use burn_flex::Flex;
+
+use super::loader::TokenBatch;
+use super::metric::Nats;
+use super::model::Gpt;
+
+impl<B: Backend> Gpt<B> {
+    /// Mean cross entropy of the bytes that follow, in nats a byte: shape `[1]`.
+    pub fn loss(&self, batch: TokenBatch<B>) -> Tensor<B, 1> {
+        let logits = self.forward(batch.inputs);
+        let [sequences, time, vocabulary] = logits.dims();
+        let device = logits.device();
+        CrossEntropyLossConfig::new().init(&device).forward(
+            logits.reshape([sequences * time, vocabulary]),
+            batch.targets.reshape([sequences * time]),
+        )
+    }
+}
+
+/// What the metrics get to see of a step: its loss alone, so that a step waits for one number and not for all logits.
+pub struct LossOutput<B: Backend> {
+    loss: Tensor<B, 1>,
+}
+
+impl<B: AutodiffBackend> TrainStep for Gpt<B> {
+    type Input = TokenBatch<B>;
+    /// On the inner backend: the metrics shall not keep the tape.
+    type Output = LossOutput<B::InnerBackend>;
+
+    fn step(&self, batch: TokenBatch<B>) -> TrainOutput<Self::Output> {
+        let loss = self.loss(batch);
+        let gradients = loss.backward();
+        TrainOutput::new(self, gradients, LossOutput { loss: loss.inner() })
+    }
+}
+
+impl<B: Backend> InferenceStep for Gpt<B> {
+    type Input = TokenBatch<B>;
+    type Output = LossOutput<B>;
+
+    fn step(&self, batch: TokenBatch<B>) -> LossOutput<B> {
+        LossOutput {
+            loss: self.loss(batch),
+        }
+    }
+}
+
+impl<B: Backend> ItemLazy for LossOutput<B> {
+    type ItemSync = LossOutput<Flex>;
+
+    fn sync(self) -> LossOutput<Flex> {
+        LossOutput {
+            loss: Tensor::from_data(self.loss.into_data(), &Default::default()),
+        }
+    }
+}
+
+impl<B: Backend> Adaptor<LossInput<B>> for LossOutput<B> {
+    fn adapt(&self) -> LossInput<B> {
+        LossInput::new(self.loss.clone())
+    }
+}
+
+impl<B: Backend> Adaptor<Nats> for LossOutput<B> {
+    fn adapt(&self) -> Nats {
+        Nats(self.loss.clone().into_scalar().elem())
+    }
+}

@@ -1,0 +1,180 @@
+//! Whole trainings of a tiny model, through everything that the example goes through.
+//!
+//! Burn's CPU backend draws all random numbers of a process from one generator, so two trainings at once would disturb
+//! each other: the tests here take turns.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use clap::Parser;
+use examples::gpt::options::Options;
+use examples::gpt::report::Report;
+use examples::gpt::run;
+
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A text with something to learn, and options that learn it in no time.
+fn options(directory: &Path, more: &str) -> Options {
+    let text = directory.join("text.txt");
+    if !text.exists() {
+        fs::write(
+            &text,
+            "the quick brown fox jumps over the lazy dog. ".repeat(60),
+        )
+        .unwrap();
+    }
+    let arguments = format!(
+        "gpt --steps 12 --eval-every 4 --batch 4 --context 16 --layers 1 --heads 2 --width 16 --dropout 0.1 \
+         --lr 1e-2 --text {} --output {}/run {more}",
+        text.display(),
+        directory.display(),
+    );
+    Options::parse_from(arguments.split_whitespace())
+}
+
+/// The report without what is measured.
+fn figures(report: &Report) -> Report {
+    let mut options = report.options.clone();
+    options.resume = false;
+    options.output = PathBuf::new();
+    options.text.clear();
+    Report {
+        tokens_per_second: 0.0,
+        peak_bytes: None,
+        options,
+        ..report.clone()
+    }
+}
+
+#[test]
+fn learns_and_reports() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().unwrap();
+    let options = options(directory.path(), "--steps 40 --eval-every 20");
+    let report = run(&options).unwrap();
+
+    assert_eq!((report.steps, report.tokens), (40, 40 * 4 * 16));
+    assert_eq!(report.epochs.len(), 2);
+    assert!(report.valid_loss < 5.0, "{report:?}");
+    assert!(
+        report.epochs[1].valid < report.epochs[0].valid,
+        "{report:?}"
+    );
+    assert!(report.tokens_per_second > 0.0);
+    assert_eq!(
+        (report.skipped_steps, report.precision.as_str()),
+        (0, "f32")
+    );
+
+    let written = fs::read(options.output.join("report.json")).unwrap();
+    assert_eq!(serde_json::from_slice::<Report>(&written).unwrap(), report);
+}
+
+#[test]
+fn mixed_precision_follows_full_precision() {
+    let _turn = turn();
+    let in_precision = |amp| {
+        let directory = tempfile::tempdir().unwrap();
+        let more = format!("--amp {amp} --steps 40 --eval-every 20");
+        let report = run(&options(directory.path(), &more)).unwrap();
+        let metrics = directory.path().join("run/train/epoch-1");
+        assert_eq!(metrics.join("Loss_Scale.log").exists(), amp == "f16");
+        report
+    };
+    let full = in_precision("off");
+    for amp in ["bf16", "f16"] {
+        let mixed = in_precision(amp);
+        assert_eq!(mixed.precision, amp);
+        let distance = (mixed.valid_loss / full.valid_loss - 1.0).abs();
+        assert!(distance < 0.02, "{amp}: {distance}");
+        assert_ne!(mixed.valid_loss, full.valid_loss);
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_figures() {
+    let _turn = turn();
+    let (first, second, other) = (
+        tempfile::tempdir().unwrap(),
+        tempfile::tempdir().unwrap(),
+        tempfile::tempdir().unwrap(),
+    );
+    let one = run(&options(first.path(), "--workers 1")).unwrap();
+    let mut two = run(&options(second.path(), "--workers 3")).unwrap();
+    two.options.workers = 1;
+    assert_eq!(figures(&one), figures(&two));
+    let three = run(&options(other.path(), "--seed 7")).unwrap();
+    assert_ne!(one.train_loss, three.train_loss);
+}
+
+#[test]
+fn a_resumed_run_ends_like_one_without_a_break() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().unwrap();
+    let whole = run(&options(directory.path(), "--amp f16")).unwrap();
+
+    // As a run that was killed in its last epoch leaves it.
+    let records = directory.path().join("run/checkpoint");
+    for name in ["model", "optim", "scheduler"] {
+        fs::remove_file(records.join(format!("{name}-3.mpk"))).unwrap();
+    }
+    fs::write(records.join("partial-model-3.mpk"), "cut off").unwrap();
+    fs::write(records.join("optim-3.mpk"), "no model with it").unwrap();
+    let first_epoch = fs::read(directory.path().join("run/train/epoch-1/Loss.log")).unwrap();
+
+    let resumed = run(&options(directory.path(), "--amp f16 --resume")).unwrap();
+    assert_eq!(resumed.epochs, whole.epochs[2..]);
+    let resumed = Report {
+        epochs: whole.epochs.clone(),
+        ..resumed
+    };
+    assert_eq!(figures(&resumed), figures(&whole));
+    assert_eq!(
+        fs::read(directory.path().join("run/train/epoch-1/Loss.log")).unwrap(),
+        first_epoch,
+        "the metrics before the break are still there"
+    );
+
+    let error = |more| {
+        run(&options(directory.path(), more))
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(error("--resume").starts_with("nothing to resume: all 12 steps are in "));
+    let changed = error("--resume --batch 5 --lr 1e-3");
+    assert!(
+        changed.contains("--batch was 4 and is 5, --lr was 0.01 and is 0.001"),
+        "{changed}"
+    );
+    fs::write(directory.path().join("text.txt"), "other ".repeat(600)).unwrap();
+    let changed = error("--resume");
+    assert!(
+        changed.contains("the text was 2700 bytes and is 3600"),
+        "{changed}"
+    );
+}
+
+#[test]
+fn what_cannot_run_is_refused_before_it_starts() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().unwrap();
+    let error = |more| {
+        run(&options(directory.path(), more))
+            .unwrap_err()
+            .to_string()
+    };
+
+    assert!(error("--resume").starts_with("nothing to resume: there is no complete record in "));
+    assert!(error("--context 300").starts_with("the text is too short: 2700 bytes leave "));
+    assert!(error("--width 15").starts_with("--heads 2 does not divide --width 15"));
+    #[cfg(not(feature = "cuda"))]
+    assert!(error("--backend cuda").ends_with(
+        "cargo run --release -p examples --features cuda --example gpt -- --backend cuda"
+    ));
+    assert!(!directory.path().join("run").exists());
+}
