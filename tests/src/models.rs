@@ -13,6 +13,7 @@ use burn::nn::{
 };
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Int, Tensor};
+use examples::gpt::model::{Gpt, GptConfig};
 
 /// A classifier with its own way to make inputs.
 pub trait Classifier<B: Backend>: Module<B> {
@@ -123,5 +124,34 @@ impl<B: Backend> Classifier<B> for Transformer<B> {
         let x = self.tokens.forward(tokens);
         let x = self.encoder.forward(TransformerEncoderInput::new(x));
         self.output.forward(x.mean_dim(1).flatten(1, 2))
+    }
+}
+
+/// The decoder-only transformer of the `gpt` example, with dropout.
+#[derive(Module, Debug)]
+pub struct Decoder<B: Backend> {
+    gpt: Gpt<B>,
+}
+
+impl<B: Backend> Classifier<B> for Decoder<B> {
+    fn init(device: &B::Device) -> Self {
+        let config = GptConfig::new(12, 2, 2, 16)
+            .with_vocabulary(32)
+            .with_dropout(0.1);
+        Self {
+            gpt: config.init(device),
+        }
+    }
+
+    fn logits(&self, batch: usize, device: &B::Device) -> Tensor<B, 2> {
+        let tokens = Tensor::<B, 1, Int>::arange(0..(batch * 12) as i64, device)
+            .mul_scalar(7)
+            .remainder_scalar(32)
+            .reshape([batch, 12]);
+        let logits = self.gpt.forward(tokens);
+        let classes = Self::CLASSES as i64;
+        logits
+            .slice([0..batch as i64, 11..12, 0..classes])
+            .reshape([batch, Self::CLASSES])
     }
 }

@@ -3,7 +3,9 @@
 //! Every backend has one random generator for the whole process, so each test here takes its turn, and no test that draws
 //! random numbers without it may be added to this binary.
 
+mod detection;
 mod off;
+mod threads;
 mod training;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

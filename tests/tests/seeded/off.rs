@@ -7,7 +7,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_amp::{Autocast, Off};
 use tests::compare::{gradients, values};
-use tests::models::{Classifier, Cnn, Mlp, Transformer};
+use tests::models::{Classifier, Cnn, Decoder, Mlp, Transformer};
 
 /// Losses of three steps, and the gradients of the last.
 fn train<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>()
@@ -57,6 +57,10 @@ fn transformer<B: Backend>() {
     same::<Autodiff<B>, Transformer<_>, Transformer<_>>();
 }
 
+fn decoder<B: Backend>() {
+    same::<Autodiff<B>, Decoder<_>, Decoder<_>>();
+}
+
 fn transformer_with_balanced_checkpointing<B: Backend>() {
     same::<Autodiff<B, BalancedCheckpointing>, Transformer<_>, Transformer<_>>();
 }
@@ -65,5 +69,6 @@ tests::on_every_backend!(
     mlp,
     cnn,
     transformer,
+    decoder,
     transformer_with_balanced_checkpointing
 );

@@ -6,7 +6,7 @@ use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_amp::{Autocast, Bf16, F16, GradScaler, GradScalerConfig, Policy};
 use tests::compare::{gradients, values};
-use tests::models::{Classifier, Cnn, Mlp, Transformer};
+use tests::models::{Classifier, Cnn, Decoder, Mlp, Transformer};
 
 const STEPS: usize = 40;
 
@@ -33,7 +33,7 @@ fn losses<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>(
                     .all(|(_, grad)| grad.iter().all(|x| x.is_finite()))
             );
             let grads = GradientsParams::from_grads(grads, &model);
-            model = optimizer.step(1e-2, model.clone(), grads);
+            model = optimizer.step(5e-3, model.clone(), grads);
             value
         })
         .collect()
@@ -51,10 +51,8 @@ where
     let _turn = super::turn();
     let expected = losses::<Autodiff<I>, M>(&GradScaler::disabled());
     let found = losses::<Autocast<Autodiff<I>, P>, N>(scaler);
-    let distance = |from: usize| {
-        let pairs = found.iter().zip(&expected).skip(from);
-        pairs.map(|(a, b)| (a - b).abs() / b).fold(0f32, f32::max)
-    };
+    let distances = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+    let largest = distances.fold(0f32, f32::max);
     // The first loss differs by the rounding of the forward pass; rounding then moves the two trajectories apart.
     let epsilon = low.finfo().epsilon as f32;
     let first = (found[0] - expected[0]).abs() / expected[0];
@@ -64,7 +62,7 @@ where
         found[0],
         expected[0]
     );
-    assert!(distance(0) < 0.05, "{found:?}\n{expected:?}");
+    assert!(largest < 0.03 * expected[0], "{found:?}\n{expected:?}");
     let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len() as f32;
     assert!(
         mean(&expected[STEPS - 5..]) < mean(&expected[..5]),
@@ -92,4 +90,21 @@ law! {
     mlp_in_bf16, mlp_in_f16: Mlp;
     cnn_in_bf16, cnn_in_f16: Cnn;
     transformer_in_bf16, transformer_in_f16: Transformer;
+    decoder_in_bf16, decoder_in_f16: Decoder;
+}
+
+/// Fusion changes which kernels run, not what is computed.
+#[cfg(feature = "vulkan")]
+#[test]
+fn the_same_with_and_without_fusion() {
+    fn run<I: Backend>() -> Vec<f32> {
+        let _turn = super::turn();
+        let scaler = GradScaler::new(&GradScalerConfig::default()).expect("valid");
+        losses::<Autocast<Autodiff<I>, F16>, Decoder<_>>(&scaler)
+    }
+    let (alone, fused) = (run::<tests::Vulkan>(), run::<tests::VulkanFusion>());
+    let distances = alone.iter().zip(&fused).map(|(a, b)| (a - b).abs());
+    let largest = distances.fold(0f32, f32::max);
+    println!("largest difference {largest}");
+    assert!(largest < 1e-3 * alone[0], "{alone:?}\n{fused:?}");
 }

@@ -1,0 +1,74 @@
+//! Law: `Deferred` detection ends where `Sync` does, bit for bit, with overflows anywhere.
+
+use burn::backend::Autodiff;
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_amp::{Autocast, Detection, F16, GradScaler, GradScalerConfig};
+use tests::compare::values;
+use tests::models::{Classifier, Decoder, Mlp};
+
+/// Steps whose loss is multiplied with infinity: in a row, alone, and the last.
+const OVERFLOWS: [usize; 4] = [2, 3, 6, 9];
+const STEPS: usize = 10;
+
+/// Every loss, and the scale and the skipped steps after every step.
+fn trace<B: AutodiffBackend, M: Classifier<B> + burn::module::AutodiffModule<B>>(
+    detection: Detection,
+) -> Vec<(f32, f32, u64)> {
+    let device = B::Device::default();
+    B::seed(&device, 3);
+    let config = GradScalerConfig {
+        growth_interval: 2,
+        ..Default::default()
+    };
+    let scaler = GradScaler::new(&config)
+        .expect("valid")
+        .with_detection(detection);
+    let mut model = M::init(&device);
+    values(model.loss(2, &device));
+    let mut optimizer = scaler.wrap(AdamWConfig::new().init());
+    let mut step = |step: usize| {
+        B::seed(&device, step as u64);
+        let loss = model.loss(8, &device);
+        let value = values(loss.clone())[0];
+        let loss = if OVERFLOWS.contains(&step) {
+            // Finite in f32, beyond f16 and, scaled, beyond f32.
+            loss.mul_scalar(3e38)
+        } else {
+            loss
+        };
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(1e-2, model.clone(), grads);
+        value
+    };
+    let losses: Vec<_> = (0..STEPS).map(&mut step).collect();
+    // What the last step left, after its overflow.
+    let last = step(STEPS);
+    let state = (scaler.scale(), scaler.skipped_steps());
+    let mut trace: Vec<_> = losses.into_iter().map(|loss| (loss, 0.0, 0)).collect();
+    trace.push((last, state.0, state.1));
+    trace
+}
+
+fn same<I: Backend, M>()
+where
+    M: Classifier<Autocast<Autodiff<I>, F16>>
+        + burn::module::AutodiffModule<Autocast<Autodiff<I>, F16>>,
+{
+    let _turn = super::turn();
+    let sync = trace::<_, M>(Detection::Sync);
+    let deferred = trace::<_, M>(Detection::Deferred);
+    assert_eq!(sync, deferred);
+    assert!(sync.iter().all(|(loss, ..)| loss.is_finite()), "{sync:?}");
+    assert_eq!(sync[STEPS].2, OVERFLOWS.len() as u64);
+}
+
+fn mlp<I: Backend>() {
+    same::<I, Mlp<_>>();
+}
+
+fn decoder<I: Backend>() {
+    same::<I, Decoder<_>>();
+}
+
+tests::on_every_backend!(mlp, decoder);
