@@ -25,7 +25,8 @@
 //! | [`Off`] | none | bit for bit the inner backend |
 //! | [`Configured`] | as [`AmpConfig::install`] says | for a choice at run time; reaches every thread |
 //!
-//! [`autocast`] overrides the policy for a scope of this thread. [`op_table`] is the table.
+//! [`autocast`] overrides the policy for a scope of this thread. [`op_table`] is the table. [`CastCache`] below `Autodiff`
+//! casts a weight that is used many times in a step once.
 //!
 //! # Loss scaling
 //!
@@ -53,6 +54,7 @@
 //! backend from it; `loss_scale.rs` is the state machine and `scaler/` everything around it.
 
 mod cast;
+mod cast_cache;
 mod config;
 mod decorator;
 mod error;
@@ -62,6 +64,7 @@ mod scaler;
 mod table;
 
 pub use cast::{Cast, Lineage};
+pub use cast_cache::{CachedTensor, CastCache};
 pub use config::{AmpConfig, PolicyName};
 pub use decorator::{Autocast, AutocastTensor, ScaledGradients};
 pub use error::AmpError;

@@ -36,8 +36,8 @@
 //! # Using it
 //!
 //! Each macro of this crate ([`float_ops!`], [`int_ops!`], [`bool_ops!`], [`quantized_ops!`], [`module_ops!`],
-//! [`activation_ops!`], [`transaction_ops!`]) hands one trait's rows to a macro of yours. Bring the types that rows
-//! mention into scope with [`types`]:
+//! [`activation_ops!`], [`transaction_ops!`]) hands one trait's rows to a macro of yours; [`kind_type!`] turns a kind into a
+//! type, and [`forward_types!`] and [`forward_device!`] write what a decorator passes on. Bring the types that rows mention into scope with [`types`]:
 //!
 //! ```
 //! macro_rules! names {
@@ -52,6 +52,8 @@
 //! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
 //! the pinned Burn source and names every operation without a row.
 
+mod forward;
+mod kind;
 mod table;
 
 /// The types that rows mention, for the module in which a decorator expands the table.

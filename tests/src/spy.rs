@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::marker::PhantomData;
 
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsage, DTypeUsageSet, TensorMetadata};
+use burn_decorator::kind_type;
 use burn_decorator::types::*;
 
 /// A backend that panics where an operation gets float operands of different types, as Fusion does and as CubeCL alone
@@ -25,23 +26,14 @@ pub fn take_calls() -> BTreeSet<(&'static str, String)> {
 }
 
 impl<B: Backend, const LOW: bool> BackendTypes for Spy<B, LOW> {
-    type Device = B::Device;
-    type FloatTensorPrimitive = B::FloatTensorPrimitive;
-    type FloatElem = B::FloatElem;
-    type IntTensorPrimitive = B::IntTensorPrimitive;
-    type IntElem = B::IntElem;
-    type BoolTensorPrimitive = B::BoolTensorPrimitive;
-    type BoolElem = B::BoolElem;
-    type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
+    burn_decorator::forward_types!(B, float tensor: B::FloatTensorPrimitive);
 }
 
 impl<B: Backend, const LOW: bool> Backend for Spy<B, LOW> {
+    burn_decorator::forward_device!(B);
+
     fn name(device: &Self::Device) -> String {
         format!("spy<{}>", B::name(device))
-    }
-
-    fn seed(device: &Self::Device, seed: u64) {
-        B::seed(device, seed);
     }
 
     fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
@@ -49,10 +41,6 @@ impl<B: Backend, const LOW: bool> Backend for Spy<B, LOW> {
             DType::F16 | DType::BF16 if !LOW => DTypeUsage::Storage.into(),
             _ => B::dtype_usage(device, dtype),
         }
-    }
-
-    fn device_count(type_id: u16) -> usize {
-        B::device_count(type_id)
     }
 }
 
@@ -67,34 +55,6 @@ fn watch(op: &'static str, dtypes: &[DType]) {
         .first()
         .map_or_else(String::new, |dtype| dtype.name().to_owned());
     CALLED.with_borrow_mut(|called| called.insert((op, dtype)));
-}
-
-macro_rules! ty {
-    (Float) => { FloatTensor<Self> };
-    (Follow) => { FloatTensor<Self> };
-    (FloatRef) => { &FloatTensor<Self> };
-    (FloatOpt) => { Option<FloatTensor<Self>> };
-    (Floats) => { Vec<FloatTensor<Self>> };
-    (Int) => { IntTensor<Self> };
-    (IntRef) => { &IntTensor<Self> };
-    (Ints) => { Vec<IntTensor<Self>> };
-    (Bool) => { BoolTensor<Self> };
-    (BoolRef) => { &BoolTensor<Self> };
-    (BoolOpt) => { Option<BoolTensor<Self>> };
-    (Bools) => { Vec<BoolTensor<Self>> };
-    (Quant) => { QuantizedTensor<Self> };
-    (QuantRef) => { &QuantizedTensor<Self> };
-    (Quants) => { Vec<QuantizedTensor<Self>> };
-    (Tensor) => { TensorPrimitive<Self> };
-    (QuantParams) => { QuantizationParametersPrimitive<Self> };
-    (Device) => { Device<Self> };
-    (DeviceRef) => { &Device<Self> };
-    (Data) => { impl Future<Output = Result<TensorData, ExecutionError>> + Send };
-    (FutureInt) => { impl Future<Output = IntTensor<Self>> + 'static + Send };
-    (($a:tt, $b:tt)) => { (ty!($a), ty!($b)) };
-    ([$plain:ty]) => { $plain };
-    ({$element:ty}) => { &[$element] };
-    ({$name:ident $($field:ident: $kind:tt),*}) => { $name<Self> };
 }
 
 macro_rules! see {
@@ -120,6 +80,9 @@ macro_rules! retype {
             TensorPrimitive::<$from>::QFloat(x) => TensorPrimitive::<$to>::QFloat(x),
         }
     };
+    (Transaction $from:ty, $to:ty, $x:expr) => {
+        TransactionPrimitive::new($x.read_floats, $x.read_qfloats, $x.read_ints, $x.read_bools)
+    };
     (QuantParams $from:ty, $to:ty, $x:expr) => { QuantizationParametersPrimitive { scales: $x.scales } };
     ({$name:ident $($field:ident: $kind:tt),+} $from:ty, $to:ty, $x:expr) => {{
         let x = $x;
@@ -131,7 +94,7 @@ macro_rules! retype {
 macro_rules! implement {
     ($trait:ident $($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
         impl<B: Backend, const LOW: bool> $trait<Self> for Spy<B, LOW> {
-            $(fn $op($($arg: ty!($kind)),*) -> ty!($ret) {
+            $(fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
                 #[allow(unused_mut, reason = "rows without float operands")]
                 let mut dtypes: Vec<DType> = Vec::new();
                 $(see!($kind $arg dtypes);)*
@@ -149,4 +112,4 @@ burn_decorator::quantized_ops!(implement);
 burn_decorator::module_ops!(implement);
 burn_decorator::activation_ops!(implement);
 
-impl<B: Backend, const LOW: bool> TransactionOps<Self> for Spy<B, LOW> {}
+burn_decorator::transaction_ops!(implement);

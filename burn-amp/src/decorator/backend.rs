@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData};
+use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet};
 
 use super::tensor::AutocastTensor;
 use crate::policy::{Bf16, Policy};
@@ -42,59 +42,15 @@ pub struct Autocast<B, P = Bf16> {
 }
 
 impl<B: Backend, P: Policy> BackendTypes for Autocast<B, P> {
-    type Device = B::Device;
-
-    type FloatTensorPrimitive = AutocastTensor<B::FloatTensorPrimitive>;
-    type FloatElem = B::FloatElem;
-
-    type IntTensorPrimitive = B::IntTensorPrimitive;
-    type IntElem = B::IntElem;
-
-    type BoolTensorPrimitive = B::BoolTensorPrimitive;
-    type BoolElem = B::BoolElem;
-
-    type QuantizedTensorPrimitive = B::QuantizedTensorPrimitive;
+    burn_decorator::forward_types!(B, float tensor: AutocastTensor<B::FloatTensorPrimitive>);
 }
 
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend, P: Policy> Backend for Autocast<B, P> {
-    fn ad_enabled(device: &Self::Device) -> bool {
-        B::ad_enabled(device)
-    }
-
-    fn memory_persistent_allocations<
-        Output: Send,
-        Input: Send,
-        Func: Fn(Input) -> Output + Send,
-    >(
-        device: &Self::Device,
-        input: Input,
-        func: Func,
-    ) -> Output {
-        B::memory_persistent_allocations(device, input, func)
-    }
-
-    fn memory_cleanup(device: &Self::Device) {
-        B::memory_cleanup(device);
-    }
+    burn_decorator::forward_device!(B);
 
     fn name(device: &Self::Device) -> String {
         format!("autocast<{}, {}>", B::name(device), P::name())
-    }
-
-    fn seed(device: &Self::Device, seed: u64) {
-        B::seed(device, seed);
-    }
-
-    fn sync(device: &Self::Device) -> Result<(), ExecutionError> {
-        B::sync(device)
-    }
-
-    fn staging<'a, Iter>(data: Iter, device: &Self::Device)
-    where
-        Iter: Iterator<Item = &'a mut TensorData>,
-    {
-        B::staging(data, device);
     }
 
     fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
@@ -103,9 +59,5 @@ impl<B: Backend, P: Policy> Backend for Autocast<B, P> {
 
     fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
         B::dtype_usage(device, dtype)
-    }
-
-    fn device_count(type_id: u16) -> usize {
-        B::device_count(type_id)
     }
 }

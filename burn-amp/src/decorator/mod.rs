@@ -1,7 +1,7 @@
 //! The backend decorator.
 //!
-//! `ops.rs` makes every operation from its row; `attention.rs` and `transaction.rs` are the two that cannot be made from a
-//! row; `autodiff.rs` is the backward pass.
+//! `ops.rs` makes every operation from its row, with `attention.rs` for the one that needs more; `autodiff.rs` is the
+//! backward pass; `check.rs` refuses devices.
 
 mod attention;
 mod autodiff;
@@ -9,7 +9,6 @@ mod backend;
 mod check;
 mod ops;
 mod tensor;
-mod transaction;
 
 pub use autodiff::ScaledGradients;
 pub use backend::Autocast;

@@ -5,6 +5,7 @@
 #![deny(clippy::missing_trait_methods)]
 
 use burn_backend::{Backend, FloatDType, TensorMetadata};
+use burn_decorator::kind_type;
 use burn_decorator::types::*;
 
 use super::attention;
@@ -13,35 +14,6 @@ use super::tensor::{AutocastTensor, bring};
 use crate::cast::{Cast, Operands};
 use crate::policy::{Policy, current};
 use crate::table::class;
-
-/// The type of an operand or a result.
-macro_rules! ty {
-    (Float) => { FloatTensor<Self> };
-    (Follow) => { FloatTensor<Self> };
-    (FloatRef) => { &FloatTensor<Self> };
-    (FloatOpt) => { Option<FloatTensor<Self>> };
-    (Floats) => { Vec<FloatTensor<Self>> };
-    (Int) => { IntTensor<Self> };
-    (IntRef) => { &IntTensor<Self> };
-    (Ints) => { Vec<IntTensor<Self>> };
-    (Bool) => { BoolTensor<Self> };
-    (BoolRef) => { &BoolTensor<Self> };
-    (BoolOpt) => { Option<BoolTensor<Self>> };
-    (Bools) => { Vec<BoolTensor<Self>> };
-    (Quant) => { QuantizedTensor<Self> };
-    (QuantRef) => { &QuantizedTensor<Self> };
-    (Quants) => { Vec<QuantizedTensor<Self>> };
-    (Tensor) => { TensorPrimitive<Self> };
-    (QuantParams) => { QuantizationParametersPrimitive<Self> };
-    (Device) => { Device<Self> };
-    (DeviceRef) => { &Device<Self> };
-    (Data) => { impl Future<Output = Result<TensorData, ExecutionError>> + Send };
-    (FutureInt) => { impl Future<Output = IntTensor<Self>> + 'static + Send };
-    (($a:tt, $b:tt)) => { (ty!($a), ty!($b)) };
-    ([$plain:ty]) => { $plain };
-    ({$element:ty}) => { &[$element] };
-    ({$name:ident $($field:ident: $kind:tt),*}) => { $name<Self> };
-}
 
 /// Shows an operand to the rule, if it is a float tensor.
 macro_rules! see {
@@ -91,6 +63,17 @@ macro_rules! unwrap {
             TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x),
         }
     };
+    (Transaction $x:ident $target:ident $operands:ident) => {
+        TransactionPrimitive::new(
+            $x.read_floats
+                .into_iter()
+                .map(AutocastTensor::into_inner)
+                .collect(),
+            $x.read_qfloats,
+            $x.read_ints,
+            $x.read_bools,
+        )
+    };
     (QuantParams $x:ident $target:ident $operands:ident) => {
         QuantizationParametersPrimitive {
             scales: $x.scales.tensor,
@@ -134,13 +117,13 @@ macro_rules! wrap {
 macro_rules! method {
     // Decomposed over an autodiff backend.
     ($class:ident attention($($arg:ident: $kind:tt),*) -> $ret:tt) => {
-        fn attention($($arg: ty!($kind)),*) -> ty!($ret) {
+        fn attention($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
             attention::attention::<B, P>(class!($class), $($arg),*)
         }
     };
     ($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
-        fn $op($($arg: ty!($kind)),*) -> ty!($ret) {
+        fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
             #[allow(unused_mut, reason = "rows without float operands")]
             let mut operands = Operands::default();
             $(see!($kind $arg operands);)*
@@ -176,3 +159,4 @@ burn_decorator::bool_ops!(implement);
 burn_decorator::quantized_ops!(implement);
 burn_decorator::module_ops!(implement);
 burn_decorator::activation_ops!(implement);
+burn_decorator::transaction_ops!(implement);

@@ -3,6 +3,7 @@
 //! Every backend has one random generator for the whole process, so each test here takes its turn, and no test that draws
 //! random numbers without it may be added to this binary.
 
+mod cast_cache;
 mod detection;
 mod off;
 mod threads;

@@ -9,9 +9,10 @@ use burn_amp::{Autocast, Off};
 use tests::compare::{gradients, values};
 use tests::models::{Classifier, Cnn, Decoder, Mlp, Transformer};
 
-/// Losses of three steps, and the gradients of the last.
-fn train<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>()
--> (Vec<f32>, Vec<(String, Vec<f32>)>) {
+/// The losses of three steps, and every gradient of the last with its path.
+pub(super) type Trained = (Vec<f32>, Vec<(String, Vec<f32>)>);
+
+pub(super) fn train<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>() -> Trained {
     let device = B::Device::default();
     B::seed(&device, 42);
     let mut model = M::init(&device);
@@ -35,13 +36,16 @@ where
     N: Classifier<Autocast<B, Off>> + AutodiffModule<Autocast<B, Off>>,
 {
     let _turn = super::turn();
-    let bare = train::<B, M>();
-    let off = train::<Autocast<B, Off>, N>();
-    assert_eq!(bare.0, off.0, "losses");
-    assert!(!bare.1.is_empty());
-    assert_eq!(bare.1.len(), off.1.len());
-    for ((path, bare), (_, off)) in bare.1.iter().zip(&off.1) {
-        assert!(bare == off, "gradient of {path}");
+    assert_same(&train::<B, M>(), &train::<Autocast<B, Off>, N>());
+}
+
+/// The same losses and gradients, to the bit.
+pub(super) fn assert_same(one: &Trained, other: &Trained) {
+    assert_eq!(one.0, other.0, "losses");
+    assert!(!one.1.is_empty());
+    assert_eq!(one.1.len(), other.1.len());
+    for ((path, one), (_, other)) in one.1.iter().zip(&other.1) {
+        assert!(one == other, "gradient of {path}");
     }
 }
 

@@ -1,0 +1,65 @@
+//! What a decorator passes on as it is.
+
+/// The associated types of `BackendTypes`, those of the inner backend but for the float tensor: for the body of an `impl`.
+#[macro_export]
+macro_rules! forward_types {
+    ($inner:ident, float tensor: $float:ty) => {
+        type Device = $inner::Device;
+
+        type FloatTensorPrimitive = $float;
+        type FloatElem = $inner::FloatElem;
+
+        type IntTensorPrimitive = $inner::IntTensorPrimitive;
+        type IntElem = $inner::IntElem;
+
+        type BoolTensorPrimitive = $inner::BoolTensorPrimitive;
+        type BoolElem = $inner::BoolElem;
+
+        type QuantizedTensorPrimitive = $inner::QuantizedTensorPrimitive;
+    };
+}
+
+/// The methods of `Backend` that are about the device, all but `name` and `dtype_usage`: for the body of an `impl`.
+#[macro_export]
+macro_rules! forward_device {
+    ($inner:ident) => {
+        fn ad_enabled(device: &Self::Device) -> bool {
+            $inner::ad_enabled(device)
+        }
+
+        fn memory_persistent_allocations<
+            Output: Send,
+            Input: Send,
+            Func: Fn(Input) -> Output + Send,
+        >(
+            device: &Self::Device,
+            input: Input,
+            func: Func,
+        ) -> Output {
+            $inner::memory_persistent_allocations(device, input, func)
+        }
+
+        fn memory_cleanup(device: &Self::Device) {
+            $inner::memory_cleanup(device);
+        }
+
+        fn seed(device: &Self::Device, seed: u64) {
+            $inner::seed(device, seed);
+        }
+
+        fn sync(device: &Self::Device) -> Result<(), $crate::types::ExecutionError> {
+            $inner::sync(device)
+        }
+
+        fn staging<'a, Iter>(data: Iter, device: &Self::Device)
+        where
+            Iter: Iterator<Item = &'a mut $crate::types::TensorData>,
+        {
+            $inner::staging(data, device);
+        }
+
+        fn device_count(type_id: u16) -> usize {
+            $inner::device_count(type_id)
+        }
+    };
+}
