@@ -6,6 +6,7 @@ use std::thread;
 use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
 use burn::nn::LinearConfig;
+use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::backend::Backend;
 use burn::tensor::quantization::{QuantScheme, QuantValue};
 use burn::tensor::{DType, Int, Tensor};
@@ -63,6 +64,22 @@ fn quantized_weights_meet_lowered_activations() {
             .iter()
             .all(|y| (y - 4.0).abs() < 0.1)
     );
+}
+
+#[test]
+fn a_loss_of_probabilities_is_f32() {
+    let loss = |logits: Tensor<Autocast<Flex, F16>, 2>| {
+        let probabilities = burn::tensor::activation::softmax(logits, 1);
+        let targets = Tensor::<_, 1, Int>::from_ints([2, 2], &Default::default());
+        CrossEntropyLossConfig::new()
+            .with_logits(false)
+            .init(&Default::default())
+            .forward(probabilities, targets)
+    };
+    // The target's probability is 2e-5: f16's epsilon would have made it 8e-3.
+    let logits = Tensor::from_floats([[5.0, 5.0, -5.1], [5.0, 5.0, -5.1]], &Default::default());
+    let found = tests::compare::values(loss(logits.cast(DType::F16)))[0];
+    assert!((found - 10.793).abs() < 0.01, "{found}");
 }
 
 #[test]

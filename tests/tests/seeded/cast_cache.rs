@@ -16,14 +16,8 @@ type Cached<I> = Autocast<Autodiff<CastCache<I>>, F16>;
 
 fn models<I: Backend>() {
     let _turn = super::turn();
-    assert_same(
-        &train::<Plain<I>, Mlp<_>>(),
-        &train::<Cached<I>, Mlp<_>>(),
-    );
-    assert_same(
-        &train::<Plain<I>, Cnn<_>>(),
-        &train::<Cached<I>, Cnn<_>>(),
-    );
+    assert_same(&train::<Plain<I>, Mlp<_>>(), &train::<Cached<I>, Mlp<_>>());
+    assert_same(&train::<Plain<I>, Cnn<_>>(), &train::<Cached<I>, Cnn<_>>());
     assert_same(
         &train::<Plain<I>, Decoder<_>>(),
         &train::<Cached<I>, Decoder<_>>(),

@@ -5,6 +5,7 @@
 
 mod cast_cache;
 mod detection;
+mod learner;
 mod off;
 mod threads;
 mod training;
