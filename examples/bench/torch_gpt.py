@@ -2,10 +2,12 @@
 
     python3 torch_gpt.py --layers 12 --heads 12 --width 768 --context 1024 --batch 8 --vocabulary 50304 --output torch.json
 
-Prints one JSON object a line: setting, median milliseconds a step, peak bytes, last loss.
+Prints one JSON object a line: setting, median milliseconds a step, peak bytes (reserved, and in use), last loss.
+Setting tf32 is f32 whose matrix products may use TF32.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -62,18 +64,22 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
-LOW = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}
+LOW = {"f32": None, "tf32": None, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def run(setting, o, device):
     torch.manual_seed(42)
+    torch.set_float32_matmul_precision("high" if setting == "tf32" else "highest")
+    # What the allocator kept of the last setting counts as reserved from the start.
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     model = Gpt(o).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     scaler = torch.amp.GradScaler(device.type, enabled=setting == "f16")
     low = LOW[setting]
     tokens = torch.randint(o.vocabulary, (o.batch, o.context + 1), device=device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
     times = []
     for _ in range(o.warmup + o.steps):
         start = time.perf_counter()
@@ -88,12 +94,14 @@ def run(setting, o, device):
         if device.type == "cuda":
             torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - start))
-    peak = torch.cuda.max_memory_reserved() if device.type == "cuda" else None
+    reserved = torch.cuda.max_memory_reserved() if device.type == "cuda" else None
+    in_use = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     return {
         "framework": f"torch {torch.__version__}",
         "setting": setting,
         "milliseconds": statistics.median(times[o.warmup :]),
-        "peak_bytes": peak,
+        "peak_bytes": reserved,
+        "peak_in_use_bytes": in_use,
         "loss": value,
         "parameters": sum(p.numel() for p in model.parameters()),
     }
@@ -105,7 +113,7 @@ def main():
         layers=12, heads=12, width=768, context=1024, batch=8, vocabulary=50304, warmup=5, steps=20
     ).items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--settings", default="f32,bf16,f16")
+    parser.add_argument("--settings", default="f32,tf32,bf16,f16")
     parser.add_argument("--output")
     o = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,3 +1,5 @@
-//! Whole trainings with the crates of this workspace.
+//! Whole trainings with the crates of this workspace, and what a step of one takes.
 
+pub mod backend;
+pub mod bench;
 pub mod gpt;

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::backend::BackendMissing;
+
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
 pub enum GptError {
@@ -45,14 +47,8 @@ pub enum GptError {
     },
 
     /// The backend is not compiled in.
-    #[error(
-        "this build has no {backend} backend; run it with\n    \
-         cargo run --release -p examples --features {backend} --example gpt -- --backend {backend}"
-    )]
-    BackendMissing {
-        /// Its name, which is also that of the feature.
-        backend: &'static str,
-    },
+    #[error(transparent)]
+    BackendMissing(#[from] BackendMissing),
 
     /// The device cannot compute in the precision, or the training cannot go on in it.
     #[error(transparent)]

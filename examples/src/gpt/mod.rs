@@ -27,8 +27,11 @@ pub mod text;
 pub mod train;
 pub mod windows;
 
+use burn::prelude::Backend;
+
+use crate::backend::OnBackend;
 use error::GptError;
-use options::{BackendName, Options};
+use options::Options;
 use precision::Training;
 use report::Report;
 use train::train;
@@ -40,18 +43,15 @@ use train::train;
 /// The options contradict each other, the backend is not compiled in, or the [training](train()) fails.
 pub fn run(options: &Options) -> Result<Report, GptError> {
     options.validate()?;
-    match options.backend {
-        BackendName::Flex => train::<Training<burn_flex::Flex>>(options, Default::default()),
-        #[cfg(feature = "cuda")]
-        BackendName::Cuda => train::<Training<burn_cuda::Cuda>>(options, Default::default()),
-        #[cfg(feature = "vulkan")]
-        BackendName::Vulkan => train::<Training<burn_wgpu::Vulkan>>(options, Default::default()),
-        #[allow(
-            unreachable_patterns,
-            reason = "reached unless every backend is compiled in"
-        )]
-        missing => Err(GptError::BackendMissing {
-            backend: missing.name(),
-        }),
+    options.backend.run("gpt", Train(options))?
+}
+
+struct Train<'a>(&'a Options);
+
+impl OnBackend for Train<'_> {
+    type Output = Result<Report, GptError>;
+
+    fn run<B: Backend>(self, device: B::Device) -> Self::Output {
+        train::<Training<B>>(self.0, device)
     }
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::error::GptError;
 use super::model::GptConfig;
 use super::plan::Plan;
+use crate::backend::BackendName;
 
 /// Trains a decoder-only transformer on the bytes of a text, then writes a table, a sample and a report.
 ///
@@ -104,18 +105,6 @@ pub enum Amp {
     F16,
 }
 
-/// What `--backend` chooses from.
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BackendName {
-    /// The CPU, in pure Rust
-    Flex,
-    /// NVIDIA GPUs
-    Cuda,
-    /// Any GPU with Vulkan
-    Vulkan,
-}
-
 impl Options {
     /// What clap cannot see: options that contradict each other.
     ///
@@ -169,20 +158,17 @@ impl Amp {
             Self::F16 => "f16",
         }
     }
-}
 
-impl BackendName {
-    /// The name on the command line and in the report, and of the cargo feature.
-    pub fn name(self) -> &'static str {
+    /// What most of the arithmetic is in: `f32`, `bf16` or `f16`.
+    pub fn precision(self) -> &'static str {
         match self {
-            Self::Flex => "flex",
-            Self::Cuda => "cuda",
-            Self::Vulkan => "vulkan",
+            Self::Off => "f32",
+            lower => lower.name(),
         }
     }
 }
 
-fn positive() -> RangedU64ValueParser<usize> {
+pub(crate) fn positive() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
 }
 

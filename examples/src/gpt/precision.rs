@@ -16,6 +16,17 @@ use super::options::Amp;
 /// The backend that trains on `B`, whatever the precision: one type, so the training is compiled once for each backend.
 pub type Training<B> = Autocast<Autodiff<B>, Configured>;
 
+impl Amp {
+    /// Autocast and loss scaling: only f16 is in need of the latter.
+    pub fn configs(self) -> (AmpConfig, GradScalerConfig) {
+        match self {
+            Self::Off => (AmpConfig::off(), GradScalerConfig::disabled()),
+            Self::Bf16 => (AmpConfig::bf16(), GradScalerConfig::disabled()),
+            Self::F16 => (AmpConfig::f16(), GradScalerConfig::default()),
+        }
+    }
+}
+
 /// The precision of one training run.
 pub struct Precision {
     amp: Amp,
@@ -34,11 +45,7 @@ impl Precision {
         device: &B::Device,
         interrupter: &Interrupter,
     ) -> Result<Self, GptError> {
-        let (config, scaler) = match amp {
-            Amp::Off => (AmpConfig::off(), GradScalerConfig::disabled()),
-            Amp::Bf16 => (AmpConfig::bf16(), GradScalerConfig::disabled()),
-            Amp::F16 => (AmpConfig::f16(), GradScalerConfig::default()),
-        };
+        let (config, scaler) = amp.configs();
         config.check::<B>(device)?;
         config.install()?;
         let scaler = GradScaler::new(&scaler)?.with_interrupter(interrupter.clone());
@@ -47,10 +54,7 @@ impl Precision {
 
     /// What most of the arithmetic is in, as in the report: `f32`, `bf16` or `f16`.
     pub fn name(&self) -> &'static str {
-        match self.amp {
-            Amp::Off => "f32",
-            lower => lower.name(),
-        }
+        self.amp.precision()
     }
 
     /// Makes an optimizer skip the steps whose gradients overflowed.

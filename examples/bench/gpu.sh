@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# Everything about speed and memory on a GPU in one call of less than 9 minutes, without cargo:
+#
+#     examples/bench/gpu.sh BINARY [OUT_DIR [BENCH OPTIONS..]]
+#
+# BINARY is the bench example, built elsewhere for the backend:
+#
+#     cargo build --release -p examples --features cuda --example bench
+#     strip -o bench-cuda target/release/examples/bench
+#
+# Bench options come after `--backend cuda --preset gpt2` and count more; e.g. to try this script where there is no GPU:
+#
+#     examples/bench/gpu.sh BINARY out --backend vulkan --preset small --steps 3
+#
+# OUT_DIR (default: bench-results) gets timing.json (the settings side by side), timing.svg, memory.json (each setting in a
+# process of its own), torch.json (the same model in PyTorch, where python3 has it), table.md, machine.txt and logs.
+set -uo pipefail
+
+if [[ ! -x ${1:-} ]]; then
+    echo "usage: gpu.sh BINARY [OUT_DIR [BENCH OPTIONS..]]" >&2
+    exit 2
+fi
+binary=$(realpath -- "$1")
+mkdir -p -- "${2:-bench-results}"
+out=$(realpath -- "${2:-bench-results}")
+shift $(($# < 2 ? $# : 2))
+options=(--backend cuda --preset gpt2 "$@")
+torch_gpt=$(dirname -- "$(realpath -- "${BASH_SOURCE[0]}")")/torch_gpt.py
+
+# Seconds. A part is asked to end by the first, and made to by the second: 250 + 170 + 90 = 510.
+timing=(210 250)
+memory=(130 170)
+torch=90
+
+# CubeCL takes CUDA's headers from CUDA_PATH, and loads NVRTC as any library.
+if [[ -z ${CUDA_PATH:-} ]] && nvcc=$(command -v nvcc); then
+    CUDA_PATH=$(dirname -- "$(dirname -- "$(realpath -- "$nvcc")")")
+    export CUDA_PATH
+fi
+if [[ -n ${CUDA_PATH:-} ]]; then
+    export LD_LIBRARY_PATH=$CUDA_PATH/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+fi
+
+# CubeCL finds its configuration where it is started: a kernel is compiled, and chosen, once for all processes.
+work=$(mktemp -d)
+trap 'rm -rf -- "$work"' EXIT
+cd -- "$work" || exit
+cat >cubecl.toml <<END
+[compilation]
+cache = { file = "$work/kernels" }
+[autotune]
+cache = { file = "$work/autotune" }
+END
+
+# part NAME SECONDS COMMAND..: a part that fails or takes too long does not stop the others.
+failed=0
+part() {
+    local name=$1 seconds=$2 start=$SECONDS status=0
+    shift 2
+    echo "== $name: $*" >&2
+    timeout --kill-after=5 "$seconds" "$@" > >(tee -- "$out/$name.log") 2> >(tee -- "$out/$name.err" >&2) || status=$?
+    echo "== $name took $((SECONDS - start)) s, status $status" >&2
+    ((status == 0)) || failed=1
+}
+
+rm -f -- "$out"/{timing,memory,torch}.json
+{
+    uname -a
+    nvidia-smi 2>&1
+    echo "CUDA_PATH=${CUDA_PATH:-}"
+    echo "options: ${options[*]}"
+} >"$out/machine.txt"
+
+part timing "${timing[1]}" "$binary" --settings bare,off,bf16,f16-sync,f16-deferred --max-seconds "${timing[0]}" \
+    "${options[@]}" --output "$out/timing.json" --plot "$out/timing.svg"
+part memory "${memory[1]}" "$binary" --memory --settings bare,bf16,f16-sync,f16-deferred --steps 3 --warmup 2 \
+    --max-seconds "${memory[0]}" "${options[@]}" --output "$out/memory.json"
+
+if ! python3 -c 'import torch' 2>/dev/null; then
+    echo "== torch: python3 has none" >&2
+elif [[ ! -s $out/timing.json ]]; then
+    echo "== torch: no timing.json, which says what to compare with" >&2
+else
+    # The same model, batch and vocabulary as was measured above.
+    mapfile -t workload < <(python3 -c '
+import json, sys
+for name, value in json.load(open(sys.argv[1]))["workload"].items():
+    print(f"--{name}", value, sep="\n")' "$out/timing.json")
+    part torch "$torch" python3 "$torch_gpt" "${workload[@]}" --output "$out/torch.json"
+fi
+
+results=()
+for name in timing memory torch; do
+    [[ -s $out/$name.json ]] && results+=("$out/$name.json")
+done
+if ((${#results[@]} == 0)); then
+    echo "error: nothing was measured; see $out/*.err" >&2
+    exit 1
+fi
+"$binary" --compare "${results[@]}" | tee -- "$out/table.md"
+exit "$failed"

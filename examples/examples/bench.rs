@@ -1,0 +1,25 @@
+//! Times whole training steps side by side: `cargo run --release --example bench`, and `-- --help` for the options.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use examples::bench::error::BenchError;
+use examples::bench::options::Options;
+
+fn main() -> ExitCode {
+    match examples::bench::run(&Options::parse()) {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            // As clap does for what it finds wrong itself.
+            ExitCode::from(if matches!(error, BenchError::Options(_)) {
+                2
+            } else {
+                1
+            })
+        }
+    }
+}

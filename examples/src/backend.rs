@@ -1,0 +1,75 @@
+//! The backends that an example can compute on.
+
+use burn::prelude::Backend;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// What `--backend` chooses from.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendName {
+    /// The CPU, in pure Rust
+    Flex,
+    /// NVIDIA GPUs
+    Cuda,
+    /// Any GPU with Vulkan
+    Vulkan,
+}
+
+/// What an example does on the backend that was chosen.
+pub trait OnBackend {
+    /// What comes of it.
+    type Output;
+
+    /// Does it, on the default device.
+    fn run<B: Backend>(self, device: B::Device) -> Self::Output;
+}
+
+/// The backend is not compiled in.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "this build has no {name} backend; run it with\n    \
+     cargo run --release -p examples --features {name} --example {example} -- --backend {name}",
+    name = backend.name()
+)]
+pub struct BackendMissing {
+    /// The backend; its name is also that of the feature.
+    pub backend: BackendName,
+    /// The example that was to run on it.
+    pub example: &'static str,
+}
+
+impl BackendName {
+    /// The name on the command line and in reports, and of the cargo feature.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Flex => "flex",
+            Self::Cuda => "cuda",
+            Self::Vulkan => "vulkan",
+        }
+    }
+
+    /// Does `work`, that of the example named, on this backend.
+    ///
+    /// # Errors
+    ///
+    /// The backend is not compiled in.
+    pub fn run<W: OnBackend>(
+        self,
+        example: &'static str,
+        work: W,
+    ) -> Result<W::Output, BackendMissing> {
+        match self {
+            Self::Flex => Ok(work.run::<burn_flex::Flex>(Default::default())),
+            #[cfg(feature = "cuda")]
+            Self::Cuda => Ok(work.run::<burn_cuda::Cuda>(Default::default())),
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => Ok(work.run::<burn_wgpu::Vulkan>(Default::default())),
+            #[allow(
+                unreachable_patterns,
+                reason = "reached unless every backend is compiled in"
+            )]
+            backend => Err(BackendMissing { backend, example }),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What a training holds.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::backend::BackendName;
+use crate::gpt::report::peak_bytes;
+
+/// Between two looks at a device: a step allocates every few microseconds, and what it holds changes over milliseconds.
+const INTERVAL: Duration = Duration::from_micros(200);
+
+/// Memory at one moment, or the most of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Of what.
+    pub place: Place,
+    /// In tensors that live; of a process, all that was resident in it, at most.
+    pub in_use_bytes: u64,
+    /// That, and what the allocator keeps for later, in pages of up to a quarter of the device; unknown of a process.
+    pub reserved_bytes: Option<u64>,
+}
+
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// The pools of a GPU.
+    Device,
+    /// A process on the host.
+    Process,
+}
+
+impl Memory {
+    /// The most of either.
+    fn max(self, other: Self) -> Self {
+        Self {
+            place: self.place,
+            in_use_bytes: self.in_use_bytes.max(other.in_use_bytes),
+            reserved_bytes: self.reserved_bytes.max(other.reserved_bytes),
+        }
+    }
+}
+
+/// The most memory that `work` holds on the backend's default device; nothing where nobody tells.
+///
+/// A device is watched while `work` runs, so what it holds for less than a fraction of a millisecond may be missed. Of a
+/// process the system itself keeps the most since its start.
+pub fn peak_during(backend: BackendName, work: impl FnOnce()) -> Option<Memory> {
+    let done = AtomicBool::new(false);
+    // Pools belong to streams, and streams to threads: the watcher asks for those of this one.
+    let pools = Pools::of_this_thread(backend);
+    thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut most: Option<Memory> = None;
+            loop {
+                let last = done.load(Ordering::Acquire);
+                if let Some(now) = pools.read() {
+                    most = Some(most.map_or(now, |most| most.max(now)));
+                }
+                if last {
+                    return most;
+                }
+                thread::sleep(INTERVAL);
+            }
+        });
+        let finish = Finish(&done);
+        work();
+        drop(finish);
+        watcher.join().unwrap_or_default()
+    })
+}
+
+/// Ends the watching, also where the work panics.
+struct Finish<'a>(&'a AtomicBool);
+
+impl Drop for Finish<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Where to look.
+struct Pools {
+    backend: BackendName,
+    #[cfg(any(feature = "cuda", feature = "vulkan"))]
+    stream: cubecl::stream_id::StreamId,
+}
+
+impl Pools {
+    fn of_this_thread(backend: BackendName) -> Self {
+        Self {
+            backend,
+            #[cfg(any(feature = "cuda", feature = "vulkan"))]
+            stream: cubecl::stream_id::StreamId::current(),
+        }
+    }
+
+    fn read(&self) -> Option<Memory> {
+        match self.backend {
+            BackendName::Flex => Some(Memory {
+                place: Place::Process,
+                in_use_bytes: peak_bytes()?,
+                reserved_bytes: None,
+            }),
+            #[cfg(feature = "cuda")]
+            BackendName::Cuda => self.read_device::<cubecl::cuda::CudaRuntime>(),
+            #[cfg(feature = "vulkan")]
+            BackendName::Vulkan => self.read_device::<cubecl::wgpu::WgpuRuntime>(),
+            #[allow(
+                unreachable_patterns,
+                reason = "reached unless every backend is compiled in"
+            )]
+            _ => None,
+        }
+    }
+
+    #[cfg(any(feature = "cuda", feature = "vulkan"))]
+    fn read_device<R: cubecl::Runtime>(&self) -> Option<Memory> {
+        let read = || R::client(&R::Device::default()).memory_usage().ok();
+        self.stream.executes(read).map(|usage| Memory {
+            place: Place::Device,
+            in_use_bytes: usage.bytes_in_use,
+            reserved_bytes: Some(usage.bytes_reserved),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(in_use_bytes: u64, reserved_bytes: u64) -> Memory {
+        Memory {
+            place: Place::Device,
+            in_use_bytes,
+            reserved_bytes: Some(reserved_bytes),
+        }
+    }
+
+    #[test]
+    fn the_most_of_either_is_kept() {
+        assert_eq!(memory(1, 9).max(memory(3, 7)), memory(3, 9));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_process_is_seen_to_grow() {
+        let before = peak_bytes().unwrap();
+        let peak = peak_during(BackendName::Flex, || {
+            std::hint::black_box(vec![1u8; 256 << 20]);
+        });
+        let peak = peak.unwrap();
+        assert_eq!(peak.place, Place::Process);
+        assert!(peak.in_use_bytes >= before.max(256 << 20));
+    }
+
+    #[test]
+    #[should_panic(expected = "the work's own")]
+    fn a_panic_of_the_work_ends_the_watching() {
+        peak_during(BackendName::Flex, || panic!("the work's own"));
+    }
+}

@@ -1,0 +1,67 @@
+//! What whole training steps of the GPT take: the bare backend and every kind of mixed precision, side by side.
+//!
+//! In every round each setting takes one step: forward, backward, optimizer, and a look at the loss. What disturbs the
+//! machine for longer than a step disturbs all settings alike, so the ratios of a round are steadier than its times.
+//!
+//! - [`options`]: the command line; [`setting`]: what is compared; [`error`]: what can go wrong;
+//! - [`trainer`]: one step of one setting; [`rounds`]: the steps of all of them, in turn;
+//! - [`memory`]: what a device holds; [`alone`]: each setting in a process of its own, for memory to mean something;
+//! - [`statistics`], [`report`], [`table`], [`plot`]: what is left at the end; [`compare`]: with PyTorch.
+
+pub mod alone;
+pub mod compare;
+pub mod error;
+pub mod memory;
+pub mod options;
+pub mod plot;
+pub mod report;
+pub mod rounds;
+pub mod setting;
+pub mod statistics;
+pub mod table;
+pub mod trainer;
+
+use burn::prelude::Backend;
+
+use crate::backend::OnBackend;
+use error::BenchError;
+use options::Options;
+use report::BenchReport;
+
+/// Does what the options say; returns what to print.
+///
+/// # Errors
+///
+/// The options contradict each other, the backend is not compiled in, a file cannot be read or written, or no setting
+/// could be measured.
+pub fn run(options: &Options) -> Result<String, BenchError> {
+    options.validate()?;
+    if !options.compare.is_empty() {
+        return compare::table(&options.compare);
+    }
+    let report = if options.memory {
+        alone::each(options)?
+    } else {
+        options.backend.run("bench", Race(options))?
+    };
+    if let Some(file) = &options.output {
+        report.write(file)?;
+    }
+    if let Some(file) = &options.plot {
+        plot::write(&report, file)?;
+    }
+    if report.measured().next().is_none() {
+        return Err(BenchError::NothingMeasured(report.to_string()));
+    }
+    Ok(report.to_string())
+}
+
+struct Race<'a>(&'a Options);
+
+impl OnBackend for Race<'_> {
+    type Output = BenchReport;
+
+    fn run<B: Backend>(self, device: B::Device) -> BenchReport {
+        rounds::race::<B>(self.0, &device)
+    }
+}
