@@ -80,7 +80,7 @@ impl Operands {
     /// Adds an operand.
     #[inline]
     pub fn see(&mut self, dtype: FloatDType, lineage: Lineage) {
-        self.lineage = self.lineage.join(lineage);
+        self.mark(lineage);
         match self.widest {
             None => {
                 self.first = Some(dtype);
@@ -92,6 +92,12 @@ impl Operands {
                 self.widest = Some(wider(widest, dtype));
             }
         }
+    }
+
+    /// Adds the lineage of an operand whose type does not matter.
+    #[inline]
+    pub fn mark(&mut self, lineage: Lineage) {
+        self.lineage = self.lineage.join(lineage);
     }
 
     /// Whether there was no float operand.
@@ -120,14 +126,13 @@ impl Operands {
     pub fn target(&self, class: Cast, low: Option<FloatDType>) -> Option<FloatDType> {
         let widest = self.widest?;
         let promoted = self.mixed.then_some(widest);
-        let low = match (low, self.lineage) {
-            (Some(low), Lineage::Forward) if widest != FloatDType::F64 => low,
-            _ => return promoted,
+        let Some(low) = low.filter(|_| widest != FloatDType::F64) else {
+            return promoted;
         };
         match class {
-            Cast::Lower if self.mixed || widest != low => Some(low),
+            Cast::Lower if self.lineage == Lineage::Gradient => promoted,
+            Cast::Lower => (self.mixed || widest != low).then_some(low),
             Cast::Full if is_low(widest) => Some(FloatDType::F32),
-            Cast::Lower => None,
             Cast::Full | Cast::Promote | Cast::Keep => promoted,
         }
     }
@@ -208,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn off_and_gradients_only_promote() {
+    fn off_only_promotes_and_gradients_are_not_lowered() {
         for class in [Cast::Lower, Cast::Full, Cast::Promote, Cast::Keep] {
             assert_eq!(target(class, None, &[F32, F32]), None);
             assert_eq!(target(class, None, &[BF16]), None);
@@ -216,6 +221,8 @@ mod tests {
             let gradient = operands(&[F32, F32], Lineage::Gradient);
             assert_eq!(gradient.target(class, Some(BF16)), None);
         }
+        let low = operands(&[F16], Lineage::Gradient);
+        assert_eq!(low.target(Cast::Full, Some(F16)), Some(F32));
     }
 
     #[test]

@@ -78,13 +78,31 @@ impl FromStr for PolicyName {
 /// config.install().unwrap();
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(try_from = "Unchecked")]
 pub struct AmpConfig {
     /// The policy, bf16 by default.
     pub policy: PolicyName,
     /// Classes that replace those of the table, by operation: `{"softmax": "lower"}`. Names are those of
     /// [`op_table`](crate::op_table), with or without `float_`.
     pub ops: BTreeMap<String, Cast>,
+}
+
+/// [`AmpConfig`] as it is written, with names that may not exist.
+#[derive(Default, Deserialize)]
+#[serde(default, rename = "AmpConfig", deny_unknown_fields)]
+struct Unchecked {
+    policy: PolicyName,
+    ops: BTreeMap<String, Cast>,
+}
+
+impl TryFrom<Unchecked> for AmpConfig {
+    type Error = AmpError;
+
+    fn try_from(Unchecked { policy, ops }: Unchecked) -> Result<Self, AmpError> {
+        let config = Self { policy, ops };
+        config.overrides()?;
+        Ok(config)
+    }
 }
 
 impl From<PolicyName> for AmpConfig {
@@ -123,8 +141,8 @@ impl AmpConfig {
     ///
     /// # Errors
     ///
-    /// [`AmpError::UnknownOp`] where `ops` names something that is no operation on float tensors; nothing is installed
-    /// then.
+    /// [`AmpError::UnknownOp`] where `ops` names something that does not compute with float tensors,
+    /// [`AmpError::DuplicateOp`] where it names an operation twice; nothing is installed then.
     pub fn install(&self) -> Result<(), AmpError> {
         policy::configure(self.mode()?);
         Ok(())
@@ -145,13 +163,14 @@ impl AmpConfig {
     }
 
     fn overrides(&self) -> Result<Overrides, AmpError> {
-        self.ops
-            .iter()
-            .map(|(name, cast)| {
-                let row = table::castable(name).ok_or_else(|| AmpError::unknown_op(name))?;
-                Ok((row.op, *cast))
-            })
-            .collect()
+        let mut overrides = Overrides::new();
+        for (name, cast) in &self.ops {
+            let row = table::castable(name).ok_or_else(|| AmpError::unknown_op(name))?;
+            if overrides.insert(row.op, *cast).is_some() {
+                return Err(AmpError::DuplicateOp { op: row.op });
+            }
+        }
+        Ok(overrides)
     }
 
     fn mode(&self) -> Result<Mode, AmpError> {

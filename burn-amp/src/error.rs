@@ -28,9 +28,9 @@ pub enum AmpError {
         /// The float types that the device supports in full.
         supported: String,
     },
-    /// A configuration names an operation that does not exist or takes no float tensor.
+    /// A configuration names an operation that does not exist or does not compute with float tensors.
     #[error(
-        "unknown operation `{name}`: nearest is `{nearest}`; operations with float operands are: {valid}"
+        "unknown operation `{name}`: nearest is `{nearest}`; operations that can be configured are: {valid}"
     )]
     UnknownOp {
         /// The name as given.
@@ -39,6 +39,12 @@ pub enum AmpError {
         nearest: String,
         /// All valid names.
         valid: String,
+    },
+    /// A configuration names an operation twice, with and without `float_`.
+    #[error("operation `{op}` is configured twice, with and without `float_`")]
+    DuplicateOp {
+        /// The operation.
+        op: &'static str,
     },
     /// A configuration names a policy that does not exist.
     #[error("unknown autocast policy `{name}`: valid policies are {valid}")]
@@ -105,12 +111,7 @@ pub enum AmpError {
 
 impl AmpError {
     pub(crate) fn unknown_op(name: &str) -> Self {
-        let names = || {
-            table::op_table()
-                .iter()
-                .filter(|row| row.float_operands)
-                .map(|row| row.short_name())
-        };
+        let names = || table::castable_rows().map(|row| row.short_name());
         Self::UnknownOp {
             name: name.to_owned(),
             nearest: names()

@@ -39,7 +39,7 @@
 //! # use burn_flex::Flex;
 //! # type B = Autocast<Autodiff<Flex>, F16>;
 //! # fn train<O: Optimizer<Linear<B>, B>>(_: O) {}
-//! let scaler = GradScaler::new(&GradScalerConfig::default())?;
+//! let scaler = GradScaler::new(GradScalerConfig::default())?;
 //! let optimizer = scaler.wrap(AdamConfig::new().init());
 //! # train(optimizer);
 //! # Ok::<(), burn_amp::AmpError>(())

@@ -98,10 +98,23 @@ pub fn op_table() -> &'static [OpRow] {
     &TABLE
 }
 
-/// The row of an operation that takes float tensors, by its full or its short name.
-pub(crate) fn castable(name: &str) -> Option<&'static OpRow> {
+/// Operations that take float tensors but do not compute: a cast there would only change what the user asked for.
+const STRUCTURAL: [&str; 5] = [
+    "float_cast",
+    "float_detach",
+    "float_set_require_grad",
+    "float_into_data",
+    "float_to_device",
+];
+
+/// The rows of operations that compute with float tensors: a configuration can give them another class.
+pub(crate) fn castable_rows() -> impl Iterator<Item = &'static OpRow> {
     op_table()
         .iter()
-        .filter(|row| row.float_operands)
-        .find(|row| row.op == name || row.short_name() == name)
+        .filter(|row| row.float_operands && !STRUCTURAL.contains(&row.op))
+}
+
+/// The row of an operation that computes with float tensors, by its full or its short name.
+pub(crate) fn castable(name: &str) -> Option<&'static OpRow> {
+    castable_rows().find(|row| row.op == name || row.short_name() == name)
 }

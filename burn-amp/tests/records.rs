@@ -181,7 +181,7 @@ fn a_disabled_scaler_saves_and_loads() {
 #[test]
 fn a_fixed_scale_is_not_changed_by_a_record() {
     let dynamic = new_scaler(Detection::Sync).wrap(AdamConfig::new().init::<B, Net<B>>());
-    let fixed = GradScaler::new(&GradScalerConfig::fixed(128.0)).unwrap();
+    let fixed = GradScaler::new(GradScalerConfig::fixed(128.0)).unwrap();
     let _ = fixed
         .wrap(AdamConfig::new().init::<B, Net<B>>())
         .load_record(dynamic.to_record());

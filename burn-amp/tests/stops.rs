@@ -72,7 +72,7 @@ fn a_collapsed_scale_stops_the_learner_if_it_can() {
 #[test]
 fn a_fixed_scale_stops_after_a_hundred_skipped_steps_in_a_row() {
     let interrupter = Interrupter::new();
-    let scaler = GradScaler::new(&GradScalerConfig::fixed(128.0))
+    let scaler = GradScaler::new(GradScalerConfig::fixed(128.0))
         .unwrap()
         .with_interrupter(interrupter.clone());
     let mut optimizer = scaler.wrap(SgdConfig::new().init());

@@ -28,6 +28,7 @@ macro_rules! kind_type {
     (Quants) => { Vec<$crate::types::QuantizedTensor<Self>> };
     (Tensor) => { $crate::types::TensorPrimitive<Self> };
     (QuantParams) => { $crate::types::QuantizationParametersPrimitive<Self> };
+    (Fill) => { $crate::types::Scalar };
     (Device) => { $crate::types::Device<Self> };
     (DeviceRef) => { &$crate::types::Device<Self> };
     (Data) => {

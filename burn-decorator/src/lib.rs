@@ -22,6 +22,7 @@
 //! | `FloatOpt`, `BoolOpt` | an `Option` of it |
 //! | `Floats`, `Ints`, `Bools`, `Quants` | a `Vec` of it |
 //! | `Follow` | a `Float` that is written into the row's first `Float` operand, whose type decides |
+//! | `Fill` | a `Scalar` that is written into the row's first `Float` operand, finite where it was finite |
 //! | `Tensor` | `TensorPrimitive<B>`: float or quantized |
 //! | `QuantParams` | `QuantizationParametersPrimitive<B>` |
 //! | `Transaction`, `TransactionData` | `TransactionPrimitive<B>` and what it reads |

@@ -70,6 +70,12 @@ macro_rules! see {
     (Floats $x:ident $dtypes:ident) => {
         $dtypes.extend($x.iter().map(|x| x.dtype()))
     };
+    // A quantized operand meets the f32 of a dequantization.
+    (Tensor $x:ident $dtypes:ident) => {
+        if let TensorPrimitive::Float(x) = &$x {
+            $dtypes.extend([x.dtype(), DType::F32])
+        }
+    };
     ($kind:tt $x:ident $dtypes:ident) => {};
 }
 

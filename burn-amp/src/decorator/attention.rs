@@ -6,7 +6,7 @@
 use burn_backend::ops::AttentionModuleOptions;
 use burn_backend::ops::attention::attention_fallback;
 use burn_backend::tensor::{BoolTensor, FloatTensor};
-use burn_backend::{Backend, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, Scalar, TensorMetadata};
 
 use super::backend::Autocast;
 use super::ops::target;
@@ -35,13 +35,21 @@ pub(super) fn attention<B: Backend, P: Policy>(
     let value = bring::<B>(value.tensor, target);
     let bias = bias.map(|bias| bring::<B>(bias.tensor, target));
 
+    let mode = current::<P>();
     if B::ad_enabled(&B::float_device(&query)) {
+        // Composed, the scores are scaled after the product, which leaves f16's range sooner than the fused kernel does.
+        let (query, key, options) = match mode.low() {
+            Some(FloatDType::F16) if query.dtype() == DType::F16 => {
+                scale_first::<B>(query, key, options)
+            }
+            _ => (query, key, options),
+        };
         let wrap = |x| AutocastTensor::with_lineage(x, lineage);
         let [query, key, value] = [query, key, value].map(wrap);
         let bias = bias.map(wrap);
         let compose =
             || attention_fallback::<Autocast<B, P>>(query, key, value, mask, bias, options);
-        return match current::<P>().class("attention", row) {
+        return match mode.class("attention", row) {
             Cast::Lower => compose(),
             // The operands have the type that an override asked for: its matmuls must not lower them again.
             Cast::Full | Cast::Promote | Cast::Keep => off_scope(compose),
@@ -50,5 +58,24 @@ pub(super) fn attention<B: Backend, P: Policy>(
     AutocastTensor::with_lineage(
         B::attention(query, key, value, mask, bias, options),
         lineage,
+    )
+}
+
+/// Query and key, each times the square root of the scale, and options that scale no further.
+fn scale_first<B: Backend>(
+    query: FloatTensor<B>,
+    key: FloatTensor<B>,
+    options: AttentionModuleOptions,
+) -> (FloatTensor<B>, FloatTensor<B>, AttentionModuleOptions) {
+    let width = query.shape().dims::<4>()[3];
+    let scale = options.scale.unwrap_or(1.0 / (width as f64).sqrt());
+    let root = Scalar::Float(scale.abs().sqrt());
+    (
+        B::float_mul_scalar(query, root),
+        B::float_mul_scalar(key, root),
+        AttentionModuleOptions {
+            scale: Some(scale.signum()),
+            ..options
+        },
     )
 }

@@ -8,7 +8,7 @@ use burn_backend::{AutodiffBackend, Backend, FloatDType, Shape, TensorMetadata};
 use super::backend::Autocast;
 use super::tensor::{AutocastTensor, bring};
 use crate::cast::{Lineage, is_low};
-use crate::policy::Policy;
+use crate::policy::{Policy, current};
 use crate::scaler::{ActiveScale, active_scale, observe_loss};
 
 /// The gradients of a backward pass of [`Autocast`], which were computed from a scaled loss.
@@ -84,18 +84,20 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
     fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
         let loss = loss.tensor;
         let device = B::float_device(&loss);
-        let (loss, scale) = match active_scale::<Self::InnerBackend>(&device) {
+        // bf16 and f32 have the range; a scaler that was made on this thread is used all the same.
+        let needs = current::<P>().low() == Some(FloatDType::F16);
+        let (loss, scale) = match active_scale::<Self::InnerBackend>(&device, needs) {
             ActiveScale::None => (loss, Scale::One),
             ActiveScale::Host { scale, inv } => {
                 let loss = raise::<B>(loss);
-                observe::<B, P>(&device, &loss);
+                observe::<B, P>(&device, needs, &loss);
                 let scaled = B::float_mul_scalar(loss, scale.into());
                 let inverse = inv;
                 (scaled, Scale::Host { scale, inverse })
             }
             ActiveScale::Device { scale, inv } => {
                 let loss = raise::<B>(loss);
-                observe::<B, P>(&device, &loss);
+                observe::<B, P>(&device, needs, &loss);
                 let scale = primitive(scale);
                 let scaled = multiply::<B>(loss, B::from_inner(scale.clone()));
                 let inverse = primitive(inv);
@@ -166,9 +168,9 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
 }
 
 /// Shows the scaler the loss as it is without its scale.
-fn observe<B: AutodiffBackend, P: Policy>(device: &B::Device, loss: &FloatTensor<B>) {
+fn observe<B: AutodiffBackend, P: Policy>(device: &B::Device, needs: bool, loss: &FloatTensor<B>) {
     let flat = Shape::from(vec![loss.shape().num_elements()]);
     let loss = B::InnerBackend::float_reshape(B::inner(loss.clone()), flat);
     let loss = TensorPrimitive::Float(AutocastTensor::new(loss));
-    observe_loss::<Autocast<B::InnerBackend, P>>(device, Tensor::from_primitive(loss));
+    observe_loss::<Autocast<B::InnerBackend, P>>(device, needs, Tensor::from_primitive(loss));
 }

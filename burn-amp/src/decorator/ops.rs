@@ -10,7 +10,7 @@ use burn_decorator::types::*;
 
 use super::attention;
 use super::backend::Autocast;
-use super::tensor::{AutocastTensor, bring};
+use super::tensor::{AutocastTensor, bring, within};
 use crate::cast::{Cast, Operands};
 use crate::policy::{Policy, current};
 use crate::table::class;
@@ -30,6 +30,9 @@ macro_rules! see {
             $operands.see(x.tensor.dtype().into(), x.lineage)
         }
     };
+    (Follow $x:ident $operands:ident) => {
+        $operands.mark($x.lineage)
+    };
     (Tensor $x:ident $operands:ident) => {
         if let TensorPrimitive::Float(x) = &$x {
             $operands.see(x.tensor.dtype().into(), x.lineage)
@@ -42,6 +45,9 @@ macro_rules! see {
 macro_rules! unwrap {
     (Float $x:ident $target:ident $operands:ident) => {
         bring::<B>($x.tensor, $target)
+    };
+    (Fill $x:ident $target:ident $operands:ident) => {
+        within($x, $operands.destination($target))
     };
     (Follow $x:ident $target:ident $operands:ident) => {
         bring::<B>($x.tensor, $operands.destination($target))

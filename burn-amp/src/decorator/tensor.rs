@@ -1,6 +1,8 @@
 //! The decorator's float tensor.
 
-use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata, tensor::FloatTensor};
+use burn_backend::{
+    Backend, DType, FloatDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor,
+};
 
 use super::check::ensure_dtype;
 use crate::cast::{Lineage, is_low};
@@ -54,6 +56,18 @@ impl<T: TensorMetadata> TensorMetadata for AutocastTensor<T> {
     #[inline]
     fn rank(&self) -> usize {
         self.tensor.rank()
+    }
+}
+
+/// A scalar that is about to be written into a tensor of type `dtype`, kept finite if it is.
+#[inline]
+pub(crate) fn within(value: Scalar, dtype: Option<FloatDType>) -> Scalar {
+    match (value, dtype) {
+        (Scalar::Float(x), Some(dtype)) if x.is_finite() && is_low(dtype) => {
+            let range = dtype.finfo();
+            Scalar::Float(x.clamp(range.min, range.max))
+        }
+        _ => value,
     }
 }
 

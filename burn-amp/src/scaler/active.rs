@@ -24,9 +24,11 @@ pub(crate) enum ActiveScale<I: Backend> {
     },
 }
 
-/// The scale for a loss on `device` that is about to be differentiated on this thread.
-pub(crate) fn active_scale<I: Backend>(device: &Device<I>) -> ActiveScale<I> {
-    let Some(scaler) = registry::lookup::<I>(device).filter(|scaler| scaler.is_enabled()) else {
+/// The scale for a loss on `device` that is about to be differentiated on this thread; `needs` if its gradients would
+/// underflow without one (f16).
+pub(crate) fn active_scale<I: Backend>(device: &Device<I>, needs: bool) -> ActiveScale<I> {
+    let found = registry::lookup::<I>(device, needs);
+    let Some(scaler) = found.filter(|scaler| scaler.is_enabled()) else {
         return ActiveScale::None;
     };
     let mut state = scaler.lock();
@@ -47,8 +49,9 @@ pub(crate) fn active_scale<I: Backend>(device: &Device<I>) -> ActiveScale<I> {
 }
 
 /// Keeps the flattened, detached and unscaled `loss` until the step, to explain it should it overflow.
-pub(crate) fn observe_loss<I: Backend>(device: &Device<I>, loss: Tensor<I, 1>) {
-    if let Some(scaler) = registry::lookup::<I>(device).filter(|scaler| scaler.is_enabled()) {
+pub(crate) fn observe_loss<I: Backend>(device: &Device<I>, needs: bool, loss: Tensor<I, 1>) {
+    let found = registry::lookup::<I>(device, needs);
+    if let Some(scaler) = found.filter(|scaler| scaler.is_enabled()) {
         scaler.lock().observe(LossProbe::new(loss));
     }
 }
@@ -104,7 +107,7 @@ mod tests {
 
     /// The scale that `backward` would use here, wherever it is.
     fn active() -> Option<(f32, f32)> {
-        match active_scale::<Flex>(&Default::default()) {
+        match active_scale::<Flex>(&Default::default(), true) {
             ActiveScale::None => None,
             ActiveScale::Host { scale, inv } => Some((scale, inv)),
             ActiveScale::Device { scale, inv } => Some((scale.into_scalar(), inv.into_scalar())),
@@ -113,7 +116,7 @@ mod tests {
 
     fn observe(loss: f32) {
         let device = Default::default();
-        observe_loss::<Flex>(&device, Tensor::from_data([loss], &device));
+        observe_loss::<Flex>(&device, true, Tensor::from_data([loss], &device));
     }
 
     #[test]
@@ -166,7 +169,7 @@ mod tests {
                 let gradients = gradients(&model, scale);
                 model = optimizer.step(0.1, model.clone(), gradients);
                 let on_device = matches!(
-                    active_scale::<Flex>(&Default::default()),
+                    active_scale::<Flex>(&Default::default(), true),
                     ActiveScale::Device { .. }
                 );
                 assert_eq!(on_device, detection == Detection::Deferred);

@@ -1,5 +1,6 @@
 //! The handle that everything shares.
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 
 use burn::train::Interrupter;
@@ -21,21 +22,22 @@ use crate::AmpError;
 /// read, and the wrapped optimizer skips a step with a non-finite gradient and moves the scale. So there is no
 /// `scaler.scale(loss)`, `unscale_` or `update`, and clipping and accumulation only ever meet true gradients.
 ///
-/// One scaler serves one optimizer of one training run, with all of the run's worker threads. Each step of each
-/// optimizer it wraps counts as one `update` of the scale.
+/// One scaler serves one training run, with all of the run's optimizers and worker threads: as in PyTorch, the optimizers of
+/// a GAN share one. Each step of each optimizer it wraps counts as one `update` of the scale. With two scalers on one
+/// thread call [`bind_thread`](Self::bind_thread) before each backward pass.
 ///
 /// # Which scaler does `backward` use?
 ///
 /// That of its thread ([`new`](Self::new), [`wrap`](Self::wrap), [`bind_thread`](Self::bind_thread) and every step of a
-/// wrapped optimizer bind the thread they run on); else that of its device (steps bind the devices of their gradients
-/// that no other live scaler holds); else the only live scaler of the process; else none, with a warning in the log.
-/// So ranks that are threads, and several runs in one process, each use their own. Gradients carry their own inverse
+/// wrapped optimizer bind the thread they run on). In f16, which needs one, else that of its device (steps bind the
+/// devices of their gradients that no other live scaler holds); else the only live scaler of the process; else none, with
+/// a warning in the log. So ranks that are threads, and several runs in one process, each use their own. Gradients carry their own inverse
 /// scale: whichever scaler is used, they are right.
 ///
 /// # Reading it
 ///
 /// Every accessor is exact: under [`Detection::Deferred`] it waits for the last step's flag to arrive from the device.
-/// The metrics never wait; they show the last flag that was read.
+/// The metrics do not ask the device for it; they show the last flag that was read.
 ///
 /// ```
 /// use burn::{backend::Autodiff, optim::{AdamConfig, GradientsParams, Optimizer}, prelude::*};
@@ -45,7 +47,7 @@ use crate::AmpError;
 /// let device = Default::default();
 /// let model = nn::LinearConfig::new(4, 2).init::<B>(&device);
 ///
-/// let scaler = GradScaler::new(&GradScalerConfig::default())?;
+/// let scaler = GradScaler::new(GradScalerConfig::default())?;
 /// let mut optimizer = scaler.wrap(AdamConfig::new().init::<B, nn::Linear<B>>());
 ///
 /// // The loss overflows: the step is skipped, the scale halves, and the culprits are known.
@@ -93,7 +95,8 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`AmpError::InvalidScalerConfig`] for the first field that cannot work.
-    pub fn new(config: &GradScalerConfig) -> Result<Self, AmpError> {
+    pub fn new(config: impl Borrow<GradScalerConfig>) -> Result<Self, AmpError> {
+        let config = config.borrow();
         config.validate()?;
         let scaler = Self {
             shared: Arc::new(Shared {
@@ -108,7 +111,7 @@ impl GradScaler {
 
     /// A scaler that does nothing: losses are not scaled, steps are not checked, wrapped optimizers are as they were.
     pub fn disabled() -> Self {
-        Self::new(&GradScalerConfig::disabled()).expect("the default configuration is valid")
+        Self::new(GradScalerConfig::disabled()).expect("the default configuration is valid")
     }
 
     /// Chooses how wrapped optimizers learn about overflows, from their next step on. Default [`Detection::Sync`].
@@ -133,7 +136,7 @@ impl GradScaler {
     /// use burn_amp::{GradScaler, GradScalerConfig};
     ///
     /// type B = Autodiff<burn_flex::Flex>;
-    /// let scaler = GradScaler::new(&GradScalerConfig::fixed(128.0))?;
+    /// let scaler = GradScaler::new(GradScalerConfig::fixed(128.0))?;
     /// let optimizer = scaler.wrap(SgdConfig::new().init::<B, Linear<B>>());
     /// # let _ = optimizer;
     /// # Ok::<(), burn_amp::AmpError>(())
@@ -295,7 +298,7 @@ impl Shared {
 /// With the default configuration.
 impl Default for GradScaler {
     fn default() -> Self {
-        Self::new(&GradScalerConfig::default()).expect("the default configuration is valid")
+        Self::new(GradScalerConfig::default()).expect("the default configuration is valid")
     }
 }
 

@@ -11,7 +11,7 @@ use super::GradScaler;
 
 /// The loss scale after each batch; 1 if the scaler is disabled. An epoch's value is the last one, not a mean.
 ///
-/// It never waits for a device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step.
+/// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step.
 #[derive(Clone)]
 pub struct LossScaleMetric {
     scaler: GradScaler,
@@ -21,7 +21,7 @@ pub struct LossScaleMetric {
 
 /// The number of steps skipped so far, since the beginning of the training; 0 if the scaler is disabled.
 ///
-/// It never waits for a device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step.
+/// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step.
 #[derive(Clone)]
 pub struct SkippedStepsMetric {
     scaler: GradScaler,

@@ -42,10 +42,18 @@ pub(super) struct LossProbe(Box<dyn FnOnce() -> bool + Send>);
 
 impl LossProbe {
     pub(super) fn new<I: Backend>(loss: Tensor<I, 1>) -> Self {
+        let expectation = "the loss can be read from its device";
+        if loss.shape().num_elements() == 1 {
+            return Self(Box::new(move || {
+                let data = read_sync(loss.into_data_async()).expect(expectation);
+                data.iter::<f64>().any(|value| !value.is_finite())
+            }));
+        }
+        // A flag of a loss that was not reduced, not all of it.
+        let flag = loss.clone().is_nan().bool_or(loss.is_inf()).any();
         Self(Box::new(move || {
-            let data =
-                read_sync(loss.into_data_async()).expect("the loss can be read from its device");
-            data.iter::<f64>().any(|value| !value.is_finite())
+            let data = read_sync(flag.into_data_async()).expect(expectation);
+            data.iter::<bool>().any(|non_finite| non_finite)
         }))
     }
 

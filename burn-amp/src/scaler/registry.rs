@@ -49,11 +49,17 @@ pub(super) fn bind_device<B: Backend>(scaler: &Arc<Shared>, device: &Device<B>) 
     PROCESS.lock().bind_device(scaler, key::<B>(device));
 }
 
-/// The scaler of this thread; else of `device`; else the only one there is.
-pub(super) fn lookup<B: Backend>(device: &Device<B>) -> Option<Arc<Shared>> {
-    OF_THREAD
-        .with_borrow(Weak::upgrade)
-        .or_else(|| PROCESS.lock().lookup(key::<B>(device)))
+/// The scaler of this thread; else, where the loss `needs` one, that of `device`, or the only one there is.
+///
+/// A loss that needs none must not meet the scaler of another run.
+pub(super) fn lookup<B: Backend>(device: &Device<B>, needs: bool) -> Option<Arc<Shared>> {
+    OF_THREAD.with_borrow(Weak::upgrade).or_else(|| {
+        if needs {
+            PROCESS.lock().lookup(key::<B>(device))
+        } else {
+            None
+        }
+    })
 }
 
 impl Process {

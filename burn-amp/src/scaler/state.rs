@@ -1,5 +1,7 @@
 //! What a step's outcome does to the scale, the counters and the errors: the same for both kinds of detection.
 
+use std::collections::VecDeque;
+
 use burn::train::Interrupter;
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +32,7 @@ pub(crate) struct State {
     pub(super) error: Option<AmpError>,
     /// The step whose outcome is not known yet.
     pub(super) pending: Option<Pending>,
-    losses: Vec<LossProbe>,
+    losses: VecDeque<LossProbe>,
 }
 
 /// What has been counted so far.
@@ -54,7 +56,7 @@ impl State {
             last_overflow: None,
             error: None,
             pending: None,
-            losses: Vec::new(),
+            losses: VecDeque::new(),
         }
     }
 
@@ -89,13 +91,13 @@ impl State {
 
     pub(super) fn observe(&mut self, loss: LossProbe) {
         if self.losses.len() == MAX_LOSSES {
-            self.losses.remove(0);
+            self.losses.pop_front();
         }
-        self.losses.push(loss);
+        self.losses.push_back(loss);
     }
 
     pub(super) fn take_losses(&mut self) -> Vec<LossProbe> {
-        core::mem::take(&mut self.losses)
+        core::mem::take(&mut self.losses).into()
     }
 
     /// Waits for the outcome of the pending step, if there is one, and takes note of it.

@@ -53,7 +53,8 @@ macro_rules! float_ops {
             keep    float_slice_assign(tensor: Float, slices: {Slice}, value: Follow) -> Float
                     = "Writes into the destination: the value follows its type, so that a cache keeps the type it was created in.";
             promote float_mask_where(tensor: Float, mask: Bool, value: Float) -> Float;
-            keep    float_mask_fill(tensor: Float, mask: Bool, value: [Scalar]) -> Float;
+            keep    float_mask_fill(tensor: Float, mask: Bool, value: Fill) -> Float
+                    = "A finite value stays finite: -1e9, a mask in f32, would be -inf in f16 and a fully masked softmax NaN.";
             promote float_equal(lhs: Float, rhs: Float, out_dtype: [BoolDType]) -> Bool;
             promote float_not_equal(lhs: Float, rhs: Float, out_dtype: [BoolDType]) -> Bool;
             keep    float_equal_elem(lhs: Float, rhs: [Scalar], out_dtype: [BoolDType]) -> Bool;

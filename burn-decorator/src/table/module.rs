@@ -25,9 +25,10 @@ macro_rules! module_ops {
             lower   conv2d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<2>]) -> Float;
             full    conv2d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
                     = "A sum over the batch.";
-            lower   deform_conv2d(x: Float, offset: Float, weight: Float, mask: FloatOpt, bias: FloatOpt, options: [DeformConvOptions<2>]) -> Float
-                    = "A convolution.";
-            lower   deform_conv2d_backward(x: Float, offset: Float, weight: Float, mask: FloatOpt, bias: FloatOpt, output_grad: Float, options: [DeformConvOptions<2>]) -> {DeformConv2dBackward x_grad: Float, offset_grad: Float, weight_grad: Float, mask_grad: FloatOpt, bias_grad: FloatOpt};
+            full    deform_conv2d(x: Float, offset: Float, weight: Float, mask: FloatOpt, bias: FloatOpt, options: [DeformConvOptions<2>]) -> Float
+                    = "Sampling positions: a low type has no fractions of a pixel from 128 (bf16) or 2048 (f16) on.";
+            full    deform_conv2d_backward(x: Float, offset: Float, weight: Float, mask: FloatOpt, bias: FloatOpt, output_grad: Float, options: [DeformConvOptions<2>]) -> {DeformConv2dBackward x_grad: Float, offset_grad: Float, weight_grad: Float, mask_grad: FloatOpt, bias_grad: FloatOpt}
+                    = "As its forward.";
             lower   conv3d(x: Float, weight: Float, bias: FloatOpt, options: [ConvOptions<3>]) -> Float;
             lower   conv3d_x_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<3>]) -> Float;
             lower   conv3d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<3>]) -> Float;
@@ -49,14 +50,22 @@ macro_rules! module_ops {
             full    conv_transpose3d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
                     = "A sum over the batch.";
             keep    unfold4d(x: Float, kernel_size: [[usize; 2]], options: [UnfoldOptions]) -> Float;
-            keep    avg_pool1d(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> Float;
-            promote avg_pool1d_backward(x: Float, grad: Float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> Float;
-            keep    avg_pool2d(x: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> Float;
-            promote avg_pool2d_backward(x: Float, grad: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> Float;
-            keep    adaptive_avg_pool2d(x: Float, output_size: [[usize; 2]]) -> Float;
-            promote adaptive_avg_pool2d_backward(x: Float, grad: Float) -> Float;
-            keep    adaptive_avg_pool1d(x: Float, output_size: [usize]) -> Float;
-            promote adaptive_avg_pool1d_backward(x: Float, grad: Float) -> Float;
+            full    avg_pool1d(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> Float
+                    = "A mean: adding up 4096 ones in f16 gives 2048.";
+            full    avg_pool1d_backward(x: Float, grad: Float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> Float
+                    = "As its forward.";
+            full    avg_pool2d(x: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> Float
+                    = "A mean: adding up 4096 ones in f16 gives 2048.";
+            full    avg_pool2d_backward(x: Float, grad: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> Float
+                    = "As its forward.";
+            full    adaptive_avg_pool2d(x: Float, output_size: [[usize; 2]]) -> Float
+                    = "A mean: adding up 4096 ones in f16 gives 2048.";
+            full    adaptive_avg_pool2d_backward(x: Float, grad: Float) -> Float
+                    = "As its forward.";
+            full    adaptive_avg_pool1d(x: Float, output_size: [usize]) -> Float
+                    = "A mean: adding up 4096 ones in f16 gives 2048.";
+            full    adaptive_avg_pool1d_backward(x: Float, grad: Float) -> Float
+                    = "As its forward.";
             keep    max_pool1d(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> Float;
             keep    max_pool1d_with_indices(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> {MaxPool1dWithIndices output: Float, indices: Int};
             promote max_pool1d_with_indices_backward(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool], output_grad: Float, indices: Int) -> {MaxPool1dBackward x_grad: Float};

@@ -92,12 +92,48 @@ fn masked_rows_under<I: Backend, P: Policy>() {
     assert!(values(output.context).iter().all(|x| x.is_finite()));
 }
 
+/// Scores beyond f16's range before they are scaled, and within it after.
+fn large_scores<I: Backend>() {
+    let device = I::Device::default();
+    let value = attend_all::<Autocast<I, F16>>(40.0, &device);
+    let trained = attend_all::<Autocast<Autodiff<I>, F16>>(40.0, &device);
+    assert!(
+        value.iter().chain(&trained).all(|x| *x == 40.0),
+        "{value:?} {trained:?}"
+    );
+}
+
+fn attend_all<B: Backend>(x: f32, device: &B::Device) -> Vec<f32> {
+    let x = Tensor::<B, 4>::full([1, 1, 2, 64], x, device);
+    let options = AttentionModuleOptions::default();
+    values(attention(x.clone(), x.clone(), x, None, None, options))
+}
+
+/// Masks as they are written by hand in f32: a row that is masked in full is uniform, as there.
+fn finite_masks<I: Backend>() {
+    fn check<I: Backend, P: Policy>() {
+        let device = I::Device::default();
+        let low = P::mode().low().expect("a low type");
+        if !I::supports_dtype(&device, low.into()) {
+            return;
+        }
+        for value in [-1e9, f32::MIN] {
+            let scores = Tensor::<Autocast<I, P>, 2>::ones([2, 4], &device).cast(low);
+            let mask = Tensor::<_, 2, Bool>::from_data([[true; 4], [false; 4]], &device);
+            let weights = activation::softmax(scores.mask_fill(mask, value), 1);
+            assert_eq!(values(weights), [0.25; 8], "{value}");
+        }
+    }
+    check::<I, F16>();
+    check::<I, Bf16>();
+}
+
 fn masked_rows_give_no_nan<I: Backend>() {
     masked_rows_under::<I, F16>();
     masked_rows_under::<I, Bf16>();
 }
 
-tests::on_every_backend!(masked_rows_give_no_nan);
+tests::on_every_backend!(masked_rows_give_no_nan, large_scores, finite_masks);
 
 #[test]
 fn the_fused_kernel_is_used_where_there_is_one() {

@@ -64,11 +64,21 @@ fn unknown_names_list_the_valid_ones() {
         valid.contains("layer_norm") && valid.contains("matmul"),
         "{valid}"
     );
-    assert!(
-        AmpConfig::bf16()
-            .with_op("int_add", Cast::Lower)
-            .install()
-            .is_err()
+    for op in ["int_add", "cast", "float_set_require_grad"] {
+        assert!(
+            AmpConfig::bf16()
+                .with_op(op, Cast::Lower)
+                .install()
+                .is_err(),
+            "{op}"
+        );
+    }
+    let twice = AmpConfig::bf16()
+        .with_op("matmul", Cast::Full)
+        .with_op("float_matmul", Cast::Lower);
+    assert_eq!(
+        twice.install(),
+        Err(AmpError::DuplicateOp { op: "float_matmul" })
     );
 
     let error = "fp8".parse::<burn_amp::PolicyName>().expect_err("unknown");
@@ -89,6 +99,8 @@ fn unknown_names_list_the_valid_ones() {
         error.contains("down") && error.contains("`promote`"),
         "{error}"
     );
+    let error = parse(r#"{"ops": {"sofmax": "lower"}}"#);
+    assert!(error.contains("nearest is `softmax`"), "{error}");
     let error = parse(r#"{"polcy": "bf16"}"#);
     assert!(
         error.contains("polcy") && error.contains("`policy`"),

@@ -9,9 +9,13 @@ use burn::nn::LayerNormConfig;
 use burn::optim::{AdamConfig, GradientsParams, MuonConfig, Optimizer};
 use burn::tensor::backend::Backend;
 use burn::tensor::grid::affine_grid_2d;
-use burn::tensor::module::{attention, conv2d, embedding, interpolate, linear};
+use burn::tensor::module::{
+    attention, conv_transpose2d, conv1d, conv2d, conv3d, deform_conv2d, embedding, interpolate,
+    linear,
+};
 use burn::tensor::ops::{
-    AttentionModuleOptions, ConvOptions, GridSampleOptions, InterpolateMode, InterpolateOptions,
+    AttentionModuleOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions,
+    GridSampleOptions, InterpolateMode, InterpolateOptions,
 };
 use burn::tensor::{
     Bool, DType, Distribution, FloatDType, IndexingUpdateOp, Int, Shape, Tensor, activation,
@@ -34,7 +38,7 @@ fn mask<B: Backend>(x: &Tensor<B, 2>) -> Tensor<B, 2, Bool> {
     indices(x).equal_elem(1)
 }
 
-/// Every operation of Burn's tensor API that takes several float tensors, on `[4, 4]` operands in `(0.5, 1.5)`.
+/// Operations of Burn's tensor API that take several float tensors, on `[4, 4]` operands in `(0.5, 1.5)`.
 fn cases<B: Backend>() -> Vec<Case<B>> {
     vec![
         ("add", Add::add),
@@ -91,6 +95,56 @@ fn cases<B: Backend>() -> Vec<Case<B>> {
             let weight = b.slice([0..2, 0..2]).reshape([1, 1, 2, 2]);
             let options = ConvOptions::new([1, 1], [0, 0], [1, 1], 1);
             conv2d(x, weight, None, options).reshape([3, 3])
+        }),
+        ("conv2d_with_bias", |a, b| {
+            let bias = b.clone().slice([0..1, 0..1]).reshape([1]);
+            let x = a.reshape([1, 1, 4, 4]);
+            let weight = b.slice([0..2, 0..2]).reshape([1, 1, 2, 2]);
+            let options = ConvOptions::new([1, 1], [0, 0], [1, 1], 1);
+            conv2d(x, weight, Some(bias), options).reshape([3, 3])
+        }),
+        ("conv1d", |a, b| {
+            let weight = b.slice([0..1, 0..2]).reshape([1, 1, 2]);
+            let options = ConvOptions::new([1], [0], [1], 1);
+            conv1d(a.reshape([1, 1, 16]), weight, None, options).reshape([1, 15])
+        }),
+        ("conv3d", |a, b| {
+            let weight = b.slice([0..2, 0..4]).reshape([1, 1, 2, 2, 2]);
+            let options = ConvOptions::new([1; 3], [0; 3], [1; 3], 1);
+            conv3d(a.reshape([1, 1, 2, 2, 4]), weight, None, options).reshape([1, 3])
+        }),
+        ("conv_transpose2d", |a, b| {
+            let weight = b.slice([0..2, 0..2]).reshape([1, 1, 2, 2]);
+            let options = ConvTransposeOptions::new([1, 1], [0, 0], [0, 0], [1, 1], 1);
+            conv_transpose2d(a.reshape([1, 1, 4, 4]), weight, None, options).reshape([5, 5])
+        }),
+        ("deform_conv2d", |a, b| {
+            let weight = b.clone().slice([0..2, 0..2]).reshape([1, 1, 2, 2]);
+            let offset = b
+                .slice([0..4, 0..1])
+                .reshape([1, 1, 2, 2])
+                .repeat(&[1, 8, 1, 1]);
+            let offset = offset.slice([0..1, 0..8, 0..1, 0..1]).repeat(&[1, 1, 3, 3]);
+            let options = DeformConvOptions::new([1, 1], [0, 0], [1, 1], 1, 1);
+            let x = a.reshape([1, 1, 4, 4]);
+            deform_conv2d(x, offset * 0.25, weight, None, None, options).reshape([3, 3])
+        }),
+        ("scatter_nd", |a, b| {
+            let indices = Tensor::<B, 2, Int>::from_ints([[0], [2]], &a.device());
+            a.scatter_nd(indices, b.slice([0..2, 0..4]), IndexingUpdateOp::Add)
+        }),
+        ("min_pair", |a, b| a.min_pair(b)),
+        ("attention_with_bias", |a, b| {
+            let heads = |x: Tensor<B, 2>| x.reshape([1, 1, 4, 4]);
+            attention(
+                heads(a.clone()),
+                heads(a.clone()),
+                heads(a),
+                None,
+                Some(heads(b)),
+                AttentionModuleOptions::default(),
+            )
+            .reshape([4, 4])
         }),
         ("attention", |a, b| {
             let key = b.clone().reshape([1, 1, 4, 4]);

@@ -8,10 +8,12 @@ use burn::module::AutodiffModule;
 use burn::nn::LinearConfig;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::backend::Backend;
+use burn::tensor::module::{adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool2d};
 use burn::tensor::quantization::{QuantScheme, QuantValue};
 use burn::tensor::{DType, Int, Tensor};
 use burn_amp::{AmpConfig, Autocast, Bf16, Cast, Configured, F16, Off, PolicyName, autocast};
 use burn_flex::Flex;
+use tests::compare::values;
 use tests::spy::Spy;
 
 type B = Autocast<Flex>;
@@ -42,6 +44,49 @@ fn what_the_user_chose_is_left_alone() {
 
     let int = Tensor::<B, 2, Int>::ones([2, 2], &Default::default());
     assert_eq!(int.clone().matmul(int.clone()).dtype(), int.dtype());
+}
+
+/// What a low type cannot add up or address.
+fn means_and_positions<I: Backend>() {
+    type F<I> = Autocast<I, F16>;
+    let device = I::Device::default();
+    let image = Tensor::<F<I>, 4>::ones([1, 1, 64, 64], &device).cast(DType::F16);
+    let whole = avg_pool2d(image.clone(), [64, 64], [1, 1], [0, 0], true, false);
+    assert_eq!(values(whole), [1.0]);
+    assert_eq!(values(adaptive_avg_pool2d(image, [1, 1])), [1.0]);
+    let line = Tensor::<F<I>, 3>::ones([1, 1, 4096], &device).cast(DType::F16);
+    assert_eq!(values(adaptive_avg_pool1d(line, 1)), [1.0]);
+}
+
+#[test]
+fn on_flex() {
+    means_and_positions::<Flex>();
+}
+
+#[cfg(feature = "vulkan")]
+#[test]
+fn on_vulkan() {
+    means_and_positions::<tests::Vulkan>();
+    means_and_positions::<tests::VulkanFusion>();
+}
+
+#[test]
+fn what_is_computed_from_a_gradient_is_raised_but_not_lowered() {
+    type T = Autocast<Autodiff<Flex>, F16>;
+    let x = Tensor::<T, 2>::ones([2, 2], &Default::default()).require_grad();
+    let grads = (x.clone().cast(DType::F16) * 200.0).sum().backward();
+    let grad = x.grad(&grads).expect("a gradient");
+    assert_eq!(grad.clone().matmul(grad.clone()).dtype(), DType::F32);
+    assert_eq!(
+        values(grad.clone().cast(DType::F16).square().sum()),
+        [160000.0]
+    );
+    // Written into another tensor it is still a gradient.
+    let packed = Tensor::zeros([2, 4], &Default::default()).slice_assign([0..2, 0..2], grad);
+    assert_eq!(
+        packed.clone().matmul(packed.transpose()).dtype(),
+        DType::F32
+    );
 }
 
 #[test]

@@ -134,14 +134,13 @@ fn the_classes_are_pytorchs() {
             .unwrap_or_else(|| panic!("no row {name}"))
             .cast
     };
-    let lower = "matmul linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d deform_conv2d prelu \
-                 attention";
-    let full = "acos asin cosh sinh tan exp log log1p recip powf powf_scalar powi powi_scalar softmax log_softmax softmin \
+    let lower = "matmul linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d prelu attention";
+    let full = "avg_pool2d adaptive_avg_pool1d deform_conv2d acos asin cosh sinh tan exp log log1p recip powf powf_scalar powi powi_scalar softmax log_softmax softmin \
                 layer_norm sum sum_dim prod prod_dim mean mean_dim cumsum cumprod ctc_loss interpolate rfft irfft \
                 log_sigmoid";
     let promote = "add sub mul div remainder cross atan2 cat mask_where scatter_add select_add grid_sample_2d equal greater \
                    lower_equal";
-    let keep = "relu gelu sigmoid tanh neg reshape transpose slice gather embedding max_pool2d avg_pool2d max argmax sqrt abs cast";
+    let keep = "relu gelu sigmoid tanh neg reshape transpose slice gather embedding max_pool2d max argmax sqrt abs cast";
     for (names, expected) in [
         (lower, Cast::Lower),
         (full, Cast::Full),

@@ -25,6 +25,7 @@ fn models<I: Backend>() {
 }
 
 fn first_use_without_gradients<I: Backend>() {
+    let _turn = super::turn();
     let device = I::Device::default();
     let linear = LinearConfig::new(4, 4).init::<Cached<I>>(&device);
     let x = Tensor::<Cached<I>, 2>::ones([2, 4], &device);

@@ -115,7 +115,7 @@ fn train(scaler: &GradScaler, items: &[f32], interrupter: Interrupter) -> std::p
 }
 
 fn scaler() -> GradScaler {
-    GradScaler::new(&GradScalerConfig {
+    GradScaler::new(GradScalerConfig {
         init_scale: 4.0,
         growth_interval: 2,
         ..Default::default()

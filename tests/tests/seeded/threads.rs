@@ -8,7 +8,7 @@ use burn::module::AutodiffModule;
 use burn::nn::{Linear, LinearConfig, loss::MseLoss, loss::Reduction};
 use burn::optim::{AdamConfig, GradientsParams, Optimizer};
 use burn::tensor::{DType, Distribution, Tensor};
-use burn_amp::{Autocast, Bf16, F16, GradScaler, GradScalerConfig, Policy, autocast};
+use burn_amp::{Autocast, Bf16, F16, GradScaler, GradScalerConfig, Off, Policy, autocast};
 use burn_flex::Flex;
 use tests::compare::values;
 
@@ -47,6 +47,30 @@ fn run<P: Policy>(
             })
         })
         .collect()
+}
+
+/// The gradient of `1e35 w` on another thread.
+fn gradient_elsewhere<P: Policy>() -> f32 {
+    thread::spawn(|| {
+        type T<P> = Autocast<Autodiff<Flex>, P>;
+        let w = Tensor::<T<P>, 1>::ones([1], &Default::default()).require_grad();
+        let grads = w.clone().mul_scalar(1e35).backward();
+        values(w.grad(&grads).expect("a gradient"))[0]
+    })
+    .join()
+    .expect("no panic")
+}
+
+#[test]
+fn a_run_without_a_scaler_does_not_meet_that_of_another() {
+    let _turn = super::turn();
+    let scaler = GradScaler::new(GradScalerConfig::default()).expect("valid");
+    assert_eq!(gradient_elsewhere::<Off>(), 1e35);
+    assert_eq!(gradient_elsewhere::<Bf16>(), 1e35);
+    // A worker of an f16 run finds the only scaler there is.
+    assert_eq!(gradient_elsewhere::<F16>(), f32::INFINITY);
+    drop(scaler);
+    assert_eq!(gradient_elsewhere::<F16>(), 1e35);
 }
 
 #[test]
