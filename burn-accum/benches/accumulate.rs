@@ -1,0 +1,114 @@
+//! A micro-step within a window over 16.8 million parameters, beside Burn's own `GradientsAccumulator` and beside what
+//! memory allows: throughput counts the bytes that have to be moved, 4 to read a gradient and 8 to read and write its
+//! sum. Looking for non-finite gradients (`Drop`) reads the gradients once more.
+//!
+//! glibc gives the freed gradients at the top of the heap back to the system inside of the timed region, depending on
+//! where they lie: compare with `MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000`.
+#![allow(missing_docs)] // criterion_group
+
+use std::hint::black_box;
+
+use burn::{
+    backend::Autodiff,
+    module::{Module, ModuleVisitor, Param},
+    nn::{Linear, LinearConfig},
+    optim::{GradientsAccumulator, GradientsParams, Optimizer, SgdConfig},
+    tensor::{Distribution, Tensor},
+};
+use burn_accum::{AccumConfig, MultiSteps, NonFinite};
+use burn_flex::Flex;
+use criterion::{
+    BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main,
+    measurement::WallTime,
+};
+
+type B = Autodiff<Flex>;
+type Layers = Vec<Linear<B>>;
+
+const LAYERS: usize = 16;
+const WIDTH: usize = 1024;
+
+struct Filler(GradientsParams);
+
+impl ModuleVisitor<B> for Filler {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let device = Default::default();
+        let gradient =
+            Tensor::<Flex, D>::random(param.val().shape(), Distribution::Default, &device);
+        self.0.register(param.id, gradient);
+    }
+}
+
+fn gradients(model: &Layers) -> GradientsParams {
+    let mut filler = Filler(GradientsParams::new());
+    model.visit(&mut filler);
+    filler.0
+}
+
+fn measure(
+    group: &mut BenchmarkGroup<WallTime>,
+    name: &str,
+    model: &Layers,
+    mut accumulate: impl FnMut(GradientsParams),
+) {
+    group.bench_function(name, |bencher| {
+        bencher.iter_batched(
+            || gradients(model),
+            &mut accumulate,
+            BatchSize::PerIteration,
+        );
+    });
+}
+
+fn micro_step(criterion: &mut Criterion) {
+    let device = Default::default();
+    let layer = || {
+        LinearConfig::new(WIDTH, WIDTH)
+            .with_bias(false)
+            .init(&device)
+    };
+    let model: Layers = (0..LAYERS).map(|_| layer()).collect();
+    let elements = LAYERS * WIDTH * WIDTH;
+
+    let mut group = criterion.benchmark_group("accumulate");
+    group.throughput(Throughput::Bytes(12 * elements as u64));
+
+    let mut sums = vec![1.0_f32; elements];
+    let terms = vec![2.0_f32; elements];
+    group.bench_function("one thread, plain slices", |bencher| {
+        bencher.iter(|| {
+            for (sum, term) in sums.iter_mut().zip(black_box(&terms)) {
+                *sum += term;
+            }
+        });
+    });
+
+    let mut burns = GradientsAccumulator::new();
+    measure(
+        &mut group,
+        "Burn's GradientsAccumulator",
+        &model,
+        |gradients| {
+            burns.accumulate(&model, gradients);
+        },
+    );
+    for non_finite in [NonFinite::Propagate, NonFinite::Drop] {
+        let sgd = SgdConfig::new().init::<B, Layers>();
+        let mut windows = MultiSteps::new(sgd, AccumConfig::mean(usize::MAX))
+            .expect("a window that never ends")
+            .with_non_finite(non_finite);
+        let mut current = Some(model.clone());
+        let name = format!("MultiSteps, {non_finite:?}");
+        measure(&mut group, &name, &model, |gradients| {
+            let before = current.take().expect("a model between steps");
+            current = Some(windows.step(1e-3, before, gradients));
+        });
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(20);
+    targets = micro_step
+}
+criterion_main!(benches);

@@ -1,0 +1,177 @@
+//! The gradients of one micro-step, from one device or several, and what travels with them.
+
+use burn::{
+    module::ParamId,
+    optim::{GradientsParams, MultiGradientsParams},
+    tensor::{
+        DType, Device, Tensor, TensorData,
+        backend::{AutodiffBackend, Backend},
+    },
+};
+
+/// Not ids of parameters but of what travels with gradients; `ParamId`s are random 64-bit numbers, and the names of
+/// these spell "burn" and a word.
+const COUNT: u64 = u64::from_be_bytes(*b"burnitem");
+const FLUSH: u64 = u64::from_be_bytes(*b"burnlast");
+
+/// The id under which gradients carry the number of items that they came from, f32 `[1]`.
+pub(crate) fn count_id() -> ParamId {
+    ParamId::from(COUNT)
+}
+
+fn flush_id() -> ParamId {
+    ParamId::from(FLUSH)
+}
+
+/// Gradients that are none, but ask the [`MultiSteps`](crate::MultiSteps) which gets them to apply its partial window:
+/// [`MultiSteps::flush`](crate::MultiSteps::flush) for where an optimizer is out of reach, inside of Burn's `Learner`
+/// or of other wrappers. A loss scaler around counts it as one more step.
+///
+/// ```
+/// use burn::{backend::Autodiff, optim::{Optimizer, SgdConfig}, prelude::*};
+/// use burn_accum::{AccumConfig, MultiSteps, flush_request};
+///
+/// type B = Autodiff<burn_flex::Flex>;
+/// let device = Default::default();
+/// let model = nn::LinearConfig::new(4, 2).init::<B>(&device);
+/// let mut optimizer = MultiSteps::new(SgdConfig::new().init(), AccumConfig::mean(8))?;
+///
+/// // learner.optimizer_step(flush_request::<B>(&device));
+/// let model: nn::Linear<B> = optimizer.step(1e-3, model, flush_request::<B>(&device));
+/// # let _ = model;
+/// # Ok::<(), burn_accum::AccumError>(())
+/// ```
+pub fn flush_request<B: AutodiffBackend>(device: &Device<B>) -> GradientsParams {
+    let mut request = GradientsParams::new();
+    let nothing = constant::<B::InnerBackend>(0.0, device);
+    request.register(flush_id(), nothing);
+    request
+}
+
+/// An f32 `[1]`, whatever the device's default float is.
+pub(crate) fn constant<I: Backend>(value: f64, device: &Device<I>) -> Tensor<I, 1> {
+    Tensor::from_data(TensorData::from([value as f32]), (device, DType::F32))
+}
+
+/// `tensor` in a type to add in: at least f32.
+pub(crate) fn widen<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, D> {
+    match tensor.dtype() {
+        DType::F32 | DType::F64 => tensor,
+        _ => tensor.cast(DType::F32),
+    }
+}
+
+/// `tensor` on `device`.
+pub(crate) fn on<I: Backend, const D: usize>(
+    tensor: Tensor<I, D>,
+    device: &Device<I>,
+) -> Tensor<I, D> {
+    if tensor.device() == *device {
+        tensor
+    } else {
+        tensor.to_device(device)
+    }
+}
+
+/// The gradients of one micro-step: one entry a device.
+pub(crate) struct Arrived {
+    devices: Vec<GradientsParams>,
+}
+
+impl From<GradientsParams> for Arrived {
+    fn from(gradients: GradientsParams) -> Self {
+        Self {
+            devices: vec![gradients],
+        }
+    }
+}
+
+impl From<MultiGradientsParams> for Arrived {
+    fn from(gradients: MultiGradientsParams) -> Self {
+        let devices = gradients.grads.into_iter().map(|(gradients, _)| gradients);
+        Self {
+            devices: devices.collect(),
+        }
+    }
+}
+
+impl Arrived {
+    /// Whether this is a [`flush_request`].
+    pub(crate) fn asks_to_flush<I: Backend>(&self) -> bool {
+        self.devices
+            .iter()
+            .any(|gradients| gradients.get::<I, 1>(flush_id()).is_some())
+    }
+
+    /// How many micro-batches these are, once the counts are taken out. A device that ran out of data brings no
+    /// gradients; a single one has at least computed that there are none.
+    pub(crate) fn micro_batches(&self) -> u64 {
+        let bringing = self
+            .devices
+            .iter()
+            .filter(|gradients| !gradients.is_empty());
+        bringing.count().max(1) as u64
+    }
+
+    /// Takes the counts out, one for each device that brought one.
+    pub(crate) fn take_counts<I: Backend>(&mut self) -> Vec<Tensor<I, 1>> {
+        self.devices
+            .iter_mut()
+            .filter_map(|gradients| gradients.remove(count_id()))
+            .collect()
+    }
+
+    /// The gradients, if they came from one device.
+    pub(crate) fn into_one(mut self) -> GradientsParams {
+        debug_assert!(self.devices.len() <= 1, "gradients of several devices");
+        self.devices.pop().unwrap_or_default()
+    }
+
+    /// As from one device: `sums` are the gradients of the parameters, and what travels with them is passed on.
+    pub(crate) fn merged<I: Backend>(mut self, mut sums: GradientsParams) -> GradientsParams {
+        let requests = self.devices.iter_mut();
+        let request = requests.filter_map(|gradients| gradients.remove::<I, 1>(flush_id()));
+        if let Some(request) = request.last() {
+            sums.register(flush_id(), request);
+        }
+        let counts = self.take_counts::<I>().into_iter();
+        if let Some(count) = counts.reduce(|sum, count| on(count, &sum.device()).add(sum)) {
+            sums.register(count_id(), count);
+        }
+        sums
+    }
+
+    /// The gradients of a parameter, as they arrived.
+    pub(crate) fn each<I: Backend, const D: usize>(
+        &self,
+        id: ParamId,
+    ) -> impl Iterator<Item = Tensor<I, D>> {
+        self.devices
+            .iter()
+            .filter_map(move |gradients| gradients.get(id))
+    }
+
+    /// Takes the gradients of a parameter out and adds them to `sum`, in f32 and in place, on the device where Burn's
+    /// `MultiGradientsParams::remove` puts them: each parameter has its home.
+    pub(crate) fn add_to<I: Backend, const D: usize>(
+        &mut self,
+        id: ParamId,
+        mut sum: Option<Tensor<I, D>>,
+    ) -> Option<Tensor<I, D>> {
+        let devices = self.devices.len();
+        let first = id.val() as usize % devices.max(1);
+        let mut home = None;
+        for index in (first..devices).chain(0..first) {
+            let Some(gradient) = self.devices[index].remove::<I, D>(id) else {
+                continue;
+            };
+            let home = home.get_or_insert_with(|| gradient.device());
+            let gradient = widen(on(gradient, home));
+            sum = Some(match sum {
+                Some(sum) => on(sum, home).add(gradient),
+                None => gradient,
+            });
+        }
+        sum
+    }
+}

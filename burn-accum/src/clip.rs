@@ -1,0 +1,221 @@
+//! Clipping by the norm over all parameters.
+
+use burn::{
+    module::{AutodiffModule, ModuleVisitor, Param},
+    optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
+    tensor::{
+        DType, Tensor,
+        backend::{AutodiffBackend, Backend},
+    },
+};
+
+use crate::{
+    AccumError, GradNorm,
+    arrived::{Arrived, constant, count_id, on},
+};
+
+/// An optimizer whose gradients are clipped by their norm over all parameters (`torch.nn.utils.clip_grad_norm_`,
+/// optax's `clip_by_global_norm`): what recipes mean by clipping, where Burn's own clips each tensor by its own norm.
+///
+/// Each gradient is multiplied with `min(1, max_norm / (norm + 1e-6))`. A norm within bounds multiplies with exactly
+/// 1, which changes no bit. A non-finite gradient is not hidden: infinity times 0 is NaN.
+///
+/// ```
+/// use burn::{backend::Autodiff, module::Param, optim::{GradientsParams, Optimizer, SgdConfig}, prelude::*};
+/// use burn_accum::ClipGlobalNorm;
+///
+/// type B = Autodiff<burn_flex::Flex>;
+/// let device = Default::default();
+/// let mut model = nn::LinearConfig::new(2, 1).with_bias(false).init::<B>(&device);
+/// model.weight = Param::from_data([[0.0], [0.0]], &device);
+///
+/// let mut optimizer = ClipGlobalNorm::new(SgdConfig::new().init(), 1.0)?;
+/// let loss = model.forward(Tensor::<B, 2>::from_data([[3.0, 4.0]], &device)).sum();
+/// let gradients = GradientsParams::from_grads(loss.backward(), &model);
+/// let model = optimizer.step(1.0, model, gradients);
+///
+/// assert_eq!(optimizer.norm().last(), Some(5.0));
+/// let clipped = burn::tensor::TensorData::from([[-0.6], [-0.8]]);
+/// model.weight.val().into_data().assert_approx_eq::<f32>(&clipped, Default::default());
+/// # Ok::<(), burn_accum::AccumError>(())
+/// ```
+///
+/// # Cost
+///
+/// Reads the gradients once, for their squares, and reads and writes them once. No host read: the norm is read where
+/// somebody asks for it.
+#[derive(Clone, Debug)]
+pub struct ClipGlobalNorm<O> {
+    inner: O,
+    max_norm: f32,
+    norm: GradNorm,
+}
+
+impl<O> ClipGlobalNorm<O> {
+    /// Wraps `inner`, which sees gradients of a norm of at most `max_norm`.
+    ///
+    /// # Errors
+    ///
+    /// [`AccumError::InvalidValue`] unless `max_norm` is finite and above 0.
+    pub fn new(inner: O, max_norm: f32) -> Result<Self, AccumError> {
+        if !max_norm.is_finite() || max_norm <= 0.0 {
+            return Err(AccumError::InvalidValue {
+                name: "max_norm",
+                value: max_norm.into(),
+                expected: "finite and above 0",
+            });
+        }
+        Ok(Self {
+            inner,
+            max_norm,
+            norm: GradNorm::default(),
+        })
+    }
+
+    /// The largest norm that the wrapped optimizer sees.
+    pub fn max_norm(&self) -> f32 {
+        self.max_norm
+    }
+
+    /// A handle to read the last norm, or to provide the next one, also when the optimizer is out of reach.
+    pub fn norm(&self) -> GradNorm {
+        self.norm.clone()
+    }
+
+    /// The wrapped optimizer.
+    pub fn inner(&self) -> &O {
+        &self.inner
+    }
+
+    /// Gives the wrapped optimizer back.
+    pub fn into_inner(self) -> O {
+        self.inner
+    }
+
+    fn clip<B, M>(&self, module: &M, arrived: Arrived) -> GradientsParams
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let mut measure = Measure {
+            arrived,
+            merged: GradientsParams::new(),
+            norms: Vec::new(),
+        };
+        module.visit(&mut measure);
+        let Measure {
+            arrived,
+            merged,
+            norms,
+        } = measure;
+        let Some(device) = norms.first().map(Tensor::<B::InnerBackend, 1>::device) else {
+            return arrived.merged::<B::InnerBackend>(merged);
+        };
+
+        let norm = match self.norm.take_provided() {
+            Some(norm) => constant(norm.into(), &device),
+            None => norm_of(norms),
+        };
+        self.norm.publish(norm.clone());
+        let scale = norm.add_scalar(1e-6).recip().mul_scalar(self.max_norm);
+        let mut shrink = Shrink {
+            gradients: merged,
+            scales: vec![scale.clamp_max(1.0)],
+        };
+        module.visit(&mut shrink);
+        arrived.merged::<B::InnerBackend>(shrink.gradients)
+    }
+}
+
+/// The norm of all is the norm of their norms.
+fn norm_of<I: Backend>(norms: Vec<Tensor<I, 1>>) -> Tensor<I, 1> {
+    let device = norms[0].device();
+    let norms = norms.into_iter().map(|norm| on(norm, &device)).collect();
+    Tensor::cat(norms, 0).square().sum().sqrt()
+}
+
+impl<O, M, B> Optimizer<M, B> for ClipGlobalNorm<O>
+where
+    O: Optimizer<M, B>,
+    M: AutodiffModule<B>,
+    B: AutodiffBackend,
+{
+    type Record = O::Record;
+
+    fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+        let gradients = self.clip::<B, M>(&module, grads.into());
+        self.inner.step(lr, module, gradients)
+    }
+
+    /// Clips the sum over the devices.
+    fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
+        let gradients = self.clip::<B, M>(&module, grads.into());
+        self.inner.step(lr, module, gradients)
+    }
+
+    fn to_record(&self) -> Self::Record {
+        self.inner.to_record()
+    }
+
+    fn load_record(mut self, record: Self::Record) -> Self {
+        self.inner = self.inner.load_record(record);
+        self
+    }
+}
+
+/// Adds the devices' gradients up and takes the norm of each parameter's.
+struct Measure<I: Backend> {
+    arrived: Arrived,
+    merged: GradientsParams,
+    /// f32 `[1]` each
+    norms: Vec<Tensor<I, 1>>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Measure<B::InnerBackend> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        // A count is no gradient; it is passed on.
+        if param.id == count_id() {
+            return;
+        }
+        let gradient = self.arrived.add_to::<B::InnerBackend, D>(param.id, None);
+        if let Some(gradient) = gradient {
+            let norm = gradient.clone().square().sum().sqrt();
+            self.norms.push(norm.cast(DType::F32));
+            self.merged.register(param.id, gradient);
+        }
+    }
+}
+
+/// Multiplies the gradients, and gives them the data types of their parameters.
+struct Shrink<I: Backend> {
+    gradients: GradientsParams,
+    /// The factor `[1]`, on each device where it was needed.
+    scales: Vec<Tensor<I, 1>>,
+}
+
+impl<I: Backend> Shrink<I> {
+    fn scale_for<const D: usize>(&mut self, gradient: &Tensor<I, D>) -> Tensor<I, D> {
+        let device = gradient.device();
+        let found = self.scales.iter().find(|scale| scale.device() == device);
+        let scale = match found {
+            Some(scale) => scale.clone(),
+            None => {
+                let scale = self.scales[0].clone().to_device(&device);
+                self.scales.push(scale.clone());
+                scale
+            }
+        };
+        scale.cast(gradient.dtype()).reshape([1; D])
+    }
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Shrink<B::InnerBackend> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let Some(gradient) = self.gradients.remove::<B::InnerBackend, D>(param.id) else {
+            return;
+        };
+        let scale = self.scale_for(&gradient);
+        let clipped = gradient.mul(scale).cast(param.val().dtype());
+        self.gradients.register(param.id, clipped);
+    }
+}

@@ -1,0 +1,145 @@
+//! How the number of items travels with the gradients that came from them: as one more entry beside them.
+
+use burn::{
+    module::{AutodiffModule, Module, Param},
+    optim::GradientsParams,
+    tensor::{
+        DType, Device, Int, Tensor,
+        backend::{AutodiffBackend, Backend},
+    },
+    train::TrainOutput,
+};
+
+use crate::arrived::{constant, count_id};
+
+/// A loss and the number of items (tokens) it counts, for [`Normalization::Tokens`](crate::Normalization::Tokens).
+///
+/// It replaces the last line of `TrainStep::step`. The gradients become those of the loss *sum*, and the number of
+/// items lies beside them in the same `GradientsParams`: it goes where they go, through worker threads, channels and
+/// wrappers, and nothing is kept elsewhere that could come apart from them. Through Burn's own accumulators, which
+/// rebuild `GradientsParams` from the module's parameters, it goes if the module has a [`CountSlot`].
+///
+/// ```
+/// use burn::{backend::Autodiff, nn::loss::{MseLoss, Reduction}, optim::{Optimizer, SgdConfig}, prelude::*};
+/// use burn_accum::{AccumConfig, Counted, MultiSteps};
+///
+/// type B = Autodiff<burn_flex::Flex>;
+/// let device = Default::default();
+/// let model = nn::LinearConfig::new(3, 1).init::<B>(&device);
+/// let mut optimizer = MultiSteps::new(SgdConfig::new().init(), AccumConfig::tokens(2))?;
+///
+/// let mut trained = model.clone();
+/// for rows in [5, 2] {
+///     let targets = Tensor::<B, 2>::zeros([rows, 1], &device);
+///     let output = trained.forward(Tensor::<B, 2>::ones([rows, 3], &device));
+///     let loss = MseLoss::new().forward(output.clone(), targets, Reduction::Mean);
+///
+///     // TrainOutput::new(self, loss.backward(), output)
+///     let step = Counted::mean(loss, rows).output(&trained, output);
+///     trained = optimizer.step(0.1, trained, step.grads);
+/// }
+/// assert_eq!(optimizer.updates().updates(), 1);
+/// # Ok::<(), burn_accum::AccumError>(())
+/// ```
+///
+/// The count may be a tensor, so that counting the unpadded tokens of a batch stalls nothing: it is read together with
+/// the check for non-finite gradients. As f32 it is exact up to 16.7 million items a micro-batch.
+pub struct Counted<B: AutodiffBackend> {
+    loss_sum: Tensor<B, 1>,
+    /// f32 `[1]`
+    items: Tensor<B::InnerBackend, 1>,
+}
+
+impl<B: AutodiffBackend> Counted<B> {
+    /// `loss` is the mean over so many items, as Burn's losses with their default reduction: `CrossEntropyLoss`
+    /// averages over the targets that are not padding. It is multiplied with the number.
+    pub fn mean(loss: Tensor<B, 1>, items: impl Items<B>) -> Self {
+        let items = items.into_tensor(&loss.device());
+        let factor = Tensor::from_inner(items.clone().cast(loss.dtype()));
+        Self {
+            loss_sum: loss * factor,
+            items,
+        }
+    }
+
+    /// `loss` is the sum over so many items.
+    pub fn sum(loss: Tensor<B, 1>, items: impl Items<B>) -> Self {
+        Self {
+            items: items.into_tensor(&loss.device()),
+            loss_sum: loss,
+        }
+    }
+
+    /// Differentiates, for one's own training loop: the gradients for `Optimizer::step`.
+    pub fn backward<M: AutodiffModule<B>>(self, module: &M) -> GradientsParams {
+        self.output(module, ()).grads
+    }
+
+    /// Differentiates, for the `Learner`: the last line of `TrainStep::step`.
+    pub fn output<M: AutodiffModule<B>, T>(self, module: &M, item: T) -> TrainOutput<T> {
+        let mut output = TrainOutput::new(module, self.loss_sum.backward(), item);
+        output.grads.register(count_id(), self.items);
+        output
+    }
+}
+
+/// A number of items: an integer, a float (weights need not be whole), or a tensor of one element, integer or float.
+pub trait Items<B: AutodiffBackend> {
+    /// As f32 `[1]` on `device`.
+    fn into_tensor(self, device: &Device<B>) -> Tensor<B::InnerBackend, 1>;
+}
+
+macro_rules! number_of_items {
+    ($($number:ty),*) => {$(
+        impl<B: AutodiffBackend> Items<B> for $number {
+            fn into_tensor(self, device: &Device<B>) -> Tensor<B::InnerBackend, 1> {
+                constant(self as f64, device)
+            }
+        }
+    )*};
+}
+
+number_of_items!(usize, u32, u64, i32, i64, f32, f64);
+
+impl<B: AutodiffBackend> Items<B> for Tensor<B, 1> {
+    fn into_tensor(self, device: &Device<B>) -> Tensor<B::InnerBackend, 1> {
+        self.inner().cast(DType::F32).to_device(device)
+    }
+}
+
+impl<B: AutodiffBackend> Items<B> for Tensor<B, 1, Int> {
+    fn into_tensor(self, device: &Device<B>) -> Tensor<B::InnerBackend, 1> {
+        self.inner().float().cast(DType::F32).to_device(device)
+    }
+}
+
+/// A place for the count in a model, only needed for training with several devices or with Burn's own
+/// `grads_accumulation`: those add up gradients for the parameters of the module, and this is one. They add up the
+/// counts as well, which is right.
+///
+/// It holds one 0 that is never trained nor used.
+///
+/// ```
+/// use burn::{nn::Linear, prelude::*};
+/// use burn_accum::CountSlot;
+///
+/// #[derive(Module, Debug)]
+/// struct Model<B: Backend> {
+///     linear: Linear<B>,
+///     count: CountSlot<B>, // CountSlot::new(device)
+/// }
+/// ```
+#[derive(Module, Debug)]
+pub struct CountSlot<B: Backend> {
+    slot: Param<Tensor<B, 1>>,
+}
+
+impl<B: Backend> CountSlot<B> {
+    /// A slot on `device`. One a model.
+    pub fn new(device: &B::Device) -> Self {
+        let nothing = Tensor::zeros([1], device);
+        Self {
+            slot: Param::initialized(count_id(), nothing),
+        }
+    }
+}

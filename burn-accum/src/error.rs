@@ -1,0 +1,109 @@
+//! What can go wrong, with the values.
+
+use thiserror::Error;
+
+use crate::progress::name_some;
+
+/// Errors of gradient accumulation.
+///
+/// Constructors return them; a step of an optimizer, which cannot, panics with their message.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum AccumError {
+    /// A window of no micro-batches.
+    #[error(
+        "a window of {steps} micro-batches from update {from_update} on: it must be at least 1"
+    )]
+    ZeroSteps {
+        /// The refused length.
+        steps: usize,
+        /// The first update it would hold for.
+        from_update: u64,
+    },
+    /// A piecewise schedule that does not begin at update 0, or whose updates do not increase.
+    #[error(
+        "WindowSchedule: entry {index} begins at update {from_update}, but it must be {expected}"
+    )]
+    InvalidSchedule {
+        /// Index of the refused entry.
+        index: usize,
+        /// The update it begins at.
+        from_update: u64,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// A number that cannot work.
+    #[error("{name} = {value}, but it must be {expected}")]
+    InvalidValue {
+        /// Which number.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+        /// What it must be.
+        expected: &'static str,
+    },
+
+    /// Under `Tokens`, gradients arrived without the number of items they came from.
+    #[error(
+        "Normalization::Tokens, but micro-batch {micro_batch} does not tell how many items it counts: end \
+         `TrainStep::step` with `Counted::mean(loss, items).output(self, output)`; with Burn's own `grads_accumulation` or \
+         several devices the model also needs a `CountSlot` field, or Burn's accumulators lose the count"
+    )]
+    MissingCount {
+        /// Number of the micro-batch, counted from 1.
+        micro_batch: u64,
+    },
+    /// Under `Mean`, gradients arrived that are of a sum over counted items.
+    #[error(
+        "Normalization::Mean, but micro-batch {micro_batch} holds gradients of a loss sum over {items} counted items: \
+         use Normalization::Tokens, or `TrainOutput::new` instead of `Counted`"
+    )]
+    UnexpectedCount {
+        /// Number of the micro-batch, counted from 1.
+        micro_batch: u64,
+        /// Its items.
+        items: f64,
+    },
+    /// A count that is negative, infinite or NaN.
+    #[error(
+        "micro-batch {micro_batch} counts {items} items: a count must be finite and not negative"
+    )]
+    InvalidCount {
+        /// Number of the micro-batch, counted from 1.
+        micro_batch: u64,
+        /// The refused count.
+        items: f64,
+    },
+    /// No micro-batch of a window counts any item, so there is no mean over them.
+    #[error(
+        "the {micro_batches} micro-batches of the window after update {updates} count no items at all: there is no mean over them"
+    )]
+    NoItems {
+        /// Updates taken before.
+        updates: u64,
+        /// Micro-batches in the window.
+        micro_batches: u64,
+    },
+
+    /// So many windows in a row had only non-finite micro-batches.
+    #[error(
+        "all micro-batches of the last {windows} windows were dropped as non-finite; the last one in {}",
+        name_some(.parameters)
+    )]
+    NothingFinite {
+        /// How many windows.
+        windows: u64,
+        /// Paths of the parameters with non-finite gradients in the last micro-batch.
+        parameters: Vec<String>,
+    },
+    /// A loss scaler inside of a `MultiSteps` that drops non-finite micro-batches would never see an overflow.
+    #[error(
+        "{inner} is inside of a MultiSteps that drops non-finite micro-batches, so its loss scale would never back off: \
+         wrap the other way round, `scaler.wrap(MultiSteps::new(..))`, or skip whole windows as PyTorch does, \
+         `MultiSteps::new(scaler.wrap(..)).with_non_finite(NonFinite::Propagate)`"
+    )]
+    ScalerInside {
+        /// The type of the inner optimizer.
+        inner: &'static str,
+    },
+}

@@ -1,0 +1,84 @@
+//! Gradient accumulation for [Burn](https://burn.dev) 0.21: a window of micro-batches is one exact update.
+//!
+//! # A window
+//!
+//! [`MultiSteps`] wraps any optimizer and is one. It sums the gradients of `steps` micro-batches in f32, in place, then
+//! takes one step of the wrapped optimizer; until then parameters and optimizer are untouched, bit for bit. Model code,
+//! `TrainStep` and the training loop do not change:
+//!
+//! ```
+//! # use burn::{backend::Autodiff, nn::Linear, optim::{AdamWConfig, Optimizer}};
+//! # use burn_flex::Flex;
+//! use burn_accum::{AccumConfig, MultiSteps};
+//! # type B = Autodiff<Flex>;
+//! # fn train<O: Optimizer<Linear<B>, B>>(_: O) {}
+//!
+//! // let optimizer = AdamWConfig::new().init();
+//! let optimizer = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::mean(8))?;
+//! # train(optimizer);
+//! # Ok::<(), burn_accum::AccumError>(())
+//! ```
+//!
+//! | [`Normalization`] | the update's gradient | one batch of the union if |
+//! |---|---|---|
+//! | `Mean` | sum / micro-batches in the window | all micro-batches hold equally many items |
+//! | `Tokens` | sum of loss sums / items in the window | always; each micro-batch says its items: [`Counted`] |
+//! | `Sum` | sum | the loss is itself a share of the update's |
+//!
+//! # The order of layers
+//!
+//! From the outside in: loss scaler, accumulation, clipping, optimizer.
+//!
+//! ```
+//! # use burn::{backend::Autodiff, nn::Linear, optim::{AdamWConfig, Optimizer}};
+//! # use burn_flex::Flex;
+//! use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
+//! use burn_amp::GradScaler;
+//! # type B = Autodiff<Flex>;
+//! # fn train<O: Optimizer<Linear<B>, B>>(_: O) {}
+//!
+//! let scaler = GradScaler::default();
+//! let clipped = ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0)?;
+//! let optimizer = scaler.wrap(MultiSteps::new(clipped, AccumConfig::mean(8))?);
+//! # train(optimizer);
+//! # Ok::<(), burn_accum::AccumError>(())
+//! ```
+//!
+//! The scaler sees each micro-batch, drops one that overflowed and lowers the scale before the next: the window goes on
+//! and is complete when 8 finite micro-batches are in it. Inside of a `MultiSteps` that itself drops non-finite
+//! micro-batches the scaler would never learn of an overflow: that order panics at its first step
+//! ([`AccumError::ScalerInside`]). Clipping sees the update's gradient, not a micro-batch's.
+//!
+//! # Where things are
+//!
+//! `multi_steps` is the wrapper, `tally` its arithmetic as integers, `sums` the accumulators, `arrived` the gradients
+//! of one micro-step, `inspect` finds non-finite ones, `counted` is how a count of items travels, `record`
+//! the saved state, `progress` what others may see. `clip` and `norm` are the global norm; `per_update` and `lr_scaling`
+//! the learning rate.
+
+mod arrived;
+mod clip;
+mod config;
+mod counted;
+mod error;
+mod inspect;
+mod lr_scaling;
+mod multi_steps;
+mod norm;
+mod per_update;
+mod progress;
+mod record;
+mod sums;
+mod tally;
+
+pub use arrived::flush_request;
+pub use clip::ClipGlobalNorm;
+pub use config::{AccumConfig, NonFinite, Normalization, WindowSchedule};
+pub use counted::{CountSlot, Counted, Items};
+pub use error::AccumError;
+pub use lr_scaling::{LrScaling, ScaledLr};
+pub use multi_steps::MultiSteps;
+pub use norm::{GradNorm, GradNormMetric};
+pub use per_update::{PerUpdate, PerUpdateRecord};
+pub use progress::{Dropped, UpdateCounter, UpdatesMetric};
+pub use record::{AccumItem, AccumRecord, PartialWindow};

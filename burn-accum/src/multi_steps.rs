@@ -1,0 +1,373 @@
+//! The wrapper: gradients are summed until a window is complete.
+
+use burn::{
+    module::AutodiffModule,
+    optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
+    tensor::{Tensor, backend::AutodiffBackend},
+};
+
+use crate::{
+    AccumConfig, AccumError, AccumRecord, NonFinite, Normalization, PartialWindow, UpdateCounter,
+    WindowSchedule,
+    arrived::Arrived,
+    inspect::{Findings, inspect, read},
+    progress::{Dropped, name_some},
+    sums::AnySums,
+    tally::Tally,
+};
+
+/// So many windows in a row of which nothing is left stop training.
+const PATIENCE: u64 = 100;
+
+/// An optimizer that takes one step a window of micro-batches (optax's `MultiSteps`, Accelerate's `accumulate`).
+///
+/// ```text
+/// step(gradients):
+///     if all finite:  sum += gradients;  weight += 1        # Tokens: += items
+///     if ++micro_step >= steps:                             # or flush
+///         if weight > 0:  inner.step(sum / weight)          # Sum: sum
+///         sum, weight, micro_step = 0
+/// ```
+///
+/// Between updates the module is returned as it came, and the wrapped optimizer is not called. A parameter without a
+/// gradient in some micro-batches of a window contributes zero there; one without any gradient in a window gets none
+/// in the update, as without accumulation. With a window of one micro-batch on one device every step is the wrapped
+/// optimizer's, bit for bit.
+///
+/// `step_multi` is one micro-step of as many micro-batches as devices bring gradients. Where Burn itself adds up the
+/// gradients of several devices (unless its strategy calls `step_multi` without accumulating),
+/// [`Normalization::Tokens`] counts right and [`Normalization::Mean`] cannot.
+///
+/// The record holds the partial window beside the optimizer's: see [`AccumRecord`]. A clone has its own window and its
+/// own optimizer, and shares the [`UpdateCounter`].
+///
+/// ```
+/// use burn::{backend::Autodiff, module::Param, optim::{GradientsParams, Optimizer, SgdConfig}, prelude::*};
+/// use burn_accum::{AccumConfig, MultiSteps};
+///
+/// type B = Autodiff<burn_flex::Flex>;
+/// let device = Default::default();
+/// let mut model = nn::LinearConfig::new(1, 1).with_bias(false).init::<B>(&device);
+/// model.weight = Param::from_data([[1.0]], &device);
+///
+/// let mut optimizer = MultiSteps::new(SgdConfig::new().init(), AccumConfig::mean(2))?;
+/// for (x, expected) in [(1.0, 1.0), (3.0, 0.8)] {
+///     let loss = model.forward(Tensor::<B, 2>::full([1, 1], x, &device)).sum(); // d loss / d weight = x
+///     let gradients = GradientsParams::from_grads(loss.backward(), &model);
+///     model = optimizer.step(0.1, model, gradients);
+///     assert_eq!(model.weight.val().into_scalar(), expected); // 1 - 0.1 (1 + 3) / 2
+/// }
+/// # Ok::<(), burn_accum::AccumError>(())
+/// ```
+///
+/// # Panics
+///
+/// A step panics with the message of an [`AccumError`]: [`MissingCount`](AccumError::MissingCount),
+/// [`InvalidCount`](AccumError::InvalidCount), [`NoItems`](AccumError::NoItems) under `Tokens`,
+/// [`UnexpectedCount`](AccumError::UnexpectedCount) under `Mean`, [`NothingFinite`](AccumError::NothingFinite) after
+/// 100 windows in a row of which all micro-batches were dropped, [`ScalerInside`](AccumError::ScalerInside).
+///
+/// # Cost
+///
+/// One f32 copy of the gradients. A micro-step reads each gradient and reads and writes each sum (the first of a
+/// window only keeps the gradients); an update reads and writes the sums once more. What looking for non-finite
+/// gradients adds: see [`NonFinite`].
+#[derive(Clone)]
+pub struct MultiSteps<O> {
+    inner: O,
+    normalization: Normalization,
+    schedule: WindowSchedule,
+    non_finite: NonFinite,
+    tally: Tally,
+    sums: AnySums,
+    counter: UpdateCounter,
+}
+
+impl<O> MultiSteps<O> {
+    /// Wraps `inner`, with an empty window.
+    ///
+    /// # Errors
+    ///
+    /// [`AccumError::ZeroSteps`].
+    pub fn new(inner: O, config: AccumConfig) -> Result<Self, AccumError> {
+        config.validate()?;
+        Ok(Self {
+            inner,
+            normalization: config.normalization,
+            schedule: WindowSchedule::Constant(config.steps),
+            non_finite: NonFinite::default(),
+            tally: Tally::default(),
+            sums: AnySums::default(),
+            counter: UpdateCounter::default(),
+        })
+    }
+
+    /// Chooses another length for each window, instead of [`AccumConfig::steps`].
+    ///
+    /// # Errors
+    ///
+    /// [`AccumError::InvalidSchedule`], [`AccumError::ZeroSteps`].
+    pub fn with_schedule(mut self, schedule: WindowSchedule) -> Result<Self, AccumError> {
+        schedule.validate()?;
+        self.schedule = schedule;
+        Ok(self)
+    }
+
+    /// Chooses what happens to a non-finite micro-batch. Default [`NonFinite::Drop`].
+    #[must_use]
+    pub fn with_non_finite(mut self, non_finite: NonFinite) -> Self {
+        self.non_finite = non_finite;
+        self
+    }
+
+    /// A handle that tells how far the training is, also when the optimizer is out of reach.
+    pub fn updates(&self) -> UpdateCounter {
+        self.counter.clone()
+    }
+
+    /// The length of the current window, in micro-steps.
+    pub fn steps(&self) -> u64 {
+        self.schedule.steps_at(self.tally.updates)
+    }
+
+    /// What the sum of a window is divided by.
+    pub fn normalization(&self) -> Normalization {
+        self.normalization
+    }
+
+    /// The wrapped optimizer.
+    pub fn inner(&self) -> &O {
+        &self.inner
+    }
+
+    /// Gives the wrapped optimizer back. A partial window is lost: [`flush`](Self::flush) it.
+    pub fn into_inner(self) -> O {
+        self.inner
+    }
+
+    /// Applies the partial window with its true weights, for the end of an epoch or of the training. Nothing happens
+    /// if the window is empty. [`flush_request`](crate::flush_request) does the same from a distance.
+    ///
+    /// # Panics
+    ///
+    /// As a step.
+    pub fn flush<B, M>(&mut self, lr: LearningRate, module: M) -> M
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        if self.tally.window.micro_steps == 0 {
+            return module;
+        }
+        let module = self.close(lr, module);
+        self.counter.publish(self.tally);
+        module
+    }
+
+    fn advance<B, M>(&mut self, lr: LearningRate, module: M, mut arrived: Arrived) -> M
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        if arrived.asks_to_flush::<B::InnerBackend>() {
+            return self.flush(lr, module);
+        }
+        raise(self.check_order());
+
+        let counts = arrived.take_counts::<B::InnerBackend>();
+        let micro_batches = arrived.micro_batches();
+        raise(self.check_presence(counts.len() as u64, micro_batches));
+        let Findings { culprits, counts } = self.examine::<B, M>(&module, &arrived, counts);
+        let items = raise(self.check_counts(&counts));
+
+        if culprits.is_empty() {
+            self.sums.add::<B, M>(&module, arrived);
+            self.tally.keep(micro_batches, items);
+        } else {
+            self.tally.drop(micro_batches);
+            self.name_dropped(culprits);
+        }
+        let module = if self.tally.window.micro_steps >= self.steps() {
+            self.close(lr, module)
+        } else {
+            module
+        };
+        self.counter.publish(self.tally);
+        module
+    }
+
+    fn examine<B, M>(
+        &self,
+        module: &M,
+        arrived: &Arrived,
+        counts: Vec<Tensor<B::InnerBackend, 1>>,
+    ) -> Findings
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        match self.non_finite {
+            NonFinite::Drop => inspect::<B, M>(module, arrived, counts),
+            NonFinite::Propagate => Findings {
+                culprits: Vec::new(),
+                counts: read(counts),
+            },
+        }
+    }
+
+    /// Ends a window that is not empty.
+    fn close<B, M>(&mut self, lr: LearningRate, module: M) -> M
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        let window = self.tally.window;
+        if window.micro_batches == 0 {
+            self.skip("all of its micro-batches were dropped");
+            return module;
+        }
+        let divisor = raise(self.tally.divisor(self.normalization));
+        let update = Arrived::from(self.sums.divide::<B, M>(&module, divisor));
+
+        // One micro-batch that was looked at needs no second look; of several finite ones the sum may overflow.
+        if self.non_finite == NonFinite::Propagate || window.micro_batches > 1 {
+            let culprits = inspect::<B, M>(&module, &update, Vec::new()).culprits;
+            if !culprits.is_empty() {
+                let culprits = name_some(&culprits);
+                if self.non_finite == NonFinite::Drop {
+                    self.skip(&format!("its sum overflowed in {culprits}"));
+                    return module;
+                }
+                let update = self.tally.updates + 1;
+                log::warn!("update {update} is non-finite in {culprits}");
+            }
+        }
+        self.tally.applied();
+        self.inner.step(lr, module, update.into_one())
+    }
+
+    fn skip(&mut self, reason: &str) {
+        log::warn!(
+            "the window after update {} is skipped: {reason}",
+            self.tally.updates
+        );
+        self.tally.skipped();
+        self.counter.publish(self.tally);
+        if self.tally.skipped_in_a_row >= PATIENCE {
+            let last = self.counter.last_dropped();
+            raise(Err(AccumError::NothingFinite {
+                windows: self.tally.skipped_in_a_row,
+                parameters: last.map(|last| last.parameters).unwrap_or_default(),
+            }))
+        }
+    }
+
+    fn name_dropped(&self, parameters: Vec<String>) {
+        let Tally {
+            micro_batches,
+            updates,
+            ..
+        } = self.tally;
+        log::warn!(
+            "micro-batch {micro_batches} is dropped from the window after update {updates}: non-finite gradients in {}",
+            name_some(&parameters)
+        );
+        self.counter.publish_dropped(Some(Dropped {
+            micro_batch: micro_batches,
+            updates,
+            parameters,
+        }));
+    }
+
+    /// Seams between crates are values, and the name of a type is one.
+    fn check_order(&self) -> Result<(), AccumError> {
+        let inner = core::any::type_name::<O>();
+        if self.non_finite == NonFinite::Drop && inner.contains("::ScaledOptimizer<") {
+            return Err(AccumError::ScalerInside { inner });
+        }
+        Ok(())
+    }
+
+    /// Whether as many counts came as this normalization needs.
+    fn check_presence(&self, counts: u64, micro_batches: u64) -> Result<(), AccumError> {
+        if self.normalization == Normalization::Tokens && counts < micro_batches {
+            return Err(AccumError::MissingCount {
+                micro_batch: self.tally.micro_batches + 1,
+            });
+        }
+        Ok(())
+    }
+
+    /// The sum of the counts.
+    fn check_counts(&self, counts: &[f64]) -> Result<f64, AccumError> {
+        let micro_batch = self.tally.micro_batches + 1;
+        for &items in counts {
+            if self.normalization == Normalization::Mean {
+                return Err(AccumError::UnexpectedCount { micro_batch, items });
+            }
+            if !items.is_finite() || items < 0.0 {
+                return Err(AccumError::InvalidCount { micro_batch, items });
+            }
+        }
+        Ok(counts.iter().sum())
+    }
+}
+
+/// A step of an optimizer has no other way to fail.
+fn raise<T>(result: Result<T, AccumError>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+impl<O, M, B> Optimizer<M, B> for MultiSteps<O>
+where
+    O: Optimizer<M, B>,
+    M: AutodiffModule<B>,
+    B: AutodiffBackend,
+{
+    type Record = AccumRecord<O::Record, B::InnerBackend>;
+
+    fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+        self.advance(lr, module, grads.into())
+    }
+
+    fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
+        self.advance(lr, module, grads.into())
+    }
+
+    fn to_record(&self) -> Self::Record {
+        AccumRecord {
+            window: Some(PartialWindow {
+                tally: self.tally,
+                sums: self.sums.to_sums(),
+            }),
+            inner: self.inner.to_record(),
+        }
+    }
+
+    fn load_record(mut self, record: Self::Record) -> Self {
+        let window = record.window.unwrap_or_default();
+        self.inner = self.inner.load_record(record.inner);
+        self.tally = window.tally;
+        self.sums = window.sums.into();
+        self.counter.publish(self.tally);
+        self.counter.publish_dropped(None);
+        self
+    }
+}
+
+impl<O: core::fmt::Debug> core::fmt::Debug for MultiSteps<O> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("MultiSteps")
+            .field("inner", &self.inner)
+            .field("normalization", &self.normalization)
+            .field("schedule", &self.schedule)
+            .field("tally", &self.tally)
+            .finish_non_exhaustive()
+    }
+}

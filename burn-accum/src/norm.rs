@@ -1,0 +1,135 @@
+//! The global norm of the last update's gradient: a handle and a metric.
+
+use std::sync::Arc;
+
+use burn::{
+    tensor::{Tensor, backend::Backend},
+    train::metric::{
+        Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes,
+        NumericEntry, SerializedEntry,
+    },
+};
+use parking_lot::Mutex;
+
+/// The gradient norm of a [`ClipGlobalNorm`](crate::ClipGlobalNorm): a handle that stays valid when the optimizer
+/// moves into a `Learner`. Clones, of the handle and of the optimizer, share it.
+#[derive(Clone, Default)]
+pub struct GradNorm {
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    last: Last,
+    provided: Option<f32>,
+}
+
+/// The last norm, wherever it is.
+#[derive(Default)]
+enum Last {
+    #[default]
+    None,
+    OnDevice(Box<dyn FnOnce() -> f32 + Send>),
+    Known(f32),
+}
+
+impl GradNorm {
+    /// The norm over all parameters before it was clipped (what `torch.nn.utils.clip_grad_norm_` returns); `None`
+    /// before the first update. The first call after an update waits for the device, further ones do not.
+    pub fn last(&self) -> Option<f32> {
+        let mut shared = self.shared.lock();
+        let norm = match core::mem::take(&mut shared.last) {
+            Last::None => return None,
+            Last::OnDevice(read) => read(),
+            Last::Known(norm) => norm,
+        };
+        shared.last = Last::Known(norm);
+        Some(norm)
+    }
+
+    /// Provides the norm to clip the next update by: where the gradients are sharded over ranks, only all of
+    /// them together know it. Used once.
+    pub fn provide(&self, norm: f32) {
+        self.shared.lock().provided = Some(norm);
+    }
+
+    /// Like [`provide`](Self::provide), for the sum of squares, which is what ranks add up.
+    pub fn provide_squared(&self, squared_norm: f32) {
+        self.provide(squared_norm.sqrt());
+    }
+
+    pub(crate) fn take_provided(&self) -> Option<f32> {
+        self.shared.lock().provided.take()
+    }
+
+    pub(crate) fn publish<I: Backend>(&self, norm: Tensor<I, 1>) {
+        let read = move || norm.into_data().iter::<f32>().next().unwrap_or(f32::NAN);
+        self.shared.lock().last = Last::OnDevice(Box::new(read));
+    }
+}
+
+impl core::fmt::Debug for GradNorm {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("GradNorm").finish_non_exhaustive()
+    }
+}
+
+/// The gradient norm of the last update, before clipping; NaN before the first one. An epoch's value is the last one,
+/// not a mean.
+#[derive(Clone)]
+pub struct GradNormMetric {
+    norm: GradNorm,
+    name: MetricName,
+    value: f64,
+}
+
+impl GradNormMetric {
+    /// The metric of `norm`: see [`ClipGlobalNorm::norm`](crate::ClipGlobalNorm::norm).
+    pub fn new(norm: &GradNorm) -> Self {
+        Self {
+            norm: norm.clone(),
+            name: Arc::new("Gradient Norm".to_owned()),
+            value: f64::NAN,
+        }
+    }
+}
+
+impl Metric for GradNormMetric {
+    type Input = ();
+
+    fn name(&self) -> MetricName {
+        self.name.clone()
+    }
+
+    fn description(&self) -> Option<String> {
+        Some(
+            "L2 norm of the last update's gradient over all parameters, before clipping".to_owned(),
+        )
+    }
+
+    fn attributes(&self) -> MetricAttributes {
+        NumericAttributes {
+            unit: None,
+            higher_is_better: false,
+        }
+        .into()
+    }
+
+    fn update(&mut self, _item: &(), _metadata: &MetricMetadata) -> SerializedEntry {
+        self.value = self.norm.last().map_or(f64::NAN, f64::from);
+        SerializedEntry::new(format!("{:.4}", self.value), self.value().serialize())
+    }
+
+    /// Nothing is accumulated over an epoch.
+    fn clear(&mut self) {}
+}
+
+impl Numeric for GradNormMetric {
+    fn value(&self) -> NumericEntry {
+        NumericEntry::Value(self.value)
+    }
+
+    fn running_value(&self) -> NumericEntry {
+        self.value()
+    }
+}

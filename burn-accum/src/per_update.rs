@@ -1,0 +1,173 @@
+//! A learning rate that follows updates, not micro-batches.
+
+use std::sync::Arc;
+
+use burn::{
+    lr_scheduler::LrScheduler,
+    optim::LearningRate,
+    record::{PrecisionSettings, Record},
+    tensor::backend::Backend,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::UpdateCounter;
+
+/// A scheduler that advances once an update: it may be stepped for every micro-batch, as Burn's `Learner` does, and
+/// stands still within a window and when an update was skipped (what Accelerate's `AcceleratedScheduler` does).
+///
+/// ```
+/// use burn::{lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig}, nn::Linear};
+/// use burn::{backend::Autodiff, optim::{GradientsParams, Optimizer, SgdConfig}, prelude::*};
+/// use burn_accum::{AccumConfig, MultiSteps, PerUpdate};
+///
+/// type B = Autodiff<burn_flex::Flex>;
+/// let mut model: Linear<B> = nn::LinearConfig::new(4, 2).init(&Default::default());
+/// let mut optimizer = MultiSteps::new(SgdConfig::new().init(), AccumConfig::mean(2))?;
+///
+/// let falling = LinearLrSchedulerConfig::new(0.3, 0.1, 2).init().unwrap();
+/// let mut scheduler = PerUpdate::new(falling, &optimizer.updates());
+/// for expected in [0.3, 0.3, 0.2, 0.2, 0.1] {
+///     let lr = scheduler.step();
+///     assert!((lr - expected).abs() < 1e-12);
+///     model = optimizer.step(lr, model, GradientsParams::new());
+/// }
+/// # Ok::<(), burn_accum::AccumError>(())
+/// ```
+#[derive(Clone)]
+pub struct PerUpdate<S> {
+    inner: S,
+    source: Arc<dyn Fn() -> u64 + Send + Sync>,
+    state: State,
+}
+
+/// Where the scheduler is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    /// Not stepped yet.
+    New,
+    /// Loaded from a record, and not stepped since: so many updates had not been followed yet.
+    Loaded { lr: LearningRate, behind: u64 },
+    /// `lr` holds since `updates` updates.
+    Running { lr: LearningRate, updates: u64 },
+}
+
+impl<S> PerUpdate<S> {
+    /// Follows the updates of a [`MultiSteps`](crate::MultiSteps): see its [`updates`](crate::MultiSteps::updates).
+    pub fn new(inner: S, updates: &UpdateCounter) -> Self {
+        let updates = updates.clone();
+        Self::from_fn(inner, move || updates.updates())
+    }
+
+    /// Follows any count of updates taken, for instance under a loss scaler that skips whole windows:
+    ///
+    /// ```
+    /// # use burn::lr_scheduler::constant::ConstantLr;
+    /// # use burn_amp::GradScaler;
+    /// # use burn_accum::PerUpdate;
+    /// let scaler = GradScaler::default();
+    /// let taken = {
+    ///     let scaler = scaler.clone();
+    ///     move || scaler.steps() - scaler.skipped_steps()
+    /// };
+    /// let scheduler = PerUpdate::from_fn(ConstantLr::from(1e-3), taken);
+    /// # let _ = scheduler;
+    /// ```
+    pub fn from_fn(inner: S, updates: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        Self {
+            inner,
+            source: Arc::new(updates),
+            state: State::New,
+        }
+    }
+
+    /// The scheduler that it advances.
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// Gives the scheduler back.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S: LrScheduler> LrScheduler for PerUpdate<S> {
+    type Record<B: Backend> = PerUpdateRecord<S::Record<B>>;
+
+    fn step(&mut self) -> LearningRate {
+        let updates = (self.source)();
+        let (mut lr, advance) = match self.state {
+            State::New => (self.inner.step(), 0),
+            State::Loaded { lr, behind } => (lr, behind),
+            State::Running { lr, updates: seen } => (lr, updates.saturating_sub(seen)),
+        };
+        for _ in 0..advance {
+            lr = self.inner.step();
+        }
+        // An update that was taken back (by a scaler that learns late of an overflow) is not followed twice.
+        let updates = match self.state {
+            State::Running { updates: seen, .. } => updates.max(seen),
+            _ => updates,
+        };
+        self.state = State::Running { lr, updates };
+        lr
+    }
+
+    fn to_record<B: Backend>(&self) -> Self::Record<B> {
+        let current = match self.state {
+            State::New => None,
+            State::Loaded { lr, behind } => Some((lr, behind)),
+            State::Running { lr, updates } => Some((lr, (self.source)().saturating_sub(updates))),
+        };
+        PerUpdateRecord {
+            current,
+            inner: self.inner.to_record::<B>(),
+        }
+    }
+
+    fn load_record<B: Backend>(mut self, record: Self::Record<B>) -> Self {
+        self.inner = self.inner.load_record::<B>(record.inner);
+        self.state = match record.current {
+            None => State::New,
+            Some((lr, behind)) => State::Loaded { lr, behind },
+        };
+        self
+    }
+}
+
+/// The record of a [`PerUpdate`]. It depends on no absolute number of updates: optimizer and scheduler may be loaded
+/// in any order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PerUpdateRecord<R> {
+    /// The learning rate, and the updates since that it has not followed; `None` before the first step.
+    current: Option<(LearningRate, u64)>,
+    /// The wrapped scheduler's own record.
+    inner: R,
+}
+
+impl<B: Backend, R: Record<B>> Record<B> for PerUpdateRecord<R> {
+    type Item<S: PrecisionSettings> = PerUpdateRecord<R::Item<S>>;
+
+    fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {
+        PerUpdateRecord {
+            current: self.current,
+            inner: self.inner.into_item(),
+        }
+    }
+
+    fn from_item<S: PrecisionSettings>(item: Self::Item<S>, device: &B::Device) -> Self {
+        Self {
+            current: item.current,
+            inner: R::from_item(item.inner, device),
+        }
+    }
+}
+
+impl<S: core::fmt::Debug> core::fmt::Debug for PerUpdate<S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("PerUpdate")
+            .field("inner", &self.inner)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,149 @@
+//! What others may see of a `MultiSteps`, wherever it is: a handle and a metric.
+
+use std::sync::Arc;
+
+use burn::train::metric::{
+    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
+    SerializedEntry,
+};
+use parking_lot::Mutex;
+
+use crate::tally::Tally;
+
+/// How far a [`MultiSteps`](crate::MultiSteps) is: a handle that stays valid when the optimizer moves into a `Learner`.
+/// Clones, of the handle and of the optimizer, share it.
+#[derive(Clone, Debug, Default)]
+pub struct UpdateCounter {
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    tally: Tally,
+    last_dropped: Option<Dropped>,
+}
+
+/// A micro-batch that was dropped from its window, for it had non-finite gradients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dropped {
+    /// Number of the micro-batch, counted from 1 since the training began.
+    pub micro_batch: u64,
+    /// Updates taken before.
+    pub updates: u64,
+    /// Paths of all parameters with a non-finite gradient, such as `blocks.3.attention.query.weight`, in module order.
+    pub parameters: Vec<String>,
+}
+
+impl UpdateCounter {
+    /// Steps of the wrapped optimizer so far (optax's `gradient_step`).
+    pub fn updates(&self) -> u64 {
+        self.tally().updates
+    }
+
+    /// Windows that were no update, for all of their micro-batches were dropped.
+    pub fn skipped_updates(&self) -> u64 {
+        self.tally().skipped_updates
+    }
+
+    /// Micro-batches so far, dropped ones included.
+    pub fn micro_batches(&self) -> u64 {
+        self.tally().micro_batches
+    }
+
+    /// Micro-batches that were dropped, for they had non-finite gradients.
+    pub fn dropped(&self) -> u64 {
+        self.tally().dropped
+    }
+
+    /// Micro-steps in the current window so far (optax's `mini_step`); 0 right after an update.
+    pub fn micro_step(&self) -> u64 {
+        self.tally().window.micro_steps
+    }
+
+    /// The last micro-batch that was dropped, with the parameters to blame.
+    pub fn last_dropped(&self) -> Option<Dropped> {
+        self.seen.lock().last_dropped.clone()
+    }
+
+    fn tally(&self) -> Tally {
+        self.seen.lock().tally
+    }
+
+    pub(crate) fn publish(&self, tally: Tally) {
+        self.seen.lock().tally = tally;
+    }
+
+    pub(crate) fn publish_dropped(&self, dropped: Option<Dropped>) {
+        self.seen.lock().last_dropped = dropped;
+    }
+}
+
+/// How many paths a message spells out.
+const NAMED: usize = 8;
+
+/// The first few of `parameters`, and how many there are.
+pub(crate) fn name_some(parameters: &[String]) -> String {
+    let named = parameters[..parameters.len().min(NAMED)].join(", ");
+    match parameters.len() {
+        0 => "no parameter".to_owned(),
+        count if count > NAMED => format!("{named}, ... ({count} parameters)"),
+        _ => named,
+    }
+}
+
+/// The number of updates so far, for a `Learner`, whose own iterations are micro-batches. Never waits for a device.
+#[derive(Clone)]
+pub struct UpdatesMetric {
+    counter: UpdateCounter,
+    name: MetricName,
+    updates: f64,
+}
+
+impl UpdatesMetric {
+    /// The metric of `counter`: see [`MultiSteps::updates`](crate::MultiSteps::updates).
+    pub fn new(counter: &UpdateCounter) -> Self {
+        Self {
+            counter: counter.clone(),
+            name: Arc::new("Updates".to_owned()),
+            updates: counter.updates() as f64,
+        }
+    }
+}
+
+impl Metric for UpdatesMetric {
+    type Input = ();
+
+    fn name(&self) -> MetricName {
+        self.name.clone()
+    }
+
+    fn description(&self) -> Option<String> {
+        Some("Optimizer updates, each made of a window of micro-batches".to_owned())
+    }
+
+    fn attributes(&self) -> MetricAttributes {
+        NumericAttributes {
+            unit: Some("updates".to_owned()),
+            higher_is_better: true,
+        }
+        .into()
+    }
+
+    fn update(&mut self, _item: &(), _metadata: &MetricMetadata) -> SerializedEntry {
+        self.updates = self.counter.updates() as f64;
+        SerializedEntry::new(self.updates.to_string(), self.value().serialize())
+    }
+
+    /// Nothing is accumulated over an epoch.
+    fn clear(&mut self) {}
+}
+
+impl Numeric for UpdatesMetric {
+    fn value(&self) -> NumericEntry {
+        NumericEntry::Value(self.updates)
+    }
+
+    fn running_value(&self) -> NumericEntry {
+        self.value()
+    }
+}

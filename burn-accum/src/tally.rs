@@ -1,0 +1,123 @@
+//! The arithmetic of windows, as integers. No burn import.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{AccumError, Normalization};
+
+/// What has been counted since the training began, and in the current window.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub(crate) struct Tally {
+    /// Windows that became a step of the wrapped optimizer.
+    pub(crate) updates: u64,
+    /// Windows that did not, for all of their micro-batches were dropped.
+    pub(crate) skipped_updates: u64,
+    pub(crate) skipped_in_a_row: u64,
+    /// Micro-batches that arrived, dropped ones included.
+    pub(crate) micro_batches: u64,
+    pub(crate) dropped: u64,
+    pub(crate) window: WindowTally,
+}
+
+/// What is in the current window.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub(crate) struct WindowTally {
+    /// Micro-steps taken, those that were dropped included.
+    pub(crate) micro_steps: u64,
+    /// Micro-batches in the sum.
+    pub(crate) micro_batches: u64,
+    /// Items that those count. f64 holds integers up to 2^53.
+    pub(crate) items: f64,
+}
+
+impl Tally {
+    /// A micro-step goes into the sum.
+    pub(crate) fn keep(&mut self, micro_batches: u64, items: f64) {
+        self.micro_batches += micro_batches;
+        self.window.micro_steps += 1;
+        self.window.micro_batches += micro_batches;
+        self.window.items += items;
+    }
+
+    /// A micro-step is dropped, with its weight.
+    pub(crate) fn drop(&mut self, micro_batches: u64) {
+        self.micro_batches += micro_batches;
+        self.dropped += micro_batches;
+        self.window.micro_steps += 1;
+    }
+
+    /// The window became an update.
+    pub(crate) fn applied(&mut self) {
+        self.updates += 1;
+        self.skipped_in_a_row = 0;
+        self.window = WindowTally::default();
+    }
+
+    /// The window came to nothing.
+    pub(crate) fn skipped(&mut self) {
+        self.skipped_updates += 1;
+        self.skipped_in_a_row += 1;
+        self.window = WindowTally::default();
+    }
+
+    /// What the sum of the current window is to be divided by.
+    ///
+    /// # Errors
+    ///
+    /// [`AccumError::NoItems`].
+    pub(crate) fn divisor(&self, normalization: Normalization) -> Result<f64, AccumError> {
+        let window = self.window;
+        match normalization {
+            Normalization::Mean => Ok(window.micro_batches as f64),
+            Normalization::Sum => Ok(1.0),
+            Normalization::Tokens if window.items > 0.0 => Ok(window.items),
+            Normalization::Tokens => Err(AccumError::NoItems {
+                updates: self.updates,
+                micro_batches: window.micro_batches,
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dropped_has_no_weight() {
+        let mut tally = Tally::default();
+        tally.keep(1, 3.0);
+        tally.drop(1);
+        tally.keep(2, 9.0);
+        assert_eq!(tally.window.micro_steps, 3);
+        assert_eq!(tally.divisor(Normalization::Mean), Ok(3.0));
+        assert_eq!(tally.divisor(Normalization::Tokens), Ok(12.0));
+        assert_eq!(tally.divisor(Normalization::Sum), Ok(1.0));
+        tally.applied();
+        assert_eq!(
+            (tally.updates, tally.micro_batches, tally.dropped),
+            (1, 4, 1)
+        );
+        assert_eq!(tally.window, WindowTally::default());
+    }
+
+    #[test]
+    fn a_window_of_nothing_is_no_update() {
+        let mut tally = Tally::default();
+        for in_a_row in 1..=3 {
+            tally.drop(1);
+            tally.skipped();
+            assert_eq!((tally.updates, tally.skipped_in_a_row), (0, in_a_row));
+        }
+        tally.keep(1, 0.0);
+        assert_eq!(
+            tally.divisor(Normalization::Tokens),
+            Err(AccumError::NoItems {
+                updates: 0,
+                micro_batches: 1
+            })
+        );
+        tally.applied();
+        assert_eq!((tally.updates, tally.skipped_updates), (1, 3));
+        assert_eq!(tally.skipped_in_a_row, 0);
+    }
+}

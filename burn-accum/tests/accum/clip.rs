@@ -1,0 +1,158 @@
+//! Clipping by the global norm.
+
+use burn::{
+    optim::{GradientsParams, MultiGradientsParams, Optimizer, SgdConfig},
+    prelude::DeviceOps,
+};
+use burn_accum::{AccumConfig, ClipGlobalNorm, Counted, GradNormMetric, MultiSteps};
+use burn_flex::FlexDevice;
+
+use crate::support::{B, Batch, Net, assert_close, floats, gradients, net, values};
+
+fn sgd() -> impl Optimizer<Net<B>, B> {
+    SgdConfig::new().init()
+}
+
+/// The gradient that SGD saw with a learning rate of 1, flat.
+fn seen(before: &Net<B>, after: &Net<B>) -> Vec<f32> {
+    let (before, after) = (floats(before).concat(), floats(after).concat());
+    before.iter().zip(&after).map(|(b, a)| b - a).collect()
+}
+
+fn norm(values: &[f32]) -> f32 {
+    let squares = values.iter().map(|value| f64::from(*value).powi(2));
+    squares.sum::<f64>().sqrt() as f32
+}
+
+#[test]
+fn the_norm_is_over_all_parameters() {
+    let start = net();
+    let plain = sgd().step(1.0, start.clone(), gradients(&start, 0, &[], &[]));
+    let whole = norm(&seen(&start, &plain));
+
+    let mut clipping = ClipGlobalNorm::new(sgd(), 0.5).unwrap();
+    assert_eq!(clipping.norm().last(), None);
+    let clipped = clipping.step(1.0, start.clone(), gradients(&start, 0, &[], &[]));
+    let last = clipping.norm().last().unwrap();
+    assert!((last - whole).abs() < 1e-5 * whole, "{last} is not {whole}");
+    let after = norm(&seen(&start, &clipped));
+    assert!((after - 0.5).abs() < 1e-5, "{after}");
+    // The direction stays.
+    for (clipped, plain) in seen(&start, &clipped).iter().zip(seen(&start, &plain)) {
+        assert!((clipped - plain * 0.5 / whole).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn within_bounds_no_bit_changes() {
+    let start = net();
+    let plain = sgd().step(0.1, start.clone(), gradients(&start, 0, &[], &[]));
+    let mut clipping = ClipGlobalNorm::new(sgd(), 1e3).unwrap();
+    let clipped = clipping.step(0.1, start.clone(), gradients(&start, 0, &[], &[]));
+    assert_eq!(values(&plain), values(&clipped));
+}
+
+#[test]
+fn non_finite_gradients_are_not_hidden() {
+    for step in 0..3 {
+        let start = net();
+        let mut clipping = ClipGlobalNorm::new(sgd(), 1.0).unwrap();
+        let after = clipping.step(0.1, start.clone(), gradients(&start, step, &[2], &[]));
+        assert!(floats(&after)[2].iter().any(|value| !value.is_finite()));
+        assert!(!clipping.norm().last().unwrap().is_finite());
+    }
+}
+
+#[test]
+fn a_norm_from_elsewhere_is_used_once() {
+    let start = net();
+    let mut clipping = ClipGlobalNorm::new(sgd(), 1.0).unwrap();
+    let handle = clipping.norm();
+    let plain = sgd().step(1.0, start.clone(), gradients(&start, 0, &[], &[]));
+    handle.provide_squared(16.0);
+    let quarter = clipping.step(1.0, start.clone(), gradients(&start, 0, &[], &[]));
+    assert_eq!(handle.last(), Some(4.0));
+    for (clipped, plain) in seen(&start, &quarter).iter().zip(seen(&start, &plain)) {
+        assert!((clipped - plain / 4.0).abs() < 1e-6);
+    }
+    let _ = clipping.step(1.0, start.clone(), gradients(&start, 0, &[], &[]));
+    assert!(handle.last().unwrap() > 4.0, "computed again");
+}
+
+#[test]
+fn devices_are_added_up_first() {
+    let start = net();
+    let mut multi = MultiGradientsParams::default();
+    for step in 0..2 {
+        let gradients = gradients(&start, step, &[], &[]);
+        multi.grads.push((gradients, FlexDevice.to_id()));
+    }
+    let mut clipping = ClipGlobalNorm::new(sgd(), 0.5).unwrap();
+    let clipped = clipping.step_multi(1.0, start.clone(), multi);
+    assert!((norm(&seen(&start, &clipped)) - 0.5).abs() < 1e-5);
+}
+
+/// Around a window it clips micro-batches: what travels with the gradients gets through, and is not part of the norm.
+#[test]
+fn counts_pass() {
+    let start = net();
+    let windows = MultiSteps::new(sgd(), AccumConfig::tokens(1)).unwrap();
+    let mut outside = ClipGlobalNorm::new(windows, 1e6).unwrap();
+    let batch = Batch::rows(0, 1000);
+    let gradients = Counted::mean(start.loss(&batch), 1000).backward(&start);
+    let net = outside.step(0.1, start.clone(), gradients);
+    let expected = sgd().step(0.1, start.clone(), start.mean_gradients(&batch));
+    assert_close(&net, &expected, 1e-5);
+    assert_eq!(outside.inner().updates().updates(), 1);
+    assert_eq!(
+        outside
+            .step(
+                0.1,
+                net.clone(),
+                burn_accum::flush_request::<B>(&FlexDevice)
+            )
+            .loss(&batch)
+            .into_scalar(),
+        net.loss(&batch).into_scalar()
+    );
+}
+
+#[test]
+fn the_metric_shows_the_last_norm() {
+    use burn::{
+        data::dataloader::Progress,
+        train::metric::{Metric, MetricMetadata, Numeric, NumericEntry},
+    };
+    let progress = || Progress {
+        items_processed: 1,
+        items_total: 1,
+    };
+    let metadata = MetricMetadata {
+        progress: progress(),
+        global_progress: progress(),
+        iteration: Some(0),
+        lr: None,
+    };
+    let start = net();
+    let mut clipping = ClipGlobalNorm::new(sgd(), 1.0).unwrap();
+    let mut metric = GradNormMetric::new(&clipping.norm());
+    clipping.norm().provide(3.0);
+    let _ = clipping.step(0.1, start.clone(), gradients(&start, 0, &[], &[]));
+    metric.update(&(), &metadata);
+    assert!(matches!(metric.value(), NumericEntry::Value(3.0)));
+}
+
+#[test]
+fn nothing_to_clip_and_nothing_to_clip_to() {
+    let start = net();
+    let mut clipping = ClipGlobalNorm::new(sgd(), 1.0).unwrap();
+    let same = clipping.step(0.1, start.clone(), GradientsParams::new());
+    assert_eq!(values(&same), values(&start));
+    for max_norm in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let error = ClipGlobalNorm::new((), max_norm).unwrap_err().to_string();
+        assert!(
+            error.contains("max_norm") && error.contains("finite and above 0"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,170 @@
+//! Together with burn-amp's loss scaling.
+
+use burn::{
+    lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig},
+    optim::{AdamWConfig, Optimizer},
+    record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder},
+};
+use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps, NonFinite, PerUpdate, flush_request};
+use burn_amp::{Detection, GradScaler, GradScalerConfig, ScaledOptimizer};
+
+use crate::support::{B, Net, gradients, net, panic_of, state, values};
+
+fn adamw() -> impl Optimizer<Net<B>, B> {
+    ClipGlobalNorm::new(AdamWConfig::new().init::<B, Net<B>>(), 1.0).unwrap()
+}
+
+fn scaler(detection: Detection) -> GradScaler {
+    GradScaler::new(GradScalerConfig::default())
+        .unwrap()
+        .with_detection(detection)
+}
+
+/// Wherever the overflow is in the window: it is dropped, the scale backs off at once, and the window is completed
+/// with the next finite micro-batches.
+#[test]
+fn a_scaler_outside_drops_the_micro_batch() {
+    for (bad, detection, non_finite) in (0..4).flat_map(|bad| {
+        [Detection::Sync, Detection::Deferred]
+            .into_iter()
+            .flat_map(move |detection| {
+                [NonFinite::Drop, NonFinite::Propagate]
+                    .map(|non_finite| (bad, detection, non_finite))
+            })
+    }) {
+        let scaler = scaler(detection);
+        let windows = MultiSteps::new(adamw(), AccumConfig::mean(3)).unwrap();
+        let windows = windows.with_non_finite(non_finite);
+        let counter = windows.updates();
+        let mut optimizer = scaler.wrap(windows);
+        let mut expected = MultiSteps::new(adamw(), AccumConfig::mean(3)).unwrap();
+        let (mut one, mut other) = {
+            let net = net();
+            (net.clone(), net)
+        };
+        for step in 0..7 {
+            let overflow: &[usize] = if step == bad { &[1] } else { &[] };
+            one = optimizer.step(0.1, one.clone(), gradients(&one, step, overflow, &[]));
+            if step != bad {
+                other = expected.step(0.1, other.clone(), gradients(&other, step, &[], &[]));
+            }
+        }
+        assert_eq!(
+            values(&one),
+            values(&other),
+            "overflow in {bad}, {detection:?}, {non_finite:?}"
+        );
+        assert_eq!(scaler.scale(), 32768.0);
+        assert_eq!((scaler.steps(), scaler.skipped_steps()), (7, 1));
+        assert_eq!(counter.updates(), 2);
+        assert_eq!(state(optimizer.inner().inner()), state(expected.inner()));
+    }
+}
+
+/// PyTorch's order: the scaler sees the window's gradient once, and skips the whole window.
+#[test]
+fn a_scaler_inside_skips_the_window() {
+    for bad in 0..3 {
+        let scaler = scaler(Detection::Sync);
+        let config = AccumConfig::mean(3);
+        let mut optimizer = MultiSteps::new(scaler.wrap(adamw()), config)
+            .unwrap()
+            .with_non_finite(NonFinite::Propagate);
+        let falling = LinearLrSchedulerConfig::new(1.0, 0.0, 10).init().unwrap();
+        let taken = scaler.clone();
+        let mut scheduler =
+            PerUpdate::from_fn(falling, move || taken.steps() - taken.skipped_steps());
+        let start = net();
+        let mut net = start.clone();
+        let mut rates = Vec::new();
+        for step in 0..6 {
+            let lr = scheduler.step();
+            rates.push((lr * 10.0).round());
+            let overflow: &[usize] = if step == bad { &[1] } else { &[] };
+            net = optimizer.step(lr, net.clone(), gradients(&net, step, overflow, &[]));
+            assert_eq!(values(&net) == values(&start), step < 5);
+        }
+        assert_eq!(scaler.scale(), 32768.0);
+        assert_eq!((scaler.steps(), scaler.skipped_steps()), (2, 1));
+        assert_eq!(rates, [10.0; 6], "nothing was updated yet");
+        assert_eq!(scheduler.step(), 0.9);
+    }
+}
+
+#[test]
+fn a_scaler_that_would_never_see_an_overflow_is_refused() {
+    let scaler = scaler(Detection::Sync);
+    let mut optimizer = MultiSteps::new(scaler.wrap(adamw()), AccumConfig::mean(3)).unwrap();
+    let net = net();
+    let message = panic_of(|| optimizer.step(0.1, net.clone(), gradients(&net, 0, &[], &[])));
+    assert!(message.contains("ScaledOptimizer<"), "{message}");
+    assert!(
+        message.contains("scaler.wrap(MultiSteps::new(..))"),
+        "{message}"
+    );
+
+    // Also with something in between.
+    let clipped = ClipGlobalNorm::new(scaler.wrap(adamw()), 1.0).unwrap();
+    let mut optimizer = MultiSteps::new(clipped, AccumConfig::mean(3)).unwrap();
+    panic_of(|| optimizer.step(0.1, net.clone(), gradients(&net, 0, &[], &[])));
+}
+
+#[test]
+fn a_tail_is_flushed_through_a_scaler() {
+    for detection in [Detection::Sync, Detection::Deferred] {
+        let scaler = scaler(detection);
+        let windows = MultiSteps::new(adamw(), AccumConfig::mean(8)).unwrap();
+        let counter = windows.updates();
+        let mut optimizer = scaler.wrap(windows);
+        let start = net();
+        let mut net = start.clone();
+        for step in 0..2 {
+            net = optimizer.step(0.1, net.clone(), gradients(&net, step, &[], &[]));
+        }
+        net = optimizer.step(0.1, net, flush_request::<B>(&Default::default()));
+        assert_eq!(counter.updates(), 1);
+
+        let mut expected = MultiSteps::new(adamw(), AccumConfig::mean(2)).unwrap();
+        let mut other = start.clone();
+        for step in 0..2 {
+            other = expected.step(0.1, other.clone(), gradients(&other, step, &[], &[]));
+        }
+        assert_eq!(values(&net), values(&other));
+    }
+}
+
+/// All layers in one file, in the middle of a window.
+#[test]
+fn records_nest() {
+    type Layers<O> = ScaledOptimizer<MultiSteps<O>>;
+    fn layers<O: Optimizer<Net<B>, B>>(inner: O) -> (GradScaler, Layers<O>) {
+        let scaler = scaler(Detection::Sync);
+        let windows = MultiSteps::new(inner, AccumConfig::mean(3)).unwrap();
+        (scaler.clone(), scaler.wrap(windows))
+    }
+    let step = |optimizer: &mut Layers<_>, net: Net<B>, number| {
+        let overflow: &[usize] = if number % 4 == 1 { &[2] } else { &[] };
+        let gradients = gradients(&net, number, overflow, &[]);
+        optimizer.step(0.1, net, gradients)
+    };
+    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+    for stop in 0..6 {
+        let (scaler_one, mut one) = layers(adamw());
+        let mut net_one = net();
+        for number in 0..stop {
+            net_one = step(&mut one, net_one, number);
+        }
+        let record = Optimizer::<Net<B>, B>::to_record(&one);
+        let bytes = Recorder::<B>::record(&recorder, record, ()).unwrap();
+        let record = Recorder::<B>::load(&recorder, bytes, &Default::default()).unwrap();
+        let (scaler_other, other) = layers(adamw());
+        let mut other = Optimizer::<Net<B>, B>::load_record(other, record);
+        let mut net_other = net_one.clone();
+        for number in stop..stop + 8 {
+            net_one = step(&mut one, net_one, number);
+            net_other = step(&mut other, net_other, number);
+            assert_eq!(values(&net_one), values(&net_other));
+        }
+        assert_eq!(scaler_one.scale(), scaler_other.scale());
+    }
+}

@@ -1,0 +1,12 @@
+//! What gradient accumulation promises, on Flex.
+
+mod clip;
+mod composition;
+mod laws;
+mod learner;
+mod properties;
+mod records;
+mod schedulers;
+mod support;
+mod tokens;
+mod window;

@@ -1,0 +1,176 @@
+//! Checkpoints: a window that is interrupted anywhere continues exactly.
+
+use std::path::PathBuf;
+
+use burn::{
+    optim::{AdamWConfig, Optimizer, SgdConfig},
+    record::{
+        BinBytesRecorder, BinGzFileRecorder, FileRecorder, FullPrecisionSettings,
+        HalfPrecisionSettings, NamedMpkBytesRecorder, NamedMpkFileRecorder, PrettyJsonFileRecorder,
+        Recorder,
+    },
+};
+use burn_accum::{AccumConfig, Counted, MultiSteps};
+
+use crate::support::{B, Batch, Net, gradients, json, net, state, values};
+
+type Full = FullPrecisionSettings;
+
+fn step<O: Optimizer<Net<B>, B>>(optimizer: &mut O, net: Net<B>, number: usize) -> Net<B> {
+    let batch = Batch::rows(number * 3, number * 4 + 1);
+    let mut loss = net.loss(&batch);
+    if number % 5 == 3 {
+        loss = loss * f32::NAN;
+    }
+    let gradients = Counted::mean(loss, batch.len()).backward(&net);
+    optimizer.step(0.05, net, gradients)
+}
+
+/// Some micro-steps, a round trip of the record, some more: the same as without a stop, wherever it is.
+fn resumes_everywhere<O, R>(inner: O, round_trip: R)
+where
+    O: Optimizer<Net<B>, B>,
+    R: Fn(
+        <MultiSteps<O> as Optimizer<Net<B>, B>>::Record,
+    ) -> <MultiSteps<O> as Optimizer<Net<B>, B>>::Record,
+{
+    let new = || MultiSteps::new(inner.clone(), AccumConfig::tokens(4)).unwrap();
+    for stop in 0..=8 {
+        let mut one = new();
+        let mut net_one = net();
+        for number in 1..=stop {
+            net_one = step(&mut one, net_one, number);
+        }
+        let mut other = new().load_record(round_trip(one.to_record()));
+        let mut net_other = net_one.clone();
+        for number in stop + 1..=stop + 9 {
+            net_one = step(&mut one, net_one, number);
+            net_other = step(&mut other, net_other, number);
+            assert_eq!(values(&net_one), values(&net_other), "stopped after {stop}");
+        }
+        let (seen, expected) = (other.updates(), one.updates());
+        assert_eq!(seen.updates(), expected.updates());
+        assert_eq!(seen.micro_step(), expected.micro_step());
+        assert_eq!(seen.dropped(), expected.dropped());
+        assert_eq!(json(one.to_record()), json(other.to_record()));
+    }
+}
+
+fn directory(name: &str) -> PathBuf {
+    let directory = std::env::temp_dir().join(format!("burn-accum-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    directory
+}
+
+macro_rules! through_bytes {
+    ($name:ident, $recorder:ty) => {
+        #[test]
+        fn $name() {
+            let recorder = <$recorder>::default();
+            resumes_everywhere(AdamWConfig::new().init::<B, Net<B>>(), |record| {
+                let bytes = Recorder::<B>::record(&recorder, record, ()).unwrap();
+                Recorder::<B>::load(&recorder, bytes, &Default::default()).unwrap()
+            });
+        }
+    };
+}
+
+macro_rules! through_a_file {
+    ($name:ident, $recorder:ty) => {
+        #[test]
+        fn $name() {
+            let directory = directory(stringify!($name));
+            let file = directory.join("optimizer");
+            let recorder = <$recorder>::new();
+            resumes_everywhere(AdamWConfig::new().init::<B, Net<B>>(), |record| {
+                Recorder::<B>::record(&recorder, record, file.clone()).unwrap();
+                Recorder::<B>::load(&recorder, file.clone(), &Default::default()).unwrap()
+            });
+            std::fs::remove_dir_all(directory).unwrap();
+        }
+    };
+}
+
+through_bytes!(
+    named_mpk_bytes_resume_everywhere,
+    NamedMpkBytesRecorder<Full>
+);
+through_bytes!(bincode_bytes_resume_everywhere, BinBytesRecorder<Full>);
+through_a_file!(json_files_resume_everywhere, PrettyJsonFileRecorder<Full>);
+through_a_file!(bincode_gz_files_resume_everywhere, BinGzFileRecorder<Full>);
+
+/// The accumulators are f32 in any file: f16 would overflow at loss sums of 65504.
+#[test]
+fn half_precision_recorders_keep_the_sums() {
+    let recorder = NamedMpkBytesRecorder::<HalfPrecisionSettings>::default();
+    resumes_everywhere(SgdConfig::new().init::<B, Net<B>>(), |record| {
+        let bytes = Recorder::<B>::record(&recorder, record, ()).unwrap();
+        Recorder::<B>::load(&recorder, bytes, &Default::default()).unwrap()
+    });
+}
+
+/// Trains without accumulation, saves, and loads into a wrapped optimizer.
+fn loads_the_inner_record<R: FileRecorder<B>>(name: &str, recorder: R, steps: usize) {
+    let directory = directory(name);
+    let file = directory.join("optimizer");
+    let mut plain = AdamWConfig::new().init::<B, Net<B>>();
+    let mut net = net();
+    for number in 0..steps {
+        net = plain.step(0.05, net.clone(), gradients(&net, number, &[], &[]));
+    }
+    recorder.record(plain.to_record(), file.clone()).unwrap();
+
+    let mut windows = MultiSteps::new(plain.clone(), AccumConfig::mean(2)).unwrap();
+    // The window so far belongs to another training.
+    net = windows.step(0.05, net.clone(), gradients(&net, 9, &[1], &[]));
+    assert!(windows.updates().last_dropped().is_some());
+    let mut windows = windows.load_record(recorder.load(file, &Default::default()).unwrap());
+    assert_eq!(state(windows.inner()), state(&plain));
+    assert_eq!(
+        (windows.updates().updates(), windows.updates().micro_step()),
+        (0, 0)
+    );
+    assert_eq!(windows.updates().last_dropped(), None);
+    let before = values(&net);
+    net = windows.step(0.05, net.clone(), gradients(&net, 9, &[], &[]));
+    assert_eq!(values(&net), before);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn records_of_the_inner_optimizer_alone_load() {
+    for steps in [0, 3] {
+        loads_the_inner_record("inner-mpk", NamedMpkFileRecorder::<Full>::new(), steps);
+        loads_the_inner_record("inner-json", PrettyJsonFileRecorder::<Full>::new(), steps);
+    }
+}
+
+/// The partial window is kept, and ends when the new length is reached or at the next micro-step if it is exceeded.
+#[test]
+fn a_record_loads_under_another_window_length() {
+    let sgd = || SgdConfig::new().init::<B, Net<B>>();
+    let start = net();
+    let mut five = MultiSteps::new(sgd(), AccumConfig::mean(5)).unwrap();
+    let mut net = start.clone();
+    for number in 0..3 {
+        net = five.step(0.1, net, gradients(&start, number, &[], &[]));
+    }
+    for (steps, expected) in [(2, 4), (3, 4), (4, 4), (6, 6)] {
+        let mut other = MultiSteps::new(sgd(), AccumConfig::mean(steps)).unwrap();
+        other = Optimizer::<Net<B>, B>::load_record(other, five.to_record());
+        let mut trained = net.clone();
+        let mut number = 3;
+        while other.updates().updates() == 0 {
+            trained = other.step(0.1, trained, gradients(&start, number, &[], &[]));
+            number += 1;
+        }
+        assert_eq!(number, expected, "micro-batches in a window of {steps}");
+
+        let mut whole = MultiSteps::new(sgd(), AccumConfig::mean(expected)).unwrap();
+        let mut net = start.clone();
+        for number in 0..expected {
+            net = whole.step(0.1, net, gradients(&start, number, &[], &[]));
+        }
+        assert_eq!(values(&trained), values(&net));
+    }
+}

@@ -1,0 +1,212 @@
+//! The count of items.
+
+use burn::{
+    module::Module,
+    optim::{AdamWConfig, GradientsAccumulator, MultiGradientsParams, Optimizer, SgdConfig},
+    prelude::DeviceOps,
+    tensor::{Int, Tensor, backend::Backend},
+};
+use burn_accum::{
+    AccumConfig, ClipGlobalNorm, CountSlot, Counted, MultiSteps, NonFinite, Normalization,
+};
+use burn_flex::FlexDevice;
+
+use crate::support::{B, Batch, Net, assert_close, gradients, json, net, panic_of, values};
+
+fn windows(config: AccumConfig) -> MultiSteps<impl Optimizer<Net<B>, B>> {
+    MultiSteps::new(SgdConfig::new().init::<B, Net<B>>(), config).unwrap()
+}
+
+/// Steps once with the gradients of a loss over so many items.
+fn step(config: AccumConfig, items: f64) -> String {
+    let net = net();
+    let loss = net.loss(&Batch::rows(0, 3));
+    panic_of(|| windows(config).step(0.1, net.clone(), Counted::sum(loss, items).backward(&net)))
+}
+
+#[test]
+fn forgetting_the_count_is_an_error_at_once() {
+    let net = net();
+    for non_finite in [NonFinite::Drop, NonFinite::Propagate] {
+        let mut windows = windows(AccumConfig::tokens(4)).with_non_finite(non_finite);
+        let message = panic_of(|| windows.step(0.1, net.clone(), gradients(&net, 0, &[], &[])));
+        assert!(
+            message.contains("micro-batch 1 does not tell how many items"),
+            "{message}"
+        );
+        assert!(message.contains("Counted::mean(loss, items)"), "{message}");
+    }
+}
+
+/// Also on one of several devices.
+#[test]
+fn each_device_has_to_count() {
+    let net = net();
+    let counted = Counted::mean(net.loss(&Batch::rows(0, 3)), 3).backward(&net);
+    let mut multi = MultiGradientsParams::default();
+    for gradients in [counted, gradients(&net, 0, &[], &[])] {
+        multi.grads.push((gradients, FlexDevice.to_id()));
+    }
+    let mut windows = windows(AccumConfig::tokens(4));
+    let message = panic_of(|| windows.step_multi(0.1, net.clone(), multi));
+    assert!(
+        message.contains("does not tell how many items"),
+        "{message}"
+    );
+}
+
+#[test]
+fn impossible_counts_are_refused() {
+    for items in [-1.0, f64::NAN, f64::INFINITY] {
+        let message = step(AccumConfig::tokens(2), items);
+        assert!(
+            message.contains(&format!("micro-batch 1 counts {items} items")),
+            "{message}"
+        );
+    }
+    let message = step(AccumConfig::tokens(1), 0.0);
+    assert!(
+        message.contains("1 micro-batches of the window after update 0 count no items"),
+        "{message}"
+    );
+    let message = step(AccumConfig::mean(2), 7.0);
+    assert!(
+        message.contains("loss sum over 7 counted items"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_micro_batch_without_items_counts_nothing() {
+    let start = net();
+    let (all, first) = (Batch::rows(0, 6), Batch::rows(0, 4));
+    let train = |padding: bool| {
+        let mut windows = windows(AccumConfig::tokens(if padding { 2 } else { 1 }));
+        let mut net = start.clone();
+        let gradients = Counted::mean(net.loss(&first), 4).backward(&net);
+        net = windows.step(0.1, net, gradients);
+        if padding {
+            let nothing = net.loss(&all) * 0.0;
+            let gradients = Counted::sum(nothing, 0).backward(&net);
+            net = windows.step(0.1, net, gradients);
+        }
+        values(&net)
+    };
+    assert_eq!(train(true), train(false));
+}
+
+#[test]
+fn counts_may_be_tensors() {
+    let net = net();
+    let device = Default::default();
+    let batch = Batch::rows(0, 6);
+    let trained = |count: Counted<B>| {
+        let mut windows = windows(AccumConfig::tokens(1));
+        values(&windows.step(0.1, net.clone(), count.backward(&net)))
+    };
+    let expected = trained(Counted::mean(net.loss(&batch), 6));
+    let int = Tensor::<B, 1, Int>::from_data([6], &device);
+    let float = Tensor::<B, 1>::from_data([6.0], &device);
+    assert_eq!(trained(Counted::mean(net.loss(&batch), int)), expected);
+    assert_eq!(trained(Counted::mean(net.loss(&batch), float)), expected);
+    assert_eq!(trained(Counted::mean(net.loss(&batch), 6.0)), expected);
+}
+
+#[test]
+fn sums_of_loss_sums_are_not_divided() {
+    let config = AccumConfig {
+        steps: 1,
+        normalization: Normalization::Sum,
+    };
+    let net = net();
+    let batch = Batch::rows(0, 6);
+    let sum = windows(config).step(
+        0.1,
+        net.clone(),
+        Counted::mean(net.loss(&batch), 6.0).backward(&net),
+    );
+    let mut mean = windows(AccumConfig::tokens(1));
+    let mean = mean.step(
+        0.6,
+        net.clone(),
+        Counted::mean(net.loss(&batch), 6.0).backward(&net),
+    );
+    assert_close(&sum, &mean, 1e-6);
+}
+
+#[test]
+fn a_dropped_micro_batch_does_not_count() {
+    let start = net();
+    let mut net = start.clone();
+    let mut with = windows(AccumConfig::tokens(2));
+    let gradients = Counted::mean(net.loss(&Batch::rows(0, 3)), 3).backward(&net);
+    net = with.step(0.1, net, gradients);
+    let infinite = net.loss(&Batch::rows(3, 9)) * f32::INFINITY;
+    let gradients = Counted::mean(infinite, 6).backward(&net);
+    net = with.step(0.1, net, gradients);
+    assert_eq!(with.updates().dropped(), 1);
+
+    let mut without = windows(AccumConfig::tokens(1));
+    let gradients = Counted::mean(start.loss(&Batch::rows(0, 3)), 3).backward(&start);
+    assert_eq!(values(&net), values(&without.step(0.1, start, gradients)));
+}
+
+#[derive(Module, Debug)]
+struct Slotted<B: Backend> {
+    net: Net<B>,
+    count: CountSlot<B>,
+}
+
+impl Slotted<B> {
+    fn new() -> Self {
+        Self {
+            net: net(),
+            count: CountSlot::new(&Default::default()),
+        }
+    }
+}
+
+/// A count is no gradient: it is not part of a norm, and no optimizer gets to see it.
+#[test]
+fn a_slot_is_not_trained() {
+    let start = Slotted::new();
+    let loss = start.net.loss(&Batch::rows(0, 3)) * 1e-3;
+    let gradients = Counted::mean(loss, 1e6).backward(&start);
+    let windows = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::tokens(1)).unwrap();
+    let mut optimizer = ClipGlobalNorm::new(windows, 1e4).unwrap();
+    let _: Slotted<B> = optimizer.step(0.1, start, gradients);
+    let norm = optimizer.norm().last().unwrap();
+    assert!(norm < 1e5, "{norm} holds the count");
+    let record = Optimizer::<Slotted<B>, B>::to_record(optimizer.inner().inner());
+    assert_eq!(json(record).as_object().unwrap().len(), 4);
+}
+
+/// Burn's accumulators rebuild the gradients from the parameters of the module.
+#[test]
+fn a_slot_carries_the_count_through_burns_accumulator() {
+    let mut model = Slotted::new();
+    let start = model.clone();
+    let sgd = SgdConfig::new().init::<B, Slotted<B>>();
+    let mut windows = MultiSteps::new(sgd, AccumConfig::tokens(1)).unwrap();
+    let mut accumulator = GradientsAccumulator::new();
+    for (from, to) in [(0, 5), (5, 6), (6, 12)] {
+        let loss = model.net.loss(&Batch::rows(from, to));
+        let gradients = Counted::mean(loss, to - from).backward(&model);
+        accumulator.accumulate(&model, gradients);
+    }
+    model = windows.step(0.1, model, accumulator.grads());
+
+    let mut plain = SgdConfig::new().init();
+    let gradients = start.net.mean_gradients(&Batch::rows(0, 12));
+    let expected = plain.step(0.1, start.net, gradients);
+    assert_close(&model.net, &expected, 1e-5);
+
+    // Without a slot the count is lost there, and that is said.
+    let net = model.net;
+    let mut accumulator = GradientsAccumulator::new();
+    let gradients = Counted::mean(net.loss(&Batch::rows(0, 2)), 2).backward(&net);
+    accumulator.accumulate(&net, gradients);
+    let mut windows = self::windows(AccumConfig::tokens(1));
+    let message = panic_of(|| windows.step(0.1, net.clone(), accumulator.grads()));
+    assert!(message.contains("CountSlot"), "{message}");
+}
