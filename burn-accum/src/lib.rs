@@ -81,4 +81,4 @@ pub use multi_steps::MultiSteps;
 pub use norm::{GradNorm, GradNormMetric};
 pub use per_update::{PerUpdate, PerUpdateRecord};
 pub use progress::{Dropped, UpdateCounter, UpdatesMetric};
-pub use record::{AccumItem, AccumRecord, PartialWindow};
+pub use record::{AccumRecord, PartialWindow};

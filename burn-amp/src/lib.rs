@@ -71,7 +71,7 @@ pub use error::AmpError;
 pub use loss_scale::{LossScale, LossScaleState, ScaleUpdate};
 pub use policy::{Bf16, Configured, F16, Mode, Off, Policy, autocast};
 pub use scaler::{
-    Detection, GradScaler, GradScalerConfig, LossScaleMetric, Overflow, OverflowCause, ScaledItem,
+    Detection, GradScaler, GradScalerConfig, LossScaleMetric, Overflow, OverflowCause,
     ScaledOptimizer, ScaledRecord, ScalerState, SkippedStepsMetric,
 };
 pub use table::{OpRow, op_table};

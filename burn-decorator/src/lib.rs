@@ -50,11 +50,16 @@
 //! assert!(NAMES.contains(&"softmax"));
 //! ```
 //!
+//! # Optimizer decorators
+//!
+//! [`record`] is the other thing that decorators have in common: saved state that wraps the saved state of what they wrap.
+//!
 //! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
 //! the pinned Burn source and names every operation without a row.
 
 mod forward;
 mod kind;
+pub mod record;
 mod table;
 
 /// The types that rows mention, for the module in which a decorator expands the table.

@@ -36,4 +36,4 @@ pub use metric::{LossScaleMetric, SkippedStepsMetric};
 pub use optimizer::ScaledOptimizer;
 pub(crate) use overflow::name_some;
 pub use overflow::{Overflow, OverflowCause};
-pub use record::{ScaledItem, ScaledRecord, ScalerState};
+pub use record::{ScaledRecord, ScalerState};
