@@ -36,14 +36,15 @@ pub(super) fn attention<B: Backend, P: Policy>(
     let bias = bias.map(|bias| bring::<B>(bias.tensor, target));
 
     let mode = current::<P>();
+    // Burn's composed attention, which backends without a fused kernel use too, scales the product: beyond f16's range,
+    // where the scaled product would be within it.
+    let (query, key, options) = match mode.low() {
+        Some(FloatDType::F16) if query.dtype() == DType::F16 => {
+            scale_first::<B>(query, key, options)
+        }
+        _ => (query, key, options),
+    };
     if B::ad_enabled(&B::float_device(&query)) {
-        // Composed, the scores are scaled after the product, which leaves f16's range sooner than the fused kernel does.
-        let (query, key, options) = match mode.low() {
-            Some(FloatDType::F16) if query.dtype() == DType::F16 => {
-                scale_first::<B>(query, key, options)
-            }
-            _ => (query, key, options),
-        };
         let wrap = |x| AutocastTensor::with_lineage(x, lineage);
         let [query, key, value] = [query, key, value].map(wrap);
         let bias = bias.map(wrap);
