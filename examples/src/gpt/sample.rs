@@ -26,7 +26,22 @@ pub fn sample<B: Backend>(model: &Gpt<B>, length: usize, seed: u64, device: &B::
         text.push(draw(&last, unit(hash(seed, index as u64))));
     }
     let bytes: Vec<u8> = text.into_iter().map(|byte| byte as u8).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
+    printable(&bytes)
+}
+
+/// The text of the bytes, without what a terminal would obey: a model that has learned little writes any byte.
+fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let harmless = |c: char| !c.is_control() || matches!(c, '\n' | '\t');
+    text.chars()
+        .map(|c| {
+            if harmless(c) {
+                c
+            } else {
+                char::REPLACEMENT_CHARACTER
+            }
+        })
+        .collect()
 }
 
 /// The token at which the cumulated softmax of the logits passes `at`, a number of at least 0 and below 1.
@@ -54,6 +69,11 @@ mod tests {
     use super::*;
     use crate::gpt::model::GptConfig;
     use burn_flex::Flex;
+
+    #[test]
+    fn control_characters_are_not_printed() {
+        assert_eq!(printable(b"a\tb\n\x1b[2J\0"), "a\tb\n\u{fffd}[2J\u{fffd}");
+    }
 
     #[test]
     fn draws_by_weight() {
