@@ -9,7 +9,6 @@ use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, DType, FloatDType, Scalar, TensorMetadata};
 
 use super::backend::Autocast;
-use super::ops::target;
 use super::tensor::{AutocastTensor, bring};
 use crate::cast::{Cast, Operands};
 use crate::policy::{Policy, current, off_scope};
@@ -28,14 +27,15 @@ pub(super) fn attention<B: Backend, P: Policy>(
     for x in [&query, &key, &value].into_iter().chain(&bias) {
         operands.see(x.tensor.dtype().into(), x.lineage);
     }
-    let target = target::<P>(&operands, "attention", row);
+    let mode = current::<P>();
+    let class = mode.class("attention", row);
+    let target = operands.target(class, mode.low());
     let lineage = operands.lineage();
     let query = bring::<B>(query.tensor, target);
     let key = bring::<B>(key.tensor, target);
     let value = bring::<B>(value.tensor, target);
     let bias = bias.map(|bias| bring::<B>(bias.tensor, target));
 
-    let mode = current::<P>();
     // Burn's composed attention, which backends without a fused kernel use too, scales the product: beyond f16's range,
     // where the scaled product would be within it.
     let (query, key, options) = match mode.low() {
@@ -50,7 +50,7 @@ pub(super) fn attention<B: Backend, P: Policy>(
         let bias = bias.map(wrap);
         let compose =
             || attention_fallback::<Autocast<B, P>>(query, key, value, mask, bias, options);
-        return match mode.class("attention", row) {
+        return match class {
             Cast::Lower => compose(),
             // The operands have the type that an override asked for: its matmuls must not lower them again.
             Cast::Full | Cast::Promote | Cast::Keep => off_scope(compose),

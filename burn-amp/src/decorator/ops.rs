@@ -151,7 +151,7 @@ macro_rules! implement {
 
 /// The type that the operands of an operation are brought to under the mode of this thread.
 #[inline]
-pub(super) fn target<P: Policy>(operands: &Operands, op: &str, row: Cast) -> Option<FloatDType> {
+fn target<P: Policy>(operands: &Operands, op: &str, row: Cast) -> Option<FloatDType> {
     if operands.is_empty() {
         return None;
     }
