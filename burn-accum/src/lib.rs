@@ -68,6 +68,7 @@ mod norm;
 mod per_update;
 mod progress;
 mod record;
+mod strategy;
 mod sums;
 mod tally;
 
@@ -82,3 +83,4 @@ pub use norm::{GradNorm, GradNormMetric};
 pub use per_update::{PerUpdate, PerUpdateRecord};
 pub use progress::{Dropped, UpdateCounter, UpdatesMetric};
 pub use record::{AccumRecord, PartialWindow};
+pub use strategy::{AccumProgress, AccumulatingStrategy, EpochTail};

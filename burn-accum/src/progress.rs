@@ -21,6 +21,7 @@ pub struct UpdateCounter {
 struct Seen {
     tally: Tally,
     last_dropped: Option<Dropped>,
+    answers: u64,
 }
 
 /// A micro-batch that was dropped from its window, for it had non-finite gradients.
@@ -67,6 +68,15 @@ impl UpdateCounter {
 
     fn tally(&self) -> Tally {
         self.seen.lock().tally
+    }
+
+    /// How often a `MultiSteps` has shown that it is there.
+    pub(crate) fn answers(&self) -> u64 {
+        self.seen.lock().answers
+    }
+
+    pub(crate) fn answer(&self) {
+        self.seen.lock().answers += 1;
     }
 
     pub(crate) fn publish(&self, tally: Tally) {
