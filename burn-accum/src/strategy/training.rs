@@ -34,6 +34,7 @@ impl<LC: LearningComponentsTypes> Training<LC> {
         log::info!("Executing training step for epoch {epoch}");
         let updates_before = self.updates.updates();
 
+        // Not borrowed from `self`, of which the pass needs the rest.
         let loader = self.train.clone();
         let mut batches = loader.iter();
         while let Some(batch) = batches.next() {
@@ -96,7 +97,8 @@ impl<LC: LearningComponentsTypes> Training<LC> {
         log::info!("Executing validation step for epoch {epoch}");
         let model = self.learner.model().valid();
 
-        let mut batches = self.valid.iter();
+        let loader = self.valid.clone();
+        let mut batches = loader.iter();
         let mut iteration = 0;
         while let Some(batch) = batches.next() {
             let progress = batches.progress();
@@ -115,5 +117,17 @@ impl<LC: LearningComponentsTypes> Training<LC> {
             }
         }
         self.processor.process_valid(LearnerEvent::EndEpoch(epoch));
+        self.settle_metrics();
+    }
+
+    /// Waits until the metrics of all items are in the store, where early stopping and the choice of records look for
+    /// them; Burn may decide without the last ones.
+    ///
+    /// The channel to the thread that computes metrics holds one event. So a second more is only accepted when all
+    /// before the first have been dealt with. Metrics do nothing at the start of a validation.
+    fn settle_metrics(&mut self) {
+        for _ in 0..2 {
+            self.processor.process_valid(LearnerEvent::Start);
+        }
     }
 }

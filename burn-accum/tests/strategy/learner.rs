@@ -22,12 +22,12 @@ use burn::{
         backend::{AutodiffBackend, Backend},
     },
     train::{
-        Interrupter, Learner, LearningComponentsMarker, MetricEarlyStoppingStrategy,
-        StoppingCondition, SupervisedTraining, TrainingStrategy,
+        EarlyStoppingStrategy, Interrupter, Learner, LearningComponentsMarker,
+        MetricEarlyStoppingStrategy, StoppingCondition, SupervisedTraining, TrainingStrategy,
         checkpoint::KeepLastNCheckpoints,
         metric::{
             LearningRateMetric, LossMetric,
-            store::{Aggregate, Direction, Split},
+            store::{Aggregate, Direction, EventStoreClient, Split},
         },
         renderer::MetricsRenderer,
     },
@@ -56,11 +56,28 @@ pub struct Setup {
     pub epochs: usize,
     /// The epoch to resume from, and where its record is.
     pub resume: Option<(usize, PathBuf)>,
-    /// Epochs without improvement after which to stop.
-    pub patience: Option<usize>,
+    pub stop: Option<Stop>,
     /// Index of the row, in training or validation, that interrupts.
     pub interrupt_at: Option<usize>,
     pub burns_accumulation: Option<usize>,
+    /// Burn's files in place of the watched logger, and a summary of them.
+    pub summary: bool,
+}
+
+/// When to stop early.
+#[derive(Clone, Copy)]
+pub enum Stop {
+    After(usize),
+    NoImprovementSince(usize),
+}
+
+#[derive(Clone)]
+struct StopAfter(usize);
+
+impl EarlyStoppingStrategy for StopAfter {
+    fn should_stop(&mut self, epoch: usize, _: &EventStoreClient) -> bool {
+        epoch >= self.0
+    }
 }
 
 impl Setup {
@@ -71,9 +88,10 @@ impl Setup {
             shuffle: None,
             epochs,
             resume: None,
-            patience: None,
+            stop: None,
             interrupt_at: None,
             burns_accumulation: None,
+            summary: false,
         }
     }
 }
@@ -169,25 +187,31 @@ where
         .num_epochs(setup.epochs)
         .with_application_logger(None)
         .with_interrupter(interrupter.clone())
-        .with_metric_logger(watch.logger(directory.path()))
         .renderer(renderer)
         .with_file_checkpointer(recorder)
         .with_checkpointing_strategy(KeepLastNCheckpoints::new(100))
         .metrics((LossMetric::<Flex>::new(),))
         .metrics_text((MetadataMetric,))
-        .metric_train_numeric(LearningRateMetric::new())
-        .summary();
+        .metric_train_numeric(LearningRateMetric::new());
+    training = match setup.summary {
+        true => training.summary(),
+        false => training.with_metric_logger(watch.logger()),
+    };
     if let Some((epoch, _)) = setup.resume {
         training = training.checkpoint(epoch);
     }
-    if let Some(n_epochs) = setup.patience {
-        training = training.early_stopping(MetricEarlyStoppingStrategy::new(
-            &LossMetric::<Flex>::new(),
-            Aggregate::Mean,
-            Direction::Lowest,
-            Split::Valid,
-            StoppingCondition::NoImprovementSince { n_epochs },
-        ));
+    match setup.stop {
+        None => {}
+        Some(Stop::After(epoch)) => training = training.early_stopping(StopAfter(epoch)),
+        Some(Stop::NoImprovementSince(n_epochs)) => {
+            training = training.early_stopping(MetricEarlyStoppingStrategy::new(
+                &LossMetric::<Flex>::new(),
+                Aggregate::Mean,
+                Direction::Lowest,
+                Split::Valid,
+                StoppingCondition::NoImprovementSince { n_epochs },
+            ));
+        }
     }
     if let Some(accumulation) = setup.burns_accumulation {
         training = training.grads_accumulation(accumulation);

@@ -50,9 +50,11 @@ impl<B: Backend> Model<B> {
         }
     }
 
-    /// Without dropout, and the same in each clone.
+    /// Always the same, without dropout.
     pub fn new() -> Self {
-        let model = Self::lazy(0.0, &Default::default());
+        let device = Default::default();
+        B::seed(&device, 5);
+        let model = Self::lazy(0.0, &device);
         values(&model);
         model
     }

@@ -4,7 +4,7 @@ use burn::{lr_scheduler::constant::ConstantLr, optim::SgdConfig, train::Learner}
 use burn_accum::{AccumConfig, AccumProgress, AccumulatingStrategy, MultiSteps};
 
 use crate::{
-    learner::{B, MICRO_BATCH, Setup, train_shown},
+    learner::{B, MICRO_BATCH, Setup, Stop, train, train_shown},
     model::{Model, rows},
     watch::Watch,
 };
@@ -40,5 +40,20 @@ fn micro_batches_and_updates_are_shown() {
             "Epoch 1/2, Iteration 2, Items 6/6"
         ]
     );
-    assert_eq!(outcome.watch.shown("ended").len(), 1);
+}
+
+#[test]
+fn a_summary_ends_the_training() {
+    let _turn = crate::turn();
+    let optimizer = MultiSteps::new(SgdConfig::new().init(), AccumConfig::mean(2)).unwrap();
+    let strategy = AccumulatingStrategy::new(&optimizer.updates());
+    let mut setup = Setup::new(rows(0, 5 * MICRO_BATCH), 2);
+    setup.summary = true;
+    // Asks for a metric after each epoch, and so waits for the files that the summary is about.
+    setup.stop = Some(Stop::NoImprovementSince(100));
+    let scheduler = ConstantLr::new(0.1);
+    let strategy = Some(strategy.into());
+    let outcome = train(Model::<B>::new(), optimizer, scheduler, setup, strategy);
+    let ended = outcome.watch.shown("ended, summary of epochs: ");
+    assert_eq!(ended, ["Some(2)"]);
 }

@@ -37,7 +37,7 @@ fn it_continues_from_any_record() {
         let whole = run(&start, Some(tail), EPOCHS, None);
         for stop in 1..EPOCHS {
             // The model is another one until the record is loaded.
-            let fresh = Model::new();
+            let fresh = Model::lazy(0.0, &Default::default());
             let resumed = run(&fresh, Some(tail), EPOCHS, Some((stop, &whole)));
             assert_eq!(bits(&resumed.model), bits(&whole.model), "{tail:?} {stop}");
             for epoch in stop + 1..=EPOCHS {

@@ -133,7 +133,7 @@ fn overflowed_micro_batches_are_dropped_and_the_rest_is_their_union() {
 
             let expected = union(&start, overflowing);
             let moved = distance(&start, &expected);
-            assert!(moved > 0.01, "it learns: {moved}");
+            assert!(moved > 1e-3, "it learns: {moved}");
             // f16 has 11 bits, and these gradients are sums of few terms.
             let apart = distance(&outcome.model, &expected);
             assert!(apart < 0.01 * moved, "{case}: {apart} of {moved}");

@@ -2,13 +2,12 @@
 
 use std::{
     error::Error,
-    path::Path,
     sync::{Arc, Mutex},
 };
 
 use burn::train::{
     LearnerSummary,
-    logger::{FileMetricLogger, MetricLogger},
+    logger::{InMemoryMetricLogger, MetricLogger},
     metric::{
         Metric, MetricDefinition, MetricEntry, MetricMetadata, MetricName, NumericEntry,
         SerializedEntry,
@@ -58,10 +57,10 @@ impl Watch {
         WatchedRenderer(self.shown.clone())
     }
 
-    pub fn logger(&self, directory: &Path) -> WatchedLogger {
+    pub fn logger(&self) -> WatchedLogger {
         WatchedLogger {
             lines: self.logged.clone(),
-            files: FileMetricLogger::new(directory),
+            memory: InMemoryMetricLogger::new(),
         }
     }
 }
@@ -72,10 +71,10 @@ fn after(prefix: &str, lines: &Lines) -> Vec<String> {
     after.map(str::to_owned).collect()
 }
 
-/// Writes files as well: early stopping and the summary read them.
+/// Remembers the values as well: early stopping reads them. Burn's files are read before they are written, sometimes.
 pub struct WatchedLogger {
     lines: Lines,
-    files: FileMetricLogger,
+    memory: InMemoryMetricLogger,
 }
 
 impl WatchedLogger {
@@ -100,7 +99,7 @@ impl MetricLogger for WatchedLogger {
         let mut lines: Vec<_> = texts.chain(numbers).collect();
         lines.sort();
         lines.into_iter().for_each(|line| self.see(line));
-        self.files.log(update, epoch, split);
+        self.memory.log(update, epoch, split);
     }
 
     fn read_numeric(
@@ -109,16 +108,16 @@ impl MetricLogger for WatchedLogger {
         epoch: usize,
         split: &Split,
     ) -> Result<Vec<NumericEntry>, String> {
-        self.files.read_numeric(name, epoch, split)
+        self.memory.read_numeric(name, epoch, split)
     }
 
     fn log_metric_definition(&mut self, definition: MetricDefinition) {
-        self.files.log_metric_definition(definition);
+        self.memory.log_metric_definition(definition);
     }
 
     fn log_epoch_summary(&mut self, summary: EpochSummary) {
         self.see(format!("end {} {}", summary.epoch_number, summary.split));
-        self.files.log_epoch_summary(summary);
+        self.memory.log_epoch_summary(summary);
     }
 }
 
@@ -157,9 +156,8 @@ impl MetricsRendererTraining for WatchedRenderer {
     }
 
     fn on_train_end(&mut self, summary: Option<LearnerSummary>) -> Result<(), Box<dyn Error>> {
-        // What is in it depends on how far the files are written by then.
-        drop(summary);
-        self.see("ended".to_owned());
+        let epochs = summary.map(|summary| summary.epochs);
+        self.see(format!("ended, summary of epochs: {epochs:?}"));
         Ok(())
     }
 }
