@@ -13,7 +13,7 @@ use burn_flex::{Flex, FlexDevice};
 
 use crate::{
     learner::{B, Outcome, Setup, Stop, train},
-    model::{Model, bits, rows},
+    model::{Model, SLOW_ROW, bits, rows},
 };
 
 const EPOCHS: usize = 3;
@@ -142,6 +142,7 @@ fn early_stopping_sees_the_whole_epoch() {
         let strategy = AccumulatingStrategy::new(&optimizer.updates());
         let mut setup = setup();
         setup.epochs = 40;
+        setup.valid = rows(SLOW_ROW - 5, SLOW_ROW + 1);
         setup.shuffle = Some(seed);
         setup.stop = Some(Stop::NoImprovementSince(2));
         let ours = train(seeded(), optimizer, falling(), setup, Some(strategy.into()));

@@ -5,7 +5,7 @@ use burn_accum::{AccumConfig, AccumulatingStrategy, EpochTail, MultiSteps, PerUp
 
 use crate::{
     learner::{B, MICRO_BATCH, Outcome, Setup, train},
-    model::{Model, bits, rows},
+    model::{Model, Row, bits, rows},
 };
 
 const EPOCHS: usize = 4;
@@ -17,13 +17,24 @@ fn run(
     epochs: usize,
     from: Option<(usize, &Outcome<B>)>,
 ) -> Outcome<B> {
+    // 7 micro-batches.
+    let data = rows(0, 6 * MICRO_BATCH + 1);
+    run_on(data, start, how, epochs, from)
+}
+
+fn run_on(
+    data: Vec<Row>,
+    start: &Model<B>,
+    how: Option<EpochTail>,
+    epochs: usize,
+    from: Option<(usize, &Outcome<B>)>,
+) -> Outcome<B> {
     let optimizer = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::mean(4)).unwrap();
     let counter = optimizer.updates();
     let falling = LinearLrSchedulerConfig::new(0.1, 0.0, 20).init().unwrap();
     let scheduler = PerUpdate::new(falling, &counter);
     let strategy = how.map(|tail| AccumulatingStrategy::new(&counter).with_tail(tail).into());
-    // 7 micro-batches.
-    let mut setup = Setup::new(rows(0, 6 * MICRO_BATCH + 1), epochs);
+    let mut setup = Setup::new(data, epochs);
     setup.resume = from.map(|(epoch, outcome)| (epoch, outcome.directory.path().to_owned()));
     train(start.clone(), optimizer, scheduler, setup, strategy)
 }
@@ -78,4 +89,17 @@ fn it_continues_from_burns_own_training() {
     let carried = run(&start, Some(EpochTail::Carry), 2, None);
     let burns = run(&start, None, 2, None);
     assert_eq!(carried.directory.records(2), burns.directory.records(2));
+}
+
+/// There is no learning rate to apply a window at before the first step.
+#[test]
+fn an_epoch_of_nothing_leaves_the_window_as_it_is() {
+    let _turn = crate::turn();
+    let start = Model::new();
+    let burns = run(&start, None, 1, None);
+    for tail in [EpochTail::Apply, EpochTail::Carry] {
+        let nothing = run_on(Vec::new(), &start, Some(tail), 2, Some((1, &burns)));
+        assert_eq!(nothing.directory.records(2), burns.directory.records(1));
+        assert_eq!(bits(&nothing.model), bits(&burns.model));
+    }
 }

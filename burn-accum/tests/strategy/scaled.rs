@@ -134,9 +134,9 @@ fn overflowed_micro_batches_are_dropped_and_the_rest_is_their_union() {
             let expected = union(&start, overflowing);
             let moved = distance(&start, &expected);
             assert!(moved > 1e-3, "it learns: {moved}");
-            // f16 has 11 bits, and these gradients are sums of few terms.
+            // f16 rounds by up to 5e-4, and these gradients are sums of few terms.
             let apart = distance(&outcome.model, &expected);
-            assert!(apart < 0.01 * moved, "{case}: {apart} of {moved}");
+            assert!(apart < 2e-3 * moved, "{case}: {apart} of {moved}");
         }
     }
 }
