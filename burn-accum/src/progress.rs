@@ -101,7 +101,8 @@ pub(crate) fn name_some(parameters: &[String]) -> String {
     }
 }
 
-/// The number of updates so far, for a `Learner`, whose own iterations are micro-batches. Never waits for a device.
+/// The number of updates since the training began, for a `Learner`: Burn's own iterations are micro-batches. As of when
+/// the metric is computed, which Burn does while training goes on. Never waits for a device.
 #[derive(Clone)]
 pub struct UpdatesMetric {
     counter: UpdateCounter,

@@ -28,7 +28,8 @@ use training::Training;
 /// an epoch is applied with its true weights before the model is validated and recorded.
 ///
 /// Everything else is as Burn does it: metrics, validation, records, resuming, early stopping, interrupter, summary,
-/// events. With windows of one micro-batch the two are the same, bit for bit.
+/// events. With windows of one micro-batch the two are the same, bit for bit. Only early stopping and the choice of
+/// records, which in Burn may be asked before the metrics of an epoch's last items are computed, wait for them.
 ///
 /// ```no_run
 /// # use std::sync::Arc;

@@ -120,8 +120,8 @@ impl<LC: LearningComponentsTypes> Training<LC> {
         self.settle_metrics();
     }
 
-    /// Waits until the metrics of all items are in the store, where early stopping and the choice of records look for
-    /// them; Burn may decide without the last ones.
+    /// Waits until the metrics of all items are with the loggers, where early stopping and the choice of records look for
+    /// them; Burn may decide without the last ones. Its file logger is read before it has written, nevertheless.
     ///
     /// The channel to the thread that computes metrics holds one event. So a second more is only accepted when all
     /// before the first have been dealt with. Metrics do nothing at the start of a validation.
