@@ -1,0 +1,1 @@
+//! Activation recomputation for Burn: a tensor that is not resident knows how to come back.

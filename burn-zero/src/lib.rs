@@ -1,0 +1,1 @@
+//! ZeRO for Burn: sharded optimizer state and gradients over real process groups, and host offload.
