@@ -90,13 +90,14 @@
 //! `multi_steps` is the wrapper, `tally` its arithmetic as integers, `sums` the accumulators, `arrived` the gradients
 //! of one micro-step, `inspect` finds non-finite ones, `counted` is how a count of items travels, `record`
 //! the saved state, `progress` what others may see. `clip` and `norm` are the global norm; `per_update` and `lr_scaling`
-//! the learning rate; `strategy` the loop of the `Learner`.
+//! the learning rate; `strategy` the loop of the `Learner`. `find` is [`find_micro_batch`].
 
 mod arrived;
 mod clip;
 mod config;
 mod counted;
 mod error;
+mod find;
 mod inspect;
 mod lr_scaling;
 mod multi_steps;
@@ -113,6 +114,10 @@ pub use clip::ClipGlobalNorm;
 pub use config::{AccumConfig, NonFinite, Normalization, WindowSchedule};
 pub use counted::{CountSlot, Counted, Items};
 pub use error::AccumError;
+pub use find::{
+    FindError, MemoryProbe, MicroBatchFound, MicroBatchSearch, Partition, PeakCounter,
+    SampledGauge, StepResult, Trial, TrialOutcome, find_micro_batch, host_memory_bytes, rehearse,
+};
 pub use lr_scaling::{LrScaling, ScaledLr};
 pub use multi_steps::MultiSteps;
 pub use norm::{GradNorm, GradNormMetric};
