@@ -76,6 +76,9 @@ use training::Training;
 /// The scheduler is stepped once a micro-batch, as in Burn: [`PerUpdate`](crate::PerUpdate) makes it once an update, the
 /// one at the end of the epoch included.
 ///
+/// A `TrainStep::optimize` of one's own is called once more when training begins and when windows are applied, with
+/// nothing that belongs to a parameter.
+///
 /// # When it stops early
 ///
 /// As in Burn, an interrupted epoch is neither validated nor recorded, and training resumes from the record of the
