@@ -5,10 +5,12 @@ use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
+use burn::train::renderer::MetricsRenderer;
 use burn::train::{LearningComponentsTypes, SupervisedTraining};
 use burn_accum::{
-    AccumConfig, ClipGlobalNorm, MicroBatchSearch, MultiSteps, PeakCounter, PerUpdate,
-    SampledGauge, UpdateCounter, UpdatesMetric, find_micro_batch, host_memory_bytes, rehearse,
+    AccumConfig, AccumProgress, AccumulatingStrategy, ClipGlobalNorm, EpochTail, MicroBatchSearch,
+    MultiSteps, PeakCounter, PerUpdate, SampledGauge, UpdateCounter, UpdatesMetric,
+    find_micro_batch, host_memory_bytes, rehearse,
 };
 use peak_alloc::PeakAlloc;
 
@@ -128,15 +130,23 @@ impl Updates {
         PerUpdate::new(schedule, &self.counter)
     }
 
-    /// Shows the updates where they are not the Learner's own iterations, which are micro-batches.
-    pub fn watch<LC: LearningComponentsTypes>(
+    /// Makes the Learner show and count updates. An epoch is a pause to validate and to record: a window that a skipped
+    /// micro-batch left open goes on in the next, and is applied when the training ends.
+    pub fn drive<LC: LearningComponentsTypes>(
         &self,
         training: SupervisedTraining<LC>,
     ) -> SupervisedTraining<LC> {
+        let strategy = AccumulatingStrategy::new(&self.counter).with_tail(EpochTail::Carry);
+        let training = training.with_training_strategy(strategy.into());
         match self.steps {
             1 => training,
             _ => training.metric_train_numeric(UpdatesMetric::new(&self.counter)),
         }
+    }
+
+    /// Makes a renderer show micro-batches beside the updates.
+    pub fn show<R: MetricsRenderer>(&self, renderer: R) -> impl MetricsRenderer + use<R> {
+        AccumProgress::new(renderer)
     }
 }
 

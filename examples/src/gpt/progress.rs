@@ -18,6 +18,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// Prints lines to stdout.
 pub struct Lines {
     plan: Plan,
+    micro_batch: usize,
     accum: usize,
     names: HashMap<MetricId, String>,
     train: Metrics,
@@ -31,10 +32,11 @@ pub struct Lines {
 struct Metrics(Vec<(String, String)>);
 
 impl Lines {
-    /// Lines about a training with this plan, whose steps are so many micro-batches each.
-    pub fn new(plan: Plan, accum: usize) -> Self {
+    /// Lines about a training with this plan, whose updates are `accum` micro-batches of `micro_batch` sequences each.
+    pub fn new(plan: Plan, micro_batch: usize, accum: usize) -> Self {
         Self {
             plan,
+            micro_batch,
             accum,
             names: HashMap::new(),
             train: Metrics::default(),
@@ -48,13 +50,24 @@ impl Lines {
         self.names.get(id).cloned().unwrap_or_default()
     }
 
-    /// Steps that are done, and micro-batches of the next.
-    fn head(&self, steps: usize, micro_batches: usize) -> String {
-        let head = format!("step {steps}/{}", self.plan.steps());
-        match self.accum {
-            1 => head,
-            accum => format!("{head} (+{micro_batches}/{accum})"),
+    /// How far the training is: updates, and micro-batches where an update is several.
+    fn head(&self, item: &TrainingProgress) -> String {
+        let done = self
+            .plan
+            .steps_of(item.global_progress.items_processed)
+            .start;
+        let steps = self.plan.steps();
+        let updates = done + item.iteration.unwrap_or(0);
+        let head = format!("update {updates}/{steps}");
+        if self.accum == 1 {
+            return head;
         }
+        let sequences = item
+            .progress
+            .as_ref()
+            .map_or(0, |items| items.items_processed);
+        let micro_batches = done * self.accum + sequences / self.micro_batch;
+        format!("{head}  micro-batch {micro_batches}/{}", steps * self.accum)
     }
 
     fn print(&mut self, head: &str, metrics: &str) {
@@ -112,16 +125,8 @@ impl MetricsRendererTraining for Lines {
         if self.printed.elapsed() < PAUSE {
             return;
         }
-        let done = self
-            .plan
-            .steps_of(item.global_progress.items_processed)
-            .start;
-        let micro_batches = item.iteration.unwrap_or(0);
         let metrics = self.train.line(of_batch);
-        let head = self.head(
-            done + micro_batches / self.accum,
-            micro_batches % self.accum,
-        );
+        let head = self.head(&item);
         self.print(&head, &metrics);
     }
 
@@ -158,10 +163,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_is_a_window() {
-        let lines = |accum| Lines::new(Plan::new(12, 4), accum);
-        assert_eq!(lines(1).head(5, 0), "step 5/12");
-        assert_eq!(lines(4).head(5, 3), "step 5/12 (+3/4)");
+    fn updates_and_micro_batches_are_counted_from_the_start() {
+        let head = |accum| {
+            Lines::new(Plan::new(12, 4), 2, accum).head(&TrainingProgress {
+                progress: Some(Progress::new(14, 32)),
+                global_progress: Progress::new(2, 3),
+                iteration: Some(1),
+            })
+        };
+        assert_eq!(head(1), "update 5/12");
+        assert_eq!(head(4), "update 5/12  micro-batch 23/48");
     }
 
     #[test]

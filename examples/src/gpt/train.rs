@@ -8,6 +8,7 @@ use burn::prelude::*;
 use burn::tensor::backend::{AutodiffBackend, DeviceOps};
 use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::metric::{LearningRateMetric, LossMetric};
+use burn::train::renderer::tui::TuiMetricsRendererWrapper;
 use burn::train::{Interrupter, Learner, SupervisedTraining};
 use burn_flex::Flex;
 
@@ -83,14 +84,16 @@ pub fn train<B: AutodiffBackend>(options: &Options, device: B::Device) -> Result
             .with_file_checkpointer(WholeFileRecorder::default())
             .with_interrupter(interrupter.clone())
             .num_epochs(plan.epochs());
-    training = updates.watch(precision.watch(training));
+    training = updates.drive(precision.watch(training));
     if let Some(epoch) = resumed {
         training = training.checkpoint(epoch);
     }
-    // In a terminal Burn draws on the whole screen.
-    if !stdout().is_terminal() {
-        training = training.renderer(Lines::new(plan, window.steps));
-    }
+    training = if stdout().is_terminal() {
+        let screen = TuiMetricsRendererWrapper::new(interrupter.clone(), resumed);
+        training.renderer(updates.show(screen))
+    } else {
+        training.renderer(Lines::new(plan, window.micro_batch, window.steps))
+    };
     let trained = training.launch(learner);
     // Gives the terminal back.
     drop(trained.renderer);
