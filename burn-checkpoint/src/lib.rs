@@ -20,6 +20,7 @@ mod stats;
 pub mod trace;
 mod verify;
 
+pub use budget::{InstalledBudget, MemoryBudget};
 pub use decorator::Remat;
 pub use error::RematError;
 pub use handle::{Handle, Managed};

@@ -1,4 +1,5 @@
 //! Checkpointed is plain, bit for bit.
 
+mod budgets;
 mod models;
 mod scopes;

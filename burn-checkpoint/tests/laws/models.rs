@@ -196,3 +196,20 @@ pub fn gradients<B: AutodiffBackend, M: Model<B>>(model: &M, around: &impl Aroun
     bits.extend(collect.found);
     bits
 }
+
+struct Parameters {
+    found: Vec<Vec<u8>>,
+}
+
+impl<B: Backend> ModuleVisitor<B> for Parameters {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        self.found.push(param.val().into_data().bytes.to_vec());
+    }
+}
+
+/// The bits of every parameter.
+pub fn parameters<B: Backend, M: Module<B>>(model: &M) -> Vec<Vec<u8>> {
+    let mut parameters = Parameters { found: Vec::new() };
+    model.visit(&mut parameters);
+    parameters.found
+}
