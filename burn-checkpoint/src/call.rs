@@ -50,7 +50,7 @@ struct Operands<B: Backend> {
     given_up: u64,
     cost: Option<OpCost>,
     lineage: Lineage,
-    /// Recorded in a step before the last: of no use to evict.
+    /// Recorded before a backward pass and used after it: state, such as running statistics.
     outlived: Vec<Arc<dyn Entry<B>>>,
 }
 
@@ -276,7 +276,11 @@ impl<B: Backend> Operands<B> {
             {
                 self.lineage = Lineage::Gradient;
             }
-            if head.step + 1 < step.number && node.state().origin == Origin::Recorded {
+            // Recipes must not reach through the steps.
+            if step.phase == Phase::Forward
+                && head.step < step.number
+                && node.state().origin == Origin::Recorded
+            {
                 self.outlived.push(node.clone());
             }
         }
@@ -357,6 +361,14 @@ impl<B: Backend> Value<B> {
             Self::Quant(x) => Some(B::q_device(x)),
             Self::Many(_) | Self::Absent => None,
         }
+    }
+}
+
+/// Makes room for a new tensor of this shape.
+pub(crate) fn make_room_for(op: &'static OpInfo, shape: &Shape) {
+    if let Some(ledger) = context::recent_ledger() {
+        // Elements of four bytes: what Burn makes by default.
+        budget::make_room(&ledger, op.name, shape.num_elements() as u64 * 4);
     }
 }
 

@@ -22,6 +22,9 @@ const SAMPLE: usize = 2048;
 /// at every operation.
 const AHEAD: u64 = 64;
 
+/// Bytes of an f64.
+const LARGEST_ELEMENT_BYTES: u64 = 8;
+
 /// The budget of one device.
 pub(crate) struct Budget {
     device: DeviceId,
@@ -135,6 +138,7 @@ impl Budget {
             let bytes = self.live() as f64 * fraction;
             self.limit.store(bytes as u64, Ordering::Relaxed);
         }
+        self.settle_scalars();
         let mut work = self.work.lock();
         let done = WorkDone {
             thrashing_steps: work.thrashing_steps,
@@ -150,6 +154,16 @@ impl Budget {
                     crate::error::mib(self.limit().unwrap_or(0)),
                     done.replayed_ns / done.computed_ns
                 );
+            }
+        }
+    }
+
+    /// Drops the recipes of single numbers: a loss that the training loop holds would keep the whole forward pass.
+    fn settle_scalars(&self) {
+        for node in self.alive() {
+            let facts = node.facts();
+            if facts.bytes <= LARGEST_ELEMENT_BYTES && facts.users > 0 {
+                node.settle();
             }
         }
     }

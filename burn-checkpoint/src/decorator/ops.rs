@@ -10,7 +10,7 @@ use burn_decorator::kind_type;
 use burn_decorator::types::*;
 
 use super::backend::Remat;
-use super::operands::{inner, load, save, show};
+use super::operands::{inner, load, room, save, show};
 use super::results::{handles, plain, value};
 use crate::call::{self, Call};
 use crate::context;
@@ -54,6 +54,7 @@ macro_rules! managed {
     ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {
             const OP: &OpInfo = &OpInfo { name: stringify!($op), work: work!(fixed), group: stringify!($trait) };
+            $(room!($kind $arg, OP);)*
             let value = value!($ret B::$op($(inner!($kind $arg)),*));
             let mut results = call::fixed::<B>(OP, value);
             return handles!($ret results);

@@ -9,15 +9,18 @@ use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify, checkpoint};
 use burn_flex::Flex;
 
-use crate::models::{Around, Bare, Cnn, Mlp, Model, Transformer, generator, parameters, step};
+use crate::models::{
+    Around, Bare, Cnn, Mlp, Model, Transformer, generator, model, parameters, step, step_of,
+};
 
 type Plain = Autodiff<Flex>;
 type Managed = Autodiff<Remat<Flex>>;
 
 /// The most bytes that a step needs if nothing is evicted.
 fn unconstrained<R: AutodiffBackend, N: Model<R>>() -> u64 {
+    let model = model::<R, N>();
     let budget = MemoryBudget::bytes(u64::MAX / 2).install();
-    step::<R, N>(&Bare);
+    step_of::<R, N>(&model, &Bare);
     assert_eq!(RematStats::of_thread().evicted_operations, 0);
     budget.peak_bytes()
 }
@@ -34,23 +37,25 @@ where
     let plain = step::<P, M>(&Bare);
     RematStats::reset_thread();
     let peak = unconstrained::<R, N>();
-    for percent in [90, 60, 40, 20, 5, 0] {
+    let mut floor = 0;
+    for percent in [0, 5, 20, 40, 60, 90] {
         RematStats::reset_thread();
+        let model = model::<R, N>();
         let budget = MemoryBudget::bytes(peak * percent / 100).install();
-        let found = step::<R, N>(&Bare);
+        let found = step_of::<R, N>(&model, &Bare);
         let reached = budget.peak_bytes();
-        drop(budget);
+        drop((budget, model));
         assert!(plain == found, "{percent} %");
         let stats = RematStats::of_thread();
         assert!(stats.evicted_operations > 0, "{percent} %: {stats:?}");
         assert_eq!(stats.live_bytes, 0, "{percent} %");
         println!("{percent} %: {reached} of {peak} bytes, {stats:?}");
-        if percent >= 60 {
-            assert!(
-                reached <= peak * percent / 100,
-                "{percent} %: {reached} of {peak}"
-            );
+        // The size of an operation's result is a guess the first time, and there is a floor.
+        if percent == 0 {
+            floor = reached;
         }
+        let limit = floor.max(peak * percent / 100) + peak / 20;
+        assert!(reached <= limit, "{percent} %: {reached} of {peak}");
         assert!(reached < peak, "{percent} %");
     }
 }
@@ -92,8 +97,7 @@ fn train<B: AutodiffBackend, M: Model<B> + AutodiffModule<B>>(
     mut before: impl FnMut(usize),
 ) -> Vec<Vec<u8>> {
     let device = Default::default();
-    B::seed(&device, 7);
-    let mut model = M::new(&device);
+    let mut model = model::<B, M>();
     let mut optimizer = AdamWConfig::new().init();
     for index in 0..steps {
         before(index);

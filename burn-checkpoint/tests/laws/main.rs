@@ -2,4 +2,5 @@
 
 mod budgets;
 mod models;
+mod robust;
 mod scopes;
