@@ -125,7 +125,7 @@ impl Budget {
         nodes.all.push(node);
         if nodes.all.len() > nodes.tidy_at {
             nodes.all.retain(|node| node.strong_count() > 0);
-            nodes.tidy_at = nodes.all.len() * 2 + 1024;
+            nodes.tidy_at = nodes.all.len() * 2 + 64;
         }
     }
 
