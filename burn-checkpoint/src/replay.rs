@@ -149,7 +149,11 @@ impl<B: Backend> Plan<B> {
         if node.state().is_resident() {
             return;
         }
-        budget::make_room(&head.ledger, head.bytes);
+        budget::make_room(
+            &head.ledger,
+            head.op.name,
+            if head.group.is_some() { 0 } else { head.bytes },
+        );
         let start = Instant::now();
         let Some(value) = node.run() else { return };
         let time = start.elapsed();
