@@ -1,1 +1,3 @@
 //! Activation recomputation for Burn: a tensor that is not resident knows how to come back.
+
+pub mod plan;
