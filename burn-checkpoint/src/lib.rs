@@ -1,3 +1,4 @@
 //! Activation recomputation for Burn: a tensor that is not resident knows how to come back.
 
 pub mod plan;
+pub mod trace;
