@@ -19,7 +19,8 @@
 //! ```
 //!
 //! - Outside of scopes a block's forward pass leaves its tape (`x` is the input of the block with the same number).
-//! - When a scope ends, only its output stays: what is in it is evicted, outputs of inner scopes included.
+//! - When a scope ends, only its output and the random numbers in it stay: all else in it is evicted, outputs of inner
+//!   scopes included.
 //! - When the backward pass reaches a scope, the first access replays the scope from its input to what is asked for:
 //!   what belongs to the scope itself comes back and stays, outputs of inner scopes included. Inner scopes are passed
 //!   through, holding no more than one block's input and own bytes at a time. The last block is brought back in

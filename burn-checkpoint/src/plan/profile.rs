@@ -30,6 +30,9 @@ pub struct BlockProfile {
     pub output_bytes: u64,
     /// All that the forward pass leaves on the tape, the output included.
     pub tape_bytes: u64,
+    /// What of the tape stays even when a scope ends, because it cannot be computed again: random numbers.
+    #[serde(default)]
+    pub kept_bytes: u64,
     /// The most at any time of the forward pass; `tape_bytes` if that is more.
     #[serde(default)]
     pub forward_peak_bytes: u64,
@@ -64,6 +67,7 @@ impl BlockProfile {
         Self {
             output_bytes,
             tape_bytes,
+            kept_bytes: 0,
             forward_peak_bytes: tape_bytes,
             backward_peak_bytes: tape_bytes + output_bytes,
             gradient_bytes: 0,
@@ -73,12 +77,17 @@ impl BlockProfile {
         }
     }
 
+    /// The whole tape, of which output and kept bytes are parts.
+    pub(super) fn tape_bytes(&self) -> u64 {
+        self.tape_bytes.max(self.output_bytes + self.kept_bytes)
+    }
+
     pub(super) fn forward_peak_bytes(&self) -> u64 {
-        self.forward_peak_bytes.max(self.tape_bytes)
+        self.forward_peak_bytes.max(self.tape_bytes())
     }
 
     pub(super) fn backward_peak_bytes(&self) -> u64 {
-        self.backward_peak_bytes.max(self.tape_bytes)
+        self.backward_peak_bytes.max(self.tape_bytes())
     }
 }
 
@@ -113,8 +122,10 @@ impl Profile {
         let bytes = |block: &BlockProfile| {
             [
                 block.output_bytes,
-                block.forward_peak_bytes(),
-                block.backward_peak_bytes(),
+                block.kept_bytes,
+                block.tape_bytes,
+                block.forward_peak_bytes,
+                block.backward_peak_bytes,
                 block.gradient_bytes,
             ]
         };

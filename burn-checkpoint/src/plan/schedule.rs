@@ -1,7 +1,7 @@
 //! The optimal plan, by dynamic programming.
 
 use super::front::{Front, NOTHING, Point, both};
-use super::{Node, Plan, PlanError, Profile};
+use super::{BlockProfile, Node, Plan, PlanError, Profile};
 
 /// The fastest plan for a step that never holds more than `limit_bytes`.
 ///
@@ -91,6 +91,9 @@ struct Chain {
 struct Block {
     output_bytes: u64,
     tape_bytes: u64,
+    kept_bytes: u64,
+    /// The kept bytes of this block and all blocks before.
+    kept_so_far_bytes: u64,
     forward_peak_bytes: u64,
     /// From the gradients on that are live before: see `gradient_bytes`.
     backward_need_bytes: u64,
@@ -103,22 +106,25 @@ struct Block {
 impl Chain {
     fn new(profile: &Profile) -> Self {
         let gradients_before = profile.gradients_before_bytes();
-        let of = |(block, before): (&super::BlockProfile, &u64)| Block {
-            output_bytes: block.output_bytes,
-            tape_bytes: block.tape_bytes,
-            forward_peak_bytes: block.forward_peak_bytes(),
-            backward_need_bytes: block.backward_peak_bytes() + before,
-            gradient_bytes: block.output_bytes + before,
-            forward_ns: block.forward_ns,
-            replay_ns: block.replay_ns,
+        let mut kept_so_far_bytes = 0;
+        let of = |(block, before): (&BlockProfile, &u64)| {
+            kept_so_far_bytes += block.kept_bytes;
+            Block {
+                output_bytes: block.output_bytes,
+                tape_bytes: block.tape_bytes(),
+                kept_bytes: block.kept_bytes,
+                kept_so_far_bytes,
+                forward_peak_bytes: block.forward_peak_bytes(),
+                backward_need_bytes: block.backward_peak_bytes() + before,
+                gradient_bytes: block.output_bytes + before,
+                forward_ns: block.forward_ns,
+                replay_ns: block.replay_ns,
+            }
         };
-        let mut blocks: Vec<_> = profile
-            .blocks
-            .iter()
-            .zip(&gradients_before)
-            .map(of)
-            .collect();
+        let blocks = profile.blocks.iter().zip(&gradients_before);
+        let mut blocks: Vec<_> = blocks.map(of).collect();
         blocks.push(Block {
+            kept_so_far_bytes,
             forward_peak_bytes: profile.tail.peak_bytes,
             ..Block::default()
         });
@@ -129,48 +135,78 @@ impl Chain {
         self.blocks.len() - 1
     }
 
+    /// What stays of the blocks before `first` under any schedule.
+    fn least_retained_bytes(&self, first: usize) -> u64 {
+        match first.checked_sub(1).map(|before| &self.blocks[before]) {
+            None => 0,
+            Some(before) => before.output_bytes + before.kept_so_far_bytes,
+        }
+    }
+
+    /// What is live besides the blocks' own when the blocks `first..=last` begin to run forward. If a scope is
+    /// replayed that is the gradients and what the scope kept; if the last block is the tail the step begins.
+    fn live_bytes(&self, first: usize, last: usize) -> u64 {
+        match last == self.tail() {
+            true => 0,
+            false => self.blocks[last].gradient_bytes + self.kept_bytes(first, last),
+        }
+    }
+
+    fn kept_bytes(&self, first: usize, last: usize) -> u64 {
+        let until = |block: &Block| block.kept_so_far_bytes - block.kept_bytes;
+        self.blocks[last].kept_so_far_bytes - until(&self.blocks[first])
+    }
+
+    /// The most bytes of a block's forward pass, on top of `live_bytes`.
+    fn running_bytes(&self, block: usize, last: usize) -> u64 {
+        let block = &self.blocks[block];
+        match last == self.tail() {
+            true => block.forward_peak_bytes,
+            false => block.forward_peak_bytes - block.kept_bytes,
+        }
+    }
+
     /// The only way to process one block: bring it back, run it backward.
     fn single(&self, block: usize) -> Point {
-        let block = &self.blocks[block];
+        let forward_bytes = self.live_bytes(block, block) + self.running_bytes(block, block);
         Point {
-            need_bytes: block
-                .backward_need_bytes
-                .max(block.gradient_bytes + block.forward_peak_bytes),
-            time_ns: block.replay_ns,
+            need_bytes: forward_bytes.max(self.blocks[block].backward_need_bytes),
+            time_ns: self.blocks[block].replay_ns,
         }
     }
 
     /// How a schedule of the blocks `first..=last` may begin, if they are several.
     fn begins(&self, first: usize, last: usize) -> impl Iterator<Item = Begin> {
-        let live_bytes = self.blocks[last].gradient_bytes;
+        let live_bytes = self.live_bytes(first, last);
         let block = &self.blocks[first];
+        let forward_bytes = live_bytes + self.running_bytes(first, last);
         let plain = Begin {
             kind: Kind::Plain,
             length: 1,
             retained_bytes: block.tape_bytes,
-            floor_bytes: block
-                .backward_need_bytes
-                .max(live_bytes + block.forward_peak_bytes),
+            floor_bytes: block.backward_need_bytes.max(forward_bytes),
             forward_ns: block.forward_ns,
         };
-        let nothing = Begin {
+        let mut scope = Begin {
             kind: Kind::Scope,
             length: 0,
             retained_bytes: 0,
             floor_bytes: 0,
             forward_ns: 0,
         };
+        let mut input_bytes = 0;
         // A scope one block longer: when it is passed through, only one block's input and own bytes are live at a time.
-        let longer = move |scope: &mut Begin, block: &Block| {
+        let longer = move |end: usize| {
+            let block = &self.blocks[end];
+            let passing_bytes = live_bytes + input_bytes + self.running_bytes(end, last);
+            input_bytes = block.output_bytes;
             scope.length += 1;
-            let passing_bytes = live_bytes + scope.retained_bytes + block.forward_peak_bytes;
             scope.floor_bytes = scope.floor_bytes.max(passing_bytes);
-            scope.retained_bytes = block.output_bytes;
+            scope.retained_bytes = block.output_bytes + self.kept_bytes(first, end);
             scope.forward_ns += block.forward_ns;
-            Some(*scope)
+            scope
         };
-        let scopes = self.blocks[first..last].iter().scan(nothing, longer);
-        std::iter::once(plain).chain(scopes)
+        std::iter::once(plain).chain((first..last).map(longer))
     }
 }
 
@@ -211,11 +247,7 @@ impl<'a> Table<'a> {
         };
         for length in 0..blocks {
             for first in 0..blocks - length {
-                // The least that any schedule retains of the blocks before is the input.
-                let retained_bytes = match first {
-                    0 => 0,
-                    _ => chain.blocks[first - 1].output_bytes,
-                };
+                let retained_bytes = chain.least_retained_bytes(first);
                 let Some(most_bytes) = within_bytes.checked_sub(retained_bytes) else {
                     continue;
                 };

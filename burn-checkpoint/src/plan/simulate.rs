@@ -103,9 +103,16 @@ impl Step<'_> {
     /// What stays when a part's forward pass is over.
     fn left_bytes(&self, part: &Part) -> u64 {
         match part {
-            Part::Block(block) => self.profile.blocks[*block].tape_bytes,
-            Part::Scope { last, .. } => self.profile.blocks[*last].output_bytes,
+            Part::Block(block) => self.profile.blocks[*block].tape_bytes(),
+            Part::Scope { first, last, .. } => {
+                self.profile.blocks[*last].output_bytes + self.kept_bytes(*first, *last)
+            }
         }
+    }
+
+    fn kept_bytes(&self, first: usize, last: usize) -> u64 {
+        let blocks = &self.profile.blocks[first..=last];
+        blocks.iter().map(|block| block.kept_bytes).sum()
     }
 
     /// The backward pass of `parts`, whose forward pass began with `before_bytes` live.
@@ -121,9 +128,10 @@ impl Step<'_> {
                         + self.gradients_before[*block]
                         + self.profile.blocks[*block].backward_peak_bytes(),
                 ),
-                Part::Scope { last, inner, .. } => {
+                Part::Scope { first, last, inner } => {
                     let parts = open_last(inner);
-                    self.replay(&parts, before_bytes + self.gradient_bytes(*last));
+                    let live_bytes = before_bytes + self.kept_bytes(*first, *last);
+                    self.replay(&parts, live_bytes + self.gradient_bytes(*last));
                     self.backward(&parts, before_bytes);
                 }
             }
@@ -136,7 +144,7 @@ impl Step<'_> {
         self.profile.blocks[block].output_bytes + self.gradients_before[block]
     }
 
-    /// Brings the parts of a scope back, on top of `live_bytes`.
+    /// Brings the parts of a scope back, on top of `live_bytes`, which what the scope kept is part of.
     fn replay(&mut self, parts: &[&Part], mut live_bytes: u64) {
         for (at, part) in parts.iter().enumerate() {
             match part {
@@ -148,7 +156,12 @@ impl Step<'_> {
                 }
                 Part::Scope { first, last, .. } => self.pass_through(*first, *last, live_bytes),
             }
-            live_bytes += self.left_bytes(part);
+            live_bytes += match part {
+                Part::Block(block) => {
+                    self.left_bytes(part) - self.profile.blocks[*block].kept_bytes
+                }
+                Part::Scope { last, .. } => self.profile.blocks[*last].output_bytes,
+            };
         }
     }
 
@@ -163,7 +176,8 @@ impl Step<'_> {
     }
 
     fn run_again(&mut self, block: usize, live_bytes: u64, time_ns: u64) {
-        self.reach(live_bytes + self.profile.blocks[block].forward_peak_bytes());
+        let profile = &self.profile.blocks[block];
+        self.reach(live_bytes + profile.forward_peak_bytes() - profile.kept_bytes);
         self.replay_ns += time_ns;
         self.replayed += 1;
     }

@@ -102,15 +102,17 @@ prop_compose! {
     fn block(most: u64)(
         output_bytes in number(most),
         saved_bytes in number(2 * most),
+        kept_bytes in number(most),
         temporary_bytes in number(most),
         backward_peak_bytes in number(4 * most),
         gradient_bytes in number(most / 2),
         times in [number(50), number(50), number(50)],
     ) -> BlockProfile {
-        let tape_bytes = output_bytes + saved_bytes;
+        let tape_bytes = output_bytes + saved_bytes + kept_bytes;
         BlockProfile {
             output_bytes,
             tape_bytes,
+            kept_bytes,
             forward_peak_bytes: tape_bytes + temporary_bytes,
             backward_peak_bytes,
             gradient_bytes,
@@ -216,6 +218,18 @@ fn the_model_by_hand() {
         simulated(&four, "[0 1] 2 3")
     );
     assert_eq!(simulated(&four, "[[0 1 2 3]]"), simulated(&four, "[0-3]"));
+}
+
+#[test]
+fn random_numbers_stay() {
+    let mut four = uniform(4);
+    for block in &mut four.blocks {
+        block.kept_bytes = 2;
+    }
+    assert_eq!(simulated(&four, "0-3").0, 1 + 40 + 1);
+    // Those of the four blocks, three outputs, what goes of the last tape, its gradient.
+    assert_eq!(simulated(&four, "[0] [1] [2] [3]").0, 1 + 8 + 3 + 8 + 1);
+    assert_eq!(simulated(&four, "[0 1] [2 3]").0, 1 + 8 + 1 + 16 + 1);
 }
 
 #[test]
