@@ -18,7 +18,7 @@ fn every_plan(blocks: usize) -> Vec<Plan> {
                 several.extend(
                     rests
                         .iter()
-                        .map(|rest| [&[beginning.clone()], &rest[..]].concat()),
+                        .map(|rest| [std::slice::from_ref(beginning), rest].concat()),
                 );
             }
         }
