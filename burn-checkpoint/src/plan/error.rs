@@ -27,6 +27,15 @@ pub enum PlanError {
         /// Blocks there are.
         blocks: usize,
     },
+    /// A profile of tensors that nobody counts.
+    #[error(
+        "block {block} cannot be measured: its backend has no `Remat` in it; use `Autodiff<Remat<B>>` in place of \
+         `Autodiff<B>`"
+    )]
+    NoRemat {
+        /// The block.
+        block: usize,
+    },
     /// Numbers of a profile whose sums do not fit 64 bits.
     #[error("a profile of {blocks} blocks whose {quantity} add up to more than 64 bits hold")]
     Overflow {
