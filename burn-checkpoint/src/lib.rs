@@ -2,6 +2,7 @@
 
 mod budget;
 mod call;
+mod chain;
 mod context;
 mod decorator;
 mod error;
@@ -12,6 +13,9 @@ mod ledger;
 mod node;
 mod op;
 mod outputs;
+pub mod plan;
+#[cfg(feature = "plot")]
+pub mod plot;
 mod policy;
 mod recipe;
 mod replay;
@@ -21,6 +25,7 @@ pub mod trace;
 mod verify;
 
 pub use budget::{InstalledBudget, MemoryBudget};
+pub use chain::{checkpoint_chain, profile_chain, profile_tail};
 pub use decorator::Remat;
 pub use error::RematError;
 pub use handle::{Handle, Managed};

@@ -1,0 +1,95 @@
+//! A chain of blocks, run by a plan.
+
+mod profile;
+
+pub use profile::{profile_chain, profile_tail};
+
+use crate::Outputs;
+use crate::plan::{Node, Plan, PlanError};
+use crate::policy::Policy;
+use crate::scope::checkpoint_labelled;
+
+/// Runs `blocks` one after the other, in the scopes of `plan`. Loss and gradients are bit for bit those of the plain loop.
+///
+/// `forward` runs one block. A block may take and give whatever a scope may return ([`Outputs`]): one tensor, or a tuple
+/// of hidden states and a mask. What is the same for all blocks is better captured.
+///
+/// ```
+/// use burn::backend::Autodiff;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::Tensor;
+/// use burn_checkpoint::plan::{Plan, plan};
+/// use burn_checkpoint::{Remat, checkpoint_chain, profile_chain};
+/// use burn_flex::Flex;
+///
+/// type B = Autodiff<Remat<Flex>>;
+///
+/// let device = Default::default();
+/// let blocks: Vec<Linear<B>> = (0..6).map(|_| LinearConfig::new(64, 64).init(&device)).collect();
+/// let x = Tensor::<B, 2>::ones([32, 64], &device);
+/// let forward = |block: &Linear<B>, x| burn::tensor::activation::gelu(block.forward(x));
+///
+/// // Once, with a typical batch:
+/// let profile = profile_chain(&blocks, x.clone(), forward)?;
+/// let schedule = plan(&profile, 256 << 10)?;
+/// // In every step:
+/// let y = checkpoint_chain(&blocks, x, &schedule, forward)?;
+/// let grads = y.sum().backward();
+/// # assert!(blocks[0].weight.grad(&grads).is_some());
+/// # Ok::<(), burn_checkpoint::plan::PlanError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`PlanError::Length`], before anything runs, if the plan is for another number of blocks.
+pub fn checkpoint_chain<Block, T: Outputs>(
+    blocks: &[Block],
+    x: T,
+    plan: &Plan,
+    forward: impl Fn(&Block, T) -> T,
+) -> Result<T, PlanError> {
+    plan.check(blocks.len())?;
+    let mut chain = Chain {
+        blocks,
+        next: 0,
+        forward,
+    };
+    Ok(chain.run(plan.nodes(), x))
+}
+
+struct Chain<'a, Block, F> {
+    blocks: &'a [Block],
+    /// Number of the next block.
+    next: usize,
+    forward: F,
+}
+
+impl<Block, F> Chain<'_, Block, F> {
+    fn run<T: Outputs>(&mut self, nodes: &[Node], mut x: T) -> T
+    where
+        F: Fn(&Block, T) -> T,
+    {
+        for node in nodes {
+            x = match node {
+                Node::Block => {
+                    self.next += 1;
+                    (self.forward)(&self.blocks[self.next - 1], x)
+                }
+                Node::Scope(_) if node.is_empty() => x,
+                Node::Scope(inner) => {
+                    let label = self.label(node.len());
+                    checkpoint_labelled(label, Policy::Recompute, || self.run(inner, x))
+                }
+            };
+        }
+        x
+    }
+
+    /// What a trace calls a scope around so many of the next blocks.
+    fn label(&self, blocks: usize) -> String {
+        match blocks {
+            1 => format!("block {}", self.next),
+            _ => format!("blocks {}-{}", self.next, self.next + blocks - 1),
+        }
+    }
+}

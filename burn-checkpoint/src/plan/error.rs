@@ -1,0 +1,59 @@
+//! What can go wrong with a plan, with the values.
+
+use thiserror::Error;
+
+/// Errors of planning and of carrying a plan out.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// No nesting of scopes gets along with so few bytes.
+    #[error(
+        "no schedule of these {blocks} blocks fits {limit_bytes} bytes: at least {least_bytes} are needed; \
+         split the largest block, make the micro-batch smaller or offload"
+    )]
+    DoesNotFit {
+        /// Number of blocks.
+        blocks: usize,
+        /// The refused limit.
+        limit_bytes: u64,
+        /// The smallest limit that [`plan`](super::plan) accepts.
+        least_bytes: u64,
+    },
+    /// The plan is one for a longer or shorter chain.
+    #[error("the plan is for {planned} blocks, but the chain has {blocks}")]
+    Length {
+        /// Blocks that the plan knows.
+        planned: usize,
+        /// Blocks there are.
+        blocks: usize,
+    },
+    /// A profile of tensors that nobody counts.
+    #[error(
+        "block {block} cannot be measured: its backend has no `Remat` in it; use `Autodiff<Remat<B>>` in place of \
+         `Autodiff<B>`"
+    )]
+    NoRemat {
+        /// The block.
+        block: usize,
+    },
+    /// Numbers of a profile whose sums do not fit 64 bits.
+    #[error("a profile of {blocks} blocks whose {quantity} add up to more than 64 bits hold")]
+    Overflow {
+        /// Number of blocks.
+        blocks: usize,
+        /// What adds up to too much: bytes or times.
+        quantity: &'static str,
+    },
+    /// A text that is not a plan.
+    #[error(
+        "{found:?} at byte {position} of a plan, but it must be {expected}: a plan reads like `0-2 [3 4] [5 [6] 7] 8`"
+    )]
+    Syntax {
+        /// Where, in bytes from the beginning.
+        position: usize,
+        /// What stands there.
+        found: String,
+        /// What must.
+        expected: String,
+    },
+}

@@ -1,0 +1,156 @@
+//! What a chain of blocks costs: the planner's input.
+
+use serde::{Deserialize, Serialize};
+
+use super::PlanError;
+
+/// Bytes and times of a chain of blocks `x[0] -> x[1] -> .. -> x[n]`, and of what follows it up to the loss.
+///
+/// `profile_chain` measures one; it may be written by hand as well. Times are nanoseconds, but only their
+/// ratios matter: FLOPs do as well.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Profile {
+    /// Bytes that are resident all the time: the chain's input `x[0]`, and whatever else the limit of a plan is to
+    /// cover (parameters, optimizer state).
+    #[serde(default)]
+    pub base_bytes: u64,
+    /// The blocks, in the order of the forward pass.
+    pub blocks: Vec<BlockProfile>,
+    /// What follows the chain in the same step.
+    #[serde(default)]
+    pub tail: TailProfile,
+}
+
+/// Bytes and times of one block `x[i] -> x[i + 1]`.
+///
+/// Bytes are counted above those that are live just before the block's forward pass, its input being one of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockProfile {
+    /// The output `x[i + 1]`, and the gradient of it.
+    pub output_bytes: u64,
+    /// All that the forward pass leaves on the tape, the output included.
+    pub tape_bytes: u64,
+    /// What of the tape stays even when a scope ends, because it cannot be computed again: random numbers.
+    #[serde(default)]
+    pub kept_bytes: u64,
+    /// The most at any time of the forward pass; `tape_bytes` if that is more.
+    #[serde(default)]
+    pub forward_peak_bytes: u64,
+    /// The most at any time of the backward pass: the tape, gradients of activations and of parameters, temporaries.
+    #[serde(default)]
+    pub backward_peak_bytes: u64,
+    /// Gradients of parameters that the backward pass leaves behind until the optimizer takes them.
+    #[serde(default)]
+    pub gradient_bytes: u64,
+    /// Time of the forward pass.
+    pub forward_ns: u64,
+    /// Time to bring back what the backward pass reads. Shorter than `forward_ns` where the block ends with operations
+    /// whose results nobody reads, such as a projection and a residual sum.
+    pub replay_ns: u64,
+    /// Time of the backward pass.
+    pub backward_ns: u64,
+}
+
+/// What follows the chain: head and loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TailProfile {
+    /// The most bytes above those at the chain's end, forward and backward, the gradient of the chain's output included.
+    pub peak_bytes: u64,
+    /// Gradients of parameters that its backward pass leaves behind.
+    pub gradient_bytes: u64,
+}
+
+impl BlockProfile {
+    /// A block without temporaries and parameters: its forward pass never holds more than it leaves, its backward pass
+    /// the tape and the gradient of the output, and bringing it back takes a forward pass.
+    pub fn new(output_bytes: u64, tape_bytes: u64, forward_ns: u64, backward_ns: u64) -> Self {
+        Self {
+            output_bytes,
+            tape_bytes,
+            kept_bytes: 0,
+            forward_peak_bytes: tape_bytes,
+            backward_peak_bytes: tape_bytes + output_bytes,
+            gradient_bytes: 0,
+            forward_ns,
+            replay_ns: forward_ns,
+            backward_ns,
+        }
+    }
+
+    /// The whole tape, of which output and kept bytes are parts.
+    pub(super) fn tape_bytes(&self) -> u64 {
+        self.tape_bytes.max(self.output_bytes + self.kept_bytes)
+    }
+
+    pub(super) fn forward_peak_bytes(&self) -> u64 {
+        self.forward_peak_bytes.max(self.tape_bytes())
+    }
+
+    pub(super) fn backward_peak_bytes(&self) -> u64 {
+        self.backward_peak_bytes.max(self.tape_bytes())
+    }
+}
+
+impl Profile {
+    /// Number of blocks.
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether there are no blocks.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Time of a step in which every block runs forward and backward once.
+    pub fn plain_ns(&self) -> u64 {
+        let time = |block: &BlockProfile| block.forward_ns + block.backward_ns;
+        self.blocks.iter().map(time).sum()
+    }
+
+    /// That no sum of its numbers overflows, whatever the plan.
+    pub(super) fn check(&self) -> Result<(), PlanError> {
+        let blocks = self.len();
+        let sum = |quantity, numbers: &mut dyn Iterator<Item = u64>| {
+            // A block runs at most once for every scope around it, of which at most `blocks` differ.
+            let sum: u128 = numbers.map(u128::from).sum::<u128>() * (blocks as u128 + 1);
+            match u64::try_from(sum) {
+                Ok(_) => Ok(()),
+                Err(_) => Err(PlanError::Overflow { blocks, quantity }),
+            }
+        };
+        let bytes = |block: &BlockProfile| {
+            [
+                block.output_bytes,
+                block.kept_bytes,
+                block.tape_bytes,
+                block.forward_peak_bytes,
+                block.backward_peak_bytes,
+                block.gradient_bytes,
+            ]
+        };
+        let around = [
+            self.base_bytes,
+            self.tail.peak_bytes,
+            self.tail.gradient_bytes,
+        ];
+        sum(
+            "bytes",
+            &mut self.blocks.iter().flat_map(bytes).chain(around),
+        )?;
+        let times = |block: &BlockProfile| [block.forward_ns, block.replay_ns, block.backward_ns];
+        sum("times", &mut self.blocks.iter().flat_map(times))
+    }
+
+    /// Entry `i` is the bytes of parameter gradients that are live when the backward pass of block `i` begins; entry
+    /// `n` those at the backward pass of the tail, none.
+    pub(super) fn gradients_before_bytes(&self) -> Vec<u64> {
+        let mut live = vec![0; self.len() + 1];
+        let mut after = self.tail.gradient_bytes;
+        for (block, profile) in self.blocks.iter().enumerate().rev() {
+            live[block] = after;
+            after += profile.gradient_bytes;
+        }
+        live
+    }
+}

@@ -1,0 +1,291 @@
+//! The picture itself.
+
+use plotters::coord::Shift;
+use plotters::coord::types::RangedCoordf64;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use super::timeline::{Band, Curve, Movement, Pass, Peak, Row, Timeline};
+use super::unit::Unit;
+use super::{Axis, MemoryPlot};
+
+type Picture<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+type Drawn = Result<(), Box<dyn std::error::Error>>;
+
+const WIDTH: u32 = 1000;
+const HEAD: u32 = 62;
+const CHART: u32 = 340;
+const AXIS: u32 = 42;
+const ROW: u32 = 37;
+const MARGIN: u32 = 12;
+const LEFT: u32 = 72;
+/// Most pixels that all bands together are high.
+const BANDS: u32 = 176;
+
+const INK: RGBColor = RGBColor(40, 40, 40);
+const LIVE: [RGBColor; 3] = [
+    RGBColor(70, 110, 180),
+    RGBColor(60, 150, 110),
+    RGBColor(150, 90, 170),
+];
+const BUDGET: RGBColor = RGBColor(200, 40, 40);
+const SCOPES: [RGBColor; 6] = [
+    RGBColor(141, 180, 226),
+    RGBColor(244, 190, 130),
+    RGBColor(160, 210, 160),
+    RGBColor(226, 160, 176),
+    RGBColor(196, 178, 226),
+    RGBColor(214, 206, 140),
+];
+
+fn color(movement: Movement) -> RGBColor {
+    match movement {
+        Movement::Evicted => RGBColor(210, 120, 30),
+        Movement::Replayed => RGBColor(40, 140, 80),
+        Movement::Offloaded => RGBColor(130, 80, 170),
+        Movement::Uploaded => RGBColor(30, 130, 170),
+    }
+}
+
+/// Where things are, from top to bottom: title and legend, the chart with its axis, bands, rows of ticks.
+struct Layout {
+    band_height: u32,
+    bands_top: u32,
+    rows_top: u32,
+    height: u32,
+}
+
+impl Layout {
+    fn new(timeline: &Timeline) -> Self {
+        let depth = timeline.depth() as u32;
+        let band_height = (BANDS / depth.max(1)).clamp(3, 20);
+        let bands_top = HEAD + CHART + AXIS + 6;
+        let rows_top = bands_top + depth * band_height + 8;
+        Self {
+            band_height,
+            bands_top,
+            rows_top,
+            height: rows_top + timeline.rows.len() as u32 * ROW + MARGIN,
+        }
+    }
+}
+
+pub(super) fn draw(plot: &MemoryPlot<'_>, timeline: &Timeline, svg: &mut String) -> Drawn {
+    let layout = Layout::new(timeline);
+    let peak = timeline.peak();
+    let highest = peak.bytes.max(plot.budget_bytes.unwrap_or(0));
+    let unit = Unit::for_axis(highest);
+
+    let area = SVGBackend::with_string(svg, (WIDTH, layout.height)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let title = format!("{}: peak {}", plot.title, unit.text(peak.bytes));
+    let left = (LEFT + MARGIN) as i32;
+    area.draw(&Text::new(title, (left, 10), font(20).color(&INK)))?;
+    legend(&area, plot, timeline, unit)?;
+
+    let mut chart = ChartBuilder::on(&area)
+        .margin(MARGIN)
+        .margin_top(HEAD)
+        .margin_bottom(layout.height - HEAD - CHART - AXIS)
+        .x_label_area_size(AXIS)
+        .y_label_area_size(LEFT)
+        .build_cartesian_2d(
+            0.0..timeline.end.max(1.0),
+            0.0..1.12 * unit.of(highest).max(f64::MIN_POSITIVE),
+        )?;
+    axes(&mut chart, plot.axis, unit)?;
+    for (number, curve) in timeline.curves.iter().enumerate() {
+        live(&mut chart, curve, LIVE[number % LIVE.len()], unit)?;
+    }
+    if let Some(budget_bytes) = plot.budget_bytes {
+        let ends = [0.0, timeline.end.max(1.0)].map(|at| (at, unit.of(budget_bytes)));
+        let line = DashedLineSeries::new(ends, 8, 5, BUDGET.stroke_width(2));
+        chart.draw_series(line)?;
+    }
+    mark_peak(&area, &chart, peak, unit)?;
+
+    let across = |at: f64| chart.plotting_area().map_coordinate(&(at, 0.0)).0;
+    for band in &timeline.bands {
+        draw_band(&area, &layout, band, across)?;
+    }
+    for (number, row) in timeline.rows.iter().enumerate() {
+        let top = (layout.rows_top + number as u32 * ROW) as i32;
+        draw_row(&area, row, top, unit, across)?;
+    }
+    area.present()?;
+    Ok(())
+}
+
+fn font(size: i32) -> TextStyle<'static> {
+    ("sans-serif", size).into()
+}
+
+fn legend(area: &Picture<'_>, plot: &MemoryPlot<'_>, timeline: &Timeline, unit: Unit) -> Drawn {
+    let mut at = (LEFT + MARGIN) as i32;
+    let mut entry = |text: String, style: ShapeStyle, thick: i32| -> Drawn {
+        let swatch = [(at, 46 - thick / 2), (at + 22, 46 + thick / 2)];
+        area.draw(&Rectangle::new(swatch, style))?;
+        let anchor = font(13).color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
+        at += 28;
+        let width = width_of(&text, 13);
+        area.draw(&Text::new(text, (at, 46), anchor))?;
+        at += width + 22;
+        Ok(())
+    };
+    for (number, curve) in timeline.curves.iter().enumerate() {
+        let text = match timeline.curves.len() {
+            1 => "live".to_owned(),
+            _ => format!("live, device {}", curve.device),
+        };
+        entry(text, LIVE[number % LIVE.len()].filled(), 4)?;
+    }
+    if let Some(budget_bytes) = plot.budget_bytes {
+        let text = format!("budget {}", unit.text(budget_bytes));
+        entry(text, BUDGET.filled(), 2)?;
+    }
+    for (pass, text) in [(Pass::Forward, "scope"), (Pass::Replay, "scope replayed")] {
+        if timeline.bands.iter().any(|band| band.pass == pass) {
+            entry(text.to_owned(), band_style(pass, SCOPES[0]), 12)?;
+        }
+    }
+    Ok(())
+}
+
+/// About how wide a text is: no fonts are read.
+fn width_of(text: &str, size: i32) -> i32 {
+    text.chars().count() as i32 * size * 56 / 100
+}
+
+fn axes(chart: &mut Chart<'_>, axis: Axis, unit: Unit) -> Drawn {
+    let along = match axis {
+        Axis::Events => "events, in order",
+        Axis::Milliseconds => "ms",
+    };
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(INK.mix(0.1))
+        .axis_style(INK.mix(0.6))
+        .x_labels(10)
+        .y_labels(8)
+        .x_label_formatter(&|at| format!("{at}"))
+        .y_label_formatter(&|bytes| format!("{bytes}"))
+        .x_desc(along)
+        .y_desc(unit.name)
+        .axis_desc_style(font(14).color(&INK))
+        .label_style(font(13).color(&INK))
+        .draw()?;
+    Ok(())
+}
+
+fn live(chart: &mut Chart<'_>, curve: &Curve, color: RGBColor, unit: Unit) -> Drawn {
+    let end = chart.plotting_area().get_x_range().end;
+    let columns = f64::from(WIDTH - LEFT);
+    let points: Vec<_> = steps(&curve.points, end / columns)
+        .into_iter()
+        .map(|(at, bytes)| (at, unit.of(bytes)))
+        .collect();
+    chart.draw_series(
+        AreaSeries::new(points, 0.0, color.mix(0.25)).border_style(color.stroke_width(1)),
+    )?;
+    Ok(())
+}
+
+/// The corners of a curve that holds every value until the next event; of those within one `column` first, lowest, highest
+/// and last.
+fn steps(points: &[(f64, u64)], column: f64) -> Vec<(f64, u64)> {
+    let mut corners = Vec::new();
+    let mut held = None;
+    for within in points.chunk_by(|(a, _), (b, _)| (a / column) as u64 == (b / column) as u64) {
+        let (first, last) = (within[0], within[within.len() - 1]);
+        let middle = within.iter().map(|(_, bytes)| *bytes);
+        let (lowest, highest) = (middle.clone().min(), middle.max());
+        corners.extend(held.map(|bytes| (first.0, bytes)));
+        corners.push(first);
+        corners.extend(
+            [lowest, highest]
+                .into_iter()
+                .flatten()
+                .map(|bytes| (last.0, bytes)),
+        );
+        corners.push(last);
+        held = Some(last.1);
+    }
+    corners.dedup();
+    corners
+}
+
+fn mark_peak(area: &Picture<'_>, chart: &Chart<'_>, peak: Peak, unit: Unit) -> Drawn {
+    let (x, y) = chart
+        .plotting_area()
+        .map_coordinate(&(peak.at, unit.of(peak.bytes)));
+    area.draw(&Circle::new((x, y), 3, INK.filled()))?;
+    let (side, offset) = match x as u32 > WIDTH / 2 {
+        true => (HPos::Right, -7),
+        false => (HPos::Left, 7),
+    };
+    let style = font(14).color(&INK).pos(Pos::new(side, VPos::Bottom));
+    let text = format!("peak {}", unit.text(peak.bytes));
+    area.draw(&Text::new(text, (x + offset, y - 3), style))?;
+    Ok(())
+}
+
+fn band_style(pass: Pass, color: RGBColor) -> ShapeStyle {
+    match pass {
+        Pass::Forward => color.filled(),
+        Pass::Replay => color.stroke_width(2),
+    }
+}
+
+fn draw_band(
+    area: &Picture<'_>,
+    layout: &Layout,
+    band: &Band,
+    across: impl Fn(f64) -> i32,
+) -> Drawn {
+    let height = layout.band_height as i32;
+    let top = layout.bands_top as i32 + band.depth as i32 * height;
+    let (left, right) = (across(band.begin), across(band.end));
+    let right = right.max(left + 2);
+    let color = SCOPES[band.scope as usize % SCOPES.len()];
+    let corners = [(left, top + 1), (right - 1, top + height - 2)];
+    area.draw(&Rectangle::new(corners, band_style(band.pass, color)))?;
+
+    let fits = |text: &&str| height >= 12 && width_of(text, 12) <= right - left;
+    let number = band.label.rsplit(' ').next();
+    if let Some(text) = [Some(&*band.label), number]
+        .into_iter()
+        .flatten()
+        .find(fits)
+    {
+        let style = font(12)
+            .color(&INK)
+            .pos(Pos::new(HPos::Center, VPos::Center));
+        let center = ((left + right) / 2, top + height / 2);
+        area.draw(&Text::new(text, center, style))?;
+    }
+    Ok(())
+}
+
+fn draw_row(
+    area: &Picture<'_>,
+    row: &Row,
+    top: i32,
+    unit: Unit,
+    across: impl Fn(f64) -> i32,
+) -> Drawn {
+    let color = color(row.movement);
+    let (name, count) = (row.movement.name(), row.at.len());
+    let text = format!("{name}: {count} tensors, {}", unit.text(row.bytes));
+    let left = (LEFT + MARGIN) as i32;
+    area.draw(&Text::new(text, (left, top), font(12).color(&color)))?;
+
+    let mut columns: Vec<i32> = row.at.iter().map(|at| across(*at)).collect();
+    columns.dedup();
+    for x in columns {
+        let tick = vec![(x, top + 16), (x, top + 29)];
+        area.draw(&PathElement::new(tick, color.stroke_width(1)))?;
+    }
+    Ok(())
+}

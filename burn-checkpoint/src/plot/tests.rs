@@ -1,0 +1,255 @@
+//! Pictures of traces made up by hand.
+
+use std::time::Duration;
+
+use burn_backend::DeviceId;
+
+use super::timeline::{Band, Movement, Pass, Peak, Timeline};
+use super::{Axis, MemoryPlot, svg};
+use crate::trace::{Event, EventKind};
+
+const MIB: u64 = 1 << 20;
+
+/// A trace that is written like the program it comes from.
+#[derive(Default)]
+struct Program {
+    events: Vec<Event>,
+    live_bytes: u64,
+    nodes: u64,
+}
+
+impl Program {
+    fn push(&mut self, kind: EventKind, bytes: u64) {
+        let device = !matches!(
+            kind,
+            EventKind::ScopeBegin { .. } | EventKind::ScopeEnd { .. }
+        );
+        self.events.push(Event {
+            at: Duration::from_micros(250 * self.events.len() as u64),
+            kind,
+            bytes,
+            live_bytes: self.live_bytes,
+            device: device.then(|| DeviceId::new(0, 0)),
+        });
+    }
+
+    fn alloc(&mut self, bytes: u64) -> u64 {
+        let (op, node) = ("float_matmul", self.nodes);
+        self.nodes += 1;
+        self.live_bytes += bytes;
+        self.push(EventKind::Alloc { op, node }, bytes);
+        node
+    }
+
+    fn evict(&mut self, node: u64, bytes: u64) {
+        let op = "float_matmul";
+        self.live_bytes -= bytes;
+        self.push(EventKind::Evict { op, node }, bytes);
+    }
+
+    fn free(&mut self, node: u64, bytes: u64) {
+        let op = "float_matmul";
+        self.live_bytes -= bytes;
+        self.push(EventKind::Free { op, node }, bytes);
+    }
+
+    fn replay(&mut self, node: u64, bytes: u64) {
+        let (op, time) = ("float_matmul", Duration::ZERO);
+        self.live_bytes += bytes;
+        self.push(EventKind::Replay { op, node, time }, bytes);
+    }
+
+    fn begin(&mut self, scope: u64, label: &str) {
+        let label = label.to_owned();
+        self.push(EventKind::ScopeBegin { scope, label }, 0);
+    }
+
+    fn end(&mut self, scope: u64, label: &str) {
+        let label = label.to_owned();
+        self.push(EventKind::ScopeEnd { scope, label }, 0);
+    }
+
+    /// Blocks of `length` tensors of 1 MiB, each in a scope and `outer` of them in one more; then their backward pass.
+    fn blocks(blocks: u64, outer: u64, length: u64) -> Self {
+        let mut program = Self::default();
+        let mut made = Vec::new();
+        for block in 0..blocks {
+            let around = format!("blocks {}-{}", block, block + outer - 1);
+            if block % outer == 0 {
+                program.begin(1000 + block, &around);
+            }
+            program.begin(block, &format!("block {block}"));
+            let nodes: Vec<_> = (0..length).map(|_| program.alloc(MIB)).collect();
+            for node in &nodes[..nodes.len() - 1] {
+                program.evict(*node, MIB);
+            }
+            program.end(block, &format!("block {block}"));
+            made.push(nodes);
+            if block % outer == outer - 1 {
+                let first = block + 1 - outer;
+                program.end(1000 + first, &format!("blocks {first}-{block}"));
+            }
+        }
+        for nodes in made.iter().rev() {
+            for node in &nodes[..nodes.len() - 1] {
+                program.replay(*node, MIB);
+            }
+            for node in nodes.iter().rev() {
+                program.free(*node, MIB);
+            }
+        }
+        program
+    }
+}
+
+/// The texts of a picture, which is well-formed and has only finite numbers.
+fn texts(svg: &str) -> Vec<String> {
+    let document = roxmltree::Document::parse(svg).expect("well-formed XML");
+    for node in document.descendants().filter(|node| node.is_element()) {
+        for attribute in node.attributes() {
+            let value = attribute.value();
+            assert!(
+                !["NaN", "inf"].iter().any(|bad| value.contains(bad)),
+                "{}={value}",
+                attribute.name()
+            );
+        }
+    }
+    let texts = document
+        .descendants()
+        .filter(|node| node.has_tag_name("text"));
+    texts
+        .filter_map(|node| node.text())
+        .map(|text| text.trim().to_owned())
+        .collect()
+}
+
+#[test]
+fn everything_has_its_label() {
+    let program = Program::blocks(6, 3, 4);
+    let plot = MemoryPlot::new(&program.events)
+        .title("GPT, <every> block & more")
+        .budget_bytes(12 * MIB);
+    let texts = texts(&plot.svg());
+    for expected in [
+        "GPT, <every> block & more: peak 9.00 MiB",
+        "peak 9.00 MiB",
+        "live",
+        "budget 12.0 MiB",
+        "scope",
+        "scope replayed",
+        "MiB",
+        "events, in order",
+        "blocks 0-2",
+        "block 4",
+        "evicted: 18 tensors, 18.0 MiB",
+        "replayed: 18 tensors, 18.0 MiB",
+    ] {
+        assert!(
+            texts.iter().any(|text| text == expected),
+            "{expected}: {texts:?}"
+        );
+    }
+    let none = ["offloaded", "uploaded"];
+    assert!(
+        !texts
+            .iter()
+            .any(|text| none.iter().any(|none| text.contains(none)))
+    );
+}
+
+#[test]
+fn nothing_recorded_is_an_empty_picture() {
+    for axis in [Axis::Events, Axis::Milliseconds] {
+        let texts = texts(&MemoryPlot::new(&[]).axis(axis).svg());
+        assert!(
+            texts.iter().any(|text| text.ends_with("peak 0.00 KiB")),
+            "{texts:?}"
+        );
+    }
+    let mut one = Program::default();
+    one.alloc(10);
+    texts(&svg(&one.events));
+}
+
+#[test]
+fn time_is_an_axis_too() {
+    let program = Program::blocks(2, 1, 3);
+    let plot = MemoryPlot::new(&program.events).axis(Axis::Milliseconds);
+    assert!(texts(&plot.svg()).contains(&"ms".to_owned()));
+    let timeline = Timeline::new(&program.events, Axis::Milliseconds);
+    assert_eq!(timeline.end, 0.25 * (program.events.len() - 1) as f64);
+}
+
+#[test]
+fn scopes_are_bands_forward_and_where_they_are_replayed() {
+    let mut program = Program::default();
+    program.begin(7, "outer");
+    program.begin(8, "inner");
+    let inner = program.alloc(5);
+    program.evict(inner, 5);
+    program.end(8, "inner");
+    let outer = program.alloc(3);
+    program.evict(outer, 3);
+    program.end(7, "outer");
+    program.replay(outer, 3);
+    program.replay(inner, 5);
+    program.free(inner, 5);
+
+    let timeline = Timeline::new(&program.events, Axis::Events);
+    let band = |depth, scope, label: &str, begin, end, pass| Band {
+        depth,
+        scope,
+        label: label.into(),
+        begin,
+        end,
+        pass,
+    };
+    let expected = [
+        band(0, 7, "outer", 0.0, 7.0, Pass::Forward),
+        band(1, 8, "inner", 1.0, 4.0, Pass::Forward),
+        band(0, 7, "outer", 8.0, 9.0, Pass::Replay),
+        band(1, 8, "inner", 9.0, 9.0, Pass::Replay),
+    ];
+    assert_eq!(timeline.bands, expected);
+    assert_eq!(timeline.depth(), 2);
+    assert_eq!(timeline.peak(), Peak { at: 9.0, bytes: 8 });
+    let movements: Vec<_> = timeline
+        .rows
+        .iter()
+        .map(|row| (row.movement, row.bytes, row.at.len()))
+        .collect();
+    assert_eq!(
+        movements,
+        [(Movement::Evicted, 8, 2), (Movement::Replayed, 8, 2)]
+    );
+}
+
+#[test]
+fn a_scope_that_a_panic_left_open_ends_with_the_one_around_it() {
+    let mut program = Program::default();
+    program.begin(0, "outer");
+    program.begin(1, "inner");
+    program.end(0, "outer");
+    program.begin(2, "open");
+    program.alloc(1);
+    let timeline = Timeline::new(&program.events, Axis::Events);
+    let ends: Vec<_> = timeline
+        .bands
+        .iter()
+        .map(|band| (band.depth, band.end))
+        .collect();
+    assert_eq!(ends, [(0, 2.0), (1, 2.0), (0, 4.0)]);
+}
+
+#[test]
+fn a_long_trace_is_a_small_picture() {
+    let mut program = Program::default();
+    for _ in 0..200_000 {
+        let node = program.alloc(MIB);
+        program.evict(node, MIB);
+    }
+    let svg = svg(&program.events);
+    assert!(svg.len() < 600_000, "{}", svg.len());
+    assert!(texts(&svg).contains(&"peak 1.00 MiB".to_owned()));
+}
