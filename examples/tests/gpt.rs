@@ -87,7 +87,10 @@ fn learns_and_reports() {
     );
 
     let written = fs::read(options.output.join("report.json")).unwrap();
-    assert_eq!(serde_json::from_slice::<Report>(&written).unwrap(), report);
+    let read: Report = serde_json::from_slice(&written).unwrap();
+    // JSON may be read one unit in the last place off.
+    assert!((read.tokens_per_second / report.tokens_per_second - 1.0).abs() < 1e-12);
+    assert_eq!(figures(&read), figures(&report));
 }
 
 #[test]
