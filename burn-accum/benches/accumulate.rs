@@ -1,12 +1,15 @@
 //! A micro-step within a window over 16.8 million parameters, beside Burn's own `GradientsAccumulator` and beside what
-//! memory allows: throughput counts the bytes that have to be moved, 4 to read a gradient and 8 to read and write its
+//! memory allows, on one thread and on all: throughput counts the bytes that have to be moved, 4 to read a gradient and 8 to read and write its
 //! sum. Looking for non-finite gradients (`Drop`) reads the gradients once more.
 //!
 //! glibc gives the freed gradients at the top of the heap back to the system inside of the timed region, depending on
 //! where they lie: compare with `MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_MMAP_THRESHOLD_=100000000000`.
 #![allow(missing_docs)] // criterion_group
 
-use std::hint::black_box;
+use std::{
+    hint::black_box,
+    thread::{available_parallelism, scope},
+};
 
 use burn::{
     backend::Autodiff,
@@ -60,6 +63,20 @@ fn measure(
     });
 }
 
+/// What memory allows: no allocation, nothing but the bytes.
+fn add(sums: &mut [f32], terms: &[f32], threads: usize) {
+    let part = sums.len().div_ceil(threads);
+    scope(|scope| {
+        for (sums, terms) in sums.chunks_mut(part).zip(terms.chunks(part)) {
+            scope.spawn(move || {
+                for (sum, term) in sums.iter_mut().zip(terms) {
+                    *sum += term;
+                }
+            });
+        }
+    });
+}
+
 fn micro_step(criterion: &mut Criterion) {
     let device = Default::default();
     let layer = || {
@@ -75,13 +92,11 @@ fn micro_step(criterion: &mut Criterion) {
 
     let mut sums = vec![1.0_f32; elements];
     let terms = vec![2.0_f32; elements];
-    group.bench_function("one thread, plain slices", |bencher| {
-        bencher.iter(|| {
-            for (sum, term) in sums.iter_mut().zip(black_box(&terms)) {
-                *sum += term;
-            }
+    for threads in [1, available_parallelism().map_or(1, Into::into)] {
+        group.bench_function(format!("plain slices, {threads} threads"), |bencher| {
+            bencher.iter(|| add(&mut sums, black_box(&terms), threads));
         });
-    });
+    }
 
     let mut burns = GradientsAccumulator::new();
     measure(

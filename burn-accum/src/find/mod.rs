@@ -40,7 +40,8 @@ pub use trial::StepResult;
 ///
 /// A step that panics, returns an error or leaves the device with one did not fit: its panic is not printed, the device
 /// is synchronised and its unused memory released, and the search goes on below. The reason is in the
-/// [report](MicroBatchFound) and the log. On the CPU there is no such failure to handle: a failed allocation aborts the
+/// [report](MicroBatchFound) and the log. A panic of any thread of the process during a trial is taken for its failure,
+/// as that of a device's own thread has to be. On the CPU there is no such failure to handle: a failed allocation aborts the
 /// process, and the system kills one that holds too much. There the limit has to be below what there is.
 ///
 /// ```
@@ -103,9 +104,25 @@ fn trial<B: Backend, R: StepResult>(
     step: &impl Fn(usize) -> R,
     micro_batch: usize,
 ) -> Result<(), String> {
-    let step = trial::attempt(|| step(micro_batch));
-    // Lazy backends fail here.
-    let sync = trial::attempt(|| B::sync(device));
-    let cleanup = trial::attempt(|| B::memory_cleanup(device));
-    step.and(sync).and(cleanup)
+    let synced = || B::sync(device).map_err(|error| error.to_string());
+    // Lazy backends fail where one waits for them.
+    let result = trial::attempt(|| match step(micro_batch).failure() {
+        Some(reason) => Err(reason),
+        None => synced(),
+    });
+    // What a failed step had left to do fails here once more, and is done with.
+    let _ = trial::attempt(synced);
+    let cleaned = trial::attempt(|| B::memory_cleanup(device));
+    result.and(cleaned)
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::{Mutex, MutexGuard};
+
+    /// Panics of a process are seen by a trial on any thread: tests with panics take turns.
+    pub(super) fn panics() -> MutexGuard<'static, ()> {
+        static TURN: Mutex<()> = Mutex::new(());
+        TURN.lock()
+    }
 }

@@ -173,6 +173,7 @@ mod tests {
 
     #[test]
     fn a_gauge_that_panics_ends_no_trial() {
+        let _turn = crate::find::tests::panics();
         let mut probe = SampledGauge::new({
             let asked = AtomicU64::new(0);
             move || match asked.fetch_add(1, Ordering::AcqRel) {

@@ -1,11 +1,12 @@
 //! One try of a step that may fail.
 
 use std::{
-    cell::Cell,
     fmt::Display,
     panic::{self, AssertUnwindSafe, catch_unwind},
-    sync::Once,
+    sync::Arc,
 };
+
+use parking_lot::Mutex;
 
 /// What a step says of itself: nothing, or whether it failed.
 pub trait StepResult {
@@ -25,43 +26,38 @@ impl<T, E: Display> StepResult for Result<T, E> {
     }
 }
 
-thread_local! {
-    static IN_TRIAL: Cell<bool> = const { Cell::new(false) };
-}
+/// Trials of several threads take turns: they would measure each other, and there is one panic hook.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// Does `work`, and tells why it failed: with an error or with a panic, whose message is not printed as if the process
-/// had crashed. Panics of other threads are.
+/// had crashed.
+///
+/// A panic of any other thread meanwhile is a failure too. CubeCL allocates on the thread of the device, which survives
+/// the panic of a failed allocation and says nothing to the one that waits for it.
 pub(crate) fn attempt<R: StepResult>(work: impl FnOnce() -> R) -> Result<(), String> {
-    quiet_hook();
-    let before = IN_TRIAL.replace(true);
+    let _turn = TURN.lock();
+    let first_panic = Arc::new(Mutex::new(None));
+    let print = panic::take_hook();
+    panic::set_hook({
+        let first_panic = first_panic.clone();
+        Box::new(move |panic| {
+            let text = panic
+                .payload_as_str()
+                .unwrap_or("a panic without a message");
+            first_panic.lock().get_or_insert_with(|| text.to_owned());
+        })
+    });
     // What the step borrows it cannot change, and what it owns is gone.
     let result = catch_unwind(AssertUnwindSafe(work));
-    IN_TRIAL.set(before);
-    match result {
-        Ok(result) => result.failure().map_or(Ok(()), Err),
-        Err(payload) => Err(message(&*payload)),
+    panic::set_hook(print);
+
+    let panicked = first_panic.lock().take();
+    match (panicked, result) {
+        (Some(reason), _) => Err(reason),
+        (None, Ok(result)) => result.failure().map_or(Ok(()), Err),
+        // Unwound without a panic: `resume_unwind`.
+        (None, Err(_)) => Err("the panic of another thread".to_owned()),
     }
-}
-
-fn message(payload: &(dyn core::any::Any + Send)) -> String {
-    let text = payload
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned());
-    text.or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without a message".to_owned())
-}
-
-/// Puts a hook before that of the process which leaves out panics of a trial.
-fn quiet_hook() {
-    static INSTALLED: Once = Once::new();
-    INSTALLED.call_once(|| {
-        let print = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if !IN_TRIAL.get() {
-                print(info);
-            }
-        }));
-    });
 }
 
 #[cfg(test)]
@@ -70,22 +66,27 @@ mod tests {
 
     #[test]
     fn failures_of_every_kind_are_told() {
+        let _turn = crate::find::tests::panics();
         assert_eq!(attempt(|| ()), Ok(()));
         assert_eq!(attempt(|| Ok::<_, String>(3)), Ok(()));
-        assert_eq!(
-            attempt(|| Err::<(), _>("no memory")),
-            Err("no memory".into())
-        );
-        assert_eq!(
-            attempt::<()>(|| panic!("{} bytes", 3)),
-            Err::<(), _>("3 bytes".into())
-        );
-        assert_eq!(
-            attempt::<()>(|| panic!("plain")),
-            Err::<(), _>("plain".into())
-        );
+        let fails = |text: &str| Err::<(), _>(text.to_owned());
+        assert_eq!(attempt(|| Err::<(), _>("no memory")), fails("no memory"));
+        assert_eq!(attempt::<()>(|| panic!("{} bytes", 3)), fails("3 bytes"));
+        assert_eq!(attempt::<()>(|| panic!("plain")), fails("plain"));
         let odd = attempt::<()>(|| panic::panic_any(3_u8));
-        assert_eq!(odd, Err::<(), _>("a panic without a message".into()));
-        assert!(!IN_TRIAL.get());
+        assert_eq!(odd, fails("a panic without a message"));
+        let passed_on = attempt::<()>(|| panic::resume_unwind(Box::new(3_u8)));
+        assert_eq!(passed_on, fails("the panic of another thread"));
+        assert_eq!(attempt(|| ()), Ok(()), "the next one starts afresh");
+    }
+
+    #[test]
+    fn another_thread_may_be_the_one_that_fails() {
+        let _turn = crate::find::tests::panics();
+        let survives = || {
+            let device = std::thread::spawn(|| panic!("no page of 3 bytes"));
+            assert!(device.join().is_err());
+        };
+        assert_eq!(attempt(survives), Err("no page of 3 bytes".to_owned()));
     }
 }

@@ -146,6 +146,12 @@ impl Options {
                 width.next_multiple_of(heads)
             )));
         }
+        // clap waives a requirement that other options are in conflict with.
+        if let (Some(limit), None) = (self.memory_limit, self.effective_batch) {
+            return Err(GptError::Options(format!(
+                "--memory-limit {limit} is for --effective-batch, which is not given: --batch and --accum take what they take"
+            )));
+        }
         if let Some(warmup) = self.warmup
             && warmup > self.steps
         {
@@ -296,7 +302,7 @@ mod tests {
             ("--memory-limit 100", "--effective-batch <SEQUENCES>"),
             (
                 "--memory-limit 100 --batch 2",
-                "--effective-batch <SEQUENCES>",
+                "--memory-limit 100 is for --effective-batch, which is not given",
             ),
             ("--amp fp8", "[possible values: off, bf16, f16]"),
             ("--backend tpu", "[possible values: flex, cuda, vulkan]"),
