@@ -19,6 +19,7 @@ use super::loader::TokenBatch;
 use super::model::Gpt;
 use super::options::Options;
 use super::precision::Precision;
+use super::recompute::Recompute;
 use super::train::optimizer;
 use crate::backend::BackendName;
 use crate::pools::{Pools, device_bytes};
@@ -150,6 +151,30 @@ impl Updates {
     }
 }
 
+/// Trains a little, two windows of two micro-batches of this size, and throws the result away; `begins` is called before
+/// each micro-step. Draws random numbers.
+pub fn rehearsal<B: AutodiffBackend>(
+    options: &Options,
+    precision: &Precision,
+    device: &B::Device,
+    micro_batch: usize,
+    begins: impl Fn(),
+) {
+    let tokens = Tensor::<B, 2, Int>::zeros([micro_batch, options.context], device);
+    // A budget, a scaler and an optimizer of its own: the training's are as new afterwards.
+    let _recompute = Recompute::install(options.checkpoint);
+    let precision = precision.rehearsal();
+    let (accumulated, _) = accumulate(2, optimizer());
+    let model: Gpt<B> = options.model().init(device);
+    rehearse(model, precision.wrap(accumulated), || {
+        begins();
+        TokenBatch {
+            inputs: tokens.clone(),
+            targets: tokens.clone(),
+        }
+    });
+}
+
 /// Looks for the largest micro-batch, with trainings in small of the model that the options describe.
 fn find<B: AutodiffBackend>(
     search: &MicroBatchSearch,
@@ -157,17 +182,8 @@ fn find<B: AutodiffBackend>(
     precision: &Precision,
     device: &B::Device,
 ) -> Result<Found, GptError> {
-    let rehearsal = |micro_batch: usize| {
-        let tokens = Tensor::<B, 2, Int>::zeros([micro_batch, options.context], device);
-        // A scaler and an optimizer of its own: the training's are as new afterwards.
-        let precision = precision.rehearsal();
-        let (accumulated, _) = accumulate(2, optimizer());
-        let model: Gpt<B> = options.model().init(device);
-        rehearse(model, precision.wrap(accumulated), || TokenBatch {
-            inputs: tokens.clone(),
-            targets: tokens.clone(),
-        });
-    };
+    let rehearsal =
+        |micro_batch: usize| rehearsal::<B>(options, precision, device, micro_batch, || {});
     let found = match options.backend {
         BackendName::Flex => {
             let mut heap =

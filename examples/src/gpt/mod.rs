@@ -5,7 +5,8 @@
 //! - [`options`]: the command line; [`plan`]: how its steps fall into epochs; [`error`]: what can go wrong;
 //! - [`text`]: the bytes; [`windows`]: which of them are a batch; [`loader`]: batches from several threads, in order;
 //! - [`model`]: the transformer; [`step`]: its loss, and what the Learner asks of it; [`schedule`]: the learning rate;
-//! - [`precision`]: mixed precision, and [`accumulation`]: windows of micro-batches, which no other file knows about;
+//! - [`precision`]: mixed precision, [`accumulation`]: windows of micro-batches, [`recompute`]: what becomes of activations: no
+//!   other file knows about these, but for the scopes around the model's blocks;
 //! - [`run_dir`]: records, and going on from them; [`metric`], [`history`], [`progress`]: what one sees of a run;
 //! - [`mod@train`]: all of it put together; [`sample`], [`report`]: what is left at the end.
 
@@ -19,6 +20,7 @@ pub mod options;
 pub mod plan;
 pub mod precision;
 pub mod progress;
+pub mod recompute;
 pub mod report;
 pub mod run_dir;
 pub mod sample;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::error::GptError;
 use super::model::GptConfig;
 use super::plan::Plan;
+use super::recompute::Checkpoint;
 use crate::backend::BackendName;
 
 /// Trains a decoder-only transformer on the bytes of a text, then writes a table, a sample and a report.
@@ -55,6 +56,11 @@ pub struct Options {
     )]
     #[serde(default)]
     pub memory_limit: Option<u64>,
+
+    /// What becomes of activations until backward: none, block, keep-compute, offload, budget=MIB or budget=40%
+    #[arg(long, value_name = "HOW", default_value_t = Checkpoint::None, help_heading = "Training")]
+    #[serde(default)]
+    pub checkpoint: Checkpoint,
 
     /// Highest learning rate
     #[arg(long, default_value_t = 2e-3, value_parser = learning_rate, help_heading = "Training")]
@@ -109,6 +115,11 @@ pub struct Options {
     /// Go on from the last record in the output directory
     #[arg(long, help_heading = "Run")]
     pub resume: bool,
+
+    /// Draw the memory over one step, with what is dropped and what comes back, into this SVG file
+    #[arg(long, value_name = "FILE", help_heading = "Run")]
+    #[serde(default)]
+    pub memory_plot: Option<PathBuf>,
 
     /// Directory of the run: records, metrics, log, report.json
     #[arg(
@@ -165,7 +176,9 @@ impl Options {
 
     /// The model that these options describe.
     pub fn model(&self) -> GptConfig {
-        GptConfig::new(self.context, self.layers, self.heads, self.width).with_dropout(self.dropout)
+        GptConfig::new(self.context, self.layers, self.heads, self.width)
+            .with_dropout(self.dropout)
+            .with_activations(self.checkpoint.activations())
     }
 
     /// How the steps fall into epochs.
@@ -303,6 +316,10 @@ mod tests {
             (
                 "--memory-limit 100 --batch 2",
                 "--memory-limit 100 is for --effective-batch, which is not given",
+            ),
+            (
+                "--checkpoint budget=0",
+                "expected none, block, keep-compute, offload, budget=MIB or budget=1% to budget=100%",
             ),
             ("--amp fp8", "[possible values: off, bf16, f16]"),
             ("--backend tpu", "[possible values: flex, cuda, vulkan]"),

@@ -9,12 +9,14 @@ use burn_amp::{
     AmpConfig, Autocast, Configured, GradScaler, GradScalerConfig, LossScaleMetric,
     SkippedStepsMetric,
 };
+use burn_checkpoint::Remat;
 
 use super::error::GptError;
 use super::options::Amp;
 
-/// The backend that trains on `B`, whatever the precision: one type, so the training is compiled once for each backend.
-pub type Training<B> = Autocast<Autodiff<B>, Configured>;
+/// The backend that trains on `B`, whatever the precision and whatever becomes of activations: one type, so the training is
+/// compiled once for each backend.
+pub type Training<B> = Autocast<Autodiff<Remat<B>>, Configured>;
 
 impl Amp {
     /// Autocast and loss scaling: only f16 is in need of the latter.

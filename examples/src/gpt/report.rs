@@ -10,6 +10,7 @@ use super::accumulation::Found;
 use super::error::GptError;
 use super::history::EpochLosses;
 use super::options::Options;
+use super::recompute::Replayed;
 
 /// What `report.json` holds.
 ///
@@ -27,6 +28,8 @@ pub struct Report {
     pub peak_bytes: Option<u64>,
     /// Micro-batches that were skipped because a gradient was not finite.
     pub skipped_steps: u64,
+    /// What was not kept for backward and came back, as `--checkpoint` chose.
+    pub replayed: Replayed,
     /// Windows in total: updates, had nothing been skipped.
     pub steps: usize,
     /// Updates that were taken.
@@ -99,6 +102,8 @@ impl fmt::Display for Report {
                 ),
             ),
             ("updates", self.updates.to_string()),
+            ("checkpoint", self.options.checkpoint.to_string()),
+            ("operations replayed", self.replayed.operations.to_string()),
             ("precision", self.precision.clone()),
             ("backend", self.backend.clone()),
             ("parameters", self.parameters.to_string()),
@@ -135,6 +140,10 @@ mod tests {
             tokens_per_second: 6789.4,
             peak_bytes: Some(300 << 20),
             skipped_steps: 2,
+            replayed: Replayed {
+                operations: 17,
+                ..Default::default()
+            },
             steps: 100,
             updates: 100,
             micro_batch: 2,
@@ -177,6 +186,8 @@ mod tests {
              skipped steps         2 of 400\n\
              effective batch       8 (4 x 2)\n\
              updates               100\n\
+             checkpoint            none\n\
+             operations replayed   17\n\
              precision             f16\n\
              backend               flex\n\
              parameters            12345\n"

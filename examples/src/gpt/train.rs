@@ -21,6 +21,7 @@ use super::model::Gpt;
 use super::options::Options;
 use super::precision::Precision;
 use super::progress::Lines;
+use super::recompute::{Recompute, plot_memory};
 use super::report::{Report, peak_bytes};
 use super::run_dir::{RunDir, WholeFileRecorder};
 use super::sample::sample;
@@ -47,6 +48,10 @@ pub fn train<B: AutodiffBackend>(options: &Options, device: B::Device) -> Result
     let window = Window::settle::<B>(options, &precision, &device)?;
     if let Some(found) = &window.found {
         println!("{found}");
+    }
+    if let Some(file) = &options.memory_plot {
+        plot_memory::<B>(file, options, &precision, &device, window.micro_batch)?;
+        println!("memory over one step: {}", file.display());
     }
     let (run, resumed) = RunDir::open(options, &text)?;
     let plan = options.plan();
@@ -94,6 +99,7 @@ pub fn train<B: AutodiffBackend>(options: &Options, device: B::Device) -> Result
     } else {
         training.renderer(Lines::new(plan, window.micro_batch, window.steps))
     };
+    let recompute = Recompute::install(options.checkpoint);
     let trained = training.launch(learner);
     // Gives the terminal back.
     drop(trained.renderer);
@@ -115,6 +121,7 @@ pub fn train<B: AutodiffBackend>(options: &Options, device: B::Device) -> Result
         tokens_per_second: pace.tokens_per_second(),
         peak_bytes: peak_bytes(),
         skipped_steps: precision.skipped_steps(),
+        replayed: recompute.replayed(),
         steps: plan.steps(),
         updates: updates.taken(),
         micro_batch: window.micro_batch,

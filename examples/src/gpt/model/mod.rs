@@ -8,9 +8,11 @@
 mod attention;
 mod block;
 mod init;
+mod scope;
 
 pub use attention::CausalSelfAttention;
 pub use block::{Block, FeedForward};
+pub use scope::Activations;
 
 use burn::nn::{
     Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
@@ -35,6 +37,9 @@ pub struct GptConfig {
     /// Probability that a dropout layer zeroes a feature.
     #[config(default = 0.0)]
     pub dropout: f64,
+    /// What becomes of a block's activations until backward.
+    #[config(default = "Activations::Keep")]
+    pub activations: Activations,
 }
 
 /// A decoder-only transformer: embeddings, [blocks](Block), a final norm and the head.
@@ -47,6 +52,8 @@ pub struct Gpt<B: Backend> {
     norm: LayerNorm<B>,
     head: Linear<B>,
     context: usize,
+    #[module(skip)]
+    activations: Activations,
 }
 
 impl GptConfig {
@@ -74,6 +81,7 @@ impl GptConfig {
                 .with_initializer(init::WEIGHT)
                 .init(device),
             context: self.context,
+            activations: self.activations,
         };
         init::draw_weights(&model);
         model
@@ -93,10 +101,10 @@ impl<B: Backend> Gpt<B> {
 
         let stream = self.token.forward(tokens) + self.position.forward(positions);
         let stream = self.dropout.forward(stream);
-        let stream = self
-            .blocks
-            .iter()
-            .fold(stream, |stream, block| block.forward(stream));
+        let blocks = self.blocks.iter().enumerate();
+        let stream = blocks.fold(stream, |stream, (number, block)| {
+            self.activations.of_block(number, || block.forward(stream))
+        });
 
         self.head.forward(self.norm.forward(stream))
     }

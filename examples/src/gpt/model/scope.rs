@@ -1,0 +1,38 @@
+//! What becomes of the activations of a block between forward and backward.
+
+use burn_checkpoint::{Outputs, Policy, checkpoint_labelled};
+use serde::{Deserialize, Serialize};
+
+/// Where a block's activations are when backward comes to need them. Without `Remat` below autodiff they are always kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Activations {
+    /// In memory.
+    #[default]
+    Keep,
+    /// Computed once more.
+    Recompute,
+    /// The results of matrix products in memory, the rest computed once more.
+    KeepCompute,
+    /// On the host.
+    Offload,
+}
+
+impl Activations {
+    fn policy(self) -> Option<Policy> {
+        match self {
+            Self::Keep => None,
+            Self::Recompute => Some(Policy::Recompute),
+            Self::KeepCompute => Some(Policy::KeepCompute),
+            Self::Offload => Some(Policy::Offload),
+        }
+    }
+
+    /// The forward pass of the block with this number.
+    pub(super) fn of_block<R: Outputs>(self, block: usize, forward: impl FnOnce() -> R) -> R {
+        match self.policy() {
+            None => forward(),
+            Some(policy) => checkpoint_labelled(format!("block {block}"), policy, forward),
+        }
+    }
+}
