@@ -67,6 +67,37 @@ fn figures(report: &Report) -> Report {
 }
 
 #[test]
+fn activations_that_come_back_change_no_figure() {
+    let _turn = turn();
+    for precision in ["off", "f16"] {
+        let report = |checkpoint: &str| {
+            let directory = tempfile::tempdir().unwrap();
+            let plot = directory.path().join("memory.svg");
+            let more = format!(
+                "--checkpoint {checkpoint} --amp {precision} --accum 2 --layers 2 --memory-plot {}",
+                plot.display()
+            );
+            let report = run(&options(directory.path(), &more)).unwrap();
+            let svg = fs::read_to_string(plot).unwrap();
+            let scopes = checkpoint != "none" && !checkpoint.contains("budget");
+            assert_eq!(svg.contains("block 1"), scopes, "{checkpoint}");
+            report
+        };
+        let plain = report("none");
+        assert_eq!(plain.replayed.operations, 0);
+        for checkpoint in ["block", "keep-compute", "offload", "budget=40%", "budget=1"] {
+            let other = report(checkpoint);
+            assert_eq!(other.epochs, plain.epochs, "{precision}, {checkpoint}");
+            let back = other.replayed.operations > 0 || other.replayed.uploaded_bytes > 0;
+            assert!(
+                back || checkpoint == "budget=1",
+                "{precision}, {checkpoint}"
+            );
+        }
+    }
+}
+
+#[test]
 fn learns_and_reports() {
     let _turn = turn();
     let directory = tempfile::tempdir().unwrap();

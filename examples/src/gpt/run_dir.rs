@@ -30,13 +30,15 @@ struct Start {
 /// Options that may change when a run is resumed: they leave its records valid and its updates what they are. Of an
 /// update's sequences only the number must stay: epochs hold whole windows, and an optimizer's record can be loaded under
 /// another window.
-const FREE: [&str; 10] = [
+const FREE: [&str; 12] = [
     "accum",
     "amp",
     "backend",
     "batch",
+    "checkpoint",
     "effective_batch",
     "memory_limit",
+    "memory_plot",
     "output",
     "resume",
     "text",
