@@ -2,5 +2,6 @@
 
 mod budgets;
 mod models;
+mod programs;
 mod robust;
 mod scopes;
