@@ -75,7 +75,7 @@ pub enum EventKind {
     ScopeBegin {
         /// The scope's number on this thread, counted from 0 for the first under [`record`].
         scope: u64,
-        /// The label given to `labelled`, or the name of its policy.
+        /// The label given to [`checkpoint_labelled`](crate::checkpoint_labelled), or the name of its policy.
         label: String,
     },
     /// A scope ended; what it made has been evicted by now.
@@ -89,6 +89,7 @@ pub enum EventKind {
 
 struct Recorder {
     start: Instant,
+    scopes: u64,
     events: Vec<Event>,
 }
 
@@ -105,6 +106,7 @@ thread_local! {
 pub fn record() -> Recording {
     RECORDER.set(Some(Recorder {
         start: Instant::now(),
+        scopes: 0,
         events: Vec::new(),
     }));
     ON.set(true);
@@ -161,4 +163,20 @@ pub(crate) fn emit(kind: EventKind, bytes: u64, live_bytes: u64, device: Option<
             });
         }
     });
+}
+
+/// Says that a scope begins, and gives it a number.
+pub(crate) fn scope_begins(label: &str) -> u64 {
+    if !is_on() {
+        return 0;
+    }
+    let scope = RECORDER.with_borrow_mut(|recorder| {
+        recorder.as_mut().map_or(0, |recorder| {
+            recorder.scopes += 1;
+            recorder.scopes - 1
+        })
+    });
+    let label = label.to_owned();
+    emit(EventKind::ScopeBegin { scope, label }, 0, 0, None);
+    scope
 }

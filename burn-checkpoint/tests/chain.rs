@@ -9,10 +9,10 @@ use burn::tensor::activation::gelu;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Tensor, TensorData};
 use burn_checkpoint::plan::{Node, Plan, PlanError, Profile, plan, simulate};
+use burn_checkpoint::trace::{EventKind, record};
 use burn_checkpoint::{
     Fate, Policy, Remat, RematStats, checkpoint_chain, checkpoint_with, profile_chain, profile_tail,
 };
-use burn_checkpoint::trace::{EventKind, record};
 use burn_flex::Flex;
 
 type B = Autodiff<Remat<Flex>>;
@@ -211,9 +211,10 @@ fn a_step_replays_the_blocks_that_the_model_says() {
         let said = simulate(&profile, &plan).unwrap().replayed;
         let recording = record();
         step(&blocks, &x, Some(&plan));
-        let gelus = recording.finish().into_iter().filter(
-            |event| matches!(event.kind, EventKind::Replay { op, .. } if op == "gelu"),
-        );
+        let gelus = recording
+            .finish()
+            .into_iter()
+            .filter(|event| matches!(event.kind, EventKind::Replay { op, .. } if op == "gelu"));
         assert_eq!(gelus.count() as u64, said, "{plan}");
     }
 }

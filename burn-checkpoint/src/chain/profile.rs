@@ -103,9 +103,12 @@ where
         let mut profile = BlockProfile::default();
         let mut shortest = [u64::MAX; 3];
         for _ in 0..ROUNDS {
-            let [plain, scoped] = [Mode::Plain, Mode::Scope].map(|mode| self.run(mode, gradient.clone()));
+            let [plain, scoped] =
+                [Mode::Plain, Mode::Scope].map(|mode| self.run(mode, gradient.clone()));
             profile = BlockProfile {
-                kept_bytes: scoped.left_bytes.saturating_sub(scoped.profile.output_bytes),
+                kept_bytes: scoped
+                    .left_bytes
+                    .saturating_sub(scoped.profile.output_bytes),
                 ..plain.profile
             };
             let times = [plain.forward, plain.backward, scoped.backward];
