@@ -1,17 +1,17 @@
 //! One operation that is recorded: its operands are brought back, its result becomes a node.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Weak};
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape, TensorMetadata};
 use parking_lot::Mutex;
 
-use crate::budget;
+use crate::budget::{self, OpCost, Phase};
 use crate::context::{self, Moment};
 use crate::handle::Managed;
 use crate::kind::Value;
-use crate::node::{AnyEntry, Entry, Head, Node, Origin, State, Storage};
+use crate::node::{AnyEntry, Entry, Head, Lineage, Node, Origin, State, Storage};
 use crate::op::{OpInfo, Work};
 use crate::policy::Fate;
 use crate::recipe::{Input, Never, Part, Recipe, Source};
@@ -24,7 +24,9 @@ pub(crate) struct Call<B: Backend> {
     moment: Moment,
     records: bool,
     storage: Shares<B>,
-    cost: budget::OpCost,
+    /// Only under a budget.
+    cost: Option<OpCost>,
+    lineage: Lineage,
 }
 
 /// Whose storage the result has.
@@ -46,34 +48,39 @@ struct Operands<B: Backend> {
     largest: u64,
     /// Bytes of the largest operand that cannot come back and that nobody but this operation refers to.
     given_up: u64,
+    cost: Option<OpCost>,
+    lineage: Lineage,
+    /// Recorded before a backward pass and used after it: state, such as running statistics.
+    outlived: Vec<Arc<dyn Entry<B>>>,
 }
 
 impl<B: Backend> Call<B> {
     /// Brings the operands back and decides what becomes of the result.
     pub fn begin(op: &'static OpInfo, show: impl FnOnce(&mut dyn FnMut(Input<'_, B>))) -> Self {
-        let moment = context::tick(op);
-        let mut cost = budget::OpCost::new(op);
-        let mut operands = Operands {
-            evicted: Vec::new(),
-            first: None,
-            first_contiguous: true,
-            largest: 0,
-            given_up: 0,
-        };
-        show(&mut |input| operands.see(input, moment.clock, &mut cost));
+        let mut moment = context::tick(op);
+        let mut operands = Operands::new(moment.step.map(|_| OpCost::new(op)));
+        show(&mut |input| operands.see(input, &moment));
         if !operands.evicted.is_empty() {
             replay::bring_back(std::mem::take(&mut operands.evicted));
         }
+        for node in operands.outlived.drain(..) {
+            node.settle();
+            node.retire();
+        }
+        let lineage = lineage(&mut moment, op, operands.lineage);
         // A recipe would keep the storage of an operand that cannot come back and that nobody else wants, to be able to
         // drop that of the result: nothing is won unless the result is larger.
         let gives_up = operands.given_up > 0 && operands.given_up * 2 > operands.largest;
-        let records = !gives_up && moment.fate != Fate::Keep;
+        let records = !gives_up && moment.fate != Fate::Keep && lineage == Lineage::Activation;
+        operands.make_room(op);
+        let cost = operands.cost.take();
         Self {
             op,
             storage: operands.storage(op),
             moment,
             records,
             cost,
+            lineage,
         }
     }
 
@@ -81,9 +88,6 @@ impl<B: Backend> Call<B> {
     pub fn records(&self) -> bool {
         self.records
     }
-
-    /// Makes room for the result.
-    pub fn make_room(&self) {}
 
     /// The result with its recipe, if it gets one.
     pub fn finish<R: Recipe<B>>(self, value: Value<B>, recipe: Option<R>) -> Results<B> {
@@ -94,15 +98,15 @@ impl<B: Backend> Call<B> {
             };
         }
         Results::one(match recipe {
-            Some(recipe) => self.node(value, recipe, Origin::Recorded, true),
-            None => self.node(value, Never, Origin::Fixed, true),
+            Some(recipe) => self.node(value, recipe, Origin::Recorded),
+            None => self.node(value, Never, Origin::Fixed),
         })
     }
 
     fn finish_fixed_parts(&self, parts: Vec<Value<B>>) -> Results<B> {
         let parts = parts.into_iter().map(|part| match part {
             Value::Absent => None,
-            part => Some(self.node(part, Never, Origin::Fixed, true)),
+            part => Some(self.node(part, Never, Origin::Fixed)),
         });
         Results::many(parts.collect())
     }
@@ -115,7 +119,7 @@ impl<B: Backend> Call<B> {
                 return None;
             }
             let whole = whole.clone();
-            Some(self.node(part, Part { whole, index }, Origin::Recorded, false))
+            Some(self.node(part, Part { whole, index }, Origin::Recorded))
         });
         Results::many(parts.collect())
     }
@@ -134,7 +138,10 @@ impl<B: Backend> Call<B> {
             users: AtomicU32::new(0),
             ledger: context::ledger(device.id()),
             device,
-            cost_ns: self.cost.ns(),
+            cost_ns: 0.0,
+            retired: AtomicBool::new(false),
+            step: self.step(),
+            lineage: self.lineage,
         };
         let state = self.state(Storage::Evicted, Origin::Recorded);
         Source::new(Arc::new(Node {
@@ -142,6 +149,14 @@ impl<B: Backend> Call<B> {
             state: Mutex::new(state),
             recipe: Mutex::new(Some(recipe)),
         }))
+    }
+
+    fn cost_ns(&self, elements: u64) -> f32 {
+        self.cost.as_ref().map_or(0.0, |cost| cost.ns(elements))
+    }
+
+    fn step(&self) -> u64 {
+        self.moment.step.map_or(0, |step| step.number)
     }
 
     fn state(&self, storage: Storage<B>, origin: Origin) -> State<B> {
@@ -152,18 +167,14 @@ impl<B: Backend> Call<B> {
             hand_over: false,
             scope: self.moment.scope.clone(),
             last_used: self.moment.clock,
+            feeds_inner_scope: false,
             witness: None,
         }
     }
 
-    fn node<R: Recipe<B>>(
-        &self,
-        value: Value<B>,
-        recipe: R,
-        origin: Origin,
-        costs: bool,
-    ) -> Managed<B> {
+    fn node<R: Recipe<B>>(&self, value: Value<B>, recipe: R, origin: Origin) -> Managed<B> {
         let (shape, dtype) = value.meta();
+        let cost_ns = self.cost_ns(shape.num_elements() as u64);
         let device = value.device().unwrap_or_default();
         let bytes = bytes(&shape, dtype);
         let (group, bytes) = match &self.storage {
@@ -183,7 +194,10 @@ impl<B: Backend> Call<B> {
             users: AtomicU32::new(0),
             ledger: context::ledger(device.id()),
             device,
-            cost_ns: if costs { self.cost.ns() } else { 0.0 },
+            cost_ns,
+            retired: AtomicBool::new(false),
+            step: self.step(),
+            lineage: self.lineage,
         };
         head.came();
         head.emit(|op, node| EventKind::Alloc { op, node }, bytes);
@@ -200,24 +214,77 @@ impl<B: Backend> Call<B> {
         }
         if let Some(budget) = ledger.budget() {
             budget.register(weak);
+            if let Some(cost) = &self.cost {
+                budget.computed(cost_ns, cost.key(), bytes);
+            }
         }
         Managed::new(Source::new(node))
     }
 }
 
+/// What a result descends from; an operation that only one direction has says where in a step the thread is.
+fn lineage(moment: &mut Moment, op: &OpInfo, operands: Lineage) -> Lineage {
+    let Some(step) = moment.step else {
+        return Lineage::Activation;
+    };
+    if budget::is_backward_only(op) {
+        if step.phase == Phase::Forward {
+            moment.step = context::backward_begins();
+        }
+        return Lineage::Gradient;
+    }
+    if operands == Lineage::Gradient && budget::is_forward_only(op) {
+        moment.step = context::forward_begins();
+        return Lineage::Activation;
+    }
+    operands
+}
+
 impl<B: Backend> Operands<B> {
-    fn see(&mut self, input: Input<'_, B>, clock: u64, cost: &mut budget::OpCost) {
+    fn new(cost: Option<OpCost>) -> Self {
+        Self {
+            evicted: Vec::new(),
+            first: None,
+            first_contiguous: true,
+            largest: 0,
+            given_up: 0,
+            cost,
+            lineage: Lineage::Activation,
+            outlived: Vec::new(),
+        }
+    }
+
+    fn see(&mut self, input: Input<'_, B>, moment: &Moment) {
         let source = match input {
             Input::Node(source) => source,
             Input::Leaf(shape) => {
                 self.first.get_or_insert(Shares::Leaf);
-                cost.operand(shape);
+                if let Some(cost) = &mut self.cost {
+                    cost.operand(&shape());
+                }
                 return;
             }
         };
         let node = source.node();
         let head = node.head();
-        cost.operand(&|| head.shape.clone());
+        if let Some(cost) = &mut self.cost {
+            cost.operand(&head.shape);
+        }
+        if let Some(step) = moment.step {
+            if step.phase == Phase::Backward
+                && head.lineage == Lineage::Gradient
+                && head.step == step.number
+            {
+                self.lineage = Lineage::Gradient;
+            }
+            // Recipes must not reach through the steps.
+            if step.phase == Phase::Forward
+                && head.step < step.number
+                && node.state().origin == Origin::Recorded
+            {
+                self.outlived.push(node.clone());
+            }
+        }
         if self.first.is_none() {
             self.first_contiguous = head.contiguous;
             self.first = Some(match &head.group {
@@ -228,7 +295,11 @@ impl<B: Backend> Operands<B> {
         }
         self.largest = self.largest.max(head.bytes);
         let mut state = node.state();
-        state.last_used = clock;
+        state.last_used = moment.clock;
+        if let (Some(own), Some(user)) = (&state.scope, &moment.scope) {
+            let inner = user.is_within(own) && !Arc::ptr_eq(user, own);
+            state.feeds_inner_scope |= inner;
+        }
         if !state.is_resident() {
             self.evicted.push(node.clone());
         }
@@ -236,6 +307,20 @@ impl<B: Backend> Operands<B> {
         let last = head.users() == 1 && Arc::strong_count(node) == 2;
         if last && state.origin == Origin::Fixed && head.bytes > 0 {
             self.given_up = self.given_up.max(head.bytes);
+        }
+    }
+
+    /// Makes room for the result, on the device of the last tensors.
+    fn make_room(&self, op: &OpInfo) {
+        let Some(cost) = &self.cost else { return };
+        if op.work == Work::View {
+            return;
+        }
+        if let Some(ledger) = context::recent_ledger()
+            && let Some(budget) = ledger.budget()
+        {
+            let bytes = budget.expected(cost.key()).unwrap_or(cost.largest_bytes());
+            budget::make_room(&ledger, op.name, bytes);
         }
     }
 
@@ -284,14 +369,35 @@ impl<B: Backend> Value<B> {
     }
 }
 
+/// Makes room for a new tensor of this shape.
+pub(crate) fn make_room_for(op: &'static OpInfo, shape: &Shape) {
+    if let Some(ledger) = context::recent_ledger() {
+        // Elements of four bytes: what Burn makes by default.
+        budget::make_room(&ledger, op.name, shape.num_elements() as u64 * 4);
+    }
+}
+
 /// What cannot be computed again, counted.
 pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, value: Value<B>) -> Results<B> {
+    let mut moment = context::tick(op);
+    let mut lineage = Lineage::Activation;
+    if let Some(step) = moment.step {
+        let elements = value.meta().0.num_elements();
+        if op.name == "float_ones" && elements == 1 {
+            // What autodiff starts a backward pass with.
+            moment.step = context::backward_begins();
+            lineage = Lineage::Gradient;
+        } else if op.name.ends_with("from_data") && elements > 1 && step.phase == Phase::Backward {
+            moment.step = context::forward_begins();
+        }
+    }
     let call = Call {
         op,
-        moment: context::tick(op),
+        moment,
         records: false,
         storage: Shares::Own,
-        cost: budget::OpCost::new(op),
+        cost: None,
+        lineage,
     };
     call.finish(value, None::<Never>)
 }
@@ -316,6 +422,9 @@ pub(crate) fn source<B: Backend, R: Recipe<B>>(
         ledger: context::ledger(device.id()),
         device,
         cost_ns: 0.0,
+        retired: AtomicBool::new(false),
+        step: 0,
+        lineage: Lineage::Activation,
     };
     let state = State {
         storage: Storage::Evicted,
@@ -323,6 +432,7 @@ pub(crate) fn source<B: Backend, R: Recipe<B>>(
         locks: 0,
         hand_over: false,
         scope: None,
+        feeds_inner_scope: false,
         last_used: moment.clock,
         witness: None,
     };

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use burn_backend::DeviceId;
 use parking_lot::Mutex;
 
-use crate::budget::Budget;
+use crate::budget::{Installed, Phase, Step};
 use crate::ledger::Ledger;
 use crate::node::AnyEntry;
 use crate::op::OpInfo;
@@ -27,7 +27,8 @@ struct Context {
     /// Operations so far.
     clock: u64,
     frames: Vec<Frame>,
-    budget: Option<Arc<Budget>>,
+    budget: Option<Arc<Installed>>,
+    step: Step,
     /// The ledgers in use, one a device.
     ledgers: Vec<Arc<Ledger>>,
     /// Ledgers of budgets that ended while tensors were alive.
@@ -45,6 +46,7 @@ impl Context {
             clock: 0,
             frames: Vec::new(),
             budget: None,
+            step: Step::FIRST,
             ledgers: Vec::new(),
             retired: Vec::new(),
             past: RematStats::ZERO,
@@ -95,6 +97,8 @@ pub(crate) struct Moment {
     pub scope: Option<Arc<Scope>>,
     /// What that scope does with the result.
     pub fate: Fate,
+    /// Where in a step the thread is, under a budget.
+    pub step: Option<Step>,
 }
 
 /// Begins an operation.
@@ -107,6 +111,7 @@ pub(crate) fn tick(op: &OpInfo) -> Moment {
             clock: context.clock,
             scope: frame.map(|frame| frame.scope.clone()),
             fate: frame.map_or(Fate::Recompute, |frame| frame.scope.policy.fate(op)),
+            step: context.budget.as_ref().map(|_| context.step),
         }
     })
 }
@@ -125,8 +130,42 @@ pub(crate) fn enlist(node: Weak<dyn AnyEntry>) {
     });
 }
 
+/// The number of the last operation.
+pub(crate) fn clock() -> u64 {
+    CONTEXT.with_borrow(|context| context.clock)
+}
+
+/// The counters that the last tensors were added to.
+pub(crate) fn recent_ledger() -> Option<Arc<Ledger>> {
+    CONTEXT.with_borrow(|context| context.ledgers.last().cloned())
+}
+
+/// A backward pass begins.
+pub(crate) fn backward_begins() -> Option<Step> {
+    change_phase(Phase::Backward, Step::backward, Installed::backward_begins)
+}
+
+/// A forward pass begins.
+pub(crate) fn forward_begins() -> Option<Step> {
+    change_phase(Phase::Forward, Step::forward, Installed::forward_begins)
+}
+
+fn change_phase(phase: Phase, next: fn(Step) -> Step, tell: fn(&Installed)) -> Option<Step> {
+    let (step, changed) = CONTEXT.with_borrow_mut(|context| {
+        let budget = context.budget.clone()?;
+        let changed = (context.step.phase != phase).then_some(budget);
+        context.step = next(context.step);
+        Some((context.step, changed))
+    })?;
+    if let Some(budget) = changed {
+        tell(&budget);
+    }
+    Some(step)
+}
+
 /// Opens a scope. Returns how many were open.
 pub(crate) fn push(make: impl FnOnce(Option<&Arc<Scope>>) -> Frame) -> usize {
+    forward_begins();
     CONTEXT.with_borrow_mut(|context| {
         let depth = context.frames.len();
         if depth == 0 {
@@ -192,9 +231,10 @@ pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
 }
 
 /// Replaces the thread's budget, and gives the one before.
-pub(crate) fn set_budget(budget: Option<Arc<Budget>>) -> Option<Arc<Budget>> {
+pub(crate) fn set_budget(budget: Option<Arc<Installed>>) -> Option<Arc<Installed>> {
     CONTEXT.with_borrow_mut(|context| {
         context.retire();
+        context.step = context.step.forward();
         let before = std::mem::replace(&mut context.budget, budget);
         context.update();
         before

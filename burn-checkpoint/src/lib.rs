@@ -24,6 +24,7 @@ mod stats;
 pub mod trace;
 mod verify;
 
+pub use budget::{InstalledBudget, MemoryBudget};
 pub use chain::{checkpoint_chain, profile_chain, profile_tail};
 pub use decorator::Remat;
 pub use error::RematError;
@@ -31,7 +32,7 @@ pub use handle::{Handle, Managed};
 pub use op::{OpInfo, Work, op_table};
 pub use outputs::Outputs;
 pub use policy::{Fate, PerOperation, Policy};
-pub use scope::{checkpoint, checkpoint_labelled, checkpoint_with};
+pub use scope::{checkpoint, checkpoint_labelled, checkpoint_with, evict};
 pub use stats::RematStats;
 pub use verify::Verify;
 

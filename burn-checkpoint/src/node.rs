@@ -1,6 +1,6 @@
 //! A managed tensor: what is known of it for good, and its storage, which comes and goes.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use burn_backend::tensor::Device;
@@ -33,11 +33,24 @@ pub(crate) struct Head<B: Backend> {
     pub group: Option<Source<B>>,
     /// How many tensors that share this one's storage are resident, itself included.
     pub residents: AtomicU32,
+    /// Whether its bytes are no longer counted.
+    pub retired: AtomicBool,
     /// How many handles there are; recipes are not counted.
     pub users: AtomicU32,
     pub ledger: Arc<Ledger>,
     /// Estimated nanoseconds to run the operation again.
     pub cost_ns: f32,
+    /// The step of the thread's budget in which it was made.
+    pub step: u64,
+    /// Whether it descends from the seed of that step's backward pass.
+    pub lineage: Lineage,
+}
+
+/// What a tensor was computed from, under a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lineage {
+    Activation,
+    Gradient,
 }
 
 /// Whether and how a tensor without storage can come back.
@@ -61,6 +74,8 @@ pub(crate) struct State<B: Backend> {
     pub hand_over: bool,
     /// The scope that evicts it: replays for tensors of other scopes do not keep it.
     pub scope: Option<Arc<Scope>>,
+    /// Whether a scope inside of that one has used it: it is what that scope is replayed from, whether it has users or not.
+    pub feeds_inner_scope: bool,
     /// The thread's operation count at the last use.
     pub last_used: u64,
     /// What the storage held when it was dropped, in verify mode.
@@ -108,6 +123,10 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn prefetch(&self);
     /// Makes it resident if it is not, and drops the recipe: the storage stays.
     fn settle(&self);
+    /// Takes it out of the counters: it is state that outlives its step.
+    fn retire(&self);
+    /// Whether it was computed from gradients.
+    fn lineage(&self) -> Lineage;
     /// Gives it to another scope.
     fn set_scope(&self, scope: Option<Arc<Scope>>);
     /// Shows the nodes that a replay would have to bring back first.
@@ -128,7 +147,11 @@ pub(crate) struct Facts {
     pub users: u32,
     pub bytes: u64,
     pub last_used: u64,
-    pub id: u64,
+    /// The address of the node that counts the storage's bytes.
+    pub owner: usize,
+    pub owner_bytes: u64,
+    /// How many tensors with this storage are resident.
+    pub residents: u32,
 }
 
 impl<B: Backend> Head<B> {
@@ -231,6 +254,7 @@ pub(crate) fn strip<B: Backend, R: Recipe<B>>(node: &Node<B, R>) {
 impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
     fn facts(&self) -> Facts {
         let state = self.state.lock();
+        let owner = self.head.owner();
         Facts {
             op: self.head.op,
             origin: state.origin,
@@ -240,7 +264,9 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
             users: self.head.users(),
             bytes: self.head.bytes,
             last_used: state.last_used,
-            id: self.head.id,
+            owner: std::ptr::from_ref(owner) as usize,
+            owner_bytes: owner.bytes,
+            residents: owner.residents.load(Ordering::Acquire),
         }
     }
 
@@ -305,6 +331,21 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
             drop(state);
             strip(self);
         }
+    }
+
+    fn retire(&self) {
+        let owner = self.head.owner();
+        if owner.retired.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // One resident more than there are: the storage is never seen to come or go again.
+        if owner.residents.fetch_add(1, Ordering::AcqRel) > 0 {
+            self.head.ledger.remove(owner.bytes);
+        }
+    }
+
+    fn lineage(&self) -> Lineage {
+        self.head.lineage
     }
 
     fn set_scope(&self, scope: Option<Arc<Scope>>) {

@@ -34,6 +34,8 @@ pub struct OpInfo {
     pub name: &'static str,
     /// What it takes to have its result once more.
     pub work: Work,
+    /// The operation trait, such as `FloatTensorOps`.
+    pub group: &'static str,
 }
 
 impl fmt::Debug for OpInfo {
@@ -77,8 +79,8 @@ macro_rules! work {
 pub(crate) use work;
 
 macro_rules! rows {
-    ($trait:ident $($cast:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
-        &[$(OpInfo { name: stringify!($op), work: work!($work) }),*]
+    ($group:ident $($cast:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+        &[$(OpInfo { name: stringify!($op), work: work!($work), group: stringify!($group) }),*]
     };
 }
 

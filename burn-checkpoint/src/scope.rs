@@ -90,6 +90,15 @@ pub fn checkpoint_labelled<R: Outputs>(
     run(policy, Some(label.into()), region)
 }
 
+/// Drops the storage of tensors that can come back: those made in a scope that is open, under a budget, or by
+/// [`Remat::from_source`](crate::Remat::from_source). Others stay as they are.
+pub fn evict(tensors: &impl Outputs) {
+    let (_, nodes) = outputs::collect(tensors);
+    for node in nodes {
+        node.evict();
+    }
+}
+
 fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() -> R) -> R {
     let open = Open::new(policy, label);
     let results = region();

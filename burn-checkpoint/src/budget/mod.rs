@@ -1,38 +1,235 @@
-//! A limit on the bytes of managed tensors.
+//! A limit on the bytes of managed tensors: no annotation at all (Kirisame et al., Dynamic Tensor Rematerialization, 2021).
+//!
+//! `phase.rs` tells forward from backward, `cost.rs` estimates what an operation costs, `score.rs` what an eviction costs,
+//! and `evictor.rs` evicts.
 
-use std::sync::{Arc, Weak};
+mod cost;
+mod evictor;
+mod phase;
+mod score;
 
-use burn_backend::{DeviceId, Shape};
+use std::marker::PhantomData;
+use std::sync::Arc;
 
-use crate::ledger::Ledger;
-use crate::node::AnyEntry;
-use crate::op::OpInfo;
+use burn_backend::DeviceId;
+use parking_lot::Mutex;
 
-pub(crate) struct Budget {}
+use crate::context;
+use crate::error::RematError;
 
-impl Budget {
-    pub fn on(&self, _device: DeviceId) -> Arc<Budget> {
-        Arc::new(Budget {})
-    }
-    pub fn add(&self, _bytes: u64) {}
-    pub fn remove(&self, _bytes: u64) {}
-    pub fn replayed(&self, _cost_ns: f32) {}
-    pub fn thrashing_steps(&self) -> u64 {
-        0
-    }
-    pub fn register(&self, _node: Weak<dyn AnyEntry>) {}
+pub(crate) use cost::{Expected, OpCost};
+pub(crate) use evictor::{Budget, make_room};
+pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only};
+
+/// A limit on the bytes that managed tensors of a step occupy at one time, for each device.
+///
+/// While it is installed every operation of the thread is recorded. Before an operation would exceed the limit, tensors are
+/// evicted: those that are cheap to compute again (with what would have to be computed for that first), large and not used for
+/// long. Backward brings them back by using them. Which ones depends on shapes alone, so that every run and every rank
+/// evicts the same.
+///
+/// # What is counted
+///
+/// What operations of the thread make: activations, random numbers, gradients. What was there before, and what survives a
+/// step (new parameters, optimizer state), is not counted. Views are counted once with what they are views of.
+///
+/// # With scopes
+///
+/// A scope decides about what was made in it, at its end; what it evicts is then out of the budget's way. The budget evicts what is
+/// there, inside of open scopes too, results of scopes included, but nothing that a scope's policy keeps.
+///
+/// # Threads
+///
+/// A budget belongs to the thread that installs it, so ranks that are threads sharing a device each have their own. Tensors
+/// keep their budget wherever they are used.
+///
+/// # Steps
+///
+/// A budget drops the recipes of what it finds to be a step's result. It takes a tensor `[1]` of ones for the begin of a backward
+/// pass, and the next module or activation function on new parameters, the next upload of a batch or the next scope for the begin of a
+/// forward pass. A loop that has none of these calls [`InstalledBudget::step`] after each optimizer step.
+///
+/// ```
+/// use burn::backend::Autodiff;
+/// use burn::tensor::Tensor;
+/// use burn_checkpoint::{MemoryBudget, Remat, RematStats};
+/// use burn_flex::Flex;
+///
+/// type B = Autodiff<Remat<Flex>>;
+///
+/// let device = Default::default();
+/// let budget = MemoryBudget::bytes(64 * 1024).install();
+/// let x = Tensor::<B, 2>::ones([64, 64], &device).require_grad(); // 16 KiB
+/// let mut y = x.clone();
+/// for _ in 0..10 {
+///     y = y.exp().log();
+/// }
+/// let grads = y.sum().backward();
+/// assert!(x.grad(&grads).is_some());
+/// assert!(RematStats::of_thread().evicted_operations > 0);
+/// drop(budget);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryBudget {
+    limit: Limit,
+    overflow: Overflow,
 }
 
-pub(crate) fn make_room(_ledger: &Ledger, _bytes: u64) {}
+/// How the limit is given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Limit {
+    Bytes(u64),
+    Fraction(f64),
+}
 
-pub(crate) struct OpCost {}
+/// What happens when the limit cannot be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Overflow {
+    Warn,
+    Panic,
+}
 
-impl OpCost {
-    pub fn new(_op: &OpInfo) -> Self {
-        Self {}
+impl MemoryBudget {
+    /// A limit in bytes.
+    pub fn bytes(bytes: u64) -> Self {
+        Self {
+            limit: Limit::Bytes(bytes),
+            overflow: Overflow::Warn,
+        }
     }
-    pub fn operand(&mut self, _shape: &dyn Fn() -> Shape) {}
-    pub fn ns(&self) -> f32 {
-        0.0
+
+    /// A limit as a fraction of what the first forward pass occupies, which runs unconstrained: when the first backward pass
+    /// begins, live bytes times `fraction` become the limit.
+    ///
+    /// # Errors
+    ///
+    /// [`RematError::InvalidFraction`] unless it is above 0 and at most 1.
+    pub fn fraction(fraction: f64) -> Result<Self, RematError> {
+        if fraction > 0.0 && fraction <= 1.0 {
+            Ok(Self {
+                limit: Limit::Fraction(fraction),
+                overflow: Overflow::Warn,
+            })
+        } else {
+            Err(RematError::InvalidFraction { fraction })
+        }
+    }
+
+    /// Panics with [`RematError::BudgetTooSmall`] where an operation does not fit, instead of a warning and going on above the
+    /// limit.
+    pub fn strict(self) -> Self {
+        Self {
+            overflow: Overflow::Panic,
+            ..self
+        }
+    }
+
+    /// Puts the limit into force on this thread until the guard is dropped. It replaces another one for that time.
+    pub fn install(self) -> InstalledBudget {
+        let installed = Arc::new(Installed {
+            budget: self,
+            devices: Mutex::new(Vec::new()),
+        });
+        let before = context::set_budget(Some(installed.clone()));
+        InstalledBudget {
+            installed,
+            before,
+            thread: PhantomData,
+        }
+    }
+}
+
+/// A budget in force on a thread, with what it knows of each device.
+pub(crate) struct Installed {
+    budget: MemoryBudget,
+    devices: Mutex<Vec<Arc<Budget>>>,
+}
+
+impl Installed {
+    /// The budget of a device.
+    pub fn on(&self, device: DeviceId) -> Arc<Budget> {
+        let mut devices = self.devices.lock();
+        if let Some(budget) = devices.iter().find(|budget| budget.device() == device) {
+            return budget.clone();
+        }
+        let budget = Arc::new(Budget::new(device, self.budget));
+        devices.push(budget.clone());
+        budget
+    }
+
+    fn all(&self) -> Vec<Arc<Budget>> {
+        self.devices.lock().clone()
+    }
+
+    /// A backward pass begins.
+    pub fn backward_begins(&self) {
+        self.all()
+            .iter()
+            .for_each(|budget| budget.backward_begins());
+    }
+
+    /// A forward pass begins: what the step left is state.
+    pub fn forward_begins(&self) {
+        self.all().iter().for_each(|budget| budget.forward_begins());
+    }
+}
+
+/// The guard of an installed [`MemoryBudget`]: ends it when dropped.
+#[must_use = "the budget ends when this is dropped"]
+pub struct InstalledBudget {
+    installed: Arc<Installed>,
+    before: Option<Arc<Installed>>,
+    thread: PhantomData<*const ()>,
+}
+
+impl std::fmt::Debug for InstalledBudget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.installed.budget.fmt(f)
+    }
+}
+
+impl InstalledBudget {
+    /// Says that a step is over: what is alive is parameters, optimizer state and results, and is neither evicted nor counted any
+    /// more.
+    pub fn step(&self) {
+        context::forward_begins();
+        self.installed
+            .all()
+            .iter()
+            .for_each(|budget| budget.step_ends());
+    }
+
+    /// The limit on each device in bytes; `None` while it is measured.
+    pub fn limit_bytes(&self) -> Vec<Option<u64>> {
+        self.installed
+            .all()
+            .iter()
+            .map(|budget| budget.limit())
+            .collect()
+    }
+
+    /// Bytes counted now, of all devices.
+    pub fn live_bytes(&self) -> u64 {
+        self.installed
+            .all()
+            .iter()
+            .map(|budget| budget.live())
+            .sum()
+    }
+
+    /// The most bytes that were counted at one time on any device.
+    pub fn peak_bytes(&self) -> u64 {
+        self.installed
+            .all()
+            .iter()
+            .map(|budget| budget.peak())
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+impl Drop for InstalledBudget {
+    fn drop(&mut self) {
+        context::set_budget(self.before.take());
     }
 }

@@ -51,6 +51,7 @@ impl<B: Backend> Backend for Remat<B> {
 const DELIVERED: OpInfo = OpInfo {
     name: "from_source",
     work: Work::Fixed,
+    group: "Remat",
 };
 
 impl<B: Backend> Remat<B> {

@@ -202,4 +202,12 @@ macro_rules! load {
     };
 }
 
-pub(super) use {inner, load, save, show};
+/// Makes room for what an operation without operands makes, where a shape says how much.
+macro_rules! room {
+    ([Shape] $x:expr, $op:expr) => {
+        call::make_room_for($op, &$x)
+    };
+    ($kind:tt $x:expr, $op:expr) => {};
+}
+
+pub(super) use {inner, load, room, save, show};

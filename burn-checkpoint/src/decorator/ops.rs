@@ -10,7 +10,7 @@ use burn_decorator::kind_type;
 use burn_decorator::types::*;
 
 use super::backend::Remat;
-use super::operands::{inner, load, save, show};
+use super::operands::{inner, load, room, save, show};
 use super::results::{handles, plain, value};
 use crate::call::{self, Call};
 use crate::context;
@@ -48,27 +48,27 @@ macro_rules! device {
 
 /// What a method does inside of a scope or budget.
 macro_rules! managed {
-    (pass $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {};
+    ($trait:ident pass $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {};
     // Its shape is known only when the future is done: not counted.
-    (fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureInt) => {};
-    (fixed $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+    ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureInt) => {};
+    ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {
-            const OP: &OpInfo = &OpInfo { name: stringify!($op), work: work!(fixed) };
+            const OP: &OpInfo = &OpInfo { name: stringify!($op), work: work!(fixed), group: stringify!($trait) };
+            $(room!($kind $arg, OP);)*
             let value = value!($ret B::$op($(inner!($kind $arg)),*));
             let mut results = call::fixed::<B>(OP, value);
             return handles!($ret results);
         }
     };
-    ($work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+    ($trait:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {
-            const OP: &OpInfo = &OpInfo { name: stringify!($op), work: work!($work) };
+            const OP: &OpInfo = &OpInfo { name: stringify!($op), work: work!($work), group: stringify!($trait) };
             let saved = ($(save!($kind $arg),)*);
             let call = Call::<B>::begin(OP, |visit| {
                 let ($($arg,)*) = &saved;
                 $(show!($kind $arg, &mut *visit);)*
             });
             let saved = call.records().then_some(saved);
-            call.make_room();
             let value = value!($ret B::$op($(inner!($kind $arg)),*));
             let mut results = call.finish(value, saved.map(|saved| {
                 recipe::<B, _>(move |visit| {
@@ -87,14 +87,14 @@ macro_rules! managed {
 
 /// One method.
 macro_rules! method {
-    (pass float_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(float_device($($arg: $kind),*) -> $ret); };
-    (pass int_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(int_device($($arg: $kind),*) -> $ret); };
-    (pass bool_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(bool_device($($arg: $kind),*) -> $ret); };
-    (pass q_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(q_device($($arg: $kind),*) -> $ret); };
-    ($work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+    ($trait:ident pass float_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(float_device($($arg: $kind),*) -> $ret); };
+    ($trait:ident pass int_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(int_device($($arg: $kind),*) -> $ret); };
+    ($trait:ident pass bool_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(bool_device($($arg: $kind),*) -> $ret); };
+    ($trait:ident pass q_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(q_device($($arg: $kind),*) -> $ret); };
+    ($trait:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            managed!($work $op($($arg: $kind),*) -> $ret);
+            managed!($trait $work $op($($arg: $kind),*) -> $ret);
             plain!($ret B::$op($(inner!($kind $arg)),*))
         }
     };
@@ -104,7 +104,7 @@ macro_rules! method {
 macro_rules! implement {
     ($trait:ident $($cast:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
         impl<B: Backend> $trait<Self> for Remat<B> {
-            $(method! { $work $op($($arg: $kind),*) -> $ret })*
+            $(method! { $trait $work $op($($arg: $kind),*) -> $ret })*
         }
     };
 }

@@ -1,4 +1,6 @@
 //! Checkpointed is plain, bit for bit.
 
+mod budgets;
 mod models;
+mod robust;
 mod scopes;

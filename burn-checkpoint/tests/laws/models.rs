@@ -84,7 +84,7 @@ impl<B: Backend> Model<B> for Mlp<B> {
     }
 
     fn loss(&self, around: &impl Around, device: &B::Device) -> Tensor<B, 1> {
-        let mut x = Tensor::random([8, 16], Distribution::Normal(0.0, 1.0), device);
+        let mut x = Tensor::random([32, 16], Distribution::Normal(0.0, 1.0), device);
         for block in &self.blocks {
             x = around.block(|| block.forward(x));
         }
@@ -174,12 +174,25 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<'_, B> {
     }
 }
 
-/// The bits of the loss, of every gradient and of running statistics of one step.
-pub fn step<B: AutodiffBackend, M: Model<B>>(around: &impl Around) -> Vec<Vec<u8>> {
+/// A model whose parameters are drawn, the same each time.
+pub fn model<B: Backend, M: Model<B>>() -> M {
     let device = Default::default();
     B::seed(&device, 7);
     let model = M::new(&device);
-    gradients::<B, M>(&model, around)
+    parameters::<B, M>(&model);
+    model
+}
+
+/// The bits of the loss, of every gradient and of running statistics of one step.
+pub fn step<B: AutodiffBackend, M: Model<B>>(around: &impl Around) -> Vec<Vec<u8>> {
+    let model = model::<B, M>();
+    step_of::<B, M>(&model, around)
+}
+
+/// As [`step`], of this model.
+pub fn step_of<B: AutodiffBackend, M: Model<B>>(model: &M, around: &impl Around) -> Vec<Vec<u8>> {
+    B::seed(&Default::default(), 8);
+    gradients::<B, M>(model, around)
 }
 
 /// The bits of the loss, of every gradient and of running statistics of one pass.
@@ -195,4 +208,21 @@ pub fn gradients<B: AutodiffBackend, M: Model<B>>(model: &M, around: &impl Aroun
     model.visit(&mut collect);
     bits.extend(collect.found);
     bits
+}
+
+struct Parameters {
+    found: Vec<Vec<u8>>,
+}
+
+impl<B: Backend> ModuleVisitor<B> for Parameters {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        self.found.push(param.val().into_data().bytes.to_vec());
+    }
+}
+
+/// The bits of every parameter.
+pub fn parameters<B: Backend, M: Module<B>>(model: &M) -> Vec<Vec<u8>> {
+    let mut parameters = Parameters { found: Vec::new() };
+    model.visit(&mut parameters);
+    parameters.found
 }

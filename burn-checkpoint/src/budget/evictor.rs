@@ -1,0 +1,347 @@
+//! Making room on a device.
+
+use std::cmp::Ordering as Order;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use burn_backend::DeviceId;
+use parking_lot::Mutex;
+
+use super::score::Group;
+use super::{Expected, Limit, MemoryBudget, Overflow};
+use crate::context;
+use crate::error::RematError;
+use crate::ledger::Ledger;
+use crate::node::{AnyEntry, Facts, Lineage, Origin};
+
+/// Groups that are scored in one pass; of more, a part is looked at.
+const SAMPLE: usize = 2048;
+
+/// What a pass frees beyond what is asked for, as a part of the limit: a pass looks at everything, so it should not be needed
+/// at every operation.
+const AHEAD: u64 = 64;
+
+/// Bytes of an f64.
+const LARGEST_ELEMENT_BYTES: u64 = 8;
+
+/// The budget of one device.
+pub(crate) struct Budget {
+    device: DeviceId,
+    settings: MemoryBudget,
+    /// `u64::MAX` while it is measured.
+    limit: AtomicU64,
+    live: AtomicU64,
+    peak: AtomicU64,
+    nodes: Mutex<Nodes>,
+    expected: Mutex<HashMap<Expected, u64>>,
+    work: Mutex<WorkDone>,
+}
+
+/// The nodes that a budget knows.
+#[derive(Default)]
+struct Nodes {
+    all: Vec<Weak<dyn AnyEntry>>,
+    /// How many there may be before those that are gone are forgotten.
+    tidy_at: usize,
+    warned: bool,
+}
+
+/// Work of a step, in estimated nanoseconds.
+#[derive(Default)]
+struct WorkDone {
+    computed_ns: f64,
+    replayed_ns: f64,
+    thrashing_steps: u64,
+}
+
+impl Budget {
+    pub fn new(device: DeviceId, settings: MemoryBudget) -> Self {
+        let limit = match settings.limit {
+            Limit::Bytes(bytes) => bytes,
+            Limit::Fraction(_) => u64::MAX,
+        };
+        Self {
+            device,
+            settings,
+            limit: AtomicU64::new(limit),
+            live: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            nodes: Mutex::default(),
+            expected: Mutex::default(),
+            work: Mutex::default(),
+        }
+    }
+
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    pub fn live(&self) -> u64 {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    /// The limit; `None` while it is measured.
+    pub fn limit(&self) -> Option<u64> {
+        Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
+    }
+
+    pub fn add(&self, bytes: u64) {
+        let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(live, Ordering::Relaxed);
+    }
+
+    pub fn remove(&self, bytes: u64) {
+        self.live.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts work that was done once more.
+    pub fn replayed(&self, cost_ns: f32) {
+        self.work.lock().replayed_ns += f64::from(cost_ns);
+    }
+
+    /// Counts work, and remembers the size of its result.
+    pub fn computed(&self, cost_ns: f32, key: Expected, bytes: u64) {
+        self.work.lock().computed_ns += f64::from(cost_ns);
+        self.expected.lock().insert(key, bytes);
+    }
+
+    /// The size of an operation's result as it was last time.
+    pub fn expected(&self, key: Expected) -> Option<u64> {
+        self.expected.lock().get(&key).copied()
+    }
+
+    pub fn thrashing_steps(&self) -> u64 {
+        self.work.lock().thrashing_steps
+    }
+
+    /// Takes a node into consideration.
+    pub fn register(&self, node: Weak<dyn AnyEntry>) {
+        let mut nodes = self.nodes.lock();
+        nodes.all.push(node);
+        if nodes.all.len() > nodes.tidy_at {
+            nodes.all.retain(|node| node.strong_count() > 0);
+            nodes.tidy_at = nodes.all.len() * 2 + 64;
+        }
+    }
+
+    /// A measured limit is known from here on; a step's work is compared with what was replayed for it.
+    pub fn backward_begins(&self) {
+        if let Limit::Fraction(fraction) = self.settings.limit
+            && self.limit().is_none()
+            && self.live() > 0
+        {
+            let bytes = self.live() as f64 * fraction;
+            self.limit.store(bytes as u64, Ordering::Relaxed);
+        }
+        self.settle_scalars();
+        let mut work = self.work.lock();
+        let done = WorkDone {
+            thrashing_steps: work.thrashing_steps,
+            ..WorkDone::default()
+        };
+        let done = std::mem::replace(&mut *work, done);
+        if done.replayed_ns > done.computed_ns && done.computed_ns > 0.0 {
+            work.thrashing_steps += 1;
+            if work.thrashing_steps == 1 {
+                log::warn!(
+                    "the memory budget of {} makes a step replay {:.1} times the work that it has: tensors are evicted and brought \
+                     back over and over; a larger budget will be much faster",
+                    crate::error::mib(self.limit().unwrap_or(0)),
+                    done.replayed_ns / done.computed_ns
+                );
+            }
+        }
+    }
+
+    /// Drops the recipes of single numbers: a loss that the training loop holds would keep the whole forward pass.
+    fn settle_scalars(&self) {
+        for node in self.alive() {
+            let facts = node.facts();
+            if facts.bytes <= LARGEST_ELEMENT_BYTES && facts.users > 0 {
+                node.settle();
+            }
+        }
+    }
+
+    /// What descends from gradients and is alive is state: it is counted no more.
+    pub fn forward_begins(&self) {
+        for node in self.alive() {
+            if node.lineage() == Lineage::Gradient {
+                node.retire();
+            }
+        }
+    }
+
+    /// Whatever is alive is state.
+    pub fn step_ends(&self) {
+        for node in self.alive() {
+            node.settle();
+            node.retire();
+        }
+    }
+
+    fn alive(&self) -> Vec<Arc<dyn AnyEntry>> {
+        let nodes = self.nodes.lock();
+        nodes.all.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Evicts until `bytes` more fit.
+    fn make_room(&self, op: &'static str, bytes: u64) {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let fits = || self.live().saturating_add(bytes) <= limit;
+        if fits() {
+            return;
+        }
+        let now = context::clock();
+        let alive = self.alive();
+        let facts: Vec<_> = alive.into_iter().map(|node| (node.facts(), node)).collect();
+        let aim = limit.saturating_sub(bytes).saturating_sub(limit / AHEAD);
+        for sample in samples(groups(&facts, now)) {
+            self.evict_cheapest(sample, now, aim);
+            if fits() {
+                return;
+            }
+        }
+        self.overflows(op, bytes, limit, &facts, now);
+    }
+
+    /// Evicts the groups of lowest score until no more than `aim` bytes are live.
+    fn evict_cheapest(&self, groups: Vec<Group>, now: u64, aim: u64) {
+        let scored = groups.into_iter().enumerate().map(|(order, group)| Scored {
+            score: group.score(now),
+            order,
+            group,
+        });
+        let mut heap: BinaryHeap<_> = scored.collect();
+        while self.live() > aim
+            && let Some(mut cheapest) = heap.pop()
+        {
+            // What was evicted since may have made it more expensive.
+            let score = cheapest.group.score(now);
+            if score > cheapest.score && heap.peek().is_some_and(|next| score > next.score) {
+                cheapest.score = score;
+                heap.push(cheapest);
+                continue;
+            }
+            for member in &cheapest.group.members {
+                member.evict();
+            }
+        }
+    }
+
+    fn overflows(
+        &self,
+        op: &'static str,
+        bytes: u64,
+        limit: u64,
+        facts: &[(Facts, Arc<dyn AnyEntry>)],
+        now: u64,
+    ) {
+        let in_use = facts
+            .iter()
+            .filter(|(facts, _)| facts.resident && (facts.locked || facts.last_used == now))
+            .map(|(facts, _)| if facts.shared { 0 } else { facts.bytes })
+            .sum::<u64>()
+            .min(self.live());
+        let error = RematError::BudgetTooSmall {
+            op,
+            budget_bytes: limit,
+            needed_bytes: self.live() + bytes,
+            fixed_bytes: self.live() - in_use,
+            in_use_bytes: in_use,
+            result_bytes: bytes,
+        };
+        if self.settings.overflow == Overflow::Panic {
+            panic!("{error}");
+        }
+        let warned = std::mem::replace(&mut self.nodes.lock().warned, true);
+        if !warned {
+            log::warn!("{error}; going on above it");
+        }
+    }
+}
+
+/// Makes room for the result of an operation, if its ledger has a budget.
+pub(crate) fn make_room(ledger: &Ledger, op: &'static str, bytes: u64) {
+    if let Some(budget) = ledger.budget() {
+        budget.make_room(op, bytes);
+    }
+}
+
+/// The storages that can be freed.
+fn groups(facts: &[(Facts, Arc<dyn AnyEntry>)], now: u64) -> Vec<Group> {
+    let mut groups: HashMap<usize, (Group, u32)> = HashMap::new();
+    let mut order = Vec::new();
+    for (facts, node) in facts {
+        let evictable = facts.resident
+            && facts.origin == Origin::Recorded
+            && !facts.locked
+            && facts.last_used != now
+            && facts.bytes > 0;
+        if !evictable {
+            continue;
+        }
+        let (group, _) = groups.entry(facts.owner).or_insert_with(|| {
+            order.push(facts.owner);
+            let group = Group {
+                members: Vec::new(),
+                bytes: facts.owner_bytes,
+                last_used: 0,
+            };
+            (group, facts.residents)
+        });
+        group.members.push(node.clone());
+        group.last_used = group.last_used.max(facts.last_used);
+    }
+    // A member that has to stay keeps the storage.
+    let whole = order.into_iter().filter_map(|owner| groups.remove(&owner));
+    whole
+        .filter(|(group, residents)| group.members.len() as u32 == *residents)
+        .map(|(group, _)| group)
+        .collect()
+}
+
+/// Parts to be scored one after the other, each spread over all groups.
+fn samples(groups: Vec<Group>) -> Vec<Vec<Group>> {
+    let parts = groups.len().div_ceil(SAMPLE).max(1);
+    let mut samples: Vec<Vec<Group>> = (0..parts).map(|_| Vec::new()).collect();
+    for (index, group) in groups.into_iter().enumerate() {
+        samples[index % parts].push(group);
+    }
+    samples
+}
+
+/// A group in the heap, the lowest score on top; by age where scores are equal.
+struct Scored {
+    score: f64,
+    order: usize,
+    group: Group,
+}
+
+impl Ord for Scored {
+    fn cmp(&self, other: &Self) -> Order {
+        other
+            .score
+            .total_cmp(&self.score)
+            .then_with(|| other.order.cmp(&self.order))
+    }
+}
+
+impl PartialOrd for Scored {
+    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Scored {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Order::Equal
+    }
+}
+
+impl Eq for Scored {}

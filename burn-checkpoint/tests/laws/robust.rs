@@ -1,0 +1,269 @@
+//! Threads, panics, long chains, many steps.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::backend::Autodiff;
+use burn::tensor::{Int, Tensor, TensorData};
+use burn_checkpoint::{
+    MemoryBudget, Outputs, Policy, Remat, RematStats, checkpoint, checkpoint_with, evict,
+};
+use burn_flex::Flex;
+
+type B = Autodiff<Remat<Flex>>;
+type Plain = Autodiff<Flex>;
+
+fn device<T: Default>() -> T {
+    T::default()
+}
+
+fn input<A: burn::tensor::backend::Backend>() -> Tensor<A, 2> {
+    let data: Vec<f32> = (0..64).map(|x| (x as f32 * 0.37).sin()).collect();
+    Tensor::from_data(TensorData::new(data, [8, 8]), &device())
+}
+
+/// The bits of the gradient of a chain of `exp` and `log`, in scopes.
+fn chain<A: burn::tensor::backend::AutodiffBackend>(scopes: usize) -> Vec<u8> {
+    let x = input::<A>().require_grad();
+    let mut y = x.clone();
+    for _ in 0..scopes {
+        y = checkpoint(|| y.clone().exp().tanh().matmul(y.clone().abs().sqrt()));
+    }
+    let grads = y.sum().backward();
+    x.grad(&grads)
+        .expect("a gradient")
+        .into_data()
+        .bytes
+        .to_vec()
+}
+
+#[test]
+fn two_training_threads() {
+    let plain = chain::<Plain>(20);
+    std::thread::scope(|threads| {
+        for _ in 0..2 {
+            threads.spawn(|| {
+                for _ in 0..10 {
+                    assert!(chain::<B>(20) == plain);
+                    let _budget = MemoryBudget::bytes(3000).install();
+                    assert!(chain::<B>(20) == plain);
+                }
+                assert_eq!(RematStats::of_thread().live_bytes, 0);
+            });
+        }
+    });
+}
+
+#[test]
+fn forward_here_and_backward_there() {
+    let plain = chain::<Plain>(1);
+    let x = input::<B>().require_grad();
+    let y = checkpoint(|| x.clone().exp().tanh().matmul(x.clone().abs().sqrt()));
+    let found = std::thread::spawn(move || {
+        let grads = y.sum().backward();
+        x.grad(&grads)
+            .expect("a gradient")
+            .into_data()
+            .bytes
+            .to_vec()
+    });
+    assert!(found.join().expect("no panic") == plain);
+}
+
+/// One evicted tensor, used by many threads at once.
+#[test]
+fn replayed_by_many_threads() {
+    let x = input::<Remat<Flex>>();
+    let expected = x.clone().exp().sin().cos().into_data();
+    for _ in 0..20 {
+        let mut kept = Vec::new();
+        let _ = checkpoint(|| {
+            let y = x.clone().exp().sin();
+            kept = vec![y.clone().cos(), y.clone(), y];
+            x.clone()
+        });
+        std::thread::scope(|threads| {
+            for _ in 0..4 {
+                let kept = kept.clone();
+                let expected = &expected;
+                threads.spawn(move || {
+                    let [last, first, _] = kept.try_into().expect("three");
+                    assert_eq!(&last.into_data(), expected);
+                    assert_eq!(&first.cos().into_data(), expected);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_panic_in_a_scope_arrives_and_leaves_no_scope_open() {
+    let before = chain::<B>(2);
+    let caught = catch_unwind(|| {
+        checkpoint(|| {
+            let x = input::<B>();
+            checkpoint(|| x.clone().exp());
+            panic!("of the user");
+            #[allow(unreachable_code, reason = "the type of the region")]
+            x
+        })
+    });
+    let message = caught.expect_err("a panic");
+    assert_eq!(
+        *message.downcast::<&str>().expect("its message"),
+        "of the user"
+    );
+    RematStats::reset_thread();
+    let _ = input::<B>().exp().exp();
+    assert_eq!(RematStats::of_thread().peak_bytes, 0, "nothing is recorded");
+    assert!(chain::<B>(2) == before);
+}
+
+#[test]
+fn a_panic_during_replay_arrives_and_the_next_try_succeeds() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    let fails = Arc::new(AtomicBool::new(false));
+    let source = {
+        let fails = fails.clone();
+        Remat::<Flex>::from_source(
+            [8, 8].into(),
+            burn::tensor::DType::F32,
+            &device(),
+            move || {
+                assert!(!fails.load(Ordering::SeqCst), "the network is down");
+                input::<Flex>()
+            },
+        )
+    };
+    let mut kept = None;
+    let _ = checkpoint(|| {
+        kept = Some(source.clone().exp().exp());
+        source.clone()
+    });
+    evict(&source);
+    let kept = kept.expect("made in the scope");
+    fails.store(true, Ordering::SeqCst);
+    for _ in 0..2 {
+        let caught = catch_unwind(AssertUnwindSafe(|| kept.clone().into_data()));
+        let message = caught.expect_err("a panic");
+        assert_eq!(
+            *message.downcast::<&str>().expect("its message"),
+            "the network is down"
+        );
+    }
+    fails.store(false, Ordering::SeqCst);
+    let expected = input::<Flex>().exp().exp().into_data();
+    assert_eq!(kept.into_data(), expected);
+}
+
+#[test]
+fn long_chains() {
+    const LENGTH: usize = 200_000;
+    let mut kept = None;
+    let result = checkpoint(|| {
+        let mut x = Tensor::<Remat<Flex>, 1>::ones([1], &device());
+        for _ in 0..LENGTH {
+            x = x * 1.00001;
+        }
+        kept = Some(x.clone());
+        x * 2.0
+    });
+    // Replayed from its begin, and dropped.
+    let kept = kept.expect("made in the scope");
+    let expected = (0..LENGTH).fold(1.0f32, |x, _| x * 1.00001);
+    assert_eq!(kept.into_scalar(), expected);
+    drop(result);
+
+    // Never replayed, dropped as one.
+    let dropped = checkpoint(|| {
+        let mut x = Tensor::<Remat<Flex>, 1>::ones([1], &device());
+        for _ in 0..LENGTH {
+            x = x * 1.00001;
+        }
+        kept_alive(&x);
+        0.0f32
+    });
+    assert_eq!(dropped, 0.0);
+}
+
+fn kept_alive(x: &Tensor<Remat<Flex>, 1>) {
+    assert_eq!(x.dims(), [1]);
+}
+
+struct Encoded {
+    states: Tensor<B, 2>,
+    lengths: Option<Tensor<B, 1, Int>>,
+}
+burn_checkpoint::outputs!(impl[] Encoded { states, lengths });
+
+#[test]
+fn results_of_all_kinds_are_kept() {
+    RematStats::reset_thread();
+    let x = input::<B>();
+    let (encoded, [a, b], masks) = checkpoint(|| {
+        let lengths = x.clone().sum_dim(1).int().reshape([8]);
+        let encoded = Encoded {
+            states: x.clone().exp(),
+            lengths: Some(lengths),
+        };
+        let masks = vec![x.clone().greater_elem(0.0)];
+        (encoded, [x.clone().sin(), x.clone().cos()], masks)
+    });
+    assert_eq!(RematStats::of_thread().evicted_operations, 0);
+    let _ = (encoded.states + a + b).into_data();
+    let _ = (encoded.lengths, masks[0].clone().into_data());
+    assert_eq!(RematStats::of_thread().replayed_operations, 0);
+}
+
+/// What a scope's result type does not show is evicted, and comes back.
+#[test]
+fn a_result_that_is_missed_is_recomputed() {
+    let x = input::<B>();
+    let mut missed = None;
+    checkpoint(|| missed = Some(x.clone().exp()));
+    let missed = missed.expect("made in the scope");
+    assert_eq!(missed.into_data(), x.exp().into_data());
+}
+
+#[test]
+fn offloaded_ahead_of_use() {
+    RematStats::reset_thread();
+    let x = input::<B>().require_grad();
+    let y = checkpoint_with(Policy::Offload, || x.clone().exp().exp().exp().exp());
+    let stats = RematStats::of_thread();
+    assert_eq!(stats.offloaded_bytes, 3 * 256, "{stats:?}");
+    assert_eq!(stats.live_bytes, 256);
+    y.sum().backward();
+    let stats = RematStats::of_thread();
+    assert_eq!(stats.uploaded_bytes, 3 * 256);
+    assert_eq!(stats.replayed_operations, 0);
+}
+
+#[test]
+fn a_source_is_asked_again_after_its_eviction() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn is_output(_: &impl Outputs) {}
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    let source: Tensor<Remat<Flex>, 2> = Remat::from_source(
+        [8, 8].into(),
+        burn::tensor::DType::F32,
+        &device(),
+        move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            input()
+        },
+    );
+    is_output(&source);
+    assert_eq!(source.dims(), [8, 8]);
+    assert_eq!(asked.load(Ordering::SeqCst), 0);
+    for times in 1..4 {
+        let _ = (source.clone() + 1.0).into_data();
+        let _ = (source.clone() + 2.0).into_data();
+        assert_eq!(asked.load(Ordering::SeqCst), times);
+        evict(&source);
+    }
+}

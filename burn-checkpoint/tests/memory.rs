@@ -1,0 +1,120 @@
+//! Memory is really freed: bytes of the heap, counted by the allocator. One test, for the allocator is the process's.
+
+use burn::backend::Autodiff;
+use burn::module::Module;
+use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Distribution, Tensor};
+use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint_with};
+use burn_flex::Flex;
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+type Plain = Autodiff<Flex>;
+type Managed = Autodiff<Remat<Flex>>;
+
+const WIDTH: usize = 32;
+
+#[derive(Module, Debug)]
+struct Block<B: Backend> {
+    norm: LayerNorm<B>,
+    up: Linear<B>,
+    down: Linear<B>,
+}
+
+impl<B: Backend> Block<B> {
+    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        let y = Gelu::new().forward(self.up.forward(self.norm.forward(x.clone())));
+        x + self.down.forward(y)
+    }
+}
+
+fn blocks<B: Backend>(count: usize) -> Vec<Block<B>> {
+    let device = Default::default();
+    let block = |_| {
+        let block = Block {
+            norm: LayerNormConfig::new(WIDTH).init(&device),
+            up: LinearConfig::new(WIDTH, 4 * WIDTH).init(&device),
+            down: LinearConfig::new(4 * WIDTH, WIDTH).init(&device),
+        };
+        // Parameters are made at their first use.
+        let _ = (block.up.weight.val(), block.down.weight.val());
+        block
+    };
+    (0..count).map(block).collect()
+}
+
+fn loss<B: Backend>(blocks: &[Block<B>], policy: Option<&Policy>, tokens: usize) -> Tensor<B, 1> {
+    let device = Default::default();
+    let mut x = Tensor::random([tokens, WIDTH], Distribution::Default, &device);
+    for block in blocks {
+        x = match policy {
+            None => block.forward(x),
+            Some(policy) => checkpoint_with(policy.clone(), || block.forward(x)),
+        };
+    }
+    x.powf_scalar(2.0).mean()
+}
+
+/// KiB of the heap that one forward and backward pass takes at most, beyond what is there before.
+fn peak<B: AutodiffBackend>(policy: Option<&Policy>, budget: Option<u64>) -> f32 {
+    let blocks = blocks::<B>(12);
+    let budget = budget.map(|bytes| MemoryBudget::bytes(bytes).install());
+    let before = HEAP.current_usage_as_kb();
+    HEAP.reset_peak_usage();
+    let grads = loss(&blocks, policy, 512).backward();
+    let peak = HEAP.peak_usage_as_kb() - before;
+    drop((grads, budget));
+    peak
+}
+
+/// KiB of the heap after a step: the most of the first 200 steps, and of 800 more.
+fn growth(policy: Option<&Policy>, budget: Option<u64>) -> (f32, f32) {
+    let mut model = blocks::<Managed>(2);
+    let budget = budget.map(|bytes| MemoryBudget::bytes(bytes).install());
+    let mut optimizer = AdamWConfig::new().init();
+    let (mut early, mut late) = (0.0f32, 0.0f32);
+    for step in 0..1000 {
+        let loss = loss(&model, policy, 8);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        drop(loss);
+        model = optimizer.step(1e-3, model, grads);
+        let most = if step < 200 { &mut early } else { &mut late };
+        *most = most.max(HEAP.current_usage_as_kb());
+    }
+    drop(budget);
+    (early, late)
+}
+
+#[test]
+fn memory_is_freed() {
+    let plain = peak::<Plain>(None, None);
+    let bare = peak::<Managed>(None, None);
+    let recompute = peak::<Managed>(Some(&Policy::Recompute), None);
+    let keep = peak::<Managed>(Some(&Policy::KeepCompute), None);
+    let half = peak::<Managed>(None, Some(plain as u64 * 1024 / 2));
+    let quarter = peak::<Managed>(None, Some(plain as u64 * 1024 / 4));
+    println!(
+        "KiB: plain {plain}, no scope {bare}, every block {recompute}, keep-compute {keep}, budget 50 % {half}, 25 % {quarter}"
+    );
+    assert!(bare < plain * 1.02);
+    assert!(recompute < plain * 0.35);
+    assert!(keep < plain * 0.65);
+    // The estimate of work space is not part of a budget.
+    assert!(half < plain * 0.6);
+    assert!(quarter < plain * 0.4);
+
+    for (policy, budget) in [
+        (Some(Policy::Recompute), None),
+        (Some(Policy::Offload), None),
+        (None, Some(20_000)),
+        (Some(Policy::KeepCompute), Some(20_000)),
+    ] {
+        let (early, late) = growth(policy.as_ref(), budget);
+        println!("{policy:?} {budget:?}: {early} KiB in 200 steps, {late} in 800 more");
+        assert!(late < early + 8.0, "{policy:?} {budget:?}: {early} {late}");
+    }
+}
