@@ -167,6 +167,7 @@ impl<B: Backend> Call<B> {
             hand_over: false,
             scope: self.moment.scope.clone(),
             last_used: self.moment.clock,
+            feeds_inner_scope: false,
             witness: None,
         }
     }
@@ -295,6 +296,10 @@ impl<B: Backend> Operands<B> {
         self.largest = self.largest.max(head.bytes);
         let mut state = node.state();
         state.last_used = moment.clock;
+        if let (Some(own), Some(user)) = (&state.scope, &moment.scope) {
+            let inner = user.is_within(own) && !Arc::ptr_eq(user, own);
+            state.feeds_inner_scope |= inner;
+        }
         if !state.is_resident() {
             self.evicted.push(node.clone());
         }
@@ -427,6 +432,7 @@ pub(crate) fn source<B: Backend, R: Recipe<B>>(
         locks: 0,
         hand_over: false,
         scope: None,
+        feeds_inner_scope: false,
         last_used: moment.clock,
         witness: None,
     };

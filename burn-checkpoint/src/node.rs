@@ -74,6 +74,8 @@ pub(crate) struct State<B: Backend> {
     pub hand_over: bool,
     /// The scope that evicts it: replays for tensors of other scopes do not keep it.
     pub scope: Option<Arc<Scope>>,
+    /// Whether a scope inside of that one has used it: it is what that scope is replayed from, whether it has users or not.
+    pub feeds_inner_scope: bool,
     /// The thread's operation count at the last use.
     pub last_used: u64,
     /// What the storage held when it was dropped, in verify mode.

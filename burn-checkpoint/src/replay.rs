@@ -191,17 +191,19 @@ impl<B: Backend> Plan<B> {
         }
     }
 
-    /// Whether a node that came back stays: somebody uses it, in the target's scope or in one around it.
+    /// Whether a node that came back stays: somebody uses it or an inner scope is replayed from it, and it belongs to the
+    /// target's scope or one around it.
     fn is_kept(&self, node: &Arc<dyn Entry<B>>) -> bool {
         if Arc::ptr_eq(node, &self.target) {
             return true;
         }
-        if node.head().users() == 0 {
+        let state = node.state();
+        if node.head().users() == 0 && !state.feeds_inner_scope {
             return false;
         }
-        let Some(scope) = node.state().scope.clone() else {
-            return true;
-        };
+        let scope = state.scope.clone();
+        drop(state);
+        let Some(scope) = scope else { return true };
         let target = self.target.state().scope.clone();
         target.is_some_and(|target| target.is_within(&scope))
     }
