@@ -1,0 +1,3 @@
+//! wip
+/// wip
+pub struct ShardMap;

@@ -1,0 +1,6 @@
+//! What ranks that are threads promise.
+
+mod faults;
+mod laws;
+#[path = "../support/mod.rs"]
+mod support;
