@@ -1,5 +1,6 @@
 //! One ordinary file of a sharded record.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
@@ -12,7 +13,6 @@ use super::RecordError;
 use super::entry::{Piece, TensorSpec};
 use super::error::io_error;
 use super::load::ShardedRecord;
-use super::manifest::CHUNK_BYTES;
 use super::part::{PartFile, safetensors_header};
 use super::report::Rate;
 use super::storage::{Disk, Storage};
@@ -81,23 +81,18 @@ impl ShardedRecord {
             });
         }
         // As safetensors orders; the names are in order.
-        tensors.sort_by(|(_, a), (_, b)| b.dtype.cmp(&a.dtype));
+        tensors.sort_by_key(|(_, spec)| Reverse(spec.dtype));
         // What a killed call left behind.
         let _ = fs::remove_file(path);
         let created = Disk.create_file(path).map_err(io_error("create", path))?;
         let mut file = PartFile::new(path, created);
         file.write(&self.section_header(&tensors))?;
         let mut chunk = Vec::new();
-        for (_, spec) in tensors {
-            let elements = (CHUNK_BYTES / spec.element_bytes()).max(1);
-            let whole = Piece::whole(spec);
-            for start in whole.range.clone().step_by(elements) {
-                let end = whole.range.end.min(start + elements);
-                let piece = Piece::new(whole.tensor.clone(), start..end);
-                chunk.resize(piece.bytes(), 0);
-                self.read_into(&piece, &mut chunk)?;
-                file.write(&chunk)?;
-            }
+        let wholes = tensors.into_iter().map(|(_, spec)| Piece::whole(spec));
+        for piece in wholes.flat_map(Piece::chunks) {
+            chunk.resize(piece.bytes(), 0);
+            self.read_into(&piece, &mut chunk)?;
+            file.write(&chunk)?;
         }
         file.finish()
     }

@@ -7,6 +7,7 @@ use std::ops::Range;
 use safetensors::Dtype;
 
 use super::RecordError;
+use super::manifest::CHUNK_BYTES;
 
 /// The longest name of an entry, in bytes.
 const MAX_NAME_BYTES: usize = 1024;
@@ -123,6 +124,17 @@ impl Piece {
 
     pub(super) fn check(&self) -> Result<(), RecordError> {
         self.tensor.check(&self.range)
+    }
+
+    /// It in pieces of at most as many bytes as are under one checksum, in order.
+    pub(super) fn chunks(self) -> impl Iterator<Item = Self> {
+        let elements = CHUNK_BYTES / self.tensor.element_bytes();
+        let Range { start, end } = self.range;
+        let starts = (start..end).step_by(elements);
+        starts.map(move |start| Self {
+            tensor: self.tensor.clone(),
+            range: start..end.min(start + elements),
+        })
     }
 }
 

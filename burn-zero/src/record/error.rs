@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 use thiserror::Error;
 
+use crate::ZeroError;
+
 /// Errors of sharded records.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -280,9 +282,15 @@ pub enum RecordError {
         /// Its error.
         message: String,
     },
-    /// The ranks could not be asked.
-    #[error("the ranks could not agree: {0}")]
-    Group(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The group of ranks is lost: one hangs, left, panicked or did something else.
+    #[error(transparent)]
+    Group(ZeroError),
+    /// A message between ranks that cannot be written or read: they run different programs, or a path is not UTF-8.
+    #[error("a message between ranks cannot be understood: {reason}")]
+    Message {
+        /// Why.
+        reason: String,
+    },
 }
 
 /// An error of the file system, with what was tried on which path.

@@ -5,13 +5,14 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use super::agree::{Coordinator, agree};
+use super::agree::{Together, agree};
 use super::entry::{Failure, Piece, TensorSpec};
 use super::layout::{Listing, MANIFEST};
 use super::manifest::{Manifest, check_lengths};
-use super::parts::Parts;
+use super::parts::{AtWork, Parts};
 use super::report::Rate;
 use super::{RecordError, TrainingState};
+use crate::ProcessGroup;
 
 /// A complete record, opened to read any pieces of it.
 ///
@@ -66,17 +67,20 @@ impl ShardedRecord {
     /// On all ranks if on one.
     pub fn open_with(
         dir: &Path,
-        group: &dyn Coordinator,
+        group: &dyn ProcessGroup,
         step: Option<u64>,
     ) -> Result<Self, RecordError> {
         let chosen = match group.rank() {
             0 => Listing::locate(dir, step).map(Some),
             _ => Ok(None),
         };
-        let chosen = agree(group, chosen)?.into_iter().flatten().next();
+        let chosen = agree(group, "choose a record", chosen)?
+            .into_iter()
+            .flatten()
+            .next();
         let opened = Self::open_record(&chosen.expect("rank 0 chose a record if all agree"));
         let (mut record, done) = split(opened);
-        agree(group, done)?;
+        agree(group, "open a record", done)?;
         Ok(record.take().expect("this rank opened it if all agree"))
     }
 
@@ -129,8 +133,12 @@ impl ShardedRecord {
     ///
     /// If the record has no such tensor, or one of another type or shape, or what is in the files is not what was written.
     pub fn read(&mut self, wanted: &Piece) -> Result<Vec<u8>, RecordError> {
+        self.read_at_work(wanted, &mut || Ok(()))
+    }
+
+    fn read_at_work(&mut self, wanted: &Piece, at_work: AtWork) -> Result<Vec<u8>, RecordError> {
         let mut bytes = vec![0; self.check(wanted)?];
-        self.read_into(wanted, &mut bytes)?;
+        self.fill(wanted, &mut bytes, at_work)?;
         Ok(bytes)
     }
 
@@ -149,9 +157,17 @@ impl ShardedRecord {
                 found: out.len(),
             });
         }
-        let row = &self.manifest.tensors[name];
-        let range = wanted.range.clone();
-        self.parts.read(&self.manifest, name, row, range, out)
+        self.fill(wanted, out, &mut || Ok(()))
+    }
+
+    /// Reads a piece that was checked, into as many bytes as it has.
+    fn fill(&mut self, piece: &Piece, out: &mut [u8], at_work: AtWork) -> Result<(), RecordError> {
+        let Self {
+            manifest, parts, ..
+        } = self;
+        let name = &piece.tensor.name;
+        let row = &manifest.tensors[name];
+        parts.read(manifest, name, row, piece.range.clone(), out, at_work)
     }
 
     /// Bytes of a piece that the record has.
@@ -166,20 +182,15 @@ impl ShardedRecord {
     ///
     /// Those of [`read`](Self::read).
     pub fn verify(&mut self) -> Result<(), RecordError> {
-        let Self {
-            manifest, parts, ..
-        } = self;
+        let tensors: Vec<_> = self.tensors().collect();
         let mut chunk = Vec::new();
-        for (name, row) in &manifest.tensors {
-            for range in row.pieces.iter().flat_map(|piece| {
-                let elements = (manifest.chunk_bytes / (row.dtype.bitsize() / 8)).max(1);
-                let starts = piece.range().step_by(elements);
-                let end = piece.range().end;
-                starts.map(move |start| start..end.min(start.saturating_add(elements)))
-            }) {
-                chunk.resize(range.len() * (row.dtype.bitsize() / 8), 0);
-                parts.read(manifest, name, row, range, &mut chunk)?;
-            }
+        for piece in tensors
+            .into_iter()
+            .map(Piece::whole)
+            .flat_map(Piece::chunks)
+        {
+            chunk.resize(piece.bytes(), 0);
+            self.read_into(&piece, &mut chunk)?;
         }
         Ok(())
     }
@@ -192,7 +203,7 @@ impl ShardedRecord {
     /// On all ranks if on one; what `take` received until then is then no whole state.
     pub fn load(
         &mut self,
-        group: &dyn Coordinator,
+        group: &dyn ProcessGroup,
         wanted: &[Piece],
         mut take: impl FnMut(usize, Vec<u8>) -> Result<(), Failure>,
     ) -> Result<TrainingState, RecordError> {
@@ -202,16 +213,17 @@ impl ShardedRecord {
         let known = wanted
             .iter()
             .try_for_each(|piece| self.check(piece).map(drop));
-        agree(group, known)?;
+        agree(group, "look for entries", known)?;
+        let mut loading = Together::new(group, "load a record");
         let mut pieces = wanted.iter().enumerate();
         let loaded = pieces.try_for_each(|(index, piece)| {
-            let bytes = self.read(piece)?;
+            let bytes = self.read_at_work(piece, &mut || loading.at_work())?;
             take(index, bytes).map_err(|reason| RecordError::NotTaken {
                 name: piece.tensor.name.clone(),
                 reason: reason.to_string(),
             })
         });
-        agree(group, loaded)?;
+        loading.end(loaded)?;
         let rate = Rate::since(start, self.parts.bytes_read - before);
         let (rank, path) = (group.rank(), self.path.display());
         log::info!("rank {rank} loaded its part of {path}: {rate}");
@@ -232,7 +244,7 @@ impl ShardedRecord {
 /// of another version or of another model is named, with the file or the entry; an older one is not silently taken instead.
 pub fn load_sharded(
     dir: &Path,
-    group: &dyn Coordinator,
+    group: &dyn ProcessGroup,
     step: Option<u64>,
     wanted: &[Piece],
     take: impl FnMut(usize, Vec<u8>) -> Result<(), Failure>,

@@ -25,7 +25,6 @@ mod storage;
 #[cfg(test)]
 mod tests;
 
-pub use agree::Coordinator;
 pub use consolidate::consolidate;
 pub use entry::{Entry, Failure, Piece, TensorSpec};
 pub use error::RecordError;

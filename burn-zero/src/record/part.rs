@@ -46,12 +46,14 @@ impl PartId {
     }
 }
 
-/// Writes the entries of one rank into `dir`, one after the other, and returns when they are on the disk.
+/// Writes the entries of one rank into `dir`, one after the other, and returns when they are on the disk. Calls `at_work`
+/// after every chunk, and stops if it fails.
 pub(super) fn write_part(
     storage: &dyn Storage,
     dir: &Path,
     id: PartId,
     entries: Vec<Entry>,
+    mut at_work: impl FnMut() -> Result<(), RecordError>,
 ) -> Result<(PartRow, Vec<(String, TensorRow)>), RecordError> {
     let (mut entries, empty): (Vec<_>, Vec<_>) = entries
         .into_iter()
@@ -81,6 +83,7 @@ pub(super) fn write_part(
         for chunk in entry.into_bytes()?.chunks(CHUNK_BYTES) {
             crc32.push(crc32fast::hash(chunk));
             file.write(chunk)?;
+            at_work()?;
         }
         rows.push(row(&piece, id.rank, crc32));
     }
@@ -157,11 +160,16 @@ pub(super) fn safetensors_header(
     header
 }
 
+/// Bytes written between two syncs: the last sync of a large file would take minutes, in which a rank could not tell the
+/// others that it is at work.
+const SYNC_BYTES: u64 = 64 << 20;
+
 /// A file that counts what it is given, in writes of a useful size.
 pub(super) struct PartFile<'a> {
     path: &'a Path,
     file: BufWriter<Box<dyn Output>>,
     bytes: u64,
+    unsynced_bytes: u64,
 }
 
 impl<'a> PartFile<'a> {
@@ -170,21 +178,32 @@ impl<'a> PartFile<'a> {
             path,
             file: BufWriter::with_capacity(CHUNK_BYTES, file),
             bytes: 0,
+            unsynced_bytes: 0,
         }
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), RecordError> {
+        let written = self.file.write_all(bytes);
+        written.map_err(io_error("write", self.path))?;
         self.bytes += bytes.len() as u64;
-        self.file
-            .write_all(bytes)
-            .map_err(io_error("write", self.path))
+        self.unsynced_bytes += bytes.len() as u64;
+        if self.unsynced_bytes >= SYNC_BYTES {
+            self.sync()?;
+        }
+        Ok(())
     }
 
     /// Returns the bytes written when they are on the disk.
     pub fn finish(mut self) -> Result<u64, RecordError> {
+        self.sync()?;
+        Ok(self.bytes)
+    }
+
+    fn sync(&mut self) -> Result<(), RecordError> {
         self.file.flush().map_err(io_error("write", self.path))?;
         let file = self.file.get_mut();
         file.sync().map_err(io_error("sync", self.path))?;
-        Ok(self.bytes)
+        self.unsynced_bytes = 0;
+        Ok(())
     }
 }

@@ -14,6 +14,9 @@ use super::layout::piece_key;
 use super::manifest::{Manifest, PieceRow, TensorRow, check_length};
 use super::part::{IDENTITY, LENGTH_BYTES, PartId};
 
+/// What is called while bytes are read.
+pub(super) type AtWork<'a> = &'a mut dyn FnMut() -> Result<(), RecordError>;
+
 /// Reads the parts of a record. One file is open at a time: a record may have more than a process may open.
 #[derive(Debug)]
 pub(super) struct Parts {
@@ -54,7 +57,8 @@ impl Parts {
         }
     }
 
-    /// Reads the elements `range` of a tensor into `out`, which is as long as they are.
+    /// Reads the elements `range` of a tensor into `out`, which is as long as they are. Calls `at_work` after every chunk,
+    /// and stops if it fails.
     pub fn read(
         &mut self,
         manifest: &Manifest,
@@ -62,6 +66,7 @@ impl Parts {
         row: &TensorRow,
         range: Range<usize>,
         out: &mut [u8],
+        at_work: AtWork,
     ) -> Result<(), RecordError> {
         let element_bytes = row.dtype.bitsize() / 8;
         if range.is_empty() {
@@ -81,7 +86,7 @@ impl Parts {
             };
             let out = &mut out[bytes(common.clone(), range.start)];
             let section = self.section(manifest, name, row, piece)?;
-            self.read_section(&section, bytes(common, held.start), out)?;
+            self.read_section(&section, bytes(common, held.start), out, at_work)?;
         }
         Ok(())
     }
@@ -127,6 +132,7 @@ impl Parts {
         section: &Section,
         wanted: Range<usize>,
         out: &mut [u8],
+        at_work: AtWork,
     ) -> Result<(), RecordError> {
         let chunk_bytes = section.chunk_bytes;
         let mut partial = Vec::new();
@@ -142,6 +148,7 @@ impl Parts {
                 self.read_chunk(section, index, &mut partial)?;
                 out.copy_from_slice(&partial[common.start - start..common.end - start]);
             }
+            at_work()?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::agree::{Coordinator, agree};
+use super::agree::{Together, agree};
 use super::entry::Entry;
 use super::error::io_error;
 use super::layout::{LOCK, Listing, MANIFEST, RecordName};
@@ -17,6 +17,7 @@ use super::part::{PartFile, PartId, write_part};
 use super::report::Rate;
 use super::storage::{Disk, Storage};
 use super::{RecordError, TrainingState};
+use crate::ProcessGroup;
 
 /// How many records stay in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +63,7 @@ pub struct Saved {
 /// On all ranks if on one: [`RecordError::OtherRank`] on those that did not fail themselves. What was written is removed.
 pub fn save_sharded(
     dir: &Path,
-    group: &dyn Coordinator,
+    group: &dyn ProcessGroup,
     entries: Vec<Entry>,
     state: TrainingState,
     keep: Keep,
@@ -73,7 +74,7 @@ pub fn save_sharded(
 pub(super) fn save_to(
     storage: &dyn Storage,
     dir: &Path,
-    group: &dyn Coordinator,
+    group: &dyn ProcessGroup,
     entries: Vec<Entry>,
     state: TrainingState,
     keep: Keep,
@@ -92,20 +93,22 @@ pub(super) fn save_to(
         }
         Ok(opening.as_ref().map(|opening| opening.name))
     });
-    let name = match agree(group, opened) {
+    let name = match agree(group, "begin a record", opened) {
         Ok(names) => names.into_iter().flatten().next(),
         Err(error) => return Err(abandon(storage, opening, error)),
     };
     let name = name.expect("rank 0 opened the record if all agree");
 
     let partial = dir.join(name.partial());
-    let table = write_table(storage, &partial, id, entries, state);
-    let saved = agree(group, table).and_then(|tables| {
+    let mut writing = Together::new(group, "write a record");
+    let at_work = || writing.at_work();
+    let table = write_table(storage, &partial, id, entries, state, at_work);
+    let saved = writing.end(table).and_then(|tables| {
         let saved = match &opening {
             Some(opening) => opening.commit(tables).map(Some),
             None => Ok(None),
         };
-        agree(group, saved)
+        agree(group, "complete a record", saved)
     });
     let saved = match saved {
         Ok(saved) => saved.into_iter().flatten().next(),
@@ -127,9 +130,10 @@ fn write_table(
     id: PartId,
     entries: Vec<Entry>,
     state: TrainingState,
+    at_work: impl FnMut() -> Result<(), RecordError>,
 ) -> Result<PartTable, RecordError> {
     let start = Instant::now();
-    let (part, pieces) = write_part(storage, partial, id, entries)?;
+    let (part, pieces) = write_part(storage, partial, id, entries, at_work)?;
     storage
         .sync_dir(partial)
         .map_err(io_error("sync", partial))?;

@@ -7,51 +7,13 @@ mod round_trip;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Barrier, Mutex};
-use std::thread;
 
 use super::*;
-
-/// Ranks as threads that meet.
-struct Ranks {
-    rank: usize,
-    messages: Arc<Mutex<Vec<Vec<u8>>>>,
-    barrier: Arc<Barrier>,
-}
-
-impl Coordinator for Ranks {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn world_size(&self) -> usize {
-        self.messages.lock().unwrap().len()
-    }
-
-    fn gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
-        self.messages.lock().unwrap()[self.rank] = mine.to_vec();
-        self.barrier.wait();
-        let all = self.messages.lock().unwrap().clone();
-        self.barrier.wait();
-        Ok(all)
-    }
-}
+use crate::{GroupOptions, ProcessGroup, ThreadGroup};
 
 /// What each of `world_size` ranks returns.
-fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(&dyn Coordinator) -> T + Sync) -> Vec<T> {
-    let messages = Arc::new(Mutex::new(vec![Vec::new(); world_size]));
-    let barrier = Arc::new(Barrier::new(world_size));
-    thread::scope(|scope| {
-        let ranks: Vec<_> = (0..world_size)
-            .map(|index| Ranks {
-                rank: index,
-                messages: messages.clone(),
-                barrier: barrier.clone(),
-            })
-            .map(|group| scope.spawn(|| rank(&{ group })))
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(&dyn ProcessGroup) -> T + Sync) -> Vec<T> {
+    ThreadGroup::spawn(world_size, GroupOptions::default(), |group| rank(&group)).unwrap()
 }
 
 /// Whole tensors by name.

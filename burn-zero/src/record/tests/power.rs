@@ -10,6 +10,7 @@ use std::rc::Rc;
 use super::super::save::save_to;
 use super::super::storage::{Disk, Output, Storage};
 use super::*;
+use crate::SingleRank;
 
 /// What has not reached the disk, in the order of its happening.
 #[derive(Debug)]
@@ -158,7 +159,7 @@ enum Loss {
 fn save_until(dir: &Path, new: &Whole, until: usize, loss: Loss) -> Result<Saved, RecordError> {
     let log = Rc::new(Log::default());
     log.left.set(until);
-    let group = on_one();
+    let group = SingleRank::new();
     let saved = save_to(
         &Failing(log.clone()),
         dir,
@@ -178,14 +179,6 @@ fn save_until(dir: &Path, new: &Whole, until: usize, loss: Loss) -> Result<Saved
         }
     }
     saved
-}
-
-fn on_one() -> Ranks {
-    Ranks {
-        rank: 0,
-        messages: Arc::new(Mutex::new(vec![Vec::new()])),
-        barrier: Arc::new(Barrier::new(1)),
-    }
 }
 
 #[test]
@@ -274,7 +267,7 @@ fn what_is_removed_is_removed_last() {
     save_to(
         &storage,
         dir.path(),
-        &on_one(),
+        &SingleRank::new(),
         entries(&few(2), 0, 1),
         state,
         keep,

@@ -35,7 +35,7 @@ fn state_comes_back_bit_for_bit() {
     state.scaler = json!({"scale": 65536.0, "tiny": f64::MIN_POSITIVE, "third": 1.0 / 3.0});
     state.scheduler = json!([
         0.1 + 0.2,
-        2.2250738585072011e-308,
+        f64::from_bits(0x0010_0000_0000_0001),
         -0.0,
         9_007_199_254_740_993_u64
     ]);
