@@ -58,6 +58,14 @@ pub enum RecordError {
         /// Why.
         reason: String,
     },
+    /// A manifest whose tensors have elements on no rank or on two, or that reach beyond what a machine can address.
+    #[error("{} contradicts itself: {source}", .path.display())]
+    Inconsistent {
+        /// The manifest.
+        path: PathBuf,
+        /// How.
+        source: Box<RecordError>,
+    },
     /// A record in another version of the format.
     #[error("{} is in version {found} of the format; this program reads version {supported}", .path.display())]
     Version {

@@ -9,6 +9,7 @@
 //! together, `storage` what a save does to the file system.
 
 mod agree;
+mod assemble;
 mod consolidate;
 mod entry;
 mod error;

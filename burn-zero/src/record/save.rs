@@ -9,10 +9,11 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::agree::{Together, agree};
+use super::assemble::PartTable;
 use super::entry::Entry;
 use super::error::io_error;
 use super::layout::{LOCK, Listing, MANIFEST, RecordName};
-use super::manifest::{Manifest, PartTable, check_lengths};
+use super::manifest::{Manifest, check_lengths};
 use super::part::{PartFile, PartId, write_part};
 use super::report::Rate;
 use super::storage::{Disk, Storage};
