@@ -23,9 +23,15 @@ const MODEL: &str = "model";
 /// Writes the model of the last complete record in `dir` into the file `out`: whole tensors by their path in the module,
 /// which is what Burn's `SafetensorsStore` reads:
 ///
-/// ```text
-/// let mut store = burn_store::SafetensorsStore::from_file("model.safetensors");
-/// model.load_from(&mut store)?;
+/// ```no_run
+/// # use burn::nn::{Linear, LinearConfig};
+/// # use burn_flex::Flex;
+/// use burn_store::{ModuleSnapshot, SafetensorsStore};
+///
+/// # let mut model: Linear<Flex> = LinearConfig::new(2, 2).init(&Default::default());
+/// burn_zero::consolidate("records".as_ref(), "model.safetensors".as_ref())?;
+/// model.load_from(&mut SafetensorsStore::from_file("model.safetensors"))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// and so does any other program that reads safetensors. A file that is there is replaced at once, when the new one is on the
@@ -87,12 +93,8 @@ impl ShardedRecord {
         let created = Disk.create_file(path).map_err(io_error("create", path))?;
         let mut file = PartFile::new(path, created);
         file.write(&self.section_header(&tensors))?;
-        let mut chunk = Vec::new();
-        let wholes = tensors.into_iter().map(|(_, spec)| Piece::whole(spec));
-        for piece in wholes.flat_map(Piece::chunks) {
-            chunk.resize(piece.bytes(), 0);
-            self.read_into(&piece, &mut chunk)?;
-            file.write(&chunk)?;
+        for (_, tensor) in tensors {
+            self.read_chunks(&tensor, |bytes| file.write(bytes))?;
         }
         file.finish()
     }

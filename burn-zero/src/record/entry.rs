@@ -126,7 +126,7 @@ impl Piece {
         self.tensor.check(&self.range)
     }
 
-    /// It in pieces of at most as many bytes as are under one checksum, in order.
+    /// It in pieces of as many bytes as are under one checksum, in order.
     pub(super) fn chunks(self) -> impl Iterator<Item = Self> {
         let elements = CHUNK_BYTES / self.tensor.element_bytes();
         let Range { start, end } = self.range;

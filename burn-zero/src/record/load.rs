@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::agree::{Together, agree};
 use super::entry::{Failure, Piece, TensorSpec};
 use super::layout::{Listing, MANIFEST};
-use super::manifest::{Manifest, check_lengths};
+use super::manifest::{Manifest, PieceRow, check_lengths};
 use super::parts::{AtWork, Parts};
 use super::report::Rate;
 use super::{RecordError, TrainingState};
@@ -183,14 +183,26 @@ impl ShardedRecord {
     /// Those of [`read`](Self::read).
     pub fn verify(&mut self) -> Result<(), RecordError> {
         let tensors: Vec<_> = self.tensors().collect();
-        let mut chunk = Vec::new();
-        for piece in tensors
-            .into_iter()
-            .map(Piece::whole)
-            .flat_map(Piece::chunks)
-        {
-            chunk.resize(piece.bytes(), 0);
-            self.read_into(&piece, &mut chunk)?;
+        for tensor in tensors {
+            self.read_chunks(&tensor, |_| Ok(()))?;
+        }
+        Ok(())
+    }
+
+    /// Reads a whole tensor of the record chunk by chunk as it was saved, so that no byte is read twice.
+    pub(super) fn read_chunks(
+        &mut self,
+        tensor: &TensorSpec,
+        mut take: impl FnMut(&[u8]) -> Result<(), RecordError>,
+    ) -> Result<(), RecordError> {
+        let row = &self.manifest.tensors[&tensor.name];
+        let saved = row.pieces.iter().map(PieceRow::range);
+        let chunks = saved.flat_map(|range| Piece::new(tensor.clone(), range).chunks());
+        let mut bytes = Vec::new();
+        for chunk in chunks.collect::<Vec<_>>() {
+            bytes.resize(chunk.bytes(), 0);
+            self.read_into(&chunk, &mut bytes)?;
+            take(&bytes)?;
         }
         Ok(())
     }

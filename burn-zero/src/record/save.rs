@@ -54,7 +54,35 @@ pub struct Saved {
 /// records as they are. Older ones than `keep` says are removed afterwards.
 ///
 /// `entries` are written one after the other; lazy ones need memory for one at a time. State goes as JSON
-/// ([`TrainingState`]). One job saves into a directory at a time. The directory is on a file system that all ranks share.
+/// ([`TrainingState`]). A lazy entry has to arrive within the group's deadline; writing may take longer. One job saves into a directory at a time. The directory is on a file system that all ranks share.
+///
+/// ```
+/// use burn_zero::record::{Dtype, Entry, Keep, Piece, TensorSpec, TrainingState};
+/// use burn_zero::{GroupOptions, ProcessGroup, SingleRank, ThreadGroup, load_sharded, save_sharded};
+///
+/// # let root = tempfile::tempdir()?;
+/// # let dir = root.path();
+/// let weight = TensorSpec::new("model/weight", Dtype::F32, [2, 3]);
+/// // Two ranks have three elements each.
+/// let saved = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
+///     let first = group.rank() * 3;
+///     let piece = Piece::new(weight.clone(), first..first + 3);
+///     let bytes = [group.rank() as f32; 3].map(f32::to_le_bytes).concat();
+///     save_sharded(dir, &group, vec![Entry::new(piece, bytes)], TrainingState::at_step(100), Keep::default())
+/// })?;
+/// assert!(saved.iter().all(Result::is_ok));
+///
+/// // One rank wants all of them.
+/// let mut loaded = Vec::new();
+/// let wanted = [Piece::whole(weight)];
+/// let state = load_sharded(dir, &SingleRank::new(), None, &wanted, |_, bytes| {
+///     loaded = bytes;
+///     Ok(())
+/// })?;
+/// assert_eq!(state.step, 100);
+/// assert_eq!(loaded, [0.0_f32, 0.0, 0.0, 1.0, 1.0, 1.0].map(f32::to_le_bytes).concat());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// Costs one write of the rank's bytes and a checksum over them, three collectives of a few bytes an entry, and the disk's
 /// sync. The procedure is that of PyTorch's `torch.distributed.checkpoint` with a file a rank.

@@ -69,6 +69,9 @@ fn ranks_read_no_more_than_they_want() {
     // Across the two files, in the middle of chunks.
     assert!(read((2 << 20) - 1..(2 << 20) + 1) <= 2 * chunk + headers);
     assert_eq!(read(7..7), 0);
+    let mut record = ShardedRecord::open(dir.path()).unwrap();
+    record.verify().unwrap();
+    assert_eq!(record.bytes_read(), record.bytes());
 }
 
 #[test]
