@@ -1,4 +1,5 @@
 //! Saving and loading a record against writing and reading the same bytes as one plain file.
+#![allow(missing_docs)] // criterion_group
 
 use std::fs::{self, File};
 use std::hint::black_box;

@@ -15,7 +15,7 @@ use super::error::io_error;
 use super::load::ShardedRecord;
 use super::part::{PartFile, safetensors_header};
 use super::report::Rate;
-use super::storage::{Disk, Storage};
+use super::storage::{Disk, Storage, parent};
 
 /// The section that holds the parameters.
 const MODEL: &str = "model";
@@ -54,10 +54,9 @@ impl ShardedRecord {
     pub fn consolidate(&mut self, section: &str, out: &Path) -> Result<(), RecordError> {
         let start = Instant::now();
         let temporary = temporary(out);
-        let written = self.write_section(section, &temporary).and_then(|bytes| {
-            fs::rename(&temporary, out).map_err(io_error("rename", &temporary))?;
-            Ok(bytes)
-        });
+        let written = self
+            .write_section(section, &temporary)
+            .and_then(|bytes| publish(&temporary, out).map(|()| bytes));
         if written.is_err() {
             // The error is the one that matters, and the file may not be there.
             let _ = fs::remove_file(&temporary);
@@ -126,6 +125,14 @@ impl ShardedRecord {
         sections.dedup();
         sections
     }
+}
+
+/// Puts the file in the place of `out`, and returns when that is on the disk.
+fn publish(temporary: &Path, out: &Path) -> Result<(), RecordError> {
+    let renamed = Disk.rename(temporary, out);
+    renamed.map_err(io_error("rename", temporary))?;
+    let parent = parent(out);
+    Disk.sync_dir(parent).map_err(io_error("sync", parent))
 }
 
 /// Beside `out`, so that it can be renamed to it.

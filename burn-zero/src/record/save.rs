@@ -16,7 +16,7 @@ use super::layout::{LOCK, Listing, MANIFEST, RecordName};
 use super::manifest::{Manifest, check_lengths};
 use super::part::{PartFile, PartId, write_part};
 use super::report::Rate;
-use super::storage::{Disk, Storage};
+use super::storage::{Disk, Storage, parent};
 use super::{RecordError, TrainingState};
 use crate::ProcessGroup;
 
@@ -275,12 +275,11 @@ impl<'a> Opening<'a> {
 
 /// Makes `dir` and what it is in, each on the disk before the next.
 fn make_dirs(storage: &dyn Storage, dir: &Path) -> Result<(), RecordError> {
-    if dir.is_dir() {
+    // Where the program runs has no parent that could be made, even if someone removed it.
+    if dir.is_dir() || dir == Path::new(".") {
         return Ok(());
     }
-    // The parent of `records` is the empty path: where the program runs.
-    let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new("."));
+    let parent = parent(dir);
     make_dirs(storage, parent)?;
     storage.create_dir(dir).map_err(io_error("make", dir))?;
     let synced = storage.sync_dir(parent);

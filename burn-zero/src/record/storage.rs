@@ -55,3 +55,12 @@ impl Output for File {
         self.sync_all()
     }
 }
+
+/// The directory that `path` is in.
+pub(super) fn parent(path: &Path) -> &Path {
+    // The parent of `records` is the empty path: where the program runs.
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
+}
