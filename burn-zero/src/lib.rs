@@ -10,7 +10,9 @@ pub mod group;
 pub mod shard;
 
 pub use error::ZeroError;
-pub use group::{GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SingleRank, ThreadGroup};
 #[cfg(feature = "mpi")]
 pub use group::MpiGroup;
+pub use group::{
+    GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SingleRank, ThreadGroup,
+};
 pub use shard::ShardMap;

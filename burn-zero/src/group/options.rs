@@ -51,7 +51,10 @@ const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
 impl GroupOptions {
     /// Default options with another deadline.
     pub fn with_deadline(deadline: Duration) -> Self {
-        Self { deadline, ..Self::default() }
+        Self {
+            deadline,
+            ..Self::default()
+        }
     }
 
     pub(crate) fn check(&self) -> Result<(), ZeroError> {
