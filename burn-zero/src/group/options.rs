@@ -59,14 +59,14 @@ impl GroupOptions {
 
     pub(crate) fn check(&self) -> Result<(), ZeroError> {
         if self.chunk_elements == 0 || self.chunk_elements > MOST_CHUNK_ELEMENTS {
-            return Err(ZeroError::InvalidGroup {
+            return Err(ZeroError::InvalidSetting {
                 setting: "chunk_elements",
                 value: self.chunk_elements.to_string(),
                 expected: "from 1 to 2^28",
             });
         }
         if self.deadline.is_zero() || self.deadline > LONGEST_DEADLINE {
-            return Err(ZeroError::InvalidGroup {
+            return Err(ZeroError::InvalidSetting {
                 setting: "deadline",
                 value: format!("{:?}", self.deadline),
                 expected: "longer than nothing and at most a year",

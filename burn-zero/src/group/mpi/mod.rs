@@ -74,7 +74,7 @@ impl MpiGroup {
     /// # Errors
     ///
     /// [`ZeroError::Mpi`] if MPI was started before in this process or the launcher belongs to another MPI;
-    /// [`ZeroError::Disagreement`] if the ranks' options differ; [`ZeroError::InvalidGroup`] for an impossible option.
+    /// [`ZeroError::Disagreement`] if the ranks' options differ; [`ZeroError::InvalidSetting`] for an impossible option.
     pub fn with_options(options: GroupOptions) -> Result<Self, ZeroError> {
         options.check()?;
         let queue = Arc::new(Queue::default());

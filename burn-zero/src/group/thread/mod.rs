@@ -37,12 +37,12 @@ impl ThreadGroup {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidGroup`] for no ranks or an impossible option.
+    /// [`ZeroError::InvalidSetting`] for no ranks or an impossible option.
     pub fn new(world_size: usize, options: GroupOptions) -> Result<Vec<Self>, ZeroError> {
         options.check()?;
         if world_size == 0 {
             let (setting, value, expected) = ("world_size", "0".to_owned(), "at least 1");
-            return Err(ZeroError::InvalidGroup {
+            return Err(ZeroError::InvalidSetting {
                 setting,
                 value,
                 expected,
