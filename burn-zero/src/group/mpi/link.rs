@@ -279,10 +279,10 @@ struct Wait {
 impl Wait {
     /// Polls without a pause, about 10 us.
     const EAGER: u32 = 50;
-    /// Polls that let others run.
+    /// Polls that let others run, up to this one.
     const YIELDING: u32 = 500;
-    const SHORT: Duration = Duration::from_micros(50);
-    const LONG: Duration = Duration::from_micros(500);
+    /// Polls with short pauses, up to this one.
+    const NAPPING: u32 = 1000;
 
     fn new(deadline: Duration) -> Self {
         Self {
@@ -302,11 +302,14 @@ impl Wait {
 
     fn pause(&mut self) {
         self.polls = self.polls.saturating_add(1);
-        match self.polls {
-            ..=Self::EAGER => std::hint::spin_loop(),
-            ..=Self::YIELDING => thread::yield_now(),
-            ..=1000 => thread::sleep(Self::SHORT),
-            _ => thread::sleep(Self::LONG),
+        if self.polls <= Self::EAGER {
+            std::hint::spin_loop();
+        } else if self.polls <= Self::YIELDING {
+            thread::yield_now();
+        } else if self.polls <= Self::NAPPING {
+            thread::sleep(Duration::from_micros(50));
+        } else {
+            thread::sleep(Duration::from_micros(500));
         }
     }
 }
