@@ -1,6 +1,6 @@
 //! What the ranks of a job run.
 
-use std::{process, thread, time::Duration};
+use std::{error::Error, process, thread, time::Duration};
 
 use burn_zero::{
     GroupOptions, HostBuffer, MpiGroup, ProcessGroup, ReduceOp, ZeroError,
@@ -177,16 +177,22 @@ fn leave() {
     }
 }
 
-/// A rank whose `main` returns an error of its own.
+/// A rank that fails on its own.
 fn error() {
-    let group = patient();
-    group.barrier("step 0").unwrap();
-    if group.rank() == 1 {
-        println!("rank 1: no such file");
-        drop(group);
+    let result = MpiGroup::run(
+        GroupOptions::default(),
+        |group| -> Result<(), Box<dyn Error>> {
+            group.barrier("step 0")?;
+            if group.rank() == 1 {
+                return Err("no such file".into());
+            }
+            Ok(group.barrier("step 1")?)
+        },
+    );
+    if let Err(error) = result {
+        println!("{error}");
         process::exit(1);
     }
-    report(&group, group.barrier("step 1"));
 }
 
 fn mismatch() {

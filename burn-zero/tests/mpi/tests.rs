@@ -205,7 +205,7 @@ fn a_rank_that_leaves_is_named_at_once() {
 }
 
 fn an_error_of_one_rank_ends_the_job() {
-    launch::run(3, "error").must_fail_with("rank 1: no such file", SECONDS);
+    launch::run(3, "error").must_fail_with("rank 1 gave up: no such file; the job ends", SECONDS);
 }
 
 fn ranks_that_differ_get_both_sides() {

@@ -24,8 +24,8 @@ pub(super) fn install(rank: usize, queue: Arc<Queue>, active: Arc<AtomicBool>, w
             .unwrap_or("a panic without a message")
             .to_owned();
         let fault = GroupFault::PeerPanicked { rank, message };
-        eprintln!("{fault}; the job ends");
         if thread::current().id() == worker {
+            super::print_whole(format!("{fault}; the job ends\n"));
             process::abort();
         }
         super::end_job(&queue, fault);

@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    collections::BTreeSet,
     sync::{Arc, mpsc::Sender},
     thread,
     time::{Duration, Instant},
@@ -9,12 +10,13 @@ use std::{
 
 use ::mpi::{
     datatype::Equivalence,
-    request,
+    point_to_point::Status,
+    request::{self, Request, Scope},
     topology::SimpleCommunicator,
     traits::{Communicator, Destination, MatchedReceiveVec, Source},
 };
 
-use super::notice::Notice;
+use super::{GRACE, notice::Notice};
 use crate::group::{Call, GroupFault, GroupOptions, queue::Queue};
 
 /// The calls that start collectives.
@@ -80,12 +82,9 @@ impl Link {
             let mut receiving: Vec<_> = receives
                 .iter_mut()
                 .map(|(from, into)| {
-                    let from = *from;
-                    let source = self.world.process_at_rank(from as i32);
-                    (
-                        from,
-                        Some(source.immediate_receive_into_with_tag(scope, &mut **into, tag)),
-                    )
+                    let source = self.world.process_at_rank(*from as i32);
+                    let request = source.immediate_receive_into_with_tag(scope, &mut **into, tag);
+                    (*from, Some(request))
                 })
                 .collect();
             let mut sending: Vec<_> = sends
@@ -100,58 +99,37 @@ impl Link {
                 .collect();
             let mut wait = Wait::new(self.options.deadline);
             loop {
-                let mut progress = false;
-                let mut open = 0;
-                for (index, (_, pending)) in receiving.iter_mut().enumerate() {
-                    match pending.take().map(request::Request::test) {
-                        Some(Ok(status)) => {
-                            lengths[index] = status.count(u8::equivalent_datatype()) as usize;
-                            progress = true;
-                        }
-                        Some(Err(request)) => (*pending, open) = (Some(request), open + 1),
-                        None => {}
-                    }
-                }
-                for (_, pending) in &mut sending {
-                    match pending.take().map(request::Request::test) {
-                        Some(Ok(_)) => progress = true,
-                        Some(Err(request)) => (*pending, open) = (Some(request), open + 1),
-                        None => {}
-                    }
-                }
-                if open == 0 {
+                let received = poll(&mut receiving, |index, status| {
+                    lengths[index] = status.count(u8::equivalent_datatype()) as usize;
+                });
+                let sent = poll(&mut sending, |_, _| {});
+                if open(&receiving).chain(open(&sending)).next().is_none() {
                     return;
                 }
-                if progress {
+                if received || sent {
                     wait.restart();
                     continue;
                 }
-                let awaited = receiving
-                    .iter()
-                    .filter(|(_, pending)| pending.is_some())
-                    .map(|(rank, _)| *rank);
-                if let Some(fault) = self.news(call, awaited.clone()) {
+                if let Some(fault) = self.news(call, open(&receiving)) {
                     self.lose(&fault);
                 }
                 if wait.is_over() {
-                    let unsent = sending
-                        .iter()
-                        .filter(|(_, pending)| pending.is_some())
-                        .map(|(rank, _)| *rank);
-                    let mut missing: Vec<_> = awaited.chain(unsent).collect();
-                    missing.sort_unstable();
-                    missing.dedup();
-                    self.lose(&GroupFault::Deadline {
-                        rank: self.rank(),
-                        call: call.to_string(),
-                        missing,
-                        deadline: self.options.deadline,
-                    });
+                    self.lose(&self.deadline_fault(call, open(&receiving).chain(open(&sending))));
                 }
                 wait.pause();
             }
         });
         lengths
+    }
+
+    fn deadline_fault(&self, call: &Call, awaited: impl Iterator<Item = usize>) -> GroupFault {
+        let missing: BTreeSet<_> = awaited.collect();
+        GroupFault::Deadline {
+            rank: self.rank(),
+            call: call.to_string(),
+            missing: missing.into_iter().collect(),
+            deadline: self.options.deadline,
+        }
     }
 
     /// A fault that another thread or another rank has found, or a rank that left before `call`.
@@ -245,14 +223,16 @@ impl Link {
     /// Waits until all ranks have left, so that finalizing MPI does not wait.
     pub fn leave(&self, calls: u64) {
         self.notify(&Notice::Left(calls));
-        let wait = Instant::now();
-        let mut pause = Wait::new(self.options.deadline);
+        let mut wait = Wait::new(self.options.deadline);
         while self.peers().any(|rank| self.left.borrow()[rank].is_none()) {
             if let Some(fault) = self.read_notices() {
+                eprintln!("rank {} has left its group: {fault}", self.rank());
                 self.queue.fail(fault);
+                // This process may be about to exit with success; those that failed come first.
+                thread::sleep(GRACE);
                 self.park();
             }
-            if wait.elapsed() > self.options.deadline {
+            if wait.is_over() {
                 let missing: Vec<_> = self
                     .peers()
                     .filter(|&rank| self.left.borrow()[rank].is_none())
@@ -264,9 +244,41 @@ impl Link {
                 );
                 self.world.abort(1);
             }
-            pause.pause();
+            wait.pause();
         }
     }
+}
+
+/// A message to or from a rank, until it has arrived.
+type UnderWay<'a, S> = (usize, Option<Request<'a, [u8], S>>);
+
+/// Tests all messages, calls `done` for each that has arrived, and says whether any has.
+fn poll<'a, S: Scope<'a>>(
+    messages: &mut [UnderWay<'a, S>],
+    mut done: impl FnMut(usize, Status),
+) -> bool {
+    let mut progress = false;
+    for (index, (_, message)) in messages.iter_mut().enumerate() {
+        match message.take().map(Request::test) {
+            Some(Ok(status)) => {
+                done(index, status);
+                progress = true;
+            }
+            Some(Err(request)) => *message = Some(request),
+            None => {}
+        }
+    }
+    progress
+}
+
+/// The ranks of the messages that have not arrived.
+fn open<'a, 'm, S: Scope<'a>>(
+    messages: &'m [UnderWay<'a, S>],
+) -> impl Iterator<Item = usize> + use<'a, 'm, S> {
+    messages
+        .iter()
+        .filter(|(_, message)| message.is_some())
+        .map(|(rank, _)| *rank)
 }
 
 /// Polling that gets slower: a rank that waits for long leaves its core to those who compute.

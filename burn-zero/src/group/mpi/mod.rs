@@ -6,7 +6,9 @@ mod notice;
 mod transport;
 
 use std::{
-    env, fmt, process,
+    env, fmt,
+    io::Write,
+    process,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -58,6 +60,8 @@ struct Member {
 
 /// How long a process that ends the job waits to be ended.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long a launcher gets to pass on what a process has printed before the job ends.
+const FORWARDING: Duration = Duration::from_millis(100);
 
 impl MpiGroup {
     /// Starts MPI with default options.
@@ -105,6 +109,28 @@ impl MpiGroup {
         check_launcher(world_size)?;
         group.agree_equal("group options", &format!("{options:?}"))?;
         Ok(group)
+    }
+
+    /// Starts MPI, runs this rank and leaves. A rank that returns an error of its own ends the job with it, as by
+    /// [`abort`](ProcessGroup::abort): the others would only see that it left. The error is returned if the group was
+    /// lost before, or has one rank.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`with_options`](Self::with_options) and of `rank`.
+    pub fn run<R, E: From<ZeroError> + fmt::Display>(
+        options: GroupOptions,
+        rank: impl FnOnce(&Self) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let group = Self::with_options(options)?;
+        let result = rank(&group);
+        match &result {
+            Err(error) if group.world_size() > 1 && group.0.queue.fault().is_none() => {
+                group.abort(&error.to_string());
+            }
+            _ => {}
+        }
+        result
     }
 }
 
@@ -206,7 +232,6 @@ impl ProcessGroup for MpiGroup {
             rank: self.rank(),
             reason: reason.to_owned(),
         };
-        eprintln!("{fault}");
         if self.0.active.load(Ordering::Acquire) {
             end_job(&self.0.queue, fault);
         }
@@ -221,13 +246,20 @@ impl ProcessGroup for MpiGroup {
     }
 }
 
-/// Has the worker end the job, and ends this process if the worker does not come to it.
+/// Prints the fault and has the worker end the job, or ends this process if the worker does not come to it.
 fn end_job(queue: &Queue, fault: GroupFault) -> ! {
+    print_whole(format!("{fault}; the job ends\n"));
     if queue.fault().is_none() {
         queue.fail(fault);
         thread::sleep(GRACE);
     }
     process::abort()
+}
+
+/// Prints in one piece: launchers mix the pieces of ranks and lose those that come late.
+fn print_whole(text: String) {
+    let _ = std::io::stderr().write_all(text.as_bytes()); // there is nobody else to tell
+    thread::sleep(FORWARDING);
 }
 
 impl fmt::Debug for MpiGroup {
