@@ -18,7 +18,7 @@ enum Failure {
 }
 
 /// Where a rank hangs; elsewhere nothing may depend on it.
-const DEADLINE: Duration = Duration::from_millis(300);
+const DEADLINE: Duration = Duration::from_millis(600);
 const BOUND: Duration = Duration::from_secs(20);
 
 /// One rank's program: `calls` collectives, some of them under way at the same time.
@@ -32,7 +32,7 @@ fn program(
         match fails {
             Some((at, Failure::Panics)) if at == call => panic!("at {call}"),
             Some((at, Failure::Leaves)) if at == call => break,
-            Some((at, Failure::Hangs)) if at == call => thread::sleep(4 * DEADLINE),
+            Some((at, Failure::Hangs)) if at == call => thread::sleep(3 * DEADLINE),
             Some((at, Failure::Skips)) if at == call => continue,
             Some((at, Failure::GivesUp)) if at == call => group.abort("enough"),
             _ => {}
@@ -56,7 +56,7 @@ fn program(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
     fn all_ranks_end_and_name_the_one_that_failed(

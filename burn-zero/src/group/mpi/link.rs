@@ -1,7 +1,7 @@
 //! Messages between processes, each awaited with a deadline.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::BTreeSet,
     sync::{Arc, mpsc::Sender},
     thread,
@@ -36,6 +36,11 @@ pub(super) struct Link {
     end: Sender<()>,
     /// Collectives in which each rank took part, if it has left.
     left: RefCell<Vec<Option<u64>>>,
+    /// The first fault that another rank has told of, and the call it was in: what all ranks have sent for calls before
+    /// that one is still under way.
+    lost: RefCell<Option<(u64, GroupFault)>>,
+    /// This rank's call.
+    calling: Cell<u64>,
 }
 
 impl Link {
@@ -52,6 +57,8 @@ impl Link {
             options,
             end,
             left,
+            lost: RefCell::new(None),
+            calling: Cell::new(0),
         }
     }
 
@@ -79,6 +86,10 @@ impl Link {
         sends: &[(usize, &[u8])],
         receives: &mut [(usize, &mut [u8])],
     ) -> Vec<usize> {
+        self.calling.set(call.sequence);
+        if let Some(fault) = self.news(call, std::iter::empty()) {
+            self.lose(&fault);
+        }
         let mut lengths = vec![0; receives.len()];
         request::scope(|scope| {
             let mut receiving: Vec<_> = receives
@@ -136,8 +147,14 @@ impl Link {
 
     /// A fault that another thread or another rank has found, or a rank that left before `call`.
     fn news(&self, call: &Call, mut awaited: impl Iterator<Item = usize>) -> Option<GroupFault> {
-        if let Some(fault) = self.queue.fault().or_else(|| self.read_notices()) {
+        if let Some(fault) = self.queue.fault() {
             return Some(fault);
+        }
+        self.read_notices();
+        if let Some((sequence, fault)) = &*self.lost.borrow()
+            && *sequence <= call.sequence
+        {
+            return Some(fault.clone());
         }
         awaited.find_map(|peer| {
             let calls = self.left.borrow()[peer].filter(|&calls| calls <= call.sequence)?;
@@ -150,8 +167,8 @@ impl Link {
         })
     }
 
-    /// Reads what has come, up to a fault.
-    fn read_notices(&self) -> Option<GroupFault> {
+    /// Reads what has come.
+    fn read_notices(&self) {
         while let Some(probed) = self
             .world
             .any_process()
@@ -162,10 +179,11 @@ impl Link {
                 Notice::Left(calls) => {
                     self.left.borrow_mut()[status.source_rank() as usize] = Some(calls)
                 }
-                Notice::Lost(fault) => return Some(fault),
+                Notice::Lost { sequence, fault } => {
+                    self.lost.borrow_mut().get_or_insert((sequence, fault));
+                }
             }
         }
-        None
     }
 
     /// Sends a notice to all others. It is small, so that MPI takes it at once, whatever its receiver does.
@@ -204,7 +222,10 @@ impl Link {
             {
                 self.world.abort(1)
             }
-            _ => self.notify(&Notice::Lost(fault.clone())),
+            _ => {
+                let (sequence, fault) = (self.calling.get(), fault.clone());
+                self.notify(&Notice::Lost { sequence, fault });
+            }
         }
     }
 
@@ -227,7 +248,8 @@ impl Link {
         self.notify(&Notice::Left(calls));
         let mut wait = Wait::new(self.options.deadline);
         while self.peers().any(|rank| self.left.borrow()[rank].is_none()) {
-            if let Some(fault) = self.read_notices() {
+            self.read_notices();
+            if let Some((_, fault)) = self.lost.take() {
                 eprintln!("rank {} has left its group: {fault}", self.rank());
                 self.queue.fail(fault);
                 // This process may be about to exit with success; those that failed come first.
