@@ -36,7 +36,7 @@ pub(super) struct Link {
     end: Sender<()>,
     /// Collectives in which each rank took part, if it has left.
     left: RefCell<Vec<Option<u64>>>,
-    /// The first fault that another rank has told of, and the call it was in: what all ranks have sent for calls before
+    /// The fault of the earliest call that another rank has told of, and the call it was in: what all ranks have sent for calls before
     /// that one is still under way.
     lost: RefCell<Option<(u64, GroupFault)>>,
     /// This rank's call.
@@ -180,7 +180,13 @@ impl Link {
                     self.left.borrow_mut()[status.source_rank() as usize] = Some(calls)
                 }
                 Notice::Lost { sequence, fault } => {
-                    self.lost.borrow_mut().get_or_insert((sequence, fault));
+                    let mut lost = self.lost.borrow_mut();
+                    if lost
+                        .as_ref()
+                        .is_none_or(|(earliest, _)| sequence < *earliest)
+                    {
+                        *lost = Some((sequence, fault));
+                    }
                 }
             }
         }

@@ -34,7 +34,7 @@ struct State {
     messages: Vec<VecDeque<Message>>,
     /// Collectives in which each rank took part, if it has left.
     left: Vec<Option<u64>>,
-    /// The first fault, and the call from which on it ends everything.
+    /// The fault of the earliest call, and that call, from which on it ends everything.
     fault: Option<(u64, GroupFault)>,
 }
 
@@ -62,11 +62,17 @@ impl Board {
     }
 
     /// Marks the group as lost on all ranks, from the call `sequence` on: what all have sent for calls before that one
-    /// may still be under way. The first fault stays.
+    /// may still be under way. The fault of the earliest call stays.
     pub fn fail(&self, sequence: u64, fault: &GroupFault) {
         for rank in 0..self.world_size() {
             self.change(rank, |state| {
-                state.fault.get_or_insert_with(|| (sequence, fault.clone()));
+                if state
+                    .fault
+                    .as_ref()
+                    .is_none_or(|(earliest, _)| sequence < *earliest)
+                {
+                    state.fault = Some((sequence, fault.clone()));
+                }
             });
         }
     }
