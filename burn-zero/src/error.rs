@@ -1,0 +1,89 @@
+//! What can go wrong, with the values.
+
+use thiserror::Error;
+
+use crate::group::GroupFault;
+
+/// Errors of ZeRO.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ZeroError {
+    /// The ranks cannot go on together: one hangs, left, panicked, gave up, or called something else.
+    #[error(transparent)]
+    Group(#[from] GroupFault),
+
+    /// A buffer cannot be cut as the call asks. Found before anything is sent.
+    #[error("{call}: the buffer has {elements} elements, but {expected}")]
+    BufferLength {
+        /// The call, with its label.
+        call: String,
+        /// Elements of the buffer.
+        elements: usize,
+        /// What the call needs.
+        expected: String,
+    },
+
+    /// A rank that does not exist in the group.
+    #[error("{call}: there is no rank {rank} in a group of {world_size}")]
+    NoSuchRank {
+        /// The call, with its label.
+        call: String,
+        /// The rank asked for.
+        rank: usize,
+        /// Ranks in the group.
+        world_size: usize,
+    },
+
+    /// Ranks hold different values where all must hold the same.
+    #[error(
+        "{label}: rank {rank} has `{value}`, but rank {peer} has `{peer_value}`; all ranks must have the same"
+    )]
+    Disagreement {
+        /// What was compared.
+        label: String,
+        /// This rank.
+        rank: usize,
+        /// This rank's value.
+        value: String,
+        /// The first rank whose value differs.
+        peer: usize,
+        /// Its value.
+        peer_value: String,
+    },
+
+    /// A setting that cannot work, such as a group of no ranks.
+    #[error("{setting} = {value}, but it must be {expected}")]
+    InvalidSetting {
+        /// The setting.
+        setting: &'static str,
+        /// Its value.
+        value: String,
+        /// What would do.
+        expected: &'static str,
+    },
+
+    /// MPI cannot be started in this process.
+    #[error("MPI: {reason}")]
+    Mpi {
+        /// Why, and what to do.
+        reason: String,
+    },
+
+    /// More elements than this machine's `usize` counts.
+    #[error("{what}: more elements than {limit}, the most this machine can count", limit = usize::MAX)]
+    TooManyElements {
+        /// What was being counted.
+        what: String,
+    },
+
+    /// Two shard maps describe different parameters.
+    #[error("shard maps differ at parameter {index}: `{ours}` here, `{theirs}` there")]
+    ForeignShardMap {
+        /// Position in the order of parameters.
+        index: usize,
+        /// Path and elements here, or "none".
+        ours: String,
+        /// Path and elements there, or "none".
+        theirs: String,
+    },
+}

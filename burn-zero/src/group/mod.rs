@@ -1,0 +1,56 @@
+//! Ranks that compute together: the collectives that ZeRO needs, over host buffers.
+//!
+//! # Terms
+//!
+//! A *rank* is one member of a group of *world size* members. A *collective* is a call that every rank makes, in the
+//! same order. *Reduce* is summing or averaging over ranks, element by element.
+//!
+//! # What every group keeps
+//!
+//! - **One rounding.** Half-precision buffers are added in f32 and rounded once, at the end ([`ReduceOp`]).
+//! - **The same bits.** Elements are added in the order of ranks, whatever arrives first: all ranks hold the same bits,
+//!   all groups give the same bits, and an all-reduce gives those of a reduce-scatter.
+//! - **No hang.** A rank waits at most [`GroupOptions::deadline`] for the next message of another. A rank that hangs,
+//!   leaves, panics or makes another call is a [`GroupFault`] that names it, on all ranks. After a fault the group is
+//!   lost: every further call returns that fault.
+//! - **Counted.** [`ProcessGroup::traffic`]: what this rank has sent, by operation.
+//!
+//! # How it works
+//!
+//! Each rank has one worker thread that runs its collectives in the order in which they were submitted, so that a
+//! non-blocking call goes on while the rank computes. A collective starts with a small message to every other rank that
+//! says what this rank is about to do ([`Call`]); nothing is added to anything before all ranks have said the same.
+//! `engine` is that worker, `transport` the few movements of data it needs, `thread` and `mpi` carry them out.
+
+mod agree;
+mod buffer;
+mod call;
+mod engine;
+mod fault;
+#[cfg(feature = "mpi")]
+mod mpi;
+mod options;
+mod pending;
+mod process_group;
+mod queue;
+mod reduce;
+mod request;
+mod single;
+mod thread;
+mod traffic;
+mod transport;
+
+pub use agree::Agree;
+pub use buffer::{BufferDtype, HostBuffer};
+pub use call::{Call, Operation};
+pub use fault::GroupFault;
+#[cfg(feature = "mpi")]
+pub use mpi::MpiGroup;
+pub use options::{GroupOptions, OnPanic};
+pub use pending::{Pending, PendingBuffer};
+pub use process_group::ProcessGroup;
+pub use reduce::ReduceOp;
+pub use request::{Output, Request, Split, Task};
+pub use single::SingleRank;
+pub use thread::ThreadGroup;
+pub use traffic::{Sent, Traffic};

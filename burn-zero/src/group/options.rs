@@ -1,0 +1,77 @@
+//! What can be chosen for a group.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ZeroError;
+
+/// Settings of a group. All ranks should use the same, and must use the same `chunk_elements`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GroupOptions {
+    /// Longest time that a rank waits for the next message of another, 60 s by default (DeepSpeed: 30 minutes). It must be
+    /// longer than what ranks compute between two collectives, such as the evaluation of one rank alone.
+    pub deadline: Duration,
+    /// Most elements in one message, 65,536 by default: MPI counts with 31 bits, and chunks of this size are added
+    /// while they are in the cache. Threads read each other's buffers and send no messages.
+    pub chunk_elements: usize,
+    /// What a panic does to the process. MPI only.
+    pub on_panic: OnPanic,
+}
+
+/// What a panic in a process of an MPI job does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OnPanic {
+    /// Prints the rank and the message and ends the whole job: unwinding would wait in `MPI_Finalize` for ranks that wait
+    /// for this one. Any panic counts, also one that would have been caught.
+    #[default]
+    EndJob,
+    /// Leaves panics alone: for programs that catch them. A panic that drops the group is then found as
+    /// [`GroupFault::PeerLeft`](super::GroupFault::PeerLeft).
+    Unwind,
+}
+
+impl Default for GroupOptions {
+    fn default() -> Self {
+        Self {
+            deadline: Duration::from_secs(60),
+            chunk_elements: 1 << 16,
+            on_panic: OnPanic::default(),
+        }
+    }
+}
+
+/// Most elements in a message of at most 2^31 - 1 bytes.
+const MOST_CHUNK_ELEMENTS: usize = 1 << 28;
+
+/// Clocks overflow long after it.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
+
+impl GroupOptions {
+    /// Default options with another deadline.
+    pub fn with_deadline(deadline: Duration) -> Self {
+        Self {
+            deadline,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ZeroError> {
+        if self.chunk_elements == 0 || self.chunk_elements > MOST_CHUNK_ELEMENTS {
+            return Err(ZeroError::InvalidSetting {
+                setting: "chunk_elements",
+                value: self.chunk_elements.to_string(),
+                expected: "from 1 to 2^28",
+            });
+        }
+        if self.deadline.is_zero() || self.deadline > LONGEST_DEADLINE {
+            return Err(ZeroError::InvalidSetting {
+                setting: "deadline",
+                value: format!("{:?}", self.deadline),
+                expected: "longer than nothing and at most a year",
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,136 @@
+//! Where the ranks of one process leave messages for each other.
+
+use std::{
+    any::Any,
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::group::{Call, GroupFault};
+
+/// What one rank leaves for another.
+pub(super) enum Message {
+    /// What it calls.
+    Call(Arc<Call>),
+    /// A vector of the type that the call says.
+    Values(Arc<dyn Any + Send + Sync>),
+}
+
+/// One inbox a rank.
+pub(super) struct Board {
+    inboxes: Vec<Inbox>,
+}
+
+struct Inbox {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// Messages of each rank.
+    messages: Vec<VecDeque<Message>>,
+    /// Collectives in which each rank took part, if it has left.
+    left: Vec<Option<u64>>,
+    /// The fault of the earliest call, and that call, from which on it ends everything.
+    fault: Option<(u64, GroupFault)>,
+}
+
+impl Board {
+    pub fn new(world_size: usize) -> Self {
+        let inbox = |_| Inbox {
+            state: Mutex::new(State {
+                messages: (0..world_size).map(|_| VecDeque::new()).collect(),
+                left: vec![None; world_size],
+                fault: None,
+            }),
+            changed: Condvar::new(),
+        };
+        Self {
+            inboxes: (0..world_size).map(inbox).collect(),
+        }
+    }
+
+    pub fn world_size(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    pub fn post(&self, from: usize, to: usize, message: Message) {
+        self.change(to, |state| state.messages[from].push_back(message));
+    }
+
+    /// Marks the group as lost on all ranks, from the call `sequence` on: what all have sent for calls before that one
+    /// may still be under way. The fault of the earliest call stays.
+    pub fn fail(&self, sequence: u64, fault: &GroupFault) {
+        for rank in 0..self.world_size() {
+            self.change(rank, |state| {
+                if state
+                    .fault
+                    .as_ref()
+                    .is_none_or(|(earliest, _)| sequence < *earliest)
+                {
+                    state.fault = Some((sequence, fault.clone()));
+                }
+            });
+        }
+    }
+
+    pub fn leave(&self, rank: usize, calls: u64) {
+        for peer in 0..self.world_size() {
+            self.change(peer, |state| state.left[rank] = Some(calls));
+        }
+    }
+
+    /// Takes the next message of one rank for another.
+    pub fn take(
+        &self,
+        from: usize,
+        to: usize,
+        call: &Call,
+        deadline: Duration,
+    ) -> Result<Message, GroupFault> {
+        let until = Instant::now() + deadline;
+        let inbox = &self.inboxes[to];
+        let mut state = inbox.state.lock();
+        loop {
+            if let Some((sequence, fault)) = &state.fault
+                && *sequence <= call.sequence
+            {
+                return Err(fault.clone());
+            }
+            if let Some(message) = state.messages[from].pop_front() {
+                return Ok(message);
+            }
+            if let Some(calls) = state.left[from] {
+                let call = call.to_string();
+                return Err(GroupFault::PeerLeft {
+                    rank: to,
+                    call,
+                    peer: from,
+                    calls,
+                });
+            }
+            if inbox.changed.wait_until(&mut state, until).timed_out()
+                && state.messages[from].is_empty()
+            {
+                let missing = (0..self.world_size())
+                    .filter(|&rank| rank != to && state.messages[rank].is_empty() && rank >= from)
+                    .collect();
+                let call = call.to_string();
+                return Err(GroupFault::Deadline {
+                    rank: to,
+                    call,
+                    missing,
+                    deadline,
+                });
+            }
+        }
+    }
+
+    fn change(&self, rank: usize, change: impl FnOnce(&mut State)) {
+        change(&mut self.inboxes[rank].state.lock());
+        self.inboxes[rank].changed.notify_all();
+    }
+}

@@ -1,0 +1,176 @@
+//! Ranks as threads of one process.
+
+mod board;
+mod transport;
+
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread,
+};
+
+use board::Board;
+use transport::ThreadTransport;
+
+use super::{
+    GroupFault, GroupOptions, Pending, ProcessGroup, Request, Traffic, engine,
+    engine::panic_message, queue::Queue,
+};
+use crate::ZeroError;
+
+/// A rank that is a thread of this process. A clone is the same rank.
+///
+/// Ranks read each other's buffers, so that a reduce-scatter reads every buffer once and writes the result once.
+#[derive(Clone)]
+pub struct ThreadGroup(Arc<Member>);
+
+struct Member {
+    rank: usize,
+    queue: Arc<Queue>,
+    board: Arc<Board>,
+    worker: Option<thread::JoinHandle<()>>,
+}
+
+impl ThreadGroup {
+    /// The ranks of a new group, in order, to be moved to threads of your own.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::InvalidSetting`] for no ranks or an impossible option.
+    pub fn new(world_size: usize, options: GroupOptions) -> Result<Vec<Self>, ZeroError> {
+        options.check()?;
+        if world_size == 0 {
+            let (setting, value, expected) = ("world_size", "0".to_owned(), "at least 1");
+            return Err(ZeroError::InvalidSetting {
+                setting,
+                value,
+                expected,
+            });
+        }
+        let board = Arc::new(Board::new(world_size));
+        Ok((0..world_size)
+            .map(|rank| Self::join(rank, &board, &options))
+            .collect())
+    }
+
+    fn join(rank: usize, board: &Arc<Board>, options: &GroupOptions) -> Self {
+        let queue = Arc::new(Queue::default());
+        let mut transport = ThreadTransport::new(rank, board.clone(), options.clone());
+        let worker = thread::Builder::new()
+            .name(format!("rank {rank}, collectives"))
+            .spawn({
+                let queue = queue.clone();
+                move || engine::work(&mut transport, &queue)
+            })
+            .expect("the system starts a thread");
+        let board = board.clone();
+        Self(Arc::new(Member {
+            rank,
+            queue,
+            board,
+            worker: Some(worker),
+        }))
+    }
+
+    /// Runs `rank` on `world_size` threads, each with its rank, and returns what they return, in the order of ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`GroupFault::PeerPanicked`] if a rank panics: the others' collectives fail with the same at once.
+    pub fn spawn<R: Send>(
+        world_size: usize,
+        options: GroupOptions,
+        rank: impl Fn(Self) -> R + Sync,
+    ) -> Result<Vec<R>, ZeroError> {
+        let groups = Self::new(world_size, options)?;
+        let run = |group: Self| {
+            let member = group.clone();
+            catch_unwind(AssertUnwindSafe(|| rank(group))).map_err(|panic| {
+                let message = panic_message(&*panic);
+                let fault = GroupFault::PeerPanicked {
+                    rank: member.rank(),
+                    message,
+                };
+                member.0.fail(fault.clone());
+                ZeroError::from(fault)
+            })
+        };
+        thread::scope(|scope| {
+            let start = |group: Self| {
+                thread::Builder::new()
+                    .name(format!("rank {}", group.rank()))
+                    .spawn_scoped(scope, || run(group))
+                    .expect("the system starts a thread")
+            };
+            let ranks: Vec<_> = groups.into_iter().map(start).collect();
+            ranks
+                .into_iter()
+                .map(|rank| rank.join().expect("panics are caught in the rank"))
+                .collect()
+        })
+    }
+}
+
+impl Member {
+    fn fail(&self, fault: GroupFault) {
+        self.board.fail(0, &fault);
+        self.queue.fail(fault);
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let message = "its thread unwinds; the message is in its output".to_owned();
+            self.fail(GroupFault::PeerPanicked {
+                rank: self.rank,
+                message,
+            });
+        }
+        self.queue.close();
+        if let Some(worker) = self.worker.take() {
+            let _ = worker.join(); // a worker that panicked has printed why
+        }
+    }
+}
+
+impl ProcessGroup for ThreadGroup {
+    fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.0.board.world_size()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        self.0.queue.submit(self.rank(), self.world_size(), request)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.0.fail(GroupFault::Aborted {
+            rank: self.rank(),
+            reason: reason.to_owned(),
+        });
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.0.queue.traffic().lock().clone()
+    }
+
+    fn declare_settings(&self, text: &str) {
+        self.0.queue.declare_settings(text);
+    }
+}
+
+impl fmt::Debug for ThreadGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "ThreadGroup(rank {} of {})",
+            self.rank(),
+            self.world_size()
+        )
+    }
+}
