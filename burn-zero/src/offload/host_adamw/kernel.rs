@@ -1,6 +1,6 @@
 //! The arithmetic, and how it is spread over threads and vectors.
 
-use half::{bf16, f16, slice::HalfFloatSliceExt};
+use half::{bf16, slice::HalfFloatSliceExt};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -9,8 +9,7 @@ use super::{AdamWStep, DecayMode, Gradients, HostAdamWConfig, ParamsOut, simd::d
 /// Elements a task: 1.8 MiB of traffic, enough to hide the cost of a task and few enough to balance the threads.
 pub(super) const CHUNK: usize = 64 * 1024;
 
-/// Elements converted at a time between low precision and f32. They stay in the first-level cache, so that a step is one
-/// pass over memory whatever the dtypes are.
+/// Elements whose f16 is converted at a time. They stay in the first-level cache, so that a step is one pass over memory.
 const BLOCK: usize = 1024;
 
 /// The factors of one step, as PyTorch computes them: in f64, then rounded once.
@@ -147,70 +146,114 @@ impl WithSimd for ChunkUpdate<'_> {
 impl ChunkUpdate<'_> {
     #[inline(always)]
     fn run<const CAUTIOUS: bool>(self) {
-        let Elements {
-            gradients,
+        let mut rest = self.elements;
+        while !rest.master.is_empty() {
+            let at = BLOCK.min(rest.master.len());
+            let (block, tail) = rest.split_at(at);
+            update_block::<CAUTIOUS>(&self.factors, block);
+            rest = tail;
+        }
+    }
+}
+
+/// bf16 is converted in registers; f16 in the first-level cache by `half`, which takes the conversion instructions where it
+/// finds them at run time.
+#[inline(always)]
+fn update_block<const CAUTIOUS: bool>(factors: &Factors, block: Elements<'_>) {
+    let mut widened = [0.0; BLOCK];
+    match block.gradients {
+        Gradients::F32(slice) => block.narrow::<_, CAUTIOUS>(factors, slice),
+        Gradients::Bf16(slice) => block.narrow::<_, CAUTIOUS>(factors, slice),
+        Gradients::F16(slice) => {
+            let widened = &mut widened[..slice.len()];
+            slice.convert_to_f32_slice(widened);
+            block.narrow::<_, CAUTIOUS>(factors, widened);
+        }
+    }
+}
+
+impl Elements<'_> {
+    #[inline(always)]
+    fn narrow<G: Widen, const CAUTIOUS: bool>(self, factors: &Factors, gradients: &[G]) {
+        let Self {
             master,
             moment_1,
             moment_2,
-            mut out,
-        } = self.elements;
-        let mut widened = [0.0; BLOCK];
-        let blocks = master
-            .chunks_mut(BLOCK)
-            .zip(moment_1.chunks_mut(BLOCK))
-            .zip(moment_2.chunks_mut(BLOCK));
-        for (index, ((master, moment_1), moment_2)) in blocks.enumerate() {
-            let at = index * BLOCK;
-            let range = at..at + master.len();
-            let gradients = match gradients {
-                Gradients::F32(slice) => &slice[range.clone()],
-                Gradients::Bf16(slice) => widen_bf16(&slice[range.clone()], &mut widened),
-                Gradients::F16(slice) => widen_f16(&slice[range.clone()], &mut widened),
-            };
-            update_block::<CAUTIOUS>(&self.factors, gradients, master, moment_1, moment_2);
-            match &mut out {
-                None => {}
-                Some(ParamsOut::Bf16(slice)) => narrow_bf16(master, &mut slice[range]),
-                Some(ParamsOut::F16(slice)) => slice[range].convert_from_f32_slice(master),
+            out,
+            ..
+        } = self;
+        let none = &mut [(); BLOCK];
+        match out {
+            None => sweep::<_, _, CAUTIOUS>(factors, gradients, master, moment_1, moment_2, none),
+            Some(ParamsOut::Bf16(out)) => {
+                sweep::<_, _, CAUTIOUS>(factors, gradients, master, moment_1, moment_2, out);
+            }
+            Some(ParamsOut::F16(out)) => {
+                sweep::<_, _, CAUTIOUS>(factors, gradients, master, moment_1, moment_2, none);
+                out.convert_from_f32_slice(master);
             }
         }
     }
 }
 
+/// The loop that is compiled to vectors.
 #[inline(always)]
-fn update_block<const CAUTIOUS: bool>(
+fn sweep<G: Widen, O: Narrow, const CAUTIOUS: bool>(
     factors: &Factors,
-    gradients: &[f32],
+    gradients: &[G],
     master: &mut [f32],
     moment_1: &mut [f32],
     moment_2: &mut [f32],
+    out: &mut [O],
 ) {
-    let elements = gradients.iter().zip(master).zip(moment_1).zip(moment_2);
-    for (((gradient, master), moment_1), moment_2) in elements {
-        factors.update::<CAUTIOUS>(*gradient, master, moment_1, moment_2);
+    let elements = gradients
+        .iter()
+        .zip(master)
+        .zip(moment_1)
+        .zip(moment_2)
+        .zip(out);
+    for ((((gradient, master), moment_1), moment_2), out) in elements {
+        factors.update::<CAUTIOUS>(gradient.widen(), master, moment_1, moment_2);
+        *out = O::narrow(*master);
     }
 }
 
-#[inline(always)]
-fn widen_bf16<'a>(slice: &[bf16], widened: &'a mut [f32; BLOCK]) -> &'a [f32] {
-    let widened = &mut widened[..slice.len()];
-    for (wide, low) in widened.iter_mut().zip(slice) {
-        *wide = f32::from_bits(u32::from(low.to_bits()) << 16);
-    }
-    widened
+/// A gradient as it arrives.
+trait Widen: Copy {
+    fn widen(self) -> f32;
 }
 
-#[inline(always)]
-fn narrow_bf16(slice: &[f32], low: &mut [bf16]) {
-    for (low, wide) in low.iter_mut().zip(slice) {
-        *low = bf16::from_f32(*wide);
+impl Widen for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
     }
 }
 
-/// With the conversion instructions where the processor has them: `half` looks at run time.
-#[inline(always)]
-fn widen_f16<'a>(slice: &[f16], widened: &'a mut [f32; BLOCK]) -> &'a [f32] {
-    let widened = &mut widened[..slice.len()];
-    slice.convert_to_f32_slice(widened);
-    widened
+impl Widen for bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+}
+
+/// A parameter as it leaves; `()` where none does.
+trait Narrow {
+    fn narrow(value: f32) -> Self;
+}
+
+impl Narrow for () {
+    #[inline(always)]
+    fn narrow(_: f32) -> Self {}
+}
+
+impl Narrow for bf16 {
+    /// The bits of `bf16::from_f32`, without its branches: they would keep the loop from becoming vectors.
+    #[inline(always)]
+    fn narrow(value: f32) -> Self {
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        let quiet_nan = (bits >> 16) | 0x40;
+        bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
+    }
 }
