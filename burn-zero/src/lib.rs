@@ -1,8 +1,16 @@
 //! ZeRO for Burn: sharded optimizer state and gradients over real process groups, and host offload.
 
+mod config;
 mod offload;
+mod stage;
 
+pub use config::{
+    AdagradParams, AdamParams, BatchConfig, BatchSizes, CommunicationDtype, ConfigError,
+    IgnoredKey, LossScaling, OptimizerConfig, OptimizerOffload, Precision, ResolvedConfig,
+    SchedulerConfig, SgdParams, Warmup, WarmupShape, ZeroConfig,
+};
 pub use offload::{
     AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostAdamWError,
     InstructionSet, OpenStep, ParamsOut,
 };
+pub use stage::Stage;
