@@ -1,6 +1,7 @@
 //! ZeRO for Burn: sharded optimizer state and gradients over real process groups, and host offload.
 
 mod config;
+mod estimate;
 mod offload;
 mod stage;
 
@@ -9,6 +10,7 @@ pub use config::{
     IgnoredKey, LossScaling, OptimizerConfig, OptimizerOffload, Precision, ResolvedConfig,
     SchedulerConfig, SgdParams, Warmup, WarmupShape, ZeroConfig,
 };
+pub use estimate::{Estimate, EstimateTable, ModelStates, StateLayout, estimate};
 pub use offload::{
     AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostAdamWError,
     InstructionSet, OpenStep, ParamsOut,

@@ -12,8 +12,8 @@ use json::Json;
 use section::{Keys, Section};
 
 use super::{
-    BatchConfig, CommunicationDtype, ConfigError, LossScaling, OptimizerOffload,
-    Precision, ZeroConfig,
+    BatchConfig, CommunicationDtype, ConfigError, LossScaling, OptimizerOffload, Precision,
+    ZeroConfig,
 };
 use crate::Stage;
 
