@@ -103,7 +103,7 @@ fn divide(
     value: u64,
     world_size: usize,
 ) -> Result<u64, ConfigError> {
-    let exact = product(value, 1, world_size).filter(|divisor| train % divisor == 0);
+    let exact = product(value, 1, world_size).filter(|divisor| train.is_multiple_of(*divisor));
     exact
         .map(|divisor| train / divisor)
         .ok_or(ConfigError::BatchRemainder {

@@ -304,7 +304,7 @@ fn any_value() -> impl Strategy<Value = Value> {
 /// Every path of `json`, as its keys.
 fn paths(json: &Value, prefix: &[String], found: &mut Vec<Vec<String>>) {
     for (key, value) in json.as_object().into_iter().flatten() {
-        let path = [prefix, &[key.clone()]].concat();
+        let path = [prefix, std::slice::from_ref(key)].concat();
         found.push(path.clone());
         paths(value, &path, found);
     }
