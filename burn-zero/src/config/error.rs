@@ -1,0 +1,129 @@
+//! What can be wrong with a configuration, with the place and the values.
+
+use thiserror::Error;
+
+/// Errors of [`ZeroConfig`](super::ZeroConfig). Paths are those of the JSON: `zero_optimization.offload_optimizer.device`.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The text is no JSON. Comments, trailing commas, `NaN` and `Infinity` are none either.
+    #[error("the configuration is no JSON: {message}")]
+    Syntax {
+        /// What the parser says, with the line and the column.
+        message: String,
+    },
+    /// A key that DeepSpeed does not have.
+    #[error("{path}: there is no such key{}", nearest.as_ref().map_or(String::new(), |key| format!("; the nearest is `{key}`")))]
+    UnknownKey {
+        /// Where.
+        path: String,
+        /// The nearest valid key of the same section.
+        nearest: Option<String>,
+    },
+    /// A key that stands twice in its section. Which of the values counts would be a guess.
+    #[error("{path}: the key stands there twice")]
+    DuplicateKey {
+        /// Where.
+        path: String,
+    },
+    /// A value of another type.
+    #[error("{path}: {value}, but it must be {expected}")]
+    WrongType {
+        /// Where.
+        path: String,
+        /// The beginning of the value.
+        value: String,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// A value out of bounds.
+    #[error("{path}: {value}, but it must be {expected}")]
+    InvalidValue {
+        /// Where.
+        path: String,
+        /// The value.
+        value: String,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// `"auto"`, which HuggingFace's Trainer replaces before DeepSpeed reads it. Nobody does here.
+    #[error("{path}: \"auto\" is filled in by HuggingFace's Trainer, not here: put {put}")]
+    Auto {
+        /// Where.
+        path: String,
+        /// What to put there instead.
+        put: &'static str,
+    },
+    /// What DeepSpeed has and this crate does not.
+    #[error("{path}: {value} is not supported: {instead}")]
+    Unsupported {
+        /// Where.
+        path: String,
+        /// The beginning of the value.
+        value: String,
+        /// Why, and what to do instead.
+        instead: &'static str,
+    },
+    /// Two keys that exclude each other.
+    #[error("{first} and {second} are both there: {reason}")]
+    Contradiction {
+        /// One of them.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+        /// Why that cannot be.
+        reason: &'static str,
+    },
+    /// All three batch sizes are there and do not fit together.
+    #[error(
+        "train_batch_size {train}, but train_micro_batch_size_per_gpu {micro} x gradient_accumulation_steps {steps} x \
+         {world_size} ranks = {}",
+        u128::from(*micro) * u128::from(*steps) * (*world_size as u128)
+    )]
+    BatchContradiction {
+        /// `train_batch_size`
+        train: u64,
+        /// `train_micro_batch_size_per_gpu`
+        micro: u64,
+        /// `gradient_accumulation_steps`
+        steps: u64,
+        /// Ranks.
+        world_size: usize,
+    },
+    /// The batch cannot be divided evenly.
+    #[error("train_batch_size {train} is no multiple of {world_size} ranks x {name} {value} = {}", u128::from(*value) * (*world_size as u128))]
+    BatchRemainder {
+        /// `train_batch_size`
+        train: u64,
+        /// The other size there is: `train_micro_batch_size_per_gpu` or `gradient_accumulation_steps`.
+        name: &'static str,
+        /// Its value.
+        value: u64,
+        /// Ranks.
+        world_size: usize,
+    },
+    /// No batch size at all.
+    #[error(
+        "neither train_batch_size nor train_micro_batch_size_per_gpu is there: one of them must be"
+    )]
+    NoBatchSize,
+    /// A job of no ranks.
+    #[error("a world of 0 ranks: there must be at least 1")]
+    NoRanks,
+}
+
+impl ConfigError {
+    /// Where in the JSON, if the error is about one place.
+    pub fn path(&self) -> Option<&str> {
+        match self {
+            Self::UnknownKey { path, .. }
+            | Self::DuplicateKey { path }
+            | Self::WrongType { path, .. }
+            | Self::InvalidValue { path, .. }
+            | Self::Auto { path, .. }
+            | Self::Unsupported { path, .. } => Some(path),
+            Self::Contradiction { second, .. } => Some(second),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What AdamW is told once, and what it is told at every step.
+
+use serde::{Deserialize, Serialize};
+
+use super::HostAdamWError;
+
+/// Configuration of a [`HostAdamW`](super::HostAdamW), under the names of Burn's `AdamWConfig` and with the defaults of
+/// PyTorch's `torch.optim.AdamW`, which differ from Burn's (`epsilon` 1e-5, `weight_decay` 1e-4).
+///
+/// AMSGrad is not there: it needs a third moment, a third more memory and traffic. Names that do not exist, `amsgrad`
+/// among them, are refused when read from a file.
+///
+/// The factors are f64: `1 - 0.999` is 0.001 here, as in PyTorch, where Burn's f32 makes it 0.00099998713.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HostAdamWConfig {
+    /// Decay of the first moment. Default 0.9.
+    pub beta_1: f64,
+    /// Decay of the second moment. Default 0.999.
+    pub beta_2: f64,
+    /// Added to the root of the corrected second moment. Default 1e-8.
+    pub epsilon: f64,
+    /// Decoupled weight decay, multiplied with the learning rate. Default 0.01.
+    pub weight_decay: f64,
+    /// Which elements decay. Default all of them.
+    pub decay_mode: DecayMode,
+}
+
+/// Which elements weight decay shrinks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DecayMode {
+    /// All of them (Loshchilov and Hutter, arXiv 1711.05101).
+    #[default]
+    Decoupled,
+    /// Only those whose sign is that of their first moment, zero counting as positive: Burn's `cautious_weight_decay`
+    /// (arXiv 2510.12402).
+    Cautious,
+}
+
+impl Default for HostAdamWConfig {
+    fn default() -> Self {
+        Self {
+            beta_1: 0.9,
+            beta_2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.01,
+            decay_mode: DecayMode::Decoupled,
+        }
+    }
+}
+
+impl HostAdamWConfig {
+    /// A step at `learning_rate` with this configuration's weight decay and gradients as they are.
+    pub fn at(&self, learning_rate: f64) -> AdamWStep {
+        AdamWStep {
+            learning_rate,
+            weight_decay: self.weight_decay,
+            grad_scale: 1.0,
+        }
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    ///
+    /// [`HostAdamWError::InvalidValue`] for the first field that cannot work.
+    pub fn validate(&self) -> Result<(), HostAdamWError> {
+        for (name, beta) in [("beta_1", self.beta_1), ("beta_2", self.beta_2)] {
+            check(
+                name,
+                beta,
+                (0.0..1.0).contains(&beta),
+                "at least 0 and below 1",
+            )?;
+        }
+        check(
+            "epsilon",
+            self.epsilon,
+            not_negative(self.epsilon),
+            NOT_NEGATIVE,
+        )?;
+        check(
+            "weight_decay",
+            self.weight_decay,
+            not_negative(self.weight_decay),
+            NOT_NEGATIVE,
+        )
+    }
+}
+
+/// What one step, or one range of it, is updated with. Ranges may differ, as PyTorch's parameter groups do: biases
+/// without weight decay, another learning rate for the embedding.
+///
+/// Made by [`HostAdamWConfig::at`] and changed with struct update syntax.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWStep {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Decoupled weight decay, multiplied with the learning rate.
+    pub weight_decay: f64,
+    /// Every gradient is multiplied with this before it is used: the inverse loss scale, the clipping coefficient, or
+    /// their product. 1 changes no bit.
+    pub grad_scale: f32,
+}
+
+impl AdamWStep {
+    pub(super) fn validate(&self) -> Result<(), HostAdamWError> {
+        check(
+            "learning_rate",
+            self.learning_rate,
+            not_negative(self.learning_rate),
+            NOT_NEGATIVE,
+        )?;
+        check(
+            "weight_decay",
+            self.weight_decay,
+            not_negative(self.weight_decay),
+            NOT_NEGATIVE,
+        )?;
+        check(
+            "grad_scale",
+            self.grad_scale.into(),
+            self.grad_scale.is_finite(),
+            "finite",
+        )
+    }
+}
+
+const NOT_NEGATIVE: &str = "finite and not negative";
+
+fn not_negative(value: f64) -> bool {
+    value.is_finite() && value >= 0.0
+}
+
+fn check(
+    name: &'static str,
+    value: f64,
+    holds: bool,
+    expected: &'static str,
+) -> Result<(), HostAdamWError> {
+    if holds {
+        return Ok(());
+    }
+    Err(HostAdamWError::InvalidValue {
+        name,
+        value,
+        expected,
+    })
+}

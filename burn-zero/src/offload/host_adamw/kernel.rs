@@ -1,0 +1,259 @@
+//! The arithmetic, and how it is spread over threads and vectors.
+
+use half::{bf16, slice::HalfFloatSliceExt};
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::{AdamWStep, DecayMode, Gradients, HostAdamWConfig, ParamsOut, simd::dispatch};
+
+/// Elements a task: 1.8 MiB of traffic, enough to hide the cost of a task and few enough to balance the threads.
+pub(super) const CHUNK: usize = 64 * 1024;
+
+/// Elements whose f16 is converted at a time. They stay in the first-level cache, so that a step is one pass over memory.
+const BLOCK: usize = 1024;
+
+/// The factors of one step, as PyTorch computes them: in f64, then rounded once.
+#[derive(Clone, Copy)]
+pub(super) struct Factors {
+    grad_scale: f32,
+    /// 1 - beta_1
+    blend_1: f32,
+    beta_2: f32,
+    /// 1 - beta_2
+    blend_2: f32,
+    /// 1 - learning rate * weight decay
+    keep: f32,
+    /// learning rate / (1 - beta_1^step)
+    step_size: f32,
+    /// 1 / sqrt(1 - beta_2^step)
+    root_correction: f32,
+    epsilon: f32,
+    decay_mode: DecayMode,
+}
+
+impl Factors {
+    /// Those of step number `step`, counted from 1.
+    pub(super) fn new(config: &HostAdamWConfig, args: &AdamWStep, step: u64) -> Self {
+        let correction = |beta: f64| 1.0 - beta.powf(step as f64);
+        Self {
+            grad_scale: args.grad_scale,
+            blend_1: (1.0 - config.beta_1) as f32,
+            beta_2: config.beta_2 as f32,
+            blend_2: (1.0 - config.beta_2) as f32,
+            keep: (1.0 - args.learning_rate * args.weight_decay) as f32,
+            step_size: (args.learning_rate / correction(config.beta_1)) as f32,
+            root_correction: (1.0 / correction(config.beta_2).sqrt()) as f32,
+            epsilon: config.epsilon as f32,
+            decay_mode: config.decay_mode,
+        }
+    }
+
+    /// One element: `torch.optim.AdamW` with decoupled decay, bias correction, and epsilon outside of the root.
+    #[inline(always)]
+    fn update<const CAUTIOUS: bool>(
+        &self,
+        gradient: f32,
+        master: &mut f32,
+        moment_1: &mut f32,
+        moment_2: &mut f32,
+    ) {
+        let gradient = gradient * self.grad_scale;
+        let first = *moment_1 + (gradient - *moment_1) * self.blend_1;
+        let second = *moment_2 * self.beta_2 + gradient * gradient * self.blend_2;
+        let against = CAUTIOUS && ((*master >= 0.0) != (first >= 0.0));
+        let keep = if against { 1.0 } else { self.keep };
+        let direction = first / (second.sqrt() * self.root_correction + self.epsilon);
+        *master = *master * keep - direction * self.step_size;
+        *moment_1 = first;
+        *moment_2 = second;
+    }
+}
+
+/// All that a range of elements needs. The slices are of one length.
+pub(super) struct Elements<'a> {
+    pub(super) gradients: Gradients<'a>,
+    pub(super) master: &'a mut [f32],
+    pub(super) moment_1: &'a mut [f32],
+    pub(super) moment_2: &'a mut [f32],
+    pub(super) out: Option<ParamsOut<'a>>,
+}
+
+impl<'a> Elements<'a> {
+    fn split_at(self, at: usize) -> (Self, Self) {
+        let (gradients, gradients_tail) = self.gradients.split_at(at);
+        let (master, master_tail) = self.master.split_at_mut(at);
+        let (moment_1, moment_1_tail) = self.moment_1.split_at_mut(at);
+        let (moment_2, moment_2_tail) = self.moment_2.split_at_mut(at);
+        let (out, out_tail) = self.out.map(|out| out.split_at(at)).unzip();
+        let head = Self {
+            gradients,
+            master,
+            moment_1,
+            moment_2,
+            out,
+        };
+        let tail = Self {
+            gradients: gradients_tail,
+            master: master_tail,
+            moment_1: moment_1_tail,
+            moment_2: moment_2_tail,
+            out: out_tail,
+        };
+        (head, tail)
+    }
+
+    fn chunks(self) -> Vec<Self> {
+        let mut chunks = Vec::with_capacity(self.master.len().div_ceil(CHUNK));
+        let mut rest = self;
+        while rest.master.len() > CHUNK {
+            let (head, tail) = rest.split_at(CHUNK);
+            chunks.push(head);
+            rest = tail;
+        }
+        chunks.push(rest);
+        chunks
+    }
+}
+
+/// Updates all elements, on the current rayon pool. Each element's result depends on nothing but itself, so neither the
+/// number of threads nor the instructions change a bit.
+pub(super) fn update(arch: Arch, factors: Factors, elements: Elements<'_>) {
+    let run = |elements| dispatch(arch, ChunkUpdate { factors, elements });
+    if elements.master.len() <= CHUNK {
+        return run(elements);
+    }
+    elements.chunks().into_par_iter().for_each(run);
+}
+
+/// One chunk. Everything below it is inlined, so that it is compiled for the chosen instructions.
+struct ChunkUpdate<'a> {
+    factors: Factors,
+    elements: Elements<'a>,
+}
+
+impl WithSimd for ChunkUpdate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        match self.factors.decay_mode {
+            DecayMode::Decoupled => self.run::<false>(),
+            DecayMode::Cautious => self.run::<true>(),
+        }
+    }
+}
+
+impl ChunkUpdate<'_> {
+    #[inline(always)]
+    fn run<const CAUTIOUS: bool>(self) {
+        let mut rest = self.elements;
+        while !rest.master.is_empty() {
+            let at = BLOCK.min(rest.master.len());
+            let (block, tail) = rest.split_at(at);
+            update_block::<CAUTIOUS>(&self.factors, block);
+            rest = tail;
+        }
+    }
+}
+
+/// bf16 is converted in registers; f16 in the first-level cache by `half`, which takes the conversion instructions where it
+/// finds them at run time.
+#[inline(always)]
+fn update_block<const CAUTIOUS: bool>(factors: &Factors, block: Elements<'_>) {
+    let mut widened = [0.0; BLOCK];
+    match block.gradients {
+        Gradients::F32(slice) => block.narrow::<_, CAUTIOUS>(factors, slice),
+        Gradients::Bf16(slice) => block.narrow::<_, CAUTIOUS>(factors, slice),
+        Gradients::F16(slice) => {
+            let widened = &mut widened[..slice.len()];
+            slice.convert_to_f32_slice(widened);
+            block.narrow::<_, CAUTIOUS>(factors, widened);
+        }
+    }
+}
+
+impl Elements<'_> {
+    #[inline(always)]
+    fn narrow<G: Widen, const CAUTIOUS: bool>(self, factors: &Factors, gradients: &[G]) {
+        let Self {
+            master,
+            moment_1,
+            moment_2,
+            out,
+            ..
+        } = self;
+        let none = &mut [(); BLOCK];
+        match out {
+            None => sweep::<_, _, CAUTIOUS>(factors, gradients, master, moment_1, moment_2, none),
+            Some(ParamsOut::Bf16(out)) => {
+                sweep::<_, _, CAUTIOUS>(factors, gradients, master, moment_1, moment_2, out);
+            }
+            Some(ParamsOut::F16(out)) => {
+                sweep::<_, _, CAUTIOUS>(factors, gradients, master, moment_1, moment_2, none);
+                out.convert_from_f32_slice(master);
+            }
+        }
+    }
+}
+
+/// The loop that is compiled to vectors.
+#[inline(always)]
+fn sweep<G: Widen, O: Narrow, const CAUTIOUS: bool>(
+    factors: &Factors,
+    gradients: &[G],
+    master: &mut [f32],
+    moment_1: &mut [f32],
+    moment_2: &mut [f32],
+    out: &mut [O],
+) {
+    let elements = gradients
+        .iter()
+        .zip(master)
+        .zip(moment_1)
+        .zip(moment_2)
+        .zip(out);
+    for ((((gradient, master), moment_1), moment_2), out) in elements {
+        factors.update::<CAUTIOUS>(gradient.widen(), master, moment_1, moment_2);
+        *out = O::narrow(*master);
+    }
+}
+
+/// A gradient as it arrives.
+trait Widen: Copy {
+    fn widen(self) -> f32;
+}
+
+impl Widen for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Widen for bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+}
+
+/// A parameter as it leaves; `()` where none does.
+trait Narrow {
+    fn narrow(value: f32) -> Self;
+}
+
+impl Narrow for () {
+    #[inline(always)]
+    fn narrow(_: f32) -> Self {}
+}
+
+impl Narrow for bf16 {
+    /// The bits of `bf16::from_f32`, without its branches: they would keep the loop from becoming vectors.
+    #[inline(always)]
+    fn narrow(value: f32) -> Self {
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        let quiet_nan = (bits >> 16) | 0x40;
+        bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
+    }
+}

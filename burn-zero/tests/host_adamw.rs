@@ -1,0 +1,593 @@
+//! The laws of the host optimizer: PyTorch's numbers, and the same bits whatever the instructions, the threads, the ranges
+//! and the dtypes.
+
+use burn_zero::{
+    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostAdamWError,
+    InstructionSet, ParamsOut,
+};
+use half::{bf16, f16};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Golden {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    lr: f64,
+    beta1: f64,
+    beta2: f64,
+    eps: f64,
+    weight_decay: f64,
+    initial: Vec<f32>,
+    grads: Vec<Vec<f32>>,
+    params_after_step: Vec<Vec<f32>>,
+    exp_avg_last: Vec<f32>,
+    exp_avg_sq_last: Vec<f32>,
+}
+
+/// More than two chunks, and no multiple of a block or a vector.
+const LEN: usize = 3 * 64 * 1024 - 1021;
+
+/// Numbers of all signs and of magnitudes from 2^-20 to 2^3, the same on every machine.
+fn values(seed: u64, len: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..len)
+        .map(|_| {
+            let bits = next();
+            let unit = (bits >> 40) as f32 / (1u64 << 24) as f32 * 2.0 - 1.0;
+            unit * 2f32.powi((bits % 24) as i32 - 20)
+        })
+        .collect()
+}
+
+fn config() -> HostAdamWConfig {
+    HostAdamWConfig {
+        weight_decay: 0.1,
+        ..Default::default()
+    }
+}
+
+fn bits(slice: &[f32]) -> Vec<u32> {
+    slice.iter().map(|value| value.to_bits()).collect()
+}
+
+#[track_caller]
+fn assert_same_bits(left: &HostAdamW, right: &HostAdamW) {
+    assert_eq!(left.steps(), right.steps());
+    assert!(bits(left.master()) == bits(right.master()), "master");
+    assert!(
+        bits(left.moments().0) == bits(right.moments().0),
+        "first moment"
+    );
+    assert!(
+        bits(left.moments().1) == bits(right.moments().1),
+        "second moment"
+    );
+}
+
+/// Four steps in f32.
+fn run(mut adamw: HostAdamW) -> HostAdamW {
+    for step in 0..4 {
+        let gradients = values(100 + step, adamw.len());
+        let args = adamw.config().at(1e-2);
+        adamw.step(args, Gradients::F32(&gradients), None).unwrap();
+    }
+    adamw
+}
+
+#[track_caller]
+fn assert_close(actual: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(actual.len(), expected.len());
+    for (index, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        // A few roundings of f32 a step, of values around 1.
+        let tolerance = 4.0 * f32::EPSILON * expected.abs().max(0.25);
+        assert!(
+            (actual - expected).abs() <= tolerance,
+            "{what}[{index}]: {actual} instead of {expected}"
+        );
+    }
+}
+
+#[test]
+fn numbers_are_those_of_pytorch() {
+    let golden: Golden = serde_json::from_str(include_str!("golden/adamw.json")).unwrap();
+    assert_eq!(golden.cases.len(), 3);
+    for (case, set) in golden.cases.iter().flat_map(|case| {
+        InstructionSet::available()
+            .into_iter()
+            .map(move |set| (case, set))
+    }) {
+        let config = HostAdamWConfig {
+            beta_1: case.beta1,
+            beta_2: case.beta2,
+            epsilon: case.eps,
+            weight_decay: case.weight_decay,
+            ..Default::default()
+        };
+        let mut adamw = HostAdamW::new(config.clone(), &case.initial).unwrap();
+        adamw = adamw.with_instruction_set(set).unwrap();
+        for (gradients, expected) in case.grads.iter().zip(&case.params_after_step) {
+            adamw
+                .step(config.at(case.lr), Gradients::F32(gradients), None)
+                .unwrap();
+            assert_close(adamw.master(), expected, "parameters");
+        }
+        assert_eq!(adamw.steps(), 12);
+        assert_close(adamw.moments().0, &case.exp_avg_last, "first moment");
+        assert_close(adamw.moments().1, &case.exp_avg_sq_last, "second moment");
+    }
+}
+
+#[test]
+fn instructions_change_no_bit() {
+    let portable = |config: HostAdamWConfig| {
+        let adamw = HostAdamW::new(config, &values(1, LEN)).unwrap();
+        adamw
+            .with_instruction_set(InstructionSet::Portable)
+            .unwrap()
+    };
+    for decay_mode in [DecayMode::Decoupled, DecayMode::Cautious] {
+        let config = HostAdamWConfig {
+            decay_mode,
+            ..config()
+        };
+        let expected = run(portable(config.clone()));
+        for set in InstructionSet::available() {
+            let adamw = HostAdamW::new(config.clone(), &values(1, LEN)).unwrap();
+            let adamw = run(adamw.with_instruction_set(set).unwrap());
+            assert_eq!(adamw.instruction_set(), set);
+            assert_same_bits(&adamw, &expected);
+        }
+    }
+}
+
+#[test]
+fn threads_change_no_bit() {
+    let expected = run(HostAdamW::new(config(), &values(1, LEN)).unwrap());
+    for threads in [1, 2, 5] {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .unwrap();
+        let adamw = pool.install(|| run(HostAdamW::new(config(), &values(1, LEN)).unwrap()));
+        assert_same_bits(&adamw, &expected);
+    }
+}
+
+#[test]
+fn ranges_change_no_bit() {
+    let expected = run(HostAdamW::new(config(), &values(1, LEN)).unwrap());
+    let mut adamw = HostAdamW::new(config(), &values(1, LEN)).unwrap();
+    let cuts = [0, 1, 70_000, 70_017, 150_000, LEN];
+    for step in 0..4 {
+        let gradients = values(100 + step, LEN);
+        let args = adamw.config().at(1e-2);
+        let mut open = adamw.begin().unwrap();
+        // The last bucket's gradients arrive first.
+        for pair in cuts.windows(2).rev() {
+            let part = Gradients::F32(&gradients[pair[0]..pair[1]]);
+            open.update(pair[0], args, part, None).unwrap();
+        }
+        assert_eq!(open.finish().unwrap(), step + 1);
+    }
+    assert_same_bits(&adamw, &expected);
+}
+
+#[test]
+fn low_precision_is_widened_exactly_and_rounded_to_nearest_even() {
+    let wide = values(7, LEN);
+    let brain: Vec<bf16> = wide.iter().copied().map(bf16::from_f32).collect();
+    let half: Vec<f16> = wide.iter().copied().map(f16::from_f32).collect();
+    let widened_brain: Vec<f32> = brain.iter().copied().map(f32::from).collect();
+    let widened_half: Vec<f32> = half.iter().copied().map(f32::from).collect();
+    let pairs = [
+        (Gradients::Bf16(&brain), &widened_brain),
+        (Gradients::F16(&half), &widened_half),
+    ];
+    for set in InstructionSet::available() {
+        for (low, widened) in pairs {
+            let new = || {
+                let adamw = HostAdamW::new(config(), &values(1, LEN)).unwrap();
+                adamw.with_instruction_set(set).unwrap()
+            };
+            let args = AdamWStep {
+                grad_scale: 1.0 / 1024.0,
+                ..config().at(1e-2)
+            };
+            let mut expected = new();
+            expected.step(args, Gradients::F32(widened), None).unwrap();
+
+            let mut adamw = new();
+            let mut out = vec![bf16::ZERO; LEN];
+            adamw
+                .step(args, low, Some(ParamsOut::Bf16(&mut out)))
+                .unwrap();
+            assert_same_bits(&adamw, &expected);
+            let rounded = adamw.master().iter().copied().map(bf16::from_f32);
+            assert!(
+                out.iter()
+                    .map(|low| low.to_bits())
+                    .eq(rounded.map(bf16::to_bits))
+            );
+
+            let mut adamw = new();
+            let mut out = vec![f16::ZERO; LEN];
+            adamw
+                .step(args, low, Some(ParamsOut::F16(&mut out)))
+                .unwrap();
+            let rounded = adamw.master().iter().copied().map(f16::from_f32_const);
+            assert!(
+                out.iter()
+                    .map(|low| low.to_bits())
+                    .eq(rounded.map(f16::to_bits))
+            );
+        }
+    }
+}
+
+#[test]
+fn rounding_covers_ties_subnormals_and_what_is_not_finite() {
+    // Learning rate 0: the parameters come out as they are, rounded.
+    let special: Vec<f32> = [
+        0x3f80_8000,
+        0x3f81_8000,
+        0x3f80_8001,
+        0x3f80_7fff,
+        0x7f7f_ffff,
+        0xff7f_ffff,
+        0x7f80_0000,
+        0xff80_0000,
+        0x7fc0_0000,
+        0x0000_0001,
+        0x8000_0001,
+        0x0000_8000,
+        0x0001_8000,
+        0x3300_0000,
+        0x3300_0001,
+        0x387f_e000,
+        0x477f_efff,
+        0x477f_f000,
+        0x3f80_1000,
+        0x3f80_3000,
+        0x0000_0000,
+        0x8000_0000,
+    ]
+    .map(f32::from_bits)
+    .to_vec();
+    let zeros = vec![0.0; special.len()];
+    for set in InstructionSet::available() {
+        let mut adamw = HostAdamW::new(config(), &special)
+            .unwrap()
+            .with_instruction_set(set)
+            .unwrap();
+        let mut brain = vec![bf16::ZERO; special.len()];
+        let out = ParamsOut::Bf16(&mut brain);
+        adamw
+            .step(config().at(0.0), Gradients::F32(&zeros), Some(out))
+            .unwrap();
+        let mut half = vec![f16::ZERO; special.len()];
+        let out = ParamsOut::F16(&mut half);
+        adamw
+            .step(config().at(0.0), Gradients::F32(&zeros), Some(out))
+            .unwrap();
+        for (index, value) in adamw.master().iter().copied().enumerate() {
+            assert_eq!(
+                brain[index].to_bits(),
+                bf16::from_f32(value).to_bits(),
+                "{set} {value:e}"
+            );
+            assert_eq!(
+                half[index].to_bits(),
+                f16::from_f32_const(value).to_bits(),
+                "{set} {value:e}"
+            );
+        }
+        assert_eq!(
+            brain[..4]
+                .iter()
+                .map(|low| low.to_bits())
+                .collect::<Vec<_>>(),
+            [0x3f80, 0x3f82, 0x3f81, 0x3f80]
+        );
+    }
+}
+
+#[test]
+fn the_scale_is_fused() {
+    let scaled: Vec<f32> = values(7, LEN)
+        .iter()
+        .map(|gradient| gradient * 3.0)
+        .collect();
+    let mut expected = HostAdamW::new(config(), &values(1, LEN)).unwrap();
+    expected
+        .step(config().at(1e-2), Gradients::F32(&scaled), None)
+        .unwrap();
+    let mut adamw = HostAdamW::new(config(), &values(1, LEN)).unwrap();
+    let args = AdamWStep {
+        grad_scale: 3.0,
+        ..config().at(1e-2)
+    };
+    adamw
+        .step(args, Gradients::F32(&values(7, LEN)), None)
+        .unwrap();
+    assert_same_bits(&adamw, &expected);
+}
+
+/// In f64, without any fusing.
+fn reference(
+    config: &HostAdamWConfig,
+    args: AdamWStep,
+    gradients: &[Vec<f32>],
+    initial: &[f32],
+) -> Vec<f64> {
+    let mut master: Vec<f64> = initial.iter().map(|&value| value.into()).collect();
+    let (mut first, mut second) = (vec![0.0; master.len()], vec![0.0; master.len()]);
+    for (step, gradients) in gradients.iter().enumerate() {
+        let correct = |beta: f64| 1.0 - beta.powi(step as i32 + 1);
+        for (index, gradient) in gradients.iter().enumerate() {
+            let gradient = f64::from(*gradient) * f64::from(args.grad_scale);
+            first[index] = config.beta_1 * first[index] + (1.0 - config.beta_1) * gradient;
+            second[index] =
+                config.beta_2 * second[index] + (1.0 - config.beta_2) * gradient * gradient;
+            let decays = config.decay_mode == DecayMode::Decoupled
+                || (master[index] >= 0.0) == (first[index] >= 0.0);
+            if decays {
+                master[index] -= args.learning_rate * args.weight_decay * master[index];
+            }
+            let root = (second[index] / correct(config.beta_2)).sqrt() + config.epsilon;
+            master[index] -= args.learning_rate * first[index] / correct(config.beta_1) / root;
+        }
+    }
+    master
+}
+
+#[test]
+fn both_decay_modes_are_what_they_say() {
+    let initial = values(1, 4099);
+    let gradients: Vec<Vec<f32>> = (0..8).map(|step| values(20 + step, 4099)).collect();
+    let mut ends = Vec::new();
+    for decay_mode in [DecayMode::Decoupled, DecayMode::Cautious] {
+        let config = HostAdamWConfig {
+            decay_mode,
+            weight_decay: 0.5,
+            ..config()
+        };
+        let args = config.at(0.02);
+        let mut adamw = HostAdamW::new(config.clone(), &initial).unwrap();
+        for gradients in &gradients {
+            adamw.step(args, Gradients::F32(gradients), None).unwrap();
+        }
+        let expected = reference(&config, args, &gradients, &initial);
+        for (actual, expected) in adamw.master().iter().zip(&expected) {
+            assert!(
+                (f64::from(*actual) - expected).abs() <= 2e-6 * expected.abs().max(0.1),
+                "{actual} {expected}"
+            );
+        }
+        ends.push(bits(adamw.master()));
+    }
+    assert_ne!(ends[0], ends[1]);
+}
+
+#[test]
+fn ranges_have_their_own_arguments() {
+    let gradients = values(7, 8);
+    let mut adamw = HostAdamW::new(config(), &values(1, 8)).unwrap();
+    let no_decay = AdamWStep {
+        weight_decay: 0.0,
+        ..config().at(1e-2)
+    };
+    let mut step = adamw.begin().unwrap();
+    step.update(0, config().at(1e-2), Gradients::F32(&gradients[..4]), None)
+        .unwrap();
+    step.update(4, no_decay, Gradients::F32(&gradients[4..]), None)
+        .unwrap();
+    step.finish().unwrap();
+
+    let whole = |args| {
+        let mut adamw = HostAdamW::new(config(), &values(1, 8)).unwrap();
+        adamw.step(args, Gradients::F32(&gradients), None).unwrap();
+        bits(adamw.master())
+    };
+    assert_eq!(bits(&adamw.master()[..4]), whole(config().at(1e-2))[..4]);
+    assert_eq!(bits(&adamw.master()[4..]), whole(no_decay)[4..]);
+    assert_ne!(whole(config().at(1e-2))[4..], whole(no_decay)[4..]);
+}
+
+#[test]
+fn a_skipped_step_changes_no_bit() {
+    let expected = run(HostAdamW::new(config(), &values(1, LEN)).unwrap());
+    let mut adamw = run(HostAdamW::new(config(), &values(1, LEN)).unwrap());
+    drop(adamw.begin().unwrap());
+    assert_same_bits(&adamw, &expected);
+    let more = values(9, LEN);
+    adamw
+        .step(config().at(1e-2), Gradients::F32(&more), None)
+        .unwrap();
+    assert_eq!(adamw.steps(), 5);
+}
+
+#[test]
+fn a_step_given_up_half_way_is_reported_until_a_state_is_loaded() {
+    let before = run(HostAdamW::new(config(), &values(1, 100)).unwrap());
+    let mut adamw = HostAdamW::from_state(config(), before.state().unwrap()).unwrap();
+    let mut step = adamw.begin().unwrap();
+    step.update(0, config().at(1e-2), Gradients::F32(&[1.0; 40]), None)
+        .unwrap();
+    drop(step);
+    let gradients = vec![1.0; 100];
+    let error = adamw
+        .step(config().at(1e-2), Gradients::F32(&gradients), None)
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            HostAdamWError::Torn {
+                step: 5,
+                updated: 40,
+                len: 100
+            }
+        ),
+        "{error}"
+    );
+    assert!(matches!(
+        adamw.state().unwrap_err(),
+        HostAdamWError::Torn { .. }
+    ));
+    adamw.load(before.state().unwrap()).unwrap();
+    assert_same_bits(&adamw, &before);
+    adamw
+        .step(config().at(1e-2), Gradients::F32(&gradients), None)
+        .unwrap();
+}
+
+#[test]
+fn a_loaded_state_goes_on_bit_for_bit() {
+    let mut straight = run(HostAdamW::new(config(), &values(1, LEN)).unwrap());
+    let mut resumed = HostAdamW::from_state(config(), straight.state().unwrap()).unwrap();
+    assert_same_bits(&resumed, &straight);
+    for adamw in [&mut straight, &mut resumed] {
+        adamw
+            .step(config().at(1e-2), Gradients::F32(&values(55, LEN)), None)
+            .unwrap();
+    }
+    assert_same_bits(&resumed, &straight);
+}
+
+#[test]
+fn an_empty_shard_counts_its_steps() {
+    let mut adamw = HostAdamW::new(config(), &[]).unwrap();
+    assert!(adamw.is_empty());
+    adamw
+        .step(config().at(1e-2), Gradients::F32(&[]), None)
+        .unwrap();
+    assert_eq!(adamw.steps(), 1);
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_changes() {
+    let before = run(HostAdamW::new(config(), &values(1, 10)).unwrap());
+    let mut adamw = HostAdamW::from_state(config(), before.state().unwrap()).unwrap();
+    let ten = values(5, 10);
+    let args = config().at(1e-2);
+
+    let error = adamw
+        .step(args, Gradients::F32(&ten[..9]), None)
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "HostAdamW: 9 elements of gradients, but 10 are needed"
+    );
+    let mut short = [bf16::ZERO; 9];
+    let out = ParamsOut::Bf16(&mut short);
+    let error = adamw
+        .step(args, Gradients::F32(&ten), Some(out))
+        .unwrap_err();
+    assert!(matches!(
+        error,
+        HostAdamWError::LengthMismatch {
+            expected: 10,
+            actual: 9,
+            ..
+        }
+    ));
+    for wrong in [
+        AdamWStep {
+            learning_rate: f64::NAN,
+            ..args
+        },
+        AdamWStep {
+            learning_rate: -1.0,
+            ..args
+        },
+        AdamWStep {
+            weight_decay: f64::INFINITY,
+            ..args
+        },
+        AdamWStep {
+            grad_scale: f32::NAN,
+            ..args
+        },
+    ] {
+        let error = adamw.step(wrong, Gradients::F32(&ten), None).unwrap_err();
+        assert!(matches!(error, HostAdamWError::InvalidValue { .. }));
+    }
+    assert_same_bits(&adamw, &before);
+
+    let mut step = adamw.begin().unwrap();
+    let error = step
+        .update(usize::MAX, args, Gradients::F32(&ten), None)
+        .unwrap_err();
+    assert!(matches!(error, HostAdamWError::OutOfRange { len: 10, .. }));
+    step.update(2, args, Gradients::F32(&ten[..4]), None)
+        .unwrap();
+    let error = step
+        .update(5, args, Gradients::F32(&ten[..2]), None)
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "HostAdamW: elements 5..7 are to be updated in step 5, which has updated 2..6 before"
+    );
+    let error = step.finish().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "HostAdamW: step 5 ends, but elements 0..2 are not updated"
+    );
+
+    for wrong in [
+        HostAdamWConfig {
+            beta_1: 1.0,
+            ..config()
+        },
+        HostAdamWConfig {
+            beta_2: -0.1,
+            ..config()
+        },
+        HostAdamWConfig {
+            epsilon: f64::NAN,
+            ..config()
+        },
+        HostAdamWConfig {
+            weight_decay: -1.0,
+            ..config()
+        },
+    ] {
+        let error = HostAdamW::new(wrong, &ten).unwrap_err();
+        assert!(matches!(error, HostAdamWError::InvalidValue { .. }));
+    }
+    let state = AdamWState {
+        moment_2: &ten[..3],
+        ..before.state().unwrap()
+    };
+    let error = HostAdamW::from_state(config(), state).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "HostAdamW: 3 elements of the second moment, but 10 are needed"
+    );
+}
+
+#[test]
+fn a_configuration_is_read_from_a_file_and_amsgrad_is_refused() {
+    let read = |text: &str| serde_json::from_str::<HostAdamWConfig>(text);
+    let config = read(r#"{"beta_1": 0.8, "decay_mode": "cautious"}"#).unwrap();
+    assert_eq!(config.decay_mode, DecayMode::Cautious);
+    assert_eq!(config.beta_2, 0.999);
+    assert_eq!(
+        read(&serde_json::to_string(&config).unwrap()).unwrap(),
+        config
+    );
+    assert!(
+        read(r#"{"amsgrad": true}"#)
+            .unwrap_err()
+            .to_string()
+            .contains("amsgrad")
+    );
+}
