@@ -26,7 +26,7 @@ type B = Autodiff<Remat<Flex>>;
 const BLOCKS: usize = 24;
 const WIDTH: usize = 256;
 const TOKENS: usize = 1024;
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 5;
 const MIB: f64 = 1024.0 * 1024.0;
 
 #[derive(Module, Debug)]
