@@ -154,7 +154,7 @@ pub(crate) struct Facts {
 
 impl<B: Backend> Head<B> {
     /// The node that counts the bytes of the storage.
-    fn owner<'a>(&'a self) -> &'a Head<B> {
+    fn owner(&self) -> &Head<B> {
         match &self.group {
             Some(group) => group.node().head(),
             None => self,
