@@ -1,0 +1,146 @@
+//! What the Learner shows.
+
+use std::sync::Arc;
+
+use burn::train::metric::{
+    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
+    SerializedEntry,
+};
+
+use crate::RematStats;
+
+/// A number of [`RematStats::of_process`] after each batch: for
+/// `training.metric_train_numeric(RematMetric::peak_bytes())`.
+///
+/// The Learner computes metrics on a thread of its own, so a value may be that of a step later. An epoch's value is the
+/// last one, not a mean.
+#[derive(Clone, Debug)]
+pub struct RematMetric {
+    quantity: Quantity,
+    name: MetricName,
+    value: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Quantity {
+    PeakBytes,
+    LiveBytes,
+    EvictedBytes,
+    ReplayedOperations,
+    ReplayTime,
+}
+
+impl RematMetric {
+    /// The most bytes that managed tensors occupied, in MiB.
+    pub fn peak_bytes() -> Self {
+        Self::new(Quantity::PeakBytes, "Activation Peak")
+    }
+
+    /// Bytes that managed tensors occupy, in MiB.
+    pub fn live_bytes() -> Self {
+        Self::new(Quantity::LiveBytes, "Activations")
+    }
+
+    /// Bytes that were evicted since the training began, in MiB.
+    pub fn evicted_bytes() -> Self {
+        Self::new(Quantity::EvictedBytes, "Evicted")
+    }
+
+    /// Operations that were run again since the training began.
+    pub fn replayed_operations() -> Self {
+        Self::new(Quantity::ReplayedOperations, "Replayed Operations")
+    }
+
+    /// Seconds spent in replays since the training began.
+    pub fn replay_time() -> Self {
+        Self::new(Quantity::ReplayTime, "Replay Time")
+    }
+
+    fn new(quantity: Quantity, name: &str) -> Self {
+        Self {
+            quantity,
+            name: Arc::new(name.to_owned()),
+            value: 0.0,
+        }
+    }
+
+    fn unit(&self) -> Option<&'static str> {
+        match self.quantity {
+            Quantity::PeakBytes | Quantity::LiveBytes | Quantity::EvictedBytes => Some("MiB"),
+            Quantity::ReplayedOperations => None,
+            Quantity::ReplayTime => Some("s"),
+        }
+    }
+
+    fn read(&self) -> f64 {
+        let stats = RematStats::of_process();
+        let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        match self.quantity {
+            Quantity::PeakBytes => mebibytes(stats.peak_bytes),
+            Quantity::LiveBytes => mebibytes(stats.live_bytes),
+            Quantity::EvictedBytes => mebibytes(stats.evicted_bytes),
+            Quantity::ReplayedOperations => stats.replayed_operations as f64,
+            Quantity::ReplayTime => stats.replay_time.as_secs_f64(),
+        }
+    }
+}
+
+impl Metric for RematMetric {
+    type Input = ();
+
+    fn name(&self) -> MetricName {
+        self.name.clone()
+    }
+
+    fn attributes(&self) -> MetricAttributes {
+        NumericAttributes {
+            unit: self.unit().map(str::to_owned),
+            higher_is_better: false,
+        }
+        .into()
+    }
+
+    fn update(&mut self, _item: &(), _metadata: &MetricMetadata) -> SerializedEntry {
+        self.value = self.read();
+        let formatted = match self.unit() {
+            Some(unit) => format!("{:.1} {unit}", self.value),
+            None => format!("{:.0}", self.value),
+        };
+        SerializedEntry::new(formatted, self.value().serialize())
+    }
+
+    /// Nothing is accumulated over an epoch.
+    fn clear(&mut self) {}
+}
+
+impl Numeric for RematMetric {
+    fn value(&self) -> NumericEntry {
+        NumericEntry::Value(self.value)
+    }
+
+    fn running_value(&self) -> NumericEntry {
+        self.value()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::backend::Autodiff;
+    use burn::tensor::Tensor;
+    use burn_flex::Flex;
+
+    use super::*;
+    use crate::{Remat, checkpoint};
+
+    #[test]
+    fn another_thread_sees_the_replays() {
+        let read = || RematMetric::replayed_operations().read();
+        let before = read();
+        let x = Tensor::<Autodiff<Remat<Flex>>, 1>::ones([4], &Default::default());
+        let x = x.require_grad();
+        let y = checkpoint(|| x.clone().exp().exp());
+        y.sum().backward();
+        let after = std::thread::spawn(read).join().expect("no panic");
+        assert!(after > before);
+    }
+}
