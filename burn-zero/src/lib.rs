@@ -5,12 +5,28 @@
 //! [`group`] holds the ranks: [`ProcessGroup`] and its members [`SingleRank`], [`ThreadGroup`] and, with the feature
 //! `mpi`, `MpiGroup`. [`shard`] says which rank owns which elements: [`ShardMap`], integers only.
 
+mod backend;
 mod error;
 pub mod group;
+mod host;
+mod optimizer;
+mod reduce;
 pub mod shard;
+mod sharding;
 
+pub use backend::{Sharded, ShardedGradients, Tape};
 pub use error::ZeroError;
 pub use group::{GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SingleRank, ThreadGroup};
 #[cfg(feature = "mpi")]
 pub use group::MpiGroup;
+pub use optimizer::{Piece, Shards, ZeroOptimizer};
 pub use shard::ShardMap;
+pub use sharding::{Partition, Sharding, ShardingError, Stage};
+
+/// Where a trait leaves no other way to fail.
+fn raise<T>(result: Result<T, ZeroError>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
+    }
+}

@@ -1,0 +1,16 @@
+//! The sharded optimizer.
+//!
+//! `zero_optimizer.rs` is the step; `parameters.rs` knows the module's parameters, `gradients.rs` brings theirs,
+//! `shards.rs` is the module that the wrapped optimizer meets, `gather.rs` puts the updated pieces together,
+//! `initial.rs` gives all ranks the same weights, and `elementwise.rs` finds optimizers that cannot be cut.
+
+mod elementwise;
+mod gather;
+mod gradients;
+mod initial;
+mod parameters;
+mod shards;
+mod zero_optimizer;
+
+pub use shards::{Piece, Shards};
+pub use zero_optimizer::ZeroOptimizer;

@@ -1,0 +1,198 @@
+//! The thread that reduces buckets while backward goes on.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread;
+
+use parking_lot::Mutex;
+
+use super::layout::{Bucket, Layout};
+use super::reduced::{Reduced, State};
+use crate::group::{BufferDtype, HostBuffer, ProcessGroup, ReduceOp, Split};
+use crate::host::HostRead;
+use crate::{Stage, ZeroError};
+
+/// The gradient of a parameter, on its way to the host; `None` if this rank has none.
+pub(super) type Arrival = (usize, Option<HostRead>);
+
+/// What a worker needs to know.
+pub(super) struct Orders {
+    pub(super) layout: Layout,
+    pub(super) group: Arc<dyn ProcessGroup>,
+    pub(super) stage: Stage,
+    pub(super) op: ReduceOp,
+    pub(super) dtype: BufferDtype,
+}
+
+enum Job {
+    Reduce { bucket: usize, arrivals: Vec<Arrival> },
+    Finish,
+}
+
+type Outcome = Result<Vec<Reduced>, ZeroError>;
+
+/// Buckets that wait while one is reduced. Whoever brings a further one waits: so many bound the memory.
+const WAITING_BUCKETS: usize = 1;
+
+/// A handle of the thread. It ends with the handle.
+pub(super) struct Worker {
+    jobs: SyncSender<Job>,
+    outcomes: Mutex<Receiver<Outcome>>,
+}
+
+impl Worker {
+    pub(super) fn start(orders: Arc<Orders>) -> Self {
+        let (jobs, queue) = sync_channel(WAITING_BUCKETS);
+        let (results, outcomes) = channel();
+        let name = format!("zero rank {}", orders.group.rank());
+        thread::Builder::new()
+            .name(name)
+            .spawn(move || work(&orders, &queue, &results))
+            .expect("the system can start a thread");
+        Self {
+            jobs,
+            outcomes: Mutex::new(outcomes),
+        }
+    }
+
+    pub(super) fn reduce(&self, bucket: usize, arrivals: Vec<Arrival>) {
+        self.send(Job::Reduce { bucket, arrivals });
+    }
+
+    /// Waits for all buckets since the last call.
+    pub(super) fn finish(&self) -> Outcome {
+        self.send(Job::Finish);
+        self.outcomes.lock().recv().expect(ENDED)
+    }
+
+    fn send(&self, job: Job) {
+        self.jobs.send(job).expect(ENDED);
+    }
+}
+
+const ENDED: &str = "the thread that reduces gradients lives as long as its handle";
+
+fn work(orders: &Orders, queue: &Receiver<Job>, results: &Sender<Outcome>) {
+    let mut pass = Pass::new(orders);
+    for job in queue {
+        match job {
+            Job::Reduce { bucket, arrivals } => pass.reduce(bucket, arrivals),
+            Job::Finish => {
+                let outcome = core::mem::replace(&mut pass, Pass::new(orders)).finish();
+                if results.send(outcome).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// This rank has a gradient.
+const PRESENT: u8 = 1;
+/// The reduced gradient is infinite or NaN in this rank's part.
+const NON_FINITE: u8 = 2;
+
+/// The buckets of one pass.
+struct Pass<'a> {
+    orders: &'a Orders,
+    reduced: Vec<Reduced>,
+    /// By parameter, what this rank can tell.
+    findings: Vec<u8>,
+    failed: Option<ZeroError>,
+}
+
+impl<'a> Pass<'a> {
+    fn new(orders: &'a Orders) -> Self {
+        let parameters = orders.layout.parameters().len();
+        Self {
+            orders,
+            reduced: vec![Reduced::default(); parameters],
+            findings: vec![0; parameters],
+            failed: None,
+        }
+    }
+
+    fn reduce(&mut self, index: usize, arrivals: Vec<Arrival>) {
+        if self.failed.is_some() {
+            return;
+        }
+        if let Err(error) = self.try_reduce(index, arrivals) {
+            self.failed = Some(error);
+        }
+    }
+
+    fn try_reduce(&mut self, index: usize, arrivals: Vec<Arrival>) -> Result<(), ZeroError> {
+        let Orders {
+            layout,
+            group,
+            stage,
+            op,
+            dtype,
+        } = self.orders;
+        let bucket = &layout.buckets()[index];
+        let buffer = HostBuffer::from_f32(*dtype, self.fill(bucket, arrivals));
+        let label = format!("gradients of {}", layout.bucket_name(index));
+        let (first, elements) = match stage {
+            Stage::Zero => (0, group.all_reduce(&label, *op, buffer)?),
+            _ => {
+                let split = Split::Counts(bucket.parts.clone());
+                let part = group.reduce_scatter(&label, *op, buffer, split)?;
+                (bucket.start(group.rank()), part)
+            }
+        };
+        self.distribute(bucket, first, &elements.into_f32());
+        Ok(())
+    }
+
+    /// The bucket's buffer; zeros where this rank has no gradient.
+    fn fill(&mut self, bucket: &Bucket, arrivals: Vec<Arrival>) -> Vec<f32> {
+        let mut buffer = vec![0.0; bucket.elements()];
+        for (parameter, gradient) in arrivals {
+            let Some(gradient) = gradient else { continue };
+            self.findings[parameter] |= PRESENT;
+            let gradient = gradient.wait();
+            let own = bucket.segments.iter();
+            for segment in own.filter(|segment| segment.parameter == parameter) {
+                let to = segment.offset..segment.offset + segment.range.len();
+                buffer[to].copy_from_slice(&gradient[segment.range.clone()]);
+            }
+        }
+        buffer
+    }
+
+    /// Hands the reduced elements, which start at `first` of the bucket's buffer, to their parameters.
+    fn distribute(&mut self, bucket: &Bucket, first: usize, elements: &[f32]) {
+        let end = first + elements.len();
+        let mut segments: Vec<_> = bucket.segments.iter().collect();
+        segments.sort_by_key(|segment| (segment.parameter, segment.range.start));
+        for segment in segments {
+            if segment.offset < first || segment.offset >= end {
+                continue;
+            }
+            let from = segment.offset - first;
+            let elements = &elements[from..from + segment.range.len()];
+            if elements.iter().any(|element| !element.is_finite()) {
+                self.findings[segment.parameter] |= NON_FINITE;
+            }
+            self.reduced[segment.parameter].elements.extend_from_slice(elements);
+        }
+    }
+
+    fn finish(self) -> Outcome {
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
+        let label = "which gradients there are, and which are non-finite";
+        let findings = self.orders.group.gather_bytes(label, self.findings)?;
+        let mut reduced = self.reduced;
+        for (parameter, reduced) in reduced.iter_mut().enumerate() {
+            let all = findings.iter().fold(0, |all, rank| all | rank[parameter]);
+            reduced.state = match (all & PRESENT != 0, all & NON_FINITE != 0) {
+                (false, _) => State::Missing,
+                (true, false) => State::Finite,
+                (true, true) => State::NonFinite,
+            };
+        }
+        Ok(reduced)
+    }
+}

@@ -1,0 +1,4 @@
+//! Laws of sharded training, on threads.
+
+mod parity;
+mod support;

@@ -1,0 +1,67 @@
+//! N ranks are one rank with all the data; all stages are one another, bit for bit.
+
+use burn::optim::{AdamWConfig, SgdConfig, momentum::MomentumConfig};
+use burn_zero::{Sharding, Stage};
+
+use super::support::*;
+
+const STAGES: [Stage; 3] = [Stage::Zero, Stage::One, Stage::Two];
+const STEPS: usize = 5;
+
+fn small_buckets(stage: Stage) -> Sharding {
+    Sharding {
+        bucket_elements: 40,
+        ..Sharding::stage(stage)
+    }
+}
+
+#[test]
+fn ranks_are_one_rank_on_all_data_with_adamw() {
+    let plain = train_plain(AdamWConfig::new().init(), STEPS);
+    for world_size in 1..=4 {
+        for stage in STAGES {
+            let sharded = train_sharded(world_size, &small_buckets(stage), || AdamWConfig::new().init(), STEPS);
+            let distance = distance(&plain, &sharded);
+            assert!(distance < 2e-5, "{world_size} ranks, {stage:?}: {distance}");
+        }
+    }
+}
+
+#[test]
+fn ranks_are_one_rank_on_all_data_with_momentum() {
+    let sgd = || SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    let plain = train_plain(sgd().init(), STEPS);
+    for world_size in 1..=4 {
+        for stage in STAGES {
+            let sharded = train_sharded(world_size, &small_buckets(stage), || sgd().init(), STEPS);
+            let distance = distance(&plain, &sharded);
+            assert!(distance < 1e-6, "{world_size} ranks, {stage:?}: {distance}");
+        }
+    }
+}
+
+#[test]
+fn one_rank_is_the_wrapped_optimizer_bit_for_bit() {
+    let plain = train_plain(AdamWConfig::new().init(), STEPS);
+    for stage in STAGES {
+        let sharded = train_sharded(1, &small_buckets(stage), || AdamWConfig::new().init(), STEPS);
+        assert_eq!(plain, sharded, "{stage:?}");
+    }
+}
+
+#[test]
+fn stages_and_buckets_are_one_another_bit_for_bit() {
+    for world_size in 2..=4 {
+        let train = |sharding| train_sharded(world_size, &sharding, || AdamWConfig::new().init(), STEPS);
+        let zero = train(Sharding::stage(Stage::Zero));
+        for stage in STAGES {
+            for bucket_elements in [0, 40, 1_000_000] {
+                let sharding = Sharding {
+                    bucket_elements,
+                    ..Sharding::stage(stage)
+                };
+                assert_eq!(zero, train(sharding), "{world_size} ranks, {stage:?}, {bucket_elements}");
+            }
+        }
+    }
+}
