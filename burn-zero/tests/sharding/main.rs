@@ -1,4 +1,8 @@
 //! Laws of sharded training, on threads.
 
+mod agreement;
+mod bytes;
+mod missing;
 mod parity;
+mod refusals;
 mod support;

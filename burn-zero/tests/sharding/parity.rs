@@ -5,15 +5,7 @@ use burn_zero::{Sharding, Stage};
 
 use super::support::*;
 
-const STAGES: [Stage; 3] = [Stage::Zero, Stage::One, Stage::Two];
 const STEPS: usize = 5;
-
-fn small_buckets(stage: Stage) -> Sharding {
-    Sharding {
-        bucket_elements: 40,
-        ..Sharding::stage(stage)
-    }
-}
 
 #[test]
 fn ranks_are_one_rank_on_all_data_with_adamw() {

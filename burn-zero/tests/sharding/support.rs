@@ -9,10 +9,20 @@ use burn::optim::{GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::activation::gelu;
 use burn_flex::Flex;
-use burn_zero::{GroupOptions, ProcessGroup, Sharded, Shards, Sharding, ThreadGroup, ZeroError, ZeroOptimizer};
+use burn_zero::{GroupOptions, ProcessGroup, Sharded, Sharding, Shards, Stage, ThreadGroup, ZeroError, ZeroOptimizer};
 
 pub type Plain = Autodiff<Flex>;
 pub type B = Sharded<Autodiff<Flex>>;
+
+pub const STAGES: [Stage; 3] = [Stage::Zero, Stage::One, Stage::Two];
+
+/// Several buckets even of a small model.
+pub fn small_buckets(stage: Stage) -> Sharding {
+    Sharding {
+        bucket_elements: 40,
+        ..Sharding::stage(stage)
+    }
+}
 
 /// Sizes that divide by nothing, a weight that is used twice, one that is used on some ranks only, and one that is never.
 #[derive(Module, Debug)]
@@ -51,11 +61,6 @@ impl<B: Backend> Net<B> {
         let z = gelu(y.clone().matmul(self.tied.val()));
         let z = z.matmul(self.tied.val().transpose()) + y;
         self.last.forward(z).square().mean()
-    }
-
-    /// A loss that also uses the weight that is used sometimes.
-    pub fn loss_with(&self, x: Tensor<B, 2>) -> Tensor<B, 1> {
-        self.loss(x) + self.sometimes.val().square().mean()
     }
 }
 
@@ -111,13 +116,20 @@ pub fn on_ranks<R: PartialEq + Send + core::fmt::Debug>(
     world_size: usize,
     rank: impl Fn(Arc<dyn ProcessGroup>) -> Result<R, ZeroError> + Sync,
 ) -> R {
-    let results = ThreadGroup::spawn(world_size, GroupOptions::default(), |group| rank(Arc::new(group)));
-    let mut results = results.unwrap().into_iter().map(Result::unwrap);
+    let mut results = on_each_rank(world_size, rank).into_iter().map(Result::unwrap);
     let first = results.next().unwrap();
     for (rank, other) in results.enumerate() {
         assert_eq!(first, other, "rank {} differs from rank 0", rank + 1);
     }
     first
+}
+
+/// Runs `rank` on as many threads.
+pub fn on_each_rank<R: Send>(
+    world_size: usize,
+    rank: impl Fn(Arc<dyn ProcessGroup>) -> R + Sync,
+) -> Vec<R> {
+    ThreadGroup::spawn(world_size, GroupOptions::default(), |group| rank(Arc::new(group))).unwrap()
 }
 
 /// Trains for `steps` steps on as many ranks.
