@@ -13,19 +13,43 @@ use burn::{
 /// these spell "burn" and a word.
 const COUNT: u64 = u64::from_be_bytes(*b"burnitem");
 const FLUSH: u64 = u64::from_be_bytes(*b"burnlast");
+const ANSWER: u64 = u64::from_be_bytes(*b"burnhere");
 
 /// The id under which gradients carry the number of items that they came from, f32 `[1]`.
 pub(crate) fn count_id() -> ParamId {
     ParamId::from(COUNT)
 }
 
-fn flush_id() -> ParamId {
-    ParamId::from(FLUSH)
+/// Gradients that are none, but ask something of the [`MultiSteps`](crate::MultiSteps) which gets them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Apply the partial window.
+    Flush,
+    /// Show that you are there, in the `UpdateCounter`.
+    Answer,
+}
+
+impl Request {
+    const ALL: [Self; 2] = [Self::Flush, Self::Answer];
+
+    fn id(self) -> ParamId {
+        ParamId::from(match self {
+            Self::Flush => FLUSH,
+            Self::Answer => ANSWER,
+        })
+    }
+
+    pub(crate) fn gradients<B: AutodiffBackend>(self, device: &Device<B>) -> GradientsParams {
+        let mut gradients = GradientsParams::new();
+        let nothing = constant::<B::InnerBackend>(0.0, device);
+        gradients.register(self.id(), nothing);
+        gradients
+    }
 }
 
 /// Gradients that are none, but ask the [`MultiSteps`](crate::MultiSteps) which gets them to apply its partial window:
 /// [`MultiSteps::flush`](crate::MultiSteps::flush) for where an optimizer is out of reach, inside of Burn's `Learner`
-/// or of other wrappers. A loss scaler around counts it as one more step.
+/// or of other wrappers. Of an optimizer without a `MultiSteps` in it they change nothing: they are of no parameter.
 ///
 /// ```
 /// use burn::{backend::Autodiff, optim::{Optimizer, SgdConfig}, prelude::*};
@@ -42,10 +66,7 @@ fn flush_id() -> ParamId {
 /// # Ok::<(), burn_accum::AccumError>(())
 /// ```
 pub fn flush_request<B: AutodiffBackend>(device: &Device<B>) -> GradientsParams {
-    let mut request = GradientsParams::new();
-    let nothing = constant::<B::InnerBackend>(0.0, device);
-    request.register(flush_id(), nothing);
-    request
+    Request::Flush.gradients::<B>(device)
 }
 
 /// An f32 `[1]`, whatever the device's default float is.
@@ -96,11 +117,11 @@ impl From<MultiGradientsParams> for Arrived {
 }
 
 impl Arrived {
-    /// Whether this is a [`flush_request`].
-    pub(crate) fn asks_to_flush<I: Backend>(&self) -> bool {
-        self.devices
-            .iter()
-            .any(|gradients| gradients.get::<I, 1>(flush_id()).is_some())
+    /// What these ask for, if they are no gradients.
+    pub(crate) fn request<I: Backend>(&self) -> Option<Request> {
+        Request::ALL
+            .into_iter()
+            .find(|request| self.each::<I, 1>(request.id()).next().is_some())
     }
 
     /// How many micro-batches these are, once the counts are taken out. A device that ran out of data brings no
@@ -129,10 +150,12 @@ impl Arrived {
 
     /// As from one device: `sums` are the gradients of the parameters, and what travels with them is passed on.
     pub(crate) fn merged<I: Backend>(mut self, mut sums: GradientsParams) -> GradientsParams {
-        let requests = self.devices.iter_mut();
-        let request = requests.filter_map(|gradients| gradients.remove::<I, 1>(flush_id()));
-        if let Some(request) = request.last() {
-            sums.register(flush_id(), request);
+        for id in Request::ALL.map(Request::id) {
+            let requests = self.devices.iter_mut();
+            let request = requests.filter_map(|gradients| gradients.remove::<I, 1>(id));
+            if let Some(request) = request.last() {
+                sums.register(id, request);
+            }
         }
         let counts = self.take_counts::<I>().into_iter();
         if let Some(count) = counts.reduce(|sum, count| on(count, &sum.device()).add(sum)) {

@@ -106,4 +106,24 @@ pub enum AccumError {
         /// The type of the inner optimizer.
         inner: &'static str,
     },
+
+    /// An `AccumulatingStrategy` for a `Learner` whose optimizer it cannot reach.
+    #[error(
+        "AccumulatingStrategy: no MultiSteps in the Learner's optimizer answers to the UpdateCounter that the strategy was \
+         made with: wrap the optimizer, `MultiSteps::new(optimizer, config)`, and make the strategy with `updates()` of that \
+         very MultiSteps; the optimizer is {optimizer}"
+    )]
+    NoMultiSteps {
+        /// The type of the Learner's optimizer.
+        optimizer: &'static str,
+    },
+    /// Burn's own accumulation beside an `AccumulatingStrategy`.
+    #[error(
+        "AccumulatingStrategy, but `grads_accumulation({steps})` is set as well, which would sum gradients before the MultiSteps \
+         sees them, and drop what is left at the end of an epoch: remove it, the window's length is AccumConfig::steps"
+    )]
+    SecondAccumulation {
+        /// The length that was asked for.
+        steps: usize,
+    },
 }

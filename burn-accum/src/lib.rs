@@ -49,18 +49,55 @@
 //! micro-batches the scaler would never learn of an overflow: that order panics at its first step
 //! ([`AccumError::ScalerInside`]). Clipping sees the update's gradient, not a micro-batch's.
 //!
+//! # In the Learner
+//!
+//! A [`MultiSteps`] works in Burn's `Learner` as it is. One line more, an [`AccumulatingStrategy`], and the last window of
+//! an epoch, which Burn's own loop would leave open, is applied with its true weights before the model is validated and
+//! recorded; `iteration` in the progress are updates. [`PerUpdate`] keeps the learning rate to updates.
+//!
+//! ```
+//! # use burn::{backend::Autodiff, data::dataloader::DataLoader, lr_scheduler::{LrScheduler, cosine::CosineAnnealingLrSchedulerConfig}};
+//! # use burn::{module::AutodiffModule, optim::AdamWConfig, train::{InferenceStep, Learner, SupervisedTraining, TrainStep}};
+//! # use burn_flex::Flex;
+//! # use std::{fmt::Display, sync::Arc};
+//! use burn_accum::{AccumConfig, AccumulatingStrategy, MultiSteps, PerUpdate, UpdatesMetric};
+//! # type B = Autodiff<Flex>;
+//! # fn train<M>(
+//! #     model: M,
+//! #     train: Arc<dyn DataLoader<B, M::Input>>,
+//! #     valid: Arc<dyn DataLoader<Flex, <M::InnerModule as InferenceStep>::Input>>,
+//! # ) -> Result<(), burn_accum::AccumError>
+//! # where
+//! #     M: TrainStep + AutodiffModule<B> + Display + 'static,
+//! #     M::InnerModule: InferenceStep,
+//! # {
+//! # let cosine = CosineAnnealingLrSchedulerConfig::new(1e-3, 10_000).init().unwrap();
+//!
+//! let optimizer = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::mean(8))?;
+//! let updates = optimizer.updates();
+//! let learner = Learner::new(model, optimizer, PerUpdate::new(cosine, &updates));
+//!
+//! SupervisedTraining::new("artifacts", train, valid)
+//!     .metric_train_numeric(UpdatesMetric::new(&updates))
+//!     .with_training_strategy(AccumulatingStrategy::new(&updates).into())
+//!     .launch(learner);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Where things are
 //!
 //! `multi_steps` is the wrapper, `tally` its arithmetic as integers, `sums` the accumulators, `arrived` the gradients
 //! of one micro-step, `inspect` finds non-finite ones, `counted` is how a count of items travels, `record`
 //! the saved state, `progress` what others may see. `clip` and `norm` are the global norm; `per_update` and `lr_scaling`
-//! the learning rate.
+//! the learning rate; `strategy` the loop of the `Learner`. `find` is [`find_micro_batch`].
 
 mod arrived;
 mod clip;
 mod config;
 mod counted;
 mod error;
+mod find;
 mod inspect;
 mod lr_scaling;
 mod multi_steps;
@@ -68,6 +105,7 @@ mod norm;
 mod per_update;
 mod progress;
 mod record;
+mod strategy;
 mod sums;
 mod tally;
 
@@ -76,9 +114,14 @@ pub use clip::ClipGlobalNorm;
 pub use config::{AccumConfig, NonFinite, Normalization, WindowSchedule};
 pub use counted::{CountSlot, Counted, Items};
 pub use error::AccumError;
+pub use find::{
+    FindError, MemoryProbe, MicroBatchFound, MicroBatchSearch, Partition, PeakCounter,
+    SampledGauge, StepResult, Trial, TrialOutcome, find_micro_batch, host_memory_bytes, rehearse,
+};
 pub use lr_scaling::{LrScaling, ScaledLr};
 pub use multi_steps::MultiSteps;
 pub use norm::{GradNorm, GradNormMetric};
 pub use per_update::{PerUpdate, PerUpdateRecord};
 pub use progress::{Dropped, UpdateCounter, UpdatesMetric};
 pub use record::{AccumRecord, PartialWindow};
+pub use strategy::{AccumProgress, AccumulatingStrategy, EpochTail};

@@ -9,7 +9,7 @@ use burn::{
 use crate::{
     AccumConfig, AccumError, AccumRecord, NonFinite, Normalization, PartialWindow, UpdateCounter,
     WindowSchedule,
-    arrived::Arrived,
+    arrived::{Arrived, Request},
     inspect::{Findings, inspect, read},
     progress::{Dropped, name_some},
     sums::AnySums,
@@ -157,10 +157,10 @@ impl<O> MultiSteps<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        if self.tally.window.micro_steps == 0 {
-            return module;
-        }
-        let module = self.close(lr, module);
+        let module = match self.tally.window.micro_steps {
+            0 => module,
+            _ => self.close(lr, module),
+        };
         self.counter.publish(self.tally);
         module
     }
@@ -171,8 +171,13 @@ impl<O> MultiSteps<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        if arrived.asks_to_flush::<B::InnerBackend>() {
-            return self.flush(lr, module);
+        match arrived.request::<B::InnerBackend>() {
+            Some(Request::Flush) => return self.flush(lr, module),
+            Some(Request::Answer) => {
+                self.counter.answer();
+                return module;
+            }
+            None => {}
         }
         raise(self.check_order());
 
@@ -316,8 +321,8 @@ impl<O> MultiSteps<O> {
     }
 }
 
-/// A step of an optimizer has no other way to fail.
-fn raise<T>(result: Result<T, AccumError>) -> T {
+/// A step of an optimizer has no other way to fail, nor has Burn's training loop.
+pub(crate) fn raise<T>(result: Result<T, AccumError>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => panic!("{error}"),

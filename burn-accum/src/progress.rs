@@ -21,6 +21,7 @@ pub struct UpdateCounter {
 struct Seen {
     tally: Tally,
     last_dropped: Option<Dropped>,
+    answers: u64,
 }
 
 /// A micro-batch that was dropped from its window, for it had non-finite gradients.
@@ -69,6 +70,15 @@ impl UpdateCounter {
         self.seen.lock().tally
     }
 
+    /// How often a `MultiSteps` has shown that it is there.
+    pub(crate) fn answers(&self) -> u64 {
+        self.seen.lock().answers
+    }
+
+    pub(crate) fn answer(&self) {
+        self.seen.lock().answers += 1;
+    }
+
     pub(crate) fn publish(&self, tally: Tally) {
         self.seen.lock().tally = tally;
     }
@@ -91,7 +101,8 @@ pub(crate) fn name_some(parameters: &[String]) -> String {
     }
 }
 
-/// The number of updates so far, for a `Learner`, whose own iterations are micro-batches. Never waits for a device.
+/// The number of updates since the training began, for a `Learner`: Burn's own iterations are micro-batches. As of when
+/// the metric is computed, which Burn does while training goes on. Never waits for a device.
 #[derive(Clone)]
 pub struct UpdatesMetric {
     counter: UpdateCounter,

@@ -201,7 +201,7 @@ macro_rules! method {
 
 /// One trait.
 macro_rules! implement {
-    ($trait:ident $($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+    ($trait:ident $($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
         impl<B: Backend> $trait<Self> for CastCache<B> {
             $(method! { $op($($arg: $kind),*) -> $ret })*
         }

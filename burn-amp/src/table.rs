@@ -64,7 +64,7 @@ macro_rules! is_float_operand {
 }
 
 macro_rules! rows {
-    ($group:ident $($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+    ($group:ident $($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
         &[$(OpRow {
             op: stringify!($op),
             cast: class!($class),

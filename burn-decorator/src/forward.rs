@@ -1,21 +1,37 @@
 //! What a decorator passes on as it is.
 
-/// The associated types of `BackendTypes`, those of the inner backend but for the float tensor: for the body of an `impl`.
+/// The associated types of `BackendTypes`, those of the inner backend but for the tensors that are named: for the body of an
+/// `impl`.
 #[macro_export]
 macro_rules! forward_types {
     ($inner:ident, float tensor: $float:ty) => {
+        $crate::forward_types!(
+            $inner,
+            float tensor: $float,
+            int tensor: $inner::IntTensorPrimitive,
+            bool tensor: $inner::BoolTensorPrimitive,
+            quantized tensor: $inner::QuantizedTensorPrimitive
+        );
+    };
+    (
+        $inner:ident,
+        float tensor: $float:ty,
+        int tensor: $int:ty,
+        bool tensor: $bool:ty,
+        quantized tensor: $quantized:ty
+    ) => {
         type Device = $inner::Device;
 
         type FloatTensorPrimitive = $float;
         type FloatElem = $inner::FloatElem;
 
-        type IntTensorPrimitive = $inner::IntTensorPrimitive;
+        type IntTensorPrimitive = $int;
         type IntElem = $inner::IntElem;
 
-        type BoolTensorPrimitive = $inner::BoolTensorPrimitive;
+        type BoolTensorPrimitive = $bool;
         type BoolElem = $inner::BoolElem;
 
-        type QuantizedTensorPrimitive = $inner::QuantizedTensorPrimitive;
+        type QuantizedTensorPrimitive = $quantized;
     };
 }
 

@@ -7,13 +7,27 @@
 //! # A row
 //!
 //! ```text
-//! full    softmax(tensor: Float, dim: [usize]) -> Float
+//! full    norm    softmax(tensor: Float, dim: [usize]) -> Float
 //!         = "Exponentials and a sum.";
 //! ```
 //!
-//! reads: cast class, operation, operands with their kinds, result kind, and the reason for the class where it is not
-//! obvious. The cast classes (`lower`, `full`, `promote`, `keep`) are PyTorch's CUDA autocast table mapped on Burn's
-//! operations; a decorator that does not cast ignores them.
+//! reads: cast class, work class, operation, operands with their kinds, result kind, and the reason for the cast class where
+//! it is not obvious. The cast classes (`lower`, `full`, `promote`, `keep`) are PyTorch's CUDA autocast table mapped on
+//! Burn's operations; a decorator that does not cast ignores them. The work classes say what it takes to have the result
+//! once more; burn-checkpoint records operations by them:
+//!
+//! | work | the result is computed again by |
+//! |---|---|
+//! | `compute` | a product: matmul, convolution, attention; its cost grows faster than its bytes |
+//! | `sort` | sorting, a Fourier transform, dynamic programming |
+//! | `norm` | several passes with exponentials or roots: softmax, layer norm |
+//! | `math` | a transcendental function of each element |
+//! | `reduce` | a pass over the input: sums, extrema, scans |
+//! | `index` | moving elements by index, or by windows: gather, embedding, pooling |
+//! | `cheap` | a few instructions an element: arithmetic, comparisons, casts, copies |
+//! | `view` | nothing, or a copy: the result may share the operand's storage |
+//! | `fixed` | nobody: random numbers, data from the host, new tensors, shapes that depend on data |
+//! | `pass` | no tensor results: what asks, or reads to the host |
 //!
 //! | kind | Rust type over a backend `B` |
 //! |---|---|
@@ -42,7 +56,7 @@
 //!
 //! ```
 //! macro_rules! names {
-//!     ($trait:ident $($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+//!     ($trait:ident $($cast:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
 //!         const NAMES: &[&str] = &[$(stringify!($op)),*];
 //!     };
 //! }

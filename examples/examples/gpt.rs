@@ -5,6 +5,11 @@ use std::process::ExitCode;
 use clap::Parser;
 use examples::gpt::error::GptError;
 use examples::gpt::options::Options;
+use peak_alloc::PeakAlloc;
+
+/// Counts, for `--effective-batch` on the CPU.
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
 
 fn main() -> ExitCode {
     let options = Options::parse();

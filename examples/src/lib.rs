@@ -3,3 +3,4 @@
 pub mod backend;
 pub mod bench;
 pub mod gpt;
+pub mod pools;

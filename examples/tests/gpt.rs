@@ -7,10 +7,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use burn::backend::Autodiff;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::prelude::*;
+use burn::record::{FullPrecisionSettings, NamedMpkFileRecorder, Recorder};
+use burn_flex::Flex;
 use clap::Parser;
+use examples::gpt::model::Gpt;
 use examples::gpt::options::Options;
 use examples::gpt::report::Report;
 use examples::gpt::run;
+use peak_alloc::PeakAlloc;
+
+/// As in the example itself.
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
 
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -28,8 +39,12 @@ fn options(directory: &Path, more: &str) -> Options {
         )
         .unwrap();
     }
+    let batch = match more.contains("--effective-batch") {
+        true => "",
+        false => "--batch 4",
+    };
     let arguments = format!(
-        "gpt --steps 12 --eval-every 4 --batch 4 --context 16 --layers 1 --heads 2 --width 16 --dropout 0.1 \
+        "gpt --steps 12 --eval-every 4 {batch} --context 16 --layers 1 --heads 2 --width 16 --dropout 0.1 \
          --lr 1e-2 --text {} --output {}/run {more}",
         text.display(),
         directory.display(),
@@ -148,7 +163,9 @@ fn a_resumed_run_ends_like_one_without_a_break() {
     assert!(error("--resume").starts_with("nothing to resume: all 12 steps are in "));
     let changed = error("--resume --batch 5 --lr 1e-3");
     assert!(
-        changed.contains("--batch was 4 and is 5, --lr was 0.01 and is 0.001"),
+        changed.contains(
+            "--lr was 0.01 and is 0.001, an update (--batch times --accum, or --effective-batch) was 4 sequences and is 5"
+        ),
         "{changed}"
     );
     fs::write(directory.path().join("text.txt"), "other ".repeat(600)).unwrap();
@@ -157,6 +174,111 @@ fn a_resumed_run_ends_like_one_without_a_break() {
         changed.contains("the text was 2700 bytes and is 3600"),
         "{changed}"
     );
+}
+
+/// The parameters after so many epochs, all in one.
+fn parameters(options: &Options, epoch: usize) -> Vec<f32> {
+    struct All(Vec<f32>);
+    impl<B: Backend> ModuleVisitor<B> for All {
+        fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<B, D>>) {
+            self.0.extend(parameter.val().into_data().iter::<f32>());
+        }
+    }
+    let device = Default::default();
+    let file = options.output.join(format!("checkpoint/model-{epoch}"));
+    let record = NamedMpkFileRecorder::<FullPrecisionSettings>::default().load(file, &device);
+    let model: Gpt<Autodiff<Flex>> = options.model().init(&device);
+    let mut all = All(Vec::new());
+    model.load_record(record.unwrap()).visit(&mut all);
+    all.0
+}
+
+/// Parameters move by about 1e-2 an update here, and AdamW makes of the rounding of a small gradient a part of that.
+fn assert_same_parameters(one: &[f32], other: &[f32]) {
+    assert_eq!(one.len(), other.len());
+    let distances = one
+        .iter()
+        .zip(other)
+        .map(|(one, other)| (one - other).abs());
+    let farthest = distances.fold(0.0, f32::max);
+    println!("FARTHEST {farthest}");
+    assert!(farthest < 1e-4, "{farthest}");
+}
+
+#[test]
+fn a_window_is_one_larger_batch() {
+    let _turn = turn();
+    let directories = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let [one, many] = ["--batch 8", "--batch 2 --accum 4"];
+    let one = options(directories[0].path(), &format!("--dropout 0 {one}"));
+    let many = options(directories[1].path(), &format!("--dropout 0 {many}"));
+    let (whole, windows) = (run(&one).unwrap(), run(&many).unwrap());
+
+    assert_eq!((whole.updates, windows.updates), (12, 12));
+    assert_eq!(whole.tokens, windows.tokens);
+    assert_eq!(
+        (windows.micro_batch, windows.window, windows.effective_batch),
+        (2, 4, 8)
+    );
+    assert!((whole.valid_loss - windows.valid_loss).abs() < 1e-4);
+    assert_same_parameters(&parameters(&one, 3), &parameters(&many, 3));
+}
+
+#[test]
+fn a_run_can_go_on_in_smaller_batches() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().unwrap();
+    let start = options(directory.path(), "--dropout 0");
+    let whole = run(&start).unwrap();
+    let expected = parameters(&start, 3);
+    for name in ["model", "optim", "scheduler"] {
+        fs::remove_file(start.output.join(format!("checkpoint/{name}-3.mpk"))).unwrap();
+    }
+    let with = |more| run(&options(directory.path(), more));
+    let error = with("--dropout 0 --resume --batch 2 --accum 3").unwrap_err();
+    let error = error.to_string();
+    assert!(error.ends_with(" was 4 sequences and is 6"), "{error}");
+
+    let resumed = with("--dropout 0 --resume --batch 1 --accum 4").unwrap();
+    assert_eq!((resumed.updates, resumed.window), (12, 4));
+    assert!((whole.valid_loss - resumed.valid_loss).abs() < 1e-4);
+    assert_same_parameters(&expected, &parameters(&start, 3));
+}
+
+#[test]
+fn an_effective_batch_fits_into_the_memory() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().unwrap();
+    let more = "--dropout 0 --context 64 --width 32 --effective-batch 24";
+    let with = |limit: u64| {
+        run(&options(
+            directory.path(),
+            &format!("{more} --memory-limit {limit}"),
+        ))
+    };
+
+    let error = with(1).unwrap_err().to_string();
+    println!("{error}");
+    assert!(error.starts_with("no micro-batch for --effective-batch: a micro-batch of one needs "));
+    assert!(!directory.path().join("run").exists());
+
+    let needed: u64 = error
+        .split("raise the limit to ")
+        .nth(1)
+        .unwrap()
+        .split(' ')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    let limit = needed.div_ceil(1 << 20) + 3;
+    let report = with(limit).unwrap();
+    println!("PEAK {} of {}", HEAP.peak_usage(), limit << 20);
+    let found = report.found.unwrap();
+    println!("{found}");
+    assert!((2..24).contains(&report.micro_batch), "{found}");
+    assert_eq!(report.micro_batch * report.window, 24);
+    assert!(found.peak_bytes <= found.search.usable_bytes());
 }
 
 #[test]

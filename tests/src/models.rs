@@ -1,18 +1,20 @@
 //! Small models that between them use most kinds of layers.
 
 use burn::module::Module;
+use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, MaxPool2d, MaxPool2dConfig};
 use burn::nn::transformer::{
-    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+    TransformerDecoder, TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoder,
+    TransformerEncoderConfig, TransformerEncoderInput,
 };
 use burn::nn::{
     BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, Gelu,
     GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, Relu,
 };
 use burn::tensor::backend::Backend;
-use burn::tensor::{Distribution, Int, Tensor};
+use burn::tensor::{Bool, Distribution, Int, Tensor};
 use examples::gpt::model::{Gpt, GptConfig};
 
 /// A classifier with its own way to make inputs.
@@ -153,5 +155,66 @@ impl<B: Backend> Classifier<B> for Decoder<B> {
         logits
             .slice([0..batch as i64, 11..12, 0..classes])
             .reshape([batch, Self::CLASSES])
+    }
+}
+
+/// Burn's encoder and decoder with padding and causal masks; one embedding reads both texts and is the output layer too.
+#[derive(Module, Debug)]
+pub struct EncoderDecoder<B: Backend> {
+    tokens: Embedding<B>,
+    encoder: TransformerEncoder<B>,
+    decoder: TransformerDecoder<B>,
+}
+
+impl<B: Backend> EncoderDecoder<B> {
+    const LENGTH: usize = 5;
+
+    /// `[batch, LENGTH]` tokens that differ by sequence, and the mask of a padding at every second sequence's end.
+    fn text(
+        batch: usize,
+        step: i64,
+        device: &B::Device,
+    ) -> (Tensor<B, 2, Int>, Tensor<B, 2, Bool>) {
+        let shape = [batch, Self::LENGTH];
+        let index = Tensor::<B, 1, Int>::arange(0..(batch * Self::LENGTH) as i64, device);
+        let padding = index.clone().remainder_scalar(2 * Self::LENGTH as i64);
+        let tokens = index
+            .mul_scalar(step)
+            .remainder_scalar(Self::CLASSES as i64);
+        (
+            tokens.reshape(shape),
+            padding.equal_elem(Self::LENGTH as i64 - 1).reshape(shape),
+        )
+    }
+}
+
+impl<B: Backend> Classifier<B> for EncoderDecoder<B> {
+    fn init(device: &B::Device) -> Self {
+        let encoder = TransformerEncoderConfig::new(16, 32, 2, 1).init(device);
+        let decoder = TransformerDecoderConfig::new(16, 32, 2, 1)
+            .with_norm_first(true)
+            .init(device);
+        Self {
+            tokens: EmbeddingConfig::new(Self::CLASSES, 16).init(device),
+            encoder,
+            decoder,
+        }
+    }
+
+    fn logits(&self, batch: usize, device: &B::Device) -> Tensor<B, 2> {
+        let (source, source_padding) = Self::text(batch, 7, device);
+        let (target, target_padding) = Self::text(batch, 3, device);
+        let causal = generate_autoregressive_mask(batch, Self::LENGTH, device);
+
+        let source = TransformerEncoderInput::new(self.tokens.forward(source));
+        let memory = self
+            .encoder
+            .forward(source.mask_pad(source_padding.clone()));
+        let target = TransformerDecoderInput::new(self.tokens.forward(target), memory)
+            .memory_mask_pad(source_padding)
+            .target_mask_pad(target_padding)
+            .target_mask_attn(causal);
+        let features = self.decoder.forward(target).mean_dim(1).flatten(1, 2);
+        features.matmul(self.tokens.weight.val().transpose())
     }
 }

@@ -98,7 +98,7 @@ macro_rules! retype {
 }
 
 macro_rules! implement {
-    ($trait:ident $($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+    ($trait:ident $($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
         impl<B: Backend, const LOW: bool> $trait<Self> for Spy<B, LOW> {
             $(fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
                 #[allow(unused_mut, reason = "rows without float operands")]

@@ -123,6 +123,7 @@ fn a_tail_is_flushed_through_a_scaler() {
         }
         net = optimizer.step(0.1, net, flush_request::<B>(&Default::default()));
         assert_eq!(counter.updates(), 1);
+        assert_eq!(scaler.steps(), 2, "the request is no step of the scaler");
 
         let mut expected = MultiSteps::new(adamw(), AccumConfig::mean(2)).unwrap();
         let mut other = start.clone();

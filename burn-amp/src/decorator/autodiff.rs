@@ -9,7 +9,7 @@ use super::backend::Autocast;
 use super::tensor::{AutocastTensor, bring};
 use crate::cast::{Lineage, is_low};
 use crate::policy::{Policy, current};
-use crate::scaler::{ActiveScale, active_scale, observe_loss};
+use crate::scaler::{ActiveScale, active_scale};
 
 /// The gradients of a backward pass of [`Autocast`], which were computed from a scaled loss.
 ///
@@ -86,18 +86,15 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
         let device = B::float_device(&loss);
         // bf16 and f32 have the range; a scaler that was made on this thread is used all the same.
         let needs = current::<P>().low() == Some(FloatDType::F16);
-        let (loss, scale) = match active_scale::<Self::InnerBackend>(&device, needs) {
+        let unscaled = || flat_inner::<B, P>(&loss);
+        let (loss, scale) = match active_scale(&device, needs, unscaled) {
             ActiveScale::None => (loss, Scale::One),
             ActiveScale::Host { scale, inv } => {
-                let loss = raise::<B>(loss);
-                observe::<B, P>(&device, needs, &loss);
-                let scaled = B::float_mul_scalar(loss, scale.into());
+                let scaled = B::float_mul_scalar(raise::<B>(loss), scale.into());
                 let inverse = inv;
                 (scaled, Scale::Host { scale, inverse })
             }
             ActiveScale::Device { scale, inv } => {
-                let loss = raise::<B>(loss);
-                observe::<B, P>(&device, needs, &loss);
                 let scale = primitive(scale);
                 let scaled = multiply::<B>(loss, B::from_inner(scale.clone()));
                 let inverse = primitive(inv);
@@ -167,10 +164,11 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
     }
 }
 
-/// Shows the scaler the loss as it is without its scale.
-fn observe<B: AutodiffBackend, P: Policy>(device: &B::Device, needs: bool, loss: &FloatTensor<B>) {
+/// The loss as a scaler looks at it: flattened, without autodiff.
+fn flat_inner<B: AutodiffBackend, P: Policy>(
+    loss: &FloatTensor<B>,
+) -> Tensor<Autocast<B::InnerBackend, P>, 1> {
     let flat = Shape::from(vec![loss.shape().num_elements()]);
     let loss = B::InnerBackend::float_reshape(B::inner(loss.clone()), flat);
-    let loss = TensorPrimitive::Float(AutocastTensor::new(loss));
-    observe_loss::<Autocast<B::InnerBackend, P>>(device, needs, Tensor::from_primitive(loss));
+    Tensor::from_primitive(TensorPrimitive::Float(AutocastTensor::new(loss)))
 }

@@ -142,7 +142,7 @@ macro_rules! method {
 
 /// One trait.
 macro_rules! implement {
-    ($trait:ident $($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+    ($trait:ident $($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
         impl<B: Backend, P: Policy> $trait<Self> for Autocast<B, P> {
             $(method! { $class $op($($arg: $kind),*) -> $ret })*
         }

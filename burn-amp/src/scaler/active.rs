@@ -26,34 +26,34 @@ pub(crate) enum ActiveScale<I: Backend> {
 
 /// The scale for a loss on `device` that is about to be differentiated on this thread; `needs` if its gradients would
 /// underflow without one (f16).
-pub(crate) fn active_scale<I: Backend>(device: &Device<I>, needs: bool) -> ActiveScale<I> {
+///
+/// Where there is a scaler it keeps what `unscaled` gives, the flattened and detached loss, until the step: to explain it
+/// should it overflow.
+pub(crate) fn active_scale<I: Backend>(
+    device: &Device<I>,
+    needs: bool,
+    unscaled: impl FnOnce() -> Tensor<I, 1>,
+) -> ActiveScale<I> {
     let found = registry::lookup::<I>(device, needs);
     let Some(scaler) = found.filter(|scaler| scaler.is_enabled()) else {
         return ActiveScale::None;
     };
     let mut state = scaler.lock();
-    if let Some(next) = state
+    let on_device = state
         .pending
         .as_ref()
-        .and_then(|pending| pending.next_scale::<I>(device))
-    {
-        return next;
-    }
-    // Nothing is pending, or it pends on another backend.
-    state.settle();
-    let scale = state.scale();
-    ActiveScale::Host {
-        scale,
-        inv: inverse(scale),
-    }
-}
-
-/// Keeps the flattened, detached and unscaled `loss` until the step, to explain it should it overflow.
-pub(crate) fn observe_loss<I: Backend>(device: &Device<I>, needs: bool, loss: Tensor<I, 1>) {
-    let found = registry::lookup::<I>(device, needs);
-    if let Some(scaler) = found.filter(|scaler| scaler.is_enabled()) {
-        scaler.lock().observe(LossProbe::new(loss));
-    }
+        .and_then(|pending| pending.next_scale::<I>(device));
+    let scale = on_device.unwrap_or_else(|| {
+        // Nothing is pending, or it pends on another backend.
+        state.settle();
+        let scale = state.scale();
+        ActiveScale::Host {
+            scale,
+            inv: inverse(scale),
+        }
+    });
+    state.observe(LossProbe::new(unscaled()));
+    scale
 }
 
 /// Rounded once, from f64, as PyTorch's `scale.double().reciprocal().float()`.
@@ -107,16 +107,16 @@ mod tests {
 
     /// The scale that `backward` would use here, wherever it is.
     fn active() -> Option<(f32, f32)> {
-        match active_scale::<Flex>(&Default::default(), true) {
+        match scale_of(1.0) {
             ActiveScale::None => None,
             ActiveScale::Host { scale, inv } => Some((scale, inv)),
             ActiveScale::Device { scale, inv } => Some((scale.into_scalar(), inv.into_scalar())),
         }
     }
 
-    fn observe(loss: f32) {
+    fn scale_of(loss: f32) -> ActiveScale<Flex> {
         let device = Default::default();
-        observe_loss::<Flex>(&device, true, Tensor::from_data([loss], &device));
+        active_scale(&device, true, || Tensor::from_data([loss], &device))
     }
 
     #[test]
@@ -168,10 +168,7 @@ mod tests {
                 let scale = if overflows == 1 { f32::INFINITY } else { 1.0 };
                 let gradients = gradients(&model, scale);
                 model = optimizer.step(0.1, model.clone(), gradients);
-                let on_device = matches!(
-                    active_scale::<Flex>(&Default::default(), true),
-                    ActiveScale::Device { .. }
-                );
+                let on_device = matches!(scale_of(1.0), ActiveScale::Device { .. });
                 assert_eq!(on_device, detection == Detection::Deferred);
                 active()
             })
@@ -185,7 +182,7 @@ mod tests {
             let scaler = scaler(8.0).with_detection(detection);
             let mut optimizer = scaler.wrap(SgdConfig::new().init());
             let mut step = |loss, scale| {
-                observe(loss);
+                scale_of(loss);
                 let model = model();
                 let gradients = gradients(&model, scale);
                 let _: Linear<B> = optimizer.step(0.1, model, gradients);
@@ -213,7 +210,7 @@ mod tests {
                 .with_interrupter(interrupter.clone());
             let mut optimizer = scaler.wrap(SgdConfig::new().init());
             let mut step = || {
-                observe(f32::NAN);
+                scale_of(f32::NAN);
                 let model = model();
                 let gradients = gradients(&model, f32::NAN);
                 let _: Linear<B> = optimizer.step(0.1, model, gradients);

@@ -39,6 +39,17 @@ impl StepGradients {
         }
     }
 
+    /// Whether there is nothing in it at all, nothing that belongs to no parameter either.
+    pub(super) fn is_empty(&self) -> bool {
+        match self {
+            Self::One(gradients) => gradients.is_empty(),
+            Self::Several(gradients) => gradients
+                .grads
+                .iter()
+                .all(|(gradients, _)| gradients.is_empty()),
+        }
+    }
+
     /// Takes the step.
     pub(super) fn step<B, M, O>(self, optimizer: &mut O, lr: f64, module: M) -> M
     where

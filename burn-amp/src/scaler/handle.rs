@@ -170,7 +170,7 @@ impl GradScaler {
         self.settled().growth_tracker()
     }
 
-    /// Optimizer steps so far, skipped ones included.
+    /// Optimizer steps so far, skipped ones included. Entries of no parameter alone (`burn_accum::flush_request`) are none.
     pub fn steps(&self) -> u64 {
         self.settled().counters.steps
     }

@@ -29,7 +29,7 @@ mod record;
 mod registry;
 mod state;
 
-pub(crate) use active::{ActiveScale, active_scale, observe_loss};
+pub(crate) use active::{ActiveScale, active_scale};
 pub use config::GradScalerConfig;
 pub use handle::{Detection, GradScaler};
 pub use metric::{LossScaleMetric, SkippedStepsMetric};

@@ -112,7 +112,10 @@ impl<O> ScaledOptimizer<O> {
         }
 
         if inspection.is_empty() {
-            self.scaler.record_step(Vec::new());
+            // Entries that belong to no parameter are a message to an optimizer inside, not a step.
+            if gradients.is_empty() {
+                self.scaler.record_step(Vec::new());
+            }
             return gradients.step(&mut self.inner, lr, module);
         }
         match self.scaler.detection() {

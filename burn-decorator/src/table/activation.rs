@@ -6,27 +6,27 @@ macro_rules! activation_ops {
     ($callback:ident) => {
         $callback! {
             ActivationOps
-            keep    leaky_relu(tensor: Float, negative_slope: [Scalar]) -> Float;
-            keep    relu(tensor: Float) -> Float;
-            promote relu_backward(output: Float, grad: Float) -> Float;
-            keep    gelu(tensor: Float) -> Float
+            keep    cheap   leaky_relu(tensor: Float, negative_slope: [Scalar]) -> Float;
+            keep    cheap   relu(tensor: Float) -> Float;
+            promote cheap   relu_backward(output: Float, grad: Float) -> Float;
+            keep    math    gelu(tensor: Float) -> Float
                     = "Bounded slope; in the type of its input, as in PyTorch.";
-            lower   prelu(tensor: Float, alpha: Float) -> Float
+            lower   cheap   prelu(tensor: Float, alpha: Float) -> Float
                     = "PyTorch's lower list.";
-            promote gelu_backward(x: Float, grad: Float) -> Float;
-            keep    sigmoid(tensor: Float) -> Float
+            promote math    gelu_backward(x: Float, grad: Float) -> Float;
+            keep    math    sigmoid(tensor: Float) -> Float
                     = "Bounded; in the type of its input, as in PyTorch.";
-            promote sigmoid_backward(output: Float, grad: Float) -> Float;
-            keep    hard_sigmoid(tensor: Float, alpha: [Scalar], beta: [Scalar]) -> Float;
-            full    log_sigmoid(tensor: Float) -> Float
+            promote math    sigmoid_backward(output: Float, grad: Float) -> Float;
+            keep    cheap   hard_sigmoid(tensor: Float, alpha: [Scalar], beta: [Scalar]) -> Float;
+            full    math    log_sigmoid(tensor: Float) -> Float
                     = "A logarithm; binary cross entropy is made of it.";
-            full    softmax(tensor: Float, dim: [usize]) -> Float
+            full    norm    softmax(tensor: Float, dim: [usize]) -> Float
                     = "Exponentials and a sum.";
-            full    log_softmax(tensor: Float, dim: [usize]) -> Float
+            full    norm    log_softmax(tensor: Float, dim: [usize]) -> Float
                     = "Exponentials, a sum and a logarithm; every classification loss.";
-            full    softmin(tensor: Float, dim: [usize]) -> Float
+            full    norm    softmin(tensor: Float, dim: [usize]) -> Float
                     = "A softmax of the negated input.";
-            full    log_sigmoid_backward(x: Float, grad: Float) -> Float
+            full    math    log_sigmoid_backward(x: Float, grad: Float) -> Float
                     = "As its forward.";
         }
     };

@@ -6,88 +6,88 @@ macro_rules! module_ops {
     ($callback:ident) => {
         $callback! {
             ModuleOps
-            keep    embedding(weights: Float, indices: Int) -> Float
+            keep    index   embedding(weights: Float, indices: Int) -> Float
                     = "A lookup: the first lowered operation behind it casts the few rows used, not the table.";
-            promote embedding_backward(weights: Float, output_grad: Float, indices: Int) -> Float
+            promote index   embedding_backward(weights: Float, output_grad: Float, indices: Int) -> Float
                     = "Adds rows, as `float_scatter_add`.";
-            lower   linear(x: Float, weight: Float, bias: FloatOpt) -> Float;
-            lower   linear_x_backward(weight: Float, output_grad: Float) -> Float;
-            lower   linear_weight_backward(x: Float, output_grad: Float) -> Float;
-            full    linear_bias_backward(output_grad: Float) -> Float
+            lower   compute linear(x: Float, weight: Float, bias: FloatOpt) -> Float;
+            lower   compute linear_x_backward(weight: Float, output_grad: Float) -> Float;
+            lower   compute linear_weight_backward(x: Float, output_grad: Float) -> Float;
+            full    reduce  linear_bias_backward(output_grad: Float) -> Float
                     = "A sum over the batch.";
-            lower   conv1d(x: Float, weight: Float, bias: FloatOpt, options: [ConvOptions<1>]) -> Float;
-            lower   conv1d_x_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<1>]) -> Float;
-            lower   conv1d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<1>]) -> Float;
-            full    conv1d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
+            lower   compute conv1d(x: Float, weight: Float, bias: FloatOpt, options: [ConvOptions<1>]) -> Float;
+            lower   compute conv1d_x_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<1>]) -> Float;
+            lower   compute conv1d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<1>]) -> Float;
+            full    reduce  conv1d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
                     = "A sum over the batch.";
-            lower   conv2d(x: Float, weight: Float, bias: FloatOpt, options: [ConvOptions<2>]) -> Float;
-            lower   conv2d_x_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<2>]) -> Float;
-            lower   conv2d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<2>]) -> Float;
-            full    conv2d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
+            lower   compute conv2d(x: Float, weight: Float, bias: FloatOpt, options: [ConvOptions<2>]) -> Float;
+            lower   compute conv2d_x_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<2>]) -> Float;
+            lower   compute conv2d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<2>]) -> Float;
+            full    reduce  conv2d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
                     = "A sum over the batch.";
-            full    deform_conv2d(x: Float, offset: Float, weight: Float, mask: FloatOpt, bias: FloatOpt, options: [DeformConvOptions<2>]) -> Float
+            full    compute deform_conv2d(x: Float, offset: Float, weight: Float, mask: FloatOpt, bias: FloatOpt, options: [DeformConvOptions<2>]) -> Float
                     = "Sampling positions: a low type has no fractions of a pixel from 128 (bf16) or 2048 (f16) on.";
-            full    deform_conv2d_backward(x: Float, offset: Float, weight: Float, mask: FloatOpt, bias: FloatOpt, output_grad: Float, options: [DeformConvOptions<2>]) -> {DeformConv2dBackward x_grad: Float, offset_grad: Float, weight_grad: Float, mask_grad: FloatOpt, bias_grad: FloatOpt}
+            full    compute deform_conv2d_backward(x: Float, offset: Float, weight: Float, mask: FloatOpt, bias: FloatOpt, output_grad: Float, options: [DeformConvOptions<2>]) -> {DeformConv2dBackward x_grad: Float, offset_grad: Float, weight_grad: Float, mask_grad: FloatOpt, bias_grad: FloatOpt}
                     = "As its forward.";
-            lower   conv3d(x: Float, weight: Float, bias: FloatOpt, options: [ConvOptions<3>]) -> Float;
-            lower   conv3d_x_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<3>]) -> Float;
-            lower   conv3d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<3>]) -> Float;
-            full    conv3d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
+            lower   compute conv3d(x: Float, weight: Float, bias: FloatOpt, options: [ConvOptions<3>]) -> Float;
+            lower   compute conv3d_x_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<3>]) -> Float;
+            lower   compute conv3d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvOptions<3>]) -> Float;
+            full    reduce  conv3d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
                     = "A sum over the batch.";
-            lower   conv_transpose1d(x: Float, weight: Float, bias: FloatOpt, options: [ConvTransposeOptions<1>]) -> Float;
-            lower   conv_transpose1d_x_backward(weight: Float, output_grad: Float, options: [ConvTransposeOptions<1>]) -> Float;
-            lower   conv_transpose1d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvTransposeOptions<1>]) -> Float;
-            full    conv_transpose1d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
+            lower   compute conv_transpose1d(x: Float, weight: Float, bias: FloatOpt, options: [ConvTransposeOptions<1>]) -> Float;
+            lower   compute conv_transpose1d_x_backward(weight: Float, output_grad: Float, options: [ConvTransposeOptions<1>]) -> Float;
+            lower   compute conv_transpose1d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvTransposeOptions<1>]) -> Float;
+            full    reduce  conv_transpose1d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
                     = "A sum over the batch.";
-            lower   conv_transpose2d(x: Float, weight: Float, bias: FloatOpt, options: [ConvTransposeOptions<2>]) -> Float;
-            lower   conv_transpose2d_x_backward(weight: Float, output_grad: Float, options: [ConvTransposeOptions<2>]) -> Float;
-            lower   conv_transpose2d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvTransposeOptions<2>]) -> Float;
-            full    conv_transpose2d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
+            lower   compute conv_transpose2d(x: Float, weight: Float, bias: FloatOpt, options: [ConvTransposeOptions<2>]) -> Float;
+            lower   compute conv_transpose2d_x_backward(weight: Float, output_grad: Float, options: [ConvTransposeOptions<2>]) -> Float;
+            lower   compute conv_transpose2d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvTransposeOptions<2>]) -> Float;
+            full    reduce  conv_transpose2d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
                     = "A sum over the batch.";
-            lower   conv_transpose3d(x: Float, weight: Float, bias: FloatOpt, options: [ConvTransposeOptions<3>]) -> Float;
-            lower   conv_transpose3d_x_backward(weight: Float, output_grad: Float, options: [ConvTransposeOptions<3>]) -> Float;
-            lower   conv_transpose3d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvTransposeOptions<3>]) -> Float;
-            full    conv_transpose3d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
+            lower   compute conv_transpose3d(x: Float, weight: Float, bias: FloatOpt, options: [ConvTransposeOptions<3>]) -> Float;
+            lower   compute conv_transpose3d_x_backward(weight: Float, output_grad: Float, options: [ConvTransposeOptions<3>]) -> Float;
+            lower   compute conv_transpose3d_weight_backward(x: Float, weight: Float, output_grad: Float, options: [ConvTransposeOptions<3>]) -> Float;
+            full    reduce  conv_transpose3d_bias_backward(x: Float, bias: Float, output_grad: Float) -> Float
                     = "A sum over the batch.";
-            keep    unfold4d(x: Float, kernel_size: [[usize; 2]], options: [UnfoldOptions]) -> Float;
-            full    avg_pool1d(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> Float
+            keep    index   unfold4d(x: Float, kernel_size: [[usize; 2]], options: [UnfoldOptions]) -> Float;
+            full    index   avg_pool1d(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> Float
                     = "A mean: adding up 4096 ones in f16 gives 2048.";
-            full    avg_pool1d_backward(x: Float, grad: Float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> Float
+            full    index   avg_pool1d_backward(x: Float, grad: Float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> Float
                     = "As its forward.";
-            full    avg_pool2d(x: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> Float
+            full    index   avg_pool2d(x: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> Float
                     = "A mean: adding up 4096 ones in f16 gives 2048.";
-            full    avg_pool2d_backward(x: Float, grad: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> Float
+            full    index   avg_pool2d_backward(x: Float, grad: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> Float
                     = "As its forward.";
-            full    adaptive_avg_pool2d(x: Float, output_size: [[usize; 2]]) -> Float
+            full    index   adaptive_avg_pool2d(x: Float, output_size: [[usize; 2]]) -> Float
                     = "A mean: adding up 4096 ones in f16 gives 2048.";
-            full    adaptive_avg_pool2d_backward(x: Float, grad: Float) -> Float
+            full    index   adaptive_avg_pool2d_backward(x: Float, grad: Float) -> Float
                     = "As its forward.";
-            full    adaptive_avg_pool1d(x: Float, output_size: [usize]) -> Float
+            full    index   adaptive_avg_pool1d(x: Float, output_size: [usize]) -> Float
                     = "A mean: adding up 4096 ones in f16 gives 2048.";
-            full    adaptive_avg_pool1d_backward(x: Float, grad: Float) -> Float
+            full    index   adaptive_avg_pool1d_backward(x: Float, grad: Float) -> Float
                     = "As its forward.";
-            keep    max_pool1d(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> Float;
-            keep    max_pool1d_with_indices(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> {MaxPool1dWithIndices output: Float, indices: Int};
-            promote max_pool1d_with_indices_backward(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool], output_grad: Float, indices: Int) -> {MaxPool1dBackward x_grad: Float};
-            keep    max_pool2d(x: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool]) -> Float;
-            keep    max_pool2d_with_indices(x: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool]) -> {MaxPool2dWithIndices output: Float, indices: Int};
-            promote max_pool2d_with_indices_backward(x: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool], output_grad: Float, indices: Int) -> {MaxPool2dBackward x_grad: Float};
-            full    interpolate(x: Float, output_size: [[usize; 2]], options: [InterpolateOptions]) -> Float
+            keep    index   max_pool1d(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> Float;
+            keep    index   max_pool1d_with_indices(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> {MaxPool1dWithIndices output: Float, indices: Int};
+            promote index   max_pool1d_with_indices_backward(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool], output_grad: Float, indices: Int) -> {MaxPool1dBackward x_grad: Float};
+            keep    index   max_pool2d(x: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool]) -> Float;
+            keep    index   max_pool2d_with_indices(x: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool]) -> {MaxPool2dWithIndices output: Float, indices: Int};
+            promote index   max_pool2d_with_indices_backward(x: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool], output_grad: Float, indices: Int) -> {MaxPool2dBackward x_grad: Float};
+            full    index   interpolate(x: Float, output_size: [[usize; 2]], options: [InterpolateOptions]) -> Float
                     = "PyTorch's f32 list: weights of neighbouring pixels round to the same value in a low type.";
-            full    interpolate_backward(x: Float, grad: Float, output_size: [[usize; 2]], options: [InterpolateOptions]) -> Float
+            full    index   interpolate_backward(x: Float, grad: Float, output_size: [[usize; 2]], options: [InterpolateOptions]) -> Float
                     = "As its forward.";
-            lower   attention(query: Float, key: Float, value: Float, mask: BoolOpt, attn_bias: FloatOpt, options: [AttentionModuleOptions]) -> Float
+            lower   compute attention(query: Float, key: Float, value: Float, mask: BoolOpt, attn_bias: FloatOpt, options: [AttentionModuleOptions]) -> Float
                     = "Over an autodiff backend it is decomposed into this decorator's operations: two lowered matmuls and an f32 softmax.";
-            full    layer_norm(tensor: Float, gamma: Float, beta: FloatOpt, epsilon: [f64]) -> Float
+            full    norm    layer_norm(tensor: Float, gamma: Float, beta: FloatOpt, epsilon: [f64]) -> Float
                     = "A mean and a variance.";
-            full    ctc_loss(log_probs: Float, targets: Int, input_lengths: Int, target_lengths: Int, blank: [usize]) -> Float
+            full    sort    ctc_loss(log_probs: Float, targets: Int, input_lengths: Int, target_lengths: Int, blank: [usize]) -> Float
                     = "A loss.";
-            keep    has_ctc_loss_backward() -> [bool];
-            full    ctc_loss_backward(log_probs: Float, targets: Int, input_lengths: Int, target_lengths: Int, grad_loss: Float, blank: [usize]) -> Float
+            keep    pass    has_ctc_loss_backward() -> [bool];
+            full    sort    ctc_loss_backward(log_probs: Float, targets: Int, input_lengths: Int, target_lengths: Int, grad_loss: Float, blank: [usize]) -> Float
                     = "As its forward.";
-            full    rfft(signal: Float, dim: [usize], n: [Option<usize>]) -> (Float, Float)
+            full    sort    rfft(signal: Float, dim: [usize], n: [Option<usize>]) -> (Float, Float)
                     = "Sums over the whole signal.";
-            full    irfft(spectrum_re: Float, spectrum_im: Float, dim: [usize], n: [Option<usize>]) -> Float
+            full    sort    irfft(spectrum_re: Float, spectrum_im: Float, dim: [usize], n: [Option<usize>]) -> Float
                     = "Sums over the whole spectrum.";
         }
     };

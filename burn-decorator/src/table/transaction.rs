@@ -6,7 +6,7 @@ macro_rules! transaction_ops {
     ($callback:ident) => {
         $callback! {
             TransactionOps
-            keep    tr_execute(transaction: Transaction) -> TransactionData;
+            keep    pass    tr_execute(transaction: Transaction) -> TransactionData;
         }
     };
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::backend::BackendName;
 use crate::gpt::report::peak_bytes;
+use crate::pools::Pools;
 
 /// Between two looks at a device: a step allocates every few microseconds, and what it holds changes over milliseconds.
 const INTERVAL: Duration = Duration::from_micros(200);
@@ -50,14 +51,14 @@ impl Memory {
 /// process the system itself keeps the most since its start.
 pub fn peak_during(backend: BackendName, work: impl FnOnce()) -> Option<Memory> {
     let done = AtomicBool::new(false);
-    // Pools belong to streams, and streams to threads: the watcher asks for those of this one.
+    // The watcher is another thread.
     let pools = Pools::of_this_thread(backend);
     thread::scope(|scope| {
         let watcher = scope.spawn(|| {
             let mut most: Option<Memory> = None;
             loop {
                 let last = done.load(Ordering::Acquire);
-                if let Some(now) = pools.read() {
+                if let Some(now) = read(backend, &pools) {
                     most = Some(most.map_or(now, |most| most.max(now)));
                 }
                 if last {
@@ -82,50 +83,20 @@ impl Drop for Finish<'_> {
     }
 }
 
-/// Where to look.
-struct Pools {
-    backend: BackendName,
-    #[cfg(any(feature = "cuda", feature = "vulkan"))]
-    stream: cubecl::stream_id::StreamId,
-}
-
-impl Pools {
-    fn of_this_thread(backend: BackendName) -> Self {
-        Self {
-            backend,
-            #[cfg(any(feature = "cuda", feature = "vulkan"))]
-            stream: cubecl::stream_id::StreamId::current(),
-        }
+/// What is there to see: a device's pools, or the process.
+fn read(backend: BackendName, pools: &Pools) -> Option<Memory> {
+    if backend == BackendName::Flex {
+        return Some(Memory {
+            place: Place::Process,
+            in_use_bytes: peak_bytes()?,
+            reserved_bytes: None,
+        });
     }
-
-    fn read(&self) -> Option<Memory> {
-        match self.backend {
-            BackendName::Flex => Some(Memory {
-                place: Place::Process,
-                in_use_bytes: peak_bytes()?,
-                reserved_bytes: None,
-            }),
-            #[cfg(feature = "cuda")]
-            BackendName::Cuda => self.read_device::<cubecl::cuda::CudaRuntime>(),
-            #[cfg(feature = "vulkan")]
-            BackendName::Vulkan => self.read_device::<cubecl::wgpu::WgpuRuntime>(),
-            #[allow(
-                unreachable_patterns,
-                reason = "reached unless every backend is compiled in"
-            )]
-            _ => None,
-        }
-    }
-
-    #[cfg(any(feature = "cuda", feature = "vulkan"))]
-    fn read_device<R: cubecl::Runtime>(&self) -> Option<Memory> {
-        let read = || R::client(&R::Device::default()).memory_usage().ok();
-        self.stream.executes(read).map(|usage| Memory {
-            place: Place::Device,
-            in_use_bytes: usage.bytes_in_use,
-            reserved_bytes: Some(usage.bytes_reserved),
-        })
-    }
+    pools.read().map(|bytes| Memory {
+        place: Place::Device,
+        in_use_bytes: bytes.in_use_bytes,
+        reserved_bytes: Some(bytes.reserved_bytes),
+    })
 }
 
 #[cfg(test)]

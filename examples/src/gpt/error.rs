@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::accumulation::NotFound;
 use crate::backend::BackendMissing;
 
 /// Why there is no report.
@@ -53,6 +54,19 @@ pub enum GptError {
     /// The device cannot compute in the precision, or the training cannot go on in it.
     #[error(transparent)]
     Precision(#[from] burn_amp::AmpError),
+
+    /// No micro-batch keeps below the memory limit, or none can be looked for.
+    #[error("no micro-batch for --effective-batch: {0}")]
+    MicroBatch(#[from] NotFound),
+
+    /// The backend does not tell how much memory its device has.
+    #[error(
+        "the {backend} backend does not tell how much memory its device has: give --memory-limit"
+    )]
+    MemoryUnknown {
+        /// Its name.
+        backend: &'static str,
+    },
 
     /// `--resume` without a record.
     #[error("nothing to resume: there is no complete record in {}; run without --resume first", path.display())]

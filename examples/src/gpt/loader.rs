@@ -237,7 +237,7 @@ mod tests {
 
     fn loader(workers: usize, first_epoch: usize) -> WindowLoader<Flex> {
         let text = (0..5000u32).map(|i| (i * i % 251) as u8).collect();
-        let windows = Windows::random(text, 8, 3, 42, Plan::new(20, 7));
+        let windows = Windows::random(text, 8, [3, 1], 42, Plan::new(20, 7));
         WindowLoader::new(windows, workers, first_epoch, Default::default())
     }
 

@@ -5,10 +5,11 @@
 //! - [`options`]: the command line; [`plan`]: how its steps fall into epochs; [`error`]: what can go wrong;
 //! - [`text`]: the bytes; [`windows`]: which of them are a batch; [`loader`]: batches from several threads, in order;
 //! - [`model`]: the transformer; [`step`]: its loss, and what the Learner asks of it; [`schedule`]: the learning rate;
-//! - [`precision`]: mixed precision, which no other file knows about;
+//! - [`precision`]: mixed precision, and [`accumulation`]: windows of micro-batches, which no other file knows about;
 //! - [`run_dir`]: records, and going on from them; [`metric`], [`history`], [`progress`]: what one sees of a run;
 //! - [`mod@train`]: all of it put together; [`sample`], [`report`]: what is left at the end.
 
+pub mod accumulation;
 pub mod error;
 pub mod history;
 pub mod loader;

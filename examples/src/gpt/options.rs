@@ -25,9 +25,36 @@ pub struct Options {
     #[arg(long, default_value_t = 1200, value_parser = positive(), help_heading = "Training")]
     pub steps: usize,
 
-    /// Sequences in a batch
+    /// Sequences in a batch, that is, a micro-batch: what is in memory at once
     #[arg(long, default_value_t = 16, value_parser = positive(), help_heading = "Training")]
     pub batch: usize,
+
+    /// Batches in an update (gradient accumulation)
+    #[arg(long, default_value_t = 1, value_parser = positive(), help_heading = "Training")]
+    #[serde(default = "one")]
+    pub accum: usize,
+
+    /// Sequences in an update, instead of --batch and --accum: in the largest batches that fit into the memory
+    #[arg(
+        long,
+        value_name = "SEQUENCES",
+        value_parser = positive(),
+        conflicts_with_all = ["batch", "accum"],
+        help_heading = "Training"
+    )]
+    #[serde(default)]
+    pub effective_batch: Option<usize>,
+
+    /// Memory that --effective-batch may use [default: all of the device's]
+    #[arg(
+        long,
+        value_name = "MIB",
+        value_parser = mebibytes(),
+        requires = "effective_batch",
+        help_heading = "Training"
+    )]
+    #[serde(default)]
+    pub memory_limit: Option<u64>,
 
     /// Highest learning rate
     #[arg(long, default_value_t = 2e-3, value_parser = learning_rate, help_heading = "Training")]
@@ -143,6 +170,11 @@ impl Options {
         )
     }
 
+    /// Sequences in an update.
+    pub fn sequences_per_update(&self) -> usize {
+        self.effective_batch.unwrap_or(self.batch * self.accum)
+    }
+
     /// Updates over which the learning rate rises.
     pub fn warmup(&self) -> usize {
         self.warmup.unwrap_or((self.steps / 10).min(1000))
@@ -170,6 +202,15 @@ impl Amp {
 
 pub(crate) fn positive() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
+}
+
+fn one() -> usize {
+    1
+}
+
+/// Of which the bytes can be counted.
+fn mebibytes() -> RangedU64ValueParser<u64> {
+    RangedU64ValueParser::new().range(1..=u64::MAX >> 20)
 }
 
 fn learning_rate(text: &str) -> Result<f64, String> {
@@ -220,6 +261,14 @@ mod tests {
     }
 
     #[test]
+    fn an_update_is_one_batch_or_several() {
+        let sequences = |arguments| parse(arguments).unwrap().sequences_per_update();
+        assert_eq!(sequences(""), 16);
+        assert_eq!(sequences("--batch 2 --accum 4"), 8);
+        assert_eq!(sequences("--effective-batch 64 --memory-limit 500"), 64);
+    }
+
+    #[test]
     fn wrong_values_are_refused_with_the_reason() {
         for (arguments, reason) in [
             ("--steps 0", "0 is not in 1.."),
@@ -234,6 +283,20 @@ mod tests {
             (
                 "--steps 10 --warmup 11",
                 "--warmup 11 is longer than the training: --steps is 10",
+            ),
+            ("--accum 0", "0 is not in 1.."),
+            (
+                "--effective-batch 8 --accum 2",
+                "'--effective-batch <SEQUENCES>' cannot be used with '--accum <ACCUM>'",
+            ),
+            (
+                "--effective-batch 8 --batch 2",
+                "'--effective-batch <SEQUENCES>' cannot be used with '--batch <BATCH>'",
+            ),
+            ("--memory-limit 100", "--effective-batch <SEQUENCES>"),
+            (
+                "--memory-limit 100 --batch 2",
+                "--effective-batch <SEQUENCES>",
             ),
             ("--amp fp8", "[possible values: off, bf16, f16]"),
             ("--backend tpu", "[possible values: flex, cuda, vulkan]"),

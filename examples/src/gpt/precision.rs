@@ -67,6 +67,15 @@ impl Precision {
         self.scaler.wrap(optimizer)
     }
 
+    /// The same precision with a loss scale of its own, for steps that are thrown away.
+    pub fn rehearsal(&self) -> Self {
+        let (_, scaler) = self.amp.configs();
+        Self {
+            amp: self.amp,
+            scaler: GradScaler::new(&scaler).expect("the training has one like it"),
+        }
+    }
+
     /// Shows the loss scale and the skipped steps.
     pub fn watch<LC: LearningComponentsTypes>(
         &self,

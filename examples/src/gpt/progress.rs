@@ -18,6 +18,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// Prints lines to stdout.
 pub struct Lines {
     plan: Plan,
+    accum: usize,
     names: HashMap<MetricId, String>,
     train: Metrics,
     valid: Metrics,
@@ -30,10 +31,11 @@ pub struct Lines {
 struct Metrics(Vec<(String, String)>);
 
 impl Lines {
-    /// Lines about a training with this plan.
-    pub fn new(plan: Plan) -> Self {
+    /// Lines about a training with this plan, whose steps are so many micro-batches each.
+    pub fn new(plan: Plan, accum: usize) -> Self {
         Self {
             plan,
+            accum,
             names: HashMap::new(),
             train: Metrics::default(),
             valid: Metrics::default(),
@@ -44,6 +46,15 @@ impl Lines {
 
     fn name(&self, id: &MetricId) -> String {
         self.names.get(id).cloned().unwrap_or_default()
+    }
+
+    /// Steps that are done, and micro-batches of the next.
+    fn head(&self, steps: usize, micro_batches: usize) -> String {
+        let head = format!("step {steps}/{}", self.plan.steps());
+        match self.accum {
+            1 => head,
+            accum => format!("{head} (+{micro_batches}/{accum})"),
+        }
     }
 
     fn print(&mut self, head: &str, metrics: &str) {
@@ -105,9 +116,13 @@ impl MetricsRendererTraining for Lines {
             .plan
             .steps_of(item.global_progress.items_processed)
             .start;
-        let step = done + item.iteration.unwrap_or(0);
+        let micro_batches = item.iteration.unwrap_or(0);
         let metrics = self.train.line(of_batch);
-        self.print(&format!("step {step}/{}", self.plan.steps()), &metrics);
+        let head = self.head(
+            done + micro_batches / self.accum,
+            micro_batches % self.accum,
+        );
+        self.print(&head, &metrics);
     }
 
     fn render_valid(&mut self, item: TrainingProgress, _: Vec<ProgressType>) {
@@ -141,6 +156,13 @@ impl MetricsRenderer for Lines {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_is_a_window() {
+        let lines = |accum| Lines::new(Plan::new(12, 4), accum);
+        assert_eq!(lines(1).head(5, 0), "step 5/12");
+        assert_eq!(lines(4).head(5, 3), "step 5/12 (+3/4)");
+    }
 
     #[test]
     fn burns_format_is_taken_apart() {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::accumulation::Found;
 use super::error::GptError;
 use super::history::EpochLosses;
 use super::options::Options;
@@ -24,10 +25,20 @@ pub struct Report {
     pub tokens_per_second: f64,
     /// The most memory that was resident in this process, on the host; nothing where the system does not tell.
     pub peak_bytes: Option<u64>,
-    /// Updates that were skipped because a gradient was not finite.
+    /// Micro-batches that were skipped because a gradient was not finite.
     pub skipped_steps: u64,
-    /// Updates in total, skipped ones included.
+    /// Windows in total: updates, had nothing been skipped.
     pub steps: usize,
+    /// Updates that were taken.
+    pub updates: u64,
+    /// Sequences in a micro-batch.
+    pub micro_batch: usize,
+    /// Micro-batches in an update.
+    pub window: usize,
+    /// Sequences in an update.
+    pub effective_batch: usize,
+    /// How the micro-batch was found, if it was looked for.
+    pub found: Option<Found>,
     /// `f32`, `bf16` or `f16`: what `--amp` chose.
     pub precision: String,
     /// What `--backend` was.
@@ -78,8 +89,16 @@ impl fmt::Display for Report {
             ("peak resident memory", memory),
             (
                 "skipped steps",
-                format!("{} of {}", self.skipped_steps, self.steps),
+                format!("{} of {}", self.skipped_steps, self.steps * self.window),
             ),
+            (
+                "effective batch",
+                format!(
+                    "{} ({} x {})",
+                    self.effective_batch, self.window, self.micro_batch
+                ),
+            ),
+            ("updates", self.updates.to_string()),
             ("precision", self.precision.clone()),
             ("backend", self.backend.clone()),
             ("parameters", self.parameters.to_string()),
@@ -117,6 +136,11 @@ mod tests {
             peak_bytes: Some(300 << 20),
             skipped_steps: 2,
             steps: 100,
+            updates: 100,
+            micro_batch: 2,
+            window: 4,
+            effective_batch: 8,
+            found: None,
             precision: "f16".into(),
             backend: "flex".into(),
             parameters: 12_345,
@@ -150,7 +174,9 @@ mod tests {
              validation loss       1.5000 nats/byte\n\
              tokens per second     6789\n\
              peak resident memory  300 MiB\n\
-             skipped steps         2 of 100\n\
+             skipped steps         2 of 400\n\
+             effective batch       8 (4 x 2)\n\
+             updates               100\n\
              precision             f16\n\
              backend               flex\n\
              parameters            12345\n"

@@ -21,12 +21,27 @@ use super::windows::hash;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Start {
     options: Options,
+    /// Sequences in an update.
+    effective_batch: usize,
     text_bytes: usize,
     text_hash: u64,
 }
 
-/// Options that may change when a run is resumed: they leave its records valid and its batches what they are.
-const FREE: [&str; 6] = ["amp", "backend", "output", "resume", "text", "workers"];
+/// Options that may change when a run is resumed: they leave its records valid and its updates what they are. Of an
+/// update's sequences only the number must stay: epochs hold whole windows, and an optimizer's record can be loaded under
+/// another window.
+const FREE: [&str; 10] = [
+    "accum",
+    "amp",
+    "backend",
+    "batch",
+    "effective_batch",
+    "memory_limit",
+    "output",
+    "resume",
+    "text",
+    "workers",
+];
 
 /// Names of the three records of an epoch, Burn's.
 const RECORDS: [&str; 3] = ["model", "optim", "scheduler"];
@@ -50,6 +65,7 @@ impl RunDir {
         };
         let start = Start {
             options: options.clone(),
+            effective_batch: options.sequences_per_update(),
             text_bytes: text.len(),
             text_hash: fingerprint(text),
         };
@@ -144,6 +160,18 @@ impl RunDir {
                 )
             })
             .collect();
+        // Runs of one batch an update did not write it.
+        let sequences = |start: &Value| {
+            let written = start["effective_batch"].as_u64();
+            written.or_else(|| start["options"]["batch"].as_u64())
+        };
+        if sequences(&then) != sequences(&now) {
+            differences.push(format!(
+                "an update (--batch times --accum, or --effective-batch) was {} sequences and is {}",
+                sequences(&then).unwrap_or_default(),
+                sequences(&now).unwrap_or_default()
+            ));
+        }
         if then["text_hash"] != now["text_hash"] {
             differences.push(format!(
                 "the text was {} bytes and is {}, or other bytes",

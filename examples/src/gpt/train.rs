@@ -3,7 +3,6 @@
 use std::io::{IsTerminal, stdout};
 use std::sync::Arc;
 
-use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{AdamWConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::backend::{AutodiffBackend, DeviceOps};
@@ -12,6 +11,7 @@ use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{Interrupter, Learner, SupervisedTraining};
 use burn_flex::Flex;
 
+use super::accumulation::Window;
 use super::error::GptError;
 use super::history::History;
 use super::loader::WindowLoader;
@@ -43,30 +43,34 @@ pub fn train<B: AutodiffBackend>(options: &Options, device: B::Device) -> Result
     let precision = Precision::install::<B>(options.amp, &device, &interrupter)?;
     let text = Text::load(&options.text)?;
     text.check(options.context)?;
+    let window = Window::settle::<B>(options, &precision, &device)?;
+    if let Some(found) = &window.found {
+        println!("{found}");
+    }
     let (run, resumed) = RunDir::open(options, &text)?;
     let plan = options.plan();
     let first_epoch = resumed.map_or(1, |epoch| epoch + 1);
 
-    let (train_loader, valid_loader) = loaders::<B>(options, &text, first_epoch, &device);
+    let (train_loader, valid_loader) = loaders::<B>(options, &window, &text, first_epoch, &device);
     let pace = train_loader.pace();
     B::seed(&device, options.seed);
     let model: Gpt<B> = options.model().init(&device);
     let parameters = model.num_params();
     println!(
-        "{parameters} parameters, {} bytes of text ({} held out), steps {} to {} in {} on {}, into {}",
+        "{parameters} parameters, {} bytes of text ({} held out), updates {} to {} of {} x {} sequences in {} on {}, into {}",
         text.len(),
         text.valid.len(),
         plan.steps_of(first_epoch).start + 1,
         plan.steps(),
+        window.steps,
+        window.micro_batch,
         precision.name(),
         options.backend.name(),
         run.path().display(),
     );
-    let learner = Learner::new(
-        model,
-        precision.wrap::<B, Gpt<B>, _>(optimizer()),
-        WarmupCosine::new(options.lr, options.warmup(), plan.steps()),
-    );
+    let (optimizer, updates) = window.wrap::<B, Gpt<B>, _>(optimizer());
+    let schedule = WarmupCosine::new(options.lr, options.warmup(), plan.steps());
+    let learner = Learner::new(model, precision.wrap(optimizer), updates.schedule(schedule));
 
     let history = History::default();
     let mut training =
@@ -79,13 +83,13 @@ pub fn train<B: AutodiffBackend>(options: &Options, device: B::Device) -> Result
             .with_file_checkpointer(WholeFileRecorder::default())
             .with_interrupter(interrupter.clone())
             .num_epochs(plan.epochs());
-    training = precision.watch(training);
+    training = updates.watch(precision.watch(training));
     if let Some(epoch) = resumed {
         training = training.checkpoint(epoch);
     }
     // In a terminal Burn draws on the whole screen.
     if !stdout().is_terminal() {
-        training = training.renderer(Lines::new(plan));
+        training = training.renderer(Lines::new(plan, window.steps));
     }
     let trained = training.launch(learner);
     // Gives the terminal back.
@@ -109,10 +113,14 @@ pub fn train<B: AutodiffBackend>(options: &Options, device: B::Device) -> Result
         peak_bytes: peak_bytes(),
         skipped_steps: precision.skipped_steps(),
         steps: plan.steps(),
+        updates: updates.taken(),
+        micro_batch: window.micro_batch,
+        window: window.steps,
+        effective_batch: window.effective_batch(),
         precision: precision.name().into(),
         backend: options.backend.name().into(),
         parameters,
-        tokens: plan.steps() * options.batch * options.context,
+        tokens: plan.steps() * window.effective_batch() * options.context,
         text_bytes: text.len(),
         valid_bytes: text.valid.len(),
         epochs,
@@ -120,8 +128,11 @@ pub fn train<B: AutodiffBackend>(options: &Options, device: B::Device) -> Result
         options: Options {
             warmup: Some(options.warmup()),
             eval_every: Some(plan.longest()),
+            batch: window.micro_batch,
+            accum: window.steps,
             ..options.clone()
         },
+        found: window.found,
     };
     report.write(&run.report())?;
     Ok(report)
@@ -130,31 +141,31 @@ pub fn train<B: AutodiffBackend>(options: &Options, device: B::Device) -> Result
 /// Random batches of the training text, and the held-out text.
 fn loaders<B: AutodiffBackend>(
     options: &Options,
+    window: &Window,
     text: &Text,
     first_epoch: usize,
     device: &B::Device,
 ) -> (WindowLoader<B>, WindowLoader<B::InnerBackend>) {
     let Options {
         context,
-        batch,
         seed,
         workers,
         ..
     } = *options;
-    let train = Windows::random(text.train.clone(), context, batch, seed, options.plan());
-    let valid = Windows::spread(text.valid.clone(), context, batch, VALIDATION_WINDOWS);
+    let batches = [window.micro_batch, window.steps];
+    let train = Windows::random(text.train.clone(), context, batches, seed, options.plan());
+    let valid = Windows::spread(text.valid.clone(), context, batches, VALIDATION_WINDOWS);
     (
         WindowLoader::new(train, workers, first_epoch, device.clone()),
         WindowLoader::new(valid, workers, first_epoch, device.inner().clone()),
     )
 }
 
-/// AdamW with the moments of GPT-3 (Brown et al. 2020), each parameter's gradient clipped to a norm of 1.
-fn optimizer<B: AutodiffBackend>() -> impl Optimizer<Gpt<B>, B> {
+/// AdamW with the moments of GPT-3 (Brown et al. 2020).
+pub(super) fn optimizer<B: AutodiffBackend>() -> impl Optimizer<Gpt<B>, B> {
     AdamWConfig::new()
         .with_beta_2(0.95)
         .with_epsilon(1e-8)
         .with_weight_decay(0.01)
-        .with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)))
         .init()
 }

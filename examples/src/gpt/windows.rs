@@ -19,8 +19,12 @@ pub struct Windows {
 /// Where the windows lie.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// Anywhere; each step of the plan reads a batch of new ones.
-    Random { seed: u64, plan: Plan },
+    /// Anywhere; each step of the plan reads new ones.
+    Random {
+        seed: u64,
+        plan: Plan,
+        step_items: usize,
+    },
     /// Evenly spread, the same in every epoch.
     Spread { count: usize },
 }
@@ -37,30 +41,43 @@ pub struct Rows {
 }
 
 impl Windows {
-    /// Random windows for training.
+    /// Random windows for training: `accum` batches for each step of the plan. Which windows a step reads depends on the
+    /// product of `batch` and `accum` alone.
     ///
     /// # Panics
     ///
     /// If the text does not hold one window and the byte after it.
-    pub fn random(text: Vec<u8>, context: usize, batch: usize, seed: u64, plan: Plan) -> Self {
-        Self::new(text, context, batch, Order::Random { seed, plan })
+    pub fn random(
+        text: Vec<u8>,
+        context: usize,
+        [batch, accum]: [usize; 2],
+        seed: u64,
+        plan: Plan,
+    ) -> Self {
+        let order = Order::Random {
+            seed,
+            plan,
+            step_items: batch * accum,
+        };
+        Self::new(text, context, batch, order)
     }
 
     /// At most `most` windows spread over the whole text, for validation: side by side where the text is short.
     ///
-    /// Their number is a multiple of the batch where there are enough of them, so that the mean over batches is the mean
-    /// over bytes.
+    /// Their number is a multiple of `batch` times `accum` where there are enough of them, so that the mean over batches is
+    /// the mean over bytes, and depends on that product alone.
     ///
     /// # Panics
     ///
     /// If the text does not hold one window and the byte after it.
-    pub fn spread(text: Vec<u8>, context: usize, batch: usize, most: usize) -> Self {
+    pub fn spread(text: Vec<u8>, context: usize, [batch, accum]: [usize; 2], most: usize) -> Self {
+        let step_items = batch * accum;
         let there = (text.len() - 1) / context;
-        let count = there.min(most.max(batch));
-        let count = if count < batch {
-            count
-        } else {
-            count - count % batch
+        let count = there.min(most.max(step_items));
+        let count = match count {
+            enough if enough >= step_items => enough - enough % step_items,
+            few if few >= batch => few - few % batch,
+            few => few,
         };
         Self::new(text, context, batch, Order::Spread { count })
     }
@@ -88,7 +105,9 @@ impl Windows {
     /// Number of sequences of an epoch.
     pub fn items(&self, epoch: usize) -> usize {
         match self.order {
-            Order::Random { plan, .. } => plan.steps_of(epoch).len() * self.batch,
+            Order::Random {
+                plan, step_items, ..
+            } => plan.steps_of(epoch).len() * step_items,
             Order::Spread { count } => count,
         }
     }
@@ -96,7 +115,9 @@ impl Windows {
     /// Number of sequences of the longest epoch.
     pub fn most_items(&self) -> usize {
         match self.order {
-            Order::Random { plan, .. } => plan.longest() * self.batch,
+            Order::Random {
+                plan, step_items, ..
+            } => plan.longest() * step_items,
             Order::Spread { count } => count,
         }
     }
@@ -104,7 +125,9 @@ impl Windows {
     /// What seeds the random numbers of an epoch's steps; nothing where no step draws any.
     pub fn epoch_seed(&self, epoch: usize) -> Option<u64> {
         match self.order {
-            Order::Random { seed, plan } => Some(hash(!seed, plan.steps_of(epoch).start as u64)),
+            Order::Random { seed, plan, .. } => {
+                Some(hash(!seed, plan.steps_of(epoch).start as u64))
+            }
             Order::Spread { .. } => None,
         }
     }
@@ -129,9 +152,13 @@ impl Windows {
     fn start(&self, epoch: usize, item: usize) -> usize {
         let last = self.text.len() - self.context - 1;
         match self.order {
-            Order::Random { seed, plan } => {
+            Order::Random {
+                seed,
+                plan,
+                step_items,
+            } => {
                 // Numbered from the start of the training: how the steps fall into epochs does not change them.
-                let number = plan.steps_of(epoch).start * self.batch + item;
+                let number = plan.steps_of(epoch).start * step_items + item;
                 (hash(seed, number as u64) % (last as u64 + 1)) as usize
             }
             Order::Spread { count } => item * last / count.saturating_sub(1).max(1),
@@ -164,7 +191,7 @@ mod tests {
 
     #[test]
     fn targets_are_the_inputs_one_byte_on() {
-        let windows = Windows::random(text(256), 5, 4, 1, Plan::new(3, 3));
+        let windows = Windows::random(text(256), 5, [4, 1], 1, Plan::new(3, 3));
         let rows = windows.cut(1, 0..4);
         assert_eq!((rows.rows, rows.inputs.len()), (4, 20));
         for (input, target) in rows.inputs.iter().zip(&rows.targets) {
@@ -173,20 +200,20 @@ mod tests {
     }
 
     #[test]
-    fn random_windows_do_not_depend_on_the_epochs() {
-        let whole = Windows::random(text(999), 5, 4, 1, Plan::new(12, 12)).cut(1, 0..48);
-        let windows = Windows::random(text(999), 5, 4, 1, Plan::new(12, 5));
+    fn random_windows_depend_neither_on_epochs_nor_on_accumulation() {
+        let whole = Windows::random(text(999), 5, [4, 1], 1, Plan::new(12, 12)).cut(1, 0..48);
+        let windows = Windows::random(text(999), 5, [2, 2], 1, Plan::new(12, 5));
         let parts: Vec<_> = (1..=3)
             .flat_map(|epoch| windows.cut(epoch, 0..windows.items(epoch)).inputs)
             .collect();
         assert_eq!(parts, whole.inputs);
-        let other = Windows::random(text(999), 5, 4, 2, Plan::new(12, 12)).cut(1, 0..48);
+        let other = Windows::random(text(999), 5, [4, 1], 2, Plan::new(12, 12)).cut(1, 0..48);
         assert_ne!(other, whole);
     }
 
     #[test]
     fn random_windows_reach_both_ends() {
-        let windows = Windows::random(text(10), 5, 100, 1, Plan::new(1, 1));
+        let windows = Windows::random(text(10), 5, [100, 1], 1, Plan::new(1, 1));
         let mut starts: Vec<_> = (0..100).map(|item| windows.start(1, item)).collect();
         starts.sort_unstable();
         starts.dedup();
@@ -195,12 +222,14 @@ mod tests {
 
     #[test]
     fn spread_windows_cover_the_text_once() {
-        let windows = Windows::spread(text(101), 10, 5, 100);
+        let windows = Windows::spread(text(101), 10, [5, 1], 100);
         assert_eq!(windows.items(7), 10);
         let starts: Vec<_> = (0..10).map(|item| windows.start(7, item)).collect();
         assert_eq!(starts, [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]);
-        assert_eq!(Windows::spread(text(101), 10, 5, 8).items(1), 5);
-        assert_eq!(Windows::spread(text(101), 10, 50, 8).items(1), 10);
-        assert_eq!(Windows::spread(text(11), 10, 5, 8).items(1), 1);
+        assert_eq!(Windows::spread(text(101), 10, [5, 1], 8).items(1), 5);
+        assert_eq!(Windows::spread(text(101), 10, [2, 3], 8).items(1), 6);
+        assert_eq!(Windows::spread(text(101), 10, [4, 5], 8).items(1), 8);
+        assert_eq!(Windows::spread(text(101), 10, [50, 1], 8).items(1), 10);
+        assert_eq!(Windows::spread(text(11), 10, [5, 1], 8).items(1), 1);
     }
 }

@@ -7,6 +7,7 @@ mod cast_cache;
 mod detection;
 mod learner;
 mod off;
+mod recompute;
 mod threads;
 mod training;
 

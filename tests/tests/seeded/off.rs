@@ -7,7 +7,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_amp::{Autocast, Off};
 use tests::compare::{gradients, values};
-use tests::models::{Classifier, Cnn, Decoder, Mlp, Transformer};
+use tests::models::{Classifier, Cnn, Decoder, EncoderDecoder, Mlp, Transformer};
 
 /// The losses of three steps, and every gradient of the last with its path.
 pub(super) type Trained = (Vec<f32>, Vec<(String, Vec<f32>)>);
@@ -61,6 +61,10 @@ fn transformer<B: Backend>() {
     same::<Autodiff<B>, Transformer<_>, Transformer<_>>();
 }
 
+fn encoder_decoder<B: Backend>() {
+    same::<Autodiff<B>, EncoderDecoder<_>, EncoderDecoder<_>>();
+}
+
 fn decoder<B: Backend>() {
     same::<Autodiff<B>, Decoder<_>, Decoder<_>>();
 }
@@ -73,6 +77,7 @@ tests::on_every_backend!(
     mlp,
     cnn,
     transformer,
+    encoder_decoder,
     decoder,
     transformer_with_balanced_checkpointing
 );

@@ -1,0 +1,27 @@
+//! The memory of the host.
+
+use sysinfo::{MemoryRefreshKind, System};
+
+/// The memory that this process may have on the host, in bytes: that of the machine, or of its control group where that
+/// is less. `None` where the system does not tell.
+///
+/// The device memory of the backends on the CPU. No backend tells that of its own device: ask its vendor's tool, or the
+/// runtime below it.
+pub fn host_memory_bytes() -> Option<u64> {
+    let mut system = System::new();
+    system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());
+    let group = system.cgroup_limits().map(|group| group.total_memory);
+    let machine = system.total_memory();
+    let bytes = group.map_or(machine, |group| group.min(machine));
+    (bytes > 0).then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_host_has_memory() {
+        let bytes = super::host_memory_bytes().unwrap();
+        assert!((1 << 24..1 << 50).contains(&bytes), "{bytes}");
+    }
+}

@@ -1,0 +1,111 @@
+//! The largest micro-batch that fits into memory.
+//!
+//! `request` is what is looked for, `search` which sizes are tried, `trial` one try, `probe` who measures it, `rehearse` the
+//! step of a usual training, `partition` and `report` what comes of it, `host` the memory there is.
+
+mod error;
+mod host;
+mod partition;
+mod probe;
+mod rehearse;
+mod report;
+mod request;
+mod search;
+mod trial;
+
+use burn::tensor::backend::Backend;
+
+pub use error::FindError;
+pub use host::host_memory_bytes;
+pub use partition::Partition;
+pub use probe::{MemoryProbe, PeakCounter, SampledGauge};
+pub use rehearse::rehearse;
+pub use report::{MicroBatchFound, Trial, TrialOutcome};
+pub use request::MicroBatchSearch;
+use search::Measured;
+pub use trial::StepResult;
+
+/// Finds the largest micro-batch with which a step stays below a limit, and the window that keeps the effective batch exactly
+/// (Accelerate's `find_executable_batch_size`, Lightning's `scale_batch_size`, DeepSpeed's autotuner; here from
+/// measurements, not from crashes).
+///
+/// `step` takes a size and does what training does with a micro-batch of it: best a [`rehearse`]. It only borrows what is
+/// around it, so the training's own state stays as it is, also where a trial fails. `probe` measures the most bytes that
+/// are in use meanwhile.
+///
+/// Sizes 1 to 3 are measured first (1 once more before, unmeasured: what a process sets up once is no part of a step). From
+/// the fixed part and the bytes an item the next size is predicted, at most 4 times the largest that fits; a size that is
+/// predicted not to fit is not tried. What is found was itself measured below the limit less the
+/// [margin](MicroBatchSearch::margin). At most 32 trials, about `log4(effective batch)` where memory grows in a line.
+///
+/// A step that panics, returns an error or leaves the device with one did not fit: its panic is not printed, the device
+/// is synchronised and its unused memory released, and the search goes on below. The reason is in the
+/// [report](MicroBatchFound) and the log. On the CPU there is no such failure to handle: a failed allocation aborts the
+/// process, and the system kills one that holds too much. There the limit has to be below what there is.
+///
+/// ```
+/// use burn_accum::{MicroBatchSearch, Normalization, PeakCounter, find_micro_batch};
+/// use burn_flex::Flex;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// // Instead of a counting allocator and a training:
+/// let in_use = AtomicU64::new(0);
+/// let mut probe = PeakCounter::new(|| in_use.store(0, Ordering::Relaxed), || in_use.load(Ordering::Relaxed));
+/// let step = |micro_batch: usize| in_use.store(600 + 50 * micro_batch as u64, Ordering::Relaxed);
+///
+/// let search = MicroBatchSearch::new(20, 1000).with_normalization(Normalization::Tokens);
+/// let found = find_micro_batch::<Flex, _>(&search, &Default::default(), &mut probe, step)?;
+///
+/// assert_eq!(found.partition.sizes().collect::<Vec<_>>(), [7, 7, 6]); // 600 + 7 * 50 = 950
+/// assert_eq!(found.config()?.steps, 3); // MultiSteps::new(optimizer, found.config()?)
+/// println!("{found}");
+/// # Ok::<(), burn_accum::FindError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`FindError::InvalidValue`], [`FindError::LimitTooSmall`], [`FindError::StepFails`] with a micro-batch of one,
+/// [`FindError::NothingMeasured`], [`FindError::NotMonotonic`].
+pub fn find_micro_batch<B, R>(
+    search: &MicroBatchSearch,
+    device: &B::Device,
+    probe: &mut impl MemoryProbe,
+    step: impl Fn(usize) -> R,
+) -> Result<MicroBatchFound, FindError>
+where
+    B: Backend,
+    R: StepResult,
+{
+    search.validate()?;
+    trial::<B, R>(device, &step, 1).map_err(|reason| FindError::StepFails { reason })?;
+    search::run(search, |micro_batch| {
+        let before_bytes = probe.begin();
+        let result = trial::<B, R>(device, &step, micro_batch);
+        let peak_bytes = probe.end();
+        if let Err(reason) = result {
+            log::warn!("the step fails with a micro-batch of {micro_batch}: {reason}");
+            return Ok(Measured::Failed(reason));
+        }
+        if peak_bytes <= before_bytes {
+            return Err(FindError::NothingMeasured {
+                micro_batch,
+                before_bytes,
+                peak_bytes,
+            });
+        }
+        Ok(Measured::Peak(peak_bytes))
+    })
+}
+
+/// One try, after which the device is idle and holds nothing of it.
+fn trial<B: Backend, R: StepResult>(
+    device: &B::Device,
+    step: &impl Fn(usize) -> R,
+    micro_batch: usize,
+) -> Result<(), String> {
+    let step = trial::attempt(|| step(micro_batch));
+    // Lazy backends fail here.
+    let sync = trial::attempt(|| B::sync(device));
+    let cleanup = trial::attempt(|| B::memory_cleanup(device));
+    step.and(sync).and(cleanup)
+}

@@ -1,0 +1,216 @@
+//! An effective batch in micro-batches. No burn import.
+
+use core::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::FindError;
+use crate::{AccumConfig, Normalization};
+
+/// An effective batch, split into a window of micro-batches that add up to it exactly: all are of one size, but the last
+/// may be smaller.
+///
+/// ```
+/// use burn_accum::{AccumConfig, Normalization, Partition};
+///
+/// let partition = Partition::new(10, 4)?;
+/// assert_eq!(partition.sizes().collect::<Vec<_>>(), [4, 4, 2]);
+/// // Which items of the effective batch are in each.
+/// assert_eq!(partition.ranges().last(), Some(8..10));
+///
+/// // Weighted right: the mean over all items.
+/// assert_eq!(partition.config(Normalization::Tokens)?, AccumConfig::tokens(3));
+/// // The mean over three micro-batches would give the last two items twice the weight.
+/// assert!(partition.config(Normalization::Mean).is_err());
+/// // The largest micro-batch up to 4 for which it does not.
+/// assert_eq!(Partition::even(10, 4)?.config(Normalization::Mean)?, AccumConfig::mean(5));
+/// # Ok::<(), burn_accum::FindError>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Partition {
+    effective_batch: usize,
+    micro_batch: usize,
+}
+
+impl Partition {
+    /// Micro-batches of `micro_batch` items, and one of the rest if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`FindError::InvalidValue`] if one of the two is 0, [`FindError::LargerThanEffectiveBatch`].
+    pub fn new(effective_batch: usize, micro_batch: usize) -> Result<Self, FindError> {
+        at_least_one("effective_batch", effective_batch)?;
+        at_least_one("micro_batch", micro_batch)?;
+        if micro_batch > effective_batch {
+            return Err(FindError::LargerThanEffectiveBatch {
+                micro_batch,
+                effective_batch,
+            });
+        }
+        Ok(Self {
+            effective_batch,
+            micro_batch,
+        })
+    }
+
+    /// Micro-batches of equal size: the largest divisor of the effective batch that is at most `at_most`.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn even(effective_batch: usize, at_most: usize) -> Result<Self, FindError> {
+        let largest = Self::new(effective_batch, at_most)?.micro_batch;
+        Self::new(effective_batch, largest_divisor(effective_batch, largest))
+    }
+
+    /// Items in an update.
+    pub fn effective_batch(&self) -> usize {
+        self.effective_batch
+    }
+
+    /// Items in a micro-batch; in the last one perhaps fewer.
+    pub fn micro_batch(&self) -> usize {
+        self.micro_batch
+    }
+
+    /// Length of the window: [`AccumConfig::steps`].
+    pub fn steps(&self) -> usize {
+        self.effective_batch.div_ceil(self.micro_batch)
+    }
+
+    /// Items in the last micro-batch.
+    pub fn last(&self) -> usize {
+        self.effective_batch - (self.steps() - 1) * self.micro_batch
+    }
+
+    /// Whether the last micro-batch is as large as the others.
+    pub fn is_even(&self) -> bool {
+        self.last() == self.micro_batch
+    }
+
+    /// The sizes of a window's micro-batches, in order.
+    pub fn sizes(&self) -> impl Iterator<Item = usize> + use<> {
+        self.ranges().map(|range| range.len())
+    }
+
+    /// The items of a window's micro-batches, in order, counted from the window's first.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let Self {
+            effective_batch,
+            micro_batch,
+        } = *self;
+        let starts = (0..effective_batch).step_by(micro_batch);
+        starts.map(move |start| start..(start + micro_batch).min(effective_batch))
+    }
+
+    /// The configuration under which a window of these micro-batches is one batch of their union.
+    ///
+    /// `Sum` is taken at its word: the loss is itself a share of the update's.
+    ///
+    /// # Errors
+    ///
+    /// [`FindError::UnevenMean`] for `Mean` if the last micro-batch is smaller.
+    pub fn config(&self, normalization: Normalization) -> Result<AccumConfig, FindError> {
+        if normalization == Normalization::Mean && !self.is_even() {
+            return Err(FindError::UnevenMean {
+                effective_batch: self.effective_batch,
+                micro_batch: self.micro_batch,
+                last: self.last(),
+                even: largest_divisor(self.effective_batch, self.micro_batch),
+            });
+        }
+        Ok(AccumConfig {
+            steps: self.steps(),
+            normalization,
+        })
+    }
+}
+
+/// The largest divisor of `number` that is at most `at_most`, which is not 0.
+pub(crate) fn largest_divisor(number: usize, at_most: usize) -> usize {
+    let small = (1..).take_while(|divisor| divisor * divisor <= number);
+    let pairs = small.filter(|divisor| number.is_multiple_of(*divisor));
+    pairs
+        .flat_map(|divisor| [divisor, number / divisor])
+        .filter(|divisor| *divisor <= at_most)
+        .max()
+        .unwrap_or(1)
+}
+
+pub(crate) fn at_least_one(name: &'static str, value: usize) -> Result<(), FindError> {
+    match value {
+        0 => Err(FindError::InvalidValue {
+            name,
+            value: 0.0,
+            expected: "at least 1",
+        }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn impossible_ones_are_refused() {
+        for (effective, micro, name) in [(0, 1, "effective_batch"), (1, 0, "micro_batch")] {
+            let error = Partition::new(effective, micro).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!("{name} = 0, but it must be at least 1")
+            );
+        }
+        assert_eq!(
+            Partition::new(4, 5),
+            Err(FindError::LargerThanEffectiveBatch {
+                micro_batch: 5,
+                effective_batch: 4
+            })
+        );
+    }
+
+    #[test]
+    fn a_mean_needs_equal_sizes() {
+        let error = Partition::new(10, 4).unwrap().config(Normalization::Mean);
+        assert_eq!(
+            error,
+            Err(FindError::UnevenMean {
+                effective_batch: 10,
+                micro_batch: 4,
+                last: 2,
+                even: 2
+            })
+        );
+        let sum = Partition::new(10, 4).unwrap().config(Normalization::Sum);
+        assert_eq!(sum.unwrap().steps, 3);
+    }
+
+    proptest! {
+        #[test]
+        fn micro_batches_add_up_to_the_effective_batch(effective in 1..5000_usize, micro in 1..5000_usize) {
+            let micro = micro.min(effective);
+            let partition = Partition::new(effective, micro).unwrap();
+            let sizes: Vec<_> = partition.sizes().collect();
+            prop_assert_eq!(sizes.len(), partition.steps());
+            prop_assert_eq!(sizes.iter().sum::<usize>(), effective);
+            prop_assert!(sizes[..sizes.len() - 1].iter().all(|size| *size == micro));
+            prop_assert_eq!(*sizes.last().unwrap(), partition.last());
+            prop_assert!((1..=micro).contains(&partition.last()));
+            let ends: Vec<_> = partition.ranges().map(|range| range.end).collect();
+            let starts: Vec<_> = partition.ranges().map(|range| range.start).collect();
+            prop_assert_eq!(&starts[1..], &ends[..ends.len() - 1]);
+        }
+
+        #[test]
+        fn even_ones_are_the_largest_of_equal_size(effective in 1..5000_usize, at_most in 1..5000_usize) {
+            let at_most = at_most.min(effective);
+            let even = Partition::even(effective, at_most).unwrap();
+            prop_assert!(even.is_even());
+            prop_assert_eq!(even.steps() * even.micro_batch(), effective);
+            prop_assert!((even.micro_batch() + 1..=at_most).all(|size| effective % size != 0));
+        }
+    }
+}

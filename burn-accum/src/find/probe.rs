@@ -1,0 +1,189 @@
+//! Who tells how many bytes are in use. No burn import.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+/// Between two looks at a gauge: a step allocates every few microseconds, and what it holds changes over milliseconds.
+const INTERVAL: Duration = Duration::from_micros(200);
+
+/// Measures the most bytes that are in use during a trial, everything included that was in use before.
+///
+/// - [`PeakCounter`]: something counts, exactly. On the CPU a counting allocator.
+/// - [`SampledGauge`]: something tells what is in use now. On CubeCL's backends the pools of the device.
+///
+/// Resident memory (`VmHWM`) is no measure for this: an allocator keeps what was freed, so a trial would see what those
+/// before it had left.
+pub trait MemoryProbe {
+    /// A trial begins: earlier peaks are forgotten. Tells the bytes in use.
+    fn begin(&mut self) -> u64;
+
+    /// The trial is over. Tells the most bytes that were in use since it began.
+    fn end(&mut self) -> u64;
+}
+
+/// Counts every allocation: exact, and the same on every run.
+///
+/// A library cannot count those of the process, but a program can: a `#[global_allocator]` that counts, such as that of the
+/// crate `peak_alloc`.
+///
+/// ```
+/// # struct PeakAlloc;
+/// # impl PeakAlloc { fn reset_peak_usage(&self) {} fn peak_usage(&self) -> usize { 0 } }
+/// use burn_accum::PeakCounter;
+///
+/// // #[global_allocator]
+/// static HEAP: PeakAlloc = PeakAlloc;
+///
+/// let probe = PeakCounter::new(|| HEAP.reset_peak_usage(), || HEAP.peak_usage() as u64);
+/// # let _ = probe;
+/// ```
+#[derive(Debug, Clone)]
+pub struct PeakCounter<R, P> {
+    reset: R,
+    peak_bytes: P,
+}
+
+impl<R: FnMut(), P: FnMut() -> u64> PeakCounter<R, P> {
+    /// `reset` sets the peak to what is in use now; `peak_bytes` tells the most in use since.
+    pub fn new(reset: R, peak_bytes: P) -> Self {
+        Self { reset, peak_bytes }
+    }
+}
+
+impl<R: FnMut(), P: FnMut() -> u64> MemoryProbe for PeakCounter<R, P> {
+    fn begin(&mut self) -> u64 {
+        (self.reset)();
+        (self.peak_bytes)()
+    }
+
+    fn end(&mut self) -> u64 {
+        (self.peak_bytes)()
+    }
+}
+
+/// Looks at a gauge some thousand times a second, from a thread of its own: what is held for less than a fraction of a
+/// millisecond may be missed, which the margin has to cover.
+///
+/// ```
+/// use burn_accum::{MemoryProbe, SampledGauge};
+/// # fn bytes_in_use() -> u64 { 3 }
+///
+/// // With cubecl, for the stream of the thread that trains:
+/// // let client = CudaRuntime::client(&device);
+/// // let stream = StreamId::current();
+/// // let read = move || stream.executes(|| client.memory_usage().map_or(0, |usage| usage.bytes_in_use));
+/// let mut probe = SampledGauge::new(bytes_in_use);
+/// assert_eq!(probe.begin(), 3);
+/// assert_eq!(probe.end(), 3);
+/// ```
+pub struct SampledGauge {
+    bytes_in_use: Arc<dyn Fn() -> u64 + Send + Sync>,
+    watcher: Option<Watcher>,
+}
+
+struct Watcher {
+    done: Arc<AtomicBool>,
+    most: Arc<AtomicU64>,
+    thread: JoinHandle<()>,
+}
+
+impl SampledGauge {
+    /// `bytes_in_use` is asked from another thread.
+    pub fn new(bytes_in_use: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+        Self {
+            bytes_in_use: Arc::new(bytes_in_use),
+            watcher: None,
+        }
+    }
+
+    fn stop(&mut self) -> u64 {
+        let Some(watcher) = self.watcher.take() else {
+            return 0;
+        };
+        watcher.done.store(true, Ordering::Release);
+        // A gauge that panics has told what it could.
+        let _ = watcher.thread.join();
+        watcher.most.load(Ordering::Acquire)
+    }
+}
+
+impl MemoryProbe for SampledGauge {
+    fn begin(&mut self) -> u64 {
+        self.stop();
+        let before = (self.bytes_in_use)();
+        let done = Arc::new(AtomicBool::new(false));
+        let most = Arc::new(AtomicU64::new(before));
+        let watch = {
+            let (done, most, read) = (done.clone(), most.clone(), self.bytes_in_use.clone());
+            move || {
+                while !done.load(Ordering::Acquire) {
+                    most.fetch_max(read(), Ordering::AcqRel);
+                    thread::sleep(INTERVAL);
+                }
+            }
+        };
+        self.watcher = Some(Watcher {
+            done,
+            most,
+            thread: thread::spawn(watch),
+        });
+        before
+    }
+
+    fn end(&mut self) -> u64 {
+        let now = (self.bytes_in_use)();
+        self.stop().max(now)
+    }
+}
+
+impl Drop for SampledGauge {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl core::fmt::Debug for SampledGauge {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SampledGauge").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gauge_keeps_the_most_of_one_trial() {
+        let level = Arc::new(AtomicU64::new(5));
+        let read = level.clone();
+        let mut probe = SampledGauge::new(move || read.load(Ordering::Acquire));
+        assert_eq!(probe.begin(), 5);
+        level.store(9, Ordering::Release);
+        thread::sleep(100 * INTERVAL);
+        level.store(4, Ordering::Release);
+        assert_eq!(probe.end(), 9);
+        assert_eq!((probe.begin(), probe.end()), (4, 4), "a new trial");
+    }
+
+    #[test]
+    fn a_gauge_that_panics_ends_no_trial() {
+        let mut probe = SampledGauge::new({
+            let asked = AtomicU64::new(0);
+            move || match asked.fetch_add(1, Ordering::AcqRel) {
+                1 => panic!("the device is gone"),
+                asked => asked,
+            }
+        });
+        assert_eq!(probe.begin(), 0);
+        while !probe.watcher.as_ref().unwrap().thread.is_finished() {
+            thread::yield_now();
+        }
+        assert_eq!(probe.end(), 2);
+    }
+}

@@ -1,0 +1,236 @@
+//! What was found, and what was tried for it.
+
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{FindError, MicroBatchSearch, Partition};
+use crate::{AccumConfig, Normalization};
+
+/// The largest micro-batch that fits, and how it was found. Displayed it is a table of all trials.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MicroBatchFound {
+    /// What was looked for.
+    pub search: MicroBatchSearch,
+    /// The micro-batches of a window.
+    pub partition: Partition,
+    /// The most bytes in use with a micro-batch of this size, measured.
+    pub peak_bytes: u64,
+    /// The largest size that was seen to fit, whether or not it keeps the effective batch under the normalization.
+    pub largest_fitting: usize,
+    /// What is in use whatever the size: parameters, gradients, optimizer, and all else that the process holds. From the two
+    /// largest trials that fit.
+    pub fixed_bytes: f64,
+    /// What an item adds.
+    pub item_bytes: f64,
+    /// Every trial, in order.
+    pub trials: Vec<Trial>,
+}
+
+/// One size that was tried.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trial {
+    /// The size.
+    pub micro_batch: usize,
+    /// What came of it.
+    pub outcome: TrialOutcome,
+}
+
+/// What came of a trial.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrialOutcome {
+    /// It stayed below the limit and its margin.
+    Fits {
+        /// The most bytes in use.
+        peak_bytes: u64,
+    },
+    /// It did not, but the step went well.
+    Exceeds {
+        /// The most bytes in use.
+        peak_bytes: u64,
+    },
+    /// The step failed: out of memory, or for another reason that it names.
+    Failed {
+        /// Its panic, its error or that of the device.
+        reason: String,
+    },
+}
+
+impl TrialOutcome {
+    /// The most bytes in use, if the step went well.
+    pub fn peak_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Fits { peak_bytes } | Self::Exceeds { peak_bytes } => Some(*peak_bytes),
+            Self::Failed { .. } => None,
+        }
+    }
+}
+
+impl MicroBatchFound {
+    /// The window for a [`MultiSteps`](crate::MultiSteps).
+    ///
+    /// # Errors
+    ///
+    /// [`FindError::UnevenMean`] never for what [`find_micro_batch`](super::find_micro_batch) returned; a partition that was
+    /// put in by hand may need it.
+    pub fn config(&self) -> Result<AccumConfig, FindError> {
+        self.partition.config(self.search.normalization)
+    }
+
+    /// The bytes that a micro-batch of this size would take: fixed part and items.
+    pub fn predict_bytes(&self, micro_batch: usize) -> u64 {
+        (self.fixed_bytes + self.item_bytes * micro_batch as f64).round() as u64
+    }
+
+    /// The largest size that is predicted to fit, whether or not it keeps the effective batch under the normalization.
+    pub fn predicted_most(&self) -> usize {
+        let free = self.search.usable_bytes() as f64 - self.fixed_bytes;
+        let most = (free / self.item_bytes) as usize;
+        let most = if self.item_bytes > 0.0 {
+            most
+        } else {
+            usize::MAX
+        };
+        let failed = self.trials.iter().filter_map(|trial| match trial.outcome {
+            TrialOutcome::Fits { .. } => None,
+            _ => Some(trial.micro_batch - 1),
+        });
+        let most = most.min(self.search.effective_batch);
+        failed.fold(most, usize::min).max(self.largest_fitting)
+    }
+}
+
+impl fmt::Display for MicroBatchFound {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MicroBatchSearch {
+            effective_batch,
+            limit_bytes,
+            margin,
+            normalization,
+        } = self.search;
+        writeln!(
+            out,
+            "effective batch {effective_batch} below {}, {:.0} % of it free",
+            mebibytes(limit_bytes),
+            margin * 100.0
+        )?;
+        writeln!(
+            out,
+            "{:>11}  {:>12}  {:>8}",
+            "micro-batch", "peak", "of limit"
+        )?;
+        for trial in &self.trials {
+            write_trial(out, trial, limit_bytes)?;
+        }
+        let [fixed, item] =
+            [self.fixed_bytes, self.item_bytes].map(|bytes| mebibytes(bytes as u64));
+        writeln!(out, "fixed part {fixed}, an item {item}")?;
+
+        let steps = self.partition.steps();
+        let micro_batch = self.partition.micro_batch();
+        let last = match self.partition.is_even() {
+            true => String::new(),
+            false => format!(", the last of {}", self.partition.last()),
+        };
+        writeln!(out, "window: {steps} x {micro_batch}{last}")?;
+        let most = self.predicted_most();
+        if normalization == Normalization::Mean && most > micro_batch {
+            writeln!(
+                out,
+                "up to {most} would fit, but do not divide {effective_batch}: for that use Normalization::Tokens, or \
+                 another effective batch"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn write_trial(out: &mut fmt::Formatter<'_>, trial: &Trial, limit_bytes: u64) -> fmt::Result {
+    write!(out, "{:>11}  ", trial.micro_batch)?;
+    let verdict = match &trial.outcome {
+        TrialOutcome::Fits { .. } => "fits",
+        TrialOutcome::Exceeds { .. } => "too much",
+        TrialOutcome::Failed { reason } => {
+            let first = reason.lines().next().unwrap_or_default();
+            return writeln!(out, "{:>12}  {:>8}  failed: {first}", "", "");
+        }
+    };
+    let peak_bytes = trial.outcome.peak_bytes().unwrap_or_default();
+    let share = 100.0 * peak_bytes as f64 / limit_bytes as f64;
+    writeln!(
+        out,
+        "{:>12}  {share:>6.1} %  {verdict}",
+        mebibytes(peak_bytes)
+    )
+}
+
+/// In MiB.
+pub(crate) fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(normalization: Normalization, micro_batch: usize) -> MicroBatchFound {
+        let trial = |micro_batch, outcome| Trial {
+            micro_batch,
+            outcome,
+        };
+        let fits = |mebibytes: u64| TrialOutcome::Fits {
+            peak_bytes: mebibytes << 20,
+        };
+        let reason = "out of memory\nat line 3".to_owned();
+        MicroBatchFound {
+            search: MicroBatchSearch::new(10, 100 << 20).with_normalization(normalization),
+            partition: Partition::new(10, micro_batch).unwrap(),
+            peak_bytes: 80 << 20,
+            largest_fitting: 4,
+            fixed_bytes: f64::from(40 << 20),
+            item_bytes: f64::from(10 << 20),
+            trials: vec![
+                trial(1, fits(50)),
+                trial(2, fits(60)),
+                trial(7, TrialOutcome::Failed { reason }),
+                trial(
+                    5,
+                    TrialOutcome::Exceeds {
+                        peak_bytes: 96 << 20,
+                    },
+                ),
+                trial(4, fits(80)),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_table_has_every_trial() {
+        assert_eq!(
+            found(Normalization::Tokens, 4).to_string(),
+            "effective batch 10 below 100.0 MiB, 5 % of it free\n\
+             micro-batch          peak  of limit\n\
+             \x20         1      50.0 MiB    50.0 %  fits\n\
+             \x20         2      60.0 MiB    60.0 %  fits\n\
+             \x20         7                          failed: out of memory\n\
+             \x20         5      96.0 MiB    96.0 %  too much\n\
+             \x20         4      80.0 MiB    80.0 %  fits\n\
+             fixed part 40.0 MiB, an item 10.0 MiB\n\
+             window: 3 x 4, the last of 2\n"
+        );
+        let mean = found(Normalization::Mean, 2).to_string();
+        let end = "window: 5 x 2\nup to 4 would fit, but do not divide 10: for that use Normalization::Tokens, or another \
+                   effective batch\n";
+        assert!(mean.ends_with(end), "{mean}");
+    }
+
+    #[test]
+    fn a_partition_by_hand_is_checked() {
+        assert!(found(Normalization::Mean, 4).config().is_err());
+        assert_eq!(
+            found(Normalization::Tokens, 4).config(),
+            Ok(AccumConfig::tokens(3))
+        );
+    }
+}

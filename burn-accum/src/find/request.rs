@@ -1,0 +1,142 @@
+//! What is looked for.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    FindError,
+    partition::{at_least_one, largest_divisor},
+};
+use crate::Normalization;
+
+/// The share of the limit that stays free, Lightning's `margin`.
+const MARGIN: f64 = 0.05;
+
+/// What [`find_micro_batch`](super::find_micro_batch) looks for: the largest micro-batch of an effective batch that stays
+/// below a limit.
+///
+/// ```
+/// use burn_accum::{MicroBatchSearch, Normalization};
+///
+/// // Below 8 GiB, and any micro-batch will do: the last one of a window may be smaller.
+/// let search = MicroBatchSearch::new(480, 8 << 30).with_normalization(Normalization::Tokens);
+/// assert!(search.validate().is_ok());
+/// assert!(search.with_margin(1.0).validate().is_err());
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct MicroBatchSearch {
+    /// Items in an update.
+    pub effective_batch: usize,
+    /// The most that may be in use, in bytes: the device's memory
+    /// ([`host_memory_bytes`](super::host_memory_bytes)), or less.
+    pub limit_bytes: u64,
+    /// The share of the limit that stays free, for what a trial does not see: fragmentation, peaks between two samples,
+    /// other sizes of sequences. Default 0.05.
+    pub margin: f64,
+    /// The normalization that the training uses. `Mean`, the default, is exact for micro-batches of equal size only, so
+    /// only divisors of the effective batch are found; otherwise the last micro-batch may be smaller.
+    pub normalization: Normalization,
+}
+
+impl MicroBatchSearch {
+    /// For the mean over micro-batches, with 5 % of the limit free.
+    pub fn new(effective_batch: usize, limit_bytes: u64) -> Self {
+        Self {
+            effective_batch,
+            limit_bytes,
+            margin: MARGIN,
+            normalization: Normalization::default(),
+        }
+    }
+
+    /// Chooses the share of the limit that stays free, at least 0 and below 1.
+    #[must_use]
+    pub fn with_margin(self, margin: f64) -> Self {
+        Self { margin, ..self }
+    }
+
+    /// Chooses the normalization.
+    #[must_use]
+    pub fn with_normalization(self, normalization: Normalization) -> Self {
+        Self {
+            normalization,
+            ..self
+        }
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    ///
+    /// [`FindError::InvalidValue`].
+    pub fn validate(&self) -> Result<(), FindError> {
+        at_least_one("effective_batch", self.effective_batch)?;
+        if self.limit_bytes == 0 {
+            return Err(FindError::InvalidValue {
+                name: "limit_bytes",
+                value: 0.0,
+                expected: "at least 1",
+            });
+        }
+        if !(0.0..1.0).contains(&self.margin) {
+            return Err(FindError::InvalidValue {
+                name: "margin",
+                value: self.margin,
+                expected: "at least 0 and below 1",
+            });
+        }
+        Ok(())
+    }
+
+    /// What a trial may use: the limit without the margin.
+    pub fn usable_bytes(&self) -> u64 {
+        (self.limit_bytes as f64 * (1.0 - self.margin)) as u64
+    }
+
+    /// The smallest limit under which so many bytes may be used.
+    pub(crate) fn limit_for(&self, bytes: u64) -> u64 {
+        let mut search = Self {
+            limit_bytes: (bytes as f64 / (1.0 - self.margin)) as u64,
+            ..*self
+        };
+        while search.usable_bytes() < bytes {
+            search.limit_bytes += 1;
+        }
+        search.limit_bytes
+    }
+
+    /// The largest size up to `at_most` under which the effective batch is exact with this normalization.
+    pub(crate) fn largest_allowed(&self, at_most: usize) -> usize {
+        match self.normalization {
+            Normalization::Mean => largest_divisor(self.effective_batch, at_most),
+            Normalization::Sum | Normalization::Tokens => at_most.min(self.effective_batch),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_ones_are_refused() {
+        let search = MicroBatchSearch::new(8, 100);
+        for (wrong, name) in [
+            (MicroBatchSearch::new(0, 100), "effective_batch = 0"),
+            (MicroBatchSearch::new(8, 0), "limit_bytes = 0"),
+            (search.with_margin(-0.1), "margin = -0.1"),
+            (search.with_margin(f64::NAN), "margin = NaN"),
+        ] {
+            assert!(wrong.validate().unwrap_err().to_string().starts_with(name));
+        }
+    }
+
+    #[test]
+    fn the_limit_for_some_bytes_is_the_smallest() {
+        for bytes in [1, 19, 20, 951, 1 << 40] {
+            let search = MicroBatchSearch::new(8, 1);
+            let limit = search.limit_for(bytes);
+            let with = |limit| MicroBatchSearch::new(8, limit).usable_bytes();
+            assert!(with(limit) >= bytes && with(limit - 1) < bytes, "{bytes}");
+        }
+    }
+}

@@ -1,0 +1,515 @@
+//! Which sizes are tried. No burn import.
+//!
+//! Sizes one to three come first. The largest sizes that fit give a line, fixed part and bytes an item. Along it the size goes
+//! up at most fourfold a trial, so that little is extrapolated, and the line is drawn anew. Once a size did not fit, the
+//! search closes in between it and the largest that did. What the line says does not fit is not tried, and the size that is
+//! found was.
+//!
+//! Memory does not only grow in a line: from some size on a kernel takes a workspace, or activations outgrow the optimizer's
+//! step. A line across such a place is too steep and would end the search too early. So where a line is steeper than the
+//! one before it, a size between its two ends is measured, which is known to fit.
+
+use std::collections::BTreeMap;
+
+use super::{
+    FindError, MicroBatchSearch, Partition,
+    report::{MicroBatchFound, Trial, TrialOutcome},
+};
+
+/// Where the search ends, whatever is still open: with the largest size that was seen to fit.
+pub(crate) const MOST_TRIALS: usize = 32;
+
+/// Sizes up to this one are tried without a line.
+const PROBES: usize = 3;
+
+/// How many times larger than the largest that fits the next size may be: along a line that rises, and along one that
+/// does not yet, where the optimizer's step takes more than the activations do.
+const GROWTH: usize = 4;
+const GROWTH_WITHOUT_RISE: usize = 2;
+
+/// A line that is so many times steeper than the one before it may be across a place where memory jumps.
+const STEEPER: f64 = 1.25;
+
+/// Measurements may differ by so much without a reason.
+const NOISE: f64 = 0.05;
+
+/// What a trial brought.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Measured {
+    Peak(u64),
+    Failed(String),
+}
+
+/// Finds the largest size that fits, trying sizes with `measure`.
+pub(crate) fn run(
+    search: &MicroBatchSearch,
+    mut measure: impl FnMut(usize) -> Result<Measured, FindError>,
+) -> Result<MicroBatchFound, FindError> {
+    search.validate()?;
+    let mut state = State::new(*search);
+    let mut size = Some(1);
+    while let Some(micro_batch) = size {
+        state.note(micro_batch, measure(micro_batch)?)?;
+        size = match state.trials.len() {
+            MOST_TRIALS.. => None,
+            _ => state.next(),
+        };
+    }
+    state.found()
+}
+
+/// What is known so far.
+struct State {
+    search: MicroBatchSearch,
+    usable_bytes: u64,
+    trials: Vec<Trial>,
+    /// Peaks of the sizes that fit.
+    fits: BTreeMap<usize, u64>,
+    /// The smallest size that does not fit, and its peak if it has one.
+    too_large: Option<(usize, Option<u64>)>,
+    /// Whether the next size between two is the middle.
+    halve: bool,
+}
+
+impl State {
+    fn new(search: MicroBatchSearch) -> Self {
+        Self {
+            search,
+            usable_bytes: search.usable_bytes(),
+            trials: Vec::new(),
+            fits: BTreeMap::new(),
+            too_large: None,
+            halve: false,
+        }
+    }
+
+    fn note(&mut self, micro_batch: usize, measured: Measured) -> Result<(), FindError> {
+        let outcome = match measured {
+            Measured::Peak(peak_bytes) => {
+                self.check_monotonic(micro_batch, peak_bytes)?;
+                match peak_bytes <= self.usable_bytes {
+                    true => TrialOutcome::Fits { peak_bytes },
+                    false => TrialOutcome::Exceeds { peak_bytes },
+                }
+            }
+            Measured::Failed(reason) => TrialOutcome::Failed { reason },
+        };
+        match (&outcome, micro_batch) {
+            (TrialOutcome::Fits { peak_bytes }, _) => {
+                self.fits.insert(micro_batch, *peak_bytes);
+            }
+            (TrialOutcome::Exceeds { peak_bytes }, 1) => {
+                return Err(FindError::LimitTooSmall {
+                    limit_bytes: self.search.limit_bytes,
+                    needed_bytes: self.search.limit_for(*peak_bytes),
+                    peak_bytes: *peak_bytes,
+                    margin: self.search.margin,
+                });
+            }
+            (TrialOutcome::Failed { reason }, 1) => {
+                let reason = reason.clone();
+                return Err(FindError::StepFails { reason });
+            }
+            (TrialOutcome::Exceeds { .. } | TrialOutcome::Failed { .. }, _) => {
+                self.too_large = Some((micro_batch, outcome.peak_bytes()));
+            }
+        }
+        self.trials.push(Trial {
+            micro_batch,
+            outcome,
+        });
+        Ok(())
+    }
+
+    fn check_monotonic(&self, micro_batch: usize, peak_bytes: u64) -> Result<(), FindError> {
+        let known = self.trials.iter().filter_map(|trial| {
+            let peak_bytes = trial.outcome.peak_bytes()?;
+            Some((trial.micro_batch, peak_bytes))
+        });
+        for other in known {
+            let [smaller, larger] = match other.0 < micro_batch {
+                true => [other, (micro_batch, peak_bytes)],
+                false => [(micro_batch, peak_bytes), other],
+            };
+            if (larger.1 as f64) < smaller.1 as f64 * (1.0 - NOISE) {
+                return Err(FindError::NotMonotonic {
+                    smaller: smaller.0,
+                    smaller_bytes: smaller.1,
+                    larger: larger.0,
+                    larger_bytes: larger.1,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The size to try; `None` where the largest that may fit is known to fit.
+    fn next(&mut self) -> Option<usize> {
+        let (largest, _) = self.largest();
+        if largest < PROBES.min(self.known_most()) {
+            return Some(largest + 1);
+        }
+        let goal = self.search.largest_allowed(self.predicted_most());
+        if self.fits.contains_key(&goal) {
+            let could_be_larger = goal < self.search.largest_allowed(self.known_most());
+            return could_be_larger.then(|| self.doubtful()).flatten();
+        }
+        if goal < largest {
+            return Some(goal);
+        }
+        match self.too_large {
+            None => {
+                let rises = self.line().is_some_and(|(_, slope)| slope > 0.0);
+                let growth = if rises { GROWTH } else { GROWTH_WITHOUT_RISE };
+                Some(goal.min(largest.saturating_mul(growth)))
+            }
+            Some((too_large, peak_bytes)) => {
+                let between = self.between(too_large, peak_bytes);
+                let allowed = self.search.largest_allowed(between.min(goal));
+                // Where nothing is allowed in the lower part, the upper one is left.
+                Some(if allowed > largest { allowed } else { goal })
+            }
+        }
+    }
+
+    /// A size between the largest that fits and the smallest that does not: in turns where a line between the two meets
+    /// what is usable, and the middle, which bounds the number of trials.
+    fn between(&mut self, too_large: usize, peak_bytes: Option<u64>) -> usize {
+        let (largest, bytes) = self.largest();
+        let middle = largest + (too_large - largest) / 2;
+        self.halve = !self.halve;
+        match peak_bytes {
+            Some(peak_bytes) if self.halve => {
+                let slope = (peak_bytes - bytes) as f64 / (too_large - largest) as f64;
+                let meets = largest + ((self.usable_bytes - bytes) as f64 / slope) as usize;
+                meets.clamp(largest + 1, too_large - 1)
+            }
+            _ => middle.max(largest + 1),
+        }
+    }
+
+    /// The largest size that fits, and its peak.
+    fn largest(&self) -> (usize, u64) {
+        let (size, peak_bytes) = self.fits.last_key_value().expect("a size of one fits");
+        (*size, *peak_bytes)
+    }
+
+    /// A size that fits, so far below the larger one that the line through both means something.
+    fn below(&self, larger: usize) -> Option<(usize, u64)> {
+        let (size, bytes) = self.fits.range(..=far_below(larger)).next_back()?;
+        Some((*size, *bytes))
+    }
+
+    /// Through the largest size that fits and one below: fixed part and bytes an item. Nothing is known from one size
+    /// alone.
+    fn line(&self) -> Option<(f64, f64)> {
+        let largest = self.largest();
+        let slope = slope(self.below(largest.0)?, largest);
+        Some((largest.1 as f64 - slope * largest.0 as f64, slope))
+    }
+
+    /// A size to measure where the line is steeper than the one before it.
+    fn doubtful(&self) -> Option<usize> {
+        let largest = self.largest();
+        let low = self.below(largest.0)?;
+        let before = self.below(low.0)?;
+        let is_steeper = slope(low, largest) > STEEPER * slope(before, low);
+        let middle = low.0 + (largest.0 - low.0) / 2;
+        let is_new = middle > low.0 && middle <= far_below(largest.0);
+        (is_steeper && is_new).then_some(middle)
+    }
+
+    /// The largest size that is not known not to fit.
+    fn known_most(&self) -> usize {
+        let below = self.too_large.map(|(size, _)| size - 1);
+        below.unwrap_or(self.search.effective_batch)
+    }
+
+    /// The largest size that is neither known nor predicted not to fit.
+    fn predicted_most(&self) -> usize {
+        let (largest, bytes) = self.largest();
+        let most = self.known_most();
+        let Some((_, slope)) = self.line() else {
+            return largest;
+        };
+        // A line without a rise sets no limit: the quotient is infinite, or NaN.
+        let more = (self.usable_bytes - bytes) as f64 / slope;
+        match more.is_finite() {
+            true => most.min(largest.saturating_add(more as usize)),
+            false => most,
+        }
+    }
+
+    fn found(self) -> Result<MicroBatchFound, FindError> {
+        let sizes = self.fits.keys().rev();
+        let mut allowed = sizes.filter(|size| self.search.largest_allowed(**size) == **size);
+        let micro_batch = *allowed.next().expect("a size of one is always allowed");
+        let (_, bytes) = self.largest();
+        let (fixed_bytes, item_bytes) = self.line().unwrap_or((bytes as f64, 0.0));
+        Ok(MicroBatchFound {
+            search: self.search,
+            partition: Partition::new(self.search.effective_batch, micro_batch)?,
+            peak_bytes: self.fits[&micro_batch],
+            largest_fitting: self.largest().0,
+            fixed_bytes,
+            item_bytes,
+            trials: self.trials,
+        })
+    }
+}
+
+fn far_below(size: usize) -> usize {
+    size - (size / 8).max(1)
+}
+
+/// Bytes an item between two sizes; a fall is noise.
+fn slope(low: (usize, u64), high: (usize, u64)) -> f64 {
+    high.1.saturating_sub(low.1) as f64 / (high.0 - low.0) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Normalization;
+
+    /// Peaks by a function of the size; from some size on the step fails.
+    fn search(
+        search: MicroBatchSearch,
+        fails_from: usize,
+        peak: impl Fn(usize) -> u64,
+    ) -> Result<MicroBatchFound, FindError> {
+        run(&search, |size| {
+            Ok(match size >= fails_from {
+                true => Measured::Failed("out of memory".to_owned()),
+                false => Measured::Peak(peak(size)),
+            })
+        })
+    }
+
+    fn any_size(effective_batch: usize, limit_bytes: u64) -> MicroBatchSearch {
+        MicroBatchSearch::new(effective_batch, limit_bytes)
+            .with_normalization(Normalization::Tokens)
+    }
+
+    fn sizes(found: &MicroBatchFound) -> Vec<usize> {
+        found.trials.iter().map(|trial| trial.micro_batch).collect()
+    }
+
+    #[test]
+    fn a_line_is_followed_to_its_end_and_no_further() {
+        let found = search(any_size(64, 1000), usize::MAX, |size| {
+            100 + 30 * size as u64
+        })
+        .unwrap();
+        // 950 usable: (950 - 100) / 30 = 28.3
+        assert_eq!(sizes(&found), [1, 2, 3, 12, 28]);
+        assert_eq!(found.partition, Partition::new(64, 28).unwrap());
+        assert_eq!(found.partition.sizes().collect::<Vec<_>>(), [28, 28, 8]);
+        assert_eq!((found.peak_bytes, found.largest_fitting), (940, 28));
+        assert_eq!((found.fixed_bytes, found.item_bytes), (100.0, 30.0));
+        assert!(found.predict_bytes(29) > found.search.usable_bytes());
+    }
+
+    #[test]
+    fn a_mean_gets_a_divisor() {
+        let peak = |size| 100 + 30 * size as u64;
+        let found = search(MicroBatchSearch::new(64, 1000), usize::MAX, peak).unwrap();
+        assert_eq!(
+            (found.partition.micro_batch(), found.partition.steps()),
+            (16, 4)
+        );
+        let prime = search(MicroBatchSearch::new(97, 1000), usize::MAX, peak).unwrap();
+        assert_eq!(
+            (prime.partition.micro_batch(), prime.partition.steps()),
+            (1, 97)
+        );
+        assert!(
+            prime.predicted_most() == 28,
+            "what another normalization would allow"
+        );
+        let whole = search(MicroBatchSearch::new(97, 10_000), usize::MAX, peak).unwrap();
+        assert_eq!(sizes(&whole), [1, 2, 3, 12, 48, 97]);
+    }
+
+    #[test]
+    fn the_whole_batch_may_fit() {
+        let found = search(any_size(24, 1 << 30), usize::MAX, |size| 5 * size as u64).unwrap();
+        assert_eq!(
+            (found.partition.micro_batch(), found.partition.steps()),
+            (24, 1)
+        );
+        let one = search(any_size(1, 100), usize::MAX, |_| 7).unwrap();
+        assert_eq!((sizes(&one), one.partition.steps()), (vec![1], 1));
+    }
+
+    #[test]
+    fn the_second_size_may_be_too_large() {
+        let found = search(any_size(24, 100), usize::MAX, |size| 50 * size as u64).unwrap();
+        assert_eq!(
+            (sizes(&found), found.partition.micro_batch()),
+            (vec![1, 2], 1)
+        );
+        let failed = search(any_size(24, 100), 2, |size| 50 * size as u64).unwrap();
+        assert_eq!(failed.partition.micro_batch(), 1);
+        assert!(matches!(
+            failed.trials[1].outcome,
+            TrialOutcome::Failed { .. }
+        ));
+    }
+
+    #[test]
+    fn failures_are_closed_in_on() {
+        // The probe says that there is much room, the device that there is not.
+        for fails_from in 2..64 {
+            let found =
+                search(any_size(64, 1 << 20), fails_from, |size| 100 + size as u64).unwrap();
+            assert_eq!(found.partition.micro_batch(), fails_from - 1);
+            assert!(found.trials.len() <= 12, "{:?}", sizes(&found));
+        }
+    }
+
+    #[test]
+    fn a_step_in_memory_is_closed_in_on() {
+        let step = |at: usize| move |size: usize| if size < at { 100 } else { 2000 };
+        for at in 2..=64 {
+            let found = search(any_size(64, 1000), usize::MAX, step(at)).unwrap();
+            assert_eq!(found.partition.micro_batch(), at - 1);
+            assert!(found.trials.len() <= 14, "{:?}", sizes(&found));
+        }
+    }
+
+    #[test]
+    fn a_workspace_does_not_end_the_search() {
+        // From some size on a kernel keeps a workspace that is worth many items.
+        for from in 1..40 {
+            let peak = |size: usize| 1000 + 5 * size as u64 + if size < from { 0 } else { 400 };
+            let found = search(any_size(600, 2000), usize::MAX, peak).unwrap();
+            assert_eq!(
+                found.partition.micro_batch(),
+                100,
+                "from {from}: {:?}",
+                sizes(&found)
+            );
+            assert!(found.trials.len() <= 16, "{:?}", sizes(&found));
+        }
+    }
+
+    #[test]
+    fn activations_that_outgrow_the_optimizer_are_followed() {
+        for optimizer in (0..900).step_by(17) {
+            let peak = |size: usize| 100 + (7 * size as u64).max(optimizer);
+            let found = search(any_size(600, 1000), usize::MAX, peak).unwrap();
+            assert_eq!(found.partition.micro_batch(), 121, "{:?}", sizes(&found));
+            assert!(found.trials.len() <= 18, "{:?}", sizes(&found));
+        }
+    }
+
+    #[test]
+    fn a_limit_below_one_item_names_what_is_needed() {
+        let error = search(any_size(8, 1000), usize::MAX, |size| 990 + 10 * size as u64);
+        let Err(FindError::LimitTooSmall { needed_bytes, .. }) = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(needed_bytes, 1053);
+        let found = search(any_size(8, 1053), usize::MAX, |size| 990 + 10 * size as u64);
+        assert_eq!(found.unwrap().partition.micro_batch(), 1);
+        let less = search(any_size(8, 1052), usize::MAX, |size| 990 + 10 * size as u64);
+        assert!(less.is_err());
+        assert_eq!(
+            search(any_size(8, 1000), 1, |_| 1),
+            Err(FindError::StepFails {
+                reason: "out of memory".to_owned()
+            })
+        );
+    }
+
+    #[test]
+    fn memory_that_falls_is_refused() {
+        let error = search(any_size(64, 1 << 20), usize::MAX, |size| 1000 / size as u64);
+        assert_eq!(
+            error,
+            Err(FindError::NotMonotonic {
+                smaller: 1,
+                smaller_bytes: 1000,
+                larger: 2,
+                larger_bytes: 500
+            })
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_found_fits_and_nothing_predicted_not_to_is_tried(
+            effective in 1..3000_usize,
+            limit in 100..100_000_u64,
+            fixed in 0..5000_u64,
+            item in 0..200_u64,
+            step_at in 1..3000_usize,
+            step in 0..20_000_u64,
+            fails_from in 2..4000_usize,
+            noise in 0.0..0.02_f64,
+            even: bool,
+        ) {
+            let normalization = if even { Normalization::Mean } else { Normalization::Tokens };
+            let request = MicroBatchSearch::new(effective, limit).with_normalization(normalization);
+            let peak = |size: usize| {
+                let bytes = fixed + item * size as u64 + if size >= step_at { step } else { 0 };
+                let wobble = 1.0 + noise * ((size * 7919 % 13) as f64 / 12.0 - 0.5);
+                (bytes.max(1) as f64 * wobble) as u64
+            };
+            match search(request, fails_from, peak) {
+                Ok(found) => {
+                    let size = found.partition.micro_batch();
+                    prop_assert!(size < fails_from && peak(size) <= request.usable_bytes());
+                    prop_assert!(found.peak_bytes <= limit);
+                    prop_assert_eq!(found.partition.sizes().sum::<usize>(), effective);
+                    prop_assert!(!even || found.partition.is_even());
+                    prop_assert!(found.partition.config(normalization).is_ok());
+                    prop_assert!(found.trials.len() <= MOST_TRIALS);
+                    let mut tried = sizes(&found);
+                    tried.sort_unstable();
+                    tried.dedup();
+                    prop_assert_eq!(tried.len(), found.trials.len(), "no size twice");
+                    prop_assert!(tried.iter().all(|size| *size <= effective));
+                    // A plain line is followed exactly, to the byte.
+                    if noise < 1e-9 && step == 0 {
+                        let most = (1..=effective.min(fails_from - 1)).rev().find(|size| {
+                            request.largest_allowed(*size) == *size && peak(*size) <= request.usable_bytes()
+                        });
+                        prop_assert_eq!(Some(size), most);
+                    }
+                }
+                Err(FindError::LimitTooSmall { needed_bytes, .. }) => {
+                    prop_assert!(needed_bytes > limit);
+                }
+                Err(error) => prop_assert!(false, "{}", error),
+            }
+        }
+
+        #[test]
+        fn a_line_is_followed_exactly(
+            effective in 1..100_000_usize,
+            limit in 1000..10_000_000_u64,
+            fixed in 1..900_u64,
+            item in 0..2000_u64,
+            even: bool,
+        ) {
+            let normalization = if even { Normalization::Mean } else { Normalization::Tokens };
+            let request = MicroBatchSearch::new(effective, limit).with_normalization(normalization);
+            let peak = |size: usize| fixed + item * size as u64;
+            let Ok(found) = search(request, usize::MAX, peak) else {
+                prop_assert!(peak(1) > request.usable_bytes());
+                return Ok(());
+            };
+            let most = (request.usable_bytes() - fixed).checked_div(item).map_or(effective, |most| most as usize);
+            let most = request.largest_allowed(most.min(effective));
+            prop_assert_eq!(found.partition.micro_batch(), most);
+            for trial in found.trials.iter().skip(PROBES) {
+                prop_assert!(peak(trial.micro_batch) <= request.usable_bytes(), "predicted not to fit");
+            }
+            prop_assert!(found.trials.len() <= 12);
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Where a model is.
+
+use burn::{
+    module::{Module, ModuleVisitor, Param},
+    tensor::{Bool, Device, Int, Tensor, backend::Backend},
+};
+
+/// The device of the first parameter. Unlike `Module::devices` it initialises none: this is a copy of the model, in
+/// which they would get other values than in the model itself.
+pub(super) fn of<B: Backend, M: Module<B>>(model: &M) -> Device<B> {
+    let mut first = First::<B>(None);
+    model.visit(&mut first);
+    first.0.unwrap_or_default()
+}
+
+struct First<B: Backend>(Option<Device<B>>);
+
+impl<B: Backend> ModuleVisitor<B> for First<B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        self.0.get_or_insert_with(|| param.lazy_device());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
+        self.0.get_or_insert_with(|| param.lazy_device());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
+        self.0.get_or_insert_with(|| param.lazy_device());
+    }
+}

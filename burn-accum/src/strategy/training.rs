@@ -1,0 +1,133 @@
+//! The passes over the data: Burn's loop, written anew, for its own is private.
+
+use burn::{
+    data::dataloader::Progress,
+    module::AutodiffModule,
+    tensor::Device,
+    train::{
+        EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent,
+        LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader, TrainingBackend,
+        TrainingItem, ValidLoader,
+    },
+};
+
+use super::EpochTail;
+use crate::{UpdateCounter, flush_request};
+
+/// A training that is going on.
+pub(super) struct Training<LC: LearningComponentsTypes> {
+    pub(super) learner: Learner<LC>,
+    pub(super) device: Device<TrainingBackend<LC>>,
+    pub(super) train: TrainLoader<LC>,
+    pub(super) valid: ValidLoader<LC>,
+    pub(super) processor: SupervisedTrainingEventProcessor<LC>,
+    pub(super) interrupter: Interrupter,
+    pub(super) updates: UpdateCounter,
+    /// Since this training began or was resumed.
+    pub(super) micro_batches: u64,
+}
+
+impl<LC: LearningComponentsTypes> Training<LC> {
+    /// Trains on all of the data, or until interrupted. `epochs` tells the number of this one.
+    pub(super) fn train(&mut self, epochs: &Progress, tail: EpochTail) {
+        let epoch = epochs.items_processed;
+        log::info!("Executing training step for epoch {epoch}");
+        let updates_before = self.updates.updates();
+
+        // Not borrowed from `self`, of which the pass needs the rest.
+        let loader = self.train.clone();
+        let mut batches = loader.iter();
+        while let Some(batch) = batches.next() {
+            self.micro_batches += 1;
+            self.learner.lr_step();
+            let progress = batches.progress();
+            let output = self.learner.train_step(batch);
+            self.learner.optimizer_step(output.grads);
+
+            // Fewer than before if a scaler has taken an update of the last epoch back.
+            let updates = self.updates.updates().saturating_sub(updates_before);
+            log::info!(
+                "Micro-batch {}, {updates} updates in epoch {epoch}",
+                self.micro_batches
+            );
+            let item = TrainingItem::new(
+                output.item,
+                progress,
+                epochs.clone(),
+                Some(updates as usize),
+                Some(self.learner.lr_current()),
+            );
+            self.processor
+                .process_train(LearnerEvent::ProcessedItem(item));
+            if self.interrupter.should_stop() {
+                break;
+            }
+        }
+        if tail == EpochTail::Apply {
+            self.apply_window();
+        }
+        self.processor.process_train(LearnerEvent::EndEpoch(epoch));
+    }
+
+    /// Whether to stop; the reason goes to the log.
+    pub(super) fn is_interrupted(&self) -> bool {
+        let interrupted = self.interrupter.should_stop();
+        if interrupted {
+            let reason = self.interrupter.get_message();
+            let reason = reason.unwrap_or_else(|| "Reason unknown".to_owned());
+            log::info!("Training interrupted: {reason}");
+        }
+        interrupted
+    }
+
+    /// Applies what is in the window, at the learning rate of its last micro-batch. Without one in this training there
+    /// is no learning rate either.
+    pub(super) fn apply_window(&mut self) {
+        if self.micro_batches == 0 {
+            return;
+        }
+        // Whatever the counter says: a scaler that learns late of an overflow may open the window again.
+        let request = flush_request::<TrainingBackend<LC>>(&self.device);
+        self.learner.optimizer_step(request);
+    }
+
+    /// Validates on all of the data, or until interrupted.
+    pub(super) fn validate(&mut self, epochs: &Progress) {
+        let epoch = epochs.items_processed;
+        log::info!("Executing validation step for epoch {epoch}");
+        let model = self.learner.model().valid();
+
+        let loader = self.valid.clone();
+        let mut batches = loader.iter();
+        let mut iteration = 0;
+        while let Some(batch) = batches.next() {
+            let progress = batches.progress();
+            iteration += 1;
+            let item = TrainingItem::new(
+                model.step(batch),
+                progress,
+                epochs.clone(),
+                Some(iteration),
+                None,
+            );
+            self.processor
+                .process_valid(LearnerEvent::ProcessedItem(item));
+            if self.interrupter.should_stop() {
+                break;
+            }
+        }
+        self.processor.process_valid(LearnerEvent::EndEpoch(epoch));
+        self.settle_metrics();
+    }
+
+    /// Waits until the metrics of all items are with the loggers, where early stopping and the choice of records look for
+    /// them; Burn may decide without the last ones. Its file logger is read before it has written, nevertheless.
+    ///
+    /// The channel to the thread that computes metrics holds one event. So a second more is only accepted when all
+    /// before the first have been dealt with. Metrics do nothing at the start of a validation.
+    fn settle_metrics(&mut self) {
+        for _ in 0..2 {
+            self.processor.process_valid(LearnerEvent::Start);
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! What `AccumulatingStrategy` promises: Burn's own training, and windows that end where epochs do.
+//!
+//! Every backend has one random generator for the whole process, so each test here takes its turn.
+
+mod burns;
+mod learner;
+mod model;
+mod progress;
+mod refused;
+mod resumed;
+mod scaled;
+mod stopped;
+mod tail;
+mod watch;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A turn with the random generator.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,205 @@
+//! Operands, by kind: as the inner backend takes them, and as a recipe keeps, shows and loads them.
+
+/// As the inner backend takes it: brought back if need be.
+macro_rules! inner {
+    (Float $x:expr) => { $x.into_inner() };
+    (Follow $x:expr) => { $x.into_inner() };
+    (Int $x:expr) => { $x.into_inner() };
+    (Bool $x:expr) => { $x.into_inner() };
+    (Quant $x:expr) => { $x.into_inner() };
+    (FloatRef $x:expr) => { &$x.to_inner() };
+    (IntRef $x:expr) => { &$x.to_inner() };
+    (BoolRef $x:expr) => { &$x.to_inner() };
+    (QuantRef $x:expr) => { &$x.to_inner() };
+    (FloatOpt $x:expr) => { $x.map(Handle::into_inner) };
+    (BoolOpt $x:expr) => { $x.map(Handle::into_inner) };
+    (Floats $x:expr) => { $x.into_iter().map(Handle::into_inner).collect() };
+    (Ints $x:expr) => { $x.into_iter().map(Handle::into_inner).collect() };
+    (Bools $x:expr) => { $x.into_iter().map(Handle::into_inner).collect() };
+    (Quants $x:expr) => { $x.into_iter().map(Handle::into_inner).collect() };
+    (Tensor $x:expr) => {
+        match $x {
+            TensorPrimitive::Float(x) => TensorPrimitive::Float(x.into_inner()),
+            TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x.into_inner()),
+        }
+    };
+    (QuantParams $x:expr) => {
+        QuantizationParametersPrimitive { scales: $x.scales.into_inner() }
+    };
+    (Transaction $x:expr) => {
+        TransactionPrimitive::new(
+            inner!(Floats $x.read_floats),
+            inner!(Quants $x.read_qfloats),
+            inner!(Ints $x.read_ints),
+            inner!(Bools $x.read_bools),
+        )
+    };
+    ($kind:tt $x:expr) => { $x };
+}
+
+/// As a recipe keeps it.
+macro_rules! save {
+    (Float $x:expr) => {
+        $x.save()
+    };
+    (Follow $x:expr) => {
+        $x.save()
+    };
+    (Int $x:expr) => {
+        $x.save()
+    };
+    (Bool $x:expr) => {
+        $x.save()
+    };
+    (Quant $x:expr) => {
+        $x.save()
+    };
+    (FloatOpt $x:expr) => {
+        $x.as_ref().map(Handle::save)
+    };
+    (BoolOpt $x:expr) => {
+        $x.as_ref().map(Handle::save)
+    };
+    (Floats $x:expr) => {
+        $x.iter().map(Handle::save).collect::<Vec<_>>()
+    };
+    (Ints $x:expr) => {
+        $x.iter().map(Handle::save).collect::<Vec<_>>()
+    };
+    (Bools $x:expr) => {
+        $x.iter().map(Handle::save).collect::<Vec<_>>()
+    };
+    (Quants $x:expr) => {
+        $x.iter().map(Handle::save).collect::<Vec<_>>()
+    };
+    (Tensor $x:expr) => {
+        save_tensor::<B>(&$x)
+    };
+    (QuantParams $x:expr) => {
+        $x.scales.save()
+    };
+    (Fill $x:expr) => {
+        $x
+    };
+    (DeviceRef $x:expr) => {
+        $x.clone()
+    };
+    ([&QuantScheme] $x:expr) => {
+        *$x
+    };
+    ([$plain:ty] $x:expr) => {
+        $x.clone()
+    };
+    ({$element:ty} $x:expr) => {
+        $x.to_vec()
+    };
+}
+
+/// What a recipe kept, shown if it is a tensor.
+macro_rules! show {
+    (Float $x:expr, $visit:expr) => {
+        $x.show($visit)
+    };
+    (Follow $x:expr, $visit:expr) => {
+        $x.show($visit)
+    };
+    (Int $x:expr, $visit:expr) => {
+        $x.show($visit)
+    };
+    (Bool $x:expr, $visit:expr) => {
+        $x.show($visit)
+    };
+    (Quant $x:expr, $visit:expr) => {
+        $x.show($visit)
+    };
+    (FloatOpt $x:expr, $visit:expr) => {
+        $x.iter().for_each(|x| x.show($visit))
+    };
+    (BoolOpt $x:expr, $visit:expr) => {
+        $x.iter().for_each(|x| x.show($visit))
+    };
+    (Floats $x:expr, $visit:expr) => {
+        $x.iter().for_each(|x| x.show($visit))
+    };
+    (Ints $x:expr, $visit:expr) => {
+        $x.iter().for_each(|x| x.show($visit))
+    };
+    (Bools $x:expr, $visit:expr) => {
+        $x.iter().for_each(|x| x.show($visit))
+    };
+    (Quants $x:expr, $visit:expr) => {
+        $x.iter().for_each(|x| x.show($visit))
+    };
+    (Tensor $x:expr, $visit:expr) => {
+        $x.show($visit)
+    };
+    (QuantParams $x:expr, $visit:expr) => {
+        $x.show($visit)
+    };
+    ($kind:tt $x:expr, $visit:expr) => {{
+        let _ = $x;
+    }};
+}
+
+/// What a recipe kept, as the inner backend takes it.
+macro_rules! load {
+    (Float $x:expr) => {
+        $x.load()
+    };
+    (Follow $x:expr) => {
+        $x.load()
+    };
+    (Int $x:expr) => {
+        $x.load()
+    };
+    (Bool $x:expr) => {
+        $x.load()
+    };
+    (Quant $x:expr) => {
+        $x.load()
+    };
+    (FloatOpt $x:expr) => {
+        $x.as_ref().map(Saved::load)
+    };
+    (BoolOpt $x:expr) => {
+        $x.as_ref().map(Saved::load)
+    };
+    (Floats $x:expr) => {
+        $x.iter().map(Saved::load).collect()
+    };
+    (Ints $x:expr) => {
+        $x.iter().map(Saved::load).collect()
+    };
+    (Bools $x:expr) => {
+        $x.iter().map(Saved::load).collect()
+    };
+    (Quants $x:expr) => {
+        $x.iter().map(Saved::load).collect()
+    };
+    (Tensor $x:expr) => {
+        match $x {
+            SavedTensor::Float(x) => TensorPrimitive::Float(x.load()),
+            SavedTensor::Quant(x) => TensorPrimitive::QFloat(x.load()),
+        }
+    };
+    (QuantParams $x:expr) => {
+        QuantizationParametersPrimitive { scales: $x.load() }
+    };
+    (Fill $x:expr) => {
+        *$x
+    };
+    (DeviceRef $x:expr) => {
+        $x
+    };
+    ([&QuantScheme] $x:expr) => {
+        $x
+    };
+    ([$plain:ty] $x:expr) => {
+        $x.clone()
+    };
+    ({$element:ty} $x:expr) => {
+        $x
+    };
+}
+
+pub(super) use {inner, load, save, show};

@@ -1,0 +1,118 @@
+//! Every operation, made from its row.
+//!
+//! Outside of scopes and budgets a method calls the inner backend and no more. Inside, a row whose result can be computed
+//! again (every work class but `fixed` and `pass`) is recorded: its operands are saved for a recipe, and its result becomes a
+//! node.
+#![deny(clippy::missing_trait_methods)]
+
+use burn_backend::{Backend, DType};
+use burn_decorator::kind_type;
+use burn_decorator::types::*;
+
+use super::backend::Remat;
+use super::operands::{inner, load, save, show};
+use super::results::{handles, plain, value};
+use crate::call::{self, Call};
+use crate::context;
+use crate::handle::{Handle, Managed, save_tensor};
+use crate::kind::Value;
+use crate::op::{OpInfo, work};
+use crate::recipe::{Operation, Saved, SavedTensor};
+
+/// A handle whose kind only the node knows.
+fn tensor<B: Backend>(result: Managed<B>) -> TensorPrimitive<Remat<B>> {
+    match result.node().head().dtype {
+        DType::QFloat(_) => TensorPrimitive::QFloat(Handle::Managed(result)),
+        _ => TensorPrimitive::Float(Handle::Managed(result)),
+    }
+}
+
+/// Gives a closure the type of a recipe.
+fn recipe<B, F>(closure: F) -> Operation<F>
+where
+    B: Backend,
+    F: Fn(Option<&mut dyn FnMut(crate::recipe::Input<'_, B>)>) -> Value<B>,
+{
+    Operation(closure)
+}
+
+/// The device is known without the storage.
+macro_rules! device {
+    ($op:ident($tensor:ident: $kind:tt) -> $ret:tt) => {
+        #[inline]
+        fn $op($tensor: kind_type!($kind)) -> kind_type!($ret) {
+            $tensor.device()
+        }
+    };
+}
+
+/// What a method does inside of a scope or budget.
+macro_rules! managed {
+    (pass $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {};
+    // Its shape is known only when the future is done: not counted.
+    (fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureInt) => {};
+    (fixed $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        if context::records() {
+            const OP: &OpInfo = &OpInfo { name: stringify!($op), work: work!(fixed) };
+            let value = value!($ret B::$op($(inner!($kind $arg)),*));
+            let mut results = call::fixed::<B>(OP, value);
+            return handles!($ret results);
+        }
+    };
+    ($work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        if context::records() {
+            const OP: &OpInfo = &OpInfo { name: stringify!($op), work: work!($work) };
+            let saved = ($(save!($kind $arg),)*);
+            let call = Call::<B>::begin(OP, |visit| {
+                let ($($arg,)*) = &saved;
+                $(show!($kind $arg, &mut *visit);)*
+            });
+            let saved = call.records().then_some(saved);
+            call.make_room();
+            let value = value!($ret B::$op($(inner!($kind $arg)),*));
+            let mut results = call.finish(value, saved.map(|saved| {
+                recipe::<B, _>(move |visit| {
+                    let ($($arg,)*) = &saved;
+                    if let Some(visit) = visit {
+                        $(show!($kind $arg, &mut *visit);)*
+                        return Value::Absent;
+                    }
+                    value!($ret B::$op($(load!($kind $arg)),*))
+                })
+            }));
+            return handles!($ret results);
+        }
+    };
+}
+
+/// One method.
+macro_rules! method {
+    (pass float_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(float_device($($arg: $kind),*) -> $ret); };
+    (pass int_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(int_device($($arg: $kind),*) -> $ret); };
+    (pass bool_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(bool_device($($arg: $kind),*) -> $ret); };
+    (pass q_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(q_device($($arg: $kind),*) -> $ret); };
+    ($work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        #[inline]
+        fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
+            managed!($work $op($($arg: $kind),*) -> $ret);
+            plain!($ret B::$op($(inner!($kind $arg)),*))
+        }
+    };
+}
+
+/// One trait.
+macro_rules! implement {
+    ($trait:ident $($cast:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+        impl<B: Backend> $trait<Self> for Remat<B> {
+            $(method! { $work $op($($arg: $kind),*) -> $ret })*
+        }
+    };
+}
+
+burn_decorator::float_ops!(implement);
+burn_decorator::int_ops!(implement);
+burn_decorator::bool_ops!(implement);
+burn_decorator::quantized_ops!(implement);
+burn_decorator::module_ops!(implement);
+burn_decorator::activation_ops!(implement);
+burn_decorator::transaction_ops!(implement);

@@ -1,0 +1,68 @@
+//! Results, by kind: passed on as they are, as a value of a node, and as handles of nodes.
+
+/// A result that is not managed.
+macro_rules! plain {
+    (Float $y:expr) => { Handle::Resident($y) };
+    (Int $y:expr) => { Handle::Resident($y) };
+    (Bool $y:expr) => { Handle::Resident($y) };
+    (Quant $y:expr) => { Handle::Resident($y) };
+    (FloatOpt $y:expr) => { $y.map(Handle::Resident) };
+    (FutureInt $y:expr) => {{
+        let y = $y;
+        async move { Handle::Resident(y.await) }
+    }};
+    (Tensor $y:expr) => {
+        match $y {
+            TensorPrimitive::Float(y) => TensorPrimitive::Float(Handle::Resident(y)),
+            TensorPrimitive::QFloat(y) => TensorPrimitive::QFloat(Handle::Resident(y)),
+        }
+    };
+    (($a:tt, $b:tt) $y:expr) => {{
+        let (a, b) = $y;
+        (plain!($a a), plain!($b b))
+    }};
+    ({$name:ident $($field:ident: $kind:tt),+} $y:expr) => {{
+        let y = $y;
+        $name { $($field: plain!($kind y.$field)),+ }
+    }};
+    ($kind:tt $y:expr) => { $y };
+}
+
+/// The value of a node.
+macro_rules! value {
+    (Float $y:expr) => { Value::Float($y) };
+    (Int $y:expr) => { Value::Int($y) };
+    (Bool $y:expr) => { Value::Bool($y) };
+    (Quant $y:expr) => { Value::Quant($y) };
+    (FloatOpt $y:expr) => { $y.map_or(Value::Absent, Value::Float) };
+    (Tensor $y:expr) => {
+        match $y {
+            TensorPrimitive::Float(y) => Value::Float(y),
+            TensorPrimitive::QFloat(y) => Value::Quant(y),
+        }
+    };
+    (($a:tt, $b:tt) $y:expr) => {{
+        let (a, b) = $y;
+        Value::Many(vec![value!($a a), value!($b b)])
+    }};
+    ({$name:ident $($field:ident: $kind:tt),+} $y:expr) => {{
+        let y = $y;
+        Value::Many(vec![$(value!($kind y.$field)),+])
+    }};
+}
+
+/// Handles of nodes.
+macro_rules! handles {
+    (Float $results:ident) => { Handle::Managed($results.expect()) };
+    (Int $results:ident) => { Handle::Managed($results.expect()) };
+    (Bool $results:ident) => { Handle::Managed($results.expect()) };
+    (Quant $results:ident) => { Handle::Managed($results.expect()) };
+    (FloatOpt $results:ident) => { $results.next().map(Handle::Managed) };
+    (Tensor $results:ident) => { tensor($results.expect()) };
+    (($a:tt, $b:tt) $results:ident) => { (handles!($a $results), handles!($b $results)) };
+    ({$name:ident $($field:ident: $kind:tt),+} $results:ident) => {
+        $name { $($field: handles!($kind $results)),+ }
+    };
+}
+
+pub(super) use {handles, plain, value};

@@ -1,0 +1,57 @@
+//! What can go wrong, with the values.
+
+use burn_backend::DType;
+use thiserror::Error;
+
+/// Errors of activation recomputation.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum RematError {
+    /// A tensor that came back is not what it was, found by [`Verify`](crate::Verify).
+    #[error(
+        "replaying `{op}` gave other values than its first run: operation {number} of its thread, {dtype:?} of shape \
+         {shape:?}; its inputs were compared before and were equal, so the operation itself is not a function of its \
+         inputs on this backend: keep its result with `Policy::per_operation`"
+    )]
+    ReplayDiffers {
+        /// The operation.
+        op: &'static str,
+        /// The shape of its result.
+        shape: Vec<usize>,
+        /// The type of its result.
+        dtype: DType,
+        /// Its number in the order of operations of the thread that made it.
+        number: u64,
+    },
+    /// A [`MemoryBudget`](crate::MemoryBudget) that cannot hold what has to be resident at one time.
+    #[error(
+        "the memory budget of {} cannot be kept: `{op}` needs at least {}: {} of tensors that cannot come back \
+         (parameters, gradients, random numbers, results of scopes), {} of tensors in use, {} for its result",
+        mib(*.budget_bytes), mib(*.needed_bytes), mib(*.fixed_bytes), mib(*.in_use_bytes), mib(*.result_bytes)
+    )]
+    BudgetTooSmall {
+        /// The operation that did not fit.
+        op: &'static str,
+        /// The budget.
+        budget_bytes: u64,
+        /// The smallest budget that holds it.
+        needed_bytes: u64,
+        /// Bytes of live tensors that cannot come back.
+        fixed_bytes: u64,
+        /// Bytes of the operands, and of what a replay needs.
+        in_use_bytes: u64,
+        /// Expected bytes of the result.
+        result_bytes: u64,
+    },
+    /// A fraction that is not between 0 and 1.
+    #[error("a memory budget of {fraction} of the tape: it must be above 0 and at most 1")]
+    InvalidFraction {
+        /// The fraction as given.
+        fraction: f64,
+    },
+}
+
+/// Bytes for people.
+pub(crate) fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1024.0 * 1024.0))
+}

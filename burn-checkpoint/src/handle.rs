@@ -1,0 +1,232 @@
+//! The tensor of [`Remat`](crate::Remat).
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use burn_backend::quantization::QuantScheme;
+use burn_backend::tensor::Device;
+use burn_backend::{Backend, DType, QTensorPrimitive, Shape, TensorMetadata};
+
+use crate::context;
+use crate::kind::{Float, Kind, Quant, Value};
+use crate::node::{Entry, Origin, Storage, take_storage, vacate};
+use crate::recipe::{Saved, SavedTensor, Source};
+use crate::replay;
+use crate::trace::EventKind;
+
+/// A tensor of [`Remat`](crate::Remat): the inner backend's, or a managed one whose storage comes and goes.
+pub enum Handle<B: Backend, K: Kind<B>> {
+    /// The inner backend's tensor.
+    Resident(K::Primitive),
+    /// A tensor that was made in a scope or under a budget.
+    Managed(Managed<B>),
+}
+
+/// A user's reference to a managed tensor.
+///
+/// When the last one goes the storage is dropped at once, if the tensor can come back; the recipe stays for the recipes of
+/// others.
+pub struct Managed<B: Backend>(Source<B>);
+
+impl<B: Backend> Managed<B> {
+    /// A further reference; the first one of a new node finds a count of 0.
+    pub(crate) fn new(source: Source<B>) -> Self {
+        source.node().head().users.fetch_add(1, Ordering::Relaxed);
+        Self(source)
+    }
+
+    #[inline]
+    pub(crate) fn node(&self) -> &Arc<dyn Entry<B>> {
+        self.0.node()
+    }
+
+    pub(crate) fn source(&self) -> Source<B> {
+        self.0.clone()
+    }
+
+    /// The storage: a clone of it, or itself if nobody else has use for it.
+    fn take(self) -> Value<B> {
+        let node = self.node();
+        loop {
+            let mut state = node.state();
+            if let Storage::Resident(value) = &state.storage {
+                // The owner of a buffer may write into it: the last user hands it on.
+                let last = node.head().users() == 1 && state.locks == 0;
+                let wanted = state.origin == Origin::Fixed && Arc::strong_count(node) > 1;
+                if !last || wanted || state.origin == Origin::Source {
+                    return value.clone();
+                }
+                if let Some((value, _)) = take_storage(node.head(), &mut state) {
+                    return value;
+                }
+            }
+            drop(state);
+            replay::bring_back([node.clone()]);
+        }
+    }
+
+    /// A clone of the storage.
+    fn load(&self) -> Value<B> {
+        loop {
+            if let Storage::Resident(value) = &self.node().state().storage {
+                return value.clone();
+            }
+            replay::bring_back([self.node().clone()]);
+        }
+    }
+}
+
+impl<B: Backend> Clone for Managed<B> {
+    fn clone(&self) -> Self {
+        Self::new(self.source())
+    }
+}
+
+impl<B: Backend> Drop for Managed<B> {
+    fn drop(&mut self) {
+        let node = self.node();
+        let head = node.head();
+        if head.users.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        let vacated = vacate(head, &mut node.state());
+        if let Some((value, bytes)) = vacated {
+            drop(value);
+            head.emit(|op, node| EventKind::Free { op, node }, bytes);
+        }
+    }
+}
+
+impl<B: Backend, K: Kind<B>> Handle<B, K> {
+    /// The inner backend's tensor. Brings it back if it is not resident.
+    #[inline]
+    pub fn into_inner(self) -> K::Primitive {
+        match self {
+            Self::Resident(tensor) => tensor,
+            Self::Managed(managed) => unwrap_kind::<B, K>(managed.take()),
+        }
+    }
+
+    /// A clone of the inner backend's tensor. Brings it back if it is not resident.
+    pub fn to_inner(&self) -> K::Primitive {
+        match self {
+            Self::Resident(tensor) => tensor.clone(),
+            Self::Managed(managed) => unwrap_kind::<B, K>(managed.load()),
+        }
+    }
+
+    /// Where the tensor is, or comes back to.
+    pub fn device(&self) -> Device<B> {
+        match self {
+            Self::Resident(tensor) => K::device(tensor),
+            Self::Managed(managed) => managed.node().head().device.clone(),
+        }
+    }
+
+    /// Whether the storage is there.
+    pub fn is_resident(&self) -> bool {
+        match self {
+            Self::Resident(_) => true,
+            Self::Managed(managed) => managed.node().state().is_resident(),
+        }
+    }
+
+    pub(crate) fn save(&self) -> Saved<B, K> {
+        match self {
+            Self::Resident(tensor) => Saved::Leaf(tensor.clone()),
+            Self::Managed(managed) => Saved::Node(managed.source()),
+        }
+    }
+}
+
+fn unwrap_kind<B: Backend, K: Kind<B>>(value: Value<B>) -> K::Primitive {
+    K::unwrap(value).expect("a node's kind is that of its handles")
+}
+
+/// As a recipe keeps an operand that is float or quantized.
+pub(crate) fn save_tensor<B: Backend>(
+    tensor: &burn_backend::TensorPrimitive<crate::Remat<B>>,
+) -> SavedTensor<B> {
+    use burn_backend::TensorPrimitive;
+    match tensor {
+        TensorPrimitive::Float(x) => SavedTensor::Float(Handle::<B, Float>::save(x)),
+        TensorPrimitive::QFloat(x) => SavedTensor::Quant(Handle::<B, Quant>::save(x)),
+    }
+}
+
+impl<B: Backend, K: Kind<B>> Clone for Handle<B, K> {
+    #[inline]
+    fn clone(&self) -> Self {
+        match self {
+            Self::Resident(tensor) => Self::Resident(tensor.clone()),
+            Self::Managed(managed) => Self::Managed(managed.clone()),
+        }
+    }
+}
+
+impl<B: Backend, K: Kind<B>> fmt::Debug for Handle<B, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Resident(tensor) => tensor.fmt(f),
+            Self::Managed(managed) => managed.fmt(f),
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Managed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let head = self.node().head();
+        f.debug_struct("Managed")
+            .field("op", &head.op.name)
+            .field("shape", &head.shape)
+            .field("dtype", &head.dtype)
+            .field("resident", &self.node().state().is_resident())
+            .finish()
+    }
+}
+
+impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
+    #[inline]
+    fn dtype(&self) -> DType {
+        match self {
+            Self::Resident(tensor) => tensor.dtype(),
+            Self::Managed(managed) => managed.node().head().dtype,
+        }
+    }
+
+    /// Also how a scope finds its results: they are asked for their shape while it collects them.
+    #[inline]
+    fn shape(&self) -> Shape {
+        if context::is_collecting() {
+            context::collect(match self {
+                Self::Resident(_) => None,
+                Self::Managed(managed) => Some(managed.node().clone()),
+            });
+        }
+        match self {
+            Self::Resident(tensor) => tensor.shape(),
+            Self::Managed(managed) => managed.node().head().shape.clone(),
+        }
+    }
+
+    #[inline]
+    fn rank(&self) -> usize {
+        match self {
+            Self::Resident(tensor) => tensor.rank(),
+            Self::Managed(managed) => managed.node().head().shape.num_dims(),
+        }
+    }
+}
+
+impl<B: Backend> QTensorPrimitive for Handle<B, Quant> {
+    fn scheme(&self) -> &QuantScheme {
+        match self {
+            Self::Resident(tensor) => tensor.scheme(),
+            Self::Managed(managed) => match &managed.node().head().dtype {
+                DType::QFloat(scheme) => scheme,
+                other => unreachable!("a quantized tensor has a scheme in its type, not {other:?}"),
+            },
+        }
+    }
+}

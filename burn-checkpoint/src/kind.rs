@@ -1,0 +1,144 @@
+//! The four kinds of tensors, and a value of any of them.
+
+use std::fmt::Debug;
+
+use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor, QuantizedTensor};
+use burn_backend::{Backend, ExecutionError, TensorData, TensorMetadata};
+
+/// A kind of tensor of a backend: [`Float`], [`Int`], [`Bool`] or [`Quant`].
+pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
+    /// The backend's tensor of this kind.
+    type Primitive: TensorMetadata + 'static;
+
+    /// The tensor as a value of any kind.
+    fn wrap(tensor: Self::Primitive) -> Value<B>;
+
+    /// The tensor behind a value of this kind.
+    fn peek(value: &Value<B>) -> Option<&Self::Primitive>;
+
+    /// The tensor of a value of this kind.
+    fn unwrap(value: Value<B>) -> Option<Self::Primitive>;
+
+    /// Where the tensor is.
+    fn device(tensor: &Self::Primitive) -> Device<B>;
+
+    /// The tensor on its way to the host.
+    fn download(tensor: Self::Primitive) -> Download;
+
+    /// The tensor of data on the host.
+    fn upload(data: TensorData, device: &Device<B>) -> Self::Primitive;
+}
+
+/// Data on its way to the host.
+pub(crate) type Download =
+    std::pin::Pin<Box<dyn Future<Output = Result<TensorData, ExecutionError>> + Send>>;
+
+/// How a tensor of some kind is made from data.
+pub(crate) type Upload<B> = fn(TensorData, &Device<B>) -> Value<B>;
+
+/// Float tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Float;
+
+/// Int tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Int;
+
+/// Bool tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Bool;
+
+/// Quantized float tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Quant;
+
+/// A tensor of any kind, or the several results of one operation.
+pub enum Value<B: Backend> {
+    /// A float tensor.
+    Float(FloatTensor<B>),
+    /// An int tensor.
+    Int(IntTensor<B>),
+    /// A bool tensor.
+    Bool(BoolTensor<B>),
+    /// A quantized tensor.
+    Quant(QuantizedTensor<B>),
+    /// Several results.
+    Many(Vec<Value<B>>),
+    /// An optional result that is not there.
+    Absent,
+}
+
+impl<B: Backend> Clone for Value<B> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Float(x) => Self::Float(x.clone()),
+            Self::Int(x) => Self::Int(x.clone()),
+            Self::Bool(x) => Self::Bool(x.clone()),
+            Self::Quant(x) => Self::Quant(x.clone()),
+            Self::Many(xs) => Self::Many(xs.clone()),
+            Self::Absent => Self::Absent,
+        }
+    }
+}
+
+macro_rules! kinds {
+    ($($kind:ident: $tensor:ident, $device:ident, $into_data:ident, $from_data:ident;)*) => {
+        $(impl<B: Backend> Kind<B> for $kind {
+            type Primitive = $tensor<B>;
+
+            #[inline]
+            fn wrap(tensor: $tensor<B>) -> Value<B> {
+                Value::$kind(tensor)
+            }
+
+            #[inline]
+            fn peek(value: &Value<B>) -> Option<&$tensor<B>> {
+                match value {
+                    Value::$kind(x) => Some(x),
+                    _ => None,
+                }
+            }
+
+            #[inline]
+            fn unwrap(value: Value<B>) -> Option<$tensor<B>> {
+                match value {
+                    Value::$kind(x) => Some(x),
+                    _ => None,
+                }
+            }
+
+            #[inline]
+            fn device(tensor: &$tensor<B>) -> Device<B> {
+                B::$device(tensor)
+            }
+
+            fn download(tensor: $tensor<B>) -> Download {
+                Box::pin(B::$into_data(tensor))
+            }
+
+            fn upload(data: TensorData, device: &Device<B>) -> $tensor<B> {
+                B::$from_data(data, device)
+            }
+        })*
+
+        impl<B: Backend> Value<B> {
+            /// Starts to move the tensor to the host, and says how it comes back; `None` for what is not one tensor.
+            pub(crate) fn download(self) -> Option<(Download, Upload<B>)> {
+                match self {
+                    $(Self::$kind(x) => Some((
+                        <$kind as Kind<B>>::download(x),
+                        |data, device| Self::$kind(<$kind as Kind<B>>::upload(data, device)),
+                    )),)*
+                    Self::Many(_) | Self::Absent => None,
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    Float: FloatTensor, float_device, float_into_data, float_from_data;
+    Int: IntTensor, int_device, int_into_data, int_from_data;
+    Bool: BoolTensor, bool_device, bool_into_data, bool_from_data;
+    Quant: QuantizedTensor, q_device, q_into_data, q_from_data;
+}

@@ -1,0 +1,158 @@
+//! Counters of one thread on one device.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use burn_backend::DeviceId;
+
+use crate::budget::Budget;
+use crate::stats::RematStats;
+
+/// What the managed tensors of one thread on one device add up to. Tensors keep the ledger of the thread that made them,
+/// wherever they are used.
+pub(crate) struct Ledger {
+    device: DeviceId,
+    live: AtomicU64,
+    peak: AtomicU64,
+    evicted: Counter,
+    replayed: Counter,
+    offloaded: Counter,
+    uploaded: Counter,
+    replay_nanos: AtomicU64,
+    replayed_cost_ns: AtomicU64,
+    budget: Option<Arc<Budget>>,
+}
+
+/// Bytes and how many operations they belong to.
+#[derive(Default)]
+struct Counter {
+    bytes: AtomicU64,
+    operations: AtomicU64,
+}
+
+impl Counter {
+    fn count(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.operations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn operations(&self) -> u64 {
+        self.operations.load(Ordering::Relaxed)
+    }
+
+    fn reset(&self) {
+        self.bytes.store(0, Ordering::Relaxed);
+        self.operations.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Ledger {
+    pub fn new(device: DeviceId, budget: Option<Arc<Budget>>) -> Self {
+        Self {
+            device,
+            live: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            evicted: Counter::default(),
+            replayed: Counter::default(),
+            offloaded: Counter::default(),
+            uploaded: Counter::default(),
+            replay_nanos: AtomicU64::new(0),
+            replayed_cost_ns: AtomicU64::new(0),
+            budget,
+        }
+    }
+
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    pub fn budget(&self) -> Option<&Arc<Budget>> {
+        self.budget.as_ref()
+    }
+
+    pub fn has_budget(&self) -> bool {
+        self.budget.is_some()
+    }
+
+    pub fn live(&self) -> u64 {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    pub fn add(&self, bytes: u64) {
+        let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if live > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(live, Ordering::Relaxed);
+        }
+        if let Some(budget) = &self.budget {
+            budget.add(bytes);
+        }
+    }
+
+    pub fn remove(&self, bytes: u64) {
+        self.live.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(budget) = &self.budget {
+            budget.remove(bytes);
+        }
+    }
+
+    pub fn evicted(&self, bytes: u64) {
+        self.evicted.count(bytes);
+    }
+
+    pub fn replayed(&self, bytes: u64, cost_ns: f32, time: Duration) {
+        self.replayed.count(bytes);
+        self.replay_nanos
+            .fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        self.replayed_cost_ns
+            .fetch_add(cost_ns as u64, Ordering::Relaxed);
+        if let Some(budget) = &self.budget {
+            budget.replayed(cost_ns);
+        }
+    }
+
+    pub fn offloaded(&self, bytes: u64) {
+        self.offloaded.count(bytes);
+    }
+
+    pub fn uploaded(&self, bytes: u64) {
+        self.uploaded.count(bytes);
+    }
+
+    pub fn stats(&self) -> RematStats {
+        RematStats {
+            live_bytes: self.live(),
+            peak_bytes: self.peak.load(Ordering::Relaxed),
+            evicted_bytes: self.evicted.bytes(),
+            evicted_operations: self.evicted.operations(),
+            replayed_bytes: self.replayed.bytes(),
+            replayed_operations: self.replayed.operations(),
+            offloaded_bytes: self.offloaded.bytes(),
+            uploaded_bytes: self.uploaded.bytes(),
+            replay_time: Duration::from_nanos(self.replay_nanos.load(Ordering::Relaxed)),
+            thrashing_steps: self
+                .budget
+                .as_ref()
+                .map_or(0, |budget| budget.thrashing_steps()),
+        }
+    }
+
+    /// Counters to 0, the peak to what is live now.
+    pub fn reset(&self) {
+        self.peak.store(self.live(), Ordering::Relaxed);
+        for counter in [
+            &self.evicted,
+            &self.replayed,
+            &self.offloaded,
+            &self.uploaded,
+        ] {
+            counter.reset();
+        }
+        self.replay_nanos.store(0, Ordering::Relaxed);
+        self.replayed_cost_ns.store(0, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,81 @@
+//! What becomes of a tensor at the end of its scope.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::op::{OpInfo, Work};
+
+/// What a scope does with the tensors that were made in it, are still used when it ends and are not its results: what
+/// autodiff's tape saved.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub enum Policy {
+    /// Evicts them; backward runs their operations again (`torch.utils.checkpoint`).
+    #[default]
+    Recompute,
+    /// Keeps the results of matmuls, convolutions and attention and evicts the rest (PyTorch's selective activation
+    /// checkpointing). Less than half of the bytes are saved in a transformer, and little time is lost.
+    KeepCompute,
+    /// Moves them to host memory, and back when backward asks for them; the one before is fetched ahead.
+    Offload,
+    /// Asks for each operation. Made by [`Policy::per_operation`].
+    PerOperation(PerOperation),
+}
+
+/// What becomes of one tensor at the end of its scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It stays.
+    Keep,
+    /// It is evicted and computed once more when asked for.
+    Recompute,
+    /// It is moved to host memory.
+    Offload,
+}
+
+/// A function from operations to fates.
+#[derive(Clone)]
+pub struct PerOperation(Arc<dyn Fn(&OpInfo) -> Fate + Send + Sync>);
+
+impl Policy {
+    /// A policy that is asked for each operation.
+    ///
+    /// ```
+    /// use burn_checkpoint::{Fate, Policy, Work};
+    ///
+    /// let policy = Policy::per_operation(|op| match op.work {
+    ///     Work::Compute | Work::Norm => Fate::Keep,
+    ///     _ => Fate::Recompute,
+    /// });
+    /// ```
+    pub fn per_operation(fate: impl Fn(&OpInfo) -> Fate + Send + Sync + 'static) -> Self {
+        Self::PerOperation(PerOperation(Arc::new(fate)))
+    }
+
+    /// What becomes of the result of an operation.
+    pub fn fate(&self, op: &OpInfo) -> Fate {
+        match self {
+            Self::Recompute => Fate::Recompute,
+            Self::KeepCompute if op.work == Work::Compute => Fate::Keep,
+            Self::KeepCompute => Fate::Recompute,
+            Self::Offload => Fate::Offload,
+            Self::PerOperation(PerOperation(fate)) => fate(op),
+        }
+    }
+
+    /// The name in traces.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Recompute => "recompute",
+            Self::KeepCompute => "keep-compute",
+            Self::Offload => "offload",
+            Self::PerOperation(_) => "per-operation",
+        }
+    }
+}
+
+impl fmt::Debug for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,195 @@
+//! Recipes: how a tensor comes back, and what they need for it.
+//!
+//! A recipe refers to its inputs by [`Source`]s, which are not counted as users: a tensor that only recipes refer to has no
+//! storage, unless it cannot come back.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+use burn_backend::{Backend, Shape, TensorMetadata};
+
+use crate::kind::{Float, Kind, Quant, Value};
+use crate::node::{AnyEntry, Entry, Storage, take_storage};
+
+/// How the result of an operation is computed once more.
+pub(crate) trait Recipe<B: Backend>: Send + Sync + 'static {
+    /// Shows what is needed.
+    fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>));
+    /// Computes the result. Every input is resident.
+    fn run(&self) -> Value<B>;
+}
+
+/// An input of a recipe.
+pub(crate) enum Input<'a, B: Backend> {
+    /// A managed tensor.
+    Node(&'a Source<B>),
+    /// An unmanaged tensor, which the recipe holds itself; its shape.
+    Leaf(&'a dyn Fn() -> Shape),
+}
+
+/// The recipe that an operation's row makes: one closure that can do both.
+pub(crate) struct Operation<F>(pub F);
+
+impl<B, F> Recipe<B> for Operation<F>
+where
+    B: Backend,
+    F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B> + Send + Sync + 'static,
+{
+    fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
+        (self.0)(Some(visit));
+    }
+
+    fn run(&self) -> Value<B> {
+        (self.0)(None)
+    }
+}
+
+/// One of the several results of an operation.
+pub(crate) struct Part<B: Backend> {
+    pub whole: Source<B>,
+    pub index: usize,
+}
+
+impl<B: Backend> Recipe<B> for Part<B> {
+    fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
+        visit(Input::Node(&self.whole));
+    }
+
+    fn run(&self) -> Value<B> {
+        match &self.whole.node().state().storage {
+            Storage::Resident(Value::Many(parts)) => parts[self.index].clone(),
+            _ => unreachable!("an operation with several results was replayed for one of them"),
+        }
+    }
+}
+
+/// No recipe.
+pub(crate) struct Never;
+
+impl<B: Backend> Recipe<B> for Never {
+    fn inputs(&self, _visit: &mut dyn FnMut(Input<'_, B>)) {}
+
+    fn run(&self) -> Value<B> {
+        Value::Absent
+    }
+}
+
+/// A tensor that someone else delivers, as often as it is asked for.
+pub(crate) struct Deliver<F>(pub F);
+
+impl<B: Backend, F: Fn() -> Value<B> + Send + Sync + 'static> Recipe<B> for Deliver<F> {
+    fn inputs(&self, _visit: &mut dyn FnMut(Input<'_, B>)) {}
+
+    fn run(&self) -> Value<B> {
+        (self.0)()
+    }
+}
+
+/// A recipe's reference to a node.
+///
+/// Dropped without recursion: the last reference to a node at the end of a chain would otherwise drop the whole chain on
+/// one stack.
+pub(crate) struct Source<B: Backend>(Option<Arc<dyn Entry<B>>>);
+
+impl<B: Backend> Source<B> {
+    pub fn new(node: Arc<dyn Entry<B>>) -> Self {
+        Self(Some(node))
+    }
+
+    #[inline]
+    pub fn node(&self) -> &Arc<dyn Entry<B>> {
+        self.0.as_ref().expect("taken only in drop")
+    }
+}
+
+impl<B: Backend> Clone for Source<B> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<B: Backend> Drop for Source<B> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(node) = self.0.take()
+            && Arc::strong_count(&node) == 1
+        {
+            drop_later(node);
+        }
+    }
+}
+
+thread_local! {
+    static DROPPING: Cell<bool> = const { Cell::new(false) };
+    static DROPS: RefCell<Vec<Arc<dyn AnyEntry>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Drops what may be the last reference to a node, after the one that is being dropped.
+fn drop_later(node: Arc<dyn AnyEntry>) {
+    let mut node = Some(node);
+    let queued = DROPS.try_with(|drops| drops.borrow_mut().extend(node.take()));
+    // While a thread ends its queue may be gone: the node is dropped here and now.
+    if queued.is_err() || DROPPING.replace(true) {
+        return;
+    }
+    struct Done;
+    impl Drop for Done {
+        fn drop(&mut self) {
+            DROPPING.set(false);
+        }
+    }
+    let _done = Done;
+    while let Some(node) = DROPS.with(|drops| drops.borrow_mut().pop()) {
+        drop(node);
+    }
+}
+
+/// A tensor operand as a recipe keeps it.
+pub(crate) enum Saved<B: Backend, K: Kind<B>> {
+    Leaf(K::Primitive),
+    Node(Source<B>),
+}
+
+impl<B: Backend, K: Kind<B>> Saved<B, K> {
+    pub fn show(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
+        match self {
+            Self::Leaf(tensor) => visit(Input::Leaf(&|| tensor.shape())),
+            Self::Node(source) => visit(Input::Node(source)),
+        }
+    }
+
+    /// The tensor, for a recipe that runs: its node is resident.
+    pub fn load(&self) -> K::Primitive {
+        let source = match self {
+            Self::Leaf(tensor) => return tensor.clone(),
+            Self::Node(source) => source,
+        };
+        let node = source.node();
+        let mut state = node.state();
+        let value = match &state.storage {
+            Storage::Resident(_) if state.hand_over && state.locks == 1 => {
+                take_storage(node.head(), &mut state).map(|(value, _)| value)
+            }
+            Storage::Resident(value) => Some(value.clone()),
+            Storage::Evicted | Storage::Host(_) => None,
+        };
+        value
+            .and_then(K::unwrap)
+            .expect("a replay brings back inputs before it runs a recipe")
+    }
+}
+
+/// A float or quantized operand as a recipe keeps it.
+pub(crate) enum SavedTensor<B: Backend> {
+    Float(Saved<B, Float>),
+    Quant(Saved<B, Quant>),
+}
+
+impl<B: Backend> SavedTensor<B> {
+    pub fn show(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
+        match self {
+            Self::Float(x) => x.show(visit),
+            Self::Quant(x) => x.show(visit),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Bringing tensors back.
+//!
+//! A replay plans first: what has to run, in which order, and how often each result is needed. Then it runs, and drops what
+//! no handle refers to right after its last use. No step of it recurses.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn_backend::Backend;
+
+use crate::node::{Entry, Origin, Storage, vacate};
+use crate::recipe::Input;
+use crate::trace::EventKind;
+use crate::{budget, verify};
+
+/// Brings nodes back, with what they need.
+pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<dyn Entry<B>>>) {
+    for target in targets {
+        if upload(&target) {
+            continue;
+        }
+        Plan::new(target).run();
+    }
+}
+
+/// Brings a node back that is in host memory, and starts on the one before it. Returns whether the node is resident.
+fn upload<B: Backend>(node: &Arc<dyn Entry<B>>) -> bool {
+    let mut state = node.state();
+    let head = node.head();
+    let next = match &mut state.storage {
+        Storage::Resident(_) => return true,
+        Storage::Evicted => return false,
+        Storage::Host(copy) => {
+            let value = copy.wait(&head.device);
+            let next = copy.next();
+            state.storage = Storage::Resident(value);
+            head.came();
+            next
+        }
+    };
+    drop(state);
+    head.ledger.uploaded(head.bytes);
+    head.emit(|op, node| EventKind::Upload { op, node }, head.bytes);
+    if let Some(next) = next {
+        next.prefetch();
+    }
+    true
+}
+
+/// The address of a node, which is the same for all references to it.
+fn key<B: Backend>(node: &Arc<dyn Entry<B>>) -> usize {
+    Arc::as_ptr(node).cast::<()>() as usize
+}
+
+struct Planned<B: Backend> {
+    node: Arc<dyn Entry<B>>,
+    /// Inputs of steps to come that refer to it.
+    uses: u32,
+    /// Whether it was resident before.
+    found: bool,
+}
+
+struct Plan<B: Backend> {
+    target: Arc<dyn Entry<B>>,
+    /// Everything that is locked: results and resident inputs.
+    planned: HashMap<usize, Planned<B>>,
+    /// Keys of the nodes to run, inputs first.
+    order: Vec<usize>,
+}
+
+enum Visit<B: Backend> {
+    Enter(Arc<dyn Entry<B>>),
+    Leave(usize),
+}
+
+impl<B: Backend> Plan<B> {
+    fn new(target: Arc<dyn Entry<B>>) -> Self {
+        let mut plan = Self {
+            target: target.clone(),
+            planned: HashMap::new(),
+            order: Vec::new(),
+        };
+        let mut stack = vec![Visit::Enter(target)];
+        while let Some(visit) = stack.pop() {
+            match visit {
+                Visit::Leave(key) => plan.order.push(key),
+                Visit::Enter(node) => {
+                    let key = key(&node);
+                    if let Some(planned) = plan.planned.get_mut(&key) {
+                        planned.uses += 1;
+                        continue;
+                    }
+                    let runs = !upload(&node);
+                    node.state().locks += 1;
+                    if runs {
+                        stack.push(Visit::Leave(key));
+                        node.inputs(&mut |input| {
+                            if let Input::Node(source) = input {
+                                stack.push(Visit::Enter(source.node().clone()));
+                            }
+                        });
+                    }
+                    plan.planned.insert(
+                        key,
+                        Planned {
+                            node,
+                            uses: 1,
+                            found: !runs,
+                        },
+                    );
+                }
+            }
+        }
+        plan
+    }
+
+    fn run(mut self) {
+        let order = std::mem::take(&mut self.order);
+        for key in order {
+            let node = self.planned[&key].node.clone();
+            self.lend(&node);
+            self.step(&node);
+            self.release_inputs(&node);
+            if self.is_kept(&node) && !Arc::ptr_eq(&node, &self.target) {
+                settle_after_replay(&node);
+            }
+        }
+        settle_after_replay(&self.target);
+    }
+
+    /// Allows inputs that have no other use to be written into.
+    fn lend(&self, node: &Arc<dyn Entry<B>>) {
+        node.inputs(&mut |input| {
+            let Input::Node(source) = input else { return };
+            let input = source.node();
+            let Some(planned) = self.planned.get(&key(input)) else {
+                return;
+            };
+            let unused = planned.uses == 1 && input.head().users() == 0;
+            let mut state = input.state();
+            state.hand_over = unused && state.locks == 1 && state.origin == Origin::Recorded;
+        });
+    }
+
+    /// Runs one recipe and stores what it gives.
+    fn step(&self, node: &Arc<dyn Entry<B>>) {
+        let head = node.head();
+        if node.state().is_resident() {
+            return;
+        }
+        budget::make_room(&head.ledger, head.bytes);
+        let start = Instant::now();
+        let Some(value) = node.run() else { return };
+        let time = start.elapsed();
+        let mut state = node.state();
+        if state.is_resident() {
+            return;
+        }
+        let witness = state.witness.take();
+        verify::compare(head, witness, &value);
+        state.storage = Storage::Resident(value);
+        head.came();
+        drop(state);
+        head.ledger.replayed(head.bytes, head.cost_ns, time);
+        head.emit(|op, node| EventKind::Replay { op, node, time }, head.bytes);
+    }
+
+    /// One use of each input is over.
+    fn release_inputs(&mut self, node: &Arc<dyn Entry<B>>) {
+        let mut over = Vec::new();
+        node.inputs(&mut |input| {
+            if let Input::Node(source) = input {
+                let key = key(source.node());
+                if let Some(planned) = self.planned.get_mut(&key) {
+                    planned.uses -= 1;
+                    if planned.uses == 0 {
+                        over.push(key);
+                    }
+                }
+            }
+        });
+        for key in over {
+            if let Some(planned) = self.planned.remove(&key) {
+                self.unlock(&planned);
+            }
+        }
+    }
+
+    /// Whether a node that came back stays: somebody uses it, in the target's scope or in one around it.
+    fn is_kept(&self, node: &Arc<dyn Entry<B>>) -> bool {
+        if Arc::ptr_eq(node, &self.target) {
+            return true;
+        }
+        if node.head().users() == 0 {
+            return false;
+        }
+        let Some(scope) = node.state().scope.clone() else {
+            return true;
+        };
+        let target = self.target.state().scope.clone();
+        target.is_some_and(|target| target.is_within(&scope))
+    }
+
+    fn unlock(&self, planned: &Planned<B>) {
+        let node = &planned.node;
+        let kept = if planned.found {
+            node.head().users() > 0
+        } else {
+            self.is_kept(node)
+        };
+        let mut state = node.state();
+        state.locks -= 1;
+        state.hand_over = false;
+        let vacated = if kept {
+            None
+        } else {
+            vacate(node.head(), &mut state)
+        };
+        drop(state);
+        if let Some((value, bytes)) = vacated {
+            drop(value);
+            node.head()
+                .emit(|op, node| EventKind::Free { op, node }, bytes);
+        }
+    }
+}
+
+/// Whatever happens, a panic of a recipe too, no lock stays.
+impl<B: Backend> Drop for Plan<B> {
+    fn drop(&mut self) {
+        for planned in std::mem::take(&mut self.planned).into_values() {
+            self.unlock(&planned);
+        }
+    }
+}
+
+/// A tensor that is back needs its recipe no more, unless a budget may evict it once more.
+fn settle_after_replay<B: Backend>(node: &Arc<dyn Entry<B>>) {
+    if !node.head().ledger.has_budget() {
+        node.settle();
+    }
+}

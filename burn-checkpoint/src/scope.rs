@@ -1,0 +1,196 @@
+//! Scopes: what is made in one and only saved for backward is evicted at its end.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Once, Weak};
+
+use crate::context;
+use crate::node::AnyEntry;
+use crate::outputs::{self, Outputs};
+use crate::policy::{Fate, Policy};
+use crate::trace::{self, EventKind};
+
+/// A scope that is open, or was when its tensors were made.
+pub(crate) struct Scope {
+    pub policy: Policy,
+    label: Option<String>,
+    parent: Option<Arc<Scope>>,
+}
+
+impl Scope {
+    /// Whether this is `other` or inside of it.
+    pub fn is_within(self: &Arc<Self>, other: &Arc<Self>) -> bool {
+        let mut scope = Some(self);
+        while let Some(inner) = scope {
+            if Arc::ptr_eq(inner, other) {
+                return true;
+            }
+            scope = inner.parent.as_ref();
+        }
+        false
+    }
+
+    fn label(&self) -> &str {
+        self.label.as_deref().unwrap_or(self.policy.name())
+    }
+}
+
+/// An open scope and what was made in it.
+pub(crate) struct Frame {
+    pub scope: Arc<Scope>,
+    pub nodes: Vec<Weak<dyn AnyEntry>>,
+    /// Its number in a trace.
+    number: u64,
+}
+
+/// Runs `region` and drops what only backward will need of it; backward computes that once more, bit for bit
+/// (`torch.utils.checkpoint`).
+///
+/// Anything may be captured and any tensors returned: see [`Outputs`]. Scopes can be nested. Random numbers are not drawn
+/// again: what was drawn is kept.
+///
+/// # Cost
+///
+/// One more forward pass of the region during backward. Memory: the region's inputs, its results and its random numbers stay;
+/// all else goes.
+///
+/// ```
+/// use burn::backend::Autodiff;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::Tensor;
+/// use burn::tensor::activation::gelu;
+/// use burn_checkpoint::{Remat, checkpoint};
+/// use burn_flex::Flex;
+///
+/// type B = Autodiff<Remat<Flex>>;
+///
+/// let device = Default::default();
+/// let blocks: Vec<Linear<B>> = (0..4).map(|_| LinearConfig::new(8, 8).init(&device)).collect();
+/// let mut x = Tensor::<B, 2>::ones([2, 8], &device);
+/// for block in &blocks {
+///     x = checkpoint(|| gelu(block.forward(x)));
+/// }
+/// let grads = x.sum().backward();
+/// assert!(blocks[0].weight.grad(&grads).is_some());
+/// ```
+pub fn checkpoint<R: Outputs>(region: impl FnOnce() -> R) -> R {
+    checkpoint_with(Policy::Recompute, region)
+}
+
+/// [`checkpoint`] with another [`Policy`].
+pub fn checkpoint_with<R: Outputs>(policy: Policy, region: impl FnOnce() -> R) -> R {
+    run(policy, None, region)
+}
+
+/// [`checkpoint_with`], under a name that [`trace`] shows.
+pub fn checkpoint_labelled<R: Outputs>(
+    label: impl Into<String>,
+    policy: Policy,
+    region: impl FnOnce() -> R,
+) -> R {
+    run(policy, Some(label.into()), region)
+}
+
+fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() -> R) -> R {
+    let open = Open::new(policy, label);
+    let results = region();
+    open.close(&results);
+    results
+}
+
+/// Closes the scope whatever happens.
+struct Open {
+    depth: usize,
+}
+
+impl Open {
+    fn new(policy: Policy, label: Option<String>) -> Self {
+        let depth = context::push(|parent| {
+            let scope = Arc::new(Scope {
+                policy,
+                label,
+                parent: parent.cloned(),
+            });
+            let number = trace::scope_begins(scope.label());
+            Frame {
+                scope,
+                nodes: Vec::new(),
+                number,
+            }
+        });
+        Self { depth }
+    }
+
+    fn close(self, results: &impl Outputs) {
+        let (touched, results) = outputs::collect(results);
+        if touched > 0 && !context::met() {
+            warn_of_no_remat();
+        }
+        if let Some(frame) = context::pop(self.depth) {
+            frame.end(results);
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // Closed by now, but for a panic: what was made is on its way out.
+        context::pop(self.depth);
+    }
+}
+
+/// The identity of a node, whatever the reference to it.
+fn address(node: &Arc<dyn AnyEntry>) -> usize {
+    Arc::as_ptr(node).cast::<()>() as usize
+}
+
+impl Frame {
+    /// Evicts what is neither a result nor unused.
+    fn end(self, results: Vec<Arc<dyn AnyEntry>>) {
+        let kept: HashSet<usize> = results.iter().map(address).collect();
+        let mut before: Option<Weak<dyn AnyEntry>> = None;
+        for weak in &self.nodes {
+            let Some(node) = weak.upgrade() else { continue };
+            let facts = node.facts();
+            if facts.users == 0 || kept.contains(&address(&node)) {
+                continue;
+            }
+            match self.scope.policy.fate(facts.op) {
+                Fate::Keep => {}
+                Fate::Recompute => {
+                    node.evict();
+                }
+                // What shares the storage of another tensor comes back as its view.
+                Fate::Offload if facts.shared => {
+                    node.evict();
+                }
+                Fate::Offload => {
+                    if node.offload(before.clone()) {
+                        before = Some(weak.clone());
+                    }
+                }
+            }
+        }
+        let outer = context::scope();
+        for result in results {
+            match &outer {
+                Some(_) => context::enlist(Arc::downgrade(&result)),
+                None => result.settle(),
+            }
+            result.set_scope(outer.clone());
+        }
+        if trace::is_on() {
+            let (scope, label) = (self.number, self.scope.label().to_owned());
+            trace::emit(EventKind::ScopeEnd { scope, label }, 0, 0, None);
+        }
+    }
+}
+
+fn warn_of_no_remat() {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        log::warn!(
+            "a checkpoint scope returned tensors whose backend has no `Remat` in it: nothing is recomputed and no memory is \
+             saved; use `Autodiff<Remat<B>>` in place of `Autodiff<B>`"
+        );
+    });
+}

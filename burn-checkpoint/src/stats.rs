@@ -1,0 +1,117 @@
+//! Counters for users.
+
+use std::ops::Add;
+use std::time::Duration;
+
+use burn_backend::{Backend, DeviceOps};
+
+use crate::context;
+
+/// What managed tensors take and cost.
+///
+/// Counted per thread and device: ranks that are threads sharing a device have their own. A tensor is counted where it was
+/// made, even if another thread brings it back.
+///
+/// ```
+/// use burn_checkpoint::{Remat, RematStats, checkpoint};
+/// use burn::backend::Autodiff;
+/// use burn::tensor::Tensor;
+/// use burn_flex::Flex;
+///
+/// type B = Autodiff<Remat<Flex>>;
+/// let x = Tensor::<B, 2>::ones([64, 64], &Default::default()).require_grad();
+/// let y = checkpoint(|| x.clone().exp().exp().exp());
+/// assert_eq!(RematStats::of_thread().evicted_operations, 2);
+/// y.sum().backward();
+/// assert_eq!(RematStats::of_thread().replayed_operations, 2);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RematStats {
+    /// Bytes that managed tensors occupy now; views of one storage are counted once.
+    pub live_bytes: u64,
+    /// The most bytes that they ever occupied, since the last reset.
+    pub peak_bytes: u64,
+    /// Bytes that evictions freed.
+    pub evicted_bytes: u64,
+    /// Tensors that were evicted.
+    pub evicted_operations: u64,
+    /// Bytes that came back by a recipe.
+    pub replayed_bytes: u64,
+    /// Operations that were run again.
+    pub replayed_operations: u64,
+    /// Bytes that went to host memory.
+    pub offloaded_bytes: u64,
+    /// Bytes that came back from host memory.
+    pub uploaded_bytes: u64,
+    /// Time spent in operations that were run again; only their submission on a lazy or asynchronous backend.
+    pub replay_time: Duration,
+    /// Steps in which a budget replayed more work than there was in the first place.
+    pub thrashing_steps: u64,
+}
+
+impl RematStats {
+    pub(crate) const ZERO: Self = Self {
+        live_bytes: 0,
+        peak_bytes: 0,
+        evicted_bytes: 0,
+        evicted_operations: 0,
+        replayed_bytes: 0,
+        replayed_operations: 0,
+        offloaded_bytes: 0,
+        uploaded_bytes: 0,
+        replay_time: Duration::ZERO,
+        thrashing_steps: 0,
+    };
+
+    /// The sum over all devices of what this thread made.
+    pub fn of_thread() -> Self {
+        let mut sum = Self::ZERO;
+        let past = context::ledgers_of_thread(&mut |ledger| sum = sum + ledger.stats());
+        sum + past
+    }
+
+    /// What this thread made on one device, under the budget of now.
+    pub fn of_device<B: Backend>(device: &B::Device) -> Self {
+        let id = device.id();
+        let mut sum = Self::ZERO;
+        context::ledgers_of_thread(&mut |ledger| {
+            if ledger.device() == id {
+                sum = sum + ledger.stats();
+            }
+        });
+        sum
+    }
+
+    /// The sum over all threads and devices of this process; peaks of different threads are added up.
+    pub fn of_process() -> Self {
+        let mut sum = Self::ZERO;
+        context::ledgers_of_process(&mut |ledger| sum = sum + ledger.stats());
+        sum
+    }
+
+    /// Sets this thread's counters to 0 and its peaks to what is live.
+    pub fn reset_thread() {
+        context::ledgers_of_thread(&mut |ledger| ledger.reset());
+        context::forget_past();
+    }
+}
+
+impl Add for RematStats {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            live_bytes: self.live_bytes + other.live_bytes,
+            peak_bytes: self.peak_bytes + other.peak_bytes,
+            evicted_bytes: self.evicted_bytes + other.evicted_bytes,
+            evicted_operations: self.evicted_operations + other.evicted_operations,
+            replayed_bytes: self.replayed_bytes + other.replayed_bytes,
+            replayed_operations: self.replayed_operations + other.replayed_operations,
+            offloaded_bytes: self.offloaded_bytes + other.offloaded_bytes,
+            uploaded_bytes: self.uploaded_bytes + other.uploaded_bytes,
+            replay_time: self.replay_time + other.replay_time,
+            thrashing_steps: self.thrashing_steps + other.thrashing_steps,
+        }
+    }
+}

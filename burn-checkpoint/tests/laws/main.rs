@@ -1,0 +1,4 @@
+//! Checkpointed is plain, bit for bit.
+
+mod models;
+mod scopes;

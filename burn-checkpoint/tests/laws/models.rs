@@ -1,0 +1,198 @@
+//! Small models, and one seeded step of them on any backend.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, Gelu,
+    LayerNorm, LayerNormConfig, Linear, LinearConfig,
+};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Distribution, Int, Tensor};
+use parking_lot::{Mutex, MutexGuard};
+
+/// Flex draws from one generator for the whole process: seeded steps take turns.
+pub fn generator() -> MutexGuard<'static, ()> {
+    static GENERATOR: Mutex<()> = Mutex::new(());
+    GENERATOR.lock()
+}
+
+/// LN, linear, GELU, linear, dropout, residual.
+#[derive(Module, Debug)]
+pub struct Block<B: Backend> {
+    norm: LayerNorm<B>,
+    up: Linear<B>,
+    down: Linear<B>,
+    dropout: Dropout,
+}
+
+impl<B: Backend> Block<B> {
+    fn new(device: &B::Device) -> Self {
+        Self {
+            norm: LayerNormConfig::new(16).init(device),
+            up: LinearConfig::new(16, 32).init(device),
+            down: LinearConfig::new(32, 16).init(device),
+            dropout: DropoutConfig::new(0.2).init(),
+        }
+    }
+
+    pub fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
+        let y = Gelu::new().forward(self.up.forward(self.norm.forward(x.clone())));
+        x + self.dropout.forward(self.down.forward(y))
+    }
+}
+
+/// A chain of blocks.
+#[derive(Module, Debug)]
+pub struct Mlp<B: Backend> {
+    pub blocks: Vec<Block<B>>,
+}
+
+/// What a model's forward is wrapped with, block by block.
+pub trait Around {
+    fn block<B: Backend, const D: usize>(
+        &self,
+        region: impl FnOnce() -> Tensor<B, D>,
+    ) -> Tensor<B, D>;
+}
+
+/// Nothing.
+pub struct Bare;
+
+impl Around for Bare {
+    fn block<B: Backend, const D: usize>(
+        &self,
+        region: impl FnOnce() -> Tensor<B, D>,
+    ) -> Tensor<B, D> {
+        region()
+    }
+}
+
+/// A model with a loss of its own.
+pub trait Model<B: Backend>: Module<B> {
+    fn new(device: &B::Device) -> Self;
+    fn loss(&self, around: &impl Around, device: &B::Device) -> Tensor<B, 1>;
+}
+
+impl<B: Backend> Model<B> for Mlp<B> {
+    fn new(device: &B::Device) -> Self {
+        Self {
+            blocks: (0..6).map(|_| Block::new(device)).collect(),
+        }
+    }
+
+    fn loss(&self, around: &impl Around, device: &B::Device) -> Tensor<B, 1> {
+        let mut x = Tensor::random([8, 16], Distribution::Normal(0.0, 1.0), device);
+        for block in &self.blocks {
+            x = around.block(|| block.forward(x));
+        }
+        x.powf_scalar(2.0).mean()
+    }
+}
+
+/// Convolutions, batch norm, pooling.
+#[derive(Module, Debug)]
+pub struct Cnn<B: Backend> {
+    conv1: Conv2d<B>,
+    pub norm: BatchNorm<B>,
+    conv2: Conv2d<B>,
+}
+
+impl<B: Backend> Model<B> for Cnn<B> {
+    fn new(device: &B::Device) -> Self {
+        Self {
+            conv1: Conv2dConfig::new([3, 8], [3, 3]).init(device),
+            norm: BatchNormConfig::new(8).init(device),
+            conv2: Conv2dConfig::new([8, 4], [3, 3]).init(device),
+        }
+    }
+
+    fn loss(&self, around: &impl Around, device: &B::Device) -> Tensor<B, 1> {
+        let x = Tensor::random([4, 3, 12, 12], Distribution::Normal(0.0, 1.0), device);
+        let x = around.block(|| {
+            let x = self.norm.forward(self.conv1.forward(x));
+            burn::tensor::activation::relu(x)
+        });
+        let x = around.block(|| {
+            let x = burn::tensor::module::max_pool2d(x, [2, 2], [2, 2], [0, 0], [1, 1], false);
+            burn::tensor::activation::softmax(self.conv2.forward(x), 1)
+        });
+        x.powf_scalar(2.0).mean()
+    }
+}
+
+/// Embeddings with tied weights and Burn's transformer encoder, with masks and dropout.
+#[derive(Module, Debug)]
+pub struct Transformer<B: Backend> {
+    tokens: Embedding<B>,
+    encoder: TransformerEncoder<B>,
+}
+
+impl<B: Backend> Model<B> for Transformer<B> {
+    fn new(device: &B::Device) -> Self {
+        Self {
+            tokens: EmbeddingConfig::new(32, 16).init(device),
+            encoder: TransformerEncoderConfig::new(16, 32, 2, 2).init(device),
+        }
+    }
+
+    fn loss(&self, around: &impl Around, device: &B::Device) -> Tensor<B, 1> {
+        let tokens = Tensor::<B, 1, Int>::arange(0..24, device)
+            .remainder_scalar(32)
+            .reshape([4, 6]);
+        let pad = tokens.clone().lower_elem(3);
+        let x = around.block(|| self.tokens.forward(tokens));
+        let mask = burn::nn::attention::generate_autoregressive_mask(4, 6, device);
+        let x = around.block(|| {
+            let input = TransformerEncoderInput::new(x)
+                .mask_attn(mask)
+                .mask_pad(pad);
+            self.encoder.forward(input)
+        });
+        let table = self.tokens.weight.val().transpose().unsqueeze::<3>();
+        let logits = around.block(|| x.matmul(table));
+        burn::tensor::activation::log_softmax(logits, 2)
+            .narrow(2, 0, 3)
+            .mean()
+            .neg()
+    }
+}
+
+struct Collect<'a, B: AutodiffBackend> {
+    grads: &'a B::Gradients,
+    found: Vec<Vec<u8>>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<'_, B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let value = param.val();
+        // Running statistics have no gradients: what they are is compared.
+        let found = value.grad(self.grads).unwrap_or_else(|| value.inner());
+        self.found.push(found.into_data().bytes.to_vec());
+    }
+}
+
+/// The bits of the loss, of every gradient and of running statistics of one step.
+pub fn step<B: AutodiffBackend, M: Model<B>>(around: &impl Around) -> Vec<Vec<u8>> {
+    let device = Default::default();
+    B::seed(&device, 7);
+    let model = M::new(&device);
+    gradients::<B, M>(&model, around)
+}
+
+/// The bits of the loss, of every gradient and of running statistics of one pass.
+pub fn gradients<B: AutodiffBackend, M: Model<B>>(model: &M, around: &impl Around) -> Vec<Vec<u8>> {
+    let device = Default::default();
+    let loss = model.loss(around, &device);
+    let mut bits = vec![loss.to_data().bytes.to_vec()];
+    let grads = loss.backward();
+    let mut collect = Collect::<B> {
+        grads: &grads,
+        found: Vec::new(),
+    };
+    model.visit(&mut collect);
+    bits.extend(collect.found);
+    bits
+}

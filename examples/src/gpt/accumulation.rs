@@ -1,0 +1,174 @@
+//! Gradient accumulation: the only file of the example that knows about it.
+
+use burn::lr_scheduler::LrScheduler;
+use burn::module::AutodiffModule;
+use burn::optim::Optimizer;
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::{LearningComponentsTypes, SupervisedTraining};
+use burn_accum::{
+    AccumConfig, ClipGlobalNorm, MicroBatchSearch, MultiSteps, PeakCounter, PerUpdate,
+    SampledGauge, UpdateCounter, UpdatesMetric, find_micro_batch, host_memory_bytes, rehearse,
+};
+use peak_alloc::PeakAlloc;
+
+use super::error::GptError;
+use super::loader::TokenBatch;
+use super::model::Gpt;
+use super::options::Options;
+use super::precision::Precision;
+use super::train::optimizer;
+use crate::backend::BackendName;
+use crate::pools::{Pools, device_bytes};
+
+/// What was tried to find a micro-batch.
+pub type Found = burn_accum::MicroBatchFound;
+
+/// Why none was found.
+pub type NotFound = burn_accum::FindError;
+
+/// The largest norm of an update's gradient over all parameters, GPT-3's (Brown et al. 2020).
+const MAX_NORM: f32 = 1.0;
+
+/// The counts of the program's heap, if it has [`PeakAlloc`] as its global allocator.
+const HEAP: PeakAlloc = PeakAlloc;
+
+/// The micro-batches of an update, all of one size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Window {
+    /// Sequences in a micro-batch.
+    pub micro_batch: usize,
+    /// Micro-batches in an update.
+    pub steps: usize,
+    /// How the size was found, if it was looked for.
+    pub found: Option<Found>,
+}
+
+impl Window {
+    /// The window that the options ask for: with `--effective-batch` the largest micro-batch that fits into the memory.
+    ///
+    /// # Errors
+    ///
+    /// [`GptError::MemoryUnknown`], [`GptError::MicroBatch`].
+    pub fn settle<B: AutodiffBackend>(
+        options: &Options,
+        precision: &Precision,
+        device: &B::Device,
+    ) -> Result<Self, GptError> {
+        let Some(effective_batch) = options.effective_batch else {
+            return Ok(Self {
+                micro_batch: options.batch,
+                steps: options.accum,
+                found: None,
+            });
+        };
+        let limit_bytes = options.memory_limit.map(|mebibytes| mebibytes << 20);
+        let limit_bytes = limit_bytes.or_else(|| match options.backend {
+            BackendName::Flex => host_memory_bytes(),
+            device => device_bytes(device),
+        });
+        let limit_bytes = limit_bytes.ok_or(GptError::MemoryUnknown {
+            backend: options.backend.name(),
+        })?;
+        let search = MicroBatchSearch::new(effective_batch, limit_bytes);
+        let found = find::<B>(&search, options, precision, device)?;
+        Ok(Self {
+            micro_batch: found.partition.micro_batch(),
+            steps: found.partition.steps(),
+            found: Some(found),
+        })
+    }
+
+    /// Sequences in an update.
+    pub fn effective_batch(&self) -> usize {
+        self.micro_batch * self.steps
+    }
+
+    /// Makes an optimizer take one step a window, with the mean of its gradients, clipped.
+    pub fn wrap<B, M, O>(&self, optimizer: O) -> (impl Optimizer<M, B> + use<B, M, O>, Updates)
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        accumulate(self.steps, optimizer)
+    }
+}
+
+fn accumulate<B, M, O>(steps: usize, optimizer: O) -> (impl Optimizer<M, B> + use<B, M, O>, Updates)
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+    O: Optimizer<M, B>,
+{
+    let clipped = ClipGlobalNorm::new(optimizer, MAX_NORM).expect("the norm is above 0");
+    let optimizer = MultiSteps::new(clipped, AccumConfig::mean(steps)).expect("a window has steps");
+    let updates = Updates {
+        counter: optimizer.updates(),
+        steps,
+    };
+    (optimizer, updates)
+}
+
+/// How far the training is, in updates.
+#[derive(Clone, Debug)]
+pub struct Updates {
+    counter: UpdateCounter,
+    steps: usize,
+}
+
+impl Updates {
+    /// The updates that were taken.
+    pub fn taken(&self) -> u64 {
+        self.counter.updates()
+    }
+
+    /// Makes a schedule follow the updates: the Learner steps it for each micro-batch.
+    pub fn schedule<S: LrScheduler>(&self, schedule: S) -> impl LrScheduler + use<S> {
+        PerUpdate::new(schedule, &self.counter)
+    }
+
+    /// Shows the updates where they are not the Learner's own iterations, which are micro-batches.
+    pub fn watch<LC: LearningComponentsTypes>(
+        &self,
+        training: SupervisedTraining<LC>,
+    ) -> SupervisedTraining<LC> {
+        match self.steps {
+            1 => training,
+            _ => training.metric_train_numeric(UpdatesMetric::new(&self.counter)),
+        }
+    }
+}
+
+/// Looks for the largest micro-batch, with trainings in small of the model that the options describe.
+fn find<B: AutodiffBackend>(
+    search: &MicroBatchSearch,
+    options: &Options,
+    precision: &Precision,
+    device: &B::Device,
+) -> Result<Found, GptError> {
+    let rehearsal = |micro_batch: usize| {
+        let tokens = Tensor::<B, 2, Int>::zeros([micro_batch, options.context], device);
+        // A scaler and an optimizer of its own: the training's are as new afterwards.
+        let precision = precision.rehearsal();
+        let (accumulated, _) = accumulate(2, optimizer());
+        let model: Gpt<B> = options.model().init(device);
+        rehearse(model, precision.wrap(accumulated), || TokenBatch {
+            inputs: tokens.clone(),
+            targets: tokens.clone(),
+        });
+    };
+    let found = match options.backend {
+        BackendName::Flex => {
+            let mut heap =
+                PeakCounter::new(|| HEAP.reset_peak_usage(), || HEAP.peak_usage() as u64);
+            find_micro_batch::<B, _>(search, device, &mut heap, rehearsal)
+        }
+        BackendName::Cuda | BackendName::Vulkan => {
+            let pools = Pools::of_this_thread(options.backend);
+            let in_use = move || pools.read().map_or(0, |bytes| bytes.in_use_bytes);
+            find_micro_batch::<B, _>(search, device, &mut SampledGauge::new(in_use), rehearsal)
+        }
+    };
+    found.map_err(GptError::from)
+}

@@ -1,0 +1,71 @@
+//! The memory of a device, as the runtime below the backend sees it.
+
+use crate::backend::BackendName;
+
+/// The memory pools of a backend's default device that serve one thread: pools belong to streams, and streams to threads.
+#[derive(Clone, Copy, Debug)]
+pub struct Pools {
+    backend: BackendName,
+    #[cfg(any(feature = "cuda", feature = "vulkan"))]
+    stream: cubecl::stream_id::StreamId,
+}
+
+/// What pools hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolBytes {
+    /// In tensors that live.
+    pub in_use_bytes: u64,
+    /// That, and what is kept for later, in pages of up to a quarter of the device.
+    pub reserved_bytes: u64,
+}
+
+impl Pools {
+    /// Those of the thread that calls this; any thread may read them.
+    pub fn of_this_thread(backend: BackendName) -> Self {
+        Self {
+            backend,
+            #[cfg(any(feature = "cuda", feature = "vulkan"))]
+            stream: cubecl::stream_id::StreamId::current(),
+        }
+    }
+
+    /// What they hold now; nothing on the CPU, which has none.
+    pub fn read(&self) -> Option<PoolBytes> {
+        match self.backend {
+            BackendName::Flex => None,
+            #[cfg(feature = "cuda")]
+            BackendName::Cuda => self.read_device::<cubecl::cuda::CudaRuntime>(),
+            #[cfg(feature = "vulkan")]
+            BackendName::Vulkan => self.read_device::<cubecl::wgpu::WgpuRuntime>(),
+            #[allow(
+                unreachable_patterns,
+                reason = "reached unless every backend is compiled in"
+            )]
+            _ => None,
+        }
+    }
+
+    #[cfg(any(feature = "cuda", feature = "vulkan"))]
+    fn read_device<R: cubecl::Runtime>(&self) -> Option<PoolBytes> {
+        let read = || R::client(&R::Device::default()).memory_usage().ok();
+        self.stream.executes(read).map(|usage| PoolBytes {
+            in_use_bytes: usage.bytes_in_use,
+            reserved_bytes: usage.bytes_reserved,
+        })
+    }
+}
+
+/// All memory of the backend's default device; nothing where the runtime does not tell, and on the CPU, which has no pools.
+pub fn device_bytes(backend: BackendName) -> Option<u64> {
+    match backend {
+        // cubecl-cuda 0.10 sets the largest page to a quarter of the device and tells nothing else.
+        #[cfg(feature = "cuda")]
+        BackendName::Cuda => {
+            use cubecl::Runtime;
+            let client = cubecl::cuda::CudaRuntime::client(&Default::default());
+            Some(4 * client.properties().memory.max_page_size)
+        }
+        // Vulkan's largest page is that of a binding, whatever the device.
+        _ => None,
+    }
+}

@@ -1,0 +1,143 @@
+//! Law: with activations recomputed, offloaded or evicted by a budget, losses and every gradient are bit for bit those
+//! without, dropout masks included, alone and under autocast.
+
+use burn::backend::Autodiff;
+use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
+use burn::module::AutodiffModule;
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::Tensor;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_amp::{Autocast, F16};
+use burn_checkpoint::{Policy, Remat, RematStats, checkpoint, checkpoint_with};
+use tests::compare::{gradients, values};
+use tests::models::{Classifier, Cnn, Decoder, EncoderDecoder, Mlp, Transformer};
+
+use super::off::{Trained, assert_same, train};
+
+type Plain<I> = Autodiff<I>;
+type Managed<I> = Autodiff<Remat<I>>;
+
+/// How a forward pass is wrapped.
+trait Scope {
+    fn run<B: Backend>(forward: impl FnOnce() -> Tensor<B, 1>) -> Tensor<B, 1>;
+}
+
+struct NoScope;
+impl Scope for NoScope {
+    fn run<B: Backend>(forward: impl FnOnce() -> Tensor<B, 1>) -> Tensor<B, 1> {
+        forward()
+    }
+}
+
+struct Recompute;
+impl Scope for Recompute {
+    fn run<B: Backend>(forward: impl FnOnce() -> Tensor<B, 1>) -> Tensor<B, 1> {
+        checkpoint(forward)
+    }
+}
+
+struct Nested;
+impl Scope for Nested {
+    fn run<B: Backend>(forward: impl FnOnce() -> Tensor<B, 1>) -> Tensor<B, 1> {
+        checkpoint(|| checkpoint_with(Policy::KeepCompute, || checkpoint(forward)))
+    }
+}
+
+struct KeepCompute;
+impl Scope for KeepCompute {
+    fn run<B: Backend>(forward: impl FnOnce() -> Tensor<B, 1>) -> Tensor<B, 1> {
+        checkpoint_with(Policy::KeepCompute, forward)
+    }
+}
+
+struct Offload;
+impl Scope for Offload {
+    fn run<B: Backend>(forward: impl FnOnce() -> Tensor<B, 1>) -> Tensor<B, 1> {
+        checkpoint_with(Policy::Offload, forward)
+    }
+}
+
+/// As [`train`], each forward pass in a scope.
+fn train_in<S: Scope, B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>() -> Trained {
+    let device = B::Device::default();
+    B::seed(&device, 42);
+    let mut model = M::init(&device);
+    let mut optimizer = AdamWConfig::new().init();
+    let mut losses = Vec::new();
+    let mut last = Vec::new();
+    for _ in 0..3 {
+        let loss = S::run(|| model.loss(8, &device));
+        losses.extend(values(loss.clone()));
+        let grads = loss.backward();
+        last = gradients(&model, &grads);
+        let grads = GradientsParams::from_grads(grads, &model);
+        model = optimizer.step(1e-2, model, grads);
+    }
+    (losses, last)
+}
+
+fn same<B: AutodiffBackend, S: Scope, R: AutodiffBackend, M, N>()
+where
+    M: Classifier<B> + AutodiffModule<B>,
+    N: Classifier<R> + AutodiffModule<R>,
+{
+    let _turn = super::turn();
+    let plain = train::<B, M>();
+    RematStats::reset_thread();
+    assert_same(&plain, &train_in::<S, R, N>());
+}
+
+/// On every model.
+fn every_model<B: AutodiffBackend, S: Scope, R: AutodiffBackend>() {
+    same::<B, S, R, Mlp<_>, Mlp<_>>();
+    same::<B, S, R, Cnn<_>, Cnn<_>>();
+    same::<B, S, R, Transformer<_>, Transformer<_>>();
+    same::<B, S, R, EncoderDecoder<_>, EncoderDecoder<_>>();
+    same::<B, S, R, Decoder<_>, Decoder<_>>();
+}
+
+fn without_a_scope<I: Backend>() {
+    every_model::<Plain<I>, NoScope, Managed<I>>();
+    assert_eq!(RematStats::of_thread(), RematStats::default());
+}
+
+fn recomputed<I: Backend>() {
+    every_model::<Plain<I>, Recompute, Managed<I>>();
+    assert!(RematStats::of_thread().replayed_operations > 100);
+}
+
+fn nested<I: Backend>() {
+    every_model::<Plain<I>, Nested, Managed<I>>();
+}
+
+fn kept_compute<I: Backend>() {
+    every_model::<Plain<I>, KeepCompute, Managed<I>>();
+}
+
+fn offloaded<I: Backend>() {
+    every_model::<Plain<I>, Offload, Managed<I>>();
+    assert!(RematStats::of_thread().uploaded_bytes > 0);
+}
+
+fn under_autocast<I: Backend>() {
+    every_model::<Autocast<Plain<I>, F16>, Recompute, Autocast<Managed<I>, F16>>();
+    every_model::<Autocast<Plain<I>, F16>, Offload, Autocast<Managed<I>, F16>>();
+}
+
+fn over_balanced_checkpointing<I: Backend>() {
+    every_model::<
+        Autodiff<I, BalancedCheckpointing>,
+        Recompute,
+        Autodiff<Remat<I>, BalancedCheckpointing>,
+    >();
+}
+
+tests::on_every_backend!(
+    without_a_scope,
+    recomputed,
+    nested,
+    kept_compute,
+    offloaded,
+    under_autocast,
+    over_balanced_checkpointing,
+);
