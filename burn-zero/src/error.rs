@@ -56,9 +56,9 @@ pub enum ZeroError {
         peer_value: String,
     },
 
-    /// A group of no ranks, or one with a setting that cannot work.
+    /// A setting that cannot work, such as a group of no ranks.
     #[error("{setting} = {value}, but it must be {expected}")]
-    InvalidGroup {
+    InvalidSetting {
         /// The setting.
         setting: &'static str,
         /// Its value.

@@ -16,9 +16,11 @@ mod sharding;
 
 pub use backend::{Sharded, ShardedGradients, Tape};
 pub use error::ZeroError;
-pub use group::{GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SingleRank, ThreadGroup};
 #[cfg(feature = "mpi")]
 pub use group::MpiGroup;
+pub use group::{
+    GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SingleRank, ThreadGroup,
+};
 pub use optimizer::{Piece, Shards, ZeroOptimizer};
 pub use shard::ShardMap;
 pub use sharding::{Partition, Sharding, ShardingError, Stage};

@@ -11,7 +11,10 @@ use crate::ZeroError;
 pub trait Agree: ProcessGroup {
     /// Whether any rank says yes: one rank's non-finite gradient makes all skip.
     fn agree_any(&self, label: &str, value: bool) -> Result<bool, ZeroError> {
-        Ok(self.gather_bytes(label, vec![value.into()])?.concat().contains(&1))
+        Ok(self
+            .gather_bytes(label, vec![value.into()])?
+            .concat()
+            .contains(&1))
     }
 
     /// Whether all ranks say yes.
@@ -21,14 +24,28 @@ pub trait Agree: ProcessGroup {
 
     /// Every rank's number, in the order of ranks.
     fn gather_f64(&self, label: &str, value: f64) -> Result<Vec<f64>, ZeroError> {
-        let all = self.gather_bytes(label, value.to_le_bytes().to_vec())?.concat();
-        Ok(all.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect())
+        let all = self
+            .gather_bytes(label, value.to_le_bytes().to_vec())?
+            .concat();
+        Ok(all
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&bytes| f64::from_le_bytes(bytes))
+            .collect())
     }
 
     /// Every rank's integer, in the order of ranks.
     fn gather_i64(&self, label: &str, value: i64) -> Result<Vec<i64>, ZeroError> {
-        let all = self.gather_bytes(label, value.to_le_bytes().to_vec())?.concat();
-        Ok(all.as_chunks().0.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect())
+        let all = self
+            .gather_bytes(label, value.to_le_bytes().to_vec())?
+            .concat();
+        Ok(all
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&bytes| i64::from_le_bytes(bytes))
+            .collect())
     }
 
     /// The smallest number, or NaN if a rank has NaN.
@@ -48,12 +65,20 @@ pub trait Agree: ProcessGroup {
 
     /// The smallest integer.
     fn agree_min_i64(&self, label: &str, value: i64) -> Result<i64, ZeroError> {
-        Ok(self.gather_i64(label, value)?.into_iter().min().unwrap_or(value))
+        Ok(self
+            .gather_i64(label, value)?
+            .into_iter()
+            .min()
+            .unwrap_or(value))
     }
 
     /// The largest integer.
     fn agree_max_i64(&self, label: &str, value: i64) -> Result<i64, ZeroError> {
-        Ok(self.gather_i64(label, value)?.into_iter().max().unwrap_or(value))
+        Ok(self
+            .gather_i64(label, value)?
+            .into_iter()
+            .max()
+            .unwrap_or(value))
     }
 
     /// Refuses to go on unless all ranks have the same text, such as their settings.
@@ -82,6 +107,12 @@ fn fold(values: &[f64], join: impl Fn(f64, f64) -> f64) -> f64 {
     values
         .iter()
         .copied()
-        .reduce(|a, b| if a.is_nan() || b.is_nan() { f64::NAN } else { join(a, b) })
+        .reduce(|a, b| {
+            if a.is_nan() || b.is_nan() {
+                f64::NAN
+            } else {
+                join(a, b)
+            }
+        })
         .unwrap_or(f64::NAN)
 }

@@ -21,9 +21,10 @@ pub(crate) fn work<T: Transport>(transport: &mut T, queue: &Queue) {
     let fault = match worked {
         Ok(Ok(calls)) => return transport.leave(calls),
         Ok(Err(fault)) => fault,
-        Err(panic) => {
-            GroupFault::PeerPanicked { rank: transport.rank(), message: panic_message(&*panic) }
-        }
+        Err(panic) => GroupFault::PeerPanicked {
+            rank: transport.rank(),
+            message: panic_message(&*panic),
+        },
     };
     transport.spread(&fault);
     queue.fail(fault);
@@ -43,14 +44,21 @@ fn run<T: Transport>(transport: &mut T, queue: &Queue) -> Result<u64, GroupFault
         let operation = job.call.operation;
         let output = perform(transport, job)?;
         calls += 1;
-        queue.traffic().lock().record(operation, transport.take_sent());
+        queue
+            .traffic()
+            .lock()
+            .record(operation, transport.take_sent());
         queue.finish(output);
     }
     queue.fault().map_or(Ok(calls), Err)
 }
 
 fn perform<T: Transport>(transport: &mut T, job: Job) -> Result<Output, GroupFault> {
-    let Job { call, task, offsets } = job;
+    let Job {
+        call,
+        task,
+        offsets,
+    } = job;
     let calls = transport.announce(&call)?;
     call.check(transport.rank(), &calls)?;
     let output = match task {
@@ -90,7 +98,8 @@ fn all_gather<T: Transport, E: Element>(
 ) -> Result<Vec<E>, GroupFault> {
     let elements = offsets[transport.world_size()];
     transport.all_gather(call, &Arc::new(part), offsets, || {
-        into.and_then(E::unwrap).unwrap_or_else(|| vec![E::zeroed(); elements])
+        into.and_then(E::unwrap)
+            .unwrap_or_else(|| vec![E::zeroed(); elements])
     })
 }
 
@@ -120,7 +129,10 @@ fn gather_bytes<T: Transport>(
     }
     let elements = offsets[calls.len()];
     let all = transport.all_gather(call, &Arc::new(bytes), &offsets, || vec![0; elements])?;
-    Ok(offsets.windows(2).map(|part| all[part[0]..part[1]].to_vec()).collect())
+    Ok(offsets
+        .windows(2)
+        .map(|part| all[part[0]..part[1]].to_vec())
+        .collect())
 }
 
 /// The memory of a buffer that other ranks have read.

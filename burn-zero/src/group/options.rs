@@ -51,19 +51,22 @@ const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
 impl GroupOptions {
     /// Default options with another deadline.
     pub fn with_deadline(deadline: Duration) -> Self {
-        Self { deadline, ..Self::default() }
+        Self {
+            deadline,
+            ..Self::default()
+        }
     }
 
     pub(crate) fn check(&self) -> Result<(), ZeroError> {
         if self.chunk_elements == 0 || self.chunk_elements > MOST_CHUNK_ELEMENTS {
-            return Err(ZeroError::InvalidGroup {
+            return Err(ZeroError::InvalidSetting {
                 setting: "chunk_elements",
                 value: self.chunk_elements.to_string(),
                 expected: "from 1 to 2^28",
             });
         }
         if self.deadline.is_zero() || self.deadline > LONGEST_DEADLINE {
-            return Err(ZeroError::InvalidGroup {
+            return Err(ZeroError::InvalidSetting {
                 setting: "deadline",
                 value: format!("{:?}", self.deadline),
                 expected: "longer than nothing and at most a year",

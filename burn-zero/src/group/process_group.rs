@@ -54,7 +54,12 @@ pub trait ProcessGroup: Send + Sync + Debug {
     fn declare_settings(&self, text: &str);
 
     /// Sum or mean of all ranks' buffers.
-    fn all_reduce(&self, label: &str, op: ReduceOp, buffer: HostBuffer) -> Result<HostBuffer, ZeroError> {
+    fn all_reduce(
+        &self,
+        label: &str,
+        op: ReduceOp,
+        buffer: HostBuffer,
+    ) -> Result<HostBuffer, ZeroError> {
         self.start_all_reduce(label, op, buffer).wait()
     }
 
@@ -82,11 +87,19 @@ pub trait ProcessGroup: Send + Sync + Debug {
         buffer: HostBuffer,
         split: Split,
     ) -> PendingBuffer {
-        PendingBuffer(self.submit(Request::new(label, Task::ReduceScatter { op, buffer, split })))
+        PendingBuffer(self.submit(Request::new(
+            label,
+            Task::ReduceScatter { op, buffer, split },
+        )))
     }
 
     /// All ranks' parts, one behind the other.
-    fn all_gather(&self, label: &str, part: HostBuffer, split: Split) -> Result<HostBuffer, ZeroError> {
+    fn all_gather(
+        &self,
+        label: &str,
+        part: HostBuffer,
+        split: Split,
+    ) -> Result<HostBuffer, ZeroError> {
         self.start_all_gather(label, part, split, None).wait()
     }
 
@@ -103,7 +116,12 @@ pub trait ProcessGroup: Send + Sync + Debug {
     }
 
     /// The root's buffer; other ranks pass one of the same length.
-    fn broadcast(&self, label: &str, root: usize, buffer: HostBuffer) -> Result<HostBuffer, ZeroError> {
+    fn broadcast(
+        &self,
+        label: &str,
+        root: usize,
+        buffer: HostBuffer,
+    ) -> Result<HostBuffer, ZeroError> {
         self.start_broadcast(label, root, buffer).wait()
     }
 
@@ -114,11 +132,15 @@ pub trait ProcessGroup: Send + Sync + Debug {
 
     /// Waits until all ranks are here.
     fn barrier(&self, label: &str) -> Result<(), ZeroError> {
-        self.submit(Request::new(label, Task::Barrier)).wait().map(drop)
+        self.submit(Request::new(label, Task::Barrier))
+            .wait()
+            .map(drop)
     }
 
     /// Every rank's byte string, in the order of ranks; lengths may differ. For metrics and manifests.
     fn gather_bytes(&self, label: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ZeroError> {
-        self.submit(Request::new(label, Task::GatherBytes(bytes))).wait().map(Output::into_bytes)
+        self.submit(Request::new(label, Task::GatherBytes(bytes)))
+            .wait()
+            .map(Output::into_bytes)
     }
 }

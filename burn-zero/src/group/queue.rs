@@ -5,9 +5,7 @@ use std::{collections::VecDeque, sync::Arc};
 use parking_lot::{Condvar, Mutex};
 
 use super::{
-    Call, GroupFault, Output, Pending, Request, Task, Traffic,
-    call::stable_hash,
-    pending::Slot,
+    Call, GroupFault, Output, Pending, Request, Task, Traffic, call::stable_hash, pending::Slot,
 };
 use crate::ZeroError;
 
@@ -53,7 +51,14 @@ impl Queue {
         state.submitted += 1;
         let slot = Arc::new(Slot::default());
         let task = request.task;
-        state.waiting.push_back((Job { call, task, offsets }, slot.clone()));
+        state.waiting.push_back((
+            Job {
+                call,
+                task,
+                offsets,
+            },
+            slot.clone(),
+        ));
         self.changed.notify_all();
         Pending::new(slot)
     }

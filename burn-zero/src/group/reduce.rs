@@ -80,7 +80,11 @@ mod tests {
     #[test]
     fn blocks_do_not_show() {
         let ranks: Vec<Vec<f32>> = (0..3)
-            .map(|rank| (0..2 * BLOCK + 7).map(|i| (i * 7 + rank * 13) as f32 * 0.1).collect())
+            .map(|rank| {
+                (0..2 * BLOCK + 7)
+                    .map(|i| (i * 7 + rank * 13) as f32 * 0.1)
+                    .collect()
+            })
             .collect();
         let parts: Vec<&[f32]> = ranks.iter().map(Vec::as_slice).collect();
         let mut out = vec![0.0; 2 * BLOCK + 7];

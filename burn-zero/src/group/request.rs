@@ -80,26 +80,42 @@ pub enum Output {
 impl Request {
     /// A request under a label.
     pub fn new(label: &str, task: Task) -> Self {
-        Self { label: cut_label(label), task }
+        Self {
+            label: cut_label(label),
+            task,
+        }
     }
 
     /// The call that this request is, and where each rank's part begins (world size + 1 offsets).
-    pub(crate) fn plan(&self, rank: usize, world_size: usize) -> Result<(Call, Vec<usize>), ZeroError> {
+    pub(crate) fn plan(
+        &self,
+        rank: usize,
+        world_size: usize,
+    ) -> Result<(Call, Vec<usize>), ZeroError> {
         let mut call = self.call();
         let offsets = match &self.task {
             Task::AllReduce { buffer, .. } => balanced(buffer.len(), world_size),
             Task::Broadcast { root, buffer } => {
                 if *root >= world_size {
                     let call = call.to_string();
-                    return Err(ZeroError::NoSuchRank { call, rank: *root, world_size });
+                    return Err(ZeroError::NoSuchRank {
+                        call,
+                        rank: *root,
+                        world_size,
+                    });
                 }
                 balanced(buffer.len(), world_size)
             }
             Task::ReduceScatter { buffer, split, .. } => {
                 let offsets = offsets(split, buffer.len().checked_div(world_size), world_size);
                 let (total, elements) = (*offsets.last().unwrap_or(&0), buffer.len());
-                let expected = format!("the parts of {world_size} ranks must add up to it: {total}");
-                self.require(total == elements && offsets.len() == world_size + 1, elements, expected)?;
+                let expected =
+                    format!("the parts of {world_size} ranks must add up to it: {total}");
+                self.require(
+                    total == elements && offsets.len() == world_size + 1,
+                    elements,
+                    expected,
+                )?;
                 offsets
             }
             Task::AllGather { part, split, into } => {
@@ -111,7 +127,8 @@ impl Request {
                 call.elements = offsets[world_size] as u64;
                 if let Some(into) = into {
                     let fits = into.len() == offsets[world_size] && into.dtype() == part.dtype();
-                    let expected = format!("{} of {} are gathered into it", call.elements, part.dtype());
+                    let expected =
+                        format!("{} of {} are gathered into it", call.elements, part.dtype());
                     self.require(fits, into.len(), expected)?;
                 }
                 offsets
@@ -126,7 +143,11 @@ impl Request {
             return Ok(());
         }
         let call = format!("{} `{}`", self.call().operation, self.label);
-        Err(ZeroError::BufferLength { call, elements, expected })
+        Err(ZeroError::BufferLength {
+            call,
+            elements,
+            expected,
+        })
     }
 
     /// The call, without what only the group knows.
@@ -170,9 +191,11 @@ impl Split {
     fn hash(&self) -> u64 {
         match self {
             Self::Equal => 0,
-            Self::Counts(counts) => {
-                stable_hash(counts.iter().flat_map(|&count| (count as u64).to_le_bytes()))
-            }
+            Self::Counts(counts) => stable_hash(
+                counts
+                    .iter()
+                    .flat_map(|&count| (count as u64).to_le_bytes()),
+            ),
         }
     }
 }
@@ -193,7 +216,9 @@ fn offsets(split: &Split, equal: Option<usize>, world_size: usize) -> Vec<usize>
 /// Parts whose lengths differ by at most 1.
 fn balanced(elements: usize, world_size: usize) -> Vec<usize> {
     let (each, longer) = (elements / world_size, elements % world_size);
-    (0..=world_size).map(|rank| rank * each + rank.min(longer)).collect()
+    (0..=world_size)
+        .map(|rank| rank * each + rank.min(longer))
+        .collect()
 }
 
 impl Output {
@@ -238,16 +263,34 @@ mod tests {
             Split::Counts(vec![5, 4, 0, 0]),
             Split::Counts(vec![usize::MAX, 1, 5, 5]),
         ] {
-            let error = Request::new("bucket 3", task(split)).plan(0, 4).unwrap_err();
-            assert!(error.to_string().contains("reduce_scatter `bucket 3`: the buffer has 10"), "{error}");
+            let error = Request::new("bucket 3", task(split))
+                .plan(0, 4)
+                .unwrap_err();
+            assert!(
+                error
+                    .to_string()
+                    .contains("reduce_scatter `bucket 3`: the buffer has 10"),
+                "{error}"
+            );
         }
-        assert!(Request::new("", task(Split::Counts(vec![0, 7, 0, 3]))).plan(0, 4).is_ok());
+        assert!(
+            Request::new("", task(Split::Counts(vec![0, 7, 0, 3])))
+                .plan(0, 4)
+                .is_ok()
+        );
     }
 
     #[test]
     fn a_broadcast_needs_its_root() {
         let buffer = HostBuffer::zeros(BufferDtype::F16, 1);
         let error = Request::new("weights", Task::Broadcast { root: 2, buffer }).plan(0, 2);
-        assert!(matches!(error, Err(ZeroError::NoSuchRank { rank: 2, world_size: 2, .. })));
+        assert!(matches!(
+            error,
+            Err(ZeroError::NoSuchRank {
+                rank: 2,
+                world_size: 2,
+                ..
+            })
+        ));
     }
 }

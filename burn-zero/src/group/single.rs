@@ -2,9 +2,7 @@
 
 use parking_lot::Mutex;
 
-use super::{
-    GroupFault, Output, Pending, ProcessGroup, Request, Sent, Task, Traffic,
-};
+use super::{GroupFault, Output, Pending, ProcessGroup, Request, Sent, Task, Traffic};
 use crate::ZeroError;
 
 /// A group of one rank: every collective returns what it was given, and nothing is sent.
@@ -57,7 +55,10 @@ impl ProcessGroup for SingleRank {
     }
 
     fn abort(&self, reason: &str) {
-        let fault = GroupFault::Aborted { rank: 0, reason: reason.to_owned() };
+        let fault = GroupFault::Aborted {
+            rank: 0,
+            reason: reason.to_owned(),
+        };
         self.state.lock().fault.get_or_insert(fault);
     }
 
@@ -77,8 +78,15 @@ mod tests {
     fn one_rank_is_the_identity_and_sends_nothing() {
         let group: &dyn ProcessGroup = &SingleRank::new();
         let buffer = HostBuffer::from(vec![1.0, -2.0, f32::INFINITY]);
-        assert_eq!(group.all_reduce("a", ReduceOp::Mean, buffer.clone()).unwrap(), buffer);
-        let part = group.reduce_scatter("b", ReduceOp::Sum, buffer.clone(), Split::Equal).unwrap();
+        assert_eq!(
+            group
+                .all_reduce("a", ReduceOp::Mean, buffer.clone())
+                .unwrap(),
+            buffer
+        );
+        let part = group
+            .reduce_scatter("b", ReduceOp::Sum, buffer.clone(), Split::Equal)
+            .unwrap();
         assert_eq!(group.all_gather("c", part, Split::Equal).unwrap(), buffer);
         assert_eq!(group.broadcast("d", 0, buffer.clone()).unwrap(), buffer);
         assert_eq!(group.agree_sum("e", 2.5).unwrap(), 2.5);
@@ -92,7 +100,11 @@ mod tests {
         let group = SingleRank::new();
         let buffer = HostBuffer::from(vec![1.0; 3]);
         let split = Split::Counts(vec![2]);
-        assert!(group.reduce_scatter("x", ReduceOp::Sum, buffer.clone(), split).is_err());
+        assert!(
+            group
+                .reduce_scatter("x", ReduceOp::Sum, buffer.clone(), split)
+                .is_err()
+        );
         assert!(group.broadcast("x", 1, buffer).is_err());
     }
 

@@ -46,6 +46,9 @@ impl Traffic {
     }
 
     pub(crate) fn record(&mut self, operation: Operation, sent: Sent) {
-        self.operations.entry(operation).or_default().add(Sent { calls: 1, ..sent });
+        self.operations
+            .entry(operation)
+            .or_default()
+            .add(Sent { calls: 1, ..sent });
     }
 }

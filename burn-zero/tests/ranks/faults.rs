@@ -163,11 +163,14 @@ fn reduce(
     move |group| drop(group.all_reduce(label, op, HostBuffer::zeros(dtype, elements)))
 }
 
+/// What a rank does.
+type Rank = Box<dyn Fn(&ThreadGroup) + Sync>;
+
 #[test]
 fn ranks_that_differ_get_both_sides() {
     let usual = || reduce("bucket 3", 100, BufferDtype::F32, ReduceOp::Mean);
     let ours = "all_reduce #0 `bucket 3` of 100 f32, mean";
-    let others: [(Box<dyn Fn(&ThreadGroup) + Sync>, &str); 6] = [
+    let others: [(Rank, &str); 6] = [
         (
             Box::new(reduce("bucket 4", 100, BufferDtype::F32, ReduceOp::Mean)),
             "`bucket 4` of 100 f32, mean",

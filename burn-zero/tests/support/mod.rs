@@ -108,7 +108,7 @@ pub fn every_collective(group: &dyn ProcessGroup) -> Result<u64, ZeroError> {
         .map(|rank| vec![rank as u8; 3 * rank])
         .collect();
     assert_eq!(strings, expected);
-    assert_eq!(group.agree_any("any", rank == world_size - 1)?, true);
+    assert!(group.agree_any("any", rank == world_size - 1)?);
     assert_eq!(group.agree_all("all", rank == 0)?, world_size == 1);
     assert_eq!(group.agree_min("min", rank as f64 + 0.5)?, 0.5);
     assert_eq!(group.agree_max_i64("max", -(rank as i64))?, 0);

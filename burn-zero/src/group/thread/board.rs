@@ -47,7 +47,9 @@ impl Board {
             }),
             changed: Condvar::new(),
         };
-        Self { inboxes: (0..world_size).map(inbox).collect() }
+        Self {
+            inboxes: (0..world_size).map(inbox).collect(),
+        }
     }
 
     pub fn world_size(&self) -> usize {
@@ -93,14 +95,26 @@ impl Board {
             }
             if let Some(calls) = state.left[from] {
                 let call = call.to_string();
-                return Err(GroupFault::PeerLeft { rank: to, call, peer: from, calls });
+                return Err(GroupFault::PeerLeft {
+                    rank: to,
+                    call,
+                    peer: from,
+                    calls,
+                });
             }
-            if inbox.changed.wait_until(&mut state, until).timed_out() && state.messages[from].is_empty() {
+            if inbox.changed.wait_until(&mut state, until).timed_out()
+                && state.messages[from].is_empty()
+            {
                 let missing = (0..self.world_size())
                     .filter(|&rank| rank != to && state.messages[rank].is_empty() && rank >= from)
                     .collect();
                 let call = call.to_string();
-                return Err(GroupFault::Deadline { rank: to, call, missing, deadline });
+                return Err(GroupFault::Deadline {
+                    rank: to,
+                    call,
+                    missing,
+                    deadline,
+                });
             }
         }
     }

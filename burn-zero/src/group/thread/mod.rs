@@ -13,7 +13,10 @@ use std::{
 use board::Board;
 use transport::ThreadTransport;
 
-use super::{GroupFault, GroupOptions, Pending, ProcessGroup, Request, Traffic, engine, engine::panic_message, queue::Queue};
+use super::{
+    GroupFault, GroupOptions, Pending, ProcessGroup, Request, Traffic, engine,
+    engine::panic_message, queue::Queue,
+};
 use crate::ZeroError;
 
 /// A rank that is a thread of this process. A clone is the same rank.
@@ -34,15 +37,21 @@ impl ThreadGroup {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidGroup`] for no ranks or an impossible option.
+    /// [`ZeroError::InvalidSetting`] for no ranks or an impossible option.
     pub fn new(world_size: usize, options: GroupOptions) -> Result<Vec<Self>, ZeroError> {
         options.check()?;
         if world_size == 0 {
             let (setting, value, expected) = ("world_size", "0".to_owned(), "at least 1");
-            return Err(ZeroError::InvalidGroup { setting, value, expected });
+            return Err(ZeroError::InvalidSetting {
+                setting,
+                value,
+                expected,
+            });
         }
         let board = Arc::new(Board::new(world_size));
-        Ok((0..world_size).map(|rank| Self::join(rank, &board, &options)).collect())
+        Ok((0..world_size)
+            .map(|rank| Self::join(rank, &board, &options))
+            .collect())
     }
 
     fn join(rank: usize, board: &Arc<Board>, options: &GroupOptions) -> Self {
@@ -56,7 +65,12 @@ impl ThreadGroup {
             })
             .expect("the system starts a thread");
         let board = board.clone();
-        Self(Arc::new(Member { rank, queue, board, worker: Some(worker) }))
+        Self(Arc::new(Member {
+            rank,
+            queue,
+            board,
+            worker: Some(worker),
+        }))
     }
 
     /// Runs `rank` on `world_size` threads, each with its rank, and returns what they return, in the order of ranks.
@@ -74,7 +88,10 @@ impl ThreadGroup {
             let member = group.clone();
             catch_unwind(AssertUnwindSafe(|| rank(group))).map_err(|panic| {
                 let message = panic_message(&*panic);
-                let fault = GroupFault::PeerPanicked { rank: member.rank(), message };
+                let fault = GroupFault::PeerPanicked {
+                    rank: member.rank(),
+                    message,
+                };
                 member.0.fail(fault.clone());
                 ZeroError::from(fault)
             })
@@ -87,7 +104,10 @@ impl ThreadGroup {
                     .expect("the system starts a thread")
             };
             let ranks: Vec<_> = groups.into_iter().map(start).collect();
-            ranks.into_iter().map(|rank| rank.join().expect("panics are caught in the rank")).collect()
+            ranks
+                .into_iter()
+                .map(|rank| rank.join().expect("panics are caught in the rank"))
+                .collect()
         })
     }
 }
@@ -103,7 +123,10 @@ impl Drop for Member {
     fn drop(&mut self) {
         if thread::panicking() {
             let message = "its thread unwinds; the message is in its output".to_owned();
-            self.fail(GroupFault::PeerPanicked { rank: self.rank, message });
+            self.fail(GroupFault::PeerPanicked {
+                rank: self.rank,
+                message,
+            });
         }
         self.queue.close();
         if let Some(worker) = self.worker.take() {
@@ -126,7 +149,10 @@ impl ProcessGroup for ThreadGroup {
     }
 
     fn abort(&self, reason: &str) {
-        self.0.fail(GroupFault::Aborted { rank: self.rank(), reason: reason.to_owned() });
+        self.0.fail(GroupFault::Aborted {
+            rank: self.rank(),
+            reason: reason.to_owned(),
+        });
     }
 
     fn traffic(&self) -> Traffic {
@@ -140,6 +166,11 @@ impl ProcessGroup for ThreadGroup {
 
 impl fmt::Debug for ThreadGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ThreadGroup(rank {} of {})", self.rank(), self.world_size())
+        write!(
+            f,
+            "ThreadGroup(rank {} of {})",
+            self.rank(),
+            self.world_size()
+        )
     }
 }

@@ -6,7 +6,8 @@ use bytemuck::Pod;
 
 use super::board::{Board, Message};
 use crate::group::{
-    Call, GroupFault, GroupOptions, ReduceOp, Sent, buffer::Element, reduce::reduce, transport::Transport,
+    Call, GroupFault, GroupOptions, ReduceOp, Sent, buffer::Element, reduce::reduce,
+    transport::Transport,
 };
 
 pub(super) struct ThreadTransport {
@@ -18,7 +19,12 @@ pub(super) struct ThreadTransport {
 
 impl ThreadTransport {
     pub fn new(rank: usize, board: Arc<Board>, options: GroupOptions) -> Self {
-        Self { rank, board, options, sent: Sent::default() }
+        Self {
+            rank,
+            board,
+            options,
+            sent: Sent::default(),
+        }
     }
 
     fn peers(&self) -> impl Iterator<Item = usize> + use<> {
@@ -30,19 +36,25 @@ impl ThreadTransport {
     fn send<P: Pod + Send + Sync>(&mut self, to: usize, values: &Arc<Vec<P>>, elements: usize) {
         self.sent.elements += elements as u64;
         self.sent.data_bytes += (elements * size_of::<P>()) as u64;
-        self.board.post(self.rank, to, Message::Values(values.clone()));
+        self.board
+            .post(self.rank, to, Message::Values(values.clone()));
     }
 
     fn take(&self, from: usize, call: &Call) -> Result<Message, GroupFault> {
-        self.board.take(from, self.rank, call, self.options.deadline)
+        self.board
+            .take(from, self.rank, call, self.options.deadline)
     }
 
     /// The vector that `from` sends. Its type is that of the call, which all ranks have agreed on.
-    fn receive<P: Pod + Send + Sync>(&self, from: usize, call: &Call) -> Result<Arc<Vec<P>>, GroupFault> {
+    fn receive<P: Pod + Send + Sync>(
+        &self,
+        from: usize,
+        call: &Call,
+    ) -> Result<Arc<Vec<P>>, GroupFault> {
         match self.take(from, call)? {
-            Message::Values(values) => {
-                Ok(values.downcast().expect("ranks agree on a call's type before they send"))
-            }
+            Message::Values(values) => Ok(values
+                .downcast()
+                .expect("ranks agree on a call's type before they send")),
             Message::Call(other) => unreachable!("{other} came in the middle of {call}"),
         }
     }
@@ -52,7 +64,13 @@ impl ThreadTransport {
         own: &Arc<Vec<P>>,
         call: &Call,
     ) -> Result<Vec<Arc<Vec<P>>>, GroupFault> {
-        let receive = |rank| if rank == self.rank { Ok(own.clone()) } else { self.receive(rank, call) };
+        let receive = |rank| {
+            if rank == self.rank {
+                Ok(own.clone())
+            } else {
+                self.receive(rank, call)
+            }
+        };
         (0..self.board.world_size()).map(receive).collect()
     }
 }

@@ -1,0 +1,327 @@
+//! Messages between processes, each awaited with a deadline.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeSet,
+    sync::{Arc, mpsc::Sender},
+    thread,
+    time::{Duration, Instant},
+};
+
+use ::mpi::{
+    datatype::Equivalence,
+    point_to_point::Status,
+    request::{self, Request, Scope},
+    topology::SimpleCommunicator,
+    traits::{Communicator, Destination, MatchedReceiveVec, Source},
+};
+
+use super::{GRACE, notice::Notice};
+use crate::group::{Call, GroupFault, GroupOptions, queue::Queue};
+
+/// The calls that start collectives.
+pub(super) const CALLS: i32 = 1;
+/// Elements of buffers.
+pub(super) const DATA: i32 = 2;
+/// [`Notice`]s.
+const NOTICES: i32 = 3;
+
+/// This process's connection to the others.
+pub(super) struct Link {
+    world: SimpleCommunicator,
+    queue: Arc<Queue>,
+    pub options: GroupOptions,
+    end: Sender<()>,
+    /// Collectives in which each rank took part, if it has left.
+    left: RefCell<Vec<Option<u64>>>,
+}
+
+impl Link {
+    pub fn new(
+        world: SimpleCommunicator,
+        queue: Arc<Queue>,
+        options: GroupOptions,
+        end: Sender<()>,
+    ) -> Self {
+        let left = RefCell::new(vec![None; world.size() as usize]);
+        Self {
+            world,
+            queue,
+            options,
+            end,
+            left,
+        }
+    }
+
+    pub fn rank(&self) -> usize {
+        self.world.rank() as usize
+    }
+
+    pub fn world_size(&self) -> usize {
+        self.world.size() as usize
+    }
+
+    pub fn peers(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.rank();
+        (0..self.world_size()).filter(move |&rank| rank != own)
+    }
+
+    /// Sends to and receives from other ranks at the same time, and returns how many bytes came into each buffer.
+    ///
+    /// On a fault it does not return: MPI cannot take back buffers that it was given. The rank's calls fail with
+    /// the fault, and this thread parks.
+    pub fn exchange(
+        &self,
+        call: &Call,
+        tag: i32,
+        sends: &[(usize, &[u8])],
+        receives: &mut [(usize, &mut [u8])],
+    ) -> Vec<usize> {
+        let mut lengths = vec![0; receives.len()];
+        request::scope(|scope| {
+            let mut receiving: Vec<_> = receives
+                .iter_mut()
+                .map(|(from, into)| {
+                    let source = self.world.process_at_rank(*from as i32);
+                    let request = source.immediate_receive_into_with_tag(scope, &mut **into, tag);
+                    (*from, Some(request))
+                })
+                .collect();
+            let mut sending: Vec<_> = sends
+                .iter()
+                .map(|&(to, bytes)| {
+                    let destination = self.world.process_at_rank(to as i32);
+                    (
+                        to,
+                        Some(destination.immediate_send_with_tag(scope, bytes, tag)),
+                    )
+                })
+                .collect();
+            let mut wait = Wait::new(self.options.deadline);
+            loop {
+                let received = poll(&mut receiving, |index, status| {
+                    lengths[index] = status.count(u8::equivalent_datatype()) as usize;
+                });
+                let sent = poll(&mut sending, |_, _| {});
+                if open(&receiving).chain(open(&sending)).next().is_none() {
+                    return;
+                }
+                if received || sent {
+                    wait.restart();
+                    continue;
+                }
+                if let Some(fault) = self.news(call, open(&receiving)) {
+                    self.lose(&fault);
+                }
+                if wait.is_over() {
+                    self.lose(&self.deadline_fault(call, open(&receiving).chain(open(&sending))));
+                }
+                wait.pause();
+            }
+        });
+        lengths
+    }
+
+    fn deadline_fault(&self, call: &Call, awaited: impl Iterator<Item = usize>) -> GroupFault {
+        let missing: BTreeSet<_> = awaited.collect();
+        GroupFault::Deadline {
+            rank: self.rank(),
+            call: call.to_string(),
+            missing: missing.into_iter().collect(),
+            deadline: self.options.deadline,
+        }
+    }
+
+    /// A fault that another thread or another rank has found, or a rank that left before `call`.
+    fn news(&self, call: &Call, mut awaited: impl Iterator<Item = usize>) -> Option<GroupFault> {
+        if let Some(fault) = self.queue.fault().or_else(|| self.read_notices()) {
+            return Some(fault);
+        }
+        awaited.find_map(|peer| {
+            let calls = self.left.borrow()[peer].filter(|&calls| calls <= call.sequence)?;
+            Some(GroupFault::PeerLeft {
+                rank: self.rank(),
+                call: call.to_string(),
+                peer,
+                calls,
+            })
+        })
+    }
+
+    /// Reads what has come, up to a fault.
+    fn read_notices(&self) -> Option<GroupFault> {
+        while let Some(probed) = self
+            .world
+            .any_process()
+            .immediate_matched_probe_with_tag(NOTICES)
+        {
+            let (bytes, status) = probed.matched_receive_vec::<u8>();
+            match Notice::decode(&bytes) {
+                Notice::Left(calls) => {
+                    self.left.borrow_mut()[status.source_rank() as usize] = Some(calls)
+                }
+                Notice::Lost(fault) => return Some(fault),
+            }
+        }
+        None
+    }
+
+    /// Sends a notice to all others. It is small, so that MPI takes it at once, whatever its receiver does.
+    fn notify(&self, notice: &Notice) {
+        let bytes = notice.encode();
+        request::scope(|scope| {
+            let mut sending: Vec<_> = self
+                .peers()
+                .map(|to| {
+                    let destination = self.world.process_at_rank(to as i32);
+                    Some(destination.immediate_send_with_tag(scope, &bytes[..], NOTICES))
+                })
+                .collect();
+            let mut wait = Wait::new(self.options.deadline);
+            loop {
+                for pending in &mut sending {
+                    *pending = pending.take().and_then(|request| request.test().err());
+                }
+                if sending.iter().all(Option::is_none) {
+                    return;
+                }
+                if wait.is_over() {
+                    self.world.abort(1);
+                }
+                wait.pause();
+            }
+        });
+    }
+
+    /// Tells all others that the group is lost; ends the job if this rank panicked or gave up.
+    pub fn spread(&self, fault: &GroupFault) {
+        let own = self.rank();
+        match fault {
+            GroupFault::Aborted { rank, .. } | GroupFault::PeerPanicked { rank, .. }
+                if *rank == own =>
+            {
+                self.world.abort(1)
+            }
+            _ => self.notify(&Notice::Lost(fault.clone())),
+        }
+    }
+
+    fn lose(&self, fault: &GroupFault) -> ! {
+        self.queue.fail(fault.clone());
+        self.spread(fault);
+        self.park()
+    }
+
+    /// Waits for the end of the process, with the group lost. MPI is not finalized: that would wait for other ranks.
+    pub fn park(&self) -> ! {
+        let _ = self.end.send(());
+        loop {
+            thread::park();
+        }
+    }
+
+    /// Waits until all ranks have left, so that finalizing MPI does not wait.
+    pub fn leave(&self, calls: u64) {
+        self.notify(&Notice::Left(calls));
+        let mut wait = Wait::new(self.options.deadline);
+        while self.peers().any(|rank| self.left.borrow()[rank].is_none()) {
+            if let Some(fault) = self.read_notices() {
+                eprintln!("rank {} has left its group: {fault}", self.rank());
+                self.queue.fail(fault);
+                // This process may be about to exit with success; those that failed come first.
+                thread::sleep(GRACE);
+                self.park();
+            }
+            if wait.is_over() {
+                let missing: Vec<_> = self
+                    .peers()
+                    .filter(|&rank| self.left.borrow()[rank].is_none())
+                    .collect();
+                eprintln!(
+                    "rank {} has left its group and waited {:?} for ranks {missing:?} to leave it; the job ends",
+                    self.rank(),
+                    self.options.deadline
+                );
+                self.world.abort(1);
+            }
+            wait.pause();
+        }
+    }
+}
+
+/// A message to or from a rank, until it has arrived.
+type UnderWay<'a, S> = (usize, Option<Request<'a, [u8], S>>);
+
+/// Tests all messages, calls `done` for each that has arrived, and says whether any has.
+fn poll<'a, S: Scope<'a>>(
+    messages: &mut [UnderWay<'a, S>],
+    mut done: impl FnMut(usize, Status),
+) -> bool {
+    let mut progress = false;
+    for (index, (_, message)) in messages.iter_mut().enumerate() {
+        match message.take().map(Request::test) {
+            Some(Ok(status)) => {
+                done(index, status);
+                progress = true;
+            }
+            Some(Err(request)) => *message = Some(request),
+            None => {}
+        }
+    }
+    progress
+}
+
+/// The ranks of the messages that have not arrived.
+fn open<'a, 'm, S: Scope<'a>>(
+    messages: &'m [UnderWay<'a, S>],
+) -> impl Iterator<Item = usize> + use<'a, 'm, S> {
+    messages
+        .iter()
+        .filter(|(_, message)| message.is_some())
+        .map(|(rank, _)| *rank)
+}
+
+/// Polling that gets slower: a rank that waits for long leaves its core to those who compute.
+struct Wait {
+    deadline: Duration,
+    since: Instant,
+    polls: u32,
+}
+
+impl Wait {
+    /// Polls without a pause, about 10 us.
+    const EAGER: u32 = 50;
+    /// Polls that let others run, up to this one.
+    const YIELDING: u32 = 500;
+    /// Polls with short pauses, up to this one.
+    const NAPPING: u32 = 1000;
+
+    fn new(deadline: Duration) -> Self {
+        Self {
+            deadline,
+            since: Instant::now(),
+            polls: 0,
+        }
+    }
+
+    fn restart(&mut self) {
+        *self = Self::new(self.deadline);
+    }
+
+    fn is_over(&self) -> bool {
+        self.since.elapsed() > self.deadline
+    }
+
+    fn pause(&mut self) {
+        self.polls = self.polls.saturating_add(1);
+        if self.polls <= Self::EAGER {
+            std::hint::spin_loop();
+        } else if self.polls <= Self::YIELDING {
+            thread::yield_now();
+        } else if self.polls <= Self::NAPPING {
+            thread::sleep(Duration::from_micros(50));
+        } else {
+            thread::sleep(Duration::from_micros(500));
+        }
+    }
+}

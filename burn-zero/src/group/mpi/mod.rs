@@ -1,0 +1,269 @@
+//! Ranks as processes, started by the cluster's own launcher.
+
+mod hook;
+mod link;
+mod notice;
+mod transport;
+
+use std::{
+    env, fmt,
+    io::Write,
+    process,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver, Sender},
+    },
+    thread,
+    time::Duration,
+};
+
+use ::mpi::{Threading, environment::Universe};
+use link::Link;
+use transport::MpiTransport;
+
+use super::{
+    Agree, GroupFault, GroupOptions, OnPanic, Pending, ProcessGroup, Request, Traffic, engine,
+    queue::Queue,
+};
+use crate::ZeroError;
+
+/// A rank that is a process: all ranks of `MPI_COMM_WORLD`. A clone is the same rank.
+///
+/// One thread of this process makes all calls of MPI, so that `MPI_THREAD_FUNNELED` is enough and collectives go on while
+/// other threads compute. It polls with growing pauses while it waits and sleeps when there is nothing to do.
+///
+/// # Starting it
+///
+/// `mpirun -n 4 program`, or `srun -n 4 --mpi=pmix program` (Open MPI) and `srun -n 4 --mpi=pmi2 program` (MPICH). Started
+/// without a launcher it is a group of one. To build, Debian needs `libopenmpi-dev openmpi-bin libclang-dev clang`; with
+/// MPICH `mpich libmpich-dev libclang-dev clang` and `MPICC=mpicc.mpich`, started by `mpirun.mpich`.
+///
+/// # Faults
+///
+/// A panic prints its rank and message and ends the job ([`OnPanic`]). A process that is killed ends it too: the launcher
+/// sees to that. Every other [`GroupFault`] is returned on all ranks; the group is then lost, MPI is not finalized, and
+/// the launcher ends the job when the first process exits.
+///
+/// Dropping the last clone waits until all ranks have dropped theirs, at most the deadline, and then finalizes MPI, which
+/// a process can do only once.
+#[derive(Clone)]
+pub struct MpiGroup(Arc<Member>);
+
+struct Member {
+    rank: usize,
+    world_size: usize,
+    queue: Arc<Queue>,
+    active: Arc<AtomicBool>,
+    ended: parking_lot::Mutex<Receiver<()>>,
+}
+
+/// How long a process that ends the job waits to be ended.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long a launcher gets to pass on what a process has printed before the job ends.
+const FORWARDING: Duration = Duration::from_millis(100);
+
+impl MpiGroup {
+    /// Starts MPI with default options.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`with_options`](Self::with_options).
+    pub fn init() -> Result<Self, ZeroError> {
+        Self::with_options(GroupOptions::default())
+    }
+
+    /// Starts MPI. All ranks must do so, with the same options.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::Mpi`] if MPI was started before in this process or the launcher belongs to another MPI;
+    /// [`ZeroError::Disagreement`] if the ranks' options differ; [`ZeroError::InvalidSetting`] for an impossible option.
+    pub fn with_options(options: GroupOptions) -> Result<Self, ZeroError> {
+        options.check()?;
+        let queue = Arc::new(Queue::default());
+        let active = Arc::new(AtomicBool::new(true));
+        let (started, start) = mpsc::channel();
+        let (end, ended) = mpsc::channel();
+        let worker = thread::Builder::new()
+            .name("MPI".to_owned())
+            .spawn({
+                let (queue, active, options) = (queue.clone(), active.clone(), options.clone());
+                move || work(&queue, &active, options, &started, &end)
+            })
+            .map_err(|error| ZeroError::Mpi {
+                reason: error.to_string(),
+            })?;
+        let (rank, world_size) = start.recv().unwrap_or_else(|_| Err(lost_worker()))?;
+        if options.on_panic == OnPanic::EndJob && world_size > 1 {
+            hook::install(rank, queue.clone(), active.clone(), worker.thread().id());
+        }
+        let ended = parking_lot::Mutex::new(ended);
+        let group = Self(Arc::new(Member {
+            rank,
+            world_size,
+            queue,
+            active,
+            ended,
+        }));
+        check_launcher(world_size)?;
+        group.agree_equal("group options", &format!("{options:?}"))?;
+        Ok(group)
+    }
+
+    /// Starts MPI, runs this rank and leaves. A rank that returns an error of its own ends the job with it, as by
+    /// [`abort`](ProcessGroup::abort): the others would only see that it left. The error is returned if the group was
+    /// lost before, or has one rank.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`with_options`](Self::with_options) and of `rank`.
+    pub fn run<R, E: From<ZeroError> + fmt::Display>(
+        options: GroupOptions,
+        rank: impl FnOnce(&Self) -> Result<R, E>,
+    ) -> Result<R, E> {
+        let group = Self::with_options(options)?;
+        let result = rank(&group);
+        match &result {
+            Err(error) if group.world_size() > 1 && group.0.queue.fault().is_none() => {
+                group.abort(&error.to_string());
+            }
+            _ => {}
+        }
+        result
+    }
+}
+
+/// The thread that makes all calls of MPI.
+fn work(
+    queue: &Arc<Queue>,
+    active: &AtomicBool,
+    options: GroupOptions,
+    started: &Sender<Result<(usize, usize), ZeroError>>,
+    end: &Sender<()>,
+) {
+    let universe = match start() {
+        Ok(universe) => universe,
+        Err(error) => {
+            let _ = started.send(Err(error));
+            return;
+        }
+    };
+    let link = Link::new(universe.world(), queue.clone(), options, end.clone());
+    let _ = started.send(Ok((link.rank(), link.world_size())));
+    let mut transport = MpiTransport::new(link);
+    engine::work(&mut transport, queue);
+    if queue.fault().is_some() {
+        transport.into_link().park();
+    }
+    active.store(false, Ordering::Release);
+    drop(transport);
+    drop(universe);
+    let _ = end.send(());
+}
+
+fn start() -> Result<Universe, ZeroError> {
+    let error = |reason: &str| ZeroError::Mpi {
+        reason: reason.to_owned(),
+    };
+    let (universe, provided) =
+        ::mpi::initialize_with_threading(Threading::Funneled).ok_or_else(|| {
+            error("it was started before in this process, and it starts only once: clone the group")
+        })?;
+    if provided < Threading::Funneled {
+        return Err(error(
+            "this library is built without threads (MPI_THREAD_FUNNELED)",
+        ));
+    }
+    Ok(universe)
+}
+
+fn lost_worker() -> ZeroError {
+    ZeroError::Mpi {
+        reason: "its thread ended while it started".to_owned(),
+    }
+}
+
+/// Launchers of one MPI start as many groups of one as there are processes of a program linked to another MPI.
+fn check_launcher(world_size: usize) -> Result<(), ZeroError> {
+    let variables = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
+    let expected = variables.iter().find_map(|name| {
+        let size = env::var(name).ok()?.parse::<usize>().ok()?;
+        (size > 1).then_some((name, size))
+    });
+    match expected {
+        Some((name, size)) if world_size == 1 => Err(ZeroError::Mpi {
+            reason: format!(
+                "the launcher started {size} processes ({name}), but this program's library ({}) sees only this one: \
+                 start it with that library's own mpirun, or srun --mpi=pmix or --mpi=pmi2",
+                ::mpi::environment::library_version()
+                    .unwrap_or_default()
+                    .lines()
+                    .next()
+                    .unwrap_or_default()
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.queue.close();
+        let _ = self.ended.lock().recv(); // finalized, or lost
+    }
+}
+
+impl ProcessGroup for MpiGroup {
+    fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.0.world_size
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        self.0.queue.submit(self.rank(), self.world_size(), request)
+    }
+
+    fn abort(&self, reason: &str) {
+        let fault = GroupFault::Aborted {
+            rank: self.rank(),
+            reason: reason.to_owned(),
+        };
+        if self.0.active.load(Ordering::Acquire) {
+            end_job(&self.0.queue, fault);
+        }
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.0.queue.traffic().lock().clone()
+    }
+
+    fn declare_settings(&self, text: &str) {
+        self.0.queue.declare_settings(text);
+    }
+}
+
+/// Prints the fault and has the worker end the job, or ends this process if the worker does not come to it.
+fn end_job(queue: &Queue, fault: GroupFault) -> ! {
+    print_whole(format!("{fault}; the job ends\n"));
+    if queue.fault().is_none() {
+        queue.fail(fault);
+        thread::sleep(GRACE);
+    }
+    process::abort()
+}
+
+/// Prints in one piece: launchers mix the pieces of ranks and lose those that come late.
+fn print_whole(text: String) {
+    let _ = std::io::stderr().write_all(text.as_bytes()); // there is nobody else to tell
+    thread::sleep(FORWARDING);
+}
+
+impl fmt::Debug for MpiGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MpiGroup(rank {} of {})", self.rank(), self.world_size())
+    }
+}

@@ -1,0 +1,247 @@
+//! What the ranks of a job run.
+
+use std::{error::Error, process, thread, time::Duration};
+
+use burn_zero::{
+    GroupOptions, HostBuffer, MpiGroup, ProcessGroup, ReduceOp, ZeroError,
+    group::{BufferDtype, OnPanic, Operation, Split},
+};
+
+use crate::support::every_collective;
+
+/// Deadline of the programs in which somebody hangs.
+pub const DEADLINE: Duration = Duration::from_secs(1);
+
+pub fn run(program: &str) {
+    match program {
+        "laws" => laws(GroupOptions::default()),
+        "laws in chunks of 3" => laws(GroupOptions {
+            chunk_elements: 3,
+            ..GroupOptions::default()
+        }),
+        "bytes" => bytes(),
+        "overlap" => overlap(),
+        "panic" => panics(OnPanic::EndJob),
+        "panic and unwind" => panics(OnPanic::Unwind),
+        "panic while others compute" => panic_while_others_compute(),
+        "killed" => killed(),
+        "hang" => hang(),
+        "stopped" => stopped(),
+        "leave" => leave(),
+        "error" => error(),
+        "mismatch" => mismatch(),
+        "skip" => skip(),
+        "abort" => abort(),
+        "options differ" => options_differ(),
+        "twice" => twice(),
+        other => panic!("no program {other}"),
+    }
+}
+
+fn start(options: GroupOptions) -> MpiGroup {
+    MpiGroup::with_options(options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn patient() -> MpiGroup {
+    start(GroupOptions::default())
+}
+
+fn hasty() -> MpiGroup {
+    start(GroupOptions::with_deadline(DEADLINE))
+}
+
+/// Prints the error as every rank should, and exits as a program whose `main` returns it.
+fn report<T>(group: &MpiGroup, result: Result<T, ZeroError>) {
+    if let Err(error) = result {
+        println!("rank {}: {error}", group.rank());
+        // Other ranks print theirs before the launcher ends the job.
+        thread::sleep(Duration::from_millis(300));
+        process::exit(1);
+    }
+}
+
+fn laws(options: GroupOptions) {
+    let group = start(options);
+    let digest = every_collective(&group).unwrap();
+    println!("digest {digest:x}");
+}
+
+fn bytes() {
+    let group = patient();
+    let whole = || HostBuffer::zeros(BufferDtype::F16, 1200);
+    let part = HostBuffer::zeros(BufferDtype::F16, 1200 / group.world_size());
+    group.all_reduce("a", ReduceOp::Mean, whole()).unwrap();
+    group
+        .reduce_scatter("b", ReduceOp::Mean, whole(), Split::Equal)
+        .unwrap();
+    group.all_gather("c", part, Split::Equal).unwrap();
+    group.broadcast("d", 0, whole()).unwrap();
+    let sent = |operation| group.traffic().of(operation).data_bytes;
+    println!(
+        "sent {} {} {} {} {}",
+        group.rank(),
+        sent(Operation::AllReduce),
+        sent(Operation::ReduceScatter),
+        sent(Operation::AllGather),
+        sent(Operation::Broadcast)
+    );
+}
+
+fn overlap() {
+    let group = patient();
+    let pending: Vec<_> = (0..20_usize)
+        .map(|bucket| {
+            let values = vec![(group.rank() + bucket) as f32; bucket * 5000];
+            group.start_all_reduce(&format!("bucket {bucket}"), ReduceOp::Sum, values.into())
+        })
+        .collect();
+    let ranks = group.world_size();
+    for (bucket, pending) in pending.into_iter().enumerate() {
+        let sum = (ranks * (ranks - 1) / 2 + ranks * bucket) as f32;
+        assert_eq!(pending.wait().unwrap(), vec![sum; bucket * 5000].into());
+    }
+}
+
+fn panics(on_panic: OnPanic) {
+    let group = start(GroupOptions {
+        on_panic,
+        ..GroupOptions::default()
+    });
+    group.barrier("together").unwrap();
+    if group.rank() == 1 {
+        panic!("the loss is not a number");
+    }
+    report(&group, group.barrier("never"));
+}
+
+fn panic_while_others_compute() {
+    let group = patient();
+    group.barrier("together").unwrap();
+    if group.rank() == 1 {
+        panic!("the loss is not a number");
+    }
+    thread::sleep(Duration::from_secs(50));
+}
+
+fn killed() {
+    let group = patient();
+    group.barrier("together").unwrap();
+    if group.rank() == 1 {
+        signal("-KILL");
+    }
+    report(&group, group.barrier("never"));
+}
+
+fn hang() {
+    let group = hasty();
+    group.barrier("together").unwrap();
+    if group.rank() == 1 {
+        thread::sleep(Duration::from_secs(50));
+    }
+    report(
+        &group,
+        group.all_reduce("step 7", ReduceOp::Mean, vec![0.0; 10].into()),
+    );
+}
+
+/// The whole process hangs, the thread that calls MPI included, in the middle of a transfer.
+fn stopped() {
+    let group = hasty();
+    group.barrier("together").unwrap();
+    if group.rank() == 1 {
+        let _sending =
+            group.start_all_reduce("large", ReduceOp::Mean, vec![0.0; 10_000_000].into());
+        thread::sleep(Duration::from_millis(20));
+        signal("-STOP");
+    }
+    report(
+        &group,
+        group.all_reduce("large", ReduceOp::Mean, vec![0.0; 10_000_000].into()),
+    );
+}
+
+fn signal(signal: &str) {
+    let own = process::id().to_string();
+    process::Command::new("kill")
+        .args([signal, &own])
+        .status()
+        .unwrap();
+    thread::sleep(Duration::from_secs(50));
+}
+
+fn leave() {
+    let group = patient();
+    group.barrier("step 0").unwrap();
+    if group.rank() != 1 {
+        report(&group, group.barrier("step 1"));
+    }
+}
+
+/// A rank that fails on its own.
+fn error() {
+    let result = MpiGroup::run(
+        GroupOptions::default(),
+        |group| -> Result<(), Box<dyn Error>> {
+            group.barrier("step 0")?;
+            if group.rank() == 1 {
+                return Err("no such file".into());
+            }
+            Ok(group.barrier("step 1")?)
+        },
+    );
+    if let Err(error) = result {
+        println!("{error}");
+        process::exit(1);
+    }
+}
+
+fn mismatch() {
+    let group = patient();
+    let elements = if group.rank() == 1 { 11 } else { 10 };
+    let values = HostBuffer::zeros(BufferDtype::Bf16, elements);
+    report(&group, group.all_reduce("bucket 3", ReduceOp::Mean, values));
+}
+
+fn skip() {
+    let group = patient();
+    for step in 0..6 {
+        if group.rank() == 1 && step == 3 {
+            continue;
+        }
+        let label = format!("gradients, step {step}");
+        report(
+            &group,
+            group.all_reduce(&label, ReduceOp::Mean, vec![1.0; 10].into()),
+        );
+    }
+}
+
+fn abort() {
+    let group = patient();
+    group.barrier("together").unwrap();
+    if group.rank() == 1 {
+        group.abort("the disk is full");
+    }
+    report(&group, group.barrier("never"));
+}
+
+fn options_differ() {
+    let rank: usize = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok()?.parse().ok())
+        .unwrap();
+    let options = GroupOptions {
+        chunk_elements: 100 + rank,
+        ..GroupOptions::default()
+    };
+    if let Err(error) = MpiGroup::with_options(options) {
+        println!("rank {rank}: {error}");
+        process::exit(1);
+    }
+}
+
+fn twice() {
+    let group = patient();
+    println!("second: {}", MpiGroup::init().unwrap_err());
+    group.barrier("the first goes on").unwrap();
+}

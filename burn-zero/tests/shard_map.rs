@@ -1,0 +1,290 @@
+//! What a shard map promises, for any parameters and any world size.
+
+use burn_zero::{
+    ShardMap, ZeroError,
+    shard::{Parameter, Partition, Readiness},
+};
+use proptest::prelude::*;
+
+fn parameters(sizes: &[usize]) -> Vec<Parameter> {
+    sizes
+        .iter()
+        .enumerate()
+        .map(|(i, &elements)| Parameter::new(format!("layers.{i}"), elements))
+        .collect()
+}
+
+fn map(
+    partition: Partition,
+    sizes: &[usize],
+    world_size: usize,
+    bucket_elements: usize,
+) -> ShardMap {
+    match partition {
+        Partition::Flat => ShardMap::flat(parameters(sizes), world_size, bucket_elements),
+        Partition::Whole => ShardMap::whole(parameters(sizes), world_size, bucket_elements),
+    }
+    .unwrap()
+}
+
+/// Every rank's shard, filled with each element's (parameter, element), and none for padding.
+fn shards(map: &ShardMap) -> Vec<Vec<Option<(usize, usize)>>> {
+    let shard = |rank| {
+        let mut shard = vec![None; map.shard_elements(rank)];
+        for piece in map.pieces(rank) {
+            for (at, element) in piece.in_shard().zip(piece.range) {
+                assert_eq!(shard[at], None, "two elements in one place");
+                shard[at] = Some((piece.parameter, element));
+            }
+        }
+        shard
+    };
+    (0..map.world_size()).map(shard).collect()
+}
+
+fn elements(map: &ShardMap) -> Vec<(usize, usize)> {
+    let sizes = map.parameters().iter().map(|parameter| parameter.elements);
+    sizes
+        .enumerate()
+        .flat_map(|(parameter, elements)| (0..elements).map(move |i| (parameter, i)))
+        .collect()
+}
+
+fn partitions() -> impl Strategy<Value = Partition> {
+    prop::sample::select(vec![Partition::Flat, Partition::Whole])
+}
+
+/// Shapes with empty parameters, few and many; world sizes above the number of elements; tiny and huge buckets.
+fn sizes() -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(prop_oneof![Just(0_usize), 1..4_usize, 0..60_usize], 0..12)
+}
+
+fn bucket_sizes() -> impl Strategy<Value = usize> {
+    prop_oneof![1..20_usize, 20..400_usize, Just(usize::MAX)]
+}
+
+proptest! {
+    #[test]
+    fn every_element_is_on_exactly_one_rank(
+        partition in partitions(), sizes in sizes(), world_size in 1..17_usize, bucket in bucket_sizes(),
+    ) {
+        let map = map(partition, &sizes, world_size, bucket);
+        let shards = shards(&map);
+        let mut owned: Vec<_> = shards.iter().flatten().flatten().copied().collect();
+        owned.sort_unstable();
+        prop_assert_eq!(&owned, &elements(&map));
+        prop_assert_eq!(owned.len(), map.elements());
+        for (rank, shard) in shards.iter().enumerate() {
+            prop_assert_eq!(shard.iter().filter(|element| element.is_none()).count(), map.padding(rank));
+        }
+    }
+
+    #[test]
+    fn buckets_hold_every_element_once_and_cut_it_as_the_shards_say(
+        partition in partitions(), sizes in sizes(), world_size in 1..9_usize, bucket in bucket_sizes(),
+    ) {
+        let map = map(partition, &sizes, world_size, bucket);
+        let shards = shards(&map);
+        let mut all = Vec::new();
+        for (index, bucket) in map.buckets().iter().enumerate() {
+            let mut filled = vec![None; bucket.padded_elements()];
+            for segment in bucket.segments() {
+                for (at, element) in segment.in_bucket().zip(segment.range.clone()) {
+                    filled[at] = Some((segment.parameter, element));
+                    all.push((segment.parameter, element));
+                }
+            }
+            prop_assert!(filled[..bucket.elements()].iter().all(Option::is_some), "no gaps");
+            prop_assert_eq!(bucket.counts().iter().sum::<usize>(), bucket.padded_elements());
+            for (rank, shard) in shards.iter().enumerate() {
+                let at = map.shard_ranges(rank)[index].clone();
+                prop_assert_eq!(&filled[bucket.part(rank)], &shard[at]);
+            }
+        }
+        all.sort_unstable();
+        prop_assert_eq!(all, elements(&map));
+    }
+
+    #[test]
+    fn flat_shards_are_equal_and_padding_is_below_the_world_size(
+        sizes in sizes(), world_size in 1..17_usize, bucket in bucket_sizes(),
+    ) {
+        let map = map(Partition::Flat, &sizes, world_size, bucket);
+        let first = map.shard_elements(0);
+        prop_assert!((0..world_size).all(|rank| map.shard_elements(rank) == first));
+        let padding: usize = (0..world_size).map(|rank| map.padding(rank)).sum();
+        prop_assert!(padding < world_size);
+        prop_assert_eq!(padding, map.buckets().iter().map(|bucket| bucket.padding()).sum::<usize>());
+        prop_assert!(map.buckets().iter().all(|b| b.padded_elements() <= bucket.max(world_size)));
+        prop_assert!(map.buckets().iter().all(|bucket| bucket.elements() > 0), "no empty bucket");
+    }
+
+    #[test]
+    fn whole_parameters_are_one_piece_and_balanced(
+        sizes in sizes(), world_size in 1..9_usize, bucket in bucket_sizes(),
+    ) {
+        let map = map(Partition::Whole, &sizes, world_size, bucket);
+        let mut loads = vec![0; world_size];
+        for (rank, load) in loads.iter_mut().enumerate() {
+            for piece in map.pieces(rank) {
+                prop_assert_eq!(piece.range, 0..sizes[piece.parameter]);
+                *load += sizes[piece.parameter];
+            }
+            prop_assert_eq!(map.padding(rank), 0);
+        }
+        // Each rank's last parameter went to what was then the least load.
+        let largest = sizes.iter().max().copied().unwrap_or(0);
+        prop_assert!(loads.iter().max().unwrap() - loads.iter().min().unwrap() <= largest);
+    }
+
+    #[test]
+    fn segments_lead_to_a_parameters_elements(
+        partition in partitions(), sizes in sizes(), world_size in 1..9_usize, bucket in bucket_sizes(),
+    ) {
+        let map = map(partition, &sizes, world_size, bucket);
+        for (parameter, &elements) in sizes.iter().enumerate() {
+            let mut next = 0;
+            for (bucket, segment) in map.segments(parameter) {
+                prop_assert!(map.buckets()[bucket].segments().contains(segment));
+                prop_assert_eq!(segment.range.start, next);
+                next = segment.range.end;
+            }
+            prop_assert_eq!(next, elements);
+        }
+    }
+
+    #[test]
+    fn resharding_moves_every_element_to_its_place_and_back(
+        from in partitions(), to in partitions(), sizes in sizes(),
+        n in 1..9_usize, m in 1..9_usize, buckets in (bucket_sizes(), bucket_sizes()),
+    ) {
+        let (from, to) = (map(from, &sizes, n, buckets.0), map(to, &sizes, m, buckets.1));
+        let before = shards(&from);
+        let there = carry(&before, &from, &to);
+        prop_assert_eq!(&there, &shards(&to));
+        prop_assert_eq!(&carry(&there, &to, &from), &before);
+        prop_assert!(from.reshard(&from).unwrap().iter().all(|step| step.from == step.to));
+    }
+
+    #[test]
+    fn buckets_are_released_from_the_last_to_the_first_when_they_are_full(
+        partition in partitions(), sizes in sizes(), bucket in 1..50_usize, seed in any::<u64>(), absent in 0..4_usize,
+    ) {
+        let map = map(partition, &sizes, 2, bucket);
+        let mut order: Vec<usize> = (0..sizes.len()).collect();
+        order.sort_by_key(|&i| (i as u64 + 1).wrapping_mul(seed | 1).rotate_left(23));
+        order.truncate(sizes.len().saturating_sub(absent));
+        let mut readiness = Readiness::new(&map);
+        let (mut released, mut arrived) = (Vec::new(), vec![false; sizes.len()]);
+        for parameter in order {
+            arrived[parameter] = true;
+            for bucket in readiness.arrive(parameter) {
+                prop_assert!(map.buckets()[bucket].segments().iter().all(|s| arrived[s.parameter]));
+                released.push(bucket);
+            }
+            if let Some(next) = map.buckets().len().checked_sub(released.len() + 1) {
+                prop_assert!(map.buckets()[next].segments().iter().any(|s| !arrived[s.parameter]), "not held in vain");
+            }
+        }
+        prop_assert_eq!(readiness.missing().count(), arrived.iter().filter(|arrived| !**arrived).count());
+        released.extend(readiness.finish());
+        prop_assert_eq!(released, (0..map.buckets().len()).rev().collect::<Vec<_>>());
+    }
+}
+
+fn carry(
+    shards: &[Vec<Option<(usize, usize)>>],
+    from: &ShardMap,
+    to: &ShardMap,
+) -> Vec<Vec<Option<(usize, usize)>>> {
+    let mut out: Vec<_> = (0..to.world_size())
+        .map(|rank| vec![None; to.shard_elements(rank)])
+        .collect();
+    for step in from.reshard(to).unwrap() {
+        for i in 0..step.range.len() {
+            out[step.to.rank][step.to.start + i] = shards[step.from.rank][step.from.start + i];
+        }
+    }
+    out
+}
+
+#[test]
+fn gradients_are_reduced_while_backward_goes_on() {
+    let map = map(Partition::Flat, &[10, 10, 10, 10], 2, 10);
+    let mut readiness = Readiness::new(&map);
+    assert_eq!(readiness.arrive(3), [3]);
+    assert_eq!(readiness.arrive(1), [0; 0], "bucket 2 is not there yet");
+    assert_eq!(readiness.arrive(2), [2, 1]);
+    assert_eq!(readiness.arrive(2), [0; 0], "a second time");
+    assert_eq!(readiness.finish(), [0], "parameter 0 had no gradient");
+}
+
+#[test]
+fn sizes_beyond_any_memory_are_only_numbers() {
+    let sizes = [usize::MAX / 2, usize::MAX / 4, 7, usize::MAX / 8];
+    for partition in [Partition::Flat, Partition::Whole] {
+        for world_size in [1, 3, 64] {
+            let map = map(partition, &sizes, world_size, usize::MAX / 3);
+            let owned: usize = (0..world_size)
+                .flat_map(|rank| map.pieces(rank))
+                .map(|piece| piece.range.len())
+                .sum();
+            assert_eq!(owned, map.elements());
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_counted_or_cut_is_refused() {
+    let error = ShardMap::flat(parameters(&[usize::MAX, 1]), 2, 10).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("the parameters up to layers.1: more elements than"),
+        "{error}"
+    );
+    assert!(ShardMap::whole(parameters(&[usize::MAX, 1]), 2, 10).is_err());
+    assert!(matches!(
+        ShardMap::flat(vec![], 0, 10),
+        Err(ZeroError::InvalidSetting {
+            setting: "world_size",
+            ..
+        })
+    ));
+    assert!(matches!(
+        ShardMap::whole(vec![], 2, 0),
+        Err(ZeroError::InvalidSetting {
+            setting: "bucket_elements",
+            ..
+        })
+    ));
+}
+
+#[test]
+fn maps_of_other_parameters_do_not_reshard() {
+    let (ours, theirs) = (
+        map(Partition::Flat, &[3, 4], 2, 9),
+        map(Partition::Flat, &[3, 5], 2, 9),
+    );
+    let error = ours.reshard(&theirs).unwrap_err();
+    let text = "shard maps differ at parameter 1: `layers.1 (4 elements)` here, `layers.1 (5 elements)` there";
+    assert_eq!(error.to_string(), text);
+    assert!(
+        ours.reshard(&map(Partition::Flat, &[3], 2, 9))
+            .unwrap_err()
+            .to_string()
+            .contains("`none` there")
+    );
+}
+
+#[test]
+fn the_order_of_parameters_decides_not_the_world_size() {
+    let sizes = [5, 0, 8, 2];
+    for world_size in 1..6 {
+        let map = map(Partition::Flat, &sizes, world_size, 6);
+        let offsets: Vec<_> = (0..4)
+            .map(|parameter| map.global_offset(parameter))
+            .collect();
+        assert_eq!(offsets, [0, 5, 5, 13]);
+    }
+}
