@@ -22,8 +22,8 @@ pub use group::{
     GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SingleRank, ThreadGroup,
 };
 pub use optimizer::{Piece, Shards, ZeroOptimizer};
-pub use shard::ShardMap;
-pub use sharding::{Partition, Sharding, ShardingError, Stage};
+pub use shard::{Partition, ShardMap};
+pub use sharding::{Sharding, ShardingError, Stage};
 
 /// Where a trait leaves no other way to fail.
 fn raise<T>(result: Result<T, ZeroError>) -> T {

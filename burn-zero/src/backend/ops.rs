@@ -146,7 +146,7 @@ macro_rules! method {
 
 /// One trait.
 macro_rules! implement {
-    ($trait:ident $($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+    ($trait:ident $($class:ident $recipe:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
         impl<A: Tape> $trait<Self> for Sharded<A> {
             $(method! { $op($($arg: $kind),*) -> $ret })*
         }

@@ -1,6 +1,6 @@
 //! The updated pieces of all ranks becoming parameters.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use burn::module::{AutodiffModule, ModuleMapper, Param};
 use burn::tensor::{DType, Shape, Tensor, TensorData, TensorPrimitive};
@@ -11,7 +11,8 @@ use super::parameters::Parameters;
 use crate::ZeroError;
 use crate::group::{BufferDtype, HostBuffer, PendingBuffer, ProcessGroup, Split};
 use crate::host::HostRead;
-use crate::reduce::{Bucket, Layout};
+use crate::reduce::Layout;
+use crate::shard::Bucket;
 
 /// The module with its updated parameters, as new leaves. One bucket is gathered ahead; at no time are there two copies of
 /// all parameters.
@@ -37,101 +38,131 @@ pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
     }
 }
 
-/// The pieces that the optimizer has updated, by parameter.
+/// The pieces that the optimizer has updated.
 pub(super) struct Updated<'a, I: Backend> {
-    pub(super) layout: &'a Layout,
-    pub(super) group: &'a dyn ProcessGroup,
-    pub(super) pieces: HashMap<usize, FloatTensor<I>>,
-    /// Which parameters any rank has updated.
-    pub(super) changed: Vec<bool>,
-    /// Whether this rank's pieces are the whole parameters.
-    pub(super) whole: bool,
-    pub(super) underway: HashMap<usize, PendingBuffer>,
-    /// Gathered parameters that were not asked for yet.
-    pub(super) gathered: HashMap<usize, TensorData>,
+    layout: &'a Layout,
+    group: &'a dyn ProcessGroup,
+    /// By parameter.
+    pieces: HashMap<usize, FloatTensor<I>>,
+    /// Whether any rank has updated each parameter.
+    changed: Vec<bool>,
+    /// Pieces on the host, until they are sent.
+    sending: HashMap<usize, Vec<f32>>,
+    underway: BTreeMap<usize, PendingBuffer>,
+    /// The first buckets are gathered.
+    gathered: usize,
+    /// Parameters that are gathered in part, or were not asked for yet.
+    arriving: HashMap<usize, Vec<f32>>,
 }
 
-impl<I: Backend> Updated<'_, I> {
-    /// The new value of a parameter; `None` if it has not changed.
+impl<'a, I: Backend> Updated<'a, I> {
+    pub(super) fn new(
+        layout: &'a Layout,
+        group: &'a dyn ProcessGroup,
+        pieces: HashMap<usize, FloatTensor<I>>,
+        changed: Vec<bool>,
+    ) -> Self {
+        Self {
+            layout,
+            group,
+            pieces,
+            changed,
+            sending: HashMap::new(),
+            underway: BTreeMap::new(),
+            gathered: 0,
+            arriving: HashMap::new(),
+        }
+    }
+
+    /// The new value of a parameter; `None` if it has not changed. Parameters are asked for in their order.
     fn take(
         &mut self,
         parameter: usize,
         device: &I::Device,
     ) -> Result<Option<FloatTensor<I>>, ZeroError> {
-        if !self.changed[parameter] {
+        let known = &self.layout.parameters()[parameter];
+        if !self.changed[parameter] || known.elements() == 0 {
             return Ok(None);
         }
-        let shape = Shape::from(self.layout.parameters()[parameter].shape.clone());
-        if self.whole {
+        if self.layout.holds_all() {
+            let shape = Shape::from(known.shape.clone());
             let piece = self.pieces.remove(&parameter);
             return Ok(piece.map(|piece| I::float_reshape(piece, shape)));
         }
-        if !self.gathered.contains_key(&parameter) {
-            self.gather(self.layout.bucket_of(parameter))?;
+        if let Some(last) = self.layout.buckets_of(parameter).last() {
+            self.gather_to(last)?;
         }
-        let data = self.gathered.remove(&parameter);
-        Ok(data.map(|data| I::float_from_data(data, device)))
+        let elements = self.arriving.remove(&parameter);
+        Ok(elements.map(|elements| {
+            let data = TensorData::new(elements, known.shape.clone());
+            I::float_from_data(data.convert_dtype(known.dtype), device)
+        }))
     }
 
-    /// Gathers a bucket, and starts with the one that the module's order needs next.
-    fn gather(&mut self, index: usize) -> Result<(), ZeroError> {
-        let layout = self.layout;
-        self.start(index);
-        let next = (0..index).rev().find(|&next| self.has_changed(next));
-        if let Some(next) = next {
-            self.start(next);
-        }
-        let Some(pending) = self.underway.remove(&index) else {
-            return Ok(());
-        };
-        let elements = pending.wait()?.into_f32();
-        let bucket = &layout.buckets()[index];
-        for &parameter in bucket.parameters.iter().filter(|&&p| self.changed[p]) {
-            let known = &layout.parameters()[parameter];
-            let mut whole = vec![0.0; known.elements()];
-            for segment in bucket.segments.iter().filter(|s| s.parameter == parameter) {
-                let from = segment.offset..segment.offset + segment.range.len();
-                whole[segment.range.clone()].copy_from_slice(&elements[from]);
+    /// Gathers all buckets up to this one, and starts with the one behind it.
+    fn gather_to(&mut self, last: usize) -> Result<(), ZeroError> {
+        while self.gathered <= last {
+            let bucket = self.gathered;
+            self.start(bucket);
+            if bucket + 1 < self.layout.buckets().len() {
+                self.start(bucket + 1);
             }
-            let data = TensorData::new(whole, known.shape.clone()).convert_dtype(known.dtype);
-            self.gathered.insert(parameter, data);
+            self.gathered += 1;
+            let Some(pending) = self.underway.remove(&bucket) else {
+                continue;
+            };
+            let elements = pending.wait()?.into_f32();
+            for slot in self.layout.slots(bucket, 0..elements.len()) {
+                if !self.changed[slot.parameter] {
+                    continue;
+                }
+                let whole = self.layout.parameters()[slot.parameter].elements();
+                let arriving = self.arriving.entry(slot.parameter);
+                let arriving = arriving.or_insert_with(|| vec![0.0; whole]);
+                arriving[slot.range].copy_from_slice(&elements[slot.at]);
+            }
         }
         Ok(())
     }
 
-    fn has_changed(&self, bucket: usize) -> bool {
-        let mut parameters = self.layout.buckets()[bucket].parameters.iter();
-        parameters.any(|&parameter| self.changed[parameter])
-    }
-
-    fn start(&mut self, index: usize) {
-        if self.underway.contains_key(&index) {
+    /// Starts to gather a bucket, unless nothing in it has changed.
+    fn start(&mut self, bucket: usize) {
+        let layout = self.layout;
+        let known = &layout.buckets()[bucket];
+        let changed = known.segments().iter().any(|segment| self.changed[segment.parameter]);
+        if !changed || self.underway.contains_key(&bucket) {
             return;
         }
-        let bucket = &self.layout.buckets()[index];
-        let rank = self.group.rank();
-        let mut part = vec![0.0; bucket.parts[rank]];
-        let start = bucket.start(rank);
-        for segment in bucket.segments.iter().filter(|s| s.rank == rank) {
-            let Some(piece) = self.pieces.remove(&segment.parameter) else {
+        let own = layout.own_part(bucket);
+        let mut part = vec![0.0; own.len()];
+        for slot in layout.slots(bucket, own.clone()) {
+            if let Some(piece) = self.pieces.remove(&slot.parameter) {
+                let elements = HostRead::start::<I>(piece).wait();
+                self.sending.insert(slot.parameter, elements);
+            }
+            let Some(piece) = self.sending.get(&slot.parameter) else {
                 continue;
             };
-            let from = segment.offset - start;
-            part[from..from + segment.range.len()]
-                .copy_from_slice(&HostRead::start::<I>(piece).wait());
+            let from = layout.position(slot.parameter, slot.range.start);
+            let to = slot.at.start - own.start;
+            part[to..to + slot.range.len()].copy_from_slice(&piece[from..from + slot.range.len()]);
+            if from + slot.range.len() == piece.len() {
+                self.sending.remove(&slot.parameter);
+            }
         }
-        let part = HostBuffer::from_f32(self.dtype(bucket), part);
-        let split = Split::Counts(bucket.parts.clone());
-        let label = format!("parameters of {}", self.layout.bucket_name(index));
+        let part = HostBuffer::from_f32(self.dtype(known), part);
+        let split = Split::Counts(known.counts());
+        let label = format!("parameters of {}", layout.bucket_name(bucket));
         let pending = self.group.start_all_gather(&label, part, split, None);
-        self.underway.insert(index, pending);
+        self.underway.insert(bucket, pending);
     }
 
     /// The narrowest type that holds the bucket's parameters as they are.
     fn dtype(&self, bucket: &Bucket) -> BufferDtype {
         let all = |dtype| {
-            let mut parameters = bucket.parameters.iter();
-            parameters.all(|&parameter| self.layout.parameters()[parameter].dtype == dtype)
+            let parameters = self.layout.parameters();
+            let mut segments = bucket.segments().iter();
+            segments.all(|segment| parameters[segment.parameter].dtype == dtype)
         };
         if all(DType::BF16) {
             BufferDtype::Bf16

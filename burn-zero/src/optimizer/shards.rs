@@ -14,7 +14,7 @@ pub struct Shards<B: Backend> {
     pieces: Vec<Piece<B>>,
 }
 
-/// A piece: flat, or a whole parameter in its shape ([`Partition::Parameters`](crate::Partition::Parameters)).
+/// A piece: flat, or a whole parameter in its shape ([`Partition::Whole`](crate::Partition::Whole)).
 #[derive(Module, Debug)]
 pub enum Piece<B: Backend> {
     /// `[elements]`

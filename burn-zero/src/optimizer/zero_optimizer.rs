@@ -2,7 +2,6 @@
 
 use core::fmt;
 use core::ops::Range;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
@@ -22,7 +21,8 @@ use crate::backend::attach;
 use crate::group::{Agree, ProcessGroup};
 use crate::host::HostRead;
 use crate::reduce::{Arriving, Exchange, Layout, Reduced};
-use crate::{Partition, Sharding, ShardingError, Stage, ZeroError, raise};
+use crate::shard::Partition;
+use crate::{Sharding, ShardingError, Stage, ZeroError, raise};
 
 /// An optimizer that runs on this rank's shard of the parameters, with the gradients of all ranks.
 ///
@@ -175,12 +175,8 @@ impl<O> ZeroOptimizer<O> {
         self.group.agree_equal("parameters", &all.join(", "))?;
 
         let module = initial::broadcast::<B, M>(module, &*self.group)?;
-        let layout = Layout::new(
-            parameters.list,
-            self.group.world_size(),
-            self.sharding.bucket_elements,
-            self.sharding.partition,
-        );
+        let (world_size, rank) = (self.group.world_size(), self.group.rank());
+        let layout = Layout::new(parameters.list, world_size, rank, &self.sharding)?;
         let exchange = Exchange::new(layout, self.group.clone(), &self.sharding);
         self.exchange = Some(Arc::new(exchange));
         self.attach(&Parameters::of::<B, M>(&module));
@@ -207,7 +203,7 @@ impl<O> ZeroOptimizer<O> {
             let optimizer = optimizer.to_owned();
             return Err(ShardingError::LocalNorm { optimizer }.into());
         }
-        if self.sharding.partition == Partition::Elements {
+        if self.sharding.partition == Partition::Flat {
             elementwise::check::<B, O>(&self.inner, &device)?;
         }
         Ok(())
@@ -220,11 +216,6 @@ impl<O> ZeroOptimizer<O> {
         {
             attach(exchange, &parameters.nodes);
         }
-    }
-
-    /// Whether this rank holds all parameters.
-    fn holds_all(&self) -> bool {
-        self.sharding.stage == Stage::Zero || self.group.world_size() == 1
     }
 
     fn advance<B, M>(
@@ -254,15 +245,7 @@ impl<O> ZeroOptimizer<O> {
         let shards = gradients.step(&mut self.inner, lr, shards);
 
         let pieces = shards.into_pieces().map(|(index, piece)| (index, B::inner(piece)));
-        let updated = Updated {
-            layout,
-            group: &*self.group,
-            pieces: pieces.collect(),
-            changed: reduced.present,
-            whole: self.holds_all(),
-            underway: HashMap::new(),
-            gathered: HashMap::new(),
-        };
+        let updated = Updated::new(layout, &*self.group, pieces.collect(), reduced.present);
         let module = gather::update::<B, M>(module, &parameters, updated)?;
         self.attach(&Parameters::of::<B, M>(&module));
         Ok(module)
@@ -300,11 +283,8 @@ impl<O> ZeroOptimizer<O> {
         mut arrived: Vec<Option<FloatTensor<I>>>,
     ) -> Result<Vec<Reduced>, ZeroError> {
         exchange.begin();
-        for bucket in exchange.layout().buckets() {
-            for &parameter in &bucket.parameters {
-                let gradient = arrived[parameter].take();
-                exchange.submit(parameter, gradient.map(HostRead::start::<I>));
-            }
+        for (parameter, gradient) in arrived.iter_mut().enumerate().rev() {
+            exchange.submit(parameter, gradient.take().map(HostRead::start::<I>));
         }
         exchange.finish()
     }
@@ -328,23 +308,14 @@ impl<O> ZeroOptimizer<O> {
 
     /// The shape in which the wrapped optimizer meets this rank's piece of a parameter; `None` if there is none.
     fn piece_shape(&self, layout: &Layout, parameter: usize) -> Option<Shape> {
-        let elements = self.range(layout, parameter).len();
+        let elements = layout.held(parameter);
         if elements == 0 {
             return None;
         }
         Some(match self.sharding.partition {
-            Partition::Elements if self.group.world_size() > 1 => Shape::from(vec![elements]),
+            Partition::Flat if self.group.world_size() > 1 => Shape::from(vec![elements]),
             _ => Shape::from(layout.parameters()[parameter].shape.clone()),
         })
-    }
-
-    /// The elements of a parameter that the wrapped optimizer meets on this rank.
-    fn range(&self, layout: &Layout, parameter: usize) -> Range<usize> {
-        if self.holds_all() {
-            0..layout.parameters()[parameter].elements()
-        } else {
-            layout.range(parameter, self.group.rank())
-        }
     }
 
     /// This rank's pieces of the parameters.
@@ -356,7 +327,10 @@ impl<O> ZeroOptimizer<O> {
     ) -> Shards<B> {
         let pieces = parameters.values::<B, M>(module).into_iter().filter_map(|(index, value)| {
             let shape = self.piece_shape(layout, index)?;
-            let piece = slice::<B::InnerBackend>(value, self.range(layout, index));
+            let piece = match layout.holds_all() {
+                true => value,
+                false => pick::<B::InnerBackend>(value, layout.shard(index)),
+            };
             Some((index, B::from_inner(B::InnerBackend::float_reshape(piece, shape))))
         });
         Shards::new(pieces.collect())
@@ -372,18 +346,14 @@ impl<O> ZeroOptimizer<O> {
         let Some(receive) = &self.norm else {
             return Ok(());
         };
-        let rank = self.group.rank();
-        let squares = pieces.iter().filter_map(|(parameter, gradient)| {
+        let own = pieces.iter().filter(|(parameter, _)| !layout.shard(*parameter).is_empty());
+        let squares = own.map(|(parameter, gradient)| {
             let mut gradient = gradient.clone();
-            if self.holds_all() {
-                let own = layout.range(*parameter, rank);
-                if own.is_empty() {
-                    return None;
-                }
-                gradient = slice::<I>(gradient, own);
+            if layout.holds_all() {
+                gradient = pick::<I>(gradient, layout.shard(*parameter));
             }
             let gradient = I::float_cast(gradient, FloatDType::F32);
-            Some(I::float_sum(I::float_mul(gradient.clone(), gradient)))
+            I::float_sum(I::float_mul(gradient.clone(), gradient))
         });
         let squares: Vec<_> = squares.collect();
         let own = if squares.is_empty() {
@@ -406,13 +376,17 @@ struct Pieces<I: Backend> {
 }
 
 /// Some elements of a tensor, flat; the tensor itself if these are all.
-fn slice<I: Backend>(tensor: FloatTensor<I>, range: Range<usize>) -> FloatTensor<I> {
+fn pick<I: Backend>(tensor: FloatTensor<I>, ranges: &[Range<usize>]) -> FloatTensor<I> {
     let elements = tensor.shape().num_elements();
-    if range == (0..elements) {
+    if ranges == [0..elements] {
         return tensor;
     }
     let flat = I::float_reshape(tensor, Shape::from(vec![elements]));
-    I::float_slice(flat, &[Slice::from(range)])
+    let slice = |range: &Range<usize>| I::float_slice(flat.clone(), &[Slice::from(range.clone())]);
+    match ranges {
+        [range] => slice(range),
+        ranges => I::float_cat(ranges.iter().map(slice).collect(), 0),
+    }
 }
 
 impl<O, M, B> Optimizer<M, B> for ZeroOptimizer<O>

@@ -46,10 +46,16 @@ pub(crate) struct Exchange {
 struct Pass {
     /// By parameter.
     submitted: Vec<bool>,
-    /// By bucket.
-    waiting: Vec<Vec<Arrival>>,
-    /// The next bucket to reduce.
-    next: usize,
+    buckets: Vec<Waiting>,
+    /// So many buckets were not reduced yet: the first ones, as backward begins with the last parameters.
+    remaining: usize,
+}
+
+/// A bucket before it is reduced.
+struct Waiting {
+    /// Parameters that it still waits for.
+    missing: usize,
+    arrivals: Vec<Arc<Arrival>>,
 }
 
 impl Exchange {
@@ -100,10 +106,14 @@ impl Exchange {
     /// Starts a pass over all parameters.
     pub(crate) fn begin(&self) {
         let layout = &self.orders.layout;
+        let waiting = layout.buckets().iter().map(|bucket| Waiting {
+            missing: bucket.segments().len(),
+            arrivals: Vec::new(),
+        });
         *self.pass.lock() = Some(Pass {
             submitted: vec![false; layout.parameters().len()],
-            waiting: layout.buckets().iter().map(|_| Vec::new()).collect(),
-            next: 0,
+            buckets: waiting.collect(),
+            remaining: layout.buckets().len(),
         });
     }
 
@@ -120,12 +130,19 @@ impl Exchange {
         let Some(pass) = &mut *pass else { return };
         debug_assert!(!pass.submitted[parameter], "one gradient a parameter");
         pass.submitted[parameter] = true;
-        pass.waiting[layout.bucket_of(parameter)].push((parameter, gradient));
-        while let Some(waiting) = pass.waiting.get_mut(pass.next)
-            && waiting.len() == layout.buckets()[pass.next].parameters.len()
+        let arrival = Arc::new(Arrival::new(parameter, gradient));
+        for bucket in layout.buckets_of(parameter) {
+            let bucket = &mut pass.buckets[bucket];
+            bucket.missing -= 1;
+            bucket.arrivals.push(arrival.clone());
+        }
+        drop(arrival);
+        while let Some(next) = pass.remaining.checked_sub(1)
+            && pass.buckets[next].missing == 0
         {
-            self.worker.reduce(pass.next, core::mem::take(waiting));
-            pass.next += 1;
+            let arrivals = core::mem::take(&mut pass.buckets[next].arrivals);
+            self.worker.reduce(next, arrivals);
+            pass.remaining = next;
         }
     }
 

@@ -6,5 +6,5 @@ mod reduced;
 mod worker;
 
 pub(crate) use exchange::{Arriving, Exchange, Timing};
-pub(crate) use layout::{Bucket, Layout, Parameter};
+pub(crate) use layout::{Layout, Parameter};
 pub(crate) use reduced::Reduced;

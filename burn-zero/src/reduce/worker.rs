@@ -1,19 +1,52 @@
 //! The thread that reduces buckets while backward goes on.
 
+use core::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread;
 
 use parking_lot::Mutex;
 
-use super::layout::{Bucket, Layout};
+use super::layout::Layout;
 use super::reduced::{Reduced, State};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup, ReduceOp, Split};
 use crate::host::HostRead;
 use crate::{Stage, ZeroError};
 
-/// The gradient of a parameter, on its way to the host; `None` if this rank has none.
-pub(super) type Arrival = (usize, Option<HostRead>);
+/// The gradient of a parameter, on its way to the host, for all buckets that it is in.
+pub(super) struct Arrival {
+    parameter: usize,
+    gradient: Mutex<Gradient>,
+}
+
+enum Gradient {
+    /// This rank has none.
+    Missing,
+    Underway(HostRead),
+    Here(Arc<Vec<f32>>),
+}
+
+impl Arrival {
+    pub(super) fn new(parameter: usize, gradient: Option<HostRead>) -> Self {
+        let gradient = gradient.map_or(Gradient::Missing, Gradient::Underway);
+        Self {
+            parameter,
+            gradient: Mutex::new(gradient),
+        }
+    }
+
+    /// Waits for the elements; `None` if there are none.
+    fn elements(&self) -> Option<Arc<Vec<f32>>> {
+        let mut gradient = self.gradient.lock();
+        let elements = match core::mem::replace(&mut *gradient, Gradient::Missing) {
+            Gradient::Missing => return None,
+            Gradient::Underway(read) => Arc::new(read.wait()),
+            Gradient::Here(elements) => elements,
+        };
+        *gradient = Gradient::Here(elements.clone());
+        Some(elements)
+    }
+}
 
 /// What a worker needs to know.
 pub(super) struct Orders {
@@ -25,7 +58,7 @@ pub(super) struct Orders {
 }
 
 enum Job {
-    Reduce { bucket: usize, arrivals: Vec<Arrival> },
+    Reduce { bucket: usize, arrivals: Vec<Arc<Arrival>> },
     Finish,
 }
 
@@ -55,7 +88,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn reduce(&self, bucket: usize, arrivals: Vec<Arrival>) {
+    pub(super) fn reduce(&self, bucket: usize, arrivals: Vec<Arc<Arrival>>) {
         self.send(Job::Reduce { bucket, arrivals });
     }
 
@@ -112,16 +145,16 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn reduce(&mut self, index: usize, arrivals: Vec<Arrival>) {
+    fn reduce(&mut self, index: usize, arrivals: Vec<Arc<Arrival>>) {
         if self.failed.is_some() {
             return;
         }
-        if let Err(error) = self.try_reduce(index, arrivals) {
+        if let Err(error) = self.try_reduce(index, &arrivals) {
             self.failed = Some(error);
         }
     }
 
-    fn try_reduce(&mut self, index: usize, arrivals: Vec<Arrival>) -> Result<(), ZeroError> {
+    fn try_reduce(&mut self, bucket: usize, arrivals: &[Arc<Arrival>]) -> Result<(), ZeroError> {
         let Orders {
             layout,
             group,
@@ -129,52 +162,52 @@ impl<'a> Pass<'a> {
             op,
             dtype,
         } = self.orders;
-        let bucket = &layout.buckets()[index];
         let buffer = HostBuffer::from_f32(*dtype, self.fill(bucket, arrivals));
-        let label = format!("gradients of {}", layout.bucket_name(index));
-        let (first, elements) = match stage {
-            Stage::Zero => (0, group.all_reduce(&label, *op, buffer)?),
-            _ => {
-                let split = Split::Counts(bucket.parts.clone());
-                let part = group.reduce_scatter(&label, *op, buffer, split)?;
-                (bucket.start(group.rank()), part)
+        let label = format!("gradients of {}", layout.bucket_name(bucket));
+        let (part, elements) = match stage {
+            Stage::Zero => {
+                let all = 0..buffer.len();
+                (all, group.all_reduce(&label, *op, buffer)?)
+            }
+            Stage::One | Stage::Two => {
+                let split = Split::Counts(layout.buckets()[bucket].counts());
+                let elements = group.reduce_scatter(&label, *op, buffer, split)?;
+                (layout.own_part(bucket), elements)
             }
         };
-        self.distribute(bucket, first, &elements.into_f32());
+        self.distribute(bucket, part, &elements.into_f32());
         Ok(())
     }
 
     /// The bucket's buffer; zeros where this rank has no gradient.
-    fn fill(&mut self, bucket: &Bucket, arrivals: Vec<Arrival>) -> Vec<f32> {
-        let mut buffer = vec![0.0; bucket.elements()];
-        for (parameter, gradient) in arrivals {
-            let Some(gradient) = gradient else { continue };
-            self.findings[parameter] |= PRESENT;
-            let gradient = gradient.wait();
-            let own = bucket.segments.iter();
-            for segment in own.filter(|segment| segment.parameter == parameter) {
-                let to = segment.offset..segment.offset + segment.range.len();
-                buffer[to].copy_from_slice(&gradient[segment.range.clone()]);
+    fn fill(&mut self, bucket: usize, arrivals: &[Arc<Arrival>]) -> Vec<f32> {
+        let layout = &self.orders.layout;
+        let mut buffer = vec![0.0; layout.buckets()[bucket].padded_elements()];
+        let all = 0..buffer.len();
+        for slot in layout.slots(bucket, all) {
+            let mut arrivals = arrivals.iter();
+            let arrival = arrivals.find(|arrival| arrival.parameter == slot.parameter);
+            if let Some(elements) = arrival.and_then(|arrival| arrival.elements()) {
+                self.findings[slot.parameter] |= PRESENT;
+                buffer[slot.at].copy_from_slice(&elements[slot.range]);
             }
         }
         buffer
     }
 
-    /// Hands the reduced elements, which start at `first` of the bucket's buffer, to their parameters.
-    fn distribute(&mut self, bucket: &Bucket, first: usize, elements: &[f32]) {
-        let end = first + elements.len();
-        let mut segments: Vec<_> = bucket.segments.iter().collect();
-        segments.sort_by_key(|segment| (segment.parameter, segment.range.start));
-        for segment in segments {
-            if segment.offset < first || segment.offset >= end {
-                continue;
-            }
-            let from = segment.offset - first;
-            let elements = &elements[from..from + segment.range.len()];
+    /// Hands the reduced elements of a part of the bucket to their parameters.
+    fn distribute(&mut self, bucket: usize, part: Range<usize>, elements: &[f32]) {
+        let layout = &self.orders.layout;
+        for slot in layout.slots(bucket, part.clone()) {
+            let from = slot.at.start - part.start..slot.at.end - part.start;
+            let elements = &elements[from];
             if elements.iter().any(|element| !element.is_finite()) {
-                self.findings[segment.parameter] |= NON_FINITE;
+                self.findings[slot.parameter] |= NON_FINITE;
             }
-            self.reduced[segment.parameter].elements.extend_from_slice(elements);
+            let piece = &mut self.reduced[slot.parameter].elements;
+            piece.resize(layout.held(slot.parameter), 0.0);
+            let to = layout.position(slot.parameter, slot.range.start);
+            piece[to..to + elements.len()].copy_from_slice(elements);
         }
     }
 

@@ -56,7 +56,7 @@ pub enum ShardingError {
     /// Cut at any element, the optimizer's update would be another.
     #[error(
         "{optimizer} does not update each element by itself, so that pieces of tensors would be updated in another way than whole \
-         ones (seen on a trial tensor: {whole:?} whole, {cut:?} in pieces): set `partition: Partition::Parameters`, \
+         ones (seen on a trial tensor: {whole:?} whole, {cut:?} in pieces): set `partition: Partition::Whole`, \
          and clip by the global norm instead of tensor by tensor"
     )]
     NotElementwise {

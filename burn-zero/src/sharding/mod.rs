@@ -5,5 +5,5 @@ mod settings;
 mod stage;
 
 pub use error::ShardingError;
-pub use settings::{Partition, Sharding};
+pub use settings::Sharding;
 pub use stage::Stage;

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Stage;
 use crate::group::{BufferDtype, ReduceOp};
+use crate::shard::Partition;
 
 /// How gradients and the optimizer's state are sharded. All ranks must use the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -11,11 +12,12 @@ use crate::group::{BufferDtype, ReduceOp};
 pub struct Sharding {
     /// What is sharded. Default [`Stage::One`].
     pub stage: Stage,
-    /// Where parameters are cut. Default [`Partition::Elements`].
+    /// How elements are given to ranks. Default [`Partition::Flat`]: pieces, for optimizers that update each element by
+    /// itself, such as SGD with momentum, Adam, AdamW, RMSprop and Adagrad. [`Partition::Whole`] is for those that need a
+    /// parameter's shape or norm, such as Muon, LARS and LAMB, or gradients clipped tensor by tensor.
     pub partition: Partition,
-    /// Elements of the gradients that are reduced at once (DeepSpeed's `reduce_bucket_size`), at least: a bucket ends with the
-    /// parameter that reaches them. Default 8,388,608. Smaller ones overlap more of the communication with backward
-    /// and hold less memory: three buckets at most are under way.
+    /// Elements that are reduced or gathered at once, at most (DeepSpeed's `reduce_bucket_size`). Default 8,388,608. Smaller
+    /// buckets overlap more of the communication with backward and hold less memory: three at most are under way.
     pub bucket_elements: usize,
     /// Type in which gradients are sent, added up in f32 and rounded once. Default f32; halves the bytes otherwise. Updated
     /// parameters are sent in their own type.
@@ -30,7 +32,7 @@ impl Default for Sharding {
     fn default() -> Self {
         Self {
             stage: Stage::default(),
-            partition: Partition::default(),
+            partition: Partition::Flat,
             bucket_elements: 1 << 23,
             communication_dtype: BufferDtype::F32,
             reduction: ReduceOp::Mean,
@@ -46,17 +48,4 @@ impl Sharding {
             ..Self::default()
         }
     }
-}
-
-/// Where parameters may be cut.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Partition {
-    /// Anywhere: every rank holds the same number of elements. For optimizers that update each element by itself: SGD
-    /// with momentum, Adam, AdamW, RMSprop, Adagrad. The optimizer meets flat pieces.
-    #[default]
-    Elements,
-    /// Nowhere: each parameter is on one rank, as balanced as their sizes allow. For optimizers that need a parameter's
-    /// shape or norm, such as Muon, LARS and LAMB, or gradients clipped tensor by tensor.
-    Parameters,
 }

@@ -25,7 +25,7 @@ fn clipping_tensor_by_tensor_is_found() {
     let config = SgdConfig::new().with_gradient_clipping(clipping);
     let error = refused(|| config.init(), Stage::One);
     assert!(matches!(error, ZeroError::Sharding(ShardingError::NotElementwise { .. })), "{error}");
-    assert!(error.to_string().contains("partition: Partition::Parameters"), "{error}");
+    assert!(error.to_string().contains("partition: Partition::Whole"), "{error}");
 
     // Value by value is another matter.
     let clipping = Some(GradientClippingConfig::Value(1.0));
@@ -69,7 +69,7 @@ fn muon_is_refused_in_pieces_and_exact_whole() {
     for world_size in 1..=4 {
         for stage in STAGES {
             let sharding = Sharding {
-                partition: Partition::Parameters,
+                partition: Partition::Whole,
                 ..small_buckets(stage)
             };
             let sharded = on_ranks(world_size, |group| {
