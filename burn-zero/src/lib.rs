@@ -4,6 +4,46 @@
 //!
 //! [`group`] holds the ranks: [`ProcessGroup`] and its members [`SingleRank`], [`ThreadGroup`] and, with the feature
 //! `mpi`, `MpiGroup`. [`shard`] says which rank owns which elements: [`ShardMap`], integers only.
+//!
+//! # Sharded training
+//!
+//! [`ZeroOptimizer`] runs one of Burn's optimizers on this rank's shard; [`Sharding`] says what is sharded. Two lines change
+//! in a training program: the backend, `Sharded<Autodiff<..>>` (stage 2 needs it, and the loss scaler and the
+//! accumulation of the other stages), and the optimizer.
+//!
+//! # What happens to a gradient
+//!
+//! Under stage 2, with autocast outside and recomputation inside:
+//!
+//! ```text
+//!                         a weight (f32 leaf)
+//! forward   Autocast      cast to bf16
+//!           Sharded       hook: an operation that does nothing, as deep as the graph is by now
+//!           Autodiff      records both
+//!
+//! backward  Autodiff      runs the deepest operations first: the hook's turn comes when all later layers are done
+//!           Sharded       was this the weight's last use in the graph?   no: add up, go on
+//!                              | yes: it leaves the graph
+//!                              v
+//!                         copy to the host, flat, into the buckets of its elements
+//!                              | a bucket is full, and those before it are under way
+//!                              v                            (backward goes on meanwhile)
+//!           worker        reduce_scatter: added up over ranks in f32; this rank keeps its part
+//!                              | after the last bucket
+//!                              v
+//!                         which gradients there are on any rank, which are non-finite on any rank
+//!                              |
+//!                              v
+//! step      GradScaler    reads this rank's pieces, unscaled: all ranks skip, or none
+//!           MultiSteps    adds pieces up
+//!           ZeroOptimizer the wrapped optimizer steps on the pieces; all_gather makes parameters of them
+//! ```
+//!
+//! In stages 0 and 1 the hook lets the gradient pass, so that all stages compute the same bits, and the ranks only agree on which
+//! are non-finite; the rest happens in the step, once a window.
+//!
+//! A gradient that waits for a use in another graph, such as that of a forward pass without backward, leaves at the end of
+//! the backward pass instead: later, and the same.
 
 mod backend;
 mod error;
@@ -21,7 +61,7 @@ pub use group::MpiGroup;
 pub use group::{
     GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SingleRank, ThreadGroup,
 };
-pub use optimizer::{Piece, Shards, ZeroOptimizer};
+pub use optimizer::{Piece, ShardState, Shards, StateSlot, StateTensor, ZeroOptimizer};
 pub use shard::{Partition, ShardMap};
 pub use sharding::{Sharding, ShardingError, Stage};
 

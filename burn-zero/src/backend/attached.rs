@@ -77,7 +77,10 @@ impl Attachment {
                 .map(|leaf| leaf.parameter)
                 .collect()
         });
-        for parameter in unused.into_iter().filter(|&parameter| self.takes(parameter)) {
+        for parameter in unused
+            .into_iter()
+            .filter(|&parameter| self.takes(parameter))
+        {
             self.submit(parameter, None);
         }
     }
@@ -125,7 +128,10 @@ pub(super) fn attachments() -> Vec<Attachment> {
         let mut found: Vec<(Attachment, bool)> = Vec::new();
         for leaf in leaves.values() {
             let used = leaf.uses.strong_count() > 0;
-            match found.iter_mut().find(|(other, _)| other.is(&leaf.attachment)) {
+            match found
+                .iter_mut()
+                .find(|(other, _)| other.is(&leaf.attachment))
+            {
                 Some((_, any)) => *any |= used,
                 None => found.push((leaf.attachment.clone(), used)),
             }
@@ -133,7 +139,10 @@ pub(super) fn attachments() -> Vec<Attachment> {
         let only = found.len() == 1;
         found.retain(|(_, used)| only || *used);
         found.sort_by_key(|(attachment, _)| attachment.exchange.number());
-        found.into_iter().map(|(attachment, _)| attachment).collect()
+        found
+            .into_iter()
+            .map(|(attachment, _)| attachment)
+            .collect()
     })
 }
 

@@ -33,11 +33,7 @@ pub(crate) mod sealed {
         fn node(tensor: &FloatTensor<Self>) -> u64;
 
         /// The leaf, for one use at `depth`.
-        fn hook(
-            leaf: FloatTensor<Self>,
-            depth: usize,
-            by: Arc<Use>,
-        ) -> FloatTensor<Self>;
+        fn hook(leaf: FloatTensor<Self>, depth: usize, by: Arc<Use>) -> FloatTensor<Self>;
 
         /// The loss, with a tape that ends by submitting what is left.
         fn close(loss: FloatTensor<Self>, attachments: Vec<Attachment>) -> FloatTensor<Self>;
@@ -66,11 +62,7 @@ pub(crate) mod sealed {
             tensor.node.id.value
         }
 
-        fn hook(
-            leaf: FloatTensor<Self>,
-            depth: usize,
-            by: Arc<Use>,
-        ) -> FloatTensor<Self> {
+        fn hook(leaf: FloatTensor<Self>, depth: usize, by: Arc<Use>) -> FloatTensor<Self> {
             let mut anchor = Self::from_inner(leaf.primitive.clone());
             Arc::get_mut(&mut anchor.node)
                 .expect("a tensor that was just made has one owner")
@@ -87,9 +79,10 @@ pub(crate) mod sealed {
             let dtype = loss.primitive.dtype().into();
             let nothing = B::float_zeros(Shape::from([1]), &device, dtype);
             let leaf = Self::from_inner(nothing.clone()).require_grad();
-            let last = Backward::<B, 1>::prepare::<NoCheckpointing>(Last { attachments }, [leaf.node])
-                .compute_bound()
-                .stateless(nothing.clone());
+            let last =
+                Backward::<B, 1>::prepare::<NoCheckpointing>(Last { attachments }, [leaf.node])
+                    .compute_bound()
+                    .stateless(nothing.clone());
             Backward::<B, 2>::prepare::<NoCheckpointing>(First, [loss.node, last.node])
                 .compute_bound()
                 .stateless(loss.primitive)

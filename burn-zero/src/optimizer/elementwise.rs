@@ -47,13 +47,15 @@ where
     B: AutodiffBackend,
     O: Optimizer<Shards<B>, B>,
 {
-    let tensor = |values: &[f32]| {
-        Tensor::<B::InnerBackend, 1>::from_data(TensorData::from(values), device)
-    };
-    let pieces = WEIGHTS.chunks(elements).enumerate().map(|(index, weights)| {
-        let weights = Tensor::<B, 1>::from_inner(tensor(weights));
-        (index, weights.into_primitive().tensor())
-    });
+    let tensor =
+        |values: &[f32]| Tensor::<B::InnerBackend, 1>::from_data(TensorData::from(values), device);
+    let pieces = WEIGHTS
+        .chunks(elements)
+        .enumerate()
+        .map(|(index, weights)| {
+            let weights = Tensor::<B, 1>::from_inner(tensor(weights));
+            (index, weights.into_primitive().tensor())
+        });
     let mut shards = Shards::new(pieces.collect());
     for gradients in GRADIENTS {
         let mut params = GradientsParams::new();

@@ -129,7 +129,10 @@ impl<'a, I: Backend> Updated<'a, I> {
     fn start(&mut self, bucket: usize) {
         let layout = self.layout;
         let known = &layout.buckets()[bucket];
-        let changed = known.segments().iter().any(|segment| self.changed[segment.parameter]);
+        let changed = known
+            .segments()
+            .iter()
+            .any(|segment| self.changed[segment.parameter]);
         if !changed || self.underway.contains_key(&bucket) {
             return;
         }

@@ -37,7 +37,8 @@ impl Gradients {
     ) {
         use burn::tensor::TensorPrimitive;
         // The container does not know the number of dimensions.
-        let gradient = Tensor::<B::InnerBackend, 1>::from_primitive(TensorPrimitive::Float(gradient));
+        let gradient =
+            Tensor::<B::InnerBackend, 1>::from_primitive(TensorPrimitive::Float(gradient));
         match self {
             Self::One(gradients) => gradients.register(id, gradient),
             Self::Multi(gradients) => match gradients.grads.first_mut() {

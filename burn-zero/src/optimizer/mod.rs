@@ -2,6 +2,7 @@
 //!
 //! `zero_optimizer.rs` is the step; `parameters.rs` knows the module's parameters, `gradients.rs` brings theirs,
 //! `shards.rs` is the module that the wrapped optimizer meets, `gather.rs` puts the updated pieces together,
+//! `state.rs` takes the optimizer's state apart by names,
 //! `initial.rs` gives all ranks the same weights, and `elementwise.rs` finds optimizers that cannot be cut.
 
 mod elementwise;
@@ -10,7 +11,9 @@ mod gradients;
 mod initial;
 mod parameters;
 mod shards;
+mod state;
 mod zero_optimizer;
 
 pub use shards::{Piece, Shards};
+pub use state::{ShardState, StateSlot, StateTensor};
 pub use zero_optimizer::ZeroOptimizer;

@@ -47,9 +47,10 @@ impl Parameters {
     ///
     /// [`ShardingError::UnsupportedDtype`].
     pub(super) fn check_dtypes(&self) -> Result<(), ShardingError> {
-        let odd = self.list.iter().find(|parameter| {
-            !matches!(parameter.dtype, DType::F32 | DType::BF16 | DType::F16)
-        });
+        let odd = self
+            .list
+            .iter()
+            .find(|parameter| !matches!(parameter.dtype, DType::F32 | DType::BF16 | DType::F16));
         match odd {
             None => Ok(()),
             Some(Parameter { path, dtype, .. }) => Err(ShardingError::UnsupportedDtype {

@@ -44,7 +44,9 @@ impl<B: Backend> Shards<B> {
     pub(super) fn new(pieces: Vec<(usize, FloatTensor<B>)>) -> Self {
         let pieces = pieces.into_iter();
         Self {
-            pieces: pieces.map(|(index, piece)| Piece::new(index, piece)).collect(),
+            pieces: pieces
+                .map(|(index, piece)| Piece::new(index, piece))
+                .collect(),
         }
     }
 

@@ -83,11 +83,11 @@ use crate::{Sharding, ShardingError, Stage, ZeroError, raise};
 /// gradients' half of it once a backward pass. It holds `1 / N` of the optimizer's state in stages 1 and 2, and in stage
 /// 2 of the gradients, plus at most three buckets. Gradients and parameters go through the host's memory.
 pub struct ZeroOptimizer<O> {
-    inner: O,
-    group: Arc<dyn ProcessGroup>,
+    pub(super) inner: O,
+    pub(super) group: Arc<dyn ProcessGroup>,
     sharding: Sharding,
     norm: Option<NormReceiver>,
-    exchange: Option<Arc<Exchange>>,
+    pub(super) exchange: Option<Arc<Exchange>>,
 }
 
 type NormReceiver = Arc<dyn Fn(f32) + Send + Sync>;
@@ -171,7 +171,11 @@ impl<O> ZeroOptimizer<O> {
     {
         let parameters = Parameters::of::<B, M>(&module);
         self.check::<B, M>(&module, &parameters)?;
-        let all: Vec<_> = parameters.list.iter().map(|p| format!("{} {:?} {:?}", p.path, p.shape, p.dtype)).collect();
+        let all: Vec<_> = parameters
+            .list
+            .iter()
+            .map(|p| format!("{} {:?} {:?}", p.path, p.shape, p.dtype))
+            .collect();
         self.group.agree_equal("parameters", &all.join(", "))?;
 
         let module = initial::broadcast::<B, M>(module, &*self.group)?;
@@ -189,11 +193,14 @@ impl<O> ZeroOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<Shards<B>, B>,
     {
+        let device = module.devices().into_iter().next().unwrap_or_default();
+        if self.sharding.partition == Partition::Flat {
+            elementwise::check::<B, O>(&self.inner, &device)?;
+        }
         if self.group.world_size() == 1 {
             return Ok(());
         }
         parameters.check_dtypes()?;
-        let device = module.devices().into_iter().next().unwrap_or_default();
         if self.sharding.stage == Stage::Two && parameters.nodes.contains(&None) {
             let backend = B::name(&device);
             return Err(ShardingError::NotSharded { backend }.into());
@@ -202,9 +209,6 @@ impl<O> ZeroOptimizer<O> {
         if self.norm.is_none() && optimizer.contains("ClipGlobalNorm") {
             let optimizer = optimizer.to_owned();
             return Err(ShardingError::LocalNorm { optimizer }.into());
-        }
-        if self.sharding.partition == Partition::Flat {
-            elementwise::check::<B, O>(&self.inner, &device)?;
         }
         Ok(())
     }
@@ -244,7 +248,9 @@ impl<O> ZeroOptimizer<O> {
         let shards = self.cut::<B, M>(&module, &parameters, layout);
         let shards = gradients.step(&mut self.inner, lr, shards);
 
-        let pieces = shards.into_pieces().map(|(index, piece)| (index, B::inner(piece)));
+        let pieces = shards
+            .into_pieces()
+            .map(|(index, piece)| (index, B::inner(piece)));
         let updated = Updated::new(layout, &*self.group, pieces.collect(), reduced.present);
         let module = gather::update::<B, M>(module, &parameters, updated)?;
         self.attach(&Parameters::of::<B, M>(&module));
@@ -263,7 +269,7 @@ impl<O> ZeroOptimizer<O> {
             _ => exchange.take_arriving(),
         };
         match arriving {
-            Arriving::Reduced => Ok(self.shape(exchange.layout(), arrived)),
+            Arriving::Reduced => Ok(shape(exchange.layout(), arrived)),
             Arriving::Local => {
                 let reduced = self.exchange_all::<B::InnerBackend>(exchange, arrived)?;
                 let layout = exchange.layout();
@@ -272,7 +278,7 @@ impl<O> ZeroOptimizer<O> {
                     let data = reduced.into_piece(parameter)?;
                     Some(B::InnerBackend::float_from_data(data, device))
                 });
-                Ok(self.shape(layout, gradients.collect()))
+                Ok(shape(layout, gradients.collect()))
             }
         }
     }
@@ -289,35 +295,6 @@ impl<O> ZeroOptimizer<O> {
         exchange.finish()
     }
 
-    /// Reduced gradients in the shape of the pieces.
-    fn shape<I: Backend>(
-        &self,
-        layout: &Layout,
-        gradients: Vec<Option<FloatTensor<I>>>,
-    ) -> Pieces<I> {
-        let present = gradients.iter().map(Option::is_some).collect();
-        let held = gradients.into_iter().enumerate().filter_map(|(parameter, gradient)| {
-            let shape = self.piece_shape(layout, parameter)?;
-            Some((parameter, I::float_reshape(gradient?, shape)))
-        });
-        Pieces {
-            held: held.collect(),
-            present,
-        }
-    }
-
-    /// The shape in which the wrapped optimizer meets this rank's piece of a parameter; `None` if there is none.
-    fn piece_shape(&self, layout: &Layout, parameter: usize) -> Option<Shape> {
-        let elements = layout.held(parameter);
-        if elements == 0 {
-            return None;
-        }
-        Some(match self.sharding.partition {
-            Partition::Flat if self.group.world_size() > 1 => Shape::from(vec![elements]),
-            _ => Shape::from(layout.parameters()[parameter].shape.clone()),
-        })
-    }
-
     /// This rank's pieces of the parameters.
     fn cut<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
@@ -325,14 +302,20 @@ impl<O> ZeroOptimizer<O> {
         parameters: &Parameters,
         layout: &Layout,
     ) -> Shards<B> {
-        let pieces = parameters.values::<B, M>(module).into_iter().filter_map(|(index, value)| {
-            let shape = self.piece_shape(layout, index)?;
-            let piece = match layout.holds_all() {
-                true => value,
-                false => pick::<B::InnerBackend>(value, layout.shard(index)),
-            };
-            Some((index, B::from_inner(B::InnerBackend::float_reshape(piece, shape))))
-        });
+        let pieces = parameters
+            .values::<B, M>(module)
+            .into_iter()
+            .filter_map(|(index, value)| {
+                let shape = held_shape(layout, index)?;
+                let piece = match layout.holds_all() {
+                    true => value,
+                    false => pick::<B::InnerBackend>(value, layout.shard(index)),
+                };
+                Some((
+                    index,
+                    B::from_inner(B::InnerBackend::float_reshape(piece, shape)),
+                ))
+            });
         Shards::new(pieces.collect())
     }
 
@@ -346,7 +329,9 @@ impl<O> ZeroOptimizer<O> {
         let Some(receive) = &self.norm else {
             return Ok(());
         };
-        let own = pieces.iter().filter(|(parameter, _)| !layout.shard(*parameter).is_empty());
+        let own = pieces
+            .iter()
+            .filter(|(parameter, _)| !layout.shard(*parameter).is_empty());
         let squares = own.map(|(parameter, gradient)| {
             let mut gradient = gradient.clone();
             if layout.holds_all() {
@@ -362,7 +347,11 @@ impl<O> ZeroOptimizer<O> {
             let squares = HostRead::start::<I>(I::float_cat(squares, 0)).wait();
             squares.into_iter().map(f64::from).sum()
         };
-        receive(self.group.agree_sum("squared norm of the gradient", own)?.sqrt() as f32);
+        receive(
+            self.group
+                .agree_sum("squared norm of the gradient", own)?
+                .sqrt() as f32,
+        );
         Ok(())
     }
 }
@@ -375,15 +364,32 @@ struct Pieces<I: Backend> {
     present: Vec<bool>,
 }
 
-/// Some elements of a tensor, flat; the tensor itself if these are all.
+/// Reduced gradients in the shape of the pieces.
+fn shape<I: Backend>(layout: &Layout, gradients: Vec<Option<FloatTensor<I>>>) -> Pieces<I> {
+    let present = gradients.iter().map(Option::is_some).collect();
+    let gradients = gradients.into_iter().enumerate();
+    let held = gradients.filter_map(|(parameter, gradient)| {
+        let shape = held_shape(layout, parameter)?;
+        Some((parameter, I::float_reshape(gradient?, shape)))
+    });
+    Pieces {
+        held: held.collect(),
+        present,
+    }
+}
+
+/// The shape in which the wrapped optimizer meets this rank's piece of a parameter; `None` if there is none.
+fn held_shape(layout: &Layout, parameter: usize) -> Option<Shape> {
+    (layout.held(parameter) > 0).then(|| Shape::from(layout.piece_shape(parameter)))
+}
+
+/// Some elements of a tensor, flat.
 fn pick<I: Backend>(tensor: FloatTensor<I>, ranges: &[Range<usize>]) -> FloatTensor<I> {
     let elements = tensor.shape().num_elements();
-    if ranges == [0..elements] {
-        return tensor;
-    }
     let flat = I::float_reshape(tensor, Shape::from(vec![elements]));
     let slice = |range: &Range<usize>| I::float_slice(flat.clone(), &[Slice::from(range.clone())]);
     match ranges {
+        [all] if *all == (0..elements) => flat,
         [range] => slice(range),
         ranges => I::float_cat(ranges.iter().map(slice).collect(), 0),
     }

@@ -171,7 +171,10 @@ impl Exchange {
         own: &BTreeSet<usize>,
     ) -> Result<BTreeSet<usize>, ZeroError> {
         let parameters = 0..self.orders.layout.parameters().len();
-        let own = parameters.clone().map(|p| own.contains(&p).into()).collect();
+        let own = parameters
+            .clone()
+            .map(|p| own.contains(&p).into())
+            .collect();
         let label = "which gradients are non-finite";
         let findings = self.orders.group.gather_bytes(label, own)?;
         let found = |&p: &usize| findings.iter().any(|rank| rank[p] != 0);

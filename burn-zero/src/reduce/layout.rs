@@ -116,6 +116,14 @@ impl Layout {
         }
     }
 
+    /// The shape in which the wrapped optimizer meets this rank's piece of a parameter.
+    pub(crate) fn piece_shape(&self, parameter: usize) -> Vec<usize> {
+        match self.map.partition() {
+            Partition::Flat => vec![self.held(parameter)],
+            Partition::Whole => self.parameters[parameter].shape.clone(),
+        }
+    }
+
     /// Where an element that this rank holds is in its piece of the parameter.
     pub(crate) fn position(&self, parameter: usize, element: usize) -> usize {
         if self.holds_all {

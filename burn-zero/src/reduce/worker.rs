@@ -58,7 +58,10 @@ pub(super) struct Orders {
 }
 
 enum Job {
-    Reduce { bucket: usize, arrivals: Vec<Arc<Arrival>> },
+    Reduce {
+        bucket: usize,
+        arrivals: Vec<Arc<Arrival>>,
+    },
     Finish,
 }
 

@@ -45,7 +45,9 @@ pub enum ShardingError {
     },
 
     /// A type that ranks do not exchange.
-    #[error("{path} is {dtype:?}: gradients and parameters are exchanged as f32, bf16 and f16 only")]
+    #[error(
+        "{path} is {dtype:?}: gradients and parameters are exchanged as f32, bf16 and f16 only"
+    )]
     UnsupportedDtype {
         /// Path of the parameter.
         path: String,
@@ -66,6 +68,13 @@ pub enum ShardingError {
         whole: Vec<f32>,
         /// The same, updated in pieces.
         cut: Vec<f32>,
+    },
+
+    /// State of an optimizer that cannot be taken apart or put together.
+    #[error("state of the optimizer: {reason}")]
+    State {
+        /// What is wrong, and with which entry.
+        reason: String,
     },
 
     /// A norm over this rank's shard only.

@@ -40,7 +40,11 @@ fn one_rank_overflows_and_all_skip() {
             assert_eq!(skipped, 1, "{stage:?}");
             let scales = [65536.0, 65536.0, 32768.0, 32768.0, 32768.0];
             for (step, ((scale, unchanged), expected)) in seen.into_iter().zip(scales).enumerate() {
-                assert_eq!((scale, unchanged), (expected, step == 2), "{stage:?}, step {step}");
+                assert_eq!(
+                    (scale, unchanged),
+                    (expected, step == 2),
+                    "{stage:?}, step {step}"
+                );
             }
         }
     }
@@ -68,11 +72,7 @@ fn the_rank_that_did_not_overflow_knows_the_culprits_too() {
 }
 
 /// Four micro-batches a window; on request, rank 1 has a NaN in the second of them.
-fn accumulate(
-    world_size: usize,
-    stage: Stage,
-    poisoned: bool,
-) -> (Vec<Vec<f32>>, u64) {
+fn accumulate(world_size: usize, stage: Stage, poisoned: bool) -> (Vec<Vec<f32>>, u64) {
     on_ranks(world_size, |group| {
         let rank = group.rank();
         let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
@@ -137,7 +137,11 @@ fn clipping_is_by_the_norm_over_all_ranks() {
             })
         };
         let zero = train(Stage::Zero);
-        assert!((zero.1 / expected - 1.0).abs() < 1e-5, "{} {expected}", zero.1);
+        assert!(
+            (zero.1 / expected - 1.0).abs() < 1e-5,
+            "{} {expected}",
+            zero.1
+        );
         assert!(distance(&plain, &zero.0) < 2e-5);
         assert_eq!(zero, train(Stage::One), "{world_size} ranks");
         assert_eq!(zero, train(Stage::Two), "{world_size} ranks");
@@ -152,7 +156,8 @@ fn ranks_that_do_not_skip_alike_are_told() {
         let sharding = Sharding::stage(Stage::One);
         let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group.clone(), sharding)?;
         let model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
-        let gradients = GradientsParams::from_grads(model.loss(batch(0, rank, 2)).backward(), &model);
+        let gradients =
+            GradientsParams::from_grads(model.loss(batch(0, rank, 2)).backward(), &model);
         if rank == 0 {
             let _ = optimizer.step(0.05, model, gradients);
             return Ok(());
@@ -160,5 +165,8 @@ fn ranks_that_do_not_skip_alike_are_told() {
         group.barrier("the end")
     });
     let error = results.unwrap_err().to_string();
-    assert!(error.contains("gradients of bucket 0") && error.contains("the end"), "{error}");
+    assert!(
+        error.contains("gradients of bucket 0") && error.contains("the end"),
+        "{error}"
+    );
 }

@@ -20,9 +20,10 @@ fn elements<R: Record<B>>(record: R) -> usize {
         use serde_json::Value;
         match value {
             Value::Object(fields) => match fields.get("shape") {
-                Some(Value::Array(shape)) => {
-                    shape.iter().map(|size| size.as_u64().unwrap() as usize).product()
-                }
+                Some(Value::Array(shape)) => shape
+                    .iter()
+                    .map(|size| size.as_u64().unwrap() as usize)
+                    .product(),
                 _ => fields.values().map(count).sum(),
             },
             Value::Array(values) => values.iter().map(count).sum(),
@@ -34,7 +35,10 @@ fn elements<R: Record<B>>(record: R) -> usize {
 
 fn close(what: &str, found: f64, formula: f64) {
     let difference = (found - formula).abs();
-    assert!(difference <= 0.05 * formula, "{what}: {found}, the formula says {formula}");
+    assert!(
+        difference <= 0.05 * formula,
+        "{what}: {found}, the formula says {formula}"
+    );
 }
 
 #[test]
@@ -50,7 +54,9 @@ fn bytes_are_those_of_the_formulas() {
                 };
                 let mut optimizer = ZeroOptimizer::new(adam, group.clone(), sharding)?;
                 let layers = [(37, 41), (41, 53), (53, 29)];
-                let model: Wide = layers.map(|(i, o)| LinearConfig::new(i, o).init(&device)).to_vec();
+                let model: Wide = layers
+                    .map(|(i, o)| LinearConfig::new(i, o).init(&device))
+                    .to_vec();
                 let mut model = optimizer.prepare::<B, _>(model)?;
                 let (parameters, ranks) = (model.num_params() as f64, world_size as f64);
 
@@ -87,8 +93,12 @@ fn bytes_are_those_of_the_formulas() {
 /// Elements of the gradients that a user holds.
 fn held(gradients: &GradientsParams, model: &Wide) -> usize {
     let layers = model.iter().map(|layer| {
-        let weight = gradients.get::<burn_flex::Flex, 2>(layer.weight.id).unwrap();
-        let bias = gradients.get::<burn_flex::Flex, 1>(layer.bias.as_ref().unwrap().id).unwrap();
+        let weight = gradients
+            .get::<burn_flex::Flex, 2>(layer.weight.id)
+            .unwrap();
+        let bias = gradients
+            .get::<burn_flex::Flex, 1>(layer.bias.as_ref().unwrap().id)
+            .unwrap();
         weight.shape().num_elements() + bias.shape().num_elements()
     });
     layers.sum()

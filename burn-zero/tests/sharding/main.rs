@@ -5,4 +5,5 @@ mod bytes;
 mod missing;
 mod parity;
 mod refusals;
+mod state;
 mod support;

@@ -11,7 +11,8 @@ const STEPS: usize = 4;
 fn train(world_size: usize, stage: Stage) -> Vec<Vec<f32>> {
     on_ranks(world_size, |group| {
         let rank = group.rank();
-        let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
+        let mut optimizer =
+            ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
         let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
         for step in 0..STEPS {
             let x = batch(step, rank, world_size);
@@ -57,7 +58,8 @@ fn a_forward_pass_without_backward_changes_nothing() {
         let train = |idle: bool| {
             on_ranks(3, |group| {
                 let rank = group.rank();
-                let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
+                let mut optimizer =
+                    ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
                 let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
                 for step in 0..STEPS {
                     // The graphs of the others stay alive for a while.
@@ -80,7 +82,8 @@ fn gradients_of_two_backward_passes_may_be_read_apart() {
         let train = |together: bool| {
             on_ranks(2, |group| {
                 let rank = group.rank();
-                let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
+                let mut optimizer =
+                    ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
                 let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
                 for step in 0..STEPS {
                     let first = model.loss(batch(step, rank, 2));

@@ -12,7 +12,12 @@ fn ranks_are_one_rank_on_all_data_with_adamw() {
     let plain = train_plain(AdamWConfig::new().init(), STEPS);
     for world_size in 1..=4 {
         for stage in STAGES {
-            let sharded = train_sharded(world_size, &small_buckets(stage), || AdamWConfig::new().init(), STEPS);
+            let sharded = train_sharded(
+                world_size,
+                &small_buckets(stage),
+                || AdamWConfig::new().init(),
+                STEPS,
+            );
             let distance = distance(&plain, &sharded);
             assert!(distance < 2e-5, "{world_size} ranks, {stage:?}: {distance}");
         }
@@ -36,7 +41,12 @@ fn ranks_are_one_rank_on_all_data_with_momentum() {
 fn one_rank_is_the_wrapped_optimizer_bit_for_bit() {
     let plain = train_plain(AdamWConfig::new().init(), STEPS);
     for stage in STAGES {
-        let sharded = train_sharded(1, &small_buckets(stage), || AdamWConfig::new().init(), STEPS);
+        let sharded = train_sharded(
+            1,
+            &small_buckets(stage),
+            || AdamWConfig::new().init(),
+            STEPS,
+        );
         assert_eq!(plain, sharded, "{stage:?}");
     }
 }
@@ -44,7 +54,8 @@ fn one_rank_is_the_wrapped_optimizer_bit_for_bit() {
 #[test]
 fn stages_and_buckets_are_one_another_bit_for_bit() {
     for world_size in 2..=4 {
-        let train = |sharding| train_sharded(world_size, &sharding, || AdamWConfig::new().init(), STEPS);
+        let train =
+            |sharding| train_sharded(world_size, &sharding, || AdamWConfig::new().init(), STEPS);
         let zero = train(Sharding::stage(Stage::Zero));
         for stage in STAGES {
             for bucket_elements in [1, 40, 1_000_000] {
@@ -52,7 +63,11 @@ fn stages_and_buckets_are_one_another_bit_for_bit() {
                     bucket_elements,
                     ..Sharding::stage(stage)
                 };
-                assert_eq!(zero, train(sharding), "{world_size} ranks, {stage:?}, {bucket_elements}");
+                assert_eq!(
+                    zero,
+                    train(sharding),
+                    "{world_size} ranks, {stage:?}, {bucket_elements}"
+                );
             }
         }
     }

@@ -9,7 +9,10 @@ use burn::optim::{GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::activation::gelu;
 use burn_flex::Flex;
-use burn_zero::{GroupOptions, ProcessGroup, Sharded, Sharding, Shards, Stage, ThreadGroup, ZeroError, ZeroOptimizer};
+use burn_zero::{
+    GroupOptions, ProcessGroup, Sharded, Sharding, Shards, Stage, ThreadGroup, ZeroError,
+    ZeroOptimizer,
+};
 
 pub type Plain = Autodiff<Flex>;
 pub type B = Sharded<Autodiff<Flex>>;
@@ -68,7 +71,9 @@ impl<B: Backend> Net<B> {
 pub fn values(elements: usize, seed: usize) -> Vec<f32> {
     let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1 << 24) as f32 - 0.5
     };
     std::iter::repeat_with(next).take(elements).collect()
@@ -100,7 +105,10 @@ pub fn parameters<B: Backend, M: Module<B>>(module: &M) -> Vec<Vec<f32>> {
 }
 
 /// Trains for `steps` steps with an optimizer of Burn.
-pub fn train_plain<O: Optimizer<Net<Plain>, Plain>>(mut optimizer: O, steps: usize) -> Vec<Vec<f32>> {
+pub fn train_plain<O: Optimizer<Net<Plain>, Plain>>(
+    mut optimizer: O,
+    steps: usize,
+) -> Vec<Vec<f32>> {
     let device = Default::default();
     let mut model = Net::<Plain>::new(&device);
     for step in 0..steps {
@@ -116,7 +124,9 @@ pub fn on_ranks<R: PartialEq + Send + core::fmt::Debug>(
     world_size: usize,
     rank: impl Fn(Arc<dyn ProcessGroup>) -> Result<R, ZeroError> + Sync,
 ) -> R {
-    let mut results = on_each_rank(world_size, rank).into_iter().map(Result::unwrap);
+    let mut results = on_each_rank(world_size, rank)
+        .into_iter()
+        .map(Result::unwrap);
     let first = results.next().unwrap();
     for (rank, other) in results.enumerate() {
         assert_eq!(first, other, "rank {} differs from rank 0", rank + 1);
@@ -129,7 +139,10 @@ pub fn on_each_rank<R: Send>(
     world_size: usize,
     rank: impl Fn(Arc<dyn ProcessGroup>) -> R + Sync,
 ) -> Vec<R> {
-    ThreadGroup::spawn(world_size, GroupOptions::default(), |group| rank(Arc::new(group))).unwrap()
+    ThreadGroup::spawn(world_size, GroupOptions::default(), |group| {
+        rank(Arc::new(group))
+    })
+    .unwrap()
 }
 
 /// Trains for `steps` steps on as many ranks.
@@ -161,7 +174,10 @@ pub fn distance(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     let each = a.iter().zip(b).map(|(a, b)| {
         assert_eq!(a.len(), b.len());
         let largest = a.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
-        let difference = a.iter().zip(b).fold(0.0_f32, |d, (a, b)| d.max((a - b).abs()));
+        let difference = a
+            .iter()
+            .zip(b)
+            .fold(0.0_f32, |d, (a, b)| d.max((a - b).abs()));
         difference / largest
     });
     each.fold(0.0, f32::max)
