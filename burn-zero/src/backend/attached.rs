@@ -24,7 +24,8 @@ thread_local! {
 type Leaves = HashMap<u64, Leaf>;
 
 struct Leaf {
-    attachment: Attachment,
+    /// Weak: an optimizer that is gone is forgotten, with its group.
+    exchange: Weak<Exchange>,
     parameter: usize,
     /// The uses in graphs that are alive.
     uses: Weak<Use>,
@@ -62,7 +63,7 @@ impl Attachment {
     /// This thread's parameters, with their nodes.
     pub(super) fn leaves(&self) -> Vec<(usize, u64)> {
         LEAVES.with_borrow(|leaves| {
-            let own = leaves.iter().filter(|(_, leaf)| self.is(&leaf.attachment));
+            let own = leaves.iter().filter(|(_, leaf)| self.owns(leaf));
             let mut own: Vec<_> = own.map(|(node, leaf)| (leaf.parameter, *node)).collect();
             own.sort_unstable();
             own
@@ -72,7 +73,7 @@ impl Attachment {
     /// Submits that there is no gradient for parameters that no graph uses: what follows them need not wait.
     pub(super) fn submit_unused(&self) {
         let unused: Vec<_> = LEAVES.with_borrow(|leaves| {
-            let own = leaves.values().filter(|leaf| self.is(&leaf.attachment));
+            let own = leaves.values().filter(|leaf| self.owns(leaf));
             own.filter(|leaf| leaf.uses.strong_count() == 0)
                 .map(|leaf| leaf.parameter)
                 .collect()
@@ -85,8 +86,8 @@ impl Attachment {
         }
     }
 
-    fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.exchange, &other.exchange)
+    fn owns(&self, leaf: &Leaf) -> bool {
+        Arc::as_ptr(&self.exchange) == leaf.exchange.as_ptr()
     }
 }
 
@@ -104,11 +105,11 @@ pub(crate) fn attach(exchange: &Arc<Exchange>, nodes: &[Option<u64>]) {
         exchange: exchange.clone(),
     };
     LEAVES.with_borrow_mut(|leaves| {
-        leaves.retain(|_, leaf| !attachment.is(&leaf.attachment));
+        leaves.retain(|_, leaf| leaf.exchange.strong_count() > 0 && !attachment.owns(leaf));
         for (parameter, node) in nodes.iter().enumerate() {
             let Some(node) = node else { continue };
             let leaf = Leaf {
-                attachment: attachment.clone(),
+                exchange: Arc::downgrade(exchange),
                 parameter,
                 uses: Weak::new(),
             };
@@ -128,12 +129,10 @@ pub(super) fn attachments() -> Vec<Attachment> {
         let mut found: Vec<(Attachment, bool)> = Vec::new();
         for leaf in leaves.values() {
             let used = leaf.uses.strong_count() > 0;
-            match found
-                .iter_mut()
-                .find(|(other, _)| other.is(&leaf.attachment))
-            {
-                Some((_, any)) => *any |= used,
-                None => found.push((leaf.attachment.clone(), used)),
+            if let Some((_, any)) = found.iter_mut().find(|(other, _)| other.owns(leaf)) {
+                *any |= used;
+            } else if let Some(exchange) = leaf.exchange.upgrade() {
+                found.push((Attachment { exchange }, used));
             }
         }
         let only = found.len() == 1;
@@ -196,14 +195,17 @@ pub(super) fn enter<A: Tape>(operand: FloatTensor<A>, depth: Depth) -> FloatTens
 fn hook<A: Tape>(leaf: FloatTensor<A>, depth: usize) -> FloatTensor<A> {
     let by = LEAVES.with_borrow_mut(|leaves| {
         let leaf = leaves.get_mut(&A::node(&leaf))?;
-        Some(leaf.uses.upgrade().unwrap_or_else(|| {
-            let by = Arc::new(Use {
-                attachment: leaf.attachment.clone(),
-                parameter: leaf.parameter,
-            });
-            leaf.uses = Arc::downgrade(&by);
-            by
-        }))
+        if let Some(by) = leaf.uses.upgrade() {
+            return Some(by);
+        }
+        let by = Arc::new(Use {
+            attachment: Attachment {
+                exchange: leaf.exchange.upgrade()?,
+            },
+            parameter: leaf.parameter,
+        });
+        leaf.uses = Arc::downgrade(&by);
+        Some(by)
     });
     match by {
         // Deeper than the end of the tape, which is an operation on a leaf.

@@ -10,7 +10,7 @@ use super::attached::{Attachment, attachments, forget_depth};
 use super::sharded::Sharded;
 use super::tape::Tape;
 use crate::host::HostRead;
-use crate::reduce::{Arriving, Parameter, Timing};
+use crate::reduce::{Arriving, Parameter, Reduced, Timing};
 
 /// The gradients of a backward pass of [`Sharded`].
 ///
@@ -131,7 +131,12 @@ impl<A: Tape> ShardedGradients<A> {
         match exchange.timing() {
             Timing::DuringBackward => {
                 let mut reduced = crate::raise(exchange.finish());
-                exchange.note(Arriving::Reduced);
+                // A model with other leaves, such as one whose weights were loaded, is left to the step.
+                if reduced.iter().any(Reduced::is_present) {
+                    exchange.note(Arriving::Reduced);
+                } else {
+                    exchange.note(Arriving::Local);
+                }
                 for (parameter, node) in attachment.leaves() {
                     let reduced = core::mem::take(&mut reduced[parameter]);
                     let piece = reduced.into_piece(&exchange.layout().parameters()[parameter]);

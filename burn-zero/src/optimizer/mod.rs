@@ -1,6 +1,7 @@
 //! The sharded optimizer.
 //!
-//! `zero_optimizer.rs` is the step; `parameters.rs` knows the module's parameters, `gradients.rs` brings theirs,
+//! `zero_optimizer.rs` is the step; `parameters.rs` knows the module's parameters, `gradients.rs` brings theirs, `pieces.rs` cuts
+//! both,
 //! `shards.rs` is the module that the wrapped optimizer meets, `gather.rs` puts the updated pieces together,
 //! `state.rs` takes the optimizer's state apart by names,
 //! `initial.rs` gives all ranks the same weights, and `elementwise.rs` finds optimizers that cannot be cut.
@@ -10,6 +11,7 @@ mod gather;
 mod gradients;
 mod initial;
 mod parameters;
+mod pieces;
 mod shards;
 mod state;
 mod zero_optimizer;

@@ -1,21 +1,21 @@
 //! The wrapper: the step of a shard.
 
 use core::fmt;
-use core::ops::Range;
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
-use burn::tensor::{Shape, TensorMetadata, backend::AutodiffBackend};
+use burn::tensor::backend::AutodiffBackend;
+use burn_backend::Backend;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, FloatDType, Slice};
 
 use super::elementwise;
 use super::gather::{self, Updated};
 use super::gradients::Gradients;
 use super::initial;
 use super::parameters::Parameters;
+use super::pieces::{Pieces, check_whole, cut, squared_norm};
 use super::shards::{Shards, piece_id};
 use crate::backend::attach;
 use crate::group::{Agree, ProcessGroup};
@@ -245,7 +245,7 @@ impl<O> ZeroOptimizer<O> {
         for (parameter, gradient) in reduced.held {
             gradients.put::<B>(piece_id(parameter), gradient);
         }
-        let shards = self.cut::<B, M>(&module, &parameters, layout);
+        let shards = Shards::new(cut::<B, M>(&module, &parameters, layout));
         let shards = gradients.step(&mut self.inner, lr, shards);
 
         let pieces = shards
@@ -264,23 +264,17 @@ impl<O> ZeroOptimizer<O> {
         arrived: Vec<Option<FloatTensor<B::InnerBackend>>>,
         device: &B::Device,
     ) -> Result<Pieces<B::InnerBackend>, ZeroError> {
-        let arriving = match self.group.world_size() {
-            1 => Arriving::Reduced,
-            _ => exchange.take_arriving(),
-        };
-        match arriving {
-            Arriving::Reduced => Ok(shape(exchange.layout(), arrived)),
-            Arriving::Local => {
-                let reduced = self.exchange_all::<B::InnerBackend>(exchange, arrived)?;
-                let layout = exchange.layout();
-                let parameters = layout.parameters().iter().zip(reduced);
-                let gradients = parameters.map(|(parameter, reduced)| {
-                    let data = reduced.into_piece(parameter)?;
-                    Some(B::InnerBackend::float_from_data(data, device))
-                });
-                Ok(shape(layout, gradients.collect()))
-            }
+        let layout = exchange.layout();
+        if self.group.world_size() == 1 || exchange.take_arriving() == Arriving::Reduced {
+            return Ok(Pieces::new(layout, arrived)?);
         }
+        let reduced = self.exchange_all::<B::InnerBackend>(exchange, arrived)?;
+        let parameters = layout.parameters().iter().zip(reduced);
+        let gradients = parameters.map(|(parameter, reduced)| {
+            let data = reduced.into_piece(parameter)?;
+            Some(B::InnerBackend::float_from_data(data, device))
+        });
+        Ok(Pieces::new(layout, gradients.collect())?)
     }
 
     fn exchange_all<I: Backend>(
@@ -288,6 +282,7 @@ impl<O> ZeroOptimizer<O> {
         exchange: &Exchange,
         mut arrived: Vec<Option<FloatTensor<I>>>,
     ) -> Result<Vec<Reduced>, ZeroError> {
+        check_whole::<I>(exchange.layout(), &arrived)?;
         exchange.begin();
         for (parameter, gradient) in arrived.iter_mut().enumerate().rev() {
             exchange.submit(parameter, gradient.take().map(HostRead::start::<I>));
@@ -295,32 +290,7 @@ impl<O> ZeroOptimizer<O> {
         exchange.finish()
     }
 
-    /// This rank's pieces of the parameters.
-    fn cut<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &self,
-        module: &M,
-        parameters: &Parameters,
-        layout: &Layout,
-    ) -> Shards<B> {
-        let pieces = parameters
-            .values::<B, M>(module)
-            .into_iter()
-            .filter_map(|(index, value)| {
-                let shape = held_shape(layout, index)?;
-                let piece = match layout.holds_all() {
-                    true => value,
-                    false => pick::<B::InnerBackend>(value, layout.shard(index)),
-                };
-                Some((
-                    index,
-                    B::from_inner(B::InnerBackend::float_reshape(piece, shape)),
-                ))
-            });
-        Shards::new(pieces.collect())
-    }
-
-    /// Hands the norm over all ranks on. Each rank adds the squares of its part of the elements, in stage 0 too: all
-    /// stages find the same bits.
+    /// Hands the norm over all ranks on.
     fn provide_norm<I: Backend>(
         &self,
         layout: &Layout,
@@ -329,69 +299,10 @@ impl<O> ZeroOptimizer<O> {
         let Some(receive) = &self.norm else {
             return Ok(());
         };
-        let own = pieces
-            .iter()
-            .filter(|(parameter, _)| !layout.shard(*parameter).is_empty());
-        let squares = own.map(|(parameter, gradient)| {
-            let mut gradient = gradient.clone();
-            if layout.holds_all() {
-                gradient = pick::<I>(gradient, layout.shard(*parameter));
-            }
-            let gradient = I::float_cast(gradient, FloatDType::F32);
-            I::float_sum(I::float_mul(gradient.clone(), gradient))
-        });
-        let squares: Vec<_> = squares.collect();
-        let own = if squares.is_empty() {
-            0.0
-        } else {
-            let squares = HostRead::start::<I>(I::float_cat(squares, 0)).wait();
-            squares.into_iter().map(f64::from).sum()
-        };
-        receive(
-            self.group
-                .agree_sum("squared norm of the gradient", own)?
-                .sqrt() as f32,
-        );
+        let own = squared_norm::<I>(layout, pieces);
+        let all = self.group.agree_sum("squared norm of the gradient", own)?;
+        receive(all.sqrt() as f32);
         Ok(())
-    }
-}
-
-/// Reduced gradients as the wrapped optimizer meets them.
-struct Pieces<I: Backend> {
-    /// By parameter.
-    held: Vec<(usize, FloatTensor<I>)>,
-    /// Whether any rank has a gradient of each parameter.
-    present: Vec<bool>,
-}
-
-/// Reduced gradients in the shape of the pieces.
-fn shape<I: Backend>(layout: &Layout, gradients: Vec<Option<FloatTensor<I>>>) -> Pieces<I> {
-    let present = gradients.iter().map(Option::is_some).collect();
-    let gradients = gradients.into_iter().enumerate();
-    let held = gradients.filter_map(|(parameter, gradient)| {
-        let shape = held_shape(layout, parameter)?;
-        Some((parameter, I::float_reshape(gradient?, shape)))
-    });
-    Pieces {
-        held: held.collect(),
-        present,
-    }
-}
-
-/// The shape in which the wrapped optimizer meets this rank's piece of a parameter; `None` if there is none.
-fn held_shape(layout: &Layout, parameter: usize) -> Option<Shape> {
-    (layout.held(parameter) > 0).then(|| Shape::from(layout.piece_shape(parameter)))
-}
-
-/// Some elements of a tensor, flat.
-fn pick<I: Backend>(tensor: FloatTensor<I>, ranges: &[Range<usize>]) -> FloatTensor<I> {
-    let elements = tensor.shape().num_elements();
-    let flat = I::float_reshape(tensor, Shape::from(vec![elements]));
-    let slice = |range: &Range<usize>| I::float_slice(flat.clone(), &[Slice::from(range.clone())]);
-    match ranges {
-        [all] if *all == (0..elements) => flat,
-        [range] => slice(range),
-        ranges => I::float_cat(ranges.iter().map(slice).collect(), 0),
     }
 }
 

@@ -24,6 +24,11 @@ pub(crate) enum State {
 }
 
 impl Reduced {
+    /// Whether any rank has this gradient.
+    pub(crate) fn is_present(&self) -> bool {
+        self.state != State::Missing
+    }
+
     /// As [`piece_shape`](Parameter::piece_shape) says; `None` if there is no gradient.
     pub(crate) fn into_piece(self, parameter: &Parameter) -> Option<TensorData> {
         let mut elements = self.elements;

@@ -35,6 +35,20 @@ pub enum ShardingError {
         expected: String,
     },
 
+    /// A gradient that is neither whole nor this rank's piece, as the others of the step are.
+    #[error(
+        "the gradient of {path} has {elements} elements where {expected} belong: all gradients of a step come from \
+         the model that the ZeroOptimizer prepared or returned last; after loading weights prepare it again"
+    )]
+    ForeignGradient {
+        /// Path of the parameter.
+        path: String,
+        /// Elements that came.
+        elements: usize,
+        /// Elements of the others' kind.
+        expected: usize,
+    },
+
     /// Gradients cannot leave during backward.
     #[error(
         "stage 2 reduces gradients during backward, which the backend {backend} cannot: use `Sharded<Autodiff<..>>`, or stage 1"

@@ -1,6 +1,8 @@
 //! Parameters without a gradient.
 
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::module::Module;
+use burn::optim::{AdamWConfig, GradientsParams, MultiGradientsParams, Optimizer};
+use burn::prelude::DeviceOps;
 use burn_zero::{Stage, ZeroOptimizer};
 
 use super::support::*;
@@ -100,5 +102,65 @@ fn gradients_of_two_backward_passes_may_be_read_apart() {
             })
         };
         assert_eq!(train(true), train(false), "{stage:?}");
+    }
+}
+
+#[test]
+fn loaded_weights_are_trained_on_from() {
+    for stage in STAGES {
+        let train = |reload: bool| {
+            on_ranks(3, |group| {
+                let rank = group.rank();
+                let adam = AdamWConfig::new().init();
+                let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
+                let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+                for step in 0..STEPS {
+                    if reload && step == 2 {
+                        // Other leaves, the same ids.
+                        model = model.clone().load_record(model.into_record());
+                    }
+                    let loss = model.loss(batch(step, rank, 3));
+                    let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                    model = optimizer.step(0.05, model, gradients);
+                }
+                Ok(parameters(&model))
+            })
+        };
+        let distance = distance(&train(false), &train(true));
+        assert!(distance < 1e-6, "{stage:?}: {distance}");
+    }
+}
+
+#[test]
+fn several_devices_of_a_rank_are_added_up() {
+    for stage in [Stage::Zero, Stage::One] {
+        let train = |multi: bool| {
+            on_ranks(2, |group| {
+                let rank = group.rank();
+                let adam = AdamWConfig::new().init();
+                let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
+                let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+                for step in 0..STEPS {
+                    let gradients = |part: usize| {
+                        let loss = model.loss(batch(step, 2 * rank + part, 4));
+                        GradientsParams::from_grads(loss.backward(), &model)
+                    };
+                    if multi {
+                        let device = burn_flex::FlexDevice.to_id();
+                        let mut both = MultiGradientsParams::default();
+                        both.grads = vec![(gradients(0), device), (gradients(1), device)];
+                        model = optimizer.step_multi(0.05, model, both);
+                    } else {
+                        let loss = model.loss(batch(step, 2 * rank, 4))
+                            + model.loss(batch(step, 2 * rank + 1, 4));
+                        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                        model = optimizer.step(0.05, model, gradients);
+                    }
+                }
+                Ok(parameters(&model))
+            })
+        };
+        let distance = distance(&train(false), &train(true));
+        assert!(distance < 2e-5, "{stage:?}: {distance}");
     }
 }

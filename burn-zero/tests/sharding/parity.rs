@@ -1,6 +1,7 @@
 //! N ranks are one rank with all the data; all stages are one another, bit for bit.
 
 use burn::optim::{AdamWConfig, SgdConfig, momentum::MomentumConfig};
+use burn_zero::group::BufferDtype;
 use burn_zero::{Sharding, Stage};
 
 use super::support::*;
@@ -70,5 +71,27 @@ fn stages_and_buckets_are_one_another_bit_for_bit() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn gradients_sent_in_half_precision_are_rounded_alike() {
+    let plain = train_plain(AdamWConfig::new().init(), STEPS);
+    for (dtype, tolerance) in [(BufferDtype::Bf16, 5e-2), (BufferDtype::F16, 1e-2)] {
+        let train = |stage| {
+            let sharding = Sharding {
+                communication_dtype: dtype,
+                ..small_buckets(stage)
+            };
+            train_sharded(3, &sharding, || AdamWConfig::new().init(), STEPS)
+        };
+        let zero = train(Stage::Zero);
+        let distance = distance(&plain, &zero);
+        assert!(
+            distance > 1e-6 && distance < tolerance,
+            "{dtype}: {distance}"
+        );
+        assert_eq!(zero, train(Stage::One));
+        assert_eq!(zero, train(Stage::Two));
     }
 }
