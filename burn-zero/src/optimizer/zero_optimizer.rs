@@ -47,7 +47,7 @@ use crate::{Sharding, ShardingError, Stage, ZeroError, raise};
 /// ```
 /// use std::sync::Arc;
 /// use burn::{backend::Autodiff, nn, optim::{AdamWConfig, GradientsParams, Optimizer}, prelude::*};
-/// use burn_zero::{GroupOptions, Sharded, Sharding, Stage, ThreadGroup, ZeroOptimizer};
+/// use burn_zero::{GroupOptions, ProcessGroup, Sharded, Sharding, Stage, ThreadGroup, ZeroOptimizer};
 ///
 /// type B = Sharded<Autodiff<burn_flex::Flex>>;
 ///

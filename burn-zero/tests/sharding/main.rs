@@ -2,6 +2,7 @@
 
 mod agreement;
 mod bytes;
+mod compose;
 mod missing;
 mod parity;
 mod refusals;

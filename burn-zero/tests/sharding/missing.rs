@@ -133,7 +133,7 @@ fn loaded_weights_are_trained_on_from() {
 
 #[test]
 fn several_devices_of_a_rank_are_added_up() {
-    for stage in [Stage::Zero, Stage::One] {
+    for stage in STAGES {
         let train = |multi: bool| {
             on_ranks(2, |group| {
                 let rank = group.rank();
@@ -147,8 +147,9 @@ fn several_devices_of_a_rank_are_added_up() {
                     };
                     if multi {
                         let device = burn_flex::FlexDevice.to_id();
-                        let mut both = MultiGradientsParams::default();
-                        both.grads = vec![(gradients(0), device), (gradients(1), device)];
+                        let both = MultiGradientsParams {
+                            grads: vec![(gradients(0), device), (gradients(1), device)],
+                        };
                         model = optimizer.step_multi(0.05, model, both);
                     } else {
                         let loss = model.loss(batch(step, 2 * rank, 4))

@@ -88,7 +88,7 @@ pub fn batch<B: Backend>(step: usize, rank: usize, world_size: usize) -> Tensor<
     let all = values(ROWS * 7, 100 + step);
     let all = Tensor::<B, 1>::from_data(all.as_slice(), &device).reshape([ROWS, 7]);
     let rows = ROWS / world_size;
-    all.slice([rank * rows..(rank + 1) * rows])
+    all.narrow(0, rank * rows, rows)
 }
 
 /// All parameters, in the order of the module.
