@@ -5,6 +5,15 @@
 //! [`group`] holds the ranks: [`ProcessGroup`] and its members [`SingleRank`], [`ThreadGroup`] and, with the feature
 //! `mpi`, `MpiGroup`. [`shard`] says which rank owns which elements: [`ShardMap`], integers only.
 //!
+//! Ranks that are processes are started by the cluster's own launcher; nothing else is needed to find each other:
+//!
+//! | MPI | Debian packages, with `libclang-dev clang` to build | build | start |
+//! |---|---|---|---|
+//! | Open MPI | `libopenmpi-dev openmpi-bin` | `cargo build --features mpi` | `mpirun -n 4 program`, `srun -n 4 --mpi=pmix program` |
+//! | MPICH | `libmpich-dev mpich` | `MPICC=mpicc.mpich cargo build --features mpi` | `mpirun.mpich -n 4 program`, `srun -n 4 --mpi=pmi2 program` |
+//!
+//! Open MPI refuses to start as root without `--allow-run-as-root`, and more ranks than cores without `--oversubscribe`.
+//!
 //! # Sharded training
 //!
 //! [`ZeroOptimizer`] runs one of Burn's optimizers on this rank's shard; [`Sharding`] says what is sharded. Two lines change
@@ -59,7 +68,8 @@ pub use error::ZeroError;
 #[cfg(feature = "mpi")]
 pub use group::MpiGroup;
 pub use group::{
-    GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SingleRank, ThreadGroup,
+    Agree, GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SingleRank, Split,
+    ThreadGroup,
 };
 pub use optimizer::{Piece, ShardState, Shards, StateSlot, StateTensor, ZeroOptimizer};
 pub use shard::{Partition, ShardMap};

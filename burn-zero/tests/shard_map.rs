@@ -124,17 +124,21 @@ proptest! {
         sizes in sizes(), world_size in 1..9_usize, bucket in bucket_sizes(),
     ) {
         let map = map(Partition::Whole, &sizes, world_size, bucket);
-        let mut loads = vec![0; world_size];
-        for (rank, load) in loads.iter_mut().enumerate() {
-            for piece in map.pieces(rank) {
-                prop_assert_eq!(piece.range, 0..sizes[piece.parameter]);
-                *load += sizes[piece.parameter];
+        let (mut loads, mut smallest) = (vec![0; world_size], vec![0; world_size]);
+        for rank in 0..world_size {
+            let pieces = map.pieces(rank);
+            for piece in &pieces {
+                prop_assert_eq!(&piece.range, &(0..sizes[piece.parameter]));
             }
+            loads[rank] = pieces.iter().map(|piece| piece.range.len()).sum::<usize>();
+            smallest[rank] = pieces.iter().map(|piece| piece.range.len()).min().unwrap_or(0);
             prop_assert_eq!(map.padding(rank), 0);
         }
-        // Each rank's last parameter went to what was then the least load.
-        let largest = sizes.iter().max().copied().unwrap_or(0);
-        prop_assert!(loads.iter().max().unwrap() - loads.iter().min().unwrap() <= largest);
+        // Each rank's smallest parameter came last, to what was then the least load.
+        let least = loads.iter().min().copied().unwrap_or(0);
+        for (load, smallest) in loads.iter().zip(&smallest) {
+            prop_assert!(load - smallest <= least, "{loads:?}");
+        }
     }
 
     #[test]

@@ -21,7 +21,8 @@ pub enum GroupFault {
         rank: usize,
         /// What it waited in.
         call: String,
-        /// The ranks that did not come.
+        /// The ranks that did not come. Where one stopped in the middle of a transfer, ranks that wait for it as well may be
+        /// named beside it.
         missing: Vec<usize>,
         /// How long it waited.
         deadline: Duration,

@@ -188,8 +188,15 @@ fn a_rank_that_hangs_is_named_by_all() {
 fn a_stopped_process_is_named() {
     let job = launch::run(3, "stopped");
     job.must_fail_with(
-        "in all_reduce #2 `large` of 10000000 f32, mean for rank 1;",
+        "in all_reduce #2 `large` of 10000000 f32, mean for rank",
         SECONDS,
+    );
+    // One of the others may be a chunk behind and be waited for as well.
+    let ranks = ["for rank 1;", "for ranks 0, 1;", "for ranks 1, 2;"];
+    assert!(
+        ranks.iter().any(|ranks| job.output.contains(ranks)),
+        "{}",
+        job.output
     );
     assert!(job.took > programs::DEADLINE);
 }

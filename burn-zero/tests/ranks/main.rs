@@ -2,5 +2,6 @@
 
 mod faults;
 mod laws;
+mod schedules;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,22 +1,24 @@
 //! Messages between processes, each awaited with a deadline.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::BTreeSet,
     sync::{Arc, mpsc::Sender},
     thread,
-    time::{Duration, Instant},
 };
 
 use ::mpi::{
     datatype::Equivalence,
-    point_to_point::Status,
-    request::{self, Request, Scope},
+    request,
     topology::SimpleCommunicator,
     traits::{Communicator, Destination, MatchedReceiveVec, Source},
 };
 
-use super::{GRACE, notice::Notice};
+use super::{
+    GRACE,
+    notice::Notice,
+    poll::{Wait, open, poll},
+};
 use crate::group::{Call, GroupFault, GroupOptions, queue::Queue};
 
 /// The calls that start collectives.
@@ -34,6 +36,11 @@ pub(super) struct Link {
     end: Sender<()>,
     /// Collectives in which each rank took part, if it has left.
     left: RefCell<Vec<Option<u64>>>,
+    /// The fault of the earliest call that another rank has told of, and the call it was in: what all ranks have sent for calls before
+    /// that one is still under way.
+    lost: RefCell<Option<(u64, GroupFault)>>,
+    /// This rank's call.
+    calling: Cell<u64>,
 }
 
 impl Link {
@@ -50,6 +57,8 @@ impl Link {
             options,
             end,
             left,
+            lost: RefCell::new(None),
+            calling: Cell::new(0),
         }
     }
 
@@ -77,6 +86,10 @@ impl Link {
         sends: &[(usize, &[u8])],
         receives: &mut [(usize, &mut [u8])],
     ) -> Vec<usize> {
+        self.calling.set(call.sequence);
+        if let Some(fault) = self.news(call, std::iter::empty()) {
+            self.lose(&fault);
+        }
         let mut lengths = vec![0; receives.len()];
         request::scope(|scope| {
             let mut receiving: Vec<_> = receives
@@ -134,8 +147,14 @@ impl Link {
 
     /// A fault that another thread or another rank has found, or a rank that left before `call`.
     fn news(&self, call: &Call, mut awaited: impl Iterator<Item = usize>) -> Option<GroupFault> {
-        if let Some(fault) = self.queue.fault().or_else(|| self.read_notices()) {
+        if let Some(fault) = self.queue.fault() {
             return Some(fault);
+        }
+        self.read_notices();
+        if let Some((sequence, fault)) = &*self.lost.borrow()
+            && *sequence <= call.sequence
+        {
+            return Some(fault.clone());
         }
         awaited.find_map(|peer| {
             let calls = self.left.borrow()[peer].filter(|&calls| calls <= call.sequence)?;
@@ -148,8 +167,8 @@ impl Link {
         })
     }
 
-    /// Reads what has come, up to a fault.
-    fn read_notices(&self) -> Option<GroupFault> {
+    /// Reads what has come.
+    fn read_notices(&self) {
         while let Some(probed) = self
             .world
             .any_process()
@@ -160,10 +179,17 @@ impl Link {
                 Notice::Left(calls) => {
                     self.left.borrow_mut()[status.source_rank() as usize] = Some(calls)
                 }
-                Notice::Lost(fault) => return Some(fault),
+                Notice::Lost { sequence, fault } => {
+                    let mut lost = self.lost.borrow_mut();
+                    if lost
+                        .as_ref()
+                        .is_none_or(|(earliest, _)| sequence < *earliest)
+                    {
+                        *lost = Some((sequence, fault));
+                    }
+                }
             }
         }
-        None
     }
 
     /// Sends a notice to all others. It is small, so that MPI takes it at once, whatever its receiver does.
@@ -202,7 +228,10 @@ impl Link {
             {
                 self.world.abort(1)
             }
-            _ => self.notify(&Notice::Lost(fault.clone())),
+            _ => {
+                let (sequence, fault) = (self.calling.get(), fault.clone());
+                self.notify(&Notice::Lost { sequence, fault });
+            }
         }
     }
 
@@ -225,7 +254,8 @@ impl Link {
         self.notify(&Notice::Left(calls));
         let mut wait = Wait::new(self.options.deadline);
         while self.peers().any(|rank| self.left.borrow()[rank].is_none()) {
-            if let Some(fault) = self.read_notices() {
+            self.read_notices();
+            if let Some((_, fault)) = self.lost.take() {
                 eprintln!("rank {} has left its group: {fault}", self.rank());
                 self.queue.fail(fault);
                 // This process may be about to exit with success; those that failed come first.
@@ -245,83 +275,6 @@ impl Link {
                 self.world.abort(1);
             }
             wait.pause();
-        }
-    }
-}
-
-/// A message to or from a rank, until it has arrived.
-type UnderWay<'a, S> = (usize, Option<Request<'a, [u8], S>>);
-
-/// Tests all messages, calls `done` for each that has arrived, and says whether any has.
-fn poll<'a, S: Scope<'a>>(
-    messages: &mut [UnderWay<'a, S>],
-    mut done: impl FnMut(usize, Status),
-) -> bool {
-    let mut progress = false;
-    for (index, (_, message)) in messages.iter_mut().enumerate() {
-        match message.take().map(Request::test) {
-            Some(Ok(status)) => {
-                done(index, status);
-                progress = true;
-            }
-            Some(Err(request)) => *message = Some(request),
-            None => {}
-        }
-    }
-    progress
-}
-
-/// The ranks of the messages that have not arrived.
-fn open<'a, 'm, S: Scope<'a>>(
-    messages: &'m [UnderWay<'a, S>],
-) -> impl Iterator<Item = usize> + use<'a, 'm, S> {
-    messages
-        .iter()
-        .filter(|(_, message)| message.is_some())
-        .map(|(rank, _)| *rank)
-}
-
-/// Polling that gets slower: a rank that waits for long leaves its core to those who compute.
-struct Wait {
-    deadline: Duration,
-    since: Instant,
-    polls: u32,
-}
-
-impl Wait {
-    /// Polls without a pause, about 10 us.
-    const EAGER: u32 = 50;
-    /// Polls that let others run, up to this one.
-    const YIELDING: u32 = 500;
-    /// Polls with short pauses, up to this one.
-    const NAPPING: u32 = 1000;
-
-    fn new(deadline: Duration) -> Self {
-        Self {
-            deadline,
-            since: Instant::now(),
-            polls: 0,
-        }
-    }
-
-    fn restart(&mut self) {
-        *self = Self::new(self.deadline);
-    }
-
-    fn is_over(&self) -> bool {
-        self.since.elapsed() > self.deadline
-    }
-
-    fn pause(&mut self) {
-        self.polls = self.polls.saturating_add(1);
-        if self.polls <= Self::EAGER {
-            std::hint::spin_loop();
-        } else if self.polls <= Self::YIELDING {
-            thread::yield_now();
-        } else if self.polls <= Self::NAPPING {
-            thread::sleep(Duration::from_micros(50));
-        } else {
-            thread::sleep(Duration::from_micros(500));
         }
     }
 }

@@ -3,6 +3,7 @@
 mod hook;
 mod link;
 mod notice;
+mod poll;
 mod transport;
 
 use std::{
@@ -114,6 +115,15 @@ impl MpiGroup {
     /// Starts MPI, runs this rank and leaves. A rank that returns an error of its own ends the job with it, as by
     /// [`abort`](ProcessGroup::abort): the others would only see that it left. The error is returned if the group was
     /// lost before, or has one rank.
+    ///
+    /// ```no_run
+    /// use burn_zero::{GroupOptions, MpiGroup, ProcessGroup, ReduceOp, ZeroError};
+    ///
+    /// MpiGroup::run(GroupOptions::default(), |group| {
+    ///     group.all_reduce("gradients, step 0", ReduceOp::Mean, vec![1.0; 8].into())
+    /// })?;
+    /// # Ok::<(), ZeroError>(())
+    /// ```
     ///
     /// # Errors
     ///

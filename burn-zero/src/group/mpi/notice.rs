@@ -10,7 +10,12 @@ pub(super) enum Notice {
     /// The rank takes part in no more than so many collectives.
     Left(u64),
     /// The group is lost.
-    Lost(GroupFault),
+    Lost {
+        /// The call in which the rank is.
+        sequence: u64,
+        /// Why.
+        fault: GroupFault,
+    },
 }
 
 /// Longest text in a notice: it has to fit a message that is sent without waiting for its receiver.
@@ -20,10 +25,13 @@ impl Notice {
     pub fn encode(&self) -> Vec<u8> {
         let mut notice = serde_json::to_vec(self).expect("a notice is plain data");
         if notice.len() > 3 * TEXT_BYTES
-            && let Self::Lost(fault) = self
+            && let Self::Lost { sequence, fault } = self
         {
-            notice =
-                serde_json::to_vec(&Self::Lost(shortened(fault))).expect("a notice is plain data");
+            let short = Self::Lost {
+                sequence: *sequence,
+                fault: shortened(fault),
+            };
+            notice = serde_json::to_vec(&short).expect("a notice is plain data");
         }
         notice
     }

@@ -34,7 +34,8 @@ struct State {
     messages: Vec<VecDeque<Message>>,
     /// Collectives in which each rank took part, if it has left.
     left: Vec<Option<u64>>,
-    fault: Option<GroupFault>,
+    /// The fault of the earliest call, and that call, from which on it ends everything.
+    fault: Option<(u64, GroupFault)>,
 }
 
 impl Board {
@@ -60,11 +61,18 @@ impl Board {
         self.change(to, |state| state.messages[from].push_back(message));
     }
 
-    /// Marks the group as lost on all ranks; the first fault stays.
-    pub fn fail(&self, fault: &GroupFault) {
+    /// Marks the group as lost on all ranks, from the call `sequence` on: what all have sent for calls before that one
+    /// may still be under way. The fault of the earliest call stays.
+    pub fn fail(&self, sequence: u64, fault: &GroupFault) {
         for rank in 0..self.world_size() {
             self.change(rank, |state| {
-                state.fault.get_or_insert_with(|| fault.clone());
+                if state
+                    .fault
+                    .as_ref()
+                    .is_none_or(|(earliest, _)| sequence < *earliest)
+                {
+                    state.fault = Some((sequence, fault.clone()));
+                }
             });
         }
     }
@@ -87,7 +95,9 @@ impl Board {
         let inbox = &self.inboxes[to];
         let mut state = inbox.state.lock();
         loop {
-            if let Some(fault) = &state.fault {
+            if let Some((sequence, fault)) = &state.fault
+                && *sequence <= call.sequence
+            {
                 return Err(fault.clone());
             }
             if let Some(message) = state.messages[from].pop_front() {

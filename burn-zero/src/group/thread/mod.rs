@@ -114,7 +114,7 @@ impl ThreadGroup {
 
 impl Member {
     fn fail(&self, fault: GroupFault) {
-        self.board.fail(&fault);
+        self.board.fail(0, &fault);
         self.queue.fail(fault);
     }
 }

@@ -15,6 +15,8 @@ pub(super) struct ThreadTransport {
     board: Arc<Board>,
     options: GroupOptions,
     sent: Sent,
+    /// This rank's call.
+    calling: u64,
 }
 
 impl ThreadTransport {
@@ -24,6 +26,7 @@ impl ThreadTransport {
             board,
             options,
             sent: Sent::default(),
+            calling: 0,
         }
     }
 
@@ -85,6 +88,7 @@ impl Transport for ThreadTransport {
     }
 
     fn announce(&mut self, call: &Call) -> Result<Vec<Call>, GroupFault> {
+        self.calling = call.sequence;
         let own = Arc::new(call.clone());
         for peer in self.peers() {
             self.board.post(self.rank, peer, Message::Call(own.clone()));
@@ -159,7 +163,7 @@ impl Transport for ThreadTransport {
     }
 
     fn spread(&mut self, fault: &GroupFault) {
-        self.board.fail(fault);
+        self.board.fail(self.calling, fault);
     }
 
     fn leave(&mut self, calls: u64) {
