@@ -106,7 +106,7 @@ fn gradients_of_two_backward_passes_may_be_read_apart() {
 }
 
 #[test]
-fn loaded_weights_are_trained_on_from() {
+fn leaves_that_nobody_prepared_are_reduced_in_the_step() {
     for stage in STAGES {
         let train = |reload: bool| {
             on_ranks(3, |group| {
@@ -117,7 +117,7 @@ fn loaded_weights_are_trained_on_from() {
                 for step in 0..STEPS {
                     if reload && step == 2 {
                         // Other leaves, the same ids.
-                        model = model.clone().load_record(model.into_record());
+                        model = model.fork(&Default::default());
                     }
                     let loss = model.loss(batch(step, rank, 3));
                     let gradients = GradientsParams::from_grads(loss.backward(), &model);
