@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use crate::ShardingError;
 use crate::group::GroupFault;
 
 /// Errors of ZeRO.
@@ -11,6 +12,10 @@ pub enum ZeroError {
     /// The ranks cannot go on together: one hangs, left, panicked, gave up, or called something else.
     #[error(transparent)]
     Group(#[from] GroupFault),
+
+    /// A model, an optimizer or a backend that cannot be sharded as asked.
+    #[error(transparent)]
+    Sharding(#[from] ShardingError),
 
     /// A buffer cannot be cut as the call asks. Found before anything is sent.
     #[error("{call}: the buffer has {elements} elements, but {expected}")]

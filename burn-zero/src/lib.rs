@@ -14,6 +14,46 @@
 //!
 //! Open MPI refuses to start as root without `--allow-run-as-root`, and more ranks than cores without `--oversubscribe`.
 //!
+//! # Sharded training
+//!
+//! [`ZeroOptimizer`] runs one of Burn's optimizers on this rank's shard; [`Sharding`] says what is sharded. Two lines change
+//! in a training program: the backend, `Sharded<Autodiff<..>>` (stage 2 needs it, and the loss scaler and the
+//! accumulation of the other stages), and the optimizer.
+//!
+//! # What happens to a gradient
+//!
+//! Under stage 2, with autocast outside and recomputation inside:
+//!
+//! ```text
+//!                         a weight (f32 leaf)
+//! forward   Autocast      cast to bf16
+//!           Sharded       hook: an operation that does nothing, as deep as the graph is by now
+//!           Autodiff      records both
+//!
+//! backward  Autodiff      runs the deepest operations first: the hook's turn comes when all later layers are done
+//!           Sharded       was this the weight's last use in the graph?   no: add up, go on
+//!                              | yes: it leaves the graph
+//!                              v
+//!                         copy to the host, flat, into the buckets of its elements
+//!                              | a bucket is full, and those before it are under way
+//!                              v                            (backward goes on meanwhile)
+//!           worker        reduce_scatter: added up over ranks in f32; this rank keeps its part
+//!                              | after the last bucket
+//!                              v
+//!                         which gradients there are on any rank, which are non-finite on any rank
+//!                              |
+//!                              v
+//! step      GradScaler    reads this rank's pieces, unscaled: all ranks skip, or none
+//!           MultiSteps    adds pieces up
+//!           ZeroOptimizer the wrapped optimizer steps on the pieces; all_gather makes parameters of them
+//! ```
+//!
+//! In stages 0 and 1 the hook lets the gradient pass, so that all stages compute the same bits, and the ranks only agree on which
+//! are non-finite; the rest happens in the step, once a window.
+//!
+//! A gradient that waits for a use in another graph, such as that of a forward pass without backward, leaves at the end of
+//! the backward pass instead: later, and the same.
+//!
 //! # Records
 //!
 //! [`record`] saves the state of all ranks and loads it at any number of them: [`save_sharded`], [`load_sharded`];
@@ -27,15 +67,21 @@
 //!
 //! [`HostAdamW`] keeps moments and f32 parameters in host memory and updates them there.
 
+mod backend;
 mod config;
 mod error;
 mod estimate;
 pub mod group;
+mod host;
 mod offload;
+mod optimizer;
 pub mod record;
+mod reduce;
 pub mod shard;
+mod sharding;
 mod stage;
 
+pub use backend::{Sharded, ShardedGradients, Tape};
 pub use config::{
     AdagradParams, AdamParams, BatchConfig, BatchSizes, CommunicationDtype, ConfigError,
     IgnoredKey, LossScaling, OptimizerConfig, OptimizerOffload, Precision, ResolvedConfig,
@@ -53,6 +99,16 @@ pub use offload::{
     AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostAdamWError,
     InstructionSet, OpenStep, ParamsOut,
 };
+pub use optimizer::{Piece, ShardState, Shards, StateSlot, StateTensor, ZeroOptimizer};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};
-pub use shard::ShardMap;
+pub use shard::{Partition, ShardMap};
+pub use sharding::{Sharding, ShardingError};
 pub use stage::Stage;
+
+/// Where a trait leaves no other way to fail.
+fn raise<T>(result: Result<T, ZeroError>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
+    }
+}

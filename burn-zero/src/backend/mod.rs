@@ -1,0 +1,15 @@
+//! The backend decorator: gradients are met while backward still computes others.
+//!
+//! `ops.rs` makes every operation from its row and hooks the parameters on their way in; `tape.rs` is what that takes of
+//! autodiff; `attached.rs` knows this thread's parameters; `autodiff.rs` is the backward pass.
+
+mod attached;
+mod autodiff;
+mod ops;
+mod sharded;
+mod tape;
+
+pub(crate) use attached::{attach, node_behind};
+pub use autodiff::ShardedGradients;
+pub use sharded::Sharded;
+pub use tape::Tape;

@@ -1,0 +1,218 @@
+//! The updated pieces of all ranks becoming parameters.
+
+use std::collections::{BTreeMap, HashMap};
+
+use burn::module::{AutodiffModule, ModuleMapper, Param};
+use burn::tensor::{DType, Shape, Tensor, TensorData, TensorPrimitive};
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{AutodiffBackend, Backend};
+
+use super::parameters::Parameters;
+use crate::ZeroError;
+use crate::group::{BufferDtype, HostBuffer, PendingBuffer, ProcessGroup, Split};
+use crate::host::HostRead;
+use crate::reduce::Layout;
+use crate::shard::Bucket;
+
+/// The module with its updated parameters, as new leaves. One bucket is gathered ahead; at no time are there two copies of
+/// all parameters.
+///
+/// # Errors
+///
+/// Those of the group.
+pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: M,
+    parameters: &Parameters,
+    updated: Updated<'_, B::InnerBackend>,
+) -> Result<M, ZeroError> {
+    let mut update = Update {
+        parameters,
+        updated,
+        done: HashMap::new(),
+        failed: None,
+    };
+    let module = module.map(&mut update);
+    match update.failed {
+        Some(error) => Err(error),
+        None => Ok(module),
+    }
+}
+
+/// The pieces that the optimizer has updated.
+pub(super) struct Updated<'a, I: Backend> {
+    layout: &'a Layout,
+    group: &'a dyn ProcessGroup,
+    /// By parameter.
+    pieces: HashMap<usize, FloatTensor<I>>,
+    /// Whether any rank has updated each parameter.
+    changed: Vec<bool>,
+    /// Pieces on the host, until they are sent.
+    sending: HashMap<usize, Vec<f32>>,
+    underway: BTreeMap<usize, PendingBuffer>,
+    /// The first buckets are gathered.
+    gathered: usize,
+    /// Parameters that are gathered in part, or were not asked for yet.
+    arriving: HashMap<usize, Vec<f32>>,
+}
+
+impl<'a, I: Backend> Updated<'a, I> {
+    pub(super) fn new(
+        layout: &'a Layout,
+        group: &'a dyn ProcessGroup,
+        pieces: HashMap<usize, FloatTensor<I>>,
+        changed: Vec<bool>,
+    ) -> Self {
+        Self {
+            layout,
+            group,
+            pieces,
+            changed,
+            sending: HashMap::new(),
+            underway: BTreeMap::new(),
+            gathered: 0,
+            arriving: HashMap::new(),
+        }
+    }
+
+    /// The new value of a parameter; `None` if it has not changed. Parameters are asked for in their order.
+    fn take(
+        &mut self,
+        parameter: usize,
+        device: &I::Device,
+    ) -> Result<Option<FloatTensor<I>>, ZeroError> {
+        let known = &self.layout.parameters()[parameter];
+        if !self.changed[parameter] || known.elements() == 0 {
+            return Ok(None);
+        }
+        if self.layout.holds_all() {
+            let shape = Shape::from(known.shape.clone());
+            let piece = self.pieces.remove(&parameter);
+            return Ok(piece.map(|piece| I::float_reshape(piece, shape)));
+        }
+        if let Some(last) = self.layout.buckets_of(parameter).last() {
+            self.gather_to(last)?;
+        }
+        let elements = self.arriving.remove(&parameter);
+        Ok(elements.map(|elements| {
+            let data = TensorData::new(elements, known.shape.clone());
+            I::float_from_data(data.convert_dtype(known.dtype), device)
+        }))
+    }
+
+    /// Gathers all buckets up to this one, and starts with the one behind it.
+    fn gather_to(&mut self, last: usize) -> Result<(), ZeroError> {
+        while self.gathered <= last {
+            let bucket = self.gathered;
+            self.start(bucket);
+            if bucket + 1 < self.layout.buckets().len() {
+                self.start(bucket + 1);
+            }
+            self.gathered += 1;
+            let Some(pending) = self.underway.remove(&bucket) else {
+                continue;
+            };
+            let elements = pending.wait()?.into_f32();
+            for slot in self.layout.slots(bucket, 0..elements.len()) {
+                if !self.changed[slot.parameter] {
+                    continue;
+                }
+                let whole = self.layout.parameters()[slot.parameter].elements();
+                let arriving = self.arriving.entry(slot.parameter);
+                let arriving = arriving.or_insert_with(|| vec![0.0; whole]);
+                arriving[slot.range].copy_from_slice(&elements[slot.at]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts to gather a bucket, unless nothing in it has changed.
+    fn start(&mut self, bucket: usize) {
+        let layout = self.layout;
+        let known = &layout.buckets()[bucket];
+        let changed = known
+            .segments()
+            .iter()
+            .any(|segment| self.changed[segment.parameter]);
+        if !changed || self.underway.contains_key(&bucket) {
+            return;
+        }
+        let own = layout.own_part(bucket);
+        let mut part = vec![0.0; own.len()];
+        for slot in layout.slots(bucket, own.clone()) {
+            if let Some(piece) = self.pieces.remove(&slot.parameter) {
+                let elements = HostRead::start::<I>(piece).wait();
+                self.sending.insert(slot.parameter, elements);
+            }
+            let Some(piece) = self.sending.get(&slot.parameter) else {
+                continue;
+            };
+            let from = layout.position(slot.parameter, slot.range.start);
+            let to = slot.at.start - own.start;
+            part[to..to + slot.range.len()].copy_from_slice(&piece[from..from + slot.range.len()]);
+            if from + slot.range.len() == piece.len() {
+                self.sending.remove(&slot.parameter);
+            }
+        }
+        let part = HostBuffer::from_f32(self.dtype(known), part);
+        let split = Split::Counts(known.counts());
+        let label = format!("parameters of {}", layout.bucket_name(bucket));
+        let pending = self.group.start_all_gather(&label, part, split, None);
+        self.underway.insert(bucket, pending);
+    }
+
+    /// The narrowest type that holds the bucket's parameters as they are.
+    fn dtype(&self, bucket: &Bucket) -> BufferDtype {
+        let all = |dtype| {
+            let parameters = self.layout.parameters();
+            let mut segments = bucket.segments().iter();
+            segments.all(|segment| parameters[segment.parameter].dtype == dtype)
+        };
+        if all(DType::BF16) {
+            BufferDtype::Bf16
+        } else if all(DType::F16) {
+            BufferDtype::F16
+        } else {
+            BufferDtype::F32
+        }
+    }
+}
+
+struct Update<'a, B: AutodiffBackend> {
+    parameters: &'a Parameters,
+    updated: Updated<'a, B::InnerBackend>,
+    /// One that the module holds twice stays one leaf.
+    done: HashMap<usize, FloatTensor<B>>,
+    failed: Option<ZeroError>,
+}
+
+impl<B: AutodiffBackend> ModuleMapper<B> for Update<'_, B> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let Some(&index) = self.parameters.index.get(&param.id) else {
+            return param;
+        };
+        if let Some(done) = self.done.get(&index) {
+            let (id, _, mapper) = param.consume();
+            let leaf = Tensor::from_primitive(TensorPrimitive::Float(done.clone()));
+            return Param::from_mapped_value(id, leaf, mapper);
+        }
+        if self.failed.is_some() {
+            return param;
+        }
+        let device = param.val().device();
+        match self.updated.take(index, &device) {
+            Ok(None) => param,
+            Ok(Some(value)) => {
+                let (id, _, mapper) = param.consume();
+                let value = Tensor::from_primitive(TensorPrimitive::Float(value));
+                let leaf = Tensor::<B, D>::from_inner(value).require_grad();
+                let primitive = leaf.clone().into_primitive().tensor();
+                self.done.insert(index, primitive);
+                Param::from_mapped_value(id, leaf, mapper)
+            }
+            Err(error) => {
+                self.failed = Some(error);
+                param
+            }
+        }
+    }
+}

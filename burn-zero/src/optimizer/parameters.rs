@@ -1,0 +1,125 @@
+//! The parameters of a module, in the order of its paths.
+
+use std::collections::{BTreeMap, HashMap};
+
+use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
+use burn::tensor::{DType, Tensor, backend::AutodiffBackend};
+
+use burn_backend::tensor::FloatTensor;
+
+use crate::ShardingError;
+use crate::backend::node_behind;
+use crate::reduce::Parameter;
+
+/// The parameters of a module that require gradients. `ParamId`s are random in each process: what ranks have in common are
+/// paths.
+#[derive(Default)]
+pub(super) struct Parameters {
+    pub(super) list: Vec<Parameter>,
+    /// The nodes of their leaves, as far as the backend shows them.
+    pub(super) nodes: Vec<Option<u64>>,
+    /// Position in the list. One that the module holds twice is one parameter, under its first path.
+    pub(super) index: HashMap<ParamId, usize>,
+    path: Vec<String>,
+}
+
+impl Parameters {
+    pub(super) fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
+        let mut found = Self::default();
+        module.visit(&mut found);
+        found
+    }
+
+    /// The values, by position.
+    pub(super) fn values<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        module: &M,
+    ) -> BTreeMap<usize, FloatTensor<B::InnerBackend>> {
+        let mut values = Values::<B> {
+            parameters: self,
+            found: BTreeMap::new(),
+        };
+        module.visit(&mut values);
+        values.found
+    }
+
+    /// # Errors
+    ///
+    /// [`ShardingError::UnsupportedDtype`].
+    pub(super) fn check_dtypes(&self) -> Result<(), ShardingError> {
+        let odd = self
+            .list
+            .iter()
+            .find(|parameter| !matches!(parameter.dtype, DType::F32 | DType::BF16 | DType::F16));
+        match odd {
+            None => Ok(()),
+            Some(Parameter { path, dtype, .. }) => Err(ShardingError::UnsupportedDtype {
+                path: path.clone(),
+                dtype: *dtype,
+            }),
+        }
+    }
+
+    /// # Errors
+    ///
+    /// [`ShardingError::OtherModel`] unless these are `expected`.
+    pub(super) fn check_same(&self, expected: &[Parameter]) -> Result<(), ShardingError> {
+        let longest = self.list.len().max(expected.len());
+        let differs = |&index: &usize| self.list.get(index) != expected.get(index);
+        match (0..longest).find(differs) {
+            None => Ok(()),
+            Some(index) => Err(ShardingError::OtherModel {
+                index,
+                found: name(self.list.get(index)),
+                expected: name(expected.get(index)),
+            }),
+        }
+    }
+}
+
+/// The values of the parameters.
+struct Values<'a, B: AutodiffBackend> {
+    parameters: &'a Parameters,
+    found: BTreeMap<usize, FloatTensor<B::InnerBackend>>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Values<'_, B> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        if let Some(&index) = self.parameters.index.get(&param.id) {
+            let value = param.val().inner().into_primitive().tensor();
+            self.found.entry(index).or_insert(value);
+        }
+    }
+}
+
+fn name(parameter: Option<&Parameter>) -> String {
+    parameter.map_or("none".to_owned(), |Parameter { path, shape, dtype }| {
+        format!("{path} {shape:?} {dtype:?}")
+    })
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for Parameters {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let tensor = param.val();
+        let mut requires_grad = false;
+        let node = node_behind(|| requires_grad = tensor.is_require_grad());
+        if !requires_grad || self.index.contains_key(&param.id) {
+            return;
+        }
+        self.index.insert(param.id, self.list.len());
+        self.nodes.push(node);
+        self.list.push(Parameter {
+            path: self.path.join("."),
+            shape: tensor.dims().to_vec(),
+            dtype: tensor.dtype(),
+        });
+    }
+}

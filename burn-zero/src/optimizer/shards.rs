@@ -1,0 +1,105 @@
+//! The module that the wrapped optimizer meets: this rank's pieces of the parameters.
+#![allow(missing_docs, reason = "records and fields that Burn's derive makes")]
+
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive, backend::Backend};
+use burn_backend::tensor::FloatTensor;
+
+/// This rank's pieces, in the order of the parameters: what a wrapped optimizer is an `Optimizer<Shards<B>, B>` of. Rust infers it.
+///
+/// Each piece keeps its id for the whole training, the same in every process. The pieces exist during a step only; what stays
+/// is the optimizer's state, by id.
+#[derive(Module, Debug)]
+pub struct Shards<B: Backend> {
+    pieces: Vec<Piece<B>>,
+}
+
+/// A piece: flat, or a whole parameter in its shape ([`Partition::Whole`](crate::Partition::Whole)).
+#[derive(Module, Debug)]
+pub enum Piece<B: Backend> {
+    /// `[elements]`
+    Rank1(Param<Tensor<B, 1>>),
+    /// As the parameter.
+    Rank2(Param<Tensor<B, 2>>),
+    /// As the parameter.
+    Rank3(Param<Tensor<B, 3>>),
+    /// As the parameter.
+    Rank4(Param<Tensor<B, 4>>),
+    /// As the parameter.
+    Rank5(Param<Tensor<B, 5>>),
+    /// As the parameter.
+    Rank6(Param<Tensor<B, 6>>),
+}
+
+/// The first bytes of a piece's id spell "zero": `ParamId`s are random 64-bit numbers, these are the same in every process.
+const FIRST_ID: u64 = u64::from_be_bytes(*b"zero\0\0\0\0");
+
+/// The id of the piece of a parameter.
+pub(super) fn piece_id(parameter: usize) -> ParamId {
+    ParamId::from(FIRST_ID | parameter as u64)
+}
+
+impl<B: Backend> Shards<B> {
+    /// From the pieces and the positions of their parameters.
+    pub(super) fn new(pieces: Vec<(usize, FloatTensor<B>)>) -> Self {
+        let pieces = pieces.into_iter();
+        Self {
+            pieces: pieces
+                .map(|(index, piece)| Piece::new(index, piece))
+                .collect(),
+        }
+    }
+
+    /// The pieces and the positions of their parameters.
+    pub(super) fn into_pieces(self) -> impl Iterator<Item = (usize, FloatTensor<B>)> {
+        self.pieces.into_iter().map(Piece::into_parts)
+    }
+
+    /// Number of pieces.
+    pub fn len(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Whether this rank holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+}
+
+/// Evaluates `$body` with `$param` bound to the piece's parameter, whatever its rank.
+macro_rules! with_param {
+    ($piece:expr, $param:ident => $body:expr) => {
+        match $piece {
+            Piece::Rank1($param) => $body,
+            Piece::Rank2($param) => $body,
+            Piece::Rank3($param) => $body,
+            Piece::Rank4($param) => $body,
+            Piece::Rank5($param) => $body,
+            Piece::Rank6($param) => $body,
+        }
+    };
+}
+
+impl<B: Backend> Piece<B> {
+    fn new(parameter: usize, piece: FloatTensor<B>) -> Self {
+        let rank = piece.rank();
+        let id = piece_id(parameter);
+        let piece = TensorPrimitive::Float(piece);
+        match rank {
+            1 => Self::Rank1(Param::initialized(id, Tensor::from_primitive(piece))),
+            2 => Self::Rank2(Param::initialized(id, Tensor::from_primitive(piece))),
+            3 => Self::Rank3(Param::initialized(id, Tensor::from_primitive(piece))),
+            4 => Self::Rank4(Param::initialized(id, Tensor::from_primitive(piece))),
+            5 => Self::Rank5(Param::initialized(id, Tensor::from_primitive(piece))),
+            6 => Self::Rank6(Param::initialized(id, Tensor::from_primitive(piece))),
+            _ => unreachable!("parameters of rank {rank} are refused before the first step"),
+        }
+    }
+
+    fn into_parts(self) -> (usize, FloatTensor<B>) {
+        with_param!(self, param => {
+            let (id, tensor, _) = param.consume();
+            ((id.val() & !FIRST_ID) as usize, tensor.into_primitive().tensor())
+        })
+    }
+}

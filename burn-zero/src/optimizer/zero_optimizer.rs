@@ -1,0 +1,345 @@
+//! The wrapper: the step of a shard.
+
+use core::fmt;
+use std::sync::Arc;
+
+use burn::module::AutodiffModule;
+use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
+use burn::tensor::backend::AutodiffBackend;
+use burn_backend::Backend;
+use burn_backend::ops::FloatTensorOps;
+use burn_backend::tensor::FloatTensor;
+
+use super::elementwise;
+use super::gather::{self, Updated};
+use super::gradients::Gradients;
+use super::initial;
+use super::parameters::Parameters;
+use super::pieces::{Pieces, check_whole, cut, squared_norm};
+use super::shards::{Shards, piece_id};
+use crate::backend::attach;
+use crate::group::{Agree, ProcessGroup};
+use crate::host::HostRead;
+use crate::reduce::{Arriving, Exchange, Layout, Reduced};
+use crate::shard::Partition;
+use crate::{Sharding, ShardingError, Stage, ZeroError, raise};
+
+/// An optimizer that runs on this rank's shard of the parameters, with the gradients of all ranks.
+///
+/// ```text
+/// step(gradients):                            # stage 2: pieces of reduced ones, already
+///     stage 0:  gradients = all_reduce(gradients)
+///     stage 1:  pieces = reduce_scatter(gradients)
+///     inner.step(this rank's pieces)          # stage 0: all
+///     parameters = all_gather(pieces)         # stage 0: nothing to do
+/// ```
+///
+/// The wrapped optimizer is any of Burn's: it meets [`Shards`] instead of the module, and keeps the state of those only. With
+/// one rank a step is the wrapped optimizer's, bit for bit. A parameter that has a gradient on some ranks takes part with
+/// zeros on the others; one that has none on any rank is left alone, as Burn does.
+///
+/// # Order of layers
+///
+/// `scaler.wrap(MultiSteps::new(zero, accumulation)?)`, and in `zero` the clipping, and in that the optimizer: a loss scaler
+/// and an accumulation decide alike on all ranks, for a gradient that is non-finite on one is so on all. What needs
+/// the norm of the gradient over all parameters goes inside and is handed it: [`with_norm`](Self::with_norm).
+///
+/// ```
+/// use std::sync::Arc;
+/// use burn::{backend::Autodiff, nn, optim::{AdamWConfig, GradientsParams, Optimizer}, prelude::*};
+/// use burn_zero::{GroupOptions, ProcessGroup, Sharded, Sharding, Stage, ThreadGroup, ZeroOptimizer};
+///
+/// type B = Sharded<Autodiff<burn_flex::Flex>>;
+///
+/// let weights = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
+///     let device = Default::default();
+///     let rank = group.rank();
+///     let model: nn::Linear<B> = nn::LinearConfig::new(4, 3).init(&device);
+///
+///     let adam = AdamWConfig::new().init();
+///     let mut optimizer = ZeroOptimizer::new(adam, Arc::new(group), Sharding::stage(Stage::Gradients))?;
+///     let mut model = optimizer.prepare(model)?; // rank 0's weights
+///     for _ in 0..3 {
+///         let x = Tensor::<B, 2>::full([8, 4], 1.0 + rank as f32, &device); // each rank has its own data
+///         let gradients = GradientsParams::from_grads(model.forward(x).mean().backward(), &model);
+///         model = optimizer.step(1e-2, model, gradients);
+///     }
+///     Ok::<_, burn_zero::ZeroError>(model.weight.val().into_data())
+/// })?;
+/// assert_eq!(weights[0].as_ref().unwrap(), weights[1].as_ref().unwrap());
+/// # Ok::<(), burn_zero::ZeroError>(())
+/// ```
+///
+/// A clone has its own optimizer state and shares the group.
+///
+/// # Panics
+///
+/// A step panics with the message of a [`ZeroError`]: those of the group, [`ShardingError::NotPrepared`],
+/// [`ShardingError::OtherModel`].
+///
+/// # Cost
+///
+/// With `P` parameters and `N` ranks a rank sends `2 P (N - 1) / N` elements a step in every stage; under stage 2 the
+/// gradients' half of it once a backward pass. It holds `1 / N` of the optimizer's state in stages 1 and 2, and in stage
+/// 2 of the gradients, plus at most three buckets. Gradients and parameters go through the host's memory.
+pub struct ZeroOptimizer<O> {
+    pub(super) inner: O,
+    pub(super) group: Arc<dyn ProcessGroup>,
+    sharding: Sharding,
+    norm: Option<NormReceiver>,
+    pub(super) exchange: Option<Arc<Exchange>>,
+}
+
+type NormReceiver = Arc<dyn Fn(f32) + Send + Sync>;
+
+impl<O: Clone> Clone for ZeroOptimizer<O> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            group: self.group.clone(),
+            sharding: self.sharding.clone(),
+            norm: self.norm.clone(),
+            exchange: self.exchange.clone(),
+        }
+    }
+}
+
+impl<O> ZeroOptimizer<O> {
+    /// Wraps `inner`, which is the same on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::Disagreement`] if the ranks' settings differ; those of the group.
+    pub fn new(
+        inner: O,
+        group: Arc<dyn ProcessGroup>,
+        sharding: Sharding,
+    ) -> Result<Self, ZeroError> {
+        let optimizer = core::any::type_name::<O>();
+        group.agree_equal("sharding", &format!("{sharding:?} of {optimizer}"))?;
+        Ok(Self {
+            inner,
+            group,
+            sharding,
+            norm: None,
+            exchange: None,
+        })
+    }
+
+    /// Hands the norm of the gradient over all parameters and ranks to `receive` before each step of the wrapped optimizer.
+    ///
+    /// For clipping by the global norm: burn-accum's `ClipGlobalNorm` takes it through `clip.norm().provide(value)`.
+    /// Costs one pass over this rank's pieces, a host read and a collective of one element.
+    #[must_use]
+    pub fn with_norm(mut self, receive: impl Fn(f32) + Send + Sync + 'static) -> Self {
+        self.norm = Some(Arc::new(receive));
+        self
+    }
+
+    /// The wrapped optimizer.
+    pub fn inner(&self) -> &O {
+        &self.inner
+    }
+
+    /// Gives the wrapped optimizer back, with the state of this rank's shard.
+    pub fn into_inner(self) -> O {
+        self.inner
+    }
+
+    /// The ranks.
+    pub fn group(&self) -> &Arc<dyn ProcessGroup> {
+        &self.group
+    }
+
+    /// The settings.
+    pub fn sharding(&self) -> &Sharding {
+        &self.sharding
+    }
+
+    /// Gets to know a model and gives every rank the weights of rank 0: before the first forward, on the thread that
+    /// trains, and after its weights were loaded or its parameters frozen. All ranks call it.
+    ///
+    /// # Errors
+    ///
+    /// [`ShardingError::NotElementwise`], [`ShardingError::LocalNorm`], [`ShardingError::NotSharded`],
+    /// [`ShardingError::UnsupportedDtype`]; [`ZeroError::Disagreement`] if the ranks' models differ; those of the group.
+    pub fn prepare<B, M>(&mut self, module: M) -> Result<M, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<Shards<B>, B>,
+    {
+        let parameters = Parameters::of::<B, M>(&module);
+        self.check::<B, M>(&module, &parameters)?;
+        let all: Vec<_> = parameters
+            .list
+            .iter()
+            .map(|p| format!("{} {:?} {:?}", p.path, p.shape, p.dtype))
+            .collect();
+        self.group.agree_equal("parameters", &all.join(", "))?;
+
+        let module = initial::broadcast::<B, M>(module, &*self.group)?;
+        let (world_size, rank) = (self.group.world_size(), self.group.rank());
+        let layout = Layout::new(parameters.list, world_size, rank, &self.sharding)?;
+        let exchange = Exchange::new(layout, self.group.clone(), &self.sharding);
+        self.exchange = Some(Arc::new(exchange));
+        self.attach(&Parameters::of::<B, M>(&module));
+        Ok(module)
+    }
+
+    fn check<B, M>(&self, module: &M, parameters: &Parameters) -> Result<(), ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<Shards<B>, B>,
+    {
+        let device = module.devices().into_iter().next().unwrap_or_default();
+        if self.sharding.partition == Partition::Flat {
+            elementwise::check::<B, O>(&self.inner, &device)?;
+        }
+        if self.group.world_size() == 1 {
+            return Ok(());
+        }
+        parameters.check_dtypes()?;
+        if self.sharding.stage == Stage::Gradients && parameters.nodes.contains(&None) {
+            let backend = B::name(&device);
+            return Err(ShardingError::NotSharded { backend }.into());
+        }
+        let optimizer = core::any::type_name::<O>();
+        if self.norm.is_none() && optimizer.contains("ClipGlobalNorm") {
+            let optimizer = optimizer.to_owned();
+            return Err(ShardingError::LocalNorm { optimizer }.into());
+        }
+        Ok(())
+    }
+
+    /// This thread looks out for the leaves.
+    fn attach(&self, parameters: &Parameters) {
+        if let Some(exchange) = &self.exchange
+            && self.group.world_size() > 1
+        {
+            attach(exchange, &parameters.nodes);
+        }
+    }
+
+    fn advance<B, M>(
+        &mut self,
+        lr: LearningRate,
+        module: M,
+        mut gradients: Gradients,
+    ) -> Result<M, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<Shards<B>, B>,
+    {
+        let exchange = self.exchange.clone().ok_or(ShardingError::NotPrepared)?;
+        let layout = exchange.layout();
+        let parameters = Parameters::of::<B, M>(&module);
+        parameters.check_same(layout.parameters())?;
+
+        let arrived = gradients.take::<B, M>(&module, &parameters);
+        let device = module.devices().into_iter().next().unwrap_or_default();
+        let reduced = self.reduce::<B>(&exchange, arrived, &device)?;
+        self.provide_norm::<B::InnerBackend>(layout, &reduced.held)?;
+        for (parameter, gradient) in reduced.held {
+            gradients.put::<B>(piece_id(parameter), gradient);
+        }
+        let shards = Shards::new(cut::<B, M>(&module, &parameters, layout));
+        let shards = gradients.step(&mut self.inner, lr, shards);
+
+        let pieces = shards
+            .into_pieces()
+            .map(|(index, piece)| (index, B::inner(piece)));
+        let updated = Updated::new(layout, &*self.group, pieces.collect(), reduced.present);
+        let module = gather::update::<B, M>(module, &parameters, updated)?;
+        self.attach(&Parameters::of::<B, M>(&module));
+        Ok(module)
+    }
+
+    /// Gradients of this rank alone become those of all ranks, as far as this rank holds the parameters.
+    fn reduce<B: AutodiffBackend>(
+        &self,
+        exchange: &Exchange,
+        arrived: Vec<Option<FloatTensor<B::InnerBackend>>>,
+        device: &B::Device,
+    ) -> Result<Pieces<B::InnerBackend>, ZeroError> {
+        let layout = exchange.layout();
+        if self.group.world_size() == 1 || exchange.take_arriving() == Arriving::Reduced {
+            return Ok(Pieces::new(layout, arrived)?);
+        }
+        let reduced = self.exchange_all::<B::InnerBackend>(exchange, arrived)?;
+        let parameters = layout.parameters().iter().zip(reduced);
+        let gradients = parameters.map(|(parameter, reduced)| {
+            let data = reduced.into_piece(parameter)?;
+            Some(B::InnerBackend::float_from_data(data, device))
+        });
+        Ok(Pieces::new(layout, gradients.collect())?)
+    }
+
+    fn exchange_all<I: Backend>(
+        &self,
+        exchange: &Exchange,
+        mut arrived: Vec<Option<FloatTensor<I>>>,
+    ) -> Result<Vec<Reduced>, ZeroError> {
+        check_whole::<I>(exchange.layout(), &arrived)?;
+        exchange.begin();
+        for (parameter, gradient) in arrived.iter_mut().enumerate().rev() {
+            exchange.submit(parameter, gradient.take().map(HostRead::start::<I>));
+        }
+        exchange.finish()
+    }
+
+    /// Hands the norm over all ranks on.
+    fn provide_norm<I: Backend>(
+        &self,
+        layout: &Layout,
+        pieces: &[(usize, FloatTensor<I>)],
+    ) -> Result<(), ZeroError> {
+        let Some(receive) = &self.norm else {
+            return Ok(());
+        };
+        let own = squared_norm::<I>(layout, pieces);
+        let all = self.group.agree_sum("squared norm of the gradient", own)?;
+        receive(all.sqrt() as f32);
+        Ok(())
+    }
+}
+
+impl<O, M, B> Optimizer<M, B> for ZeroOptimizer<O>
+where
+    O: Optimizer<Shards<B>, B>,
+    M: AutodiffModule<B>,
+    B: AutodiffBackend,
+{
+    /// That of the wrapped optimizer, of this rank's shard.
+    type Record = O::Record;
+
+    fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+        raise(self.advance(lr, module, Gradients::One(grads)))
+    }
+
+    fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
+        raise(self.advance(lr, module, Gradients::Multi(grads)))
+    }
+
+    fn to_record(&self) -> Self::Record {
+        self.inner.to_record()
+    }
+
+    fn load_record(mut self, record: Self::Record) -> Self {
+        self.inner = self.inner.load_record(record);
+        self
+    }
+}
+
+impl<O: fmt::Debug> fmt::Debug for ZeroOptimizer<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZeroOptimizer")
+            .field("inner", &self.inner)
+            .field("rank", &self.group.rank())
+            .field("world_size", &self.group.world_size())
+            .field("sharding", &self.sharding)
+            .finish_non_exhaustive()
+    }
+}

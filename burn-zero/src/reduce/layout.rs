@@ -1,0 +1,223 @@
+//! What this rank knows about the parameters: which elements it holds, and how those fill buckets.
+
+use core::ops::Range;
+
+use burn_backend::DType;
+
+use crate::shard::{self, Bucket, Partition, ShardMap};
+use crate::{Sharding, Stage, ZeroError};
+
+/// A parameter as all ranks know it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Parameter {
+    /// Its path in the module, such as `blocks.0.mlp.weight`.
+    pub(crate) path: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) dtype: DType,
+}
+
+impl Parameter {
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The shape of `elements` of it: of its rank, so that a tensor of the parameter's type can hold them.
+    pub(crate) fn piece_shape(&self, elements: usize) -> Vec<usize> {
+        let mut shape = vec![1; self.shape.len()];
+        if let Some(last) = shape.last_mut() {
+            *last = elements;
+        }
+        shape
+    }
+}
+
+/// All parameters in the order of the module, and the shard of one rank.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    parameters: Vec<Parameter>,
+    map: ShardMap,
+    rank: usize,
+    /// By parameter: the elements of this rank's shard, ascending.
+    shard: Vec<Vec<Range<usize>>>,
+    /// Whether the rank holds all elements, whatever its shard is.
+    holds_all: bool,
+}
+
+/// Some elements of a parameter, in a bucket.
+pub(crate) struct Slot {
+    pub(crate) parameter: usize,
+    /// Elements of the parameter.
+    pub(crate) range: Range<usize>,
+    /// Where they are in the bucket.
+    pub(crate) at: Range<usize>,
+}
+
+impl Layout {
+    /// # Errors
+    ///
+    /// [`ZeroError::InvalidSetting`] for buckets of nothing.
+    pub(crate) fn new(
+        parameters: Vec<Parameter>,
+        world_size: usize,
+        rank: usize,
+        sharding: &Sharding,
+    ) -> Result<Self, ZeroError> {
+        let list = parameters
+            .iter()
+            .map(|parameter| shard::Parameter::new(&*parameter.path, parameter.elements()));
+        let map = match sharding.partition {
+            Partition::Flat => ShardMap::flat,
+            Partition::Whole => ShardMap::whole,
+        };
+        let map = map(list.collect(), world_size, sharding.bucket_elements)?;
+        let mut shard = vec![Vec::new(); parameters.len()];
+        for piece in map.pieces(rank) {
+            join(&mut shard[piece.parameter], piece.range);
+        }
+        Ok(Self {
+            parameters,
+            map,
+            rank,
+            shard,
+            holds_all: sharding.stage == Stage::DataParallel || world_size == 1,
+        })
+    }
+
+    pub(crate) fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// In the order of the parameters; backward completes them from the last to the first.
+    pub(crate) fn buckets(&self) -> &[Bucket] {
+        self.map.buckets()
+    }
+
+    /// The buckets of a parameter's elements, in their order.
+    pub(crate) fn buckets_of(&self, parameter: usize) -> impl Iterator<Item = usize> {
+        self.map.segments(parameter).map(|(bucket, _)| bucket)
+    }
+
+    /// Whether this rank holds all elements of all parameters.
+    pub(crate) fn holds_all(&self) -> bool {
+        self.holds_all
+    }
+
+    /// The elements of a parameter in this rank's shard, ascending.
+    pub(crate) fn shard(&self, parameter: usize) -> &[Range<usize>] {
+        &self.shard[parameter]
+    }
+
+    /// How many elements of a parameter this rank holds.
+    pub(crate) fn held(&self, parameter: usize) -> usize {
+        if self.holds_all {
+            self.parameters[parameter].elements()
+        } else {
+            self.shard[parameter].iter().map(Range::len).sum()
+        }
+    }
+
+    /// The shape in which the wrapped optimizer meets this rank's piece of a parameter.
+    pub(crate) fn piece_shape(&self, parameter: usize) -> Vec<usize> {
+        match self.map.partition() {
+            Partition::Flat => vec![self.held(parameter)],
+            Partition::Whole => self.parameters[parameter].shape.clone(),
+        }
+    }
+
+    /// Where an element that this rank holds is in its piece of the parameter.
+    pub(crate) fn position(&self, parameter: usize, element: usize) -> usize {
+        if self.holds_all {
+            return element;
+        }
+        let mut before = 0;
+        for range in &self.shard[parameter] {
+            if range.contains(&element) {
+                return before + element - range.start;
+            }
+            before += range.len();
+        }
+        unreachable!("element {element} of parameter {parameter} is in the shard of another rank")
+    }
+
+    /// What is in a part of a bucket, without padding.
+    pub(crate) fn slots(&self, bucket: usize, part: Range<usize>) -> impl Iterator<Item = Slot> {
+        let segments = self.map.buckets()[bucket].segments().iter();
+        segments.filter_map(move |segment| {
+            let whole = segment.in_bucket();
+            let at = whole.start.max(part.start)..whole.end.min(part.end);
+            let first = segment.range.start + at.start.saturating_sub(whole.start);
+            (!at.is_empty()).then(|| Slot {
+                parameter: segment.parameter,
+                range: first..first + at.len(),
+                at,
+            })
+        })
+    }
+
+    /// The part of a bucket that is of this rank's shard.
+    pub(crate) fn own_part(&self, bucket: usize) -> Range<usize> {
+        self.map.buckets()[bucket].part(self.rank)
+    }
+
+    /// What a message about a bucket calls it.
+    pub(crate) fn bucket_name(&self, bucket: usize) -> String {
+        let segments = self.map.buckets()[bucket].segments();
+        let path = |parameter: usize| &self.parameters[parameter].path;
+        match segments {
+            [] => format!("bucket {bucket}"),
+            [only] => format!("bucket {bucket} ({})", path(only.parameter)),
+            [first, .., last] => {
+                let parameters = segments.len();
+                let (first, last) = (path(first.parameter), path(last.parameter));
+                format!("bucket {bucket} ({first} to {last}, {parameters} parameters)")
+            }
+        }
+    }
+}
+
+/// Adds a range, to the last one if it continues it.
+fn join(ranges: &mut Vec<Range<usize>>, next: Range<usize>) {
+    match ranges.last_mut() {
+        Some(last) if last.end == next.start => last.end = next.end,
+        _ => ranges.push(next),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn pieces_of_all_ranks_are_the_parameters(
+            shapes in prop::collection::vec(prop::collection::vec(0_usize..9, 1..4), 0..12),
+            world_size in 1_usize..9,
+            bucket_elements in 1_usize..200,
+            partition in prop_oneof![Just(Partition::Flat), Just(Partition::Whole)],
+        ) {
+            let parameters: Vec<_> = shapes.iter().enumerate().map(|(index, shape)| Parameter {
+                path: format!("p{index}"),
+                shape: shape.clone(),
+                dtype: DType::F32,
+            }).collect();
+            let mut found: Vec<_> = parameters.iter().map(|p| vec![0; p.elements()]).collect();
+            for rank in 0..world_size {
+                let sharding = Sharding { bucket_elements, partition, ..Sharding::default() };
+                let layout = Layout::new(parameters.clone(), world_size, rank, &sharding).unwrap();
+                let mut pieces: Vec<_> = (0..parameters.len()).map(|p| vec![false; layout.held(p)]).collect();
+                for bucket in 0..layout.buckets().len() {
+                    for slot in layout.slots(bucket, layout.own_part(bucket)) {
+                        for element in slot.range {
+                            found[slot.parameter][element] += 1;
+                            pieces[slot.parameter][layout.position(slot.parameter, element)] = true;
+                        }
+                    }
+                }
+                prop_assert!(pieces.iter().flatten().all(|&filled| filled));
+            }
+            prop_assert!(found.iter().flatten().all(|&ranks| ranks == 1));
+        }
+    }
+}

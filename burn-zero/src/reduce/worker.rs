@@ -1,0 +1,234 @@
+//! The thread that reduces buckets while backward goes on.
+
+use core::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread;
+
+use parking_lot::Mutex;
+
+use super::layout::Layout;
+use super::reduced::{Reduced, State};
+use crate::group::{BufferDtype, HostBuffer, ProcessGroup, ReduceOp, Split};
+use crate::host::HostRead;
+use crate::{Stage, ZeroError};
+
+/// The gradient of a parameter, on its way to the host, for all buckets that it is in.
+pub(super) struct Arrival {
+    parameter: usize,
+    gradient: Mutex<Gradient>,
+}
+
+enum Gradient {
+    /// This rank has none.
+    Missing,
+    Underway(HostRead),
+    Here(Arc<Vec<f32>>),
+}
+
+impl Arrival {
+    pub(super) fn new(parameter: usize, gradient: Option<HostRead>) -> Self {
+        let gradient = gradient.map_or(Gradient::Missing, Gradient::Underway);
+        Self {
+            parameter,
+            gradient: Mutex::new(gradient),
+        }
+    }
+
+    /// Waits for the elements; `None` if there are none.
+    fn elements(&self) -> Option<Arc<Vec<f32>>> {
+        let mut gradient = self.gradient.lock();
+        let elements = match core::mem::replace(&mut *gradient, Gradient::Missing) {
+            Gradient::Missing => return None,
+            Gradient::Underway(read) => Arc::new(read.wait()),
+            Gradient::Here(elements) => elements,
+        };
+        *gradient = Gradient::Here(elements.clone());
+        Some(elements)
+    }
+}
+
+/// What a worker needs to know.
+pub(super) struct Orders {
+    pub(super) layout: Layout,
+    pub(super) group: Arc<dyn ProcessGroup>,
+    pub(super) stage: Stage,
+    pub(super) op: ReduceOp,
+    pub(super) dtype: BufferDtype,
+}
+
+enum Job {
+    Reduce {
+        bucket: usize,
+        arrivals: Vec<Arc<Arrival>>,
+    },
+    Finish,
+}
+
+type Outcome = Result<Vec<Reduced>, ZeroError>;
+
+/// Buckets that wait while one is reduced. Whoever brings a further one waits: so many bound the memory.
+const WAITING_BUCKETS: usize = 1;
+
+/// A handle of the thread. It ends with the handle.
+pub(super) struct Worker {
+    jobs: SyncSender<Job>,
+    outcomes: Mutex<Receiver<Outcome>>,
+}
+
+impl Worker {
+    pub(super) fn start(orders: Arc<Orders>) -> Self {
+        let (jobs, queue) = sync_channel(WAITING_BUCKETS);
+        let (results, outcomes) = channel();
+        let name = format!("zero rank {}", orders.group.rank());
+        thread::Builder::new()
+            .name(name)
+            .spawn(move || work(&orders, &queue, &results))
+            .expect("the system can start a thread");
+        Self {
+            jobs,
+            outcomes: Mutex::new(outcomes),
+        }
+    }
+
+    pub(super) fn reduce(&self, bucket: usize, arrivals: Vec<Arc<Arrival>>) {
+        self.send(Job::Reduce { bucket, arrivals });
+    }
+
+    /// Waits for all buckets since the last call.
+    pub(super) fn finish(&self) -> Outcome {
+        self.send(Job::Finish);
+        self.outcomes.lock().recv().expect(ENDED)
+    }
+
+    fn send(&self, job: Job) {
+        self.jobs.send(job).expect(ENDED);
+    }
+}
+
+const ENDED: &str = "the thread that reduces gradients lives as long as its handle";
+
+fn work(orders: &Orders, queue: &Receiver<Job>, results: &Sender<Outcome>) {
+    let mut pass = Pass::new(orders);
+    for job in queue {
+        match job {
+            Job::Reduce { bucket, arrivals } => pass.reduce(bucket, arrivals),
+            Job::Finish => {
+                let outcome = core::mem::replace(&mut pass, Pass::new(orders)).finish();
+                if results.send(outcome).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// This rank has a gradient.
+const PRESENT: u8 = 1;
+/// The reduced gradient is infinite or NaN in this rank's part.
+const NON_FINITE: u8 = 2;
+
+/// The buckets of one pass.
+struct Pass<'a> {
+    orders: &'a Orders,
+    reduced: Vec<Reduced>,
+    /// By parameter, what this rank can tell.
+    findings: Vec<u8>,
+    failed: Option<ZeroError>,
+}
+
+impl<'a> Pass<'a> {
+    fn new(orders: &'a Orders) -> Self {
+        let parameters = orders.layout.parameters().len();
+        Self {
+            orders,
+            reduced: vec![Reduced::default(); parameters],
+            findings: vec![0; parameters],
+            failed: None,
+        }
+    }
+
+    fn reduce(&mut self, index: usize, arrivals: Vec<Arc<Arrival>>) {
+        if self.failed.is_some() {
+            return;
+        }
+        if let Err(error) = self.try_reduce(index, &arrivals) {
+            self.failed = Some(error);
+        }
+    }
+
+    fn try_reduce(&mut self, bucket: usize, arrivals: &[Arc<Arrival>]) -> Result<(), ZeroError> {
+        let Orders {
+            layout,
+            group,
+            stage,
+            op,
+            dtype,
+        } = self.orders;
+        let buffer = HostBuffer::from_f32(*dtype, self.fill(bucket, arrivals));
+        let label = format!("gradients of {}", layout.bucket_name(bucket));
+        let (part, elements) = match stage {
+            Stage::DataParallel => {
+                let all = 0..buffer.len();
+                (all, group.all_reduce(&label, *op, buffer)?)
+            }
+            Stage::OptimizerState | Stage::Gradients => {
+                let split = Split::Counts(layout.buckets()[bucket].counts());
+                let elements = group.reduce_scatter(&label, *op, buffer, split)?;
+                (layout.own_part(bucket), elements)
+            }
+        };
+        self.distribute(bucket, part, &elements.into_f32());
+        Ok(())
+    }
+
+    /// The bucket's buffer; zeros where this rank has no gradient.
+    fn fill(&mut self, bucket: usize, arrivals: &[Arc<Arrival>]) -> Vec<f32> {
+        let layout = &self.orders.layout;
+        let mut buffer = vec![0.0; layout.buckets()[bucket].padded_elements()];
+        let all = 0..buffer.len();
+        for slot in layout.slots(bucket, all) {
+            let mut arrivals = arrivals.iter();
+            let arrival = arrivals.find(|arrival| arrival.parameter == slot.parameter);
+            if let Some(elements) = arrival.and_then(|arrival| arrival.elements()) {
+                self.findings[slot.parameter] |= PRESENT;
+                buffer[slot.at].copy_from_slice(&elements[slot.range]);
+            }
+        }
+        buffer
+    }
+
+    /// Hands the reduced elements of a part of the bucket to their parameters.
+    fn distribute(&mut self, bucket: usize, part: Range<usize>, elements: &[f32]) {
+        let layout = &self.orders.layout;
+        for slot in layout.slots(bucket, part.clone()) {
+            let from = slot.at.start - part.start..slot.at.end - part.start;
+            let elements = &elements[from];
+            if elements.iter().any(|element| !element.is_finite()) {
+                self.findings[slot.parameter] |= NON_FINITE;
+            }
+            let piece = &mut self.reduced[slot.parameter].elements;
+            piece.resize(layout.held(slot.parameter), 0.0);
+            let to = layout.position(slot.parameter, slot.range.start);
+            piece[to..to + elements.len()].copy_from_slice(elements);
+        }
+    }
+
+    fn finish(self) -> Outcome {
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
+        let label = "which gradients there are, and which are non-finite";
+        let findings = self.orders.group.gather_bytes(label, self.findings)?;
+        let mut reduced = self.reduced;
+        for (parameter, reduced) in reduced.iter_mut().enumerate() {
+            let all = findings.iter().fold(0, |all, rank| all | rank[parameter]);
+            reduced.state = match (all & PRESENT != 0, all & NON_FINITE != 0) {
+                (false, _) => State::Missing,
+                (true, false) => State::Finite,
+                (true, true) => State::NonFinite,
+            };
+        }
+        Ok(reduced)
+    }
+}

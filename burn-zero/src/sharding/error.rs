@@ -1,0 +1,96 @@
+//! What cannot be sharded.
+
+use burn_backend::DType;
+use thiserror::Error;
+
+/// Errors of sharded training, found before anything is sent wherever that is possible.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ShardingError {
+    /// A step before the optimizer knows the model.
+    #[error(
+        "the ZeroOptimizer has no model yet: call `let model = optimizer.prepare(model)?` before the first forward, so that all \
+         ranks start from the same weights"
+    )]
+    NotPrepared,
+
+    /// The model has other parameters than the one that was prepared.
+    #[error(
+        "parameter {index} of the module is {found}, but that of the prepared model is {expected}: prepare the model again \
+         after changing it"
+    )]
+    OtherModel {
+        /// Position in the order of the module.
+        index: usize,
+        /// Path and shape, or "none".
+        found: String,
+        /// Path and shape, or "none".
+        expected: String,
+    },
+
+    /// A gradient that is neither whole nor this rank's piece, as the others of the step are.
+    #[error(
+        "the gradient of {path} has {elements} elements where {expected} belong: all gradients of a step come from \
+         the model that the ZeroOptimizer prepared or returned last; after loading weights prepare it again"
+    )]
+    ForeignGradient {
+        /// Path of the parameter.
+        path: String,
+        /// Elements that came.
+        elements: usize,
+        /// Elements of the others' kind.
+        expected: usize,
+    },
+
+    /// Gradients cannot leave during backward.
+    #[error(
+        "stage 2 reduces gradients during backward, which the backend {backend} cannot: use `Sharded<Autodiff<..>>`, or stage 1"
+    )]
+    NotSharded {
+        /// Name of the backend.
+        backend: String,
+    },
+
+    /// A type that ranks do not exchange.
+    #[error(
+        "{path} is {dtype:?}: gradients and parameters are exchanged as f32, bf16 and f16 only"
+    )]
+    UnsupportedDtype {
+        /// Path of the parameter.
+        path: String,
+        /// Its type.
+        dtype: DType,
+    },
+
+    /// Cut at any element, the optimizer's update would be another.
+    #[error(
+        "{optimizer} does not update each element by itself, so that pieces of tensors would be updated in another way than whole \
+         ones (seen on a trial tensor: {whole:?} whole, {cut:?} in pieces): set `partition: Partition::Whole`, \
+         and clip by the global norm instead of tensor by tensor"
+    )]
+    NotElementwise {
+        /// Type of the optimizer.
+        optimizer: String,
+        /// The trial tensor, updated whole.
+        whole: Vec<f32>,
+        /// The same, updated in pieces.
+        cut: Vec<f32>,
+    },
+
+    /// State of an optimizer that cannot be taken apart or put together.
+    #[error("state of the optimizer: {reason}")]
+    State {
+        /// What is wrong, and with which entry.
+        reason: String,
+    },
+
+    /// A norm over this rank's shard only.
+    #[error(
+        "{optimizer} clips by the norm of what it meets, which is one rank's shard: hand it the norm over all ranks, \
+         `let norm = clip.norm();` and `ZeroOptimizer::new(clip, ..)?.with_norm(move |value| norm.provide(value))`"
+    )]
+    LocalNorm {
+        /// Type of the optimizer.
+        optimizer: String,
+    },
+}

@@ -1,0 +1,51 @@
+//! The settings of a `ZeroOptimizer`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Stage;
+use crate::group::{BufferDtype, ReduceOp};
+use crate::shard::Partition;
+
+/// How gradients and the optimizer's state are sharded. All ranks must use the same.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sharding {
+    /// What is sharded. Default [`Stage::OptimizerState`].
+    pub stage: Stage,
+    /// How elements are given to ranks. Default [`Partition::Flat`]: pieces, for optimizers that update each element by
+    /// itself, such as SGD with momentum, Adam, AdamW, RMSprop and Adagrad. [`Partition::Whole`] is for those that need a
+    /// parameter's shape or norm, such as Muon, LARS and LAMB, or gradients clipped tensor by tensor.
+    pub partition: Partition,
+    /// Elements that are reduced or gathered at once, at most (DeepSpeed's `reduce_bucket_size`). Default 8,388,608. Smaller
+    /// buckets overlap more of the communication with backward and hold less memory: three at most are under way.
+    pub bucket_elements: usize,
+    /// Type in which gradients are sent, added up in f32 and rounded once. Default f32; halves the bytes otherwise. Updated
+    /// parameters are sent in their own type.
+    pub communication_dtype: BufferDtype,
+    /// How the ranks' gradients become one. Default [`ReduceOp::Mean`], which is the gradient of the mean loss over all ranks'
+    /// data if every rank has equally much. Where they have not, divide each rank's *summed* loss by the number of items of
+    /// all ranks, and use [`ReduceOp::Sum`].
+    pub reduction: ReduceOp,
+}
+
+impl Default for Sharding {
+    fn default() -> Self {
+        Self {
+            stage: Stage::OptimizerState,
+            partition: Partition::Flat,
+            bucket_elements: 1 << 23,
+            communication_dtype: BufferDtype::F32,
+            reduction: ReduceOp::Mean,
+        }
+    }
+}
+
+impl Sharding {
+    /// The defaults, at another stage.
+    pub fn stage(stage: Stage) -> Self {
+        Self {
+            stage,
+            ..Self::default()
+        }
+    }
+}

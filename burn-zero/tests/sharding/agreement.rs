@@ -1,0 +1,172 @@
+//! What one rank finds, all decide.
+
+use std::sync::Arc;
+
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
+use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
+use burn_zero::{ProcessGroup, Sharding, Stage, ZeroError, ZeroOptimizer};
+
+use super::support::*;
+
+const STEPS: usize = 5;
+
+#[test]
+fn one_rank_overflows_and_all_skip() {
+    type Mixed = Autocast<B, F16>;
+    for stage in STAGES {
+        for world_size in 2..=3 {
+            let train = |group: Arc<dyn ProcessGroup>| {
+                let rank = group.rank();
+                let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
+                let adam = AdamWConfig::new().init();
+                let mut zero = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
+                let mut model = zero.prepare::<Mixed, _>(Net::new(&Default::default()))?;
+                let mut optimizer = scaler.wrap(zero);
+                let mut seen = Vec::new();
+                for step in 0..STEPS {
+                    let mut loss = model.loss(batch(step, rank, world_size));
+                    if step == 2 && rank == 1 {
+                        loss = loss * f32::INFINITY;
+                    }
+                    let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                    let before = parameters(&model);
+                    model = optimizer.step(0.05, model, gradients);
+                    seen.push((scaler.scale(), before == parameters(&model)));
+                }
+                Ok((seen, scaler.skipped_steps(), parameters(&model)))
+            };
+            let (seen, skipped, _) = on_ranks(world_size, train);
+            assert_eq!(skipped, 1, "{stage:?}");
+            let scales = [65536.0, 65536.0, 32768.0, 32768.0, 32768.0];
+            for (step, ((scale, unchanged), expected)) in seen.into_iter().zip(scales).enumerate() {
+                assert_eq!(
+                    (scale, unchanged),
+                    (expected, step == 2),
+                    "{stage:?}, step {step}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_rank_that_did_not_overflow_knows_the_culprits_too() {
+    for stage in STAGES {
+        let train = |group: Arc<dyn ProcessGroup>| {
+            let rank = group.rank();
+            let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
+            let adam = AdamWConfig::new().init();
+            let mut zero = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
+            let model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
+            let mut optimizer = scaler.wrap(zero);
+            // Only this parameter's gradient is non-finite, and only here.
+            let factor = if rank == 1 { f32::NAN } else { 1.0 };
+            let loss = model.loss(batch(0, rank, 2)) + model.sometimes.val().sum() * factor;
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            let _ = optimizer.step(0.05, model, gradients);
+            Ok(scaler.last_overflow().unwrap().parameters)
+        };
+        assert_eq!(on_ranks(2, train), ["sometimes"], "{stage:?}");
+    }
+}
+
+/// Four micro-batches a window; on request, rank 1 has a NaN in the second of them.
+fn accumulate(world_size: usize, stage: Stage, poisoned: bool) -> (Vec<Vec<f32>>, u64) {
+    on_ranks(world_size, |group| {
+        let rank = group.rank();
+        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
+        let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
+        let mut optimizer = MultiSteps::new(zero, AccumConfig::mean(4)).unwrap();
+        for step in 0..8 {
+            let mut loss = model.loss(batch(step, rank, world_size));
+            if poisoned && step == 1 && rank == 1 {
+                loss = loss * f32::NAN;
+            }
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(0.05, model, gradients);
+        }
+        let updates = optimizer.updates();
+        assert_eq!(updates.updates(), 2);
+        Ok((parameters(&model), updates.dropped()))
+    })
+}
+
+#[test]
+fn accumulation_is_that_of_one_rank() {
+    let inner = AdamWConfig::new().init();
+    let plain = train_plain(MultiSteps::new(inner, AccumConfig::mean(4)).unwrap(), 8);
+    for world_size in 2..=4 {
+        let zero = accumulate(world_size, Stage::DataParallel, false);
+        assert!(distance(&plain, &zero.0) < 2e-5);
+        // Sums of means are not means of sums: stage 2 reduces each micro-batch.
+        assert_eq!(zero, accumulate(world_size, Stage::OptimizerState, false));
+        assert!(distance(&plain, &accumulate(world_size, Stage::Gradients, false).0) < 2e-5);
+    }
+}
+
+#[test]
+fn a_micro_batch_that_is_bad_on_one_rank_is_dropped_on_all() {
+    for stage in STAGES {
+        let (_, dropped) = accumulate(3, stage, true);
+        assert_eq!(dropped, 1, "{stage:?}");
+    }
+}
+
+#[test]
+fn clipping_is_by_the_norm_over_all_ranks() {
+    let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 0.01).unwrap();
+    let norm = clip.norm();
+    let plain = train_plain(clip, STEPS);
+    let expected = norm.last().unwrap();
+    for world_size in 1..=4 {
+        let train = |stage| {
+            on_ranks(world_size, |group| {
+                let rank = group.rank();
+                let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 0.01).unwrap();
+                let (norm, last) = (clip.norm(), clip.norm());
+                let mut optimizer = ZeroOptimizer::new(clip, group, small_buckets(stage))?
+                    .with_norm(move |value| norm.provide(value));
+                let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+                for step in 0..STEPS {
+                    let loss = model.loss(batch(step, rank, world_size));
+                    let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                    model = optimizer.step(0.05, model, gradients);
+                }
+                Ok::<_, ZeroError>((parameters(&model), last.last().unwrap()))
+            })
+        };
+        let zero = train(Stage::DataParallel);
+        assert!(
+            (zero.1 / expected - 1.0).abs() < 1e-5,
+            "{} {expected}",
+            zero.1
+        );
+        assert!(distance(&plain, &zero.0) < 2e-5);
+        assert_eq!(zero, train(Stage::OptimizerState), "{world_size} ranks");
+        assert_eq!(zero, train(Stage::Gradients), "{world_size} ranks");
+    }
+}
+
+#[test]
+fn ranks_that_do_not_skip_alike_are_told() {
+    let results = burn_zero::ThreadGroup::spawn(2, Default::default(), |group| {
+        let rank = group.rank();
+        let group: Arc<dyn ProcessGroup> = Arc::new(group);
+        let sharding = Sharding::stage(Stage::OptimizerState);
+        let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group.clone(), sharding)?;
+        let model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+        let gradients =
+            GradientsParams::from_grads(model.loss(batch(0, rank, 2)).backward(), &model);
+        if rank == 0 {
+            let _ = optimizer.step(0.05, model, gradients);
+            return Ok(());
+        }
+        group.barrier("the end")
+    });
+    let error = results.unwrap_err().to_string();
+    assert!(
+        error.contains("gradients of bucket 0") && error.contains("the end"),
+        "{error}"
+    );
+}

@@ -1,0 +1,10 @@
+//! Laws of sharded training, on threads.
+
+mod agreement;
+mod bytes;
+mod compose;
+mod missing;
+mod parity;
+mod refusals;
+mod state;
+mod support;

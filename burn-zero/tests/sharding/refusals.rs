@@ -1,0 +1,209 @@
+//! What cannot be sharded exactly is refused with the reason; what can by whole parameters, is.
+
+use burn::backend::Autodiff;
+use burn::grad_clipping::GradientClippingConfig;
+use burn::module::Module;
+use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer, SgdConfig};
+use burn::prelude::*;
+use burn_accum::ClipGlobalNorm;
+use burn_flex::Flex;
+use burn_zero::{Partition, Sharding, ShardingError, Shards, Stage, ZeroError, ZeroOptimizer};
+
+use super::support::*;
+
+fn refused<O: Optimizer<Shards<B>, B>>(
+    optimizer: impl Fn() -> O + Sync,
+    stage: Stage,
+) -> ZeroError {
+    on_ranks(2, |group| {
+        let mut zero = ZeroOptimizer::new(optimizer(), group, Sharding::stage(stage))?;
+        Ok(zero.prepare::<B, _>(Net::new(&Default::default())).err())
+    })
+    .expect("it is refused")
+}
+
+#[test]
+fn clipping_tensor_by_tensor_is_found() {
+    let clipping = Some(GradientClippingConfig::Norm(1.0));
+    let config = SgdConfig::new().with_gradient_clipping(clipping);
+    let error = refused(|| config.init(), Stage::OptimizerState);
+    assert!(
+        matches!(
+            error,
+            ZeroError::Sharding(ShardingError::NotElementwise { .. })
+        ),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("partition: Partition::Whole"),
+        "{error}"
+    );
+
+    // Value by value is another matter.
+    let clipping = Some(GradientClippingConfig::Value(1.0));
+    let config = SgdConfig::new().with_gradient_clipping(clipping);
+    train_sharded(
+        2,
+        &Sharding::stage(Stage::OptimizerState),
+        || config.init(),
+        1,
+    );
+}
+
+#[test]
+fn muon_is_refused_in_pieces_and_exact_whole() {
+    let error = refused(|| MuonConfig::new().init(), Stage::OptimizerState);
+    assert!(error.to_string().contains("Muon"), "{error}");
+
+    #[derive(Module, Debug)]
+    struct Matrices<B: Backend> {
+        layers: Vec<nn::Linear<B>>,
+    }
+    impl<B: Backend> Matrices<B> {
+        fn new() -> Self {
+            let device = Default::default();
+            let layers = (0..5).map(|seed| {
+                let mut layer = nn::LinearConfig::new(7, 7).with_bias(false).init(&device);
+                let weight = values(49, seed);
+                let weight = Tensor::<B, 1>::from_data(weight.as_slice(), &device);
+                layer.weight = burn::module::Param::from_tensor(weight.reshape([7, 7]));
+                layer
+            });
+            Self {
+                layers: layers.collect(),
+            }
+        }
+        fn loss(&self, x: Tensor<B, 2>) -> Tensor<B, 1> {
+            self.layers
+                .iter()
+                .fold(x, |x, layer| layer.forward(x).tanh())
+                .square()
+                .mean()
+        }
+    }
+
+    let mut optimizer = MuonConfig::new().init();
+    let mut model = Matrices::<Plain>::new();
+    for step in 0..3 {
+        let gradients =
+            GradientsParams::from_grads(model.loss(batch(step, 0, 1)).backward(), &model);
+        model = optimizer.step(0.05, model, gradients);
+    }
+    let plain = parameters(&model);
+    for world_size in 1..=4 {
+        for stage in STAGES {
+            let sharding = Sharding {
+                partition: Partition::Whole,
+                ..small_buckets(stage)
+            };
+            let sharded = on_ranks(world_size, |group| {
+                let rank = group.rank();
+                let mut optimizer =
+                    ZeroOptimizer::new(MuonConfig::new().init(), group, sharding.clone())?;
+                let mut model = optimizer.prepare::<B, _>(Matrices::new())?;
+                for step in 0..3 {
+                    let loss = model.loss(batch(step, rank, world_size));
+                    let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                    model = optimizer.step(0.05, model, gradients);
+                }
+                Ok(parameters(&model))
+            });
+            let distance = distance(&plain, &sharded);
+            assert!(distance < 2e-5, "{world_size} ranks, {stage:?}: {distance}");
+        }
+    }
+}
+
+#[test]
+fn clipping_by_a_shards_norm_is_refused() {
+    let clip = || ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();
+    let error = refused(clip, Stage::Gradients);
+    assert!(
+        matches!(error, ZeroError::Sharding(ShardingError::LocalNorm { .. })),
+        "{error}"
+    );
+}
+
+#[test]
+fn stage_two_needs_a_backend_that_can() {
+    let error = on_ranks(2, |group| {
+        let adam = AdamWConfig::new().init();
+        let mut zero = ZeroOptimizer::new(adam, group, Sharding::stage(Stage::Gradients))?;
+        Ok(zero
+            .prepare::<Autodiff<Flex>, _>(Net::new(&Default::default()))
+            .err())
+    });
+    let error = error.unwrap();
+    assert!(
+        matches!(error, ZeroError::Sharding(ShardingError::NotSharded { .. })),
+        "{error}"
+    );
+}
+
+#[test]
+fn stage_one_does_not() {
+    let train = |group: std::sync::Arc<dyn burn_zero::ProcessGroup>| {
+        let rank = group.rank();
+        let adam = AdamWConfig::new().init();
+        let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(Stage::OptimizerState))?;
+        let mut model = optimizer.prepare::<Plain, _>(Net::new(&Default::default()))?;
+        for step in 0..3 {
+            let loss = model.loss(batch(step, rank, 2));
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(0.05, model, gradients);
+        }
+        Ok(parameters(&model))
+    };
+    let plain = train_plain(AdamWConfig::new().init(), 3);
+    assert!(distance(&plain, &on_ranks(2, train)) < 2e-5);
+}
+
+#[test]
+fn ranks_with_other_settings_or_models_are_told() {
+    let error = on_each_rank(2, |group| {
+        let stage = if group.rank() == 0 {
+            Stage::OptimizerState
+        } else {
+            Stage::Gradients
+        };
+        ZeroOptimizer::new((), group, Sharding::stage(stage)).map(drop)
+    });
+    for error in error {
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("stage: One") && error.contains("stage: Two"),
+            "{error}"
+        );
+    }
+    let error = on_each_rank(2, |group| {
+        let outputs = 3 + group.rank();
+        let model = nn::LinearConfig::new(2, outputs).init::<B>(&Default::default());
+        let adam = AdamWConfig::new().init();
+        ZeroOptimizer::new(adam, group, Sharding::default())?
+            .prepare(model)
+            .map(drop)
+    });
+    for error in error {
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("weight [2, 3]") && error.contains("weight [2, 4]"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_step_without_a_model_says_what_to_do() {
+    let group = std::sync::Arc::new(burn_zero::SingleRank::new());
+    let mut zero =
+        ZeroOptimizer::new(AdamWConfig::new().init(), group, Sharding::default()).unwrap();
+    let model = Net::<B>::new(&Default::default());
+    let step = std::panic::AssertUnwindSafe(|| zero.step(0.1, model, GradientsParams::new()));
+    let panic = std::panic::catch_unwind(step).unwrap_err();
+    assert!(
+        panic
+            .downcast_ref::<String>()
+            .unwrap()
+            .contains("optimizer.prepare(model)")
+    );
+}
