@@ -7,7 +7,7 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape, TensorMetadata};
 use parking_lot::Mutex;
 
-use crate::budget::{self, OpCost, Phase};
+use crate::budget::{self, Clock, Costs, OpCost, Phase};
 use crate::context::{self, Moment};
 use crate::handle::Managed;
 use crate::kind::Value;
@@ -26,6 +26,7 @@ pub(crate) struct Call<B: Backend> {
     storage: Shares<B>,
     /// Only under a budget.
     cost: Option<OpCost>,
+    clock: Clock,
     lineage: Lineage,
 }
 
@@ -77,6 +78,7 @@ impl<B: Backend> Call<B> {
         Self {
             op,
             storage: operands.storage(op),
+            clock: Clock::start(moment.costs),
             moment,
             records,
             cost,
@@ -152,7 +154,8 @@ impl<B: Backend> Call<B> {
     }
 
     fn cost_ns(&self, elements: u64) -> f32 {
-        self.cost.as_ref().map_or(0.0, |cost| cost.ns(elements))
+        let estimated = || self.cost.as_ref().map_or(0.0, |cost| cost.ns(elements));
+        self.clock.ns().unwrap_or_else(estimated)
     }
 
     fn step(&self) -> u64 {
@@ -396,6 +399,7 @@ pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, value: Value<B>) -> Results
         moment,
         records: false,
         storage: Shares::Own,
+        clock: Clock::start(Costs::Estimated),
         cost: None,
         lineage,
     };

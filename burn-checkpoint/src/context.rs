@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use burn_backend::DeviceId;
 use parking_lot::Mutex;
 
-use crate::budget::{Installed, Phase, Step};
+use crate::budget::{Costs, Installed, Phase, Step};
 use crate::ledger::Ledger;
 use crate::node::AnyEntry;
 use crate::op::OpInfo;
@@ -99,6 +99,8 @@ pub(crate) struct Moment {
     pub fate: Fate,
     /// Where in a step the thread is, under a budget.
     pub step: Option<Step>,
+    /// Where that budget takes costs from.
+    pub costs: Costs,
 }
 
 /// Begins an operation.
@@ -112,6 +114,10 @@ pub(crate) fn tick(op: &OpInfo) -> Moment {
             scope: frame.map(|frame| frame.scope.clone()),
             fate: frame.map_or(Fate::Recompute, |frame| frame.scope.policy.fate(op)),
             step: context.budget.as_ref().map(|_| context.step),
+            costs: context
+                .budget
+                .as_ref()
+                .map_or(Costs::Estimated, |budget| budget.costs()),
         }
     })
 }

@@ -1,9 +1,11 @@
 //! What an operation costs, and how large its result will be.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Instant;
 
 use burn_backend::Shape;
 
+use super::Costs;
 use crate::op::{OpInfo, Work};
 
 /// What is known of an operation before it runs, collected from its operands.
@@ -21,6 +23,21 @@ pub(crate) struct OpCost {
     hasher: DefaultHasher,
 }
 
+/// The time an operation takes, where that is its cost.
+pub(crate) struct Clock(Option<Instant>);
+
+impl Clock {
+    /// Starts now if costs are measured.
+    pub fn start(costs: Costs) -> Self {
+        Self((costs == Costs::Measured).then(Instant::now))
+    }
+
+    /// Nanoseconds since the start; `None` if costs are estimated.
+    pub fn ns(&self) -> Option<f32> {
+        self.0.map(|start| start.elapsed().as_nanos() as f32)
+    }
+}
+
 /// The key by which the size of results is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Expected(u64);
@@ -28,8 +45,8 @@ pub(crate) struct Expected(u64);
 /// Nanoseconds to start any operation.
 const START_NS: f32 = 500.0;
 
-/// Nanoseconds an element, measured on Flex with tensors of a million elements (`cargo bench -p burn-checkpoint --bench
-/// calibrate`); only their ratios matter.
+/// Nanoseconds an element, estimated; only their ratios matter. `cargo bench -p burn-checkpoint --bench calibrate` prints
+/// what a machine takes.
 fn element_ns(work: Work) -> f32 {
     match work {
         Work::Compute => 0.05,

@@ -33,6 +33,8 @@ pub(crate) struct Budget {
     limit: AtomicU64,
     live: AtomicU64,
     peak: AtomicU64,
+    /// Bytes that were live when nothing more could be evicted.
+    stuck: AtomicU64,
     nodes: Mutex<Nodes>,
     expected: Mutex<HashMap<Expected, u64>>,
     work: Mutex<WorkDone>,
@@ -67,6 +69,7 @@ impl Budget {
             limit: AtomicU64::new(limit),
             live: AtomicU64::new(0),
             peak: AtomicU64::new(0),
+            stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
             expected: Mutex::default(),
             work: Mutex::default(),
@@ -194,9 +197,13 @@ impl Budget {
     fn make_room(&self, op: &'static str, bytes: u64) {
         let limit = self.limit.load(Ordering::Relaxed);
         let fits = || self.live().saturating_add(bytes) <= limit;
-        if fits() {
+        // Where nothing can be evicted, looking again is worth it only after something has changed.
+        let stuck = self.stuck.load(Ordering::Relaxed);
+        let little = self.live().saturating_sub(stuck) <= stuck / AHEAD && self.live() >= stuck;
+        if fits() || little {
             return;
         }
+        self.stuck.store(u64::MAX, Ordering::Relaxed);
         let now = context::clock();
         let alive = self.alive();
         let facts: Vec<_> = alive.into_iter().map(|node| (node.facts(), node)).collect();
@@ -207,6 +214,7 @@ impl Budget {
                 return;
             }
         }
+        self.stuck.store(self.live(), Ordering::Relaxed);
         self.overflows(op, bytes, limit, &facts, now);
     }
 

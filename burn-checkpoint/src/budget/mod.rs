@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use crate::context;
 use crate::error::RematError;
 
+pub(crate) use cost::Clock;
 pub(crate) use cost::{Expected, OpCost};
 pub(crate) use evictor::{Budget, make_room};
 pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only};
@@ -73,6 +74,16 @@ pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only};
 pub struct MemoryBudget {
     limit: Limit,
     overflow: Overflow,
+    costs: Costs,
+}
+
+/// Where an eviction's cost comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Costs {
+    /// The operation and the shapes of its operands.
+    Estimated,
+    /// The time that the operation took.
+    Measured,
 }
 
 /// How the limit is given.
@@ -95,6 +106,7 @@ impl MemoryBudget {
         Self {
             limit: Limit::Bytes(bytes),
             overflow: Overflow::Warn,
+            costs: Costs::Estimated,
         }
     }
 
@@ -109,6 +121,7 @@ impl MemoryBudget {
             Ok(Self {
                 limit: Limit::Fraction(fraction),
                 overflow: Overflow::Warn,
+                costs: Costs::Estimated,
             })
         } else {
             Err(RematError::InvalidFraction { fraction })
@@ -120,6 +133,17 @@ impl MemoryBudget {
     pub fn strict(self) -> Self {
         Self {
             overflow: Overflow::Panic,
+            ..self
+        }
+    }
+
+    /// Takes the time that an operation took for its cost, in place of an estimate.
+    ///
+    /// Which tensors are evicted then differs from run to run and from rank to rank: not for recipes that meet other ranks. On lazy
+    /// backends such times mean nothing.
+    pub fn measured_costs(self) -> Self {
+        Self {
+            costs: Costs::Measured,
             ..self
         }
     }
@@ -155,6 +179,10 @@ impl Installed {
         let budget = Arc::new(Budget::new(device, self.budget));
         devices.push(budget.clone());
         budget
+    }
+
+    pub fn costs(&self) -> Costs {
+        self.budget.costs
     }
 
     fn all(&self) -> Vec<Arc<Budget>> {

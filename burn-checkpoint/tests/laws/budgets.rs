@@ -167,3 +167,13 @@ fn a_strict_budget_refuses() {
     let _budget = MemoryBudget::bytes(1000).strict().install();
     step::<Managed, Mlp<_>>(&Bare);
 }
+
+#[test]
+fn measured_costs() {
+    let _generator = generator();
+    let plain = train::<Plain, Transformer<_>>(3, &Bare, |_| {});
+    let budget = MemoryBudget::bytes(60_000).measured_costs().install();
+    assert!(plain == train::<Managed, Transformer<_>>(3, &Bare, |_| {}));
+    assert!(RematStats::of_thread().evicted_operations > 0);
+    drop(budget);
+}
