@@ -171,7 +171,7 @@ fn ranks_with_other_settings_or_models_are_told() {
     for error in error {
         let error = error.unwrap_err().to_string();
         assert!(
-            error.contains("stage: One") && error.contains("stage: Two"),
+            error.contains("stage: OptimizerState") && error.contains("stage: Gradients"),
             "{error}"
         );
     }
