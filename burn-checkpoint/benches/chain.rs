@@ -18,7 +18,9 @@ use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Tensor};
 use burn_backend::BackendTypes;
-use burn_checkpoint::{MemoryBudget, Policy, Remat, RematStats, checkpoint, checkpoint_with};
+use burn_checkpoint::{
+    InstalledBudget, MemoryBudget, Policy, Remat, RematStats, checkpoint, checkpoint_with,
+};
 use burn_flex::Flex;
 use peak_alloc::PeakAlloc;
 
@@ -117,7 +119,7 @@ impl Setting {
 
     /// Takes a step whenever asked, on this thread: budgets and counters are a thread's.
     fn serve(self, asked: &Receiver<()>, done: &Sender<Step>) {
-        let _budget = match self {
+        let budget = match self {
             Self::Budget(percent) => {
                 let budget = MemoryBudget::fraction(f64::from(percent) / 100.0);
                 Some(budget.expect("a fraction").install())
@@ -125,24 +127,35 @@ impl Setting {
             _ => None,
         };
         match self {
-            Self::Bare => self.steps::<Plain>(asked, done),
-            Self::Balanced => self.steps::<Balanced>(asked, done),
-            _ => self.steps::<Managed>(asked, done),
+            Self::Bare => self.steps::<Plain>(None, asked, done),
+            Self::Balanced => self.steps::<Balanced>(None, asked, done),
+            _ => self.steps::<Managed>(budget, asked, done),
         }
     }
 
     fn steps<B: AutodiffBackend<Device = <Flex as BackendTypes>::Device>>(
         self,
+        budget: Option<InstalledBudget>,
         asked: &Receiver<()>,
         done: &Sender<Step>,
     ) {
+        // Asked for the first time: one thread after the other, since they share the random generator.
+        if asked.recv().is_err() {
+            return;
+        }
         let device = Default::default();
         B::seed(&device, 42);
         let blocks: Vec<Block<B>> = (0..BLOCKS).map(|_| Block::init(&device)).collect();
         let x = Tensor::<B, 2>::random([TOKENS, WIDTH], Distribution::Normal(0.0, 1.0), &device);
-        while asked.recv().is_ok() {
+        loop {
             let step = self.step(&blocks, x.clone());
-            done.send(step).expect("the race is on");
+            if let Some(budget) = &budget {
+                // The same batch and the same weights again: nothing else tells where a step begins.
+                budget.step();
+            }
+            if done.send(step).is_err() || asked.recv().is_err() {
+                return;
+            }
         }
     }
 

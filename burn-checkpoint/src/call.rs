@@ -24,6 +24,7 @@ pub(crate) struct Call<B: Backend> {
     moment: Moment,
     records: bool,
     storage: Shares<B>,
+    permuted_elements: usize,
     /// Only under a budget.
     cost: Option<OpCost>,
     clock: Clock,
@@ -45,6 +46,8 @@ struct Operands<B: Backend> {
     evicted: Vec<Arc<dyn Entry<B>>>,
     first: Option<Shares<B>>,
     first_contiguous: bool,
+    /// Elements of the largest operand whose elements may lie in another order than its shape says.
+    permuted_elements: usize,
     /// Bytes of the largest operand.
     largest: u64,
     /// Bytes of the largest operand that cannot come back and that nobody but this operation refers to.
@@ -77,6 +80,7 @@ impl<B: Backend> Call<B> {
         let cost = operands.cost.take();
         Self {
             op,
+            permuted_elements: operands.permuted_elements,
             storage: operands.storage(op),
             clock: Clock::start(moment.costs),
             moment,
@@ -135,6 +139,7 @@ impl<B: Backend> Call<B> {
             dtype: DType::U8,
             bytes: 0,
             contiguous: true,
+            row_major: true,
             group: None,
             residents: AtomicU32::new(0),
             users: AtomicU32::new(0),
@@ -158,6 +163,18 @@ impl<B: Backend> Call<B> {
         self.clock.ns().unwrap_or_else(estimated)
     }
 
+    /// Whether the result's elements are sure to lie in the order that its shape says. An operation may keep the order of its
+    /// operand, such as a transposed one; what comes back from the host does not.
+    fn is_row_major(&self, elements: usize) -> bool {
+        match self.op.work {
+            Work::View => self.op.name.ends_with("reshape"),
+            Work::Compute | Work::Fixed => true,
+            // A smaller operand is broadcast.
+            Work::Cheap | Work::Math => self.permuted_elements < elements,
+            _ => self.permuted_elements == 0,
+        }
+    }
+
     fn step(&self) -> u64 {
         self.moment.step.map_or(0, |step| step.number)
     }
@@ -177,7 +194,8 @@ impl<B: Backend> Call<B> {
 
     fn node<R: Recipe<B>>(&self, value: Value<B>, recipe: R, origin: Origin) -> Managed<B> {
         let (shape, dtype) = value.meta();
-        let cost_ns = self.cost_ns(shape.num_elements() as u64);
+        let elements = shape.num_elements();
+        let cost_ns = self.cost_ns(elements as u64);
         let device = value.device().unwrap_or_default();
         let bytes = bytes(&shape, dtype);
         let (group, bytes) = match &self.storage {
@@ -192,6 +210,7 @@ impl<B: Backend> Call<B> {
             dtype,
             bytes,
             contiguous: self.op.work != Work::View || is_contiguous(self.op),
+            row_major: self.is_row_major(elements),
             group,
             residents: AtomicU32::new(0),
             users: AtomicU32::new(0),
@@ -249,6 +268,7 @@ impl<B: Backend> Operands<B> {
             evicted: Vec::new(),
             first: None,
             first_contiguous: true,
+            permuted_elements: 0,
             largest: 0,
             given_up: 0,
             cost,
@@ -262,6 +282,7 @@ impl<B: Backend> Operands<B> {
             Input::Node(source) => source,
             Input::Leaf(shape) => {
                 self.first.get_or_insert(Shares::Leaf);
+                self.permuted_elements = usize::MAX;
                 if let Some(cost) = &mut self.cost {
                     cost.operand(&shape());
                 }
@@ -287,6 +308,9 @@ impl<B: Backend> Operands<B> {
             {
                 self.outlived.push(node.clone());
             }
+        }
+        if !head.row_major {
+            self.permuted_elements = self.permuted_elements.max(head.shape.num_elements());
         }
         if self.first.is_none() {
             self.first_contiguous = head.contiguous;
@@ -398,6 +422,7 @@ pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, value: Value<B>) -> Results
         op,
         moment,
         records: false,
+        permuted_elements: 0,
         storage: Shares::Own,
         clock: Clock::start(Costs::Estimated),
         cost: None,
@@ -420,6 +445,7 @@ pub(crate) fn source<B: Backend, R: Recipe<B>>(
         shape,
         dtype,
         contiguous: true,
+        row_major: true,
         group: None,
         residents: AtomicU32::new(0),
         users: AtomicU32::new(0),

@@ -159,7 +159,9 @@ pub(crate) fn forward_begins() -> Option<Step> {
 fn change_phase(phase: Phase, next: fn(Step) -> Step, tell: fn(&Installed)) -> Option<Step> {
     let (step, changed) = CONTEXT.with_borrow_mut(|context| {
         let budget = context.budget.clone()?;
-        let changed = (context.step.phase != phase).then_some(budget);
+        // Backward after backward, where nothing told that there was a forward pass in between.
+        let changed = phase == Phase::Backward || context.step.phase != phase;
+        let changed = changed.then_some(budget);
         context.step = next(context.step);
         Some((context.step, changed))
     })?;

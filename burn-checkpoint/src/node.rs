@@ -29,6 +29,8 @@ pub(crate) struct Head<B: Backend> {
     pub bytes: u64,
     /// Whether a reshape of it is a view.
     pub contiguous: bool,
+    /// Whether its elements are sure to lie in the order that its shape says, as they do when they come back from the host.
+    pub row_major: bool,
     /// The tensor whose storage this one shares.
     pub group: Option<Source<B>>,
     /// How many tensors that share this one's storage are resident, itself included.
@@ -144,6 +146,8 @@ pub(crate) struct Facts {
     pub locked: bool,
     /// The storage is that of another managed tensor, or of an unmanaged one.
     pub shared: bool,
+    /// A copy on the host would come back with another order of elements, which a matmul may add up in another order.
+    pub permuted: bool,
     pub users: u32,
     pub bytes: u64,
     pub last_used: u64,
@@ -261,6 +265,7 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
             resident: state.is_resident(),
             locked: state.locks > 0,
             shared: self.head.group.is_some() || self.head.bytes == 0,
+            permuted: !self.head.row_major,
             users: self.head.users(),
             bytes: self.head.bytes,
             last_used: state.last_used,

@@ -168,8 +168,8 @@ impl Frame {
                 Fate::Recompute => {
                     node.evict();
                 }
-                // What shares the storage of another tensor comes back as its view.
-                Fate::Offload if facts.shared => {
+                // What shares the storage of another tensor comes back as its view; what may be permuted as it was computed.
+                Fate::Offload if facts.shared || facts.permuted => {
                     node.evict();
                 }
                 Fate::Offload => {

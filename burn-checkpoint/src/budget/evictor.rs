@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering as Order;
 use std::collections::{BinaryHeap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use burn_backend::DeviceId;
@@ -31,6 +31,8 @@ pub(crate) struct Budget {
     settings: MemoryBudget,
     /// `u64::MAX` while it is measured.
     limit: AtomicU64,
+    /// Whether a backward pass has begun.
+    differentiated: AtomicBool,
     live: AtomicU64,
     peak: AtomicU64,
     /// Bytes that were live when nothing more could be evicted.
@@ -67,6 +69,7 @@ impl Budget {
             device,
             settings,
             limit: AtomicU64::new(limit),
+            differentiated: AtomicBool::new(false),
             live: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             stuck: AtomicU64::new(u64::MAX),
@@ -132,15 +135,22 @@ impl Budget {
         }
     }
 
-    /// A measured limit is known from here on; a step's work is compared with what was replayed for it.
-    pub fn backward_begins(&self) {
+    /// A limit that is measured is known once the first step is over: what it took at most, gradients included.
+    fn measured(&self) {
         if let Limit::Fraction(fraction) = self.settings.limit
             && self.limit().is_none()
-            && self.live() > 0
+            && self.differentiated.load(Ordering::Relaxed)
         {
-            let bytes = self.live() as f64 * fraction;
+            let bytes = self.peak() as f64 * fraction;
             self.limit.store(bytes as u64, Ordering::Relaxed);
         }
+    }
+
+    /// A step's work is compared with what was replayed for it.
+    pub fn backward_begins(&self) {
+        // Where no begin of a forward pass was noticed.
+        self.measured();
+        self.differentiated.store(true, Ordering::Relaxed);
         self.settle_scalars();
         let mut work = self.work.lock();
         let done = WorkDone {
@@ -173,6 +183,7 @@ impl Budget {
 
     /// What descends from gradients and is alive is state: it is counted no more.
     pub fn forward_begins(&self) {
+        self.measured();
         for node in self.alive() {
             if node.lineage() == Lineage::Gradient {
                 node.retire();
@@ -182,6 +193,7 @@ impl Budget {
 
     /// Whatever is alive is state.
     pub fn step_ends(&self) {
+        self.measured();
         for node in self.alive() {
             node.settle();
             node.retire();

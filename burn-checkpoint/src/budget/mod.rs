@@ -110,8 +110,8 @@ impl MemoryBudget {
         }
     }
 
-    /// A limit as a fraction of what the first forward pass occupies, which runs unconstrained: when the first backward pass
-    /// begins, live bytes times `fraction` become the limit.
+    /// A limit as a fraction of what the first step occupies at most, forward and backward, gradients included. That step runs
+    /// unconstrained; the limit is in force from the second on.
     ///
     /// # Errors
     ///
