@@ -96,8 +96,9 @@ pub use group::{
     ThreadGroup,
 };
 pub use offload::{
-    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostAdamWError,
-    InstructionSet, OpenStep, ParamsOut,
+    AdamWState, AdamWStep, DecayMode, EntryItem, Gradients, HostAdamW, HostAdamWConfig,
+    HostAdamWError, InstructionSet, OffloadConfig, OffloadError, OffloadRecord, OffloadedAdamW,
+    OpenStep, ParamsOut, Ranked, StateItem,
 };
 pub use optimizer::{Piece, ShardState, Shards, StateSlot, StateTensor, ZeroOptimizer};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};

@@ -1,0 +1,4 @@
+//! Laws of offloaded optimizers.
+
+mod parity;
+mod support;
