@@ -97,8 +97,8 @@ pub use group::{
 };
 pub use offload::{
     AdamWState, AdamWStep, DecayMode, EntryItem, Gradients, HostAdamW, HostAdamWConfig,
-    HostAdamWError, InstructionSet, OffloadConfig, OffloadError, OffloadRecord, OffloadedAdamW,
-    OpenStep, ParamsOut, Ranked, StateItem,
+    HostAdamWError, HostOffload, HostRecord, InstructionSet, OffloadConfig, OffloadError,
+    OffloadRecord, OffloadedAdamW, OpenStep, ParamsOut, Ranked, StateItem, offload,
 };
 pub use optimizer::{Piece, ShardState, Shards, StateSlot, StateTensor, ZeroOptimizer};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};

@@ -7,6 +7,7 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, FloatDType};
 
+use super::arrivals::Arrival;
 use crate::host::HostRead;
 
 /// The sum of a tensor's elements, f32 `[1]`.
@@ -25,20 +26,32 @@ impl<I: Backend> Mark<I> {
     }
 }
 
-/// For each pair of marks whether they differ. One read of the host.
-pub(super) fn differ<I: Backend>(pairs: Vec<(Mark<I>, Mark<I>)>) -> Vec<bool> {
-    let Some((first, _)) = pairs.first() else {
-        return Vec::new();
+/// Whether the host must see each parameter: where it has no mark of it, and where the mark is another now. One read of the
+/// host.
+pub(super) fn differ<I: Backend>(
+    arrivals: &[Arrival<I>],
+    marks: impl Iterator<Item = Option<Mark<I>>>,
+) -> Vec<bool> {
+    let mut changed = Vec::new();
+    let mut pairs = Vec::new();
+    for (index, (arrival, mark)) in arrivals.iter().zip(marks).enumerate() {
+        changed.push(mark.is_none());
+        if let Some(then) = mark {
+            pairs.push((index, [then, Mark::of(arrival.value.clone())]));
+        }
+    }
+    let Some((_, [first, _])) = pairs.first() else {
+        return changed;
     };
     let device = I::float_device(&first.0);
-    let here = |mark: Mark<I>| match I::float_device(&mark.0) == device {
-        true => mark.0,
-        false => I::float_to_device(mark.0, &device),
+    let here = |mark: &Mark<I>| match I::float_device(&mark.0) == device {
+        true => mark.0.clone(),
+        false => I::float_to_device(mark.0.clone(), &device),
     };
-    let flat = pairs.into_iter().flat_map(|(then, now)| [then, now]);
-    let all = I::float_cat(flat.map(here).collect(), 0);
-    let all = HostRead::start::<I>(all).wait();
-    all.chunks(2)
-        .map(|pair| pair[0].to_bits() != pair[1].to_bits())
-        .collect()
+    let all = pairs.iter().flat_map(|(_, pair)| pair.iter().map(here));
+    let all = HostRead::start::<I>(I::float_cat(all.collect(), 0)).wait();
+    for ((index, _), sums) in pairs.iter().zip(all.chunks(2)) {
+        changed[*index] = sums[0].to_bits() != sums[1].to_bits();
+    }
+    changed
 }

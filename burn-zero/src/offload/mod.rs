@@ -1,9 +1,11 @@
 //! Optimizer state in host memory.
 //!
-//! `host_adamw` is the arithmetic, on slices; `adamw` brings modules to it.
+//! `host_adamw` is the arithmetic, on slices; `adamw` brings modules to it. `backend` brings modules to any of Burn's
+//! optimizers, on a backend of the host.
 
 mod adamw;
 mod arrivals;
+mod backend;
 mod config;
 mod error;
 mod host_adamw;
@@ -11,6 +13,7 @@ mod leaves;
 mod marks;
 
 pub use adamw::{EntryItem, OffloadRecord, OffloadedAdamW, Ranked, StateItem};
+pub use backend::{HostOffload, HostRecord, offload};
 pub use config::OffloadConfig;
 pub use error::OffloadError;
 pub use host_adamw::{

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::TensorData;
-use burn_zero::{ShardState, Stage, StateTensor, ZeroOptimizer};
+use burn_flex::Flex;
+use burn_zero::{OffloadConfig, ShardState, Shards, Stage, StateTensor, ZeroOptimizer, offload};
 
 use super::support::*;
 
@@ -29,11 +30,14 @@ fn put_together(states: &[ShardState]) -> Whole {
 }
 
 /// Trains a little and saves.
-fn save(world_size: usize, stage: Stage) -> Vec<ShardState> {
+fn save<O: Optimizer<Shards<B>, B>>(
+    world_size: usize,
+    stage: Stage,
+    inner: &(impl Fn() -> O + Sync),
+) -> Vec<ShardState> {
     let states = on_each_rank(world_size, |group| {
         let rank = group.rank();
-        let mut optimizer =
-            ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage)).unwrap();
+        let mut optimizer = ZeroOptimizer::new(inner(), group, small_buckets(stage)).unwrap();
         let mut model = optimizer
             .prepare::<B, _>(Net::new(&Default::default()))
             .unwrap();
@@ -49,16 +53,16 @@ fn save(world_size: usize, stage: Stage) -> Vec<ShardState> {
 }
 
 /// Loads and saves again.
-fn load(
+fn load<O: Optimizer<Shards<B>, B>>(
     world_size: usize,
     stage: Stage,
+    inner: &(impl Fn() -> O + Sync),
     whole: &Whole,
     rest: &serde_json::Value,
 ) -> Vec<ShardState> {
     on_each_rank(world_size, |group| {
         let device = Default::default();
-        let mut optimizer =
-            ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage)).unwrap();
+        let mut optimizer = ZeroOptimizer::new(inner(), group, small_buckets(stage)).unwrap();
         optimizer.prepare::<B, _>(Net::new(&device)).unwrap();
         let slots = optimizer.state_slots(rest).unwrap().into_iter();
         let tensors = slots.map(|slot| {
@@ -80,14 +84,13 @@ fn load(
     })
 }
 
-#[test]
-fn it_is_the_same_on_any_number_of_ranks() {
+fn assert_same_on_any_number_of_ranks<O: Optimizer<Shards<B>, B>>(inner: &(impl Fn() -> O + Sync)) {
     for (from, stage) in [
         (4, Stage::Gradients),
         (1, Stage::OptimizerState),
         (2, Stage::DataParallel),
     ] {
-        let saved = save(from, stage);
+        let saved = save(from, stage, inner);
         let whole = put_together(&saved);
         assert!(
             whole
@@ -97,7 +100,7 @@ fn it_is_the_same_on_any_number_of_ranks() {
         assert!(whole.keys().all(|name| !name.starts_with("never")));
         for world_size in 1..=4 {
             for stage in STAGES {
-                let loaded = load(world_size, stage, &whole, &saved[0].rest);
+                let loaded = load(world_size, stage, inner, &whole, &saved[0].rest);
                 assert_eq!(
                     whole,
                     put_together(&loaded),
@@ -110,8 +113,19 @@ fn it_is_the_same_on_any_number_of_ranks() {
 }
 
 #[test]
+fn it_is_the_same_on_any_number_of_ranks() {
+    assert_same_on_any_number_of_ranks(&|| AdamWConfig::new().init());
+}
+
+#[test]
+fn so_is_that_on_the_host() {
+    assert_same_on_any_number_of_ranks(&|| OffloadConfig::default().init::<B>().unwrap());
+    assert_same_on_any_number_of_ranks(&|| offload::<Flex, _>(AdamWConfig::new().init()));
+}
+
+#[test]
 fn a_state_of_another_model_is_named() {
-    let saved = save(1, Stage::OptimizerState);
+    let saved = save(1, Stage::OptimizerState, &|| AdamWConfig::new().init());
     let rest = saved[0].rest.to_string().replace("\"tied\"", "\"other\"");
     let rest = serde_json::from_str(&rest).unwrap();
     let error = on_ranks(1, |group| {

@@ -260,21 +260,14 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
         orders.collect()
     }
 
-    /// Whether the host must see each parameter: before its first step, and where its mark is another.
+    /// Whether the host must see each parameter: before its first step too.
     fn changed(&self, arrivals: &[Arrival<B::InnerBackend>]) -> Vec<bool> {
-        let mark = |arrival: &Arrival<B::InnerBackend>| {
+        let marks = arrivals.iter().map(|arrival| {
             let loaded = self.loaded.contains_key(&arrival.id);
             let kept = self.host.get(&arrival.id).filter(|_| !loaded)?;
-            Some((kept.mark.clone()?, Mark::of(arrival.value.clone())))
-        };
-        let marks: Vec<_> = arrivals.iter().map(mark).collect();
-        let known: Vec<_> = marks.iter().map(Option::is_some).collect();
-        let mut differ = differ(marks.into_iter().flatten().collect()).into_iter();
-        let changed = known.into_iter().map(|known| match known {
-            true => differ.next().expect("a finding for each pair"),
-            false => true,
+            kept.mark.clone()
         });
-        changed.collect()
+        differ(arrivals, marks)
     }
 
     fn entries(&self) -> HashMap<ParamId, Entry<B::InnerBackend>> {
