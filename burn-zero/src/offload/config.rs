@@ -14,7 +14,8 @@ pub struct OffloadConfig {
     pub adamw: HostAdamWConfig,
     /// The part of the elements whose state is on the host, 0 to 1 (DeepSpeed's `offload_optimizer.ratio`, the twin-flow of
     /// ZeRO-Offload++). Default 1. The rest is updated by Burn's AdamW on the device. Parameters are not split: the device
-    /// gets those that fit into its part, in the order of the module, and never more.
+    /// gets those that fit into its part, in the order of the module, and never more. Those of bf16 and f16 have their
+    /// masters on the host and go there at any ratio.
     pub ratio: f64,
     /// Parameters that are under way at once, at least 1: downloaded, updated or uploaded. Default 3, one of each. So many
     /// bound the memory of the transfers, on the host and on the device.

@@ -26,7 +26,7 @@ struct Halve;
 impl<B: Backend> ModuleMapper<B> for Halve {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let (id, tensor, mapper) = param.consume();
-        let tensor = (tensor.detach() * 0.5).require_grad();
+        let tensor = (tensor * 0.5).detach().require_grad();
         Param::from_mapped_value(id, tensor, mapper)
     }
 }

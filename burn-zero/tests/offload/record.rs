@@ -34,7 +34,6 @@ fn load(ratio: f64, bytes: Bytes) -> OffloadedAdamW<B> {
 fn a_resumed_training_is_the_uninterrupted_one_bit_for_bit() {
     for low in [DType::F32, DType::BF16, DType::F16] {
         for ratio in [0.0, 0.2, 0.8, 1.0] {
-            // Moments of bf16 parameters come as f32 out of Burn's records; here they go back to bf16.
             let initial = Net::new(low);
             let mut optimizer = config(ratio).init().unwrap();
             let model = train(&mut optimizer, initial, 0..7);
@@ -94,12 +93,12 @@ fn burns_adamw_goes_on_from_it_and_back() {
         bits(&train(&mut back, model.clone(), 12..15))
     );
 
-    // From the host too, and with a master that Burn does not know.
+    // From the host too, and with masters that Burn does not know.
     let mut on_host = config(1.0).init().unwrap();
-    let low = train(&mut on_host, Net::new(DType::BF16), 0..3);
-    let bytes = named(to_record(&on_host));
-    let record = read(bytes);
-    train(&mut burns.init().load_record(record), low, 3..4);
+    train(&mut on_host, Net::new(DType::BF16), 0..3);
+    let back = burns.init::<B, Net<B>>();
+    let back = back.load_record(read(named(to_record(&on_host))));
+    assert_eq!(back.to_record().len(), 3);
 }
 
 #[test]

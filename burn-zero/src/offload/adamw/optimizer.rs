@@ -15,7 +15,7 @@ use burn_backend::tensor::Device;
 
 use super::device;
 use super::pipeline::{From, Order, Pipeline};
-use super::placement::Placement;
+use super::placement::{Candidate, Placement};
 use super::record::OffloadRecord;
 use super::state::{DeviceState, Entry, HostState};
 use crate::offload::arrivals::{Arrival, Gradient, arrivals};
@@ -163,7 +163,11 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
         let arrivals = arrivals::<B, M>(&module, gradients)?;
         let ratio = self.config.ratio;
         let placement = self.placement.get_or_insert_with(|| {
-            let all = arrivals.iter().map(|a| (a.id, a.elements()));
+            let all = arrivals.iter().map(|arrival| Candidate {
+                id: arrival.id,
+                elements: arrival.elements(),
+                is_full_precision: !matches!(arrival.dtype, DType::BF16 | DType::F16),
+            });
             Placement::new(&all.collect::<Vec<_>>(), ratio)
         });
         let (on_device, on_host): (Vec<_>, Vec<_>) = arrivals

@@ -264,3 +264,68 @@ fn is_finite(gradient: &TensorData) -> bool {
         _ => true,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::TensorPrimitive;
+    use burn_flex::Flex;
+
+    use super::*;
+
+    fn tensor(values: &[f32]) -> FloatTensor<Flex> {
+        let tensor = burn::tensor::Tensor::<Flex, 1>::from_data(values, &Default::default());
+        match tensor.into_primitive() {
+            TensorPrimitive::Float(tensor) => tensor,
+            TensorPrimitive::QFloat(_) => unreachable!("a tensor of floats"),
+        }
+    }
+
+    #[test]
+    fn no_more_parameters_are_under_way_than_staging_says() {
+        let config = HostAdamWConfig::default();
+        let ids: Vec<_> = (0..10).map(|_| ParamId::new()).collect();
+        for staging in [1, 3, 20] {
+            let orders = ids.iter().map(|&id| Order {
+                id,
+                path: "weight".to_owned(),
+                from: From::Nothing,
+                value: Some(tensor(&[1.0, 2.0])),
+                gradient: tensor(&[0.5, -0.5]),
+            });
+            std::thread::scope(|scope| {
+                let args = config.at(0.25);
+                let orders = orders.collect();
+                let mut pipeline = Pipeline::<Flex>::start(scope, orders, staging, &config, args);
+                for (taken, &id) in ids.iter().enumerate() {
+                    let left = ids.len() - taken;
+                    assert_eq!(pipeline.underway, staging.min(left));
+                    let done = pipeline.take(id).unwrap().unwrap();
+                    let value = done.value.into_vec::<f32>().unwrap();
+                    assert!(value[0] < 1.0 && value[1] > 2.0);
+                }
+                assert!(pipeline.take(ParamId::new()).unwrap().is_none());
+            });
+        }
+    }
+
+    #[test]
+    fn a_parameter_that_cannot_be_updated_is_named() {
+        let config = HostAdamWConfig::default();
+        std::thread::scope(|scope| {
+            let id = ParamId::new();
+            let order = Order {
+                id,
+                path: "blocks.0.weight".to_owned(),
+                from: From::Nothing,
+                value: Some(tensor(&[1.0, 2.0])),
+                gradient: tensor(&[0.5]),
+            };
+            let mut pipeline =
+                Pipeline::<Flex>::start(scope, vec![order], 3, &config, config.at(0.25));
+            let Err(error) = pipeline.take(id) else {
+                panic!("a gradient of another length was taken");
+            };
+            assert!(error.to_string().contains("blocks.0.weight"));
+        });
+    }
+}
