@@ -79,7 +79,7 @@
 //! let mut model: nn::Linear<B> = nn::LinearConfig::new(4, 3).init(&device);
 //!
 //! let mut optimizer = OffloadConfig::new(HostAdamWConfig::default()).init::<B>()?; // AdamWConfig::new().init()
-//! let loss = model.forward(Tensor::ones([2, 4], &device)).square().mean();
+//! let loss = model.forward(Tensor::<B, 2>::ones([2, 4], &device)).square().mean();
 //! let gradients = GradientsParams::from_grads(loss.backward(), &model);
 //! model = optimizer.step(1e-3, model, gradients);
 //! assert_eq!(optimizer.elements(), (4 * 3 + 3, 0)); // on the host, on the device

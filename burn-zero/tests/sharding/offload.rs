@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
+use burn::backend::Autodiff;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn_accum::{AccumConfig, MultiSteps};
-use burn_amp::{GradScaler, GradScalerConfig};
+use burn_amp::{Autocast, Bf16, GradScaler, GradScalerConfig};
+use burn_checkpoint::{Remat, checkpoint};
 use burn_flex::Flex;
 use burn_zero::{
-    HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, Stage, ZeroOptimizer, offload,
+    HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, Sharded, Shards, Stage,
+    ZeroOptimizer, offload,
 };
 
 use super::support::*;
@@ -99,7 +102,7 @@ fn each_rank_holds_its_part() {
 fn all_ranks_skip_and_accumulate_as_on_the_device() {
     fn train<O>(group: Arc<dyn ProcessGroup>, stage: Stage, inner: O) -> (u64, Vec<Vec<f32>>)
     where
-        O: Optimizer<burn_zero::Shards<B>, B>,
+        O: Optimizer<Shards<B>, B>,
     {
         let rank = group.rank();
         let mut zero = ZeroOptimizer::new(inner, group, small_buckets(stage)).unwrap();
@@ -147,4 +150,39 @@ fn weights_that_are_loaded_and_prepared_again_are_followed() {
     };
     // On the device there is nothing to follow.
     assert!(distance(&run(0.0), &run(1.0)) < 2e-5);
+}
+
+/// Under bf16 autocast, over recomputation.
+type All = Autocast<Sharded<Autodiff<Remat<Flex>>>, Bf16>;
+
+#[test]
+fn it_composes_with_autocast_and_recomputation() {
+    fn train<O: Optimizer<Shards<All>, All>>(
+        stage: Stage,
+        optimizer: impl Fn() -> O + Sync,
+    ) -> Vec<Vec<f32>> {
+        on_ranks(2, |group| {
+            let rank = group.rank();
+            let mut zero = ZeroOptimizer::new(optimizer(), group, small_buckets(stage))?;
+            let mut model = zero.prepare::<All, _>(Net::new(&Default::default()))?;
+            for step in 0..STEPS {
+                let loss = checkpoint(|| model.loss(batch(step, rank, 2)));
+                let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                model = zero.step(0.01, model, gradients);
+            }
+            Ok(parameters(&model))
+        })
+    }
+    let adamw = AdamWConfig::new();
+    let on_device = train(Stage::Gradients, || adamw.init());
+    let zero = train(Stage::DataParallel, || config(1.0).init().unwrap());
+    assert_eq!(
+        zero,
+        train(Stage::Gradients, || config(1.0).init().unwrap())
+    );
+    // Rounding of a weight may turn a bf16 activation by its last bit.
+    let distance = distance(&on_device, &zero);
+    assert!(distance < 1e-2, "{distance}");
+    let on_host = train(Stage::Gradients, || offload::<Flex, _>(adamw.init()));
+    assert_eq!(on_device, on_host);
 }

@@ -6,22 +6,16 @@
 //! ```
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Scope;
 
 use burn::module::ParamId;
-use burn::tensor::{DType, TensorData};
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
-use half::{bf16, f16};
-use rayon::prelude::*;
 
-use super::state::{HostState, Saved, copy};
-use crate::host::{HostRead, floats};
-use crate::offload::{
-    AdamWStep, Gradients, HostAdamWConfig, HostAdamWError, OffloadError, ParamsOut,
-};
+use super::job::{Done, From, Job};
+use crate::host::HostRead;
+use crate::offload::{AdamWStep, HostAdamWConfig, OffloadError};
 
 /// The update of a parameter, before anything of it is downloaded.
 pub(super) struct Order<I: Backend> {
@@ -31,29 +25,6 @@ pub(super) struct Order<I: Backend> {
     /// The parameter, where the host must see it.
     pub(super) value: Option<FloatTensor<I>>,
     pub(super) gradient: FloatTensor<I>,
-}
-
-/// What an update starts from.
-pub(super) enum From {
-    Going(Arc<HostState>),
-    /// Comes with a value.
-    Saved(Box<Saved>),
-    /// Comes with a value.
-    Nothing,
-}
-
-/// An updated parameter.
-pub(super) struct Done {
-    pub(super) state: Arc<HostState>,
-    pub(super) value: TensorData,
-}
-
-struct Job {
-    id: ParamId,
-    path: String,
-    from: From,
-    value: Option<HostRead>,
-    gradient: HostRead,
 }
 
 type Outcome = Result<(ParamId, Done), OffloadError>;
@@ -148,120 +119,6 @@ fn work(queue: Receiver<Job>, results: Sender<Outcome>, config: &HostAdamWConfig
         if results.send(outcome).is_err() {
             return;
         }
-    }
-}
-
-impl Job {
-    fn run(self, config: &HostAdamWConfig, args: AdamWStep) -> Result<Done, HostAdamWError> {
-        let value = self.value.map(HostRead::data);
-        let mut state = begin(self.from, value, config, &self.path)?;
-        let own = Arc::get_mut(&mut state).expect("begun with one owner");
-        let gradient = self.gradient.data();
-        if !is_finite(&gradient) {
-            log::warn!(
-                "{}: the gradient is not finite, and so will be its moments: skip such steps with a loss scaler",
-                self.path
-            );
-        }
-        let value = update(own, args, gradient)?;
-        Ok(Done { state, value })
-    }
-}
-
-/// The state to update, of one owner.
-fn begin(
-    from: From,
-    value: Option<TensorData>,
-    config: &HostAdamWConfig,
-    path: &str,
-) -> Result<Arc<HostState>, HostAdamWError> {
-    let (mut state, value) = match (from, value) {
-        (From::Going(state), value) => {
-            let is_own = Arc::strong_count(&state) == 1 && state.adamw.config() == config;
-            let state = match is_own {
-                true => state,
-                // Another optimizer or a record has it too.
-                false => Arc::new(state.copy(config)?),
-            };
-            (state, value)
-        }
-        (From::Saved(saved), Some(value)) => {
-            let state = HostState::from_saved(config, *saved, value.clone())?;
-            (Arc::new(state), Some(value))
-        }
-        (From::Nothing, Some(value)) => (Arc::new(HostState::new(config, value)?), None),
-        (From::Saved(_) | From::Nothing, None) => {
-            unreachable!("a parameter's first step comes with its value")
-        }
-    };
-    if let Some(value) = value {
-        let own = Arc::get_mut(&mut state).expect("copied where it had others");
-        if own.follow(value) {
-            log::info!(
-                "{path}: the weights were changed since the last step, and the host follows"
-            );
-        }
-    }
-    Ok(state)
-}
-
-/// A step of one parameter: its new value, in its own type.
-fn update(
-    state: &mut HostState,
-    args: AdamWStep,
-    gradient: TensorData,
-) -> Result<TensorData, HostAdamWError> {
-    let adamw = &mut state.adamw;
-    let gradient = match gradient.dtype {
-        DType::F32 | DType::BF16 | DType::F16 => gradient,
-        _ => gradient.convert_dtype(DType::F32),
-    };
-    let elements = adamw.len();
-    let shape = state.shape.clone();
-    match state.dtype {
-        DType::BF16 => {
-            let mut out = vec![bf16::ZERO; elements];
-            adamw.step(args, view(&gradient), Some(ParamsOut::Bf16(&mut out)))?;
-            Ok(TensorData::new(out, shape))
-        }
-        DType::F16 => {
-            let mut out = vec![f16::ZERO; elements];
-            adamw.step(args, view(&gradient), Some(ParamsOut::F16(&mut out)))?;
-            Ok(TensorData::new(out, shape))
-        }
-        _ => {
-            adamw.step(args, view(&gradient), None)?;
-            // The gradient's memory takes the parameter back.
-            let mut out = floats(gradient);
-            copy(adamw.master(), &mut out);
-            Ok(TensorData::new(out, shape))
-        }
-    }
-}
-
-fn view(data: &TensorData) -> Gradients<'_> {
-    const ALIGNED: &str = "elements of the type that the data says";
-    match data.dtype {
-        DType::BF16 => Gradients::Bf16(data.as_slice().expect(ALIGNED)),
-        DType::F16 => Gradients::F16(data.as_slice().expect(ALIGNED)),
-        _ => Gradients::F32(data.as_slice().expect(ALIGNED)),
-    }
-}
-
-fn is_finite(gradient: &TensorData) -> bool {
-    const CHUNK: usize = 1 << 16;
-    fn all<E: Sync>(values: &[E], finite: impl Fn(&E) -> bool + Sync) -> bool {
-        // Without a branch an element, so that it becomes vectors.
-        let chunk = |values: &[E]| values.iter().fold(true, |all, value| all & finite(value));
-        values.par_chunks(CHUNK).all(chunk)
-    }
-    match gradient.dtype {
-        DType::BF16 | DType::F16 | DType::F32 => match view(gradient) {
-            Gradients::F32(values) => all(values, |value| value.is_finite()),
-            Gradients::Bf16(values) => all(values, |value| value.is_finite()),
-            Gradients::F16(values) => all(values, |value| value.is_finite()),
-        },
-        _ => true,
     }
 }
 

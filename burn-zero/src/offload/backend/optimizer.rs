@@ -34,7 +34,7 @@ use crate::offload::{OffloadError, raise};
 /// let mut model: nn::Linear<B> = nn::LinearConfig::new(4, 3).with_bias(false).init(&device);
 ///
 /// let mut optimizer = offload::<Flex, _>(MuonConfig::new().init());
-/// let loss = model.forward(Tensor::ones([2, 4], &device)).square().mean();
+/// let loss = model.forward(Tensor::<B, 2>::ones([2, 4], &device)).square().mean();
 /// let gradients = GradientsParams::from_grads(loss.backward(), &model);
 /// model = optimizer.step(1e-2, model, gradients);
 /// # let _ = model;
