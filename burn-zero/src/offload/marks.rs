@@ -5,7 +5,7 @@
 //! So a sum of each parameter is kept on the device, one number, and compared at the next step.
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, FloatDType};
+use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 
 use super::arrivals::Arrival;
 use crate::host::HostRead;
@@ -22,7 +22,12 @@ impl<I: Backend> Clone for Mark<I> {
 
 impl<I: Backend> Mark<I> {
     pub(super) fn of(tensor: FloatTensor<I>) -> Self {
-        Self(I::float_sum(I::float_cast(tensor, FloatDType::F32)))
+        // Some backends copy to cast to the same type.
+        let tensor = match tensor.dtype() {
+            DType::F32 => tensor,
+            _ => I::float_cast(tensor, FloatDType::F32),
+        };
+        Self(I::float_sum(tensor))
     }
 }
 

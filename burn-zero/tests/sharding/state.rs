@@ -119,7 +119,13 @@ fn it_is_the_same_on_any_number_of_ranks() {
 
 #[test]
 fn so_is_that_on_the_host() {
-    assert_same_on_any_number_of_ranks(&|| OffloadConfig::default().init::<B>().unwrap());
+    for ratio in [0.5, 1.0] {
+        let config = OffloadConfig {
+            ratio,
+            ..OffloadConfig::default()
+        };
+        assert_same_on_any_number_of_ranks(&|| config.clone().init::<B>().unwrap());
+    }
     assert_same_on_any_number_of_ranks(&|| offload::<Flex, _>(AdamWConfig::new().init()));
 }
 

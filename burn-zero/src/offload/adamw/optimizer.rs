@@ -136,7 +136,7 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
         }
     }
 
-    /// Elements whose state is on the host and on the device.
+    /// Elements whose state is on the host and on the device, of parameters that have taken a step.
     pub fn elements(&self) -> (usize, usize) {
         let host = self.host.values().map(|kept| kept.state.adamw.len()).sum();
         let device = self.device.values();
