@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use burn::backend::Autodiff;
+use burn::module::{Module, Param};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::prelude::*;
+use burn::tensor::DType;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, Bf16, GradScaler, GradScalerConfig};
 use burn_checkpoint::{Remat, checkpoint};
@@ -14,6 +17,7 @@ use burn_zero::{
     ZeroOptimizer, offload,
 };
 
+use super::state::{part, put_together};
 use super::support::*;
 
 const STEPS: usize = 5;
@@ -185,4 +189,74 @@ fn it_composes_with_autocast_and_recomputation() {
     assert!(distance < 1e-2, "{distance}");
     let on_host = train(Stage::Gradients, || offload::<Flex, _>(adamw.init()));
     assert_eq!(on_device, on_host);
+}
+
+/// A model in bf16: its masters are state.
+#[derive(Module, Debug)]
+struct Low<B: Backend> {
+    weight: Param<Tensor<B, 2>>,
+    full: Param<Tensor<B, 1>>,
+}
+
+impl Low<B> {
+    fn new() -> Self {
+        let device = Default::default();
+        let weight = Tensor::<B, 1>::from_data(values(66, 1).as_slice(), &device);
+        let full = Tensor::<B, 1>::from_data(values(9, 2).as_slice(), &device);
+        Self {
+            weight: Param::from_tensor(weight.reshape([6, 11]).cast(DType::BF16)),
+            full: Param::from_tensor(full),
+        }
+    }
+
+    /// The same gradients on every rank.
+    fn step(self, optimizer: &mut ZeroOptimizer<OffloadedAdamW<B>>, step: usize) -> Self {
+        let device = Default::default();
+        let low = Tensor::<B, 1>::from_data(values(66, 10 + step).as_slice(), &device);
+        let low = low.reshape([6, 11]).cast(DType::BF16);
+        let loss = (self.weight.val() * low).sum().cast(DType::F32)
+            + (self.full.val() * (step as f32 + 1.0)).sum();
+        let gradients = GradientsParams::from_grads(loss.backward(), &self);
+        optimizer.step(1e-3, self, gradients)
+    }
+}
+
+#[test]
+fn masters_of_low_precision_go_to_another_number_of_ranks() {
+    for ratio in [0.0, 1.0] {
+        let runs = on_each_rank(2, |group| {
+            let sharding = small_buckets(Stage::Gradients);
+            let mut optimizer = ZeroOptimizer::new(on_host(ratio), group, sharding).unwrap();
+            let mut model = optimizer.prepare::<B, _>(Low::new()).unwrap();
+            for step in 0..3 {
+                model = model.step(&mut optimizer, step);
+            }
+            let saved = (optimizer.to_state::<B>().unwrap(), model.clone());
+            for step in 3..9 {
+                model = model.step(&mut optimizer, step);
+            }
+            (saved, parameters(&model))
+        });
+        let (states, expected): (Vec<_>, Vec<_>) = runs.into_iter().unzip();
+        let (states, models): (Vec<_>, Vec<_>) = states.into_iter().unzip();
+        let whole = put_together(&states);
+        assert!(
+            whole.contains_key("weight.V1.Rank1.master"),
+            "{:?}",
+            whole.keys()
+        );
+        let resumed = on_ranks(1, |group| {
+            let sharding = small_buckets(Stage::Gradients);
+            let mut optimizer = ZeroOptimizer::new(on_host(ratio), group, sharding)?;
+            let mut model = optimizer.prepare::<B, _>(models[0].clone())?;
+            let slots = optimizer.state_slots(&states[0].rest)?;
+            let state = part(&slots, &whole, &states[0].rest);
+            optimizer.load_state::<B>(state, &Default::default())?;
+            for step in 3..9 {
+                model = model.step(&mut optimizer, step);
+            }
+            Ok(parameters(&model))
+        });
+        assert_eq!(expected[0], resumed, "ratio {ratio}");
+    }
 }

@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::TensorData;
 use burn_flex::Flex;
-use burn_zero::{OffloadConfig, ShardState, Shards, Stage, StateTensor, ZeroOptimizer, offload};
+use burn_zero::{
+    OffloadConfig, ShardState, Shards, Stage, StateSlot, StateTensor, ZeroOptimizer, offload,
+};
 
 use super::support::*;
 
-type Whole = BTreeMap<String, Vec<f32>>;
+pub type Whole = BTreeMap<String, Vec<f32>>;
 
 /// The tensors of all ranks, whole; each element must come from one rank.
-fn put_together(states: &[ShardState]) -> Whole {
+pub fn put_together(states: &[ShardState]) -> Whole {
     let mut whole = Whole::new();
     for StateTensor { slot, data } in states.iter().flat_map(|state| &state.tensors) {
         let elements = slot.shape.iter().product();
@@ -52,6 +54,27 @@ fn save<O: Optimizer<Shards<B>, B>>(
     states
 }
 
+/// What a rank asks for.
+pub fn part(slots: &[StateSlot], whole: &Whole, rest: &serde_json::Value) -> ShardState {
+    let tensors = slots.iter().map(|slot| {
+        let all = &whole[&slot.name];
+        let elements: Vec<_> = slot
+            .ranges
+            .iter()
+            .flat_map(|range| all[range.clone()].to_vec())
+            .collect();
+        let data = TensorData::new(elements.clone(), [elements.len()]);
+        StateTensor {
+            slot: slot.clone(),
+            data,
+        }
+    });
+    ShardState {
+        tensors: tensors.collect(),
+        rest: rest.clone(),
+    }
+}
+
 /// Loads and saves again.
 fn load<O: Optimizer<Shards<B>, B>>(
     world_size: usize,
@@ -64,21 +87,7 @@ fn load<O: Optimizer<Shards<B>, B>>(
         let device = Default::default();
         let mut optimizer = ZeroOptimizer::new(inner(), group, small_buckets(stage)).unwrap();
         optimizer.prepare::<B, _>(Net::new(&device)).unwrap();
-        let slots = optimizer.state_slots(rest).unwrap().into_iter();
-        let tensors = slots.map(|slot| {
-            let all = &whole[&slot.name];
-            let elements: Vec<_> = slot
-                .ranges
-                .iter()
-                .flat_map(|range| all[range.clone()].to_vec())
-                .collect();
-            let data = TensorData::new(elements.clone(), [elements.len()]);
-            StateTensor { slot, data }
-        });
-        let state = ShardState {
-            tensors: tensors.collect(),
-            rest: rest.clone(),
-        };
+        let state = part(&optimizer.state_slots(rest).unwrap(), whole, rest);
         optimizer.load_state::<B>(state, &device).unwrap();
         optimizer.to_state::<B>().unwrap()
     })
