@@ -191,14 +191,7 @@ fn row(result: &SettingResult, reference_bytes: Option<u64>) -> [String; COLUMNS
         Outcome::Refused(why) => return without_figures("refused", why),
         Outcome::Failed(why) => return without_figures("failed", why),
     };
-    let ratio = figures.ratio.map(|ratio| {
-        let Quartiles {
-            lower,
-            median,
-            upper,
-        } = ratio;
-        format!("{median:.3} ({lower:.3} to {upper:.3})")
-    });
+    let ratio = figures.ratio.map(|ratio| ratio.to_string());
     [
         setting,
         format!("{:.2}", figures.milliseconds.median),
