@@ -163,7 +163,9 @@ struct Trainer<B: AutodiffBackend, O> {
     device: B::Device,
     backend: BackendName,
     mixed: Option<Mixed>,
-    _budget: Option<InstalledBudget>,
+    /// In force on this thread, and whether no step was taken under it.
+    budget: Option<InstalledBudget>,
+    is_first: bool,
 }
 
 /// What burn-amp adds.
@@ -199,7 +201,8 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
             backend: *backend,
             mixed,
             // What was there before it is not counted.
-            _budget: setting.checkpoint.budget().map(MemoryBudget::install),
+            budget: setting.checkpoint.budget().map(MemoryBudget::install),
+            is_first: true,
         }
     }
 
@@ -216,6 +219,10 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
         self.model = Some(self.optimizer.step(LEARNING_RATE, model, gradients));
         let loss = loss.into_scalar().elem();
         B::sync(&self.device).expect("the device finishes the step");
+        if std::mem::take(&mut self.is_first) && self.budget.is_some() {
+            // A budget in percent is not yet in force in the first step: the pools give back what that took.
+            B::memory_cleanup(&self.device);
+        }
 
         match &self.mixed {
             // Asking the scaler itself would wait for a deferred flag.
