@@ -92,7 +92,6 @@ fn main() {
     costs.of("math", "tanh", elements, || x.clone().tanh());
     costs.of("math", "erf", elements, || x.clone().erf());
     costs.of("math", "powf", elements, || x.clone().powf_scalar(1.7));
-    
 
     costs.of("reduce", "sum", elements, || x.clone().sum());
     costs.of("reduce", "sum_dim 1", elements, || x.clone().sum_dim(1));
