@@ -98,8 +98,8 @@ if [[ $what == precisions ]]; then
     part memory "${memory[1]}" "$binary" --memory --settings bare,bf16,f16-sync,f16-deferred --steps 3 --warmup 2 \
         --max-seconds "${memory[0]}" "${options[@]}" --output "$out/memory.json"
 else
-    part fit "${memory[1]}" "$binary" "${options[@]}" --fit "$fit_mib" --output "$out/fit.json" \
-        --settings "bare,balanced,block,keep-compute,offload,budget=$budget_mib,budget=$((budget_mib / 2))"
+    part fit "${memory[1]}" "$binary" "${options[@]}" --fit "$fit_mib" --max-seconds "${memory[0]}" --output "$out/fit.json" \
+        --settings "bare,block,budget=$budget_mib,budget=$((budget_mib / 2)),keep-compute,balanced,offload"
 fi
 
 if ! python3 -c 'import torch' 2>/dev/null; then

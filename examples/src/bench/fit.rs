@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::thread;
+use std::time::Instant;
 
 use burn::prelude::Backend;
 use burn_accum::{FindError, MicroBatchFound, MicroBatchSearch, Normalization, find_micro_batch};
@@ -49,7 +50,17 @@ pub struct FitResult {
 /// Looks for the largest batch of each setting, one after the other, each on a thread of its own: what it holds is neither in
 /// the pools of another nor under its budget.
 pub fn search<B: Backend>(options: &Options, limit_bytes: u64, device: &B::Device) -> FitReport {
+    let start = Instant::now();
     let results = options.settings.iter().map(|&setting| {
+        if options
+            .time_limit()
+            .is_some_and(|limit| start.elapsed() > limit)
+        {
+            return FitResult {
+                setting: setting.to_string(),
+                found: Err("no time was left to look".into()),
+            };
+        }
         let found = thread::scope(|scope| {
             let search = scope.spawn(|| find::<B>(setting, options, limit_bytes, device));
             search.join()

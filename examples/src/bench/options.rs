@@ -40,7 +40,7 @@ pub struct Options {
     #[arg(long, value_name = "ROUNDS", value_parser = positive())]
     pub warmup: Option<usize>,
 
-    /// No further round after this time, once three are timed
+    /// No further round after this time, once three are timed; with --fit, no further setting
     #[arg(long, value_name = "SECONDS", value_parser = positive())]
     pub max_seconds: Option<usize>,
 

@@ -193,6 +193,8 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
         let model = workload.model().with_activations(activations);
         let model = model.init(device);
         let batch = batch(workload, *seed, device);
+        // Lazy backends draw late: now, and not after the next setting has set the seed that all threads share.
+        B::sync(device).expect("the device draws the weights");
         Self {
             model: Some(model),
             optimizer,

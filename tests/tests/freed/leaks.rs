@@ -11,7 +11,7 @@ use super::{Hold, Training, counters, in_use, turn};
 /// Steps on a backend. On Flex burn-checkpoint's own tests take a thousand; on software Vulkan a step takes a tenth of a second.
 fn steps(counters: BackendName) -> usize {
     match counters {
-        BackendName::Vulkan => 50,
+        BackendName::Vulkan => 30,
         BackendName::Flex => 200,
         BackendName::Cuda => 1000,
     }
