@@ -1,7 +1,8 @@
 //! What an eviction costs.
 
-use std::collections::HashSet;
 use std::sync::Arc;
+
+use rustc_hash::FxHashSet;
 
 use crate::node::AnyEntry;
 
@@ -26,7 +27,7 @@ impl Group {
 
     /// Nanoseconds to bring all members back.
     fn cost_ns(&self) -> f64 {
-        let mut seen = HashSet::new();
+        let mut seen = FxHashSet::default();
         let mut stack: Vec<_> = self.members.clone();
         let mut cost = 0.0;
         while let Some(node) = stack.pop() {
