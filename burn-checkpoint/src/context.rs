@@ -106,6 +106,7 @@ pub(crate) struct Moment {
 }
 
 /// Begins an operation.
+#[inline]
 pub(crate) fn tick(op: &OpInfo) -> Moment {
     CONTEXT.with_borrow_mut(|context| {
         context.clock += 1;
@@ -129,6 +130,7 @@ pub(crate) fn ledger(device: DeviceId) -> Arc<Ledger> {
 }
 
 /// Adds a node to the innermost scope.
+#[inline]
 pub(crate) fn enlist(node: Weak<dyn AnyEntry>) {
     CONTEXT.with_borrow_mut(|context| {
         if let Some(frame) = context.frames.last_mut() {

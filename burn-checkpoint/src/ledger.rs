@@ -71,14 +71,17 @@ impl Ledger {
         }
     }
 
+    #[inline]
     pub fn device(&self) -> DeviceId {
         self.device
     }
 
+    #[inline]
     pub fn budget(&self) -> Option<&Arc<Budget>> {
         self.budget.as_ref()
     }
 
+    #[inline]
     pub fn has_budget(&self) -> bool {
         self.budget.is_some()
     }
@@ -87,6 +90,7 @@ impl Ledger {
         self.live.load(Ordering::Relaxed)
     }
 
+    #[inline]
     pub fn add(&self, bytes: u64) {
         let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if live > self.peak.load(Ordering::Relaxed) {
@@ -97,6 +101,7 @@ impl Ledger {
         }
     }
 
+    #[inline]
     pub fn remove(&self, bytes: u64) {
         self.live.fetch_sub(bytes, Ordering::Relaxed);
         if let Some(budget) = &self.budget {

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use burn_backend::{Backend, Shape, TensorMetadata};
 
 use crate::kind::{Float, Kind, Quant, Value};
-use crate::node::{AnyEntry, Entry, Storage, take_storage};
+use crate::node::{AnyEntry, Entry, Storage, take_value};
 
 /// How the result of an operation is computed once more.
 pub(crate) trait Recipe<B: Backend>: Send + Sync + 'static {
@@ -195,7 +195,7 @@ impl<B: Backend, K: Kind<B>> Saved<B, K> {
         let mut state = node.state();
         let value = match &state.storage {
             Storage::Resident(_) if state.hand_over && state.locks == 1 => {
-                take_storage(node.head(), &mut state).map(|(value, _)| value)
+                take_value(node.head(), &mut state)
             }
             Storage::Resident(value) => Some(value.clone()),
             Storage::Evicted | Storage::Host(_) => None,

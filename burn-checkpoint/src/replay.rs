@@ -242,8 +242,8 @@ impl<B: Backend> Plan<B> {
             vacate(node.head(), &mut state)
         };
         drop(state);
-        if let Some((value, bytes)) = vacated {
-            drop(value);
+        if let Some((storage, bytes)) = vacated {
+            drop(storage);
             node.head()
                 .emit(|op, node| EventKind::Free { op, node }, bytes);
         }

@@ -149,21 +149,15 @@ impl Drop for Open {
     }
 }
 
-/// The identity of a node, whatever the reference to it.
-fn address(node: &Arc<dyn AnyEntry>) -> usize {
-    Arc::as_ptr(node).cast::<()>() as usize
-}
-
 impl Frame {
     /// Evicts what is neither a result nor unused.
     fn end(self, results: Vec<Arc<dyn AnyEntry>>) {
-        let mut kept: Vec<usize> = results.iter().map(address).collect();
-        kept.sort_unstable();
         let mut before: Option<Weak<dyn AnyEntry>> = None;
         for weak in &self.nodes {
             let Some(node) = weak.upgrade() else { continue };
             let Some(op) = node.used() else { continue };
-            if kept.binary_search(&address(&node)).is_ok() {
+            // There are few results.
+            if results.iter().any(|result| Arc::ptr_eq(result, &node)) {
                 continue;
             }
             match self.scope.policy.fate(op) {

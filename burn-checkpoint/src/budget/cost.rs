@@ -29,11 +29,13 @@ pub(crate) struct Clock(Option<Instant>);
 
 impl Clock {
     /// Starts now if costs are measured.
+    #[inline]
     pub fn start(costs: Costs) -> Self {
         Self((costs == Costs::Measured).then(Instant::now))
     }
 
     /// Nanoseconds since the start; `None` if costs are estimated.
+    #[inline]
     pub fn ns(&self) -> Option<f32> {
         self.0.map(|start| start.elapsed().as_nanos() as f32)
     }

@@ -59,7 +59,7 @@ pub(crate) fn source<B: Backend, R: Recipe<B>>(
 ) -> Managed<B> {
     let moment = context::tick(op);
     let ledger = context::ledger(device.id());
-    let state = State::new(Storage::Evicted, Origin::Source, moment.clock);
+    let state = State::new(Storage::Evicted, Origin::Source, moment.clock, None);
     Managed::new(Source::new(Arc::new(Node {
         head: Head::new(op, moment.clock, shape, dtype, device, ledger),
         state: Mutex::new(state),

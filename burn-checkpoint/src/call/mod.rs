@@ -18,10 +18,10 @@ use crate::context::{self, Moment};
 use crate::handle::Managed;
 use crate::kind::Value;
 use crate::ledger::Ledger;
-use crate::node::{Entry, Head, Lineage, Node, Origin, State, Storage};
+use crate::node::{Entry, Head, Lineage, Node, Origin, State, Storage, bytes};
 use crate::op::{OpInfo, Work};
 use crate::policy::Fate;
-use crate::recipe::{Input, Never, Part, Parts, Recipe, Source};
+use crate::recipe::{Never, Part, Parts, Recipe, Source};
 use crate::replay;
 use crate::trace::EventKind;
 
@@ -44,10 +44,10 @@ pub(crate) struct Call<B: Backend> {
 
 impl<B: Backend> Call<B> {
     /// Brings the operands back and decides what becomes of the result.
-    pub fn begin(op: &'static OpInfo, show: impl FnOnce(&mut dyn FnMut(Input<'_, B>))) -> Self {
+    pub fn begin(op: &'static OpInfo, recipe: &impl Recipe<B>) -> Self {
         let moment = context::tick(op);
         let mut operands = Operands::new(op, &moment);
-        show(&mut |input| operands.see(input, &moment));
+        recipe.inputs(&mut |input| operands.see(input, &moment));
         Self::of(op, moment, &mut operands)
     }
 
@@ -57,9 +57,8 @@ impl<B: Backend> Call<B> {
             operands.settle_outlived(&moment);
         }
         let lineage = lineage(&mut moment, op, operands.lineage);
-        let records = !operands.gives_up()
-            && moment.fate != Fate::Keep
-            && lineage == Lineage::Activation;
+        let records =
+            !operands.gives_up() && moment.fate != Fate::Keep && lineage == Lineage::Activation;
         operands.make_room(op, &moment);
         Self {
             op,
@@ -83,12 +82,12 @@ impl<B: Backend> Call<B> {
         if matches!(value, Value::Many(_)) {
             return self.finish_many(value, recipe);
         }
-        let mut head = self.head(&value);
-        if let Some(cost_ns) = self.cost_ns(|| head.shape.num_elements()) {
-            self.computed(&head.ledger, cost_ns, head.bytes);
-            head.cost_ns = cost_ns;
+        let mut node = self.node(value, recipe);
+        if let Some(cost_ns) = self.cost_ns(|| node.head.shape.num_elements()) {
+            self.computed(&node.head.ledger, cost_ns, node.head.bytes);
+            node.head.cost_ns = cost_ns;
         }
-        Results::One(Some(self.node(head, value, recipe)))
+        Results::One(Some(self.enter(Arc::new(node))))
     }
 
     fn finish_many<R: Recipe<B>>(self, value: Value<B>, recipe: Option<R>) -> Results<B> {
@@ -100,27 +99,23 @@ impl<B: Backend> Call<B> {
         }
         let parts = parts.into_iter().map(|part| match part {
             Value::Absent => None,
-            part => Some(self.node(self.head(&part), part, None::<Never>)),
+            part => Some(self.enter(Arc::new(self.node(part, None::<Never>)))),
         });
         Results::many(parts.collect())
     }
 
     /// The results are nodes that hand out what one more node, the operation's, computes.
     fn finish_parts<R: Recipe<B>>(self, parts: Vec<Value<B>>, recipe: R) -> Results<B> {
-        let heads: Vec<_> = parts.iter().map(|part| self.head(part)).collect();
-        let elements = || heads.iter().map(|head| head.shape.num_elements()).sum();
+        let elements = || parts.iter().map(|part| part.shape().num_elements()).sum();
         let cost_ns = self.cost_ns(elements).unwrap_or(0.0);
-        let bytes = heads.iter().map(|head| head.bytes).sum();
         let device = parts.iter().find_map(Value::device).unwrap_or_default();
         let ledger = self.ledger(&device);
-        self.computed(&ledger, cost_ns, bytes);
-        let whole = self.whole(device, ledger, cost_ns, recipe);
+        let whole = self.whole(device, ledger.clone(), cost_ns, recipe);
         let siblings = Arc::new(Parts::new());
         let results: Vec<_> = parts
             .into_iter()
-            .zip(heads)
             .enumerate()
-            .map(|(index, (part, head))| {
+            .map(|(index, part)| {
                 if matches!(part, Value::Absent) {
                     return None;
                 }
@@ -129,10 +124,13 @@ impl<B: Backend> Call<B> {
                     index,
                     siblings: siblings.clone(),
                 };
-                Some(self.node(head, part, Some(recipe)))
+                Some(self.enter(Arc::new(self.node(part, Some(recipe)))))
             })
             .collect();
-        siblings.set(results.iter().flatten().map(Managed::node));
+        let nodes = || results.iter().flatten().map(Managed::node);
+        siblings.set(nodes());
+        let bytes = nodes().map(|node| node.head().bytes).sum();
+        self.computed(&ledger, cost_ns, bytes);
         Results::many(results)
     }
 
@@ -188,7 +186,9 @@ impl<B: Backend> Call<B> {
             Work::Compute | Work::Fixed => true,
             _ if self.permuted_elements == 0 => true,
             // A smaller operand is broadcast.
-            Work::Cheap | Work::Math => self.permuted_elements < shape.num_elements(),
+            Work::Cheap | Work::Math if self.permuted_elements < usize::MAX => {
+                self.permuted_elements < shape.num_elements()
+            }
             _ => false,
         }
     }
@@ -197,44 +197,49 @@ impl<B: Backend> Call<B> {
         self.moment.step.map_or(0, |step| step.number)
     }
 
+    #[inline]
     fn state(&self, storage: Storage<B>, origin: Origin) -> State<B> {
-        let mut state = State::new(storage, origin, self.moment.clock);
-        state.scope.clone_from(&self.moment.scope);
-        state
+        State::new(
+            storage,
+            origin,
+            self.moment.clock,
+            self.moment.scope.clone(),
+        )
     }
 
+    #[inline]
     fn head(&self, value: &Value<B>) -> Head<B> {
         let device = value.device().unwrap_or_default();
         let ledger = self.ledger(&device);
-        let (op, id) = (self.op, self.moment.clock);
-        let mut head = Head::new(op, id, value.shape(), value.dtype(), device, ledger);
-        match &self.storage {
-            Shares::Own => {}
-            Shares::Leaf => head.bytes = 0,
-            Shares::With(source) => head.group = Some(source.clone()),
+        let (shape, dtype) = (value.shape(), value.dtype());
+        let (group, bytes) = match &self.storage {
+            Shares::Own => (None, bytes(&shape, dtype)),
+            Shares::Leaf => (None, 0),
+            Shares::With(source) => (Some(source.clone()), bytes(&shape, dtype)),
+        };
+        Head {
+            bytes,
+            contiguous: self.op.work != Work::View || is_contiguous(self.op),
+            row_major: self.is_row_major(&shape),
+            group,
+            step: self.step(),
+            lineage: self.lineage,
+            ..Head::new(self.op, self.moment.clock, shape, dtype, device, ledger)
         }
-        head.contiguous = self.op.work != Work::View || is_contiguous(self.op);
-        head.row_major = self.is_row_major(&head.shape);
-        head.step = self.step();
-        head.lineage = self.lineage;
-        head
     }
 
-    fn node<R: Recipe<B>>(
-        &self,
-        head: Head<B>,
-        value: Value<B>,
-        recipe: Option<R>,
-    ) -> Managed<B> {
+    /// Made in place: nodes are large, and there is one an operation.
+    #[inline]
+    fn node<R: Recipe<B>>(&self, value: Value<B>, recipe: Option<R>) -> Node<B, R> {
         let origin = match recipe {
             Some(_) => Origin::Recorded,
             None => Origin::Fixed,
         };
-        self.enter(Arc::new(Node {
-            head,
+        Node {
+            head: self.head(&value),
             state: Mutex::new(self.state(Storage::Resident(value), origin)),
             recipe: Mutex::new(recipe),
-        }))
+        }
     }
 
     /// Counts a new node, and tells its scope and its budget of it.
@@ -254,6 +259,7 @@ impl<B: Backend> Call<B> {
 }
 
 /// What a result descends from; an operation that only one direction has says where in a step the thread is.
+#[inline]
 fn lineage(moment: &mut Moment, op: &OpInfo, operands: Lineage) -> Lineage {
     let Some(step) = moment.step else {
         return Lineage::Activation;
@@ -272,6 +278,7 @@ fn lineage(moment: &mut Moment, op: &OpInfo, operands: Lineage) -> Lineage {
 }
 
 /// Whether the result of a view operation is contiguous if its operand is.
+#[inline]
 fn is_contiguous(op: &OpInfo) -> bool {
     ["reshape", "detach", "set_require_grad"]
         .iter()

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use burn_backend::Backend;
 
-use super::{Entry, Lineage, Node, Origin, Storage, take_storage, vacate};
+use super::{Entry, Lineage, Node, Origin, Storage, about_to_go, vacate};
 use crate::host::HostCopy;
 use crate::op::OpInfo;
 use crate::recipe::{Input, Recipe};
@@ -91,10 +91,10 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
 
     fn evict(&self) -> u64 {
         let vacated = vacate(&self.head, &mut self.state.lock());
-        let Some((value, bytes)) = vacated else {
+        let Some((storage, bytes)) = vacated else {
             return 0;
         };
-        drop(value);
+        drop(storage);
         self.head.ledger.evicted(bytes);
         self.head
             .emit(|op, node| EventKind::Evict { op, node }, bytes);
@@ -112,15 +112,15 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
         if state.locks > 0 {
             return false;
         }
-        let taken = take_storage(&self.head, &mut state);
-        state.storage = Storage::Host(Box::new(copy));
+        let bytes = about_to_go(&self.head, &mut state);
+        let storage = std::mem::replace(&mut state.storage, Storage::Host(Box::new(copy)));
         state.witness = None;
         if state.origin == Origin::Recorded {
             state.origin = Origin::Fixed;
         }
         drop(state);
         strip(self);
-        let bytes = taken.map_or(0, |(_, bytes)| bytes);
+        drop(storage);
         self.head.ledger.offloaded(bytes);
         self.head
             .emit(|op, node| EventKind::Offload { op, node }, bytes);

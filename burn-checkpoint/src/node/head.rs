@@ -53,6 +53,7 @@ pub(crate) enum Lineage {
 }
 
 /// Bytes of a tensor's elements.
+#[inline]
 pub(crate) fn bytes(shape: &Shape, dtype: DType) -> u64 {
     shape.num_elements() as u64 * dtype.size() as u64
 }
@@ -90,6 +91,7 @@ impl<B: Backend> Head<B> {
     }
 
     /// The node that counts the bytes of the storage.
+    #[inline]
     pub fn owner(&self) -> &Head<B> {
         match &self.group {
             Some(group) => group.node().head(),
@@ -98,6 +100,7 @@ impl<B: Backend> Head<B> {
     }
 
     /// Counts storage that has come.
+    #[inline]
     pub fn came(&self) {
         let owner = self.owner();
         if owner.residents.fetch_add(1, Ordering::AcqRel) == 0 {
@@ -106,6 +109,7 @@ impl<B: Backend> Head<B> {
     }
 
     /// Counts storage that has gone. Returns the bytes this frees.
+    #[inline]
     pub fn went(&self) -> u64 {
         let owner = self.owner();
         if owner.residents.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -116,6 +120,7 @@ impl<B: Backend> Head<B> {
         }
     }
 
+    #[inline]
     pub fn users(&self) -> u32 {
         self.users.load(Ordering::Acquire)
     }

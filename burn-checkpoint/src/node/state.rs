@@ -48,13 +48,18 @@ pub(crate) enum Storage<B: Backend> {
 
 impl<B: Backend> State<B> {
     #[inline]
-    pub fn new(storage: Storage<B>, origin: Origin, last_used: u64) -> Self {
+    pub fn new(
+        storage: Storage<B>,
+        origin: Origin,
+        last_used: u64,
+        scope: Option<Arc<Scope>>,
+    ) -> Self {
         Self {
             storage,
             origin,
             locks: 0,
             hand_over: false,
-            scope: None,
+            scope,
             feeds_inner_scope: false,
             last_used,
             witness: None,
@@ -66,26 +71,39 @@ impl<B: Backend> State<B> {
     }
 }
 
-/// Takes the storage out of a node, if it can come back. The storage is to be dropped after the lock.
-pub(crate) fn vacate<B: Backend>(head: &Head<B>, state: &mut State<B>) -> Option<(Value<B>, u64)> {
+/// Takes the storage out of a node, if it can come back, and says how many bytes that frees. The storage is to be dropped
+/// after the lock.
+pub(crate) fn vacate<B: Backend>(
+    head: &Head<B>,
+    state: &mut State<B>,
+) -> Option<(Storage<B>, u64)> {
     if state.origin == Origin::Fixed || state.locks > 0 || !state.is_resident() {
         return None;
     }
-    take_storage(head, state)
+    let bytes = about_to_go(head, state);
+    Some((
+        std::mem::replace(&mut state.storage, Storage::Evicted),
+        bytes,
+    ))
 }
 
-/// Takes the storage out of a node.
-pub(crate) fn take_storage<B: Backend>(
-    head: &Head<B>,
-    state: &mut State<B>,
-) -> Option<(Value<B>, u64)> {
-    let Storage::Resident(value) = &state.storage else {
+/// Takes the storage out of a node for somebody who goes on with it.
+pub(crate) fn take_value<B: Backend>(head: &Head<B>, state: &mut State<B>) -> Option<Value<B>> {
+    if !state.is_resident() {
         return None;
-    };
-    state.witness = verify::witness(state.origin, value);
-    state.hand_over = false;
-    match std::mem::replace(&mut state.storage, Storage::Evicted) {
-        Storage::Resident(value) => Some((value, head.went())),
-        _ => None,
     }
+    about_to_go(head, state);
+    match std::mem::replace(&mut state.storage, Storage::Evicted) {
+        Storage::Resident(value) => Some(value),
+        Storage::Evicted | Storage::Host(_) => None,
+    }
+}
+
+/// Counts storage that is there but not for long. Returns the bytes that this frees.
+pub(crate) fn about_to_go<B: Backend>(head: &Head<B>, state: &mut State<B>) -> u64 {
+    if let Storage::Resident(value) = &state.storage {
+        state.witness = verify::witness(state.origin, value);
+    }
+    state.hand_over = false;
+    head.went()
 }

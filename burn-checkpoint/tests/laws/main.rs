@@ -1,6 +1,7 @@
 //! Checkpointed is plain, bit for bit.
 
 mod budgets;
+mod long;
 mod models;
 mod programs;
 mod robust;
