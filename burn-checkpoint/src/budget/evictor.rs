@@ -257,7 +257,7 @@ impl Budget {
     /// Evicts the groups of lowest score until no more than `aim` bytes are live.
     fn evict_cheapest(&self, groups: Vec<Group>, now: u64, aim: u64) {
         let scored = groups.into_iter().enumerate().map(|(order, group)| Scored {
-            score: group.score(now),
+            score: group.least_score(now),
             order,
             group,
         });
@@ -265,10 +265,9 @@ impl Budget {
         while self.live() > aim
             && let Some(mut cheapest) = heap.pop()
         {
-            // What was evicted since may have made it more expensive.
-            let score = cheapest.group.score(now);
-            if score > cheapest.score && heap.peek().is_some_and(|next| score > next.score) {
-                cheapest.score = score;
+            // What is in the heap is a lower bound, or was right before others were evicted: both can only be too cheap.
+            cheapest.score = cheapest.group.score(now);
+            if heap.peek().is_some_and(|next| *next > cheapest) {
                 heap.push(cheapest);
                 continue;
             }

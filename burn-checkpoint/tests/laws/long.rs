@@ -34,16 +34,22 @@ fn a_hundred_thousand_live_tensors_under_a_budget() {
     let stats = held(200_000, 100_000);
     println!("{stats:?}");
     // Every other tensor is dropped, and computed once more when it is read.
-    assert!((100_000..130_000).contains(&stats.evicted_operations), "{stats:?}");
-    assert!((100_000..200_000).contains(&stats.replayed_operations), "{stats:?}");
+    assert!(
+        (100_000..130_000).contains(&stats.evicted_operations),
+        "{stats:?}"
+    );
+    assert!(
+        (100_000..200_000).contains(&stats.replayed_operations),
+        "{stats:?}"
+    );
     assert_eq!(stats.live_bytes, 0);
 }
 
 #[test]
 fn few_of_many_under_a_budget() {
-    let stats = held(20_000, 2_500);
+    let stats = held(10_000, 1_000);
     println!("{stats:?}");
-    assert!(stats.replayed_operations < 10 * 20_000, "{stats:?}");
+    assert!(stats.replayed_operations < 2 * 10_000, "{stats:?}");
 }
 
 /// Which tensors are evicted depends on nothing but the program.
