@@ -6,3 +6,4 @@ mod models;
 mod programs;
 mod robust;
 mod scopes;
+mod verify;
