@@ -101,23 +101,25 @@ pub(crate) struct Moment {
     pub step: Option<Step>,
     /// Where that budget takes costs from.
     pub costs: Costs,
+    /// The counters that the last tensors were added to.
+    pub ledger: Option<Arc<Ledger>>,
 }
 
 /// Begins an operation.
+#[inline]
 pub(crate) fn tick(op: &OpInfo) -> Moment {
     CONTEXT.with_borrow_mut(|context| {
         context.clock += 1;
         context.met = true;
         let frame = context.frames.last();
+        let budget = context.budget.as_ref();
         Moment {
             clock: context.clock,
             scope: frame.map(|frame| frame.scope.clone()),
             fate: frame.map_or(Fate::Recompute, |frame| frame.scope.policy.fate(op)),
-            step: context.budget.as_ref().map(|_| context.step),
-            costs: context
-                .budget
-                .as_ref()
-                .map_or(Costs::Estimated, |budget| budget.costs()),
+            step: budget.map(|_| context.step),
+            costs: budget.map_or(Costs::Estimated, |budget| budget.costs()),
+            ledger: context.ledgers.last().cloned(),
         }
     })
 }
@@ -128,6 +130,7 @@ pub(crate) fn ledger(device: DeviceId) -> Arc<Ledger> {
 }
 
 /// Adds a node to the innermost scope.
+#[inline]
 pub(crate) fn enlist(node: Weak<dyn AnyEntry>) {
     CONTEXT.with_borrow_mut(|context| {
         if let Some(frame) = context.frames.last_mut() {
@@ -189,13 +192,11 @@ pub(crate) fn push(make: impl FnOnce(Option<&Arc<Scope>>) -> Frame) -> usize {
 /// Closes all scopes but the outermost `depth`, and gives the last of those that it closes.
 pub(crate) fn pop(depth: usize) -> Option<Frame> {
     CONTEXT.with_borrow_mut(|context| {
-        let mut closed = context.frames.drain(depth..).collect::<Vec<_>>();
+        // More than one only if a panic left some open.
+        context.frames.truncate(depth + 1);
+        let closed = (context.frames.len() > depth).then(|| context.frames.pop());
         context.update();
-        if closed.is_empty() {
-            None
-        } else {
-            Some(closed.swap_remove(0))
-        }
+        closed.flatten()
     })
 }
 

@@ -10,7 +10,7 @@ use burn_backend::{Backend, DType, QTensorPrimitive, Shape, TensorMetadata};
 
 use crate::context;
 use crate::kind::{Float, Kind, Quant, Value};
-use crate::node::{Entry, Origin, Storage, take_storage, vacate};
+use crate::node::{Entry, Origin, Storage, take_value, vacate};
 use crate::recipe::{Saved, SavedTensor, Source};
 use crate::replay;
 use crate::trace::EventKind;
@@ -57,7 +57,7 @@ impl<B: Backend> Managed<B> {
                 if !last || wanted || state.origin == Origin::Source {
                     return value.clone();
                 }
-                if let Some((value, _)) = take_storage(node.head(), &mut state) {
+                if let Some(value) = take_value(node.head(), &mut state) {
                     return value;
                 }
             }
@@ -91,8 +91,8 @@ impl<B: Backend> Drop for Managed<B> {
             return;
         }
         let vacated = vacate(head, &mut node.state());
-        if let Some((value, bytes)) = vacated {
-            drop(value);
+        if let Some((storage, bytes)) = vacated {
+            drop(storage);
             head.emit(|op, node| EventKind::Free { op, node }, bytes);
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor, QuantizedTensor};
-use burn_backend::{Backend, ExecutionError, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, ExecutionError, Shape, TensorData, TensorMetadata};
 
 /// A kind of tensor of a backend: [`Float`], [`Int`], [`Bool`] or [`Quant`].
 pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
@@ -77,6 +77,41 @@ impl<B: Backend> Clone for Value<B> {
             Self::Quant(x) => Self::Quant(x.clone()),
             Self::Many(xs) => Self::Many(xs.clone()),
             Self::Absent => Self::Absent,
+        }
+    }
+}
+
+impl<B: Backend> Value<B> {
+    /// The shape of one tensor.
+    pub(crate) fn shape(&self) -> Shape {
+        match self {
+            Self::Float(x) => x.shape(),
+            Self::Int(x) => x.shape(),
+            Self::Bool(x) => x.shape(),
+            Self::Quant(x) => x.shape(),
+            Self::Many(_) | Self::Absent => Shape::new([]),
+        }
+    }
+
+    /// The type of one tensor.
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Self::Float(x) => x.dtype(),
+            Self::Int(x) => x.dtype(),
+            Self::Bool(x) => x.dtype(),
+            Self::Quant(x) => x.dtype(),
+            Self::Many(_) | Self::Absent => DType::U8,
+        }
+    }
+
+    /// Where a tensor is.
+    pub(crate) fn device(&self) -> Option<Device<B>> {
+        match self {
+            Self::Float(x) => Some(B::float_device(x)),
+            Self::Int(x) => Some(B::int_device(x)),
+            Self::Bool(x) => Some(B::bool_device(x)),
+            Self::Quant(x) => Some(B::q_device(x)),
+            Self::Many(_) | Self::Absent => None,
         }
     }
 }

@@ -33,8 +33,12 @@ struct Counter {
 
 impl Counter {
     fn count(&self, bytes: u64) {
+        self.add(bytes, 1);
+    }
+
+    fn add(&self, bytes: u64, operations: u64) {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.operations.fetch_add(1, Ordering::Relaxed);
+        self.operations.fetch_add(operations, Ordering::Relaxed);
     }
 
     fn bytes(&self) -> u64 {
@@ -67,14 +71,17 @@ impl Ledger {
         }
     }
 
+    #[inline]
     pub fn device(&self) -> DeviceId {
         self.device
     }
 
+    #[inline]
     pub fn budget(&self) -> Option<&Arc<Budget>> {
         self.budget.as_ref()
     }
 
+    #[inline]
     pub fn has_budget(&self) -> bool {
         self.budget.is_some()
     }
@@ -83,6 +90,7 @@ impl Ledger {
         self.live.load(Ordering::Relaxed)
     }
 
+    #[inline]
     pub fn add(&self, bytes: u64) {
         let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if live > self.peak.load(Ordering::Relaxed) {
@@ -93,6 +101,7 @@ impl Ledger {
         }
     }
 
+    #[inline]
     pub fn remove(&self, bytes: u64) {
         self.live.fetch_sub(bytes, Ordering::Relaxed);
         if let Some(budget) = &self.budget {
@@ -104,8 +113,9 @@ impl Ledger {
         self.evicted.count(bytes);
     }
 
-    pub fn replayed(&self, bytes: u64, cost_ns: f32, time: Duration) {
-        self.replayed.count(bytes);
+    /// Counts bytes that came back, and the operation that was run for them if one was.
+    pub fn replayed(&self, bytes: u64, ran: bool, cost_ns: f32, time: Duration) {
+        self.replayed.add(bytes, u64::from(ran));
         self.replay_nanos
             .fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
         self.replayed_cost_ns

@@ -53,6 +53,7 @@ impl Policy {
     }
 
     /// What becomes of the result of an operation.
+    #[inline]
     pub fn fate(&self, op: &OpInfo) -> Fate {
         match self {
             Self::Recompute => Fate::Recompute,

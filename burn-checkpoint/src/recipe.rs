@@ -4,17 +4,21 @@
 //! storage, unless it cannot come back.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 use burn_backend::{Backend, Shape, TensorMetadata};
 
 use crate::kind::{Float, Kind, Quant, Value};
-use crate::node::{AnyEntry, Entry, Storage, take_storage};
+use crate::node::{AnyEntry, Entry, Storage, take_value};
 
 /// How the result of an operation is computed once more.
 pub(crate) trait Recipe<B: Backend>: Send + Sync + 'static {
+    /// Whether it runs an operation.
+    const COMPUTES: bool = true;
     /// Shows what is needed.
     fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>));
+    /// Shows what comes back with the result at no cost: the other results of the operation.
+    fn siblings(&self, _visit: &mut dyn FnMut(Arc<dyn Entry<B>>)) {}
     /// Computes the result. Every input is resident.
     fn run(&self) -> Value<B>;
 }
@@ -46,11 +50,34 @@ where
 
 /// One of the several results of an operation.
 pub(crate) struct Part<B: Backend> {
+    /// The node that runs the operation and holds all of its results while it is locked.
     pub whole: Source<B>,
     pub index: usize,
+    pub siblings: Arc<Parts<B>>,
+}
+
+/// The nodes of all results of an operation.
+pub(crate) struct Parts<B: Backend>(OnceLock<Vec<Weak<dyn Entry<B>>>>);
+
+impl<B: Backend> Parts<B> {
+    pub fn new() -> Self {
+        Self(OnceLock::new())
+    }
+
+    /// Tells which they are, once they are made.
+    pub fn set<'a>(&self, nodes: impl Iterator<Item = &'a Arc<dyn Entry<B>>>) {
+        self.0.get_or_init(|| nodes.map(Arc::downgrade).collect());
+    }
 }
 
 impl<B: Backend> Recipe<B> for Part<B> {
+    const COMPUTES: bool = false;
+
+    fn siblings(&self, visit: &mut dyn FnMut(Arc<dyn Entry<B>>)) {
+        let nodes = self.siblings.0.get().into_iter().flatten();
+        nodes.filter_map(Weak::upgrade).for_each(visit);
+    }
+
     fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
         visit(Input::Node(&self.whole));
     }
@@ -168,7 +195,7 @@ impl<B: Backend, K: Kind<B>> Saved<B, K> {
         let mut state = node.state();
         let value = match &state.storage {
             Storage::Resident(_) if state.hand_over && state.locks == 1 => {
-                take_storage(node.head(), &mut state).map(|(value, _)| value)
+                take_value(node.head(), &mut state)
             }
             Storage::Resident(value) => Some(value.clone()),
             Storage::Evicted | Storage::Host(_) => None,

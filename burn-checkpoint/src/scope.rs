@@ -1,6 +1,5 @@
 //! Scopes: what is made in one and only saved for backward is evicted at its end.
 
-use std::collections::HashSet;
 use std::sync::{Arc, Once, Weak};
 
 use crate::context;
@@ -33,6 +32,9 @@ impl Scope {
         self.label.as_deref().unwrap_or(self.policy.name())
     }
 }
+
+/// Room for so many nodes without growing: a transformer's block.
+const USUAL_OPERATIONS: usize = 32;
 
 /// An open scope and what was made in it.
 pub(crate) struct Frame {
@@ -122,7 +124,7 @@ impl Open {
             let number = trace::scope_begins(scope.label());
             Frame {
                 scope,
-                nodes: Vec::new(),
+                nodes: Vec::with_capacity(USUAL_OPERATIONS),
                 number,
             }
         });
@@ -147,33 +149,29 @@ impl Drop for Open {
     }
 }
 
-/// The identity of a node, whatever the reference to it.
-fn address(node: &Arc<dyn AnyEntry>) -> usize {
-    Arc::as_ptr(node).cast::<()>() as usize
-}
-
 impl Frame {
     /// Evicts what is neither a result nor unused.
     fn end(self, results: Vec<Arc<dyn AnyEntry>>) {
-        let kept: HashSet<usize> = results.iter().map(address).collect();
         let mut before: Option<Weak<dyn AnyEntry>> = None;
         for weak in &self.nodes {
             let Some(node) = weak.upgrade() else { continue };
-            let facts = node.facts();
-            if facts.users == 0 || kept.contains(&address(&node)) {
+            let Some(op) = node.used() else { continue };
+            // There are few results.
+            if results.iter().any(|result| Arc::ptr_eq(result, &node)) {
                 continue;
             }
-            match self.scope.policy.fate(facts.op) {
+            match self.scope.policy.fate(op) {
                 Fate::Keep => {}
                 Fate::Recompute => {
                     node.evict();
                 }
-                // What shares the storage of another tensor comes back as its view; what may be permuted as it was computed.
-                Fate::Offload if facts.shared || facts.permuted => {
-                    node.evict();
-                }
                 Fate::Offload => {
-                    if node.offload(before.clone()) {
+                    let facts = node.facts();
+                    // What shares the storage of another tensor comes back as its view; what may be permuted as it was
+                    // computed.
+                    if facts.shared || facts.permuted {
+                        node.evict();
+                    } else if node.offload(before.clone()) {
                         before = Some(weak.clone());
                     }
                 }

@@ -52,6 +52,7 @@ impl Drop for Verify {
 }
 
 /// The hash of a storage that is about to go and can come back, in verify mode.
+#[inline]
 pub(crate) fn witness<B: Backend>(origin: Origin, value: &Value<B>) -> Option<u64> {
     (ON.get() && origin == Origin::Recorded)
         .then(|| hash(value))

@@ -1,9 +1,10 @@
 //! What an operation costs, and how large its result will be.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 use std::time::Instant;
 
 use burn_backend::Shape;
+use rustc_hash::FxHasher;
 
 use super::Costs;
 use crate::op::{OpInfo, Work};
@@ -20,7 +21,7 @@ pub(crate) struct OpCost {
     /// The product of the leading dimensions that a batched product has.
     batch: u64,
     operands: u32,
-    hasher: DefaultHasher,
+    hasher: FxHasher,
 }
 
 /// The time an operation takes, where that is its cost.
@@ -28,11 +29,13 @@ pub(crate) struct Clock(Option<Instant>);
 
 impl Clock {
     /// Starts now if costs are measured.
+    #[inline]
     pub fn start(costs: Costs) -> Self {
         Self((costs == Costs::Measured).then(Instant::now))
     }
 
     /// Nanoseconds since the start; `None` if costs are estimated.
+    #[inline]
     pub fn ns(&self) -> Option<f32> {
         self.0.map(|start| start.elapsed().as_nanos() as f32)
     }
@@ -62,7 +65,7 @@ fn element_ns(work: Work) -> f32 {
 
 impl OpCost {
     pub fn new(op: &'static OpInfo) -> Self {
-        let mut hasher = DefaultHasher::new();
+        let mut hasher = FxHasher::default();
         op.name.hash(&mut hasher);
         Self {
             op,

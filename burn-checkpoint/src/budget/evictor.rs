@@ -1,26 +1,29 @@
 //! Making room on a device.
 
 use std::cmp::Ordering as Order;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use burn_backend::DeviceId;
+use burn_backend::{Backend, DeviceId};
 use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 
+use super::candidates::Candidates;
 use super::score::Group;
 use super::{Expected, Limit, MemoryBudget, Overflow};
 use crate::context;
 use crate::error::RematError;
 use crate::ledger::Ledger;
-use crate::node::{AnyEntry, Facts, Lineage, Origin};
-
-/// Groups that are scored in one pass; of more, a part is looked at.
-const SAMPLE: usize = 2048;
+use crate::node::{AnyEntry, Entry, Facts, Lineage};
 
 /// What a pass frees beyond what is asked for, as a part of the limit: a pass looks at everything, so it should not be needed
 /// at every operation.
 const AHEAD: u64 = 64;
+
+/// The same where a pass looks at one part of many, of its share of the limit: small parts know little of what is cheapest,
+/// large ones take long.
+const AHEAD_OF_PART: u64 = 16;
 
 /// Bytes of an f64.
 const LARGEST_ELEMENT_BYTES: u64 = 8;
@@ -38,14 +41,15 @@ pub(crate) struct Budget {
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
-    expected: Mutex<HashMap<Expected, u64>>,
     work: Mutex<WorkDone>,
+    expected: Mutex<FxHashMap<Expected, u64>>,
 }
 
 /// The nodes that a budget knows.
 #[derive(Default)]
 struct Nodes {
     all: Vec<Weak<dyn AnyEntry>>,
+    candidates: Candidates,
     /// How many there may be before those that are gone are forgotten.
     tidy_at: usize,
     warned: bool,
@@ -98,7 +102,9 @@ impl Budget {
 
     pub fn add(&self, bytes: u64) {
         let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.peak.fetch_max(live, Ordering::Relaxed);
+        if live > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(live, Ordering::Relaxed);
+        }
     }
 
     pub fn remove(&self, bytes: u64) {
@@ -125,8 +131,22 @@ impl Budget {
         self.work.lock().thrashing_steps
     }
 
-    /// Takes a node into consideration.
-    pub fn register(&self, node: Weak<dyn AnyEntry>) {
+    /// Takes a new node into consideration.
+    pub fn register<B: Backend>(&self, node: &Arc<dyn Entry<B>>) {
+        self.list(node);
+        self.remember(Arc::downgrade(node) as Weak<dyn Entry<B>>);
+    }
+
+    /// Takes a node that is resident to be one that may be evicted.
+    pub fn list<B: Backend>(&self, node: &Arc<dyn Entry<B>>) {
+        let head = node.head();
+        if !head.listed.swap(true, Ordering::Relaxed) {
+            let weak: Weak<dyn Entry<B>> = Arc::downgrade(node);
+            self.nodes.lock().candidates.add(head.owner().id, weak);
+        }
+    }
+
+    fn remember(&self, node: Weak<dyn AnyEntry>) {
         let mut nodes = self.nodes.lock();
         nodes.all.push(node);
         if nodes.all.len() > nodes.tidy_at {
@@ -217,23 +237,27 @@ impl Budget {
         }
         self.stuck.store(u64::MAX, Ordering::Relaxed);
         let now = context::clock();
-        let alive = self.alive();
-        let facts: Vec<_> = alive.into_iter().map(|node| (node.facts(), node)).collect();
-        let aim = limit.saturating_sub(bytes).saturating_sub(limit / AHEAD);
-        for sample in samples(groups(&facts, now)) {
-            self.evict_cheapest(sample, now, aim);
+        let parts = self.nodes.lock().candidates.parts();
+        let ahead = match parts {
+            1 => limit / AHEAD,
+            _ => limit / AHEAD_OF_PART / parts as u64,
+        };
+        let aim = limit.saturating_sub(bytes).saturating_sub(ahead);
+        for _ in 0..parts {
+            let part = self.nodes.lock().candidates.next_part();
+            self.evict_cheapest(groups(part, now), now, aim);
             if fits() {
                 return;
             }
         }
         self.stuck.store(self.live(), Ordering::Relaxed);
-        self.overflows(op, bytes, limit, &facts, now);
+        self.overflows(op, bytes, limit, now);
     }
 
     /// Evicts the groups of lowest score until no more than `aim` bytes are live.
     fn evict_cheapest(&self, groups: Vec<Group>, now: u64, aim: u64) {
         let scored = groups.into_iter().enumerate().map(|(order, group)| Scored {
-            score: group.score(now),
+            score: group.least_score(now),
             order,
             group,
         });
@@ -241,10 +265,9 @@ impl Budget {
         while self.live() > aim
             && let Some(mut cheapest) = heap.pop()
         {
-            // What was evicted since may have made it more expensive.
-            let score = cheapest.group.score(now);
-            if score > cheapest.score && heap.peek().is_some_and(|next| score > next.score) {
-                cheapest.score = score;
+            // What is in the heap is a lower bound, or was right before others were evicted: both can only be too cheap.
+            cheapest.score = cheapest.group.score(now);
+            if heap.peek().is_some_and(|next| *next > cheapest) {
                 heap.push(cheapest);
                 continue;
             }
@@ -254,18 +277,13 @@ impl Budget {
         }
     }
 
-    fn overflows(
-        &self,
-        op: &'static str,
-        bytes: u64,
-        limit: u64,
-        facts: &[(Facts, Arc<dyn AnyEntry>)],
-        now: u64,
-    ) {
-        let in_use = facts
+    fn overflows(&self, op: &'static str, bytes: u64, limit: u64, now: u64) {
+        let alive = self.alive();
+        let in_use = alive
             .iter()
-            .filter(|(facts, _)| facts.resident && (facts.locked || facts.last_used == now))
-            .map(|(facts, _)| if facts.shared { 0 } else { facts.bytes })
+            .map(|node| node.facts())
+            .filter(|facts| facts.resident && (facts.locked || facts.last_used == now))
+            .map(|facts| if facts.shared { 0 } else { facts.bytes })
             .sum::<u64>()
             .min(self.live());
         let error = RematError::BudgetTooSmall {
@@ -294,16 +312,11 @@ pub(crate) fn make_room(ledger: &Ledger, op: &'static str, bytes: u64) {
 }
 
 /// The storages that can be freed.
-fn groups(facts: &[(Facts, Arc<dyn AnyEntry>)], now: u64) -> Vec<Group> {
-    let mut groups: HashMap<usize, (Group, u32)> = HashMap::new();
+fn groups(candidates: Vec<(Facts, Arc<dyn AnyEntry>)>, now: u64) -> Vec<Group> {
+    let mut groups: FxHashMap<usize, (Group, u32)> = FxHashMap::default();
     let mut order = Vec::new();
-    for (facts, node) in facts {
-        let evictable = facts.resident
-            && facts.origin == Origin::Recorded
-            && !facts.locked
-            && facts.last_used != now
-            && facts.bytes > 0;
-        if !evictable {
+    for (facts, node) in candidates {
+        if facts.locked || facts.last_used == now || facts.bytes == 0 {
             continue;
         }
         let (group, _) = groups.entry(facts.owner).or_insert_with(|| {
@@ -315,7 +328,7 @@ fn groups(facts: &[(Facts, Arc<dyn AnyEntry>)], now: u64) -> Vec<Group> {
             };
             (group, facts.residents)
         });
-        group.members.push(node.clone());
+        group.members.push(node);
         group.last_used = group.last_used.max(facts.last_used);
     }
     // A member that has to stay keeps the storage.
@@ -324,16 +337,6 @@ fn groups(facts: &[(Facts, Arc<dyn AnyEntry>)], now: u64) -> Vec<Group> {
         .filter(|(group, residents)| group.members.len() as u32 == *residents)
         .map(|(group, _)| group)
         .collect()
-}
-
-/// Parts to be scored one after the other, each spread over all groups.
-fn samples(groups: Vec<Group>) -> Vec<Vec<Group>> {
-    let parts = groups.len().div_ceil(SAMPLE).max(1);
-    let mut samples: Vec<Vec<Group>> = (0..parts).map(|_| Vec::new()).collect();
-    for (index, group) in groups.into_iter().enumerate() {
-        samples[index % parts].push(group);
-    }
-    samples
 }
 
 /// A group in the heap, the lowest score on top; by age where scores are equal.

@@ -1,8 +1,9 @@
 //! A limit on the bytes of managed tensors: no annotation at all (Kirisame et al., Dynamic Tensor Rematerialization, 2021).
 //!
 //! `phase.rs` tells forward from backward, `cost.rs` estimates what an operation costs, `score.rs` what an eviction costs,
-//! and `evictor.rs` evicts.
+//! `candidates.rs` knows what may be evicted, and `evictor.rs` evicts.
 
+mod candidates;
 mod cost;
 mod evictor;
 mod phase;

@@ -1,7 +1,8 @@
 //! What an eviction costs.
 
-use std::collections::HashSet;
 use std::sync::Arc;
+
+use rustc_hash::FxHashSet;
 
 use crate::node::AnyEntry;
 
@@ -20,13 +21,24 @@ impl Group {
     /// DTR's heuristic (section 4.1): cost to bring it back, over bytes times staleness. The cost includes that of evicted
     /// ancestors, which would have to come back first; without it long runs are evicted whole and replayed again and again.
     pub fn score(&self, now: u64) -> f64 {
+        self.cost_ns() / self.worth(now)
+    }
+
+    /// The score if nothing had to come back first: no more than [`Self::score`], and quickly known.
+    pub fn least_score(&self, now: u64) -> f64 {
+        let own = self.members.iter().map(|node| f64::from(node.cost_ns()));
+        own.sum::<f64>() / self.worth(now)
+    }
+
+    /// Bytes times staleness.
+    fn worth(&self, now: u64) -> f64 {
         let staleness = now.saturating_sub(self.last_used).max(1);
-        self.cost_ns() / (self.bytes.max(1) as f64 * staleness as f64)
+        self.bytes.max(1) as f64 * staleness as f64
     }
 
     /// Nanoseconds to bring all members back.
     fn cost_ns(&self) -> f64 {
-        let mut seen = HashSet::new();
+        let mut seen = FxHashSet::default();
         let mut stack: Vec<_> = self.members.clone();
         let mut cost = 0.0;
         while let Some(node) = stack.pop() {

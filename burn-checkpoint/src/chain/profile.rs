@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 
-use crate::call::bytes;
+use crate::node::bytes;
 use crate::plan::{BlockProfile, PlanError, Profile, TailProfile};
 use crate::policy::{Fate, Policy};
 use crate::stats::RematStats;

@@ -64,22 +64,19 @@ macro_rules! managed {
         if context::records() {
             const OP: &OpInfo = &OpInfo { name: stringify!($op), work: work!($work), group: stringify!($trait) };
             let saved = ($(save!($kind $arg),)*);
-            let call = Call::<B>::begin(OP, |visit| {
+            let recipe = recipe::<B, _>(move |visit| {
                 let ($($arg,)*) = &saved;
-                $(show!($kind $arg, &mut *visit);)*
+                if let Some(visit) = visit {
+                    $(show!($kind $arg, &mut *visit);)*
+                    return Value::Absent;
+                }
+                value!($ret B::$op($(load!($kind $arg)),*))
             });
-            let saved = call.records().then_some(saved);
+            let call = Call::<B>::begin(OP, &recipe);
+            // A recipe that is not kept goes first: the operation may then write into its operands.
+            let recipe = call.records().then_some(recipe);
             let value = value!($ret B::$op($(inner!($kind $arg)),*));
-            let mut results = call.finish(value, saved.map(|saved| {
-                recipe::<B, _>(move |visit| {
-                    let ($($arg,)*) = &saved;
-                    if let Some(visit) = visit {
-                        $(show!($kind $arg, &mut *visit);)*
-                        return Value::Absent;
-                    }
-                    value!($ret B::$op($(load!($kind $arg)),*))
-                })
-            }));
+            let mut results = call.finish(value, recipe);
             return handles!($ret results);
         }
     };

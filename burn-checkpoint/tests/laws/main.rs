@@ -1,7 +1,9 @@
 //! Checkpointed is plain, bit for bit.
 
 mod budgets;
+mod long;
 mod models;
 mod programs;
 mod robust;
 mod scopes;
+mod verify;

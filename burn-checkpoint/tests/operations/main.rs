@@ -1,6 +1,8 @@
-//! Every operation that is recorded, evicted between its run and its use, gives the same bits: generated from the rows.
+//! Every operation that is recorded, evicted between its run and its use, gives the same bits and runs once more, not more
+//! often: generated from the rows.
 
 mod make;
+mod probe;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,6 +11,7 @@ use burn_backend::{Backend, TensorData};
 use burn_checkpoint::{Outputs, Remat, RematStats, Verify, Work, checkpoint, evict, op_table};
 use burn_decorator::types::*;
 use burn_flex::Flex;
+use probe::{Probe, take_counts};
 
 /// A result of any kind.
 enum Held<B: Backend> {
@@ -168,35 +171,27 @@ fn all<B: Backend>() -> Cases<B> {
     cases
 }
 
-/// What Flex 0.21 refuses, with or without `Remat`.
-const NOT_IN_FLEX: &[&str] = &[
-    "ctc_loss_backward",
-    "float_argtopk",
-    "int_argtopk",
-    "q_argtopk",
-];
-
 #[test]
 fn every_recorded_operation_comes_back() {
     let recorded = op_table().filter(|op| !matches!(op.work, Work::Fixed | Work::Pass));
-    let plain = all::<Flex>();
-    let managed = all::<Remat<Flex>>();
+    let plain = all::<Probe<Flex>>();
+    let managed = all::<Remat<Probe<Flex>>>();
     assert_eq!(plain.len(), recorded.count());
     let _verify = Verify::on();
     let mut failures = Vec::new();
     for (name, run) in plain {
         let expected = catch_unwind(|| run().into_iter().map(Held::read).collect::<Vec<_>>());
         let Ok(expected) = expected else {
-            if !NOT_IN_FLEX.contains(&name) {
-                failures.push(format!("{name}: the inner backend refused"));
-            }
+            failures.push(format!("{name}: the inner backend refused"));
             continue;
         };
         let found = catch_unwind(AssertUnwindSafe(|| {
             RematStats::reset_thread();
+            take_counts();
             // The scope's end evicts the results, and the operands with them.
             let mut held = Vec::new();
             checkpoint(|| held = managed[name]());
+            let ran = take_counts()[name];
             let stats = RematStats::of_thread();
             assert!(
                 stats.evicted_operations > 0,
@@ -208,6 +203,7 @@ fn every_recorded_operation_comes_back() {
                 stats.replayed_operations > 0,
                 "nothing was replayed: {stats:?}"
             );
+            assert_eq!(take_counts().get(name), Some(&ran), "times it ran again");
             make::release();
             assert_eq!(RematStats::of_thread().live_bytes, 0);
             found

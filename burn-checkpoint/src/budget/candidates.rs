@@ -1,0 +1,102 @@
+//! The tensors that may be evicted, in parts: how long a search takes does not depend on how many there are.
+
+use std::sync::{Arc, Weak};
+
+use crate::node::{AnyEntry, Facts, Origin};
+
+/// So many tensors are looked at as a whole.
+const WHOLE: usize = 2048;
+
+/// Of more, parts of about so many.
+const PART: usize = 256;
+
+/// Resident tensors that can come back. Some are no longer, or gone: that is found out when they are looked at.
+pub(super) struct Candidates {
+    /// A power of two of them. Tensors with one storage are in one part; all parts are alike.
+    parts: Vec<Vec<Candidate>>,
+    /// The part to be looked at next.
+    next: usize,
+    count: usize,
+    /// How many there may be before all are looked through.
+    tidy_at: usize,
+}
+
+struct Candidate {
+    storage: u64,
+    node: Weak<dyn AnyEntry>,
+}
+
+impl Default for Candidates {
+    fn default() -> Self {
+        Self {
+            parts: vec![Vec::new()],
+            next: 0,
+            count: 0,
+            tidy_at: WHOLE,
+        }
+    }
+}
+
+impl Candidates {
+    /// Adds a tensor with the storage of this number.
+    pub fn add(&mut self, storage: u64, node: Weak<dyn AnyEntry>) {
+        let part = part(storage, self.parts.len());
+        self.parts[part].push(Candidate { storage, node });
+        self.count += 1;
+        if self.count > self.tidy_at {
+            self.tidy();
+        }
+    }
+
+    pub fn parts(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// The tensors of the next part; forgets those that cannot be evicted any more.
+    pub fn next_part(&mut self) -> Vec<(Facts, Arc<dyn AnyEntry>)> {
+        let part = &mut self.parts[self.next];
+        let mut found = Vec::with_capacity(part.len());
+        let before = part.len();
+        part.retain(|candidate| candidate.look().map(|look| found.push(look)).is_some());
+        self.count -= before - part.len();
+        self.next = (self.next + 1) % self.parts.len();
+        found
+    }
+
+    /// Forgets what cannot be evicted any more, and adapts the number of parts.
+    fn tidy(&mut self) {
+        let all = self.parts.drain(..).flatten();
+        let left: Vec<_> = all.filter(|candidate| candidate.look().is_some()).collect();
+        self.count = left.len();
+        self.tidy_at = WHOLE.max(2 * self.count);
+        let parts = match self.count {
+            0..=WHOLE => 1,
+            count => (count / PART).next_power_of_two(),
+        };
+        self.parts = (0..parts).map(|_| Vec::new()).collect();
+        self.next = 0;
+        for candidate in left {
+            self.parts[part(candidate.storage, parts)].push(candidate);
+        }
+    }
+}
+
+impl Candidate {
+    /// The tensor, if it may be evicted now or later.
+    fn look(&self) -> Option<(Facts, Arc<dyn AnyEntry>)> {
+        let node = self.node.upgrade()?;
+        let facts = node.facts();
+        if facts.resident && facts.origin == Origin::Recorded {
+            Some((facts, node))
+        } else {
+            node.unlist();
+            None
+        }
+    }
+}
+
+/// The part of a storage. Numbers are mixed: every n-th operation of a model is alike.
+fn part(storage: u64, parts: usize) -> usize {
+    let mixed = storage.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32; // Fibonacci hashing
+    mixed as usize & (parts - 1)
+}

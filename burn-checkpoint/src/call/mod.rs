@@ -1,0 +1,286 @@
+//! One operation that is recorded: its operands are brought back, its result becomes a node.
+//!
+//! `operands.rs` looks at what goes in, `results.rs` hands out what comes out, and `given.rs` is for tensors that no
+//! recipe of this thread makes.
+
+mod given;
+mod operands;
+mod results;
+
+use std::sync::{Arc, Weak};
+
+use burn_backend::tensor::Device;
+use burn_backend::{Backend, DType, DeviceOps, Shape};
+use parking_lot::Mutex;
+
+use crate::budget::{self, Clock, OpCost, Phase};
+use crate::context::{self, Moment};
+use crate::handle::Managed;
+use crate::kind::Value;
+use crate::ledger::Ledger;
+use crate::node::{Entry, Head, Lineage, Node, Origin, State, Storage, bytes};
+use crate::op::{OpInfo, Work};
+use crate::policy::Fate;
+use crate::recipe::{Never, Part, Parts, Recipe, Source};
+use crate::replay;
+use crate::trace::EventKind;
+
+pub(crate) use given::{fixed, make_room_for, source};
+use operands::{Operands, Shares};
+pub(crate) use results::Results;
+
+/// An operation under way.
+pub(crate) struct Call<B: Backend> {
+    op: &'static OpInfo,
+    moment: Moment,
+    records: bool,
+    storage: Shares<B>,
+    permuted_elements: usize,
+    /// Only under a budget.
+    cost: Option<OpCost>,
+    clock: Clock,
+    lineage: Lineage,
+}
+
+impl<B: Backend> Call<B> {
+    /// Brings the operands back and decides what becomes of the result.
+    pub fn begin(op: &'static OpInfo, recipe: &impl Recipe<B>) -> Self {
+        let moment = context::tick(op);
+        let mut operands = Operands::new(op, &moment);
+        recipe.inputs(&mut |input| operands.see(input, &moment));
+        Self::of(op, moment, &mut operands)
+    }
+
+    fn of(op: &'static OpInfo, mut moment: Moment, operands: &mut Operands<B>) -> Self {
+        if !operands.waiting.is_empty() {
+            replay::bring_back(operands.waiting.iter().cloned());
+            operands.settle_outlived(&moment);
+        }
+        let lineage = lineage(&mut moment, op, operands.lineage);
+        let records =
+            !operands.gives_up() && moment.fate != Fate::Keep && lineage == Lineage::Activation;
+        operands.make_room(op, &moment);
+        Self {
+            op,
+            permuted_elements: operands.permuted_elements,
+            cost: operands.cost.take(),
+            storage: operands.storage(op),
+            clock: Clock::start(moment.costs),
+            moment,
+            records,
+            lineage,
+        }
+    }
+
+    /// Whether the result gets a recipe.
+    pub fn records(&self) -> bool {
+        self.records
+    }
+
+    /// The result with its recipe, if it gets one.
+    pub fn finish<R: Recipe<B>>(self, value: Value<B>, recipe: Option<R>) -> Results<B> {
+        if matches!(value, Value::Many(_)) {
+            return self.finish_many(value, recipe);
+        }
+        let mut node = self.node(value, recipe);
+        if let Some(cost_ns) = self.cost_ns(|| node.head.shape.num_elements()) {
+            self.computed(&node.head.ledger, cost_ns, node.head.bytes);
+            node.head.cost_ns = cost_ns;
+        }
+        Results::One(Some(self.enter(Arc::new(node))))
+    }
+
+    fn finish_many<R: Recipe<B>>(self, value: Value<B>, recipe: Option<R>) -> Results<B> {
+        let Value::Many(parts) = value else {
+            unreachable!("one result is finished as one")
+        };
+        if let Some(recipe) = recipe {
+            return self.finish_parts(parts, recipe);
+        }
+        let parts = parts.into_iter().map(|part| match part {
+            Value::Absent => None,
+            part => Some(self.enter(Arc::new(self.node(part, None::<Never>)))),
+        });
+        Results::many(parts.collect())
+    }
+
+    /// The results are nodes that hand out what one more node, the operation's, computes.
+    fn finish_parts<R: Recipe<B>>(self, parts: Vec<Value<B>>, recipe: R) -> Results<B> {
+        let elements = || parts.iter().map(|part| part.shape().num_elements()).sum();
+        let cost_ns = self.cost_ns(elements).unwrap_or(0.0);
+        let device = parts.iter().find_map(Value::device).unwrap_or_default();
+        let ledger = self.ledger(&device);
+        let whole = self.whole(device, ledger.clone(), cost_ns, recipe);
+        let siblings = Arc::new(Parts::new());
+        let results: Vec<_> = parts
+            .into_iter()
+            .enumerate()
+            .map(|(index, part)| {
+                if matches!(part, Value::Absent) {
+                    return None;
+                }
+                let recipe = Part {
+                    whole: whole.clone(),
+                    index,
+                    siblings: siblings.clone(),
+                };
+                Some(self.enter(Arc::new(self.node(part, Some(recipe)))))
+            })
+            .collect();
+        let nodes = || results.iter().flatten().map(Managed::node);
+        siblings.set(nodes());
+        let bytes = nodes().map(|node| node.head().bytes).sum();
+        self.computed(&ledger, cost_ns, bytes);
+        Results::many(results)
+    }
+
+    /// The node of an operation with several results, which holds them only while a replay hands them out.
+    fn whole<R: Recipe<B>>(
+        &self,
+        device: Device<B>,
+        ledger: Arc<Ledger>,
+        cost_ns: f32,
+        recipe: R,
+    ) -> Source<B> {
+        let (op, id) = (self.op, self.moment.clock);
+        let mut head = Head::new(op, id, Shape::new([]), DType::U8, device, ledger);
+        head.bytes = 0;
+        head.cost_ns = cost_ns;
+        head.step = self.step();
+        head.lineage = self.lineage;
+        Source::new(Arc::new(Node {
+            head,
+            state: Mutex::new(self.state(Storage::Evicted, Origin::Recorded)),
+            recipe: Mutex::new(Some(recipe)),
+        }))
+    }
+
+    /// The counters for a result on this device.
+    fn ledger(&self, device: &Device<B>) -> Arc<Ledger> {
+        let id = device.id();
+        match &self.moment.ledger {
+            Some(ledger) if ledger.device() == id => ledger.clone(),
+            _ => context::ledger(id),
+        }
+    }
+
+    /// What it took, under a budget.
+    fn cost_ns(&self, elements: impl FnOnce() -> usize) -> Option<f32> {
+        let cost = self.cost.as_ref()?;
+        let estimated = || cost.ns(elements() as u64);
+        Some(self.clock.ns().unwrap_or_else(estimated))
+    }
+
+    /// Tells the budget what the operation took and gave.
+    fn computed(&self, ledger: &Ledger, cost_ns: f32, bytes: u64) {
+        if let (Some(budget), Some(cost)) = (ledger.budget(), &self.cost) {
+            budget.computed(cost_ns, cost.key(), bytes);
+        }
+    }
+
+    /// Whether the result's elements are sure to lie in the order that its shape says. An operation may keep the order of its
+    /// operand, such as a transposed one; what comes back from the host does not.
+    fn is_row_major(&self, shape: &Shape) -> bool {
+        match self.op.work {
+            Work::View => self.op.name.ends_with("reshape"),
+            Work::Compute | Work::Fixed => true,
+            _ if self.permuted_elements == 0 => true,
+            // A smaller operand is broadcast.
+            Work::Cheap | Work::Math if self.permuted_elements < usize::MAX => {
+                self.permuted_elements < shape.num_elements()
+            }
+            _ => false,
+        }
+    }
+
+    fn step(&self) -> u64 {
+        self.moment.step.map_or(0, |step| step.number)
+    }
+
+    #[inline]
+    fn state(&self, storage: Storage<B>, origin: Origin) -> State<B> {
+        State::new(
+            storage,
+            origin,
+            self.moment.clock,
+            self.moment.scope.clone(),
+        )
+    }
+
+    #[inline]
+    fn head(&self, value: &Value<B>) -> Head<B> {
+        let device = value.device().unwrap_or_default();
+        let ledger = self.ledger(&device);
+        let (shape, dtype) = (value.shape(), value.dtype());
+        let (group, bytes) = match &self.storage {
+            Shares::Own => (None, bytes(&shape, dtype)),
+            Shares::Leaf => (None, 0),
+            Shares::With(source) => (Some(source.clone()), bytes(&shape, dtype)),
+        };
+        Head {
+            bytes,
+            contiguous: self.op.work != Work::View || is_contiguous(self.op),
+            row_major: self.is_row_major(&shape),
+            group,
+            step: self.step(),
+            lineage: self.lineage,
+            ..Head::new(self.op, self.moment.clock, shape, dtype, device, ledger)
+        }
+    }
+
+    /// Made in place: nodes are large, and there is one an operation.
+    #[inline]
+    fn node<R: Recipe<B>>(&self, value: Value<B>, recipe: Option<R>) -> Node<B, R> {
+        let origin = match recipe {
+            Some(_) => Origin::Recorded,
+            None => Origin::Fixed,
+        };
+        Node {
+            head: self.head(&value),
+            state: Mutex::new(self.state(Storage::Resident(value), origin)),
+            recipe: Mutex::new(recipe),
+        }
+    }
+
+    /// Counts a new node, and tells its scope and its budget of it.
+    fn enter(&self, node: Arc<dyn Entry<B>>) -> Managed<B> {
+        let head = node.head();
+        head.came();
+        head.emit(|op, node| EventKind::Alloc { op, node }, head.bytes);
+        if self.moment.scope.is_some() {
+            let weak: Weak<dyn Entry<B>> = Arc::downgrade(&node);
+            context::enlist(weak);
+        }
+        if let Some(budget) = head.ledger.budget() {
+            budget.register(&node);
+        }
+        Managed::new(Source::new(node))
+    }
+}
+
+/// What a result descends from; an operation that only one direction has says where in a step the thread is.
+#[inline]
+fn lineage(moment: &mut Moment, op: &OpInfo, operands: Lineage) -> Lineage {
+    let Some(step) = moment.step else {
+        return Lineage::Activation;
+    };
+    if budget::is_backward_only(op) {
+        if step.phase == Phase::Forward {
+            moment.step = context::backward_begins();
+        }
+        return Lineage::Gradient;
+    }
+    if operands == Lineage::Gradient && budget::is_forward_only(op) {
+        moment.step = context::forward_begins();
+        return Lineage::Activation;
+    }
+    operands
+}
+
+/// Whether the result of a view operation is contiguous if its operand is.
+#[inline]
+fn is_contiguous(op: &OpInfo) -> bool {
+    ["reshape", "detach", "set_require_grad"]
+        .iter()
+        .any(|name| op.name.ends_with(name))
+}

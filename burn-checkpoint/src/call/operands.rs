@@ -1,0 +1,160 @@
+//! What the operands of an operation look like.
+
+use std::sync::Arc;
+
+use burn_backend::Backend;
+
+use crate::budget::{self, OpCost, Phase};
+use crate::context::Moment;
+use crate::node::{Entry, Head, Lineage, Origin, State};
+use crate::op::{OpInfo, Work};
+use crate::recipe::{Input, Source};
+
+/// Whose storage the result has.
+pub(super) enum Shares<B: Backend> {
+    /// Its own.
+    Own,
+    /// An unmanaged tensor's.
+    Leaf,
+    /// That of a managed tensor.
+    With(Source<B>),
+}
+
+/// What is known once all operands were seen.
+pub(super) struct Operands<B: Backend> {
+    /// What is evicted, and what has outlived its step.
+    pub waiting: Vec<Arc<dyn Entry<B>>>,
+    /// The first operand's storage, for a view of it.
+    first: Option<Shares<B>>,
+    first_contiguous: bool,
+    is_view: bool,
+    /// Elements of the largest operand whose elements may lie in another order than its shape says.
+    pub permuted_elements: usize,
+    /// Bytes of the largest operand.
+    largest: u64,
+    /// Bytes of the largest operand that cannot come back and that nobody but this operation refers to.
+    given_up: u64,
+    pub cost: Option<OpCost>,
+    pub lineage: Lineage,
+}
+
+impl<B: Backend> Operands<B> {
+    pub fn new(op: &'static OpInfo, moment: &Moment) -> Self {
+        Self {
+            waiting: Vec::new(),
+            first: None,
+            first_contiguous: true,
+            is_view: op.work == Work::View,
+            permuted_elements: 0,
+            largest: 0,
+            given_up: 0,
+            cost: moment.step.map(|_| OpCost::new(op)),
+            lineage: Lineage::Activation,
+        }
+    }
+
+    pub fn see(&mut self, input: Input<'_, B>, moment: &Moment) {
+        let source = match input {
+            Input::Node(source) => source,
+            Input::Leaf(shape) => {
+                self.first.get_or_insert(Shares::Leaf);
+                self.permuted_elements = usize::MAX;
+                if let Some(cost) = &mut self.cost {
+                    cost.operand(&shape());
+                }
+                return;
+            }
+        };
+        let node = source.node();
+        let head = node.head();
+        let mut state = node.state();
+        if let Some(cost) = &mut self.cost {
+            cost.operand(&head.shape);
+        }
+        if let Some(step) = moment.step
+            && step.phase == Phase::Backward
+            && head.lineage == Lineage::Gradient
+            && head.step == step.number
+        {
+            self.lineage = Lineage::Gradient;
+        }
+        if !head.row_major {
+            self.permuted_elements = self.permuted_elements.max(head.shape.num_elements());
+        }
+        if self.is_view && self.first.is_none() {
+            self.first_contiguous = head.contiguous;
+            self.first = Some(match &head.group {
+                Some(group) => Shares::With(group.clone()),
+                None if head.bytes == 0 => Shares::Leaf,
+                None => Shares::With(source.clone()),
+            });
+        }
+        self.largest = self.largest.max(head.bytes);
+        state.last_used = moment.clock;
+        if let (Some(own), Some(user)) = (&state.scope, &moment.scope)
+            && !Arc::ptr_eq(user, own)
+        {
+            state.feeds_inner_scope |= user.is_within(own);
+        }
+        if !state.is_resident() || outlived(head, &state, moment) {
+            self.waiting.push(node.clone());
+        }
+        if state.origin == Origin::Fixed && head.bytes > 0 {
+            // The operand's handle and what was saved for a recipe are two references.
+            let last = head.users() == 1 && Arc::strong_count(node) == 2;
+            if last {
+                self.given_up = self.given_up.max(head.bytes);
+            }
+        }
+    }
+
+    /// Recipes must not reach through the steps.
+    pub fn settle_outlived(&self, moment: &Moment) {
+        for node in &self.waiting {
+            let outlived = outlived(node.head(), &node.state(), moment);
+            if outlived {
+                node.settle();
+                node.retire();
+            }
+        }
+    }
+
+    /// Whether a recipe would not pay. It would keep the storage of an operand that cannot come back and that nobody else
+    /// wants, to be able to drop that of the result: nothing is won unless the result is larger.
+    pub fn gives_up(&self) -> bool {
+        self.given_up > 0 && self.given_up * 2 > self.largest
+    }
+
+    /// Makes room for the result, on the device of the last tensors.
+    pub fn make_room(&self, op: &OpInfo, moment: &Moment) {
+        let Some(cost) = &self.cost else { return };
+        if self.is_view {
+            return;
+        }
+        if let Some(ledger) = &moment.ledger
+            && let Some(budget) = ledger.budget()
+        {
+            let bytes = budget.expected(cost.key());
+            budget::make_room(ledger, op.name, bytes.unwrap_or(cost.largest_bytes()));
+        }
+    }
+
+    /// Whose storage the result of the operation has.
+    pub fn storage(&mut self, op: &OpInfo) -> Shares<B> {
+        match self.first.take() {
+            Some(shares) if self.is_view => {
+                let copies = !self.first_contiguous && op.name.ends_with("reshape");
+                if copies { Shares::Own } else { shares }
+            }
+            _ => Shares::Own,
+        }
+    }
+}
+
+/// Whether a tensor was recorded before a backward pass and is used after it: state, such as running statistics.
+fn outlived<B: Backend>(head: &Head<B>, state: &State<B>, moment: &Moment) -> bool {
+    moment
+        .step
+        .is_some_and(|step| step.phase == Phase::Forward && head.step < step.number)
+        && state.origin == Origin::Recorded
+}

@@ -1,0 +1,109 @@
+//! What changes of a tensor: above all its storage, which comes and goes.
+
+use std::sync::Arc;
+
+use burn_backend::Backend;
+
+use super::Head;
+use crate::host::HostCopy;
+use crate::kind::Value;
+use crate::scope::Scope;
+use crate::verify;
+
+/// Whether and how a tensor without storage can come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// It cannot: its storage stays as long as the node.
+    Fixed,
+    /// By its recipe.
+    Recorded,
+    /// By its recipe, which is kept whatever happens: it stands for data elsewhere.
+    Source,
+}
+
+/// What changes.
+pub(crate) struct State<B: Backend> {
+    pub storage: Storage<B>,
+    pub origin: Origin,
+    /// Replays under way that need the storage.
+    pub locks: u32,
+    /// The next load is the last one of a replay and may have the storage itself.
+    pub hand_over: bool,
+    /// The scope that evicts it: replays for tensors of other scopes do not keep it.
+    pub scope: Option<Arc<Scope>>,
+    /// Whether a scope inside of that one has used it: it is what that scope is replayed from, whether it has users or not.
+    pub feeds_inner_scope: bool,
+    /// The thread's operation count at the last use.
+    pub last_used: u64,
+    /// What the storage held when it was dropped, in verify mode.
+    pub witness: Option<u64>,
+}
+
+pub(crate) enum Storage<B: Backend> {
+    Resident(Value<B>),
+    Evicted,
+    /// Boxed, for it is larger than a tensor.
+    Host(Box<HostCopy<B>>),
+}
+
+impl<B: Backend> State<B> {
+    #[inline]
+    pub fn new(
+        storage: Storage<B>,
+        origin: Origin,
+        last_used: u64,
+        scope: Option<Arc<Scope>>,
+    ) -> Self {
+        Self {
+            storage,
+            origin,
+            locks: 0,
+            hand_over: false,
+            scope,
+            feeds_inner_scope: false,
+            last_used,
+            witness: None,
+        }
+    }
+
+    pub fn is_resident(&self) -> bool {
+        matches!(self.storage, Storage::Resident(_))
+    }
+}
+
+/// Takes the storage out of a node, if it can come back, and says how many bytes that frees. The storage is to be dropped
+/// after the lock.
+pub(crate) fn vacate<B: Backend>(
+    head: &Head<B>,
+    state: &mut State<B>,
+) -> Option<(Storage<B>, u64)> {
+    if state.origin == Origin::Fixed || state.locks > 0 || !state.is_resident() {
+        return None;
+    }
+    let bytes = about_to_go(head, state);
+    Some((
+        std::mem::replace(&mut state.storage, Storage::Evicted),
+        bytes,
+    ))
+}
+
+/// Takes the storage out of a node for somebody who goes on with it.
+pub(crate) fn take_value<B: Backend>(head: &Head<B>, state: &mut State<B>) -> Option<Value<B>> {
+    if !state.is_resident() {
+        return None;
+    }
+    about_to_go(head, state);
+    match std::mem::replace(&mut state.storage, Storage::Evicted) {
+        Storage::Resident(value) => Some(value),
+        Storage::Evicted | Storage::Host(_) => None,
+    }
+}
+
+/// Counts storage that is there but not for long. Returns the bytes that this frees.
+pub(crate) fn about_to_go<B: Backend>(head: &Head<B>, state: &mut State<B>) -> u64 {
+    if let Storage::Resident(value) = &state.storage {
+        state.witness = verify::witness(state.origin, value);
+    }
+    state.hand_over = false;
+    head.went()
+}

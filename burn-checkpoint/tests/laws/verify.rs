@@ -1,0 +1,93 @@
+//! A replay that gives other values is found, named, and harms nothing else.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::backend::Autodiff;
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_checkpoint::{Remat, RematStats, Verify, checkpoint, evict};
+use burn_flex::Flex;
+
+type B = Autodiff<Remat<Flex>>;
+
+/// A source that delivers something else once it is told to: what is computed from it differs when it is replayed.
+struct Unsteady {
+    drifts: Arc<AtomicBool>,
+    tensor: Tensor<Remat<Flex>, 1>,
+}
+
+impl Unsteady {
+    fn new() -> Self {
+        let drifts = Arc::new(AtomicBool::new(false));
+        let tensor = {
+            let drifts = drifts.clone();
+            let device = Default::default();
+            Remat::from_source([3].into(), DType::F32, &device, move || {
+                let drift = f32::from(u8::from(drifts.load(Ordering::SeqCst)));
+                Tensor::<Flex, 1>::from_floats([1.0 + drift, 2.0, 3.0], &Default::default())
+            })
+        };
+        Self { drifts, tensor }
+    }
+
+    fn drift(&self, drifts: bool) {
+        self.drifts.store(drifts, Ordering::SeqCst);
+        evict(&self.tensor);
+    }
+}
+
+fn message(run: impl FnOnce() -> TensorData) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(run)).expect_err("a difference");
+    *panic.downcast::<String>().expect("a message")
+}
+
+#[test]
+fn a_difference_is_found_again_until_it_is_gone() {
+    RematStats::reset_thread();
+    let source = Unsteady::new();
+    let verify = Verify::on();
+    let mut kept = None;
+    checkpoint(|| kept = Some(source.tensor.clone().sin().exp()));
+    let kept = kept.expect("made in the scope");
+    source.drift(true);
+    let live = RematStats::of_thread().live_bytes;
+    for _ in 0..3 {
+        let message = message(|| kept.clone().into_data());
+        assert!(
+            message.contains("float_sin") && message.contains("[3]"),
+            "{message}"
+        );
+        // Nothing stays locked, half there, or counted.
+        evict(&source.tensor);
+        assert_eq!(RematStats::of_thread().live_bytes, live);
+    }
+    // The rest of the thread goes on.
+    let device = Default::default();
+    let x = Tensor::<B, 1>::from_floats([1.0, 2.0], &device).require_grad();
+    let grads = checkpoint(|| x.clone().exp().log()).sum().backward();
+    let found = x.grad(&grads).expect("a gradient").into_data();
+    found.assert_approx_eq::<f32>(&TensorData::from([1.0, 1.0]), Default::default());
+
+    source.drift(false);
+    let expected = Tensor::<Flex, 1>::from_floats([1.0, 2.0, 3.0], &device)
+        .sin()
+        .exp();
+    assert_eq!(kept.clone().into_data(), expected.into_data());
+    drop((kept, source, verify));
+    assert_eq!(RematStats::of_thread().live_bytes, 0);
+}
+
+#[test]
+fn nothing_is_compared_once_verify_is_off() {
+    let source = Unsteady::new();
+    let mut kept = None;
+    {
+        let _verify = Verify::on();
+        checkpoint(|| kept = Some(source.tensor.clone().sin()));
+    }
+    source.drift(true);
+    let found = kept.expect("made in the scope").into_data();
+    let expected = Tensor::<Flex, 1>::from_floats([2.0, 2.0, 3.0], &Default::default()).sin();
+    assert_eq!(found, expected.into_data());
+}

@@ -1,0 +1,153 @@
+//! A backend that counts what runs, and lends what the inner backend has not.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+
+use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, TensorMetadata};
+use burn_decorator::kind_type;
+use burn_decorator::types::*;
+
+/// How often each operation ran.
+pub type Counts = BTreeMap<&'static str, usize>;
+
+thread_local! {
+    static COUNTS: RefCell<Counts> = const { RefCell::new(Counts::new()) };
+}
+
+/// What ran on this thread since the last call.
+pub fn take_counts() -> Counts {
+    COUNTS.take()
+}
+
+fn count(op: &'static str) {
+    COUNTS.with_borrow_mut(|counts| *counts.entry(op).or_default() += 1);
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Probe<B>(PhantomData<B>);
+
+impl<B: Backend> BackendTypes for Probe<B> {
+    burn_decorator::forward_types!(B, float tensor: FloatTensor<B>);
+}
+
+impl<B: Backend> Backend for Probe<B> {
+    burn_decorator::forward_device!(B);
+
+    fn name(device: &Self::Device) -> String {
+        format!("probe<{}>", B::name(device))
+    }
+
+    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
+        B::supports_dtype(device, dtype)
+    }
+
+    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
+        B::dtype_usage(device, dtype)
+    }
+}
+
+/// What Flex 0.21 has not. Its `float_argtopk` and `int_argtopk` are unimplemented, and `q_argtopk` calls the first;
+/// `ctc_loss_backward` is only there for backends with a kernel of their own, the others differentiate `ctc_loss`.
+mod lent {
+    use super::*;
+
+    fn first<B: Backend>(sorted: IntTensor<B>, dim: usize, k: usize) -> IntTensor<B> {
+        let shape = sorted.shape();
+        let size = |d| if d == dim { k } else { shape[d] };
+        let slices: Vec<_> = (0..shape.num_dims())
+            .map(|d| Slice::from(0..size(d)))
+            .collect();
+        B::int_slice(sorted, &slices)
+    }
+
+    pub fn float_argtopk<B: Backend>(
+        tensor: FloatTensor<B>,
+        dim: usize,
+        k: usize,
+        out_dtype: IntDType,
+    ) -> IntTensor<B> {
+        first::<B>(B::float_argsort(tensor, dim, true, out_dtype), dim, k)
+    }
+
+    pub fn int_argtopk<B: Backend>(tensor: IntTensor<B>, dim: usize, k: usize) -> IntTensor<B> {
+        first::<B>(B::int_argsort(tensor, dim, true), dim, k)
+    }
+
+    pub fn q_argtopk<B: Backend>(
+        tensor: QuantizedTensor<B>,
+        dim: usize,
+        k: usize,
+        out_dtype: IntDType,
+    ) -> IntTensor<B> {
+        float_argtopk::<B>(B::dequantize(tensor, FloatDType::F32), dim, k, out_dtype)
+    }
+
+    /// Not the gradient, but a function of what it is a function of.
+    pub fn ctc_loss_backward<B: Backend>(
+        log_probs: FloatTensor<B>,
+        _targets: IntTensor<B>,
+        _input_lengths: IntTensor<B>,
+        _target_lengths: IntTensor<B>,
+        grad_loss: FloatTensor<B>,
+        _blank: usize,
+    ) -> FloatTensor<B> {
+        let samples = grad_loss.shape().num_elements();
+        let grad = B::float_reshape(grad_loss, Shape::new([1, samples, 1]));
+        B::float_mul(B::float_exp(log_probs), grad)
+    }
+}
+
+macro_rules! inner {
+    (Tensor $x:expr) => {
+        match $x {
+            TensorPrimitive::Float(x) => TensorPrimitive::Float(x),
+            TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x),
+        }
+    };
+    (QuantParams $x:expr) => {
+        QuantizationParametersPrimitive { scales: $x.scales }
+    };
+    (Transaction $x:expr) => {
+        TransactionPrimitive::new($x.read_floats, $x.read_qfloats, $x.read_ints, $x.read_bools)
+    };
+    ($kind:tt $x:expr) => {
+        $x
+    };
+}
+
+macro_rules! outer {
+    (Tensor $y:expr) => { inner!(Tensor $y) };
+    ({$name:ident $($field:ident: $kind:tt),+} $y:expr) => {{
+        let y = $y;
+        $name { $($field: y.$field),+ }
+    }};
+    ($kind:tt $y:expr) => { $y };
+}
+
+macro_rules! run {
+    (float_argtopk($($arg:expr),*)) => { lent::float_argtopk::<B>($($arg),*) };
+    (int_argtopk($($arg:expr),*)) => { lent::int_argtopk::<B>($($arg),*) };
+    (q_argtopk($($arg:expr),*)) => { lent::q_argtopk::<B>($($arg),*) };
+    (ctc_loss_backward($($arg:expr),*)) => { lent::ctc_loss_backward::<B>($($arg),*) };
+    ($op:ident($($arg:expr),*)) => { B::$op($($arg),*) };
+}
+
+macro_rules! implement {
+    ($trait:ident $($cast:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+        impl<B: Backend> $trait<Self> for Probe<B> {
+            $(fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
+                count(stringify!($op));
+                outer!($ret run!($op($(inner!($kind $arg)),*)))
+            })*
+        }
+    };
+}
+
+burn_decorator::float_ops!(implement);
+burn_decorator::int_ops!(implement);
+burn_decorator::bool_ops!(implement);
+burn_decorator::quantized_ops!(implement);
+burn_decorator::module_ops!(implement);
+burn_decorator::activation_ops!(implement);
+burn_decorator::transaction_ops!(implement);
