@@ -57,7 +57,8 @@
 //! # Records
 //!
 //! [`record`] saves the state of all ranks and loads it at any number of them: [`save_sharded`], [`load_sharded`];
-//! [`consolidate`] makes one ordinary file of it, [`inspect`](record::inspect) lists what there is.
+//! [`consolidate`] makes one ordinary file of it, [`inspect`](record::inspect) lists what there is. A [`Recorder`] does both with a
+//! whole training: the model, the optimizer with all its layers, the scheduler, in one call.
 //!
 //! # Configuration
 //!
@@ -76,6 +77,7 @@ mod host;
 mod offload;
 mod optimizer;
 pub mod record;
+mod recorder;
 mod reduce;
 pub mod shard;
 mod sharding;
@@ -99,8 +101,9 @@ pub use offload::{
     AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostAdamWError,
     InstructionSet, OpenStep, ParamsOut,
 };
-pub use optimizer::{Piece, ShardState, Shards, StateSlot, StateTensor, ZeroOptimizer};
+pub use optimizer::{Piece, Shards, ZeroOptimizer};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};
+pub use recorder::{Recorder, Training};
 pub use shard::{Partition, ShardMap};
 pub use sharding::{Sharding, ShardingError};
 pub use stage::Stage;

@@ -3,8 +3,10 @@
 mod agreement;
 mod bytes;
 mod compose;
+mod interrupted;
 mod missing;
 mod parity;
+mod recorder;
 mod refusals;
-mod state;
 mod support;
+mod tokens;
