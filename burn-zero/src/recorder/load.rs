@@ -65,6 +65,10 @@ impl Recorder {
     /// # Errors
     ///
     /// Those of [`load`](Self::load). A record that is there and cannot be read is an error, not a new start.
+    #[allow(
+        clippy::type_complexity,
+        reason = "the training that came, and what was found"
+    )]
     pub fn resume<B, M, O, S>(
         &self,
         dir: &Path,

@@ -16,6 +16,9 @@ pub fn run(program: &str) {
     if let Some(arguments) = program.strip_prefix("save until killed ") {
         return training::save_until_killed(patient(), arguments);
     }
+    if let Some(arguments) = program.strip_prefix("carry ") {
+        return training::carry(patient(), arguments);
+    }
     match program {
         "train" => training::print_digests(std::sync::Arc::new(patient())),
         "killed in backward" => training::killed_in_backward(patient()),

@@ -75,6 +75,10 @@ pub const ALL: &[(&str, Test)] = &[
         training_is_that_on_threads_bit_for_bit,
     ),
     (
+        "a_record_is_carried_over_any_number_of_processes",
+        a_record_is_carried_over_any_number_of_processes,
+    ),
+    (
         "a_rank_may_be_killed_while_a_record_is_saved",
         a_rank_may_be_killed_while_a_record_is_saved,
     ),
@@ -298,6 +302,20 @@ fn training_is_that_on_threads_bit_for_bit() {
         let sharded = nets::train_sharded(ranks, &sharding, adam, training::STEPS);
         let distance = nets::distance(&plain, &sharded);
         assert!(distance < 2e-5, "{ranks} ranks: {distance}");
+    }
+}
+
+fn a_record_is_carried_over_any_number_of_processes() {
+    let dirs = [(); 5].map(|()| tempfile::tempdir().unwrap());
+    let paths = dirs.each_ref().map(tempfile::TempDir::path);
+    for (ranks, pair) in [4, 1, 3, 4].into_iter().zip(paths.windows(2)) {
+        let program = format!("carry {} {}", pair[0].display(), pair[1].display());
+        launch::run(ranks, &program).must_succeed();
+    }
+    let first = nets::contents(paths[1]);
+    assert!(first.0.keys().any(|name| name.ends_with("moment_2")));
+    for path in &paths[2..] {
+        assert!(first == nets::contents(path), "{}", path.display());
     }
 }
 

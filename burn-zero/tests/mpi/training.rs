@@ -117,6 +117,24 @@ pub fn save_until_killed(group: MpiGroup, arguments: &str) {
     }
 }
 
+/// Loads the last record of one directory, or trains a little if there is none, and saves into another.
+pub fn carry(group: MpiGroup, arguments: &str) {
+    let (from, to) = arguments.split_once(' ').unwrap();
+    let (run, recorder) = build::<B>(Arc::new(group), Stage::Gradients).unwrap();
+    let resumed = recorder.resume::<B, _, _, _>(Path::new(from), run).unwrap();
+    let (run, state) = match resumed {
+        (run, Some(state)) => (run, state),
+        (run, None) => (
+            (0..STEPS).fold(run, step),
+            TrainingState::at_step(STEPS as u64),
+        ),
+    };
+    let to = Path::new(to);
+    recorder
+        .save::<B, _, _, _>(to, run.by_ref(), state, Keep::All)
+        .unwrap();
+}
+
 /// The last record of a directory, loaded by one rank.
 pub struct Found {
     pub step: u64,

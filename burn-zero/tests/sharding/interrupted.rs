@@ -9,7 +9,7 @@ use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
-use burn_zero::record::{Keep, Piece, ShardedRecord, TrainingState};
+use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{ProcessGroup, RecordError, Stage, Training, ZeroOptimizer};
 use tempfile::tempdir;
 
@@ -101,17 +101,6 @@ fn sessions<A: AutodiffBackend>(
     let last = all.pop().unwrap();
     assert!(all.into_iter().all(|other| other == last), "ranks differ");
     last
-}
-
-/// Every byte of the last record.
-fn contents(dir: &Path) -> (BTreeMap<String, Vec<u8>>, TrainingState) {
-    let mut record = ShardedRecord::open(dir).unwrap();
-    let tensors: Vec<_> = record.tensors().collect();
-    let bytes = tensors.into_iter().map(|tensor| {
-        let bytes = record.read(&Piece::whole(tensor.clone())).unwrap();
-        (tensor.name, bytes)
-    });
-    (bytes.collect(), record.state(0, 0))
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! A training goes from any number of ranks to any other through a record, bit for bit.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
@@ -17,7 +16,7 @@ use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer};
 use burn_flex::Flex;
 use burn_store::{ModuleSnapshot, SafetensorsStore};
-use burn_zero::record::{Keep, Piece, ShardedRecord, TrainingState};
+use burn_zero::record::{Keep, ShardedRecord, TrainingState};
 use burn_zero::{
     ProcessGroup, RecordError, Recorder, Shards, Stage, Training, ZeroOptimizer, consolidate,
 };
@@ -76,21 +75,6 @@ fn save(dir: &Path, world_size: usize, stage: Stage, steps: usize) {
         recorder.save::<B, _, _, _>(dir, run.by_ref(), state, Keep::default())
     });
     saved.into_iter().for_each(|saved| drop(saved.unwrap()));
-}
-
-/// All that is in the last record, however it is cut.
-fn contents(dir: &Path) -> (BTreeMap<String, Vec<u8>>, TrainingState) {
-    let mut record = ShardedRecord::open(dir).unwrap();
-    let tensors: Vec<_> = record.tensors().collect();
-    let tensors = tensors.into_iter().map(|tensor| {
-        let bytes = record.read(&Piece::whole(tensor.clone())).unwrap();
-        (tensor.name, bytes)
-    });
-    let tensors = tensors.collect();
-    let mut state = record.state(0, 0);
-    let of_optimizer = state.optimizer.as_object_mut().unwrap();
-    of_optimizer.remove("sharding").unwrap();
-    (tensors, state)
 }
 
 #[test]
