@@ -44,7 +44,7 @@
 //!                              |
 //!                              v
 //! step      GradScaler    reads this rank's pieces, unscaled: all ranks skip, or none
-//!           MultiSteps    adds pieces up
+//!           MultiSteps    adds pieces up (windows of tokens: with the items of all ranks)
 //!           ZeroOptimizer the wrapped optimizer steps on the pieces; all_gather makes parameters of them
 //! ```
 //!
