@@ -86,7 +86,7 @@ impl<M, O, S> Training<M, O, S> {
 ///         let (mut training, found) = recorder.resume(dir, training)?;
 ///         let mut state = found.unwrap_or_default();
 ///         for _ in 0..steps {
-///             let loss = training.model.forward(Tensor::ones([8, 4], &device)).mean();
+///             let loss = training.model.forward(Tensor::<B, 2>::ones([8, 4], &device)).mean();
 ///             let gradients = GradientsParams::from_grads(loss.backward(), &training.model);
 ///             training.model = training.optimizer.step(training.scheduler, training.model, gradients);
 ///             state.step += 1;
