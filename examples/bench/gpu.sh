@@ -14,7 +14,19 @@
 #
 # OUT_DIR (default: bench-results) gets timing.json (the settings side by side), timing.svg, memory.json (each setting in a
 # process of its own), torch.json (the same model in PyTorch, where python3 has it), table.md, machine.txt and logs.
+#
+# WHAT=activations in the environment compares ways to hold activations in place of precisions, and in place of memory.json
+# there is fit.json: the largest batch of each that fits into FIT_MIB (default: 40000), parameters and all, beside budgets of
+# BUDGET_MIB (default: 30000) and half of it.
 set -uo pipefail
+
+what=${WHAT:-precisions}
+if [[ $what != precisions && $what != activations ]]; then
+    echo "error: WHAT is $what; it can be precisions or activations" >&2
+    exit 2
+fi
+fit_mib=${FIT_MIB:-40000}
+budget_mib=${BUDGET_MIB:-30000}
 
 if [[ ! -x ${1:-} ]]; then
     echo "usage: gpu.sh BINARY [OUT_DIR [BENCH OPTIONS..]]" >&2
@@ -63,7 +75,7 @@ part() {
     ((status == 0)) || failed=1
 }
 
-rm -f -- "$out"/{timing,memory,torch}.json
+rm -f -- "$out"/{timing,memory,fit,torch}.json
 {
     uname -a
     nvidia-smi 2>&1
@@ -71,10 +83,24 @@ rm -f -- "$out"/{timing,memory,torch}.json
     echo "options: ${options[*]}"
 } >"$out/machine.txt"
 
-part timing "${timing[1]}" "$binary" --settings bare,off,bf16,f16-sync,f16-deferred --max-seconds "${timing[0]}" \
-    "${options[@]}" --output "$out/timing.json" --plot "$out/timing.svg"
-part memory "${memory[1]}" "$binary" --memory --settings bare,bf16,f16-sync,f16-deferred --steps 3 --warmup 2 \
-    --max-seconds "${memory[0]}" "${options[@]}" --output "$out/memory.json"
+if [[ $what == precisions ]]; then
+    settings=bare,off,bf16,f16-sync,f16-deferred
+    timing_options=() torch_options=()
+else
+    settings=bare,balanced,off,block,keep-compute,offload,budget=60%,budget=40%,budget=25%
+    # A budget's training has pools of its own, beside those of all others.
+    timing_options=(--batch 4)
+    torch_options=(--side-by-side --settings f32,block,keep-compute,offload)
+fi
+part timing "${timing[1]}" "$binary" --settings "$settings" --max-seconds "${timing[0]}" \
+    "${timing_options[@]}" "${options[@]}" --output "$out/timing.json" --plot "$out/timing.svg"
+if [[ $what == precisions ]]; then
+    part memory "${memory[1]}" "$binary" --memory --settings bare,bf16,f16-sync,f16-deferred --steps 3 --warmup 2 \
+        --max-seconds "${memory[0]}" "${options[@]}" --output "$out/memory.json"
+else
+    part fit "${memory[1]}" "$binary" "${options[@]}" --fit "$fit_mib" --max-seconds "${memory[0]}" --output "$out/fit.json" \
+        --settings "bare,block,budget=$budget_mib,budget=$((budget_mib / 2)),keep-compute,balanced,offload"
+fi
 
 if ! python3 -c 'import torch' 2>/dev/null; then
     echo "== torch: python3 has none" >&2
@@ -86,7 +112,7 @@ else
 import json, sys
 for name, value in json.load(open(sys.argv[1]))["workload"].items():
     print(f"--{name}", value, sep="\n")' "$out/timing.json")
-    part torch "$torch" python3 "$torch_gpt" "${workload[@]}" --output "$out/torch.json"
+    part torch "$torch" python3 "$torch_gpt" "${workload[@]}" "${torch_options[@]}" --output "$out/torch.json"
 fi
 
 results=()

@@ -2,8 +2,15 @@
 
     python3 torch_gpt.py --layers 12 --heads 12 --width 768 --context 1024 --batch 8 --vocabulary 50304 --output torch.json
 
-Prints one JSON object a line: setting, median milliseconds a step, peak bytes (reserved, and in use), last loss.
-Setting tf32 is f32 whose matrix products may use TF32.
+Prints one JSON object a line: setting, median milliseconds a step, peak bytes (reserved, and in use), what a step takes
+beyond what was there before, last loss.
+
+A setting is a precision, what becomes of activations, or both: bf16+block. tf32 is f32 whose matrix products may use TF32.
+Of activations, `block` is torch.utils.checkpoint of every block, `keep-compute` selective checkpointing that saves matrix
+products and attention, `offload` torch.autograd.graph.save_on_cpu.
+
+One setting after the other is in memory, unless `--side-by-side`: then all of them are, and every round takes one step of
+each, so that ratios to the first are those of a round.
 """
 
 import argparse
@@ -15,6 +22,7 @@ import time
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 
 class Attention(nn.Module):
@@ -48,9 +56,33 @@ class Block(nn.Module):
         return x + self.outer(F.gelu(self.inner(self.feed_forward_norm(x))))
 
 
+def keep_compute():
+    """Results of matrix products and attention are saved, the rest is computed once more."""
+    aten = torch.ops.aten
+    attention = [
+        op.default
+        for name in dir(aten)
+        if name.startswith("_scaled_dot_product") and not name.endswith("backward")
+        and hasattr(op := getattr(aten, name), "default")
+    ]
+    return create_selective_checkpoint_contexts([aten.mm.default, aten.addmm.default, aten.bmm.default, *attention])
+
+
+def run_block(block, x, activations):
+    if activations == "block":
+        return checkpoint(block, x, use_reentrant=False)
+    if activations == "keep-compute":
+        return checkpoint(block, x, use_reentrant=False, context_fn=keep_compute)
+    if activations == "offload":
+        with torch.autograd.graph.save_on_cpu(pin_memory=x.is_cuda):
+            return block(x)
+    return block(x)
+
+
 class Gpt(nn.Module):
-    def __init__(self, o):
+    def __init__(self, o, activations):
         super().__init__()
+        self.activations = activations
         self.token = nn.Embedding(o.vocabulary, o.width)
         self.position = nn.Embedding(o.context, o.width)
         self.blocks = nn.ModuleList(Block(o.width, o.heads) for _ in range(o.layers))
@@ -60,51 +92,108 @@ class Gpt(nn.Module):
     def forward(self, tokens):
         x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
         for block in self.blocks:
-            x = block(x)
+            x = run_block(block, x, self.activations)
         return self.head(self.norm(x))
 
 
 LOW = {"f32": None, "tf32": None, "bf16": torch.bfloat16, "f16": torch.float16}
+ACTIVATIONS = ["block", "keep-compute", "offload"]
 
 
-def run(setting, o, device):
-    torch.manual_seed(42)
-    torch.set_float32_matmul_precision("high" if setting == "tf32" else "highest")
-    # What the allocator kept of the last setting counts as reserved from the start.
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    model = Gpt(o).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    scaler = torch.amp.GradScaler(device.type, enabled=setting == "f16")
-    low = LOW[setting]
-    tokens = torch.randint(o.vocabulary, (o.batch, o.context + 1), device=device)
-    times = []
-    for _ in range(o.warmup + o.steps):
+class Lane:
+    """The training of one setting."""
+
+    def __init__(self, setting, o, device):
+        parts = setting.split("+")
+        activations = parts.pop() if parts[-1] in ACTIVATIONS else None
+        self.precision = parts[0] if parts else "f32"
+        self.setting, self.o, self.device = setting, o, device
+        self.low = LOW[self.precision]
+        self.times = []
+        torch.manual_seed(42)
+        self.model = Gpt(o, activations).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "f16")
+        self.tokens = torch.randint(o.vocabulary, (o.batch, o.context + 1), device=device)
+
+    def step(self):
+        torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
         start = time.perf_counter()
-        with torch.autocast(device.type, dtype=low or torch.bfloat16, enabled=low is not None):
-            logits = model(tokens[:, :-1])
-            loss = F.cross_entropy(logits.reshape(-1, o.vocabulary), tokens[:, 1:].reshape(-1))
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        value = loss.item()
-        if device.type == "cuda":
+        with torch.autocast(self.device.type, dtype=self.low or torch.bfloat16, enabled=self.low is not None):
+            logits = self.model(self.tokens[:, :-1])
+            loss = F.cross_entropy(logits.reshape(-1, self.o.vocabulary), self.tokens[:, 1:].reshape(-1))
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss = loss.item()
+        if self.device.type == "cuda":
             torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - start))
-    reserved = torch.cuda.max_memory_reserved() if device.type == "cuda" else None
-    in_use = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
-    return {
-        "framework": f"torch {torch.__version__}",
-        "setting": setting,
-        "milliseconds": statistics.median(times[o.warmup :]),
-        "peak_bytes": reserved,
-        "peak_in_use_bytes": in_use,
-        "loss": value,
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
+        self.times.append(1e3 * (time.perf_counter() - start))
+
+    def step_bytes(self):
+        """The most that a step takes beyond what is there before it, as the allocator counts."""
+        if self.device.type == "cuda":
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            self.step()
+            most = torch.cuda.max_memory_allocated() - before
+        else:
+            cpu = torch.profiler.ProfilerActivity.CPU
+            with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:
+                self.step()
+            events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+            live = most = 0
+            for event in sorted(events, key=lambda e: e.start_ns()):
+                live += event.nbytes()
+                most = max(most, live)
+        self.times.pop()
+        return most
+
+    def result(self, reference):
+        timed = self.times[self.o.warmup :]
+        ratios = [own / other for own, other in zip(timed, reference.times[self.o.warmup :])]
+        return {
+            "framework": f"torch {torch.__version__}",
+            "setting": self.setting,
+            "milliseconds": statistics.median(timed),
+            "ratio": quartiles(ratios) if reference is not self else None,
+            "loss": self.loss,
+            "step_bytes": self.step_bytes(),
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+        }
+
+
+def quartiles(sample):
+    lower, median, upper = statistics.quantiles(sample, n=4, method="inclusive") if len(sample) > 1 else sample * 3
+    return {"lower": lower, "median": median, "upper": upper}
+
+
+def side_by_side(o, device):
+    lanes = [Lane(setting, o, device) for setting in o.settings.split(",")]
+    for round in range(o.warmup + o.steps):
+        for number in range(len(lanes)):
+            lanes[(round + number) % len(lanes)].step()
+    for lane in lanes:
+        yield lane.result(lanes[0])
+
+
+def one_by_one(o, device):
+    for setting in o.settings.split(","):
+        # What the allocator kept of the last setting counts as reserved from the start.
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        lane = Lane(setting, o, device)
+        for _ in range(o.warmup + o.steps):
+            lane.step()
+        is_cuda = device.type == "cuda"
+        peaks = {
+            "peak_bytes": torch.cuda.max_memory_reserved() if is_cuda else None,
+            "peak_in_use_bytes": torch.cuda.max_memory_allocated() if is_cuda else None,
+        }
+        yield lane.result(lane) | peaks
 
 
 def main():
@@ -114,12 +203,15 @@ def main():
     ).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--settings", default="f32,tf32,bf16,f16")
+    parser.add_argument("--side-by-side", action="store_true")
+    parser.add_argument("--threads", type=int, help="of the CPU; PyTorch's choice without")
     parser.add_argument("--output")
     o = parser.parse_args()
+    if o.threads:
+        torch.set_num_threads(o.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results = []
-    for setting in o.settings.split(","):
-        result = run(setting, o, device)
+    for result in (side_by_side if o.side_by_side else one_by_one)(o, device):
         results.append(result)
         print(json.dumps(result), flush=True)
     if o.output:

@@ -5,6 +5,11 @@ use std::process::ExitCode;
 use clap::Parser;
 use examples::bench::error::BenchError;
 use examples::bench::options::Options;
+use peak_alloc::PeakAlloc;
+
+/// Counts what a step holds on the CPU.
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
 
 fn main() -> ExitCode {
     match examples::bench::run(&Options::parse()) {

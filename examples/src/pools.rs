@@ -1,4 +1,7 @@
-//! The memory of a device, as the runtime below the backend sees it.
+//! What is held: the memory of a device as the runtime below the backend sees it, and the heap.
+
+use burn_accum::{MemoryProbe, PeakCounter, SampledGauge};
+use peak_alloc::PeakAlloc;
 
 use crate::backend::BackendName;
 
@@ -67,5 +70,21 @@ pub fn device_bytes(backend: BackendName) -> Option<u64> {
         }
         // Vulkan's largest page is that of a binding, whatever the device.
         _ => None,
+    }
+}
+
+/// What measures the memory of trials on this thread: the pools that serve it, and on the CPU the heap, for programs that
+/// have [`PeakAlloc`] as their global allocator.
+pub fn memory_probe(backend: BackendName) -> Box<dyn MemoryProbe> {
+    match backend {
+        BackendName::Flex => Box::new(PeakCounter::new(
+            || PeakAlloc.reset_peak_usage(),
+            || PeakAlloc.peak_usage() as u64,
+        )),
+        BackendName::Cuda | BackendName::Vulkan => {
+            let pools = Pools::of_this_thread(backend);
+            let in_use = move || pools.read().map_or(0, |bytes| bytes.in_use_bytes);
+            Box::new(SampledGauge::new(in_use))
+        }
     }
 }

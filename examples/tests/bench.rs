@@ -1,14 +1,19 @@
 //! The settings against each other, on a tiny model.
 //!
-//! The precision and Burn's random numbers are the process's: the tests here take turns.
+//! The precision, Burn's random numbers and the heap are the process's: the tests here take turns.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn_flex::Flex;
 use clap::Parser;
+use examples::bench::fit;
 use examples::bench::options::Options;
 use examples::bench::report::BenchReport;
 use examples::bench::rounds::race;
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
 
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -16,12 +21,15 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn bench(more: &str) -> BenchReport {
+fn options(more: &str) -> Options {
     let arguments = format!(
-        "bench --layers 1 --heads 2 --width 8 --context 4 --batch 2 --vocabulary 11 --warmup 1 --steps 4 {more}"
+        "bench --layers 1 --heads 2 --width 8 --context 4 --vocabulary 11 --warmup 1 --steps 4 {more}"
     );
-    let options = Options::parse_from(arguments.split_whitespace());
-    race::<Flex>(&options, &Default::default())
+    Options::parse_from(arguments.split_whitespace())
+}
+
+fn bench(more: &str) -> BenchReport {
+    race::<Flex>(&options(&format!("--batch 2 {more}")), &Default::default())
 }
 
 #[test]
@@ -58,4 +66,60 @@ fn there_is_no_round_after_the_last_second() {
     let report = bench("--settings bare --steps 500000 --max-seconds 1");
     let (_, figures) = report.measured().next().unwrap();
     assert!((3..500_000).contains(&figures.step_milliseconds.len()));
+}
+
+#[test]
+fn every_way_to_hold_activations_computes_the_same_in_less() {
+    let _turn = turn();
+    let report = bench(
+        "--layers 4 --context 32 --batch 8 --settings bare,balanced,off,block,keep-compute,offload,budget=60%,budget=25%",
+    );
+    let measured: Vec<_> = report.measured().map(|(_, figures)| figures).collect();
+    assert_eq!(measured.len(), 8, "{report}");
+    for figures in &measured {
+        assert_eq!(figures.same_bits, Some(true), "{report}");
+    }
+    let replayed: Vec<_> = measured.iter().map(|it| it.replayed_operations).collect();
+    assert_eq!(replayed[..3], [None, None, Some(0)], "{report}");
+    assert!(replayed[3..].iter().all(|it| *it > Some(0)), "{report}");
+    let bytes: Vec<_> = measured.iter().map(|it| it.step_bytes.unwrap()).collect();
+    let most = bytes[0];
+    assert!(bytes[2] < most + most / 10, "{report}");
+    assert!(bytes[3] < most * 7 / 10, "{report}");
+    assert!(bytes[6] < most * 8 / 10, "{report}");
+    assert!(bytes[7] < bytes[6], "{report}");
+}
+
+#[test]
+fn what_is_not_the_same_is_told() {
+    let _turn = turn();
+    let report = bench("--settings bare,bf16+block");
+    let same: Vec<_> = report.measured().map(|(_, it)| it.same_bits).collect();
+    assert_eq!(same, [Some(true), Some(false)], "{report}");
+}
+
+#[test]
+fn larger_batches_fit_where_less_is_held() {
+    let _turn = turn();
+    let options = options("--layers 4 --context 32 --settings bare,block,budget=1");
+    let report = fit::search::<Flex>(&options, 4 << 20, &Default::default());
+    let found: Vec<_> = report
+        .results
+        .iter()
+        .map(|it| it.found.clone().unwrap())
+        .collect();
+    let [bare, block, budget] = &found[..] else {
+        panic!("{report}")
+    };
+    assert!(bare.largest_fitting < block.largest_fitting, "{report}");
+    assert!(bare.largest_fitting < budget.largest_fitting, "{report}");
+    for found in &found {
+        assert!(found.peak_bytes < 4 << 20, "{report}");
+    }
+    assert_eq!(report.to_string().lines().count(), 3 + 2 + 3, "{report}");
+    let nothing = fit::search::<Flex>(&options, 1 << 10, &Default::default());
+    assert!(
+        nothing.results.iter().all(|it| it.found.is_err()),
+        "{nothing}"
+    );
 }

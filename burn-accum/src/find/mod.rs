@@ -70,7 +70,7 @@ pub use trial::StepResult;
 pub fn find_micro_batch<B, R>(
     search: &MicroBatchSearch,
     device: &B::Device,
-    probe: &mut impl MemoryProbe,
+    probe: &mut (impl MemoryProbe + ?Sized),
     step: impl Fn(usize) -> R,
 ) -> Result<MicroBatchFound, FindError>
 where

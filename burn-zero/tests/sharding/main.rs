@@ -5,6 +5,7 @@ mod bytes;
 mod compose;
 mod interrupted;
 mod missing;
+mod offload;
 mod parity;
 mod recorder;
 mod refusals;

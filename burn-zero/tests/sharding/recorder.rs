@@ -18,23 +18,37 @@ use burn_flex::Flex;
 use burn_store::{ModuleSnapshot, SafetensorsStore};
 use burn_zero::record::{Keep, ShardedRecord, TrainingState};
 use burn_zero::{
-    ProcessGroup, RecordError, Recorder, Shards, Stage, Training, ZeroOptimizer, consolidate,
+    OffloadConfig, ProcessGroup, RecordError, Recorder, Shards, Stage, Training, ZeroOptimizer,
+    consolidate, offload,
 };
 use tempfile::tempdir;
 
 use super::support::*;
 
 type Adam = OptimizerAdaptor<AdamW, Shards<B>, B>;
-type Layers = ScaledOptimizer<MultiSteps<ZeroOptimizer<Adam>>>;
-type Run<M> = Training<M, Layers, CosineAnnealingLrScheduler>;
+type Layers<O> = ScaledOptimizer<MultiSteps<ZeroOptimizer<O>>>;
+type Run<M, O = Adam> = Training<M, Layers<O>, CosineAnnealingLrScheduler>;
 
-/// With a loss scaler and windows of three micro-batches.
+fn adam() -> Adam {
+    AdamWConfig::new().init()
+}
+
 fn build<M: AutodiffModule<B>>(
     group: Arc<dyn ProcessGroup>,
     stage: Stage,
     model: M,
 ) -> Result<(Run<M>, Recorder), RecordError> {
-    let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
+    build_with(group, stage, model, adam())
+}
+
+/// With a loss scaler and windows of three micro-batches.
+fn build_with<M: AutodiffModule<B>, O: Optimizer<Shards<B>, B>>(
+    group: Arc<dyn ProcessGroup>,
+    stage: Stage,
+    model: M,
+    inner: O,
+) -> Result<(Run<M, O>, Recorder), RecordError> {
+    let mut zero = ZeroOptimizer::new(inner, group, small_buckets(stage))?;
     let model = zero.prepare::<B, _>(model)?;
     let recorder = zero.recorder()?;
     let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
@@ -50,7 +64,11 @@ fn build<M: AutodiffModule<B>>(
 }
 
 /// So many micro-steps; one of them overflows on one rank.
-fn train(mut run: Run<Net<B>>, steps: Range<usize>, group: &dyn ProcessGroup) -> Run<Net<B>> {
+fn train<O: Optimizer<Shards<B>, B>>(
+    mut run: Run<Net<B>, O>,
+    steps: Range<usize>,
+    group: &dyn ProcessGroup,
+) -> Run<Net<B>, O> {
     for step in steps {
         let mut loss = run
             .model
@@ -67,8 +85,19 @@ fn train(mut run: Run<Net<B>>, steps: Range<usize>, group: &dyn ProcessGroup) ->
 
 /// Trains for some micro-steps from the beginning and saves.
 fn save(dir: &Path, world_size: usize, stage: Stage, steps: usize) {
+    save_with(dir, world_size, stage, steps, &adam);
+}
+
+fn save_with<O: Optimizer<Shards<B>, B>>(
+    dir: &Path,
+    world_size: usize,
+    stage: Stage,
+    steps: usize,
+    inner: &(impl Fn() -> O + Sync),
+) {
     let saved = on_each_rank(world_size, |group| {
-        let (run, recorder) = build(group.clone(), stage, Net::new(&Default::default()))?;
+        let model = Net::new(&Default::default());
+        let (run, recorder) = build_with(group.clone(), stage, model, inner())?;
         let run = train(run, 0..steps, &*group);
         let mut state = TrainingState::at_step(steps as u64);
         state.generator = group.rank().into();
@@ -79,13 +108,29 @@ fn save(dir: &Path, world_size: usize, stage: Stage, steps: usize) {
 
 #[test]
 fn it_is_the_same_on_any_number_of_ranks() {
+    assert_same_on_any_number_of_ranks(&adam);
+}
+
+#[test]
+fn so_is_that_of_an_optimizer_on_the_host() {
+    for ratio in [0.5, 1.0] {
+        let config = OffloadConfig {
+            ratio,
+            ..OffloadConfig::default()
+        };
+        assert_same_on_any_number_of_ranks(&|| config.clone().init::<B>().unwrap());
+    }
+    assert_same_on_any_number_of_ranks(&|| offload::<Flex, _>(AdamWConfig::new().init()));
+}
+
+fn assert_same_on_any_number_of_ranks<O: Optimizer<Shards<B>, B>>(inner: &(impl Fn() -> O + Sync)) {
     for (from, stage) in [
         (4, Stage::Gradients),
         (1, Stage::OptimizerState),
         (2, Stage::DataParallel),
     ] {
         let first = tempdir().unwrap();
-        save(first.path(), from, stage, 7);
+        save_with(first.path(), from, stage, 7, inner);
         let saved = contents(first.path());
         let names: Vec<_> = saved.0.keys().map(String::as_str).collect();
         assert!(names.contains(&"model/tied") && names.contains(&"model/never"));
@@ -105,7 +150,7 @@ fn it_is_the_same_on_any_number_of_ranks() {
                     let mut model = Net::new(&Default::default());
                     let noise = values(5, group.rank() + 50);
                     model.sometimes = Param::from_data(noise.as_slice(), &Default::default());
-                    let (run, recorder) = build(group, stage, model).unwrap();
+                    let (run, recorder) = build_with(group, stage, model, inner()).unwrap();
                     let (run, state) = recorder
                         .load::<B, _, _, _>(first.path(), None, run)
                         .unwrap();

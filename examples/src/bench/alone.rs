@@ -28,7 +28,7 @@ pub fn each(options: &Options) -> Result<BenchReport, BenchError> {
                 }
             }
             Err(why) => results.push(SettingResult {
-                setting: setting.name().into(),
+                setting: setting.to_string(),
                 outcome: Outcome::Failed(why),
             }),
         }
@@ -36,6 +36,7 @@ pub fn each(options: &Options) -> Result<BenchReport, BenchError> {
     for result in &mut results {
         if let Outcome::Measured(figures) = &mut result.outcome {
             figures.ratio = None;
+            figures.same_bits = None;
         }
     }
     Ok(BenchReport {
@@ -47,11 +48,7 @@ pub fn each(options: &Options) -> Result<BenchReport, BenchError> {
 
 /// What the process found out, or how it ended if it did not come to that.
 fn one(options: &Options, setting: Setting) -> Result<Result<BenchReport, String>, BenchError> {
-    let file = env::temp_dir().join(format!(
-        "bench-{}-{}.json",
-        std::process::id(),
-        setting.name()
-    ));
+    let file = env::temp_dir().join(format!("bench-{}-{setting}.json", std::process::id()));
     let program = env::current_exe().map_err(BenchError::io("find", "this program".as_ref()))?;
     // Its table is on standard output; ours is the one to read.
     let output = Command::new(&program)

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::error::BenchError;
 use super::report::{BenchReport, Outcome};
+use super::statistics::Quartiles;
 use super::table::{markdown, mebibytes};
 
 /// Reads the files and makes one Markdown table of them. What is in two of them is taken from the first: so times may
@@ -29,8 +30,12 @@ pub fn table(files: &[PathBuf]) -> Result<String, BenchError> {
         "framework",
         "setting",
         "ms a step",
+        "ratio to its first (quartiles)",
         "times as fast as its f32",
         "times as fast as PyTorch",
+        "a step's peak",
+        "of its f32's",
+        "replayed",
         "peak in use",
         "less than its f32",
         "peak reserved",
@@ -54,8 +59,11 @@ struct TorchResult {
     framework: String,
     setting: String,
     milliseconds: f64,
+    /// Where all settings were side by side.
+    ratio: Option<Quartiles>,
     peak_bytes: Option<u64>,
     peak_in_use_bytes: Option<u64>,
+    step_bytes: Option<u64>,
     loss: f64,
 }
 
@@ -67,6 +75,9 @@ struct Row {
     /// Why there are no figures.
     remark: Option<String>,
     milliseconds: Option<f64>,
+    ratio: Option<Quartiles>,
+    step_bytes: Option<u64>,
+    replayed_operations: Option<u64>,
     in_use_bytes: Option<u64>,
     reserved_bytes: Option<u64>,
     loss: Option<f64>,
@@ -96,6 +107,9 @@ fn of_burn(report: BenchReport) -> Vec<Row> {
         match result.outcome {
             Outcome::Measured(figures) => Row {
                 milliseconds: Some(figures.milliseconds.median),
+                ratio: figures.ratio,
+                step_bytes: figures.step_bytes,
+                replayed_operations: figures.replayed_operations.filter(|&number| number > 0),
                 in_use_bytes: figures.memory.map(|memory| memory.in_use_bytes),
                 reserved_bytes: figures.memory.and_then(|memory| memory.reserved_bytes),
                 loss: Some(figures.loss),
@@ -120,6 +134,8 @@ fn of_torch(result: TorchResult) -> Row {
         framework: result.framework,
         setting: result.setting,
         milliseconds: Some(result.milliseconds),
+        ratio: result.ratio,
+        step_bytes: result.step_bytes,
         in_use_bytes: result.peak_in_use_bytes,
         reserved_bytes: result.peak_bytes,
         loss: Some(result.loss),
@@ -134,6 +150,9 @@ impl Row {
 
     fn fill_in(&mut self, other: Self) {
         self.milliseconds = self.milliseconds.or(other.milliseconds);
+        self.ratio = self.ratio.or(other.ratio);
+        self.step_bytes = self.step_bytes.or(other.step_bytes);
+        self.replayed_operations = self.replayed_operations.or(other.replayed_operations);
         self.in_use_bytes = self.in_use_bytes.or(other.in_use_bytes);
         self.reserved_bytes = self.reserved_bytes.or(other.reserved_bytes);
         self.loss = self.loss.or(other.loss);
@@ -152,7 +171,7 @@ impl Row {
 
     fn cells(&self, rows: &[Self]) -> Vec<String> {
         if let (Some(why), None) = (&self.remark, self.milliseconds) {
-            let mut cells = vec![String::new(); 10];
+            let mut cells = vec![String::new(); 14];
             cells[0] = format!("{} {}: {why}", self.framework, self.setting);
             return cells;
         }
@@ -172,12 +191,20 @@ impl Row {
             .and_then(|f32| f32.in_use_bytes)
             .zip(self.in_use_bytes)
             .map(|(f32, own)| format!("{:.0} %", 100.0 * (1.0 - own as f64 / f32 as f64)));
+        let step_part = f32
+            .and_then(|f32| f32.step_bytes)
+            .zip(self.step_bytes)
+            .map(|(f32, own)| format!("{:.0} %", 100.0 * own as f64 / f32 as f64));
         let cells = [
             Some(self.framework.clone()),
             Some(self.setting.clone()),
             self.milliseconds.map(|time| format!("{time:.2}")),
+            self.ratio.map(|ratio| ratio.to_string()),
             speed(f32),
             speed(torch),
+            self.step_bytes.map(mebibytes),
+            step_part,
+            self.replayed_operations.map(|number| number.to_string()),
             self.in_use_bytes.map(mebibytes),
             saved,
             self.reserved_bytes.map(mebibytes),
@@ -213,8 +240,8 @@ mod tests {
         }
         memory.write(&files[1]).unwrap();
         let torch = r#"[
-            {"framework": "torch 2", "setting": "f32", "milliseconds": 15.0, "peak_bytes": null, "loss": 5.25, "parameters": 9},
-            {"framework": "torch 2", "setting": "f16", "milliseconds": 5.0, "peak_bytes": 1048576, "peak_in_use_bytes": 1048576, "loss": 5.0, "parameters": 9}
+            {"framework": "torch 2", "setting": "f32", "milliseconds": 15.0, "peak_bytes": null, "step_bytes": 2097152, "loss": 5.25, "parameters": 9},
+            {"framework": "torch 2", "setting": "f16", "milliseconds": 5.0, "ratio": {"lower": 0.25, "median": 0.5, "upper": 0.75}, "step_bytes": 1048576, "peak_bytes": 1048576, "peak_in_use_bytes": 1048576, "loss": 5.0, "parameters": 9}
         ]"#;
         fs::write(&files[2], torch).unwrap();
 
@@ -231,11 +258,11 @@ mod tests {
             .collect();
         #[rustfmt::skip]
         let expected = [
-            vec!["burn 0.21.0", "bare", "20.00", "1.00", "0.75", "40.0 MiB", "0 %", "64.0 MiB", "5.5000", "1"],
-            vec!["burn 0.21.0 bf16: refused: no bf16 here", "", "", "", "", "", "", "", "", ""],
-            vec!["burn 0.21.0", "f16", "10.00", "2.00", "0.50", "20.0 MiB", "50 %", "64.0 MiB", "5.5000", "1"],
-            vec!["torch 2", "f32", "15.00", "1.00", "", "", "", "", "5.2500", ""],
-            vec!["torch 2", "f16", "5.00", "3.00", "", "1.0 MiB", "", "1.0 MiB", "5.0000", ""],
+            vec!["burn 0.21.0", "bare", "20.00", "1.000 (1.000 to 1.000)", "1.00", "0.75", "", "", "40.0 MiB", "0 %", "64.0 MiB", "5.5000", "1"],
+            vec!["burn 0.21.0 bf16: refused: no bf16 here", "", "", "", "", "", "", "", "", "", "", "", ""],
+            vec!["burn 0.21.0", "f16", "10.00", "0.500 (0.500 to 0.500)", "2.00", "0.50", "", "", "20.0 MiB", "50 %", "64.0 MiB", "5.5000", "1"],
+            vec!["torch 2", "f32", "15.00", "", "1.00", "", "2.0 MiB", "100 %", "", "", "", "5.2500", ""],
+            vec!["torch 2", "f16", "5.00", "0.500 (0.250 to 0.750)", "3.00", "", "1.0 MiB", "50 %", "1.0 MiB", "", "1.0 MiB", "5.0000", ""],
         ];
         assert_eq!(rows, expected);
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use peak_alloc::PeakAlloc;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::BackendName;
@@ -12,6 +13,18 @@ use crate::pools::Pools;
 
 /// Between two looks at a device: a step allocates every few microseconds, and what it holds changes over milliseconds.
 const INTERVAL: Duration = Duration::from_micros(200);
+
+/// The counts of the program's heap, if it has [`PeakAlloc`] as its global allocator.
+const HEAP: PeakAlloc = PeakAlloc;
+
+/// What was held during some work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// At most, all included that was there before; nothing where nobody tells.
+    pub most: Option<Memory>,
+    /// At most, beyond what was there before: tensors in the pools of a GPU; on the CPU the heap, if the program counts it.
+    pub added_bytes: Option<u64>,
+}
 
 /// Memory at one moment, or the most of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,20 +58,37 @@ impl Memory {
     }
 }
 
-/// The most memory that `work` holds on the backend's default device; nothing where nobody tells.
+/// What `work`, on this thread, holds on the backend's default device.
 ///
 /// A device is watched while `work` runs, so what it holds for less than a fraction of a millisecond may be missed. Of a
-/// process the system itself keeps the most since its start.
-pub fn peak_during(backend: BackendName, work: impl FnOnce()) -> Option<Memory> {
-    let done = AtomicBool::new(false);
+/// process the system itself keeps the most since its start. The heap is counted, exactly.
+pub fn watch<T>(backend: BackendName, work: impl FnOnce() -> T) -> (Watched, T) {
     // The watcher is another thread.
     let pools = Pools::of_this_thread(backend);
+    let before = pools.read();
+    HEAP.reset_peak_usage();
+    let heap_before = HEAP.current_usage();
+    let (most, done) = watch_pools(backend, &pools, work);
+    let heap_bytes = HEAP.peak_usage().saturating_sub(heap_before) as u64;
+    let added_bytes = match before {
+        Some(before) => most.map(|most| most.in_use_bytes.saturating_sub(before.in_use_bytes)),
+        None => (heap_bytes > 0).then_some(heap_bytes),
+    };
+    (Watched { most, added_bytes }, done)
+}
+
+fn watch_pools<T>(
+    backend: BackendName,
+    pools: &Pools,
+    work: impl FnOnce() -> T,
+) -> (Option<Memory>, T) {
+    let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let watcher = scope.spawn(|| {
             let mut most: Option<Memory> = None;
             loop {
                 let last = done.load(Ordering::Acquire);
-                if let Some(now) = read(backend, &pools) {
+                if let Some(now) = read(backend, pools) {
                     most = Some(most.map_or(now, |most| most.max(now)));
                 }
                 if last {
@@ -68,9 +98,9 @@ pub fn peak_during(backend: BackendName, work: impl FnOnce()) -> Option<Memory> 
             }
         });
         let finish = Finish(&done);
-        work();
+        let result = work();
         drop(finish);
-        watcher.join().unwrap_or_default()
+        (watcher.join().unwrap_or_default(), result)
     })
 }
 
@@ -120,10 +150,14 @@ mod tests {
     #[test]
     fn a_process_is_seen_to_grow() {
         let before = peak_bytes().unwrap();
-        let peak = peak_during(BackendName::Flex, || {
+        let (watched, ()) = watch(BackendName::Flex, || {
             std::hint::black_box(vec![1u8; 256 << 20]);
         });
-        let peak = peak.unwrap();
+        assert_eq!(
+            watched.added_bytes, None,
+            "these tests do not count their heap"
+        );
+        let peak = watched.most.unwrap();
         assert_eq!(peak.place, Place::Process);
         assert!(peak.in_use_bytes >= before.max(256 << 20));
     }
@@ -131,6 +165,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "the work's own")]
     fn a_panic_of_the_work_ends_the_watching() {
-        peak_during(BackendName::Flex, || panic!("the work's own"));
+        watch(BackendName::Flex, || panic!("the work's own"));
     }
 }

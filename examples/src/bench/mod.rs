@@ -1,16 +1,20 @@
-//! What whole training steps of the GPT take: the bare backend and every kind of mixed precision, side by side.
+//! What whole training steps of the GPT take: the bare backend, every kind of mixed precision, and every way to hold
+//! activations, side by side.
 //!
 //! In every round each setting takes one step: forward, backward, optimizer, and a look at the loss. What disturbs the
 //! machine for longer than a step disturbs all settings alike, so the ratios of a round are steadier than its times.
 //!
 //! - [`options`]: the command line; [`setting`]: what is compared; [`error`]: what can go wrong;
-//! - [`trainer`]: one step of one setting; [`rounds`]: the steps of all of them, in turn;
-//! - [`memory`]: what a device holds; [`alone`]: each setting in a process of its own, for memory to mean something;
+//! - [`trainer`]: one step of one setting; [`apart`]: on a thread of its own; [`rounds`]: the steps of all, in turn;
+//! - [`memory`]: what steps hold; [`alone`]: each setting in a process of its own, for all of its memory to be its own;
+//! - [`fit`]: instead of times, the largest batch that fits into so much memory;
 //! - [`statistics`], [`report`], [`table`], [`plot`]: what is left at the end; [`compare`]: with PyTorch.
 
 pub mod alone;
+pub mod apart;
 pub mod compare;
 pub mod error;
+pub mod fit;
 pub mod memory;
 pub mod options;
 pub mod plot;
@@ -25,6 +29,7 @@ use burn::prelude::Backend;
 
 use crate::backend::OnBackend;
 use error::BenchError;
+use fit::FitReport;
 use options::Options;
 use report::BenchReport;
 
@@ -38,6 +43,13 @@ pub fn run(options: &Options) -> Result<String, BenchError> {
     options.validate()?;
     if !options.compare.is_empty() {
         return compare::table(&options.compare);
+    }
+    if let Some(limit) = options.fit {
+        let report = options.backend.run("bench", Fit(options, limit << 20))?;
+        if let Some(file) = &options.output {
+            report.write(file)?;
+        }
+        return Ok(report.to_string());
     }
     let report = if options.memory {
         alone::each(options)?
@@ -54,6 +66,16 @@ pub fn run(options: &Options) -> Result<String, BenchError> {
         return Err(BenchError::NothingMeasured(report.to_string()));
     }
     Ok(report.to_string())
+}
+
+struct Fit<'a>(&'a Options, u64);
+
+impl OnBackend for Fit<'_> {
+    type Output = FitReport;
+
+    fn run<B: Backend>(self, device: B::Device) -> FitReport {
+        fit::search::<B>(self.0, self.1, &device)
+    }
 }
 
 struct Race<'a>(&'a Options);

@@ -11,18 +11,21 @@ use super::error::BenchError;
 use super::setting::Setting;
 use crate::backend::BackendName;
 use crate::gpt::model::GptConfig;
-use crate::gpt::options::positive;
+use crate::gpt::options::{mebibytes, positive};
+use crate::gpt::recompute::Checkpoint;
 
 /// Times whole training steps of the GPT in different settings, side by side: every round takes one step of each.
 ///
 /// Without options it compares the bare backend, burn-amp switched off, bf16 and f16 for about a minute on two cores.
+///
+/// A setting is a stack (bare, balanced, off, bf16, f16, f16-sync, f16-deferred), what becomes of activations in the stack
+/// off (block, keep-compute, offload, budget=MIB, budget=40%), or both: bf16+block.
 #[derive(Parser, Clone, Debug, PartialEq)]
 #[command(name = "bench", version, args_override_self = true)]
 pub struct Options {
     /// What to compare; ratios are to the first. One named twice shows the noise
     #[arg(
         long,
-        value_enum,
         action = ArgAction::Set,
         value_delimiter = ',',
         default_value = "bare,off,bf16,f16"
@@ -37,7 +40,7 @@ pub struct Options {
     #[arg(long, value_name = "ROUNDS", value_parser = positive())]
     pub warmup: Option<usize>,
 
-    /// No further round after this time, once three are timed
+    /// No further round after this time, once three are timed; with --fit, no further setting
     #[arg(long, value_name = "SECONDS", value_parser = positive())]
     pub max_seconds: Option<usize>,
 
@@ -81,12 +84,27 @@ pub struct Options {
     #[arg(long, help_heading = "Results")]
     pub memory: bool,
 
+    /// Time nothing; find the largest batch with which a step of each setting holds less than this, parameters and all
+    #[arg(
+        long,
+        value_name = "MIB",
+        value_parser = mebibytes(),
+        conflicts_with_all = ["memory", "batch"],
+        help_heading = "Results"
+    )]
+    pub fit: Option<u64>,
+
     /// Write the results as JSON
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub output: Option<PathBuf>,
 
     /// Draw the times as an SVG bar chart
-    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "fit",
+        help_heading = "Results"
+    )]
     pub plot: Option<PathBuf>,
 
     /// Measure nothing; make one table of JSON results, of this benchmark and of torch_gpt.py. What is in two files is
@@ -95,7 +113,7 @@ pub struct Options {
         long,
         value_name = "FILE",
         num_args = 1..,
-        conflicts_with_all = ["memory", "output", "plot"],
+        conflicts_with_all = ["memory", "fit", "output", "plot"],
         help_heading = "Results"
     )]
     pub compare: Vec<PathBuf>,
@@ -200,6 +218,14 @@ impl Options {
                 width.next_multiple_of(heads)
             )));
         }
+        let percent =
+            |setting: &&Setting| matches!(setting.checkpoint, Checkpoint::BudgetPercent(_));
+        if let (Some(limit), Some(setting)) = (self.fit, self.settings.iter().find(percent)) {
+            return Err(BenchError::Options(format!(
+                "--fit {limit} cannot be with {setting}: its first step runs without a budget, and would not fit; write budget=MIB, \
+                 less than {limit} by the parameters and the optimizer's state"
+            )));
+        }
         Ok(())
     }
 
@@ -238,7 +264,7 @@ impl Options {
         let workload = self.workload();
         let mut arguments: Vec<OsString> = Vec::new();
         let mut push = |name: &str, value: OsString| arguments.extend([name.into(), value]);
-        push("--settings", setting.name().into());
+        push("--settings", setting.to_string().into());
         push("--backend", self.backend.name().into());
         push("--preset", self.preset.name().into());
         for (name, value) in [
@@ -266,6 +292,7 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::setting::Stack;
 
     fn parse(arguments: &str) -> Result<Options, String> {
         let arguments = ["bench"].into_iter().chain(arguments.split_whitespace());
@@ -277,7 +304,7 @@ mod tests {
     #[test]
     fn defaults_are_valid() {
         let options = parse("").unwrap();
-        assert_eq!(options.settings[0], Setting::Bare);
+        assert_eq!(options.settings[0], Stack::Bare.into());
         assert_eq!(options.settings.len(), 4);
         assert_eq!(options.workload(), Preset::Small.workload());
         assert_eq!(options.time_limit(), None);
@@ -286,29 +313,27 @@ mod tests {
     #[test]
     fn options_go_before_the_preset_and_the_last_word_counts() {
         let options =
-            parse("--preset gpt2 --layers 2 --settings bf16 --settings bare,f16-sync,f16-deferred")
+            parse("--preset gpt2 --layers 2 --settings bf16 --settings bare,f16-sync,block,bf16+budget=40%")
                 .unwrap();
         let expected = Workload {
             layers: 2,
             ..Preset::Gpt2.workload()
         };
         assert_eq!(options.workload(), expected);
-        assert_eq!(
-            options.settings,
-            [Setting::Bare, Setting::F16Sync, Setting::F16Deferred]
-        );
+        let settings: Vec<_> = options.settings.iter().map(Setting::to_string).collect();
+        assert_eq!(settings, ["bare", "f16-sync", "block", "bf16+budget=40%"]);
     }
 
     #[test]
     fn another_process_is_told_the_same() {
         let options = parse(
-            "--settings bare,f16-sync --preset gpt2 --width 96 --steps 7 --seed 3 --max-seconds 60 --backend vulkan \
+            "--settings bare,f16-sync+block --preset gpt2 --width 96 --steps 7 --seed 3 --max-seconds 60 --backend vulkan \
              --memory --output all.json --plot all.svg",
         )
         .unwrap();
-        let arguments = options.alone(Setting::F16Sync, Path::new("one.json"));
+        let arguments = options.alone(options.settings[1], Path::new("one.json"));
         let alone = Options::try_parse_from(["bench".into()].into_iter().chain(arguments)).unwrap();
-        assert_eq!(alone.settings, [Setting::F16Sync]);
+        assert_eq!(alone.settings, options.settings[1..]);
         assert_eq!(alone.workload(), options.workload());
         assert_eq!((alone.steps(), alone.warmup()), (7, options.warmup()));
         assert_eq!((alone.seed, alone.max_seconds), (3, Some(30)));
@@ -321,7 +346,12 @@ mod tests {
     fn wrong_values_are_refused_with_the_reason() {
         for (arguments, reason) in [
             ("--steps 0", "0 is not in 1.."),
-            ("--settings fp8", "f16-sync, f16-deferred]"),
+            ("--settings fp8", "f16-sync, f16-deferred, what becomes"),
+            (
+                "--fit 300 --settings bare,budget=40%",
+                "--fit 300 cannot be with budget=40%",
+            ),
+            ("--fit 300 --batch 8", "cannot be used with '--batch"),
             ("--preset huge", "[possible values: small, gpt2]"),
             (
                 "--heads 3",

@@ -72,6 +72,16 @@ pub struct Figures {
     pub first_step_seconds: Option<f64>,
     /// The most that was held in a few steps; only where a setting had the process to itself.
     pub memory: Option<Memory>,
+    /// The most that a few steps held beyond what was there before them (parameters, optimizer): activations, gradients,
+    /// temporaries. Of tensors on a GPU, of the whole heap on the CPU.
+    #[serde(default)]
+    pub step_bytes: Option<u64>,
+    /// Operations that a step computed once more; nothing without burn-checkpoint.
+    #[serde(default)]
+    pub replayed_operations: Option<u64>,
+    /// Whether every loss, and every gradient of a step after the last that was timed, has the reference's bits.
+    #[serde(default)]
+    pub same_bits: Option<bool>,
     /// Every step that was timed, in their order.
     pub step_milliseconds: Vec<f64>,
 }
@@ -148,17 +158,31 @@ impl fmt::Display for BenchReport {
             "last loss",
             "skipped",
             "first step s",
+            "a step's peak",
+            &format!("of {to}'s"),
+            "replayed",
+            &format!("bits of {to}"),
             "peak memory",
         ];
-        let rows = self.results.iter().map(|result| row(result).to_vec());
+        let reference = self.reference.as_deref();
+        let reference_bytes = self
+            .measured()
+            .find(|(setting, _)| Some(*setting) == reference)
+            .and_then(|(_, figures)| figures.step_bytes);
+        let rows = self
+            .results
+            .iter()
+            .map(|result| row(result, reference_bytes).to_vec());
         write!(out, "{}", markdown(&headers, rows))
     }
 }
 
-fn row(result: &SettingResult) -> [String; 8] {
+const COLUMNS: usize = 12;
+
+fn row(result: &SettingResult, reference_bytes: Option<u64>) -> [String; COLUMNS] {
     let setting = result.setting.clone();
     let without_figures = |what: &str, why: &str| {
-        let mut row = <[String; 8]>::default();
+        let mut row = <[String; COLUMNS]>::default();
         row[0] = format!("{setting}: {what}: {why}");
         row
     };
@@ -167,14 +191,7 @@ fn row(result: &SettingResult) -> [String; 8] {
         Outcome::Refused(why) => return without_figures("refused", why),
         Outcome::Failed(why) => return without_figures("failed", why),
     };
-    let ratio = figures.ratio.map(|ratio| {
-        let Quartiles {
-            lower,
-            median,
-            upper,
-        } = ratio;
-        format!("{median:.3} ({lower:.3} to {upper:.3})")
-    });
+    let ratio = figures.ratio.map(|ratio| ratio.to_string());
     [
         setting,
         format!("{:.2}", figures.milliseconds.median),
@@ -185,6 +202,21 @@ fn row(result: &SettingResult) -> [String; 8] {
         figures
             .first_step_seconds
             .map_or(String::new(), |seconds| format!("{seconds:.1}")),
+        figures.step_bytes.map(mebibytes).unwrap_or_default(),
+        figures
+            .step_bytes
+            .zip(reference_bytes)
+            .map(|(own, reference)| format!("{:.0} %", 100.0 * own as f64 / reference as f64))
+            .unwrap_or_default(),
+        figures
+            .replayed_operations
+            .filter(|&operations| operations > 0)
+            .map_or(String::new(), |operations| operations.to_string()),
+        match figures.same_bits {
+            Some(true) => "all".into(),
+            Some(false) => "not all".into(),
+            None => String::new(),
+        },
         figures.memory.map_or(String::new(), |memory| {
             let place = match memory.place {
                 Place::Device => "in use on the device",
@@ -208,6 +240,9 @@ pub(super) mod tests {
             skipped_steps: 1,
             first_step_seconds: Some(12.34),
             memory: None,
+            step_bytes: None,
+            replayed_operations: Some(0),
+            same_bits: Some(true),
             step_milliseconds: vec![milliseconds],
         };
         let result = |setting: &str, outcome| SettingResult {
@@ -258,6 +293,13 @@ pub(super) mod tests {
             in_use_bytes: 3 << 20,
             reserved_bytes: Some(4 << 20),
         });
+        figures.step_bytes = Some(1 << 20);
+        figures.replayed_operations = Some(7);
+        figures.same_bits = Some(false);
+        let Outcome::Measured(figures) = &mut report.results[0].outcome else {
+            unreachable!()
+        };
+        figures.step_bytes = Some(2 << 20);
         let text = report.to_string();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 3 + 2 + 3, "{text}");
@@ -273,6 +315,10 @@ pub(super) mod tests {
             "5.5000",
             "1",
             "12.3",
+            "1.0 MiB",
+            "50 %",
+            "7",
+            "not all",
             "3.0 MiB in use on the device",
             "",
         ];

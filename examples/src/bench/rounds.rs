@@ -4,21 +4,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use burn::prelude::Backend;
+use burn_amp::AmpError;
 
-use super::memory::{Memory, peak_during};
 use super::options::Options;
 use super::report::{BenchReport, Figures, Outcome, SettingResult};
 use super::setting::Setting;
 use super::statistics::Quartiles;
-use super::trainer::{Contender, contender};
+use super::trainer::{Contender, Look, Task, contender};
 
 /// Rounds that are timed however late it is.
 const FEWEST_ROUNDS: usize = 3;
 
-/// Steps over which memory is watched.
-const MEMORY_STEPS: usize = 3;
-
-/// Times the settings against each other. A setting that is alone has its memory watched too, after it was timed.
+/// Times the settings against each other. What they hold, and whether they compute the same, is looked at afterwards.
 pub fn race<B: Backend>(options: &Options, device: &B::Device) -> BenchReport {
     let start = Instant::now();
     let is_late = || {
@@ -26,10 +23,16 @@ pub fn race<B: Backend>(options: &Options, device: &B::Device) -> BenchReport {
             .time_limit()
             .is_some_and(|limit| start.elapsed() > limit)
     };
+    let task = Task::<B> {
+        workload: options.workload(),
+        seed: options.seed,
+        device: device.clone(),
+        backend: options.backend,
+    };
     let mut lanes: Vec<Lane> = options
         .settings
         .iter()
-        .map(|&setting| Lane::open::<B>(setting, options, device))
+        .map(|&setting| Lane::open(setting, &task))
         .collect();
 
     for round in 0..options.warmup() {
@@ -45,11 +48,8 @@ pub fn race<B: Backend>(options: &Options, device: &B::Device) -> BenchReport {
         in_turn(&mut lanes, round, Lane::time);
     }
 
-    let memory = match &mut lanes[..] {
-        [alone] => alone.watch::<B>(options, device),
-        _ => None,
-    };
-    report::<B>(options, device, lanes, memory)
+    lanes.iter_mut().for_each(Lane::look);
+    report::<B>(options, device, lanes)
 }
 
 /// One after the other, each round beginning with another: what follows on what is not always the same.
@@ -65,7 +65,9 @@ struct Lane {
     state: State,
     first_step: Option<Duration>,
     step_milliseconds: Vec<f64>,
-    loss: f64,
+    /// Of the steps that were timed.
+    losses: Vec<f64>,
+    look: Option<Look>,
 }
 
 enum State {
@@ -75,9 +77,8 @@ enum State {
 }
 
 impl Lane {
-    fn open<B: Backend>(setting: Setting, options: &Options, device: &B::Device) -> Self {
-        let start = || contender::<B>(setting, &options.workload(), options.seed, device);
-        let state = match guarded(start) {
+    fn open<B: Backend>(setting: Setting, task: &Task<B>) -> Self {
+        let state = match guarded(|| contender(setting, task)) {
             Ok(Ok(contender)) => State::Running(contender),
             Ok(Err(error)) => State::Out(Outcome::Refused(error.to_string())),
             Err(panic) => State::Out(Outcome::Failed(panic)),
@@ -87,19 +88,19 @@ impl Lane {
             state,
             first_step: None,
             step_milliseconds: Vec::new(),
-            loss: f64::NAN,
+            losses: Vec::new(),
+            look: None,
         }
     }
 
-    /// The time that a step took, and its loss.
-    fn step(&mut self) -> Option<(Duration, f64)> {
+    /// Does something with the contender; one that fails falls out.
+    fn go<T>(&mut self, work: impl FnOnce(&mut dyn Contender) -> Result<T, AmpError>) -> Option<T> {
         let State::Running(contender) = &mut self.state else {
             return None;
         };
         contender.enter();
-        let start = Instant::now();
-        let outcome = match guarded(|| contender.step()) {
-            Ok(Ok(loss)) => return Some((start.elapsed(), loss)),
+        let outcome = match guarded(|| work(&mut **contender)) {
+            Ok(Ok(done)) => return Some(done),
             Ok(Err(error)) => Outcome::Failed(error.to_string()),
             Err(panic) => Outcome::Failed(panic),
         };
@@ -107,47 +108,68 @@ impl Lane {
         None
     }
 
+    /// The time that a step took, and its loss.
+    fn step(&mut self) -> Option<(Duration, f64)> {
+        self.go(|contender| {
+            let start = Instant::now();
+            let loss = contender.step()?;
+            Ok((start.elapsed(), loss))
+        })
+    }
+
     fn warm_up(&mut self) {
         let step = self.step();
         if let (None, Some((time, _))) = (self.first_step, step) {
             self.first_step = Some(time);
             let seconds = time.as_secs_f64();
-            eprintln!("{}: first step after {seconds:.1} s", self.setting.name());
+            eprintln!("{}: first step after {seconds:.1} s", self.setting);
         }
     }
 
     fn time(&mut self) {
         if let Some((time, loss)) = self.step() {
             self.step_milliseconds.push(1e3 * time.as_secs_f64());
-            self.loss = loss;
+            self.losses.push(loss);
         }
     }
 
-    fn watch<B: Backend>(&mut self, options: &Options, device: &B::Device) -> Option<Memory> {
-        // What compilation and the choice of kernels have left behind.
-        B::memory_cleanup(device);
-        peak_during(options.backend, || {
-            for _ in 0..MEMORY_STEPS {
-                self.step();
-            }
-        })
+    fn look(&mut self) {
+        self.look = self.go(|contender| contender.look());
+    }
+
+    /// Whether every loss, and every gradient of the step that was looked at, has the bits of the other's.
+    fn is_same(&self, other: &Evidence) -> Option<bool> {
+        let look = self.look?;
+        let pairs = || self.losses.iter().zip(&other.losses);
+        let losses = pairs().all(|(one, other)| one.to_bits() == other.to_bits());
+        Some(losses && look.gradients == other.gradients?)
     }
 }
 
-fn report<B: Backend>(
-    options: &Options,
-    device: &B::Device,
-    lanes: Vec<Lane>,
-    memory: Option<Memory>,
-) -> BenchReport {
+/// What others are compared with.
+struct Evidence {
+    setting: Setting,
+    step_milliseconds: Vec<f64>,
+    losses: Vec<f64>,
+    gradients: Option<u64>,
+}
+
+fn report<B: Backend>(options: &Options, device: &B::Device, lanes: Vec<Lane>) -> BenchReport {
     let workload = options.workload();
     let reference = lanes
         .iter()
         .find(|lane| matches!(lane.state, State::Running(_)))
-        .map(|lane| (lane.setting, lane.step_milliseconds.clone()));
+        .map(|lane| Evidence {
+            setting: lane.setting,
+            step_milliseconds: lane.step_milliseconds.clone(),
+            losses: lane.losses.clone(),
+            gradients: lane.look.map(|look| look.gradients),
+        });
+    let is_alone = lanes.len() == 1;
     let mut parameters = None;
     let results = lanes.into_iter().map(|lane| {
-        let setting = lane.setting.name().to_owned();
+        let setting = lane.setting.to_string();
+        let same_bits = reference.as_ref().and_then(|it| lane.is_same(it));
         let contender = match lane.state {
             State::Running(contender) => contender,
             State::Out(outcome) => return SettingResult { setting, outcome },
@@ -156,15 +178,19 @@ fn report<B: Backend>(
         let milliseconds = Quartiles::of(lane.step_milliseconds.iter().copied());
         let ratio = reference
             .as_ref()
-            .map(|(_, times)| Quartiles::of_ratios(&lane.step_milliseconds, times));
+            .map(|it| Quartiles::of_ratios(&lane.step_milliseconds, &it.step_milliseconds));
+        let look = lane.look.unwrap_or_default();
         let outcome = Outcome::Measured(Figures {
             milliseconds,
             ratio,
             tokens_per_second: 1e3 * workload.tokens() as f64 / milliseconds.median,
-            loss: lane.loss,
+            loss: lane.losses.last().copied().unwrap_or(f64::NAN),
             skipped_steps: contender.skipped_steps(),
             first_step_seconds: lane.first_step.map(|time| time.as_secs_f64()),
-            memory,
+            memory: look.watched.most.filter(|_| is_alone),
+            step_bytes: look.watched.added_bytes,
+            replayed_operations: look.replayed_operations,
+            same_bits,
             step_milliseconds: lane.step_milliseconds,
         });
         SettingResult { setting, outcome }
@@ -177,7 +203,7 @@ fn report<B: Backend>(
         optimized: !cfg!(debug_assertions),
         workload,
         parameters,
-        reference: reference.map(|(setting, _)| setting.name().into()),
+        reference: reference.map(|it| it.setting.to_string()),
         results,
     }
 }
@@ -196,6 +222,7 @@ fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::setting::Stack;
     use burn_flex::Flex;
     use clap::Parser;
 
@@ -204,10 +231,13 @@ mod tests {
         struct Stumbles(usize);
         impl Contender for Stumbles {
             fn enter(&self) {}
-            fn step(&mut self) -> Result<f64, burn_amp::AmpError> {
+            fn step(&mut self) -> Result<f64, AmpError> {
                 self.0 -= 1;
                 assert!(self.0 > 0, "out of memory");
                 Ok(1.0)
+            }
+            fn look(&mut self) -> Result<Look, AmpError> {
+                Ok(Look::default())
             }
             fn skipped_steps(&self) -> u64 {
                 0
@@ -217,22 +247,18 @@ mod tests {
             }
         }
         let lane = |steps| Lane {
-            setting: Setting::Off,
+            setting: Stack::Off.into(),
             state: State::Running(Box::new(Stumbles(steps))),
             first_step: None,
             step_milliseconds: Vec::new(),
-            loss: 0.0,
+            losses: Vec::new(),
+            look: None,
         };
         let mut lanes = vec![lane(2), lane(9)];
         for round in 0..3 {
             in_turn(&mut lanes, round, Lane::time);
         }
-        let report = report::<Flex>(
-            &Options::parse_from(["bench"]),
-            &Default::default(),
-            lanes,
-            None,
-        );
+        let report = report::<Flex>(&Options::parse_from(["bench"]), &Default::default(), lanes);
         assert_eq!(
             report.results[0].outcome,
             Outcome::Failed("out of memory".into())

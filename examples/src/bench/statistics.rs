@@ -1,5 +1,7 @@
 //! The few statistics that a table of times needs.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// Middle half of a sample.
@@ -44,6 +46,17 @@ impl Quartiles {
     /// If one of them is empty.
     pub fn of_ratios(sample: &[f64], reference: &[f64]) -> Self {
         Self::of(sample.iter().zip(reference).map(|(x, y)| x / y))
+    }
+}
+
+impl fmt::Display for Quartiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            lower,
+            median,
+            upper,
+        } = self;
+        write!(f, "{median:.3} ({lower:.3} to {upper:.3})")
     }
 }
 

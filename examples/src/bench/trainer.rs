@@ -1,14 +1,22 @@
 //! One step of one setting.
 
+use std::hash::{DefaultHasher, Hasher};
+
 use burn::backend::Autodiff;
+use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
+use burn::module::{ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::Interrupter;
 use burn_amp::{AmpConfig, AmpError, GradScaler};
+use burn_checkpoint::{InstalledBudget, MemoryBudget, RematStats};
 
+use super::apart::Apart;
+use super::memory::{Watched, watch};
 use super::options::Workload;
-use super::setting::Setting;
+use super::setting::{Setting, Stack};
+use crate::backend::BackendName;
 use crate::gpt::loader::TokenBatch;
 use crate::gpt::model::Gpt;
 use crate::gpt::precision::Training;
@@ -29,6 +37,13 @@ pub trait Contender {
     /// The training cannot go on in this precision.
     fn step(&mut self) -> Result<f64, AmpError>;
 
+    /// A few steps more, looked at from all sides.
+    ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step).
+    fn look(&mut self) -> Result<Look, AmpError>;
+
     /// Steps that were skipped because a gradient was not finite.
     fn skipped_steps(&self) -> u64;
 
@@ -36,27 +51,91 @@ pub trait Contender {
     fn parameters(&self) -> usize;
 }
 
-/// The training of a setting: the same weights and the same batch for each.
+/// What is seen of a few steps beside their time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Look {
+    /// What they held.
+    pub watched: Watched,
+    /// Operations that one of them computed once more; nothing without burn-checkpoint.
+    pub replayed_operations: Option<u64>,
+    /// A hash of all bits of all gradients of one of them.
+    pub gradients: u64,
+}
+
+/// Steps over which memory is watched: a device is looked at now and then.
+const WATCHED_STEPS: usize = 3;
+
+/// What a training works on, and where.
+pub struct Task<B: Backend> {
+    /// Model and batch.
+    pub workload: Workload,
+    /// Seed of the weights and the tokens.
+    pub seed: u64,
+    /// Where to compute.
+    pub device: B::Device,
+    /// Its name.
+    pub backend: BackendName,
+}
+
+// Derived, it would ask for as much of `B`.
+impl<B: Backend> Clone for Task<B> {
+    fn clone(&self) -> Self {
+        Self {
+            device: self.device.clone(),
+            ..*self
+        }
+    }
+}
+
+/// The training of a setting: the same weights and the same batch for each. On a thread of its own where there is a budget,
+/// which is a thread's and has to last from step to step.
 ///
 /// # Errors
 ///
 /// The device cannot compute in the setting's precision.
 pub fn contender<B: Backend>(
     setting: Setting,
-    workload: &Workload,
-    seed: u64,
-    device: &B::Device,
+    task: &Task<B>,
 ) -> Result<Box<dyn Contender>, AmpError> {
-    let Some(amp) = setting.amp() else {
-        let trainer = Trainer::<Autodiff<B>, _>::new(workload, seed, device, adam_w(), None);
-        return Ok(Box::new(trainer));
+    if setting.checkpoint.budget().is_none() {
+        return contender_here(setting, task);
+    }
+    let task = task.clone();
+    let apart = Apart::start(move || contender_here(setting, &task))?;
+    Ok(Box::new(apart))
+}
+
+/// The training of a setting, to be taken further on this thread.
+///
+/// # Errors
+///
+/// The device cannot compute in the setting's precision.
+pub fn contender_here<B: Backend>(
+    setting: Setting,
+    task: &Task<B>,
+) -> Result<Box<dyn Contender>, AmpError> {
+    let Some(amp) = setting.stack.amp() else {
+        return Ok(match setting.stack {
+            Stack::Balanced => Box::new(Trainer::<Autodiff<B, BalancedCheckpointing>, _>::new(
+                setting,
+                task,
+                adam_w(),
+                None,
+            )),
+            _ => Box::new(Trainer::<Autodiff<B>, _>::new(
+                setting,
+                task,
+                adam_w(),
+                None,
+            )),
+        });
     };
     let (policy, scaler) = amp.configs();
-    policy.check::<Training<B>>(device)?;
+    policy.check::<Training<B>>(&task.device)?;
     policy.install()?;
     let interrupter = Interrupter::new();
     let scaler = GradScaler::new(&scaler)?
-        .with_detection(setting.detection())
+        .with_detection(setting.stack.detection())
         .with_interrupter(interrupter.clone());
     let optimizer = scaler.wrap(adam_w());
     let mixed = Mixed {
@@ -64,7 +143,7 @@ pub fn contender<B: Backend>(
         scaler,
         interrupter,
     };
-    let trainer = Trainer::<Training<B>, _>::new(workload, seed, device, optimizer, Some(mixed));
+    let trainer = Trainer::<Training<B>, _>::new(setting, task, optimizer, Some(mixed));
     Ok(Box::new(trainer))
 }
 
@@ -82,7 +161,11 @@ struct Trainer<B: AutodiffBackend, O> {
     optimizer: O,
     batch: TokenBatch<B>,
     device: B::Device,
+    backend: BackendName,
     mixed: Option<Mixed>,
+    /// In force on this thread, and whether no step was taken under it.
+    budget: Option<InstalledBudget>,
+    is_first: bool,
 }
 
 /// What burn-amp adds.
@@ -92,21 +175,64 @@ struct Mixed {
     interrupter: Interrupter,
 }
 
-impl<B: AutodiffBackend, O> Trainer<B, O> {
-    fn new(
-        workload: &Workload,
-        seed: u64,
-        device: &B::Device,
+impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
+    fn new<I: Backend<Device = B::Device>>(
+        setting: Setting,
+        task: &Task<I>,
         optimizer: O,
         mixed: Option<Mixed>,
     ) -> Self {
-        B::seed(device, seed);
+        let Task {
+            workload,
+            seed,
+            device,
+            backend,
+        } = task;
+        B::seed(device, *seed);
+        let activations = setting.checkpoint.activations();
+        let model = workload.model().with_activations(activations);
+        let model = model.init(device);
+        let batch = batch(workload, *seed, device);
+        // Lazy backends draw late: now, and not after the next setting has set the seed that all threads share.
+        B::sync(device).expect("the device draws the weights");
         Self {
-            model: Some(workload.model().init(device)),
+            model: Some(model),
             optimizer,
-            batch: batch(workload, seed, device),
+            batch,
             device: device.clone(),
+            backend: *backend,
             mixed,
+            // What was there before it is not counted.
+            budget: setting.checkpoint.budget().map(MemoryBudget::install),
+            is_first: true,
+        }
+    }
+
+    /// A step, with a look at the gradients before they are used up.
+    fn train<T>(
+        &mut self,
+        look: impl FnOnce(&Gpt<B>, &GradientsParams) -> T,
+    ) -> Result<(f64, T), AmpError> {
+        let model = self.model.take().expect("the last step gave it back");
+        let loss = model.loss(self.batch.clone());
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        let loss = loss.inner();
+        let seen = look(&model, &gradients);
+        self.model = Some(self.optimizer.step(LEARNING_RATE, model, gradients));
+        let loss = loss.into_scalar().elem();
+        B::sync(&self.device).expect("the device finishes the step");
+        if std::mem::take(&mut self.is_first) && self.budget.is_some() {
+            // A budget in percent is not yet in force in the first step: the pools give back what that took.
+            B::memory_cleanup(&self.device);
+        }
+
+        match &self.mixed {
+            // Asking the scaler itself would wait for a deferred flag.
+            Some(mixed) if mixed.interrupter.should_stop() => Err(mixed
+                .scaler
+                .error()
+                .expect("only an error stops a training")),
+            _ => Ok((loss, seen)),
         }
     }
 }
@@ -142,22 +268,27 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Contender for Trainer<B, O> {
     }
 
     fn step(&mut self) -> Result<f64, AmpError> {
-        let model = self.model.take().expect("the last step gave it back");
-        let loss = model.loss(self.batch.clone());
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        let loss = loss.inner();
-        self.model = Some(self.optimizer.step(LEARNING_RATE, model, gradients));
-        let loss = loss.into_scalar().elem();
-        B::sync(&self.device).expect("the device finishes the step");
+        self.train(|_, _| ()).map(|(loss, ())| loss)
+    }
 
-        match &self.mixed {
-            // Asking the scaler itself would wait for a deferred flag.
-            Some(mixed) if mixed.interrupter.should_stop() => Err(mixed
-                .scaler
-                .error()
-                .expect("only an error stops a training")),
-            _ => Ok(loss),
-        }
+    fn look(&mut self) -> Result<Look, AmpError> {
+        // What compilation and the choice of kernels have left behind.
+        B::memory_cleanup(&self.device);
+        let backend = self.backend;
+        let (watched, steps) = watch(backend, || {
+            (0..WATCHED_STEPS).try_for_each(|_| {
+                RematStats::reset_thread();
+                self.step().map(drop)
+            })
+        });
+        steps?;
+        let replayed = RematStats::of_thread().replayed_operations;
+        let (_, gradients) = self.train(hash_of::<B>)?;
+        Ok(Look {
+            watched,
+            replayed_operations: self.mixed.as_ref().map(|_| replayed),
+            gradients,
+        })
     }
 
     fn skipped_steps(&self) -> u64 {
@@ -169,4 +300,25 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Contender for Trainer<B, O> {
     fn parameters(&self) -> usize {
         self.model.as_ref().map_or(0, Module::num_params)
     }
+}
+
+/// Of all bits of all gradients, in the order of the parameters: the same for the same bits within a process.
+fn hash_of<B: AutodiffBackend>(model: &Gpt<B>, gradients: &GradientsParams) -> u64 {
+    struct Hash<'a> {
+        gradients: &'a GradientsParams,
+        hasher: DefaultHasher,
+    }
+    impl<B: AutodiffBackend> ModuleVisitor<B> for Hash<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let gradient = self.gradients.get::<B::InnerBackend, D>(param.id);
+            let gradient = gradient.expect("every parameter has one");
+            self.hasher.write(&gradient.into_data().bytes);
+        }
+    }
+    let mut hash = Hash {
+        gradients,
+        hasher: DefaultHasher::new(),
+    };
+    Module::<B>::visit(model, &mut hash);
+    hash.hasher.finish()
 }

@@ -9,10 +9,9 @@ use burn::train::renderer::MetricsRenderer;
 use burn::train::{LearningComponentsTypes, SupervisedTraining};
 use burn_accum::{
     AccumConfig, AccumProgress, AccumulatingStrategy, ClipGlobalNorm, EpochTail, MicroBatchSearch,
-    MultiSteps, PeakCounter, PerUpdate, SampledGauge, UpdateCounter, UpdatesMetric,
-    find_micro_batch, host_memory_bytes, rehearse,
+    MultiSteps, PerUpdate, UpdateCounter, UpdatesMetric, find_micro_batch, host_memory_bytes,
+    rehearse,
 };
-use peak_alloc::PeakAlloc;
 
 use super::error::GptError;
 use super::loader::TokenBatch;
@@ -22,7 +21,7 @@ use super::precision::Precision;
 use super::recompute::Recompute;
 use super::train::optimizer;
 use crate::backend::BackendName;
-use crate::pools::{Pools, device_bytes};
+use crate::pools::{device_bytes, memory_probe};
 
 /// What was tried to find a micro-batch.
 pub type Found = burn_accum::MicroBatchFound;
@@ -32,9 +31,6 @@ pub type NotFound = burn_accum::FindError;
 
 /// The largest norm of an update's gradient over all parameters, GPT-3's (Brown et al. 2020).
 const MAX_NORM: f32 = 1.0;
-
-/// The counts of the program's heap, if it has [`PeakAlloc`] as its global allocator.
-const HEAP: PeakAlloc = PeakAlloc;
 
 /// The micro-batches of an update, all of one size.
 #[derive(Clone, Debug, PartialEq)]
@@ -184,17 +180,7 @@ fn find<B: AutodiffBackend>(
 ) -> Result<Found, GptError> {
     let rehearsal =
         |micro_batch: usize| rehearsal::<B>(options, precision, device, micro_batch, || {});
-    let found = match options.backend {
-        BackendName::Flex => {
-            let mut heap =
-                PeakCounter::new(|| HEAP.reset_peak_usage(), || HEAP.peak_usage() as u64);
-            find_micro_batch::<B, _>(search, device, &mut heap, rehearsal)
-        }
-        BackendName::Cuda | BackendName::Vulkan => {
-            let pools = Pools::of_this_thread(options.backend);
-            let in_use = move || pools.read().map_or(0, |bytes| bytes.in_use_bytes);
-            find_micro_batch::<B, _>(search, device, &mut SampledGauge::new(in_use), rehearsal)
-        }
-    };
+    let mut probe = memory_probe(options.backend);
+    let found = find_micro_batch::<B, _>(search, device, &mut *probe, rehearsal);
     found.map_err(GptError::from)
 }

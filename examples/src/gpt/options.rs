@@ -228,7 +228,7 @@ fn one() -> usize {
 }
 
 /// Of which the bytes can be counted.
-fn mebibytes() -> RangedU64ValueParser<u64> {
+pub(crate) fn mebibytes() -> RangedU64ValueParser<u64> {
     RangedU64ValueParser::new().range(1..=u64::MAX >> 20)
 }
 

@@ -46,7 +46,7 @@ impl Checkpoint {
         }
     }
 
-    fn budget(self) -> Option<MemoryBudget> {
+    pub(crate) fn budget(self) -> Option<MemoryBudget> {
         match self {
             Self::BudgetMib(mebibytes) => Some(MemoryBudget::bytes(mebibytes << 20)),
             Self::BudgetPercent(percent) => {

@@ -1,0 +1,94 @@
+//! A scope, a policy and a budget each lower what is in use, after a forward pass and at a step's peak.
+
+use burn::backend::Autodiff;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_checkpoint::{Remat, RematStats};
+use examples::gpt::model::{Activations, GptConfig};
+use examples::pools::memory_probe;
+
+use super::{Hold, Training, counters, in_use, turn};
+
+/// Bytes in use beyond what was there before.
+#[derive(Clone, Copy, Debug)]
+struct Bytes {
+    /// After the forward pass: what the tape holds.
+    forward: u64,
+    /// At most, in three steps; on a device from samples, so it may be a little more.
+    peak: u64,
+    /// After backward, once the gradients are gone.
+    left: u64,
+}
+
+/// What a forward and backward pass over six blocks holds.
+fn measure<I: Backend, B: AutodiffBackend<Device = I::Device>>(hold: Hold) -> Bytes {
+    let counters = counters::<I>();
+    let config = GptConfig::new(32, 6, 2, 32).with_vocabulary(32);
+    let training = Training::<B>::new(&config, hold.activations(), 8);
+    let budget = hold.install();
+    // Kernels are chosen, and what is made once is made.
+    drop(training.loss().backward());
+
+    let before = in_use::<B>(counters);
+    let beyond = |now: u64| now.saturating_sub(before);
+    let loss = training.loss();
+    let forward = beyond(in_use::<B>(counters));
+    drop(loss.backward());
+    drop(loss);
+    let left = beyond(in_use::<B>(counters));
+
+    let mut probe = memory_probe(counters);
+    probe.begin();
+    for _ in 0..3 {
+        drop(training.loss().backward());
+        in_use::<B>(counters);
+    }
+    let peak = beyond(probe.end());
+    drop(budget);
+    Bytes {
+        forward,
+        peak,
+        left,
+    }
+}
+
+fn scopes_and_budgets_lower_what_is_in_use<I: Backend>() {
+    let _turn = turn();
+    let part = |bytes: u64, of: u64| bytes as f64 / of as f64;
+    let of = |activations| measure::<I, Autodiff<Remat<I>>>(Hold::Scopes(activations));
+
+    let plain = measure::<I, Autodiff<I>>(Hold::Scopes(Activations::Keep));
+    let unused = of(Activations::Keep);
+    let recompute = of(Activations::Recompute);
+    let keep_compute = of(Activations::KeepCompute);
+    let offload = of(Activations::Offload);
+    RematStats::reset_thread();
+    let budget = measure::<I, Autodiff<Remat<I>>>(Hold::Budget(plain.forward / 2));
+    assert!(RematStats::of_thread().evicted_operations > 0);
+    println!(
+        "{}: plain {plain:?}\nunused {unused:?}\nrecompute {recompute:?}\nkeep-compute {keep_compute:?}\noffload {offload:?}\nbudget {budget:?}",
+        I::name(&I::Device::default())
+    );
+
+    // A handle is some bytes of the heap.
+    assert!(part(unused.forward, plain.forward) < 1.05);
+    assert!(part(recompute.forward, plain.forward) < 0.35);
+    assert!(part(keep_compute.forward, plain.forward) < 0.75);
+    // The limit is on tensors; recipes are on the heap.
+    assert!(part(budget.forward, plain.forward) < 0.60);
+    if counters::<I>() != examples::backend::BackendName::Flex {
+        // Flex's tensors are in host memory to begin with.
+        assert!(part(offload.forward, plain.forward) < 0.35);
+    }
+    // Backward brings back what it needs, and no more of it at a time than a block. What plain holds at most is at least what
+    // its tape holds, however rarely it was looked at.
+    for lower in [recompute, keep_compute, budget] {
+        assert!(part(lower.peak, plain.forward) < 0.9, "{lower:?}");
+    }
+    for none in [plain, unused, recompute, keep_compute, offload] {
+        assert!(part(none.left, plain.forward) < 0.01, "{none:?}");
+    }
+    // What a budget knows of tensors that are gone is on the heap until it tidies up.
+    assert!(part(budget.left, plain.forward) < 0.05, "{budget:?}");
+}
+
+tests::on_every_backend!(scopes_and_budgets_lower_what_is_in_use);

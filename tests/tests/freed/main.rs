@@ -1,0 +1,110 @@
+//! What is evicted is really freed: bytes in use, as the runtime below the backend counts them; on Flex those of the heap.
+//!
+//! The heap is the process's, so the tests take turns.
+
+mod leaks;
+mod less;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Int, Tensor};
+use burn_checkpoint::{InstalledBudget, MemoryBudget};
+use examples::backend::BackendName;
+use examples::gpt::loader::TokenBatch;
+use examples::gpt::model::{Activations, Gpt, GptConfig};
+use examples::pools::Pools;
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+/// A turn with the heap.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Which counters are those of an inner backend.
+fn counters<I: Backend>() -> BackendName {
+    let name = I::name(&I::Device::default());
+    match name {
+        name if name.contains("wgpu") => BackendName::Vulkan,
+        name if name.contains("cuda") => BackendName::Cuda,
+        _ => BackendName::Flex,
+    }
+}
+
+/// Bytes that are in use once all work of this thread is done.
+fn in_use<B: Backend>(counters: BackendName) -> u64 {
+    B::sync(&B::Device::default()).expect("the device works");
+    match counters {
+        BackendName::Flex => HEAP.current_usage() as u64,
+        device => {
+            let pools = Pools::of_this_thread(device).read();
+            pools.expect("the runtime tells").in_use_bytes
+        }
+    }
+}
+
+/// How activations are held: by the model's scopes, or by a budget of so many bytes.
+#[derive(Clone, Copy, Debug)]
+enum Hold {
+    Scopes(Activations),
+    Budget(u64),
+}
+
+impl Hold {
+    fn activations(self) -> Activations {
+        match self {
+            Self::Scopes(activations) => activations,
+            Self::Budget(_) => Activations::Keep,
+        }
+    }
+
+    fn install(self) -> Option<InstalledBudget> {
+        match self {
+            Self::Scopes(_) => None,
+            Self::Budget(bytes) => Some(MemoryBudget::bytes(bytes).install()),
+        }
+    }
+}
+
+/// A small GPT and its batch.
+struct Training<B: Backend> {
+    model: Gpt<B>,
+    batch: TokenBatch<B>,
+}
+
+impl<B: Backend> Training<B> {
+    fn new(config: &GptConfig, activations: Activations, sequences: usize) -> Self {
+        let device = B::Device::default();
+        let tokens = Tensor::<B, 2, Int>::zeros([sequences, config.context], &device);
+        Self {
+            model: config.clone().with_activations(activations).init(&device),
+            batch: TokenBatch {
+                inputs: tokens.clone(),
+                targets: tokens,
+            },
+        }
+    }
+
+    fn loss(&self) -> Tensor<B, 1> {
+        self.model.loss(self.batch.clone())
+    }
+}
+
+impl<B: AutodiffBackend> Training<B> {
+    /// So many steps with AdamW; `done` is called after each.
+    fn steps(self, steps: usize, mut done: impl FnMut(usize)) {
+        let mut optimizer = AdamWConfig::new().init();
+        let Self { mut model, batch } = self;
+        for step in 0..steps {
+            let gradients = model.loss(batch.clone()).backward();
+            let gradients = GradientsParams::from_grads(gradients, &model);
+            model = optimizer.step(1e-3, model, gradients);
+            done(step);
+        }
+    }
+}
