@@ -106,6 +106,16 @@ pub enum AccumError {
         /// The type of the inner optimizer.
         inner: &'static str,
     },
+    /// Under `Tokens`, a sharded optimizer inside: each rank would divide what all ranks' items made by its own number of items.
+    #[error(
+        "Normalization::Tokens around {inner}, which reduces gradients over ranks, but each rank counts its own items: hand over the \
+         count of all, `let items = zero.items_of_all_ranks();` and \
+         `MultiSteps::new(zero, config)?.with_items_of_all_ranks(items)`"
+    )]
+    ItemsOfOneRank {
+        /// The type of the inner optimizer.
+        inner: &'static str,
+    },
 
     /// An `AccumulatingStrategy` for a `Learner` whose optimizer it cannot reach.
     #[error(

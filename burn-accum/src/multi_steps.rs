@@ -1,5 +1,7 @@
 //! The wrapper: gradients are summed until a window is complete.
 
+use std::sync::Arc;
+
 use burn::{
     module::AutodiffModule,
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
@@ -64,6 +66,7 @@ const PATIENCE: u64 = 100;
 ///
 /// A step panics with the message of an [`AccumError`]: [`MissingCount`](AccumError::MissingCount),
 /// [`InvalidCount`](AccumError::InvalidCount), [`NoItems`](AccumError::NoItems) under `Tokens`,
+/// [`ItemsOfOneRank`](AccumError::ItemsOfOneRank) under `Tokens`,
 /// [`UnexpectedCount`](AccumError::UnexpectedCount) under `Mean`, [`NothingFinite`](AccumError::NothingFinite) after
 /// 100 windows in a row of which all micro-batches were dropped, [`ScalerInside`](AccumError::ScalerInside).
 ///
@@ -81,7 +84,11 @@ pub struct MultiSteps<O> {
     tally: Tally,
     sums: AnySums,
     counter: UpdateCounter,
+    items_of_all_ranks: Option<ItemsOfAllRanks>,
 }
+
+/// From the items of this rank's micro-batch those that its reduced gradients count.
+type ItemsOfAllRanks = Arc<dyn Fn(f64) -> f64 + Send + Sync>;
 
 impl<O> MultiSteps<O> {
     /// Wraps `inner`, with an empty window.
@@ -99,6 +106,7 @@ impl<O> MultiSteps<O> {
             tally: Tally::default(),
             sums: AnySums::default(),
             counter: UpdateCounter::default(),
+            items_of_all_ranks: None,
         })
     }
 
@@ -117,6 +125,21 @@ impl<O> MultiSteps<O> {
     #[must_use]
     pub fn with_non_finite(mut self, non_finite: NonFinite) -> Self {
         self.non_finite = non_finite;
+        self
+    }
+
+    /// Under [`Normalization::Tokens`], where gradients are reduced over ranks: makes of the number of items in a micro-batch of
+    /// this rank the number that goes with the reduced gradients. For a sum over ranks it is the sum, for a mean over ranks
+    /// the mean, so that the update is the gradient of all losses of all ranks and micro-batches divided by all their items.
+    ///
+    /// burn-zero has it: `MultiSteps::new(zero, config)?.with_items_of_all_ranks(items)`, where `items` is
+    /// `zero.items_of_all_ranks()`. It is called once a micro-step, on all ranks.
+    #[must_use]
+    pub fn with_items_of_all_ranks(
+        mut self,
+        items: impl Fn(f64) -> f64 + Send + Sync + 'static,
+    ) -> Self {
+        self.items_of_all_ranks = Some(Arc::new(items));
         self
     }
 
@@ -186,6 +209,7 @@ impl<O> MultiSteps<O> {
         raise(self.check_presence(counts.len() as u64, micro_batches));
         let Findings { culprits, counts } = self.examine::<B, M>(&module, &arrived, counts);
         let items = raise(self.check_counts(&counts));
+        let items = self.items(items);
 
         if culprits.is_empty() {
             self.sums.add::<B, M>(&module, arrived);
@@ -293,6 +317,12 @@ impl<O> MultiSteps<O> {
         if self.non_finite == NonFinite::Drop && inner.contains("::ScaledOptimizer<") {
             return Err(AccumError::ScalerInside { inner });
         }
+        if self.normalization == Normalization::Tokens
+            && self.items_of_all_ranks.is_none()
+            && inner.contains("::ZeroOptimizer<")
+        {
+            return Err(AccumError::ItemsOfOneRank { inner });
+        }
         Ok(())
     }
 
@@ -304,6 +334,15 @@ impl<O> MultiSteps<O> {
             });
         }
         Ok(())
+    }
+
+    /// The weight of a micro-batch of so many items.
+    fn items(&self, own: f64) -> f64 {
+        match (&self.items_of_all_ranks, self.normalization) {
+            (Some(of_all_ranks), Normalization::Tokens) => of_all_ranks(own),
+            (None, Normalization::Tokens) => own,
+            (_, Normalization::Mean | Normalization::Sum) => 0.0,
+        }
     }
 
     /// The sum of the counts.

@@ -44,7 +44,7 @@
 //!                              |
 //!                              v
 //! step      GradScaler    reads this rank's pieces, unscaled: all ranks skip, or none
-//!           MultiSteps    adds pieces up
+//!           MultiSteps    adds pieces up (windows of tokens: with the items of all ranks)
 //!           ZeroOptimizer the wrapped optimizer steps on the pieces; all_gather makes parameters of them
 //! ```
 //!
@@ -57,7 +57,8 @@
 //! # Records
 //!
 //! [`record`] saves the state of all ranks and loads it at any number of them: [`save_sharded`], [`load_sharded`];
-//! [`consolidate`] makes one ordinary file of it, [`inspect`](record::inspect) lists what there is.
+//! [`consolidate`] makes one ordinary file of it, [`inspect`](record::inspect) lists what there is. A [`Recorder`] does both with a
+//! whole training: the model, the optimizer with all its layers, the scheduler, in one call.
 //!
 //! # Configuration
 //!
@@ -109,6 +110,7 @@ mod host;
 mod offload;
 mod optimizer;
 pub mod record;
+mod recorder;
 mod reduce;
 pub mod shard;
 mod sharding;
@@ -133,8 +135,9 @@ pub use offload::{
     HostAdamWError, HostOffload, HostRecord, InstructionSet, OffloadConfig, OffloadError,
     OffloadRecord, OffloadedAdamW, OpenStep, ParamsOut, Ranked, StateItem, offload,
 };
-pub use optimizer::{Piece, ShardState, Shards, StateSlot, StateTensor, ZeroOptimizer};
+pub use optimizer::{Piece, Shards, ZeroOptimizer};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};
+pub use recorder::{Recorder, Training};
 pub use shard::{Partition, ShardMap};
 pub use sharding::{Sharding, ShardingError};
 pub use stage::Stage;

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use burn_zero::record::{
     Completeness, Dtype, Entry, Keep, Piece, ShardedRecord, TensorSpec, TrainingState, inspect,
@@ -110,6 +110,19 @@ fn wait_for_first(child: &mut Child) -> (BufReader<ChildStdout>, u64) {
     panic!("the child ended before it saved: {:?}", child.wait());
 }
 
+/// Waits until a record is being written, for some seconds at most.
+fn wait_for_partial(dir: &Path) {
+    let start = Instant::now();
+    let is_partial = |entry: fs::DirEntry| entry.path().extension() == Some("partial".as_ref());
+    while start.elapsed() < Duration::from_secs(10) {
+        let mut entries = fs::read_dir(dir).unwrap().map_while(Result::ok);
+        if entries.any(is_partial) {
+            return;
+        }
+        sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn writers_may_be_killed() {
     let dir = tempfile::tempdir().unwrap();
@@ -124,7 +137,13 @@ fn writers_may_be_killed() {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        sleep(Duration::from_micros(random % 60_000));
+        if round % 2 == 0 {
+            sleep(Duration::from_micros(random % 60_000));
+        } else {
+            // On a machine with much to do a writer may take long to come to writing.
+            wait_for_partial(dir.path());
+            sleep(Duration::from_micros(random % 4_000));
+        }
         child.kill().unwrap();
         child.wait().unwrap();
         let said = output

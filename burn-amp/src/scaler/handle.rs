@@ -81,6 +81,10 @@ pub enum Detection {
     ///
     /// The wrapped optimizer must keep its state where a clone does not share it (all of Burn's do), and must bear
     /// non-finite gradients without reading them on the host.
+    ///
+    /// Around burn-zero's `ZeroOptimizer` it is the same as [`Sync`](Self::Sync): gradients that come from other ranks have been
+    /// waited for, and undoing a step would keep a second copy of the parameters and make new leaves, whose gradients stage 2
+    /// could not reduce during backward.
     Deferred,
 }
 

@@ -14,24 +14,24 @@ use crate::reduce::Parameter;
 /// The parameters of a module that require gradients. `ParamId`s are random in each process: what ranks have in common are
 /// paths.
 #[derive(Default)]
-pub(super) struct Parameters {
-    pub(super) list: Vec<Parameter>,
+pub(crate) struct Parameters {
+    pub(crate) list: Vec<Parameter>,
     /// The nodes of their leaves, as far as the backend shows them.
-    pub(super) nodes: Vec<Option<u64>>,
+    pub(crate) nodes: Vec<Option<u64>>,
     /// Position in the list. One that the module holds twice is one parameter, under its first path.
-    pub(super) index: HashMap<ParamId, usize>,
+    pub(crate) index: HashMap<ParamId, usize>,
     path: Vec<String>,
 }
 
 impl Parameters {
-    pub(super) fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
+    pub(crate) fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
         let mut found = Self::default();
         module.visit(&mut found);
         found
     }
 
     /// The values, by position.
-    pub(super) fn values<B: AutodiffBackend, M: AutodiffModule<B>>(
+    pub(crate) fn values<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: &M,
     ) -> BTreeMap<usize, FloatTensor<B::InnerBackend>> {
@@ -46,7 +46,7 @@ impl Parameters {
     /// # Errors
     ///
     /// [`ShardingError::UnsupportedDtype`].
-    pub(super) fn check_dtypes(&self) -> Result<(), ShardingError> {
+    pub(crate) fn check_dtypes(&self) -> Result<(), ShardingError> {
         let odd = self
             .list
             .iter()
@@ -63,7 +63,7 @@ impl Parameters {
     /// # Errors
     ///
     /// [`ShardingError::OtherModel`] unless these are `expected`.
-    pub(super) fn check_same(&self, expected: &[Parameter]) -> Result<(), ShardingError> {
+    pub(crate) fn check_same(&self, expected: &[Parameter]) -> Result<(), ShardingError> {
         let longest = self.list.len().max(expected.len());
         let differs = |&index: &usize| self.list.get(index) != expected.get(index);
         match (0..longest).find(differs) {

@@ -35,7 +35,7 @@ pub enum Piece<B: Backend> {
 const FIRST_ID: u64 = u64::from_be_bytes(*b"zero\0\0\0\0");
 
 /// The id of the piece of a parameter.
-pub(super) fn piece_id(parameter: usize) -> ParamId {
+pub(crate) fn piece_id(parameter: usize) -> ParamId {
     ParamId::from(FIRST_ID | parameter as u64)
 }
 

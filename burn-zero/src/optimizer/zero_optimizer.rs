@@ -18,11 +18,11 @@ use super::parameters::Parameters;
 use super::pieces::{Pieces, check_whole, cut, squared_norm};
 use super::shards::{Shards, piece_id};
 use crate::backend::attach;
-use crate::group::{Agree, ProcessGroup};
+use crate::group::{Agree, ProcessGroup, ReduceOp};
 use crate::host::HostRead;
 use crate::reduce::{Arriving, Exchange, Layout, Reduced};
 use crate::shard::Partition;
-use crate::{Sharding, ShardingError, Stage, ZeroError, raise};
+use crate::{Recorder, Sharding, ShardingError, Stage, ZeroError, raise};
 
 /// An optimizer that runs on this rank's shard of the parameters, with the gradients of all ranks.
 ///
@@ -83,11 +83,11 @@ use crate::{Sharding, ShardingError, Stage, ZeroError, raise};
 /// gradients' half of it once a backward pass. It holds `1 / N` of the optimizer's state in stages 1 and 2, and in stage
 /// 2 of the gradients, plus at most three buckets. Gradients and parameters go through the host's memory.
 pub struct ZeroOptimizer<O> {
-    pub(super) inner: O,
-    pub(super) group: Arc<dyn ProcessGroup>,
+    inner: O,
+    group: Arc<dyn ProcessGroup>,
     sharding: Sharding,
     norm: Option<NormReceiver>,
-    pub(super) exchange: Option<Arc<Exchange>>,
+    exchange: Option<Arc<Exchange>>,
 }
 
 type NormReceiver = Arc<dyn Fn(f32) + Send + Sync>;
@@ -134,6 +134,27 @@ impl<O> ZeroOptimizer<O> {
     pub fn with_norm(mut self, receive: impl Fn(f32) + Send + Sync + 'static) -> Self {
         self.norm = Some(Arc::new(receive));
         self
+    }
+
+    /// Makes of this rank's number of items (tokens) in a micro-batch the number that its reduced gradients count: the sum over
+    /// all ranks, or their mean where [`Sharding::reduction`] is the mean.
+    ///
+    /// For burn-accum's `Normalization::Tokens` where ranks hold different numbers of items:
+    /// `MultiSteps::new(zero, config)?.with_items_of_all_ranks(items)`. The update is then the gradient of the sum of all losses of all
+    /// ranks and micro-batches, divided by the number of all items. One small collective a call.
+    ///
+    /// # Panics
+    ///
+    /// The closure panics with the message of a [`ZeroError`] of the group.
+    pub fn items_of_all_ranks(&self) -> impl Fn(f64) -> f64 + Send + Sync + use<O> + 'static {
+        let (group, reduction) = (self.group.clone(), self.sharding.reduction);
+        move |own| {
+            let all = raise(group.agree_sum("items of a micro-batch", own));
+            match reduction {
+                ReduceOp::Sum => all,
+                ReduceOp::Mean => all / group.world_size() as f64,
+            }
+        }
     }
 
     /// The wrapped optimizer.
@@ -185,6 +206,16 @@ impl<O> ZeroOptimizer<O> {
         self.exchange = Some(Arc::new(exchange));
         self.attach(&Parameters::of::<B, M>(&module));
         Ok(module)
+    }
+
+    /// Saves and loads whole trainings with this optimizer in them, however it is wrapped: see [`Recorder`].
+    ///
+    /// # Errors
+    ///
+    /// [`ShardingError::NotPrepared`].
+    pub fn recorder(&self) -> Result<Recorder, ZeroError> {
+        let exchange = self.exchange.clone().ok_or(ShardingError::NotPrepared)?;
+        Ok(Recorder::new(exchange, self.sharding.clone()))
     }
 
     fn check<B, M>(&self, module: &M, parameters: &Parameters) -> Result<(), ZeroError>

@@ -127,7 +127,7 @@ impl<'g, T: Clone + Serialize + DeserializeOwned> Together<'g, T> {
 }
 
 /// What every rank has, by rank, of work that takes no time: see [`Together::end`].
-pub(super) fn agree<T: Clone + Serialize + DeserializeOwned>(
+pub(crate) fn agree<T: Clone + Serialize + DeserializeOwned>(
     group: &dyn ProcessGroup,
     label: &'static str,
     mine: Result<T, RecordError>,
@@ -135,9 +135,20 @@ pub(super) fn agree<T: Clone + Serialize + DeserializeOwned>(
     Together::new(group, label).end(mine)
 }
 
+/// What was made, and whether it could be: for [`agree`].
+pub(crate) fn split<T>(made: Result<T, RecordError>) -> (Option<T>, Result<(), RecordError>) {
+    match made {
+        Ok(made) => (Some(made), Ok(())),
+        Err(error) => (None, Err(error)),
+    }
+}
+
 impl From<ZeroError> for RecordError {
     fn from(error: ZeroError) -> Self {
-        Self::Group(error)
+        match error {
+            ZeroError::Sharding(error) => Self::State(error),
+            error => Self::Group(error),
+        }
     }
 }
 

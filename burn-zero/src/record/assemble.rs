@@ -34,6 +34,7 @@ impl Manifest {
         let mut declared_by = BTreeMap::new();
         for (rank, table) in parts.into_iter().enumerate() {
             same_state(rank, &table.state, &manifest.state)?;
+            unite(rank, &mut manifest.state.optimizer, table.state.optimizer)?;
             manifest.parts.push(table.part);
             manifest.generators.push(table.generator);
             for (name, row) in table.pieces {
@@ -117,6 +118,29 @@ fn same_state(
         };
         if theirs.user.get(key) != ours.user.get(key) {
             return differ("user state", text(theirs), text(ours));
+        }
+    }
+    Ok(())
+}
+
+/// Adds what is not there yet: each rank knows the parameters of its shard.
+fn unite(rank: usize, ours: &mut Value, theirs: Value) -> Result<(), RecordError> {
+    match (ours, theirs) {
+        (ours @ Value::Null, theirs) => *ours = theirs,
+        (_, Value::Null) => {}
+        (Value::Object(ours), Value::Object(theirs)) => {
+            for (key, value) in theirs {
+                unite(rank, ours.entry(key).or_insert(Value::Null), value)?;
+            }
+        }
+        (ours, theirs) if *ours == theirs => {}
+        (ours, theirs) => {
+            return Err(RecordError::RanksDiffer {
+                what: "optimizer state",
+                rank,
+                theirs: theirs.to_string(),
+                ours: ours.to_string(),
+            });
         }
     }
     Ok(())

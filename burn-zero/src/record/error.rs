@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 use thiserror::Error;
 
-use crate::ZeroError;
+use crate::{ShardingError, ZeroError};
 
 /// Errors of sharded records.
 #[derive(Debug, Error)]
@@ -280,6 +280,31 @@ pub enum RecordError {
         theirs: String,
         /// That of rank 0.
         ours: String,
+    },
+
+    /// State of a training that cannot be taken apart for a record, or put together from one.
+    #[error(transparent)]
+    State(#[from] ShardingError),
+    /// A record with tensors that the model has no place for.
+    #[error("{} has a tensor {tensor}, which the model has not: it is of another model", .path.display())]
+    OtherModel {
+        /// The record.
+        path: PathBuf,
+        /// Path of the first such tensor.
+        tensor: String,
+    },
+    /// A record that was saved between two updates, in which each rank has sums of gradients of its own.
+    #[error(
+        "{} is of the middle of a window of micro-batches, whose sums are each rank's own; it was saved by {saved_by}, and this \
+         is {wanted_by}: load it as it was saved, or save after an update", .path.display()
+    )]
+    PartialWindow {
+        /// The record.
+        path: PathBuf,
+        /// Ranks and sharding that saved it.
+        saved_by: String,
+        /// Ranks and sharding that want it.
+        wanted_by: String,
     },
 
     /// Another rank failed, so all stop.

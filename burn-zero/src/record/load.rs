@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use super::agree::{Together, agree};
+use super::agree::{Together, agree, split};
 use super::entry::{Failure, Piece, TensorSpec};
 use super::layout::{Listing, MANIFEST};
 use super::manifest::{Manifest, PieceRow, check_lengths};
@@ -70,18 +70,38 @@ impl ShardedRecord {
         group: &dyn ProcessGroup,
         step: Option<u64>,
     ) -> Result<Self, RecordError> {
+        let record = Self::open_chosen(group, || Listing::locate(dir, step).map(Some))?;
+        Ok(record.expect("rank 0 chose a record if all agree"))
+    }
+
+    /// As [`open_with`](Self::open_with), the last record; `None` if there is no complete one.
+    ///
+    /// # Errors
+    ///
+    /// On all ranks if on one.
+    pub fn open_last(dir: &Path, group: &dyn ProcessGroup) -> Result<Option<Self>, RecordError> {
+        Self::open_chosen(group, || match Listing::locate(dir, None) {
+            Err(RecordError::NoRecord { .. }) => Ok(None),
+            located => located.map(Some),
+        })
+    }
+
+    /// Opens what rank 0 chooses.
+    fn open_chosen(
+        group: &dyn ProcessGroup,
+        choose: impl FnOnce() -> Result<Option<PathBuf>, RecordError>,
+    ) -> Result<Option<Self>, RecordError> {
         let chosen = match group.rank() {
-            0 => Listing::locate(dir, step).map(Some),
+            0 => choose(),
             _ => Ok(None),
         };
-        let chosen = agree(group, "choose a record", chosen)?
-            .into_iter()
-            .flatten()
-            .next();
-        let opened = Self::open_record(&chosen.expect("rank 0 chose a record if all agree"));
-        let (mut record, done) = split(opened);
+        let chosen = agree(group, "choose a record", chosen)?;
+        let Some(path) = chosen.into_iter().flatten().next() else {
+            return Ok(None);
+        };
+        let (record, done) = split(Self::open_record(&path));
         agree(group, "open a record", done)?;
-        Ok(record.take().expect("this rank opened it if all agree"))
+        Ok(record)
     }
 
     /// Its directory.
@@ -262,12 +282,4 @@ pub fn load_sharded(
     take: impl FnMut(usize, Vec<u8>) -> Result<(), Failure>,
 ) -> Result<TrainingState, RecordError> {
     ShardedRecord::open_with(dir, group, step)?.load(group, wanted, take)
-}
-
-/// What was made, and whether it could be.
-fn split<T>(made: Result<T, RecordError>) -> (Option<T>, Result<(), RecordError>) {
-    match made {
-        Ok(made) => (Some(made), Ok(())),
-        Err(error) => (None, Err(error)),
-    }
 }

@@ -26,6 +26,7 @@ mod storage;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use agree::{agree, split};
 pub use consolidate::consolidate;
 pub use entry::{Entry, Failure, Piece, TensorSpec};
 pub use error::RecordError;

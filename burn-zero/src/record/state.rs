@@ -18,6 +18,10 @@ pub struct TrainingState {
     /// State of the learning-rate scheduler.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub scheduler: Value,
+    /// All of the optimizer's state that is no tensor, such as step counts: of each rank what it has, together the whole. The
+    /// [`Recorder`](crate::Recorder) fills it in.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub optimizer: Value,
     /// Whatever else: position in the data, configuration, metrics.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub user: Map<String, Value>,

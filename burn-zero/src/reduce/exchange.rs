@@ -86,6 +86,10 @@ impl Exchange {
         &self.orders.layout
     }
 
+    pub(crate) fn group(&self) -> &dyn ProcessGroup {
+        &*self.orders.group
+    }
+
     pub(crate) fn timing(&self) -> Timing {
         match self.orders.stage {
             Stage::DataParallel | Stage::OptimizerState => Timing::AtTheStep,

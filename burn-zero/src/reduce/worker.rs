@@ -3,7 +3,7 @@
 use core::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use parking_lot::Mutex;
 
@@ -72,8 +72,10 @@ const WAITING_BUCKETS: usize = 1;
 
 /// A handle of the thread. It ends with the handle.
 pub(super) struct Worker {
-    jobs: SyncSender<Job>,
+    /// `None` once the handle is dropped.
+    jobs: Option<SyncSender<Job>>,
     outcomes: Mutex<Receiver<Outcome>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Worker {
@@ -81,13 +83,14 @@ impl Worker {
         let (jobs, queue) = sync_channel(WAITING_BUCKETS);
         let (results, outcomes) = channel();
         let name = format!("zero rank {}", orders.group.rank());
-        thread::Builder::new()
+        let thread = thread::Builder::new()
             .name(name)
             .spawn(move || work(&orders, &queue, &results))
             .expect("the system can start a thread");
         Self {
-            jobs,
+            jobs: Some(jobs),
             outcomes: Mutex::new(outcomes),
+            thread: Some(thread),
         }
     }
 
@@ -102,7 +105,22 @@ impl Worker {
     }
 
     fn send(&self, job: Job) {
-        self.jobs.send(job).expect(ENDED);
+        let jobs = self.jobs.as_ref().expect(ENDED);
+        jobs.send(job).expect(ENDED);
+    }
+}
+
+impl Drop for Worker {
+    /// Waits for the thread: it holds the group, and a process that ends before the last holder let go of an MPI group ends its job
+    /// as failed. Not where this rank panics, for the thread may wait for others.
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take()
+            && !thread::panicking()
+        {
+            // A panic of the thread was met where its outcome was.
+            let _ = thread.join();
+        }
     }
 }
 

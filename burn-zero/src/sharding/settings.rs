@@ -23,8 +23,9 @@ pub struct Sharding {
     /// parameters are sent in their own type.
     pub communication_dtype: BufferDtype,
     /// How the ranks' gradients become one. Default [`ReduceOp::Mean`], which is the gradient of the mean loss over all ranks'
-    /// data if every rank has equally much. Where they have not, divide each rank's *summed* loss by the number of items of
-    /// all ranks, and use [`ReduceOp::Sum`].
+    /// data if every rank has equally much. Where they have not, accumulate with burn-accum's `Normalization::Tokens` and
+    /// [`items_of_all_ranks`](crate::ZeroOptimizer::items_of_all_ranks); or divide each rank's *summed* loss by the number of
+    /// items of all ranks ([`Agree::agree_sum`](crate::Agree::agree_sum)), and use [`ReduceOp::Sum`].
     pub reduction: ReduceOp,
 }
 

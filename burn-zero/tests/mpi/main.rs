@@ -4,10 +4,14 @@
 //! `MPIRUN` names the launcher, `mpirun` by default. An argument selects tests by a part of their name.
 
 mod launch;
+#[allow(dead_code, reason = "the laws on threads use the rest")]
+#[path = "../sharding/support.rs"]
+mod nets;
 mod programs;
 #[path = "../support/mod.rs"]
 mod support;
 mod tests;
+mod training;
 
 fn main() {
     if let Ok(program) = std::env::var(launch::PROGRAM) {

@@ -7,13 +7,21 @@ use burn_zero::{
     group::{BufferDtype, OnPanic, Operation, Split},
 };
 
-use crate::support::every_collective;
+use crate::{support::every_collective, training};
 
 /// Deadline of the programs in which somebody hangs.
 pub const DEADLINE: Duration = Duration::from_secs(1);
 
 pub fn run(program: &str) {
+    if let Some(arguments) = program.strip_prefix("save until killed ") {
+        return training::save_until_killed(patient(), arguments);
+    }
+    if let Some(arguments) = program.strip_prefix("carry ") {
+        return training::carry(patient(), arguments);
+    }
     match program {
+        "train" => training::print_digests(std::sync::Arc::new(patient())),
+        "killed in backward" => training::killed_in_backward(patient()),
         "laws" => laws(GroupOptions::default()),
         "laws in chunks of 3" => laws(GroupOptions {
             chunk_elements: 3,
@@ -51,7 +59,7 @@ fn hasty() -> MpiGroup {
 }
 
 /// Prints the error as every rank should, and exits as a program whose `main` returns it.
-fn report<T>(group: &MpiGroup, result: Result<T, ZeroError>) {
+pub fn report<T>(group: &MpiGroup, result: Result<T, ZeroError>) {
     if let Err(error) = result {
         println!("rank {}: {error}", group.rank());
         // Other ranks print theirs before the launcher ends the job.
@@ -160,7 +168,7 @@ fn stopped() {
     );
 }
 
-fn signal(signal: &str) {
+pub fn signal(signal: &str) {
     let own = process::id().to_string();
     process::Command::new("kill")
         .args([signal, &own])

@@ -6,7 +6,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, Record};
 use burn_zero::group::Operation;
-use burn_zero::{Sharding, Stage, ZeroOptimizer};
+use burn_zero::{ModelStates, Sharding, Stage, ZeroConfig, ZeroOptimizer, estimate};
 
 use super::support::*;
 
@@ -87,6 +87,23 @@ fn bytes_are_those_of_the_formulas() {
                     1.0
                 };
                 close("gradients", gradient_elements as f64, parameters / whole);
+
+                let config = ZeroConfig {
+                    stage,
+                    reduce_bucket_size: 2000,
+                    ..ZeroConfig::default()
+                };
+                let states = ModelStates::adam(parameters as u64);
+                let said = estimate(&states, &config, world_size);
+                close("sent, as estimated", sent, said.sent_elements as f64);
+                let bytes = |elements: usize| 4.0 * elements as f64;
+                let record = elements(Optimizer::<Wide, B>::to_record(&optimizer));
+                close("state", bytes(record), said.optimizer_bytes as f64);
+                close(
+                    "gradients",
+                    bytes(gradient_elements),
+                    said.gradient_bytes as f64,
+                );
 
                 let reduces = match stage {
                     Stage::DataParallel => Operation::AllReduce,

@@ -3,9 +3,11 @@
 mod agreement;
 mod bytes;
 mod compose;
+mod interrupted;
 mod missing;
 mod offload;
 mod parity;
+mod recorder;
 mod refusals;
-mod state;
 mod support;
+mod tokens;

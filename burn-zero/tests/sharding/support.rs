@@ -1,5 +1,7 @@
 //! Models, data and training loops that the laws share.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::backend::Autodiff;
@@ -9,6 +11,7 @@ use burn::optim::{GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::activation::gelu;
 use burn_flex::Flex;
+use burn_zero::record::{Piece, ShardedRecord, TrainingState};
 use burn_zero::{
     GroupOptions, ProcessGroup, Sharded, Sharding, Shards, Stage, ThreadGroup, ZeroError,
     ZeroOptimizer,
@@ -181,4 +184,19 @@ pub fn distance(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
         difference / largest
     });
     each.fold(0.0, f32::max)
+}
+
+/// All that is in the last record, however it is cut.
+pub fn contents(dir: &Path) -> (BTreeMap<String, Vec<u8>>, TrainingState) {
+    let mut record = ShardedRecord::open(dir).unwrap();
+    let tensors: Vec<_> = record.tensors().collect();
+    let tensors = tensors.into_iter().map(|tensor| {
+        let bytes = record.read(&Piece::whole(tensor.clone())).unwrap();
+        (tensor.name, bytes)
+    });
+    let tensors = tensors.collect();
+    let mut state = record.state(0, 0);
+    let of_optimizer = state.optimizer.as_object_mut().unwrap();
+    of_optimizer.remove("sharding").unwrap();
+    (tensors, state)
 }

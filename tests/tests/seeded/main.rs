@@ -4,6 +4,7 @@
 //! random numbers without it may be added to this binary.
 
 mod cast_cache;
+mod combinations;
 mod detection;
 mod learner;
 mod off;

@@ -1,0 +1,157 @@
+//! The tensors of a module, by their paths.
+
+use core::ops::Range;
+use std::collections::HashSet;
+
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Bool, DType, Int, Tensor, backend::AutodiffBackend, backend::Backend};
+
+use super::MODEL;
+use super::dtype::{in_file, to_file};
+use crate::ShardingError;
+use crate::optimizer::Parameters;
+use crate::record::{Entry, Piece, TensorSpec};
+
+/// A tensor of a module: a parameter, trained or frozen, or a buffer.
+pub(super) struct ModelTensor {
+    pub(super) path: String,
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<usize>,
+    /// Which of the optimizer's parameters it is. Not where the module holds one again.
+    pub(super) parameter: Option<usize>,
+    read: Box<dyn Fn(Range<usize>) -> Vec<u8>>,
+}
+
+/// All tensors of a module, in its order.
+pub(super) fn tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: &M,
+    parameters: &Parameters,
+) -> Vec<ModelTensor> {
+    let mut collect = Collect {
+        parameters,
+        met: HashSet::new(),
+        path: Vec::new(),
+        found: Vec::new(),
+    };
+    // Without graphs, and with the running statistics of all threads.
+    Module::<B::InnerBackend>::visit(&module.valid(), &mut collect);
+    collect.found
+}
+
+impl ModelTensor {
+    /// As a record knows it.
+    ///
+    /// # Errors
+    ///
+    /// [`ShardingError::State`].
+    pub(super) fn spec(&self) -> Result<TensorSpec, ShardingError> {
+        let name = format!("{MODEL}/{}", self.path);
+        let dtype = in_file(&name, self.dtype)?;
+        Ok(TensorSpec::new(name, dtype, self.shape.clone()))
+    }
+
+    /// Some of its elements as entries of a record, read from the device when they are written.
+    ///
+    /// # Errors
+    ///
+    /// [`ShardingError::State`].
+    pub(super) fn into_entries(
+        self,
+        ranges: Vec<Range<usize>>,
+    ) -> Result<Vec<Entry<'static>>, ShardingError> {
+        let spec = self.spec()?;
+        let read = std::rc::Rc::new(self.read);
+        let entries = ranges.into_iter().map(|range| {
+            let (read, elements) = (read.clone(), range.clone());
+            Entry::lazy(Piece::new(spec.clone(), range), move || {
+                Ok(read(elements).into())
+            })
+        });
+        Ok(entries.collect())
+    }
+}
+
+struct Collect<'a> {
+    parameters: &'a Parameters,
+    met: HashSet<ParamId>,
+    path: Vec<String>,
+    found: Vec<ModelTensor>,
+}
+
+impl Collect<'_> {
+    fn add(
+        &mut self,
+        id: ParamId,
+        dtype: DType,
+        shape: Vec<usize>,
+        read: impl Fn(Range<usize>) -> Vec<u8> + 'static,
+    ) {
+        let first = self.met.insert(id);
+        self.found.push(ModelTensor {
+            path: self.path.join("."),
+            dtype,
+            shape,
+            parameter: self.parameters.index.get(&id).copied().filter(|_| first),
+            read: Box::new(read),
+        });
+    }
+}
+
+/// Reads a part of a tensor's elements.
+macro_rules! reader {
+    ($tensor:ident) => {
+        move |range: Range<usize>| {
+            let elements = $tensor.shape().num_elements();
+            if range.is_empty() {
+                return Vec::new();
+            }
+            let flat = $tensor.clone().reshape([elements]);
+            let part = if range.len() == elements {
+                flat
+            } else {
+                flat.slice([range])
+            };
+            to_file(part.into_data())
+        }
+    };
+}
+
+impl<B: Backend> ModuleVisitor<B> for Collect<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let tensor = param.val();
+        let (dtype, shape) = (tensor.dtype(), tensor.dims().to_vec());
+        self.add(param.id, dtype, shape, reader!(tensor));
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
+        let tensor = param.val();
+        let (dtype, shape) = (tensor.dtype(), tensor.dims().to_vec());
+        self.add(param.id, dtype, shape, reader!(tensor));
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
+        let tensor = param.val();
+        let (dtype, shape) = (tensor.dtype(), tensor.dims().to_vec());
+        self.add(param.id, dtype, shape, reader!(tensor));
+    }
+}
+
+/// The first tensor of a model in a record that this model has not.
+pub(super) fn first_unknown<'a>(
+    mut saved: impl Iterator<Item = &'a str>,
+    model: &[ModelTensor],
+) -> Option<&'a str> {
+    let known: HashSet<_> = model.iter().map(|tensor| &*tensor.path).collect();
+    saved.find_map(|name| {
+        let path = name.strip_prefix(MODEL)?.strip_prefix('/')?;
+        (!known.contains(path)).then_some(path)
+    })
+}

@@ -1,0 +1,96 @@
+//! Saving a training.
+
+use std::path::Path;
+
+use burn::lr_scheduler::LrScheduler;
+use burn::module::AutodiffModule;
+use burn::optim::Optimizer;
+use burn::record::{FullPrecisionSettings, Record};
+use burn::tensor::backend::AutodiffBackend;
+use ciborium::Value;
+
+use super::apart::Apart;
+use super::{OptimizerState, Recorder, Training, model, refuse};
+use crate::ShardingError;
+use crate::optimizer::Parameters;
+use crate::record::{Entry, Keep, RecordError, Saved, TrainingState, agree, save_sharded, split};
+
+impl Recorder {
+    /// Saves a training as one record in `dir`, as [`save_sharded`] does. Collective: all ranks call it, between two steps.
+    ///
+    /// `state` has what the record cannot know: the number of updates, which names it, and if wanted the state of this rank's
+    /// generator and the caller's own. The optimizer's and the scheduler's are filled in.
+    ///
+    /// Costs one write of this rank's share of model and optimizer, and host memory for its share of the optimizer's state;
+    /// the model is read from the device piece by piece.
+    ///
+    /// # Errors
+    ///
+    /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be taken apart,
+    /// [`ShardingError::OtherModel`] in it; [`RecordError::RanksDiffer`] if ranks are not at the same step; those of
+    /// [`save_sharded`].
+    pub fn save<B, M, O, S>(
+        &self,
+        dir: &Path,
+        training: Training<&M, &O, &S>,
+        state: TrainingState,
+        keep: Keep,
+    ) -> Result<Saved, RecordError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+        S: LrScheduler,
+    {
+        let taken = self.take_apart::<B, M, O, S>(training, state);
+        let (taken, done) = split(taken.map_err(RecordError::from));
+        agree(self.group(), "take a training apart", done)?;
+        let (state, entries) = taken.expect("this rank took it apart if all agree");
+        save_sharded(dir, self.group(), entries, state, keep)
+    }
+
+    fn take_apart<B, M, O, S>(
+        &self,
+        training: Training<&M, &O, &S>,
+        mut state: TrainingState,
+    ) -> Result<(TrainingState, Vec<Entry<'static>>), ShardingError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+        S: LrScheduler,
+    {
+        let parameters = Parameters::of::<B, M>(training.model);
+        parameters.check_same(self.layout().parameters())?;
+
+        let record = training.optimizer.to_record();
+        let tree = Value::serialized(&record.into_item::<FullPrecisionSettings>());
+        let mut apart = Apart::new(self.layout(), self.group().rank(), &parameters);
+        let tree = apart.walk(tree.map_err(refuse)?, None, &mut Vec::new())?;
+        let of_optimizer = OptimizerState {
+            sharding: self.sharding.clone(),
+            tree,
+        };
+        state.optimizer = serde_json::to_value(&of_optimizer).map_err(refuse)?;
+
+        let record = training.scheduler.to_record::<B>();
+        let item = record.into_item::<FullPrecisionSettings>();
+        state.scheduler = serde_json::to_value(&item).map_err(refuse)?;
+
+        let mut entries = apart.entries;
+        for tensor in model::tensors::<B, M>(training.model, &parameters) {
+            let ranges = match tensor.parameter {
+                Some(parameter) if !self.layout().shard(parameter).is_empty() => {
+                    self.layout().shard(parameter).to_vec()
+                }
+                Some(parameter) if self.layout().parameters()[parameter].elements() > 0 => continue,
+                _ if self.group().rank() == 0 => {
+                    core::iter::once(0..tensor.shape.iter().product()).collect()
+                }
+                _ => continue,
+            };
+            entries.extend(tensor.into_entries(ranges)?);
+        }
+        Ok((state, entries))
+    }
+}

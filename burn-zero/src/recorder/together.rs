@@ -1,0 +1,223 @@
+//! A record from its tensors and the rest.
+
+use std::collections::HashMap;
+
+use burn::tensor::{DType, TensorData};
+use ciborium::Value;
+use serde_json::{Map, Value as Json};
+
+use super::apart::{Known, Of, ids};
+use super::dtype::{from_file, in_file};
+use super::{LOCAL, OPTIMIZER, PARAMETERS, TENSOR, WINDOW, refuse};
+use crate::ShardingError;
+use crate::optimizer::Parameters;
+use crate::record::{Piece, TensorSpec};
+use crate::reduce::Layout;
+
+/// Puts a record together: once to find out which tensors it takes, and once with them.
+pub(super) struct Together<'a> {
+    layout: &'a Layout,
+    rank: usize,
+    parameters: HashMap<&'a str, usize>,
+    /// The ids under which a record knows a parameter: its shard, and what this rank has of it.
+    ids: HashMap<(usize, bool), String>,
+    source: Source,
+}
+
+/// Where tensors come from.
+pub(super) enum Source {
+    /// They are only asked for.
+    Wanted {
+        /// What was asked for.
+        pieces: Vec<Piece>,
+        /// Shapes of the tensors that are this rank's alone.
+        local: HashMap<String, Vec<usize>>,
+    },
+    /// By names in the record.
+    Loaded(HashMap<String, Loaded>),
+}
+
+/// A tensor, as far as this rank wants it.
+#[derive(Default)]
+pub(super) struct Loaded {
+    pub(super) shape: Vec<usize>,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl<'a> Together<'a> {
+    pub(super) fn new(
+        layout: &'a Layout,
+        rank: usize,
+        parameters: &Parameters,
+        source: Source,
+    ) -> Self {
+        let known = layout.parameters().iter().enumerate();
+        let ids = ids(parameters).map(|(id, Known { parameter, is })| {
+            let key = (parameter, is == Of::Shard);
+            (key, id)
+        });
+        Self {
+            layout,
+            rank,
+            parameters: known.map(|(index, known)| (&*known.path, index)).collect(),
+            ids: ids.collect(),
+            source,
+        }
+    }
+
+    /// The pieces that were asked for.
+    pub(super) fn into_wanted(self) -> Vec<Piece> {
+        match self.source {
+            Source::Wanted { pieces, .. } => pieces,
+            Source::Loaded(_) => Vec::new(),
+        }
+    }
+
+    /// Rebuilds a value with its tensors.
+    ///
+    /// # Errors
+    ///
+    /// [`ShardingError::State`].
+    pub(super) fn walk(
+        &mut self,
+        value: &Json,
+        of: Option<Known>,
+        path: &mut Vec<String>,
+    ) -> Result<Value, ShardingError> {
+        Ok(match value {
+            Json::Array(values) => {
+                let mut found = Vec::new();
+                for (index, value) in values.iter().enumerate() {
+                    found.push(self.step(&index.to_string(), value, of, path)?);
+                }
+                Value::Array(found)
+            }
+            Json::Object(fields) => match fields.get(TENSOR) {
+                Some(dtype) => self.tensor(dtype, of, path)?,
+                None => self.map(fields, of, path)?,
+            },
+            leaf => Value::serialized(leaf).map_err(refuse)?,
+        })
+    }
+
+    fn step(
+        &mut self,
+        key: &str,
+        value: &Json,
+        of: Option<Known>,
+        path: &mut Vec<String>,
+    ) -> Result<Value, ShardingError> {
+        path.push(key.to_owned());
+        let found = self.walk(value, of, path);
+        path.pop();
+        found
+    }
+
+    fn map(
+        &mut self,
+        fields: &Map<String, Json>,
+        of: Option<Known>,
+        path: &mut Vec<String>,
+    ) -> Result<Value, ShardingError> {
+        let mut found = Vec::new();
+        for (key, value) in fields {
+            let is = match &**key {
+                PARAMETERS => Of::Shard,
+                LOCAL => Of::Rank,
+                _ => {
+                    let value = self.step(key, value, of, path)?;
+                    found.push((Value::Text(key.clone()), value));
+                    continue;
+                }
+            };
+            for (path_of, value) in value.as_object().into_iter().flatten() {
+                let Some(&parameter) = self.parameters.get(&**path_of) else {
+                    return Err(refuse(format!("the model has no parameter {path_of}")));
+                };
+                if is == Of::Shard && self.layout.held(parameter) == 0 {
+                    continue;
+                }
+                let value = self.step(path_of, value, Some(Known { parameter, is }), path)?;
+                // Another rank's, which this one has nothing of.
+                if is == Of::Rank && value == Value::Null {
+                    continue;
+                }
+                let id = self.ids[&(parameter, is == Of::Shard)].clone();
+                found.push((Value::Text(id), value));
+            }
+        }
+        Ok(Value::Map(found))
+    }
+
+    fn tensor(
+        &mut self,
+        dtype: &Json,
+        of: Option<Known>,
+        path: &[String],
+    ) -> Result<Value, ShardingError> {
+        let name = path.join(".");
+        let Some(Known { parameter, is }) = of else {
+            return Err(refuse(format!("{name} is of no parameter")));
+        };
+        let dtype: DType = serde_json::from_value(dtype.clone()).map_err(refuse)?;
+        let data = match is {
+            Of::Shard => self.shard(format!("{OPTIMIZER}/{name}"), dtype, parameter)?,
+            Of::Rank => self.local(format!("{WINDOW}/{}/{name}", self.rank), dtype)?,
+        };
+        match data {
+            Some(data) => Value::serialized(&data).map_err(refuse),
+            None => Ok(Value::Null),
+        }
+    }
+
+    /// This rank's shard of a tensor.
+    fn shard(
+        &mut self,
+        name: String,
+        dtype: DType,
+        parameter: usize,
+    ) -> Result<Option<TensorData>, ShardingError> {
+        let known = &self.layout.parameters()[parameter];
+        let held = self.layout.held(parameter);
+        match &mut self.source {
+            Source::Wanted { pieces, .. } => {
+                let tensor =
+                    TensorSpec::new(name.clone(), in_file(&name, dtype)?, known.shape.clone());
+                let ranges = match self.layout.holds_all() {
+                    true => core::slice::from_ref(&(0..held)).to_vec(),
+                    false => self.layout.shard(parameter).to_vec(),
+                };
+                let ranges = ranges.into_iter();
+                pieces.extend(ranges.map(|range| Piece::new(tensor.clone(), range)));
+                Ok(None)
+            }
+            Source::Loaded(tensors) => {
+                let loaded = tensors.remove(&name).unwrap_or_default();
+                let has = loaded.bytes.len() / dtype.size();
+                if has != held {
+                    return Err(refuse(format!(
+                        "{name} has {has} elements, but {held} are needed"
+                    )));
+                }
+                let shape = self.layout.piece_shape(parameter);
+                Ok(Some(from_file(loaded.bytes, shape, dtype)))
+            }
+        }
+    }
+
+    /// A tensor that is this rank's alone; `None` if it has none.
+    fn local(&mut self, name: String, dtype: DType) -> Result<Option<TensorData>, ShardingError> {
+        match &mut self.source {
+            Source::Wanted { pieces, local } => {
+                if let Some(shape) = local.remove(&name) {
+                    let tensor = TensorSpec::new(name.clone(), in_file(&name, dtype)?, shape);
+                    pieces.push(Piece::whole(tensor));
+                }
+                Ok(None)
+            }
+            Source::Loaded(tensors) => Ok(tensors
+                .remove(&name)
+                .map(|loaded| from_file(loaded.bytes, loaded.shape, dtype))),
+        }
+    }
+}

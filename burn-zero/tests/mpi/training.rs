@@ -1,0 +1,216 @@
+//! Sharded training on ranks that are processes, and on threads to compare with.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::AutodiffBackend;
+use burn_amp::{Autocast, Bf16};
+use burn_zero::group::{Pending, Request, Traffic};
+use burn_zero::record::{Keep, TrainingState};
+use burn_zero::{
+    MpiGroup, ProcessGroup, RecordError, Recorder, Shards, SingleRank, Stage, Training, ZeroError,
+    ZeroOptimizer,
+};
+
+use crate::nets::{B, Net, STAGES, batch, on_ranks, parameters, small_buckets};
+use crate::programs::signal;
+
+pub const STEPS: usize = 4;
+
+type Zero<A> = ZeroOptimizer<OptimizerAdaptor<AdamW, Shards<A>, A>>;
+type Run<A> = Training<Net<A>, Zero<A>, f64>;
+
+fn build<A: AutodiffBackend>(
+    group: Arc<dyn ProcessGroup>,
+    stage: Stage,
+) -> Result<(Run<A>, Recorder), ZeroError> {
+    let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
+    let model = optimizer.prepare::<A, _>(Net::new(&Default::default()))?;
+    let recorder = optimizer.recorder()?;
+    let training = Training {
+        model,
+        optimizer,
+        scheduler: 0.05,
+    };
+    Ok((training, recorder))
+}
+
+fn step<A: AutodiffBackend>(mut run: Run<A>, step: usize) -> Run<A> {
+    let group = run.optimizer.group();
+    let loss = run
+        .model
+        .loss(batch(step, group.rank(), group.world_size()));
+    let gradients = GradientsParams::from_grads(loss.backward(), &run.model);
+    run.model = run.optimizer.step(run.scheduler, run.model, gradients);
+    run
+}
+
+/// Sensitive to every bit.
+fn digest(parameters: &[Vec<f32>]) -> u64 {
+    let elements = parameters.iter().flatten();
+    elements.fold(0, |digest: u64, element| {
+        (digest ^ u64::from(element.to_bits()))
+            .wrapping_mul(0x0100_0000_01b3)
+            .rotate_left(7)
+    })
+}
+
+fn digest_of<A: AutodiffBackend>(
+    group: &Arc<dyn ProcessGroup>,
+    stage: Stage,
+) -> Result<u64, ZeroError> {
+    let (run, _) = build::<A>(group.clone(), stage)?;
+    Ok(digest(&parameters(&(0..STEPS).fold(run, step::<A>).model)))
+}
+
+/// What training in each stage gives, in f32 and under bf16 autocast.
+pub fn digests(group: &Arc<dyn ProcessGroup>) -> Result<Vec<String>, ZeroError> {
+    let mut found = Vec::new();
+    for stage in STAGES {
+        let (full, low) = (
+            digest_of::<B>(group, stage)?,
+            digest_of::<Autocast<B, Bf16>>(group, stage)?,
+        );
+        found.push(format!("{stage:?} {full:x} {low:x}"));
+    }
+    Ok(found)
+}
+
+pub fn print_digests(group: Arc<dyn ProcessGroup>) {
+    for digest in digests(&group).unwrap() {
+        println!("trained {digest}");
+    }
+}
+
+/// Trains and saves after every step until a rank is killed, some time after the first record.
+pub fn save_until_killed(group: MpiGroup, arguments: &str) {
+    let arguments: Vec<_> = arguments.splitn(3, ' ').collect();
+    let victim: usize = arguments[0].parse().unwrap();
+    let after = Duration::from_micros(arguments[1].parse().unwrap());
+    let dir = Path::new(arguments[2]);
+    let rank = group.rank();
+    let (run, recorder) = build::<B>(Arc::new(group), Stage::Gradients).unwrap();
+    let (mut run, found) = recorder.resume::<B, _, _, _>(dir, run).unwrap();
+    let first = found.map_or(0, |state| state.step);
+    for at in first.. {
+        run = step(run, at as usize);
+        let state = TrainingState::at_step(at + 1);
+        let saved = recorder.save::<B, _, _, _>(dir, run.by_ref(), state, Keep::default());
+        if let Err(error) = saved {
+            println!("rank {rank}: {error}");
+            std::process::exit(1);
+        }
+        if rank == 0 {
+            println!("saved {}", at + 1);
+        }
+        if at == first && rank == victim {
+            thread::spawn(move || {
+                thread::sleep(after);
+                signal("-KILL");
+            });
+        }
+    }
+}
+
+/// Loads the last record of one directory, or trains a little if there is none, and saves into another.
+pub fn carry(group: MpiGroup, arguments: &str) {
+    let (from, to) = arguments.split_once(' ').unwrap();
+    let (run, recorder) = build::<B>(Arc::new(group), Stage::Gradients).unwrap();
+    let resumed = recorder.resume::<B, _, _, _>(Path::new(from), run).unwrap();
+    let (run, state) = match resumed {
+        (run, Some(state)) => (run, state),
+        (run, None) => (
+            (0..STEPS).fold(run, step),
+            TrainingState::at_step(STEPS as u64),
+        ),
+    };
+    let to = Path::new(to);
+    recorder
+        .save::<B, _, _, _>(to, run.by_ref(), state, Keep::All)
+        .unwrap();
+}
+
+/// The last record of a directory, loaded by one rank.
+pub struct Found {
+    pub step: u64,
+    pub weights: Vec<Vec<f32>>,
+}
+
+pub fn loaded(dir: &Path) -> Found {
+    let load = || -> Result<Found, RecordError> {
+        let (run, recorder) = build::<B>(Arc::new(SingleRank::new()), Stage::Gradients)?;
+        let (run, state) = recorder.load::<B, _, _, _>(dir, None, run)?;
+        Ok(Found {
+            step: state.step,
+            weights: parameters(&run.model),
+        })
+    };
+    load().unwrap()
+}
+
+/// What as many threads have after so many steps.
+pub fn weights_after(ranks: usize, steps: u64) -> Vec<Vec<f32>> {
+    on_ranks(ranks, |group| {
+        let (run, _) = build::<B>(group, Stage::Gradients)?;
+        Ok(parameters(&(0..steps as usize).fold(run, step).model))
+    })
+}
+
+/// A rank that kills itself when it has reduced some buckets of its second backward pass, and others are to come.
+#[derive(Debug)]
+struct KillsItself {
+    inner: MpiGroup,
+    reduced: AtomicUsize,
+}
+
+impl ProcessGroup for KillsItself {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let buckets = Net::<B>::new(&Default::default());
+        let buckets = parameters(&buckets).iter().map(Vec::len).sum::<usize>() / 40;
+        if request.label.starts_with("gradients of bucket")
+            && self.reduced.fetch_add(1, Ordering::Relaxed) == buckets * 3 / 2
+            && self.inner.rank() == 1
+        {
+            signal("-KILL");
+        }
+        self.inner.submit(request)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
+    }
+
+    fn declare_settings(&self, text: &str) {
+        self.inner.declare_settings(text);
+    }
+}
+
+pub fn killed_in_backward(group: MpiGroup) {
+    let rank = group.rank();
+    let group = Arc::new(KillsItself {
+        inner: group,
+        reduced: AtomicUsize::new(0),
+    });
+    let (mut run, _) = build::<B>(group, Stage::Gradients).unwrap();
+    for at in 0..3 {
+        run = step(run, at);
+        println!("step {} of rank {rank}", at + 1);
+    }
+}

@@ -1,0 +1,366 @@
+//! A training goes from any number of ranks to any other through a record, bit for bit.
+
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::lr_scheduler::LrScheduler;
+use burn::lr_scheduler::cosine::{CosineAnnealingLrScheduler, CosineAnnealingLrSchedulerConfig};
+use burn::module::{AutodiffModule, Module, Param, ParamId};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
+use burn::prelude::*;
+use burn_accum::{AccumConfig, MultiSteps};
+use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer};
+use burn_flex::Flex;
+use burn_store::{ModuleSnapshot, SafetensorsStore};
+use burn_zero::record::{Keep, ShardedRecord, TrainingState};
+use burn_zero::{
+    OffloadConfig, ProcessGroup, RecordError, Recorder, Shards, Stage, Training, ZeroOptimizer,
+    consolidate, offload,
+};
+use tempfile::tempdir;
+
+use super::support::*;
+
+type Adam = OptimizerAdaptor<AdamW, Shards<B>, B>;
+type Layers<O> = ScaledOptimizer<MultiSteps<ZeroOptimizer<O>>>;
+type Run<M, O = Adam> = Training<M, Layers<O>, CosineAnnealingLrScheduler>;
+
+fn adam() -> Adam {
+    AdamWConfig::new().init()
+}
+
+fn build<M: AutodiffModule<B>>(
+    group: Arc<dyn ProcessGroup>,
+    stage: Stage,
+    model: M,
+) -> Result<(Run<M>, Recorder), RecordError> {
+    build_with(group, stage, model, adam())
+}
+
+/// With a loss scaler and windows of three micro-batches.
+fn build_with<M: AutodiffModule<B>, O: Optimizer<Shards<B>, B>>(
+    group: Arc<dyn ProcessGroup>,
+    stage: Stage,
+    model: M,
+    inner: O,
+) -> Result<(Run<M, O>, Recorder), RecordError> {
+    let mut zero = ZeroOptimizer::new(inner, group, small_buckets(stage))?;
+    let model = zero.prepare::<B, _>(model)?;
+    let recorder = zero.recorder()?;
+    let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
+    let accumulated = MultiSteps::new(zero, AccumConfig::mean(3)).unwrap();
+    let training = Training {
+        model,
+        optimizer: scaler.wrap(accumulated),
+        scheduler: CosineAnnealingLrSchedulerConfig::new(0.05, 100)
+            .init()
+            .unwrap(),
+    };
+    Ok((training, recorder))
+}
+
+/// So many micro-steps; one of them overflows on one rank.
+fn train<O: Optimizer<Shards<B>, B>>(
+    mut run: Run<Net<B>, O>,
+    steps: Range<usize>,
+    group: &dyn ProcessGroup,
+) -> Run<Net<B>, O> {
+    for step in steps {
+        let mut loss = run
+            .model
+            .loss(batch(step, group.rank(), group.world_size()));
+        if step == 1 && group.rank() == group.world_size() - 1 {
+            loss = loss * f32::INFINITY;
+        }
+        let gradients = GradientsParams::from_grads(loss.backward(), &run.model);
+        let lr = run.scheduler.step();
+        run.model = run.optimizer.step(lr, run.model, gradients);
+    }
+    run
+}
+
+/// Trains for some micro-steps from the beginning and saves.
+fn save(dir: &Path, world_size: usize, stage: Stage, steps: usize) {
+    save_with(dir, world_size, stage, steps, &adam);
+}
+
+fn save_with<O: Optimizer<Shards<B>, B>>(
+    dir: &Path,
+    world_size: usize,
+    stage: Stage,
+    steps: usize,
+    inner: &(impl Fn() -> O + Sync),
+) {
+    let saved = on_each_rank(world_size, |group| {
+        let model = Net::new(&Default::default());
+        let (run, recorder) = build_with(group.clone(), stage, model, inner())?;
+        let run = train(run, 0..steps, &*group);
+        let mut state = TrainingState::at_step(steps as u64);
+        state.generator = group.rank().into();
+        recorder.save::<B, _, _, _>(dir, run.by_ref(), state, Keep::default())
+    });
+    saved.into_iter().for_each(|saved| drop(saved.unwrap()));
+}
+
+#[test]
+fn it_is_the_same_on_any_number_of_ranks() {
+    assert_same_on_any_number_of_ranks(&adam);
+}
+
+#[test]
+fn so_is_that_of_an_optimizer_on_the_host() {
+    for ratio in [0.5, 1.0] {
+        let config = OffloadConfig {
+            ratio,
+            ..OffloadConfig::default()
+        };
+        assert_same_on_any_number_of_ranks(&|| config.clone().init::<B>().unwrap());
+    }
+    assert_same_on_any_number_of_ranks(&|| offload::<Flex, _>(AdamWConfig::new().init()));
+}
+
+fn assert_same_on_any_number_of_ranks<O: Optimizer<Shards<B>, B>>(inner: &(impl Fn() -> O + Sync)) {
+    for (from, stage) in [
+        (4, Stage::Gradients),
+        (1, Stage::OptimizerState),
+        (2, Stage::DataParallel),
+    ] {
+        let first = tempdir().unwrap();
+        save_with(first.path(), from, stage, 7, inner);
+        let saved = contents(first.path());
+        let names: Vec<_> = saved.0.keys().map(String::as_str).collect();
+        assert!(names.contains(&"model/tied") && names.contains(&"model/never"));
+        let has_moments = |name: &str| {
+            let mut names = names.iter();
+            names
+                .any(|n| n.starts_with("optimizer/") && n.contains(name) && n.ends_with("moment_2"))
+        };
+        assert!(has_moments("tied") && !has_moments("never"), "{names:?}");
+        assert!(saved.1.optimizer.to_string().contains("loss_scale"));
+
+        for world_size in 1..=4 {
+            for stage in STAGES {
+                let second = tempdir().unwrap();
+                let generators = on_each_rank(world_size, |group| {
+                    // Other weights than the saved ones, on each rank.
+                    let mut model = Net::new(&Default::default());
+                    let noise = values(5, group.rank() + 50);
+                    model.sometimes = Param::from_data(noise.as_slice(), &Default::default());
+                    let (run, recorder) = build_with(group, stage, model, inner()).unwrap();
+                    let (run, state) = recorder
+                        .load::<B, _, _, _>(first.path(), None, run)
+                        .unwrap();
+                    let generator = state.generator.clone();
+                    recorder
+                        .save::<B, _, _, _>(second.path(), run.by_ref(), state, Keep::All)
+                        .unwrap();
+                    generator
+                });
+                assert!(
+                    saved == contents(second.path()),
+                    "{from} to {world_size}, {stage:?}"
+                );
+                let own: Vec<_> = (0..world_size).map(serde_json::Value::from).collect();
+                assert_eq!(generators == own, world_size == from);
+            }
+        }
+    }
+}
+
+#[test]
+fn training_goes_on_bit_for_bit_in_the_middle_of_a_window_too() {
+    for stage in STAGES {
+        // After an update; after one and two micro-steps of a window, one of which was dropped.
+        for at in [4, 5, 6] {
+            let dir = tempdir().unwrap();
+            let straight = on_ranks(3, |group| {
+                let (run, _) = build(group.clone(), stage, Net::new(&Default::default())).unwrap();
+                Ok(parameters(&train(run, 0..11, &*group).model))
+            });
+            save(dir.path(), 3, stage, at);
+            let resumed = on_ranks(3, |group| {
+                let (run, recorder) =
+                    build(group.clone(), stage, Net::new(&Default::default())).unwrap();
+                let (run, state) = recorder.resume::<B, _, _, _>(dir.path(), run).unwrap();
+                assert_eq!(state.unwrap().step, at as u64);
+                Ok(parameters(&train(run, at..11, &*group).model))
+            });
+            assert_eq!(straight, resumed, "{stage:?}, {at}");
+        }
+    }
+}
+
+#[test]
+fn an_incomplete_window_is_of_its_ranks() {
+    let dir = tempdir().unwrap();
+    save(dir.path(), 3, Stage::Gradients, 5);
+    for (world_size, stage) in [(2, Stage::Gradients), (3, Stage::OptimizerState)] {
+        let errors = on_each_rank(world_size, |group| {
+            let (run, recorder) = build(group, stage, Net::new(&Default::default())).unwrap();
+            let loaded = recorder.load::<B, _, _, _>(dir.path(), None, run);
+            loaded.map(drop).unwrap_err()
+        });
+        for error in errors {
+            let text = error.to_string();
+            assert!(
+                matches!(error, RecordError::PartialWindow { .. }) && text.contains("3 ranks"),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_record_of_another_model_is_named_and_a_torn_one_is_no_new_start() {
+    let dir = tempdir().unwrap();
+    let resume = |world_size: usize| {
+        on_each_rank(world_size, |group| {
+            let net = Net::new(&Default::default());
+            let (run, recorder) = build(group, Stage::Gradients, net).unwrap();
+            let resumed = recorder.resume::<B, _, _, _>(dir.path(), run);
+            resumed
+                .map(|(_, state)| state)
+                .map_err(|error| error.to_string())
+        })
+    };
+    assert!(resume(2).into_iter().all(|found| found == Ok(None)));
+
+    save(dir.path(), 2, Stage::Gradients, 6);
+    let errors = on_each_rank(2, |group| {
+        let linear = LinearConfig::new(7, 11).init::<B>(&Default::default());
+        let (run, recorder) = build(group, Stage::Gradients, linear).unwrap();
+        let loaded = recorder.load::<B, _, _, _>(dir.path(), None, run);
+        loaded.map(drop).unwrap_err().to_string()
+    });
+    for error in errors {
+        assert!(
+            error.contains("tensor first.bias, which the model has not"),
+            "{error}"
+        );
+    }
+
+    let record = ShardedRecord::open(dir.path()).unwrap();
+    fs::remove_file(record.path().join("rank-1-of-2.safetensors")).unwrap();
+    for found in resume(3) {
+        assert!(
+            found
+                .unwrap_err()
+                .contains("rank-1-of-2.safetensors is missing"),
+            "the file is named"
+        );
+    }
+}
+
+/// Frozen parameters, buffers, integers, bools.
+#[derive(Module, Debug)]
+struct Odd<B: Backend> {
+    linear: Linear<B>,
+    frozen: Linear<B>,
+    norm: BatchNorm<B>,
+    counts: Param<Tensor<B, 1, Int>>,
+    mask: Param<Tensor<B, 2, Bool>>,
+}
+
+impl<B: Backend> Odd<B> {
+    fn new(seed: usize, device: &B::Device) -> Self {
+        let weight = |seed: usize| {
+            let values = values(35, seed);
+            Tensor::<B, 1>::from_data(values.as_slice(), device).reshape([7, 5])
+        };
+        let linear = |seed: usize| {
+            let mut linear = LinearConfig::new(7, 5).with_bias(false).init(device);
+            linear.weight = Param::from_tensor(weight(seed));
+            linear
+        };
+        Self {
+            linear: linear(seed),
+            frozen: linear(seed + 1).no_grad(),
+            norm: BatchNormConfig::new(5).init(device),
+            counts: Param::initialized(
+                ParamId::new(),
+                Tensor::from_data([seed as i32, 3, 5], device),
+            ),
+            mask: Param::initialized(
+                ParamId::new(),
+                Tensor::from_data([[seed == 1, true], [false, seed == 2]], device),
+            ),
+        }
+    }
+
+    fn loss(&self, x: Tensor<B, 2>) -> Tensor<B, 1> {
+        let y = self.linear.forward(x.clone()) + self.frozen.forward(x);
+        self.norm.forward(y).square().mean()
+    }
+}
+
+#[test]
+fn all_that_a_module_holds_comes_back_and_plain_burn_loads_it() {
+    let dir = tempdir().unwrap();
+    let run = |world_size: usize, seed: usize, load: bool| {
+        on_ranks(world_size, |group| {
+            let odd = Odd::new(seed, &Default::default());
+            let (mut run, recorder) = build(group.clone(), Stage::Gradients, odd).unwrap();
+            if load {
+                run = recorder
+                    .load::<B, _, _, _>(dir.path(), None, run)
+                    .unwrap()
+                    .0;
+            }
+            for step in 0..3 {
+                let x = batch(step, group.rank(), world_size);
+                let gradients =
+                    GradientsParams::from_grads(run.model.loss(x).backward(), &run.model);
+                run.model = run.optimizer.step(0.05, run.model, gradients);
+            }
+            if !load {
+                let state = TrainingState::at_step(1);
+                recorder
+                    .save::<B, _, _, _>(dir.path(), run.by_ref(), state, Keep::All)
+                    .unwrap();
+            }
+            Ok(world_size)
+        });
+    };
+    run(2, 1, false);
+    let (saved, _) = contents(dir.path());
+    assert_eq!(
+        saved["model/counts"],
+        [1_i32, 3, 5].map(i32::to_le_bytes).concat()
+    );
+    assert_eq!(saved["model/mask"], [1, 1, 0, 0]);
+
+    let file = dir.path().join("model.safetensors");
+    consolidate(dir.path(), &file).unwrap();
+    let mut plain = Odd::<Flex>::new(2, &Default::default());
+    let mut store = SafetensorsStore::from_file(&file);
+    let applied = plain.load_from(&mut store).unwrap();
+    assert!(
+        applied.unused.is_empty() && applied.missing.is_empty() && applied.errors.is_empty(),
+        "{applied}"
+    );
+    let bytes =
+        |values: Vec<f32>| -> Vec<u8> { values.into_iter().flat_map(f32::to_le_bytes).collect() };
+    let loaded: Vec<_> = parameters(&plain).into_iter().map(bytes).collect();
+    let names = [
+        "linear.weight",
+        "frozen.weight",
+        "norm.gamma",
+        "norm.beta",
+        "norm.running_mean",
+        "norm.running_var",
+    ];
+    assert_eq!(loaded.len(), names.len());
+    for (loaded, name) in loaded.iter().zip(names) {
+        assert!(*loaded == saved[&format!("model/{name}")], "{name}");
+    }
+    assert_eq!(
+        plain.mask.val().into_data(),
+        [[true, true], [false, false]].into()
+    );
+    // It trains on.
+    run(3, 2, true);
+}

@@ -1,0 +1,97 @@
+//! Ranks whose micro-batches hold different numbers of items.
+
+use std::sync::Arc;
+
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::prelude::*;
+use burn_accum::{AccumConfig, Counted, MultiSteps};
+use burn_zero::{
+    GroupOptions, ProcessGroup, ReduceOp, Sharding, Stage, ThreadGroup, ZeroOptimizer,
+};
+
+use super::support::*;
+
+const WINDOW: usize = 2;
+const STEPS: usize = 3 * WINDOW;
+
+/// The rows of a rank: of 12 one, two and so on, and the last rank the rest, turned by one each step.
+fn uneven<A: Backend>(step: usize, rank: usize, world_size: usize) -> Tensor<A, 2> {
+    let of = |rank: usize| match (rank + step) % world_size {
+        last if last + 1 == world_size => ROWS - last * (last + 1) / 2,
+        other => other + 1,
+    };
+    let first: usize = (0..rank).map(of).sum();
+    batch::<A>(step, 0, 1).narrow(0, first, of(rank))
+}
+
+/// Windows of unequal micro-batches of one rank: all losses summed, divided by all rows.
+fn plain() -> Vec<Vec<f32>> {
+    let mut optimizer = AdamWConfig::new().init();
+    let mut model = Net::<Plain>::new(&Default::default());
+    for window in 0..STEPS / WINDOW {
+        let rows = (0..WINDOW).map(|step| batch(window * WINDOW + step, 0, 1));
+        let loss = model.loss(Tensor::cat(rows.collect(), 0));
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(0.05, model, gradients);
+    }
+    parameters(&model)
+}
+
+fn sharded(world_size: usize, stage: Stage, reduction: ReduceOp) -> Vec<Vec<f32>> {
+    on_ranks(world_size, |group| {
+        let rank = group.rank();
+        let sharding = Sharding {
+            reduction,
+            ..small_buckets(stage)
+        };
+        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, sharding)?;
+        let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
+        let items = zero.items_of_all_ranks();
+        let mut optimizer = MultiSteps::new(zero, AccumConfig::tokens(WINDOW))
+            .unwrap()
+            .with_items_of_all_ranks(items);
+        for step in 0..STEPS {
+            let rows = uneven(step, rank, world_size);
+            let [items, _] = rows.dims();
+            let gradients = Counted::mean(model.loss(rows), items).backward(&model);
+            model = optimizer.step(0.05, model, gradients);
+        }
+        Ok(parameters(&model))
+    })
+}
+
+#[test]
+fn the_update_is_that_of_all_items_of_all_ranks() {
+    let plain = plain();
+    for world_size in 1..=4 {
+        for stage in STAGES {
+            for reduction in [ReduceOp::Mean, ReduceOp::Sum] {
+                let sharded = sharded(world_size, stage, reduction);
+                let distance = distance(&plain, &sharded);
+                assert!(
+                    distance < 2e-5,
+                    "{world_size} ranks, {stage:?}, {reduction}: {distance}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn counting_on_each_rank_alone_is_refused() {
+    for stage in STAGES {
+        let ended = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
+            let rank = group.rank();
+            let group: Arc<dyn ProcessGroup> = Arc::new(group);
+            let adam = AdamWConfig::new().init();
+            let mut zero = ZeroOptimizer::new(adam, group, small_buckets(stage)).unwrap();
+            let model = zero.prepare::<B, _>(Net::new(&Default::default())).unwrap();
+            let mut optimizer = MultiSteps::new(zero, AccumConfig::tokens(1)).unwrap();
+            let loss = model.loss(uneven(0, rank, 2));
+            let gradients = Counted::mean(loss, rank + 1).backward(&model);
+            let _ = optimizer.step(0.05, model, gradients);
+        });
+        let error = ended.unwrap_err().to_string();
+        assert!(error.contains("zero.items_of_all_ranks()"), "{error}");
+    }
+}
