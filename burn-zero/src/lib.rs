@@ -80,6 +80,7 @@ mod reduce;
 pub mod shard;
 mod sharding;
 mod stage;
+mod strategy;
 
 pub use backend::{Sharded, ShardedGradients, Tape};
 pub use config::{
@@ -104,6 +105,7 @@ pub use record::{RecordError, consolidate, load_sharded, save_sharded};
 pub use shard::{Partition, ShardMap};
 pub use sharding::{Sharding, ShardingError};
 pub use stage::Stage;
+pub use strategy::{RankItem, StrategyError, Uneven, ZeroStrategy};
 
 /// Where a trait leaves no other way to fail.
 fn raise<T>(result: Result<T, ZeroError>) -> T {

@@ -6,9 +6,9 @@ use burn::tensor::TensorData;
 use ciborium::Value;
 use serde_json::{Map, Value as Json};
 
+use super::naming::Naming;
 use super::{PARAMETERS, StateSlot, StateTensor, TENSOR, refuse};
 use crate::ShardingError;
-use crate::optimizer::shards::piece_id;
 use crate::reduce::Layout;
 
 /// Takes a record apart.
@@ -21,13 +21,10 @@ pub(super) struct Apart<'a> {
 }
 
 impl<'a> Apart<'a> {
-    pub(super) fn new(layout: &'a Layout) -> Self {
-        let parameters = 0..layout.parameters().len();
+    pub(super) fn new(layout: &'a Layout, naming: Naming) -> Self {
         Self {
             layout,
-            ids: parameters
-                .map(|index| (piece_id(index).serialize(), index))
-                .collect(),
+            ids: naming.positions(),
             tensors: Vec::new(),
         }
     }

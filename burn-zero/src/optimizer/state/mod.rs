@@ -4,7 +4,9 @@
 //! paths, and the tensors are taken out, so that any number of ranks can take their parts of them.
 
 mod apart;
+mod naming;
 mod together;
+mod whole;
 
 use core::ops::Range;
 use std::collections::HashMap;
@@ -16,6 +18,7 @@ use ciborium::Value;
 use serde_json::Value as Json;
 
 use apart::Apart;
+use naming::Naming;
 use together::Together;
 
 use super::shards::Shards;
@@ -74,7 +77,7 @@ impl<O> ZeroOptimizer<O> {
         let exchange = self.prepared()?;
         let item = self.inner.to_record().into_item::<FullPrecisionSettings>();
         let tree = Value::serialized(&item).map_err(refuse)?;
-        let mut apart = Apart::new(exchange.layout());
+        let mut apart = Apart::new(exchange.layout(), Naming::of_pieces(exchange.layout()));
         let own = apart.walk(tree, None, &mut Vec::new())?;
         let rest = self.unite(own)?;
         Ok(ShardState {
@@ -91,7 +94,11 @@ impl<O> ZeroOptimizer<O> {
     /// [`ShardingError::NotPrepared`], [`ShardingError::State`].
     pub fn state_slots(&self, rest: &Json) -> Result<Vec<StateSlot>, ZeroError> {
         let exchange = self.prepared()?;
-        let mut together = Together::new(exchange.layout(), HashMap::new());
+        let mut together = Together::new(
+            exchange.layout(),
+            Naming::of_pieces(exchange.layout()),
+            HashMap::new(),
+        );
         together.walk(rest, None, &mut Vec::new())?;
         Ok(together.slots)
     }
@@ -110,7 +117,11 @@ impl<O> ZeroOptimizer<O> {
         let exchange = self.prepared()?;
         let tensors = state.tensors.into_iter();
         let tensors = tensors.map(|tensor| (tensor.slot.name, tensor.data));
-        let mut together = Together::new(exchange.layout(), tensors.collect());
+        let mut together = Together::new(
+            exchange.layout(),
+            Naming::of_pieces(exchange.layout()),
+            tensors.collect(),
+        );
         let tree = together.walk(&state.rest, None, &mut Vec::new())?;
         if let Some(name) = together.missing {
             return Err(refuse(format!("{name} is missing")).into());

@@ -6,32 +6,41 @@ use burn::tensor::{DType, TensorData};
 use ciborium::Value;
 use serde_json::{Map, Value as Json};
 
+use super::naming::Naming;
 use super::{PARAMETERS, StateSlot, TENSOR, refuse};
 use crate::ShardingError;
-use crate::optimizer::shards::piece_id;
 use crate::reduce::Layout;
 
 /// Puts a record together.
 pub(super) struct Together<'a> {
     layout: &'a Layout,
+    naming: Naming,
     index: HashMap<&'a str, usize>,
     tensors: HashMap<String, TensorData>,
     /// The tensors that were asked for.
     pub(super) slots: Vec<StateSlot>,
+    /// Their parameters.
+    pub(super) parameters: Vec<usize>,
     /// The first that was not there.
     pub(super) missing: Option<String>,
 }
 
 impl<'a> Together<'a> {
-    pub(super) fn new(layout: &'a Layout, tensors: HashMap<String, TensorData>) -> Self {
+    pub(super) fn new(
+        layout: &'a Layout,
+        naming: Naming,
+        tensors: HashMap<String, TensorData>,
+    ) -> Self {
         let parameters = layout.parameters().iter().enumerate();
         Self {
             layout,
+            naming,
             index: parameters
                 .map(|(index, known)| (&*known.path, index))
                 .collect(),
             tensors,
             slots: Vec::new(),
+            parameters: Vec::new(),
             missing: None,
         }
     }
@@ -82,7 +91,8 @@ impl<'a> Together<'a> {
         for (key, value) in fields {
             let Some(parameters) = value.as_object().filter(|_| key == PARAMETERS) else {
                 let value = self.step(key, value, parameter, path)?;
-                found.push((Value::Text(key.clone()), value));
+                let key = self.naming.key(key, parameter);
+                found.push((Value::Text(key), value));
                 continue;
             };
             for (key, value) in parameters {
@@ -93,7 +103,7 @@ impl<'a> Together<'a> {
                     continue;
                 }
                 let value = self.step(key, value, Some(index), path)?;
-                found.push((Value::Text(piece_id(index).serialize()), value));
+                found.push((Value::Text(self.naming.id(index).to_owned()), value));
             }
         }
         Ok(Value::Map(found))
@@ -116,6 +126,7 @@ impl<'a> Together<'a> {
             true => core::iter::once(0..held).collect(),
             false => self.layout.shard(parameter).to_vec(),
         };
+        self.parameters.push(parameter);
         self.slots.push(StateSlot {
             name: name.clone(),
             shape: known.shape.clone(),
