@@ -6,10 +6,12 @@
 #![allow(dead_code)] // of burn-accum's files, which have more than is needed here
 
 mod burns;
+mod carried;
 #[path = "../../../burn-accum/tests/strategy/learner.rs"]
 mod learner;
 #[path = "../../../burn-accum/tests/strategy/model.rs"]
 mod model;
+mod processes;
 mod ranks;
 mod refused;
 mod resumed;
