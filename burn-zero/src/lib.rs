@@ -20,6 +20,12 @@
 //! in a training program: the backend, `Sharded<Autodiff<..>>` (stage 2 needs it, and the loss scaler and the
 //! accumulation of the other stages), and the optimizer.
 //!
+//! # Training in the Learner
+//!
+//! [`ZeroStrategy`] is a strategy for `SupervisedTraining::with_training_strategy`: ranks are threads of the program, or one
+//! process a rank. With one rank it is Burn's training bit for bit; with several, validation is shared, rank 0 computes all metrics
+//! and writes Burn's ordinary records, which any number of ranks and Burn alone go on with. `docs/zero.md` describes it.
+//!
 //! # What happens to a gradient
 //!
 //! Under stage 2, with autocast outside and recomputation inside:

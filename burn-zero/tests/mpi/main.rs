@@ -3,11 +3,23 @@
 //!
 //! `MPIRUN` names the launcher, `mpirun` by default. An argument selects tests by a part of their name.
 
+#[path = "../strategy/carried.rs"]
+mod carried;
 mod launch;
+#[allow(dead_code)]
+#[path = "../../../burn-accum/tests/strategy/learner.rs"]
+mod learner;
+#[allow(dead_code)]
+#[path = "../../../burn-accum/tests/strategy/model.rs"]
+mod model;
 mod programs;
 #[path = "../support/mod.rs"]
 mod support;
 mod tests;
+mod training;
+#[allow(dead_code)]
+#[path = "../../../burn-accum/tests/strategy/watch.rs"]
+mod watch;
 
 fn main() {
     if let Ok(program) = std::env::var(launch::PROGRAM) {

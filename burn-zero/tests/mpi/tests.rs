@@ -10,6 +10,10 @@ type Test = fn();
 
 pub const ALL: &[(&str, Test)] = &[
     (
+        "a_learner_trains_on_processes_as_on_threads",
+        a_learner_trains_on_processes_as_on_threads,
+    ),
+    (
         "processes_and_threads_give_the_same_bits",
         processes_and_threads_give_the_same_bits,
     ),
@@ -263,4 +267,18 @@ fn mpi_starts_once() {
             .len(),
         2
     );
+}
+
+fn a_learner_trains_on_processes_as_on_threads() {
+    let ended = launch::run(2, "learner");
+    ended.must_succeed();
+    let threads = crate::training::on_threads(2);
+    assert_eq!(
+        ended.marked("trained "),
+        [&*threads.trained, &*threads.trained],
+        "{}",
+        ended.output
+    );
+    // Rank 0 alone shows and writes.
+    assert_eq!(ended.marked("saw "), [&*threads.saw], "{}", ended.output);
 }
