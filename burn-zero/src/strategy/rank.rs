@@ -312,8 +312,7 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
             let mut given = 0;
             if first(rank) < items {
                 let batch = self.valid.slice(first(rank), first(rank + 1));
-                let mut batches = batch.iter();
-                while let Some(batch) = batches.next() {
+                for batch in batch.iter() {
                     let item = model.step(batch);
                     given += 1;
                     match &mut self.front {
