@@ -5,6 +5,7 @@
 
 #[path = "../strategy/carried.rs"]
 mod carried;
+mod in_learner;
 mod launch;
 #[allow(dead_code)]
 #[path = "../../../burn-accum/tests/strategy/learner.rs"]
@@ -16,7 +17,6 @@ mod programs;
 #[path = "../support/mod.rs"]
 mod support;
 mod tests;
-mod training;
 #[allow(dead_code)]
 #[path = "../../../burn-accum/tests/strategy/watch.rs"]
 mod watch;

@@ -272,7 +272,7 @@ fn mpi_starts_once() {
 fn a_learner_trains_on_processes_as_on_threads() {
     let ended = launch::run(2, "learner");
     ended.must_succeed();
-    let threads = crate::training::on_threads(2);
+    let threads = crate::in_learner::on_threads(2);
     assert_eq!(
         ended.marked("trained "),
         [&*threads.trained, &*threads.trained],
