@@ -2,8 +2,8 @@
 
 use thiserror::Error;
 
-use crate::ShardingError;
 use crate::group::GroupFault;
+use crate::{ShardingError, StrategyError};
 
 /// Errors of ZeRO.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -16,6 +16,10 @@ pub enum ZeroError {
     /// A model, an optimizer or a backend that cannot be sharded as asked.
     #[error(transparent)]
     Sharding(#[from] ShardingError),
+
+    /// A Learner that cannot be trained with ranks as asked.
+    #[error(transparent)]
+    Strategy(#[from] StrategyError),
 
     /// A buffer cannot be cut as the call asks. Found before anything is sent.
     #[error("{call}: the buffer has {elements} elements, but {expected}")]

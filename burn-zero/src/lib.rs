@@ -20,6 +20,12 @@
 //! in a training program: the backend, `Sharded<Autodiff<..>>` (stage 2 needs it, and the loss scaler and the
 //! accumulation of the other stages), and the optimizer.
 //!
+//! # Training in the Learner
+//!
+//! [`ZeroStrategy`] is a strategy for `SupervisedTraining::with_training_strategy`: ranks are threads of the program, or one
+//! process a rank. With one rank it is Burn's training bit for bit; with several, validation is shared, rank 0 computes all metrics
+//! and writes Burn's ordinary records, which any number of ranks and Burn alone go on with. `docs/zero.md` describes it.
+//!
 //! # What happens to a gradient
 //!
 //! Under stage 2, with autocast outside and recomputation inside:
@@ -115,6 +121,7 @@ mod reduce;
 pub mod shard;
 mod sharding;
 mod stage;
+mod strategy;
 
 pub use backend::{Sharded, ShardedGradients, Tape};
 pub use config::{
@@ -141,6 +148,7 @@ pub use recorder::{Recorder, Training};
 pub use shard::{Partition, ShardMap};
 pub use sharding::{Sharding, ShardingError};
 pub use stage::Stage;
+pub use strategy::{RankItem, StrategyError, Uneven, ZeroStrategy};
 
 /// Where a trait leaves no other way to fail.
 fn raise<T>(result: Result<T, ZeroError>) -> T {

@@ -134,8 +134,8 @@ pub const SLOW_ROW: usize = 2005;
 
 /// The mean loss.
 pub struct Output {
-    loss: f32,
-    slow: bool,
+    pub loss: f32,
+    pub slow: bool,
 }
 
 impl Output {

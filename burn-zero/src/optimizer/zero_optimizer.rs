@@ -10,19 +10,17 @@ use burn_backend::Backend;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 
-use super::elementwise;
 use super::gather::{self, Updated};
 use super::gradients::Gradients;
-use super::initial;
 use super::parameters::Parameters;
 use super::pieces::{Pieces, check_whole, cut, squared_norm};
+use super::prepare::{attach_to, check_optimizer, prepare};
+use super::seat::{Answer, Seat};
 use super::shards::{Shards, piece_id};
-use crate::backend::attach;
-use crate::group::{Agree, ProcessGroup, ReduceOp};
+use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
 use crate::host::HostRead;
 use crate::reduce::{Arriving, Exchange, Layout, Reduced};
-use crate::shard::Partition;
-use crate::{Recorder, Sharding, ShardingError, Stage, ZeroError, raise};
+use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
 
 /// An optimizer that runs on this rank's shard of the parameters, with the gradients of all ranks.
 ///
@@ -83,11 +81,21 @@ use crate::{Recorder, Sharding, ShardingError, Stage, ZeroError, raise};
 /// gradients' half of it once a backward pass. It holds `1 / N` of the optimizer's state in stages 1 and 2, and in stage
 /// 2 of the gradients, plus at most three buckets. Gradients and parameters go through the host's memory.
 pub struct ZeroOptimizer<O> {
-    inner: O,
-    group: Arc<dyn ProcessGroup>,
+    pub(super) inner: O,
+    pub(super) group: Arc<dyn ProcessGroup>,
+    origin: Origin,
     sharding: Sharding,
     norm: Option<NormReceiver>,
-    exchange: Option<Arc<Exchange>>,
+    pub(super) exchange: Option<Arc<Exchange>>,
+}
+
+/// Who brings the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// Whoever made the optimizer.
+    Own,
+    /// The strategy of the Learner that the optimizer is in; until then there is one rank.
+    Learner,
 }
 
 type NormReceiver = Arc<dyn Fn(f32) + Send + Sync>;
@@ -97,6 +105,7 @@ impl<O: Clone> Clone for ZeroOptimizer<O> {
         Self {
             inner: self.inner.clone(),
             group: self.group.clone(),
+            origin: self.origin,
             sharding: self.sharding.clone(),
             norm: self.norm.clone(),
             exchange: self.exchange.clone(),
@@ -120,10 +129,27 @@ impl<O> ZeroOptimizer<O> {
         Ok(Self {
             inner,
             group,
+            origin: Origin::Own,
             sharding,
             norm: None,
             exchange: None,
         })
+    }
+
+    /// Wraps `inner` for a `Learner` that trains with [`ZeroStrategy`](crate::ZeroStrategy), which brings the ranks and
+    /// prepares the model. What cannot be sharded is refused there, before the first step.
+    ///
+    /// Its record is that of the whole model, as the wrapped optimizer would write it without ranks: it is loaded by
+    /// any number of ranks, and by the wrapped optimizer alone.
+    pub fn in_learner(inner: O, sharding: Sharding) -> Self {
+        Self {
+            inner,
+            group: Arc::new(SingleRank::new()),
+            origin: Origin::Learner,
+            sharding,
+            norm: None,
+            exchange: None,
+        }
     }
 
     /// Hands the norm of the gradient over all parameters and ranks to `receive` before each step of the wrapped optimizer.
@@ -147,8 +173,12 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// The closure panics with the message of a [`ZeroError`] of the group.
     pub fn items_of_all_ranks(&self) -> impl Fn(f64) -> f64 + Send + Sync + use<O> + 'static {
-        let (group, reduction) = (self.group.clone(), self.sharding.reduction);
+        let (own_group, origin, reduction) =
+            (self.group.clone(), self.origin, self.sharding.reduction);
         move |own| {
+            // In a Learner the ranks are those of the thread that trains.
+            let seat = Seat::here().filter(|_| origin == Origin::Learner);
+            let group = seat.as_ref().map_or(&own_group, |seat| &seat.group);
             let all = raise(group.agree_sum("items of a micro-batch", own));
             match reduction {
                 ReduceOp::Sum => all,
@@ -190,21 +220,19 @@ impl<O> ZeroOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<Shards<B>, B>,
     {
-        let parameters = Parameters::of::<B, M>(&module);
-        self.check::<B, M>(&module, &parameters)?;
-        let all: Vec<_> = parameters
-            .list
-            .iter()
-            .map(|p| format!("{} {:?} {:?}", p.path, p.shape, p.dtype))
-            .collect();
-        self.group.agree_equal("parameters", &all.join(", "))?;
-
-        let module = initial::broadcast::<B, M>(module, &*self.group)?;
-        let (world_size, rank) = (self.group.world_size(), self.group.rank());
-        let layout = Layout::new(parameters.list, world_size, rank, &self.sharding)?;
-        let exchange = Exchange::new(layout, self.group.clone(), &self.sharding);
-        self.exchange = Some(Arc::new(exchange));
-        self.attach(&Parameters::of::<B, M>(&module));
+        let device = module.devices().into_iter().next().unwrap_or_default();
+        check_optimizer::<B, O>(&self.inner, &self.sharding, &device)?;
+        let optimizer = core::any::type_name::<O>();
+        let receives_norm = self.norm.is_some();
+        let (module, exchange) = prepare::<B, M>(
+            module,
+            &self.group,
+            &self.sharding,
+            optimizer,
+            receives_norm,
+        )?;
+        attach_to::<B, M>(&exchange, self.group.world_size(), &module);
+        self.exchange = Some(exchange);
         Ok(module)
     }
 
@@ -212,45 +240,25 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`].
+    /// [`ShardingError::NotPrepared`]: in a `Learner` its own records are what is saved.
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
         let exchange = self.exchange.clone().ok_or(ShardingError::NotPrepared)?;
         Ok(Recorder::new(exchange, self.sharding.clone()))
     }
 
-    fn check<B, M>(&self, module: &M, parameters: &Parameters) -> Result<(), ZeroError>
+    /// Takes the ranks that a strategy has left on this thread.
+    fn take_seat<B: AutodiffBackend>(&mut self, device: &B::Device) -> Result<(), ZeroError>
     where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
         O: Optimizer<Shards<B>, B>,
     {
-        let device = module.devices().into_iter().next().unwrap_or_default();
-        if self.sharding.partition == Partition::Flat {
-            elementwise::check::<B, O>(&self.inner, &device)?;
-        }
-        if self.group.world_size() == 1 {
+        if self.exchange.is_some() || self.origin == Origin::Own {
             return Ok(());
         }
-        parameters.check_dtypes()?;
-        if self.sharding.stage == Stage::Gradients && parameters.nodes.contains(&None) {
-            let backend = B::name(&device);
-            return Err(ShardingError::NotSharded { backend }.into());
-        }
-        let optimizer = core::any::type_name::<O>();
-        if self.norm.is_none() && optimizer.contains("ClipGlobalNorm") {
-            let optimizer = optimizer.to_owned();
-            return Err(ShardingError::LocalNorm { optimizer }.into());
-        }
-        Ok(())
-    }
-
-    /// This thread looks out for the leaves.
-    fn attach(&self, parameters: &Parameters) {
-        if let Some(exchange) = &self.exchange
-            && self.group.world_size() > 1
-        {
-            attach(exchange, &parameters.nodes);
-        }
+        let seat = Seat::here().ok_or(ShardingError::NoStrategy)?;
+        let setting = seat.setting().ok_or(ShardingError::NoStrategy)?;
+        self.group = seat.group.clone();
+        self.exchange = Some(setting.exchange.clone());
+        self.cut_state::<B>(&setting.ids, device)
     }
 
     fn advance<B, M>(
@@ -264,13 +272,14 @@ impl<O> ZeroOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<Shards<B>, B>,
     {
+        let device = module.devices().into_iter().next().unwrap_or_default();
+        self.take_seat::<B>(&device)?;
         let exchange = self.exchange.clone().ok_or(ShardingError::NotPrepared)?;
         let layout = exchange.layout();
         let parameters = Parameters::of::<B, M>(&module);
         parameters.check_same(layout.parameters())?;
 
         let arrived = gradients.take::<B, M>(&module, &parameters);
-        let device = module.devices().into_iter().next().unwrap_or_default();
         let reduced = self.reduce::<B>(&exchange, arrived, &device)?;
         self.provide_norm::<B::InnerBackend>(layout, &reduced.held)?;
         for (parameter, gradient) in reduced.held {
@@ -284,7 +293,7 @@ impl<O> ZeroOptimizer<O> {
             .map(|(index, piece)| (index, B::inner(piece)));
         let updated = Updated::new(layout, &*self.group, pieces.collect(), reduced.present);
         let module = gather::update::<B, M>(module, &parameters, updated)?;
-        self.attach(&Parameters::of::<B, M>(&module));
+        attach_to::<B, M>(&exchange, self.group.world_size(), &module);
         Ok(module)
     }
 
@@ -321,6 +330,28 @@ impl<O> ZeroOptimizer<O> {
         exchange.finish()
     }
 
+    /// Says who sits here, if the strategy asks; makes a record of all ranks' states, if they trained.
+    fn to_seated_record<B: AutodiffBackend>(&self, seat: &Seat) -> Result<O::Record, ZeroError>
+    where
+        O: Optimizer<Shards<B>, B>,
+    {
+        match (seat.setting(), &self.exchange) {
+            (Some(setting), Some(_)) => {
+                seat.call()?;
+                return self.to_whole_record::<B>(&setting.ids);
+            }
+            (Some(_), None) => {} // no step was taken: what was loaded is whole
+            (None, _) => seat.answer(Answer {
+                optimizer: core::any::type_name::<O>(),
+                sharding: self.sharding.clone(),
+                receives_norm: self.norm.is_some(),
+                refused: check_optimizer::<B, O>(&self.inner, &self.sharding, &Default::default())
+                    .err(),
+            }),
+        }
+        Ok(self.inner.to_record())
+    }
+
     /// Hands the norm over all ranks on.
     fn provide_norm<I: Backend>(
         &self,
@@ -343,7 +374,7 @@ where
     M: AutodiffModule<B>,
     B: AutodiffBackend,
 {
-    /// That of the wrapped optimizer, of this rank's shard.
+    /// That of the wrapped optimizer, of this rank's shard; in a `Learner` that of the whole model, as without ranks.
     type Record = O::Record;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
@@ -355,7 +386,10 @@ where
     }
 
     fn to_record(&self) -> Self::Record {
-        self.inner.to_record()
+        match (self.origin, Seat::here()) {
+            (Origin::Learner, Some(seat)) => raise(self.to_seated_record::<B>(&seat)),
+            _ => self.inner.to_record(),
+        }
     }
 
     fn load_record(mut self, record: Self::Record) -> Self {

@@ -70,10 +70,7 @@ impl Layout {
             Partition::Whole => ShardMap::whole,
         };
         let map = map(list.collect(), world_size, sharding.bucket_elements)?;
-        let mut shard = vec![Vec::new(); parameters.len()];
-        for piece in map.pieces(rank) {
-            join(&mut shard[piece.parameter], piece.range);
-        }
+        let shard = shard_of(&map, rank);
         Ok(Self {
             parameters,
             map,
@@ -81,6 +78,11 @@ impl Layout {
             shard,
             holds_all: sharding.stage == Stage::DataParallel || world_size == 1,
         })
+    }
+
+    /// The elements of each parameter in the shard of another rank, ascending.
+    pub(crate) fn shards_of(&self, rank: usize) -> Vec<Vec<Range<usize>>> {
+        shard_of(&self.map, rank)
     }
 
     pub(crate) fn parameters(&self) -> &[Parameter] {
@@ -173,6 +175,15 @@ impl Layout {
             }
         }
     }
+}
+
+/// The elements of each parameter in a rank's shard, ascending.
+fn shard_of(map: &ShardMap, rank: usize) -> Vec<Vec<Range<usize>>> {
+    let mut shard = vec![Vec::new(); map.parameters().len()];
+    for piece in map.pieces(rank) {
+        join(&mut shard[piece.parameter], piece.range);
+    }
+    shard
 }
 
 /// Adds a range, to the last one if it continues it.

@@ -14,6 +14,14 @@ pub enum ShardingError {
     )]
     NotPrepared,
 
+    /// A step without the ranks that a strategy brings.
+    #[error(
+        "this ZeroOptimizer was made for a Learner (`ZeroOptimizer::in_learner`) whose strategy brings the ranks: pass \
+         `ZeroStrategy::threads(n).into()` or `ZeroStrategy::process(group).into()` to `with_training_strategy`, or make it \
+         with `ZeroOptimizer::new(inner, group, sharding)`"
+    )]
+    NoStrategy,
+
     /// The model has other parameters than the one that was prepared.
     #[error(
         "parameter {index} of the module is {found}, but that of the prepared model is {expected}: prepare the model again \

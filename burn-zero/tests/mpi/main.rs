@@ -3,7 +3,16 @@
 //!
 //! `MPIRUN` names the launcher, `mpirun` by default. An argument selects tests by a part of their name.
 
+#[path = "../strategy/carried.rs"]
+mod carried;
+mod in_learner;
 mod launch;
+#[allow(dead_code)]
+#[path = "../../../burn-accum/tests/strategy/learner.rs"]
+mod learner;
+#[allow(dead_code)]
+#[path = "../../../burn-accum/tests/strategy/model.rs"]
+mod model;
 #[allow(dead_code, reason = "the laws on threads use the rest")]
 #[path = "../sharding/support.rs"]
 mod nets;
@@ -12,6 +21,9 @@ mod programs;
 mod support;
 mod tests;
 mod training;
+#[allow(dead_code)]
+#[path = "../../../burn-accum/tests/strategy/watch.rs"]
+mod watch;
 
 fn main() {
     if let Ok(program) = std::env::var(launch::PROGRAM) {

@@ -42,6 +42,7 @@ pub fn run(program: &str) {
         "abort" => abort(),
         "options differ" => options_differ(),
         "twice" => twice(),
+        "learner" => crate::in_learner::learner(patient()),
         other => panic!("no program {other}"),
     }
 }

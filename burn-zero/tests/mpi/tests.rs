@@ -14,6 +14,10 @@ type Test = fn();
 
 pub const ALL: &[(&str, Test)] = &[
     (
+        "a_learner_trains_on_processes_as_on_threads",
+        a_learner_trains_on_processes_as_on_threads,
+    ),
+    (
         "processes_and_threads_give_the_same_bits",
         processes_and_threads_give_the_same_bits,
     ),
@@ -367,4 +371,18 @@ fn a_rank_killed_in_backward_ends_the_job() {
     );
     assert_eq!(job.marked("step 1 of rank").len(), 3, "{}", job.output);
     assert!(!job.output.contains("step 2 of rank"), "{}", job.output);
+}
+
+fn a_learner_trains_on_processes_as_on_threads() {
+    let ended = launch::run(2, "learner");
+    ended.must_succeed();
+    let threads = crate::in_learner::on_threads(2);
+    assert_eq!(
+        ended.marked("trained "),
+        [&*threads.trained, &*threads.trained],
+        "{}",
+        ended.output
+    );
+    // Rank 0 alone shows and writes.
+    assert_eq!(ended.marked("saw "), [&*threads.saw], "{}", ended.output);
 }

@@ -84,18 +84,7 @@ impl ThreadGroup {
         rank: impl Fn(Self) -> R + Sync,
     ) -> Result<Vec<R>, ZeroError> {
         let groups = Self::new(world_size, options)?;
-        let run = |group: Self| {
-            let member = group.clone();
-            catch_unwind(AssertUnwindSafe(|| rank(group))).map_err(|panic| {
-                let message = panic_message(&*panic);
-                let fault = GroupFault::PeerPanicked {
-                    rank: member.rank(),
-                    message,
-                };
-                member.0.fail(fault.clone());
-                ZeroError::from(fault)
-            })
-        };
+        let run = |group: Self| group.guard(&rank);
         thread::scope(|scope| {
             let start = |group: Self| {
                 thread::Builder::new()
@@ -108,6 +97,22 @@ impl ThreadGroup {
                 .into_iter()
                 .map(|rank| rank.join().expect("panics are caught in the rank"))
                 .collect()
+        })
+    }
+}
+
+impl ThreadGroup {
+    /// Runs a rank on this thread. If it panics, the others' collectives fail with its message at once.
+    pub(crate) fn guard<R>(self, rank: impl FnOnce(Self) -> R) -> Result<R, ZeroError> {
+        let member = self.clone();
+        catch_unwind(AssertUnwindSafe(|| rank(self))).map_err(|panic| {
+            let message = panic_message(&*panic);
+            let fault = GroupFault::PeerPanicked {
+                rank: member.rank(),
+                message,
+            };
+            member.0.fail(fault.clone());
+            ZeroError::from(fault)
         })
     }
 }

@@ -1,0 +1,84 @@
+//! What a Learner cannot be trained with.
+
+use thiserror::Error;
+
+/// Errors of [`ZeroStrategy`](crate::ZeroStrategy), all but the last two before the first step.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum StrategyError {
+    /// The Learner has no optimizer that takes part.
+    #[error(
+        "ZeroStrategy trains a Learner with one `ZeroOptimizer::in_learner(optimizer, sharding)`, alone or inside of other \
+         wrappers, but {optimizer} has {found} of them"
+    )]
+    NoZeroOptimizer {
+        /// Type of the Learner's optimizer.
+        optimizer: &'static str,
+        /// How many were found.
+        found: usize,
+    },
+
+    /// Clones of the Learner would not be independent.
+    #[error(
+        "clones of {part} share what they count, so each rank needs its own: pass `.with_learners(|| Learner::new(..))`, which \
+         makes one a rank, to `ZeroStrategy::threads`"
+    )]
+    SharedByClones {
+        /// Type of the Learner's optimizer or scheduler.
+        part: &'static str,
+    },
+
+    /// Burn's own accumulation does not know of ranks.
+    #[error(
+        "the Learner accumulates gradients itself (`grads_accumulation({steps})`), which knows nothing of ranks: use burn-accum's \
+         `MultiSteps` around the ZeroOptimizer"
+    )]
+    SecondAccumulation {
+        /// Its micro-batches.
+        steps: usize,
+    },
+
+    /// The data cannot be cut into equal parts.
+    #[error(
+        "{items} items cannot be cut into {ranks} equal parts, and `Uneven::Refuse` asks for that: choose `Uneven::Repeat` or \
+         `Uneven::Drop`"
+    )]
+    Uneven {
+        /// Items of the training data.
+        items: usize,
+        /// Parts.
+        ranks: usize,
+    },
+
+    /// As many devices as ranks are needed.
+    #[error("there are {devices} devices for {ranks} ranks: name one for each")]
+    Devices {
+        /// Devices that were named.
+        devices: usize,
+        /// Ranks.
+        ranks: usize,
+    },
+
+    /// A loader gave fewer batches than those of the other ranks.
+    #[error(
+        "rank {rank} has no batch left after {steps} steps of epoch {epoch}, but others have, and `Uneven::Refuse` asks for equally \
+         many"
+    )]
+    RanOut {
+        /// The rank.
+        rank: usize,
+        /// Steps of the epoch.
+        steps: usize,
+        /// The epoch.
+        epoch: usize,
+    },
+
+    /// An item of another rank cannot be read.
+    #[error("an item of rank {rank} cannot be read: {reason}")]
+    Item {
+        /// The rank.
+        rank: usize,
+        /// What is wrong.
+        reason: String,
+    },
+}

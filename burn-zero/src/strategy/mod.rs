@@ -1,0 +1,400 @@
+//! Training in Burn's `Learner` with several ranks.
+//!
+//! `rank.rs` is the loop that each rank runs, `threads.rs` starts it on threads; `split.rs` cuts the data, `word.rs` is what ranks
+//! tell each other after each step, `items.rs` and `rank_item.rs` bring what the metrics need to rank 0, and `records.rs`
+//! reaches the optimizer inside of the Learner.
+
+mod error;
+mod items;
+mod rank;
+mod rank_item;
+mod records;
+mod split;
+mod threads;
+mod word;
+
+use std::sync::Arc;
+
+use burn::module::AutodiffModule;
+use burn::optim::GradientsParams;
+use burn::tensor::Device;
+use burn::train::{
+    EventProcessorTraining, InferenceStep, Learner, LearningComponentsTypes, LearningResult,
+    SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
+    TrainingBackend, TrainingComponents, TrainingModel, TrainingStrategy, ValidLoader,
+};
+
+pub use error::StrategyError;
+pub use rank_item::RankItem;
+pub use split::Uneven;
+
+use crate::group::{GroupOptions, ProcessGroup, SingleRank};
+use crate::{ZeroError, raise};
+use items::{Carrier, Items};
+use rank::{EpochEnd, Epochs, Front, Rank};
+use split::split;
+
+type TrainItem<LC> = <TrainingModel<LC> as TrainStep>::Output;
+type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Output;
+
+/// Burn's training with ranks: threads of this program, or one process a rank.
+///
+/// Two lines change in a program that trains with a Learner: the optimizer, and the strategy. Model, `TrainStep`, loaders and
+/// metrics stay.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use burn::{backend::Autodiff, data::dataloader::DataLoader, lr_scheduler::constant::ConstantLr, optim::{AdamWConfig, GradientsParams}};
+/// # use burn::{prelude::*, train::{InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep}};
+/// # use burn_flex::Flex;
+/// # use burn_zero::Sharded;
+/// # type B = Sharded<Autodiff<Flex>>;
+/// # #[derive(Module, Debug)]
+/// # struct Model<B: Backend> { linear: nn::Linear<B> }
+/// # impl TrainStep for Model<B> {
+/// #     type Input = ();
+/// #     type Output = ();
+/// #     fn step(&self, _: ()) -> TrainOutput<()> { TrainOutput { grads: GradientsParams::new(), item: () } }
+/// # }
+/// # impl InferenceStep for Model<Flex> {
+/// #     type Input = ();
+/// #     type Output = ();
+/// #     fn step(&self, _: ()) {}
+/// # }
+/// # fn train(model: Model<B>, train: Arc<dyn DataLoader<B, ()>>, valid: Arc<dyn DataLoader<Flex, ()>>) {
+/// use burn_zero::{Sharding, Stage, ZeroOptimizer, ZeroStrategy};
+///
+/// let adam = AdamWConfig::new().init();
+/// let optimizer = ZeroOptimizer::in_learner(adam, Sharding::stage(Stage::Gradients)); // instead of `adam`
+///
+/// SupervisedTraining::new("artifacts", train, valid)
+///     .num_epochs(3)
+///     .with_training_strategy(ZeroStrategy::threads(4).into()) // the one line more
+///     .launch(Learner::new(model, optimizer, ConstantLr::new(1e-3)));
+/// # }
+/// ```
+///
+/// With `mpirun -n 4 program` it is `ZeroStrategy::process(Arc::new(MpiGroup::init()?))`, and every process runs all of
+/// the program.
+///
+/// With one rank it is Burn's training on one device, bit for bit: model, metrics, records, validation, events, resuming, early
+/// stopping, interrupter. Only early stopping and the choice of records, which in Burn may be asked before the metrics of
+/// an epoch's last items are computed, wait for them.
+///
+/// # Data
+///
+/// The batch of the loaders is per rank. The training data is cut into equally long parts, one a rank, as by Burn's
+/// `split_dataloader` but without a remainder: see [`Uneven`]. A loader that shuffles does so within each part. An epoch
+/// ends when the first rank has no more batches. The scheduler is stepped once a step, of which an epoch has `1 / N` as many
+/// as with one rank.
+///
+/// Validation is shared: each rank takes every `N`th of the batches that one rank alone would validate, and rank 0 computes all metrics
+/// from the items of all ranks, in the same order, so that they are those of one rank to the last bit. Training items are shown in the
+/// same way, those of all ranks after each step.
+///
+/// Threads hand items over as they are. Processes send them as bytes if [`sharing_items`](Self::sharing_items) says how; without
+/// it rank 0 shows its own training items and validates alone, and the others wait.
+///
+/// # Decisions
+///
+/// Rank 0 renders, logs, computes metrics, writes records and decides on early stopping. One interrupted rank interrupts all, after the
+/// same step, with its reason. The learning rates of all ranks are compared in each step.
+///
+/// # Records
+///
+/// They are Burn's, of the whole model and of its optimizer's whole state, written by rank 0; the state comes to it tensor
+/// by tensor. Training is resumed from them at any number of ranks, without ranks, and with the records of a training without.
+/// Each rank reads them whole: models whose state does not fit into one rank's memory are saved by
+/// [`save_sharded`](crate::save_sharded) in a loop of one's own. What wrappers around the `ZeroOptimizer` keep is rank 0's: end an
+/// open accumulation window [at the end of the epoch](Self::with_epoch_end).
+///
+/// # Wrappers
+///
+/// What shares its state between clones, such as burn-accum's counters and burn-amp's loss scaler, must be made once a rank: see
+/// [`with_learners`](Self::with_learners). It is refused otherwise.
+///
+/// # Panics
+///
+/// Before the first step with the message of a [`StrategyError`], a [`ShardingError`](crate::ShardingError) or a
+/// [`ZeroError`]. A rank that panics ends all ranks at once, with its message.
+pub struct ZeroStrategy<LC: LearningComponentsTypes> {
+    ranks: Ranks<LC>,
+    uneven: Uneven,
+    epoch_end: Option<EpochEnd<LC>>,
+    train_carrier: Option<Carrier<TrainItem<LC>>>,
+    valid_carrier: Option<Carrier<ValidItem<LC>>>,
+}
+
+enum Ranks<LC: LearningComponentsTypes> {
+    Threads {
+        world_size: usize,
+        options: GroupOptions,
+        devices: Option<Vec<Device<TrainingBackend<LC>>>>,
+        learners: Option<MakeLearner<LC>>,
+    },
+    Process {
+        group: Arc<dyn ProcessGroup>,
+        device: Option<Device<TrainingBackend<LC>>>,
+    },
+}
+
+type MakeLearner<LC> = Arc<dyn Fn() -> Learner<LC> + Send + Sync>;
+
+impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
+    /// So many ranks, each a thread. All compute on the model's device unless [`with_devices`](Self::with_devices) says otherwise.
+    pub fn threads(world_size: usize) -> Self {
+        Self::new(Ranks::Threads {
+            world_size,
+            options: GroupOptions::default(),
+            devices: None,
+            learners: None,
+        })
+    }
+
+    /// One rank, which is this process; the group's others are processes that run the same program.
+    pub fn process(group: Arc<dyn ProcessGroup>) -> Self {
+        Self::new(Ranks::Process {
+            group,
+            device: None,
+        })
+    }
+
+    fn new(ranks: Ranks<LC>) -> Self {
+        Self {
+            ranks,
+            uneven: Uneven::default(),
+            epoch_end: None,
+            train_carrier: None,
+            valid_carrier: None,
+        }
+    }
+
+    /// The device of each rank, in their order; of a process its own alone.
+    #[must_use]
+    pub fn with_devices(mut self, named: Vec<Device<TrainingBackend<LC>>>) -> Self {
+        match &mut self.ranks {
+            Ranks::Threads { devices, .. } => *devices = Some(named),
+            Ranks::Process { device, .. } => *device = named.into_iter().next(),
+        }
+        self
+    }
+
+    /// Settings of the group of threads, such as its deadline. A process's group has its own.
+    #[must_use]
+    pub fn with_options(mut self, of_group: GroupOptions) -> Self {
+        if let Ranks::Threads { options, .. } = &mut self.ranks {
+            *options = of_group;
+        }
+        self
+    }
+
+    /// How the learners of threads other than rank 0 are made, each on its own thread. By default they are clones of the
+    /// Learner that is launched, which will not do for optimizers and schedulers whose clones share state. The weights are
+    /// those of rank 0 in any case.
+    #[must_use]
+    pub fn with_learners(mut self, make: impl Fn() -> Learner<LC> + Send + Sync + 'static) -> Self {
+        if let Ranks::Threads { learners, .. } = &mut self.ranks {
+            *learners = Some(Arc::new(make));
+        }
+        self
+    }
+
+    /// What happens to training data that does not divide by the number of ranks. Default [`Uneven::Repeat`].
+    #[must_use]
+    pub fn with_uneven(mut self, uneven: Uneven) -> Self {
+        self.uneven = uneven;
+        self
+    }
+
+    /// Gives the optimizer of each rank what `ask` returns, at the end of each epoch, before validation and record.
+    ///
+    /// With burn-accum's `MultiSteps` around the `ZeroOptimizer` that is `burn_accum::flush_request::<B>`: the last window
+    /// of the epoch is applied with its true weights.
+    #[must_use]
+    pub fn with_epoch_end(
+        mut self,
+        ask: impl Fn(&Device<TrainingBackend<LC>>) -> GradientsParams + Send + Sync + 'static,
+    ) -> Self {
+        self.epoch_end = Some(Arc::new(ask));
+        self
+    }
+
+    /// Lets processes send their items to rank 0, so that it computes the metrics of all and validation is shared. Threads do so
+    /// anyway. The items are gathered on all ranks: with `N` of them each receives `N - 1` items a step.
+    #[must_use]
+    pub fn sharing_items(mut self) -> Self
+    where
+        TrainItem<LC>: RankItem,
+        ValidItem<LC>: RankItem,
+    {
+        self.train_carrier = Some(Carrier::new());
+        self.valid_carrier = Some(Carrier::new());
+        self
+    }
+
+    /// Whether this program renders and writes: it has rank 0.
+    fn is_front(&self) -> bool {
+        match &self.ranks {
+            Ranks::Threads { .. } => true,
+            Ranks::Process { group, .. } => group.rank() == 0,
+        }
+    }
+
+    /// # Errors
+    ///
+    /// Those of the strategy, of sharding and of the group.
+    fn try_fit(&self, start: Start<LC>) -> Result<Fitted<LC>, ZeroError> {
+        if let Some(steps) = start.components.grad_accumulation {
+            return Err(StrategyError::SecondAccumulation { steps }.into());
+        }
+        match &self.ranks {
+            Ranks::Threads { world_size, .. } if *world_size > 1 => self.fit_threads(start),
+            Ranks::Threads {
+                world_size: 1,
+                devices,
+                ..
+            } => {
+                let device = devices.as_ref().and_then(|devices| devices.first());
+                self.fit_process(start, Arc::new(SingleRank::new()), device)
+            }
+            Ranks::Threads { .. } => Err(ZeroError::InvalidSetting {
+                setting: "world_size",
+                value: "0".to_owned(),
+                expected: "at least 1",
+            }),
+            Ranks::Process { group, device } => {
+                self.fit_process(start, group.clone(), device.as_ref())
+            }
+        }
+    }
+
+    fn fit_process(
+        &self,
+        start: Start<LC>,
+        group: Arc<dyn ProcessGroup>,
+        device: Option<&Device<TrainingBackend<LC>>>,
+    ) -> Result<Fitted<LC>, ZeroError> {
+        let device = device.cloned().unwrap_or_else(|| start.device());
+        let (ranks, own) = (group.world_size(), group.rank());
+        let mut parts = split(&start.train, ranks, self.uneven)?;
+        let components = start.components;
+        let front = Front {
+            processor: components.event_processor,
+            checkpointer: components.checkpointer,
+            early_stopping: components.early_stopping,
+        };
+        // What is not shown is kept: it holds the renderer.
+        let (front, silent) = match own {
+            0 => (Some(front), None),
+            _ => (None, Some(front.processor)),
+        };
+        let rank = Rank {
+            group,
+            device,
+            learner: start.learner,
+            train: parts.swap_remove(own),
+            valid: start.valid,
+            train_items: Items::of_process(self.train_carrier),
+            valid_items: Items::of_process(self.valid_carrier),
+            interrupter: components.interrupter,
+            store: components.event_store,
+            epochs: Epochs {
+                first: start.epoch,
+                last: components.num_epochs,
+                uneven: self.uneven,
+            },
+            epoch_end: self.epoch_end.clone(),
+            front,
+        };
+        let (model, shown) = rank.run()?;
+        match shown.or(silent) {
+            Some(processor) => Ok((model, processor)),
+            None => unreachable!("a process has one processor"),
+        }
+    }
+}
+
+/// What a training begins with.
+struct Start<LC: LearningComponentsTypes> {
+    components: TrainingComponents<LC>,
+    learner: Learner<LC>,
+    train: TrainLoader<LC>,
+    valid: ValidLoader<LC>,
+    epoch: usize,
+}
+
+impl<LC: LearningComponentsTypes> Start<LC> {
+    /// Where the model is, as Burn's Learner has it by default.
+    fn device(&self) -> Device<TrainingBackend<LC>> {
+        crate::optimizer::device_of::<TrainingBackend<LC>, _>(&self.learner.model())
+    }
+}
+
+type Fitted<LC> = (TrainingModel<LC>, SupervisedTrainingEventProcessor<LC>);
+
+impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC> for ZeroStrategy<LC> {
+    /// Burn's own where something is shown; elsewhere without events.
+    fn train(
+        &self,
+        learner: Learner<LC>,
+        train: TrainLoader<LC>,
+        valid: ValidLoader<LC>,
+        components: TrainingComponents<LC>,
+    ) -> LearningResult<LC::InferenceModel> {
+        if self.is_front() {
+            return Shown(self).train(learner, train, valid, components);
+        }
+        let (mut learner, mut epoch) = (learner, 1);
+        if let Some(saved) = components.checkpoint {
+            if let Some(checkpointer) = &components.checkpointer {
+                learner = checkpointer.load_checkpoint(learner, &Default::default(), saved);
+            }
+            epoch = saved + 1;
+        }
+        let (model, processor) = self.fit(components, learner, train, valid, epoch);
+        LearningResult {
+            model: model.valid(),
+            renderer: processor.renderer(),
+        }
+    }
+
+    fn fit(
+        &self,
+        components: TrainingComponents<LC>,
+        learner: Learner<LC>,
+        train: TrainLoader<LC>,
+        valid: ValidLoader<LC>,
+        epoch: usize,
+    ) -> Fitted<LC> {
+        raise(self.try_fit(Start {
+            components,
+            learner,
+            train,
+            valid,
+            epoch,
+        }))
+    }
+}
+
+/// What Burn does around every strategy.
+struct Shown<'a, LC: LearningComponentsTypes>(&'a ZeroStrategy<LC>);
+
+impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC> for Shown<'_, LC> {
+    fn fit(
+        &self,
+        components: TrainingComponents<LC>,
+        learner: Learner<LC>,
+        train: TrainLoader<LC>,
+        valid: ValidLoader<LC>,
+        epoch: usize,
+    ) -> Fitted<LC> {
+        self.0.fit(components, learner, train, valid, epoch)
+    }
+}
+
+/// For `SupervisedTraining::with_training_strategy`.
+impl<LC: LearningComponentsTypes + 'static> From<ZeroStrategy<LC>> for TrainingStrategy<LC> {
+    fn from(strategy: ZeroStrategy<LC>) -> Self {
+        Self::Custom(Arc::new(strategy))
+    }
+}

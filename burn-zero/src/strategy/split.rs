@@ -1,0 +1,105 @@
+//! Which rank trains on which items.
+
+use core::ops::Range;
+use std::sync::Arc;
+
+use burn::data::dataloader::DataLoader;
+use burn::tensor::backend::Backend;
+use serde::{Deserialize, Serialize};
+
+use super::StrategyError;
+
+/// What happens to training data that does not divide by the number of ranks. Every rank must take equally many steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Uneven {
+    /// Parts overlap: fewer items than there are ranks are trained on twice an epoch (PyTorch's `DistributedSampler`). The
+    /// default.
+    #[default]
+    Repeat,
+    /// Fewer items than there are ranks, always the last ones, are left out (`drop_last`).
+    Drop,
+    /// It is an error.
+    Refuse,
+}
+
+/// Equally long parts of `items`, one a rank, in order.
+///
+/// # Errors
+///
+/// [`StrategyError::Uneven`].
+pub(super) fn parts(
+    items: usize,
+    ranks: usize,
+    uneven: Uneven,
+) -> Result<Vec<Range<usize>>, StrategyError> {
+    let (length, last) = match uneven {
+        _ if items.is_multiple_of(ranks) => (items / ranks, items - items / ranks),
+        Uneven::Repeat => (items.div_ceil(ranks), items - items.div_ceil(ranks)),
+        Uneven::Drop => (items / ranks, items / ranks * (ranks - 1)),
+        Uneven::Refuse => return Err(StrategyError::Uneven { items, ranks }),
+    };
+    // The first one begins at 0 and the last at `last`, the others evenly between.
+    let start = |rank| rank * last / (ranks - 1).max(1);
+    Ok((0..ranks)
+        .map(|rank| start(rank)..start(rank) + length)
+        .collect())
+}
+
+/// A loader for each rank. A loader that shuffles does so within each part, as Burn's `split_dataloader`.
+///
+/// All parts are made wherever one of them is needed: a shuffling loader gives each its own order, and so it does not
+/// matter whether ranks are threads or processes.
+///
+/// # Errors
+///
+/// [`StrategyError::Uneven`].
+pub(super) fn split<B: Backend, O>(
+    loader: &Arc<dyn DataLoader<B, O>>,
+    ranks: usize,
+    uneven: Uneven,
+) -> Result<Vec<Arc<dyn DataLoader<B, O>>>, StrategyError> {
+    if ranks == 1 {
+        return Ok(vec![loader.clone()]);
+    }
+    let items = loader.num_items();
+    let parts = parts(items, ranks, uneven)?;
+    let trained: usize = parts.iter().map(ExactSizeIterator::len).sum();
+    if trained != items {
+        log::info!("{items} items for {ranks} ranks: {trained} are trained on in each epoch");
+    }
+    Ok(parts
+        .into_iter()
+        .map(|part| loader.slice(part.start, part.end))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn parts_are_equally_long_and_cover_the_data(items in 0_usize..200, ranks in 1_usize..9) {
+            for uneven in [Uneven::Repeat, Uneven::Drop] {
+                let parts = parts(items, ranks, uneven).unwrap();
+                prop_assert_eq!(parts.len(), ranks);
+                let length = parts[0].len();
+                let mut seen = vec![0_usize; items];
+                for part in parts {
+                    prop_assert_eq!(part.len(), length);
+                    part.for_each(|item| seen[item] += 1);
+                }
+                let total: usize = seen.iter().sum();
+                prop_assert!(total.abs_diff(items) < ranks);
+                match uneven {
+                    Uneven::Repeat => prop_assert!(seen.iter().all(|&times| times >= 1)),
+                    _ => prop_assert!(seen.iter().all(|&times| times <= 1)),
+                }
+            }
+            prop_assert_eq!(parts(items, ranks, Uneven::Refuse).is_ok(), items % ranks == 0);
+        }
+    }
+}

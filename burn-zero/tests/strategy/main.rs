@@ -1,0 +1,74 @@
+//! What `ZeroStrategy` promises: Burn's own training, with any number of ranks.
+//!
+//! The Learner that is watched, its model and its data are those of burn-accum's strategy. Every backend has one random generator
+//! for the whole process, so each test here takes its turn.
+
+#![allow(dead_code)] // of burn-accum's files, which have more than is needed here
+
+mod burns;
+mod carried;
+#[path = "../../../burn-accum/tests/strategy/learner.rs"]
+mod learner;
+#[path = "../../../burn-accum/tests/strategy/model.rs"]
+mod model;
+mod processes;
+mod ranks;
+mod refused;
+mod resumed;
+#[path = "../../../burn-accum/tests/strategy/watch.rs"]
+mod watch;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig};
+use burn::optim::{AdamWConfig, Optimizer};
+use burn::{backend::Autodiff, tensor::backend::AutodiffBackend};
+use burn_flex::Flex;
+use burn_zero::{Sharded, Sharding, Stage, Uneven, ZeroOptimizer, ZeroStrategy};
+
+use learner::{Outcome, Setup, train};
+use model::{Model, Row};
+
+/// A turn with the random generator.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What ranks train on.
+type Z = Sharded<Autodiff<Flex>>;
+
+fn falling() -> impl LrScheduler + 'static {
+    LinearLrSchedulerConfig::new(0.1, 0.01, 40).init().unwrap()
+}
+
+fn adamw<B: AutodiffBackend>(stage: Stage) -> impl Optimizer<Model<B>, B> + 'static {
+    let sharding = Sharding {
+        bucket_elements: 20,
+        ..Sharding::stage(stage)
+    };
+    ZeroOptimizer::in_learner(AdamWConfig::new().init(), sharding)
+}
+
+/// Trains with AdamW on so many threads.
+fn on_ranks(ranks: usize, stage: Stage, start: &Model<Z>, setup: Setup) -> Outcome<Z> {
+    let strategy = ZeroStrategy::threads(ranks).with_uneven(Uneven::Repeat);
+    train(
+        start.clone(),
+        adamw::<Z>(stage),
+        falling(),
+        setup,
+        Some(strategy.into()),
+    )
+}
+
+/// Trains with AdamW as Burn does.
+fn as_burn(start: &Model<Z>, setup: Setup) -> Outcome<Z> {
+    let adam = AdamWConfig::new().init();
+    train(start.clone(), adam, falling(), setup, None)
+}
+
+/// As often as there are ranks: each gets all of it, and the mean over the ranks is that of one.
+fn repeated(rows: &[Row], ranks: usize) -> Vec<Row> {
+    rows.repeat(ranks)
+}

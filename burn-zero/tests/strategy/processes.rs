@@ -1,0 +1,109 @@
+//! Ranks that each run the whole program are the same as ranks that the strategy starts. Here they are threads nevertheless; `tests/mpi`
+//! has processes.
+
+use std::sync::Arc;
+
+use burn_zero::{GroupOptions, Stage, ThreadGroup, ZeroStrategy};
+
+use crate::learner::{Outcome, Setup, train};
+use crate::model::{Model, bits, rows};
+use crate::{Z, adamw, falling, on_ranks};
+
+/// What each rank saw.
+fn programs(ranks: usize, sharing: bool, setup: impl Fn() -> Setup + Sync) -> Vec<Outcome<Z>> {
+    ThreadGroup::spawn(ranks, GroupOptions::default(), |group| {
+        let mut strategy = ZeroStrategy::process(Arc::new(group));
+        if sharing {
+            strategy = strategy.sharing_items();
+        }
+        let optimizer = adamw::<Z>(Stage::Gradients);
+        let model = Model::<Z>::new();
+        train(model, optimizer, falling(), setup(), Some(strategy.into()))
+    })
+    .unwrap()
+}
+
+#[test]
+fn they_are_threads_of_one_program() {
+    let _turn = crate::turn();
+    let setup = || {
+        let mut setup = Setup::new(rows(0, 31), 2);
+        setup.valid = rows(1000, 1017);
+        setup.shuffle = Some(5);
+        setup
+    };
+    let threads = on_ranks(3, Stage::Gradients, &Model::new(), setup());
+    let programs = programs(3, true, setup);
+    for program in &programs {
+        assert_eq!(bits(&program.model), bits(&threads.model));
+    }
+    let lines = programs[0].watch.lines();
+    assert_eq!(lines, threads.watch.lines());
+}
+
+/// Their items stay where they are: rank 0 shows its own, and validates alone.
+#[test]
+fn items_need_not_be_shared() {
+    let _turn = crate::turn();
+    let setup = || Setup::new(rows(0, 20), 2);
+    let threads = on_ranks(2, Stage::Gradients, &Model::new(), setup());
+    let programs = programs(2, false, setup);
+    assert_eq!(bits(&programs[1].model), bits(&threads.model));
+    let [ours, expected] = [&programs[0].watch, &threads.watch];
+    assert_eq!(ours.logged("valid "), expected.logged("valid "));
+    assert_eq!(ours.shown("valid: "), expected.shown("valid: "));
+    assert_eq!(ours.shown("train: ").len(), 2 * 3);
+}
+
+#[test]
+fn only_rank_0_renders_and_writes() {
+    let _turn = crate::turn();
+    for sharing in [false, true] {
+        let programs = programs(2, sharing, || Setup::new(rows(0, 16), 2));
+        let [first, second] = &programs[..] else {
+            unreachable!("there are two");
+        };
+        assert!(first.directory.is_recorded(2));
+        assert!(!second.directory.is_recorded(1) && !second.directory.is_recorded(2));
+        let nothing: [Vec<String>; 2] = [Vec::new(), Vec::new()];
+        assert_eq!(second.watch.lines(), nothing);
+    }
+}
+
+/// Each rank has its own interrupter.
+#[test]
+fn one_interrupted_program_interrupts_all() {
+    let _turn = crate::turn();
+    // In the second rank's part.
+    let programs = programs(2, true, || {
+        let mut setup = Setup::new(rows(0, 40), 3);
+        setup.interrupt_at = Some(25);
+        setup
+    });
+    for program in programs {
+        let reason = program.interrupter.get_message();
+        assert_eq!(reason.as_deref(), Some("there it is"));
+        assert!(!program.directory.is_recorded(1));
+    }
+}
+
+#[test]
+fn each_program_reads_the_records() {
+    let _turn = crate::turn();
+    let whole = on_ranks(
+        2,
+        Stage::Gradients,
+        &Model::new(),
+        Setup::new(rows(0, 16), 3),
+    );
+    let resumed = programs(2, true, || {
+        let mut setup = Setup::new(rows(0, 16), 3);
+        setup.resume = Some((2, whole.directory.path().to_owned()));
+        setup
+    });
+    for program in &resumed {
+        assert_eq!(bits(&program.model), bits(&whole.model));
+    }
+    let (ours, expected) = (&resumed[0].directory, &whole.directory);
+    assert_eq!(ours.records(3), expected.records(3));
+}

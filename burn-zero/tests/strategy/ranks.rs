@@ -1,0 +1,200 @@
+//! Several ranks are one on the data of all.
+
+use burn::lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::train::Learner;
+use burn_accum::{AccumConfig, AccumulatingStrategy, MultiSteps, PerUpdate, flush_request};
+use burn_zero::{Sharding, Stage, Uneven, ZeroOptimizer, ZeroStrategy};
+
+use crate::learner::{MICRO_BATCH, Outcome, Setup, Stop, train};
+use crate::model::{Model, Row, assert_close, bits, counted, rows};
+use crate::{Z, as_burn, falling, on_ranks, repeated};
+
+/// Burn's optimizer on the union of what the ranks train on in each step.
+fn on_the_union(start: &Model<Z>, data: &[Row], ranks: usize, epochs: usize) -> Model<Z> {
+    let parts: Vec<_> = data.chunks(data.len() / ranks).collect();
+    let (mut model, mut optimizer) = (start.clone(), AdamWConfig::new().init::<Z, Model<Z>>());
+    let mut scheduler = LinearLrSchedulerConfig::new(0.1, 0.01, 40).init().unwrap();
+    for _ in 0..epochs {
+        for step in 0..parts[0].len().div_ceil(MICRO_BATCH) {
+            let batches = parts
+                .iter()
+                .filter_map(|part| part.chunks(MICRO_BATCH).nth(step));
+            let union: Vec<_> = batches.flatten().copied().collect();
+            let loss = model.loss_sum(&union) / counted(&union) as f32;
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(scheduler.step(), model, gradients);
+        }
+    }
+    model
+}
+
+#[test]
+fn they_are_one_rank_on_the_union_of_their_batches() {
+    let _turn = crate::turn();
+    let start = Model::<Z>::new();
+    for ranks in [2, 3] {
+        let data = rows(0, ranks * 10);
+        let expected = on_the_union(&start, &data, ranks, 2);
+        let outcomes: Vec<_> = Stage::ALL
+            .map(|stage| on_ranks(ranks, stage, &start, Setup::new(data.clone(), 2)))
+            .into();
+        for outcome in &outcomes {
+            assert_close(&outcome.model, &expected, 2e-4);
+            // Stage by stage bit for bit, in everything that is seen.
+            assert_eq!(bits(&outcome.model), bits(&outcomes[0].model));
+            assert_eq!(outcome.watch.lines(), outcomes[0].watch.lines());
+            for epoch in 1..=2 {
+                assert_eq!(
+                    outcome.directory.records(epoch),
+                    outcomes[0].directory.records(epoch)
+                );
+            }
+        }
+        // Rank 0 shows the items of all ranks: 10 rows are 3 batches.
+        let shown = &outcomes[0].watch;
+        assert_eq!(shown.shown("train: ").len(), 2 * 3 * ranks);
+        assert_eq!(shown.shown("valid: ").len(), 2 * 2);
+        assert_eq!(shown.shown("ended").len(), 1);
+    }
+}
+
+/// Two ranks with the same data: the mean is that of one, bit for bit, and so is all that is recorded.
+#[test]
+fn the_same_data_on_two_ranks_is_burns_training() {
+    let _turn = crate::turn();
+    let start = Model::<Z>::new();
+    let data = rows(0, 22);
+    let burns = as_burn(&start, Setup::new(data.clone(), 3));
+    for stage in Stage::ALL {
+        let setup = Setup::new(repeated(&data, 2), 3);
+        let ours = on_ranks(2, stage, &start, setup);
+        assert_eq!(bits(&ours.model), bits(&burns.model));
+        for epoch in 1..=3 {
+            assert_eq!(
+                ours.directory.records(epoch),
+                burns.directory.records(epoch)
+            );
+        }
+        // Validation is shared, and its metrics are those of one rank to the last bit.
+        assert_eq!(ours.watch.logged("valid "), burns.watch.logged("valid "));
+        assert_eq!(ours.watch.shown("valid: "), burns.watch.shown("valid: "));
+    }
+}
+
+/// However many batches there are for however many ranks.
+#[test]
+fn validation_is_that_of_one_rank() {
+    let _turn = crate::turn();
+    let start = Model::<Z>::new();
+    let data = rows(0, 8);
+    for items in [0, 1, 4, 17, 24] {
+        let setup = |data| {
+            let mut setup = Setup::new(data, 1);
+            setup.valid = rows(1000, 1000 + items);
+            setup
+        };
+        let ours = on_ranks(2, Stage::Gradients, &start, setup(repeated(&data, 2)));
+        let burns = as_burn(&start, setup(data.clone()));
+        assert_eq!(ours.watch.logged("valid "), burns.watch.logged("valid "));
+        assert_eq!(
+            ours.watch.shown("item valid: "),
+            burns.watch.shown("item valid: ")
+        );
+    }
+}
+
+#[test]
+fn one_interrupted_rank_interrupts_all_after_the_same_step() {
+    let _turn = crate::turn();
+    // In the second batch of the second rank's part, of five.
+    let mut setup = Setup::new(rows(0, 40), 3);
+    setup.interrupt_at = Some(25);
+    let ours = on_ranks(2, Stage::Gradients, &Model::new(), setup);
+    assert_eq!(
+        ours.interrupter.get_message().as_deref(),
+        Some("there it is")
+    );
+    assert!(!ours.directory.is_recorded(1));
+    let steps = ours.watch.shown("train: ").len();
+    assert!(
+        steps.is_multiple_of(2) && (2..=4).contains(&steps),
+        "{steps}"
+    );
+}
+
+#[test]
+fn rank_0_decides_when_to_stop_early() {
+    let _turn = crate::turn();
+    let mut setup = Setup::new(rows(0, 16), 40);
+    setup.stop = Some(Stop::After(2));
+    let ours = on_ranks(3, Stage::OptimizerState, &Model::new(), setup);
+    assert!(ours.directory.is_recorded(2) && !ours.directory.is_recorded(3));
+}
+
+/// 23 rows for 3 ranks.
+#[test]
+fn uneven_data_is_evened_out() {
+    let _turn = crate::turn();
+    let total = |uneven| -> usize {
+        let strategy = ZeroStrategy::threads(3).with_uneven(uneven);
+        let setup = Setup::new(rows(0, 23), 1);
+        let optimizer = crate::adamw::<Z>(Stage::Gradients);
+        let outcome: Outcome<Z> = train(
+            Model::new(),
+            optimizer,
+            falling(),
+            setup,
+            Some(strategy.into()),
+        );
+        let shown = outcome.watch.shown("train: ");
+        let (_, items) = shown.last().unwrap().rsplit_once('/').unwrap();
+        items.parse().unwrap()
+    };
+    assert_eq!(total(Uneven::Repeat), 24);
+    assert_eq!(total(Uneven::Drop), 21);
+}
+
+/// Windows of four, of 6 batches an epoch: each rank has its own counter.
+#[test]
+fn open_windows_are_applied_at_the_end_of_an_epoch() {
+    let _turn = crate::turn();
+    let start = Model::<Z>::new();
+    let data = rows(0, 22);
+    let steps = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::mean(4)).unwrap();
+    let counter = steps.updates();
+    let strategy = AccumulatingStrategy::new(&counter);
+    let scheduler = PerUpdate::new(falling(), &counter);
+    let setup = Setup::new(data.clone(), 2);
+    let alone: Outcome<Z> = train(
+        start.clone(),
+        steps,
+        scheduler,
+        setup,
+        Some(strategy.into()),
+    );
+    assert_eq!(counter.updates(), 4);
+
+    for stage in Stage::ALL {
+        let model = start.clone();
+        let learner = move || {
+            let zero = ZeroOptimizer::in_learner(AdamWConfig::new().init(), Sharding::stage(stage));
+            let steps = MultiSteps::new(zero, AccumConfig::mean(4)).unwrap();
+            let falling = LinearLrSchedulerConfig::new(0.1, 0.01, 40).init().unwrap();
+            let scheduler = PerUpdate::new(falling, &steps.updates());
+            Learner::new(model.clone(), steps, scheduler)
+        };
+        let strategy = ZeroStrategy::threads(2)
+            .with_learners(learner.clone())
+            .with_epoch_end(flush_request::<Z>);
+        let watch = crate::watch::Watch::default();
+        let ours = crate::learner::train_shown(
+            learner(),
+            Setup::new(repeated(&data, 2), 2),
+            Some(strategy.into()),
+            watch.clone(),
+            watch.renderer(),
+        );
+        assert_eq!(bits(&ours.model), bits(&alone.model), "{stage}");
+    }
+}

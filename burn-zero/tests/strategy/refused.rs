@@ -1,0 +1,175 @@
+//! What cannot be trained is said before the first step, and what ends one rank ends all.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use burn::lr_scheduler::{LrScheduler, constant::ConstantLr};
+use burn::optim::{AdamWConfig, MuonConfig, Optimizer};
+use burn::tensor::backend::Backend;
+use burn::train::{Learner, TrainingStrategy};
+use burn_accum::{AccumConfig, MultiSteps};
+use burn_zero::{Sharding, Stage, Uneven, ZeroOptimizer, ZeroStrategy};
+
+use crate::learner::{Components, Setup, train_shown};
+use crate::model::{Model, rows};
+use crate::watch::Watch;
+use crate::{Z, adamw};
+
+/// The message, and what was shown.
+fn refused<O, S>(
+    optimizer: O,
+    scheduler: S,
+    setup: Setup,
+    strategy: impl Into<TrainingStrategy<Components<Z, O, S>>>,
+) -> (String, usize)
+where
+    O: Optimizer<Model<Z>, Z> + 'static,
+    S: LrScheduler + 'static,
+{
+    let watch = Watch::default();
+    let learner = Learner::new(Model::new(), optimizer, scheduler);
+    let strategy = Some(strategy.into());
+    let trained = catch_unwind(AssertUnwindSafe(|| {
+        train_shown(learner, setup, strategy, watch.clone(), watch.renderer());
+    }));
+    let panic = trained.expect_err("it is refused");
+    let message = *panic.downcast::<String>().expect("a message");
+    (message, watch.shown("train: ").len())
+}
+
+fn zero<O>(optimizer: O) -> ZeroOptimizer<O> {
+    ZeroOptimizer::in_learner(optimizer, Sharding::stage(Stage::Gradients))
+}
+
+fn setup() -> Setup {
+    Setup::new(rows(0, 17), 1)
+}
+
+#[test]
+fn an_optimizer_without_ranks() {
+    let _turn = crate::turn();
+    let adam = AdamWConfig::new().init();
+    let strategy = ZeroStrategy::threads(2);
+    let (message, steps) = refused(adam, ConstantLr::new(0.1), setup(), strategy);
+    assert!(message.contains("has 0 of them"), "{message}");
+    assert_eq!(steps, 0);
+}
+
+#[test]
+fn ranks_without_a_strategy() {
+    let _turn = crate::turn();
+    let learner = Learner::new(
+        Model::<Z>::new(),
+        zero(AdamWConfig::new().init()),
+        ConstantLr::new(0.1),
+    );
+    let watch = Watch::default();
+    let trained = catch_unwind(AssertUnwindSafe(|| {
+        train_shown(learner, setup(), None, watch.clone(), watch.renderer());
+    }));
+    let message = *trained.err().unwrap().downcast::<String>().unwrap();
+    assert!(message.contains("ZeroStrategy::threads(n)"), "{message}");
+}
+
+#[test]
+fn an_optimizer_that_cannot_be_cut() {
+    let _turn = crate::turn();
+    let strategy = ZeroStrategy::threads(2);
+    let optimizer = zero(MuonConfig::new().init());
+    let (message, steps) = refused(optimizer, ConstantLr::new(0.1), setup(), strategy);
+    assert!(message.contains("Partition::Whole"), "{message}");
+    assert_eq!(steps, 0);
+}
+
+#[test]
+fn clones_that_share_their_state() {
+    let _turn = crate::turn();
+    let adam = zero(AdamWConfig::new().init());
+    let steps = MultiSteps::new(adam, AccumConfig::mean(2)).unwrap();
+    let strategy = ZeroStrategy::threads(2);
+    let (message, _) = refused(steps, ConstantLr::new(0.1), setup(), strategy);
+    assert!(message.contains("with_learners"), "{message}");
+}
+
+#[test]
+fn burns_own_accumulation() {
+    let _turn = crate::turn();
+    let mut setup = setup();
+    setup.burns_accumulation = Some(2);
+    let strategy = ZeroStrategy::threads(2);
+    let adam = adamw::<Z>(Stage::Gradients);
+    let (message, _) = refused(adam, ConstantLr::new(0.1), setup, strategy);
+    assert!(message.contains("MultiSteps"), "{message}");
+}
+
+#[test]
+fn data_that_cannot_be_cut() {
+    let _turn = crate::turn();
+    let strategy = ZeroStrategy::threads(3).with_uneven(Uneven::Refuse);
+    let adam = adamw::<Z>(Stage::Gradients);
+    let (message, steps) = refused(adam, ConstantLr::new(0.1), setup(), strategy);
+    assert!(
+        message.contains("17 items cannot be cut into 3"),
+        "{message}"
+    );
+    assert_eq!(steps, 0);
+}
+
+/// What a rank's schedule does.
+#[derive(Clone, Copy)]
+enum Schedule {
+    Constant,
+    Other,
+    Panic,
+}
+
+impl LrScheduler for Schedule {
+    type Record<B: Backend> = ();
+
+    fn step(&mut self) -> f64 {
+        match self {
+            Self::Constant => 0.1,
+            Self::Other => 0.2,
+            Self::Panic => panic!("the schedule is over"),
+        }
+    }
+
+    fn to_record<B: Backend>(&self) {}
+
+    fn load_record<B: Backend>(self, (): ()) -> Self {
+        self
+    }
+}
+
+/// The others have `schedule`, rank 0 a constant one.
+fn others(schedule: Schedule) -> String {
+    let learner = move || {
+        let adam = zero(AdamWConfig::new().init());
+        Learner::new(Model::<Z>::new(), adam, schedule)
+    };
+    let strategy = ZeroStrategy::threads(3).with_learners(learner);
+    let adam = zero(AdamWConfig::new().init());
+    let started = Instant::now();
+    let (message, _) = refused(adam, Schedule::Constant, setup(), strategy);
+    assert!(started.elapsed() < Duration::from_secs(30));
+    message
+}
+
+#[test]
+fn a_rank_that_panics_ends_all_with_its_message() {
+    let _turn = crate::turn();
+    let message = others(Schedule::Panic);
+    let ended = ["rank 1 panicked", "rank 2 panicked"];
+    assert!(ended.iter().any(|by| message.starts_with(by)), "{message}");
+    assert!(message.ends_with("the schedule is over"), "{message}");
+}
+
+#[test]
+fn schedules_that_differ_are_found_in_the_first_step() {
+    let _turn = crate::turn();
+    let message = others(Schedule::Other);
+    assert!(
+        message.contains("learning rate, training, epoch 1, step 1"),
+        "{message}"
+    );
+}
