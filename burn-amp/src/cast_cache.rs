@@ -4,9 +4,7 @@
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
-use burn_backend::{
-    Backend, BackendTypes, DType, DTypeUsageSet, FloatDType, Shape, TensorMetadata,
-};
+use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, FloatDType, TensorMetadata};
 use burn_decorator::kind_type;
 use burn_decorator::types::*;
 
@@ -63,20 +61,7 @@ impl<T> CachedTensor<T> {
 }
 
 impl<T: TensorMetadata> TensorMetadata for CachedTensor<T> {
-    #[inline]
-    fn dtype(&self) -> DType {
-        self.tensor.dtype()
-    }
-
-    #[inline]
-    fn shape(&self) -> Shape {
-        self.tensor.shape()
-    }
-
-    #[inline]
-    fn rank(&self) -> usize {
-        self.tensor.rank()
-    }
+    burn_decorator::forward_metadata!(tensor);
 }
 
 impl<B: Backend> BackendTypes for CastCache<B> {

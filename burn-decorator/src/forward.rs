@@ -79,3 +79,24 @@ macro_rules! forward_device {
         }
     };
 }
+
+/// The methods of `TensorMetadata`, those of the tensor in a field: for the body of an `impl`.
+#[macro_export]
+macro_rules! forward_metadata {
+    ($tensor:ident) => {
+        #[inline]
+        fn dtype(&self) -> $crate::types::DType {
+            self.$tensor.dtype()
+        }
+
+        #[inline]
+        fn shape(&self) -> $crate::types::Shape {
+            self.$tensor.shape()
+        }
+
+        #[inline]
+        fn rank(&self) -> usize {
+            self.$tensor.rank()
+        }
+    };
+}

@@ -52,7 +52,8 @@
 //!
 //! Each macro of this crate ([`float_ops!`], [`int_ops!`], [`bool_ops!`], [`quantized_ops!`], [`module_ops!`],
 //! [`activation_ops!`], [`transaction_ops!`]) hands one trait's rows to a macro of yours; [`kind_type!`] turns a kind into a
-//! type, and [`forward_types!`] and [`forward_device!`] write what a decorator passes on. Bring the types that rows mention into scope with [`types`]:
+//! type, and [`forward_types!`], [`forward_device!`] and [`forward_metadata!`] write what a decorator passes on. Bring the
+//! types that rows mention into scope with [`types`]:
 //!
 //! ```
 //! macro_rules! names {
@@ -93,7 +94,7 @@ pub mod types {
         BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor, QuantizedTensor,
     };
     pub use burn_backend::{
-        BoolDType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
+        BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
         TensorData, TensorPrimitive,
     };
     pub use core::future::Future;

@@ -30,11 +30,16 @@ impl HostRead {
 
     /// Waits for the elements, in f32.
     pub(crate) fn wait(self) -> Vec<f32> {
+        floats(self.data())
+    }
+
+    /// Waits for the elements, as they are.
+    pub(crate) fn data(self) -> TensorData {
         let data = match self {
             Self::Arrived(data) => data,
             Self::Underway(data) => read_sync(data),
         };
-        floats(data.expect("a gradient can be read from its device"))
+        data.expect("a tensor can be read from its device")
     }
 }
 

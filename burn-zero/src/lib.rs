@@ -71,7 +71,40 @@
 //!
 //! # Host offload
 //!
-//! [`HostAdamW`] keeps moments and f32 parameters in host memory and updates them there.
+//! [`OffloadedAdamW`] is AdamW with its state in host memory, for models whose Adam state does not fit the device. An f32
+//! parameter takes 16 bytes there with Adam: itself, its gradient and two moments. Offloaded it takes 8, and the host 12,
+//! for the master and the moments. No other rank is needed; inside of a [`ZeroOptimizer`] each rank's host holds that rank's
+//! part. [`HostAdamW`] is its arithmetic, on slices. [`offload()`] puts any other optimizer of Burn on the host.
+//!
+//! ```
+//! use burn::{backend::Autodiff, nn, optim::{GradientsParams, Optimizer}, prelude::*};
+//! use burn_zero::{HostAdamWConfig, OffloadConfig};
+//!
+//! type B = Autodiff<burn_flex::Flex>;
+//! let device = Default::default();
+//! let mut model: nn::Linear<B> = nn::LinearConfig::new(4, 3).init(&device);
+//!
+//! let mut optimizer = OffloadConfig::new(HostAdamWConfig::default()).init::<B>()?; // AdamWConfig::new().init()
+//! let loss = model.forward(Tensor::<B, 2>::ones([2, 4], &device)).square().mean();
+//! let gradients = GradientsParams::from_grads(loss.backward(), &model);
+//! model = optimizer.step(1e-3, model, gradients);
+//! assert_eq!(optimizer.elements(), (4 * 3 + 3, 0)); // on the host, on the device
+//! # let _ = model;
+//! # Ok::<(), burn_zero::OffloadError>(())
+//! ```
+//!
+//! What moves in a step, and when, with time going to the right:
+//!
+//! ```text
+//!            backward    step
+//! down                   sums   g1   g2   g3   g4            gradients leave the device in their own type
+//! update                             p1   p2   p3   p4       a thread, and all cores under it: master and moments
+//! up                                      p1   p2   p3   p4  parameters come back in their own type
+//! ```
+//!
+//! The sums, one number a parameter, tell whether anything else has changed the parameters since the last step.
+//! At most [`staging`](OffloadConfig::staging) parameters are on their way. Whether a step is taken is decided before, by
+//! the loss scaler: a step that is skipped does not begin, and leaves the host as it was, bit for bit.
 
 mod backend;
 mod config;
@@ -103,8 +136,9 @@ pub use group::{
     ThreadGroup,
 };
 pub use offload::{
-    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostAdamWError,
-    InstructionSet, OpenStep, ParamsOut,
+    AdamWState, AdamWStep, DecayMode, EntryItem, Gradients, HostAdamW, HostAdamWConfig,
+    HostAdamWError, HostOffload, HostRecord, InstructionSet, OffloadConfig, OffloadError,
+    OffloadRecord, OffloadedAdamW, OpenStep, ParamsOut, Ranked, StateItem, offload,
 };
 pub use optimizer::{Piece, ShardState, Shards, StateSlot, StateTensor, ZeroOptimizer};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};

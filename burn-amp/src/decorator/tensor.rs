@@ -1,8 +1,6 @@
 //! The decorator's float tensor.
 
-use burn_backend::{
-    Backend, DType, FloatDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor,
-};
+use burn_backend::{Backend, DType, FloatDType, Scalar, TensorMetadata, tensor::FloatTensor};
 
 use super::check::ensure_dtype;
 use crate::cast::{Lineage, is_low};
@@ -43,20 +41,7 @@ impl<T> AutocastTensor<T> {
 }
 
 impl<T: TensorMetadata> TensorMetadata for AutocastTensor<T> {
-    #[inline]
-    fn dtype(&self) -> DType {
-        self.tensor.dtype()
-    }
-
-    #[inline]
-    fn shape(&self) -> Shape {
-        self.tensor.shape()
-    }
-
-    #[inline]
-    fn rank(&self) -> usize {
-        self.tensor.rank()
-    }
+    burn_decorator::forward_metadata!(tensor);
 }
 
 /// A scalar that is about to be written into a tensor of type `dtype`, kept finite if it is.

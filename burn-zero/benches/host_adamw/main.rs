@@ -1,5 +1,5 @@
 //! One AdamW step over a flat buffer, all contenders in one run, interleaved: the machine's stream limit at the same
-//! traffic, `HostAdamW` with each instruction set, Burn's own AdamW on Flex and, where a Python has them, PyTorch's fused
+//! traffic, `HostAdamW` with each instruction set, steps of modules on Flex with Burn's own AdamW and with the offloaded one and, where a Python has them, PyTorch's fused
 //! AdamW and DeepSpeed's CPUAdam.
 //!
 //! ```text
@@ -10,7 +10,7 @@
 //! What else runs on the machine hits all contenders of a round more or less alike, so it is the ratios that count: the
 //! median of the ratios to the stream of the same round, and the ratio of the fastest rounds.
 
-mod burn_adamw;
+mod module;
 mod python;
 mod stream;
 
@@ -68,7 +68,8 @@ fn single_precision(elements: usize) -> Group {
     for set in InstructionSet::available() {
         contenders.push((format!("HostAdamW {set}"), host_f32(elements, set)));
     }
-    contenders.push(("Burn AdamW on Flex".into(), burn_adamw::contender(elements)));
+    contenders.push(("Burn AdamW on Flex".into(), module::burns(elements)));
+    contenders.push(("OffloadedAdamW on Flex".into(), module::offloaded(elements)));
     contenders.extend(python::contenders(elements));
     Group {
         name: "f32 gradients",

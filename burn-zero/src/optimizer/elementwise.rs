@@ -10,6 +10,8 @@ use crate::host::HostRead;
 const WEIGHTS: [f32; 4] = [0.5, -1.5, 2.0, -0.25];
 /// Far beyond any threshold of clipping, and of very different sizes.
 const GRADIENTS: [[f32; 4]; 2] = [[3.0e4, -0.125, 6.0, 2.0e2], [-1.0e2, 8.0, 5.0e3, -0.5]];
+/// Positions of the trial's pieces: no parameter's, of which the optimizer may have state.
+const TRIAL: usize = 1 << 31;
 
 /// Takes two steps with a trial tensor, whole and in pieces of one element. The optimizer itself is left as it is.
 ///
@@ -54,13 +56,13 @@ where
         .enumerate()
         .map(|(index, weights)| {
             let weights = Tensor::<B, 1>::from_inner(tensor(weights));
-            (index, weights.into_primitive().tensor())
+            (TRIAL + index, weights.into_primitive().tensor())
         });
     let mut shards = Shards::new(pieces.collect());
     for gradients in GRADIENTS {
         let mut params = GradientsParams::new();
         for (index, gradient) in gradients.chunks(elements).enumerate() {
-            params.register(piece_id(index), tensor(gradient));
+            params.register(piece_id(TRIAL + index), tensor(gradient));
         }
         shards = optimizer.step(0.1, shards, params);
     }

@@ -43,15 +43,24 @@ impl<B: Backend> Shards<B> {
     /// From the pieces and the positions of their parameters.
     pub(super) fn new(pieces: Vec<(usize, FloatTensor<B>)>) -> Self {
         let pieces = pieces.into_iter();
+        Self::with_ids(pieces.map(|(index, piece)| (piece_id(index), piece)))
+    }
+
+    /// From tensors of at most 6 dimensions and their ids.
+    pub(crate) fn with_ids(pieces: impl Iterator<Item = (ParamId, FloatTensor<B>)>) -> Self {
         Self {
-            pieces: pieces
-                .map(|(index, piece)| Piece::new(index, piece))
-                .collect(),
+            pieces: pieces.map(|(id, piece)| Piece::new(id, piece)).collect(),
         }
     }
 
     /// The pieces and the positions of their parameters.
     pub(super) fn into_pieces(self) -> impl Iterator<Item = (usize, FloatTensor<B>)> {
+        let pieces = self.into_ids();
+        pieces.map(|(id, piece)| ((id.val() & !FIRST_ID) as usize, piece))
+    }
+
+    /// The pieces and their ids.
+    pub(crate) fn into_ids(self) -> impl Iterator<Item = (ParamId, FloatTensor<B>)> {
         self.pieces.into_iter().map(Piece::into_parts)
     }
 
@@ -81,9 +90,8 @@ macro_rules! with_param {
 }
 
 impl<B: Backend> Piece<B> {
-    fn new(parameter: usize, piece: FloatTensor<B>) -> Self {
+    fn new(id: ParamId, piece: FloatTensor<B>) -> Self {
         let rank = piece.rank();
-        let id = piece_id(parameter);
         let piece = TensorPrimitive::Float(piece);
         match rank {
             1 => Self::Rank1(Param::initialized(id, Tensor::from_primitive(piece))),
@@ -96,10 +104,10 @@ impl<B: Backend> Piece<B> {
         }
     }
 
-    fn into_parts(self) -> (usize, FloatTensor<B>) {
+    fn into_parts(self) -> (ParamId, FloatTensor<B>) {
         with_param!(self, param => {
             let (id, tensor, _) = param.consume();
-            ((id.val() & !FIRST_ID) as usize, tensor.into_primitive().tensor())
+            (id, tensor.into_primitive().tensor())
         })
     }
 }

@@ -4,6 +4,7 @@ mod agreement;
 mod bytes;
 mod compose;
 mod missing;
+mod offload;
 mod parity;
 mod refusals;
 mod state;

@@ -4,14 +4,17 @@ use std::collections::BTreeMap;
 
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::TensorData;
-use burn_zero::{ShardState, Stage, StateTensor, ZeroOptimizer};
+use burn_flex::Flex;
+use burn_zero::{
+    OffloadConfig, ShardState, Shards, Stage, StateSlot, StateTensor, ZeroOptimizer, offload,
+};
 
 use super::support::*;
 
-type Whole = BTreeMap<String, Vec<f32>>;
+pub type Whole = BTreeMap<String, Vec<f32>>;
 
 /// The tensors of all ranks, whole; each element must come from one rank.
-fn put_together(states: &[ShardState]) -> Whole {
+pub fn put_together(states: &[ShardState]) -> Whole {
     let mut whole = Whole::new();
     for StateTensor { slot, data } in states.iter().flat_map(|state| &state.tensors) {
         let elements = slot.shape.iter().product();
@@ -29,11 +32,14 @@ fn put_together(states: &[ShardState]) -> Whole {
 }
 
 /// Trains a little and saves.
-fn save(world_size: usize, stage: Stage) -> Vec<ShardState> {
+fn save<O: Optimizer<Shards<B>, B>>(
+    world_size: usize,
+    stage: Stage,
+    inner: &(impl Fn() -> O + Sync),
+) -> Vec<ShardState> {
     let states = on_each_rank(world_size, |group| {
         let rank = group.rank();
-        let mut optimizer =
-            ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage)).unwrap();
+        let mut optimizer = ZeroOptimizer::new(inner(), group, small_buckets(stage)).unwrap();
         let mut model = optimizer
             .prepare::<B, _>(Net::new(&Default::default()))
             .unwrap();
@@ -48,46 +54,52 @@ fn save(world_size: usize, stage: Stage) -> Vec<ShardState> {
     states
 }
 
+/// What a rank asks for.
+pub fn part(slots: &[StateSlot], whole: &Whole, rest: &serde_json::Value) -> ShardState {
+    let tensors = slots.iter().map(|slot| {
+        let all = &whole[&slot.name];
+        let elements: Vec<_> = slot
+            .ranges
+            .iter()
+            .flat_map(|range| all[range.clone()].to_vec())
+            .collect();
+        let data = TensorData::new(elements.clone(), [elements.len()]);
+        StateTensor {
+            slot: slot.clone(),
+            data,
+        }
+    });
+    ShardState {
+        tensors: tensors.collect(),
+        rest: rest.clone(),
+    }
+}
+
 /// Loads and saves again.
-fn load(
+fn load<O: Optimizer<Shards<B>, B>>(
     world_size: usize,
     stage: Stage,
+    inner: &(impl Fn() -> O + Sync),
     whole: &Whole,
     rest: &serde_json::Value,
 ) -> Vec<ShardState> {
     on_each_rank(world_size, |group| {
         let device = Default::default();
-        let mut optimizer =
-            ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage)).unwrap();
+        let mut optimizer = ZeroOptimizer::new(inner(), group, small_buckets(stage)).unwrap();
         optimizer.prepare::<B, _>(Net::new(&device)).unwrap();
-        let slots = optimizer.state_slots(rest).unwrap().into_iter();
-        let tensors = slots.map(|slot| {
-            let all = &whole[&slot.name];
-            let elements: Vec<_> = slot
-                .ranges
-                .iter()
-                .flat_map(|range| all[range.clone()].to_vec())
-                .collect();
-            let data = TensorData::new(elements.clone(), [elements.len()]);
-            StateTensor { slot, data }
-        });
-        let state = ShardState {
-            tensors: tensors.collect(),
-            rest: rest.clone(),
-        };
+        let state = part(&optimizer.state_slots(rest).unwrap(), whole, rest);
         optimizer.load_state::<B>(state, &device).unwrap();
         optimizer.to_state::<B>().unwrap()
     })
 }
 
-#[test]
-fn it_is_the_same_on_any_number_of_ranks() {
+fn assert_same_on_any_number_of_ranks<O: Optimizer<Shards<B>, B>>(inner: &(impl Fn() -> O + Sync)) {
     for (from, stage) in [
         (4, Stage::Gradients),
         (1, Stage::OptimizerState),
         (2, Stage::DataParallel),
     ] {
-        let saved = save(from, stage);
+        let saved = save(from, stage, inner);
         let whole = put_together(&saved);
         assert!(
             whole
@@ -97,7 +109,7 @@ fn it_is_the_same_on_any_number_of_ranks() {
         assert!(whole.keys().all(|name| !name.starts_with("never")));
         for world_size in 1..=4 {
             for stage in STAGES {
-                let loaded = load(world_size, stage, &whole, &saved[0].rest);
+                let loaded = load(world_size, stage, inner, &whole, &saved[0].rest);
                 assert_eq!(
                     whole,
                     put_together(&loaded),
@@ -110,8 +122,25 @@ fn it_is_the_same_on_any_number_of_ranks() {
 }
 
 #[test]
+fn it_is_the_same_on_any_number_of_ranks() {
+    assert_same_on_any_number_of_ranks(&|| AdamWConfig::new().init());
+}
+
+#[test]
+fn so_is_that_on_the_host() {
+    for ratio in [0.5, 1.0] {
+        let config = OffloadConfig {
+            ratio,
+            ..OffloadConfig::default()
+        };
+        assert_same_on_any_number_of_ranks(&|| config.clone().init::<B>().unwrap());
+    }
+    assert_same_on_any_number_of_ranks(&|| offload::<Flex, _>(AdamWConfig::new().init()));
+}
+
+#[test]
 fn a_state_of_another_model_is_named() {
-    let saved = save(1, Stage::OptimizerState);
+    let saved = save(1, Stage::OptimizerState, &|| AdamWConfig::new().init());
     let rest = saved[0].rest.to_string().replace("\"tied\"", "\"other\"");
     let rest = serde_json::from_str(&rest).unwrap();
     let error = on_ranks(1, |group| {

@@ -105,7 +105,7 @@ pub struct AdamWStep {
 }
 
 impl AdamWStep {
-    pub(super) fn validate(&self) -> Result<(), HostAdamWError> {
+    pub(in crate::offload) fn validate(&self) -> Result<(), HostAdamWError> {
         check(
             "learning_rate",
             self.learning_rate,

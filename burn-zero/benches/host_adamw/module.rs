@@ -1,4 +1,4 @@
-//! Burn's own AdamW, on Flex.
+//! Steps of a module on Flex: Burn's own AdamW, and the one whose state is on the host.
 
 use std::time::Instant;
 
@@ -9,6 +9,7 @@ use burn::{
     tensor::Tensor,
 };
 use burn_flex::Flex;
+use burn_zero::OffloadConfig;
 
 use super::Contender;
 
@@ -22,8 +23,22 @@ struct Parameters<B: burn::tensor::backend::Backend> {
 /// Elements of a parameter: of an ordinary layer, 2048 x 2048.
 const PARAMETER: usize = 1 << 22;
 
+/// Burn's AdamW on the device.
+pub fn burns(elements: usize) -> Contender {
+    contender(elements, AdamWConfig::new().init())
+}
+
+/// AdamW on the host. Flex's device is the host too: what this adds to `HostAdamW` are the copies of transfers.
+pub fn offloaded(elements: usize) -> Contender {
+    let config = OffloadConfig::default();
+    contender(elements, config.init().expect("numbers that work"))
+}
+
 /// Steps of `optimizer.step(lr, model, gradients)` alone; the gradients are registered before the clock starts.
-pub fn contender(elements: usize) -> Contender {
+fn contender<O>(elements: usize, mut optimizer: O) -> Contender
+where
+    O: Optimizer<Parameters<B>, B> + 'static,
+{
     let device = Default::default();
     let lens: Vec<usize> = (0..elements)
         .step_by(PARAMETER)
@@ -40,7 +55,6 @@ pub fn contender(elements: usize) -> Contender {
         .iter()
         .map(|&len| Tensor::ones([len], &device) * 1e-3)
         .collect();
-    let mut optimizer = AdamWConfig::new().init::<B, Parameters<B>>();
     Box::new(move || {
         let before = model.take().expect("a model between steps");
         let mut arrived = GradientsParams::new();

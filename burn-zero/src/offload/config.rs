@@ -1,0 +1,150 @@
+//! How much of an optimizer is offloaded, and with what.
+
+use burn::tensor::backend::AutodiffBackend;
+use serde::{Deserialize, Serialize};
+
+use super::{HostAdamWConfig, OffloadError, OffloadedAdamW};
+use crate::{AdamParams, OptimizerOffload};
+
+/// Configuration of an [`OffloadedAdamW`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OffloadConfig {
+    /// AdamW's own numbers.
+    pub adamw: HostAdamWConfig,
+    /// The part of the elements whose state is on the host, 0 to 1 (DeepSpeed's `offload_optimizer.ratio`, the twin-flow of
+    /// ZeRO-Offload++). Default 1. The rest is updated by Burn's AdamW on the device. Parameters are not split: the device
+    /// gets those that fit into its part, in the order of the module, and never more. Those of bf16 and f16 have their
+    /// masters on the host and go there at any ratio.
+    pub ratio: f64,
+    /// Parameters that are under way at once, at least 1: downloaded, updated or uploaded. Default 3, one of each. So many
+    /// bound the memory of the transfers, on the host and on the device.
+    pub staging: usize,
+}
+
+impl Default for OffloadConfig {
+    fn default() -> Self {
+        Self {
+            adamw: HostAdamWConfig::default(),
+            ratio: 1.0,
+            staging: 3,
+        }
+    }
+}
+
+impl OffloadConfig {
+    /// All state on the host.
+    pub fn new(adamw: HostAdamWConfig) -> Self {
+        Self {
+            adamw,
+            ..Self::default()
+        }
+    }
+
+    /// As a [`ZeroConfig`](crate::ZeroConfig) says where the state is; `None` where it says the device. `pin_memory` is the
+    /// backend's affair: buffers of transfers are its own.
+    pub fn of(offload: &OptimizerOffload, adamw: HostAdamWConfig) -> Option<Self> {
+        match offload {
+            OptimizerOffload::None => None,
+            OptimizerOffload::Host { ratio, .. } => Some(Self {
+                ratio: *ratio,
+                ..Self::new(adamw)
+            }),
+        }
+    }
+
+    /// The optimizer, before its first step.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::InvalidValue`], [`OffloadError::Host`] for a number that cannot work.
+    pub fn init<B: AutodiffBackend>(self) -> Result<OffloadedAdamW<B>, OffloadError> {
+        OffloadedAdamW::new(self)
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    ///
+    /// As [`init`](Self::init).
+    pub fn validate(&self) -> Result<(), OffloadError> {
+        self.adamw.validate()?;
+        if !(0.0..=1.0).contains(&self.ratio) {
+            return Err(OffloadError::InvalidValue {
+                name: "ratio",
+                value: self.ratio.to_string(),
+                expected: "from 0 to 1",
+            });
+        }
+        if self.staging == 0 {
+            return Err(OffloadError::InvalidValue {
+                name: "staging",
+                value: self.staging.to_string(),
+                expected: "at least 1",
+            });
+        }
+        Ok(())
+    }
+}
+
+impl From<&AdamParams> for HostAdamWConfig {
+    /// With decoupled weight decay.
+    fn from(params: &AdamParams) -> Self {
+        Self {
+            beta_1: params.betas.0,
+            beta_2: params.betas.1,
+            epsilon: params.eps,
+            weight_decay: params.weight_decay,
+            ..Self::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deepspeeds_settings_become_these() {
+        let params = AdamParams {
+            betas: (0.8, 0.95),
+            eps: 1e-7,
+            weight_decay: 0.1,
+            ..AdamParams::default()
+        };
+        let adamw = HostAdamWConfig::from(&params);
+        assert_eq!((adamw.beta_1, adamw.beta_2), params.betas);
+        assert_eq!((adamw.epsilon, adamw.weight_decay), (1e-7, 0.1));
+
+        let offload = OptimizerOffload::Host {
+            ratio: 0.4,
+            pin_memory: true,
+        };
+        let config = OffloadConfig::of(&offload, adamw.clone()).unwrap();
+        assert_eq!((config.ratio, &config.adamw), (0.4, &adamw));
+        assert_eq!(OffloadConfig::of(&OptimizerOffload::None, adamw), None);
+    }
+
+    #[test]
+    fn what_cannot_work_is_named() {
+        let refused = |config: OffloadConfig| config.validate().unwrap_err().to_string();
+        for ratio in [-0.1, 1.5, f64::NAN] {
+            let config = OffloadConfig {
+                ratio,
+                ..Default::default()
+            };
+            assert!(refused(config).contains("ratio"));
+        }
+        let config = OffloadConfig {
+            staging: 0,
+            ..Default::default()
+        };
+        assert!(refused(config).contains("staging = 0"));
+        let adamw = HostAdamWConfig {
+            beta_2: 1.0,
+            ..Default::default()
+        };
+        assert!(refused(OffloadConfig::new(adamw)).contains("beta_2"));
+        assert!(serde_json::from_str::<OffloadConfig>(r#"{"ratoi": 1}"#).is_err());
+    }
+}

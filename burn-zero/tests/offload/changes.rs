@@ -1,0 +1,103 @@
+//! Clones, and weights that something else has changed.
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::optim::Optimizer;
+use burn::prelude::*;
+use burn::tensor::DType;
+use burn_zero::{OffloadConfig, offload};
+
+use super::support::*;
+
+#[test]
+fn a_clone_has_its_own_state() {
+    for ratio in [0.5, 1.0] {
+        let mut optimizer = config(ratio).init().unwrap();
+        let model = train(&mut optimizer, Net::new(DType::BF16), 0..4);
+        let mut clone = optimizer.clone();
+        let once = train(&mut optimizer, model.clone(), 4..8);
+        let again = train(&mut clone, model, 4..8);
+        assert_eq!(bits(&once), bits(&again));
+    }
+}
+
+/// Halves all parameters.
+struct Halve;
+
+impl<B: Backend> ModuleMapper<B> for Halve {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let (id, tensor, mapper) = param.consume();
+        let tensor = (tensor * 0.5).detach().require_grad();
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+/// The parameters after changed ones were trained on, and after a step at a learning rate of 0, which shows the moments to be the
+/// same.
+fn changed<O: Optimizer<Net<B>, B>>(mut optimizer: O, low: DType) -> Vec<Vec<f32>> {
+    let model = train(&mut optimizer, Net::new(low), 0..4);
+    let model = model.map(&mut Halve);
+    parameters(&train(&mut optimizer, model, 4..6))
+}
+
+#[test]
+fn the_host_follows_what_others_do_to_the_weights() {
+    for low in [DType::F32, DType::BF16] {
+        let halved = changed(config(1.0).init::<B>().unwrap(), low);
+        // Told to look, it sees the same.
+        let told = {
+            let mut optimizer = config(1.0).init::<B>().unwrap();
+            let model = train(&mut optimizer, Net::new(low), 0..4).map(&mut Halve);
+            optimizer.follow();
+            parameters(&train(&mut optimizer, model, 4..6))
+        };
+        assert_eq!(halved, told);
+        let burns = burn::optim::AdamWConfig::new().with_weight_decay(0.125);
+        let on_host = changed(offload::<burn_flex::Flex, _>(burns.init()), low);
+        assert_eq!(on_host, changed(burns.init(), low));
+        // f32 parameters are those of an optimizer without memory of weights.
+        let pairs = halved[0].iter().zip(&on_host[0]);
+        assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() < 1e-6));
+    }
+}
+
+#[test]
+fn without_a_change_nothing_but_gradients_goes_to_the_host() {
+    // A master ahead of its parameter stays ahead: looking anew at the same weights changes nothing either.
+    let run = |look: bool| {
+        let mut optimizer = config(1.0).init::<B>().unwrap();
+        let mut model = Net::new(DType::BF16);
+        for step in 0..10 {
+            if look {
+                optimizer.follow();
+            }
+            model = train(&mut optimizer, model, step..step + 1);
+        }
+        bits(&model)
+    };
+    assert_eq!(run(false), run(true));
+}
+
+/// A weight that the module holds twice.
+#[derive(Module, Debug)]
+struct Tied<B: Backend> {
+    first: Param<Tensor<B, 2>>,
+    second: Param<Tensor<B, 2>>,
+}
+
+#[test]
+fn a_weight_that_is_held_twice_stays_one() {
+    let weight = Param::from_tensor(tensor::<B, 2>(1, [3, 3]));
+    let mut model = Tied {
+        first: weight.clone(),
+        second: weight,
+    };
+    let mut optimizer = OffloadConfig::default().init::<B>().unwrap();
+    for step in 0..3 {
+        let mut gradients = burn::optim::GradientsParams::new();
+        gradients.register(model.first.id, tensor::<burn_flex::Flex, 2>(step, [3, 3]));
+        model = optimizer.step(0.1, model, gradients);
+        let [first, second] = parameters(&model).try_into().unwrap();
+        assert_eq!(first, second);
+    }
+    assert!(model.first.val().is_require_grad());
+}

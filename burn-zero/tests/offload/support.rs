@@ -1,0 +1,120 @@
+//! Models and data that the laws share.
+
+use burn::backend::Autodiff;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::{GradientsParams, Optimizer};
+use burn::prelude::*;
+use burn::tensor::{DType, TensorData};
+use burn_flex::Flex;
+use burn_zero::{HostAdamWConfig, OffloadConfig};
+
+pub type B = Autodiff<Flex>;
+
+/// Parameters of several shapes and types, one that has no gradient in odd steps, one that never has any.
+#[derive(Module, Debug)]
+pub struct Net<B: Backend> {
+    pub matrix: Param<Tensor<B, 2>>,
+    pub inner: Inner<B>,
+    pub never: Param<Tensor<B, 1>>,
+}
+
+#[derive(Module, Debug)]
+pub struct Inner<B: Backend> {
+    pub sometimes: Param<Tensor<B, 1>>,
+    pub low: Param<Tensor<B, 3>>,
+}
+
+impl<B: Backend> Net<B> {
+    /// The same in every process; `low` is of this type.
+    pub fn new(low: DType) -> Self {
+        Self {
+            matrix: Param::from_tensor(tensor(1, [9, 13])),
+            inner: Inner {
+                sometimes: Param::from_tensor(tensor(2, [7])),
+                low: Param::from_tensor(tensor::<B, 3>(3, [2, 5, 3]).cast(low)),
+            },
+            never: Param::from_tensor(tensor(4, [3])),
+        }
+    }
+}
+
+impl Net<B> {
+    /// Gradients that look random, of each parameter's type.
+    pub fn gradients(&self, step: usize) -> GradientsParams {
+        let mut gradients = GradientsParams::new();
+        let seed = 1000 + 10 * step as u64;
+        gradients.register(self.matrix.id, tensor::<Flex, 2>(seed, [9, 13]));
+        if step.is_multiple_of(2) {
+            gradients.register(self.inner.sometimes.id, tensor::<Flex, 1>(seed + 1, [7]));
+        }
+        let low = tensor::<Flex, 3>(seed + 2, [2, 5, 3]).cast(self.inner.low.val().dtype());
+        gradients.register(self.inner.low.id, low);
+        gradients
+    }
+}
+
+/// The same model for the same seed.
+pub fn tensor<B: Backend, const D: usize>(seed: u64, shape: [usize; D]) -> Tensor<B, D> {
+    let elements = shape.iter().product();
+    let data = TensorData::new(values(seed, elements), shape);
+    Tensor::from_data(data, (&Default::default(), DType::F32))
+}
+
+/// Numbers between -0.5 and 0.5 that look random.
+pub fn values(seed: u64, elements: usize) -> Vec<f32> {
+    let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+    };
+    std::iter::repeat_with(next).take(elements).collect()
+}
+
+/// All parameters, in the order of the module.
+pub fn parameters<B: Backend, M: Module<B>>(module: &M) -> Vec<Vec<f32>> {
+    struct Collect(Vec<Vec<f32>>);
+    impl<B: Backend> ModuleVisitor<B> for Collect {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.0.push(param.val().into_data().iter::<f32>().collect());
+        }
+    }
+    let mut collect = Collect(Vec::new());
+    module.visit(&mut collect);
+    collect.0
+}
+
+/// The bits of all parameters.
+pub fn bits<B: Backend, M: Module<B>>(module: &M) -> Vec<Vec<u32>> {
+    let parameters = parameters(module).into_iter();
+    parameters
+        .map(|values| values.into_iter().map(f32::to_bits).collect())
+        .collect()
+}
+
+/// Steps `from..to`.
+pub fn train<O: Optimizer<Net<B>, B>>(
+    optimizer: &mut O,
+    mut model: Net<B>,
+    steps: core::ops::Range<usize>,
+) -> Net<B> {
+    for step in steps {
+        let gradients = model.gradients(step);
+        model = optimizer.step(0.01, model, gradients);
+    }
+    model
+}
+
+/// Burn's defaults, of which f32 and f64 have the same.
+pub fn config(ratio: f64) -> OffloadConfig {
+    let adamw = HostAdamWConfig {
+        epsilon: 1e-5,
+        weight_decay: 0.125,
+        ..Default::default()
+    };
+    OffloadConfig {
+        ratio,
+        ..OffloadConfig::new(adamw)
+    }
+}
