@@ -125,9 +125,9 @@ mod strategy;
 
 pub use backend::{Sharded, ShardedGradients, Tape};
 pub use config::{
-    AdagradParams, AdamParams, BatchConfig, BatchSizes, CommunicationDtype, ConfigError,
-    IgnoredKey, LossScaling, OptimizerConfig, OptimizerOffload, Precision, ResolvedConfig,
-    SchedulerConfig, SgdParams, Warmup, WarmupShape, ZeroConfig,
+    AdagradParams, AdamParams, BatchConfig, BatchSizes, ConfigError, IgnoredKey, LossScaling,
+    OptimizerConfig, OptimizerOffload, Precision, ResolvedConfig, SchedulerConfig, SgdParams,
+    Warmup, WarmupShape, ZeroConfig,
 };
 pub use error::ZeroError;
 pub use estimate::{Estimate, EstimateTable, ModelStates, StateLayout, estimate};

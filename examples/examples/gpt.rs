@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use examples::gpt::error::GptError;
 use examples::gpt::options::Options;
 use peak_alloc::PeakAlloc;
 
@@ -14,7 +13,8 @@ static HEAP: PeakAlloc = PeakAlloc;
 fn main() -> ExitCode {
     let options = Options::parse();
     match examples::gpt::run(&options) {
-        Ok(report) => {
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(report)) => {
             println!(
                 "\n{report}\n--- sample ---\n{}\n--------------",
                 report.sample
@@ -25,11 +25,7 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("error: {error}");
             // As clap does for what it finds wrong itself.
-            ExitCode::from(if matches!(error, GptError::Options(_)) {
-                2
-            } else {
-                1
-            })
+            ExitCode::from(if error.is_usage() { 2 } else { 1 })
         }
     }
 }

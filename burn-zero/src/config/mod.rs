@@ -14,7 +14,7 @@ pub use batch::{BatchConfig, BatchSizes};
 pub use error::ConfigError;
 pub use offload::OptimizerOffload;
 pub use optimizer::{AdagradParams, AdamParams, OptimizerConfig, SgdParams};
-pub use precision::{CommunicationDtype, LossScaling, Precision};
+pub use precision::{LossScaling, Precision};
 pub use resolved::ResolvedConfig;
 pub use scheduler::{SchedulerConfig, Warmup, WarmupShape};
 pub use zero_config::{IgnoredKey, ZeroConfig};

@@ -13,7 +13,7 @@ pub enum OptimizerOffload {
     Host {
         /// The part of the elements that is offloaded, 0 to 1; the rest stays on the device.
         ratio: f64,
-        /// Whether transfer buffers are page-locked, where the backend can.
+        /// Whether buffers of transfers should be page-locked. Kept as the file says it: the buffers are the backend's own.
         pin_memory: bool,
     },
 }

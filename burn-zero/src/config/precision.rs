@@ -1,4 +1,4 @@
-//! Precision of the computation, and of what is sent.
+//! Precision of the computation.
 
 use serde::{Deserialize, Serialize};
 
@@ -49,16 +49,4 @@ impl Default for LossScaling {
             min_scale: 1.0,
         }
     }
-}
-
-/// What gradients are sent in between ranks. They are summed in f32 and rounded once whatever it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CommunicationDtype {
-    /// Single precision.
-    F32,
-    /// Brain floating point: half the bytes, 8 bits of mantissa.
-    Bf16,
-    /// Half precision: half the bytes, overflows from 65520 on.
-    F16,
 }

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::Serialize;
 
 use super::{
-    BatchSizes, CommunicationDtype, LossScaling, OptimizerConfig, OptimizerOffload, Precision,
-    SchedulerConfig, ZeroConfig,
+    BatchSizes, LossScaling, OptimizerConfig, OptimizerOffload, Precision, SchedulerConfig,
+    ZeroConfig,
 };
 
 /// A [`ZeroConfig`] for a known number of ranks: all values checked, all batch sizes known. Its display is the report that
@@ -28,10 +28,11 @@ impl fmt::Display for ResolvedConfig {
             steps,
             world_size,
         } = batch;
-        writeln!(formatter, "{} over {world_size} ranks", config.stage)?;
+        let ranks = if *world_size == 1 { "rank" } else { "ranks" };
+        writeln!(formatter, "{} over {world_size} {ranks}", config.stage)?;
         writeln!(
             formatter,
-            "  batch              {train} = {micro} a micro-batch x {steps} accumulated x {world_size} ranks"
+            "  batch              {train} = {micro} a micro-batch x {steps} accumulated x {world_size} {ranks}"
         )?;
         writeln!(formatter, "  precision          {}", config.precision)?;
         match config.gradient_clipping {
@@ -43,23 +44,17 @@ impl fmt::Display for ResolvedConfig {
             "  optimizer state    {}",
             config.offload_optimizer
         )?;
-        writeln!(
-            formatter,
-            "  buckets            {} elements of gradients, {} of parameters",
-            config.reduce_bucket_size, config.allgather_bucket_size
-        )?;
-        let when = if config.overlap_comm {
+        let sharding = config.sharding();
+        let when = if config.stage.shards_gradients() {
             "during backward"
         } else {
-            "after backward"
+            "in the step"
         };
-        match config.communication_dtype {
-            None => writeln!(
-                formatter,
-                "  communication      {when}, in the gradients' own type"
-            )?,
-            Some(dtype) => writeln!(formatter, "  communication      {when}, in {dtype}")?,
-        }
+        writeln!(
+            formatter,
+            "  communication      gradients {when}, in {}; {} elements a bucket",
+            sharding.communication_dtype, sharding.bucket_elements
+        )?;
         if let Some(optimizer) = &config.optimizer {
             writeln!(formatter, "  optimizer          {optimizer}")?;
         }
@@ -111,29 +106,10 @@ impl fmt::Display for OptimizerOffload {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => formatter.write_str("on the device"),
-            Self::Host { ratio, pin_memory } => {
-                let pages = if *pin_memory {
-                    "page-locked"
-                } else {
-                    "pageable"
-                };
-                write!(
-                    formatter,
-                    "in host memory, {} % of it, {pages} transfers",
-                    ratio * 100.0
-                )
+            Self::Host { ratio, .. } => {
+                write!(formatter, "in host memory, {} % of it", ratio * 100.0)
             }
         }
-    }
-}
-
-impl fmt::Display for CommunicationDtype {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-        })
     }
 }
 

@@ -3,15 +3,17 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BatchConfig, CommunicationDtype, ConfigError, LossScaling, OptimizerConfig, OptimizerOffload,
-    Precision, ResolvedConfig, SchedulerConfig, deepspeed,
+    BatchConfig, ConfigError, LossScaling, OptimizerConfig, OptimizerOffload, Precision,
+    ResolvedConfig, SchedulerConfig, deepspeed,
 };
-use crate::Stage;
+use crate::group::BufferDtype;
+use crate::{Sharding, Stage};
 
 /// How a job trains over its ranks. Written by hand, read from DeepSpeed's JSON
 /// ([`from_deepspeed_json`](Self::from_deepspeed_json)), or from its own (serde), which refuses unknown names too.
 ///
-/// Defaults are DeepSpeed's.
+/// Defaults are DeepSpeed's but for the bucket sizes: its 5e8 would put all gradients of most models into one bucket, which can
+/// only be reduced when backward is over.
 ///
 /// ```
 /// use burn_zero::{OptimizerOffload, Stage, ZeroConfig};
@@ -45,14 +47,13 @@ pub struct ZeroConfig {
     pub gradient_clipping: Option<f64>,
     /// Where optimizer state lives. Default the device.
     pub offload_optimizer: OptimizerOffload,
-    /// Elements of gradients that are reduced at a time, at least. Default 5e8.
+    /// Elements of gradients that are reduced at a time, at most. Default 8,388,608.
     pub reduce_bucket_size: u64,
-    /// Elements of parameters that are gathered at a time, at least. Default 5e8.
+    /// Elements of parameters that are gathered at a time, at most. Default 8,388,608. Both fill the same buckets: the smaller
+    /// of the two sizes counts.
     pub allgather_bucket_size: u64,
-    /// Whether gradients are reduced while backward goes on. Default false.
-    pub overlap_comm: bool,
-    /// What gradients are sent in. Default their own type.
-    pub communication_dtype: Option<CommunicationDtype>,
+    /// What gradients are sent in. Default f32, which they are.
+    pub communication_dtype: BufferDtype,
     /// The optimizer, if the configuration names it.
     pub optimizer: Option<OptimizerConfig>,
     /// The learning-rate schedule, if the configuration names it.
@@ -73,16 +74,17 @@ pub struct IgnoredKey {
 
 impl Default for ZeroConfig {
     fn default() -> Self {
+        let sharding = Sharding::stage(Stage::DataParallel);
+        let bucket_size = sharding.bucket_elements as u64;
         Self {
-            stage: Stage::DataParallel,
+            stage: sharding.stage,
             batch: BatchConfig::default(),
             precision: Precision::F32,
             gradient_clipping: None,
             offload_optimizer: OptimizerOffload::None,
-            reduce_bucket_size: 500_000_000,
-            allgather_bucket_size: 500_000_000,
-            overlap_comm: false,
-            communication_dtype: None,
+            reduce_bucket_size: bucket_size,
+            allgather_bucket_size: bucket_size,
+            communication_dtype: sharding.communication_dtype,
             optimizer: None,
             scheduler: None,
             ignored: Vec::new(),
@@ -117,6 +119,29 @@ impl ZeroConfig {
             config: self.clone(),
             batch,
         })
+    }
+
+    /// What it says to a [`ZeroOptimizer`](crate::ZeroOptimizer). Gradients become their mean over ranks, as in DeepSpeed;
+    /// parameters are cut at any element: see [`Sharding::partition`] for the optimizers that need another one.
+    ///
+    /// ```
+    /// use burn_zero::{Sharding, Stage, ZeroConfig};
+    ///
+    /// let config = ZeroConfig::from_deepspeed_json(
+    ///     r#"{"zero_optimization": {"stage": 2, "reduce_bucket_size": 2e6, "allgather_bucket_size": 1e6}}"#,
+    /// )?;
+    /// let expected = Sharding { bucket_elements: 1_000_000, ..Sharding::stage(Stage::Gradients) };
+    /// assert_eq!(config.sharding(), expected);
+    /// # Ok::<(), burn_zero::ConfigError>(())
+    /// ```
+    pub fn sharding(&self) -> Sharding {
+        let bucket_size = self.reduce_bucket_size.min(self.allgather_bucket_size);
+        Sharding {
+            // Longer than any buffer there is.
+            bucket_elements: usize::try_from(bucket_size).unwrap_or(usize::MAX),
+            communication_dtype: self.communication_dtype,
+            ..Sharding::stage(self.stage)
+        }
     }
 
     /// Checks every number.

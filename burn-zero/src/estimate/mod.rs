@@ -64,7 +64,7 @@ impl ModelStates {
 }
 
 /// What the rank with the most holds and sends. Activations are not part of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Estimate {
     /// Parameters of all buckets with their padding: each bucket is padded to a multiple of the ranks.
     pub padded_elements: u64,
@@ -109,9 +109,9 @@ impl Estimate {
 /// let model = ModelStates::adam(1_000_000_000);
 /// let config = ZeroConfig { stage: Stage::Gradients, ..Default::default() };
 /// let estimate = estimate(&model, &config, 4);
-/// // 4 + 12/4 bytes a parameter instead of 16, and a bucket of 5e8 gradients on top.
+/// // 4 + 12/4 bytes a parameter instead of 16, and a bucket of 2^23 gradients on top.
 /// assert_eq!(estimate.device_bytes(), 7_000_000_000);
-/// assert_eq!(estimate.peak_device_bytes(), 9_000_000_000);
+/// assert_eq!(estimate.peak_device_bytes(), 7_000_000_000 + (4 << 23));
 /// // Three quarters of 2 P.
 /// assert_eq!(estimate.sent_elements, 1_500_000_000);
 /// ```
@@ -119,7 +119,8 @@ impl Estimate {
 /// A world of 0 ranks is taken for 1.
 pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> Estimate {
     let ranks = (world_size as u64).max(1);
-    let padded = padded(model.elements, config.reduce_bucket_size, ranks);
+    let bucket_elements = config.sharding().bucket_elements as u64;
+    let padded = padded(model.elements, bucket_elements, ranks);
     let shard = padded / ranks;
     let states = if config.stage.shards_optimizer_state() {
         shard
@@ -137,7 +138,7 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     let state_bytes = model.optimizer_bytes + model.layout.master_bytes();
     let transfers = ranks > 1 || offloaded > 0;
     let bucket = if transfers {
-        config.reduce_bucket_size.min(model.elements)
+        bucket_elements.min(model.elements)
     } else {
         0
     };

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// Type of a buffer's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum BufferDtype {
     /// 4 bytes.
     F32,

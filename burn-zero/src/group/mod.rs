@@ -27,6 +27,7 @@ mod buffer;
 mod call;
 mod engine;
 mod fault;
+mod launcher;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod options;
@@ -44,6 +45,7 @@ pub use agree::Agree;
 pub use buffer::{BufferDtype, HostBuffer};
 pub use call::{Call, Operation};
 pub use fault::GroupFault;
+pub use launcher::{Launched, launched, local_rank};
 #[cfg(feature = "mpi")]
 pub use mpi::MpiGroup;
 pub use options::{GroupOptions, OnPanic};

@@ -1,4 +1,4 @@
-//! Gradient accumulation: the only file of the example that knows about it.
+//! Gradient accumulation and clipping: the only file of the example that knows about windows of micro-batches.
 
 use burn::lr_scheduler::LrScheduler;
 use burn::module::AutodiffModule;
@@ -9,17 +9,19 @@ use burn::train::renderer::MetricsRenderer;
 use burn::train::{LearningComponentsTypes, SupervisedTraining};
 use burn_accum::{
     AccumConfig, AccumProgress, AccumulatingStrategy, ClipGlobalNorm, EpochTail, MicroBatchSearch,
-    MultiSteps, PerUpdate, UpdateCounter, UpdatesMetric, find_micro_batch, host_memory_bytes,
-    rehearse,
+    MultiSteps, PerUpdate, UpdateCounter, UpdatesMetric, find_micro_batch, flush_request,
+    host_memory_bytes, rehearse,
 };
+use burn_zero::ZeroStrategy;
 
 use super::error::GptError;
 use super::loader::TokenBatch;
 use super::model::Gpt;
-use super::options::Options;
+use super::placement::{Held, Placed};
 use super::precision::Precision;
+use super::ranks::Rank;
 use super::recompute::Recompute;
-use super::train::optimizer;
+use super::settings::Settings;
 use crate::backend::BackendName;
 use crate::pools::{device_bytes, memory_probe};
 
@@ -28,9 +30,6 @@ pub type Found = burn_accum::MicroBatchFound;
 
 /// Why none was found.
 pub type NotFound = burn_accum::FindError;
-
-/// The largest norm of an update's gradient over all parameters, GPT-3's (Brown et al. 2020).
-const MAX_NORM: f32 = 1.0;
 
 /// The micro-batches of an update, all of one size.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,20 +43,23 @@ pub struct Window {
 }
 
 impl Window {
-    /// The window that the options ask for: with `--effective-batch` the largest micro-batch that fits into the memory.
+    /// The window that the settings ask for: with `--effective-batch` the largest micro-batch that fits into the memory, which
+    /// is then set.
     ///
     /// # Errors
     ///
     /// [`GptError::MemoryUnknown`], [`GptError::MicroBatch`].
     pub fn settle<B: AutodiffBackend>(
-        options: &Options,
+        settings: &mut Settings,
         precision: &Precision,
         device: &B::Device,
     ) -> Result<Self, GptError> {
+        let batch = settings.job.batch;
+        let options = &settings.options;
         let Some(effective_batch) = options.effective_batch else {
             return Ok(Self {
-                micro_batch: options.batch,
-                steps: options.accum,
+                micro_batch: batch.micro as usize,
+                steps: batch.steps as usize,
                 found: None,
             });
         };
@@ -70,20 +72,17 @@ impl Window {
             backend: options.backend.name(),
         })?;
         let search = MicroBatchSearch::new(effective_batch, limit_bytes);
-        let found = find::<B>(&search, options, precision, device)?;
+        let found = find::<B>(&search, settings, precision, device)?;
+        let [micro_batch, steps] = [found.partition.micro_batch(), found.partition.steps()];
+        settings.set_window(micro_batch, steps);
         Ok(Self {
-            micro_batch: found.partition.micro_batch(),
-            steps: found.partition.steps(),
+            micro_batch,
+            steps,
             found: Some(found),
         })
     }
 
-    /// Sequences in an update.
-    pub fn effective_batch(&self) -> usize {
-        self.micro_batch * self.steps
-    }
-
-    /// Makes an optimizer take one step a window, with the mean of its gradients, clipped.
+    /// Makes an optimizer take one step a window, with the mean of its gradients.
     pub fn wrap<B, M, O>(&self, optimizer: O) -> (impl Optimizer<M, B> + use<B, M, O>, Updates)
     where
         B: AutodiffBackend,
@@ -100,13 +99,20 @@ where
     M: AutodiffModule<B>,
     O: Optimizer<M, B>,
 {
-    let clipped = ClipGlobalNorm::new(optimizer, MAX_NORM).expect("the norm is above 0");
-    let optimizer = MultiSteps::new(clipped, AccumConfig::mean(steps)).expect("a window has steps");
+    let optimizer =
+        MultiSteps::new(optimizer, AccumConfig::mean(steps)).expect("a window has steps");
     let updates = Updates {
         counter: optimizer.updates(),
         steps,
     };
     (optimizer, updates)
+}
+
+/// Makes an optimizer meet gradients whose norm over all parameters is at most so large.
+pub fn clipped<O>(optimizer: O, max_norm: Option<f64>) -> ClipGlobalNorm<O> {
+    // One that no norm exceeds multiplies with 1 and changes no bit; the type is the same.
+    let max_norm = max_norm.map_or(f32::MAX, |norm| norm as f32);
+    ClipGlobalNorm::new(optimizer, max_norm).expect("settings have checked the norm")
 }
 
 /// How far the training is, in updates.
@@ -129,12 +135,33 @@ impl Updates {
 
     /// Makes the Learner show and count updates. An epoch is a pause to validate and to record: a window that a skipped
     /// micro-batch left open goes on in the next, and is applied when the training ends.
-    pub fn drive<LC: LearningComponentsTypes>(
+    ///
+    /// Over several ranks such a window is applied when its epoch ends, for a record holds rank 0's part of it alone.
+    pub fn drive<B, LC>(
         &self,
         training: SupervisedTraining<LC>,
-    ) -> SupervisedTraining<LC> {
-        let strategy = AccumulatingStrategy::new(&self.counter).with_tail(EpochTail::Carry);
-        let training = training.with_training_strategy(strategy.into());
+        rank: &Rank,
+        device: &B::Device,
+    ) -> SupervisedTraining<LC>
+    where
+        B: AutodiffBackend,
+        LC: LearningComponentsTypes<
+                Backend = B,
+                TrainingModel = Gpt<B>,
+                InferenceModel = Gpt<B::InnerBackend>,
+            > + 'static,
+    {
+        let strategy = if rank.world_size() == 1 {
+            let strategy = AccumulatingStrategy::new(&self.counter);
+            strategy.with_tail(EpochTail::Carry).into()
+        } else {
+            ZeroStrategy::process(rank.group().clone())
+                .with_devices(vec![device.clone()])
+                .with_epoch_end(flush_request::<B>)
+                .sharing_items()
+                .into()
+        };
+        let training = training.with_training_strategy(strategy);
         match self.steps {
             1 => training,
             _ => training.metric_train_numeric(UpdatesMetric::new(&self.counter)),
@@ -150,17 +177,19 @@ impl Updates {
 /// Trains a little, two windows of two micro-batches of this size, and throws the result away; `begins` is called before
 /// each micro-step. Draws random numbers.
 pub fn rehearsal<B: AutodiffBackend>(
-    options: &Options,
+    settings: &Settings,
     precision: &Precision,
     device: &B::Device,
     micro_batch: usize,
     begins: impl Fn(),
 ) {
+    let options = &settings.options;
     let tokens = Tensor::<B, 2, Int>::zeros([micro_batch, options.context], device);
     // A budget, a scaler and an optimizer of its own: the training's are as new afterwards.
     let _recompute = Recompute::install(options.checkpoint);
-    let precision = precision.rehearsal();
-    let (accumulated, _) = accumulate(2, optimizer());
+    let precision = precision.renewed();
+    let optimizer = Placed::<B>::new(&settings.job.config, 1, &Held::default());
+    let (accumulated, _) = accumulate(2, optimizer.expect("the settings were checked"));
     let model: Gpt<B> = options.model().init(device);
     rehearse(model, precision.wrap(accumulated), || {
         begins();
@@ -174,13 +203,13 @@ pub fn rehearsal<B: AutodiffBackend>(
 /// Looks for the largest micro-batch, with trainings in small of the model that the options describe.
 fn find<B: AutodiffBackend>(
     search: &MicroBatchSearch,
-    options: &Options,
+    settings: &Settings,
     precision: &Precision,
     device: &B::Device,
 ) -> Result<Found, GptError> {
     let rehearsal =
-        |micro_batch: usize| rehearsal::<B>(options, precision, device, micro_batch, || {});
-    let mut probe = memory_probe(options.backend);
+        |micro_batch: usize| rehearsal::<B>(settings, precision, device, micro_batch, || {});
+    let mut probe = memory_probe(settings.options.backend);
     let found = find_micro_batch::<B, _>(search, device, &mut *probe, rehearsal);
     found.map_err(GptError::from)
 }

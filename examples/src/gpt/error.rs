@@ -13,6 +13,34 @@ pub enum GptError {
     #[error("{0}")]
     Options(String),
 
+    /// A configuration that cannot be, or that is not for so many ranks.
+    #[error("{place}: {source}")]
+    Config {
+        /// The file, and the options that were put together with it.
+        place: String,
+        /// What is wrong with it.
+        source: burn_zero::ConfigError,
+    },
+
+    /// An option that says something else than the file of `--config`.
+    #[error("{option}, but {} has {says}: leave one of them out", path.display())]
+    Contradiction {
+        /// The option and its value.
+        option: String,
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        says: String,
+    },
+
+    /// The ranks cannot train together.
+    #[error(transparent)]
+    Ranks(#[from] burn_zero::ZeroError),
+
+    /// The optimizer's state cannot be kept on the host.
+    #[error(transparent)]
+    Offload(#[from] burn_zero::OffloadError),
+
     /// A file or directory that cannot be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
@@ -106,6 +134,14 @@ pub enum GptError {
 }
 
 impl GptError {
+    /// Whether the command itself is wrong, rather than what came of it.
+    pub fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::Options(_) | Self::Config { .. } | Self::Contradiction { .. }
+        )
+    }
+
     /// An [`Io`](Self::Io) error about this path.
     pub(super) fn io(
         action: &'static str,

@@ -32,7 +32,7 @@ pub struct TokenBatch<B: Backend> {
 /// Loads the [windows](Windows) of one epoch after the other: each [`iter`](DataLoader::iter) is the next epoch.
 pub struct WindowLoader<B: Backend> {
     windows: Arc<Windows>,
-    /// Of every epoch, what a [slice](DataLoader::slice) is left with.
+    /// Numbers of sequences: of every epoch, what a [slice](DataLoader::slice) is left with.
     items: Range<usize>,
     workers: usize,
     next_epoch: AtomicUsize,
@@ -81,12 +81,12 @@ impl<B: Backend> DataLoader<B, TokenBatch<B>> for WindowLoader<B> {
     /// it would have drawn without the break.
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<TokenBatch<B>> + 'a> {
         let epoch = self.next_epoch.fetch_add(1, Ordering::Relaxed);
-        if let Some(seed) = self.windows.epoch_seed(epoch) {
+        let rank = self.windows.rank_of(self.items.start);
+        if let Some(seed) = self.windows.epoch_seed(rank, epoch) {
             B::seed(&self.device, seed);
         }
-        let end = self.items.end.min(self.windows.items(epoch));
-        let items = self.items.start.min(end)..end;
-        Box::new(Epoch::<B>::start(self, epoch, items))
+        let items = self.windows.items(epoch, self.items.clone());
+        Box::new(Epoch::<B>::start(self, epoch, items.into()))
     }
 
     fn num_items(&self) -> usize {
@@ -118,7 +118,7 @@ struct Epoch<B: Backend> {
 }
 
 impl<B: Backend> Epoch<B> {
-    fn start(loader: &WindowLoader<B>, epoch: usize, items: Range<usize>) -> Self {
+    fn start(loader: &WindowLoader<B>, epoch: usize, items: Arc<[usize]>) -> Self {
         let batch = loader.windows.batch();
         let batches = items.len().div_ceil(batch);
         let stride = loader.workers.min(batches);
@@ -129,8 +129,8 @@ impl<B: Backend> Epoch<B> {
                 let items = items.clone();
                 let work = move || {
                     for index in (worker..batches).step_by(stride) {
-                        let start = items.start + index * batch;
-                        let rows = windows.cut(epoch, start..(start + batch).min(items.end));
+                        let end = ((index + 1) * batch).min(items.len());
+                        let rows = windows.cut(epoch, &items[index * batch..end]);
                         // Nobody reads any more: the epoch was left early.
                         if sender.send(rows).is_err() {
                             return;
@@ -233,11 +233,17 @@ impl Pace {
 mod tests {
     use super::*;
     use crate::gpt::plan::Plan;
+    use crate::gpt::windows::Batches;
     use burn_flex::Flex;
 
     fn loader(workers: usize, first_epoch: usize) -> WindowLoader<Flex> {
         let text = (0..5000u32).map(|i| (i * i % 251) as u8).collect();
-        let windows = Windows::random(text, 8, [3, 1], 42, Plan::new(20, 7));
+        let batches = Batches {
+            size: 3,
+            accum: 1,
+            ranks: 1,
+        };
+        let windows = Windows::random(text, 8, batches, 42, Plan::new(20, 7));
         WindowLoader::new(windows, workers, first_epoch, Default::default())
     }
 

@@ -2,11 +2,13 @@
 //!
 //! From the command to the report:
 //!
-//! - [`options`]: the command line; [`plan`]: how its steps fall into epochs; [`error`]: what can go wrong;
+//! - [`options`]: the command line; [`settings`]: that and the file of `--config`; [`plan`]: how the steps fall into epochs;
+//!   [`error`]: what can go wrong;
 //! - [`text`]: the bytes; [`windows`]: which of them are a batch; [`loader`]: batches from several threads, in order;
 //! - [`model`]: the transformer; [`step`]: its loss, and what the Learner asks of it; [`schedule`]: the learning rate;
-//! - [`precision`]: mixed precision, [`accumulation`]: windows of micro-batches, [`recompute`]: what becomes of activations: no
-//!   other file knows about these, but for the scopes around the model's blocks;
+//! - [`optimizer`]: the one that the settings name; [`placement`]: whole or sharded, on the device or on the host;
+//! - [`precision`]: mixed precision, [`accumulation`]: windows of micro-batches, [`recompute`]: what becomes of activations,
+//!   [`ranks`]: who trains: no other file knows about these, but for the scopes around the model's blocks;
 //! - [`run_dir`]: records, and going on from them; [`metric`], [`history`], [`progress`]: what one sees of a run;
 //! - [`mod@train`]: all of it put together; [`sample`], [`report`]: what is left at the end.
 
@@ -16,15 +18,19 @@ pub mod history;
 pub mod loader;
 pub mod metric;
 pub mod model;
+pub mod optimizer;
 pub mod options;
+pub mod placement;
 pub mod plan;
 pub mod precision;
 pub mod progress;
+pub mod ranks;
 pub mod recompute;
 pub mod report;
 pub mod run_dir;
 pub mod sample;
 pub mod schedule;
+pub mod settings;
 pub mod step;
 pub mod text;
 pub mod train;
@@ -36,25 +42,30 @@ use crate::backend::OnBackend;
 use error::GptError;
 use options::Options;
 use precision::Training;
+use ranks::World;
 use report::Report;
+use settings::Settings;
 use train::train;
 
-/// Trains on the backend that the options name.
+/// Trains on the backend that the options name, and reports where rank 0 is: nothing in the other processes of a job.
 ///
 /// # Errors
 ///
-/// The options contradict each other, the backend is not compiled in, or the [training](train()) fails.
-pub fn run(options: &Options) -> Result<Report, GptError> {
+/// The options contradict each other or the file of `--config`, the backend is not compiled in, or the
+/// [training](train()) fails.
+pub fn run(options: &Options) -> Result<Option<Report>, GptError> {
     options.validate()?;
-    options.backend.run("gpt", Train(options))?
+    let world = World::of(options)?;
+    let settings = Settings::new(options, world.size())?;
+    options.backend.run("gpt", Train(settings, world))?
 }
 
-struct Train<'a>(&'a Options);
+struct Train(Settings, World);
 
-impl OnBackend for Train<'_> {
-    type Output = Result<Report, GptError>;
+impl OnBackend for Train {
+    type Output = Result<Option<Report>, GptError>;
 
     fn run<B: Backend>(self, device: B::Device) -> Self::Output {
-        train::<Training<B>>(self.0, device)
+        train::<Training<B>>(self.0, self.1, device)
     }
 }

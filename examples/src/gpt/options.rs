@@ -1,7 +1,9 @@
 //! The command line.
 
+use std::fmt;
 use std::path::PathBuf;
 
+use burn_zero::Stage;
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -18,22 +20,21 @@ use crate::backend::BackendName;
 #[derive(Parser, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[command(name = "gpt", version, args_override_self = true)]
 pub struct Options {
-    /// Precision of the forward and backward pass; parameters and optimizer stay in f32
-    #[arg(long, value_enum, default_value_t = Amp::Off, help_heading = "Training")]
-    pub amp: Amp,
+    /// Precision of the forward and backward pass; parameters and optimizer stay in f32 [default: off]
+    #[arg(long, value_enum, help_heading = "Training")]
+    pub amp: Option<Amp>,
 
     /// Optimizer updates in total
     #[arg(long, default_value_t = 1200, value_parser = positive(), help_heading = "Training")]
     pub steps: usize,
 
-    /// Sequences in a batch, that is, a micro-batch: what is in memory at once
-    #[arg(long, default_value_t = 16, value_parser = positive(), help_heading = "Training")]
-    pub batch: usize,
+    /// Sequences in a batch of a rank, that is, a micro-batch: what is in memory at once [default: 16]
+    #[arg(long, value_parser = positive(), help_heading = "Training")]
+    pub batch: Option<usize>,
 
-    /// Batches in an update (gradient accumulation)
-    #[arg(long, default_value_t = 1, value_parser = positive(), help_heading = "Training")]
-    #[serde(default = "one")]
-    pub accum: usize,
+    /// Batches of a rank in an update (gradient accumulation) [default: 1]
+    #[arg(long, value_parser = positive(), help_heading = "Training")]
+    pub accum: Option<usize>,
 
     /// Sequences in an update, instead of --batch and --accum: in the largest batches that fit into the memory
     #[arg(
@@ -62,9 +63,9 @@ pub struct Options {
     #[serde(default)]
     pub checkpoint: Checkpoint,
 
-    /// Highest learning rate
-    #[arg(long, default_value_t = 2e-3, value_parser = learning_rate, help_heading = "Training")]
-    pub lr: f64,
+    /// Highest learning rate [default: 0.002]
+    #[arg(long, value_parser = learning_rate, help_heading = "Training")]
+    pub lr: Option<f64>,
 
     /// Updates over which the learning rate rises to its highest; a cosine down to a tenth of it follows
     /// [default: a tenth of the steps, at most 1000]
@@ -83,6 +84,27 @@ pub struct Options {
     /// Where to compute; cuda and vulkan are features of this package
     #[arg(long, value_enum, default_value_t = BackendName::Flex, help_heading = "Training")]
     pub backend: BackendName,
+
+    /// DeepSpeed's JSON: batch sizes, precision, ZeRO, offload, clipping, optimizer and schedule. Options fill in what it leaves
+    /// out, and must not contradict it
+    #[arg(long, value_name = "FILE", help_heading = "Ranks")]
+    #[serde(default)]
+    pub config: Option<PathBuf>,
+
+    /// What is sharded over ranks: 0 nothing (plain data parallel), 1 optimizer state, 2 and gradients [default: 0]
+    #[arg(long, value_name = "STAGE", value_parser = stage, help_heading = "Ranks")]
+    #[serde(default)]
+    pub zero: Option<Stage>,
+
+    /// Ranks, as threads of this process, a device each; under mpirun and srun their processes are the ranks [default: 1]
+    #[arg(long, value_parser = positive(), help_heading = "Ranks")]
+    #[serde(default)]
+    pub ranks: Option<usize>,
+
+    /// Keep the optimizer's state in host memory and update parameters there
+    #[arg(long, help_heading = "Ranks")]
+    #[serde(default)]
+    pub offload: bool,
 
     /// Bytes that the model sees at once
     #[arg(long, default_value_t = 64, value_parser = positive(), help_heading = "Model")]
@@ -174,6 +196,28 @@ impl Options {
         Ok(())
     }
 
+    /// What the processes of a job must have alike beside their settings.
+    pub(super) fn start(&self) -> impl fmt::Debug + use<> {
+        let Self {
+            steps,
+            context,
+            layers,
+            heads,
+            width,
+            seed,
+            resume,
+            ..
+        } = *self;
+        let dropout = self.dropout;
+        (
+            steps,
+            [context, layers, heads, width],
+            dropout,
+            seed,
+            resume,
+        )
+    }
+
     /// The model that these options describe.
     pub fn model(&self) -> GptConfig {
         GptConfig::new(self.context, self.layers, self.heads, self.width)
@@ -187,11 +231,6 @@ impl Options {
             self.steps,
             self.eval_every.unwrap_or(self.steps.div_ceil(10)),
         )
-    }
-
-    /// Sequences in an update.
-    pub fn sequences_per_update(&self) -> usize {
-        self.effective_batch.unwrap_or(self.batch * self.accum)
     }
 
     /// Updates over which the learning rate rises.
@@ -211,7 +250,7 @@ impl Amp {
     }
 
     /// What most of the arithmetic is in: `f32`, `bf16` or `f16`.
-    pub fn precision(self) -> &'static str {
+    pub fn dtype(self) -> &'static str {
         match self {
             Self::Off => "f32",
             lower => lower.name(),
@@ -219,12 +258,19 @@ impl Amp {
     }
 }
 
+impl fmt::Display for Amp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 pub(crate) fn positive() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
 }
 
-fn one() -> usize {
-    1
+fn stage(text: &str) -> Result<Stage, String> {
+    let number: u8 = text.parse().map_err(|_| "must be 0, 1 or 2".to_owned())?;
+    Stage::try_from(number)
 }
 
 /// Of which the bytes can be counted.
@@ -269,22 +315,19 @@ mod tests {
     fn every_option_is_understood() {
         let options = parse(
             "--amp bf16 --steps 30 --batch 2 --context 16 --layers 1 --heads 2 --width 8 --dropout 0.1 --lr 1e-2 \
-             --warmup 3 --eval-every 10 --seed 7 --backend vulkan --text a b --workers 1 --resume --output out",
+             --warmup 3 --eval-every 10 --seed 7 --backend vulkan --text a b --workers 1 --resume --output out --zero 2 --ranks 3 \
+             --offload --config ds_config.json",
         )
         .unwrap();
-        assert_eq!(options.amp, Amp::Bf16);
+        assert_eq!(options.amp, Some(Amp::Bf16));
+        assert_eq!(
+            (options.zero, options.ranks),
+            (Some(Stage::Gradients), Some(3))
+        );
         assert_eq!(options.text.len(), 2);
         assert_eq!(options.warmup(), 3);
         assert_eq!(options.plan().epochs(), 3);
         assert!(options.resume);
-    }
-
-    #[test]
-    fn an_update_is_one_batch_or_several() {
-        let sequences = |arguments| parse(arguments).unwrap().sequences_per_update();
-        assert_eq!(sequences(""), 16);
-        assert_eq!(sequences("--batch 2 --accum 4"), 8);
-        assert_eq!(sequences("--effective-batch 64 --memory-limit 500"), 64);
     }
 
     #[test]
@@ -322,6 +365,12 @@ mod tests {
                 "expected none, block, keep-compute, offload, budget=MIB or budget=1% to budget=100%",
             ),
             ("--amp fp8", "[possible values: off, bf16, f16]"),
+            (
+                "--zero 3",
+                "ZeRO stage 3, but there are 0, 1 and 2; stage 3 comes later",
+            ),
+            ("--zero two", "must be 0, 1 or 2"),
+            ("--ranks 0", "0 is not in 1.."),
             ("--backend tpu", "[possible values: flex, cuda, vulkan]"),
         ] {
             let error = parse(arguments).unwrap_err();

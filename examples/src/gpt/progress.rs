@@ -20,6 +20,8 @@ pub struct Lines {
     plan: Plan,
     micro_batch: usize,
     accum: usize,
+    /// Micro-batches in an iteration of the strategy: with several ranks one, else as many as an update has.
+    iteration: usize,
     names: HashMap<MetricId, String>,
     train: Metrics,
     valid: Metrics,
@@ -32,12 +34,14 @@ pub struct Lines {
 struct Metrics(Vec<(String, String)>);
 
 impl Lines {
-    /// Lines about a training with this plan, whose updates are `accum` micro-batches of `micro_batch` sequences each.
-    pub fn new(plan: Plan, micro_batch: usize, accum: usize) -> Self {
+    /// Lines about a training with this plan, whose updates are `accum` micro-batches of `micro_batch` sequences on each of
+    /// `ranks` ranks.
+    pub fn new(plan: Plan, micro_batch: usize, accum: usize, ranks: usize) -> Self {
         Self {
             plan,
-            micro_batch,
+            micro_batch: micro_batch * ranks,
             accum,
+            iteration: if ranks == 1 { accum } else { 1 },
             names: HashMap::new(),
             train: Metrics::default(),
             valid: Metrics::default(),
@@ -57,7 +61,7 @@ impl Lines {
             .steps_of(item.global_progress.items_processed)
             .start;
         let steps = self.plan.steps();
-        let updates = done + item.iteration.unwrap_or(0);
+        let updates = done + item.iteration.unwrap_or(0) * self.iteration / self.accum;
         let head = format!("update {updates}/{steps}");
         if self.accum == 1 {
             return head;
@@ -164,15 +168,16 @@ mod tests {
 
     #[test]
     fn updates_and_micro_batches_are_counted_from_the_start() {
-        let head = |accum| {
-            Lines::new(Plan::new(12, 4), 2, accum).head(&TrainingProgress {
-                progress: Some(Progress::new(14, 32)),
+        let head = |accum, ranks, iteration| {
+            Lines::new(Plan::new(12, 4), 2, accum, ranks).head(&TrainingProgress {
+                progress: Some(Progress::new(14 * ranks, 32 * ranks)),
                 global_progress: Progress::new(2, 3),
-                iteration: Some(1),
+                iteration: Some(iteration),
             })
         };
-        assert_eq!(head(1), "update 5/12");
-        assert_eq!(head(4), "update 5/12  micro-batch 23/48");
+        assert_eq!(head(1, 1, 1), "update 5/12");
+        assert_eq!(head(4, 1, 1), "update 5/12  micro-batch 23/48");
+        assert_eq!(head(4, 3, 7), "update 5/12  micro-batch 23/48");
     }
 
     #[test]

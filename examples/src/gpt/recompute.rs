@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::accumulation::rehearsal;
 use super::error::GptError;
 use super::model::Activations;
-use super::options::Options;
 use super::precision::Precision;
+use super::settings::Settings;
 
 /// What `--checkpoint` chooses from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -159,7 +159,7 @@ pub struct Replayed {
 /// [`GptError::Io`].
 pub fn plot_memory<B: AutodiffBackend>(
     file: &Path,
-    options: &Options,
+    settings: &Settings,
     precision: &Precision,
     device: &B::Device,
     micro_batch: usize,
@@ -167,17 +167,15 @@ pub fn plot_memory<B: AutodiffBackend>(
     // Under a budget all tensors are seen. This one, of any size, is in force where the options bring none.
     let _all = MemoryBudget::bytes(u64::MAX).install();
     let recording = trace::record();
-    rehearsal::<B>(options, precision, device, micro_batch, || {
+    rehearsal::<B>(settings, precision, device, micro_batch, || {
         // The last step is drawn.
         recording.take();
     });
     let events = recording.finish();
-    let title = format!(
-        "A step of {micro_batch} sequences, --checkpoint {}",
-        options.checkpoint
-    );
+    let checkpoint = settings.options.checkpoint;
+    let title = format!("A step of {micro_batch} sequences, --checkpoint {checkpoint}");
     let mut plot = MemoryPlot::new(&events).title(title);
-    if let Checkpoint::BudgetMib(mebibytes) = options.checkpoint {
+    if let Checkpoint::BudgetMib(mebibytes) = checkpoint {
         plot = plot.budget_bytes(mebibytes << 20);
     }
     fs::write(file, plot.svg()).map_err(GptError::io("write", file))

@@ -10,6 +10,7 @@ use super::accumulation::Found;
 use super::error::GptError;
 use super::history::EpochLosses;
 use super::options::Options;
+use super::ranks::{Expected, RankFigures};
 use super::recompute::Replayed;
 
 /// What `report.json` holds.
@@ -34,11 +35,11 @@ pub struct Report {
     pub steps: usize,
     /// Updates that were taken.
     pub updates: u64,
-    /// Sequences in a micro-batch.
+    /// Sequences in a micro-batch of a rank.
     pub micro_batch: usize,
-    /// Micro-batches in an update.
+    /// Micro-batches of a rank in an update.
     pub window: usize,
-    /// Sequences in an update.
+    /// Sequences in an update, over all ranks.
     pub effective_batch: usize,
     /// How the micro-batch was found, if it was looked for.
     pub found: Option<Found>,
@@ -54,6 +55,12 @@ pub struct Report {
     pub text_bytes: usize,
     /// Bytes of the held-out part.
     pub valid_bytes: usize,
+    /// ZeRO stage: what `--zero` chose.
+    pub stage: u8,
+    /// What a rank was expected to hold and send.
+    pub expected: Expected,
+    /// What each rank sent and held; of this process only when it resumed a run.
+    pub ranks: Vec<RankFigures>,
     /// Losses of every epoch; of this process only when it resumed a run.
     pub epochs: Vec<EpochLosses>,
     /// Text that the model wrote.
@@ -96,10 +103,16 @@ impl fmt::Display for Report {
             ),
             (
                 "effective batch",
-                format!(
-                    "{} ({} x {})",
-                    self.effective_batch, self.window, self.micro_batch
-                ),
+                match self.ranks.len() {
+                    1 => format!(
+                        "{} ({} x {})",
+                        self.effective_batch, self.window, self.micro_batch
+                    ),
+                    ranks => format!(
+                        "{} ({} x {} on {ranks} ranks)",
+                        self.effective_batch, self.window, self.micro_batch
+                    ),
+                },
             ),
             ("updates", self.updates.to_string()),
             ("checkpoint", self.options.checkpoint.to_string()),
@@ -111,7 +124,34 @@ impl fmt::Display for Report {
         for (name, value) in rows {
             writeln!(out, "{name:<22}{value}")?;
         }
-        Ok(())
+        if self.ranks.len() == 1 {
+            return Ok(());
+        }
+        writeln!(
+            out,
+            "ZeRO stage {}        rank   sent elements an update    bytes in all   optimizer state",
+            self.stage
+        )?;
+        let all = self.ranks.iter().enumerate();
+        for (rank, figures) in all {
+            writeln!(
+                out,
+                "{:>24}{:>26}{:>16}{:>18}",
+                rank,
+                figures.sent_elements / figures.updates.max(1),
+                figures.sent_bytes,
+                figures.state_bytes
+            )?;
+        }
+        let expected = self.expected.0;
+        writeln!(
+            out,
+            "{:>24}{:>26}{:>16}{:>18}",
+            "estimate",
+            expected.sent_elements,
+            "",
+            expected.optimizer_bytes + expected.host_bytes,
+        )
     }
 }
 
@@ -131,15 +171,20 @@ fn parse_peak(status: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpt::settings::Settings;
     use clap::Parser;
 
     fn report() -> Report {
+        let settings = Settings::new(&Options::parse_from(["gpt"]), 1).unwrap();
         Report {
             train_loss: 1.25,
             valid_loss: 1.5,
             tokens_per_second: 6789.4,
             peak_bytes: Some(300 << 20),
             skipped_steps: 2,
+            stage: 2,
+            expected: Expected::of(12_345, &settings.job),
+            ranks: vec![RankFigures::default()],
             replayed: Replayed {
                 operations: 17,
                 ..Default::default()
@@ -162,7 +207,7 @@ mod tests {
                 valid: Some(1.5),
             }],
             sample: "/// a \"sample\"\n".into(),
-            options: Options::parse_from(["gpt"]),
+            options: settings.options,
         }
     }
 
@@ -192,6 +237,35 @@ mod tests {
              backend               flex\n\
              parameters            12345\n"
         );
+    }
+
+    #[test]
+    fn several_ranks_are_beside_the_estimate() {
+        let figures = RankFigures {
+            updates: 100,
+            sent_elements: 1_234_500,
+            sent_bytes: 5_000_000,
+            updated_elements: 6_173,
+            state_bytes: 49_384,
+        };
+        let options = Options::parse_from(["gpt", "--zero", "2"]);
+        let settings = Settings::new(&options, 2).unwrap();
+        let report = Report {
+            ranks: vec![figures; 2],
+            expected: Expected::of(12_345, &settings.job),
+            ..report()
+        };
+        let text = report.to_string();
+        assert!(
+            text.ends_with(
+                "ZeRO stage 2        rank   sent elements an update    bytes in all   optimizer state\n\
+                 \x20                      0                     12345         5000000             49384\n\
+                 \x20                      1                     12345         5000000             49384\n\
+                 \x20               estimate                     12346                             49384\n"
+            ),
+            "{text}"
+        );
+        assert!(text.contains("8 (4 x 2 on 2 ranks)"), "{text}");
     }
 
     #[test]

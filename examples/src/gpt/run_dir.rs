@@ -8,12 +8,14 @@ use burn::prelude::Backend;
 use burn::record::{
     FileRecorder, FullPrecisionSettings, NamedMpkFileRecorder, Recorder, RecorderError,
 };
+use burn_zero::{OptimizerConfig, SchedulerConfig};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::GptError;
 use super::options::Options;
+use super::settings::Settings;
 use super::text::Text;
 use super::windows::hash;
 
@@ -23,6 +25,9 @@ struct Start {
     options: Options,
     /// Sequences in an update.
     effective_batch: usize,
+    optimizer: Option<OptimizerConfig>,
+    scheduler: Option<SchedulerConfig>,
+    gradient_clipping: Option<f64>,
     text_bytes: usize,
     text_hash: u64,
 }
@@ -30,75 +35,78 @@ struct Start {
 /// Options that may change when a run is resumed: they leave its records valid and its updates what they are. Of an
 /// update's sequences only the number must stay: epochs hold whole windows, and an optimizer's record can be loaded under
 /// another window.
-const FREE: [&str; 12] = [
+const FREE: [&str; 15] = [
     "accum",
     "amp",
     "backend",
     "batch",
     "checkpoint",
+    "config",
     "effective_batch",
     "memory_limit",
     "memory_plot",
     "output",
+    "ranks",
     "resume",
     "text",
     "workers",
+    "zero",
 ];
+
+/// Of the file of `--config`, what may not.
+const FIXED: [&str; 3] = ["optimizer", "scheduler", "gradient_clipping"];
 
 /// Names of the three records of an epoch, Burn's.
 const RECORDS: [&str; 3] = ["model", "optim", "scheduler"];
 
+/// Name of the report in the directory of a run.
+pub const REPORT: &str = "report.json";
+
+/// Prepares a new run and clears away the one that was there, or checks that the one that is there can go on: then it
+/// returns the epoch whose record to go on from.
+///
+/// # Errors
+///
+/// The directory cannot be written, or what is in it cannot be resumed with these settings.
+pub fn open(settings: &Settings, text: &Text) -> Result<Option<usize>, GptError> {
+    let options = &settings.options;
+    let config = &settings.job.config;
+    let run = RunDir {
+        path: options.output.clone(),
+    };
+    let start = Start {
+        options: options.clone(),
+        effective_batch: settings.sequences_per_update(),
+        optimizer: config.optimizer.clone(),
+        scheduler: config.scheduler,
+        gradient_clipping: config.gradient_clipping,
+        text_bytes: text.len(),
+        text_hash: fingerprint(text),
+    };
+    if options.resume {
+        let epoch = run.last_record()?;
+        run.check_same(&start)?;
+        if epoch >= options.plan().epochs() {
+            return Err(GptError::AlreadyComplete {
+                path: run.path,
+                steps: options.steps,
+            });
+        }
+        return Ok(Some(epoch));
+    }
+    run.clear()?;
+    let json = serde_json::to_string_pretty(&start).expect("options are plain data");
+    let file = run.start_file();
+    fs::write(&file, json).map_err(GptError::io("write", file))?;
+    Ok(None)
+}
+
 /// The directory of a run.
-pub struct RunDir {
+struct RunDir {
     path: PathBuf,
 }
 
 impl RunDir {
-    /// Prepares a new run and clears away the one that was there, or checks that the one that is there can go on.
-    ///
-    /// Also returns the epoch whose record to go on from.
-    ///
-    /// # Errors
-    ///
-    /// The directory cannot be written, or what is in it cannot be resumed with these options.
-    pub fn open(options: &Options, text: &Text) -> Result<(Self, Option<usize>), GptError> {
-        let run = Self {
-            path: options.output.clone(),
-        };
-        let start = Start {
-            options: options.clone(),
-            effective_batch: options.sequences_per_update(),
-            text_bytes: text.len(),
-            text_hash: fingerprint(text),
-        };
-        if options.resume {
-            let epoch = run.last_record()?;
-            run.check_same(&start)?;
-            if epoch >= options.plan().epochs() {
-                return Err(GptError::AlreadyComplete {
-                    path: run.path,
-                    steps: options.steps,
-                });
-            }
-            return Ok((run, Some(epoch)));
-        }
-        run.clear()?;
-        let json = serde_json::to_string_pretty(&start).expect("options are plain data");
-        let file = run.start_file();
-        fs::write(&file, json).map_err(GptError::io("write", file))?;
-        Ok((run, None))
-    }
-
-    /// The directory itself.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Where the report goes.
-    pub fn report(&self) -> PathBuf {
-        self.path.join("report.json")
-    }
-
     fn start_file(&self) -> PathBuf {
         self.path.join("run.json")
     }
@@ -114,7 +122,7 @@ impl RunDir {
             let path = self.path.join(directory);
             absent_is_fine(fs::remove_dir_all(&path)).map_err(GptError::io("remove", path))?;
         }
-        for file in ["run.json", "report.json", "experiment.log"] {
+        for file in ["run.json", REPORT, "experiment.log"] {
             let path = self.path.join(file);
             absent_is_fine(fs::remove_file(&path)).map_err(GptError::io("remove", path))?;
         }
@@ -143,10 +151,16 @@ impl RunDir {
     fn check_same(&self, now: &Start) -> Result<(), GptError> {
         let file = self.start_file();
         let json = fs::read(&file).map_err(GptError::io("read", &file))?;
-        let then: Value = serde_json::from_slice(&json)
+        let mut then: Value = serde_json::from_slice(&json)
             .map_err(io::Error::from)
             .map_err(GptError::io("read", file))?;
-        let now = serde_json::to_value(now).expect("options are plain data");
+        let mut now = serde_json::to_value(now).expect("options are plain data");
+        for start in [&mut then, &mut now] {
+            // It is among the options.
+            if let Some(optimizer) = start["optimizer"].as_object_mut() {
+                optimizer.remove("lr");
+            }
+        }
 
         let options = now["options"].as_object().expect("options are an object");
         let mut differences: Vec<_> = options
@@ -162,6 +176,8 @@ impl RunDir {
                 )
             })
             .collect();
+        let fixed = FIXED.into_iter().filter(|key| then[key] != now[key]);
+        differences.extend(fixed.map(|key| format!("{key} was {} and is {}", then[key], now[key])));
         // Runs of one batch an update did not write it.
         let sequences = |start: &Value| {
             let written = start["effective_batch"].as_u64();
@@ -169,7 +185,7 @@ impl RunDir {
         };
         if sequences(&then) != sequences(&now) {
             differences.push(format!(
-                "an update (--batch times --accum, or --effective-batch) was {} sequences and is {}",
+                "an update (--batch times --accum times --ranks, or --effective-batch) was {} sequences and is {}",
                 sequences(&then).unwrap_or_default(),
                 sequences(&now).unwrap_or_default()
             ));

@@ -6,6 +6,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::{Adaptor, LossInput};
 use burn::train::{InferenceStep, ItemLazy, TrainOutput, TrainStep};
 use burn_flex::Flex;
+use burn_zero::RankItem;
 
 use super::loader::TokenBatch;
 use super::metric::Nats;
@@ -59,6 +60,20 @@ impl<B: Backend> ItemLazy for LossOutput<B> {
         LossOutput {
             loss: Tensor::from_data(self.loss.into_data(), &Default::default()),
         }
+    }
+}
+
+/// From one process to another: the metrics are those of all ranks.
+impl<B: Backend> RankItem for LossOutput<B> {
+    fn into_bytes(self) -> Vec<u8> {
+        let loss: f32 = self.loss.into_scalar().elem();
+        loss.to_le_bytes().into()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+        let bytes = bytes.try_into().map_err(|_| "a loss has four bytes")?;
+        let loss = Tensor::from_data([f32::from_le_bytes(bytes)], &Default::default());
+        Ok(Self { loss })
     }
 }
 

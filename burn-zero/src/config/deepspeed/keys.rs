@@ -240,7 +240,12 @@ pub(super) const ZERO: Keys = &[
         "allgather_bucket_size",
         Read("the elements of a bucket, such as 5e8"),
     ),
-    ("overlap_comm", Read("true or false")),
+    (
+        "overlap_comm",
+        Ignored(
+            "stage 2 always reduces gradients while backward goes on, the other stages do in the step",
+        ),
+    ),
     (
         "offload_optimizer",
         Read("an object such as {\"device\": \"cpu\"}"),

@@ -11,11 +11,9 @@ mod tests;
 use json::Json;
 use section::{Keys, Section};
 
-use super::{
-    BatchConfig, CommunicationDtype, ConfigError, LossScaling, OptimizerOffload, Precision,
-    ZeroConfig,
-};
+use super::{BatchConfig, ConfigError, LossScaling, OptimizerOffload, Precision, ZeroConfig};
 use crate::Stage;
+use crate::group::BufferDtype;
 
 /// The configuration of a file, its numbers not yet checked against each other.
 pub(super) fn read(text: &str) -> Result<ZeroConfig, ConfigError> {
@@ -66,7 +64,9 @@ impl Reader {
         };
         self.config.gradient_clipping =
             top.number("gradient_clipping")?.filter(|norm| *norm != 0.0);
-        self.config.communication_dtype = communication_dtype(&top)?;
+        if let Some(dtype) = communication_dtype(&top)? {
+            self.config.communication_dtype = dtype;
+        }
         self.config.precision = self.read_precision(&top)?;
         self.read_zero(&top)?;
         self.config.optimizer = self.read_optimizer(&top)?;
@@ -135,7 +135,6 @@ impl Reader {
         if let Some(size) = zero.integer("allgather_bucket_size")? {
             self.config.allgather_bucket_size = size;
         }
-        self.config.overlap_comm = zero.bool("overlap_comm")?.unwrap_or(false);
         if zero.bool("cpu_offload")? == Some(true) {
             self.config.offload_optimizer = OptimizerOffload::Host {
                 ratio: 1.0,
@@ -200,16 +199,16 @@ fn loss_scaling(fp16: &Section<'_>) -> Result<LossScaling, ConfigError> {
     }
 }
 
-fn communication_dtype(top: &Section<'_>) -> Result<Option<CommunicationDtype>, ConfigError> {
+fn communication_dtype(top: &Section<'_>) -> Result<Option<BufferDtype>, ConfigError> {
     const KEY: &str = "communication_data_type";
 
     let Some(name) = top.text(KEY)? else {
         return Ok(None);
     };
     match name.to_ascii_lowercase().as_str() {
-        "fp32" => Ok(Some(CommunicationDtype::F32)),
-        "bf16" | "bfp16" => Ok(Some(CommunicationDtype::Bf16)),
-        "fp16" => Ok(Some(CommunicationDtype::F16)),
+        "fp32" => Ok(Some(BufferDtype::F32)),
+        "bf16" | "bfp16" => Ok(Some(BufferDtype::Bf16)),
+        "fp16" => Ok(Some(BufferDtype::F16)),
         "none" => Ok(None),
         _ => Err(top.invalid(KEY, format!("{name:?}"), "\"fp32\", \"bf16\" or \"fp16\"")),
     }

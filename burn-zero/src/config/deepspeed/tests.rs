@@ -64,9 +64,8 @@ ZeRO stage 2 (optimizer state and gradients sharded) over 4 ranks
   precision          f16 under autocast, f32 parameters, losses times 65536 at first, doubled after 1000 finite steps, halved \
 at overflow 2, at least 1
   gradient clipping  none
-  optimizer state    in host memory, 100 % of it, page-locked transfers
-  buckets            500000000 elements of gradients, 500000000 of parameters
-  communication      after backward, in the gradients' own type
+  optimizer state    in host memory, 100 % of it
+  communication      gradients during backward, in f32; 8388608 elements a bucket
   ignored            zero_optimization.offload_param: of stage 3, as in DeepSpeed
 "
     );
@@ -95,8 +94,7 @@ fn every_section_is_read() {
         },
         reduce_bucket_size: 200_000_000,
         allgather_bucket_size: 200_000_000,
-        overlap_comm: true,
-        communication_dtype: Some(CommunicationDtype::Bf16),
+        communication_dtype: BufferDtype::Bf16,
         optimizer: Some(OptimizerConfig::AdamW(AdamParams {
             lr: 3e-5,
             betas: (0.8, 0.99),
@@ -118,6 +116,7 @@ fn every_section_is_read() {
     assert_eq!(config.resolve(2).unwrap().batch.train, 64);
     for path in [
         "zero_optimization.stage3_prefetch_bucket_size",
+        "zero_optimization.overlap_comm",
         "amp",
         "steps_per_print",
         "fp16.auto_cast",
@@ -127,7 +126,7 @@ fn every_section_is_read() {
 }
 
 #[test]
-fn what_is_left_out_is_deepspeeds_default() {
+fn what_is_left_out_is_the_default() {
     assert_eq!(
         ZeroConfig::from_deepspeed_json("{}").unwrap(),
         ZeroConfig::default()

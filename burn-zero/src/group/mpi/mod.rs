@@ -7,7 +7,7 @@ mod poll;
 mod transport;
 
 use std::{
-    env, fmt,
+    fmt,
     io::Write,
     process,
     sync::{
@@ -25,7 +25,7 @@ use transport::MpiTransport;
 
 use super::{
     Agree, GroupFault, GroupOptions, OnPanic, Pending, ProcessGroup, Request, Traffic, engine,
-    queue::Queue,
+    launcher::launched, queue::Queue,
 };
 use crate::ZeroError;
 
@@ -196,16 +196,13 @@ fn lost_worker() -> ZeroError {
 
 /// Launchers of one MPI start as many groups of one as there are processes of a program linked to another MPI.
 fn check_launcher(world_size: usize) -> Result<(), ZeroError> {
-    let variables = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
-    let expected = variables.iter().find_map(|name| {
-        let size = env::var(name).ok()?.parse::<usize>().ok()?;
-        (size > 1).then_some((name, size))
-    });
-    match expected {
-        Some((name, size)) if world_size == 1 => Err(ZeroError::Mpi {
+    match launched() {
+        Some(job) if world_size == 1 => Err(ZeroError::Mpi {
             reason: format!(
-                "the launcher started {size} processes ({name}), but this program's library ({}) sees only this one: \
+                "the launcher started {} processes ({}), but this program's library ({}) sees only this one: \
                  start it with that library's own mpirun, or srun --mpi=pmix or --mpi=pmi2",
+                job.world_size,
+                job.variable,
                 ::mpi::environment::library_version()
                     .unwrap_or_default()
                     .lines()

@@ -3,6 +3,8 @@
 //! Burn's CPU backend draws all random numbers of a process from one generator, so two trainings at once would disturb
 //! each other: the tests here take turns.
 
+mod ranks;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,10 +15,10 @@ use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, NamedMpkFileRecorder, Recorder};
 use burn_flex::Flex;
 use clap::Parser;
+use examples::gpt::error::GptError;
 use examples::gpt::model::Gpt;
 use examples::gpt::options::Options;
 use examples::gpt::report::Report;
-use examples::gpt::run;
 use peak_alloc::PeakAlloc;
 
 /// As in the example itself.
@@ -39,10 +41,8 @@ fn options(directory: &Path, more: &str) -> Options {
         )
         .unwrap();
     }
-    let batch = match more.contains("--effective-batch") {
-        true => "",
-        false => "--batch 4",
-    };
+    let sized = more.contains("--effective-batch") || more.contains("--config");
+    let batch = if sized { "" } else { "--batch 4" };
     let arguments = format!(
         "gpt --steps 12 --eval-every 4 {batch} --context 16 --layers 1 --heads 2 --width 16 --dropout 0.1 \
          --lr 1e-2 --text {} --output {}/run {more}",
@@ -52,7 +52,12 @@ fn options(directory: &Path, more: &str) -> Options {
     Options::parse_from(arguments.split_whitespace())
 }
 
-/// The report without what is measured.
+/// Trains; rank 0 is always here.
+fn run(options: &Options) -> Result<Report, GptError> {
+    examples::gpt::run(options).map(Option::unwrap)
+}
+
+/// The report without what is measured, or of one process of several that a run was.
 fn figures(report: &Report) -> Report {
     let mut options = report.options.clone();
     options.resume = false;
@@ -61,6 +66,7 @@ fn figures(report: &Report) -> Report {
     Report {
         tokens_per_second: 0.0,
         peak_bytes: None,
+        ranks: Vec::new(),
         options,
         ..report.clone()
     }
@@ -204,7 +210,7 @@ fn a_resumed_run_ends_like_one_without_a_break() {
     let changed = error("--resume --batch 5 --lr 1e-3");
     assert!(
         changed.contains(
-            "--lr was 0.01 and is 0.001, an update (--batch times --accum, or --effective-batch) was 4 sequences and is 5"
+            "--lr was 0.01 and is 0.001, an update (--batch times --accum times --ranks, or --effective-batch) was 4 sequences and is 5"
         ),
         "{changed}"
     );

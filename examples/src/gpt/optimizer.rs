@@ -1,0 +1,273 @@
+//! The optimizer that the settings name.
+//!
+//! One type for all of them, so that the training is compiled once.
+
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{
+    AdaGrad, AdaGradConfig, AdaGradState, Adam, AdamConfig, AdamState, AdamW, AdamWConfig,
+    AdamWState, LearningRate, Sgd, SgdConfig, SgdState, SimpleOptimizer,
+};
+use burn::prelude::*;
+use burn::record::Record;
+use burn_zero::{AdamParams, OptimizerConfig};
+
+/// AdamW with the moments of GPT-3 (Brown et al. 2020).
+pub fn default_optimizer(lr: f64) -> OptimizerConfig {
+    OptimizerConfig::AdamW(AdamParams {
+        lr,
+        betas: (0.9, 0.95),
+        eps: 1e-8,
+        weight_decay: 0.01,
+    })
+}
+
+/// One of Burn's optimizers.
+#[derive(Clone)]
+pub enum Named<B: Backend> {
+    /// Adam with L2 regularisation.
+    Adam(Adam),
+    /// Adam with decoupled weight decay.
+    AdamW(AdamW),
+    /// Stochastic gradient descent, with momentum if there is one.
+    Sgd(Sgd<B>),
+    /// Adagrad.
+    AdaGrad(AdaGrad),
+}
+
+/// The state of a parameter.
+#[derive(Record, Clone)]
+pub enum NamedState<B: Backend, const D: usize> {
+    /// Of Adam.
+    Adam(AdamState<B, D>),
+    /// Of AdamW.
+    AdamW(AdamWState<B, D>),
+    /// Of SGD.
+    Sgd(SgdState<B, D>),
+    /// Of Adagrad.
+    AdaGrad(AdaGradState<B, D>),
+}
+
+impl<B: Backend> Named<B> {
+    /// The optimizer of a configuration; its learning rate is the schedule's affair.
+    pub fn new(config: &OptimizerConfig) -> Self {
+        let decay = |penalty: f64| (penalty > 0.0).then(|| WeightDecayConfig::new(penalty as f32));
+        match config {
+            OptimizerConfig::Adam(params) => Self::Adam(
+                AdamConfig::new()
+                    .with_beta_1(params.betas.0 as f32)
+                    .with_beta_2(params.betas.1 as f32)
+                    .with_epsilon(params.eps as f32)
+                    .with_weight_decay(decay(params.weight_decay))
+                    .build(),
+            ),
+            OptimizerConfig::AdamW(params) => Self::AdamW(
+                AdamWConfig::new()
+                    .with_beta_1(params.betas.0 as f32)
+                    .with_beta_2(params.betas.1 as f32)
+                    .with_epsilon(params.eps as f32)
+                    .with_weight_decay(params.weight_decay as f32)
+                    .build(),
+            ),
+            OptimizerConfig::Sgd(params) => {
+                let momentum = MomentumConfig::new()
+                    .with_momentum(params.momentum)
+                    .with_dampening(params.dampening)
+                    .with_nesterov(params.nesterov);
+                Self::Sgd(
+                    SgdConfig::new()
+                        .with_momentum((params.momentum > 0.0).then_some(momentum))
+                        .with_weight_decay(decay(params.weight_decay))
+                        .build(),
+                )
+            }
+            OptimizerConfig::Adagrad(params) => Self::AdaGrad(
+                AdaGradConfig::new()
+                    .with_epsilon(params.eps as f32)
+                    .with_weight_decay(decay(params.weight_decay))
+                    .build(),
+            ),
+        }
+    }
+}
+
+/// Optimizer state of one parameter, in bytes.
+pub fn state_bytes(config: &OptimizerConfig) -> u64 {
+    match config {
+        OptimizerConfig::Adam(_) | OptimizerConfig::AdamW(_) => 8,
+        OptimizerConfig::Sgd(params) if params.momentum == 0.0 => 0,
+        OptimizerConfig::Sgd(_) | OptimizerConfig::Adagrad(_) => 4,
+    }
+}
+
+/// What `match` arms below do alike for every optimizer.
+macro_rules! step {
+    ($optimizer:expr, $state:expr, ($lr:expr, $tensor:expr, $gradient:expr): $($name:ident)*) => {
+        match ($optimizer, $state) {
+            $((Named::$name(optimizer), None) => {
+                let (tensor, state) = optimizer.step($lr, $tensor, $gradient, None);
+                (tensor, state.map(NamedState::$name))
+            }
+            (Named::$name(optimizer), Some(NamedState::$name(state))) => {
+                let (tensor, state) = optimizer.step($lr, $tensor, $gradient, Some(state));
+                (tensor, state.map(NamedState::$name))
+            })*
+            _ => panic!("the record is that of another optimizer"),
+        }
+    };
+}
+
+impl<B: Backend> SimpleOptimizer<B> for Named<B> {
+    type State<const D: usize> = NamedState<B, D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<B, D>,
+        gradient: Tensor<B, D>,
+        state: Option<NamedState<B, D>>,
+    ) -> (Tensor<B, D>, Option<NamedState<B, D>>) {
+        step!(self, state, (lr, tensor, gradient): Adam AdamW Sgd AdaGrad)
+    }
+
+    fn to_device<const D: usize>(state: NamedState<B, D>, device: &B::Device) -> NamedState<B, D> {
+        match state {
+            NamedState::Adam(state) => {
+                NamedState::Adam(<Adam as SimpleOptimizer<B>>::to_device(state, device))
+            }
+            NamedState::AdamW(state) => {
+                NamedState::AdamW(<AdamW as SimpleOptimizer<B>>::to_device(state, device))
+            }
+            NamedState::Sgd(state) => NamedState::Sgd(Sgd::to_device(state, device)),
+            NamedState::AdaGrad(state) => {
+                NamedState::AdaGrad(<AdaGrad as SimpleOptimizer<B>>::to_device(state, device))
+            }
+        }
+    }
+}
+
+/// The optimizer of a configuration, for a whole module or for the pieces of one.
+pub fn optimizer<B, M>(config: &OptimizerConfig) -> OptimizerAdaptor<Named<B::InnerBackend>, M, B>
+where
+    B: burn::tensor::backend::AutodiffBackend,
+    M: burn::module::AutodiffModule<B>,
+{
+    Named::new(config).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::backend::Autodiff;
+    use burn::module::Param;
+    use burn::nn::{Linear, LinearConfig};
+    use burn::optim::{GradientsParams, Optimizer};
+    use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
+    use burn_flex::Flex;
+    use burn_zero::{AdagradParams, SgdParams};
+
+    type Train = Autodiff<Flex>;
+
+    fn steps<O: Optimizer<Linear<Train>, Train>>(
+        optimizer: &mut O,
+        mut model: Linear<Train>,
+        steps: usize,
+    ) -> Linear<Train> {
+        for step in 0..steps {
+            let x = Tensor::<Train, 2>::full([3, 4], 0.3 + step as f32, &Default::default());
+            let loss = model.forward(x).powf_scalar(2.0).mean();
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(0.05, model, gradients);
+        }
+        model
+    }
+
+    fn weights(model: &Linear<Train>) -> Vec<f32> {
+        model.weight.val().into_data().to_vec().unwrap()
+    }
+
+    fn linear() -> Linear<Train> {
+        let mut model = LinearConfig::new(4, 2)
+            .with_bias(false)
+            .init(&Default::default());
+        // Drawn before it is cloned.
+        model.weight = Param::from_tensor(model.weight.val());
+        model
+    }
+
+    #[test]
+    fn each_is_burns_and_goes_on_from_its_record() {
+        let model = linear();
+        let adam = AdamParams {
+            betas: (0.8, 0.9),
+            eps: 1e-6,
+            weight_decay: 0.1,
+            ..Default::default()
+        };
+        let sgd = SgdParams {
+            momentum: 0.9,
+            dampening: 0.1,
+            nesterov: true,
+            weight_decay: 0.1,
+            ..Default::default()
+        };
+        let burns_adam = AdamConfig::new()
+            .with_beta_1(0.8)
+            .with_beta_2(0.9)
+            .with_epsilon(1e-6)
+            .with_weight_decay(Some(WeightDecayConfig::new(0.1)));
+        let burns_adam_w = AdamWConfig::new()
+            .with_beta_1(0.8)
+            .with_beta_2(0.9)
+            .with_epsilon(1e-6)
+            .with_weight_decay(0.1);
+        let momentum = MomentumConfig::new()
+            .with_momentum(0.9)
+            .with_dampening(0.1)
+            .with_nesterov(true);
+        let burns_sgd = SgdConfig::new()
+            .with_momentum(Some(momentum))
+            .with_weight_decay(Some(WeightDecayConfig::new(0.1)));
+        let plain_sgd = OptimizerConfig::Sgd(SgdParams::default());
+        let adagrad = OptimizerConfig::Adagrad(AdagradParams::default());
+        let burns_adagrad = AdaGradConfig::new().with_epsilon(1e-10);
+        let plain = || model.clone();
+        let cases = [
+            (
+                OptimizerConfig::Adam(adam),
+                steps(&mut burns_adam.init(), plain(), 3),
+            ),
+            (
+                OptimizerConfig::AdamW(adam),
+                steps(&mut burns_adam_w.init(), plain(), 3),
+            ),
+            (
+                OptimizerConfig::Sgd(sgd),
+                steps(&mut burns_sgd.init(), plain(), 3),
+            ),
+            (plain_sgd, steps(&mut SgdConfig::new().init(), plain(), 3)),
+            (adagrad, steps(&mut burns_adagrad.init(), plain(), 3)),
+        ];
+        for (config, burns) in cases {
+            let mut named = optimizer(&config);
+            assert_eq!(
+                weights(&steps(&mut named, plain(), 3)),
+                weights(&burns),
+                "{config}"
+            );
+
+            let mut named = optimizer(&config);
+            let half = steps(&mut named, plain(), 2);
+            let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+            let bytes = Recorder::<Train>::record(&recorder, named.to_record(), ()).unwrap();
+            let record = Recorder::<Train>::load(&recorder, bytes, &Default::default()).unwrap();
+            let mut resumed = optimizer::<Train, _>(&config).load_record(record);
+            assert_eq!(
+                weights(&steps(&mut resumed, half.clone(), 1)),
+                weights(&steps(&mut named, half, 1)),
+                "{config}"
+            );
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Where the state of the optimizer is: whole or a shard of it, on the device or on the host.
+//!
+//! One type for all places, so that the training is compiled once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn::backend::Autodiff;
+use burn::module::AutodiffModule;
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
+use burn::record::Record;
+use burn::tensor::backend::AutodiffBackend;
+use burn_accum::ClipGlobalNorm;
+use burn_flex::Flex;
+use burn_zero::{
+    HostAdamWConfig, HostOffload, OffloadConfig, OffloadRecord, OffloadedAdamW, OptimizerConfig,
+    Shards, ZeroConfig, ZeroOptimizer,
+};
+
+use super::accumulation::clipped;
+use super::error::GptError;
+use super::model::Gpt;
+use super::optimizer::Named;
+
+/// What the optimizer of a rank has met.
+#[derive(Clone, Debug, Default)]
+pub struct Held(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    elements: AtomicU64,
+    updates: AtomicU64,
+}
+
+impl Held {
+    /// Elements that it updates, as seen in its last step.
+    pub fn elements(&self) -> u64 {
+        self.0.elements.load(Ordering::Relaxed)
+    }
+
+    /// Its steps.
+    pub fn updates(&self) -> u64 {
+        self.0.updates.load(Ordering::Relaxed)
+    }
+}
+
+/// An optimizer with its state on the device or on the host.
+#[derive(Clone)]
+pub struct Located<B: AutodiffBackend, M: AutodiffModule<B>> {
+    place: Place<B, M>,
+    held: Held,
+}
+
+#[derive(Clone)]
+enum Place<B: AutodiffBackend, M: AutodiffModule<B>> {
+    Device(OptimizerAdaptor<Named<B::InnerBackend>, M, B>),
+    Host(OffloadedAdamW<B>),
+    HostBackend(OnFlex),
+}
+
+/// An optimizer of Burn that runs on the CPU, whatever the training's backend is.
+type OnFlex =
+    HostOffload<Flex, OptimizerAdaptor<Named<Flex>, Shards<Autodiff<Flex>>, Autodiff<Flex>>>;
+
+/// Burn's record of an optimizer: the same type for all modules.
+type OnDevice<B> =
+    <OptimizerAdaptor<Named<<B as AutodiffBackend>::InnerBackend>, Gpt<B>, B> as Optimizer<
+        Gpt<B>,
+        B,
+    >>::Record;
+
+/// Its state.
+#[derive(Record, Clone)]
+pub enum LocatedRecord<B: AutodiffBackend> {
+    /// On the device.
+    Device(OnDevice<B>),
+    /// On the host, of AdamW.
+    Host(OffloadRecord<B::InnerBackend>),
+    /// On the host, of the others.
+    HostBackend(<OnFlex as Optimizer<Gpt<B>, B>>::Record),
+}
+
+impl<B: AutodiffBackend, M: AutodiffModule<B>> Located<B, M> {
+    /// The optimizer of a configuration, where it says.
+    ///
+    /// # Errors
+    ///
+    /// [`GptError::Offload`].
+    fn new(config: &ZeroConfig, held: &Held) -> Result<Self, GptError> {
+        let optimizer = config.optimizer.as_ref().expect("settings name one");
+        let adamw = match optimizer {
+            OptimizerConfig::AdamW(params) => Some(HostAdamWConfig::from(params)),
+            _ => None,
+        };
+        let offload =
+            OffloadConfig::of(&config.offload_optimizer, adamw.clone().unwrap_or_default());
+        let place = match (offload, adamw) {
+            (None, _) => Place::Device(Named::new(optimizer).into()),
+            (Some(offload), Some(_)) => Place::Host(offload.init()?),
+            (Some(offload), None) if offload.ratio < 1.0 => {
+                return Err(GptError::Options(format!(
+                    "offload_optimizer has a ratio of {}, but only AdamW's state can be on the host in part, and the optimizer is \
+                     {optimizer}: leave the ratio out",
+                    offload.ratio
+                )));
+            }
+            (Some(_), None) => Place::HostBackend(HostOffload::new(Named::new(optimizer).into())),
+        };
+        let held = held.clone();
+        Ok(Self { place, held })
+    }
+}
+
+impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizer<M, B> for Located<B, M> {
+    type Record = LocatedRecord<B>;
+
+    fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+        let elements = module.num_params() as u64;
+        self.held.0.elements.store(elements, Ordering::Relaxed);
+        match &mut self.place {
+            Place::Device(optimizer) => optimizer.step(lr, module, grads),
+            Place::Host(optimizer) => optimizer.step(lr, module, grads),
+            Place::HostBackend(optimizer) => optimizer.step(lr, module, grads),
+        }
+    }
+
+    fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
+        let elements = module.num_params() as u64;
+        self.held.0.elements.store(elements, Ordering::Relaxed);
+        match &mut self.place {
+            Place::Device(optimizer) => optimizer.step_multi(lr, module, grads),
+            Place::Host(optimizer) => optimizer.step_multi(lr, module, grads),
+            Place::HostBackend(optimizer) => optimizer.step_multi(lr, module, grads),
+        }
+    }
+
+    fn to_record(&self) -> LocatedRecord<B> {
+        match &self.place {
+            Place::Device(optimizer) => LocatedRecord::Device(optimizer.to_record()),
+            Place::Host(optimizer) => LocatedRecord::Host(Optimizer::<M, B>::to_record(optimizer)),
+            Place::HostBackend(optimizer) => {
+                LocatedRecord::HostBackend(Optimizer::<M, B>::to_record(optimizer))
+            }
+        }
+    }
+
+    fn load_record(self, record: LocatedRecord<B>) -> Self {
+        let place = match (self.place, record) {
+            (Place::Device(optimizer), LocatedRecord::Device(record)) => {
+                Place::Device(optimizer.load_record(record))
+            }
+            (Place::Host(optimizer), LocatedRecord::Host(record)) => {
+                Place::Host(Optimizer::<M, B>::load_record(optimizer, record))
+            }
+            (Place::HostBackend(optimizer), LocatedRecord::HostBackend(record)) => {
+                Place::HostBackend(Optimizer::<M, B>::load_record(optimizer, record))
+            }
+            _ => panic!("the record is of a run with its optimizer's state in another place"),
+        };
+        let held = self.held;
+        Self { place, held }
+    }
+}
+
+/// With the whole state, or with a shard of it.
+#[derive(Clone)]
+pub struct Placed<B: AutodiffBackend> {
+    ranks: Ranks<B>,
+    held: Held,
+}
+
+#[derive(Clone)]
+#[allow(clippy::large_enum_variant, reason = "there is one of it")]
+enum Ranks<B: AutodiffBackend> {
+    One(ClipGlobalNorm<Located<B, Gpt<B>>>),
+    Many(ZeroOptimizer<ClipGlobalNorm<Located<B, Shards<B>>>>),
+}
+
+impl<B: AutodiffBackend> Placed<B> {
+    /// The optimizer of a configuration behind the clipping of its gradients: over `ranks` ranks inside of a Learner.
+    ///
+    /// # Errors
+    ///
+    /// [`GptError::Offload`], [`GptError::Options`].
+    pub fn new(config: &ZeroConfig, ranks: usize, held: &Held) -> Result<Self, GptError> {
+        let max_norm = config.gradient_clipping;
+        let ranks = if ranks == 1 {
+            Ranks::One(clipped(Located::new(config, held)?, max_norm))
+        } else {
+            let clip = clipped(Located::new(config, held)?, max_norm);
+            // A rank meets a shard of the gradients, and only all together know the norm.
+            let norm = clip.norm();
+            let zero = ZeroOptimizer::in_learner(clip, config.sharding());
+            Ranks::Many(zero.with_norm(move |value| norm.provide(value)))
+        };
+        let held = held.clone();
+        Ok(Self { ranks, held })
+    }
+}
+
+impl<B: AutodiffBackend> Optimizer<Gpt<B>, B> for Placed<B> {
+    type Record = LocatedRecord<B>;
+
+    fn step(&mut self, lr: LearningRate, module: Gpt<B>, grads: GradientsParams) -> Gpt<B> {
+        self.held.0.updates.fetch_add(1, Ordering::Relaxed);
+        match &mut self.ranks {
+            Ranks::One(optimizer) => optimizer.step(lr, module, grads),
+            Ranks::Many(optimizer) => optimizer.step(lr, module, grads),
+        }
+    }
+
+    fn step_multi(
+        &mut self,
+        lr: LearningRate,
+        module: Gpt<B>,
+        grads: MultiGradientsParams,
+    ) -> Gpt<B> {
+        self.held.0.updates.fetch_add(1, Ordering::Relaxed);
+        match &mut self.ranks {
+            Ranks::One(optimizer) => optimizer.step_multi(lr, module, grads),
+            Ranks::Many(optimizer) => optimizer.step_multi(lr, module, grads),
+        }
+    }
+
+    fn to_record(&self) -> LocatedRecord<B> {
+        match &self.ranks {
+            Ranks::One(optimizer) => optimizer.to_record(),
+            Ranks::Many(optimizer) => Optimizer::<Gpt<B>, B>::to_record(optimizer),
+        }
+    }
+
+    fn load_record(self, record: LocatedRecord<B>) -> Self {
+        let ranks = match self.ranks {
+            Ranks::One(optimizer) => Ranks::One(optimizer.load_record(record)),
+            Ranks::Many(optimizer) => {
+                Ranks::Many(Optimizer::<Gpt<B>, B>::load_record(optimizer, record))
+            }
+        };
+        let held = self.held;
+        Self { ranks, held }
+    }
+}

@@ -1,0 +1,235 @@
+//! Several ranks, DeepSpeed's configuration and offload.
+
+use std::fs;
+use std::path::Path;
+
+use burn_zero::Stage;
+use examples::gpt::history::EpochLosses;
+use examples::gpt::report::Report;
+
+use super::{assert_same_parameters, options, parameters, run, turn};
+
+/// The losses of the first updates, an epoch each, and what is left at the end.
+fn losses(more: &str) -> (Vec<EpochLosses>, Report) {
+    let directory = tempfile::tempdir().unwrap();
+    let more = format!("--steps 5 --eval-every 1 --dropout 0 {more}");
+    let report = run(&options(directory.path(), &more)).unwrap();
+    (report.epochs.clone(), report)
+}
+
+/// Whether losses are the same to the rounding of what they are computed in.
+#[track_caller]
+fn assert_follow(one: &[EpochLosses], other: &[EpochLosses], tolerance: f64) {
+    assert_eq!((one.len(), other.len()), (5, 5));
+    for (one, other) in one.iter().zip(other) {
+        let distance = |one: Option<f64>, other: Option<f64>| {
+            let (one, other) = (one.unwrap(), other.unwrap());
+            assert!((one / other - 1.0).abs() < tolerance, "{one} or {other}");
+        };
+        distance(one.train, other.train);
+        distance(one.valid, other.valid);
+    }
+}
+
+/// f32 sums in another order, and what AdamW makes of that in five updates.
+const F32_ROUNDING: f64 = 2e-6;
+
+/// Gradients of each rank are rounded to bf16, eight bits, before they are added.
+const BF16_ROUNDING: f64 = 2e-3;
+
+#[test]
+fn ranks_follow_one_with_their_whole_batch() {
+    let _turn = turn();
+    for (more, tolerance) in [
+        ("", F32_ROUNDING),
+        ("--accum 2", F32_ROUNDING),
+        ("--checkpoint block", F32_ROUNDING),
+        ("--amp bf16", BF16_ROUNDING),
+        ("--amp f16 --accum 2 --checkpoint block", BF16_ROUNDING),
+    ] {
+        let (one, alone) = losses(&format!("--batch 8 {more}"));
+        let stages =
+            [0, 1, 2].map(|stage| losses(&format!("--batch 4 --ranks 2 --zero {stage} {more}")));
+        for (stage, (losses, report)) in stages.iter().enumerate() {
+            assert_follow(&one, losses, tolerance);
+            // Stage 2 adds ranks up before micro-batches, the others after them.
+            if stage < 2 || !more.contains("--accum") {
+                assert_eq!(losses, &stages[0].0, "stage {stage}, {more}");
+                assert_eq!(report.sample, stages[0].1.sample);
+            }
+            assert_eq!(report.effective_batch, alone.effective_batch);
+            assert_eq!((report.updates, report.ranks.len()), (5, 2));
+            assert_eq!(report.tokens, alone.tokens);
+        }
+    }
+}
+
+#[test]
+fn what_ranks_send_and_hold_is_the_estimate() {
+    let _turn = turn();
+    for stage in [0, 1, 2] {
+        let (_, report) = losses(&format!("--ranks 3 --zero {stage} --batch 2"));
+        let expected = report.expected.0;
+        let close = |found: u64, expected: u64| {
+            let distance = (found as f64 / expected as f64 - 1.0).abs();
+            assert!(distance < 0.05, "stage {stage}: {found}, not {expected}");
+        };
+        for figures in &report.ranks {
+            assert_eq!(figures.updates, 5);
+            close(figures.sent_elements / 5, expected.sent_elements);
+            close(figures.state_bytes, expected.optimizer_bytes);
+            assert!(figures.sent_bytes > 4 * figures.sent_elements);
+        }
+        assert_eq!(report.stage, stage);
+    }
+}
+
+#[test]
+fn deepspeeds_file_runs_unmodified() {
+    let _turn = turn();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ds_config.json");
+    let more = format!("--config {} --steps 3", file.display());
+    for (ranks, micro_batch) in [(1, 64), (2, 32)] {
+        let directory = tempfile::tempdir().unwrap();
+        let options = options(directory.path(), &format!("{more} --ranks {ranks}"));
+        let report = run(&options).unwrap();
+        assert_eq!(
+            (report.effective_batch, report.micro_batch),
+            (64, micro_batch)
+        );
+        assert_eq!((report.stage, report.precision.as_str()), (2, "f16"));
+        assert_eq!(report.options.zero, Some(Stage::Gradients));
+        assert!(report.options.offload);
+        assert_eq!(report.ranks.len(), ranks);
+        assert_eq!(
+            report.expected.0.optimizer_bytes, 0,
+            "nothing on the device"
+        );
+        assert!(report.valid_loss < 6.0);
+    }
+}
+
+#[test]
+fn a_file_of_every_kind_is_followed() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().unwrap();
+    let (device, host) = ("none", "cpu");
+    let reports = [device, host].map(|place| {
+        let file = directory.path().join("ds_config.json");
+        fs::write(&file, every_kind(place)).unwrap();
+        let more = format!("--config {} --lr 0.1 --ranks 2 --dropout 0", file.display());
+        run(&options(directory.path(), &more)).unwrap()
+    });
+    // The backend of the host is that of the training.
+    assert_eq!(reports[0].epochs, reports[1].epochs);
+    let [report, offloaded] = reports;
+    assert_eq!((report.effective_batch, report.window), (8, 2));
+    assert_eq!((report.precision.as_str(), report.stage), ("bf16", 1));
+    // A momentum, 4 bytes, and on the host the parameter beside it.
+    let bytes = |report: &Report| {
+        let figures = report.ranks[1];
+        figures.state_bytes / figures.updated_elements
+    };
+    assert_eq!((bytes(&report), bytes(&offloaded)), (4, 8));
+    let rates = fs::read_to_string(directory.path().join("run/train/epoch-1/Learning_Rate.log"));
+    let rates = rates.unwrap();
+    assert!(rates.starts_with('0'), "{rates}");
+    assert!(rates.contains("0.025"), "{rates}");
+}
+
+fn every_kind(place: &str) -> String {
+    r#"{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5,
+            "bf16": {"enabled": true}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 1e3,
+            "offload_optimizer": {"device": "PLACE"}},
+            "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_type": "linear"}}}"#
+        .replace("PLACE", place)
+}
+
+#[test]
+fn a_state_on_the_host_changes_little() {
+    let _turn = turn();
+    let (device, _) = losses("--batch 8");
+    let (host, report) = losses("--batch 8 --offload");
+    // Burn and PyTorch order AdamW's operations differently.
+    assert_follow(&device, &host, 1e-4);
+    let elements = report.ranks[0].updated_elements;
+    assert_eq!(report.ranks[0].state_bytes, 12 * elements);
+    let (ranks, report) = losses("--batch 4 --ranks 2 --zero 2 --offload");
+    assert_follow(&host, &ranks, F32_ROUNDING);
+    let held: u64 = report
+        .ranks
+        .iter()
+        .map(|figures| figures.updated_elements)
+        .sum();
+    assert_eq!(held, elements);
+}
+
+#[test]
+fn a_run_goes_on_with_another_number_of_ranks() {
+    let _turn = turn();
+    for (first, then) in [(2, 1), (1, 2), (2, 2), (3, 2)] {
+        let directory = tempfile::tempdir().unwrap();
+        let with = |ranks: usize| {
+            let batch = 12 / ranks;
+            format!("--dropout 0 --batch {batch} --ranks {ranks} --zero 2 --amp f16")
+        };
+        let start = options(directory.path(), &with(first));
+        let whole = run(&start).unwrap();
+        let expected = parameters(&start, 3);
+        for name in ["model", "optim", "scheduler"] {
+            fs::remove_file(start.output.join(format!("checkpoint/{name}-3.mpk"))).unwrap();
+        }
+        let resumed = options(directory.path(), &format!("{} --resume", with(then)));
+        let resumed = run(&resumed).unwrap();
+        if first == then {
+            assert_eq!(resumed.epochs, whole.epochs[2..]);
+            assert_eq!(parameters(&start, 3), expected);
+        } else {
+            let distance = (resumed.valid_loss / whole.valid_loss - 1.0).abs();
+            assert!(distance < BF16_ROUNDING, "{first} to {then}: {distance}");
+        }
+        assert_eq!(resumed.updates, whole.updates);
+    }
+}
+
+#[test]
+fn ranks_end_with_the_same_parameters_as_one() {
+    let _turn = turn();
+    let directories = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let one = options(directories[0].path(), "--dropout 0 --batch 6");
+    let three = options(
+        directories[1].path(),
+        "--dropout 0 --batch 2 --ranks 3 --zero 1",
+    );
+    run(&one).unwrap();
+    run(&three).unwrap();
+    assert_same_parameters(&parameters(&one, 3), &parameters(&three, 3));
+}
+
+#[test]
+fn what_ranks_cannot_do_is_refused_before_it_starts() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().unwrap();
+    let error = |more: &str| {
+        run(&options(directory.path(), more))
+            .unwrap_err()
+            .to_string()
+    };
+    let file = directory.path().join("ds_config.json");
+    let with = |json: &str| {
+        fs::write(&file, json).unwrap();
+        error(&format!("--config {}", file.display())).replace(&file.display().to_string(), "FILE")
+    };
+    assert_eq!(
+        with(r#"{"zero_optimization": {"stage": 3}}"#),
+        "FILE: zero_optimization.stage: 3 is not supported: sharded parameters come later; stage 2, with offload_optimizer, \
+         is the one that needs least memory now"
+    );
+    assert_eq!(
+        with(r#"{"fp61": {}}"#),
+        "FILE: fp61: there is no such key; the nearest is `fp16`"
+    );
+    assert!(error("--config missing.json").starts_with("cannot read missing.json: "));
+    assert!(!directory.path().join("run").exists());
+}

@@ -1,0 +1,117 @@
+//! The gpt example under `mpirun`: this program starts itself as the ranks, and compares them with ranks that are threads.
+
+use std::env;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use examples::gpt::options::Options;
+use examples::gpt::report::Report;
+use examples::gpt::run;
+
+/// The command line of a process that was started as a rank.
+const ARGUMENTS: &str = "GPT_RANK_ARGUMENTS";
+
+/// Longest that a job may take.
+const LONGEST: Duration = Duration::from_secs(240);
+
+fn main() {
+    if let Ok(arguments) = env::var(ARGUMENTS) {
+        if let Err(error) = run(&Options::parse_from(arguments.split_whitespace())) {
+            eprintln!("error: {error}");
+            std::process::exit(1);
+        }
+        return;
+    }
+    processes_are_threads();
+    a_launcher_decides_how_many();
+    println!("ranks that are processes: ok");
+}
+
+fn arguments(directory: &Path, more: &str) -> String {
+    let text = directory.join("text.txt");
+    std::fs::write(
+        &text,
+        "the quick brown fox jumps over the lazy dog. ".repeat(60),
+    )
+    .expect("the directory is new");
+    format!(
+        "gpt --steps 4 --eval-every 2 --batch 4 --context 16 --layers 1 --heads 2 --width 16 --text {} --output {}/run {more}",
+        text.display(),
+        directory.display()
+    )
+}
+
+/// Runs a job of two processes to its end: whether it succeeded, and what it printed.
+fn job(arguments: &str) -> (bool, String) {
+    let launcher = env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
+    let mut command = Command::new(&launcher);
+    if !launcher.contains("mpich") {
+        command.args(["--allow-run-as-root", "--oversubscribe"]);
+    }
+    let output = tempfile::NamedTempFile::new().expect("there is a place for temporary files");
+    let stream = || Stdio::from(output.as_file().try_clone().expect("it is open"));
+    let mut job = command
+        .args(["-n", "2"])
+        .arg(env::current_exe().expect("this program has a path"))
+        .env(ARGUMENTS, arguments)
+        .stdin(Stdio::null())
+        .stdout(stream())
+        .stderr(stream())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{launcher}: {error}; Debian: apt-get install openmpi-bin"));
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = job.try_wait().expect("the launcher is ours") {
+            break status;
+        }
+        if start.elapsed() > LONGEST {
+            let _ = job.kill();
+            panic!("two ranks hung for {LONGEST:?}");
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    let printed = std::fs::read_to_string(output.path()).expect("it was written");
+    (status.success(), printed)
+}
+
+fn processes_are_threads() {
+    for more in [
+        "--zero 2",
+        "--zero 1 --amp f16 --accum 2",
+        "--zero 2 --offload",
+    ] {
+        let directories = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+        let (success, printed) = job(&arguments(directories[0].path(), more));
+        assert!(success, "{more}: {printed}");
+        // Rank 0 alone shows what goes on.
+        assert_eq!(printed.matches("bytes of text").count(), 1, "{printed}");
+        let report = std::fs::read(directories[0].path().join("run/report.json"));
+        let report: Report =
+            serde_json::from_slice(&report.expect("rank 0 wrote it")).expect("it is a report");
+
+        let threads = arguments(directories[1].path(), &format!("{more} --ranks 2"));
+        let threads = run(&Options::parse_from(threads.split_whitespace()))
+            .expect("it is the same training")
+            .expect("rank 0 is here");
+        assert_eq!(report.epochs, threads.epochs, "{more}");
+        assert_eq!(report.sample, threads.sample, "{more}");
+        assert_eq!(report.ranks.len(), 2);
+        for (process, thread) in report.ranks.iter().zip(&threads.ranks) {
+            assert_eq!(process.sent_elements, thread.sent_elements);
+            assert_eq!(process.state_bytes, thread.state_bytes);
+        }
+    }
+}
+
+fn a_launcher_decides_how_many() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (success, printed) = job(&arguments(directory.path(), "--ranks 3"));
+    assert!(!success);
+    assert!(
+        printed.contains("--ranks 3, but the launcher started 2 processes ("),
+        "{printed}"
+    );
+}
