@@ -81,13 +81,13 @@ pub enum FindError {
         /// The most in use meanwhile.
         peak_bytes: u64,
     },
-    /// A larger micro-batch took clearly less memory than a smaller one.
+    /// A larger micro-batch took less than half the memory of a smaller one.
     #[error(
-        "a micro-batch of {larger} took {} and one of {smaller} took {}: memory must grow with the micro-batch, so the \
-         probe misses peaks or the step does not use its size",
+        "a micro-batch of {larger} took {}, less than half of what one of {smaller} took, {}: the probe misses peaks or \
+         the step does not use its size",
         mebibytes(*.larger_bytes), mebibytes(*.smaller_bytes)
     )]
-    NotMonotonic {
+    PeaksMissed {
         /// A size.
         smaller: usize,
         /// What it took at most.

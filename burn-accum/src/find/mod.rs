@@ -66,7 +66,7 @@ pub use trial::StepResult;
 /// # Errors
 ///
 /// [`FindError::InvalidValue`], [`FindError::LimitTooSmall`], [`FindError::StepFails`] with a micro-batch of one,
-/// [`FindError::NothingMeasured`], [`FindError::NotMonotonic`].
+/// [`FindError::NothingMeasured`], [`FindError::PeaksMissed`].
 pub fn find_micro_batch<B, R>(
     search: &MicroBatchSearch,
     device: &B::Device,
