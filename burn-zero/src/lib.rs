@@ -121,6 +121,7 @@ mod reduce;
 pub mod shard;
 mod sharding;
 mod stage;
+mod state;
 mod strategy;
 
 pub use backend::{Sharded, ShardedGradients, Tape};

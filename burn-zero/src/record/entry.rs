@@ -41,7 +41,7 @@ impl TensorSpec {
     }
 
     /// Bytes of one element.
-    pub(super) fn element_bytes(&self) -> usize {
+    pub(crate) fn element_bytes(&self) -> usize {
         self.dtype.bitsize() / 8
     }
 

@@ -11,15 +11,14 @@ use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
 use serde_json::Value as Json;
 
-use super::dtype::from_file;
 use super::model::{self, ModelTensor};
-use super::together::{Loaded, Source, Together};
-use super::{OptimizerState, Recorder, Training, WINDOW, refuse};
+use super::{OptimizerState, Recorder, Training};
 use crate::ShardingError;
 use crate::backend::attach;
 use crate::optimizer::{Parameters, replace_tensors};
 use crate::record::{Piece, RecordError, ShardedRecord, TrainingState, agree, split};
 use crate::reduce::Arriving;
+use crate::state::{Item, Naming, WINDOW, by_name, from_file, put_together, refuse, wanted};
 
 /// What of a record this rank needs.
 struct Wanted {
@@ -142,7 +141,6 @@ impl Recorder {
         let pieces = model.iter().map(|tensor| Ok(Piece::whole(tensor.spec()?)));
         let mut pieces: Vec<_> = pieces.collect::<Result<_, ShardingError>>()?;
 
-        let rank = self.group().rank();
         let mut local = names
             .iter()
             .filter(|tensor| tensor.name.starts_with(&format!("{WINDOW}/")));
@@ -159,13 +157,9 @@ impl Recorder {
         let local = local
             .by_ref()
             .map(|tensor| (tensor.name.clone(), tensor.shape.clone()));
-        let source = Source::Wanted {
-            pieces: Vec::new(),
-            local: local.collect(),
-        };
-        let mut together = Together::new(self.layout(), rank, parameters, source);
-        together.walk(&tree, None, &mut Vec::new())?;
-        pieces.extend(together.into_wanted());
+        let naming = Naming::of_layers(parameters);
+        let of_optimizer = wanted(&tree, self.layout(), naming, local.collect())?;
+        pieces.extend(of_optimizer.into_iter().map(|(_, piece)| piece));
         Ok(Wanted {
             pieces,
             model,
@@ -188,7 +182,6 @@ impl Recorder {
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
-        type Item<R, B> = <R as Record<B>>::Item<FullPrecisionSettings>;
         let Training {
             model,
             optimizer,
@@ -203,19 +196,11 @@ impl Recorder {
             .zip(loaded.by_ref())
             .map(|(tensor, bytes)| (tensor.path, (bytes, tensor.dtype, tensor.shape)))
             .collect();
-        let mut tensors: HashMap<String, Loaded> = HashMap::new();
-        for (piece, bytes) in wanted.pieces[tensors_of_model..].iter().zip(loaded) {
-            let tensor = tensors.entry(piece.tensor.name.clone()).or_default();
-            tensor.shape.clone_from(&piece.tensor.shape);
-            tensor.bytes.extend(bytes);
-        }
-
-        let rank = self.group().rank();
-        let source = Source::Loaded(tensors);
-        let mut together = Together::new(self.layout(), rank, parameters, source);
-        let tree = together.walk(&wanted.tree, None, &mut Vec::new())?;
-        let item: Item<O::Record, B> = tree.deserialized().map_err(refuse)?;
-        let record = O::Record::from_item::<FullPrecisionSettings>(item, &device);
+        let pieces = wanted.pieces.into_iter().skip(tensors_of_model);
+        let tensors = by_name(pieces.zip(loaded));
+        let naming = Naming::of_layers(parameters);
+        let record =
+            put_together::<B, O::Record>(&wanted.tree, self.layout(), naming, tensors, &device)?;
         let optimizer = optimizer.load_record(record);
 
         let item: Item<S::Record<B>, B> =

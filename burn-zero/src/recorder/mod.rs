@@ -1,15 +1,11 @@
 //! Whole trainings in sharded records: the model, the optimizer with all its layers, the scheduler and the small state.
 //!
-//! `save.rs` and `load.rs` are the two directions. A record of any of Burn's optimizers is a tree of maps in which parameters
-//! are known by ids: `apart.rs` makes paths of the ids and takes the tensors out, so that any number of ranks can take their
-//! parts of them, and `together.rs` is the way back. `model.rs` knows the tensors of a module, `dtype.rs` their types in files.
+//! `save.rs` and `load.rs` are the two directions; `model.rs` knows the tensors of a module, [`state`](crate::state) those of an
+//! optimizer.
 
-mod apart;
-mod dtype;
 mod load;
 mod model;
 mod save;
-mod together;
 
 use core::fmt;
 use std::sync::Arc;
@@ -17,9 +13,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::Sharding;
 use crate::group::ProcessGroup;
 use crate::reduce::{Exchange, Layout};
-use crate::{Sharding, ShardingError};
 
 /// What trains: a model, its optimizer with all layers around it, and the schedule of its learning rate (a number, if it is
 /// constant).
@@ -116,17 +112,8 @@ struct OptimizerState {
     tree: Value,
 }
 
-/// The section of the model's tensors, that of the optimizer's, and that of windows that are not complete.
+/// The section of the model's tensors.
 const MODEL: &str = "model";
-const OPTIMIZER: &str = "optimizer";
-const WINDOW: &str = "window";
-
-/// Marks a map whose keys are paths of parameters, and whose tensors are cut over ranks.
-const PARAMETERS: &str = "$parameters";
-/// Marks a map whose keys are paths of parameters, and whose tensors are this rank's alone.
-const LOCAL: &str = "$local";
-/// Marks the place of a tensor; holds its type.
-const TENSOR: &str = "$tensor";
 
 impl Recorder {
     pub(crate) fn new(exchange: Arc<Exchange>, sharding: Sharding) -> Self {
@@ -147,11 +134,5 @@ impl fmt::Debug for Recorder {
         f.debug_struct("Recorder")
             .field("sharding", &self.sharding)
             .finish_non_exhaustive()
-    }
-}
-
-fn refuse(reason: impl ToString) -> ShardingError {
-    ShardingError::State {
-        reason: reason.to_string(),
     }
 }

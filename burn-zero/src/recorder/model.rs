@@ -7,10 +7,10 @@ use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Int, Tensor, backend::AutodiffBackend, backend::Backend};
 
 use super::MODEL;
-use super::dtype::{in_file, to_file};
 use crate::ShardingError;
 use crate::optimizer::Parameters;
 use crate::record::{Entry, Piece, TensorSpec};
+use crate::state::{in_file, to_file};
 
 /// A tensor of a module: a parameter, trained or frozen, or a buffer.
 pub(super) struct ModelTensor {

@@ -7,13 +7,12 @@ use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::backend::AutodiffBackend;
-use ciborium::Value;
 
-use super::apart::Apart;
-use super::{OptimizerState, Recorder, Training, model, refuse};
+use super::{OptimizerState, Recorder, Training, model};
 use crate::ShardingError;
 use crate::optimizer::Parameters;
 use crate::record::{Entry, Keep, RecordError, Saved, TrainingState, agree, save_sharded, split};
+use crate::state::{self, Naming, refuse};
 
 impl Recorder {
     /// Saves a training as one record in `dir`, as [`save_sharded`] does. Collective: all ranks call it, between two steps.
@@ -64,9 +63,8 @@ impl Recorder {
         parameters.check_same(self.layout().parameters())?;
 
         let record = training.optimizer.to_record();
-        let tree = Value::serialized(&record.into_item::<FullPrecisionSettings>());
-        let mut apart = Apart::new(self.layout(), self.group().rank(), &parameters);
-        let tree = apart.walk(tree.map_err(refuse)?, None, &mut Vec::new())?;
+        let naming = Naming::of_layers(&parameters);
+        let (tree, taken) = state::take_apart::<B, _>(record, self.layout(), naming)?;
         let of_optimizer = OptimizerState {
             sharding: self.sharding.clone(),
             tree,
@@ -77,7 +75,10 @@ impl Recorder {
         let item = record.into_item::<FullPrecisionSettings>();
         state.scheduler = serde_json::to_value(&item).map_err(refuse)?;
 
-        let mut entries = apart.entries;
+        let taken = taken.into_iter();
+        let mut entries: Vec<_> = taken
+            .map(|(piece, bytes)| Entry::new(piece, bytes))
+            .collect();
         for tensor in model::tensors::<B, M>(training.model, &parameters) {
             let ranges = match tensor.parameter {
                 Some(parameter) if !self.layout().shard(parameter).is_empty() => {

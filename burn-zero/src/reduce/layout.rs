@@ -85,6 +85,11 @@ impl Layout {
         shard_of(&self.map, rank)
     }
 
+    /// Whose shard it is.
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
     pub(crate) fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }

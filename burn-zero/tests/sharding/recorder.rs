@@ -18,8 +18,8 @@ use burn_flex::Flex;
 use burn_store::{ModuleSnapshot, SafetensorsStore};
 use burn_zero::record::{Keep, ShardedRecord, TrainingState};
 use burn_zero::{
-    OffloadConfig, ProcessGroup, RecordError, Recorder, Shards, Stage, Training, ZeroOptimizer,
-    consolidate, offload,
+    OffloadConfig, Partition, ProcessGroup, RecordError, Recorder, Sharding, Shards, Stage,
+    Training, ZeroOptimizer, consolidate, offload,
 };
 use tempfile::tempdir;
 
@@ -48,7 +48,16 @@ fn build_with<M: AutodiffModule<B>, O: Optimizer<Shards<B>, B>>(
     model: M,
     inner: O,
 ) -> Result<(Run<M, O>, Recorder), RecordError> {
-    let mut zero = ZeroOptimizer::new(inner, group, small_buckets(stage))?;
+    build_sharded(group, small_buckets(stage), model, inner)
+}
+
+fn build_sharded<M: AutodiffModule<B>, O: Optimizer<Shards<B>, B>>(
+    group: Arc<dyn ProcessGroup>,
+    sharding: Sharding,
+    model: M,
+    inner: O,
+) -> Result<(Run<M, O>, Recorder), RecordError> {
+    let mut zero = ZeroOptimizer::new(inner, group, sharding)?;
     let model = zero.prepare::<B, _>(model)?;
     let recorder = zero.recorder()?;
     let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
@@ -168,6 +177,37 @@ fn assert_same_on_any_number_of_ranks<O: Optimizer<Shards<B>, B>>(inner: &(impl 
                 assert_eq!(generators == own, world_size == from);
             }
         }
+    }
+}
+
+/// From one partition to the other and back: pieces are flat in one, and have the shapes of parameters in the other.
+#[test]
+fn it_is_the_same_in_pieces_and_whole() {
+    for stage in STAGES {
+        let dirs = [(); 3].map(|()| tempdir().unwrap());
+        save(dirs[0].path(), 3, stage, 7);
+        for (at, world_size, partition) in [(0, 2, Partition::Whole), (1, 3, Partition::Flat)] {
+            let [from, to] = [dirs[at].path(), dirs[at + 1].path()];
+            on_each_rank(world_size, |group| {
+                let sharding = Sharding {
+                    partition,
+                    ..small_buckets(stage)
+                };
+                let model = Net::new(&Default::default());
+                let (run, recorder) =
+                    build_sharded(group.clone(), sharding, model, adam()).unwrap();
+                let (run, state) = recorder.load::<B, _, _, _>(from, None, run).unwrap();
+                recorder
+                    .save::<B, _, _, _>(to, run.by_ref(), state, Keep::All)
+                    .unwrap();
+                // What was loaded goes on.
+                train(run, 7..10, &*group);
+            });
+        }
+        assert!(
+            contents(dirs[0].path()) == contents(dirs[2].path()),
+            "{stage:?}"
+        );
     }
 }
 

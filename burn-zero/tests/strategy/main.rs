@@ -7,6 +7,7 @@
 
 mod burns;
 mod carried;
+mod layers;
 #[path = "../../../burn-accum/tests/strategy/learner.rs"]
 mod learner;
 #[path = "../../../burn-accum/tests/strategy/model.rs"]

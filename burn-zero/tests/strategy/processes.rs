@@ -1,7 +1,7 @@
 //! Ranks that each run the whole program are the same as ranks that the strategy starts. Here they are threads nevertheless; `tests/mpi`
 //! has processes.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use burn_zero::{GroupOptions, Stage, ThreadGroup, ZeroStrategy};
 
@@ -11,13 +11,18 @@ use crate::{Z, adamw, falling, on_ranks};
 
 /// What each rank saw.
 fn programs(ranks: usize, sharing: bool, setup: impl Fn() -> Setup + Sync) -> Vec<Outcome<Z>> {
+    // The random generator is the process's: one model after the other is made with it.
+    let making = Mutex::new(());
     ThreadGroup::spawn(ranks, GroupOptions::default(), |group| {
         let mut strategy = ZeroStrategy::process(Arc::new(group));
         if sharing {
             strategy = strategy.sharing_items();
         }
         let optimizer = adamw::<Z>(Stage::Gradients);
-        let model = Model::<Z>::new();
+        let model = {
+            let _turn = making.lock().unwrap();
+            Model::<Z>::new()
+        };
         train(model, optimizer, falling(), setup(), Some(strategy.into()))
     })
     .unwrap()

@@ -7,59 +7,28 @@ use burn::tensor::TensorData;
 use ciborium::Value;
 use serde_json::{Map, Value as Json};
 
-use super::dtype::{in_file, to_file};
+use super::dtype::{in_file, stored, to_file};
+use super::naming::{Known, Naming, Of};
+use super::tensors::Pieces;
 use super::{LOCAL, OPTIMIZER, PARAMETERS, TENSOR, WINDOW, refuse};
 use crate::ShardingError;
-use crate::optimizer::{Parameters, piece_id};
-use crate::record::{Entry, Piece, TensorSpec};
+use crate::record::{Piece, TensorSpec};
 use crate::reduce::Layout;
 
 /// Takes a record apart.
 pub(super) struct Apart<'a> {
     layout: &'a Layout,
-    rank: usize,
-    /// By the ids that records know parameters by.
     ids: HashMap<String, Known>,
     /// What was taken out.
-    pub(super) entries: Vec<Entry<'static>>,
-}
-
-/// What an id is of.
-#[derive(Clone, Copy)]
-pub(super) struct Known {
-    pub(super) parameter: usize,
-    pub(super) is: Of,
-}
-
-/// Whose tensors are under an id.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Of {
-    /// The optimizer's, which meets pieces of parameters.
-    Shard,
-    /// Those of layers around the [`ZeroOptimizer`](crate::ZeroOptimizer), which meet parameters.
-    Rank,
-}
-
-/// The ids under which the layers of an optimizer keep state of parameters.
-pub(super) fn ids(parameters: &Parameters) -> impl Iterator<Item = (String, Known)> {
-    let pieces = (0..parameters.list.len()).map(|parameter| {
-        let is = Of::Shard;
-        (piece_id(parameter).serialize(), Known { parameter, is })
-    });
-    let whole = parameters.index.iter().map(|(id, &parameter)| {
-        let is = Of::Rank;
-        (id.serialize(), Known { parameter, is })
-    });
-    pieces.chain(whole)
+    pub(super) taken: Pieces,
 }
 
 impl<'a> Apart<'a> {
-    pub(super) fn new(layout: &'a Layout, rank: usize, parameters: &Parameters) -> Self {
+    pub(super) fn new(layout: &'a Layout, naming: Naming) -> Self {
         Self {
             layout,
-            rank,
-            ids: ids(parameters).collect(),
-            entries: Vec::new(),
+            ids: naming.by_id(),
+            taken: Vec::new(),
         }
     }
 
@@ -147,7 +116,7 @@ impl<'a> Apart<'a> {
         Ok(named.into())
     }
 
-    /// Takes a tensor out, as far as this rank is to save it.
+    /// Takes a tensor out, as far as this rank has it for all.
     fn tensor(
         &mut self,
         fields: Vec<(Value, Value)>,
@@ -163,11 +132,10 @@ impl<'a> Apart<'a> {
         match of.is {
             Of::Shard => self.take_shard(&name, data, of.parameter)?,
             Of::Rank => {
-                let name = format!("{WINDOW}/{}/{name}", self.rank);
+                let name = format!("{WINDOW}/{}/{name}", self.layout.rank());
                 let dtype = in_file(&name, data.dtype)?;
                 let tensor = TensorSpec::new(name, dtype, data.shape.to_vec());
-                let entry = Entry::new(Piece::whole(tensor), to_file(data));
-                self.entries.push(entry);
+                self.taken.push((Piece::whole(tensor), to_file(data)));
             }
         }
         Ok(Json::Object(Map::from_iter([(TENSOR.to_owned(), place)])))
@@ -190,12 +158,13 @@ impl<'a> Apart<'a> {
         let dtype = in_file(&name, data.dtype)?;
         let shape = self.layout.parameters()[parameter].shape.clone();
         let tensor = TensorSpec::new(name, dtype, shape);
-        let size = data.dtype.size();
+        let size = tensor.element_bytes();
+        let bytes = stored(data).bytes;
         for Range { start, end } in self.layout.shard(parameter).to_vec() {
             let at = self.layout.position(parameter, start) * size;
-            let bytes = data.bytes[at..at + (end - start) * size].to_vec();
+            let bytes = bytes[at..at + (end - start) * size].to_vec();
             let piece = Piece::new(tensor.clone(), start..end);
-            self.entries.push(Entry::new(piece, bytes));
+            self.taken.push((piece, bytes));
         }
         Ok(())
     }

@@ -6,21 +6,19 @@ use burn::tensor::{DType, TensorData};
 use ciborium::Value;
 use serde_json::{Map, Value as Json};
 
-use super::apart::{Known, Of, ids};
 use super::dtype::{from_file, in_file};
+use super::naming::{Known, Naming, Of};
+use super::tensors::Loaded;
 use super::{LOCAL, OPTIMIZER, PARAMETERS, TENSOR, WINDOW, refuse};
 use crate::ShardingError;
-use crate::optimizer::Parameters;
 use crate::record::{Piece, TensorSpec};
 use crate::reduce::Layout;
 
 /// Puts a record together: once to find out which tensors it takes, and once with them.
 pub(super) struct Together<'a> {
     layout: &'a Layout,
-    rank: usize,
     parameters: HashMap<&'a str, usize>,
-    /// The ids under which a record knows a parameter: its shard, and what this rank has of it.
-    ids: HashMap<(usize, bool), String>,
+    ids: HashMap<Known, String>,
     source: Source,
 }
 
@@ -28,8 +26,8 @@ pub(super) struct Together<'a> {
 pub(super) enum Source {
     /// They are only asked for.
     Wanted {
-        /// What was asked for.
-        pieces: Vec<Piece>,
+        /// What was asked for, and the parameters that it is of.
+        pieces: Vec<(usize, Piece)>,
         /// Shapes of the tensors that are this rank's alone.
         local: HashMap<String, Vec<usize>>,
     },
@@ -37,36 +35,19 @@ pub(super) enum Source {
     Loaded(HashMap<String, Loaded>),
 }
 
-/// A tensor, as far as this rank wants it.
-#[derive(Default)]
-pub(super) struct Loaded {
-    pub(super) shape: Vec<usize>,
-    pub(super) bytes: Vec<u8>,
-}
-
 impl<'a> Together<'a> {
-    pub(super) fn new(
-        layout: &'a Layout,
-        rank: usize,
-        parameters: &Parameters,
-        source: Source,
-    ) -> Self {
+    pub(super) fn new(layout: &'a Layout, naming: Naming, source: Source) -> Self {
         let known = layout.parameters().iter().enumerate();
-        let ids = ids(parameters).map(|(id, Known { parameter, is })| {
-            let key = (parameter, is == Of::Shard);
-            (key, id)
-        });
         Self {
             layout,
-            rank,
             parameters: known.map(|(index, known)| (&*known.path, index)).collect(),
-            ids: ids.collect(),
+            ids: naming.ids(),
             source,
         }
     }
 
-    /// The pieces that were asked for.
-    pub(super) fn into_wanted(self) -> Vec<Piece> {
+    /// The pieces that were asked for, and their parameters.
+    pub(super) fn into_wanted(self) -> Vec<(usize, Piece)> {
         match self.source {
             Source::Wanted { pieces, .. } => pieces,
             Source::Loaded(_) => Vec::new(),
@@ -126,7 +107,7 @@ impl<'a> Together<'a> {
                 LOCAL => Of::Rank,
                 _ => {
                     let value = self.step(key, value, of, path)?;
-                    found.push((Value::Text(key.clone()), value));
+                    found.push((Value::Text(self.key(key, of)), value));
                     continue;
                 }
             };
@@ -137,16 +118,28 @@ impl<'a> Together<'a> {
                 if is == Of::Shard && self.layout.held(parameter) == 0 {
                     continue;
                 }
-                let value = self.step(path_of, value, Some(Known { parameter, is }), path)?;
+                let known = Known { parameter, is };
+                let value = self.step(path_of, value, Some(known), path)?;
                 // Another rank's, which this one has nothing of.
                 if is == Of::Rank && value == Value::Null {
                     continue;
                 }
-                let id = self.ids[&(parameter, is == Of::Shard)].clone();
+                let id = self.ids[&known].clone();
                 found.push((Value::Text(id), value));
             }
         }
         Ok(Value::Map(found))
+    }
+
+    /// The key of an entry. Burn's records say in how many dimensions the state of a parameter is, `Rank2`: those of its piece.
+    fn key(&self, key: &str, of: Option<Known>) -> String {
+        let dims = key.strip_prefix("Rank").map(str::parse::<usize>);
+        match (of, dims) {
+            (Some(known), Some(Ok(_))) if known.is == Of::Shard => {
+                format!("Rank{}", self.layout.piece_shape(known.parameter).len())
+            }
+            _ => key.to_owned(),
+        }
     }
 
     fn tensor(
@@ -162,7 +155,10 @@ impl<'a> Together<'a> {
         let dtype: DType = serde_json::from_value(dtype.clone()).map_err(refuse)?;
         let data = match is {
             Of::Shard => self.shard(format!("{OPTIMIZER}/{name}"), dtype, parameter)?,
-            Of::Rank => self.local(format!("{WINDOW}/{}/{name}", self.rank), dtype)?,
+            Of::Rank => {
+                let name = format!("{WINDOW}/{}/{name}", self.layout.rank());
+                self.local(name, dtype, parameter)?
+            }
         };
         match data {
             Some(data) => Value::serialized(&data).map_err(refuse),
@@ -179,21 +175,20 @@ impl<'a> Together<'a> {
     ) -> Result<Option<TensorData>, ShardingError> {
         let known = &self.layout.parameters()[parameter];
         let held = self.layout.held(parameter);
+        let tensor = TensorSpec::new(name.clone(), in_file(&name, dtype)?, known.shape.clone());
         match &mut self.source {
             Source::Wanted { pieces, .. } => {
-                let tensor =
-                    TensorSpec::new(name.clone(), in_file(&name, dtype)?, known.shape.clone());
                 let ranges = match self.layout.holds_all() {
                     true => core::slice::from_ref(&(0..held)).to_vec(),
                     false => self.layout.shard(parameter).to_vec(),
                 };
                 let ranges = ranges.into_iter();
-                pieces.extend(ranges.map(|range| Piece::new(tensor.clone(), range)));
+                pieces.extend(ranges.map(|range| (parameter, Piece::new(tensor.clone(), range))));
                 Ok(None)
             }
             Source::Loaded(tensors) => {
                 let loaded = tensors.remove(&name).unwrap_or_default();
-                let has = loaded.bytes.len() / dtype.size();
+                let has = loaded.bytes.len() / tensor.element_bytes();
                 if has != held {
                     return Err(refuse(format!(
                         "{name} has {has} elements, but {held} are needed"
@@ -206,12 +201,17 @@ impl<'a> Together<'a> {
     }
 
     /// A tensor that is this rank's alone; `None` if it has none.
-    fn local(&mut self, name: String, dtype: DType) -> Result<Option<TensorData>, ShardingError> {
+    fn local(
+        &mut self,
+        name: String,
+        dtype: DType,
+        parameter: usize,
+    ) -> Result<Option<TensorData>, ShardingError> {
         match &mut self.source {
             Source::Wanted { pieces, local } => {
                 if let Some(shape) = local.remove(&name) {
                     let tensor = TensorSpec::new(name.clone(), in_file(&name, dtype)?, shape);
-                    pieces.push(Piece::whole(tensor));
+                    pieces.push((parameter, Piece::whole(tensor)));
                 }
                 Ok(None)
             }

@@ -11,7 +11,7 @@ use crate::record::Dtype;
 /// # Errors
 ///
 /// [`ShardingError::State`] for quantized tensors and others that safetensors has no type for.
-pub(super) fn in_file(name: &str, dtype: DType) -> Result<Dtype, ShardingError> {
+pub(crate) fn in_file(name: &str, dtype: DType) -> Result<Dtype, ShardingError> {
     Ok(match dtype {
         DType::F64 => Dtype::F64,
         DType::F32 => Dtype::F32,
@@ -34,19 +34,23 @@ pub(super) fn in_file(name: &str, dtype: DType) -> Result<Dtype, ShardingError> 
     })
 }
 
-/// The bytes that go into the file.
-pub(super) fn to_file(data: TensorData) -> Vec<u8> {
-    let data = match data.dtype {
+/// The tensor in its type in files.
+pub(super) fn stored(data: TensorData) -> TensorData {
+    match data.dtype {
         DType::Bool(BoolStore::U8 | BoolStore::U32) => {
             data.convert_dtype(DType::Bool(BoolStore::Native))
         }
         _ => data,
-    };
-    data.bytes.to_vec()
+    }
+}
+
+/// The bytes that go into the file.
+pub(crate) fn to_file(data: TensorData) -> Vec<u8> {
+    stored(data).bytes.to_vec()
 }
 
 /// What a file holds of a tensor of type `dtype`.
-pub(super) fn from_file(bytes: Vec<u8>, shape: Vec<usize>, dtype: DType) -> TensorData {
+pub(crate) fn from_file(bytes: Vec<u8>, shape: Vec<usize>, dtype: DType) -> TensorData {
     let dtype = match dtype {
         DType::Bool(_) => DType::Bool(BoolStore::Native),
         other => other,

@@ -1,0 +1,177 @@
+//! The state of all ranks as a record of the whole model, and back: what a `Learner` saves and loads.
+//!
+//! A record is the same whatever the number of ranks, and that of an optimizer without any.
+
+use core::ops::Range;
+use std::collections::HashMap;
+
+use burn::module::ParamId;
+use burn::optim::Optimizer;
+use burn::tensor::backend::AutodiffBackend;
+use serde_json::Value as Json;
+
+use super::shards::Shards;
+use super::zero_optimizer::ZeroOptimizer;
+use crate::reduce::Layout;
+use crate::shard::Partition;
+use crate::state::{Loaded, Naming, by_name, put_together, refuse, take_apart, wanted};
+use crate::{Sharding, ShardingError, Stage, ZeroError};
+
+impl<O> ZeroOptimizer<O> {
+    /// The state of all ranks under the ids of the model's parameters. All ranks call it; rank 0 gets it, the others
+    /// their own. One tensor after the other goes over the group, so that no other rank holds more than one.
+    ///
+    /// # Errors
+    ///
+    /// [`ShardingError::NotPrepared`], [`ShardingError::State`]; [`ZeroError::Disagreement`] if ranks have other step
+    /// counts for the same parameter; those of the group.
+    pub(in crate::optimizer) fn to_whole_record<B>(
+        &self,
+        ids: &[ParamId],
+    ) -> Result<O::Record, ZeroError>
+    where
+        B: AutodiffBackend,
+        O: Optimizer<Shards<B>, B>,
+    {
+        let layout = self.layout()?;
+        let naming = Naming::of_pieces(layout.parameters().len());
+        let (own, taken) = take_apart::<B, _>(self.inner.to_record(), layout, naming)?;
+        let tree = self.unite(own)?;
+        let mut own = by_name(taken);
+
+        let whole = whole(layout)?;
+        let world_size = self.group.world_size();
+        let shards: Vec<_> = (0..world_size).map(|rank| layout.shards_of(rank)).collect();
+        let mut tensors = HashMap::new();
+        for (parameter, piece) in wanted(&tree, &whole, Naming::of_module(ids), HashMap::new())? {
+            let (bytes, tensor) = (piece.bytes(), piece.tensor);
+            let label = format!("state of the optimizer: {}", tensor.name);
+            let own = own.remove(&tensor.name).unwrap_or_default();
+            let parts = self.group.gather_bytes(&label, own.bytes)?;
+            if self.group.rank() == 0 {
+                let ranges = shards.iter().map(|shard| &shard[parameter][..]);
+                let parts = ranges.zip(&parts);
+                let bytes = join(bytes, tensor.element_bytes(), parts);
+                let shape = tensor.shape;
+                tensors.insert(tensor.name, Loaded { shape, bytes });
+            }
+        }
+        if self.group.rank() != 0 {
+            return Ok(self.inner.to_record());
+        }
+        let naming = Naming::of_module(ids);
+        let device = Default::default();
+        Ok(put_together::<B, _>(
+            &tree, &whole, naming, tensors, &device,
+        )?)
+    }
+
+    /// What the wrapped optimizer has loaded of the whole model becomes the state of this rank's pieces.
+    ///
+    /// # Errors
+    ///
+    /// [`ShardingError::NotPrepared`], [`ShardingError::State`].
+    pub(in crate::optimizer) fn cut_state<B>(
+        &mut self,
+        ids: &[ParamId],
+        device: &B::Device,
+    ) -> Result<(), ZeroError>
+    where
+        B: AutodiffBackend,
+        O: Optimizer<Shards<B>, B>,
+    {
+        let layout = self.layout()?;
+        let whole = whole(layout)?;
+        let naming = Naming::of_module(ids);
+        let (tree, taken) = take_apart::<B, _>(self.inner.to_record(), &whole, naming)?;
+        if taken.is_empty() {
+            return Ok(()); // nothing was loaded
+        }
+        let loaded = by_name(taken);
+        let naming = || Naming::of_pieces(layout.parameters().len());
+        let pieces = wanted(&tree, layout, naming(), HashMap::new())?.into_iter();
+        let pieces = pieces.filter_map(|(_, piece)| {
+            let size = piece.tensor.element_bytes();
+            let bytes = piece.range.start * size..piece.range.end * size;
+            let bytes = loaded.get(&piece.tensor.name)?.bytes[bytes].to_vec();
+            Some((piece, bytes))
+        });
+        let pieces = by_name(pieces);
+        drop(loaded);
+        let record = put_together::<B, _>(&tree, layout, naming(), pieces, device)?;
+        self.inner = self.inner.clone().load_record(record);
+        Ok(())
+    }
+
+    fn layout(&self) -> Result<&Layout, ShardingError> {
+        let exchange = self.exchange.as_deref();
+        Ok(exchange.ok_or(ShardingError::NotPrepared)?.layout())
+    }
+
+    /// All ranks' parts of what is no tensor.
+    fn unite(&self, own: Json) -> Result<Json, ZeroError> {
+        let label = "state of the optimizer";
+        let all = self
+            .group
+            .gather_bytes(label, own.to_string().into_bytes())?;
+        let mut united = Json::Null;
+        for (peer, bytes) in all.iter().enumerate() {
+            let theirs: Json = serde_json::from_slice(bytes).map_err(refuse)?;
+            if let Err((value, peer_value)) = merge(&mut united, theirs) {
+                return Err(ZeroError::Disagreement {
+                    label: label.to_owned(),
+                    rank: self.group.rank(),
+                    value: value.to_string(),
+                    peer,
+                    peer_value: peer_value.to_string(),
+                });
+            }
+        }
+        Ok(united)
+    }
+}
+
+/// The layout of one rank that holds all parameters in their shapes.
+fn whole(layout: &Layout) -> Result<Layout, ZeroError> {
+    let sharding = Sharding {
+        partition: Partition::Whole,
+        ..Sharding::stage(Stage::DataParallel)
+    };
+    Layout::new(layout.parameters().to_vec(), 1, 0, &sharding)
+}
+
+/// So many bytes of a tensor from those of each rank's ranges.
+fn join<'a>(
+    bytes: usize,
+    size: usize,
+    parts: impl Iterator<Item = (&'a [Range<usize>], &'a Vec<u8>)>,
+) -> Vec<u8> {
+    let mut whole = vec![0; bytes];
+    for (ranges, part) in parts {
+        let mut rest = &part[..];
+        for range in ranges {
+            let Some((bytes, after)) = rest.split_at_checked(range.len() * size) else {
+                break; // a rank that has no state of this parameter
+            };
+            whole[range.start * size..range.end * size].copy_from_slice(bytes);
+            rest = after;
+        }
+    }
+    whole
+}
+
+/// Adds what is not there yet.
+fn merge(ours: &mut Json, theirs: Json) -> Result<(), (Json, Json)> {
+    match (ours, theirs) {
+        (ours @ Json::Null, theirs) => *ours = theirs,
+        (_, Json::Null) => {}
+        (Json::Object(ours), Json::Object(theirs)) => {
+            for (key, value) in theirs {
+                merge(ours.entry(key).or_insert(Json::Null), value)?;
+            }
+        }
+        (ours, theirs) if *ours == theirs => {}
+        (ours, theirs) => return Err((ours.clone(), theirs)),
+    }
+    Ok(())
+}
