@@ -129,16 +129,6 @@ pub(crate) fn ledger(device: DeviceId) -> Arc<Ledger> {
     CONTEXT.with_borrow_mut(|context| context.ledger(device))
 }
 
-/// Adds a node to the innermost scope.
-#[inline]
-pub(crate) fn enlist(node: Weak<dyn AnyEntry>) {
-    CONTEXT.with_borrow_mut(|context| {
-        if let Some(frame) = context.frames.last_mut() {
-            frame.nodes.push(node);
-        }
-    });
-}
-
 /// The number of the last operation.
 pub(crate) fn clock() -> u64 {
     CONTEXT.with_borrow(|context| context.clock)

@@ -46,7 +46,7 @@ impl<B: Backend> Managed<B> {
     }
 
     /// The storage: a clone of it, or itself if nobody else has use for it.
-    fn take(self) -> Value<B> {
+    fn take<K: Kind<B>>(self) -> K::Primitive {
         let node = self.node();
         loop {
             let mut state = node.state();
@@ -55,10 +55,10 @@ impl<B: Backend> Managed<B> {
                 let last = node.head().users() == 1 && state.locks == 0;
                 let wanted = state.origin == Origin::Fixed && Arc::strong_count(node) > 1;
                 if !last || wanted || state.origin == Origin::Source {
-                    return value.clone();
+                    return peek_kind::<B, K>(value).clone();
                 }
                 if let Some(value) = take_value(node.head(), &mut state) {
-                    return value;
+                    return unwrap_kind::<B, K>(value);
                 }
             }
             drop(state);
@@ -67,10 +67,10 @@ impl<B: Backend> Managed<B> {
     }
 
     /// A clone of the storage.
-    fn load(&self) -> Value<B> {
+    fn load<K: Kind<B>>(&self) -> K::Primitive {
         loop {
             if let Storage::Resident(value) = &self.node().state().storage {
-                return value.clone();
+                return peek_kind::<B, K>(value).clone();
             }
             replay::bring_back([self.node().clone()]);
         }
@@ -104,7 +104,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     pub fn into_inner(self) -> K::Primitive {
         match self {
             Self::Resident(tensor) => tensor,
-            Self::Managed(managed) => unwrap_kind::<B, K>(managed.take()),
+            Self::Managed(managed) => managed.take::<K>(),
         }
     }
 
@@ -112,7 +112,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     pub fn to_inner(&self) -> K::Primitive {
         match self {
             Self::Resident(tensor) => tensor.clone(),
-            Self::Managed(managed) => unwrap_kind::<B, K>(managed.load()),
+            Self::Managed(managed) => managed.load::<K>(),
         }
     }
 
@@ -132,6 +132,21 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         }
     }
 
+    /// The shape of what is managed or being collected: apart, so that the usual way is short enough to be inlined.
+    #[inline(never)]
+    fn shape_apart(&self) -> Shape {
+        if context::is_collecting() {
+            context::collect(match self {
+                Self::Resident(_) => None,
+                Self::Managed(managed) => Some(managed.node().clone()),
+            });
+        }
+        match self {
+            Self::Resident(tensor) => tensor.shape(),
+            Self::Managed(managed) => managed.node().head().shape.clone(),
+        }
+    }
+
     pub(crate) fn save(&self) -> Saved<B, K> {
         match self {
             Self::Resident(tensor) => Saved::Leaf(tensor.clone()),
@@ -140,8 +155,13 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     }
 }
 
+#[inline]
 fn unwrap_kind<B: Backend, K: Kind<B>>(value: Value<B>) -> K::Primitive {
     K::unwrap(value).expect("a node's kind is that of its handles")
+}
+
+fn peek_kind<B: Backend, K: Kind<B>>(value: &Value<B>) -> &K::Primitive {
+    K::peek(value).expect("a node's kind is that of its handles")
 }
 
 /// As a recipe keeps an operand that is float or quantized.
@@ -198,15 +218,9 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     /// Also how a scope finds its results: they are asked for their shape while it collects them.
     #[inline]
     fn shape(&self) -> Shape {
-        if context::is_collecting() {
-            context::collect(match self {
-                Self::Resident(_) => None,
-                Self::Managed(managed) => Some(managed.node().clone()),
-            });
-        }
         match self {
-            Self::Resident(tensor) => tensor.shape(),
-            Self::Managed(managed) => managed.node().head().shape.clone(),
+            Self::Resident(tensor) if !context::is_collecting() => tensor.shape(),
+            _ => self.shape_apart(),
         }
     }
 

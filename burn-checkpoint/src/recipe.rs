@@ -151,23 +151,26 @@ thread_local! {
     static DROPS: RefCell<Vec<Arc<dyn AnyEntry>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Drops what may be the last reference to a node, after the one that is being dropped.
+/// Drops what may be the last reference to a node: now, or after the one that is being dropped.
 fn drop_later(node: Arc<dyn AnyEntry>) {
-    let mut node = Some(node);
-    let queued = DROPS.try_with(|drops| drops.borrow_mut().extend(node.take()));
-    // While a thread ends its queue may be gone: the node is dropped here and now.
-    if queued.is_err() || DROPPING.replace(true) {
-        return;
-    }
     struct Done;
     impl Drop for Done {
         fn drop(&mut self) {
             DROPPING.set(false);
         }
     }
+    if DROPPING.replace(true) {
+        let mut node = Some(node);
+        // While a thread ends its queue may be gone: the node is dropped here and now.
+        let _ = DROPS.try_with(|drops| drops.borrow_mut().extend(node.take()));
+        return;
+    }
     let _done = Done;
-    while let Some(node) = DROPS.with(|drops| drops.borrow_mut().pop()) {
+    let mut next = Some(node);
+    while let Some(node) = next {
         drop(node);
+        let queued = DROPS.try_with(|drops| drops.borrow_mut().pop());
+        next = queued.ok().flatten();
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Once, Weak};
 
+use parking_lot::Mutex;
+
 use crate::context;
 use crate::node::AnyEntry;
 use crate::outputs::{self, Outputs};
@@ -13,6 +15,8 @@ pub(crate) struct Scope {
     pub policy: Policy,
     label: Option<String>,
     parent: Option<Arc<Scope>>,
+    /// What was made in it so far.
+    nodes: Mutex<Vec<Weak<dyn AnyEntry>>>,
 }
 
 impl Scope {
@@ -28,6 +32,12 @@ impl Scope {
         false
     }
 
+    /// Adds a tensor.
+    #[inline]
+    pub fn enlist(&self, node: Weak<dyn AnyEntry>) {
+        self.nodes.lock().push(node);
+    }
+
     fn label(&self) -> &str {
         self.label.as_deref().unwrap_or(self.policy.name())
     }
@@ -36,10 +46,9 @@ impl Scope {
 /// Room for so many nodes without growing: a transformer's block.
 const USUAL_OPERATIONS: usize = 32;
 
-/// An open scope and what was made in it.
+/// An open scope.
 pub(crate) struct Frame {
     pub scope: Arc<Scope>,
-    pub nodes: Vec<Weak<dyn AnyEntry>>,
     /// Its number in a trace.
     number: u64,
 }
@@ -120,13 +129,10 @@ impl Open {
                 policy,
                 label,
                 parent: parent.cloned(),
+                nodes: Mutex::new(Vec::with_capacity(USUAL_OPERATIONS)),
             });
             let number = trace::scope_begins(scope.label());
-            Frame {
-                scope,
-                nodes: Vec::with_capacity(USUAL_OPERATIONS),
-                number,
-            }
+            Frame { scope, number }
         });
         Self { depth }
     }
@@ -153,7 +159,8 @@ impl Frame {
     /// Evicts what is neither a result nor unused.
     fn end(self, results: Vec<Arc<dyn AnyEntry>>) {
         let mut before: Option<Weak<dyn AnyEntry>> = None;
-        for weak in &self.nodes {
+        let nodes = std::mem::take(&mut *self.scope.nodes.lock());
+        for weak in &nodes {
             let Some(node) = weak.upgrade() else { continue };
             let Some(op) = node.used() else { continue };
             // There are few results.
@@ -180,7 +187,7 @@ impl Frame {
         let outer = context::scope();
         for result in results {
             match &outer {
-                Some(_) => context::enlist(Arc::downgrade(&result)),
+                Some(scope) => scope.enlist(Arc::downgrade(&result)),
                 None => result.settle(),
             }
             result.set_scope(outer.clone());

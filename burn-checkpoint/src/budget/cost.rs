@@ -22,6 +22,8 @@ pub(crate) struct OpCost {
     batch: u64,
     operands: u32,
     hasher: FxHasher,
+    /// Bytes of the result as it was last time, if room was made for so many.
+    pub expected: Option<u64>,
 }
 
 /// The time an operation takes, where that is its cost.
@@ -75,18 +77,23 @@ impl OpCost {
             batch: 1,
             operands: 0,
             hasher,
+            expected: None,
         }
     }
 
     /// Adds an operand.
     pub fn operand(&mut self, shape: &Shape) {
-        let elements = shape.num_elements() as u64;
-        shape.as_slice().hash(&mut self.hasher);
+        let dims = shape.as_slice();
+        let mut elements = 1;
+        self.hasher.write_usize(dims.len());
+        for &dim in dims {
+            self.hasher.write_usize(dim);
+            elements *= dim as u64;
+        }
         self.largest = self.largest.max(elements);
         if self.operands < 2 {
             self.product *= elements.max(1) as f64;
         }
-        let dims = shape.as_slice();
         match self.operands {
             0 if dims.len() > 2 => {
                 self.batch = dims[..dims.len() - 2]

@@ -55,6 +55,16 @@ struct Nodes {
     warned: bool,
 }
 
+impl Nodes {
+    fn remember(&mut self, node: Weak<dyn AnyEntry>) {
+        self.all.push(node);
+        if self.all.len() > self.tidy_at {
+            self.all.retain(|node| node.strong_count() > 0);
+            self.tidy_at = self.all.len() * 2 + 64;
+        }
+    }
+}
+
 /// Work of a step, in estimated nanoseconds.
 #[derive(Default)]
 struct WorkDone {
@@ -116,9 +126,13 @@ impl Budget {
         self.work.lock().replayed_ns += f64::from(cost_ns);
     }
 
-    /// Counts work, and remembers the size of its result.
-    pub fn computed(&self, cost_ns: f32, key: Expected, bytes: u64) {
+    /// Counts work.
+    pub fn computed(&self, cost_ns: f32) {
         self.work.lock().computed_ns += f64::from(cost_ns);
+    }
+
+    /// Remembers the size of an operation's result.
+    pub fn expect(&self, key: Expected, bytes: u64) {
         self.expected.lock().insert(key, bytes);
     }
 
@@ -133,8 +147,13 @@ impl Budget {
 
     /// Takes a new node into consideration.
     pub fn register<B: Backend>(&self, node: &Arc<dyn Entry<B>>) {
-        self.list(node);
-        self.remember(Arc::downgrade(node) as Weak<dyn Entry<B>>);
+        let head = node.head();
+        let weak: Weak<dyn Entry<B>> = Arc::downgrade(node);
+        let mut nodes = self.nodes.lock();
+        if !head.listed.swap(true, Ordering::Relaxed) {
+            nodes.candidates.add(head.owner().id, weak.clone());
+        }
+        nodes.remember(weak);
     }
 
     /// Takes a node that is resident to be one that may be evicted.
@@ -143,15 +162,6 @@ impl Budget {
         if !head.listed.swap(true, Ordering::Relaxed) {
             let weak: Weak<dyn Entry<B>> = Arc::downgrade(node);
             self.nodes.lock().candidates.add(head.owner().id, weak);
-        }
-    }
-
-    fn remember(&self, node: Weak<dyn AnyEntry>) {
-        let mut nodes = self.nodes.lock();
-        nodes.all.push(node);
-        if nodes.all.len() > nodes.tidy_at {
-            nodes.all.retain(|node| node.strong_count() > 0);
-            nodes.tidy_at = nodes.all.len() * 2 + 64;
         }
     }
 
@@ -226,13 +236,21 @@ impl Budget {
     }
 
     /// Evicts until `bytes` more fit.
-    fn make_room(&self, op: &'static str, bytes: u64) {
+    #[inline]
+    pub fn make_room(&self, op: &'static str, bytes: u64) {
         let limit = self.limit.load(Ordering::Relaxed);
+        if self.live().saturating_add(bytes) > limit {
+            self.evict_for(op, bytes, limit);
+        }
+    }
+
+    #[cold]
+    fn evict_for(&self, op: &'static str, bytes: u64, limit: u64) {
         let fits = || self.live().saturating_add(bytes) <= limit;
         // Where nothing can be evicted, looking again is worth it only after something has changed.
         let stuck = self.stuck.load(Ordering::Relaxed);
         let little = self.live().saturating_sub(stuck) <= stuck / AHEAD && self.live() >= stuck;
-        if fits() || little {
+        if little {
             return;
         }
         self.stuck.store(u64::MAX, Ordering::Relaxed);

@@ -7,6 +7,7 @@ mod given;
 mod operands;
 mod results;
 
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Weak};
 
 use burn_backend::tensor::Device;
@@ -33,6 +34,7 @@ pub(crate) use results::Results;
 pub(crate) struct Call<B: Backend> {
     op: &'static OpInfo,
     moment: Moment,
+    /// Whether the result keeps its recipe.
     records: bool,
     storage: Shares<B>,
     permuted_elements: usize,
@@ -43,12 +45,19 @@ pub(crate) struct Call<B: Backend> {
 }
 
 impl<B: Backend> Call<B> {
-    /// Brings the operands back and decides what becomes of the result.
-    pub fn begin(op: &'static OpInfo, recipe: &impl Recipe<B>) -> Self {
+    /// Brings the operands back and decides what becomes of the result: whether it keeps its recipe.
+    pub fn begin(op: &'static OpInfo, recipe: &mut Option<impl Recipe<B>>) -> Self {
         let moment = context::tick(op);
         let mut operands = Operands::new(op, &moment);
-        recipe.inputs(&mut |input| operands.see(input, &moment));
-        Self::of(op, moment, &mut operands)
+        if let Some(recipe) = &*recipe {
+            recipe.inputs(&mut |input| operands.see(input, &moment));
+        }
+        let call = Self::of(op, moment, &mut operands);
+        if !call.records {
+            // Before the operation runs: it may then write into its operands.
+            *recipe = None;
+        }
+        call
     }
 
     fn of(op: &'static OpInfo, mut moment: Moment, operands: &mut Operands<B>) -> Self {
@@ -63,8 +72,8 @@ impl<B: Backend> Call<B> {
         Self {
             op,
             permuted_elements: operands.permuted_elements,
-            cost: operands.cost.take(),
             storage: operands.storage(op),
+            cost: operands.cost.take(),
             clock: Clock::start(moment.costs),
             moment,
             records,
@@ -72,22 +81,18 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    /// Whether the result gets a recipe.
-    pub fn records(&self) -> bool {
-        self.records
-    }
-
     /// The result with its recipe, if it gets one.
     pub fn finish<R: Recipe<B>>(self, value: Value<B>, recipe: Option<R>) -> Results<B> {
         if matches!(value, Value::Many(_)) {
             return self.finish_many(value, recipe);
         }
-        let mut node = self.node(value, recipe);
-        if let Some(cost_ns) = self.cost_ns(|| node.head.shape.num_elements()) {
+        let shape = value.shape();
+        let cost_ns = self.cost_ns(|| shape.num_elements());
+        let node = self.node(value, shape, cost_ns.unwrap_or(0.0), recipe);
+        if let Some(cost_ns) = cost_ns {
             self.computed(&node.head.ledger, cost_ns, node.head.bytes);
-            node.head.cost_ns = cost_ns;
         }
-        Results::One(Some(self.enter(Arc::new(node))))
+        Results::One(Some(self.enter(node)))
     }
 
     fn finish_many<R: Recipe<B>>(self, value: Value<B>, recipe: Option<R>) -> Results<B> {
@@ -99,7 +104,7 @@ impl<B: Backend> Call<B> {
         }
         let parts = parts.into_iter().map(|part| match part {
             Value::Absent => None,
-            part => Some(self.enter(Arc::new(self.node(part, None::<Never>)))),
+            part => Some(self.enter_part(part, None::<Never>)),
         });
         Results::many(parts.collect())
     }
@@ -124,7 +129,7 @@ impl<B: Backend> Call<B> {
                     index,
                     siblings: siblings.clone(),
                 };
-                Some(self.enter(Arc::new(self.node(part, Some(recipe)))))
+                Some(self.enter_part(part, Some(recipe)))
             })
             .collect();
         let nodes = || results.iter().flatten().map(Managed::node);
@@ -132,6 +137,12 @@ impl<B: Backend> Call<B> {
         let bytes = nodes().map(|node| node.head().bytes).sum();
         self.computed(&ledger, cost_ns, bytes);
         Results::many(results)
+    }
+
+    /// One of several results, whose cost is known of all together.
+    fn enter_part<R: Recipe<B>>(&self, part: Value<B>, recipe: Option<R>) -> Managed<B> {
+        let shape = part.shape();
+        self.enter(self.node(part, shape, 0.0, recipe))
     }
 
     /// The node of an operation with several results, which holds them only while a replay hands them out.
@@ -174,20 +185,24 @@ impl<B: Backend> Call<B> {
     /// Tells the budget what the operation took and gave.
     fn computed(&self, ledger: &Ledger, cost_ns: f32, bytes: u64) {
         if let (Some(budget), Some(cost)) = (ledger.budget(), &self.cost) {
-            budget.computed(cost_ns, cost.key(), bytes);
+            budget.computed(cost_ns);
+            if cost.expected != Some(bytes) {
+                budget.expect(cost.key(), bytes);
+            }
         }
     }
 
     /// Whether the result's elements are sure to lie in the order that its shape says. An operation may keep the order of its
     /// operand, such as a transposed one; what comes back from the host does not.
-    fn is_row_major(&self, shape: &Shape) -> bool {
+    #[inline]
+    fn is_row_major(&self, elements: usize) -> bool {
         match self.op.work {
             Work::View => self.op.name.ends_with("reshape"),
             Work::Compute | Work::Fixed => true,
             _ if self.permuted_elements == 0 => true,
             // A smaller operand is broadcast.
             Work::Cheap | Work::Math if self.permuted_elements < usize::MAX => {
-                self.permuted_elements < shape.num_elements()
+                self.permuted_elements < elements
             }
             _ => false,
         }
@@ -208,38 +223,55 @@ impl<B: Backend> Call<B> {
     }
 
     #[inline]
-    fn head(&self, value: &Value<B>) -> Head<B> {
+    fn head(&self, value: &Value<B>, shape: Shape, cost_ns: f32) -> Head<B> {
         let device = value.device().unwrap_or_default();
         let ledger = self.ledger(&device);
-        let (shape, dtype) = (value.shape(), value.dtype());
-        let (group, bytes) = match &self.storage {
-            Shares::Own => (None, bytes(&shape, dtype)),
-            Shares::Leaf => (None, 0),
-            Shares::With(source) => (Some(source.clone()), bytes(&shape, dtype)),
+        let dtype = value.dtype();
+        let elements = shape.num_elements();
+        let (group, own) = match &self.storage {
+            Shares::Own => (None, true),
+            Shares::Leaf => (None, false),
+            Shares::With(source) => (Some(source.clone()), true),
         };
         Head {
-            bytes,
+            op: self.op,
+            id: self.moment.clock,
+            bytes: if own { bytes(elements, dtype) } else { 0 },
             contiguous: self.op.work != Work::View || is_contiguous(self.op),
-            row_major: self.is_row_major(&shape),
+            row_major: self.is_row_major(elements),
+            shape,
+            dtype,
+            device,
             group,
+            residents: AtomicU32::new(0),
+            listed: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
+            users: AtomicU32::new(0),
+            ledger,
+            cost_ns,
             step: self.step(),
             lineage: self.lineage,
-            ..Head::new(self.op, self.moment.clock, shape, dtype, device, ledger)
         }
     }
 
     /// Made in place: nodes are large, and there is one an operation.
     #[inline]
-    fn node<R: Recipe<B>>(&self, value: Value<B>, recipe: Option<R>) -> Node<B, R> {
+    fn node<R: Recipe<B>>(
+        &self,
+        value: Value<B>,
+        shape: Shape,
+        cost_ns: f32,
+        recipe: Option<R>,
+    ) -> Arc<Node<B, R>> {
         let origin = match recipe {
             Some(_) => Origin::Recorded,
             None => Origin::Fixed,
         };
-        Node {
-            head: self.head(&value),
+        Arc::new(Node {
+            head: self.head(&value, shape, cost_ns),
             state: Mutex::new(self.state(Storage::Resident(value), origin)),
             recipe: Mutex::new(recipe),
-        }
+        })
     }
 
     /// Counts a new node, and tells its scope and its budget of it.
@@ -247,9 +279,9 @@ impl<B: Backend> Call<B> {
         let head = node.head();
         head.came();
         head.emit(|op, node| EventKind::Alloc { op, node }, head.bytes);
-        if self.moment.scope.is_some() {
+        if let Some(scope) = &self.moment.scope {
             let weak: Weak<dyn Entry<B>> = Arc::downgrade(&node);
-            context::enlist(weak);
+            scope.enlist(weak);
         }
         if let Some(budget) = head.ledger.budget() {
             budget.register(&node);

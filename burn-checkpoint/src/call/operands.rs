@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn_backend::Backend;
 
-use crate::budget::{self, OpCost, Phase};
+use crate::budget::{OpCost, Phase};
 use crate::context::Moment;
 use crate::node::{Entry, Head, Lineage, Origin, State};
 use crate::op::{OpInfo, Work};
@@ -39,6 +39,7 @@ pub(super) struct Operands<B: Backend> {
 }
 
 impl<B: Backend> Operands<B> {
+    #[inline]
     pub fn new(op: &'static OpInfo, moment: &Moment) -> Self {
         Self {
             waiting: Vec::new(),
@@ -126,16 +127,17 @@ impl<B: Backend> Operands<B> {
     }
 
     /// Makes room for the result, on the device of the last tensors.
-    pub fn make_room(&self, op: &OpInfo, moment: &Moment) {
-        let Some(cost) = &self.cost else { return };
+    pub fn make_room(&mut self, op: &OpInfo, moment: &Moment) {
+        let Some(cost) = &mut self.cost else { return };
         if self.is_view {
             return;
         }
         if let Some(ledger) = &moment.ledger
             && let Some(budget) = ledger.budget()
         {
-            let bytes = budget.expected(cost.key());
-            budget::make_room(ledger, op.name, bytes.unwrap_or(cost.largest_bytes()));
+            cost.expected = budget.expected(cost.key());
+            let bytes = cost.expected.unwrap_or(cost.largest_bytes());
+            budget.make_room(op.name, bytes);
         }
     }
 

@@ -215,5 +215,5 @@ fn synchronize<B: Backend>(device: &B::Device) {
 }
 
 fn bytes_of<B: Backend, const D: usize>(x: &Tensor<B, D>) -> u64 {
-    bytes(&x.shape(), x.dtype())
+    bytes(x.shape().num_elements(), x.dtype())
 }

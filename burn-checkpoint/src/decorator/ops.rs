@@ -27,13 +27,14 @@ fn tensor<B: Backend>(result: Managed<B>) -> TensorPrimitive<Remat<B>> {
     }
 }
 
-/// Gives a closure the type of a recipe.
-fn recipe<B, F>(closure: F) -> Operation<F>
+/// Gives a closure the type of a recipe, where a call can drop it.
+#[inline]
+fn recipe<B, F>(closure: F) -> Option<Operation<F>>
 where
     B: Backend,
     F: Fn(Option<&mut dyn FnMut(crate::recipe::Input<'_, B>)>) -> Value<B>,
 {
-    Operation(closure)
+    Some(Operation(closure))
 }
 
 /// The device is known without the storage.
@@ -64,7 +65,7 @@ macro_rules! managed {
         if context::records() {
             const OP: &OpInfo = &OpInfo { name: stringify!($op), work: work!($work), group: stringify!($trait) };
             let saved = ($(save!($kind $arg),)*);
-            let recipe = recipe::<B, _>(move |visit| {
+            let mut recipe = recipe::<B, _>(move |visit| {
                 let ($($arg,)*) = &saved;
                 if let Some(visit) = visit {
                     $(show!($kind $arg, &mut *visit);)*
@@ -72,9 +73,7 @@ macro_rules! managed {
                 }
                 value!($ret B::$op($(load!($kind $arg)),*))
             });
-            let call = Call::<B>::begin(OP, &recipe);
-            // A recipe that is not kept goes first: the operation may then write into its operands.
-            let recipe = call.records().then_some(recipe);
+            let call = Call::<B>::begin(OP, &mut recipe);
             let value = value!($ret B::$op($(inner!($kind $arg)),*));
             let mut results = call.finish(value, recipe);
             return handles!($ret results);

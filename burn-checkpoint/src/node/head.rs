@@ -54,8 +54,8 @@ pub(crate) enum Lineage {
 
 /// Bytes of a tensor's elements.
 #[inline]
-pub(crate) fn bytes(shape: &Shape, dtype: DType) -> u64 {
-    shape.num_elements() as u64 * dtype.size() as u64
+pub(crate) fn bytes(elements: usize, dtype: DType) -> u64 {
+    elements as u64 * dtype.size() as u64
 }
 
 impl<B: Backend> Head<B> {
@@ -72,7 +72,7 @@ impl<B: Backend> Head<B> {
         Self {
             op,
             id,
-            bytes: bytes(&shape, dtype),
+            bytes: bytes(shape.num_elements(), dtype),
             shape,
             dtype,
             device,

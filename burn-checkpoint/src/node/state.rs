@@ -66,6 +66,7 @@ impl<B: Backend> State<B> {
         }
     }
 
+    #[inline]
     pub fn is_resident(&self) -> bool {
         matches!(self.storage, Storage::Resident(_))
     }
@@ -73,6 +74,7 @@ impl<B: Backend> State<B> {
 
 /// Takes the storage out of a node, if it can come back, and says how many bytes that frees. The storage is to be dropped
 /// after the lock.
+#[inline]
 pub(crate) fn vacate<B: Backend>(
     head: &Head<B>,
     state: &mut State<B>,
@@ -88,6 +90,7 @@ pub(crate) fn vacate<B: Backend>(
 }
 
 /// Takes the storage out of a node for somebody who goes on with it.
+#[inline]
 pub(crate) fn take_value<B: Backend>(head: &Head<B>, state: &mut State<B>) -> Option<Value<B>> {
     if !state.is_resident() {
         return None;
@@ -100,6 +103,7 @@ pub(crate) fn take_value<B: Backend>(head: &Head<B>, state: &mut State<B>) -> Op
 }
 
 /// Counts storage that is there but not for long. Returns the bytes that this frees.
+#[inline]
 pub(crate) fn about_to_go<B: Backend>(head: &Head<B>, state: &mut State<B>) -> u64 {
     if let Storage::Resident(value) = &state.storage {
         state.witness = verify::witness(state.origin, value);
