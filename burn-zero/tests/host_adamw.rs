@@ -1,31 +1,13 @@
 //! The laws of the host optimizer: PyTorch's numbers, and the same bits whatever the instructions, the threads, the ranges
 //! and the dtypes.
 
+mod golden;
+
 use burn_zero::{
     AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostAdamWError,
     InstructionSet, ParamsOut,
 };
 use half::{bf16, f16};
-use serde::Deserialize;
-
-#[derive(Deserialize)]
-struct Golden {
-    cases: Vec<Case>,
-}
-
-#[derive(Deserialize)]
-struct Case {
-    lr: f64,
-    beta1: f64,
-    beta2: f64,
-    eps: f64,
-    weight_decay: f64,
-    initial: Vec<f32>,
-    grads: Vec<Vec<f32>>,
-    params_after_step: Vec<Vec<f32>>,
-    exp_avg_last: Vec<f32>,
-    exp_avg_sq_last: Vec<f32>,
-}
 
 /// More than two chunks, and no multiple of a block or a vector.
 const LEN: usize = 3 * 64 * 1024 - 1021;
@@ -98,9 +80,9 @@ fn assert_close(actual: &[f32], expected: &[f32], what: &str) {
 
 #[test]
 fn numbers_are_those_of_pytorch() {
-    let golden: Golden = serde_json::from_str(include_str!("golden/adamw.json")).unwrap();
-    assert_eq!(golden.cases.len(), 3);
-    for (case, set) in golden.cases.iter().flat_map(|case| {
+    let cases = golden::cases();
+    assert_eq!(cases.len(), 3);
+    for (case, set) in cases.iter().flat_map(|case| {
         InstructionSet::available()
             .into_iter()
             .map(move |set| (case, set))

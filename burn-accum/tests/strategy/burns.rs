@@ -1,22 +1,18 @@
 //! With windows of one micro-batch it is Burn's own training, bit for bit.
 
-use std::sync::LazyLock;
-
 use burn::{
     lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig},
     optim::{AdamWConfig, Optimizer, SgdConfig, momentum::MomentumConfig},
-    tensor::backend::Backend,
     train::{ExecutionStrategy, TrainingStrategy},
 };
 use burn_accum::{AccumConfig, AccumulatingStrategy, EpochTail, MultiSteps, PerUpdate};
-use burn_flex::{Flex, FlexDevice};
+use burn_flex::FlexDevice;
 
 use crate::{
+    equal::{EPOCHS, assert_same, seeded, setup},
     learner::{B, Outcome, Setup, Stop, train},
     model::{Model, SLOW_ROW, bits, rows},
 };
-
-const EPOCHS: usize = 3;
 
 fn sgd() -> impl Optimizer<Model<B>, B> + 'static {
     let momentum = MomentumConfig::new().with_momentum(0.9);
@@ -29,34 +25,6 @@ fn adamw() -> impl Optimizer<Model<B>, B> + 'static {
 
 fn falling() -> impl LrScheduler + 'static {
     LinearLrSchedulerConfig::new(0.1, 0.01, 40).init().unwrap()
-}
-
-/// With dropout, and parameters of the same ids that are not initialised yet.
-fn seeded() -> Model<B> {
-    static MODEL: LazyLock<Model<B>> = LazyLock::new(|| Model::lazy(0.3, &FlexDevice));
-    let model = MODEL.clone();
-    Flex::seed(&FlexDevice, 7);
-    model
-}
-
-fn setup() -> Setup {
-    let mut setup = Setup::new(rows(0, 22), EPOCHS);
-    setup.shuffle = Some(3);
-    setup
-}
-
-/// Everything that was shown, logged, learned and recorded.
-fn assert_same(ours: &Outcome<B>, burns: &Outcome<B>, epochs: usize) {
-    assert_eq!(ours.watch.lines(), burns.watch.lines());
-    assert_eq!(bits(&ours.model), bits(&burns.model));
-    for epoch in 1..=epochs {
-        assert_eq!(
-            ours.directory.records(epoch),
-            burns.directory.records(epoch)
-        );
-    }
-    assert!(!ours.directory.is_recorded(epochs + 1));
-    assert!(!burns.directory.is_recorded(epochs + 1));
 }
 
 /// Trains with windows of one, in Burn's way and in ours.

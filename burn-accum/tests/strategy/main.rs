@@ -3,6 +3,7 @@
 //! Every backend has one random generator for the whole process, so each test here takes its turn.
 
 mod burns;
+mod equal;
 mod learner;
 mod model;
 mod progress;

@@ -1,6 +1,6 @@
 //! Outputs of models as bytes.
 
-use burn::tensor::{Int, Tensor, TensorData, backend::Backend};
+use burn::tensor::{BasicOps, Tensor, TensorData, backend::Backend};
 use burn::train::{
     ClassificationOutput, ItemLazy, MultiLabelClassificationOutput, RegressionOutput,
     SequenceOutput,
@@ -56,18 +56,16 @@ impl RankItem for () {
 }
 
 /// Tensors one behind the other: type and shape as JSON, then the elements.
-#[derive(Default)]
-struct Writer(Vec<u8>);
-
-impl Writer {
-    fn write(mut self, data: TensorData) -> Self {
+fn pack(tensors: impl IntoIterator<Item = TensorData>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for data in tensors {
         let head = serde_json::to_vec(&(data.dtype, data.shape.to_vec(), data.bytes.len()));
         let head = head.expect("a type and numbers are plain");
-        self.0.extend_from_slice(&(head.len() as u64).to_le_bytes());
-        self.0.extend_from_slice(&head);
-        self.0.extend_from_slice(&data.bytes);
-        self
+        bytes.extend_from_slice(&(head.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&head);
+        bytes.extend_from_slice(&data.bytes);
     }
+    bytes
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -84,13 +82,9 @@ impl Reader<'_> {
         Ok(TensorData::from_bytes_vec(bytes.to_vec(), shape, dtype))
     }
 
-    fn float<B: Backend, const D: usize>(&mut self) -> Result<Tensor<B, D>, String> {
-        let data = self.next()?;
-        let dtype = data.dtype;
-        Ok(Tensor::from_data(data, (&Default::default(), dtype)))
-    }
-
-    fn int<B: Backend, const D: usize>(&mut self) -> Result<Tensor<B, D, Int>, String> {
+    fn tensor<B: Backend, const D: usize, K: BasicOps<B>>(
+        &mut self,
+    ) -> Result<Tensor<B, D, K>, String> {
         let data = self.next()?;
         let dtype = data.dtype;
         Ok(Tensor::from_data(data, (&Default::default(), dtype)))
@@ -99,60 +93,81 @@ impl Reader<'_> {
 
 impl<B: Backend> RankItem for ClassificationOutput<B> {
     fn into_bytes(self) -> Vec<u8> {
-        let writer = Writer::default().write(self.loss.into_data());
-        let writer = writer.write(self.output.into_data());
-        writer.write(self.targets.into_data()).0
+        pack([
+            self.loss.into_data(),
+            self.output.into_data(),
+            self.targets.into_data(),
+        ])
     }
 
     fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let mut reader = Reader(bytes);
-        Ok(Self::new(reader.float()?, reader.float()?, reader.int()?))
+        Ok(Self::new(
+            reader.tensor()?,
+            reader.tensor()?,
+            reader.tensor()?,
+        ))
     }
 }
 
 impl<B: Backend> RankItem for MultiLabelClassificationOutput<B> {
     fn into_bytes(self) -> Vec<u8> {
-        let writer = Writer::default().write(self.loss.into_data());
-        let writer = writer.write(self.output.into_data());
-        writer.write(self.targets.into_data()).0
+        pack([
+            self.loss.into_data(),
+            self.output.into_data(),
+            self.targets.into_data(),
+        ])
     }
 
     fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let mut reader = Reader(bytes);
-        Ok(Self::new(reader.float()?, reader.float()?, reader.int()?))
+        Ok(Self::new(
+            reader.tensor()?,
+            reader.tensor()?,
+            reader.tensor()?,
+        ))
     }
 }
 
 impl<B: Backend> RankItem for RegressionOutput<B> {
     fn into_bytes(self) -> Vec<u8> {
-        let writer = Writer::default().write(self.loss.into_data());
-        let writer = writer.write(self.output.into_data());
-        writer.write(self.targets.into_data()).0
+        pack([
+            self.loss.into_data(),
+            self.output.into_data(),
+            self.targets.into_data(),
+        ])
     }
 
     fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let mut reader = Reader(bytes);
-        Ok(Self::new(reader.float()?, reader.float()?, reader.float()?))
+        Ok(Self::new(
+            reader.tensor()?,
+            reader.tensor()?,
+            reader.tensor()?,
+        ))
     }
 }
 
 impl<B: Backend> RankItem for SequenceOutput<B> {
     fn into_bytes(self) -> Vec<u8> {
-        let writer = Writer::default().write(self.loss.into_data());
-        let writer = writer.write(self.logits.into_data());
-        let writer = writer.write(self.targets.into_data());
-        let predictions = self.predictions.into_iter();
-        predictions
-            .fold(writer, |writer, tensor| writer.write(tensor.into_data()))
-            .0
+        let tensors = [
+            self.loss.into_data(),
+            self.logits.into_data(),
+            self.targets.into_data(),
+        ];
+        pack(
+            tensors
+                .into_iter()
+                .chain(self.predictions.map(Tensor::into_data)),
+        )
     }
 
     fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let mut reader = Reader(bytes);
-        let (loss, logits, targets) = (reader.float()?, reader.float()?, reader.int()?);
+        let (loss, logits, targets) = (reader.tensor()?, reader.tensor()?, reader.tensor()?);
         let predictions = match reader.0 {
             [] => None,
-            _ => Some(reader.int()?),
+            _ => Some(reader.tensor()?),
         };
         Ok(Self::new(loss, logits, predictions, targets))
     }
@@ -160,6 +175,7 @@ impl<B: Backend> RankItem for SequenceOutput<B> {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Int;
     use burn_flex::Flex;
 
     use super::*;

@@ -2,6 +2,8 @@
 
 mod backend;
 mod changes;
+#[path = "../golden/mod.rs"]
+mod golden;
 mod layers;
 mod parity;
 mod record;

@@ -7,26 +7,9 @@ use burn::tensor::{DType, TensorData};
 use burn_flex::Flex;
 use burn_zero::{HostAdamWConfig, OffloadConfig};
 use half::bf16;
-use serde::Deserialize;
 
+use super::golden;
 use super::support::*;
-
-#[derive(Deserialize)]
-struct Golden {
-    cases: Vec<Case>,
-}
-
-#[derive(Deserialize)]
-struct Case {
-    lr: f64,
-    beta1: f64,
-    beta2: f64,
-    eps: f64,
-    weight_decay: f64,
-    initial: Vec<f32>,
-    grads: Vec<Vec<f32>>,
-    params_after_step: Vec<Vec<f32>>,
-}
 
 #[derive(Module, Debug)]
 struct One<B: Backend> {
@@ -35,9 +18,8 @@ struct One<B: Backend> {
 
 #[test]
 fn numbers_are_those_of_pytorch() {
-    let golden: Golden = serde_json::from_str(include_str!("../golden/adamw.json")).unwrap();
     let device = Default::default();
-    for case in golden.cases {
+    for case in golden::cases() {
         let adamw = HostAdamWConfig {
             beta_1: case.beta1,
             beta_2: case.beta2,

@@ -1,12 +1,17 @@
 //! Models and data that the laws share.
 
+#[path = "../support/parameters.rs"]
+mod parameters_of;
+
 use burn::backend::Autodiff;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::optim::{GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::{DType, TensorData};
 use burn_flex::Flex;
 use burn_zero::{HostAdamWConfig, OffloadConfig};
+
+pub use parameters_of::parameters;
 
 pub type B = Autodiff<Flex>;
 
@@ -70,19 +75,6 @@ pub fn values(seed: u64, elements: usize) -> Vec<f32> {
         (state >> 40) as f32 / (1 << 24) as f32 - 0.5
     };
     std::iter::repeat_with(next).take(elements).collect()
-}
-
-/// All parameters, in the order of the module.
-pub fn parameters<B: Backend, M: Module<B>>(module: &M) -> Vec<Vec<f32>> {
-    struct Collect(Vec<Vec<f32>>);
-    impl<B: Backend> ModuleVisitor<B> for Collect {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            self.0.push(param.val().into_data().iter::<f32>().collect());
-        }
-    }
-    let mut collect = Collect(Vec::new());
-    module.visit(&mut collect);
-    collect.0
 }
 
 /// The bits of all parameters.

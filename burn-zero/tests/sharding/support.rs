@@ -1,11 +1,14 @@
 //! Models, data and training loops that the laws share.
 
+#[path = "../support/parameters.rs"]
+mod parameters_of;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use burn::backend::Autodiff;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer};
 use burn::prelude::*;
@@ -16,6 +19,8 @@ use burn_zero::{
     GroupOptions, ProcessGroup, Sharded, Sharding, Shards, Stage, ThreadGroup, ZeroError,
     ZeroOptimizer,
 };
+
+pub use parameters_of::parameters;
 
 pub type Plain = Autodiff<Flex>;
 pub type B = Sharded<Autodiff<Flex>>;
@@ -92,19 +97,6 @@ pub fn batch<B: Backend>(step: usize, rank: usize, world_size: usize) -> Tensor<
     let all = Tensor::<B, 1>::from_data(all.as_slice(), &device).reshape([ROWS, 7]);
     let rows = ROWS / world_size;
     all.narrow(0, rank * rows, rows)
-}
-
-/// All parameters, in the order of the module.
-pub fn parameters<B: Backend, M: Module<B>>(module: &M) -> Vec<Vec<f32>> {
-    struct Collect(Vec<Vec<f32>>);
-    impl<B: Backend> ModuleVisitor<B> for Collect {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            self.0.push(param.val().into_data().iter::<f32>().collect());
-        }
-    }
-    let mut collect = Collect(Vec::new());
-    module.visit(&mut collect);
-    collect.0
 }
 
 /// Trains for `steps` steps with an optimizer of Burn.

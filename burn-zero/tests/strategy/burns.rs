@@ -1,45 +1,14 @@
 //! With one rank it is Burn's own training, bit for bit.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use burn::optim::AdamWConfig;
-use burn::tensor::backend::Backend;
-use burn_flex::{Flex, FlexDevice};
 use burn_zero::{SingleRank, Stage, ZeroStrategy};
 
+use crate::equal::{EPOCHS, assert_same, seeded, setup};
 use crate::learner::{B, Outcome, Setup, Stop, train};
-use crate::model::{Model, bits, rows};
+use crate::model::bits;
 use crate::{adamw, falling};
-
-const EPOCHS: usize = 3;
-
-/// With dropout, and parameters of the same ids that are not initialised yet.
-fn seeded() -> Model<B> {
-    static MODEL: LazyLock<Model<B>> = LazyLock::new(|| Model::lazy(0.3, &FlexDevice));
-    let model = MODEL.clone();
-    Flex::seed(&FlexDevice, 7);
-    model
-}
-
-fn setup() -> Setup {
-    let mut setup = Setup::new(rows(0, 22), EPOCHS);
-    setup.shuffle = Some(3);
-    setup
-}
-
-/// Everything that was shown, logged, learned and recorded.
-fn assert_same(ours: &Outcome<B>, burns: &Outcome<B>, epochs: usize) {
-    assert_eq!(ours.watch.lines(), burns.watch.lines());
-    assert_eq!(bits(&ours.model), bits(&burns.model));
-    for epoch in 1..=epochs {
-        assert_eq!(
-            ours.directory.records(epoch),
-            burns.directory.records(epoch)
-        );
-    }
-    assert!(!ours.directory.is_recorded(epochs + 1));
-    assert!(!burns.directory.is_recorded(epochs + 1));
-}
 
 /// The one rank of a strategy of threads, or a process.
 #[derive(Clone, Copy)]

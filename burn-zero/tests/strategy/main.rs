@@ -7,6 +7,8 @@
 
 mod burns;
 mod carried;
+#[path = "../../../burn-accum/tests/strategy/equal.rs"]
+mod equal;
 mod layers;
 #[path = "../../../burn-accum/tests/strategy/learner.rs"]
 mod learner;
