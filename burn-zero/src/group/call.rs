@@ -21,18 +21,26 @@ pub enum Operation {
     Barrier,
     /// Every rank gets a byte string of each rank.
     GatherBytes,
+    /// One rank gets a byte string of each rank.
+    GatherBytesTo,
 }
 
 impl Operation {
     /// All operations.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::AllReduce,
         Self::ReduceScatter,
         Self::AllGather,
         Self::Broadcast,
         Self::Barrier,
         Self::GatherBytes,
+        Self::GatherBytesTo,
     ];
+
+    /// Whether ranks bring byte strings, whose lengths may differ.
+    pub(crate) fn is_of_bytes(self) -> bool {
+        matches!(self, Self::GatherBytes | Self::GatherBytesTo)
+    }
 }
 
 impl fmt::Display for Operation {
@@ -44,6 +52,7 @@ impl fmt::Display for Operation {
             Self::Broadcast => "broadcast",
             Self::Barrier => "barrier",
             Self::GatherBytes => "gather_bytes",
+            Self::GatherBytesTo => "gather_bytes_to",
         })
     }
 }
@@ -58,11 +67,12 @@ pub struct Call {
     pub operation: Operation,
     /// Type of the buffer's elements, if there is a buffer.
     pub dtype: Option<BufferDtype>,
-    /// Elements of the whole buffer; bytes of this rank's own string for [`Operation::GatherBytes`], where ranks may differ.
+    /// Elements of the whole buffer; bytes of this rank's own string for [`Operation::GatherBytes`] and
+    /// [`Operation::GatherBytesTo`], where ranks may differ.
     pub elements: u64,
     /// How elements are reduced, if they are.
     pub reduce: Option<ReduceOp>,
-    /// The rank that everything comes from, for a broadcast.
+    /// The rank that everything comes from, for a broadcast; that everything goes to, for [`Operation::GatherBytesTo`].
     pub root: Option<usize>,
     /// Hash of the parts' sizes where the caller chose them, else 0.
     pub split: u64,
@@ -79,7 +89,7 @@ impl Call {
     /// Whether `other` is the same call on another rank.
     pub fn matches(&self, other: &Self) -> bool {
         let mut other = other.clone();
-        if self.operation == Operation::GatherBytes {
+        if self.operation.is_of_bytes() {
             other.elements = self.elements;
         }
         *self == other
@@ -104,14 +114,20 @@ impl fmt::Display for Call {
         write!(f, "{} #{} `{}`", self.operation, self.sequence, self.label)?;
         match (self.dtype, self.operation) {
             (Some(dtype), _) => write!(f, " of {} {dtype}", self.elements)?,
-            (None, Operation::GatherBytes) => write!(f, " of {} bytes", self.elements)?,
+            (None, operation) if operation.is_of_bytes() => {
+                write!(f, " of {} bytes", self.elements)?;
+            }
             (None, _) => {}
         }
         if let Some(op) = self.reduce {
             write!(f, ", {op}")?;
         }
         if let Some(root) = self.root {
-            write!(f, ", from rank {root}")?;
+            let way = match self.operation {
+                Operation::GatherBytesTo => "to",
+                _ => "from",
+            };
+            write!(f, ", {way} rank {root}")?;
         }
         if self.split != 0 {
             write!(f, ", split {:x}", self.split)?;

@@ -64,6 +64,14 @@ fn perform<T: Transport>(transport: &mut T, job: Job) -> Result<Output, GroupFau
     let output = match task {
         Task::Barrier => Output::Nothing,
         Task::GatherBytes(bytes) => Output::Bytes(gather_bytes(transport, &call, &calls, bytes)?),
+        Task::GatherBytesTo { root, bytes } => {
+            let offsets = lengths(&calls);
+            let all = transport.gather(&call, root, &Arc::new(bytes), &offsets)?;
+            match transport.rank() == root {
+                true => Output::Bytes(cut(&all, &offsets)),
+                false => Output::Nothing,
+            }
+        }
         Task::AllReduce { op, buffer } => Output::Buffer(with_values!(buffer, values =>
             all_reduce(transport, &call, &offsets, op, values)?.into())),
         Task::ReduceScatter { op, buffer, .. } => Output::Buffer(with_values!(buffer, values =>
@@ -116,23 +124,30 @@ fn broadcast<T: Transport, E: Element>(
     transport.all_gather(call, &Arc::new(part), offsets, || reclaim(values))
 }
 
-/// The lengths have come with the calls.
 fn gather_bytes<T: Transport>(
     transport: &mut T,
     call: &Call,
     calls: &[Call],
     bytes: Vec<u8>,
 ) -> Result<Vec<Vec<u8>>, GroupFault> {
+    let offsets = lengths(calls);
+    let elements = offsets[calls.len()];
+    let all = transport.all_gather(call, &Arc::new(bytes), &offsets, || vec![0; elements])?;
+    Ok(cut(&all, &offsets))
+}
+
+/// Where each rank's byte string begins, and the end: the lengths have come with the calls.
+fn lengths(calls: &[Call]) -> Vec<usize> {
     let mut offsets = vec![0];
     for call in calls {
         offsets.push(offsets[offsets.len() - 1] + call.elements as usize);
     }
-    let elements = offsets[calls.len()];
-    let all = transport.all_gather(call, &Arc::new(bytes), &offsets, || vec![0; elements])?;
-    Ok(offsets
-        .windows(2)
-        .map(|part| all[part[0]..part[1]].to_vec())
-        .collect())
+    offsets
+}
+
+fn cut(all: &[u8], offsets: &[usize]) -> Vec<Vec<u8>> {
+    let parts = offsets.windows(2);
+    parts.map(|part| all[part[0]..part[1]].to_vec()).collect()
 }
 
 /// The memory of a buffer that other ranks have read.

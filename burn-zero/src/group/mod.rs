@@ -49,7 +49,7 @@ pub use launcher::{Launched, launched, local_rank};
 #[cfg(feature = "mpi")]
 pub use mpi::MpiGroup;
 pub use options::{GroupOptions, OnPanic};
-pub use pending::{Pending, PendingBuffer};
+pub use pending::{Pending, PendingBuffer, PendingBytes};
 pub use process_group::ProcessGroup;
 pub use reduce::ReduceOp;
 pub use request::{Output, Request, Split, Task};

@@ -20,6 +20,11 @@ pub struct Pending(Arc<Slot>);
 #[must_use = "a collective's result or error is lost unless it is waited for"]
 pub struct PendingBuffer(pub(crate) Pending);
 
+/// A submitted collective that gives one rank the byte strings of all.
+#[derive(Debug)]
+#[must_use = "a collective's result or error is lost unless it is waited for"]
+pub struct PendingBytes(pub(crate) Pending);
+
 /// Where a collective's result is left by the rank's worker.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
@@ -83,6 +88,30 @@ impl PendingBuffer {
     /// Those of [`Pending::wait`].
     pub fn wait(self) -> Result<HostBuffer, ZeroError> {
         self.0.wait().map(Output::into_buffer)
+    }
+
+    /// Waits at most `timeout` and says whether the collective has ended.
+    pub fn wait_for(&self, timeout: Duration) -> bool {
+        self.0.wait_for(timeout)
+    }
+
+    /// Whether the collective has ended.
+    pub fn is_done(&self) -> bool {
+        self.0.is_done()
+    }
+}
+
+impl PendingBytes {
+    /// Waits as [`Pending::wait`] for the byte strings, which only the root gets.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Pending::wait`].
+    pub fn wait(self) -> Result<Option<Vec<Vec<u8>>>, ZeroError> {
+        Ok(match self.0.wait()? {
+            Output::Bytes(all) => Some(all),
+            _ => None,
+        })
     }
 
     /// Waits at most `timeout` and says whether the collective has ended.

@@ -2,7 +2,10 @@
 
 use std::fmt::Debug;
 
-use super::{HostBuffer, Output, Pending, PendingBuffer, ReduceOp, Request, Split, Task, Traffic};
+use super::{
+    HostBuffer, Output, Pending, PendingBuffer, PendingBytes, ReduceOp, Request, Split, Task,
+    Traffic,
+};
 use crate::ZeroError;
 
 /// One rank's view of a group of ranks. Object-safe: hold it as `Arc<dyn ProcessGroup>`.
@@ -31,7 +34,8 @@ use crate::ZeroError;
 /// # Cost
 ///
 /// With `N` ranks and `L` elements a rank sends `L (N - 1) / N` elements in a reduce-scatter or an all-gather, and twice
-/// as many in an all-reduce and at a broadcast's root.
+/// as many in an all-reduce and at a broadcast's root. Byte strings go to every other rank in
+/// [`gather_bytes`](Self::gather_bytes), and once, to the root, in [`gather_bytes_to`](Self::gather_bytes_to).
 pub trait ProcessGroup: Send + Sync + Debug {
     /// This rank's number, from 0 to the world size - 1.
     fn rank(&self) -> usize;
@@ -142,5 +146,21 @@ pub trait ProcessGroup: Send + Sync + Debug {
         self.submit(Request::new(label, Task::GatherBytes(bytes)))
             .wait()
             .map(Output::into_bytes)
+    }
+
+    /// On the root every rank's byte string, in the order of ranks; `None` elsewhere. Lengths may differ. For what one rank
+    /// writes or shows.
+    fn gather_bytes_to(
+        &self,
+        label: &str,
+        root: usize,
+        bytes: Vec<u8>,
+    ) -> Result<Option<Vec<Vec<u8>>>, ZeroError> {
+        self.start_gather_bytes_to(label, root, bytes).wait()
+    }
+
+    /// Starts [`gather_bytes_to`](Self::gather_bytes_to).
+    fn start_gather_bytes_to(&self, label: &str, root: usize, bytes: Vec<u8>) -> PendingBytes {
+        PendingBytes(self.submit(Request::new(label, Task::GatherBytesTo { root, bytes })))
     }
 }

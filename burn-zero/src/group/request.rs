@@ -55,6 +55,13 @@ pub enum Task {
     Barrier,
     /// Gives a byte string of each rank to all.
     GatherBytes(Vec<u8>),
+    /// Gives a byte string of each rank to one.
+    GatherBytesTo {
+        /// The rank that gets them.
+        root: usize,
+        /// This rank's; lengths may differ.
+        bytes: Vec<u8>,
+    },
 }
 
 /// A collective and what the caller calls it.
@@ -69,7 +76,7 @@ pub struct Request {
 /// What a collective gives back.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
-    /// A barrier's.
+    /// A barrier's, and that of a gathering for another rank.
     Nothing,
     /// The whole buffer, or this rank's part of it.
     Buffer(HostBuffer),
@@ -93,19 +100,16 @@ impl Request {
         world_size: usize,
     ) -> Result<(Call, Vec<usize>), ZeroError> {
         let mut call = self.call();
+        if let Some(root) = call.root.filter(|root| *root >= world_size) {
+            return Err(ZeroError::NoSuchRank {
+                call: call.to_string(),
+                rank: root,
+                world_size,
+            });
+        }
         let offsets = match &self.task {
             Task::AllReduce { buffer, .. } => balanced(buffer.len(), world_size),
-            Task::Broadcast { root, buffer } => {
-                if *root >= world_size {
-                    let call = call.to_string();
-                    return Err(ZeroError::NoSuchRank {
-                        call,
-                        rank: *root,
-                        world_size,
-                    });
-                }
-                balanced(buffer.len(), world_size)
-            }
+            Task::Broadcast { buffer, .. } => balanced(buffer.len(), world_size),
             Task::ReduceScatter { buffer, split, .. } => {
                 let offsets = offsets(split, buffer.len().checked_div(world_size), world_size);
                 let (total, elements) = (*offsets.last().unwrap_or(&0), buffer.len());
@@ -133,7 +137,9 @@ impl Request {
                 }
                 offsets
             }
-            Task::Barrier | Task::GatherBytes(_) => vec![0; world_size + 1],
+            Task::Barrier | Task::GatherBytes(_) | Task::GatherBytesTo { .. } => {
+                vec![0; world_size + 1]
+            }
         };
         Ok((call, offsets))
     }
@@ -159,9 +165,10 @@ impl Request {
             Task::Broadcast { buffer, .. } => (Operation::Broadcast, Some(buffer)),
             Task::Barrier => (Operation::Barrier, None),
             Task::GatherBytes(_) => (Operation::GatherBytes, None),
+            Task::GatherBytesTo { .. } => (Operation::GatherBytesTo, None),
         };
         let elements = match (&self.task, buffer) {
-            (Task::GatherBytes(bytes), _) => bytes.len(),
+            (Task::GatherBytes(bytes) | Task::GatherBytesTo { bytes, .. }, _) => bytes.len(),
             (_, buffer) => buffer.map_or(0, HostBuffer::len),
         };
         Call {
@@ -174,7 +181,7 @@ impl Request {
                 _ => None,
             },
             root: match &self.task {
-                Task::Broadcast { root, .. } => Some(*root),
+                Task::Broadcast { root, .. } | Task::GatherBytesTo { root, .. } => Some(*root),
                 _ => None,
             },
             split: match &self.task {

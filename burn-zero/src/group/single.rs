@@ -32,7 +32,9 @@ impl SingleRank {
         state.traffic.record(call.operation, Sent::default());
         Ok(match request.task {
             Task::Barrier => Output::Nothing,
-            Task::GatherBytes(bytes) => Output::Bytes(vec![bytes]),
+            Task::GatherBytes(bytes) | Task::GatherBytesTo { bytes, .. } => {
+                Output::Bytes(vec![bytes])
+            }
             Task::AllReduce { buffer, .. }
             | Task::ReduceScatter { buffer, .. }
             | Task::Broadcast { buffer, .. } => Output::Buffer(buffer),
@@ -90,9 +92,11 @@ mod tests {
         assert_eq!(group.all_gather("c", part, Split::Equal).unwrap(), buffer);
         assert_eq!(group.broadcast("d", 0, buffer.clone()).unwrap(), buffer);
         assert_eq!(group.agree_sum("e", 2.5).unwrap(), 2.5);
-        group.barrier("f").unwrap();
+        let own = group.gather_bytes_to("f", 0, vec![1, 2]).unwrap();
+        assert_eq!(own, Some(vec![vec![1, 2]]));
+        group.barrier("g").unwrap();
         let total = group.traffic().total();
-        assert_eq!((total.calls, total.elements, total.data_bytes), (6, 0, 0));
+        assert_eq!((total.calls, total.elements, total.data_bytes), (7, 0, 0));
     }
 
     #[test]
@@ -106,6 +110,7 @@ mod tests {
                 .is_err()
         );
         assert!(group.broadcast("x", 1, buffer).is_err());
+        assert!(group.gather_bytes_to("x", 1, Vec::new()).is_err());
     }
 
     #[test]

@@ -45,6 +45,15 @@ pub(crate) trait Transport {
         offsets: &[usize],
     ) -> Result<Vec<P>, GroupFault>;
 
+    /// The parts of all ranks in one buffer, on the root; nothing elsewhere.
+    fn gather<P: Pod + Send + Sync>(
+        &mut self,
+        call: &Call,
+        root: usize,
+        part: &Arc<Vec<P>>,
+        offsets: &[usize],
+    ) -> Result<Vec<P>, GroupFault>;
+
     /// What was sent since the last time.
     fn take_sent(&mut self) -> Sent;
 

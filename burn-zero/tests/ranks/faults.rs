@@ -227,6 +227,18 @@ fn splits_and_roots_that_differ_are_found() {
         move |group: &ThreadGroup| drop(group.broadcast("weights", root, vec![0.0; 4].into()))
     };
     assert!(mismatch(broadcast(0), broadcast(3)).contains("from rank 3"));
+    let gather = |root| {
+        move |group: &ThreadGroup| {
+            // Lengths may differ.
+            let own = vec![0; group.rank()];
+            drop(group.gather_bytes_to("state", root, own));
+        }
+    };
+    let text = mismatch(gather(0), gather(3));
+    assert!(
+        text.contains("gather_bytes_to #0 `state` of 2 bytes, to rank 3"),
+        "{text}"
+    );
 }
 
 #[test]

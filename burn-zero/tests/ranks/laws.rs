@@ -97,6 +97,7 @@ fn a_group_is_used_as_an_object_from_many_threads() {
 
 #[test]
 fn bytes_sent_are_the_formulas() {
+    let own_bytes = |rank: usize| 700 * rank as u64 + 3;
     for world_size in [1, 2, 3, 4] {
         let elements = 12 * 100;
         let traffic = spawn(world_size, |group| {
@@ -111,9 +112,15 @@ fn bytes_sent_are_the_formulas() {
                 .unwrap();
             group.broadcast("d", 0, values()).unwrap();
             group.barrier("e").unwrap();
+            let own = vec![0; 2 * own_bytes(group.rank()) as usize];
+            group.gather_bytes_to("f", world_size - 1, own).unwrap();
             (group.rank(), group.traffic())
         });
         let shard = (elements - elements / world_size) as u64;
+        let to_the_last = |rank| match rank + 1 == world_size {
+            true => 0,
+            false => 2 * own_bytes(rank),
+        };
         for (rank, traffic) in traffic {
             for (operation, expected) in [
                 (Operation::AllReduce, 2 * shard),
@@ -131,7 +138,10 @@ fn bytes_sent_are_the_formulas() {
                     (1, expected, 2 * expected)
                 );
             }
-            assert_eq!(traffic.total().calls, 5);
+            // Once, to one rank.
+            let sent = traffic.of(Operation::GatherBytesTo);
+            assert_eq!((sent.calls, sent.data_bytes), (1, to_the_last(rank)));
+            assert_eq!(traffic.total().calls, 6);
         }
     }
 }

@@ -108,6 +108,12 @@ pub fn every_collective(group: &dyn ProcessGroup) -> Result<u64, ZeroError> {
         .map(|rank| vec![rank as u8; 3 * rank])
         .collect();
     assert_eq!(strings, expected);
+    for root in 0..world_size {
+        let string = |rank: usize| vec![rank as u8; 50 * ((rank + root) % world_size)];
+        let strings = group.gather_bytes_to("to one", root, string(rank))?;
+        let expected = || (0..world_size).map(string).collect();
+        assert_eq!(strings, (rank == root).then(expected));
+    }
     assert!(group.agree_any("any", rank == world_size - 1)?);
     assert_eq!(group.agree_all("all", rank == 0)?, world_size == 1);
     assert_eq!(group.agree_min("min", rank as f64 + 0.5)?, 0.5);

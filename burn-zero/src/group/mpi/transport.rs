@@ -46,6 +46,26 @@ impl MpiTransport {
         longest.div_ceil(self.link.options.chunk_elements)
     }
 
+    /// Where chunk `index` of each other rank's part goes.
+    fn others_chunks<'a, P>(
+        &self,
+        out: &'a mut [P],
+        offsets: &[usize],
+        index: usize,
+    ) -> Vec<(usize, &'a mut [P])> {
+        let mut rest = out;
+        let mut receives = Vec::new();
+        for from in 0..self.link.world_size() {
+            let range = part(offsets, from);
+            let (values, behind) = rest.split_at_mut(range.len());
+            rest = behind;
+            if from != self.link.rank() {
+                receives.push((from, &mut values[self.chunk(&(0..range.len()), index)]));
+            }
+        }
+        receives
+    }
+
     /// One chunk to and from each of some ranks; empty ones are not sent.
     fn exchange<P: Pod>(
         &mut self,
@@ -159,16 +179,7 @@ impl Transport for MpiTransport {
         for index in 0..self.chunks(offsets) {
             let chunk = &own[self.chunk(&(0..own.len()), index)];
             let sends: Vec<_> = self.link.peers().map(|to| (to, chunk)).collect();
-            let mut rest = &mut out[..];
-            let mut receives = Vec::new();
-            for from in 0..self.world_size() {
-                let range = part(offsets, from);
-                let (values, behind) = rest.split_at_mut(range.len());
-                rest = behind;
-                if from != rank {
-                    receives.push((from, &mut values[self.chunk(&(0..range.len()), index)]));
-                }
-            }
+            let receives = self.others_chunks(&mut out, offsets, index);
             self.exchange(call, &sends, receives);
         }
         Ok(out)
@@ -196,6 +207,29 @@ impl Transport for MpiTransport {
                 let chunk = self.chunk(&(0..own.len()), index);
                 self.exchange(call, &[], vec![(root, &mut out[chunk])]);
             }
+        }
+        Ok(out)
+    }
+
+    fn gather<P: Pod + Send + Sync>(
+        &mut self,
+        call: &Call,
+        root: usize,
+        own: &Arc<Vec<P>>,
+        offsets: &[usize],
+    ) -> Result<Vec<P>, GroupFault> {
+        if self.rank() != root {
+            for index in 0..own.len().div_ceil(self.link.options.chunk_elements) {
+                let chunk = &own[self.chunk(&(0..own.len()), index)];
+                self.exchange(call, &[(root, chunk)], Vec::new());
+            }
+            return Ok(Vec::new());
+        }
+        let mut out = vec![P::zeroed(); offsets[self.world_size()]];
+        out[part(offsets, root)].copy_from_slice(own);
+        for index in 0..self.chunks(offsets) {
+            let receives = self.others_chunks(&mut out, offsets, index);
+            self.exchange(call, &[], receives);
         }
         Ok(out)
     }

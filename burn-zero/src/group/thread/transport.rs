@@ -158,6 +158,23 @@ impl Transport for ThreadTransport {
         Ok(buffer[own].to_vec())
     }
 
+    fn gather<P: Pod + Send + Sync>(
+        &mut self,
+        call: &Call,
+        root: usize,
+        part: &Arc<Vec<P>>,
+        offsets: &[usize],
+    ) -> Result<Vec<P>, GroupFault> {
+        if root != self.rank {
+            self.send(root, part, part.len());
+            return Ok(Vec::new());
+        }
+        let parts = self.receive_all(part, call)?;
+        let mut out = Vec::with_capacity(offsets[parts.len()]);
+        parts.iter().for_each(|part| out.extend_from_slice(part));
+        Ok(out)
+    }
+
     fn take_sent(&mut self) -> Sent {
         std::mem::take(&mut self.sent)
     }
