@@ -39,6 +39,9 @@ macro_rules! forward_types {
 #[macro_export]
 macro_rules! forward_device {
     ($inner:ident) => {
+        $crate::forward_device!($inner, seed: $inner::seed);
+    };
+    ($inner:ident, seed: $seed:expr) => {
         fn ad_enabled(device: &Self::Device) -> bool {
             $inner::ad_enabled(device)
         }
@@ -60,7 +63,7 @@ macro_rules! forward_device {
         }
 
         fn seed(device: &Self::Device, seed: u64) {
-            $inner::seed(device, seed);
+            $seed(device, seed);
         }
 
         fn sync(device: &Self::Device) -> Result<(), $crate::types::ExecutionError> {

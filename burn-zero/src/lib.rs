@@ -149,7 +149,7 @@ pub use recorder::{Recorder, Training};
 pub use shard::{Partition, ShardMap};
 pub use sharding::{Sharding, ShardingError};
 pub use stage::Stage;
-pub use strategy::{RankItem, StrategyError, Uneven, ZeroStrategy};
+pub use strategy::{Loaders, RankItem, StrategyError, Uneven, ZeroStrategy};
 
 /// Where a trait leaves no other way to fail.
 fn raise<T>(result: Result<T, ZeroError>) -> T {

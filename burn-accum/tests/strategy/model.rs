@@ -34,10 +34,14 @@ pub fn rows(from: usize, to: usize) -> Vec<Row> {
 
 #[derive(Module, Debug)]
 pub struct Model<B: Backend> {
-    first: Linear<B>,
+    pub first: Linear<B>,
     second: Linear<B>,
-    dropout: Dropout,
+    pub dropout: Dropout,
     tokens: bool,
+    /// The first layer is used a second time, backwards.
+    pub reuses: bool,
+    /// Its weight, if the model holds it again for that.
+    pub again: Option<Param<Tensor<B, 2>>>,
 }
 
 impl<B: Backend> Model<B> {
@@ -49,6 +53,8 @@ impl<B: Backend> Model<B> {
             second: linear(7, 3),
             dropout: DropoutConfig::new(dropout).init(),
             tokens: false,
+            reuses: false,
+            again: None,
         }
     }
 
@@ -93,7 +99,11 @@ impl<B: Backend> Model<B> {
         let weights = TensorData::new(weights, [rows.len(), 1]);
         let weights = Tensor::<B, 2>::from_data(weights, &Default::default());
 
-        let hidden = tanh(self.first.forward(waves(5, 0.37)));
+        let mut hidden = tanh(self.first.forward(waves(5, 0.37)));
+        if self.reuses {
+            let weight = self.again.as_ref().unwrap_or(&self.first.weight).val();
+            hidden = tanh(self.first.forward(hidden.matmul(weight.transpose())));
+        }
         let error = self.second.forward(self.dropout.forward(hidden)) - waves(3, 0.91);
         (error.cast(DType::F32).square() * weights).sum()
     }

@@ -1,12 +1,13 @@
 //! The backend decorator: gradients are met while backward still computes others.
 //!
 //! `ops.rs` makes every operation from its row and hooks the parameters on their way in; `tape.rs` is what that takes of
-//! autodiff; `attached.rs` knows this thread's parameters; `autodiff.rs` is the backward pass.
+//! autodiff; `attached.rs` knows this thread's parameters; `autodiff.rs` is the backward pass; `stream.rs` draws random numbers.
 
 mod attached;
 mod autodiff;
 mod ops;
 mod sharded;
+pub(crate) mod stream;
 mod tape;
 
 pub(crate) use attached::{attach, node_behind};

@@ -8,6 +8,7 @@ use burn_decorator::types::*;
 
 use super::attached::{Depth, ask, enter};
 use super::sharded::Sharded;
+use super::stream::draw;
 use super::tape::Tape;
 
 /// How deep an operand is.
@@ -121,6 +122,9 @@ macro_rules! method {
             A::float_is_require_grad($tensor)
         }
     };
+    // These two draw.
+    (float_random($($arg:ident: $kind:tt),*) -> $ret:tt) => { method! { @draw float_random($($arg: $kind),*) -> $ret } };
+    (int_random($($arg:ident: $kind:tt),*) -> $ret:tt) => { method! { @draw int_random($($arg: $kind),*) -> $ret } };
     ($op:ident($($arg:ident: $kind:tt),*) -> Float) => { method! { @hook $op($($arg: $kind),*) -> Float } };
     ($op:ident($($arg:ident: $kind:tt),*) -> Tensor) => { method! { @hook $op($($arg: $kind),*) -> Tensor } };
     ($op:ident($($arg:ident: $kind:tt),*) -> ($a:tt, $b:tt)) => { method! { @hook $op($($arg: $kind),*) -> ($a, $b) } };
@@ -134,6 +138,17 @@ macro_rules! method {
             let mut depth = Depth::now();
             $(see!($kind $arg depth);)*
             leave!($ret A::$op($(hook!($kind $arg depth)),*), depth)
+        }
+    };
+    (@draw $op:ident($shape:ident: $a:tt, $distribution:ident: $b:tt, $device:ident: $c:tt, $dtype:ident: $d:tt) -> $ret:tt) => {
+        #[inline]
+        fn $op(
+            $shape: kind_type!($a),
+            $distribution: kind_type!($b),
+            $device: kind_type!($c),
+            $dtype: kind_type!($d),
+        ) -> kind_type!($ret) {
+            draw::<A, _>($device, || A::$op($shape, $distribution, $device, $dtype))
         }
     };
     (@pass $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {

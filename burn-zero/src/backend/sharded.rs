@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet};
 
+use super::stream;
 use super::tape::Tape;
 
 /// A backend whose gradients leave for their shards while backward goes on: `Sharded<Autodiff<Cuda>>`.
@@ -24,7 +25,7 @@ impl<A: Tape> BackendTypes for Sharded<A> {
 
 #[deny(clippy::missing_trait_methods)]
 impl<A: Tape> Backend for Sharded<A> {
-    burn_decorator::forward_device!(A);
+    burn_decorator::forward_device!(A, seed: stream::seed::<A>);
 
     fn name(device: &Self::Device) -> String {
         format!("sharded<{}>", A::name(device))

@@ -1,6 +1,6 @@
 //! The sharded optimizer.
 //!
-//! `zero_optimizer.rs` is the step; `prepare.rs` gets to know a model, and `initial.rs` gives all ranks the same weights of it.
+//! `zero_optimizer.rs` is the wrapper, `step.rs` its step; `prepare.rs` gets to know a model, and `initial.rs` gives all ranks the same weights of it.
 //! `parameters.rs` knows the module's parameters, `gradients.rs` brings theirs, `pieces.rs` cuts both, `shards.rs` is the module
 //! that the wrapped optimizer meets, `gather.rs` puts the updated pieces together, and `replace.rs` gives a module other tensors.
 //! `elementwise.rs` finds optimizers that cannot be cut. `seat.rs` is how an optimizer inside of a `Learner` finds its ranks, and
@@ -16,11 +16,12 @@ mod prepare;
 mod replace;
 pub(crate) mod seat;
 mod shards;
+mod step;
 mod whole_record;
 mod zero_optimizer;
 
 pub(crate) use parameters::Parameters;
-pub(crate) use prepare::{attach_to, device_of, prepare};
+pub(crate) use prepare::{attach_to, prepare};
 pub(crate) use replace::replace_tensors;
 pub(crate) use shards::piece_id;
 pub use shards::{Piece, Shards};

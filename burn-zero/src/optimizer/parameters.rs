@@ -20,6 +20,10 @@ pub(crate) struct Parameters {
     pub(crate) nodes: Vec<Option<u64>>,
     /// Position in the list. One that the module holds twice is one parameter, under its first path.
     pub(crate) index: HashMap<ParamId, usize>,
+    /// Whether the module holds any of them twice.
+    pub(crate) tied: bool,
+    /// The first that is another leaf at a later path: its position, and that path.
+    apart: Option<(usize, String)>,
     path: Vec<String>,
 }
 
@@ -63,6 +67,19 @@ impl Parameters {
             Some(Parameter { path, dtype, .. }) => Err(ShardingError::UnsupportedDtype {
                 path: path.clone(),
                 dtype: *dtype,
+            }),
+        }
+    }
+
+    /// # Errors
+    ///
+    /// [`ShardingError::TiedApart`] if one that the module holds twice is not one leaf, as far as the backend shows.
+    pub(crate) fn check_tied(&self) -> Result<(), ShardingError> {
+        match &self.apart {
+            None => Ok(()),
+            Some((first, again)) => Err(ShardingError::TiedApart {
+                first: self.list[*first].path.clone(),
+                again: again.clone(),
             }),
         }
     }
@@ -118,7 +135,14 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Parameters {
         let tensor = param.val();
         let mut requires_grad = false;
         let node = node_behind(|| requires_grad = tensor.is_require_grad());
-        if !requires_grad || self.index.contains_key(&param.id) {
+        if !requires_grad {
+            return;
+        }
+        if let Some(&index) = self.index.get(&param.id) {
+            self.tied = true;
+            if self.nodes[index] != node && self.apart.is_none() {
+                self.apart = Some((index, self.path.join(".")));
+            }
             return;
         }
         self.index.insert(param.id, self.list.len());

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
+use burn::module::{AutodiffModule, ParamId};
 use burn::optim::Optimizer;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::backend::AutodiffBackend;
 
 use super::parameters::Parameters;
 use super::shards::Shards;
 use super::{elementwise, initial};
-use crate::backend::attach;
+use crate::backend::{attach, stream};
 use crate::group::{Agree, ProcessGroup};
 use crate::reduce::{Exchange, Layout};
 use crate::shard::Partition;
@@ -36,29 +35,51 @@ where
     }
 }
 
-/// The model with the weights of rank 0, and the exchange of its gradients. `optimizer` is the name of a type.
+/// What an optimizer asks of those who prepare its model.
+#[derive(Debug)]
+pub(crate) struct Asks {
+    /// The name of its type.
+    pub(crate) optimizer: &'static str,
+    pub(crate) sharding: Sharding,
+    pub(crate) receives_norm: bool,
+    /// Of each rank's own random numbers.
+    pub(crate) seed: Option<u64>,
+}
+
+impl Asks {
+    /// What all ranks must ask alike.
+    pub(crate) fn shared(&self) -> String {
+        let (sharding, optimizer) = (&self.sharding, self.optimizer);
+        format!("{sharding:?} of {optimizer}")
+    }
+}
+
+/// The model with the weights of rank 0, and the exchange of its gradients. This thread draws its rank's numbers from now on.
 ///
 /// # Errors
 ///
-/// [`ShardingError::LocalNorm`], [`ShardingError::NotSharded`], [`ShardingError::UnsupportedDtype`];
-/// [`ZeroError::Disagreement`] if the ranks' models differ; those of the group.
+/// [`ShardingError::LocalNorm`], [`ShardingError::NotSharded`], [`ShardingError::SeedNotSharded`],
+/// [`ShardingError::UnsupportedDtype`]; [`ZeroError::Disagreement`] if the ranks' models differ; those of the group.
 pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
-    sharding: &Sharding,
-    optimizer: &str,
-    receives_norm: bool,
+    asks: &Asks,
 ) -> Result<(M, Arc<Exchange>), ZeroError> {
     let parameters = Parameters::of::<B, M>(&module);
     if group.world_size() > 1 {
         parameters.check_dtypes()?;
-        if sharding.stage == Stage::Gradients && parameters.nodes.contains(&None) {
+        if parameters.nodes.contains(&None) {
             let device = module.devices().into_iter().next().unwrap_or_default();
             let backend = B::name(&device);
-            return Err(ShardingError::NotSharded { backend }.into());
+            if asks.sharding.stage == Stage::Gradients {
+                return Err(ShardingError::NotSharded { backend }.into());
+            }
+            if asks.seed.is_some() {
+                return Err(ShardingError::SeedNotSharded { backend }.into());
+            }
         }
-        if !receives_norm && optimizer.contains("ClipGlobalNorm") {
-            let optimizer = optimizer.to_owned();
+        if !asks.receives_norm && asks.optimizer.contains("ClipGlobalNorm") {
+            let optimizer = asks.optimizer.to_owned();
             return Err(ShardingError::LocalNorm { optimizer }.into());
         }
     }
@@ -71,9 +92,12 @@ pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
 
     let module = initial::broadcast::<B, M>(module, &**group)?;
     let (world_size, rank) = (group.world_size(), group.rank());
-    let layout = Layout::new(parameters.list, world_size, rank, sharding)?;
-    let exchange = Exchange::new(layout, group.clone(), sharding);
-    Ok((module, Arc::new(exchange)))
+    let layout = Layout::new(parameters.list, world_size, rank, &asks.sharding)?;
+    let exchange = Arc::new(Exchange::new(layout, group.clone(), &asks.sharding));
+    if let Some(seed) = asks.seed.filter(|_| world_size > 1) {
+        stream::begin(&exchange, rank, seed);
+    }
+    Ok((module, exchange))
 }
 
 /// From now on this thread looks out for the leaves of the model. The ids of its parameters, in their order.
@@ -87,28 +111,4 @@ pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
         attach(exchange, &parameters.nodes);
     }
     parameters.ids()
-}
-
-/// The device of the first parameter. Unlike `Module::devices` it initialises none: in a copy of a model they would get
-/// other values than in the model itself.
-pub(crate) fn device_of<B: Backend, M: Module<B>>(module: &M) -> Device<B> {
-    let mut first = First::<B>(None);
-    module.visit(&mut first);
-    first.0.unwrap_or_default()
-}
-
-struct First<B: Backend>(Option<Device<B>>);
-
-impl<B: Backend> ModuleVisitor<B> for First<B> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        self.0.get_or_insert_with(|| param.lazy_device());
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
-        self.0.get_or_insert_with(|| param.lazy_device());
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
-        self.0.get_or_insert_with(|| param.lazy_device());
-    }
 }

@@ -1,17 +1,25 @@
 //! A module with other values in its tensors.
 
-use burn::module::{AutodiffModule, ModuleMapper, Param};
-use burn::tensor::{Bool, Int, Tensor, TensorData, backend::AutodiffBackend};
+use std::collections::HashMap;
+
+use burn::module::{AutodiffModule, ModuleMapper, Param, ParamId};
+use burn::tensor::{Bool, Int, Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend};
+use burn_backend::tensor::FloatTensor;
 
 /// The module with the data that `replace` has for its tensors, as leaves of this thread: it is asked in their order, frozen
 /// ones and buffers included, by path, with the tensor's own data at hand. A tensor for which it has none stays.
+///
+/// A float tensor that the module holds at several paths under one id is asked for once, by its first path, and is one leaf
+/// afterwards, even where it was several before: Burn's `fork` and `load_record` make a leaf of each path, of whose gradients
+/// `GradientsParams` keeps the last only.
 pub(crate) fn replace_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     replace: &mut Replacement<'_>,
 ) -> M {
-    let mut mapper = Replace {
+    let mut mapper = Replace::<B> {
         replace,
         path: Vec::new(),
+        made: HashMap::new(),
     };
     module.map(&mut mapper)
 }
@@ -20,18 +28,20 @@ pub(crate) fn replace_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
 pub(crate) type Replacement<'a> =
     dyn FnMut(&str, &dyn Fn() -> TensorData) -> Option<TensorData> + 'a;
 
-struct Replace<'a, 'b> {
+struct Replace<'a, 'b, B: AutodiffBackend> {
     replace: &'a mut Replacement<'b>,
     path: Vec<String>,
+    /// What the first path of an id has got. A frozen tensor is no other path of a trained one.
+    made: HashMap<(ParamId, bool), FloatTensor<B>>,
 }
 
-impl Replace<'_, '_> {
+impl<B: AutodiffBackend> Replace<'_, '_, B> {
     fn ask(&mut self, own: &dyn Fn() -> TensorData) -> Option<TensorData> {
         (self.replace)(&self.path.join("."), own)
     }
 }
 
-impl<B: AutodiffBackend> ModuleMapper<B> for Replace<'_, '_> {
+impl<B: AutodiffBackend> ModuleMapper<B> for Replace<'_, '_, B> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.push(name.to_owned());
     }
@@ -44,9 +54,15 @@ impl<B: AutodiffBackend> ModuleMapper<B> for Replace<'_, '_> {
         let (id, mut tensor, mapper) = param.consume();
         let (device, dtype) = (tensor.device(), tensor.dtype());
         let requires_grad = tensor.is_require_grad();
+        if let Some(made) = self.made.get(&(id, requires_grad)) {
+            let leaf = Tensor::from_primitive(TensorPrimitive::Float(made.clone()));
+            return Param::from_mapped_value(id, leaf, mapper);
+        }
         if let Some(data) = self.ask(&|| tensor.clone().inner().into_data()) {
             tensor = Tensor::from_data(data, (&device, dtype)).set_require_grad(requires_grad);
         }
+        let leaf = tensor.clone().into_primitive().tensor();
+        self.made.insert((id, requires_grad), leaf);
         Param::from_mapped_value(id, tensor, mapper)
     }
 

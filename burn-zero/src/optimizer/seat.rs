@@ -10,9 +10,10 @@ use std::sync::{Arc, OnceLock};
 use burn::module::ParamId;
 use parking_lot::Mutex;
 
+use super::prepare::Asks;
+use crate::ZeroError;
 use crate::group::{Agree, ProcessGroup};
 use crate::reduce::Exchange;
-use crate::{Sharding, ZeroError};
 
 thread_local! {
     static SEAT: RefCell<Option<Arc<Seat>>> = const { RefCell::new(None) };
@@ -32,9 +33,7 @@ pub(crate) struct Seat {
 /// What an optimizer says of itself.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    pub(crate) optimizer: &'static str,
-    pub(crate) sharding: Sharding,
-    pub(crate) receives_norm: bool,
+    pub(crate) asks: Asks,
     /// Why it cannot be sharded so.
     pub(crate) refused: Option<ZeroError>,
 }

@@ -19,7 +19,8 @@ use crate::{Sharding, ShardingError, Stage, ZeroError};
 
 impl<O> ZeroOptimizer<O> {
     /// The state of all ranks under the ids of the model's parameters. All ranks call it; rank 0 gets it, the others
-    /// their own. One tensor after the other goes over the group, so that no other rank holds more than one.
+    /// their own. One tensor after the other goes to rank 0 alone: every other rank sends its part once and receives nothing. A
+    /// tensor is on its way while the one before it is put together.
     ///
     /// # Errors
     ///
@@ -43,18 +44,24 @@ impl<O> ZeroOptimizer<O> {
         let world_size = self.group.world_size();
         let shards: Vec<_> = (0..world_size).map(|rank| layout.shards_of(rank)).collect();
         let mut tensors = HashMap::new();
-        for (parameter, piece) in wanted(&tree, &whole, Naming::of_module(ids), HashMap::new())? {
+        let mut pieces = wanted(&tree, &whole, Naming::of_module(ids), HashMap::new())?.into_iter();
+        let mut start = || {
+            let (parameter, piece) = pieces.next()?;
+            let name = &piece.tensor.name;
+            let label = format!("state of the optimizer: {name}");
+            let own = own.remove(name).unwrap_or_default().bytes;
+            let parts = self.group.start_gather_bytes_to(&label, 0, own);
+            Some((parameter, piece, parts))
+        };
+        let mut underway = start();
+        while let Some((parameter, piece, parts)) = underway {
+            underway = start();
+            let Some(parts) = parts.wait()? else { continue };
             let (bytes, tensor) = (piece.bytes(), piece.tensor);
-            let label = format!("state of the optimizer: {}", tensor.name);
-            let own = own.remove(&tensor.name).unwrap_or_default();
-            let parts = self.group.gather_bytes(&label, own.bytes)?;
-            if self.group.rank() == 0 {
-                let ranges = shards.iter().map(|shard| &shard[parameter][..]);
-                let parts = ranges.zip(&parts);
-                let bytes = join(bytes, tensor.element_bytes(), parts);
-                let shape = tensor.shape;
-                tensors.insert(tensor.name, Loaded { shape, bytes });
-            }
+            let ranges = shards.iter().map(|shard| &shard[parameter][..]);
+            let bytes = join(bytes, tensor.element_bytes(), ranges.zip(&parts));
+            let shape = tensor.shape;
+            tensors.insert(tensor.name, Loaded { shape, bytes });
         }
         if self.group.rank() != 0 {
             return Ok(self.inner.to_record());

@@ -1,4 +1,4 @@
-//! The wrapper: the step of a shard.
+//! The wrapper: what it is made of, and what Burn calls.
 
 use core::fmt;
 use std::sync::Arc;
@@ -6,20 +6,13 @@ use std::sync::Arc;
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
-use burn_backend::Backend;
-use burn_backend::ops::FloatTensorOps;
-use burn_backend::tensor::FloatTensor;
 
-use super::gather::{self, Updated};
 use super::gradients::Gradients;
-use super::parameters::Parameters;
-use super::pieces::{Pieces, check_whole, cut, squared_norm};
-use super::prepare::{attach_to, check_optimizer, prepare};
+use super::prepare::{Asks, attach_to, check_optimizer, prepare};
 use super::seat::{Answer, Seat};
-use super::shards::{Shards, piece_id};
+use super::shards::Shards;
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
-use crate::host::HostRead;
-use crate::reduce::{Arriving, Exchange, Layout, Reduced};
+use crate::reduce::Exchange;
 use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
 
 /// An optimizer that runs on this rank's shard of the parameters, with the gradients of all ranks.
@@ -70,10 +63,16 @@ use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
 ///
 /// A clone has its own optimizer state and shares the group.
 ///
+/// # Tied parameters
+///
+/// A parameter that the module holds at several paths, clones of one `Param`, is one parameter: it is sharded once, under its
+/// first path, its gradient is the sum over all its uses, and every step returns it as one leaf at all its paths. Burn's own
+/// optimizers update the first path only and leave the others behind.
+///
 /// # Panics
 ///
 /// A step panics with the message of a [`ZeroError`]: those of the group, [`ShardingError::NotPrepared`],
-/// [`ShardingError::OtherModel`].
+/// [`ShardingError::OtherModel`], [`ShardingError::TiedApart`].
 ///
 /// # Cost
 ///
@@ -85,7 +84,8 @@ pub struct ZeroOptimizer<O> {
     pub(super) group: Arc<dyn ProcessGroup>,
     origin: Origin,
     sharding: Sharding,
-    norm: Option<NormReceiver>,
+    pub(super) norm: Option<NormReceiver>,
+    seed: Option<u64>,
     pub(super) exchange: Option<Arc<Exchange>>,
 }
 
@@ -108,6 +108,7 @@ impl<O: Clone> Clone for ZeroOptimizer<O> {
             origin: self.origin,
             sharding: self.sharding.clone(),
             norm: self.norm.clone(),
+            seed: self.seed,
             exchange: self.exchange.clone(),
         }
     }
@@ -132,6 +133,7 @@ impl<O> ZeroOptimizer<O> {
             origin: Origin::Own,
             sharding,
             norm: None,
+            seed: None,
             exchange: None,
         })
     }
@@ -148,6 +150,7 @@ impl<O> ZeroOptimizer<O> {
             origin: Origin::Learner,
             sharding,
             norm: None,
+            seed: None,
             exchange: None,
         }
     }
@@ -159,6 +162,21 @@ impl<O> ZeroOptimizer<O> {
     #[must_use]
     pub fn with_norm(mut self, receive: impl Fn(f32) + Send + Sync + 'static) -> Self {
         self.norm = Some(Arc::new(receive));
+        self
+    }
+
+    /// Gives each rank random numbers of its own: what its thread draws on the backend, such as dropout masks, depends only on this
+    /// seed, the rank and how often it has drawn. Without it ranks that are threads draw from the one generator of the process, in
+    /// an order that differs from run to run. With one rank the backend's generator is used as it is.
+    ///
+    /// The backend must be a [`Sharded`](crate::Sharded) one, in every stage. `Backend::seed` on the rank's thread restarts its
+    /// numbers with another seed; [`prepare`](Self::prepare) with this one.
+    ///
+    /// Each draw seeds the backend's generator and waits for those of other ranks in the process. That is nothing on Flex; Fusion
+    /// executes what it has collected before it is seeded.
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
         self
     }
 
@@ -208,12 +226,13 @@ impl<O> ZeroOptimizer<O> {
     }
 
     /// Gets to know a model and gives every rank the weights of rank 0: before the first forward, on the thread that
-    /// trains, and after its weights were loaded or its parameters frozen. All ranks call it.
+    /// trains, and after its weights were loaded or its parameters frozen. All ranks call it. Tied parameters are one leaf
+    /// afterwards.
     ///
     /// # Errors
     ///
     /// [`ShardingError::NotElementwise`], [`ShardingError::LocalNorm`], [`ShardingError::NotSharded`],
-    /// [`ShardingError::UnsupportedDtype`]; [`ZeroError::Disagreement`] if the ranks' models differ; those of the group.
+    /// [`ShardingError::SeedNotSharded`], [`ShardingError::UnsupportedDtype`]; [`ZeroError::Disagreement`] if the ranks' models differ; those of the group.
     pub fn prepare<B, M>(&mut self, module: M) -> Result<M, ZeroError>
     where
         B: AutodiffBackend,
@@ -222,15 +241,7 @@ impl<O> ZeroOptimizer<O> {
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
         check_optimizer::<B, O>(&self.inner, &self.sharding, &device)?;
-        let optimizer = core::any::type_name::<O>();
-        let receives_norm = self.norm.is_some();
-        let (module, exchange) = prepare::<B, M>(
-            module,
-            &self.group,
-            &self.sharding,
-            optimizer,
-            receives_norm,
-        )?;
+        let (module, exchange) = prepare::<B, M>(module, &self.group, &self.asks())?;
         attach_to::<B, M>(&exchange, self.group.world_size(), &module);
         self.exchange = Some(exchange);
         Ok(module)
@@ -246,8 +257,20 @@ impl<O> ZeroOptimizer<O> {
         Ok(Recorder::new(exchange, self.sharding.clone()))
     }
 
+    fn asks(&self) -> Asks {
+        Asks {
+            optimizer: core::any::type_name::<O>(),
+            sharding: self.sharding.clone(),
+            receives_norm: self.norm.is_some(),
+            seed: self.seed,
+        }
+    }
+
     /// Takes the ranks that a strategy has left on this thread.
-    fn take_seat<B: AutodiffBackend>(&mut self, device: &B::Device) -> Result<(), ZeroError>
+    pub(super) fn take_seat<B: AutodiffBackend>(
+        &mut self,
+        device: &B::Device,
+    ) -> Result<(), ZeroError>
     where
         O: Optimizer<Shards<B>, B>,
     {
@@ -259,75 +282,6 @@ impl<O> ZeroOptimizer<O> {
         self.group = seat.group.clone();
         self.exchange = Some(setting.exchange.clone());
         self.cut_state::<B>(&setting.ids, device)
-    }
-
-    fn advance<B, M>(
-        &mut self,
-        lr: LearningRate,
-        module: M,
-        mut gradients: Gradients,
-    ) -> Result<M, ZeroError>
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-        O: Optimizer<Shards<B>, B>,
-    {
-        let device = module.devices().into_iter().next().unwrap_or_default();
-        self.take_seat::<B>(&device)?;
-        let exchange = self.exchange.clone().ok_or(ShardingError::NotPrepared)?;
-        let layout = exchange.layout();
-        let parameters = Parameters::of::<B, M>(&module);
-        parameters.check_same(layout.parameters())?;
-
-        let arrived = gradients.take::<B, M>(&module, &parameters);
-        let reduced = self.reduce::<B>(&exchange, arrived, &device)?;
-        self.provide_norm::<B::InnerBackend>(layout, &reduced.held)?;
-        for (parameter, gradient) in reduced.held {
-            gradients.put::<B>(piece_id(parameter), gradient);
-        }
-        let shards = Shards::new(cut::<B, M>(&module, &parameters, layout));
-        let shards = gradients.step(&mut self.inner, lr, shards);
-
-        let pieces = shards
-            .into_pieces()
-            .map(|(index, piece)| (index, B::inner(piece)));
-        let updated = Updated::new(layout, &*self.group, pieces.collect(), reduced.present);
-        let module = gather::update::<B, M>(module, &parameters, updated)?;
-        attach_to::<B, M>(&exchange, self.group.world_size(), &module);
-        Ok(module)
-    }
-
-    /// Gradients of this rank alone become those of all ranks, as far as this rank holds the parameters.
-    fn reduce<B: AutodiffBackend>(
-        &self,
-        exchange: &Exchange,
-        arrived: Vec<Option<FloatTensor<B::InnerBackend>>>,
-        device: &B::Device,
-    ) -> Result<Pieces<B::InnerBackend>, ZeroError> {
-        let layout = exchange.layout();
-        if self.group.world_size() == 1 || exchange.take_arriving() == Arriving::Reduced {
-            return Ok(Pieces::new(layout, arrived)?);
-        }
-        let reduced = self.exchange_all::<B::InnerBackend>(exchange, arrived)?;
-        let parameters = layout.parameters().iter().zip(reduced);
-        let gradients = parameters.map(|(parameter, reduced)| {
-            let data = reduced.into_piece(parameter)?;
-            Some(B::InnerBackend::float_from_data(data, device))
-        });
-        Ok(Pieces::new(layout, gradients.collect())?)
-    }
-
-    fn exchange_all<I: Backend>(
-        &self,
-        exchange: &Exchange,
-        mut arrived: Vec<Option<FloatTensor<I>>>,
-    ) -> Result<Vec<Reduced>, ZeroError> {
-        check_whole::<I>(exchange.layout(), &arrived)?;
-        exchange.begin();
-        for (parameter, gradient) in arrived.iter_mut().enumerate().rev() {
-            exchange.submit(parameter, gradient.take().map(HostRead::start::<I>));
-        }
-        exchange.finish()
     }
 
     /// Says who sits here, if the strategy asks; makes a record of all ranks' states, if they trained.
@@ -342,29 +296,12 @@ impl<O> ZeroOptimizer<O> {
             }
             (Some(_), None) => {} // no step was taken: what was loaded is whole
             (None, _) => seat.answer(Answer {
-                optimizer: core::any::type_name::<O>(),
-                sharding: self.sharding.clone(),
-                receives_norm: self.norm.is_some(),
+                asks: self.asks(),
                 refused: check_optimizer::<B, O>(&self.inner, &self.sharding, &Default::default())
                     .err(),
             }),
         }
         Ok(self.inner.to_record())
-    }
-
-    /// Hands the norm over all ranks on.
-    fn provide_norm<I: Backend>(
-        &self,
-        layout: &Layout,
-        pieces: &[(usize, FloatTensor<I>)],
-    ) -> Result<(), ZeroError> {
-        let Some(receive) = &self.norm else {
-            return Ok(());
-        };
-        let own = squared_norm::<I>(layout, pieces);
-        let all = self.group.agree_sum("squared norm of the gradient", own)?;
-        receive(all.sqrt() as f32);
-        Ok(())
     }
 }
 

@@ -36,6 +36,18 @@ pub enum ShardingError {
         expected: String,
     },
 
+    /// A parameter that the module holds at two paths has become two leaves.
+    #[error(
+        "{again} is {first} held again, but the two are separate leaves now, and Burn keeps the gradient of one of them only: \
+         `load_record` and `fork` take tied parameters apart, so prepare the model again after them"
+    )]
+    TiedApart {
+        /// The first path, under which the parameter is sharded.
+        first: String,
+        /// The later path.
+        again: String,
+    },
+
     /// A gradient that is neither whole nor this rank's piece, as the others of the step are.
     #[error(
         "the gradient of {path} has {elements} elements where {expected} belong: all gradients of a step come from \
@@ -55,6 +67,15 @@ pub enum ShardingError {
         "stage 2 reduces gradients during backward, which the backend {backend} cannot: use `Sharded<Autodiff<..>>`, or stage 1"
     )]
     NotSharded {
+        /// Name of the backend.
+        backend: String,
+    },
+
+    /// Random numbers of a rank's own cannot be drawn.
+    #[error(
+        "`with_seed` gives each rank random numbers of its own, which the backend {backend} cannot draw: use `Sharded<Autodiff<..>>`"
+    )]
+    SeedNotSharded {
         /// Name of the backend.
         backend: String,
     },

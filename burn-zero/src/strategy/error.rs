@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use super::Loaders;
+
 /// Errors of [`ZeroStrategy`](crate::ZeroStrategy), all but the last two before the first step.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
@@ -48,6 +50,44 @@ pub enum StrategyError {
         items: usize,
         /// Parts.
         ranks: usize,
+    },
+
+    /// Processes that load their own parts have different numbers of items.
+    #[error(
+        "the processes have {items:?} items to train on, rank by rank, and `Uneven::Refuse` asks for equally many: load equal parts, or \
+         choose `Uneven::Repeat` or `Uneven::Drop`"
+    )]
+    UnevenParts {
+        /// Items of each rank.
+        items: Vec<usize>,
+    },
+
+    /// A process that loads its own part has none.
+    #[error(
+        "rank {rank} has no items to train on, but others have {items:?}, rank by rank: every process needs a part"
+    )]
+    NoItems {
+        /// The rank.
+        rank: usize,
+        /// Items of each rank.
+        items: Vec<usize>,
+    },
+
+    /// Validation data is in parts, and nobody sees all of it.
+    #[error(
+        "each process has its part of the validation data (`Loaders::Split`), and rank 0 sees its own only: add `.sharing_items()`, or \
+         load all of the validation data everywhere and say `Loaders::TrainSplit`"
+    )]
+    ItemsStay,
+
+    /// Threads have one loader.
+    #[error(
+        "ranks that are threads share one loader, which the strategy cuts: `Loaders::{loaders:?}` is for `ZeroStrategy::process`, where \
+         each process loads its own part"
+    )]
+    OneLoader {
+        /// What was said of the loaders.
+        loaders: Loaders,
     },
 
     /// As many devices as ranks are needed.

@@ -101,13 +101,12 @@ impl<T> Items<T> {
                 }
             }
             Self::Carry(carrier, bytes) => {
-                let all = group.gather_bytes("items for rank 0", core::mem::take(bytes))?;
-                if group.rank() == 0 {
-                    for (rank, bytes) in all.iter().enumerate().skip(1) {
-                        let read = unpack(*carrier, bytes);
-                        let read = read.map_err(|reason| StrategyError::Item { rank, reason })?;
-                        items.extend(read);
-                    }
+                let own = core::mem::take(bytes);
+                let all = group.gather_bytes_to("items for rank 0", 0, own)?;
+                for (rank, bytes) in all.iter().flatten().enumerate().skip(1) {
+                    let read = unpack(*carrier, bytes);
+                    let read = read.map_err(|reason| StrategyError::Item { rank, reason })?;
+                    items.extend(read);
                 }
             }
         }

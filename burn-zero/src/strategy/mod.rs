@@ -1,38 +1,38 @@
 //! Training in Burn's `Learner` with several ranks.
 //!
-//! `rank.rs` is the loop that each rank runs, `threads.rs` starts it on threads; `split.rs` cuts the data, `word.rs` is what ranks
-//! tell each other after each step, `items.rs` and `rank_item.rs` bring what the metrics need to rank 0, and `records.rs`
+//! `fit.rs` is what Burn calls; `rank.rs` is the loop that each rank runs, with the steps of `train.rs` and the batches of `validate.rs`; `threads.rs` starts
+//! it on threads; `split.rs` cuts the data, `word.rs` is what ranks tell each other after each step, `items.rs` and `rank_item.rs` bring what the metrics need to rank 0, and `records.rs`
 //! reaches the optimizer inside of the Learner.
 
+mod device;
 mod error;
+mod fit;
 mod items;
 mod rank;
 mod rank_item;
 mod records;
 mod split;
 mod threads;
+mod train;
+mod validate;
 mod word;
 
 use std::sync::Arc;
 
-use burn::module::AutodiffModule;
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use burn::train::{
-    EventProcessorTraining, InferenceStep, Learner, LearningComponentsTypes, LearningResult,
-    SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
-    TrainingBackend, TrainingComponents, TrainingModel, TrainingStrategy, ValidLoader,
+    InferenceStep, Learner, LearningComponentsTypes, TrainStep, TrainingBackend, TrainingModel,
+    TrainingStrategy,
 };
 
 pub use error::StrategyError;
 pub use rank_item::RankItem;
-pub use split::Uneven;
+pub use split::{Loaders, Uneven};
 
-use crate::group::{GroupOptions, ProcessGroup, SingleRank};
-use crate::{ZeroError, raise};
-use items::{Carrier, Items};
-use rank::{EpochEnd, Epochs, Front, Rank};
-use split::split;
+use crate::group::{GroupOptions, ProcessGroup};
+use items::Carrier;
+use rank::EpochEnd;
 
 type TrainItem<LC> = <TrainingModel<LC> as TrainStep>::Output;
 type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Output;
@@ -88,6 +88,8 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// ends when the first rank has no more batches. The scheduler is stepped once a step, of which an epoch has `1 / N` as many
 /// as with one rank.
 ///
+/// Processes that load their own parts already say so: [`with_loaders`](Self::with_loaders).
+///
 /// Validation is shared: each rank takes every `N`th of the batches that one rank alone would validate, and rank 0 computes all metrics
 /// from the items of all ranks, in the same order, so that they are those of one rank to the last bit. Training items are shown in the
 /// same way, those of all ranks after each step.
@@ -103,7 +105,7 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// # Records
 ///
 /// They are Burn's, of the whole model and of its optimizer's whole state, written by rank 0; the state comes to it tensor
-/// by tensor. Training is resumed from them at any number of ranks, without ranks, and with the records of a training without.
+/// by tensor, and to it alone. Training is resumed from them at any number of ranks, without ranks, and with the records of a training without.
 /// Each rank reads them whole: models whose state does not fit into one rank's memory are saved by
 /// [`save_sharded`](crate::save_sharded) in a loop of one's own. What wrappers around the `ZeroOptimizer` keep is rank 0's: end an
 /// open accumulation window [at the end of the epoch](Self::with_epoch_end).
@@ -116,10 +118,11 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// # Panics
 ///
 /// Before the first step with the message of a [`StrategyError`], a [`ShardingError`](crate::ShardingError) or a
-/// [`ZeroError`]. A rank that panics ends all ranks at once, with its message.
+/// [`ZeroError`](crate::ZeroError). A rank that panics ends all ranks at once, with its message.
 pub struct ZeroStrategy<LC: LearningComponentsTypes> {
     ranks: Ranks<LC>,
     uneven: Uneven,
+    loaders: Loaders,
     epoch_end: Option<EpochEnd<LC>>,
     train_carrier: Option<Carrier<TrainItem<LC>>>,
     valid_carrier: Option<Carrier<ValidItem<LC>>>,
@@ -163,6 +166,7 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         Self {
             ranks,
             uneven: Uneven::default(),
+            loaders: Loaders::default(),
             epoch_end: None,
             train_carrier: None,
             valid_carrier: None,
@@ -206,6 +210,16 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         self
     }
 
+    /// What the loaders of this process hold. Default [`Loaders::Whole`]. All processes say the same.
+    ///
+    /// With [`Loaders::TrainSplit`] or [`Loaders::Split`] nothing is cut: each process trains on what its loader gives. How many items
+    /// the others have is compared before the first step, and [`Uneven`] says what happens where some have fewer.
+    #[must_use]
+    pub fn with_loaders(mut self, loaders: Loaders) -> Self {
+        self.loaders = loaders;
+        self
+    }
+
     /// Gives the optimizer of each rank what `ask` returns, at the end of each epoch, before validation and record.
     ///
     /// With burn-accum's `MultiSteps` around the `ZeroOptimizer` that is `burn_accum::flush_request::<B>`: the last window
@@ -220,7 +234,7 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     }
 
     /// Lets processes send their items to rank 0, so that it computes the metrics of all and validation is shared. Threads do so
-    /// anyway. The items are gathered on all ranks: with `N` of them each receives `N - 1` items a step.
+    /// anyway. Each item is sent once.
     #[must_use]
     pub fn sharing_items(mut self) -> Self
     where
@@ -238,157 +252,6 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
             Ranks::Threads { .. } => true,
             Ranks::Process { group, .. } => group.rank() == 0,
         }
-    }
-
-    /// # Errors
-    ///
-    /// Those of the strategy, of sharding and of the group.
-    fn try_fit(&self, start: Start<LC>) -> Result<Fitted<LC>, ZeroError> {
-        if let Some(steps) = start.components.grad_accumulation {
-            return Err(StrategyError::SecondAccumulation { steps }.into());
-        }
-        match &self.ranks {
-            Ranks::Threads { world_size, .. } if *world_size > 1 => self.fit_threads(start),
-            Ranks::Threads {
-                world_size: 1,
-                devices,
-                ..
-            } => {
-                let device = devices.as_ref().and_then(|devices| devices.first());
-                self.fit_process(start, Arc::new(SingleRank::new()), device)
-            }
-            Ranks::Threads { .. } => Err(ZeroError::InvalidSetting {
-                setting: "world_size",
-                value: "0".to_owned(),
-                expected: "at least 1",
-            }),
-            Ranks::Process { group, device } => {
-                self.fit_process(start, group.clone(), device.as_ref())
-            }
-        }
-    }
-
-    fn fit_process(
-        &self,
-        start: Start<LC>,
-        group: Arc<dyn ProcessGroup>,
-        device: Option<&Device<TrainingBackend<LC>>>,
-    ) -> Result<Fitted<LC>, ZeroError> {
-        let device = device.cloned().unwrap_or_else(|| start.device());
-        let (ranks, own) = (group.world_size(), group.rank());
-        let mut parts = split(&start.train, ranks, self.uneven)?;
-        let components = start.components;
-        let front = Front {
-            processor: components.event_processor,
-            checkpointer: components.checkpointer,
-            early_stopping: components.early_stopping,
-        };
-        // What is not shown is kept: it holds the renderer.
-        let (front, silent) = match own {
-            0 => (Some(front), None),
-            _ => (None, Some(front.processor)),
-        };
-        let rank = Rank {
-            group,
-            device,
-            learner: start.learner,
-            train: parts.swap_remove(own),
-            valid: start.valid,
-            train_items: Items::of_process(self.train_carrier),
-            valid_items: Items::of_process(self.valid_carrier),
-            interrupter: components.interrupter,
-            store: components.event_store,
-            epochs: Epochs {
-                first: start.epoch,
-                last: components.num_epochs,
-                uneven: self.uneven,
-            },
-            epoch_end: self.epoch_end.clone(),
-            front,
-        };
-        let (model, shown) = rank.run()?;
-        match shown.or(silent) {
-            Some(processor) => Ok((model, processor)),
-            None => unreachable!("a process has one processor"),
-        }
-    }
-}
-
-/// What a training begins with.
-struct Start<LC: LearningComponentsTypes> {
-    components: TrainingComponents<LC>,
-    learner: Learner<LC>,
-    train: TrainLoader<LC>,
-    valid: ValidLoader<LC>,
-    epoch: usize,
-}
-
-impl<LC: LearningComponentsTypes> Start<LC> {
-    /// Where the model is, as Burn's Learner has it by default.
-    fn device(&self) -> Device<TrainingBackend<LC>> {
-        crate::optimizer::device_of::<TrainingBackend<LC>, _>(&self.learner.model())
-    }
-}
-
-type Fitted<LC> = (TrainingModel<LC>, SupervisedTrainingEventProcessor<LC>);
-
-impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC> for ZeroStrategy<LC> {
-    /// Burn's own where something is shown; elsewhere without events.
-    fn train(
-        &self,
-        learner: Learner<LC>,
-        train: TrainLoader<LC>,
-        valid: ValidLoader<LC>,
-        components: TrainingComponents<LC>,
-    ) -> LearningResult<LC::InferenceModel> {
-        if self.is_front() {
-            return Shown(self).train(learner, train, valid, components);
-        }
-        let (mut learner, mut epoch) = (learner, 1);
-        if let Some(saved) = components.checkpoint {
-            if let Some(checkpointer) = &components.checkpointer {
-                learner = checkpointer.load_checkpoint(learner, &Default::default(), saved);
-            }
-            epoch = saved + 1;
-        }
-        let (model, processor) = self.fit(components, learner, train, valid, epoch);
-        LearningResult {
-            model: model.valid(),
-            renderer: processor.renderer(),
-        }
-    }
-
-    fn fit(
-        &self,
-        components: TrainingComponents<LC>,
-        learner: Learner<LC>,
-        train: TrainLoader<LC>,
-        valid: ValidLoader<LC>,
-        epoch: usize,
-    ) -> Fitted<LC> {
-        raise(self.try_fit(Start {
-            components,
-            learner,
-            train,
-            valid,
-            epoch,
-        }))
-    }
-}
-
-/// What Burn does around every strategy.
-struct Shown<'a, LC: LearningComponentsTypes>(&'a ZeroStrategy<LC>);
-
-impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC> for Shown<'_, LC> {
-    fn fit(
-        &self,
-        components: TrainingComponents<LC>,
-        learner: Learner<LC>,
-        train: TrainLoader<LC>,
-        valid: ValidLoader<LC>,
-        epoch: usize,
-    ) -> Fitted<LC> {
-        self.0.fit(components, learner, train, valid, epoch)
     }
 }
 

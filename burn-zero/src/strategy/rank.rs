@@ -1,26 +1,27 @@
-//! One rank's training: Burn's loop, in which all ranks take each decision together.
+//! One rank's training: Burn's loop over epochs, in which all ranks take each decision together.
 
 use std::sync::Arc;
 
 use burn::data::dataloader::Progress;
-use burn::module::{AutodiffModule, Module};
+use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, backend::DeviceOps};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
-    CloneEarlyStoppingStrategy, EventProcessorTraining, InferenceStep, Interrupter, Learner,
-    LearnerEvent, LearningCheckpointer, LearningComponentsTypes, SupervisedTrainingEventProcessor,
-    TrainLoader, TrainingBackend, TrainingItem, TrainingModel, ValidLoader,
+    CloneEarlyStoppingStrategy, EventProcessorTraining, Interrupter, Learner, LearnerEvent,
+    LearningCheckpointer, LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader,
+    TrainingBackend, TrainingItem, TrainingModel, ValidLoader,
 };
 
 use super::items::Items;
 use super::records;
+use super::split::check_parts;
 use super::word::{Word, Words};
-use super::{StrategyError, TrainItem, Uneven, ValidItem};
+use super::{Loaders, StrategyError, TrainItem, Uneven, ValidItem};
 use crate::ZeroError;
 use crate::group::{Agree, ProcessGroup};
 use crate::optimizer::seat::{Answer, Leave, Seat, Setting};
-use crate::optimizer::{attach_to, prepare};
+use crate::optimizer::{Parameters, attach_to, prepare};
 
 /// What each rank has.
 pub(super) struct Rank<LC: LearningComponentsTypes> {
@@ -29,7 +30,7 @@ pub(super) struct Rank<LC: LearningComponentsTypes> {
     pub(super) learner: Learner<LC>,
     /// This rank's part.
     pub(super) train: TrainLoader<LC>,
-    /// All of it, of which this rank validates its share.
+    /// All of it, of which this rank validates its share; its part, if the processes have loaded parts.
     pub(super) valid: ValidLoader<LC>,
     pub(super) train_items: Items<TrainItem<LC>>,
     pub(super) valid_items: Items<ValidItem<LC>>,
@@ -47,6 +48,7 @@ pub(super) struct Epochs {
     pub(super) first: usize,
     pub(super) last: usize,
     pub(super) uneven: Uneven,
+    pub(super) loaders: Loaders,
 }
 
 /// What the user sees, and what is decided by it.
@@ -74,13 +76,13 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
         self.train = self.train.to_device(&self.device);
         self.valid = self.valid.to_device(self.device.inner());
         self.learner.fork(&self.device);
-        self.check()?;
+        let items = self.check()?;
         let seat = Seat::new(self.group.clone());
         let leave = self.sit_down(&seat)?;
 
         for epoch in self.epochs.first..=self.epochs.last {
             let progress = Progress::new(epoch, self.epochs.last);
-            self.train(&progress)?;
+            self.train(&progress, items)?;
             if self.is_interrupted()? {
                 break;
             }
@@ -97,25 +99,44 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
         ))
     }
 
-    fn rank(&self) -> usize {
+    pub(super) fn rank(&self) -> usize {
         self.group.rank()
     }
 
-    fn ranks(&self) -> usize {
+    pub(super) fn ranks(&self) -> usize {
         self.group.world_size()
     }
 
-    fn check(&self) -> Result<(), ZeroError> {
+    /// The items that all ranks train on in an epoch.
+    fn check(&self) -> Result<usize, ZeroError> {
         let Epochs {
             first,
             last,
             uneven,
+            loaders,
         } = self.epochs;
         let (train, valid) = (self.train.num_items(), self.valid.num_items());
-        let text = format!(
-            "epochs {first} to {last}, {train} items to train on and {valid} to validate on, Uneven::{uneven:?}"
-        );
-        self.group.agree_equal("training", &text)
+        let held = match loaders {
+            Loaders::Whole => format!("{train} items to train on and {valid} to validate on"),
+            Loaders::TrainSplit => format!("{valid} items to validate on"),
+            Loaders::Split => "data in parts".to_owned(),
+        };
+        let text =
+            format!("epochs {first} to {last}, {held}, Uneven::{uneven:?}, Loaders::{loaders:?}");
+        self.group.agree_equal("training", &text)?;
+        if !loaders.split_training() {
+            return Ok(train * self.ranks());
+        }
+        if loaders == Loaders::Split && self.ranks() > 1 && !self.valid_items.are_shared() {
+            return Err(StrategyError::ItemsStay.into());
+        }
+        let parts = self
+            .group
+            .gather_i64("items to train on", train as i64)?
+            .into_iter();
+        let parts: Vec<_> = parts.map(|items| items as usize).collect();
+        check_parts(&parts, uneven)?;
+        Ok(parts.iter().sum())
     }
 
     /// The learner's optimizer gets its ranks, and the learner the weights of rank 0.
@@ -128,26 +149,15 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
             let optimizer = core::any::type_name::<LC::Optimizer>();
             return Err(StrategyError::NoZeroOptimizer { optimizer, found }.into());
         };
-        let Answer {
-            optimizer,
-            sharding,
-            receives_norm,
-            refused,
-        } = answer;
+        let Answer { asks, refused } = answer;
         if let Some(error) = refused {
             return Err(error);
         }
-        let text = format!("{sharding:?} of {optimizer}");
-        self.group.agree_equal("sharding", &text)?;
-
-        let (model, exchange) = prepare::<TrainingBackend<LC>, _>(
-            self.learner.model(),
-            &self.group,
-            &sharding,
-            optimizer,
-            receives_norm,
-        )?;
-        if self.ranks() > 1 {
+        self.group.agree_equal("sharding", &asks.shared())?;
+        let (model, exchange) =
+            prepare::<TrainingBackend<LC>, _>(self.learner.model(), &self.group, &asks)?;
+        // Burn's `fork` has taken tied parameters apart. In the record they are one leaf again, and loading keeps it.
+        if self.ranks() > 1 || Parameters::of::<TrainingBackend<LC>, _>(&model).tied {
             self.learner.load_model(model.into_record());
         }
         let model = self.learner.model();
@@ -156,82 +166,8 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
         Ok(leave)
     }
 
-    /// Trains on this rank's part, or until interrupted.
-    fn train(&mut self, epochs: &Progress) -> Result<(), ZeroError> {
-        let epoch = epochs.items_processed;
-        log::info!("Executing training step for epoch {epoch}");
-        let loader = self.train.clone();
-        let mut batches = loader.iter();
-        let mut iteration = 0;
-        loop {
-            let batch = batches.next();
-            if !self.all_have_one(batch.is_some(), iteration, epoch)? {
-                break;
-            }
-            let Some(batch) = batch else { break };
-            iteration += 1;
-            self.learner.lr_step();
-            log::info!("Iteration {iteration}");
-            let progress = self.of_all(batches.progress());
-            let output = self.learner.train_step(batch);
-            self.learner.optimizer_step(output.grads);
-
-            let lr = self.learner.lr_current();
-            let show = |item| {
-                let (progress, epochs) = (progress.clone(), epochs.clone());
-                TrainingItem::new(item, progress, epochs, Some(iteration), Some(lr))
-            };
-            match &mut self.front {
-                Some(front) => front.show_train(show(output.item)),
-                None => self.train_items.give(output.item),
-            }
-            let words = self.exchange("training", epoch, iteration, 1, Some(lr))?;
-            for item in self.train_items.collect(&*self.group, &words)? {
-                if let Some(front) = &mut self.front {
-                    front.show_train(show(item));
-                }
-            }
-            if words.stop(&self.interrupter) {
-                break;
-            }
-        }
-        // Without a step there is no learning rate either.
-        if let Some(epoch_end) = self.epoch_end.clone().filter(|_| iteration > 0) {
-            self.learner.optimizer_step(epoch_end(&self.device));
-        }
-        if let Some(front) = &mut self.front {
-            front.processor.process_train(LearnerEvent::EndEpoch(epoch));
-        }
-        Ok(())
-    }
-
-    /// Whether every rank has a batch for the next step.
-    fn all_have_one(&self, own: bool, steps: usize, epoch: usize) -> Result<bool, ZeroError> {
-        if self.ranks() == 1 {
-            return Ok(own);
-        }
-        let label = format!("whether there is a batch after step {steps} of epoch {epoch}");
-        let have = self.group.gather_i64(&label, own.into())?;
-        let Some(rank) = have.iter().position(|&has| has == 0) else {
-            return Ok(true);
-        };
-        if have.contains(&1) {
-            if self.epochs.uneven == Uneven::Refuse {
-                return Err(StrategyError::RanOut { rank, steps, epoch }.into());
-            }
-            log::warn!("epoch {epoch} ends after {steps} steps: rank {rank} has no more batches");
-        }
-        Ok(false)
-    }
-
-    /// Progress over the parts of all ranks, which are equally long.
-    fn of_all(&self, own: Progress) -> Progress {
-        let ranks = self.ranks();
-        Progress::new(own.items_processed * ranks, own.items_total * ranks)
-    }
-
     /// What all say after a step.
-    fn exchange(
+    pub(super) fn exchange(
         &self,
         what: &str,
         epoch: usize,
@@ -260,101 +196,6 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
         Ok(interrupted)
     }
 
-    /// Validates on all of the data, or until interrupted.
-    fn validate(&mut self, epochs: &Progress) -> Result<(), ZeroError> {
-        let epoch = epochs.items_processed;
-        log::info!("Executing validation step for epoch {epoch}");
-        if self.ranks() > 1 && self.valid_items.are_shared() {
-            self.validate_together(epochs)?;
-        } else {
-            self.validate_alone(epochs)?;
-        }
-        if let Some(front) = &mut self.front {
-            front.processor.process_valid(LearnerEvent::EndEpoch(epoch));
-            front.settle_metrics();
-        }
-        Ok(())
-    }
-
-    /// Rank 0 validates; the others wait for the end of each batch, so that no deadline passes.
-    fn validate_alone(&mut self, epochs: &Progress) -> Result<(), ZeroError> {
-        let epoch = epochs.items_processed;
-        let model = self.learner.model().valid();
-        let loader = self.valid.clone();
-        let mut batches = (self.rank() == 0).then(|| loader.iter());
-        let mut iteration = 0;
-        loop {
-            let batch = batches.as_mut().and_then(Iterator::next);
-            let items = usize::from(batch.is_some());
-            iteration += 1;
-            if let (Some(batch), Some(batches), Some(front)) = (batch, &batches, &mut self.front) {
-                let progress = batches.progress();
-                let item = model.step(batch);
-                front.show_valid(item, progress, epochs, iteration);
-            }
-            let words = self.exchange("validation", epoch, iteration, items, None)?;
-            if words.items(0) == 0 || words.stop(&self.interrupter) {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Each rank validates one batch after the other of those that one rank alone would have, dealt in turn.
-    fn validate_together(&mut self, epochs: &Progress) -> Result<(), ZeroError> {
-        let epoch = epochs.items_processed;
-        let model = self.learner.model().valid();
-        let items = self.valid.num_items();
-        let length = self.valid_batch()?;
-        let (ranks, rank) = (self.ranks(), self.rank());
-        let mut iteration = 0;
-        for round in 0..items.div_ceil(length).div_ceil(ranks) {
-            let first = |rank: usize| ((round * ranks + rank) * length).min(items);
-            let mut given = 0;
-            if first(rank) < items {
-                let batch = self.valid.slice(first(rank), first(rank + 1));
-                for batch in batch.iter() {
-                    let item = model.step(batch);
-                    given += 1;
-                    match &mut self.front {
-                        Some(front) => {
-                            iteration += 1;
-                            let progress = Progress::new(first(1), items);
-                            front.show_valid(item, progress, epochs, iteration);
-                        }
-                        None => self.valid_items.give(item),
-                    }
-                }
-            }
-            let words = self.exchange("validation", epoch, round + 1, given, None)?;
-            let mut others = self.valid_items.collect(&*self.group, &words)?.into_iter();
-            if let Some(front) = &mut self.front {
-                for rank in 1..ranks {
-                    for item in others.by_ref().take(words.items(rank)) {
-                        iteration += 1;
-                        let progress = Progress::new(first(rank + 1), items);
-                        front.show_valid(item, progress, epochs, iteration);
-                    }
-                }
-            }
-            if words.stop(&self.interrupter) {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Items in a batch of the validation data, found by loading the first: a loader does not say.
-    fn valid_batch(&self) -> Result<usize, ZeroError> {
-        let mut batches = self.valid.iter();
-        let own = batches
-            .next()
-            .map_or(0, |_| batches.progress().items_processed);
-        let all = self
-            .group
-            .gather_i64("items in a batch to validate on", own as i64)?;
-        Ok(all[0].max(1) as usize)
-    }
-
     /// Rank 0 writes, if it is the time.
     fn save(&mut self, epoch: usize, seat: &Seat) -> Result<(), ZeroError> {
         let (learner, store) = (&self.learner, &*self.store);
@@ -380,12 +221,12 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
 }
 
 impl<LC: LearningComponentsTypes> Front<LC> {
-    fn show_train(&mut self, item: TrainingItem<TrainItem<LC>>) {
+    pub(super) fn show_train(&mut self, item: TrainingItem<TrainItem<LC>>) {
         self.processor
             .process_train(LearnerEvent::ProcessedItem(item));
     }
 
-    fn show_valid(
+    pub(super) fn show_valid(
         &mut self,
         item: ValidItem<LC>,
         progress: Progress,
@@ -402,7 +243,7 @@ impl<LC: LearningComponentsTypes> Front<LC> {
     ///
     /// The channel to the thread that computes metrics holds one event. So a second more is only accepted when all
     /// before the first have been dealt with. Metrics do nothing at the start of a validation.
-    fn settle_metrics(&mut self) {
+    pub(super) fn settle_metrics(&mut self) {
         for _ in 0..2 {
             self.processor.process_valid(LearnerEvent::Start);
         }

@@ -9,17 +9,38 @@ use serde::{Deserialize, Serialize};
 
 use super::StrategyError;
 
+/// What the loaders of a process hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Loaders {
+    /// All of the data, of which the strategy gives each rank a part. The default.
+    #[default]
+    Whole,
+    /// This rank's part of the training data, as with PyTorch's `DistributedSampler`, and all of the validation data.
+    TrainSplit,
+    /// This rank's part of the training data and of the validation data.
+    Split,
+}
+
+impl Loaders {
+    /// Whether the training data came in parts.
+    pub(super) fn split_training(self) -> bool {
+        self != Self::Whole
+    }
+}
+
 /// What happens to training data that does not divide by the number of ranks. Every rank must take equally many steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Uneven {
     /// Parts overlap: fewer items than there are ranks are trained on twice an epoch (PyTorch's `DistributedSampler`). The
-    /// default.
+    /// default. A process that loaded its own part and has no batch left begins it anew, until the longest part is at its end.
     #[default]
     Repeat,
-    /// Fewer items than there are ranks, always the last ones, are left out (`drop_last`).
+    /// Fewer items than there are ranks, always the last ones, are left out (`drop_last`). Of parts that processes loaded
+    /// themselves, what the shortest has no batch for.
     Drop,
-    /// It is an error.
+    /// It is an error, before the first step.
     Refuse,
 }
 
@@ -44,6 +65,28 @@ pub(super) fn parts(
     Ok((0..ranks)
         .map(|rank| start(rank)..start(rank) + length)
         .collect())
+}
+
+/// Whether ranks can train on parts of so many items, which their processes loaded themselves.
+///
+/// # Errors
+///
+/// [`StrategyError::NoItems`], [`StrategyError::UnevenParts`].
+pub(super) fn check_parts(items: &[usize], uneven: Uneven) -> Result<(), StrategyError> {
+    let all = || items.to_vec();
+    let nothing = items.iter().all(|&items| items == 0);
+    if let Some(rank) = items
+        .iter()
+        .position(|&items| items == 0)
+        .filter(|_| !nothing)
+    {
+        return Err(StrategyError::NoItems { rank, items: all() });
+    }
+    let equal = items.windows(2).all(|pair| pair[0] == pair[1]);
+    match uneven {
+        Uneven::Refuse if !equal => Err(StrategyError::UnevenParts { items: all() }),
+        _ => Ok(()),
+    }
 }
 
 /// A loader for each rank. A loader that shuffles does so within each part, as Burn's `split_dataloader`.

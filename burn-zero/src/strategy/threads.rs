@@ -5,11 +5,12 @@ use std::thread;
 
 use burn::train::{Learner, LearningComponentsTypes};
 
+use super::fit::{Fitted, Start};
 use super::items::Items;
 use super::rank::{Epochs, Front, Rank, Trained};
 use super::records::Records;
 use super::split::split;
-use super::{Fitted, MakeLearner, Ranks, Start, StrategyError, ZeroStrategy};
+use super::{MakeLearner, Ranks, StrategyError, ZeroStrategy};
 use crate::ZeroError;
 use crate::group::{ProcessGroup, ThreadGroup};
 
@@ -36,6 +37,10 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
             unreachable!("asked only of threads");
         };
         let ranks = *ranks;
+        let loaders = self.loaders;
+        if loaders.split_training() {
+            return Err(StrategyError::OneLoader { loaders }.into());
+        }
         let devices = match devices {
             Some(devices) => devices.clone(),
             None => vec![start.device(); ranks],
@@ -60,6 +65,7 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
             first: start.epoch,
             last: components.num_epochs,
             uneven: self.uneven,
+            loaders,
         };
 
         let seats = groups.into_iter().zip(devices).zip(parts);

@@ -1,72 +1,216 @@
-//! A Learner, on processes and on threads.
+//! A Learner, on processes and on threads, bare and with each of the layers around its optimizer.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use burn::backend::Autodiff;
-use burn::lr_scheduler::constant::ConstantLr;
-use burn::optim::AdamWConfig;
+use burn::lr_scheduler::{
+    LrScheduler, constant::ConstantLr, linear::LinearLrScheduler, linear::LinearLrSchedulerConfig,
+};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamW, AdamWConfig, Optimizer};
+use burn::tensor::backend::AutodiffBackend;
+use burn::train::Learner;
+use burn_accum::{AccumConfig, MultiSteps, PerUpdate, flush_request};
+use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_flex::Flex;
-use burn_zero::{MpiGroup, ProcessGroup, Sharded, Sharding, Stage, ZeroOptimizer, ZeroStrategy};
+use burn_zero::{
+    MpiGroup, ProcessGroup, Sharded, Sharding, Shards, Stage, ZeroOptimizer, ZeroStrategy,
+};
 
-use crate::learner::{Outcome, Setup, train};
-use crate::model::{Model, bits, rows};
+use crate::learner::{Components, MICRO_BATCH, Outcome, Setup, train_shown};
+use crate::model::{Model, Row, bits, rows};
+use crate::watch::Watch;
 
 type B = Sharded<Autodiff<Flex>>;
+type Half = Autocast<B, F16>;
 
-/// What a training came to, and what it showed, logged and wrote.
+/// What is around the sharded optimizer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Layers {
+    Bare,
+    /// Of which one rank overflows.
+    Scaler,
+    /// Windows of micro-batches, the epoch's last one open.
+    Accumulation,
+    /// In the model: masks are drawn.
+    Dropout,
+    /// Windows weighted by the rows that count, of which no two ranks have as many.
+    Tokens,
+}
+
+/// What a training came to on each rank, and what it showed, logged and wrote on rank 0.
 pub struct Trained {
     pub trained: String,
     pub saw: String,
 }
 
-pub fn on_threads(ranks: usize) -> Trained {
-    Trained::of(&run(Err(ranks)))
-}
+/// The group of this process, or the number of threads.
+type Ranks = Result<MpiGroup, usize>;
 
-/// The program of each process.
-pub fn learner(group: MpiGroup) {
-    let rank = group.rank();
-    let outcome = run(Ok(group));
-    let trained = Trained::of(&outcome);
-    println!("trained {}", trained.trained);
-    let [shown, logged] = outcome.watch.lines();
-    if rank == 0 || !shown.is_empty() || !logged.is_empty() || outcome.directory.is_recorded(1) {
-        println!("saw {}", trained.saw);
+impl Layers {
+    pub const ALL: [Self; 5] = [
+        Self::Bare,
+        Self::Dropout,
+        Self::Scaler,
+        Self::Accumulation,
+        Self::Tokens,
+    ];
+
+    /// The name of the program of each process.
+    pub fn program(self) -> String {
+        format!("learner {self:?}")
+    }
+
+    pub fn of(program: &str) -> Option<Self> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|layers| layers.program() == program)
+    }
+
+    pub fn on_threads(self, ranks: usize) -> Trained {
+        self.run(Err(ranks)).0
+    }
+
+    pub fn on_processes(self, group: MpiGroup) {
+        let rank = group.rank();
+        let (trained, is_seen) = self.run(Ok(group));
+        println!("trained {}", trained.trained);
+        if rank == 0 || is_seen {
+            println!("saw {}", trained.saw);
+        }
+    }
+
+    /// Also whether anything was shown, logged or written.
+    fn run(self, ranks: Ranks) -> (Trained, bool) {
+        let world_size = match &ranks {
+            Ok(group) => group.world_size(),
+            Err(ranks) => *ranks,
+        };
+        match self {
+            Self::Bare => {
+                let model = Model::<B>::new();
+                let learner = move || Learner::new(model.clone(), zero(), ConstantLr::new(0.1));
+                train(ranks, learner, rows(0, 21), false, String::new)
+            }
+            Self::Dropout => {
+                let model = Model::<B>::new().dropping(0.3);
+                let learner = move || {
+                    let zero = zero().with_seed(7);
+                    Learner::new(model.clone(), zero, ConstantLr::new(0.1))
+                };
+                train(ranks, learner, rows(0, 21), false, String::new)
+            }
+            Self::Scaler => scaled(ranks, world_size),
+            Self::Accumulation => {
+                let model = Model::<B>::new();
+                let learner = move || {
+                    let steps = MultiSteps::new(zero(), AccumConfig::mean(4)).unwrap();
+                    let scheduler = PerUpdate::new(falling(), &steps.updates());
+                    Learner::new(model.clone(), steps, scheduler)
+                };
+                let data = rows(0, 6 * MICRO_BATCH * world_size - 3);
+                train(ranks, learner, data, true, String::new)
+            }
+            Self::Tokens => {
+                let model = Model::<B>::new().counting();
+                let learner = move || {
+                    let zero = zero();
+                    let items = zero.items_of_all_ranks();
+                    let steps = MultiSteps::new(zero, AccumConfig::tokens(2)).unwrap();
+                    let steps = steps.with_items_of_all_ranks(items);
+                    Learner::new(model.clone(), steps, ConstantLr::new(0.05))
+                };
+                let mut data = rows(0, 5 * MICRO_BATCH * world_size);
+                for (micro_batch, rows) in data.chunks_mut(MICRO_BATCH).enumerate() {
+                    let padding = (micro_batch / 3 + micro_batch % 2) % MICRO_BATCH;
+                    rows[..padding].iter_mut().for_each(|row| row.weight = 0.0);
+                }
+                train(ranks, learner, data, true, String::new)
+            }
+        }
     }
 }
 
-/// On processes, or on so many threads.
-fn run(ranks: Result<MpiGroup, usize>) -> Outcome<B> {
-    let strategy = match ranks {
-        Ok(group) => ZeroStrategy::process(Arc::new(group)).sharing_items(),
-        Err(ranks) => ZeroStrategy::threads(ranks),
+/// The last rank's second step leaves f16.
+fn scaled(ranks: Ranks, world_size: usize) -> (Trained, bool) {
+    let scalers = Arc::new(Mutex::new(Vec::<GradScaler>::new()));
+    let (of_ranks, model) = (scalers.clone(), Model::<Half>::new());
+    let learner = move || {
+        let config = GradScalerConfig {
+            init_scale: 1024.0,
+            ..GradScalerConfig::default()
+        };
+        let scaler = GradScaler::new(config).unwrap();
+        of_ranks.lock().unwrap().push(scaler.clone());
+        Learner::new(model.clone(), scaler.wrap(zero()), falling())
     };
-    let adam = AdamWConfig::new().init();
-    let optimizer = ZeroOptimizer::in_learner(adam, Sharding::stage(Stage::Gradients));
-    let mut setup = Setup::new(rows(0, 21), 2);
+    let mut data = rows(0, 4 * MICRO_BATCH * world_size);
+    let of_last = 4 * MICRO_BATCH * (world_size - 1);
+    data[of_last + MICRO_BATCH + 1].weight = 3e6;
+    let told = move || {
+        let scalers = scalers.lock().unwrap();
+        let each = scalers.iter();
+        let mut each: Vec<_> = each
+            .map(|scaler| (scaler.skipped_steps(), scaler.steps(), scaler.scale()))
+            .collect();
+        each.dedup();
+        format!(" scaler {each:?}") // one for all ranks
+    };
+    let (trained, is_seen) = train(ranks, learner, data, false, told);
+    let skipped = "[(2, 8, 256.0)]"; // once an epoch
+    assert!(trained.trained.ends_with(skipped), "{}", trained.trained);
+    (trained, is_seen)
+}
+
+fn zero<A: AutodiffBackend>() -> ZeroOptimizer<OptimizerAdaptor<AdamW, Shards<A>, A>> {
+    let sharding = Sharding {
+        bucket_elements: 20,
+        ..Sharding::stage(Stage::Gradients)
+    };
+    ZeroOptimizer::in_learner(AdamWConfig::new().init(), sharding)
+}
+
+fn falling() -> LinearLrScheduler {
+    LinearLrSchedulerConfig::new(0.1, 0.01, 40).init().unwrap()
+}
+
+/// Two epochs. `told` is added to what the training came to.
+fn train<B, O, S>(
+    ranks: Ranks,
+    learner: impl Fn() -> Learner<Components<B, O, S>> + Clone + Send + Sync + 'static,
+    data: Vec<Row>,
+    flushes: bool,
+    told: impl FnOnce() -> String,
+) -> (Trained, bool)
+where
+    B: AutodiffBackend,
+    O: Optimizer<Model<B>, B> + 'static,
+    S: LrScheduler + 'static,
+{
+    let mut strategy = match ranks {
+        Ok(group) => ZeroStrategy::process(Arc::new(group)).sharing_items(),
+        Err(ranks) => ZeroStrategy::threads(ranks).with_learners(learner.clone()),
+    };
+    if flushes {
+        strategy = strategy.with_epoch_end(flush_request::<B>);
+    }
+    let mut setup = Setup::new(data, 2);
     setup.valid = rows(1000, 1017);
-    let scheduler = ConstantLr::new(0.1);
-    train(
-        Model::new(),
-        optimizer,
-        scheduler,
-        setup,
-        Some(strategy.into()),
-    )
+    let (watch, strategy) = (Watch::default(), Some(strategy.into()));
+    let outcome = train_shown(learner(), setup, strategy, watch.clone(), watch.renderer());
+    Trained::of(&outcome, &told())
 }
 
 impl Trained {
-    fn of(outcome: &Outcome<B>) -> Self {
-        Self {
-            trained: digest(bits(&outcome.model)),
-            saw: format!(
-                "{} recorded {} {}",
-                digest(outcome.watch.lines()),
-                outcome.directory.is_recorded(1),
-                outcome.directory.is_recorded(2)
-            ),
-        }
+    fn of<B: AutodiffBackend>(outcome: &Outcome<B>, told: &str) -> (Self, bool) {
+        let [shown, logged] = outcome.watch.lines();
+        let recorded = [1, 2].map(|epoch| outcome.directory.is_recorded(epoch));
+        let is_seen = !shown.is_empty() || !logged.is_empty() || recorded.contains(&true);
+        let trained = Self {
+            trained: format!("{}{told}", digest(bits(&outcome.model))),
+            saw: format!("{} recorded {recorded:?}", digest([shown, logged])),
+        };
+        (trained, is_seen)
     }
 }
 

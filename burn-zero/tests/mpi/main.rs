@@ -22,6 +22,9 @@ mod support;
 mod tests;
 mod training;
 #[allow(dead_code)]
+#[path = "../strategy/variants.rs"]
+mod variants;
+#[allow(dead_code)]
 #[path = "../../../burn-accum/tests/strategy/watch.rs"]
 mod watch;
 

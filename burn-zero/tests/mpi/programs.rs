@@ -7,7 +7,7 @@ use burn_zero::{
     group::{BufferDtype, OnPanic, Operation, Split},
 };
 
-use crate::{support::every_collective, training};
+use crate::{in_learner::Layers, support::every_collective, training};
 
 /// Deadline of the programs in which somebody hangs.
 pub const DEADLINE: Duration = Duration::from_secs(1);
@@ -42,8 +42,10 @@ pub fn run(program: &str) {
         "abort" => abort(),
         "options differ" => options_differ(),
         "twice" => twice(),
-        "learner" => crate::in_learner::learner(patient()),
-        other => panic!("no program {other}"),
+        other => match Layers::of(other) {
+            Some(layers) => layers.on_processes(patient()),
+            None => panic!("no program {other}"),
+        },
     }
 }
 
@@ -85,14 +87,16 @@ fn bytes() {
         .unwrap();
     group.all_gather("c", part, Split::Equal).unwrap();
     group.broadcast("d", 0, whole()).unwrap();
+    group.gather_bytes_to("e", 0, vec![0; 100_000]).unwrap();
     let sent = |operation| group.traffic().of(operation).data_bytes;
     println!(
-        "sent {} {} {} {} {}",
+        "sent {} {} {} {} {} {}",
         group.rank(),
         sent(Operation::AllReduce),
         sent(Operation::ReduceScatter),
         sent(Operation::AllGather),
-        sent(Operation::Broadcast)
+        sent(Operation::Broadcast),
+        sent(Operation::GatherBytesTo)
     );
 }
 

@@ -8,6 +8,7 @@ use std::{
 use burn::optim::AdamWConfig;
 use burn_zero::{GroupOptions, ThreadGroup};
 
+use crate::in_learner::Layers;
 use crate::{launch, nets, programs, support::every_collective, training};
 
 type Test = fn();
@@ -138,9 +139,13 @@ fn bytes_sent_are_the_formulas() {
         let shard = 2 * (1200 - 1200 / ranks);
         for (rank, line) in lines.iter().enumerate() {
             let broadcast = if rank == 0 { 2 * shard } else { shard };
+            let gathered = if rank == 0 { 0 } else { 100_000 };
             assert_eq!(
                 *line,
-                format!("{rank} {} {shard} {shard} {broadcast}", 2 * shard)
+                format!(
+                    "{rank} {} {shard} {shard} {broadcast} {gathered}",
+                    2 * shard
+                )
             );
         }
         assert_eq!(lines.len(), ranks);
@@ -374,15 +379,19 @@ fn a_rank_killed_in_backward_ends_the_job() {
 }
 
 fn a_learner_trains_on_processes_as_on_threads() {
-    let ended = launch::run(2, "learner");
-    ended.must_succeed();
-    let threads = crate::in_learner::on_threads(2);
-    assert_eq!(
-        ended.marked("trained "),
-        [&*threads.trained, &*threads.trained],
-        "{}",
-        ended.output
-    );
-    // Rank 0 alone shows and writes.
-    assert_eq!(ended.marked("saw "), [&*threads.saw], "{}", ended.output);
+    for layers in Layers::ALL {
+        for ranks in [2, 3] {
+            let ended = launch::run(ranks, &layers.program());
+            ended.must_succeed();
+            let threads = layers.on_threads(ranks);
+            let told = format!("{layers:?}, {ranks} ranks: {}", ended.output);
+            assert_eq!(
+                ended.marked("trained "),
+                vec![&*threads.trained; ranks],
+                "{told}"
+            );
+            // Rank 0 alone shows and writes.
+            assert_eq!(ended.marked("saw "), [&*threads.saw], "{told}");
+        }
+    }
 }

@@ -10,4 +10,5 @@ mod parity;
 mod recorder;
 mod refusals;
 mod support;
+mod tied;
 mod tokens;

@@ -14,10 +14,13 @@ mod layers;
 mod learner;
 #[path = "../../../burn-accum/tests/strategy/model.rs"]
 mod model;
+mod parts;
 mod processes;
 mod ranks;
 mod refused;
 mod resumed;
+mod tied;
+mod variants;
 #[path = "../../../burn-accum/tests/strategy/watch.rs"]
 mod watch;
 

@@ -3,7 +3,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use burn_zero::{GroupOptions, Stage, ThreadGroup, ZeroStrategy};
+use burn_zero::group::Operation;
+use burn_zero::shard::Parameter;
+use burn_zero::{GroupOptions, ProcessGroup, ShardMap, Stage, ThreadGroup, ZeroStrategy};
 
 use crate::learner::{Outcome, Setup, train};
 use crate::model::{Model, bits, rows};
@@ -111,4 +113,36 @@ fn each_program_reads_the_records() {
     }
     let (ours, expected) = (&resumed[0].directory, &whole.directory);
     assert_eq!(ours.records(3), expected.records(3));
+}
+
+/// Two records of two moments: each rank sends its part of them once, to rank 0, which sends nothing.
+#[test]
+fn a_record_costs_each_rank_its_state_once() {
+    let _turn = crate::turn();
+    const RANKS: usize = 3;
+    let making = Mutex::new(());
+    let traffic = ThreadGroup::spawn(RANKS, GroupOptions::default(), |group| {
+        let strategy = ZeroStrategy::process(Arc::new(group.clone()));
+        let model = {
+            let _turn = making.lock().unwrap();
+            Model::<Z>::new()
+        };
+        let optimizer = adamw::<Z>(Stage::OptimizerState);
+        let setup = Setup::new(rows(0, 12), 2);
+        train(model, optimizer, falling(), setup, Some(strategy.into()));
+        group.traffic()
+    });
+    let parameters = vec![
+        Parameter::new("first.weight", 35),
+        Parameter::new("second.weight", 21),
+    ];
+    let map = ShardMap::flat(parameters, RANKS, 20).unwrap();
+    for (rank, traffic) in traffic.unwrap().iter().enumerate() {
+        let pieces = map.pieces(rank);
+        let elements: usize = pieces.iter().map(|piece| piece.range.len()).sum();
+        assert!(elements > 0);
+        let expected = if rank == 0 { 0 } else { 2 * 2 * 4 * elements };
+        let sent = traffic.of(Operation::GatherBytesTo);
+        assert_eq!(sent.data_bytes, expected as u64, "rank {rank}");
+    }
 }

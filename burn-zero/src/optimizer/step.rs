@@ -1,0 +1,110 @@
+//! A step: gradients of all ranks, the wrapped optimizer on this rank's pieces, parameters for all ranks.
+
+use burn::module::AutodiffModule;
+use burn::optim::{LearningRate, Optimizer};
+use burn_backend::ops::FloatTensorOps;
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{AutodiffBackend, Backend};
+
+use super::gather::{self, Updated};
+use super::gradients::Gradients;
+use super::parameters::Parameters;
+use super::pieces::{Pieces, check_whole, cut, squared_norm};
+use super::prepare::attach_to;
+use super::shards::{Shards, piece_id};
+use super::zero_optimizer::ZeroOptimizer;
+use crate::group::Agree;
+use crate::host::HostRead;
+use crate::reduce::{Arriving, Exchange, Layout, Reduced};
+use crate::{ShardingError, ZeroError};
+
+impl<O> ZeroOptimizer<O> {
+    /// # Errors
+    ///
+    /// [`ShardingError::NotPrepared`], [`ShardingError::OtherModel`], [`ShardingError::TiedApart`],
+    /// [`ShardingError::ForeignGradient`]; those of the group.
+    pub(super) fn advance<B, M>(
+        &mut self,
+        lr: LearningRate,
+        module: M,
+        mut gradients: Gradients,
+    ) -> Result<M, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<Shards<B>, B>,
+    {
+        let device = module.devices().into_iter().next().unwrap_or_default();
+        self.take_seat::<B>(&device)?;
+        let exchange = self.exchange.clone().ok_or(ShardingError::NotPrepared)?;
+        let layout = exchange.layout();
+        let parameters = Parameters::of::<B, M>(&module);
+        parameters.check_same(layout.parameters())?;
+        parameters.check_tied()?;
+
+        let arrived = gradients.take::<B, M>(&module, &parameters);
+        let reduced = self.reduce::<B>(&exchange, arrived, &device)?;
+        self.provide_norm::<B::InnerBackend>(layout, &reduced.held)?;
+        for (parameter, gradient) in reduced.held {
+            gradients.put::<B>(piece_id(parameter), gradient);
+        }
+        let shards = Shards::new(cut::<B, M>(&module, &parameters, layout));
+        let shards = gradients.step(&mut self.inner, lr, shards);
+
+        let pieces = shards
+            .into_pieces()
+            .map(|(index, piece)| (index, B::inner(piece)));
+        let updated = Updated::new(layout, &*self.group, pieces.collect(), reduced.present);
+        let module = gather::update::<B, M>(module, &parameters, updated)?;
+        attach_to::<B, M>(&exchange, self.group.world_size(), &module);
+        Ok(module)
+    }
+
+    /// Gradients of this rank alone become those of all ranks, as far as this rank holds the parameters.
+    fn reduce<B: AutodiffBackend>(
+        &self,
+        exchange: &Exchange,
+        arrived: Vec<Option<FloatTensor<B::InnerBackend>>>,
+        device: &B::Device,
+    ) -> Result<Pieces<B::InnerBackend>, ZeroError> {
+        let layout = exchange.layout();
+        if self.group.world_size() == 1 || exchange.take_arriving() == Arriving::Reduced {
+            return Ok(Pieces::new(layout, arrived)?);
+        }
+        let reduced = self.exchange_all::<B::InnerBackend>(exchange, arrived)?;
+        let parameters = layout.parameters().iter().zip(reduced);
+        let gradients = parameters.map(|(parameter, reduced)| {
+            let data = reduced.into_piece(parameter)?;
+            Some(B::InnerBackend::float_from_data(data, device))
+        });
+        Ok(Pieces::new(layout, gradients.collect())?)
+    }
+
+    fn exchange_all<I: Backend>(
+        &self,
+        exchange: &Exchange,
+        mut arrived: Vec<Option<FloatTensor<I>>>,
+    ) -> Result<Vec<Reduced>, ZeroError> {
+        check_whole::<I>(exchange.layout(), &arrived)?;
+        exchange.begin();
+        for (parameter, gradient) in arrived.iter_mut().enumerate().rev() {
+            exchange.submit(parameter, gradient.take().map(HostRead::start::<I>));
+        }
+        exchange.finish()
+    }
+
+    /// Hands the norm over all ranks on.
+    fn provide_norm<I: Backend>(
+        &self,
+        layout: &Layout,
+        pieces: &[(usize, FloatTensor<I>)],
+    ) -> Result<(), ZeroError> {
+        let Some(receive) = &self.norm else {
+            return Ok(());
+        };
+        let own = squared_norm::<I>(layout, pieces);
+        let all = self.group.agree_sum("squared norm of the gradient", own)?;
+        receive(all.sqrt() as f32);
+        Ok(())
+    }
+}

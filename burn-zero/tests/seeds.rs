@@ -1,0 +1,155 @@
+//! Random numbers of a rank's own: dropout on several ranks is the same in every run.
+//!
+//! Every backend has one random generator for the whole process, so each test here takes its turn.
+
+#[path = "sharding/support.rs"]
+#[allow(dead_code, reason = "the laws on threads use the rest")]
+mod support;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use burn::nn::{Dropout, DropoutConfig};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::prelude::*;
+use burn::tensor::Distribution;
+use burn::tensor::backend::AutodiffBackend;
+use burn_amp::{Autocast, Bf16};
+use burn_flex::Flex;
+use burn_zero::{ProcessGroup, ShardingError, SingleRank, Stage, ZeroError, ZeroOptimizer};
+
+use support::*;
+
+/// A turn with the random generator.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn dropped<B: Backend>(x: Tensor<B, 2>) -> Tensor<B, 2> {
+    let dropout: Dropout = DropoutConfig::new(0.4).init();
+    dropout.forward(x)
+}
+
+/// Three steps, of which each draws a mask of its own.
+fn train<B: AutodiffBackend>(
+    group: Arc<dyn ProcessGroup>,
+    stage: Stage,
+    seed: Option<u64>,
+) -> Result<Vec<Vec<f32>>, ZeroError> {
+    let (rank, world_size) = (group.rank(), group.world_size());
+    let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
+    if let Some(seed) = seed {
+        zero = zero.with_seed(seed);
+    }
+    let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
+    for step in 0..3 {
+        let loss = model.loss(dropped(batch(step, rank, world_size)));
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        model = zero.step(0.05, model, gradients);
+    }
+    Ok(parameters(&model))
+}
+
+fn ranks<B: AutodiffBackend>(stage: Stage, seed: u64) -> Vec<Vec<f32>> {
+    on_ranks(4, |group| train::<B>(group, stage, Some(seed)))
+}
+
+#[test]
+fn runs_and_stages_are_one_another_bit_for_bit() {
+    let _turn = turn();
+    let first = ranks::<B>(Stage::DataParallel, 7);
+    for stage in STAGES {
+        for _ in 0..5 {
+            assert_eq!(ranks::<B>(stage, 7), first, "{stage:?}");
+        }
+        assert_eq!(
+            ranks::<Autocast<B, Bf16>>(stage, 7),
+            ranks::<Autocast<B, Bf16>>(Stage::DataParallel, 7),
+            "{stage:?}"
+        );
+    }
+    assert_ne!(ranks::<B>(Stage::DataParallel, 8), first);
+}
+
+/// What each rank draws, while others of the process do and one of them is none.
+fn drawn(reseeds: bool) -> Vec<Vec<Vec<f32>>> {
+    let device = Default::default();
+    let draw = || -> Vec<f32> {
+        let numbers = Tensor::<B, 1>::random([5], Distribution::Default, &device);
+        numbers.into_data().iter().collect()
+    };
+    on_each_rank(3, |group| {
+        let rank = group.rank();
+        let adam = AdamWConfig::new().init();
+        let mut zero = ZeroOptimizer::new(adam, group, small_buckets(Stage::Gradients))
+            .unwrap()
+            .with_seed(7);
+        let model = zero.prepare::<B, _>(Net::new(&device)).unwrap();
+        if rank == 2 {
+            std::thread::scope(|scope| scope.spawn(|| (0..50).for_each(|_| drop(draw()))).join())
+                .unwrap();
+        }
+        let mut drawn: Vec<_> = (0..20).map(|_| draw()).collect();
+        if reseeds {
+            <B as Backend>::seed(&device, 11);
+            drawn.extend((0..20).map(|_| draw()));
+            <B as Backend>::seed(&device, 11);
+            drawn.extend((0..20).map(|_| draw()));
+        }
+        drop((zero, model));
+        drawn
+    })
+}
+
+#[test]
+fn ranks_draw_their_own_numbers_and_seed_them_anew() {
+    let _turn = turn();
+    let first = drawn(true);
+    assert_eq!(drawn(true), first);
+    let short: Vec<_> = first.iter().map(|rank| rank[..20].to_vec()).collect();
+    assert_eq!(drawn(false), short);
+    for drawn in &first {
+        assert_eq!(drawn[20..40], drawn[40..]);
+    }
+    // No numbers come twice.
+    let mut all: Vec<_> = first.iter().flat_map(|drawn| &drawn[..40]).collect();
+    all.sort_by(|a, b| a.partial_cmp(b).unwrap());
+    assert!(all.windows(2).all(|pair| pair[0] != pair[1]));
+}
+
+/// Where there is one rank, and after a training, the generator is Burn's.
+#[test]
+fn others_draw_as_ever() {
+    let _turn = turn();
+    let device = Default::default();
+    let group = Arc::new(SingleRank::new());
+    let adam = AdamWConfig::new().init();
+    let zero = ZeroOptimizer::new(adam, group, small_buckets(Stage::Gradients));
+    let mut zero = zero.unwrap().with_seed(7);
+    let model = zero.prepare::<B, _>(Net::new(&device)).unwrap();
+    let seeded = || {
+        <B as Backend>::seed(&device, 3);
+        let ours = Tensor::<B, 1>::random([3], Distribution::Default, &device).into_data();
+        <Flex as Backend>::seed(&device, 3);
+        let burns = Tensor::<Flex, 1>::random([3], Distribution::Default, &device).into_data();
+        ours == burns
+    };
+    assert!(seeded());
+    drop((zero, model));
+    assert!(seeded());
+}
+
+#[test]
+fn the_backend_must_be_able_to() {
+    let _turn = turn();
+    let error = on_ranks(2, |group| {
+        Ok(train::<Plain>(group, Stage::OptimizerState, Some(7)).err())
+    });
+    assert!(
+        matches!(
+            error,
+            Some(ZeroError::Sharding(ShardingError::SeedNotSharded { .. }))
+        ),
+        "{error:?}"
+    );
+}
