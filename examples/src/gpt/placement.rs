@@ -197,6 +197,16 @@ impl<B: AutodiffBackend> Placed<B> {
         let held = held.clone();
         Ok(Self { ranks, held })
     }
+
+    /// Gives each of several ranks random numbers of its own: for threads, which share the generator of their process.
+    #[must_use]
+    pub fn with_seed(self, seed: u64) -> Self {
+        let ranks = match self.ranks {
+            Ranks::Many(zero) => Ranks::Many(zero.with_seed(seed)),
+            one => one,
+        };
+        Self { ranks, ..self }
+    }
 }
 
 impl<B: AutodiffBackend> Optimizer<Gpt<B>, B> for Placed<B> {

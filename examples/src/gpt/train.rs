@@ -110,7 +110,10 @@ impl<B: AutodiffBackend> Run<B> {
             self.announce(parameters, first_epoch, &expected);
         }
         let held = Held::default();
-        let optimizer = Placed::<B>::new(&settings.job.config, rank.world_size(), &held)?;
+        let mut optimizer = Placed::<B>::new(&settings.job.config, rank.world_size(), &held)?;
+        if launched().is_none() {
+            optimizer = optimizer.with_seed(options.seed);
+        }
         let (optimizer, updates) = window.wrap::<B, Gpt<B>, _>(optimizer);
         let schedule = updates.schedule(settings.schedule());
         let learner = Learner::new(model, precision.wrap(optimizer), schedule);

@@ -65,6 +65,21 @@ fn ranks_follow_one_with_their_whole_batch() {
 }
 
 #[test]
+fn dropout_on_ranks_is_the_same_in_every_run() {
+    let _turn = turn();
+    let losses = |more: &str| {
+        let directory = tempfile::tempdir().unwrap();
+        let more = format!("--steps 5 --eval-every 1 --batch 4 --ranks 3 --dropout 0.2 {more}");
+        run(&options(directory.path(), &more)).unwrap().epochs
+    };
+    let first = losses("--zero 2");
+    for stage in ["--zero 0", "--zero 1", "--zero 2"] {
+        assert_eq!(losses(stage), first, "{stage}");
+    }
+    assert_ne!(losses("--zero 2 --dropout 0.3"), first);
+}
+
+#[test]
 fn what_ranks_send_and_hold_is_the_estimate() {
     let _turn = turn();
     for stage in [0, 1, 2] {
