@@ -190,6 +190,10 @@ impl<B: AutodiffBackend> ModuleMapper<B> for Update<'_, B> {
         let Some(&index) = self.parameters.index.get(&param.id) else {
             return param;
         };
+        // A frozen copy under the same id is another tensor.
+        if !param.val().is_require_grad() {
+            return param;
+        }
         if let Some(done) = self.done.get(&index) {
             let (id, _, mapper) = param.consume();
             let leaf = Tensor::from_primitive(TensorPrimitive::Float(done.clone()));

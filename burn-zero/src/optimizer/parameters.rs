@@ -109,8 +109,13 @@ struct Values<'a, B: AutodiffBackend> {
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for Values<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let value = param.val();
+        // A frozen copy under the same id is another tensor.
+        if !value.is_require_grad() {
+            return;
+        }
         if let Some(&index) = self.parameters.index.get(&param.id) {
-            let value = param.val().inner().into_primitive().tensor();
+            let value = value.inner().into_primitive().tensor();
             self.found.entry(index).or_insert(value);
         }
     }

@@ -9,9 +9,9 @@ use burn_backend::tensor::FloatTensor;
 /// The module with the data that `replace` has for its tensors, as leaves of this thread: it is asked in their order, frozen
 /// ones and buffers included, by path, with the tensor's own data at hand. A tensor for which it has none stays.
 ///
-/// A float tensor that the module holds at several paths under one id is asked for once, by its first path, and is one leaf
+/// A trained tensor that the module holds at several paths under one id is asked for once, by its first path, and is one leaf
 /// afterwards, even where it was several before: Burn's `fork` and `load_record` make a leaf of each path, of whose gradients
-/// `GradientsParams` keeps the last only.
+/// `GradientsParams` keeps the last only. Frozen ones may have an id in common and differ, such as clones with older weights.
 pub(crate) fn replace_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     replace: &mut Replacement<'_>,
@@ -31,8 +31,8 @@ pub(crate) type Replacement<'a> =
 struct Replace<'a, 'b, B: AutodiffBackend> {
     replace: &'a mut Replacement<'b>,
     path: Vec<String>,
-    /// What the first path of an id has got. A frozen tensor is no other path of a trained one.
-    made: HashMap<(ParamId, bool), FloatTensor<B>>,
+    /// What the first path of a trained parameter has got.
+    made: HashMap<ParamId, FloatTensor<B>>,
 }
 
 impl<B: AutodiffBackend> Replace<'_, '_, B> {
@@ -54,15 +54,17 @@ impl<B: AutodiffBackend> ModuleMapper<B> for Replace<'_, '_, B> {
         let (id, mut tensor, mapper) = param.consume();
         let (device, dtype) = (tensor.device(), tensor.dtype());
         let requires_grad = tensor.is_require_grad();
-        if let Some(made) = self.made.get(&(id, requires_grad)) {
+        if let Some(made) = self.made.get(&id).filter(|_| requires_grad) {
             let leaf = Tensor::from_primitive(TensorPrimitive::Float(made.clone()));
             return Param::from_mapped_value(id, leaf, mapper);
         }
         if let Some(data) = self.ask(&|| tensor.clone().inner().into_data()) {
             tensor = Tensor::from_data(data, (&device, dtype)).set_require_grad(requires_grad);
         }
-        let leaf = tensor.clone().into_primitive().tensor();
-        self.made.insert((id, requires_grad), leaf);
+        if requires_grad {
+            let leaf = tensor.clone().into_primitive().tensor();
+            self.made.insert(id, leaf);
+        }
         Param::from_mapped_value(id, tensor, mapper)
     }
 

@@ -10,7 +10,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
-use burn::nn::{Embedding, EmbeddingConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
@@ -314,4 +314,74 @@ fn burn_leaves_the_second_path_behind() {
         gpt.tokens.weight.val().into_data(),
         gpt.output.unwrap().val().into_data()
     );
+}
+
+/// A layer and two clones of it with other weights, which are not trained: one before it, and one behind.
+#[derive(Module, Debug)]
+struct Distilled<B: Backend> {
+    before: Linear<B>,
+    student: Linear<B>,
+    behind: Linear<B>,
+}
+
+impl<B: Backend> Distilled<B> {
+    fn new(same_ids: bool) -> Self {
+        let device = Default::default();
+        let linear = || LinearConfig::new(7, 3).with_bias(false).init(&device);
+        let mut model = Self {
+            before: linear().no_grad(),
+            student: linear(),
+            behind: linear().no_grad(),
+        };
+        if same_ids {
+            let id = model.student.weight.id;
+            model.before.weight.id = id;
+            model.behind.weight.id = id;
+        }
+        let mut fill = Fill(0);
+        model.before = model.before.map(&mut fill).no_grad();
+        model.student = model.student.map(&mut fill);
+        model.behind = model.behind.map(&mut fill).no_grad();
+        model
+    }
+
+    fn loss(&self, x: Tensor<B, 2>) -> Tensor<B, 1> {
+        let teachers = self.before.forward(x.clone()) * self.behind.forward(x.clone());
+        (self.student.forward(x) - teachers).square().mean()
+    }
+}
+
+#[test]
+fn frozen_clones_stay_what_they_are() {
+    let mut optimizer = AdamWConfig::new().init();
+    let mut model = Distilled::<Plain>::new(false);
+    let start = parameters(&model);
+    for at in 0..STEPS {
+        let gradients = model.loss(batch(at, 0, 1)).backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        model = optimizer.step(RATE, model, gradients);
+    }
+    let plain = parameters(&model);
+    assert!(plain[0] == start[0] && plain[1] != start[1] && plain[2] == start[2]);
+    for world_size in 1..=3 {
+        for stage in STAGES {
+            let sharded = on_ranks(world_size, |group| {
+                let rank = group.rank();
+                let adam = AdamWConfig::new().init();
+                let mut zero = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
+                let mut model = zero.prepare::<B, _>(Distilled::new(true))?;
+                for at in 0..STEPS {
+                    let gradients = model.loss(batch(at, rank, world_size)).backward();
+                    let gradients = GradientsParams::from_grads(gradients, &model);
+                    model = zero.step(RATE, model, gradients);
+                }
+                Ok(parameters(&model))
+            });
+            assert!(
+                sharded[0] == plain[0] && sharded[2] == plain[2],
+                "{stage:?}"
+            );
+            assert!(distance(&plain, &sharded) < 2e-5, "{world_size} {stage:?}");
+        }
+    }
 }
