@@ -14,7 +14,7 @@ use crate::backend::attach;
 use crate::group::{Agree, ProcessGroup};
 use crate::reduce::{Exchange, Layout};
 use crate::shard::Partition;
-use crate::{Sharding, ShardingError, Stage, ZeroError};
+use crate::{Memory, Sharding, ShardingError, Stage, ZeroError};
 
 /// Whether an optimizer can be sharded as asked.
 ///
@@ -50,13 +50,15 @@ pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
     receives_norm: bool,
 ) -> Result<(M, Arc<Exchange>), ZeroError> {
     let parameters = Parameters::of::<B, M>(&module);
-    if group.world_size() > 1 {
+    let ranks = group.world_size() > 1;
+    let leave = (ranks && sharding.stage == Stage::Gradients) || sharding.gradients == Memory::Host;
+    if leave && parameters.nodes.contains(&None) {
+        let device = module.devices().into_iter().next().unwrap_or_default();
+        let backend = B::name(&device);
+        return Err(ShardingError::NotSharded { backend }.into());
+    }
+    if ranks {
         parameters.check_dtypes()?;
-        if sharding.stage == Stage::Gradients && parameters.nodes.contains(&None) {
-            let device = module.devices().into_iter().next().unwrap_or_default();
-            let backend = B::name(&device);
-            return Err(ShardingError::NotSharded { backend }.into());
-        }
         if !receives_norm && optimizer.contains("ClipGlobalNorm") {
             let optimizer = optimizer.to_owned();
             return Err(ShardingError::LocalNorm { optimizer }.into());
@@ -79,11 +81,10 @@ pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
 /// From now on this thread looks out for the leaves of the model. The ids of its parameters, in their order.
 pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
     exchange: &Arc<Exchange>,
-    world_size: usize,
     module: &M,
 ) -> Vec<ParamId> {
     let parameters = Parameters::of::<B, M>(module);
-    if world_size > 1 {
+    if !exchange.is_idle() {
         attach(exchange, &parameters.nodes);
     }
     parameters.ids()

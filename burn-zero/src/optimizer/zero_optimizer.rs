@@ -17,10 +17,11 @@ use super::pieces::{Pieces, check_whole, cut, squared_norm};
 use super::prepare::{attach_to, check_optimizer, prepare};
 use super::seat::{Answer, Seat};
 use super::shards::{Shards, piece_id};
+use crate::backend::on_host;
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
 use crate::host::HostRead;
 use crate::reduce::{Arriving, Exchange, Layout, Reduced};
-use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
+use crate::{Memory, Recorder, Sharding, ShardingError, ZeroError, raise};
 
 /// An optimizer that runs on this rank's shard of the parameters, with the gradients of all ranks.
 ///
@@ -231,7 +232,7 @@ impl<O> ZeroOptimizer<O> {
             optimizer,
             receives_norm,
         )?;
-        attach_to::<B, M>(&exchange, self.group.world_size(), &module);
+        attach_to::<B, M>(&exchange, &module);
         self.exchange = Some(exchange);
         Ok(module)
     }
@@ -293,7 +294,7 @@ impl<O> ZeroOptimizer<O> {
             .map(|(index, piece)| (index, B::inner(piece)));
         let updated = Updated::new(layout, &*self.group, pieces.collect(), reduced.present);
         let module = gather::update::<B, M>(module, &parameters, updated)?;
-        attach_to::<B, M>(&exchange, self.group.world_size(), &module);
+        attach_to::<B, M>(&exchange, &module);
         Ok(module)
     }
 
@@ -312,7 +313,10 @@ impl<O> ZeroOptimizer<O> {
         let parameters = layout.parameters().iter().zip(reduced);
         let gradients = parameters.map(|(parameter, reduced)| {
             let data = reduced.into_piece(parameter)?;
-            Some(B::InnerBackend::float_from_data(data, device))
+            Some(match exchange.memory() {
+                Memory::Device => B::InnerBackend::float_from_data(data, device),
+                Memory::Host => on_host::<B::InnerBackend>(data, device),
+            })
         });
         Ok(Pieces::new(layout, gradients.collect())?)
     }
@@ -323,7 +327,7 @@ impl<O> ZeroOptimizer<O> {
         mut arrived: Vec<Option<FloatTensor<I>>>,
     ) -> Result<Vec<Reduced>, ZeroError> {
         check_whole::<I>(exchange.layout(), &arrived)?;
-        exchange.begin();
+        exchange.begin_step();
         for (parameter, gradient) in arrived.iter_mut().enumerate().rev() {
             exchange.submit(parameter, gradient.take().map(HostRead::start::<I>));
         }
