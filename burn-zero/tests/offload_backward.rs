@@ -104,7 +104,7 @@ fn order(events: &[Event]) -> (Vec<usize>, usize) {
         let found = events.iter().enumerate().filter(|(_, event)| is(event));
         found.map(|(index, _)| index).collect::<Vec<_>>()
     };
-    let computed = places(&|event| matches!(event, Event::Computed("float_matmul")));
+    let computed = places(&|event| matches!(event, Event::Computed(_)));
     let down = places(&|event| *event == Event::Down(LAYER_BYTES));
     (down, *computed.last().unwrap())
 }
@@ -165,10 +165,10 @@ fn the_device_holds_a_few_buckets_of_gradients() {
     println!(
         "{MODEL_BYTES} bytes of parameters: backward takes {plain}, and {landed} with gradients on the host"
     );
-    assert!(plain >= MODEL_BYTES * 9 / 10, "{plain} of {MODEL_BYTES}");
-    // Beside them what is computed with: a gradient and its transposed view, activations.
+    // What the graph holds goes while gradients come.
+    assert!(plain >= MODEL_BYTES * 2 / 3, "{plain} of {MODEL_BYTES}");
     assert!(
-        landed <= (BUCKETS_UNDER_WAY + 3) * LAYER_BYTES,
+        landed <= BUCKETS_UNDER_WAY * LAYER_BYTES,
         "{landed}, a layer has {LAYER_BYTES}"
     );
 }

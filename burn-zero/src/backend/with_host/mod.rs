@@ -3,6 +3,8 @@
 mod compute;
 mod ops;
 mod tensor;
+#[cfg(test)]
+mod tests;
 
 use std::cell::Cell;
 use std::marker::PhantomData;
