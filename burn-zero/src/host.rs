@@ -1,4 +1,4 @@
-//! Copies of tensors to the host that go on while the device computes.
+//! Copies of tensors to the host that go on while the device computes, and what is asked of them there.
 
 use core::{
     future::Future,
@@ -7,7 +7,9 @@ use core::{
 };
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, ExecutionError, TensorData, read_sync};
+use burn_backend::{Backend, DType, Element, ExecutionError, TensorData, read_sync};
+use half::{bf16, f16};
+use rayon::prelude::*;
 
 type Data = Result<TensorData, ExecutionError>;
 
@@ -40,6 +42,25 @@ impl HostRead {
             Self::Underway(data) => read_sync(data),
         };
         data.expect("a tensor can be read from its device")
+    }
+}
+
+/// Whether all elements of f32, bf16 or f16 are finite; those of other types are not looked at.
+pub(crate) fn is_finite(data: &TensorData) -> bool {
+    const CHUNK: usize = 1 << 16;
+    fn all<E: Element + Sync>(data: &TensorData, finite: impl Fn(&E) -> bool + Sync) -> bool {
+        // Without a branch an element, so that it becomes vectors.
+        let chunk = |values: &[E]| values.iter().fold(true, |all, value| all & finite(value));
+        let values = data
+            .as_slice::<E>()
+            .expect("elements of the type that the data says");
+        values.par_chunks(CHUNK).all(chunk)
+    }
+    match data.dtype {
+        DType::F32 => all(data, |value: &f32| value.is_finite()),
+        DType::BF16 => all(data, |value: &bf16| value.is_finite()),
+        DType::F16 => all(data, |value: &f16| value.is_finite()),
+        _ => true,
     }
 }
 

@@ -73,8 +73,8 @@
 //! # Host offload
 //!
 //! [`OffloadedAdamW`] is AdamW with its state in host memory, for models whose Adam state does not fit the device. An f32
-//! parameter takes 16 bytes there with Adam: itself, its gradient and two moments. Offloaded it takes 8, and the host 12,
-//! for the master and the moments. No other rank is needed; inside of a [`ZeroOptimizer`] each rank's host holds that rank's
+//! parameter takes 16 bytes there with Adam: itself, its gradient and two moments. Offloaded it takes 4 to 8, and the host 12 to 16,
+//! for the master, the moments and the gradient. No other rank is needed; inside of a [`ZeroOptimizer`] each rank's host holds that rank's
 //! part. [`HostAdamW`] is its arithmetic, on slices. [`offload()`] puts any other optimizer of Burn on the host.
 //!
 //! ```
@@ -94,14 +94,21 @@
 //! # Ok::<(), burn_zero::OffloadError>(())
 //! ```
 //!
-//! What moves in a step, and when, with time going to the right:
+//! What moves when, on a [`Sharded`] backend, with time going to the right:
 //!
 //! ```text
-//!            backward    step
-//! down                   sums   g1   g2   g3   g4            gradients leave the device in their own type
-//! update                             p1   p2   p3   p4       a thread, and all cores under it: master and moments
-//! up                                      p1   p2   p3   p4  parameters come back in their own type
+//!            backward                            step
+//! device     l4    l3    l2    l1                sums
+//! down             g4    g3    g2    g1                          bucket by bucket, in their own type
+//! update                                         p1   p2   p3   p4       all cores: master and moments
+//! up                                                  p1   p2   p3   p4  parameters come back in their own type
 //! ```
+//!
+//! So the device holds about a bucket of gradients, and an f32 parameter takes 4 bytes there, and 16 on the host: from the second
+//! backward pass on, or the first if the optimizer was shown the model ([`OffloadedAdamW::prepare`]). Gradients that are on the host
+//! stay there ([`WithHost`]): a loss scaler looks at them, accumulation adds them up and clipping scales them in host memory. Inside of
+//! a [`ZeroOptimizer`] that is [`Memory::Host`]: also what the ranks have reduced then stays where it is
+//! updated. On another backend gradients stay on the device until the step, and its downloads overlap with updates.
 //!
 //! The sums, one number a parameter, tell whether anything else has changed the parameters since the last step.
 //! At most [`staging`](OffloadConfig::staging) parameters are on their way. Whether a step is taken is decided before, by
@@ -124,7 +131,7 @@ mod stage;
 mod state;
 mod strategy;
 
-pub use backend::{Sharded, ShardedGradients, Tape};
+pub use backend::{HostTensor, PlacedTensor, Sharded, ShardedGradients, Tape, WithHost};
 pub use config::{
     AdagradParams, AdamParams, BatchConfig, BatchSizes, ConfigError, IgnoredKey, LossScaling,
     OptimizerConfig, OptimizerOffload, Precision, ResolvedConfig, SchedulerConfig, SgdParams,
@@ -147,7 +154,7 @@ pub use optimizer::{Piece, Shards, ZeroOptimizer};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};
 pub use recorder::{Recorder, Training};
 pub use shard::{Partition, ShardMap};
-pub use sharding::{Sharding, ShardingError};
+pub use sharding::{Memory, Sharding, ShardingError};
 pub use stage::Stage;
 pub use strategy::{Loaders, RankItem, StrategyError, Uneven, ZeroStrategy};
 

@@ -1,15 +1,17 @@
-//! The backward pass: gradients leave while it goes on, and come back as this rank's pieces.
+//! The backward pass: gradients leave while it goes on, and come back as this rank's pieces, on the device or in host memory.
 
 use std::collections::{BTreeSet, HashMap};
 
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
-use burn_backend::{AutodiffBackend, FloatDType, Shape};
+use burn_backend::{AutodiffBackend, FloatDType, Shape, TensorData};
 
 use super::attached::{Attachment, attachments, forget_depth};
 use super::sharded::Sharded;
 use super::tape::Tape;
-use crate::host::HostRead;
+use super::with_host::{PlacedTensor, WithHost, on_host};
+use crate::Memory;
+use crate::host::{HostRead, is_finite};
 use crate::reduce::{Arriving, Parameter, Reduced, Timing};
 
 /// The gradients of a backward pass of [`Sharded`].
@@ -17,15 +19,20 @@ use crate::reduce::{Arriving, Parameter, Reduced, Timing};
 /// Whoever reads that of a parameter gets, under stage 2, this rank's piece of the reduced gradient: a tensor of the parameter's
 /// rank whose last dimension is the piece and whose others are 1. A rank that holds no element of the parameter gets a single 0
 /// (or NaN, if the gradient is non-finite anywhere), so that all ranks meet the same parameters.
+///
+/// With [`Memory::Host`] it is in host memory, as are the whole gradients of stages 0 and 1 and of an optimizer on the host alone.
 pub struct ShardedGradients<A: Tape> {
     inner: A::Gradients,
-    /// By node; `None` for a parameter that has no gradient on any rank.
-    pieces: HashMap<u64, Option<FloatTensor<A::InnerBackend>>>,
+    /// By node, of parameters whose gradients left; `None` for one that has no gradient on any rank.
+    pieces: HashMap<u64, Option<Gradient<A>>>,
 }
+
+type Inner<A> = WithHost<<A as AutodiffBackend>::InnerBackend>;
+type Gradient<A> = FloatTensor<Inner<A>>;
 
 #[deny(clippy::missing_trait_methods)]
 impl<A: Tape> AutodiffBackend for Sharded<A> {
-    type InnerBackend = A::InnerBackend;
+    type InnerBackend = Inner<A>;
     type Gradients = ShardedGradients<A>;
 
     fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
@@ -49,7 +56,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
     ) -> Option<FloatTensor<Self::InnerBackend>> {
         match grads.pieces.get(&A::node(tensor)) {
             Some(piece) => piece.clone(),
-            None => A::grad(tensor, &grads.inner),
+            None => A::grad(tensor, &grads.inner).map(PlacedTensor::Device),
         }
     }
 
@@ -59,7 +66,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
     ) -> Option<FloatTensor<Self::InnerBackend>> {
         match grads.pieces.get_mut(&A::node(tensor)) {
             Some(piece) => piece.take(),
-            None => A::grad_remove(tensor, &mut grads.inner),
+            None => A::grad_remove(tensor, &mut grads.inner).map(PlacedTensor::Device),
         }
     }
 
@@ -70,12 +77,12 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
     ) {
         match grads.pieces.get_mut(&A::node(tensor)) {
             Some(piece) => *piece = Some(grad),
-            None => A::grad_replace(tensor, &mut grads.inner, grad),
+            None => A::grad_replace(tensor, &mut grads.inner, grad.up::<A::InnerBackend>()),
         }
     }
 
     fn inner(tensor: FloatTensor<Self>) -> FloatTensor<Self::InnerBackend> {
-        A::inner(tensor)
+        PlacedTensor::Device(A::inner(tensor))
     }
 
     fn int_inner(tensor: IntTensor<Self>) -> IntTensor<Self::InnerBackend> {
@@ -91,7 +98,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
     }
 
     fn from_inner(tensor: FloatTensor<Self::InnerBackend>) -> FloatTensor<Self> {
-        A::from_inner(tensor)
+        A::from_inner(tensor.up::<A::InnerBackend>())
     }
 
     fn int_from_inner(tensor: IntTensor<Self::InnerBackend>) -> IntTensor<Self> {
@@ -111,7 +118,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
 fn begin<A: Tape>(loss: FloatTensor<A>, attachments: &[Attachment]) -> FloatTensor<A> {
     let taking: Vec<_> = attachments
         .iter()
-        .filter(|attachment| attachment.exchange().timing() == Timing::DuringBackward)
+        .filter(|attachment| attachment.exchange().takes_in_backward())
         .cloned()
         .collect();
     // A loss that depends on no parameter is the inner backend's to refuse.
@@ -119,7 +126,7 @@ fn begin<A: Tape>(loss: FloatTensor<A>, attachments: &[Attachment]) -> FloatTens
         return loss;
     }
     for attachment in &taking {
-        attachment.exchange().begin();
+        attachment.exchange().begin_backward();
         attachment.submit_unused();
     }
     A::close(loss, taking)
@@ -128,8 +135,8 @@ fn begin<A: Tape>(loss: FloatTensor<A>, attachments: &[Attachment]) -> FloatTens
 impl<A: Tape> ShardedGradients<A> {
     fn finish(&mut self, attachment: &Attachment, device: &A::Device) {
         let exchange = attachment.exchange();
-        match exchange.timing() {
-            Timing::DuringBackward => {
+        match (exchange.timing(), exchange.memory()) {
+            (Timing::DuringBackward, memory) => {
                 let mut reduced = crate::raise(exchange.finish());
                 // A model with other leaves, such as one whose weights were loaded, is left to the step.
                 if reduced.iter().any(Reduced::is_present) {
@@ -140,11 +147,43 @@ impl<A: Tape> ShardedGradients<A> {
                 for (parameter, node) in attachment.leaves() {
                     let reduced = core::mem::take(&mut reduced[parameter]);
                     let piece = reduced.into_piece(&exchange.layout().parameters()[parameter]);
-                    let piece = piece.map(|data| A::InnerBackend::float_from_data(data, device));
+                    let piece = piece.map(|data| match memory {
+                        Memory::Device => Inner::<A>::float_from_data(data, device),
+                        Memory::Host => on_host::<Inner<A>>(data, device),
+                    });
                     self.pieces.insert(node, piece);
                 }
             }
-            Timing::AtTheStep => self.agree(attachment, device),
+            (Timing::AtTheStep, Memory::Device) => self.agree(attachment, device),
+            (Timing::AtTheStep, Memory::Host) => self.land(attachment, device),
+        }
+    }
+
+    /// The gradients of this rank alone that are on the host by now. What is non-finite on any rank is NaN on this one.
+    fn land(&mut self, attachment: &Attachment, device: &A::Device) {
+        let exchange = attachment.exchange();
+        let mut landed = exchange.finish_landing();
+        let culprits = match exchange.group().world_size() {
+            1 => BTreeSet::new(),
+            _ => {
+                let own = landed.iter().enumerate();
+                let own =
+                    own.filter(|(_, data)| data.as_ref().is_some_and(|data| !is_finite(data)));
+                let own = own.map(|(parameter, _)| parameter).collect();
+                crate::raise(exchange.agree_on_non_finite(&own))
+            }
+        };
+        for (parameter, node) in attachment.leaves() {
+            let Parameter { shape, dtype, .. } = &exchange.layout().parameters()[parameter];
+            let data = match landed[parameter].take() {
+                _ if culprits.contains(&parameter) => {
+                    let nan = vec![f32::NAN; shape.iter().product()];
+                    Some(TensorData::new(nan, shape.clone()).convert_dtype(*dtype))
+                }
+                data => data,
+            };
+            let gradient = data.map(|data| on_host::<Inner<A>>(data, device));
+            self.pieces.insert(node, gradient);
         }
     }
 

@@ -7,7 +7,7 @@ use super::{
     ResolvedConfig, SchedulerConfig, deepspeed,
 };
 use crate::group::BufferDtype;
-use crate::{Sharding, Stage};
+use crate::{Memory, Sharding, Stage};
 
 /// How a job trains over its ranks. Written by hand, read from DeepSpeed's JSON
 /// ([`from_deepspeed_json`](Self::from_deepspeed_json)), or from its own (serde), which refuses unknown names too.
@@ -140,6 +140,11 @@ impl ZeroConfig {
             // Longer than any buffer there is.
             bucket_elements: usize::try_from(bucket_size).unwrap_or(usize::MAX),
             communication_dtype: self.communication_dtype,
+            gradients: match self.offload_optimizer.ratio() {
+                // What stays on the device would come back to it.
+                ratio if ratio < 1.0 => Memory::Device,
+                _ => Memory::Host,
+            },
             ..Sharding::stage(self.stage)
         }
     }

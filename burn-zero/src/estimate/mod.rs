@@ -6,7 +6,7 @@ pub use table::EstimateTable;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{OptimizerOffload, ZeroConfig};
+use crate::{Memory, OptimizerOffload, ZeroConfig};
 
 /// What a model and its optimizer need for each parameter, before anything is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +72,8 @@ pub struct Estimate {
     pub shard_elements: u64,
     /// Parameters on the device.
     pub parameter_bytes: u64,
-    /// Gradients on the device at the end of backward. At stage 2 the rank's shard.
+    /// Gradients on the device at the end of backward. At stage 2 the rank's shard; none where they go to the host
+    /// ([`Memory::Host`]).
     pub gradient_bytes: u64,
     /// Optimizer state on the device, master parameters of [`StateLayout::MixedPrecision`] included.
     pub optimizer_bytes: u64,
@@ -80,10 +81,13 @@ pub struct Estimate {
     pub bucket_bytes: u64,
     /// Optimizer state and f32 master parameters in host memory.
     pub host_bytes: u64,
+    /// Gradients in host memory at the end of backward.
+    pub host_gradient_bytes: u64,
     /// Elements that the rank sends to other ranks for one update: `2 P (N - 1) / N`, which the paper rounds to `2 P`
     /// (section 7.1). Stage 2 reduces each accumulated micro-batch: `(k + 1) P (N - 1) / N`.
     pub sent_elements: u64,
-    /// Bytes from the device to the host for one update: gradients, f32.
+    /// Bytes from the device to the host for one update: gradients, f32. Those that go there during backward do so in each
+    /// accumulated micro-batch.
     pub downloaded_bytes: u64,
     /// Bytes from the host to the device for one update: parameters.
     pub uploaded_bytes: u64,
@@ -133,6 +137,7 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
         model.elements
     };
     let offloaded = offloaded(states, &config.offload_optimizer);
+    let memory = config.sharding().gradients;
 
     let element_bytes = model.layout.element_bytes();
     let state_bytes = model.optimizer_bytes + model.layout.master_bytes();
@@ -148,16 +153,22 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     } else {
         1
     };
+    let gradient_bytes = element_bytes * gradients;
+    let (on_device, on_host, downloaded) = match memory {
+        Memory::Device => (gradient_bytes, 0, offloaded),
+        Memory::Host => (0, gradient_bytes, steps * model.elements),
+    };
     Estimate {
         padded_elements: padded,
         shard_elements: shard,
         parameter_bytes: element_bytes * model.elements,
-        gradient_bytes: element_bytes * gradients,
+        gradient_bytes: on_device,
         optimizer_bytes: state_bytes * (states - offloaded),
         bucket_bytes: element_bytes * bucket,
         host_bytes: (model.optimizer_bytes + 4) * offloaded,
+        host_gradient_bytes: on_host,
         sent_elements: (reductions + 1) * (padded - shard),
-        downloaded_bytes: element_bytes * offloaded,
+        downloaded_bytes: element_bytes * downloaded,
         uploaded_bytes: element_bytes * offloaded,
     }
 }
@@ -246,10 +257,15 @@ mod tests {
         };
         let whole = estimate(&ModelStates::adam(P), &host(1.0), 4);
         assert_eq!((whole.optimizer_bytes, whole.host_bytes), (0, 12 * P / 4));
-        assert_eq!((whole.downloaded_bytes, whole.uploaded_bytes), (P, P));
+        assert_eq!((whole.gradient_bytes, whole.host_gradient_bytes), (0, P));
+        // The gradients of all parameters go down, to be reduced there.
+        assert_eq!((whole.downloaded_bytes, whole.uploaded_bytes), (4 * P, P));
         let half = estimate(&ModelStates::adam(P), &host(0.5), 4);
         assert_eq!((half.optimizer_bytes, half.host_bytes), (P, 6 * P / 4));
-        // One rank alone: the device holds parameters, gradients and a bucket on their way.
+        // A part of them would go back to the device.
+        assert_eq!((half.gradient_bytes, half.host_gradient_bytes), (P, 0));
+        assert_eq!((half.downloaded_bytes, half.uploaded_bytes), (P / 2, P / 2));
+        // One rank alone: the device holds parameters, and a bucket of gradients on its way.
         let alone = ZeroConfig {
             stage: Stage::DataParallel,
             reduce_bucket_size: 1000,
@@ -258,7 +274,7 @@ mod tests {
         let alone = estimate(&ModelStates::adam(P), &alone, 1);
         assert_eq!(
             (alone.peak_device_bytes(), alone.host_bytes),
-            (8 * P + 4000, 12 * P)
+            (4 * P + 4000, 12 * P)
         );
         assert_eq!(alone.sent_elements, 0);
     }

@@ -70,7 +70,7 @@ impl fmt::Display for EstimateTable {
             writeln!(
                 formatter,
                 "and {} / ranks of host memory",
-                in_units(sharded.host_bytes)
+                in_units(sharded.host_bytes + sharded.host_gradient_bytes)
             )?;
         }
         Ok(())
@@ -124,7 +124,7 @@ mod tests {
         assert!(
             table
                 .to_string()
-                .ends_with("and 12.00 MiB / ranks of host memory\n")
+                .ends_with("and 16.00 MiB / ranks of host memory\n")
         );
     }
 }

@@ -4,7 +4,7 @@ use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 
 use super::{HostAdamWConfig, OffloadError, OffloadedAdamW};
-use crate::{AdamParams, OptimizerOffload};
+use crate::{AdamParams, OptimizerOffload, Sharding};
 
 /// Configuration of an [`OffloadedAdamW`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,6 +20,10 @@ pub struct OffloadConfig {
     /// Parameters that are under way at once, at least 1: downloaded, updated or uploaded. Default 3, one of each. So many
     /// bound the memory of the transfers, on the host and on the device.
     pub staging: usize,
+    /// Elements of gradients that leave the device at once during backward, about, at least 1 (DeepSpeed's
+    /// `reduce_bucket_size`). Default 8,388,608. Three such buckets at most are on their way. Inside of a
+    /// [`ZeroOptimizer`](crate::ZeroOptimizer) it is [`Sharding::bucket_elements`](crate::Sharding::bucket_elements) that counts.
+    pub bucket_elements: usize,
 }
 
 impl Default for OffloadConfig {
@@ -28,6 +32,7 @@ impl Default for OffloadConfig {
             adamw: HostAdamWConfig::default(),
             ratio: 1.0,
             staging: 3,
+            bucket_elements: Sharding::default().bucket_elements,
         }
     }
 }
@@ -76,14 +81,18 @@ impl OffloadConfig {
                 expected: "from 0 to 1",
             });
         }
-        if self.staging == 0 {
-            return Err(OffloadError::InvalidValue {
-                name: "staging",
-                value: self.staging.to_string(),
+        let counts = [
+            ("staging", self.staging),
+            ("bucket_elements", self.bucket_elements),
+        ];
+        match counts.into_iter().find(|(_, count)| *count == 0) {
+            None => Ok(()),
+            Some((name, count)) => Err(OffloadError::InvalidValue {
+                name,
+                value: count.to_string(),
                 expected: "at least 1",
-            });
+            }),
         }
-        Ok(())
     }
 }
 
@@ -140,6 +149,11 @@ mod tests {
             ..Default::default()
         };
         assert!(refused(config).contains("staging = 0"));
+        let config = OffloadConfig {
+            bucket_elements: 0,
+            ..Default::default()
+        };
+        assert!(refused(config).contains("bucket_elements = 0"));
         let adamw = HostAdamWConfig {
             beta_2: 1.0,
             ..Default::default()

@@ -4,6 +4,7 @@ use burn_backend::DType;
 use thiserror::Error;
 
 use super::HostAdamWError;
+use crate::ZeroError;
 
 /// Errors of offloaded optimizers. A step panics with their message; those of its parameters and gradients are found before
 /// anything has changed.
@@ -33,6 +34,10 @@ pub enum OffloadError {
         /// What is wrong.
         source: HostAdamWError,
     },
+
+    /// Gradients that were to leave during backward.
+    #[error(transparent)]
+    Leaving(#[from] ZeroError),
 
     /// A type that the host does not update.
     #[error(

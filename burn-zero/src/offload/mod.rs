@@ -1,7 +1,7 @@
 //! Optimizer state in host memory.
 //!
 //! `host_adamw` is the arithmetic, on slices; `adamw` brings modules to it. `backend` brings modules to any of Burn's
-//! optimizers, on a backend of the host.
+//! optimizers, on a backend of the host. `landing` brings both their gradients while backward goes on.
 
 mod adamw;
 mod arrivals;
@@ -9,6 +9,7 @@ mod backend;
 mod config;
 mod error;
 mod host_adamw;
+mod landing;
 mod leaves;
 mod marks;
 

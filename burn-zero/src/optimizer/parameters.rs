@@ -48,7 +48,7 @@ impl Parameters {
     }
 
     /// Their ids, by position.
-    pub(super) fn ids(&self) -> Vec<ParamId> {
+    pub(crate) fn ids(&self) -> Vec<ParamId> {
         let mut ids: Vec<_> = self.index.iter().map(|(id, index)| (*index, *id)).collect();
         ids.sort_unstable_by_key(|(index, _)| *index);
         ids.into_iter().map(|(_, id)| id).collect()

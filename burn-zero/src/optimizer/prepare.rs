@@ -13,7 +13,7 @@ use crate::backend::{attach, stream};
 use crate::group::{Agree, ProcessGroup};
 use crate::reduce::{Exchange, Layout};
 use crate::shard::Partition;
-use crate::{Sharding, ShardingError, Stage, ZeroError};
+use crate::{Memory, Sharding, ShardingError, Stage, ZeroError};
 
 /// Whether an optimizer can be sharded as asked.
 ///
@@ -66,17 +66,20 @@ pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
     asks: &Asks,
 ) -> Result<(M, Arc<Exchange>), ZeroError> {
     let parameters = Parameters::of::<B, M>(&module);
-    if group.world_size() > 1 {
+    let ranks = group.world_size() > 1;
+    let sharding = &asks.sharding;
+    let leave = (ranks && sharding.stage == Stage::Gradients) || sharding.gradients == Memory::Host;
+    if leave && parameters.nodes.contains(&None) {
+        let device = module.devices().into_iter().next().unwrap_or_default();
+        let backend = B::name(&device);
+        return Err(ShardingError::NotSharded { backend }.into());
+    }
+    if ranks {
         parameters.check_dtypes()?;
-        if parameters.nodes.contains(&None) {
+        if let (Some(_), true) = (asks.seed, parameters.nodes.contains(&None)) {
             let device = module.devices().into_iter().next().unwrap_or_default();
             let backend = B::name(&device);
-            if asks.sharding.stage == Stage::Gradients {
-                return Err(ShardingError::NotSharded { backend }.into());
-            }
-            if asks.seed.is_some() {
-                return Err(ShardingError::SeedNotSharded { backend }.into());
-            }
+            return Err(ShardingError::SeedNotSharded { backend }.into());
         }
         if !asks.receives_norm && asks.optimizer.contains("ClipGlobalNorm") {
             let optimizer = asks.optimizer.to_owned();
@@ -103,11 +106,10 @@ pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
 /// From now on this thread looks out for the leaves of the model. The ids of its parameters, in their order.
 pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
     exchange: &Arc<Exchange>,
-    world_size: usize,
     module: &M,
 ) -> Vec<ParamId> {
     let parameters = Parameters::of::<B, M>(module);
-    if world_size > 1 {
+    if !exchange.is_idle() {
         attach(exchange, &parameters.nodes);
     }
     parameters.ids()

@@ -13,10 +13,11 @@ use super::pieces::{Pieces, check_whole, cut, squared_norm};
 use super::prepare::attach_to;
 use super::shards::{Shards, piece_id};
 use super::zero_optimizer::ZeroOptimizer;
+use crate::backend::on_host;
 use crate::group::Agree;
 use crate::host::HostRead;
 use crate::reduce::{Arriving, Exchange, Layout, Reduced};
-use crate::{ShardingError, ZeroError};
+use crate::{Memory, ShardingError, ZeroError};
 
 impl<O> ZeroOptimizer<O> {
     /// # Errors
@@ -56,7 +57,7 @@ impl<O> ZeroOptimizer<O> {
             .map(|(index, piece)| (index, B::inner(piece)));
         let updated = Updated::new(layout, &*self.group, pieces.collect(), reduced.present);
         let module = gather::update::<B, M>(module, &parameters, updated)?;
-        attach_to::<B, M>(&exchange, self.group.world_size(), &module);
+        attach_to::<B, M>(&exchange, &module);
         Ok(module)
     }
 
@@ -75,7 +76,10 @@ impl<O> ZeroOptimizer<O> {
         let parameters = layout.parameters().iter().zip(reduced);
         let gradients = parameters.map(|(parameter, reduced)| {
             let data = reduced.into_piece(parameter)?;
-            Some(B::InnerBackend::float_from_data(data, device))
+            Some(match exchange.memory() {
+                Memory::Device => B::InnerBackend::float_from_data(data, device),
+                Memory::Host => on_host::<B::InnerBackend>(data, device),
+            })
         });
         Ok(Pieces::new(layout, gradients.collect())?)
     }
@@ -86,7 +90,7 @@ impl<O> ZeroOptimizer<O> {
         mut arrived: Vec<Option<FloatTensor<I>>>,
     ) -> Result<Vec<Reduced>, ZeroError> {
         check_whole::<I>(exchange.layout(), &arrived)?;
-        exchange.begin();
+        exchange.begin_step();
         for (parameter, gradient) in arrived.iter_mut().enumerate().rev() {
             exchange.submit(parameter, gradient.take().map(HostRead::start::<I>));
         }

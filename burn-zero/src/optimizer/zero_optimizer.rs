@@ -242,7 +242,7 @@ impl<O> ZeroOptimizer<O> {
         let device = module.devices().into_iter().next().unwrap_or_default();
         check_optimizer::<B, O>(&self.inner, &self.sharding, &device)?;
         let (module, exchange) = prepare::<B, M>(module, &self.group, &self.asks())?;
-        attach_to::<B, M>(&exchange, self.group.world_size(), &module);
+        attach_to::<B, M>(&exchange, &module);
         self.exchange = Some(exchange);
         Ok(module)
     }

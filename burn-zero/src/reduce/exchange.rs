@@ -1,18 +1,19 @@
-//! The exchange of gradients between ranks, as this rank sees it.
+//! The exchange of gradients between ranks, as this rank sees it; and their way to the host, where the optimizer is.
 
 use core::fmt;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use burn_backend::TensorData;
 use parking_lot::Mutex;
 
 use super::layout::Layout;
 use super::reduced::Reduced;
-use super::worker::{Arrival, Orders, Worker};
+use super::worker::{Arrival, Orders, Task, Worker};
 use crate::group::ProcessGroup;
 use crate::host::HostRead;
-use crate::{Sharding, Stage, ZeroError};
+use crate::{Memory, Sharding, Stage, ZeroError};
 
 /// When gradients are reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +45,11 @@ pub(crate) struct Exchange {
 
 /// The gradients that have arrived since `begin`.
 struct Pass {
+    task: Task,
     /// By parameter.
     submitted: Vec<bool>,
+    /// By parameter, what is to stay in host memory.
+    landing: Vec<Option<Arc<Arrival>>>,
     buckets: Vec<Waiting>,
     /// So many buckets were not reduced yet: the first ones, as backward begins with the last parameters.
     remaining: usize,
@@ -67,6 +71,7 @@ impl Exchange {
             stage: sharding.stage,
             op: sharding.reduction,
             dtype: sharding.communication_dtype,
+            memory: sharding.gradients,
         });
         Self {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
@@ -90,11 +95,27 @@ impl Exchange {
         &*self.orders.group
     }
 
+    /// One rank has nothing to reduce, whatever the stage.
     pub(crate) fn timing(&self) -> Timing {
         match self.orders.stage {
-            Stage::DataParallel | Stage::OptimizerState => Timing::AtTheStep,
-            Stage::Gradients => Timing::DuringBackward,
+            Stage::Gradients if self.group().world_size() > 1 => Timing::DuringBackward,
+            _ => Timing::AtTheStep,
         }
+    }
+
+    /// Where gradients are between backward and the step.
+    pub(crate) fn memory(&self) -> Memory {
+        self.orders.memory
+    }
+
+    /// Whether there is anything to do before the step.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.group().world_size() == 1 && self.memory() == Memory::Device
+    }
+
+    /// Whether gradients leave the device while backward goes on.
+    pub(crate) fn takes_in_backward(&self) -> bool {
+        self.timing() == Timing::DuringBackward || self.memory() == Memory::Host
     }
 
     /// Notes what the next step meets.
@@ -107,14 +128,29 @@ impl Exchange {
         core::mem::take(&mut self.arriving.lock())
     }
 
+    /// Starts the pass of a backward pass: gradients are reduced now, or stay on the host until they are.
+    pub(crate) fn begin_backward(&self) {
+        self.begin(match self.timing() {
+            Timing::DuringBackward => Task::Reduce,
+            Timing::AtTheStep => Task::Land,
+        });
+    }
+
+    /// Starts the pass of a step, which reduces all gradients.
+    pub(crate) fn begin_step(&self) {
+        self.begin(Task::Reduce);
+    }
+
     /// Starts a pass over all parameters.
-    pub(crate) fn begin(&self) {
+    fn begin(&self, task: Task) {
         let layout = &self.orders.layout;
         let waiting = layout.buckets().iter().map(|bucket| Waiting {
             missing: bucket.segments().len(),
             arrivals: Vec::new(),
         });
         *self.pass.lock() = Some(Pass {
+            task,
+            landing: vec![None; layout.parameters().len()],
             submitted: vec![false; layout.parameters().len()],
             buckets: waiting.collect(),
             remaining: layout.buckets().len(),
@@ -140,12 +176,15 @@ impl Exchange {
             bucket.missing -= 1;
             bucket.arrivals.push(arrival.clone());
         }
+        if pass.task == Task::Land {
+            pass.landing[parameter] = Some(arrival.clone());
+        }
         drop(arrival);
         while let Some(next) = pass.remaining.checked_sub(1)
             && pass.buckets[next].missing == 0
         {
             let arrivals = core::mem::take(&mut pass.buckets[next].arrivals);
-            self.worker.reduce(next, arrivals);
+            self.worker.send(pass.task, next, arrivals);
             pass.remaining = next;
         }
     }
@@ -156,13 +195,29 @@ impl Exchange {
     ///
     /// Those of the group.
     pub(crate) fn finish(&self) -> Result<Vec<Reduced>, ZeroError> {
+        self.submit_rest();
+        *self.pass.lock() = None;
+        self.worker.finish()
+    }
+
+    /// Ends the pass of gradients that stay on the host as they are: by parameter, in their own types.
+    pub(crate) fn finish_landing(&self) -> Vec<Option<TensorData>> {
+        self.submit_rest();
+        let pass = self.pass.lock().take();
+        let landing = pass.map_or(Vec::new(), |pass| pass.landing).into_iter();
+        let mut landed: Vec<_> = landing.map(|arrival| arrival?.data()).collect();
+        // A backward pass that began without this one.
+        landed.resize(self.layout().parameters().len(), None);
+        landed
+    }
+
+    /// No gradient of what was not submitted.
+    fn submit_rest(&self) {
         for parameter in 0..self.orders.layout.parameters().len() {
             if self.takes(parameter) {
                 self.submit(parameter, None);
             }
         }
-        *self.pass.lock() = None;
-        self.worker.finish()
     }
 
     /// The parameters that any rank finds non-finite.

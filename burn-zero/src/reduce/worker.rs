@@ -1,17 +1,18 @@
-//! The thread that reduces buckets while backward goes on.
+//! The thread that reduces buckets, or waits for them, while backward goes on.
 
 use core::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 
+use burn_backend::TensorData;
 use parking_lot::Mutex;
 
 use super::layout::Layout;
 use super::reduced::{Reduced, State};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup, ReduceOp, Split};
-use crate::host::HostRead;
-use crate::{Stage, ZeroError};
+use crate::host::{HostRead, floats};
+use crate::{Memory, Stage, ZeroError};
 
 /// The gradient of a parameter, on its way to the host, for all buckets that it is in.
 pub(super) struct Arrival {
@@ -24,6 +25,8 @@ enum Gradient {
     Missing,
     Underway(HostRead),
     Here(Arc<Vec<f32>>),
+    /// In its own type.
+    Landed(TensorData),
 }
 
 impl Arrival {
@@ -42,9 +45,28 @@ impl Arrival {
             Gradient::Missing => return None,
             Gradient::Underway(read) => Arc::new(read.wait()),
             Gradient::Here(elements) => elements,
+            Gradient::Landed(data) => Arc::new(floats(data)),
         };
         *gradient = Gradient::Here(elements.clone());
         Some(elements)
+    }
+
+    /// Waits until it is on the host: its memory on the device is free then.
+    fn land(&self) {
+        let mut gradient = self.gradient.lock();
+        *gradient = match core::mem::replace(&mut *gradient, Gradient::Missing) {
+            Gradient::Underway(read) => Gradient::Landed(read.data()),
+            there => there,
+        };
+    }
+
+    /// Waits for the gradient and takes it, as it is; `None` if there is none.
+    pub(super) fn data(&self) -> Option<TensorData> {
+        self.land();
+        match core::mem::replace(&mut *self.gradient.lock(), Gradient::Missing) {
+            Gradient::Landed(data) => Some(data),
+            _ => None,
+        }
     }
 }
 
@@ -55,10 +77,21 @@ pub(super) struct Orders {
     pub(super) stage: Stage,
     pub(super) op: ReduceOp,
     pub(super) dtype: BufferDtype,
+    pub(super) memory: Memory,
+}
+
+/// What becomes of a bucket that is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Task {
+    /// All ranks add it up.
+    Reduce,
+    /// It stays on the host.
+    Land,
 }
 
 enum Job {
-    Reduce {
+    Bucket {
+        task: Task,
         bucket: usize,
         arrivals: Vec<Arc<Arrival>>,
     },
@@ -94,17 +127,21 @@ impl Worker {
         }
     }
 
-    pub(super) fn reduce(&self, bucket: usize, arrivals: Vec<Arc<Arrival>>) {
-        self.send(Job::Reduce { bucket, arrivals });
+    pub(super) fn send(&self, task: Task, bucket: usize, arrivals: Vec<Arc<Arrival>>) {
+        self.order(Job::Bucket {
+            task,
+            bucket,
+            arrivals,
+        });
     }
 
-    /// Waits for all buckets since the last call.
+    /// Waits for all buckets that were reduced since the last call.
     pub(super) fn finish(&self) -> Outcome {
-        self.send(Job::Finish);
+        self.order(Job::Finish);
         self.outcomes.lock().recv().expect(ENDED)
     }
 
-    fn send(&self, job: Job) {
+    fn order(&self, job: Job) {
         let jobs = self.jobs.as_ref().expect(ENDED);
         jobs.send(job).expect(ENDED);
     }
@@ -130,7 +167,16 @@ fn work(orders: &Orders, queue: &Receiver<Job>, results: &Sender<Outcome>) {
     let mut pass = Pass::new(orders);
     for job in queue {
         match job {
-            Job::Reduce { bucket, arrivals } => pass.reduce(bucket, arrivals),
+            Job::Bucket {
+                task: Task::Reduce,
+                bucket,
+                arrivals,
+            } => pass.reduce(bucket, arrivals),
+            Job::Bucket {
+                task: Task::Land,
+                arrivals,
+                ..
+            } => arrivals.iter().for_each(|arrival| arrival.land()),
             Job::Finish => {
                 let outcome = core::mem::replace(&mut pass, Pass::new(orders)).finish();
                 if results.send(outcome).is_err() {
@@ -182,6 +228,7 @@ impl<'a> Pass<'a> {
             stage,
             op,
             dtype,
+            ..
         } = self.orders;
         let buffer = HostBuffer::from_f32(*dtype, self.fill(bucket, arrivals));
         let label = format!("gradients of {}", layout.bucket_name(bucket));

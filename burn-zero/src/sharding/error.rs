@@ -64,7 +64,8 @@ pub enum ShardingError {
 
     /// Gradients cannot leave during backward.
     #[error(
-        "stage 2 reduces gradients during backward, which the backend {backend} cannot: use `Sharded<Autodiff<..>>`, or stage 1"
+        "gradients leave during backward (stage 2, and `gradients: Memory::Host`), which the backend {backend} cannot: use \
+         `Sharded<Autodiff<..>>`, or stage 1 with gradients on the device"
     )]
     NotSharded {
         /// Name of the backend.

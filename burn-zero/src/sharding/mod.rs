@@ -4,4 +4,4 @@ mod error;
 mod settings;
 
 pub use error::ShardingError;
-pub use settings::Sharding;
+pub use settings::{Memory, Sharding};

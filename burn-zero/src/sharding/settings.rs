@@ -27,6 +27,23 @@ pub struct Sharding {
     /// [`items_of_all_ranks`](crate::ZeroOptimizer::items_of_all_ranks); or divide each rank's *summed* loss by the number of
     /// items of all ranks ([`Agree::agree_sum`](crate::Agree::agree_sum)), and use [`ReduceOp::Sum`].
     pub reduction: ReduceOp,
+    /// Where gradients are between backward and the step. Default [`Memory::Device`].
+    pub gradients: Memory,
+}
+
+/// Where gradients are between backward and the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Memory {
+    /// With the parameters.
+    #[default]
+    Device,
+    /// In host memory, for optimizers that are there ([`OffloadedAdamW`](crate::OffloadedAdamW), [`offload()`](crate::offload())).
+    /// Gradients leave the device while backward goes on, in every stage and with one rank too, so that it holds about a
+    /// bucket of them, and what is reduced stays where the optimizer needs it. Layers between backward and the
+    /// optimizer (loss scalers, accumulation, clipping) compute on the host: see [`WithHost`](crate::WithHost). The backend
+    /// is `Sharded<Autodiff<..>>`.
+    Host,
 }
 
 impl Default for Sharding {
@@ -37,6 +54,7 @@ impl Default for Sharding {
             bucket_elements: 1 << 23,
             communication_dtype: BufferDtype::F32,
             reduction: ReduceOp::Mean,
+            gradients: Memory::Device,
         }
     }
 }

@@ -161,7 +161,7 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
             self.learner.load_model(model.into_record());
         }
         let model = self.learner.model();
-        let ids = attach_to::<TrainingBackend<LC>, _>(&exchange, self.ranks(), &model);
+        let ids = attach_to::<TrainingBackend<LC>, _>(&exchange, &model);
         seat.set(Setting { exchange, ids });
         Ok(leave)
     }

@@ -5,12 +5,14 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, Record};
+use burn::tensor::backend::AutodiffBackend;
 use burn_zero::group::Operation;
 use burn_zero::{ModelStates, Sharding, Stage, ZeroConfig, ZeroOptimizer, estimate};
 
 use super::support::*;
 
 type Wide = Vec<Linear<B>>;
+type Inner = <B as AutodiffBackend>::InnerBackend;
 
 const STEPS: usize = 3;
 
@@ -119,11 +121,9 @@ fn bytes_are_those_of_the_formulas() {
 /// Elements of the gradients that a user holds.
 fn held(gradients: &GradientsParams, model: &Wide) -> usize {
     let layers = model.iter().map(|layer| {
-        let weight = gradients
-            .get::<burn_flex::Flex, 2>(layer.weight.id)
-            .unwrap();
+        let weight = gradients.get::<Inner, 2>(layer.weight.id).unwrap();
         let bias = gradients
-            .get::<burn_flex::Flex, 1>(layer.bias.as_ref().unwrap().id)
+            .get::<Inner, 1>(layer.bias.as_ref().unwrap().id)
             .unwrap();
         weight.shape().num_elements() + bias.shape().num_elements()
     });

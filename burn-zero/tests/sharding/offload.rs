@@ -9,14 +9,14 @@ use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::DType;
-use burn_accum::{AccumConfig, MultiSteps};
+use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
 use burn_amp::{Autocast, Bf16, GradScaler, GradScalerConfig};
 use burn_checkpoint::{Remat, checkpoint};
 use burn_flex::Flex;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, Sharded, Shards, Stage, Training,
-    ZeroOptimizer, offload,
+    HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, ProcessGroup, Sharded, Sharding,
+    Shards, Stage, Training, ZeroOptimizer, offload,
 };
 use tempfile::tempdir;
 
@@ -41,14 +41,24 @@ fn on_host(ratio: f64) -> OffloadedAdamW<B> {
     config(ratio).init().unwrap()
 }
 
+/// Gradients that stay in host memory until they are updated with.
+fn kept_there(stage: Stage) -> Sharding {
+    Sharding {
+        gradients: Memory::Host,
+        ..small_buckets(stage)
+    }
+}
+
 #[test]
 fn stages_are_one_another_bit_for_bit_and_one_rank_is_the_optimizer_alone() {
     let alone = train_plain(config(1.0).init::<Plain>().unwrap(), STEPS);
     let burns = train_plain(AdamWConfig::new().init(), STEPS);
     assert!(distance(&burns, &alone) < 2e-5);
     for stage in STAGES {
-        let one = train_sharded(1, &small_buckets(stage), || on_host(1.0), STEPS);
-        assert_eq!(alone, one, "{stage:?}");
+        for sharding in [small_buckets(stage), kept_there(stage)] {
+            let one = train_sharded(1, &sharding, || on_host(1.0), STEPS);
+            assert_eq!(alone, one, "{sharding:?}");
+        }
     }
     for world_size in 2..=4 {
         let train = |stage, ratio| {
@@ -66,6 +76,10 @@ fn stages_are_one_another_bit_for_bit_and_one_rank_is_the_optimizer_alone() {
             "{world_size} ranks"
         );
         assert_eq!(zero, train(Stage::Gradients, 1.0), "{world_size} ranks");
+        for stage in STAGES {
+            let kept = train_sharded(world_size, &kept_there(stage), || on_host(1.0), STEPS);
+            assert_eq!(zero, kept, "{world_size} ranks, {stage}");
+        }
         let half = train(Stage::Gradients, 0.5);
         assert!(distance(&zero, &half) < 2e-5, "{world_size} ranks");
     }
@@ -75,10 +89,11 @@ fn stages_are_one_another_bit_for_bit_and_one_rank_is_the_optimizer_alone() {
 fn other_optimizers_are_themselves_bit_for_bit() {
     let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
     for stage in STAGES {
-        let sharding = small_buckets(stage);
-        let on_device = train_sharded(3, &sharding, || sgd.init(), STEPS);
-        let on_host = train_sharded(3, &sharding, || offload::<Flex, _>(sgd.init()), STEPS);
-        assert_eq!(on_device, on_host, "{stage:?}");
+        let on_device = train_sharded(3, &small_buckets(stage), || sgd.init(), STEPS);
+        for sharding in [small_buckets(stage), kept_there(stage)] {
+            let on_host = train_sharded(3, &sharding, || offload::<Flex, _>(sgd.init()), STEPS);
+            assert_eq!(on_device, on_host, "{sharding:?}");
+        }
     }
 }
 
@@ -106,12 +121,16 @@ fn each_rank_holds_its_part() {
 
 #[test]
 fn all_ranks_skip_and_accumulate_as_on_the_device() {
-    fn train<O>(group: Arc<dyn ProcessGroup>, stage: Stage, inner: O) -> (u64, Vec<Vec<f32>>)
+    fn train<O>(group: Arc<dyn ProcessGroup>, sharding: Sharding, inner: O) -> (u64, Vec<Vec<f32>>)
     where
         O: Optimizer<Shards<B>, B>,
     {
         let rank = group.rank();
-        let mut zero = ZeroOptimizer::new(inner, group, small_buckets(stage)).unwrap();
+        // A norm that nothing exceeds: what it multiplies with is 1.
+        let clip = ClipGlobalNorm::new(inner, 1e30).unwrap();
+        let norm = clip.norm();
+        let zero = ZeroOptimizer::new(clip, group, sharding).unwrap();
+        let mut zero = zero.with_norm(move |value| norm.provide(value));
         let mut model = zero.prepare::<B, _>(Net::new(&Default::default())).unwrap();
         let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
         let mut optimizer = scaler.wrap(MultiSteps::new(zero, AccumConfig::mean(2)).unwrap());
@@ -126,11 +145,14 @@ fn all_ranks_skip_and_accumulate_as_on_the_device() {
         (scaler.skipped_steps(), parameters(&model))
     }
     for stage in STAGES {
-        let host = on_ranks(2, |group| Ok(train(group, stage, on_host(1.0))));
+        let sharding = small_buckets(stage);
+        let host = on_ranks(2, |group| Ok(train(group, sharding.clone(), on_host(1.0))));
         let device = on_ranks(2, |group| {
-            Ok(train(group, stage, AdamWConfig::new().init()))
+            Ok(train(group, sharding.clone(), AdamWConfig::new().init()))
         });
         assert_eq!(host.0, 1);
+        let kept = on_ranks(2, |group| Ok(train(group, kept_there(stage), on_host(1.0))));
+        assert_eq!(host, kept, "{stage}");
         assert!(distance(&device.1, &host.1) < 2e-5, "{stage:?}");
     }
 }
@@ -167,9 +189,15 @@ fn it_composes_with_autocast_and_recomputation() {
         stage: Stage,
         optimizer: impl Fn() -> O + Sync,
     ) -> Vec<Vec<f32>> {
+        train_with(&small_buckets(stage), optimizer)
+    }
+    fn train_with<O: Optimizer<Shards<All>, All>>(
+        sharding: &Sharding,
+        optimizer: impl Fn() -> O + Sync,
+    ) -> Vec<Vec<f32>> {
         on_ranks(2, |group| {
             let rank = group.rank();
-            let mut zero = ZeroOptimizer::new(optimizer(), group, small_buckets(stage))?;
+            let mut zero = ZeroOptimizer::new(optimizer(), group, sharding.clone())?;
             let mut model = zero.prepare::<All, _>(Net::new(&Default::default()))?;
             for step in 0..STEPS {
                 let loss = checkpoint(|| model.loss(batch(step, rank, 2)));
@@ -186,6 +214,10 @@ fn it_composes_with_autocast_and_recomputation() {
         zero,
         train(Stage::Gradients, || config(1.0).init().unwrap())
     );
+    for stage in STAGES {
+        let kept = train_with(&kept_there(stage), || config(1.0).init().unwrap());
+        assert_eq!(zero, kept, "{stage}");
+    }
     // Rounding of a weight may turn a bf16 activation by its last bit.
     let distance = distance(&on_device, &zero);
     assert!(distance < 1e-2, "{distance}");

@@ -7,7 +7,9 @@ use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer, SgdConfig
 use burn::prelude::*;
 use burn_accum::ClipGlobalNorm;
 use burn_flex::Flex;
-use burn_zero::{Partition, Sharding, ShardingError, Shards, Stage, ZeroError, ZeroOptimizer};
+use burn_zero::{
+    Memory, Partition, Sharding, ShardingError, Shards, Stage, ZeroError, ZeroOptimizer,
+};
 
 use super::support::*;
 
@@ -125,19 +127,29 @@ fn clipping_by_a_shards_norm_is_refused() {
 }
 
 #[test]
-fn stage_two_needs_a_backend_that_can() {
-    let error = on_ranks(2, |group| {
-        let adam = AdamWConfig::new().init();
-        let mut zero = ZeroOptimizer::new(adam, group, Sharding::stage(Stage::Gradients))?;
-        Ok(zero
-            .prepare::<Autodiff<Flex>, _>(Net::new(&Default::default()))
-            .err())
-    });
-    let error = error.unwrap();
-    assert!(
-        matches!(error, ZeroError::Sharding(ShardingError::NotSharded { .. })),
-        "{error}"
-    );
+fn gradients_that_leave_during_backward_need_a_backend_that_can() {
+    let kept = Sharding {
+        gradients: Memory::Host,
+        ..Sharding::stage(Stage::OptimizerState)
+    };
+    for (ranks, sharding) in [
+        (2, Sharding::stage(Stage::Gradients)),
+        (2, kept.clone()),
+        (1, kept),
+    ] {
+        let error = on_ranks(ranks, |group| {
+            let adam = AdamWConfig::new().init();
+            let mut zero = ZeroOptimizer::new(adam, group, sharding.clone())?;
+            Ok(zero
+                .prepare::<Autodiff<Flex>, _>(Net::new(&Default::default()))
+                .err())
+        });
+        let error = error.unwrap();
+        assert!(
+            matches!(error, ZeroError::Sharding(ShardingError::NotSharded { .. })),
+            "{error}"
+        );
+    }
 }
 
 #[test]

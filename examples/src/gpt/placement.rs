@@ -19,6 +19,7 @@ use burn_zero::{
 };
 
 use super::accumulation::clipped;
+use super::carry::{self, OfNamed};
 use super::error::GptError;
 use super::model::Gpt;
 use super::optimizer::Named;
@@ -63,18 +64,11 @@ enum Place<B: AutodiffBackend, M: AutodiffModule<B>> {
 type OnFlex =
     HostOffload<Flex, OptimizerAdaptor<Named<Flex>, Shards<Autodiff<Flex>>, Autodiff<Flex>>>;
 
-/// Burn's record of an optimizer: the same type for all modules.
-type OnDevice<B> =
-    <OptimizerAdaptor<Named<<B as AutodiffBackend>::InnerBackend>, Gpt<B>, B> as Optimizer<
-        Gpt<B>,
-        B,
-    >>::Record;
-
 /// Its state.
 #[derive(Record, Clone)]
 pub enum LocatedRecord<B: AutodiffBackend> {
     /// On the device.
-    Device(OnDevice<B>),
+    Device(OfNamed<B>),
     /// On the host, of AdamW.
     Host(OffloadRecord<B::InnerBackend>),
     /// On the host, of the others.
@@ -95,6 +89,10 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Located<B, M> {
         };
         let offload =
             OffloadConfig::of(&config.offload_optimizer, adamw.clone().unwrap_or_default());
+        let offload = offload.map(|offload| OffloadConfig {
+            bucket_elements: config.sharding().bucket_elements,
+            ..offload
+        });
         let place = match (offload, adamw) {
             (None, _) => Place::Device(Named::new(optimizer).into()),
             (Some(offload), Some(_)) => Place::Host(offload.init()?),
@@ -109,6 +107,35 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Located<B, M> {
         };
         let held = held.clone();
         Ok(Self { place, held })
+    }
+}
+
+impl<B: AutodiffBackend, M: AutodiffModule<B>> Place<B, M> {
+    /// Goes on from the state of a run that had it in another place.
+    ///
+    /// # Panics
+    ///
+    /// The state is another optimizer's: the directory of a run says which it is, and was compared.
+    fn load_carried(self, record: LocatedRecord<B>) -> Self {
+        const OTHER: &str =
+            "the record is that of another optimizer: resume with the one of its run";
+        let to_device = |record| match record {
+            LocatedRecord::Device(record) => Some(record),
+            LocatedRecord::Host(record) => carry::to_device::<B>(record),
+            LocatedRecord::HostBackend(record) => carry::carry::<B, _>(record),
+        };
+        let record = to_device(record).expect(OTHER);
+        match self {
+            Self::Device(optimizer) => Self::Device(optimizer.load_record(record)),
+            Self::Host(optimizer) => {
+                let record = carry::to_host::<B>(record).expect(OTHER);
+                Self::Host(Optimizer::<M, B>::load_record(optimizer, record))
+            }
+            Self::HostBackend(optimizer) => {
+                let record = carry::carry::<B, _>(record).expect(OTHER);
+                Self::HostBackend(Optimizer::<M, B>::load_record(optimizer, record))
+            }
+        }
     }
 }
 
@@ -156,7 +183,7 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizer<M, B> for Located<B, M>
             (Place::HostBackend(optimizer), LocatedRecord::HostBackend(record)) => {
                 Place::HostBackend(Optimizer::<M, B>::load_record(optimizer, record))
             }
-            _ => panic!("the record is of a run with its optimizer's state in another place"),
+            (place, record) => place.load_carried(record),
         };
         let held = self.held;
         Self { place, held }

@@ -35,7 +35,7 @@ struct Start {
 /// Options that may change when a run is resumed: they leave its records valid and its updates what they are. Of an
 /// update's sequences only the number must stay: epochs hold whole windows, and an optimizer's record can be loaded under
 /// another window.
-const FREE: [&str; 15] = [
+const FREE: [&str; 16] = [
     "accum",
     "amp",
     "backend",
@@ -45,6 +45,7 @@ const FREE: [&str; 15] = [
     "effective_batch",
     "memory_limit",
     "memory_plot",
+    "offload",
     "output",
     "ranks",
     "resume",

@@ -209,6 +209,33 @@ fn a_run_goes_on_with_another_number_of_ranks() {
 }
 
 #[test]
+fn a_run_goes_on_with_its_state_in_the_other_place() {
+    let _turn = turn();
+    let ranks = "--batch 4 --ranks 2 --zero 2";
+    for (first, then) in [
+        ("--batch 8".to_owned(), "--batch 8 --offload".to_owned()),
+        ("--batch 8 --offload".to_owned(), "--batch 8".to_owned()),
+        (format!("{ranks} --offload"), "--batch 8".to_owned()),
+        ("--batch 8".to_owned(), format!("{ranks} --offload")),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let start = options(directory.path(), &format!("--dropout 0 {first}"));
+        let whole = run(&start).unwrap();
+        let expected = parameters(&start, 3);
+        for name in ["model", "optim", "scheduler"] {
+            fs::remove_file(start.output.join(format!("checkpoint/{name}-3.mpk"))).unwrap();
+        }
+        let resumed = options(directory.path(), &format!("--dropout 0 {then} --resume"));
+        let report = run(&resumed).unwrap();
+        // A new state would be at its first step again, which is far larger.
+        assert_same_parameters(&parameters(&start, 3), &expected);
+        let distance = (report.valid_loss / whole.valid_loss - 1.0).abs();
+        assert!(distance < 1e-4, "{first} to {then}: {distance}");
+        assert_eq!(report.updates, whole.updates);
+    }
+}
+
+#[test]
 fn ranks_end_with_the_same_parameters_as_one() {
     let _turn = turn();
     let directories = [(); 2].map(|()| tempfile::tempdir().unwrap());

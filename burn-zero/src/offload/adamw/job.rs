@@ -5,10 +5,9 @@ use std::sync::Arc;
 use burn::module::ParamId;
 use burn::tensor::{DType, TensorData};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::state::{HostState, Saved, copy};
-use crate::host::{HostRead, floats};
+use crate::host::{HostRead, floats, is_finite};
 use crate::offload::{AdamWStep, Gradients, HostAdamWConfig, HostAdamWError, ParamsOut};
 
 /// The update of a parameter, on its way to the host.
@@ -134,22 +133,5 @@ fn view(data: &TensorData) -> Gradients<'_> {
         DType::BF16 => Gradients::Bf16(data.as_slice().expect(ALIGNED)),
         DType::F16 => Gradients::F16(data.as_slice().expect(ALIGNED)),
         _ => Gradients::F32(data.as_slice().expect(ALIGNED)),
-    }
-}
-
-fn is_finite(gradient: &TensorData) -> bool {
-    const CHUNK: usize = 1 << 16;
-    fn all<E: Sync>(values: &[E], finite: impl Fn(&E) -> bool + Sync) -> bool {
-        // Without a branch an element, so that it becomes vectors.
-        let chunk = |values: &[E]| values.iter().fold(true, |all, value| all & finite(value));
-        values.par_chunks(CHUNK).all(chunk)
-    }
-    match gradient.dtype {
-        DType::BF16 | DType::F16 | DType::F32 => match view(gradient) {
-            Gradients::F32(values) => all(values, |value| value.is_finite()),
-            Gradients::Bf16(values) => all(values, |value| value.is_finite()),
-            Gradients::F16(values) => all(values, |value| value.is_finite()),
-        },
-        _ => true,
     }
 }

@@ -13,6 +13,8 @@ use super::device;
 use super::placement::Placement;
 use super::record::OffloadRecord;
 use super::state::{DeviceState, Entry, HostState};
+use crate::offload::arrivals::arrivals;
+use crate::offload::landing::Landing;
 use crate::offload::marks::Mark;
 use crate::offload::{OffloadConfig, OffloadError, raise};
 
@@ -67,9 +69,11 @@ use crate::offload::{OffloadConfig, OffloadError, raise};
 ///
 /// # Cost
 ///
-/// 12 bytes of host memory an element. Of the device: nothing but a number a parameter, and during a step
-/// [`staging`](OffloadConfig::staging) parameters on their way. A step moves each gradient down and each parameter up,
-/// the first step each parameter down; updating a parameter overlaps with the download of the next and the upload of the last.
+/// 12 bytes of host memory an element, and on a [`Sharded`](crate::Sharded) backend 4 for its gradient. Of the device: nothing but a
+/// number a parameter, during backward three [buckets](OffloadConfig::bucket_elements) of gradients, and during a step
+/// [`staging`](OffloadConfig::staging) parameters on their way; on other backends all gradients until the step. A backward pass moves
+/// each gradient down, while it goes on, and a step each parameter up, the first step each parameter down; updating a parameter
+/// overlaps with the upload of the last.
 pub struct OffloadedAdamW<B: AutodiffBackend> {
     pub(super) config: OffloadConfig,
     pub(super) burns: AdamW,
@@ -78,6 +82,7 @@ pub struct OffloadedAdamW<B: AutodiffBackend> {
     pub(super) device: HashMap<ParamId, DeviceState<B::InnerBackend>>,
     /// From a record, until their first steps.
     pub(super) loaded: HashMap<ParamId, Entry<B::InnerBackend>>,
+    pub(super) landing: Landing,
 }
 
 /// A parameter that the host knows.
@@ -105,6 +110,7 @@ impl<B: AutodiffBackend> Clone for OffloadedAdamW<B> {
             host: self.host.clone(),
             device: self.device.clone(),
             loaded: self.loaded.clone(),
+            landing: self.landing.clone(),
         }
     }
 }
@@ -120,6 +126,7 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
             host: HashMap::new(),
             device: HashMap::new(),
             loaded: HashMap::new(),
+            landing: Landing::default(),
         })
     }
 
@@ -134,6 +141,15 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
         for kept in self.host.values_mut() {
             kept.mark = None;
         }
+    }
+
+    /// Makes the gradients of a model leave the device in its first backward pass too; a step does so for the model that it returns.
+    /// On the thread that trains. Of no effect on a backend that is not a [`Sharded`](crate::Sharded) one, and inside of a
+    /// [`ZeroOptimizer`](crate::ZeroOptimizer), whose own [`prepare`](crate::ZeroOptimizer::prepare) does it.
+    pub fn prepare<M: AutodiffModule<B>>(&mut self, module: &M) {
+        let arrivals = raise(arrivals::<B, M>(module, GradientsParams::new().into()));
+        self.place(&arrivals);
+        raise(self.look_out(module));
     }
 
     /// Elements whose state is on the host and on the device, of parameters that have taken a step.

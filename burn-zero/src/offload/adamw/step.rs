@@ -31,19 +31,12 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
         let args = self.config.adamw.at(lr);
         args.validate()?;
         let arrivals = arrivals::<B, M>(&module, gradients)?;
-        let ratio = self.config.ratio;
-        let placement = self.placement.get_or_insert_with(|| {
-            let all = arrivals.iter().map(|arrival| Candidate {
-                id: arrival.id,
-                elements: arrival.elements(),
-                is_full_precision: !matches!(arrival.dtype, DType::BF16 | DType::F16),
-            });
-            Placement::new(&all.collect::<Vec<_>>(), ratio)
-        });
+        self.place(&arrivals);
+        let placement = self.placement.as_ref();
         let (on_device, on_host): (Vec<_>, Vec<_>) = arrivals
             .into_iter()
             .filter(|arrival| arrival.gradient.is_some())
-            .partition(|arrival| placement.is_on_device(arrival.id));
+            .partition(|arrival| placement.is_some_and(|placed| placed.is_on_device(arrival.id)));
         for arrival in on_device.iter().chain(&on_host) {
             self.check(arrival)?;
         }
@@ -55,7 +48,7 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
         let mut devices = HashMap::new();
         let orders = self.orders(on_host, &mut devices);
         let config = self.config.clone();
-        thread::scope(|scope| {
+        let module = thread::scope(|scope| {
             let pipeline = Pipeline::start(scope, orders, config.staging, &config.adamw, args);
             let mut update = Update {
                 optimizer: self,
@@ -68,7 +61,34 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
             };
             let module = module.map(&mut update);
             update.failed.map_or(Ok(module), Err)
-        })
+        })?;
+        self.look_out(&module)?;
+        Ok(module)
+    }
+
+    /// Decides once where each parameter's state is.
+    pub(super) fn place(&mut self, arrivals: &[Arrival<B::InnerBackend>]) {
+        let ratio = self.config.ratio;
+        self.placement.get_or_insert_with(|| {
+            let all = arrivals.iter().map(|arrival| Candidate {
+                id: arrival.id,
+                elements: arrival.elements(),
+                is_full_precision: !matches!(arrival.dtype, DType::BF16 | DType::F16),
+            });
+            Placement::new(&all.collect::<Vec<_>>(), ratio)
+        });
+    }
+
+    /// From now on the gradients of what is on the host go there during backward.
+    pub(super) fn look_out<M: AutodiffModule<B>>(
+        &mut self,
+        module: &M,
+    ) -> Result<(), OffloadError> {
+        let placed = self.placement.as_ref();
+        let is_on_host = |id| !placed.is_some_and(|placed| placed.is_on_device(id));
+        let bucket_elements = self.config.bucket_elements;
+        let landing = &mut self.landing;
+        Ok(landing.look_out::<B, M>(module, bucket_elements, is_on_host)?)
     }
 
     /// # Errors

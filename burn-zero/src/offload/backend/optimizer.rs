@@ -15,12 +15,13 @@ use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
 
 use super::record::HostRecord;
-use crate::Shards;
 use crate::host::HostRead;
 use crate::offload::arrivals::{Arrival, Gradient, arrivals};
+use crate::offload::landing::Landing;
 use crate::offload::leaves::Leaves;
 use crate::offload::marks::{Mark, differ};
 use crate::offload::{OffloadError, raise};
+use crate::{Sharding, Shards};
 
 /// Puts `optimizer`, any of Burn's, on the host's backend `H`: see [`HostOffload`].
 ///
@@ -67,10 +68,11 @@ where
 ///
 /// The parameters and the optimizer's state in host memory. A step moves each gradient down and each parameter up, and the
 /// first step each parameter down; all downloads are under way before the first is waited for, and all uploads come after
-/// the update.
+/// the update. On a [`Sharded`](crate::Sharded) backend gradients go down during backward already.
 pub struct HostOffload<H: Backend, O> {
     inner: O,
     parameters: HashMap<ParamId, Kept<H>>,
+    landing: Landing,
 }
 
 /// A parameter that the host knows.
@@ -94,6 +96,7 @@ impl<H: Backend, O: Clone> Clone for HostOffload<H, O> {
         Self {
             inner: self.inner.clone(),
             parameters: self.parameters.clone(),
+            landing: self.landing.clone(),
         }
     }
 }
@@ -104,6 +107,7 @@ impl<H: Backend, O> HostOffload<H, O> {
         Self {
             inner,
             parameters: HashMap::new(),
+            landing: Landing::default(),
         }
     }
 
@@ -120,6 +124,22 @@ impl<H: Backend, O> HostOffload<H, O> {
     /// Makes the next step take over the parameters of the module that it gets: after a change that no sum shows.
     pub fn follow(&mut self) {
         self.parameters.clear();
+    }
+
+    /// Makes the gradients of a model leave the device in its first backward pass too: as
+    /// [`OffloadedAdamW::prepare`](crate::OffloadedAdamW::prepare).
+    pub fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
+        raise(self.look_out::<B, M>(module));
+    }
+
+    fn look_out<B, M>(&mut self, module: &M) -> Result<(), OffloadError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let bucket_elements = Sharding::default().bucket_elements;
+        let landing = &mut self.landing;
+        Ok(landing.look_out::<B, M>(module, bucket_elements, |_| true)?)
     }
 
     fn advance<B, M>(
@@ -184,7 +204,9 @@ impl<H: Backend, O> HostOffload<H, O> {
             leaves: Leaves::default(),
             parameters: &mut self.parameters,
         };
-        Ok(module.map(&mut update))
+        let module = module.map(&mut update);
+        self.look_out::<B, M>(&module)?;
+        Ok(module)
     }
 
     /// Whether the host must see each parameter.

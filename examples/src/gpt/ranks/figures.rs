@@ -49,15 +49,17 @@ impl fmt::Display for Expected {
             gradient_bytes,
             optimizer_bytes,
             host_bytes,
+            host_gradient_bytes,
             sent_elements,
             ..
         } = self.0;
         write!(
             f,
-            "a rank holds {} of parameters, {} of gradients, {} of optimizer state ({} on the host), activations apart, and sends {sent_elements} \
-             elements an update",
+            "a rank holds {} of parameters, {} of gradients ({} on the host), {} of optimizer state ({} on the host), activations apart, \
+             and sends {sent_elements} elements an update",
             mebibytes(parameter_bytes),
             mebibytes(gradient_bytes),
+            mebibytes(host_gradient_bytes),
             mebibytes(optimizer_bytes),
             mebibytes(host_bytes),
         )

@@ -1,0 +1,120 @@
+//! Tensors in host memory are those of the device, operation by operation.
+
+use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
+use burn_flex::Flex;
+use proptest::prelude::*;
+
+use super::{PlacedTensor, WithHost, on_host};
+
+type H = WithHost<Flex>;
+type One<const D: usize> = Tensor<H, D>;
+
+fn host<const D: usize>(data: TensorData) -> One<D> {
+    let primitive = on_host::<H>(data, &Default::default());
+    Tensor::from_primitive(TensorPrimitive::Float(primitive))
+}
+
+fn device<const D: usize>(data: TensorData) -> One<D> {
+    let dtype = data.dtype;
+    Tensor::from_data(data, (&Default::default(), dtype))
+}
+
+fn is_on_host<const D: usize>(tensor: &One<D>) -> bool {
+    let primitive = tensor.clone().into_primitive().tensor();
+    matches!(primitive, PlacedTensor::Host(_))
+}
+
+/// The bits, and that they are where they belong.
+#[track_caller]
+fn same<const D: usize>(on_host: One<D>, on_device: One<D>) {
+    assert!(is_on_host(&on_host) && !is_on_host(&on_device));
+    let [on_host, on_device] = [on_host, on_device].map(|tensor| tensor.into_data());
+    assert_eq!(on_host.shape, on_device.shape);
+    assert_eq!(on_host.dtype, on_device.dtype);
+    assert_eq!(on_host.as_bytes(), on_device.as_bytes());
+}
+
+fn matrix(values: &[f32]) -> TensorData {
+    TensorData::new(values.to_vec(), [values.len() / 3, 3])
+}
+
+proptest! {
+    #[test]
+    fn what_layers_do_has_the_devices_bits(
+        values in prop::collection::vec((-1e6_f32..1e6, -1e-3_f32..1e3), 6..60),
+        factor in prop_oneof![Just(0.125_f64), -3.0..3.0_f64],
+    ) {
+        let values = &values[..values.len() / 3 * 3];
+        let (a, b): (Vec<_>, Vec<_>) = values.iter().copied().unzip();
+        let (a, b) = (matrix(&a), matrix(&b));
+        let both = |f: &dyn Fn(One<2>, One<2>) -> One<2>| {
+            same(f(host(a.clone()), host(b.clone())), f(device(a.clone()), device(b.clone())));
+        };
+        both(&|a, b| a + b);
+        both(&|a, b| a * b);
+        both(&|a, _| a.mul_scalar(factor));
+        both(&|a, _| a.div_scalar(factor));
+        both(&|a, _| a.square());
+        both(&|a, _| a.clone() * a.clone() + a);
+        both(&|a, b| {
+            // Nobody's elements change under others that share them.
+            let kept = a.clone();
+            let _ = a.mul_scalar(2.0) + b;
+            kept
+        });
+        for dtype in [DType::BF16, DType::F16] {
+            both(&|a, _| a.cast(dtype));
+            both(&|a, _| a.cast(dtype).cast(DType::F32));
+        }
+        let elements = b.shape.num_elements();
+        both(&|a, _| a.reshape([3, elements / 3]));
+        let slice = |a: One<2>| a.reshape([elements]).slice([1..elements - 1]);
+        same(slice(host(a.clone())), slice(device(a.clone())));
+        // By a number, wherever that is.
+        let number = |data: TensorData| device::<2>(data).slice([0..1, 0..1]);
+        same(host::<2>(a.clone()) * number(b.clone()), device::<2>(a.clone()) * number(b.clone()));
+
+        let sum = host::<2>(a.clone()).sum();
+        prop_assert!(is_on_host(&sum));
+        let exact: f64 = a.iter::<f64>().sum();
+        prop_assert_eq!(sum.into_scalar(), exact as f32);
+    }
+}
+
+#[test]
+fn what_is_not_finite_is_found_where_it_is() {
+    for (value, dtype) in [
+        (f32::NAN, DType::F32),
+        (f32::INFINITY, DType::F32),
+        (f32::NEG_INFINITY, DType::BF16),
+        (f32::NAN, DType::F16),
+        (1.0, DType::F32),
+        (1.0, DType::BF16),
+    ] {
+        let mut values = vec![0.5_f32; 9];
+        values[4] = value;
+        let data = matrix(&values).convert_dtype(dtype);
+        let found = |tensor: One<2>| {
+            let found = [tensor.clone().is_nan(), tensor.is_inf()];
+            found.map(|found| found.into_data())
+        };
+        assert_eq!(
+            found(host(data.clone())),
+            found(device(data)),
+            "{value} {dtype:?}"
+        );
+    }
+}
+
+#[test]
+fn any_other_operation_brings_it_to_the_device() {
+    let data = matrix(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let product = host::<2>(data.clone()).matmul(host::<2>(data.clone()).transpose());
+    assert!(!is_on_host(&product));
+    let expected = device::<2>(data.clone()).matmul(device::<2>(data.clone()).transpose());
+    assert_eq!(product.into_data(), expected.into_data());
+    // One of two operands is enough.
+    let sum = host::<2>(data.clone()) + device(data);
+    assert!(!is_on_host(&sum));
+    assert_eq!(sum.into_data(), matrix(&[2.0, 4.0, 6.0, 8.0, 10.0, 12.0]));
+}

@@ -1,0 +1,306 @@
+//! Gradients of an optimizer on the host leave the device while backward goes on: in its own process, as it counts bytes.
+
+#[path = "support/probe.rs"]
+mod probe;
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use burn::backend::Autodiff;
+use burn::module::{AutodiffModule, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsParams, Optimizer};
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn_accum::{AccumConfig, MultiSteps};
+use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
+use burn_flex::Flex;
+use burn_zero::{
+    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, ProcessGroup, Sharded,
+    Sharding, SingleRank, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
+};
+use probe::{Event, Probe, growth_bytes, moved, take_events};
+
+type Device = Probe<Flex>;
+type Plain = Autodiff<Device>;
+type B = Sharded<Plain>;
+type Model<B> = Vec<Linear<B>>;
+
+const LAYERS: usize = 12;
+const WIDTH: usize = 16;
+const LAYER_BYTES: usize = WIDTH * WIDTH * 4;
+const MODEL_BYTES: usize = LAYERS * LAYER_BYTES;
+/// One is being reduced, one waits, one is brought.
+const BUCKETS_UNDER_WAY: usize = 3;
+
+/// Events are those of the process.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    take_events();
+    turn
+}
+
+/// The same in every process and thread.
+fn model<B: Backend>() -> Model<B> {
+    let device = Default::default();
+    let layers = (0..LAYERS).map(|layer| {
+        let weight = |index: usize| ((index * 37 + layer * 11) % 101) as f32 / 101.0 - 0.5;
+        let weights: Vec<_> = (0..WIDTH * WIDTH).map(weight).collect();
+        let weights = Tensor::<B, 1>::from_data(weights.as_slice(), &device);
+        let mut linear = LinearConfig::new(WIDTH, WIDTH)
+            .with_bias(false)
+            .init(&device);
+        linear.weight = Param::from_tensor(weights.reshape([WIDTH, WIDTH]) * 0.5);
+        linear
+    });
+    layers.collect()
+}
+
+fn loss<B: Backend>(model: &Model<B>, step: usize) -> Tensor<B, 1> {
+    let x = Tensor::<B, 2>::full([2, WIDTH], 0.5 + step as f32 / 8.0, &Default::default());
+    let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
+    y.sum()
+}
+
+fn weights<B: Backend>(model: &Model<B>) -> Vec<u32> {
+    let layers = model.iter();
+    let weights = layers.flat_map(|layer| {
+        let data = layer.weight.val().into_data();
+        data.into_vec::<f32>().unwrap()
+    });
+    weights.map(f32::to_bits).collect()
+}
+
+/// A layer fills a bucket.
+fn on_host<B: AutodiffBackend>() -> OffloadedAdamW<B> {
+    let config = OffloadConfig {
+        bucket_elements: WIDTH * WIDTH,
+        ..OffloadConfig::new(HostAdamWConfig::default())
+    };
+    config.init().unwrap()
+}
+
+fn sharding(stage: Stage, gradients: Memory) -> Sharding {
+    Sharding {
+        bucket_elements: WIDTH * WIDTH,
+        gradients,
+        ..Sharding::stage(stage)
+    }
+}
+
+fn step<B, O>(optimizer: &mut O, model: Model<B>, gradients: B::Gradients) -> Model<B>
+where
+    B: AutodiffBackend,
+    Model<B>: AutodiffModule<B>,
+    O: Optimizer<Model<B>, B>,
+{
+    let gradients = GradientsParams::from_grads(gradients, &model);
+    optimizer.step(0.01, model, gradients)
+}
+
+/// The positions of whole gradients that arrived on the host, and of the last computed operation.
+fn order(events: &[Event]) -> (Vec<usize>, usize) {
+    let places = |is: &dyn Fn(&Event) -> bool| {
+        let found = events.iter().enumerate().filter(|(_, event)| is(event));
+        found.map(|(index, _)| index).collect::<Vec<_>>()
+    };
+    let computed = places(&|event| matches!(event, Event::Computed(_)));
+    let down = places(&|event| *event == Event::Down(LAYER_BYTES));
+    (down, *computed.last().unwrap())
+}
+
+#[test]
+fn gradients_arrive_while_backward_computes() {
+    let _turn = turn();
+    // On a backend that hooks nothing they wait for the step.
+    let mut optimizer = on_host::<Plain>();
+    let mut before = model::<Plain>();
+    for _ in 0..2 {
+        let loss = loss(&before, 0);
+        take_events();
+        let gradients = loss.backward();
+        assert_eq!(moved(&take_events()), (0, 0));
+        before = step(&mut optimizer, before, gradients);
+    }
+
+    let mut optimizer = on_host::<B>();
+    let mut after = model::<B>();
+    optimizer.prepare(&after);
+    for _ in 0..2 {
+        let loss = loss(&after, 0);
+        take_events();
+        let gradients = loss.backward();
+        let (down, last_computed) = order(&take_events());
+        assert_eq!(down.len(), LAYERS);
+        // The bucket that is brought last comes after all operations, and two before it may.
+        let early = down.iter().filter(|place| **place < last_computed).count();
+        assert!(early >= LAYERS - BUCKETS_UNDER_WAY, "{early} of {LAYERS}");
+        after = step(&mut optimizer, after, gradients);
+        let (down, _) = moved(&take_events());
+        // The sums by which changes are noticed; in the first step the parameters too.
+        assert!(down <= MODEL_BYTES + 2 * LAYERS * 4, "{down}");
+    }
+    assert_eq!(weights(&before), weights(&after));
+}
+
+#[test]
+fn the_device_holds_a_few_buckets_of_gradients() {
+    let _turn = turn();
+    fn grown<B: AutodiffBackend>(mut optimizer: OffloadedAdamW<B>) -> usize
+    where
+        Model<B>: AutodiffModule<B>,
+    {
+        let mut model = model::<B>();
+        optimizer.prepare(&model);
+        let mut most = 0;
+        for index in 0..3 {
+            let loss = loss(&model, index);
+            let (grown, gradients) = growth_bytes(|| loss.backward());
+            most = most.max(grown);
+            model = step(&mut optimizer, model, gradients);
+        }
+        most
+    }
+    let (plain, landed) = (grown(on_host::<Plain>()), grown(on_host::<B>()));
+    println!(
+        "{MODEL_BYTES} bytes of parameters: backward takes {plain}, and {landed} with gradients on the host"
+    );
+    // What the graph holds goes while gradients come.
+    assert!(plain >= MODEL_BYTES * 2 / 3, "{plain} of {MODEL_BYTES}");
+    assert!(
+        landed <= BUCKETS_UNDER_WAY * LAYER_BYTES,
+        "{landed}, a layer has {LAYER_BYTES}"
+    );
+}
+
+/// Eight micro-batches, an update each window.
+fn accumulate<B, O>(optimizer: O, window: usize) -> Vec<u32>
+where
+    B: AutodiffBackend,
+    Model<B>: AutodiffModule<B>,
+    O: Optimizer<Model<B>, B>,
+{
+    let mut optimizer = MultiSteps::new(optimizer, AccumConfig::mean(window)).unwrap();
+    let mut model = model::<B>();
+    for index in 0..8 {
+        let gradients = loss(&model, index).backward();
+        model = step(&mut optimizer, model, gradients);
+    }
+    weights(&model)
+}
+
+#[test]
+fn micro_batches_are_added_up_on_the_host_to_the_same_bits() {
+    let _turn = turn();
+    for window in [1, 2, 4] {
+        let plain = accumulate::<Plain, _>(on_host(), window);
+        assert_eq!(plain, accumulate::<B, _>(on_host(), window), "{window}");
+        for stage in Stage::ALL {
+            let group = || Arc::new(SingleRank::new());
+            let zero = |memory| {
+                ZeroOptimizer::new(on_host::<B>(), group(), sharding(stage, memory)).unwrap()
+            };
+            for memory in [Memory::Device, Memory::Host] {
+                let mut optimizer = zero(memory);
+                optimizer.prepare::<B, _>(model::<B>()).unwrap();
+                assert_eq!(plain, accumulate::<B, _>(optimizer, window), "{stage}");
+            }
+        }
+    }
+
+    // Nothing but the sums of two gradients, and the update, goes over the bus.
+    let mut optimizer = MultiSteps::new(on_host::<B>(), AccumConfig::mean(2)).unwrap();
+    let mut model = model::<B>();
+    for index in 0..8 {
+        let gradients = loss(&model, index).backward();
+        take_events();
+        model = step(&mut optimizer, model, gradients);
+        let (down, up) = moved(&take_events());
+        if index > 2 {
+            let expected = if index % 2 == 1 { MODEL_BYTES } else { 0 };
+            assert!(down <= 3 * LAYERS * 4, "micro-batch {index}: {down} down");
+            let close = expected..=expected + 3 * LAYERS * 4;
+            assert!(close.contains(&up), "micro-batch {index}: {up} up");
+        }
+    }
+}
+
+#[test]
+fn a_scaler_sees_gradients_that_are_on_the_host() {
+    let _turn = turn();
+    type Low<A> = Autocast<A, F16>;
+    fn train<B: AutodiffBackend>() -> (u64, Vec<u32>)
+    where
+        Model<B>: AutodiffModule<B>,
+    {
+        let config = GradScalerConfig {
+            init_scale: 1024.0,
+            ..Default::default()
+        };
+        let scaler = GradScaler::new(config).unwrap();
+        let mut optimizer = scaler.wrap(on_host::<B>());
+        let mut model = model::<B>();
+        for index in 0..6 {
+            let mut loss = loss(&model, index);
+            if index == 3 {
+                loss = loss * f32::INFINITY;
+            }
+            model = step(&mut optimizer, model, loss.backward());
+        }
+        (scaler.skipped_steps(), weights(&model))
+    }
+    let plain = train::<Low<Plain>>();
+    assert_eq!(plain.0, 1);
+    assert_eq!(plain, train::<Low<B>>());
+}
+
+/// Bytes down and up of all ranks in a step, its backward pass included; and the weights.
+fn traffic(ranks: usize, stage: Stage, memory: Memory) -> ((usize, usize), Vec<u32>) {
+    let _turn = turn();
+    let results = ThreadGroup::spawn(ranks, GroupOptions::default(), |group| {
+        let group: Arc<dyn ProcessGroup> = Arc::new(group);
+        let sharding = sharding(stage, memory);
+        let mut optimizer = ZeroOptimizer::new(on_host::<B>(), group.clone(), sharding)?;
+        let mut model = optimizer.prepare::<B, _>(model::<B>())?;
+        let mut bytes = (0, 0);
+        for index in 0..3 {
+            let loss = loss(&model, index + group.rank());
+            group.barrier("before")?;
+            if group.rank() == 0 {
+                take_events();
+            }
+            group.barrier("begin")?;
+            model = step(&mut optimizer, model, loss.backward());
+            group.barrier("end")?;
+            if group.rank() == 0 {
+                bytes = moved(&take_events());
+            }
+            group.barrier("counted")?;
+        }
+        Ok::<_, ZeroError>((bytes, weights(&model)))
+    });
+    results.unwrap().remove(0).unwrap()
+}
+
+#[test]
+fn reduced_pieces_stay_on_the_host() {
+    for ranks in [2, 3] {
+        for stage in Stage::ALL {
+            let (before, expected) = traffic(ranks, stage, Memory::Device);
+            let (after, found) = traffic(ranks, stage, Memory::Host);
+            assert_eq!(expected, found, "{ranks} ranks, {stage}");
+            println!(
+                "{ranks} ranks, {stage}: {before:?} bytes down and up, {after:?} with gradients on the host"
+            );
+            // Whole in stage 0.
+            let held = match stage {
+                Stage::DataParallel => ranks * MODEL_BYTES,
+                _ => MODEL_BYTES,
+            };
+            // Neither up to the device nor down again to the update. On the device sums told what is finite.
+            let (down, up) = (before.0 - after.0, before.1 - after.1);
+            assert!((held..=held + ranks * LAYERS * 4).contains(&down), "{down}");
+            assert_eq!(up, held, "{ranks} ranks, {stage}");
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! A backend that counts the bytes of its float tensors, and notes what moves between it and the host.
+//!
+//! It stands for a device. As on a GPU, a copy to the host takes its time: it is not there when it is first asked for.
+
+use core::fmt;
+use core::future::poll_fn;
+use core::task::Poll;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, TensorMetadata};
+use burn_decorator::kind_type;
+use burn_decorator::types::*;
+
+/// Over `B`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Probe<B>(PhantomData<B>);
+
+/// What happened to float tensors, on any thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An operation.
+    Computed(&'static str),
+    /// So many bytes have arrived on the host.
+    Down(usize),
+    /// So many bytes have left the host.
+    Up(usize),
+}
+
+static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
+static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
+static EVENTS: Mutex<Vec<Event>> = Mutex::new(Vec::new());
+
+/// The events since the last call.
+pub fn take_events() -> Vec<Event> {
+    std::mem::take(&mut EVENTS.lock().unwrap())
+}
+
+/// All bytes that went down, and up.
+pub fn moved(events: &[Event]) -> (usize, usize) {
+    events.iter().fold((0, 0), |(down, up), event| match event {
+        Event::Down(bytes) => (down + bytes, up),
+        Event::Up(bytes) => (down, up + bytes),
+        Event::Computed(_) => (down, up),
+    })
+}
+
+/// How far the bytes of living tensors grow above what they are now.
+pub fn growth_bytes<R>(work: impl FnOnce() -> R) -> (usize, R) {
+    let before = LIVE_BYTES.load(Relaxed);
+    PEAK_BYTES.store(before, Relaxed);
+    let result = work();
+    (PEAK_BYTES.load(Relaxed) - before, result)
+}
+
+fn note(event: Event) {
+    EVENTS.lock().unwrap().push(event);
+}
+
+/// A tensor that is counted. Views count as tensors of their own.
+#[derive(Clone)]
+pub struct Counted<T> {
+    inner: T,
+    bytes: Arc<Bytes>,
+}
+
+struct Bytes(usize);
+
+impl Bytes {
+    fn of(bytes: usize) -> Arc<Self> {
+        let live = LIVE_BYTES.fetch_add(bytes, Relaxed) + bytes;
+        PEAK_BYTES.fetch_max(live, Relaxed);
+        Arc::new(Self(bytes))
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        LIVE_BYTES.fetch_sub(self.0, Relaxed);
+    }
+}
+
+impl<T: TensorMetadata> Counted<T> {
+    fn new(inner: T) -> Self {
+        let bytes = Bytes::of(inner.shape().num_elements() * inner.dtype().size());
+        Self { inner, bytes }
+    }
+
+    /// The operation that takes it is what holds it from now on.
+    fn open(self) -> T {
+        self.inner
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Counted<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} of {} bytes", self.inner, self.bytes.0)
+    }
+}
+
+impl<T: TensorMetadata> TensorMetadata for Counted<T> {
+    burn_decorator::forward_metadata!(inner);
+}
+
+impl<B: Backend> BackendTypes for Probe<B> {
+    burn_decorator::forward_types!(B, float tensor: Counted<B::FloatTensorPrimitive>);
+}
+
+impl<B: Backend> Backend for Probe<B> {
+    burn_decorator::forward_device!(B);
+
+    fn name(device: &Self::Device) -> String {
+        format!("probe<{}>", B::name(device))
+    }
+
+    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
+        B::dtype_usage(device, dtype)
+    }
+}
+
+macro_rules! open {
+    (Float $x:ident) => {
+        $x.open()
+    };
+    (Follow $x:ident) => {
+        $x.open()
+    };
+    (FloatRef $x:ident) => {
+        &$x.inner
+    };
+    (FloatOpt $x:ident) => {
+        $x.map(Counted::open)
+    };
+    (Floats $x:ident) => {
+        $x.into_iter().map(Counted::open).collect()
+    };
+    (Tensor $x:ident) => {
+        match $x {
+            TensorPrimitive::Float(x) => TensorPrimitive::Float(x.open()),
+            TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x),
+        }
+    };
+    (Transaction $x:ident) => {
+        TransactionPrimitive::new(
+            $x.read_floats.into_iter().map(Counted::open).collect(),
+            $x.read_qfloats,
+            $x.read_ints,
+            $x.read_bools,
+        )
+    };
+    (QuantParams $x:ident) => {
+        QuantizationParametersPrimitive {
+            scales: $x.scales.open(),
+        }
+    };
+    ($kind:tt $x:ident) => {
+        $x
+    };
+}
+
+macro_rules! count {
+    (Float $y:expr) => { Counted::new($y) };
+    (FloatOpt $y:expr) => { $y.map(Counted::new) };
+    (Tensor $y:expr) => {
+        match $y {
+            TensorPrimitive::Float(y) => TensorPrimitive::Float(Counted::new(y)),
+            TensorPrimitive::QFloat(y) => TensorPrimitive::QFloat(y),
+        }
+    };
+    (($a:tt, $b:tt) $y:expr) => {{
+        let (a, b) = $y;
+        (count!($a a), count!($b b))
+    }};
+    ({$name:ident $($field:ident: $kind:tt),+} $y:expr) => {{
+        let y = $y;
+        $name { $($field: count!($kind y.$field)),+ }
+    }};
+    ($kind:tt $y:expr) => { $y };
+}
+
+macro_rules! method {
+    (float_from_data($($arg:tt)*) -> $ret:tt) => {
+        fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
+            note(Event::Up(data.bytes.len()));
+            Counted::new(B::float_from_data(data, device))
+        }
+    };
+    (float_into_data($($arg:tt)*) -> $ret:tt) => {
+        async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
+            let mut asked = false;
+            poll_fn(|context| match std::mem::replace(&mut asked, true) {
+                true => Poll::Ready(()),
+                false => {
+                    context.waker().wake_by_ref();
+                    Poll::Pending
+                }
+            })
+            .await;
+            let data = B::float_into_data(tensor.inner).await?;
+            note(Event::Down(data.bytes.len()));
+            Ok(data)
+        }
+    };
+    (float_device($tensor:ident: FloatRef) -> $ret:tt) => {
+        fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
+            B::float_device(&tensor.inner)
+        }
+    };
+    ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
+            note(Event::Computed(stringify!($op)));
+            count!($ret B::$op($(open!($kind $arg)),*))
+        }
+    };
+}
+
+macro_rules! implement {
+    ($trait:ident $($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+        impl<B: Backend> $trait<Self> for Probe<B> {
+            $(method! { $op($($arg: $kind),*) -> $ret })*
+        }
+    };
+}
+
+burn_decorator::float_ops!(implement);
+burn_decorator::int_ops!(implement);
+burn_decorator::bool_ops!(implement);
+burn_decorator::quantized_ops!(implement);
+burn_decorator::module_ops!(implement);
+burn_decorator::activation_ops!(implement);
+burn_decorator::transaction_ops!(implement);
