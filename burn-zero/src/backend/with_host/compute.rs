@@ -42,7 +42,7 @@ impl<D: Clone> HostTensor<D> {
     /// The elements of two f32 tensors of one shape, in place of those that nobody shares.
     pub(super) fn zip(mut self, mut other: Self, f: impl Fn(f32, f32) -> f32 + Sync) -> Self {
         if let (Some(own), Some(other)) = (own(&mut self.data), other.floats()) {
-            each(own, other, |x, y| f(x, y));
+            each(own, other, f);
             return self;
         }
         if let (Some(own), Some(first)) = (own(&mut other.data), self.floats()) {
