@@ -119,7 +119,7 @@ fn begin<A: Tape>(loss: FloatTensor<A>, attachments: &[Attachment]) -> FloatTens
         return loss;
     }
     for attachment in &taking {
-        attachment.exchange().begin();
+        attachment.exchange().begin_backward();
         attachment.submit_unused();
     }
     A::close(loss, taking)

@@ -3,51 +3,28 @@
 use std::sync::Arc;
 
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
-use burn::optim::Optimizer;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 use super::parameters::Parameters;
-use super::shards::Shards;
-use super::{elementwise, initial};
+use super::{initial, trial};
 use crate::backend::attach;
 use crate::group::{Agree, ProcessGroup};
 use crate::reduce::{Exchange, Layout};
-use crate::shard::Partition;
 use crate::{Sharding, ShardingError, Stage, ZeroError};
 
-/// Whether an optimizer can be sharded as asked.
+/// The model with the weights of rank 0, and the exchange of its gradients. `tried` is what the optimizer made of the
+/// trial.
 ///
 /// # Errors
 ///
-/// [`ShardingError::NotElementwise`].
-pub(crate) fn check_optimizer<B, O>(
-    optimizer: &O,
-    sharding: &Sharding,
-    device: &B::Device,
-) -> Result<(), ZeroError>
-where
-    B: AutodiffBackend,
-    O: Optimizer<Shards<B>, B>,
-{
-    match sharding.partition {
-        Partition::Flat => Ok(elementwise::check::<B, O>(optimizer, device)?),
-        Partition::Whole => Ok(()),
-    }
-}
-
-/// The model with the weights of rank 0, and the exchange of its gradients. `optimizer` is the name of a type.
-///
-/// # Errors
-///
-/// [`ShardingError::LocalNorm`], [`ShardingError::NotSharded`], [`ShardingError::UnsupportedDtype`];
-/// [`ZeroError::Disagreement`] if the ranks' models differ; those of the group.
+/// Why the optimizer was refused; [`ShardingError::NotSharded`], [`ShardingError::UnsupportedDtype`]; [`ZeroError::Disagreement`] if the ranks' optimizers
+/// or models differ; those of the group.
 pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
     sharding: &Sharding,
-    optimizer: &str,
-    receives_norm: bool,
+    tried: Result<Vec<f32>, ShardingError>,
 ) -> Result<(M, Arc<Exchange>), ZeroError> {
     let parameters = Parameters::of::<B, M>(&module);
     if group.world_size() > 1 {
@@ -57,11 +34,8 @@ pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
             let backend = B::name(&device);
             return Err(ShardingError::NotSharded { backend }.into());
         }
-        if !receives_norm && optimizer.contains("ClipGlobalNorm") {
-            let optimizer = optimizer.to_owned();
-            return Err(ShardingError::LocalNorm { optimizer }.into());
-        }
     }
+    trial::agree(&**group, tried)?;
     let all: Vec<_> = parameters
         .list
         .iter()

@@ -4,15 +4,15 @@
 //! is the thread, and a thread is a rank: the strategy leaves a seat there, and the optimizer takes it.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use burn::module::ParamId;
 use parking_lot::Mutex;
 
-use crate::group::{Agree, ProcessGroup};
+use super::announce::Turn;
+use crate::group::ProcessGroup;
 use crate::reduce::Exchange;
-use crate::{Sharding, ZeroError};
+use crate::{Sharding, ShardingError};
 
 thread_local! {
     static SEAT: RefCell<Option<Arc<Seat>>> = const { RefCell::new(None) };
@@ -25,8 +25,7 @@ pub(crate) struct Seat {
     /// Those who sit down, until the seat is set.
     answers: Mutex<Vec<Answer>>,
     set: OnceLock<Setting>,
-    /// Rank 0 tells the others before it makes a record.
-    announcing: AtomicBool,
+    pub(super) turn: Turn,
 }
 
 /// What an optimizer says of itself.
@@ -34,9 +33,8 @@ pub(crate) struct Seat {
 pub(crate) struct Answer {
     pub(crate) optimizer: &'static str,
     pub(crate) sharding: Sharding,
-    pub(crate) receives_norm: bool,
-    /// Why it cannot be sharded so.
-    pub(crate) refused: Option<ZeroError>,
+    /// What it made of the trial, or why it cannot be sharded so.
+    pub(crate) tried: Result<Vec<f32>, ShardingError>,
 }
 
 /// What all wait for: the model is known.
@@ -62,7 +60,7 @@ impl Seat {
             group,
             answers: Mutex::default(),
             set: OnceLock::new(),
-            announcing: AtomicBool::new(false),
+            turn: Turn::default(),
         })
     }
 
@@ -95,43 +93,4 @@ impl Seat {
     pub(crate) fn take_answers(&self) -> Vec<Answer> {
         core::mem::take(&mut self.answers.lock())
     }
-
-    /// While `make` runs, rank 0's optimizer calls the others before it makes a record, and they know when it is done.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
-    pub(crate) fn announce<R>(&self, make: impl FnOnce() -> R) -> Result<R, ZeroError> {
-        self.announcing.store(true, Ordering::Relaxed);
-        let made = make();
-        self.announcing.store(false, Ordering::Relaxed);
-        self.group.agree_any(RECORD_LABEL, false)?;
-        Ok(made)
-    }
-
-    /// Calls the other ranks, if they wait for it.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
-    pub(crate) fn call(&self) -> Result<(), ZeroError> {
-        if self.announcing.load(Ordering::Relaxed) {
-            self.group.agree_any(RECORD_LABEL, true)?;
-        }
-        Ok(())
-    }
-
-    /// On the other ranks: takes part in the records that rank 0 makes, until it is done.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
-    pub(crate) fn attend(&self, mut take_part: impl FnMut()) -> Result<(), ZeroError> {
-        while self.group.agree_any(RECORD_LABEL, false)? {
-            take_part();
-        }
-        Ok(())
-    }
 }
-
-const RECORD_LABEL: &str = "whether rank 0 makes a record";

@@ -14,12 +14,13 @@ use super::gather::{self, Updated};
 use super::gradients::Gradients;
 use super::parameters::Parameters;
 use super::pieces::{Pieces, check_whole, cut, squared_norm};
-use super::prepare::{attach_to, check_optimizer, prepare};
+use super::prepare::{attach_to, prepare};
 use super::seat::{Answer, Seat};
 use super::shards::{Shards, piece_id};
+use super::trial::{self, NormReceiver};
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
 use crate::host::HostRead;
-use crate::reduce::{Arriving, Exchange, Layout, Reduced};
+use crate::reduce::{Arriving, Exchange, Layout, Moment, Reduced};
 use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
 
 /// An optimizer that runs on this rank's shard of the parameters, with the gradients of all ranks.
@@ -70,6 +71,21 @@ use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
 ///
 /// A clone has its own optimizer state and shares the group.
 ///
+/// # What ranks must do alike
+///
+/// Ranks that differ stop, with a message that shows both sides:
+///
+/// - in [`new`](Self::new) and [`prepare`](Self::prepare), if sharding, optimizers or models differ. An optimizer's settings are compared by
+///   what they make of the same trial tensors: one that makes no difference to 3 steps is not seen;
+/// - in the step itself, if its learning rate differs in a single bit: it stands in the labels of the step's collectives;
+/// - at the next collective, if one makes another call: it skipped a step after its backward pass, say.
+///
+/// A rank that leaves out a whole iteration makes the same calls as the others, one batch ahead of them. What it adds is still a gradient
+/// of the weights that all have. It is found by its learning rate where that changes with the iteration, by the next call of the
+/// loop itself, such as a record, and at the latest at the end, where it leaves a step too early. In a loop that says where it is,
+/// `group.declare_settings(&format!("iteration {iteration}"))`, it is found at once, without a further collective. The loop
+/// of [`ZeroStrategy`](crate::ZeroStrategy) cannot come apart in this way.
+///
 /// # Panics
 ///
 /// A step panics with the message of a [`ZeroError`]: those of the group, [`ShardingError::NotPrepared`],
@@ -97,8 +113,6 @@ enum Origin {
     /// The strategy of the Learner that the optimizer is in; until then there is one rank.
     Learner,
 }
-
-type NormReceiver = Arc<dyn Fn(f32) + Send + Sync>;
 
 impl<O: Clone> Clone for ZeroOptimizer<O> {
     fn clone(&self) -> Self {
@@ -212,8 +226,15 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotElementwise`], [`ShardingError::LocalNorm`], [`ShardingError::NotSharded`],
-    /// [`ShardingError::UnsupportedDtype`]; [`ZeroError::Disagreement`] if the ranks' models differ; those of the group.
+    /// [`ShardingError::NotElementwise`], [`ShardingError::Coupled`], [`ShardingError::SharedState`],
+    /// [`ShardingError::NotSharded`], [`ShardingError::UnsupportedDtype`]; [`ZeroError::Disagreement`] if the ranks' optimizers
+    /// or models differ; those of the group.
+    ///
+    /// # Cost
+    ///
+    /// A broadcast of all parameters, and three steps of at most eleven clones of the wrapped optimizer with up to eight
+    /// elements each: the trial that shows whether it can be sharded exactly, and that all ranks have it with the same settings. A
+    /// receiver of the [norm](Self::with_norm) gets that of the trial's gradients in each of them.
     pub fn prepare<B, M>(&mut self, module: M) -> Result<M, ZeroError>
     where
         B: AutodiffBackend,
@@ -221,16 +242,8 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<Shards<B>, B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
-        check_optimizer::<B, O>(&self.inner, &self.sharding, &device)?;
-        let optimizer = core::any::type_name::<O>();
-        let receives_norm = self.norm.is_some();
-        let (module, exchange) = prepare::<B, M>(
-            module,
-            &self.group,
-            &self.sharding,
-            optimizer,
-            receives_norm,
-        )?;
+        let tried = self.try_out::<B>(&*self.group, &device);
+        let (module, exchange) = prepare::<B, M>(module, &self.group, &self.sharding, tried)?;
         attach_to::<B, M>(&exchange, self.group.world_size(), &module);
         self.exchange = Some(exchange);
         Ok(module)
@@ -244,6 +257,19 @@ impl<O> ZeroOptimizer<O> {
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
         let exchange = self.exchange.clone().ok_or(ShardingError::NotPrepared)?;
         Ok(Recorder::new(exchange, self.sharding.clone()))
+    }
+
+    /// Whether the wrapped optimizer can be sharded as asked among these ranks, and what shows its settings.
+    fn try_out<B: AutodiffBackend>(
+        &self,
+        group: &dyn ProcessGroup,
+        device: &B::Device,
+    ) -> Result<Vec<f32>, ShardingError>
+    where
+        O: Optimizer<Shards<B>, B>,
+    {
+        let (ranks, norm) = (group.world_size(), self.norm.as_ref());
+        trial::run::<B, O>(&self.inner, &self.sharding, ranks, norm, device)
     }
 
     /// Takes the ranks that a strategy has left on this thread.
@@ -280,7 +306,8 @@ impl<O> ZeroOptimizer<O> {
         parameters.check_same(layout.parameters())?;
 
         let arrived = gradients.take::<B, M>(&module, &parameters);
-        let reduced = self.reduce::<B>(&exchange, arrived, &device)?;
+        let at = exchange.next_step(lr);
+        let reduced = self.reduce::<B>(&exchange, at, arrived, &device)?;
         self.provide_norm::<B::InnerBackend>(layout, &reduced.held)?;
         for (parameter, gradient) in reduced.held {
             gradients.put::<B>(piece_id(parameter), gradient);
@@ -291,7 +318,7 @@ impl<O> ZeroOptimizer<O> {
         let pieces = shards
             .into_pieces()
             .map(|(index, piece)| (index, B::inner(piece)));
-        let updated = Updated::new(layout, &*self.group, pieces.collect(), reduced.present);
+        let updated = Updated::new(layout, &*self.group, at, pieces.collect(), reduced.present);
         let module = gather::update::<B, M>(module, &parameters, updated)?;
         attach_to::<B, M>(&exchange, self.group.world_size(), &module);
         Ok(module)
@@ -301,6 +328,7 @@ impl<O> ZeroOptimizer<O> {
     fn reduce<B: AutodiffBackend>(
         &self,
         exchange: &Exchange,
+        at: Moment,
         arrived: Vec<Option<FloatTensor<B::InnerBackend>>>,
         device: &B::Device,
     ) -> Result<Pieces<B::InnerBackend>, ZeroError> {
@@ -308,7 +336,7 @@ impl<O> ZeroOptimizer<O> {
         if self.group.world_size() == 1 || exchange.take_arriving() == Arriving::Reduced {
             return Ok(Pieces::new(layout, arrived)?);
         }
-        let reduced = self.exchange_all::<B::InnerBackend>(exchange, arrived)?;
+        let reduced = self.exchange_all::<B::InnerBackend>(exchange, at, arrived)?;
         let parameters = layout.parameters().iter().zip(reduced);
         let gradients = parameters.map(|(parameter, reduced)| {
             let data = reduced.into_piece(parameter)?;
@@ -320,10 +348,11 @@ impl<O> ZeroOptimizer<O> {
     fn exchange_all<I: Backend>(
         &self,
         exchange: &Exchange,
+        at: Moment,
         mut arrived: Vec<Option<FloatTensor<I>>>,
     ) -> Result<Vec<Reduced>, ZeroError> {
         check_whole::<I>(exchange.layout(), &arrived)?;
-        exchange.begin();
+        exchange.begin(at);
         for (parameter, gradient) in arrived.iter_mut().enumerate().rev() {
             exchange.submit(parameter, gradient.take().map(HostRead::start::<I>));
         }
@@ -337,16 +366,14 @@ impl<O> ZeroOptimizer<O> {
     {
         match (seat.setting(), &self.exchange) {
             (Some(setting), Some(_)) => {
-                seat.call()?;
+                let _making = seat.call()?;
                 return self.to_whole_record::<B>(&setting.ids);
             }
             (Some(_), None) => {} // no step was taken: what was loaded is whole
             (None, _) => seat.answer(Answer {
                 optimizer: core::any::type_name::<O>(),
                 sharding: self.sharding.clone(),
-                receives_norm: self.norm.is_some(),
-                refused: check_optimizer::<B, O>(&self.inner, &self.sharding, &Default::default())
-                    .err(),
+                tried: self.try_out::<B>(&*seat.group, &Default::default()),
             }),
         }
         Ok(self.inner.to_record())

@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use parking_lot::Mutex;
 
 use super::layout::Layout;
+use super::moment::Moment;
 use super::reduced::{Reduced, State};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup, ReduceOp, Split};
 use crate::host::HostRead;
@@ -61,6 +62,7 @@ enum Job {
     Reduce {
         bucket: usize,
         arrivals: Vec<Arc<Arrival>>,
+        at: Moment,
     },
     Finish,
 }
@@ -94,8 +96,12 @@ impl Worker {
         }
     }
 
-    pub(super) fn reduce(&self, bucket: usize, arrivals: Vec<Arc<Arrival>>) {
-        self.send(Job::Reduce { bucket, arrivals });
+    pub(super) fn reduce(&self, bucket: usize, arrivals: Vec<Arc<Arrival>>, at: Moment) {
+        self.send(Job::Reduce {
+            bucket,
+            arrivals,
+            at,
+        });
     }
 
     /// Waits for all buckets since the last call.
@@ -130,7 +136,11 @@ fn work(orders: &Orders, queue: &Receiver<Job>, results: &Sender<Outcome>) {
     let mut pass = Pass::new(orders);
     for job in queue {
         match job {
-            Job::Reduce { bucket, arrivals } => pass.reduce(bucket, arrivals),
+            Job::Reduce {
+                bucket,
+                arrivals,
+                at,
+            } => pass.reduce(bucket, &arrivals, at),
             Job::Finish => {
                 let outcome = core::mem::replace(&mut pass, Pass::new(orders)).finish();
                 if results.send(outcome).is_err() {
@@ -166,16 +176,21 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn reduce(&mut self, index: usize, arrivals: Vec<Arc<Arrival>>) {
+    fn reduce(&mut self, bucket: usize, arrivals: &[Arc<Arrival>], at: Moment) {
         if self.failed.is_some() {
             return;
         }
-        if let Err(error) = self.try_reduce(index, &arrivals) {
+        if let Err(error) = self.try_reduce(bucket, arrivals, at) {
             self.failed = Some(error);
         }
     }
 
-    fn try_reduce(&mut self, bucket: usize, arrivals: &[Arc<Arrival>]) -> Result<(), ZeroError> {
+    fn try_reduce(
+        &mut self,
+        bucket: usize,
+        arrivals: &[Arc<Arrival>],
+        at: Moment,
+    ) -> Result<(), ZeroError> {
         let Orders {
             layout,
             group,
@@ -184,7 +199,7 @@ impl<'a> Pass<'a> {
             dtype,
         } = self.orders;
         let buffer = HostBuffer::from_f32(*dtype, self.fill(bucket, arrivals));
-        let label = format!("gradients of {}", layout.bucket_name(bucket));
+        let label = format!("gradients of {}", layout.bucket_name(bucket, at));
         let (part, elements) = match stage {
             Stage::DataParallel => {
                 let all = 0..buffer.len();

@@ -131,22 +131,13 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
         let Answer {
             optimizer,
             sharding,
-            receives_norm,
-            refused,
+            tried,
         } = answer;
-        if let Some(error) = refused {
-            return Err(error);
-        }
         let text = format!("{sharding:?} of {optimizer}");
         self.group.agree_equal("sharding", &text)?;
 
-        let (model, exchange) = prepare::<TrainingBackend<LC>, _>(
-            self.learner.model(),
-            &self.group,
-            &sharding,
-            optimizer,
-            receives_norm,
-        )?;
+        let (model, exchange) =
+            prepare::<TrainingBackend<LC>, _>(self.learner.model(), &self.group, &sharding, tried)?;
         if self.ranks() > 1 {
             self.learner.load_model(model.into_record());
         }

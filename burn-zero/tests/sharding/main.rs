@@ -3,11 +3,15 @@
 mod agreement;
 mod bytes;
 mod compose;
+mod families;
 mod interrupted;
 mod missing;
+mod mixed;
 mod offload;
+mod optimizers;
 mod parity;
 mod recorder;
 mod refusals;
+mod settings;
 mod support;
 mod tokens;

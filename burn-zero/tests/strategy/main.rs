@@ -18,6 +18,7 @@ mod processes;
 mod ranks;
 mod refused;
 mod resumed;
+mod slow;
 #[path = "../../../burn-accum/tests/strategy/watch.rs"]
 mod watch;
 
