@@ -76,8 +76,8 @@ pub struct Call {
     pub root: Option<usize>,
     /// Hash of the parts' sizes where the caller chose them, else 0.
     pub split: u64,
-    /// Hash of the rank's settings ([`ProcessGroup::declare_settings`](super::ProcessGroup::declare_settings)), else 0.
-    pub settings: u64,
+    /// What the rank has declared ([`ProcessGroup::declare_settings`](super::ProcessGroup::declare_settings)), else empty.
+    pub settings: String,
     /// What the caller calls it, such as "gradients of bucket 3 (blocks.0.mlp.weight)".
     pub label: String,
 }
@@ -132,11 +132,23 @@ impl fmt::Display for Call {
         if self.split != 0 {
             write!(f, ", split {:x}", self.split)?;
         }
-        if self.settings != 0 {
-            write!(f, ", settings {:x}", self.settings)?;
+        if !self.settings.is_empty() {
+            write!(f, ", in `{}`", self.settings)?;
         }
         Ok(())
     }
+}
+
+/// Longest declaration in bytes.
+const DECLARED_BYTES: usize = 100;
+
+/// What a rank declares, as far as it fits a message; of a longer text the hash of all of it.
+pub(crate) fn declaration(text: &str) -> String {
+    if text.len() <= DECLARED_BYTES {
+        return text.to_owned();
+    }
+    let shown = &text[..text.floor_char_boundary(DECLARED_BYTES)];
+    format!("{shown} ... {:x}", stable_hash(text.bytes()))
 }
 
 /// Cuts a label to [`LABEL_BYTES`], between characters.

@@ -11,7 +11,7 @@ use bytemuck::{Pod, Zeroable};
 use super::{
     Call, GroupFault, HostBuffer, Output, ReduceOp, Task,
     buffer::{Element, with_values},
-    queue::{Job, Queue},
+    queue::{Job, Next, Queue},
     transport::Transport,
 };
 
@@ -40,7 +40,16 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
 /// Runs collectives to the end and counts them.
 fn run<T: Transport>(transport: &mut T, queue: &Queue) -> Result<u64, GroupFault> {
     let mut calls = 0;
-    while let Some(job) = queue.next() {
+    let patience = transport.patience();
+    loop {
+        let job = match queue.next(patience) {
+            Next::Job(job) => job,
+            Next::Nothing => {
+                transport.stay();
+                continue;
+            }
+            Next::End => break,
+        };
         let operation = job.call.operation;
         let output = perform(transport, job)?;
         calls += 1;

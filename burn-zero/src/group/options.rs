@@ -11,7 +11,8 @@ use crate::ZeroError;
 #[serde(deny_unknown_fields, default)]
 pub struct GroupOptions {
     /// Longest time that a rank waits for the next message of another, 60 s by default (DeepSpeed: 30 minutes). It must be
-    /// longer than what ranks compute between two collectives, such as the evaluation of one rank alone.
+    /// longer than what ranks compute between two collectives, such as the evaluation of one rank alone. After its last
+    /// collective a process may take any time.
     pub deadline: Duration,
     /// Most elements in one message, 65,536 by default: MPI counts with 31 bits, and chunks of this size are added
     /// while they are in the cache. Threads read each other's buffers and send no messages.

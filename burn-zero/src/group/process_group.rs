@@ -1,10 +1,11 @@
 //! The one interface to other ranks.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use super::{
-    HostBuffer, Output, Pending, PendingBuffer, PendingBytes, ReduceOp, Request, Split, Task,
-    Traffic,
+    GroupOptions, HostBuffer, Output, Pending, PendingBuffer, PendingBytes, ReduceOp, Request,
+    Split, Task, Traffic,
 };
 use crate::ZeroError;
 
@@ -50,11 +51,18 @@ pub trait ProcessGroup: Send + Sync + Debug {
     /// processes of an MPI job are ended as well; the reason is printed.
     fn abort(&self, reason: &str);
 
+    /// How long other ranks wait for this one: [`GroupOptions::deadline`]. Whoever works longer between collectives
+    /// joins in some that say so.
+    fn deadline(&self) -> Duration {
+        GroupOptions::default().deadline
+    }
+
     /// What this rank has sent so far.
     fn traffic(&self) -> Traffic;
 
-    /// Adds a hash of `text` to all further calls, so that ranks with other settings stop at their next collective
-    /// instead of training on. Compare the text itself first: [`Agree::agree_equal`](super::Agree::agree_equal) shows both.
+    /// Adds `text` to all further calls, so that ranks that declare something else stop at their next collective, which shows
+    /// both, instead of training on. For settings, and for where a rank is in a loop of one's own, at no collective of its own:
+    /// `group.declare_settings(&format!("iteration {iteration}"))`. Of a long text the beginning is shown and a hash compared.
     fn declare_settings(&self, text: &str);
 
     /// Sum or mean of all ranks' buffers.

@@ -1,11 +1,15 @@
 //! What a rank has submitted and its worker has yet to do.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::{
-    Call, GroupFault, Output, Pending, Request, Task, Traffic, call::stable_hash, pending::Slot,
+    Call, GroupFault, Output, Pending, Request, Task, Traffic, call::declaration, pending::Slot,
 };
 use crate::ZeroError;
 
@@ -15,6 +19,15 @@ pub(crate) struct Job {
     pub task: Task,
     /// Where each rank's part begins, and the end.
     pub offsets: Vec<usize>,
+}
+
+/// What the worker does next.
+pub(crate) enum Next {
+    Job(Job),
+    /// Nothing came in the time that it waited.
+    Nothing,
+    /// The group is dropped and everything is done, or there was a fault.
+    End,
 }
 
 /// Shared by a rank's group and its worker.
@@ -30,7 +43,8 @@ struct State {
     waiting: VecDeque<(Job, Arc<Slot>)>,
     running: Option<Arc<Slot>>,
     submitted: u64,
-    settings: u64,
+    /// What this rank has declared.
+    settings: String,
     closed: bool,
     fault: Option<GroupFault>,
 }
@@ -47,7 +61,7 @@ impl Queue {
             return Pending::ready(Err(fault.clone().into()));
         }
         call.sequence = state.submitted;
-        call.settings = state.settings;
+        call.settings.clone_from(&state.settings);
         state.submitted += 1;
         let slot = Arc::new(Slot::default());
         let task = request.task;
@@ -63,21 +77,29 @@ impl Queue {
         Pending::new(slot)
     }
 
-    /// Waits for the next job; none when the group is dropped and everything is done, or after a fault.
-    pub fn next(&self) -> Option<Job> {
+    /// Waits for the next job, for so long at most.
+    pub fn next(&self, patience: Option<Duration>) -> Next {
+        let until = patience.map(|patience| Instant::now() + patience);
         let mut state = self.state.lock();
         loop {
             if state.fault.is_some() {
-                return None;
+                return Next::End;
             }
             if let Some((job, slot)) = state.waiting.pop_front() {
                 state.running = Some(slot);
-                return Some(job);
+                return Next::Job(job);
             }
             if state.closed {
-                return None;
+                return Next::End;
             }
-            self.changed.wait(&mut state);
+            match until {
+                None => self.changed.wait(&mut state),
+                Some(until) => {
+                    if self.changed.wait_until(&mut state, until).timed_out() {
+                        return Next::Nothing;
+                    }
+                }
+            }
         }
     }
 
@@ -111,7 +133,7 @@ impl Queue {
     }
 
     pub fn declare_settings(&self, text: &str) {
-        self.state.lock().settings = stable_hash(text.bytes());
+        self.state.lock().settings = declaration(text);
     }
 
     pub fn traffic(&self) -> &Mutex<Traffic> {

@@ -188,7 +188,7 @@ impl Request {
                 Task::ReduceScatter { split, .. } | Task::AllGather { split, .. } => split.hash(),
                 _ => 0,
             },
-            settings: 0,
+            settings: String::new(),
             label: self.label.clone(),
         }
     }

@@ -1,6 +1,6 @@
 //! The few movements of data of which all collectives are made.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytemuck::Pod;
 
@@ -56,6 +56,14 @@ pub(crate) trait Transport {
 
     /// What was sent since the last time.
     fn take_sent(&mut self) -> Sent;
+
+    /// How long this rank may have no collective to run before it says that it is still there; `None` if nobody asks.
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Tells ranks that have left that this one is still there.
+    fn stay(&mut self) {}
 
     /// Tells all other ranks that the group is lost.
     fn spread(&mut self, fault: &GroupFault);

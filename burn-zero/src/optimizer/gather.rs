@@ -11,7 +11,7 @@ use super::parameters::Parameters;
 use crate::ZeroError;
 use crate::group::{BufferDtype, HostBuffer, PendingBuffer, ProcessGroup, Split};
 use crate::host::HostRead;
-use crate::reduce::Layout;
+use crate::reduce::{Layout, Moment};
 use crate::shard::Bucket;
 
 /// The module with its updated parameters, as new leaves. One bucket is gathered ahead; at no time are there two copies of
@@ -42,6 +42,7 @@ pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
 pub(super) struct Updated<'a, I: Backend> {
     layout: &'a Layout,
     group: &'a dyn ProcessGroup,
+    at: Moment,
     /// By parameter.
     pieces: HashMap<usize, FloatTensor<I>>,
     /// Whether any rank has updated each parameter.
@@ -59,12 +60,14 @@ impl<'a, I: Backend> Updated<'a, I> {
     pub(super) fn new(
         layout: &'a Layout,
         group: &'a dyn ProcessGroup,
+        at: Moment,
         pieces: HashMap<usize, FloatTensor<I>>,
         changed: Vec<bool>,
     ) -> Self {
         Self {
             layout,
             group,
+            at,
             pieces,
             changed,
             sending: HashMap::new(),
@@ -155,7 +158,7 @@ impl<'a, I: Backend> Updated<'a, I> {
         }
         let part = HostBuffer::from_f32(self.dtype(known), part);
         let split = Split::Counts(known.counts());
-        let label = format!("parameters of {}", layout.bucket_name(bucket));
+        let label = format!("parameters of {}", layout.bucket_name(bucket, self.at));
         let pending = self.group.start_all_gather(&label, part, split, None);
         self.underway.insert(bucket, pending);
     }

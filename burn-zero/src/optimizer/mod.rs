@@ -3,10 +3,10 @@
 //! `zero_optimizer.rs` is the wrapper, `step.rs` its step; `prepare.rs` gets to know a model, and `initial.rs` gives all ranks the same weights of it.
 //! `parameters.rs` knows the module's parameters, `gradients.rs` brings theirs, `pieces.rs` cuts both, `shards.rs` is the module
 //! that the wrapped optimizer meets, `gather.rs` puts the updated pieces together, and `replace.rs` gives a module other tensors.
-//! `elementwise.rs` finds optimizers that cannot be cut. `seat.rs` is how an optimizer inside of a `Learner` finds its ranks, and
-//! `whole_record` what it saves there.
+//! `trial.rs` finds optimizers that cannot be sharded exactly. `seat.rs` is how an optimizer inside of a `Learner` finds its ranks,
+//! `announce.rs` how rank 0 leads them through its records, and `whole_record` what it saves there.
 
-mod elementwise;
+mod announce;
 mod gather;
 mod gradients;
 mod initial;
@@ -17,6 +17,7 @@ mod replace;
 pub(crate) mod seat;
 mod shards;
 mod step;
+mod trial;
 mod whole_record;
 mod zero_optimizer;
 

@@ -3,37 +3,14 @@
 use std::sync::Arc;
 
 use burn::module::{AutodiffModule, ParamId};
-use burn::optim::Optimizer;
 use burn::tensor::backend::AutodiffBackend;
 
 use super::parameters::Parameters;
-use super::shards::Shards;
-use super::{elementwise, initial};
+use super::{initial, trial};
 use crate::backend::{attach, stream};
 use crate::group::{Agree, ProcessGroup};
 use crate::reduce::{Exchange, Layout};
-use crate::shard::Partition;
 use crate::{Memory, Sharding, ShardingError, Stage, ZeroError};
-
-/// Whether an optimizer can be sharded as asked.
-///
-/// # Errors
-///
-/// [`ShardingError::NotElementwise`].
-pub(crate) fn check_optimizer<B, O>(
-    optimizer: &O,
-    sharding: &Sharding,
-    device: &B::Device,
-) -> Result<(), ZeroError>
-where
-    B: AutodiffBackend,
-    O: Optimizer<Shards<B>, B>,
-{
-    match sharding.partition {
-        Partition::Flat => Ok(elementwise::check::<B, O>(optimizer, device)?),
-        Partition::Whole => Ok(()),
-    }
-}
 
 /// What an optimizer asks of those who prepare its model.
 #[derive(Debug)]
@@ -41,9 +18,10 @@ pub(crate) struct Asks {
     /// The name of its type.
     pub(crate) optimizer: &'static str,
     pub(crate) sharding: Sharding,
-    pub(crate) receives_norm: bool,
     /// Of each rank's own random numbers.
     pub(crate) seed: Option<u64>,
+    /// What it made of the trial, or why it cannot be sharded so.
+    pub(crate) tried: Result<Vec<f32>, ShardingError>,
 }
 
 impl Asks {
@@ -58,12 +36,12 @@ impl Asks {
 ///
 /// # Errors
 ///
-/// [`ShardingError::LocalNorm`], [`ShardingError::NotSharded`], [`ShardingError::SeedNotSharded`],
-/// [`ShardingError::UnsupportedDtype`]; [`ZeroError::Disagreement`] if the ranks' models differ; those of the group.
+/// Why the optimizer was refused; [`ShardingError::NotSharded`], [`ShardingError::SeedNotSharded`],
+/// [`ShardingError::UnsupportedDtype`]; [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
 pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
-    asks: &Asks,
+    asks: Asks,
 ) -> Result<(M, Arc<Exchange>), ZeroError> {
     let parameters = Parameters::of::<B, M>(&module);
     let ranks = group.world_size() > 1;
@@ -81,11 +59,8 @@ pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
             let backend = B::name(&device);
             return Err(ShardingError::SeedNotSharded { backend }.into());
         }
-        if !asks.receives_norm && asks.optimizer.contains("ClipGlobalNorm") {
-            let optimizer = asks.optimizer.to_owned();
-            return Err(ShardingError::LocalNorm { optimizer }.into());
-        }
     }
+    trial::agree(&**group, asks.tried)?;
     let all: Vec<_> = parameters
         .list
         .iter()

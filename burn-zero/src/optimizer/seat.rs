@@ -4,15 +4,14 @@
 //! is the thread, and a thread is a rank: the strategy leaves a seat there, and the optimizer takes it.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use burn::module::ParamId;
 use parking_lot::Mutex;
 
+use super::announce::Turn;
 use super::prepare::Asks;
-use crate::ZeroError;
-use crate::group::{Agree, ProcessGroup};
+use crate::group::ProcessGroup;
 use crate::reduce::Exchange;
 
 thread_local! {
@@ -23,19 +22,10 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub(crate) group: Arc<dyn ProcessGroup>,
-    /// Those who sit down, until the seat is set.
-    answers: Mutex<Vec<Answer>>,
+    /// Of those who sit down, until the seat is set.
+    answers: Mutex<Vec<Asks>>,
     set: OnceLock<Setting>,
-    /// Rank 0 tells the others before it makes a record.
-    announcing: AtomicBool,
-}
-
-/// What an optimizer says of itself.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) asks: Asks,
-    /// Why it cannot be sharded so.
-    pub(crate) refused: Option<ZeroError>,
+    pub(super) turn: Turn,
 }
 
 /// What all wait for: the model is known.
@@ -61,7 +51,7 @@ impl Seat {
             group,
             answers: Mutex::default(),
             set: OnceLock::new(),
-            announcing: AtomicBool::new(false),
+            turn: Turn::default(),
         })
     }
 
@@ -87,50 +77,11 @@ impl Seat {
         let _ = self.set.set(setting);
     }
 
-    pub(crate) fn answer(&self, answer: Answer) {
+    pub(crate) fn answer(&self, answer: Asks) {
         self.answers.lock().push(answer);
     }
 
-    pub(crate) fn take_answers(&self) -> Vec<Answer> {
+    pub(crate) fn take_answers(&self) -> Vec<Asks> {
         core::mem::take(&mut self.answers.lock())
     }
-
-    /// While `make` runs, rank 0's optimizer calls the others before it makes a record, and they know when it is done.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
-    pub(crate) fn announce<R>(&self, make: impl FnOnce() -> R) -> Result<R, ZeroError> {
-        self.announcing.store(true, Ordering::Relaxed);
-        let made = make();
-        self.announcing.store(false, Ordering::Relaxed);
-        self.group.agree_any(RECORD_LABEL, false)?;
-        Ok(made)
-    }
-
-    /// Calls the other ranks, if they wait for it.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
-    pub(crate) fn call(&self) -> Result<(), ZeroError> {
-        if self.announcing.load(Ordering::Relaxed) {
-            self.group.agree_any(RECORD_LABEL, true)?;
-        }
-        Ok(())
-    }
-
-    /// On the other ranks: takes part in the records that rank 0 makes, until it is done.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
-    pub(crate) fn attend(&self, mut take_part: impl FnMut()) -> Result<(), ZeroError> {
-        while self.group.agree_any(RECORD_LABEL, false)? {
-            take_part();
-        }
-        Ok(())
-    }
 }
-
-const RECORD_LABEL: &str = "whether rank 0 makes a record";

@@ -16,7 +16,7 @@ use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::on_host;
 use crate::group::Agree;
 use crate::host::HostRead;
-use crate::reduce::{Arriving, Exchange, Layout, Reduced};
+use crate::reduce::{Arriving, Exchange, Layout, Moment, Reduced};
 use crate::{Memory, ShardingError, ZeroError};
 
 impl<O> ZeroOptimizer<O> {
@@ -44,7 +44,8 @@ impl<O> ZeroOptimizer<O> {
         parameters.check_tied()?;
 
         let arrived = gradients.take::<B, M>(&module, &parameters);
-        let reduced = self.reduce::<B>(&exchange, arrived, &device)?;
+        let at = exchange.next_step(lr);
+        let reduced = self.reduce::<B>(&exchange, at, arrived, &device)?;
         self.provide_norm::<B::InnerBackend>(layout, &reduced.held)?;
         for (parameter, gradient) in reduced.held {
             gradients.put::<B>(piece_id(parameter), gradient);
@@ -55,7 +56,7 @@ impl<O> ZeroOptimizer<O> {
         let pieces = shards
             .into_pieces()
             .map(|(index, piece)| (index, B::inner(piece)));
-        let updated = Updated::new(layout, &*self.group, pieces.collect(), reduced.present);
+        let updated = Updated::new(layout, &*self.group, at, pieces.collect(), reduced.present);
         let module = gather::update::<B, M>(module, &parameters, updated)?;
         attach_to::<B, M>(&exchange, &module);
         Ok(module)
@@ -65,6 +66,7 @@ impl<O> ZeroOptimizer<O> {
     fn reduce<B: AutodiffBackend>(
         &self,
         exchange: &Exchange,
+        at: Moment,
         arrived: Vec<Option<FloatTensor<B::InnerBackend>>>,
         device: &B::Device,
     ) -> Result<Pieces<B::InnerBackend>, ZeroError> {
@@ -72,7 +74,7 @@ impl<O> ZeroOptimizer<O> {
         if self.group.world_size() == 1 || exchange.take_arriving() == Arriving::Reduced {
             return Ok(Pieces::new(layout, arrived)?);
         }
-        let reduced = self.exchange_all::<B::InnerBackend>(exchange, arrived)?;
+        let reduced = self.exchange_all::<B::InnerBackend>(exchange, at, arrived)?;
         let parameters = layout.parameters().iter().zip(reduced);
         let gradients = parameters.map(|(parameter, reduced)| {
             let data = reduced.into_piece(parameter)?;
@@ -87,10 +89,11 @@ impl<O> ZeroOptimizer<O> {
     fn exchange_all<I: Backend>(
         &self,
         exchange: &Exchange,
+        at: Moment,
         mut arrived: Vec<Option<FloatTensor<I>>>,
     ) -> Result<Vec<Reduced>, ZeroError> {
         check_whole::<I>(exchange.layout(), &arrived)?;
-        exchange.begin_step();
+        exchange.begin_step(at);
         for (parameter, gradient) in arrived.iter_mut().enumerate().rev() {
             exchange.submit(parameter, gradient.take().map(HostRead::start::<I>));
         }

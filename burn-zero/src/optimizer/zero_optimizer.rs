@@ -8,9 +8,10 @@ use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer
 use burn::tensor::backend::AutodiffBackend;
 
 use super::gradients::Gradients;
-use super::prepare::{Asks, attach_to, check_optimizer, prepare};
-use super::seat::{Answer, Seat};
+use super::prepare::{Asks, attach_to, prepare};
+use super::seat::Seat;
 use super::shards::Shards;
+use super::trial::{self, NormReceiver};
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
 use crate::reduce::Exchange;
 use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
@@ -69,6 +70,21 @@ use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
 /// first path, its gradient is the sum over all its uses, and every step returns it as one leaf at all its paths. Burn's own
 /// optimizers update the first path only and leave the others behind.
 ///
+/// # What ranks must do alike
+///
+/// Ranks that differ stop, with a message that shows both sides:
+///
+/// - in [`new`](Self::new) and [`prepare`](Self::prepare), if sharding, optimizers or models differ. An optimizer's settings are compared by
+///   what they make of the same trial tensors: one that makes no difference to 3 steps is not seen;
+/// - in the step itself, if its learning rate differs in a single bit: it stands in the labels of the step's collectives;
+/// - at the next collective, if one makes another call: it skipped a step after its backward pass, say.
+///
+/// A rank that leaves out a whole iteration makes the same calls as the others, one batch ahead of them. What it adds is still a gradient
+/// of the weights that all have. It is found by its learning rate where that changes with the iteration, by the next call of the
+/// loop itself, such as a record, and at the latest at the end, where it leaves a step too early. In a loop that says where it is,
+/// `group.declare_settings(&format!("iteration {iteration}"))`, it is found at once, without a further collective. The loop
+/// of [`ZeroStrategy`](crate::ZeroStrategy) cannot come apart in this way.
+///
 /// # Panics
 ///
 /// A step panics with the message of a [`ZeroError`]: those of the group, [`ShardingError::NotPrepared`],
@@ -97,8 +113,6 @@ enum Origin {
     /// The strategy of the Learner that the optimizer is in; until then there is one rank.
     Learner,
 }
-
-type NormReceiver = Arc<dyn Fn(f32) + Send + Sync>;
 
 impl<O: Clone> Clone for ZeroOptimizer<O> {
     fn clone(&self) -> Self {
@@ -231,8 +245,15 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotElementwise`], [`ShardingError::LocalNorm`], [`ShardingError::NotSharded`],
-    /// [`ShardingError::SeedNotSharded`], [`ShardingError::UnsupportedDtype`]; [`ZeroError::Disagreement`] if the ranks' models differ; those of the group.
+    /// [`ShardingError::NotElementwise`], [`ShardingError::Coupled`], [`ShardingError::SharedState`],
+    /// [`ShardingError::NotSharded`], [`ShardingError::SeedNotSharded`], [`ShardingError::UnsupportedDtype`];
+    /// [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
+    ///
+    /// # Cost
+    ///
+    /// A broadcast of all parameters, and three steps of at most eleven clones of the wrapped optimizer with up to eight
+    /// elements each: the trial that shows whether it can be sharded exactly, and that all ranks have it with the same settings. A
+    /// receiver of the [norm](Self::with_norm) gets that of the trial's gradients in each of them.
     pub fn prepare<B, M>(&mut self, module: M) -> Result<M, ZeroError>
     where
         B: AutodiffBackend,
@@ -240,8 +261,8 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<Shards<B>, B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
-        check_optimizer::<B, O>(&self.inner, &self.sharding, &device)?;
-        let (module, exchange) = prepare::<B, M>(module, &self.group, &self.asks())?;
+        let asks = self.asks::<B>(&*self.group, &device);
+        let (module, exchange) = prepare::<B, M>(module, &self.group, asks)?;
         attach_to::<B, M>(&exchange, &module);
         self.exchange = Some(exchange);
         Ok(module)
@@ -257,12 +278,17 @@ impl<O> ZeroOptimizer<O> {
         Ok(Recorder::new(exchange, self.sharding.clone()))
     }
 
-    fn asks(&self) -> Asks {
+    /// What it asks of these ranks: it is tried, to see whether it can be sharded among them, and with which settings.
+    fn asks<B: AutodiffBackend>(&self, group: &dyn ProcessGroup, device: &B::Device) -> Asks
+    where
+        O: Optimizer<Shards<B>, B>,
+    {
+        let (ranks, norm) = (group.world_size(), self.norm.as_ref());
         Asks {
             optimizer: core::any::type_name::<O>(),
             sharding: self.sharding.clone(),
-            receives_norm: self.norm.is_some(),
             seed: self.seed,
+            tried: trial::run::<B, O>(&self.inner, &self.sharding, ranks, norm, device),
         }
     }
 
@@ -291,15 +317,11 @@ impl<O> ZeroOptimizer<O> {
     {
         match (seat.setting(), &self.exchange) {
             (Some(setting), Some(_)) => {
-                seat.call()?;
+                let _making = seat.call()?;
                 return self.to_whole_record::<B>(&setting.ids);
             }
             (Some(_), None) => {} // no step was taken: what was loaded is whole
-            (None, _) => seat.answer(Answer {
-                asks: self.asks(),
-                refused: check_optimizer::<B, O>(&self.inner, &self.sharding, &Default::default())
-                    .err(),
-            }),
+            (None, _) => seat.answer(self.asks::<B>(&*seat.group, &Default::default())),
         }
         Ok(self.inner.to_record())
     }

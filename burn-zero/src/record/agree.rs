@@ -7,10 +7,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::RecordError;
+use crate::group::round;
 use crate::{ProcessGroup, ZeroError};
-
-/// How often ranks at work tell each other that they are: far more often than the shortest sensible deadline.
-const ROUND: Duration = Duration::from_secs(5);
 
 /// What a rank says in a round.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -43,7 +41,7 @@ pub(super) struct Together<'g, T> {
 
 impl<'g, T: Clone + Serialize + DeserializeOwned> Together<'g, T> {
     pub fn new(group: &'g dyn ProcessGroup, label: &'static str) -> Self {
-        Self::with_round(group, label, ROUND)
+        Self::with_round(group, label, round(group.deadline()))
     }
 
     fn with_round(group: &'g dyn ProcessGroup, label: &'static str, round: Duration) -> Self {

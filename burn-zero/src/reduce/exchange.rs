@@ -9,10 +9,12 @@ use burn_backend::TensorData;
 use parking_lot::Mutex;
 
 use super::layout::Layout;
+use super::moment::Moment;
 use super::reduced::Reduced;
 use super::worker::{Arrival, Orders, Task, Worker};
 use crate::group::ProcessGroup;
 use crate::host::HostRead;
+use crate::shard::Readiness;
 use crate::{Memory, Sharding, Stage, ZeroError};
 
 /// When gradients are reduced.
@@ -40,26 +42,22 @@ pub(crate) struct Exchange {
     orders: Arc<Orders>,
     worker: Worker,
     pass: Mutex<Option<Pass>>,
+    /// Steps of the optimizer.
+    steps: AtomicU64,
+    /// Before a pass.
+    nothing: Readiness,
     arriving: Mutex<Arriving>,
 }
 
 /// The gradients that have arrived since `begin`.
 struct Pass {
     task: Task,
-    /// By parameter.
-    submitted: Vec<bool>,
+    readiness: Readiness,
+    /// By bucket, until it is full.
+    arrivals: Vec<Vec<Arc<Arrival>>>,
     /// By parameter, what is to stay in host memory.
     landing: Vec<Option<Arc<Arrival>>>,
-    buckets: Vec<Waiting>,
-    /// So many buckets were not reduced yet: the first ones, as backward begins with the last parameters.
-    remaining: usize,
-}
-
-/// A bucket before it is reduced.
-struct Waiting {
-    /// Parameters that it still waits for.
-    missing: usize,
-    arrivals: Vec<Arc<Arrival>>,
+    at: Moment,
 }
 
 impl Exchange {
@@ -75,6 +73,8 @@ impl Exchange {
         });
         Self {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            steps: AtomicU64::new(0),
+            nothing: Readiness::new(orders.layout.map()),
             worker: Worker::start(orders.clone()),
             orders,
             pass: Mutex::default(),
@@ -128,39 +128,44 @@ impl Exchange {
         core::mem::take(&mut self.arriving.lock())
     }
 
+    /// The optimizer is about to take a step.
+    pub(crate) fn next_step(&self, lr: f64) -> Moment {
+        let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
+        Moment::Step { number, lr }
+    }
+
     /// Starts the pass of a backward pass: gradients are reduced now, or stay on the host until they are.
     pub(crate) fn begin_backward(&self) {
-        self.begin(match self.timing() {
+        let steps = self.steps.load(Ordering::Relaxed);
+        let task = match self.timing() {
             Timing::DuringBackward => Task::Reduce,
             Timing::AtTheStep => Task::Land,
-        });
+        };
+        self.begin(task, Moment::Backward { steps });
     }
 
     /// Starts the pass of a step, which reduces all gradients.
-    pub(crate) fn begin_step(&self) {
-        self.begin(Task::Reduce);
+    pub(crate) fn begin_step(&self, at: Moment) {
+        self.begin(Task::Reduce, at);
     }
 
     /// Starts a pass over all parameters.
-    fn begin(&self, task: Task) {
+    fn begin(&self, task: Task, at: Moment) {
         let layout = &self.orders.layout;
-        let waiting = layout.buckets().iter().map(|bucket| Waiting {
-            missing: bucket.segments().len(),
-            arrivals: Vec::new(),
-        });
         *self.pass.lock() = Some(Pass {
             task,
+            readiness: self.nothing.clone(),
+            arrivals: vec![Vec::new(); layout.buckets().len()],
             landing: vec![None; layout.parameters().len()],
-            submitted: vec![false; layout.parameters().len()],
-            buckets: waiting.collect(),
-            remaining: layout.buckets().len(),
+            at,
         });
     }
 
     /// Whether a pass is under way that waits for this parameter.
     pub(crate) fn takes(&self, parameter: usize) -> bool {
         let pass = self.pass.lock();
-        pass.as_ref().is_some_and(|pass| !pass.submitted[parameter])
+        pass.as_ref()
+            .is_some_and(|pass| !pass.readiness.has(parameter))
     }
 
     /// Brings a gradient, or the word that there is none. Waits if too many buckets are under way.
@@ -168,24 +173,18 @@ impl Exchange {
         let layout = &self.orders.layout;
         let mut pass = self.pass.lock();
         let Some(pass) = &mut *pass else { return };
-        debug_assert!(!pass.submitted[parameter], "one gradient a parameter");
-        pass.submitted[parameter] = true;
+        debug_assert!(!pass.readiness.has(parameter), "one gradient a parameter");
         let arrival = Arc::new(Arrival::new(parameter, gradient));
         for bucket in layout.buckets_of(parameter) {
-            let bucket = &mut pass.buckets[bucket];
-            bucket.missing -= 1;
-            bucket.arrivals.push(arrival.clone());
+            pass.arrivals[bucket].push(arrival.clone());
         }
         if pass.task == Task::Land {
             pass.landing[parameter] = Some(arrival.clone());
         }
         drop(arrival);
-        while let Some(next) = pass.remaining.checked_sub(1)
-            && pass.buckets[next].missing == 0
-        {
-            let arrivals = core::mem::take(&mut pass.buckets[next].arrivals);
-            self.worker.send(pass.task, next, arrivals);
-            pass.remaining = next;
+        for bucket in pass.readiness.arrive(parameter) {
+            let arrivals = core::mem::take(&mut pass.arrivals[bucket]);
+            self.worker.send(pass.task, bucket, arrivals, pass.at);
         }
     }
 
@@ -213,10 +212,12 @@ impl Exchange {
 
     /// No gradient of what was not submitted.
     fn submit_rest(&self) {
-        for parameter in 0..self.orders.layout.parameters().len() {
-            if self.takes(parameter) {
-                self.submit(parameter, None);
-            }
+        let missing: Vec<_> = match &*self.pass.lock() {
+            Some(pass) => pass.readiness.missing().collect(),
+            None => Vec::new(),
+        };
+        for parameter in missing {
+            self.submit(parameter, None);
         }
     }
 
@@ -246,5 +247,112 @@ impl fmt::Debug for Exchange {
         f.debug_struct("Exchange")
             .field("number", &self.number)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use burn::tensor::{DType, Tensor};
+    use burn_flex::Flex;
+
+    use super::*;
+    use crate::group::{Pending, Request, SingleRank, Traffic};
+    use crate::reduce::Parameter;
+
+    /// Tells what is called.
+    #[derive(Debug)]
+    struct Told(SingleRank, Sender<String>);
+
+    impl ProcessGroup for Told {
+        fn rank(&self) -> usize {
+            self.0.rank()
+        }
+
+        fn world_size(&self) -> usize {
+            self.0.world_size()
+        }
+
+        fn submit(&self, request: Request) -> Pending {
+            self.1
+                .send(request.label.clone())
+                .expect("the test listens");
+            self.0.submit(request)
+        }
+
+        fn abort(&self, reason: &str) {
+            self.0.abort(reason);
+        }
+
+        fn traffic(&self) -> Traffic {
+            self.0.traffic()
+        }
+
+        fn declare_settings(&self, text: &str) {
+            self.0.declare_settings(text);
+        }
+    }
+
+    /// Four parameters of ten elements, each a bucket.
+    fn exchange() -> (Exchange, Receiver<String>) {
+        let parameters = (0..4).map(|index| Parameter {
+            path: format!("p{index}"),
+            shape: vec![10],
+            dtype: DType::F32,
+        });
+        let sharding = Sharding {
+            bucket_elements: 10,
+            ..Sharding::stage(Stage::Gradients)
+        };
+        let layout = Layout::new(parameters.collect(), 1, 0, &sharding).unwrap();
+        let (told, calls) = channel();
+        let group = Arc::new(Told(SingleRank::new(), told));
+        (Exchange::new(layout, group, &sharding), calls)
+    }
+
+    fn gradient(value: f32) -> Option<HostRead> {
+        let gradient = Tensor::<Flex, 1>::full([10], value, &Default::default());
+        Some(HostRead::start::<Flex>(gradient.into_primitive().tensor()))
+    }
+
+    #[test]
+    fn buckets_are_reduced_while_backward_goes_on() {
+        let (exchange, calls) = exchange();
+        let next = || calls.recv_timeout(Duration::from_secs(20)).unwrap();
+        for pass in 0..2 {
+            exchange.begin_backward();
+            exchange.submit(3, gradient(3.0));
+            // Nothing else has arrived yet.
+            assert_eq!(
+                next(),
+                format!("gradients of bucket 3, after step {pass} (p3)")
+            );
+            exchange.submit(1, gradient(1.0));
+            assert!(exchange.takes(2) && !exchange.takes(1));
+            exchange.submit(2, gradient(2.0));
+            // The first did not go before the second, whatever came first.
+            assert_eq!(
+                next(),
+                format!("gradients of bucket 2, after step {pass} (p2)")
+            );
+            assert_eq!(
+                next(),
+                format!("gradients of bucket 1, after step {pass} (p1)")
+            );
+            let reduced = exchange.finish().unwrap();
+            assert_eq!(
+                next(),
+                format!("gradients of bucket 0, after step {pass} (p0)")
+            );
+            assert!(next().starts_with("which gradients there are"));
+            assert!(!reduced[0].is_present() && !exchange.takes(0));
+            for (parameter, reduced) in reduced.iter().enumerate().skip(1) {
+                assert_eq!(reduced.elements, [parameter as f32; 10]);
+            }
+            exchange.next_step(0.1);
+        }
+        assert!(calls.try_recv().is_err(), "nothing else is sent");
     }
 }

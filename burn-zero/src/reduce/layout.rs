@@ -4,6 +4,7 @@ use core::ops::Range;
 
 use burn_backend::DType;
 
+use super::moment::Moment;
 use crate::shard::{self, Bucket, Partition, ShardMap};
 use crate::{Sharding, Stage, ZeroError};
 
@@ -83,6 +84,11 @@ impl Layout {
     /// The elements of each parameter in the shard of another rank, ascending.
     pub(crate) fn shards_of(&self, rank: usize) -> Vec<Vec<Range<usize>>> {
         shard_of(&self.map, rank)
+    }
+
+    /// Who owns which elements.
+    pub(crate) fn map(&self) -> &ShardMap {
+        &self.map
     }
 
     /// Whose shard it is.
@@ -166,17 +172,17 @@ impl Layout {
         self.map.buckets()[bucket].part(self.rank)
     }
 
-    /// What a message about a bucket calls it.
-    pub(crate) fn bucket_name(&self, bucket: usize) -> String {
+    /// What a message about a bucket calls it. The moment comes before paths: long labels are cut.
+    pub(crate) fn bucket_name(&self, bucket: usize, at: Moment) -> String {
         let segments = self.map.buckets()[bucket].segments();
         let path = |parameter: usize| &self.parameters[parameter].path;
         match segments {
-            [] => format!("bucket {bucket}"),
-            [only] => format!("bucket {bucket} ({})", path(only.parameter)),
+            [] => format!("bucket {bucket}, {at}"),
+            [only] => format!("bucket {bucket}, {at} ({})", path(only.parameter)),
             [first, .., last] => {
                 let parameters = segments.len();
                 let (first, last) = (path(first.parameter), path(last.parameter));
-                format!("bucket {bucket} ({first} to {last}, {parameters} parameters)")
+                format!("bucket {bucket}, {at} ({first} to {last}, {parameters} parameters)")
             }
         }
     }

@@ -2,9 +2,11 @@
 
 mod exchange;
 mod layout;
+mod moment;
 mod reduced;
 mod worker;
 
 pub(crate) use exchange::{Arriving, Exchange, Timing};
 pub(crate) use layout::{Layout, Parameter};
+pub(crate) use moment::Moment;
 pub(crate) use reduced::Reduced;

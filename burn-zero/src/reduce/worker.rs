@@ -9,6 +9,7 @@ use burn_backend::TensorData;
 use parking_lot::Mutex;
 
 use super::layout::Layout;
+use super::moment::Moment;
 use super::reduced::{Reduced, State};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup, ReduceOp, Split};
 use crate::host::{HostRead, floats};
@@ -94,6 +95,7 @@ enum Job {
         task: Task,
         bucket: usize,
         arrivals: Vec<Arc<Arrival>>,
+        at: Moment,
     },
     Finish,
 }
@@ -127,11 +129,12 @@ impl Worker {
         }
     }
 
-    pub(super) fn send(&self, task: Task, bucket: usize, arrivals: Vec<Arc<Arrival>>) {
+    pub(super) fn send(&self, task: Task, bucket: usize, arrivals: Vec<Arc<Arrival>>, at: Moment) {
         self.order(Job::Bucket {
             task,
             bucket,
             arrivals,
+            at,
         });
     }
 
@@ -171,7 +174,8 @@ fn work(orders: &Orders, queue: &Receiver<Job>, results: &Sender<Outcome>) {
                 task: Task::Reduce,
                 bucket,
                 arrivals,
-            } => pass.reduce(bucket, arrivals),
+                at,
+            } => pass.reduce(bucket, &arrivals, at),
             Job::Bucket {
                 task: Task::Land,
                 arrivals,
@@ -212,16 +216,21 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn reduce(&mut self, index: usize, arrivals: Vec<Arc<Arrival>>) {
+    fn reduce(&mut self, bucket: usize, arrivals: &[Arc<Arrival>], at: Moment) {
         if self.failed.is_some() {
             return;
         }
-        if let Err(error) = self.try_reduce(index, &arrivals) {
+        if let Err(error) = self.try_reduce(bucket, arrivals, at) {
             self.failed = Some(error);
         }
     }
 
-    fn try_reduce(&mut self, bucket: usize, arrivals: &[Arc<Arrival>]) -> Result<(), ZeroError> {
+    fn try_reduce(
+        &mut self,
+        bucket: usize,
+        arrivals: &[Arc<Arrival>],
+        at: Moment,
+    ) -> Result<(), ZeroError> {
         let Orders {
             layout,
             group,
@@ -231,7 +240,7 @@ impl<'a> Pass<'a> {
             ..
         } = self.orders;
         let buffer = HostBuffer::from_f32(*dtype, self.fill(bucket, arrivals));
-        let label = format!("gradients of {}", layout.bucket_name(bucket));
+        let label = format!("gradients of {}", layout.bucket_name(bucket, at));
         let (part, elements) = match stage {
             Stage::DataParallel => {
                 let all = 0..buffer.len();

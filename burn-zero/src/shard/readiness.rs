@@ -41,29 +41,27 @@ impl Readiness {
                 self.missing[bucket] -= 1;
             }
         }
-        self.release(|missing| missing == 0)
+        let mut released = Vec::new();
+        while let Some(next) = self.held.checked_sub(1)
+            && self.missing[next] == 0
+        {
+            self.held = next;
+            released.push(next);
+        }
+        released
     }
 
-    /// Ends the pass: the buckets that are still held, in order. Gradients that are missing in them are zero.
-    pub fn finish(&mut self) -> Vec<usize> {
-        self.release(|_| true)
+    /// Whether a parameter's gradient has arrived.
+    pub fn has(&self, parameter: usize) -> bool {
+        self.arrived[parameter]
     }
 
-    /// Parameters whose gradients have not come.
+    /// Parameters whose gradients have not come. At the end of a pass they arrive as zeros.
     pub fn missing(&self) -> impl Iterator<Item = usize> {
         self.arrived
             .iter()
             .enumerate()
             .filter(|(_, arrived)| !**arrived)
             .map(|(index, _)| index)
-    }
-
-    fn release(&mut self, may: impl Fn(usize) -> bool) -> Vec<usize> {
-        let mut released = Vec::new();
-        while self.held > 0 && may(self.missing[self.held - 1]) {
-            self.held -= 1;
-            released.push(self.held);
-        }
-        released
     }
 }

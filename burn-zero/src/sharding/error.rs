@@ -114,12 +114,28 @@ pub enum ShardingError {
         reason: String,
     },
 
-    /// A norm over this rank's shard only.
+    /// What happens to a tensor depends on the others, which are on other ranks.
     #[error(
-        "{optimizer} clips by the norm of what it meets, which is one rank's shard: hand it the norm over all ranks, \
-         `let norm = clip.norm();` and `ZeroOptimizer::new(clip, ..)?.with_norm(move |value| norm.provide(value))`"
+        "{optimizer} updates a tensor in a way that depends on all it meets, which is one rank's shard (seen on trial \
+         tensors: {together:?} together, {alone:?} with one optimizer each): if it clips by the global norm, hand it the norm over \
+         all ranks, `let norm = clip.norm();` and `ZeroOptimizer::new(clip, ..)?.with_norm(move |value| norm.provide(value))`; \
+         otherwise it trains without ranks only"
     )]
-    LocalNorm {
+    Coupled {
+        /// Type of the optimizer.
+        optimizer: String,
+        /// The trial tensors, updated by one optimizer.
+        together: Vec<f32>,
+        /// The same, each updated by an optimizer of its own.
+        alone: Vec<f32>,
+    },
+
+    /// An optimizer that cannot be tried.
+    #[error(
+        "clones of {optimizer} share what their updates depend on, so that a trial with clones cannot show whether \
+         ranks would update as one: keep such state in the optimizer itself, and accumulation outside of the ZeroOptimizer"
+    )]
+    SharedState {
         /// Type of the optimizer.
         optimizer: String,
     },

@@ -20,7 +20,7 @@ use super::word::{Word, Words};
 use super::{Loaders, StrategyError, TrainItem, Uneven, ValidItem};
 use crate::ZeroError;
 use crate::group::{Agree, ProcessGroup};
-use crate::optimizer::seat::{Answer, Leave, Seat, Setting};
+use crate::optimizer::seat::{Leave, Seat, Setting};
 use crate::optimizer::{Parameters, attach_to, prepare};
 
 /// What each rank has.
@@ -145,17 +145,13 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
         records::ask(&self.learner, &self.store);
         let mut answers = seat.take_answers();
         let found = answers.len();
-        let (Some(answer), 1) = (answers.pop(), found) else {
+        let (Some(asks), 1) = (answers.pop(), found) else {
             let optimizer = core::any::type_name::<LC::Optimizer>();
             return Err(StrategyError::NoZeroOptimizer { optimizer, found }.into());
         };
-        let Answer { asks, refused } = answer;
-        if let Some(error) = refused {
-            return Err(error);
-        }
         self.group.agree_equal("sharding", &asks.shared())?;
         let (model, exchange) =
-            prepare::<TrainingBackend<LC>, _>(self.learner.model(), &self.group, &asks)?;
+            prepare::<TrainingBackend<LC>, _>(self.learner.model(), &self.group, asks)?;
         // Burn's `fork` has taken tied parameters apart. In the record they are one leaf again, and loading keeps it.
         if self.ranks() > 1 || Parameters::of::<TrainingBackend<LC>, _>(&model).tied {
             self.learner.load_model(model.into_record());

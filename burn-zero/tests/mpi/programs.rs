@@ -7,7 +7,11 @@ use burn_zero::{
     group::{BufferDtype, OnPanic, Operation, Split},
 };
 
-use crate::{in_learner::Layers, support::every_collective, training};
+use crate::{
+    in_learner::Layers,
+    support::every_collective,
+    training::{self, Differs},
+};
 
 /// Deadline of the programs in which somebody hangs.
 pub const DEADLINE: Duration = Duration::from_secs(1);
@@ -42,6 +46,11 @@ pub fn run(program: &str) {
         "abort" => abort(),
         "options differ" => options_differ(),
         "twice" => twice(),
+        "other learning rate" => training::differs(patient(), Differs::LearningRate),
+        "other iteration" => training::differs(patient(), Differs::Iteration),
+        "other optimizer" => training::differs(patient(), Differs::Optimizer),
+        "afterwards" => afterwards(),
+        "stopped afterwards" => stopped_afterwards(),
         other => match Layers::of(other) {
             Some(layers) => layers.on_processes(patient()),
             None => panic!("no program {other}"),
@@ -171,6 +180,27 @@ fn stopped() {
         &group,
         group.all_reduce("large", ReduceOp::Mean, vec![0.0; 10_000_000].into()),
     );
+}
+
+/// The first rank has something to do that takes longer than the deadline, and is no concern of the others.
+fn afterwards() {
+    let group = hasty();
+    group.barrier("the end").unwrap();
+    let rank = group.rank();
+    if rank == 0 {
+        thread::sleep(4 * DEADLINE);
+    }
+    drop(group);
+    println!("left {rank}");
+}
+
+fn stopped_afterwards() {
+    let group = hasty();
+    group.barrier("the end").unwrap();
+    if group.rank() == 0 {
+        signal("-STOP");
+    }
+    drop(group);
 }
 
 pub fn signal(signal: &str) {

@@ -91,6 +91,18 @@ pub const ALL: &[(&str, Test)] = &[
         "a_rank_killed_in_backward_ends_the_job",
         a_rank_killed_in_backward_ends_the_job,
     ),
+    (
+        "a_step_that_differs_is_named_with_both_sides",
+        a_step_that_differs_is_named_with_both_sides,
+    ),
+    (
+        "a_rank_may_stay_for_longer_than_the_deadline",
+        a_rank_may_stay_for_longer_than_the_deadline,
+    ),
+    (
+        "a_process_stopped_at_the_end_is_named",
+        a_process_stopped_at_the_end_is_named,
+    ),
 ];
 
 /// "In seconds": starting and ending a job included, on a loaded machine.
@@ -394,4 +406,38 @@ fn a_learner_trains_on_processes_as_on_threads() {
             assert_eq!(ended.marked("saw "), [&*threads.saw], "{told}");
         }
     }
+}
+
+/// As on threads: `sharding::settings`.
+fn a_step_that_differs_is_named_with_both_sides() {
+    for (program, sides) in [
+        (
+            "other learning rate",
+            ["step 4, lr 0.05 (", "step 4, lr 0.1 ("],
+        ),
+        ("other iteration", ["in `iteration 3`", "in `iteration 4`"]),
+        (
+            "other optimizer",
+            ["settings of the optimizer", "all ranks must have the same"],
+        ),
+    ] {
+        let job = launch::run(2, program);
+        for side in sides {
+            job.must_fail_with(side, SECONDS);
+        }
+    }
+}
+
+fn a_rank_may_stay_for_longer_than_the_deadline() {
+    let job = launch::run(3, "afterwards");
+    job.must_succeed();
+    assert_eq!(job.marked("left ").len(), 3, "{}", job.output);
+}
+
+fn a_process_stopped_at_the_end_is_named() {
+    let job = launch::run(2, "stopped afterwards");
+    job.must_fail_with(
+        "rank 1 has left its group and heard nothing of ranks [0]",
+        SECONDS,
+    );
 }

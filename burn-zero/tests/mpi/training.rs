@@ -18,7 +18,7 @@ use burn_zero::{
 };
 
 use crate::nets::{B, Net, STAGES, batch, on_ranks, parameters, small_buckets};
-use crate::programs::signal;
+use crate::programs::{report, signal};
 
 pub const STEPS: usize = 4;
 
@@ -212,5 +212,46 @@ pub fn killed_in_backward(group: MpiGroup) {
     for at in 0..3 {
         run = step(run, at);
         println!("step {} of rank {rank}", at + 1);
+    }
+}
+
+/// In what the second rank differs.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Differs {
+    LearningRate,
+    Iteration,
+    Optimizer,
+}
+
+pub fn differs(group: MpiGroup, differs: Differs) {
+    let second = group.rank() == 1;
+    let member: Arc<dyn ProcessGroup> = Arc::new(group.clone());
+    let decay = match differs {
+        Differs::Optimizer if second => 2e-4,
+        _ => 1e-4,
+    };
+    let adam = AdamWConfig::new().with_weight_decay(decay).init();
+    let sharding = small_buckets(Stage::Gradients);
+    let mut optimizer = ZeroOptimizer::new(adam, member, sharding).unwrap();
+    let prepared = optimizer.prepare::<B, _>(Net::new(&Default::default()));
+    let mut model = match prepared {
+        Ok(model) => model,
+        Err(error) => return report::<()>(&group, Err(error)),
+    };
+    for iteration in 0..6 {
+        if differs == Differs::Iteration {
+            group.declare_settings(&format!("iteration {iteration}"));
+        }
+        let (lr, skips) = match differs {
+            Differs::LearningRate if second && iteration == 3 => (0.1, false),
+            Differs::Iteration if second && iteration == 3 => (0.05, true),
+            _ => (0.05, false),
+        };
+        if skips {
+            continue;
+        }
+        let loss = model.loss(batch(iteration, group.rank(), 2));
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(lr, model, gradients);
     }
 }

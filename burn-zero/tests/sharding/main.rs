@@ -3,12 +3,16 @@
 mod agreement;
 mod bytes;
 mod compose;
+mod families;
 mod interrupted;
 mod missing;
+mod mixed;
 mod offload;
+mod optimizers;
 mod parity;
 mod recorder;
 mod refusals;
+mod settings;
 mod support;
 mod tied;
 mod tokens;

@@ -11,6 +11,7 @@ use burn_zero::{
     Memory, Partition, Sharding, ShardingError, Shards, Stage, ZeroError, ZeroOptimizer,
 };
 
+use super::optimizers::{Adaptive, LooksAt, trusting};
 use super::support::*;
 
 fn refused<O: Optimizer<Shards<B>, B>>(
@@ -116,12 +117,98 @@ fn muon_is_refused_in_pieces_and_exact_whole() {
     }
 }
 
+/// That an optimizer looks at tensors of other ranks is seen in what it does, not in its name, whatever is cut.
 #[test]
-fn clipping_by_a_shards_norm_is_refused() {
-    let clip = || ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();
-    let error = refused(clip, Stage::Gradients);
+fn what_looks_at_all_tensors_is_refused() {
+    for partition in [Partition::Flat, Partition::Whole] {
+        let sharding = Sharding {
+            partition,
+            ..small_buckets(Stage::Gradients)
+        };
+        let clip = || ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();
+        assert_coupled(&sharding, clip);
+        for looks_at in [LooksAt::GradientNorm, LooksAt::LargestSoFar] {
+            let sgd = || Adaptive::new(SgdConfig::new().init(), looks_at);
+            assert_coupled(&sharding, sgd);
+            // One rank has all tensors.
+            train_sharded(1, &sharding, sgd, 1);
+        }
+    }
+    let sharding = Sharding {
+        partition: Partition::Whole,
+        ..Sharding::default()
+    };
+    assert_coupled(&sharding, || {
+        Adaptive::new(SgdConfig::new().init(), LooksAt::Tensors)
+    });
+}
+
+fn assert_coupled<O: Optimizer<Shards<B>, B>>(
+    sharding: &Sharding,
+    optimizer: impl Fn() -> O + Sync,
+) {
+    let error = on_ranks(2, |group| {
+        let mut zero = ZeroOptimizer::new(optimizer(), group, sharding.clone())?;
+        Ok(zero.prepare::<B, _>(Net::new(&Default::default())).err())
+    });
     assert!(
-        matches!(error, ZeroError::Sharding(ShardingError::LocalNorm { .. })),
+        matches!(
+            error,
+            Some(ZeroError::Sharding(ShardingError::Coupled { .. }))
+        ),
+        "{sharding:?}: {error:?}"
+    );
+}
+
+/// A norm that is handed to nobody does not make it exact.
+#[test]
+fn a_norm_must_reach_what_clips() {
+    let prepare = |reaches: bool| {
+        on_ranks(2, |group| {
+            let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();
+            let norm = clip.norm();
+            let mut zero =
+                ZeroOptimizer::new(clip, group, Sharding::default())?.with_norm(move |value| {
+                    if reaches {
+                        norm.provide(value);
+                    }
+                });
+            Ok(zero.prepare::<B, _>(Net::new(&Default::default())).err())
+        })
+    };
+    assert_eq!(prepare(true), None);
+    let error = prepare(false);
+    assert!(
+        matches!(
+            error,
+            Some(ZeroError::Sharding(ShardingError::Coupled { .. }))
+        ),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn a_norm_per_tensor_is_refused_in_pieces() {
+    let error = refused(trusting, Stage::OptimizerState);
+    assert!(
+        matches!(
+            error,
+            ZeroError::Sharding(ShardingError::NotElementwise { .. })
+        ),
+        "{error}"
+    );
+}
+
+/// A trial with clones says nothing of what its clones share.
+#[test]
+fn state_that_clones_share_is_refused() {
+    let sgd = || Adaptive::new(SgdConfig::new().init(), LooksAt::StepsOfClones);
+    let error = refused(sgd, Stage::OptimizerState);
+    assert!(
+        matches!(
+            error,
+            ZeroError::Sharding(ShardingError::SharedState { .. })
+        ),
         "{error}"
     );
 }

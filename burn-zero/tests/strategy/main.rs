@@ -19,6 +19,7 @@ mod processes;
 mod ranks;
 mod refused;
 mod resumed;
+mod slow;
 mod tied;
 mod variants;
 #[path = "../../../burn-accum/tests/strategy/watch.rs"]

@@ -168,8 +168,6 @@ fn a_rank_that_panics_ends_all_with_its_message() {
 fn schedules_that_differ_are_found_in_the_first_step() {
     let _turn = crate::turn();
     let message = others(Schedule::Other);
-    assert!(
-        message.contains("learning rate, training, epoch 1, step 1"),
-        "{message}"
-    );
+    let sides = ["step 1, lr 0.1 (", "step 1, lr 0.2 ("];
+    assert!(sides.iter().all(|side| message.contains(side)), "{message}");
 }

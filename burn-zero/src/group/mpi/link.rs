@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     sync::{Arc, mpsc::Sender},
     thread,
+    time::Instant,
 };
 
 use ::mpi::{
@@ -36,6 +37,8 @@ pub(super) struct Link {
     end: Sender<()>,
     /// Collectives in which each rank took part, if it has left.
     left: RefCell<Vec<Option<u64>>>,
+    /// When each rank gave notice of itself last, or this one began to wait for it.
+    heard: RefCell<Vec<Instant>>,
     /// The fault of the earliest call that another rank has told of, and the call it was in: what all ranks have sent for calls before
     /// that one is still under way.
     lost: RefCell<Option<(u64, GroupFault)>>,
@@ -51,12 +54,14 @@ impl Link {
         end: Sender<()>,
     ) -> Self {
         let left = RefCell::new(vec![None; world.size() as usize]);
+        let heard = RefCell::new(vec![Instant::now(); world.size() as usize]);
         Self {
             world,
             queue,
             options,
             end,
             left,
+            heard,
             lost: RefCell::new(None),
             calling: Cell::new(0),
         }
@@ -175,10 +180,11 @@ impl Link {
             .immediate_matched_probe_with_tag(NOTICES)
         {
             let (bytes, status) = probed.matched_receive_vec::<u8>();
+            let from = status.source_rank() as usize;
+            self.heard.borrow_mut()[from] = Instant::now();
             match Notice::decode(&bytes) {
-                Notice::Left(calls) => {
-                    self.left.borrow_mut()[status.source_rank() as usize] = Some(calls)
-                }
+                Notice::Left(calls) => self.left.borrow_mut()[from] = Some(calls),
+                Notice::Staying => {}
                 Notice::Lost { sequence, fault } => {
                     let mut lost = self.lost.borrow_mut();
                     if lost
@@ -192,12 +198,11 @@ impl Link {
         }
     }
 
-    /// Sends a notice to all others. It is small, so that MPI takes it at once, whatever its receiver does.
-    fn notify(&self, notice: &Notice) {
+    /// Sends a notice to other ranks. It is small, so that MPI takes it at once, whatever its receiver does.
+    fn notify(&self, peers: impl Iterator<Item = usize>, notice: &Notice) {
         let bytes = notice.encode();
         request::scope(|scope| {
-            let mut sending: Vec<_> = self
-                .peers()
+            let mut sending: Vec<_> = peers
                 .map(|to| {
                     let destination = self.world.process_at_rank(to as i32);
                     Some(destination.immediate_send_with_tag(scope, &bytes[..], NOTICES))
@@ -230,7 +235,7 @@ impl Link {
             }
             _ => {
                 let (sequence, fault) = (self.calling.get(), fault.clone());
-                self.notify(&Notice::Lost { sequence, fault });
+                self.notify(self.peers(), &Notice::Lost { sequence, fault });
             }
         }
     }
@@ -249,11 +254,29 @@ impl Link {
         }
     }
 
-    /// Waits until all ranks have left, so that finalizing MPI does not wait.
+    /// Tells those who wait in [`leave`](Self::leave) that this process lives: it may have to do what is no concern of theirs.
+    pub fn stay(&self) {
+        self.read_notices();
+        let waiting = self
+            .peers()
+            .filter(|&rank| self.left.borrow()[rank].is_some());
+        self.notify(waiting.collect::<Vec<_>>().into_iter(), &Notice::Staying);
+    }
+
+    /// The ranks that have not left.
+    fn staying(&self) -> Vec<usize> {
+        let left = self.left.borrow();
+        self.peers().filter(|&rank| left[rank].is_none()).collect()
+    }
+
+    /// Waits until all ranks have left, so that finalizing MPI does not wait; or until one gives no notice of itself for the
+    /// deadline.
     pub fn leave(&self, calls: u64) {
-        self.notify(&Notice::Left(calls));
-        let mut wait = Wait::new(self.options.deadline);
-        while self.peers().any(|rank| self.left.borrow()[rank].is_none()) {
+        self.notify(self.peers(), &Notice::Left(calls));
+        self.heard.borrow_mut().fill(Instant::now());
+        let deadline = self.options.deadline;
+        let mut wait = Wait::new(deadline);
+        while !self.staying().is_empty() {
             self.read_notices();
             if let Some((_, fault)) = self.lost.take() {
                 eprintln!("rank {} has left its group: {fault}", self.rank());
@@ -262,15 +285,12 @@ impl Link {
                 thread::sleep(GRACE);
                 self.park();
             }
-            if wait.is_over() {
-                let missing: Vec<_> = self
-                    .peers()
-                    .filter(|&rank| self.left.borrow()[rank].is_none())
-                    .collect();
+            let mut missing = self.staying();
+            missing.retain(|&rank| self.heard.borrow()[rank].elapsed() > deadline);
+            if !missing.is_empty() {
                 eprintln!(
-                    "rank {} has left its group and waited {:?} for ranks {missing:?} to leave it; the job ends",
+                    "rank {} has left its group and heard nothing of ranks {missing:?} for {deadline:?}; the job ends",
                     self.rank(),
-                    self.options.deadline
                 );
                 self.world.abort(1);
             }

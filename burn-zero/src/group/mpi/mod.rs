@@ -46,8 +46,9 @@ use crate::ZeroError;
 /// sees to that. Every other [`GroupFault`] is returned on all ranks; the group is then lost, MPI is not finalized, and
 /// the launcher ends the job when the first process exits.
 ///
-/// Dropping the last clone waits until all ranks have dropped theirs, at most the deadline, and then finalizes MPI, which
-/// a process can do only once.
+/// Dropping the last clone waits until all ranks have dropped theirs and then finalizes MPI, which a process can do only once.
+/// A rank may keep its group for as long as it likes after the last collective, to evaluate or to write: its process gives notice
+/// of itself, and only one that does not for a whole deadline ends the job.
 #[derive(Clone)]
 pub struct MpiGroup(Arc<Member>);
 
@@ -55,6 +56,7 @@ struct Member {
     rank: usize,
     world_size: usize,
     queue: Arc<Queue>,
+    deadline: Duration,
     active: Arc<AtomicBool>,
     ended: parking_lot::Mutex<Receiver<()>>,
 }
@@ -104,6 +106,7 @@ impl MpiGroup {
             rank,
             world_size,
             queue,
+            deadline: options.deadline,
             active,
             ended,
         }));
@@ -242,6 +245,10 @@ impl ProcessGroup for MpiGroup {
         if self.0.active.load(Ordering::Acquire) {
             end_job(&self.0.queue, fault);
         }
+    }
+
+    fn deadline(&self) -> Duration {
+        self.0.deadline
     }
 
     fn traffic(&self) -> Traffic {

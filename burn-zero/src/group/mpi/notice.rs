@@ -4,11 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::group::GroupFault;
 
-/// A message under its own tag, at most one of each kind from a rank.
+/// A message under its own tag.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Notice {
     /// The rank takes part in no more than so many collectives.
     Left(u64),
+    /// The rank has no collective to run, and has not left: to those that have.
+    Staying,
     /// The group is lost.
     Lost {
         /// The call in which the rank is.

@@ -1,15 +1,15 @@
 //! Movements of data as messages: every pair of ranks exchanges its parts directly, in chunks.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 use super::link::{CALLS, DATA, Link};
 use crate::group::{
-    Call, GroupFault, ReduceOp, Sent, buffer::Element, reduce::reduce, transport::Transport,
+    Call, GroupFault, ReduceOp, Sent, buffer::Element, reduce::reduce, round, transport::Transport,
 };
 
-/// A call as a message: its label has at most 400 bytes, whose escapes have at most 6 each.
+/// A call as a message: its label has at most 400 bytes and what the rank declares about 120, whose escapes have at most 6 each.
 const CALL_BYTES: usize = 4096;
 
 pub(super) struct MpiTransport {
@@ -236,6 +236,14 @@ impl Transport for MpiTransport {
 
     fn take_sent(&mut self) -> Sent {
         std::mem::take(&mut self.sent)
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        Some(round(self.link.options.deadline))
+    }
+
+    fn stay(&mut self) {
+        self.link.stay();
     }
 
     fn spread(&mut self, fault: &GroupFault) {

@@ -8,6 +8,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
+    time::Duration,
 };
 
 use board::Board;
@@ -29,6 +30,7 @@ struct Member {
     rank: usize,
     queue: Arc<Queue>,
     board: Arc<Board>,
+    deadline: Duration,
     worker: Option<thread::JoinHandle<()>>,
 }
 
@@ -69,6 +71,7 @@ impl ThreadGroup {
             rank,
             queue,
             board,
+            deadline: options.deadline,
             worker: Some(worker),
         }))
     }
@@ -158,6 +161,10 @@ impl ProcessGroup for ThreadGroup {
             rank: self.rank(),
             reason: reason.to_owned(),
         });
+    }
+
+    fn deadline(&self) -> Duration {
+        self.0.deadline
     }
 
     fn traffic(&self) -> Traffic {

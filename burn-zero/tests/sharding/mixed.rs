@@ -1,0 +1,99 @@
+//! N ranks are one rank with all the data under autocast too.
+
+use std::sync::Arc;
+
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::tensor::backend::AutodiffBackend;
+use burn_amp::{Autocast, Bf16};
+use burn_zero::{ProcessGroup, Shards, SingleRank, Stage, ZeroOptimizer};
+
+use super::support::*;
+
+type Mixed = Autocast<B, Bf16>;
+
+const STEPS: usize = 5;
+/// The largest relative error of rounding to bf16. A gradient of a weight is rounded once on each rank before the ranks'
+/// gradients are averaged in f32, and on one rank once in all: SGD's steps differ by this, relative to the largest of a parameter.
+const ROUNDING: f32 = 1.0 / 256.0;
+/// Adam's step of an element whose gradient is all rounding is as long as any, so that no largest difference is small. All
+/// elements together are: relative to the length of the way.
+const ROUNDING_IN_ADAM: f32 = 1.0 / 32.0;
+
+/// How far each element of each parameter has moved.
+fn moved(parameters: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    let initial = super::support::parameters(&Net::<Plain>::new(&Default::default()));
+    let each = initial.iter().zip(parameters);
+    each.map(|(initial, now)| {
+        now.iter()
+            .zip(initial)
+            .map(|(now, initial)| now - initial)
+            .collect()
+    })
+    .collect()
+}
+
+fn train<A, O>(group: Arc<dyn ProcessGroup>, stage: Stage, optimizer: O) -> Vec<Vec<f32>>
+where
+    A: AutodiffBackend,
+    O: Optimizer<Shards<A>, A>,
+{
+    let (rank, ranks) = (group.rank(), group.world_size());
+    let mut optimizer = ZeroOptimizer::new(optimizer, group, small_buckets(stage)).unwrap();
+    let net = Net::<A>::new(&Default::default());
+    let mut model = optimizer.prepare::<A, _>(net).unwrap();
+    for step in 0..STEPS {
+        let loss = model.loss(batch(step, rank, ranks));
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        model = optimizer.step(0.05, model, gradients);
+    }
+    moved(&parameters(&model))
+}
+
+fn alone<A: AutodiffBackend, O: Optimizer<Shards<A>, A>>(optimizer: O) -> Vec<Vec<f32>> {
+    train::<A, O>(Arc::new(SingleRank::new()), Stage::Gradients, optimizer)
+}
+
+/// The length of the difference, relative to that of the way.
+fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+    let length =
+        |elements: &mut dyn Iterator<Item = f32>| elements.map(|x| x * x).sum::<f32>().sqrt();
+    let (a, b) = (a.iter().flatten(), b.iter().flatten());
+    let way = length(&mut a.clone().copied());
+    length(&mut a.zip(b).map(|(a, b)| a - b)) / way
+}
+
+fn assert_parity<O: Optimizer<Shards<Mixed>, Mixed>>(
+    expected: &[Vec<f32>],
+    optimizer: impl Fn() -> O + Sync,
+    apart: impl Fn(&[Vec<f32>], &[Vec<f32>]) -> f32,
+    tolerance: f32,
+) {
+    for world_size in 1..=4 {
+        let ranks = |stage| {
+            on_ranks(world_size, |group| {
+                Ok(train::<Mixed, O>(group, stage, optimizer()))
+            })
+        };
+        let stages = STAGES.map(ranks);
+        let distance = apart(expected, &stages[0]);
+        assert!(distance < tolerance, "{world_size} ranks: {distance}");
+        assert_eq!(stages[0], stages[1], "{world_size} ranks");
+        assert_eq!(stages[0], stages[2], "{world_size} ranks");
+    }
+}
+
+#[test]
+fn ranks_are_one_rank_on_all_data_under_autocast() {
+    let sgd = alone::<Mixed, _>(SgdConfig::new().init());
+    let full = alone::<B, _>(SgdConfig::new().init());
+    // Tight enough to tell one precision from the other.
+    assert!(
+        distance(&full, &sgd) > ROUNDING,
+        "it did not compute in bf16"
+    );
+    assert_parity(&sgd, || SgdConfig::new().init(), distance, ROUNDING);
+
+    let adamw = || AdamWConfig::new().init();
+    let alone = alone::<Mixed, _>(adamw());
+    assert_parity(&alone, adamw, difference, ROUNDING_IN_ADAM);
+}
