@@ -43,7 +43,7 @@ fn run<T: Transport>(transport: &mut T, queue: &Queue) -> Result<u64, GroupFault
     let patience = transport.patience();
     loop {
         let job = match queue.next(patience) {
-            Next::Job(job) => job,
+            Next::Job(job) => *job,
             Next::Nothing => {
                 transport.stay();
                 continue;

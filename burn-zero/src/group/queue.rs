@@ -23,7 +23,7 @@ pub(crate) struct Job {
 
 /// What the worker does next.
 pub(crate) enum Next {
-    Job(Job),
+    Job(Box<Job>),
     /// Nothing came in the time that it waited.
     Nothing,
     /// The group is dropped and everything is done, or there was a fault.
@@ -87,7 +87,7 @@ impl Queue {
             }
             if let Some((job, slot)) = state.waiting.pop_front() {
                 state.running = Some(slot);
-                return Next::Job(job);
+                return Next::Job(Box::new(job));
             }
             if state.closed {
                 return Next::End;
