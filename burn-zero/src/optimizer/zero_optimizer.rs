@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
+use burn::tensor::TensorMetadata;
 use burn::tensor::backend::AutodiffBackend;
 use burn_backend::Backend;
 use burn_backend::ops::FloatTensorOps;
@@ -79,7 +80,11 @@ use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
 ///
 /// With `P` parameters and `N` ranks a rank sends `2 P (N - 1) / N` elements a step in every stage; under stage 2 the
 /// gradients' half of it once a backward pass. It holds `1 / N` of the optimizer's state in stages 1 and 2, and in stage
-/// 2 of the gradients, plus at most three buckets. Gradients and parameters go through the host's memory.
+/// 2 of the gradients, plus at most three buckets in backward: one that backward fills, one that waits, one that is copied into the
+/// buffer that is sent. Gradients and parameters of every backend go through the host's memory, those of a GPU over its bus.
+/// [`estimate`](crate::estimate()) has all figures, [`peak_gradient_bytes`](Self::peak_gradient_bytes) what came of it.
+///
+/// Under MPI a panic ends the whole job, with its message: see [`OnPanic`](crate::group::OnPanic).
 pub struct ZeroOptimizer<O> {
     pub(super) inner: O,
     pub(super) group: Arc<dyn ProcessGroup>,
@@ -207,6 +212,16 @@ impl<O> ZeroOptimizer<O> {
         &self.sharding
     }
 
+    /// The most bytes of gradients that this rank ever held at once since it got to know the model, as counted where they come and go:
+    /// under stage 2 during backward (its shard and the buckets under way), in the other stages whole when they arrive at the step.
+    /// Sums of an accumulation around this optimizer are not among them. 0 before the first step.
+    ///
+    /// [`Estimate::peak_gradient_bytes`](crate::Estimate::peak_gradient_bytes) is what to expect.
+    pub fn peak_gradient_bytes(&self) -> u64 {
+        let exchange = self.exchange.as_ref();
+        exchange.map_or(0, |exchange| exchange.gauge().peak_bytes())
+    }
+
     /// Gets to know a model and gives every rank the weights of rank 0: before the first forward, on the thread that
     /// trains, and after its weights were loaded or its parameters frozen. All ranks call it.
     ///
@@ -306,6 +321,8 @@ impl<O> ZeroOptimizer<O> {
     ) -> Result<Pieces<B::InnerBackend>, ZeroError> {
         let layout = exchange.layout();
         if self.group.world_size() == 1 || exchange.take_arriving() == Arriving::Reduced {
+            let bytes = arrived.iter().flatten().map(bytes_of::<B::InnerBackend>);
+            drop(exchange.gauge().hold(bytes.sum()));
             return Ok(Pieces::new(layout, arrived)?);
         }
         let reduced = self.exchange_all::<B::InnerBackend>(exchange, arrived)?;
@@ -323,8 +340,12 @@ impl<O> ZeroOptimizer<O> {
         mut arrived: Vec<Option<FloatTensor<I>>>,
     ) -> Result<Vec<Reduced>, ZeroError> {
         check_whole::<I>(exchange.layout(), &arrived)?;
+        let hold = |gradient: &FloatTensor<I>| exchange.gauge().hold(bytes_of::<I>(gradient));
+        let mut held: Vec<_> = arrived.iter().map(|g| g.as_ref().map(hold)).collect();
         exchange.begin();
         for (parameter, gradient) in arrived.iter_mut().enumerate().rev() {
+            // From here on the exchange counts it.
+            drop(held[parameter].take());
             exchange.submit(parameter, gradient.take().map(HostRead::start::<I>));
         }
         exchange.finish()
@@ -366,6 +387,10 @@ impl<O> ZeroOptimizer<O> {
         receive(all.sqrt() as f32);
         Ok(())
     }
+}
+
+fn bytes_of<I: Backend>(tensor: &FloatTensor<I>) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
 }
 
 impl<O, M, B> Optimizer<M, B> for ZeroOptimizer<O>

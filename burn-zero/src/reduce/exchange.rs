@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use super::gauge::Gauge;
 use super::layout::Layout;
 use super::reduced::Reduced;
 use super::worker::{Arrival, Orders, Worker};
@@ -67,6 +68,7 @@ impl Exchange {
             stage: sharding.stage,
             op: sharding.reduction,
             dtype: sharding.communication_dtype,
+            gauge: Gauge::default(),
         });
         Self {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
@@ -88,6 +90,11 @@ impl Exchange {
 
     pub(crate) fn group(&self) -> &dyn ProcessGroup {
         &*self.orders.group
+    }
+
+    /// Counts the gradients that this rank holds.
+    pub(crate) fn gauge(&self) -> &Gauge {
+        &self.orders.gauge
     }
 
     pub(crate) fn timing(&self) -> Timing {
@@ -134,7 +141,9 @@ impl Exchange {
         let Some(pass) = &mut *pass else { return };
         debug_assert!(!pass.submitted[parameter], "one gradient a parameter");
         pass.submitted[parameter] = true;
-        let arrival = Arc::new(Arrival::new(parameter, gradient));
+        let bytes = layout.parameters()[parameter].bytes();
+        let arrival = Arrival::new(parameter, gradient, bytes, &self.orders.gauge);
+        let arrival = Arc::new(arrival);
         for bucket in layout.buckets_of(parameter) {
             let bucket = &mut pass.buckets[bucket];
             bucket.missing -= 1;

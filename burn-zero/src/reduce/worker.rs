@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 
 use parking_lot::Mutex;
 
+use super::gauge::{Gauge, Holding};
 use super::layout::Layout;
 use super::reduced::{Reduced, State};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup, ReduceOp, Split};
@@ -17,6 +18,8 @@ use crate::{Stage, ZeroError};
 pub(super) struct Arrival {
     parameter: usize,
     gradient: Mutex<Gradient>,
+    /// What it weighs.
+    _holding: Option<Holding>,
 }
 
 enum Gradient {
@@ -27,11 +30,19 @@ enum Gradient {
 }
 
 impl Arrival {
-    pub(super) fn new(parameter: usize, gradient: Option<HostRead>) -> Self {
+    /// Of a parameter whose gradient has so many bytes.
+    pub(super) fn new(
+        parameter: usize,
+        gradient: Option<HostRead>,
+        bytes: usize,
+        gauge: &Gauge,
+    ) -> Self {
+        let holding = gradient.is_some().then(|| gauge.hold(bytes));
         let gradient = gradient.map_or(Gradient::Missing, Gradient::Underway);
         Self {
             parameter,
             gradient: Mutex::new(gradient),
+            _holding: holding,
         }
     }
 
@@ -55,6 +66,7 @@ pub(super) struct Orders {
     pub(super) stage: Stage,
     pub(super) op: ReduceOp,
     pub(super) dtype: BufferDtype,
+    pub(super) gauge: Gauge,
 }
 
 enum Job {
@@ -152,6 +164,8 @@ struct Pass<'a> {
     reduced: Vec<Reduced>,
     /// By parameter, what this rank can tell.
     findings: Vec<u8>,
+    /// What is reduced, until it is handed over.
+    holdings: Vec<Holding>,
     failed: Option<ZeroError>,
 }
 
@@ -162,6 +176,7 @@ impl<'a> Pass<'a> {
             orders,
             reduced: vec![Reduced::default(); parameters],
             findings: vec![0; parameters],
+            holdings: Vec::new(),
             failed: None,
         }
     }
@@ -170,18 +185,19 @@ impl<'a> Pass<'a> {
         if self.failed.is_some() {
             return;
         }
-        if let Err(error) = self.try_reduce(index, &arrivals) {
+        if let Err(error) = self.try_reduce(index, arrivals) {
             self.failed = Some(error);
         }
     }
 
-    fn try_reduce(&mut self, bucket: usize, arrivals: &[Arc<Arrival>]) -> Result<(), ZeroError> {
+    fn try_reduce(&mut self, bucket: usize, arrivals: Vec<Arc<Arrival>>) -> Result<(), ZeroError> {
         let Orders {
             layout,
             group,
             stage,
             op,
             dtype,
+            ..
         } = self.orders;
         let buffer = HostBuffer::from_f32(*dtype, self.fill(bucket, arrivals));
         let label = format!("gradients of {}", layout.bucket_name(bucket));
@@ -200,8 +216,8 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// The bucket's buffer; zeros where this rank has no gradient.
-    fn fill(&mut self, bucket: usize, arrivals: &[Arc<Arrival>]) -> Vec<f32> {
+    /// The bucket's buffer; zeros where this rank has no gradient. The gradients are gone then, before anything is sent.
+    fn fill(&mut self, bucket: usize, arrivals: Vec<Arc<Arrival>>) -> Vec<f32> {
         let layout = &self.orders.layout;
         let mut buffer = vec![0.0; layout.buckets()[bucket].padded_elements()];
         let all = 0..buffer.len();
@@ -226,6 +242,10 @@ impl<'a> Pass<'a> {
                 self.findings[slot.parameter] |= NON_FINITE;
             }
             let piece = &mut self.reduced[slot.parameter].elements;
+            if piece.is_empty() {
+                let bytes = layout.held(slot.parameter) * size_of::<f32>();
+                self.holdings.push(self.orders.gauge.hold(bytes));
+            }
             piece.resize(layout.held(slot.parameter), 0.0);
             let to = layout.position(slot.parameter, slot.range.start);
             piece[to..to + elements.len()].copy_from_slice(elements);

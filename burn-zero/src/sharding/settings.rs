@@ -17,7 +17,8 @@ pub struct Sharding {
     /// parameter's shape or norm, such as Muon, LARS and LAMB, or gradients clipped tensor by tensor.
     pub partition: Partition,
     /// Elements that are reduced or gathered at once, at most (DeepSpeed's `reduce_bucket_size`). Default 8,388,608. Smaller
-    /// buckets overlap more of the communication with backward and hold less memory: three at most are under way.
+    /// buckets overlap more of the communication with backward and hold less memory: the gradients of three at most are there at
+    /// once, and one buffer. A parameter that is larger than a bucket comes whole.
     pub bucket_elements: usize,
     /// Type in which gradients are sent, added up in f32 and rounded once. Default f32; halves the bytes otherwise. Updated
     /// parameters are sent in their own type.

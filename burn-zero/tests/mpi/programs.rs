@@ -7,7 +7,7 @@ use burn_zero::{
     group::{BufferDtype, OnPanic, Operation, Split},
 };
 
-use crate::{support::every_collective, training};
+use crate::{resumed, support::every_collective, training};
 
 /// Deadline of the programs in which somebody hangs.
 pub const DEADLINE: Duration = Duration::from_secs(1);
@@ -15,6 +15,9 @@ pub const DEADLINE: Duration = Duration::from_secs(1);
 pub fn run(program: &str) {
     if let Some(arguments) = program.strip_prefix("save until killed ") {
         return training::save_until_killed(patient(), arguments);
+    }
+    if let Some(arguments) = program.strip_prefix("dropout until ") {
+        return resumed::until(patient(), arguments);
     }
     if let Some(arguments) = program.strip_prefix("carry ") {
         return training::carry(patient(), arguments);
