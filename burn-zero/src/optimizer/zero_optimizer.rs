@@ -225,6 +225,9 @@ impl<O> ZeroOptimizer<O> {
     /// Gets to know a model and gives every rank the weights of rank 0: before the first forward, on the thread that
     /// trains, and after its weights were loaded or its parameters frozen. All ranks call it.
     ///
+    /// Costs a broadcast of all weights, in which rank 0 sends them about twice, a comparison of all paths and shapes, and some steps of
+    /// the wrapped optimizer on a few elements, to see that it can be sharded.
+    ///
     /// # Errors
     ///
     /// [`ShardingError::NotElementwise`], [`ShardingError::LocalNorm`], [`ShardingError::NotSharded`],

@@ -10,7 +10,8 @@ use crate::shard::Partition;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sharding {
-    /// What is sharded. Default [`Stage::OptimizerState`].
+    /// What is sharded. Default [`Stage::OptimizerState`], for who wraps an optimizer to shard it; a
+    /// [`ZeroConfig`](crate::ZeroConfig)'s default is DeepSpeed's stage 0.
     pub stage: Stage,
     /// How elements are given to ranks. Default [`Partition::Flat`]: pieces, for optimizers that update each element by
     /// itself, such as SGD with momentum, Adam, AdamW, RMSprop and Adagrad. [`Partition::Whole`] is for those that need a

@@ -1,6 +1,5 @@
 //! What a rank sends and holds is what the paper says, and what was estimated.
 
-use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer};
 use burn::prelude::*;
