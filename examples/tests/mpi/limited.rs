@@ -28,7 +28,7 @@ const FLOAT_BYTES: u64 = 4;
 const LONGEST: Duration = Duration::from_secs(120);
 
 fn model() -> GptConfig {
-    GptConfig::new(TIME, 4, 4, 512).with_vocabulary(VOCABULARY)
+    GptConfig::new(TIME, 16, 4, 256).with_vocabulary(VOCABULARY)
 }
 
 fn config(stage: Stage) -> ZeroConfig {
