@@ -79,8 +79,8 @@ pub struct Estimate {
     /// Gradients on the device at the end of backward. At stage 2 the rank's shard.
     pub gradient_bytes: u64,
     /// Gradients beyond those during backward: at stage 2 three buckets, one that backward fills, one that waits and one that is
-    /// being copied into the buffer that is sent. Nothing in the other stages, whose gradients are all there until the step. A
-    /// parameter that is larger than a bucket comes whole: the part of it that is beyond a bucket comes on top.
+    /// being copied into the buffer that is sent. Nothing in the other stages, whose gradients are all there until the step. In all
+    /// stages a parameter that is larger than a bucket is there whole until the last of it is reduced, and comes on top.
     pub underway_bytes: u64,
     /// Sums of the micro-batches before, if gradients are accumulated: they are there beside the gradients of the last.
     pub window_bytes: u64,

@@ -45,17 +45,15 @@ impl Held {
         self.0.updates.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn note_elements(&self, elements: usize) {
-        self.0.elements.store(elements as u64, Ordering::Relaxed);
-    }
-
     pub(super) fn note_gradients(&self, bytes: u64) {
         self.0.gradient_bytes.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// Measures the state once: it is there after the first step, and stays as large.
-    pub(super) fn note_state(&self, measure: impl FnOnce() -> u64) {
-        if self.state_bytes() == 0 {
+    /// Notes a step of so many elements, and measures the state if they are not those of the last: it is there after the first step, and stays
+    /// as large. Before a training with ranks a clone takes some steps of a few elements, to see that it can be sharded.
+    pub(super) fn note_step(&self, elements: usize, measure: impl FnOnce() -> u64) {
+        let elements = elements as u64;
+        if self.0.elements.swap(elements, Ordering::Relaxed) != elements {
             self.0.state_bytes.store(measure(), Ordering::Relaxed);
         }
     }

@@ -111,24 +111,24 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizer<M, B> for Located<B, M>
     type Record = LocatedRecord<B>;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        self.held.note_elements(module.num_params());
+        let elements = module.num_params();
         let module = match &mut self.place {
             Place::Device(optimizer) => optimizer.step(lr, module, grads),
             Place::Host(optimizer) => optimizer.step(lr, module, grads),
             Place::HostBackend(optimizer) => optimizer.step(lr, module, grads),
         };
-        self.held.note_state(|| self.state_bytes());
+        self.held.note_step(elements, || self.state_bytes());
         module
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        self.held.note_elements(module.num_params());
+        let elements = module.num_params();
         let module = match &mut self.place {
             Place::Device(optimizer) => optimizer.step_multi(lr, module, grads),
             Place::Host(optimizer) => optimizer.step_multi(lr, module, grads),
             Place::HostBackend(optimizer) => optimizer.step_multi(lr, module, grads),
         };
-        self.held.note_state(|| self.state_bytes());
+        self.held.note_step(elements, || self.state_bytes());
         module
     }
 

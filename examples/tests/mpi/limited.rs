@@ -60,6 +60,7 @@ pub fn rank(stage: &str) {
 
 fn train(group: Arc<dyn ProcessGroup>, stage: Stage) -> Result<(), ZeroError> {
     let device = Default::default();
+    B::seed(&device, 42);
     // What all of them have alike, threads and tables: once through a model of nothing much.
     loss(
         &GptConfig::new(TIME, 1, 1, 8)
