@@ -23,12 +23,13 @@ type B = Sharded<Autodiff<Flex>>;
 const RANKS: usize = 4;
 const TIME: usize = 4;
 const VOCABULARY: usize = 32;
-const STEPS: usize = 4;
+/// In the second the optimizer has its state from the first.
+const STEPS: usize = 2;
 const FLOAT_BYTES: u64 = 4;
-const LONGEST: Duration = Duration::from_secs(120);
+const LONGEST: Duration = Duration::from_secs(240);
 
 fn model() -> GptConfig {
-    GptConfig::new(TIME, 16, 4, 256).with_vocabulary(VOCABULARY)
+    GptConfig::new(TIME, 14, 4, 192).with_vocabulary(VOCABULARY)
 }
 
 fn config(stage: Stage) -> ZeroConfig {
