@@ -3,7 +3,6 @@
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 #[path = "../../../burn-zero/tests/mpi/launch.rs"]
 mod launch;
-mod limited;
 
 use std::env;
 use std::path::Path;
@@ -19,9 +18,6 @@ const LONGEST: Duration = Duration::from_secs(240);
 
 fn main() {
     if let Ok(program) = env::var(launch::PROGRAM) {
-        if let Some(program) = program.strip_prefix("limited ") {
-            return limited::rank(program);
-        }
         if let Err(error) = run(&Options::parse_from(program.split_whitespace())) {
             eprintln!("error: {error}");
             std::process::exit(1);
@@ -31,13 +27,9 @@ fn main() {
     let filter = env::args()
         .skip(1)
         .find(|argument| !argument.starts_with('-'));
-    let tests: [(&str, fn()); 3] = [
+    let tests: [(&str, fn()); 2] = [
         ("processes_are_threads", processes_are_threads),
         ("a_launcher_decides_how_many", a_launcher_decides_how_many),
-        (
-            "a_rank_has_a_limit",
-            limited::a_gpt_trains_within_a_limit_only_at_stage_two,
-        ),
     ];
     for (name, test) in tests {
         if filter
