@@ -84,15 +84,4 @@ pub enum ZeroError {
         /// What was being counted.
         what: String,
     },
-
-    /// Two shard maps describe different parameters.
-    #[error("shard maps differ at parameter {index}: `{ours}` here, `{theirs}` there")]
-    ForeignShardMap {
-        /// Position in the order of parameters.
-        index: usize,
-        /// Path and elements here, or "none".
-        ours: String,
-        /// Path and elements there, or "none".
-        theirs: String,
-    },
 }

@@ -138,7 +138,7 @@ pub use config::{
     Warmup, WarmupShape, ZeroConfig,
 };
 pub use error::ZeroError;
-pub use estimate::{Estimate, EstimateTable, ModelStates, StateLayout, estimate};
+pub use estimate::{Estimate, EstimateTable, ModelStates, StateLayout, estimate, estimate_map};
 #[cfg(feature = "mpi")]
 pub use group::MpiGroup;
 pub use group::{
@@ -146,17 +146,24 @@ pub use group::{
     ThreadGroup,
 };
 pub use offload::{
-    AdamWState, AdamWStep, DecayMode, EntryItem, Gradients, HostAdamW, HostAdamWConfig,
-    HostAdamWError, HostOffload, HostRecord, InstructionSet, OffloadConfig, OffloadError,
-    OffloadRecord, OffloadedAdamW, OpenStep, ParamsOut, Ranked, StateItem, offload,
+    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostAdamWError,
+    HostOffload, HostRecord, InstructionSet, OffloadConfig, OffloadError, OffloadRecord,
+    OffloadedAdamW, OpenStep, ParamsOut, offload,
 };
-pub use optimizer::{Piece, Shards, ZeroOptimizer};
+pub use optimizer::{Shards, ZeroOptimizer};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};
 pub use recorder::{Recorder, Training};
 pub use shard::{Partition, ShardMap};
 pub use sharding::{Memory, Sharding, ShardingError};
 pub use stage::Stage;
-pub use strategy::{Loaders, RankItem, StrategyError, Uneven, ZeroStrategy};
+pub use state::tensor_bytes;
+pub use strategy::{Loaders, RankItem, SilentRenderer, StrategyError, Uneven, ZeroStrategy};
+
+/// What Burn's traits make public and nobody names: what modules and records are made of.
+pub mod parts {
+    pub use crate::offload::{EntryItem, Ranked, StateItem};
+    pub use crate::optimizer::Piece;
+}
 
 /// Where a trait leaves no other way to fail.
 fn raise<T>(result: Result<T, ZeroError>) -> T {

@@ -158,19 +158,6 @@ proptest! {
     }
 
     #[test]
-    fn resharding_moves_every_element_to_its_place_and_back(
-        from in partitions(), to in partitions(), sizes in sizes(),
-        n in 1..9_usize, m in 1..9_usize, buckets in (bucket_sizes(), bucket_sizes()),
-    ) {
-        let (from, to) = (map(from, &sizes, n, buckets.0), map(to, &sizes, m, buckets.1));
-        let before = shards(&from);
-        let there = carry(&before, &from, &to);
-        prop_assert_eq!(&there, &shards(&to));
-        prop_assert_eq!(&carry(&there, &to, &from), &before);
-        prop_assert!(from.reshard(&from).unwrap().iter().all(|step| step.from == step.to));
-    }
-
-    #[test]
     fn buckets_are_released_from_the_last_to_the_first_when_they_are_full(
         partition in partitions(), sizes in sizes(), bucket in 1..50_usize, seed in any::<u64>(), absent in 0..4_usize,
     ) {
@@ -195,22 +182,6 @@ proptest! {
         released.extend(absent.into_iter().flat_map(|parameter| readiness.arrive(parameter)));
         prop_assert_eq!(released, (0..map.buckets().len()).rev().collect::<Vec<_>>());
     }
-}
-
-fn carry(
-    shards: &[Vec<Option<(usize, usize)>>],
-    from: &ShardMap,
-    to: &ShardMap,
-) -> Vec<Vec<Option<(usize, usize)>>> {
-    let mut out: Vec<_> = (0..to.world_size())
-        .map(|rank| vec![None; to.shard_elements(rank)])
-        .collect();
-    for step in from.reshard(to).unwrap() {
-        for i in 0..step.range.len() {
-            out[step.to.rank][step.to.start + i] = shards[step.from.rank][step.from.start + i];
-        }
-    }
-    out
 }
 
 #[test]
@@ -264,33 +235,4 @@ fn what_cannot_be_counted_or_cut_is_refused() {
             ..
         })
     ));
-}
-
-#[test]
-fn maps_of_other_parameters_do_not_reshard() {
-    let (ours, theirs) = (
-        map(Partition::Flat, &[3, 4], 2, 9),
-        map(Partition::Flat, &[3, 5], 2, 9),
-    );
-    let error = ours.reshard(&theirs).unwrap_err();
-    let text = "shard maps differ at parameter 1: `layers.1 (4 elements)` here, `layers.1 (5 elements)` there";
-    assert_eq!(error.to_string(), text);
-    assert!(
-        ours.reshard(&map(Partition::Flat, &[3], 2, 9))
-            .unwrap_err()
-            .to_string()
-            .contains("`none` there")
-    );
-}
-
-#[test]
-fn the_order_of_parameters_decides_not_the_world_size() {
-    let sizes = [5, 0, 8, 2];
-    for world_size in 1..6 {
-        let map = map(Partition::Flat, &sizes, world_size, 6);
-        let offsets: Vec<_> = (0..4)
-            .map(|parameter| map.global_offset(parameter))
-            .collect();
-        assert_eq!(offsets, [0, 5, 5, 13]);
-    }
 }

@@ -13,8 +13,6 @@ pub enum OptimizerOffload {
     Host {
         /// The part of the elements that is offloaded, 0 to 1; the rest stays on the device.
         ratio: f64,
-        /// Whether buffers of transfers should be page-locked. Kept as the file says it: the buffers are the backend's own.
-        pin_memory: bool,
     },
 }
 
@@ -23,7 +21,7 @@ impl OptimizerOffload {
     pub fn ratio(&self) -> f64 {
         match self {
             Self::None => 0.0,
-            Self::Host { ratio, .. } => *ratio,
+            Self::Host { ratio } => *ratio,
         }
     }
 }

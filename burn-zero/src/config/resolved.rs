@@ -106,7 +106,7 @@ impl fmt::Display for OptimizerOffload {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => formatter.write_str("on the device"),
-            Self::Host { ratio, .. } => {
+            Self::Host { ratio } => {
                 write!(formatter, "in host memory, {} % of it", ratio * 100.0)
             }
         }

@@ -5,13 +5,13 @@ use std::fmt;
 use super::{Estimate, ModelStates, estimate};
 use crate::{Stage, ZeroConfig};
 
-/// Estimates for 1 to 8 ranks at every stage, all else as configured. Its display is the table that training prints.
+/// Estimates for 1 to 8 ranks at every stage, all else as configured, to choose from before a job is written: its display is a table.
 ///
 /// ```
 /// use burn_zero::{EstimateTable, ModelStates, ZeroConfig};
 ///
 /// let table = EstimateTable::new(&ModelStates::adam(124_000_000), &ZeroConfig::default());
-/// assert_eq!(table.to_string().lines().nth(2), Some("    1    1.85 GiB    1.85 GiB    1.85 GiB           0"));
+/// assert_eq!(table.to_string().lines().nth(2), Some("    1    1.85 GiB    1.85 GiB    1.85 GiB           0 B"));
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct EstimateTable {
@@ -51,18 +51,18 @@ impl fmt::Display for EstimateTable {
         let elements = self.model.elements;
         writeln!(
             formatter,
-            "{elements} parameters; memory of a device but activations, with a bucket on its way:"
+            "{elements} elements; memory of a device at the highest, activations apart:"
         )?;
         writeln!(
             formatter,
-            "ranks     stage 0     stage 1     stage 2  sent elements (stage 2)"
+            "ranks     stage 0     stage 1     stage 2  sent an update (stage 2)"
         )?;
         for (ranks, estimates) in &self.rows {
             write!(formatter, "{ranks:5}")?;
             for estimate in estimates {
                 write!(formatter, "{:>12}", in_units(estimate.peak_device_bytes()))?;
             }
-            writeln!(formatter, "{:12}", estimates[2].sent_elements)?;
+            writeln!(formatter, "{:>14}", in_units(estimates[2].sent_bytes))?;
         }
         if let Some((_, [_, _, sharded])) = self.rows.first()
             && sharded.host_bytes > 0
@@ -70,7 +70,7 @@ impl fmt::Display for EstimateTable {
             writeln!(
                 formatter,
                 "and {} / ranks of host memory",
-                in_units(sharded.host_bytes + sharded.host_gradient_bytes)
+                in_units(sharded.kept_host_bytes())
             )?;
         }
         Ok(())
@@ -100,22 +100,19 @@ mod tests {
         assert_eq!(table.rows().len(), 8);
         let text = table.to_string();
         assert_eq!(text.lines().count(), 10);
-        // 4 + 12/4 bytes, and a bucket of all gradients.
+        // 4 + 12/4 bytes; one bucket has all gradients until it is reduced, 1 - 1/4 of them beyond the shard.
         let four: Vec<&str> = text.lines().nth(5).unwrap().split_whitespace().collect();
         assert_eq!(
             four,
             [
-                "4", "20.00", "MiB", "14.00", "MiB", "11.00", "MiB", "1572864"
+                "4", "16.00", "MiB", "10.00", "MiB", "10.00", "MiB", "6.00", "MiB"
             ]
         );
     }
 
     #[test]
     fn host_memory_is_named() {
-        let offload_optimizer = OptimizerOffload::Host {
-            ratio: 1.0,
-            pin_memory: true,
-        };
+        let offload_optimizer = OptimizerOffload::Host { ratio: 1.0 };
         let config = ZeroConfig {
             offload_optimizer,
             ..Default::default()

@@ -17,68 +17,21 @@ pub trait Agree: ProcessGroup {
             .contains(&1))
     }
 
-    /// Whether all ranks say yes.
-    fn agree_all(&self, label: &str, value: bool) -> Result<bool, ZeroError> {
-        Ok(!self.agree_any(label, !value)?)
-    }
-
     /// Every rank's number, in the order of ranks.
     fn gather_f64(&self, label: &str, value: f64) -> Result<Vec<f64>, ZeroError> {
-        let all = self
-            .gather_bytes(label, value.to_le_bytes().to_vec())?
-            .concat();
-        Ok(all
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&bytes| f64::from_le_bytes(bytes))
-            .collect())
+        let all = self.gather_bytes(label, value.to_le_bytes().to_vec())?;
+        Ok(numbers(&all, f64::from_le_bytes))
     }
 
     /// Every rank's integer, in the order of ranks.
     fn gather_i64(&self, label: &str, value: i64) -> Result<Vec<i64>, ZeroError> {
-        let all = self
-            .gather_bytes(label, value.to_le_bytes().to_vec())?
-            .concat();
-        Ok(all
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&bytes| i64::from_le_bytes(bytes))
-            .collect())
+        let all = self.gather_bytes(label, value.to_le_bytes().to_vec())?;
+        Ok(numbers(&all, i64::from_le_bytes))
     }
 
-    /// The smallest number, or NaN if a rank has NaN.
-    fn agree_min(&self, label: &str, value: f64) -> Result<f64, ZeroError> {
-        Ok(fold(&self.gather_f64(label, value)?, f64::min))
-    }
-
-    /// The largest number, or NaN if a rank has NaN.
-    fn agree_max(&self, label: &str, value: f64) -> Result<f64, ZeroError> {
-        Ok(fold(&self.gather_f64(label, value)?, f64::max))
-    }
-
-    /// The sum, added in the order of ranks.
+    /// The sum, added in the order of ranks; NaN if a rank has NaN.
     fn agree_sum(&self, label: &str, value: f64) -> Result<f64, ZeroError> {
-        Ok(fold(&self.gather_f64(label, value)?, |a, b| a + b))
-    }
-
-    /// The smallest integer.
-    fn agree_min_i64(&self, label: &str, value: i64) -> Result<i64, ZeroError> {
-        Ok(self
-            .gather_i64(label, value)?
-            .into_iter()
-            .min()
-            .unwrap_or(value))
-    }
-
-    /// The largest integer.
-    fn agree_max_i64(&self, label: &str, value: i64) -> Result<i64, ZeroError> {
-        Ok(self
-            .gather_i64(label, value)?
-            .into_iter()
-            .max()
-            .unwrap_or(value))
+        Ok(self.gather_f64(label, value)?.into_iter().sum())
     }
 
     /// Refuses to go on unless all ranks have the same text, such as their settings.
@@ -103,16 +56,8 @@ pub trait Agree: ProcessGroup {
 
 impl<G: ProcessGroup + ?Sized> Agree for G {}
 
-fn fold(values: &[f64], join: impl Fn(f64, f64) -> f64) -> f64 {
-    values
-        .iter()
-        .copied()
-        .reduce(|a, b| {
-            if a.is_nan() || b.is_nan() {
-                f64::NAN
-            } else {
-                join(a, b)
-            }
-        })
-        .unwrap_or(f64::NAN)
+/// The numbers of all ranks, of eight bytes each.
+fn numbers<T>(all: &[Vec<u8>], read: fn([u8; 8]) -> T) -> Vec<T> {
+    let bytes = all.iter().flat_map(|bytes| bytes.as_chunks().0);
+    bytes.map(|&bytes| read(bytes)).collect()
 }

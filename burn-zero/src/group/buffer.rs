@@ -179,36 +179,27 @@ impl Element for f32 {
     }
 }
 
-impl Element for bf16 {
-    fn widen(values: &[Self], out: &mut [f32]) {
-        values.convert_to_f32_slice(out);
-    }
+/// For a type of two bytes, by its variant of the buffer.
+macro_rules! half_element {
+    ($half:ident, $variant:ident) => {
+        impl Element for $half {
+            fn widen(values: &[Self], out: &mut [f32]) {
+                values.convert_to_f32_slice(out);
+            }
 
-    fn round(values: &[f32], out: &mut [Self]) {
-        out.convert_from_f32_slice(values);
-    }
+            fn round(values: &[f32], out: &mut [Self]) {
+                out.convert_from_f32_slice(values);
+            }
 
-    fn unwrap(buffer: HostBuffer) -> Option<Vec<Self>> {
-        match buffer {
-            HostBuffer::Bf16(values) => Some(values),
-            _ => None,
+            fn unwrap(buffer: HostBuffer) -> Option<Vec<Self>> {
+                match buffer {
+                    HostBuffer::$variant(values) => Some(values),
+                    _ => None,
+                }
+            }
         }
-    }
+    };
 }
 
-impl Element for f16 {
-    fn widen(values: &[Self], out: &mut [f32]) {
-        values.convert_to_f32_slice(out);
-    }
-
-    fn round(values: &[f32], out: &mut [Self]) {
-        out.convert_from_f32_slice(values);
-    }
-
-    fn unwrap(buffer: HostBuffer) -> Option<Vec<Self>> {
-        match buffer {
-            HostBuffer::F16(values) => Some(values),
-            _ => None,
-        }
-    }
-}
+half_element!(bf16, Bf16);
+half_element!(f16, F16);

@@ -46,12 +46,11 @@ impl OffloadConfig {
         }
     }
 
-    /// As a [`ZeroConfig`](crate::ZeroConfig) says where the state is; `None` where it says the device. `pin_memory` is the
-    /// backend's affair: buffers of transfers are its own.
+    /// As a [`ZeroConfig`](crate::ZeroConfig) says where the state is; `None` where it says the device.
     pub fn of(offload: &OptimizerOffload, adamw: HostAdamWConfig) -> Option<Self> {
         match offload {
             OptimizerOffload::None => None,
-            OptimizerOffload::Host { ratio, .. } => Some(Self {
+            OptimizerOffload::Host { ratio } => Some(Self {
                 ratio: *ratio,
                 ..Self::new(adamw)
             }),
@@ -125,10 +124,7 @@ mod tests {
         assert_eq!((adamw.beta_1, adamw.beta_2), params.betas);
         assert_eq!((adamw.epsilon, adamw.weight_decay), (1e-7, 0.1));
 
-        let offload = OptimizerOffload::Host {
-            ratio: 0.4,
-            pin_memory: true,
-        };
+        let offload = OptimizerOffload::Host { ratio: 0.4 };
         let config = OffloadConfig::of(&offload, adamw.clone()).unwrap();
         assert_eq!((config.ratio, &config.adamw), (0.4, &adamw));
         assert_eq!(OffloadConfig::of(&OptimizerOffload::None, adamw), None);

@@ -4,7 +4,7 @@ use burn::module::AutodiffModule;
 use burn::optim::{LearningRate, Optimizer};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{AutodiffBackend, Backend};
+use burn_backend::{AutodiffBackend, Backend, TensorMetadata};
 
 use super::gather::{self, Updated};
 use super::gradients::Gradients;
@@ -72,6 +72,8 @@ impl<O> ZeroOptimizer<O> {
     ) -> Result<Pieces<B::InnerBackend>, ZeroError> {
         let layout = exchange.layout();
         if self.group.world_size() == 1 || exchange.take_arriving() == Arriving::Reduced {
+            let bytes = arrived.iter().flatten().map(bytes_of::<B::InnerBackend>);
+            drop(exchange.gauge().hold(bytes.sum()));
             return Ok(Pieces::new(layout, arrived)?);
         }
         let reduced = self.exchange_all::<B::InnerBackend>(exchange, at, arrived)?;
@@ -93,8 +95,12 @@ impl<O> ZeroOptimizer<O> {
         mut arrived: Vec<Option<FloatTensor<I>>>,
     ) -> Result<Vec<Reduced>, ZeroError> {
         check_whole::<I>(exchange.layout(), &arrived)?;
+        let hold = |gradient: &FloatTensor<I>| exchange.gauge().hold(bytes_of::<I>(gradient));
+        let mut held: Vec<_> = arrived.iter().map(|g| g.as_ref().map(hold)).collect();
         exchange.begin_step(at);
         for (parameter, gradient) in arrived.iter_mut().enumerate().rev() {
+            // From here on the exchange counts it.
+            drop(held[parameter].take());
             exchange.submit(parameter, gradient.take().map(HostRead::start::<I>));
         }
         exchange.finish()
@@ -114,4 +120,8 @@ impl<O> ZeroOptimizer<O> {
         receive(all.sqrt() as f32);
         Ok(())
     }
+}
+
+fn bytes_of<I: Backend>(tensor: &FloatTensor<I>) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
 }

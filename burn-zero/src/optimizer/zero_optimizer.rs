@@ -94,7 +94,11 @@ use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
 ///
 /// With `P` parameters and `N` ranks a rank sends `2 P (N - 1) / N` elements a step in every stage; under stage 2 the
 /// gradients' half of it once a backward pass. It holds `1 / N` of the optimizer's state in stages 1 and 2, and in stage
-/// 2 of the gradients, plus at most three buckets. Gradients and parameters go through the host's memory.
+/// 2 of the gradients, plus at most three buckets in backward: one that backward fills, one that waits, one that is copied into the
+/// buffer that is sent. Gradients and parameters of every backend go through the host's memory, those of a GPU over its bus.
+/// [`estimate`](crate::estimate()) has all figures, [`peak_gradient_bytes`](Self::peak_gradient_bytes) what came of it.
+///
+/// Under MPI a panic ends the whole job, with its message: see [`OnPanic`](crate::group::OnPanic).
 pub struct ZeroOptimizer<O> {
     pub(super) inner: O,
     pub(super) group: Arc<dyn ProcessGroup>,
@@ -239,6 +243,18 @@ impl<O> ZeroOptimizer<O> {
         &self.sharding
     }
 
+    /// The most bytes of gradients that this rank ever held at once since it got to know the model, as counted where they come and go:
+    /// under stage 2 during backward (its shard and the buckets under way), in the other stages whole when they arrive at the step. Those
+    /// in host memory ([`Memory::Host`](crate::Memory::Host)) count as those on the device do.
+    /// Sums of an accumulation around this optimizer are not among them. 0 before the first step.
+    ///
+    /// [`Estimate::peak_gradient_bytes`](crate::Estimate::peak_gradient_bytes) is what to expect, and in host memory
+    /// [`host_gradient_bytes`](crate::Estimate::host_gradient_bytes) besides.
+    pub fn peak_gradient_bytes(&self) -> u64 {
+        let exchange = self.exchange.as_ref();
+        exchange.map_or(0, |exchange| exchange.gauge().peak_bytes())
+    }
+
     /// Gets to know a model and gives every rank the weights of rank 0: before the first forward, on the thread that
     /// trains, and after its weights were loaded or its parameters frozen. All ranks call it. Tied parameters are one leaf
     /// afterwards.
@@ -251,7 +267,7 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Cost
     ///
-    /// A broadcast of all parameters, and three steps of at most eleven clones of the wrapped optimizer with up to eight
+    /// A broadcast of all parameters, in which rank 0 sends them about twice, a comparison of all paths and shapes, and three steps of at most eleven clones of the wrapped optimizer with up to eight
     /// elements each: the trial that shows whether it can be sharded exactly, and that all ranks have it with the same settings. A
     /// receiver of the [norm](Self::with_norm) gets that of the trial's gradients in each of them.
     pub fn prepare<B, M>(&mut self, module: M) -> Result<M, ZeroError>

@@ -25,7 +25,8 @@ pub struct TrainingState {
     /// Whatever else: position in the data, configuration, metrics.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub user: Map<String, Value>,
-    /// State of this rank's random generators. Each rank has its own, so it comes back only at the same world size.
+    /// State of this rank's random generators: what [`with_generator`](Self::with_generator) takes, or the caller's own. Each rank
+    /// has its own, so it comes back only at the same world size. Nobody fills it in unasked.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub generator: Value,
 }

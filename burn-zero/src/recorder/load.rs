@@ -33,7 +33,8 @@ struct Wanted {
 impl Recorder {
     /// Loads the last record in `dir`, or that of `step`, into a training that was made as the saved one: bit for bit what was
     /// saved, at any number of ranks and any stage. Collective; the optimizer must be
-    /// [prepared](crate::ZeroOptimizer::prepare). Returns the training and the rest of what was saved.
+    /// [prepared](crate::ZeroOptimizer::prepare). Returns the training and the rest of what was saved: the backend's generator is as it
+    /// was until [`seed_generator`](TrainingState::seed_generator).
     ///
     /// Costs a read of the whole model and of this rank's share of the optimizer's state on every rank, and host memory
     /// for them.

@@ -1,8 +1,9 @@
 //! Whole trainings in sharded records: the model, the optimizer with all its layers, the scheduler and the small state.
 //!
 //! `save.rs` and `load.rs` are the two directions; `model.rs` knows the tensors of a module, [`state`](crate::state) those of an
-//! optimizer.
+//! optimizer; `generator.rs` has what dropout draws from.
 
+mod generator;
 mod load;
 mod model;
 mod save;
@@ -52,7 +53,8 @@ impl<M, O, S> Training<M, O, S> {
 /// | the optimizer's state, whole tensors | `optimizer/<path>` | each rank its shard |
 /// | step counts, loss scale, counters of all layers; the scheduler | the manifest | the same on all ranks |
 /// | the sums of a window of micro-batches that is not complete | `window/<rank>/<path>` | each rank its own |
-/// | step, generator, and what the caller adds ([`TrainingState`](crate::record::TrainingState)) | the manifest | the caller |
+/// | step, and what the caller adds ([`TrainingState`](crate::record::TrainingState)) | the manifest | the caller, all ranks the same |
+/// | a seed for the backend's generator, if the caller [takes one](crate::record::TrainingState::with_generator) | the manifest | each rank its own |
 ///
 /// so any number of ranks, at any stage, loads it bit for bit, and [`consolidate`](crate::consolidate) makes a file of it that
 /// plain Burn loads. A window that is not complete comes back at the same number of ranks and the same sharding only: save

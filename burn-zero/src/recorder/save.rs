@@ -17,8 +17,8 @@ use crate::state::{self, Naming, refuse};
 impl Recorder {
     /// Saves a training as one record in `dir`, as [`save_sharded`] does. Collective: all ranks call it, between two steps.
     ///
-    /// `state` has what the record cannot know: the number of updates, which names it, and if wanted the state of this rank's
-    /// generator and the caller's own. The optimizer's and the scheduler's are filled in.
+    /// `state` has what the record cannot know: the number of updates, which names it, and if wanted
+    /// [this rank's generator](TrainingState::with_generator) and the caller's own. The optimizer's and the scheduler's are filled in.
     ///
     /// Costs one write of this rank's share of model and optimizer, and host memory for its share of the optimizer's state;
     /// the model is read from the device piece by piece.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use burn_backend::TensorData;
 use parking_lot::Mutex;
 
+use super::gauge::Gauge;
 use super::layout::Layout;
 use super::moment::Moment;
 use super::reduced::Reduced;
@@ -70,6 +71,7 @@ impl Exchange {
             op: sharding.reduction,
             dtype: sharding.communication_dtype,
             memory: sharding.gradients,
+            gauge: Gauge::default(),
         });
         Self {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
@@ -93,6 +95,11 @@ impl Exchange {
 
     pub(crate) fn group(&self) -> &dyn ProcessGroup {
         &*self.orders.group
+    }
+
+    /// Counts the gradients that this rank holds.
+    pub(crate) fn gauge(&self) -> &Gauge {
+        &self.orders.gauge
     }
 
     /// One rank has nothing to reduce, whatever the stage.
@@ -174,7 +181,9 @@ impl Exchange {
         let mut pass = self.pass.lock();
         let Some(pass) = &mut *pass else { return };
         debug_assert!(!pass.readiness.has(parameter), "one gradient a parameter");
-        let arrival = Arc::new(Arrival::new(parameter, gradient));
+        let bytes = layout.parameters()[parameter].bytes();
+        let arrival = Arrival::new(parameter, gradient, bytes, &self.orders.gauge);
+        let arrival = Arc::new(arrival);
         for bucket in layout.buckets_of(parameter) {
             pass.arrivals[bucket].push(arrival.clone());
         }

@@ -22,6 +22,11 @@ impl Parameter {
         self.shape.iter().product()
     }
 
+    /// Size of it, and of its gradient.
+    pub(crate) fn bytes(&self) -> usize {
+        self.elements() * self.dtype.size()
+    }
+
     /// The shape of `elements` of it: of its rank, so that a tensor of the parameter's type can hold them.
     pub(crate) fn piece_shape(&self, elements: usize) -> Vec<usize> {
         let mut shape = vec![1; self.shape.len()];

@@ -1,6 +1,7 @@
 //! Gradients of all ranks becoming one: which rank gets which part, and who carries them while backward goes on.
 
 mod exchange;
+mod gauge;
 mod layout;
 mod moment;
 mod reduced;

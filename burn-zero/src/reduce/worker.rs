@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use burn_backend::TensorData;
 use parking_lot::Mutex;
 
+use super::gauge::{Gauge, Holding};
 use super::layout::Layout;
 use super::moment::Moment;
 use super::reduced::{Reduced, State};
@@ -19,6 +20,8 @@ use crate::{Memory, Stage, ZeroError};
 pub(super) struct Arrival {
     parameter: usize,
     gradient: Mutex<Gradient>,
+    /// What it weighs.
+    _holding: Option<Holding>,
 }
 
 enum Gradient {
@@ -31,11 +34,19 @@ enum Gradient {
 }
 
 impl Arrival {
-    pub(super) fn new(parameter: usize, gradient: Option<HostRead>) -> Self {
+    /// Of a parameter whose gradient has so many bytes.
+    pub(super) fn new(
+        parameter: usize,
+        gradient: Option<HostRead>,
+        bytes: usize,
+        gauge: &Gauge,
+    ) -> Self {
+        let holding = gradient.is_some().then(|| gauge.hold(bytes));
         let gradient = gradient.map_or(Gradient::Missing, Gradient::Underway);
         Self {
             parameter,
             gradient: Mutex::new(gradient),
+            _holding: holding,
         }
     }
 
@@ -79,6 +90,7 @@ pub(super) struct Orders {
     pub(super) op: ReduceOp,
     pub(super) dtype: BufferDtype,
     pub(super) memory: Memory,
+    pub(super) gauge: Gauge,
 }
 
 /// What becomes of a bucket that is full.
@@ -175,7 +187,7 @@ fn work(orders: &Orders, queue: &Receiver<Job>, results: &Sender<Outcome>) {
                 bucket,
                 arrivals,
                 at,
-            } => pass.reduce(bucket, &arrivals, at),
+            } => pass.reduce(bucket, arrivals, at),
             Job::Bucket {
                 task: Task::Land,
                 arrivals,
@@ -202,6 +214,8 @@ struct Pass<'a> {
     reduced: Vec<Reduced>,
     /// By parameter, what this rank can tell.
     findings: Vec<u8>,
+    /// What is reduced, until it is handed over.
+    holdings: Vec<Holding>,
     failed: Option<ZeroError>,
 }
 
@@ -212,11 +226,12 @@ impl<'a> Pass<'a> {
             orders,
             reduced: vec![Reduced::default(); parameters],
             findings: vec![0; parameters],
+            holdings: Vec::new(),
             failed: None,
         }
     }
 
-    fn reduce(&mut self, bucket: usize, arrivals: &[Arc<Arrival>], at: Moment) {
+    fn reduce(&mut self, bucket: usize, arrivals: Vec<Arc<Arrival>>, at: Moment) {
         if self.failed.is_some() {
             return;
         }
@@ -228,7 +243,7 @@ impl<'a> Pass<'a> {
     fn try_reduce(
         &mut self,
         bucket: usize,
-        arrivals: &[Arc<Arrival>],
+        arrivals: Vec<Arc<Arrival>>,
         at: Moment,
     ) -> Result<(), ZeroError> {
         let Orders {
@@ -256,8 +271,8 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// The bucket's buffer; zeros where this rank has no gradient.
-    fn fill(&mut self, bucket: usize, arrivals: &[Arc<Arrival>]) -> Vec<f32> {
+    /// The bucket's buffer; zeros where this rank has no gradient. The gradients are gone then, before anything is sent.
+    fn fill(&mut self, bucket: usize, arrivals: Vec<Arc<Arrival>>) -> Vec<f32> {
         let layout = &self.orders.layout;
         let mut buffer = vec![0.0; layout.buckets()[bucket].padded_elements()];
         let all = 0..buffer.len();
@@ -282,6 +297,10 @@ impl<'a> Pass<'a> {
                 self.findings[slot.parameter] |= NON_FINITE;
             }
             let piece = &mut self.reduced[slot.parameter].elements;
+            if piece.is_empty() {
+                let bytes = layout.held(slot.parameter) * size_of::<f32>();
+                self.holdings.push(self.orders.gauge.hold(bytes));
+            }
             piece.resize(layout.held(slot.parameter), 0.0);
             let to = layout.position(slot.parameter, slot.range.start);
             piece[to..to + elements.len()].copy_from_slice(elements);

@@ -161,18 +161,13 @@ impl ShardMap {
         self.elements
     }
 
-    /// Position of a parameter's first element with all parameters laid end to end, without padding: the same for every
-    /// world size.
-    pub fn global_offset(&self, parameter: usize) -> usize {
-        self.global_offsets[parameter]
-    }
-
     /// The buckets. Gradients complete them from the last to the first: see [`Readiness`](super::Readiness).
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
     }
 
-    /// Where a parameter lies: indices of buckets, with the segment in each, in the order of its elements.
+    /// Where a parameter lies: indices of buckets, with the segment in each, in the order of its elements. Looks through the segments
+    /// of each of its buckets.
     pub fn segments(&self, parameter: usize) -> impl Iterator<Item = (usize, &Segment)> {
         let start = self.global_offsets[parameter];
         let end = start + self.parameters[parameter].elements;
@@ -216,7 +211,8 @@ impl ShardMap {
         self.buckets.iter().map(range).collect()
     }
 
-    /// What a rank owns, in the order of its shard. Pieces that continue each other in parameter and shard are one.
+    /// What a rank owns, in the order of its shard. Pieces that continue each other in parameter and shard are one. Goes through all
+    /// buckets, and in each through the rank's segments: keep it.
     pub fn pieces(&self, rank: usize) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::new();
         for (bucket, shard) in self.buckets.iter().zip(self.shard_ranges(rank)) {

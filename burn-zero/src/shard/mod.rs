@@ -16,15 +16,13 @@
 //! | `Whole` | the parameters of each rank, whole, balanced by size over the model; no padding | optimizers that need a parameter's shape or norm |
 //!
 //! `map` is the map, `bucket` how parameters fill buckets, `whole` how whole parameters are dealt to ranks, `readiness`
-//! when a bucket's gradients are there, `reshard` how elements move from one map to another.
+//! when a bucket's gradients are there.
 
 mod bucket;
 mod map;
 mod readiness;
-mod reshard;
 mod whole;
 
 pub use bucket::{Bucket, Segment};
 pub use map::{Parameter, Partition, Piece, ShardMap};
 pub use readiness::Readiness;
-pub use reshard::{Move, Place};

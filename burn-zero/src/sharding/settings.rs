@@ -10,14 +10,16 @@ use crate::shard::Partition;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sharding {
-    /// What is sharded. Default [`Stage::OptimizerState`].
+    /// What is sharded. Default [`Stage::OptimizerState`], for who wraps an optimizer to shard it; a
+    /// [`ZeroConfig`](crate::ZeroConfig)'s default is DeepSpeed's stage 0.
     pub stage: Stage,
     /// How elements are given to ranks. Default [`Partition::Flat`]: pieces, for optimizers that update each element by
     /// itself, such as SGD with momentum, Adam, AdamW, RMSprop and Adagrad. [`Partition::Whole`] is for those that need a
     /// parameter's shape or norm, such as Muon, LARS and LAMB, or gradients clipped tensor by tensor.
     pub partition: Partition,
     /// Elements that are reduced or gathered at once, at most (DeepSpeed's `reduce_bucket_size`). Default 8,388,608. Smaller
-    /// buckets overlap more of the communication with backward and hold less memory: three at most are under way.
+    /// buckets overlap more of the communication with backward and hold less memory: the gradients of three at most are there at
+    /// once, and one buffer. A parameter that is larger than a bucket comes whole.
     pub bucket_elements: usize,
     /// Type in which gradients are sent, added up in f32 and rounded once. Default f32; halves the bytes otherwise. Updated
     /// parameters are sent in their own type.

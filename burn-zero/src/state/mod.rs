@@ -5,6 +5,7 @@
 //! back, for any layout. `naming.rs` has the ids, `tensors.rs` tensors that came, `dtype.rs` their types in files.
 
 mod apart;
+mod bytes;
 mod dtype;
 mod naming;
 mod tensors;
@@ -18,6 +19,7 @@ use ciborium::Value;
 use serde_json::Value as Json;
 
 use apart::Apart;
+pub use bytes::tensor_bytes;
 pub(crate) use dtype::{from_file, in_file, to_file};
 pub(crate) use naming::Naming;
 pub(crate) use tensors::{Loaded, Pieces, by_name};

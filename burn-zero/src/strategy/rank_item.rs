@@ -91,62 +91,31 @@ impl Reader<'_> {
     }
 }
 
-impl<B: Backend> RankItem for ClassificationOutput<B> {
-    fn into_bytes(self) -> Vec<u8> {
-        pack([
-            self.loss.into_data(),
-            self.output.into_data(),
-            self.targets.into_data(),
-        ])
-    }
+/// For an output that is a loss, an output and targets.
+macro_rules! three_tensors {
+    ($($item:ident)*) => {
+        $(impl<B: Backend> RankItem for $item<B> {
+            fn into_bytes(self) -> Vec<u8> {
+                pack([
+                    self.loss.into_data(),
+                    self.output.into_data(),
+                    self.targets.into_data(),
+                ])
+            }
 
-    fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
-        let mut reader = Reader(bytes);
-        Ok(Self::new(
-            reader.tensor()?,
-            reader.tensor()?,
-            reader.tensor()?,
-        ))
-    }
+            fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+                let mut reader = Reader(bytes);
+                Ok(Self::new(
+                    reader.tensor()?,
+                    reader.tensor()?,
+                    reader.tensor()?,
+                ))
+            }
+        })*
+    };
 }
 
-impl<B: Backend> RankItem for MultiLabelClassificationOutput<B> {
-    fn into_bytes(self) -> Vec<u8> {
-        pack([
-            self.loss.into_data(),
-            self.output.into_data(),
-            self.targets.into_data(),
-        ])
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
-        let mut reader = Reader(bytes);
-        Ok(Self::new(
-            reader.tensor()?,
-            reader.tensor()?,
-            reader.tensor()?,
-        ))
-    }
-}
-
-impl<B: Backend> RankItem for RegressionOutput<B> {
-    fn into_bytes(self) -> Vec<u8> {
-        pack([
-            self.loss.into_data(),
-            self.output.into_data(),
-            self.targets.into_data(),
-        ])
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
-        let mut reader = Reader(bytes);
-        Ok(Self::new(
-            reader.tensor()?,
-            reader.tensor()?,
-            reader.tensor()?,
-        ))
-    }
-}
+three_tensors!(ClassificationOutput MultiLabelClassificationOutput RegressionOutput);
 
 impl<B: Backend> RankItem for SequenceOutput<B> {
     fn into_bytes(self) -> Vec<u8> {

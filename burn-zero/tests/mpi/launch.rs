@@ -24,6 +24,11 @@ pub struct Ended {
 
 /// Runs a program of `ranks` processes to its end.
 pub fn run(ranks: usize, program: &str) -> Ended {
+    run_after(ranks, program, "", LONGEST)
+}
+
+/// Runs a program of `ranks` processes, each started by a shell that runs `commands` first, such as `ulimit`; at most so long.
+pub fn run_after(ranks: usize, program: &str, commands: &str, longest: Duration) -> Ended {
     let start = Instant::now();
     let launcher = env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
     let mut command = Command::new(&launcher);
@@ -31,7 +36,8 @@ pub fn run(ranks: usize, program: &str) -> Ended {
         command.args(["--allow-run-as-root", "--oversubscribe"]);
     }
     let mut job = command
-        .args(["-n", &ranks.to_string()])
+        .args(["-n", &ranks.to_string(), "sh", "-c"])
+        .arg(format!("{commands}\nexec \"$0\""))
         .arg(env::current_exe().expect("this program has a path"))
         .env(PROGRAM, program)
         .stdin(Stdio::null())
@@ -40,7 +46,7 @@ pub fn run(ranks: usize, program: &str) -> Ended {
         .spawn()
         .unwrap_or_else(|error| panic!("{launcher}: {error}; Debian: apt-get install openmpi-bin"));
     let readers = [reader(job.stdout.take()), reader(job.stderr.take())];
-    let success = wait(&mut job);
+    let success = wait(&mut job, longest);
     let took = start.elapsed();
     let output: String = readers
         .into_iter()
@@ -66,9 +72,9 @@ fn reader(stream: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Stri
     })
 }
 
-fn wait(job: &mut Child) -> Option<bool> {
+fn wait(job: &mut Child, longest: Duration) -> Option<bool> {
     let start = Instant::now();
-    while start.elapsed() < LONGEST {
+    while start.elapsed() < longest {
         if let Some(status) = job.try_wait().expect("the launcher is ours") {
             return Some(status.success());
         }

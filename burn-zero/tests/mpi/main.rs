@@ -17,6 +17,7 @@ mod model;
 #[path = "../sharding/support.rs"]
 mod nets;
 mod programs;
+mod resumed;
 #[path = "../support/mod.rs"]
 mod support;
 mod tests;

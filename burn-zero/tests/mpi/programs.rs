@@ -9,6 +9,7 @@ use burn_zero::{
 
 use crate::{
     in_learner::Layers,
+    resumed,
     support::every_collective,
     training::{self, Differs},
 };
@@ -19,6 +20,9 @@ pub const DEADLINE: Duration = Duration::from_secs(1);
 pub fn run(program: &str) {
     if let Some(arguments) = program.strip_prefix("save until killed ") {
         return training::save_until_killed(patient(), arguments);
+    }
+    if let Some(arguments) = program.strip_prefix("dropout until ") {
+        return resumed::until(patient(), arguments);
     }
     if let Some(arguments) = program.strip_prefix("carry ") {
         return training::carry(patient(), arguments);

@@ -84,6 +84,10 @@ pub const ALL: &[(&str, Test)] = &[
         a_record_is_carried_over_any_number_of_processes,
     ),
     (
+        "a_training_with_dropout_is_broken_off_and_resumed",
+        crate::resumed::a_training_with_dropout_is_broken_off_and_resumed,
+    ),
+    (
         "a_rank_may_be_killed_while_a_record_is_saved",
         a_rank_may_be_killed_while_a_record_is_saved,
     ),

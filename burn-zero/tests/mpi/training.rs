@@ -51,7 +51,7 @@ fn step<A: AutodiffBackend>(mut run: Run<A>, step: usize) -> Run<A> {
 }
 
 /// Sensitive to every bit.
-fn digest(parameters: &[Vec<f32>]) -> u64 {
+pub fn digest(parameters: &[Vec<f32>]) -> u64 {
     let elements = parameters.iter().flatten();
     elements.fold(0, |digest: u64, element| {
         (digest ^ u64::from(element.to_bits()))

@@ -1,131 +1,228 @@
-//! What a rank sends and holds is what the paper says.
+//! What a rank sends and holds is what the paper says, and what was estimated.
 
-use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer};
 use burn::prelude::*;
-use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::backend::AutodiffBackend;
-use burn_zero::group::Operation;
-use burn_zero::{ModelStates, Sharding, Stage, ZeroConfig, ZeroOptimizer, estimate};
+use burn_accum::{AccumConfig, MultiSteps};
+use burn_zero::group::{BufferDtype, Operation, Sent};
+use burn_zero::shard::Parameter;
+use burn_zero::{
+    BatchConfig, Estimate, ModelStates, Partition, ProcessGroup, ShardMap, Sharding, Stage,
+    ZeroConfig, ZeroOptimizer, estimate, estimate_map, tensor_bytes,
+};
 
 use super::support::*;
 
 type Wide = Vec<Linear<B>>;
 type Inner = <B as AutodiffBackend>::InnerBackend;
 
-const STEPS: usize = 3;
+const UPDATES: u64 = 3;
+const LAYERS: [(usize, usize); 3] = [(37, 41), (41, 53), (53, 29)];
 
-/// Elements of all tensors in a record.
-fn elements<R: Record<B>>(record: R) -> usize {
-    fn count(value: &serde_json::Value) -> usize {
-        use serde_json::Value;
-        match value {
-            Value::Object(fields) => match fields.get("shape") {
-                Some(Value::Array(shape)) => shape
-                    .iter()
-                    .map(|size| size.as_u64().unwrap() as usize)
-                    .product(),
-                _ => fields.values().map(count).sum(),
-            },
-            Value::Array(values) => values.iter().map(count).sum(),
-            _ => 0,
-        }
-    }
-    count(&serde_json::to_value(record.into_item::<FullPrecisionSettings>()).unwrap())
-}
-
-fn close(what: &str, found: f64, formula: f64) {
-    let difference = (found - formula).abs();
+fn close(what: &str, found: u64, formula: f64) {
+    let difference = (found as f64 - formula).abs();
     assert!(
         difference <= 0.05 * formula,
         "{what}: {found}, the formula says {formula}"
     );
 }
 
+/// What a rank sent an update, and held.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    sent: Sent,
+    state_bytes: u64,
+    /// When backward is over.
+    gradient_bytes: u64,
+    peak_gradient_bytes: u64,
+}
+
+/// Trains with micro-batches; what each rank found.
+fn train(config: &ZeroConfig, world_size: usize) -> Vec<Found> {
+    let steps = config.batch.gradient_accumulation_steps.unwrap();
+    on_each_rank(world_size, |group| {
+        let adam = AdamWConfig::new().init();
+        let mut zero = ZeroOptimizer::new(adam, group.clone(), config.sharding()).unwrap();
+        let model = LAYERS.map(|(i, o)| LinearConfig::new(i, o).init(&Default::default()));
+        let mut model: Wide = zero.prepare::<B, _>(model.to_vec()).unwrap();
+        let before = sent(&*group);
+        let mut optimizer = MultiSteps::new(zero, AccumConfig::mean(steps as usize)).unwrap();
+        let mut gradient_bytes = 0;
+        for _ in 0..UPDATES * steps {
+            let x = Tensor::<B, 2>::ones([2, 37], &Default::default());
+            let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
+            let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
+            gradient_bytes = held(&gradients, &model);
+            model = optimizer.step(0.05, model, gradients);
+        }
+        let after = sent(&*group);
+        let zero = optimizer.inner();
+        let record = Optimizer::<Wide, B>::to_record(zero);
+        Found {
+            sent: Sent {
+                elements: (after.elements - before.elements) / UPDATES,
+                data_bytes: (after.data_bytes - before.data_bytes) / UPDATES,
+                ..Sent::default()
+            },
+            state_bytes: tensor_bytes::<B, _>(record).unwrap(),
+            gradient_bytes,
+            peak_gradient_bytes: zero.peak_gradient_bytes(),
+        }
+    })
+}
+
+/// Gradients and parameters, without what ranks say to each other.
+fn sent(group: &dyn ProcessGroup) -> Sent {
+    let mut all = Sent::default();
+    for operation in [
+        Operation::AllReduce,
+        Operation::ReduceScatter,
+        Operation::AllGather,
+    ] {
+        let sent = group.traffic().of(operation);
+        all.elements += sent.elements;
+        all.data_bytes += sent.data_bytes;
+    }
+    all
+}
+
+fn parameters() -> u64 {
+    LAYERS.iter().map(|(i, o)| i * o + o).sum::<usize>() as u64
+}
+
 #[test]
-fn bytes_are_those_of_the_formulas() {
+fn bytes_are_those_of_the_formulas_and_of_the_estimate() {
+    let p = parameters() as f64;
     for world_size in 1..=4 {
         for stage in STAGES {
-            on_ranks(world_size, |group| {
-                let device = Default::default();
-                let adam = AdamWConfig::new().init();
-                let sharding = Sharding {
-                    bucket_elements: 2000,
-                    ..Sharding::stage(stage)
-                };
-                let mut optimizer = ZeroOptimizer::new(adam, group.clone(), sharding)?;
-                let layers = [(37, 41), (41, 53), (53, 29)];
-                let model: Wide = layers
-                    .map(|(i, o)| LinearConfig::new(i, o).init(&device))
-                    .to_vec();
-                let mut model = optimizer.prepare::<B, _>(model)?;
-                let (parameters, ranks) = (model.num_params() as f64, world_size as f64);
-
-                let before = group.traffic();
-                let mut gradient_elements = 0;
-                for _ in 0..STEPS {
-                    let x = Tensor::<B, 2>::ones([2, 37], &device);
-                    let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
-                    let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
-                    gradient_elements = held(&gradients, &model);
-                    model = optimizer.step(0.05, model, gradients);
-                }
-                let sent = group.traffic().total().elements - before.total().elements;
-                let sent = sent as f64 / STEPS as f64;
-                close("sent", sent, 2.0 * parameters * (ranks - 1.0) / ranks);
-
-                let shard = parameters
-                    / if stage == Stage::DataParallel {
-                        1.0
-                    } else {
-                        ranks
+            for communication_dtype in [BufferDtype::F32, BufferDtype::Bf16] {
+                for steps in [1, 3] {
+                    let what = format!(
+                        "{world_size} ranks, {stage}, {communication_dtype}, {steps} micro-batches"
+                    );
+                    let config = ZeroConfig {
+                        stage,
+                        communication_dtype,
+                        reduce_bucket_size: 600,
+                        batch: BatchConfig {
+                            gradient_accumulation_steps: Some(steps),
+                            ..BatchConfig::default()
+                        },
+                        ..ZeroConfig::default()
                     };
-                let record = Optimizer::<Wide, B>::to_record(&optimizer);
-                close("state", elements(record) as f64, 2.0 * shard);
-                let whole = if stage == Stage::Gradients {
-                    ranks
-                } else {
-                    1.0
-                };
-                close("gradients", gradient_elements as f64, parameters / whole);
-
-                let config = ZeroConfig {
-                    stage,
-                    reduce_bucket_size: 2000,
-                    ..ZeroConfig::default()
-                };
-                let states = ModelStates::adam(parameters as u64);
-                let said = estimate(&states, &config, world_size);
-                close("sent, as estimated", sent, said.sent_elements as f64);
-                let bytes = |elements: usize| 4.0 * elements as f64;
-                let record = elements(Optimizer::<Wide, B>::to_record(&optimizer));
-                close("state", bytes(record), said.optimizer_bytes as f64);
-                close(
-                    "gradients",
-                    bytes(gradient_elements),
-                    said.gradient_bytes as f64,
-                );
-
-                let reduces = match stage {
-                    Stage::DataParallel => Operation::AllReduce,
-                    _ => Operation::ReduceScatter,
-                };
-                assert_eq!(group.traffic().of(reduces).calls > 0, world_size > 1);
-                Ok(())
-            });
+                    let said = estimate(&ModelStates::adam(parameters()), &config, world_size);
+                    let n = world_size as f64;
+                    let others = p * (n - 1.0) / n;
+                    let size = communication_dtype.size_bytes() as f64;
+                    // Once a micro-batch in stage 2, and what comes back: stage 0's gradients, or parameters.
+                    let (reductions, back) = match stage {
+                        Stage::DataParallel => (1.0, size),
+                        Stage::OptimizerState => (1.0, 4.0),
+                        _ => (steps as f64, 4.0),
+                    };
+                    let state_shard = if stage == Stage::DataParallel {
+                        p
+                    } else {
+                        p / n
+                    };
+                    let gradient_shard = if stage == Stage::Gradients { p / n } else { p };
+                    close(&what, said.sent_bytes, others * (reductions * size + back));
+                    for found in train(&config, world_size) {
+                        close(&what, found.sent.elements, others * (reductions + 1.0));
+                        close(&what, found.sent.elements, said.sent_elements as f64);
+                        close(&what, found.sent.data_bytes, said.sent_bytes as f64);
+                        close(&what, found.state_bytes, 8.0 * state_shard);
+                        close(&what, found.state_bytes, said.optimizer_bytes as f64);
+                        close(&what, found.gradient_bytes, 4.0 * gradient_shard);
+                        close(&what, found.gradient_bytes, said.gradient_bytes as f64);
+                        check_peak(&what, found, &said, steps);
+                    }
+                }
+            }
         }
     }
 }
 
-/// Elements of the gradients that a user holds.
-fn held(gradients: &GradientsParams, model: &Wide) -> usize {
+/// The peak is of what was counted: at least the shard, and of buckets no more than was said. A weight that fills several buckets
+/// comes whole.
+fn check_peak(what: &str, found: Found, said: &Estimate, steps: u64) {
+    let largest = LAYERS.iter().map(|(i, o)| i * o).max().unwrap() as u64;
+    // It is there until all of it is reduced, beside what is.
+    let beyond = match said.buffer_bytes {
+        0 => 0,
+        _ => 4 * largest,
+    };
+    let window = if steps > 1 { said.gradient_bytes } else { 0 };
+    assert_eq!(said.window_bytes, window, "{what}");
+    let most = said.gradient_bytes + said.underway_bytes + beyond;
+    let peak = found.peak_gradient_bytes;
+    assert!(peak <= most, "{what}: {peak}, not {most}");
+    assert!(peak >= found.gradient_bytes, "{what}: {peak}");
+}
+
+/// Whole parameters: the rank with the most has what was estimated, and no other has more.
+#[test]
+fn whole_parameters_are_estimated_by_their_map() {
+    for world_size in 1..=4 {
+        let list = LAYERS.map(|(i, o)| Parameter::new(format!("{i}x{o}"), i * o));
+        let map = ShardMap::whole(list.to_vec(), world_size, 600).unwrap();
+        let elements = map.elements() as u64;
+        let model = ModelStates {
+            optimizer_bytes: 4, // Muon's momentum
+            ..ModelStates::adam(elements)
+        };
+        let config = ZeroConfig {
+            stage: Stage::Gradients,
+            ..ZeroConfig::default()
+        };
+        let said = estimate_map(&model, &config, &map);
+        let sharding = Sharding {
+            partition: Partition::Whole,
+            bucket_elements: 600,
+            ..Sharding::stage(Stage::Gradients)
+        };
+        let found = on_each_rank(world_size, |group| {
+            let muon = MuonConfig::new().init();
+            let mut optimizer = ZeroOptimizer::new(muon, group.clone(), sharding.clone()).unwrap();
+            let layer = |(i, o)| {
+                LinearConfig::new(i, o)
+                    .with_bias(false)
+                    .init(&Default::default())
+            };
+            let model: Wide = optimizer
+                .prepare::<B, _>(LAYERS.map(layer).to_vec())
+                .unwrap();
+            let before = sent(&*group);
+            let x = Tensor::<B, 2>::ones([2, 37], &Default::default());
+            let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
+            let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
+            let _ = optimizer.step(0.05, model, gradients);
+            let state = tensor_bytes::<B, _>(Optimizer::<Wide, B>::to_record(&optimizer)).unwrap();
+            (sent(&*group).data_bytes - before.data_bytes, state)
+        });
+        let most = |of: fn(&(u64, u64)) -> u64| found.iter().map(of).max().unwrap();
+        assert_eq!(
+            most(|(sent, _)| *sent),
+            said.sent_bytes,
+            "{world_size} ranks"
+        );
+        assert_eq!(
+            most(|(_, state)| *state),
+            said.optimizer_bytes,
+            "{world_size} ranks"
+        );
+    }
+}
+
+/// Bytes of the gradients that a user holds.
+fn held(gradients: &GradientsParams, model: &Wide) -> u64 {
     let layers = model.iter().map(|layer| {
         let weight = gradients.get::<Inner, 2>(layer.weight.id).unwrap();
         let bias = gradients
             .get::<Inner, 1>(layer.bias.as_ref().unwrap().id)
             .unwrap();
-        weight.shape().num_elements() + bias.shape().num_elements()
+        4 * (weight.shape().num_elements() + bias.shape().num_elements())
     });
-    layers.sum()
+    layers.sum::<usize>() as u64
 }

@@ -115,14 +115,15 @@ pub fn every_collective(group: &dyn ProcessGroup) -> Result<u64, ZeroError> {
         assert_eq!(strings, (rank == root).then(expected));
     }
     assert!(group.agree_any("any", rank == world_size - 1)?);
-    assert_eq!(group.agree_all("all", rank == 0)?, world_size == 1);
-    assert_eq!(group.agree_min("min", rank as f64 + 0.5)?, 0.5);
-    assert_eq!(group.agree_max_i64("max", -(rank as i64))?, 0);
-    assert!(
-        group
-            .agree_max("nan", if rank == 0 { f64::NAN } else { 1.0 })?
-            .is_nan()
-    );
+    assert!(!group.agree_any("none", false)?);
+    let ranks: Vec<_> = (0..world_size as i64).map(|rank| -rank).collect();
+    assert_eq!(group.gather_i64("integers", -(rank as i64))?, ranks);
+    let halves: Vec<_> = (0..world_size).map(|rank| rank as f64 + 0.5).collect();
+    assert_eq!(group.gather_f64("numbers", rank as f64 + 0.5)?, halves);
+    let sum = group.agree_sum("sum", rank as f64 + 0.5)?;
+    assert_eq!(sum, halves.iter().sum::<f64>());
+    let own = if rank == 0 { f64::NAN } else { 1.0 };
+    assert!(group.agree_sum("nan", own)?.is_nan());
     group.barrier("end")?;
     Ok(digest.0)
 }

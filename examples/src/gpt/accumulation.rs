@@ -15,9 +15,10 @@ use burn_accum::{
 use burn_zero::ZeroStrategy;
 
 use super::error::GptError;
+use super::held::Held;
 use super::loader::TokenBatch;
 use super::model::Gpt;
-use super::placement::{Held, Placed};
+use super::placement::Placed;
 use super::precision::Precision;
 use super::ranks::Rank;
 use super::recompute::Recompute;

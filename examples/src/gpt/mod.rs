@@ -6,8 +6,8 @@
 //!   [`error`]: what can go wrong;
 //! - [`text`]: the bytes; [`windows`]: which of them are a batch; [`loader`]: batches from several threads, in order;
 //! - [`model`]: the transformer; [`step`]: its loss, and what the Learner asks of it; [`schedule`]: the learning rate;
-//! - [`optimizer`]: the one that the settings name; [`placement`]: whole or sharded, on the device or on the host;
-//!   [`carry`]: from a run with its state in one place to one with it in another;
+//! - [`optimizer`]: the one that the settings name; [`placement`]: whole or sharded, on the device or on the host; [`held`]:
+//!   what it came to hold; [`carry`]: from a run with its state in one place to one with it in another;
 //! - [`precision`]: mixed precision, [`accumulation`]: windows of micro-batches, [`recompute`]: what becomes of activations,
 //!   [`ranks`]: who trains: no other file knows about these, but for the scopes around the model's blocks;
 //! - [`run_dir`]: records, and going on from them; [`metric`], [`history`], [`progress`]: what one sees of a run;
@@ -16,6 +16,7 @@
 pub mod accumulation;
 pub mod carry;
 pub mod error;
+pub mod held;
 pub mod history;
 pub mod loader;
 pub mod metric;

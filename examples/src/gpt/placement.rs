@@ -2,49 +2,25 @@
 //!
 //! One type for all places, so that the training is compiled once.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::record::Record;
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_accum::ClipGlobalNorm;
 use burn_flex::Flex;
 use burn_zero::{
     HostAdamWConfig, HostOffload, OffloadConfig, OffloadRecord, OffloadedAdamW, OptimizerConfig,
-    Shards, ZeroConfig, ZeroOptimizer,
+    Shards, ZeroConfig, ZeroOptimizer, tensor_bytes,
 };
 
 use super::accumulation::clipped;
 use super::carry::{self, OfNamed};
 use super::error::GptError;
+use super::held::{Held, gradient_bytes};
 use super::model::Gpt;
 use super::optimizer::Named;
-
-/// What the optimizer of a rank has met.
-#[derive(Clone, Debug, Default)]
-pub struct Held(Arc<Counts>);
-
-#[derive(Debug, Default)]
-struct Counts {
-    elements: AtomicU64,
-    updates: AtomicU64,
-}
-
-impl Held {
-    /// Elements that it updates, as seen in its last step.
-    pub fn elements(&self) -> u64 {
-        self.0.elements.load(Ordering::Relaxed)
-    }
-
-    /// Its steps.
-    pub fn updates(&self) -> u64 {
-        self.0.updates.load(Ordering::Relaxed)
-    }
-}
 
 /// An optimizer with its state on the device or on the host.
 #[derive(Clone)]
@@ -108,6 +84,25 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Located<B, M> {
         let held = held.clone();
         Ok(Self { place, held })
     }
+
+    /// What there is of state, and of parameters beside it on the host.
+    fn state_bytes(&self) -> u64 {
+        match &self.place {
+            Place::Device(optimizer) => bytes_of::<B, _>(optimizer.to_record()),
+            Place::Host(optimizer) => {
+                let (host, device) = optimizer.state_bytes();
+                (host + device) as u64
+            }
+            Place::HostBackend(optimizer) => {
+                let record = Optimizer::<M, B>::to_record(optimizer);
+                bytes_of::<B, _>(record) + optimizer.parameter_bytes() as u64
+            }
+        }
+    }
+}
+
+fn bytes_of<B: Backend, R: Record<B>>(record: R) -> u64 {
+    tensor_bytes::<B, R>(record).expect("the state of Burn's optimizers can be serialized")
 }
 
 impl<B: AutodiffBackend, M: AutodiffModule<B>> Place<B, M> {
@@ -143,23 +138,25 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizer<M, B> for Located<B, M>
     type Record = LocatedRecord<B>;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        let elements = module.num_params() as u64;
-        self.held.0.elements.store(elements, Ordering::Relaxed);
-        match &mut self.place {
+        let elements = module.num_params();
+        let module = match &mut self.place {
             Place::Device(optimizer) => optimizer.step(lr, module, grads),
             Place::Host(optimizer) => optimizer.step(lr, module, grads),
             Place::HostBackend(optimizer) => optimizer.step(lr, module, grads),
-        }
+        };
+        self.held.note_step(elements, || self.state_bytes());
+        module
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        let elements = module.num_params() as u64;
-        self.held.0.elements.store(elements, Ordering::Relaxed);
-        match &mut self.place {
+        let elements = module.num_params();
+        let module = match &mut self.place {
             Place::Device(optimizer) => optimizer.step_multi(lr, module, grads),
             Place::Host(optimizer) => optimizer.step_multi(lr, module, grads),
             Place::HostBackend(optimizer) => optimizer.step_multi(lr, module, grads),
-        }
+        };
+        self.held.note_step(elements, || self.state_bytes());
+        module
     }
 
     fn to_record(&self) -> LocatedRecord<B> {
@@ -240,10 +237,17 @@ impl<B: AutodiffBackend> Optimizer<Gpt<B>, B> for Placed<B> {
     type Record = LocatedRecord<B>;
 
     fn step(&mut self, lr: LearningRate, module: Gpt<B>, grads: GradientsParams) -> Gpt<B> {
-        self.held.0.updates.fetch_add(1, Ordering::Relaxed);
+        self.held.note_update();
         match &mut self.ranks {
-            Ranks::One(optimizer) => optimizer.step(lr, module, grads),
-            Ranks::Many(optimizer) => optimizer.step(lr, module, grads),
+            Ranks::One(optimizer) => {
+                self.held.note_gradients(gradient_bytes(&module, &grads));
+                optimizer.step(lr, module, grads)
+            }
+            Ranks::Many(optimizer) => {
+                let module = optimizer.step(lr, module, grads);
+                self.held.note_gradients(optimizer.peak_gradient_bytes());
+                module
+            }
         }
     }
 
@@ -253,10 +257,14 @@ impl<B: AutodiffBackend> Optimizer<Gpt<B>, B> for Placed<B> {
         module: Gpt<B>,
         grads: MultiGradientsParams,
     ) -> Gpt<B> {
-        self.held.0.updates.fetch_add(1, Ordering::Relaxed);
+        self.held.note_update();
         match &mut self.ranks {
             Ranks::One(optimizer) => optimizer.step_multi(lr, module, grads),
-            Ranks::Many(optimizer) => optimizer.step_multi(lr, module, grads),
+            Ranks::Many(optimizer) => {
+                let module = optimizer.step_multi(lr, module, grads);
+                self.held.note_gradients(optimizer.peak_gradient_bytes());
+                module
+            }
         }
     }
 

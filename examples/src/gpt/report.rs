@@ -129,28 +129,32 @@ impl fmt::Display for Report {
         }
         writeln!(
             out,
-            "ZeRO stage {}        rank   sent elements an update    bytes in all   optimizer state",
+            "ZeRO stage {}        rank   sent elements an update   in bytes    bytes in all   optimizer state   gradients",
             self.stage
         )?;
-        let all = self.ranks.iter().enumerate();
-        for (rank, figures) in all {
+        for (rank, figures) in self.ranks.iter().enumerate() {
+            let updates = figures.updates.max(1);
             writeln!(
                 out,
-                "{:>24}{:>26}{:>16}{:>18}",
+                "{:>24}{:>26}{:>11}{:>16}{:>18}{:>12}",
                 rank,
-                figures.sent_elements / figures.updates.max(1),
+                figures.sent_elements / updates,
+                figures.sent_data_bytes / updates,
                 figures.sent_bytes,
-                figures.state_bytes
+                figures.state_bytes,
+                figures.gradient_bytes,
             )?;
         }
-        let expected = self.expected.0;
+        let expected = &self.expected;
         writeln!(
             out,
-            "{:>24}{:>26}{:>16}{:>18}",
+            "{:>24}{:>26}{:>11}{:>16}{:>18}{:>12}",
             "estimate",
-            expected.sent_elements,
+            expected.0.sent_elements,
+            expected.0.sent_bytes,
             "",
-            expected.optimizer_bytes + expected.host_bytes,
+            expected.0.optimizer_bytes + expected.0.host_bytes,
+            expected.gradient_bytes(),
         )
     }
 }
@@ -244,9 +248,11 @@ mod tests {
         let figures = RankFigures {
             updates: 100,
             sent_elements: 1_234_500,
+            sent_data_bytes: 4_938_000,
             sent_bytes: 5_000_000,
             updated_elements: 6_173,
             state_bytes: 49_384,
+            gradient_bytes: 49_380,
         };
         let options = Options::parse_from(["gpt", "--zero", "2"]);
         let settings = Settings::new(&options, 2).unwrap();
@@ -258,10 +264,10 @@ mod tests {
         let text = report.to_string();
         assert!(
             text.ends_with(
-                "ZeRO stage 2        rank   sent elements an update    bytes in all   optimizer state\n\
-                 \x20                      0                     12345         5000000             49384\n\
-                 \x20                      1                     12345         5000000             49384\n\
-                 \x20               estimate                     12346                             49384\n"
+                "ZeRO stage 2        rank   sent elements an update   in bytes    bytes in all   optimizer state   gradients\n\
+                 \x20                      0                     12345      49380         5000000             49384       49380\n\
+                 \x20                      1                     12345      49380         5000000             49384       49380\n\
+                 \x20               estimate                     12346      49384                             49384       49380\n"
             ),
             "{text}"
         );

@@ -10,18 +10,20 @@ use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::renderer::tui::TuiMetricsRendererWrapper;
 use burn::train::{Interrupter, Learner, SupervisedTraining};
 use burn_flex::Flex;
+use burn_zero::SilentRenderer;
 use burn_zero::group::launched;
 
 use super::accumulation::Window;
 use super::error::GptError;
+use super::held::Held;
 use super::history::History;
 use super::loader::WindowLoader;
 use super::metric::Perplexity;
 use super::model::Gpt;
-use super::placement::{Held, Placed};
+use super::placement::Placed;
 use super::precision::Precision;
 use super::progress::Lines;
-use super::ranks::{Expected, Rank, Silent, World};
+use super::ranks::{Expected, Rank, World};
 use super::recompute::{Recompute, plot_memory};
 use super::report::{Report, peak_bytes};
 use super::run_dir::{REPORT, WholeFileRecorder, open};
@@ -134,7 +136,9 @@ impl<B: AutodiffBackend> Run<B> {
             training = training.checkpoint(epoch);
         }
         training = if !rank.is_first() {
-            training.with_application_logger(None).renderer(Silent)
+            training
+                .with_application_logger(None)
+                .renderer(SilentRenderer)
         } else if stdout().is_terminal() && launched().is_none() {
             // A launcher gives its processes terminals without a keyboard or a size.
             let screen = TuiMetricsRendererWrapper::new(interrupter.clone(), resumed);
@@ -166,7 +170,7 @@ impl<B: AutodiffBackend> Run<B> {
                 reason: interrupter.get_message().unwrap_or_default(),
             });
         }
-        let ranks = rank.figures(&held, &settings.job)?;
+        let ranks = rank.figures(&held)?;
         if !rank.is_first() {
             return Ok(None);
         }

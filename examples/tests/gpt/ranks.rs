@@ -82,20 +82,76 @@ fn dropout_on_ranks_is_the_same_in_every_run() {
 #[test]
 fn what_ranks_send_and_hold_is_the_estimate() {
     let _turn = turn();
-    for stage in [0, 1, 2] {
-        let (_, report) = losses(&format!("--ranks 3 --zero {stage} --batch 2"));
-        let expected = report.expected.0;
-        let close = |found: u64, expected: u64| {
-            let distance = (found as f64 / expected as f64 - 1.0).abs();
-            assert!(distance < 0.05, "stage {stage}: {found}, not {expected}");
-        };
-        for figures in &report.ranks {
-            assert_eq!(figures.updates, 5);
-            close(figures.sent_elements / 5, expected.sent_elements);
-            close(figures.state_bytes, expected.optimizer_bytes);
-            assert!(figures.sent_bytes > 4 * figures.sent_elements);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("ds_config.json");
+    for (stage, size, dtype) in [
+        (0, 4, "fp32"),
+        (1, 2, "bf16"),
+        (2, 4, "fp32"),
+        (2, 2, "bf16"),
+    ] {
+        let buckets = format!(r#""reduce_bucket_size": 500, "stage": {stage}"#);
+        let json = format!(
+            r#"{{"zero_optimization": {{{buckets}}}, "communication_data_type": "{dtype}"}}"#
+        );
+        fs::write(&file, json).unwrap();
+        for more in ["", "--accum 2", "--offload"] {
+            let (_, report) = losses(&format!(
+                "--ranks 3 --batch 2 --config {} {more}",
+                file.display()
+            ));
+            assert_eq!(report.stage, stage);
+            check_figures(&report, &format!("stage {stage}, {dtype} {more}"));
+            let (parameters, expected) = (report.parameters as u64, report.expected);
+            let micro_batches = if more == "--accum 2" && stage == 2 {
+                2
+            } else {
+                1
+            };
+            let gathered = if stage == 0 { size } else { 4 };
+            let sent = (size * micro_batches + gathered) * parameters * 2 / 3;
+            close("bytes by the paper", sent, expected.0.sent_bytes);
+            if stage == 2 {
+                // Three buckets of 500 beside a third.
+                assert!(
+                    expected.gradient_bytes() < 4 * (parameters / 3 + parameters / 300 + 1501),
+                    "{expected}"
+                );
+            }
         }
-        assert_eq!(report.stage, stage);
+    }
+}
+
+#[track_caller]
+fn close(what: &str, found: u64, expected: u64) {
+    let distance = (found as f64 / expected as f64 - 1.0).abs();
+    assert!(distance < 0.05, "{what}: {found}, not {expected}");
+}
+
+/// Bytes, and the width that the options have.
+const EMBEDDING: u64 = 256 * 16;
+
+/// What each rank measured is what was expected of it.
+fn check_figures(report: &Report, what: &str) {
+    let expected = report.expected.0;
+    for figures in &report.ranks {
+        assert_eq!(figures.updates, 5);
+        close(what, figures.sent_elements / 5, expected.sent_elements);
+        close(what, figures.sent_data_bytes / 5, expected.sent_bytes);
+        assert!(figures.sent_bytes > figures.sent_data_bytes);
+        close(
+            what,
+            figures.state_bytes,
+            expected.optimizer_bytes + expected.host_bytes,
+        );
+        // The embedding fills several buckets of 500, and is there whole beside what is reduced of it.
+        let most = report.expected.gradient_bytes() + 4 * EMBEDDING;
+        let held = figures.gradient_bytes;
+        assert!(held <= most, "{what}: {held} of gradients, not {most}");
+        assert!(
+            held >= expected.gradient_bytes * 95 / 100,
+            "{what}: {held} of gradients"
+        );
     }
 }
 

@@ -14,6 +14,8 @@ const RECORDS: &str = "records are saved and loaded by this crate's own function
 const WHOLE_BUCKETS: &str =
     "gradients are always reduced and parameters gathered in whole flat buckets";
 const SUM_IN_F32: &str = "gradients are summed in f32 and divided once";
+const BACKENDS_BUFFERS: &str = "transfers go through the backend's own buffers, and whether those are page-locked is its choice";
+const TRANSFERS: &str = "AdamW's transfers and updates always overlap; those of an optimizer on the host's backend never do";
 const SCHEDULES: &str = "the data pipeline is the program's own";
 
 /// The object itself.
@@ -256,10 +258,7 @@ pub(super) const ZERO: Keys = &[
     ),
     ("offload_param", Ignored(STAGE_3)),
     ("cpu_offload_param", Ignored(STAGE_3)),
-    (
-        "cpu_offload_use_pin_memory",
-        Ignored("set pin_memory in offload_optimizer"),
-    ),
+    ("cpu_offload_use_pin_memory", Ignored(BACKENDS_BUFFERS)),
     ("contiguous_gradients", Ignored(WHOLE_BUCKETS)),
     ("reduce_scatter", Ignored(WHOLE_BUCKETS)),
     ("use_multi_rank_bucket_allreduce", Ignored(WHOLE_BUCKETS)),
@@ -338,22 +337,16 @@ pub(super) const ZERO: Keys = &[
 /// `zero_optimization.offload_optimizer`
 pub(super) const OFFLOAD: Keys = &[
     ("device", Read("\"none\" or \"cpu\"")),
-    ("pin_memory", Read("true or false")),
+    ("pin_memory", Ignored(BACKENDS_BUFFERS)),
     (
         "ratio",
         Read("the part of the state to offload, from 0 to 1"),
     ),
     ("nvme_path", Ignored("nothing is offloaded to a disk")),
     ("buffer_count", Ignored("nothing is offloaded to a disk")),
-    ("pipeline", Ignored("transfers and updates always overlap")),
-    (
-        "pipeline_read",
-        Ignored("transfers and updates always overlap"),
-    ),
-    (
-        "pipeline_write",
-        Ignored("transfers and updates always overlap"),
-    ),
+    ("pipeline", Ignored(TRANSFERS)),
+    ("pipeline_read", Ignored(TRANSFERS)),
+    ("pipeline_write", Ignored(TRANSFERS)),
     ("fast_init", Ignored("nothing is offloaded to a disk")),
     (
         "convert_grad_on_cpu",

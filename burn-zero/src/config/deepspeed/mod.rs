@@ -136,10 +136,7 @@ impl Reader {
             self.config.allgather_bucket_size = size;
         }
         if zero.bool("cpu_offload")? == Some(true) {
-            self.config.offload_optimizer = OptimizerOffload::Host {
-                ratio: 1.0,
-                pin_memory: false,
-            };
+            self.config.offload_optimizer = OptimizerOffload::Host { ratio: 1.0 };
         }
         if let Some(section) = self.open_in(&zero, "offload_optimizer", keys::OFFLOAD)? {
             self.config.offload_optimizer = offload(&section)?;
@@ -164,10 +161,9 @@ fn stage(zero: &Section<'_>) -> Result<Stage, ConfigError> {
 
 fn offload(section: &Section<'_>) -> Result<OptimizerOffload, ConfigError> {
     let ratio = section.number("ratio")?.unwrap_or(1.0);
-    let pin_memory = section.bool("pin_memory")?.unwrap_or(false);
     match section.text("device")?.unwrap_or("none") {
         "none" => Ok(OptimizerOffload::None),
-        "cpu" => Ok(OptimizerOffload::Host { ratio, pin_memory }),
+        "cpu" => Ok(OptimizerOffload::Host { ratio }),
         "nvme" => Err(ConfigError::Unsupported {
             path: section.path_of("device"),
             value: "\"nvme\"".to_owned(),

@@ -44,16 +44,19 @@ fn the_file_users_bring_loads_unmodified() {
             hysteresis: 2,
             min_scale: 1.0,
         }),
-        offload_optimizer: OptimizerOffload::Host {
-            ratio: 1.0,
-            pin_memory: true,
-        },
+        offload_optimizer: OptimizerOffload::Host { ratio: 1.0 },
         ignored: config.ignored.clone(),
         ..Default::default()
     };
     assert_eq!(config, expected);
     let ignored: Vec<&str> = config.ignored.iter().map(|key| key.path.as_str()).collect();
-    assert_eq!(ignored, ["zero_optimization.offload_param"]);
+    assert_eq!(
+        ignored,
+        [
+            "zero_optimization.offload_param",
+            "zero_optimization.offload_optimizer.pin_memory"
+        ]
+    );
 
     let resolved = config.resolve(4).unwrap();
     assert_eq!(
@@ -67,6 +70,8 @@ at overflow 2, at least 1
   optimizer state    in host memory, 100 % of it
   communication      gradients during backward, in f32; 8388608 elements a bucket
   ignored            zero_optimization.offload_param: of stage 3, as in DeepSpeed
+  ignored            zero_optimization.offload_optimizer.pin_memory: transfers go through the backend's own buffers, and whether \
+those are page-locked is its choice
 "
     );
 }
@@ -88,10 +93,7 @@ fn every_section_is_read() {
             min_scale: 2.0,
         }),
         gradient_clipping: Some(1.0),
-        offload_optimizer: OptimizerOffload::Host {
-            ratio: 0.5,
-            pin_memory: false,
-        },
+        offload_optimizer: OptimizerOffload::Host { ratio: 0.5 },
         reduce_bucket_size: 200_000_000,
         allgather_bucket_size: 200_000_000,
         communication_dtype: BufferDtype::Bf16,

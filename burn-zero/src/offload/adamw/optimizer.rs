@@ -160,6 +160,21 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
         (host, device.sum())
     }
 
+    /// Bytes of state on the host (masters and moments) and on the device (moments), of parameters that have taken a step: of
+    /// the buffers and tensors that there are.
+    pub fn state_bytes(&self) -> (usize, usize) {
+        let host = self.host.values().map(|kept| {
+            let (moment_1, moment_2) = kept.state.adamw.moments();
+            size_of_val(kept.state.adamw.master()) + size_of_val(moment_1) + size_of_val(moment_2)
+        });
+        let device = self.device.values().map(|state| {
+            let moments = [&state.moment_1, &state.moment_2];
+            let bytes = moments.map(|moment| moment.shape().num_elements() * moment.dtype().size());
+            bytes.iter().sum::<usize>()
+        });
+        (host.sum(), device.sum())
+    }
+
     fn entries(&self) -> HashMap<ParamId, Entry<B::InnerBackend>> {
         let host = self.host.iter();
         let host = host.map(|(id, kept)| (*id, Entry::Host(kept.state.clone())));

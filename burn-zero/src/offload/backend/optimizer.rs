@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn::module::{AutodiffModule, ModuleMapper, Param, ParamId};
 use burn::optim::adaptor::GradAdaptor;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
-use burn::tensor::{Tensor, TensorPrimitive, backend::AutodiffBackend};
+use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive, backend::AutodiffBackend};
 use burn_autodiff::Autodiff;
 use burn_backend::Backend;
 use burn_backend::ops::FloatTensorOps;
@@ -119,6 +119,13 @@ impl<H: Backend, O> HostOffload<H, O> {
     /// Gives the wrapped optimizer back, with its state.
     pub fn into_inner(self) -> O {
         self.inner
+    }
+
+    /// Bytes of the parameters that the host keeps beside the optimizer's state.
+    pub fn parameter_bytes(&self) -> usize {
+        let kept = self.parameters.values().map(|kept| &kept.value);
+        kept.map(|value| value.shape().num_elements() * value.dtype().size())
+            .sum()
     }
 
     /// Makes the next step take over the parameters of the module that it gets: after a change that no sum shows.

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Rank;
 use crate::gpt::error::GptError;
+use crate::gpt::held::Held;
 use crate::gpt::optimizer::state_bytes;
-use crate::gpt::placement::Held;
 
 /// What one rank has sent and held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,12 +18,16 @@ pub struct RankFigures {
     pub updates: u64,
     /// Elements of gradients and parameters that it sent to other ranks.
     pub sent_elements: u64,
-    /// All bytes that it sent to other ranks.
+    /// The same in bytes.
+    pub sent_data_bytes: u64,
+    /// All bytes that it sent to other ranks: records, agreements and the headers of messages, too.
     pub sent_bytes: u64,
     /// Elements that its optimizer updates.
     pub updated_elements: u64,
-    /// Bytes of their optimizer state, and of the parameters that are kept beside it on the host.
+    /// Bytes of its optimizer's state, and of the parameters that are kept beside it on the host: measured after its first step.
     pub state_bytes: u64,
+    /// The most bytes of gradients that it held at once, measured; sums of a window of micro-batches are not among them.
+    pub gradient_bytes: u64,
 }
 
 /// What is expected of a rank, before training.
@@ -37,7 +41,15 @@ impl Expected {
             optimizer_bytes: job.config.optimizer.as_ref().map_or(0, state_bytes),
             ..ModelStates::adam(parameters as u64)
         };
-        Self(estimate(&model, &job.config, job.batch.world_size))
+        let mut config = job.config.clone();
+        // The file may leave it to the two batch sizes.
+        config.batch.gradient_accumulation_steps = Some(job.batch.steps);
+        Self(estimate(&model, &config, job.batch.world_size))
+    }
+
+    /// Gradients at their peak, in both memories, but for the sums of a window.
+    pub fn gradient_bytes(&self) -> u64 {
+        self.0.gradient_bytes + self.0.host_gradient_bytes + self.0.underway_bytes
     }
 }
 
@@ -46,22 +58,23 @@ impl fmt::Display for Expected {
         let mebibytes = |bytes: u64| format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20));
         let Estimate {
             parameter_bytes,
-            gradient_bytes,
             optimizer_bytes,
             host_bytes,
             host_gradient_bytes,
             sent_elements,
+            sent_bytes,
             ..
         } = self.0;
         write!(
             f,
-            "a rank holds {} of parameters, {} of gradients ({} on the host), {} of optimizer state ({} on the host), activations apart, \
-             and sends {sent_elements} elements an update",
+            "a rank holds {} of parameters, at most {} of gradients ({} on the host), {} of optimizer state on the device and {} on the \
+             host, activations apart, and sends {sent_elements} elements, {}, an update",
             mebibytes(parameter_bytes),
-            mebibytes(gradient_bytes),
+            mebibytes(self.gradient_bytes()),
             mebibytes(host_gradient_bytes),
             mebibytes(optimizer_bytes),
             mebibytes(host_bytes),
+            mebibytes(sent_bytes),
         )
     }
 }
@@ -72,25 +85,22 @@ impl Rank {
     /// # Errors
     ///
     /// [`GptError::Ranks`].
-    pub fn figures(&self, held: &Held, job: &ResolvedConfig) -> Result<Vec<RankFigures>, GptError> {
+    pub fn figures(&self, held: &Held) -> Result<Vec<RankFigures>, GptError> {
         let traffic = self.0.traffic();
-        let sent = [
+        let operations = [
             Operation::AllReduce,
             Operation::ReduceScatter,
             Operation::AllGather,
         ];
-        let per_element = job.config.optimizer.as_ref().map_or(0, state_bytes);
-        // On the host there are f32 parameters beside it.
-        let on_host = held.elements() as f64 * job.config.offload_optimizer.ratio();
+        let sent = operations.map(|operation| traffic.of(operation));
         let own = RankFigures {
             updates: held.updates(),
-            sent_elements: sent
-                .map(|operation| traffic.of(operation).elements)
-                .iter()
-                .sum(),
+            sent_elements: sent.iter().map(|sent| sent.elements).sum(),
+            sent_data_bytes: sent.iter().map(|sent| sent.data_bytes).sum(),
             sent_bytes: traffic.total().data_bytes + traffic.total().header_bytes,
             updated_elements: held.elements(),
-            state_bytes: held.elements() * per_element + 4 * on_host.round() as u64,
+            state_bytes: held.state_bytes(),
+            gradient_bytes: held.gradient_bytes(),
         };
         let bytes = serde_json::to_vec(&own).expect("numbers are plain data");
         let all = self.0.gather_bytes("figures of the ranks", bytes)?;

@@ -1,7 +1,6 @@
 //! Ranks: threads of this process, or processes that a launcher started.
 
 mod figures;
-mod silent;
 
 use std::sync::Arc;
 
@@ -14,7 +13,6 @@ use super::error::GptError;
 use super::options::Options;
 
 pub use figures::{Expected, RankFigures};
-pub use silent::Silent;
 
 /// The ranks of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -82,10 +82,7 @@ impl<'a> Sources<'a> {
         }
 
         if offload && config.offload_optimizer == OptimizerOffload::None {
-            config.offload_optimizer = OptimizerOffload::Host {
-                ratio: 1.0,
-                pin_memory: false,
-            };
+            config.offload_optimizer = OptimizerOffload::Host { ratio: 1.0 };
         }
 
         let named = config.optimizer.as_ref().map(|optimizer| optimizer.lr());

@@ -1,33 +1,45 @@
 //! The gpt example under `mpirun`: this program starts itself as the ranks, and compares them with ranks that are threads.
 
+#[allow(dead_code, reason = "the tests of the library use the rest")]
+#[path = "../../../burn-zero/tests/mpi/launch.rs"]
+mod launch;
+
 use std::env;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Parser;
 use examples::gpt::options::Options;
 use examples::gpt::report::Report;
 use examples::gpt::run;
 
-/// The command line of a process that was started as a rank.
-const ARGUMENTS: &str = "GPT_RANK_ARGUMENTS";
-
 /// Longest that a job may take.
 const LONGEST: Duration = Duration::from_secs(240);
 
 fn main() {
-    if let Ok(arguments) = env::var(ARGUMENTS) {
-        if let Err(error) = run(&Options::parse_from(arguments.split_whitespace())) {
+    if let Ok(program) = env::var(launch::PROGRAM) {
+        if let Err(error) = run(&Options::parse_from(program.split_whitespace())) {
             eprintln!("error: {error}");
             std::process::exit(1);
         }
         return;
     }
-    processes_are_threads();
-    a_launcher_decides_how_many();
-    println!("ranks that are processes: ok");
+    let filter = env::args()
+        .skip(1)
+        .find(|argument| !argument.starts_with('-'));
+    let tests: [(&str, fn()); 2] = [
+        ("processes_are_threads", processes_are_threads),
+        ("a_launcher_decides_how_many", a_launcher_decides_how_many),
+    ];
+    for (name, test) in tests {
+        if filter
+            .as_ref()
+            .is_none_or(|filter| name.contains(filter.as_str()))
+        {
+            test();
+            println!("test {name} ... ok");
+        }
+    }
 }
 
 fn arguments(directory: &Path, more: &str) -> String {
@@ -46,35 +58,8 @@ fn arguments(directory: &Path, more: &str) -> String {
 
 /// Runs a job of two processes to its end: whether it succeeded, and what it printed.
 fn job(arguments: &str) -> (bool, String) {
-    let launcher = env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
-    let mut command = Command::new(&launcher);
-    if !launcher.contains("mpich") {
-        command.args(["--allow-run-as-root", "--oversubscribe"]);
-    }
-    let output = tempfile::NamedTempFile::new().expect("there is a place for temporary files");
-    let stream = || Stdio::from(output.as_file().try_clone().expect("it is open"));
-    let mut job = command
-        .args(["-n", "2"])
-        .arg(env::current_exe().expect("this program has a path"))
-        .env(ARGUMENTS, arguments)
-        .stdin(Stdio::null())
-        .stdout(stream())
-        .stderr(stream())
-        .spawn()
-        .unwrap_or_else(|error| panic!("{launcher}: {error}; Debian: apt-get install openmpi-bin"));
-    let start = Instant::now();
-    let status = loop {
-        if let Some(status) = job.try_wait().expect("the launcher is ours") {
-            break status;
-        }
-        if start.elapsed() > LONGEST {
-            let _ = job.kill();
-            panic!("two ranks hung for {LONGEST:?}");
-        }
-        thread::sleep(Duration::from_millis(20));
-    };
-    let printed = std::fs::read_to_string(output.path()).expect("it was written");
-    (status.success(), printed)
+    let ended = launch::run_after(2, arguments, "", LONGEST);
+    (ended.success, ended.output)
 }
 
 fn processes_are_threads() {

@@ -1,0 +1,109 @@
+//! A training with dropout and overflows on processes, broken off and resumed: its end is that of one without a break.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::lr_scheduler::LrScheduler;
+use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
+use burn::nn::{Dropout, DropoutConfig};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::Backend;
+use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
+use burn_zero::record::{Keep, TrainingState};
+use burn_zero::{MpiGroup, ProcessGroup, RecordError, Stage, Training, ZeroOptimizer};
+
+use crate::launch;
+use crate::nets::{B, Net, batch, contents, parameters, small_buckets};
+use crate::training::digest;
+
+type Mixed = Autocast<B, F16>;
+
+const RANKS: usize = 2;
+const STEPS: u64 = 60;
+const SAVE_EVERY: u64 = 5;
+
+/// Steps at which the loss of one rank is infinite.
+const OVERFLOWS: [u64; 4] = [3, 17, 31, 52];
+
+/// `STEP WHICH DIR`: trains from the last record in a directory up to a step, with the generator of the record if `WHICH` is
+/// `restored`.
+pub fn until(group: MpiGroup, arguments: &str) {
+    let arguments: Vec<_> = arguments.splitn(3, ' ').collect();
+    let until = arguments[0].parse().unwrap();
+    let restored = arguments[1] == "restored";
+    let weights = train(group, Path::new(arguments[2]), until, restored).unwrap();
+    println!("weights {:x}", digest(&weights));
+}
+
+fn train(
+    group: MpiGroup,
+    dir: &Path,
+    until: u64,
+    restored: bool,
+) -> Result<Vec<Vec<f32>>, RecordError> {
+    let device = Default::default();
+    let (rank, ranks) = (group.rank(), group.world_size());
+    Mixed::seed(&device, rank as u64);
+    let adam = AdamWConfig::new().init();
+    let mut zero = ZeroOptimizer::new(adam, Arc::new(group), small_buckets(Stage::Gradients))?;
+    let model = zero.prepare::<Mixed, _>(Net::new(&device))?;
+    let recorder = zero.recorder()?;
+    let scaler = GradScaler::new(GradScalerConfig {
+        init_scale: 1024.0,
+        ..GradScalerConfig::default()
+    });
+    let run = Training {
+        model,
+        optimizer: scaler.unwrap().wrap(zero),
+        scheduler: CosineAnnealingLrSchedulerConfig::new(0.02, STEPS as usize)
+            .init()
+            .unwrap(),
+    };
+    let (mut run, found) = recorder.resume::<Mixed, _, _, _>(dir, run)?;
+    if let (Some(state), true) = (&found, restored) {
+        assert!(state.seed_generator::<Mixed>(&device), "each rank has one");
+    }
+    let dropout: Dropout = DropoutConfig::new(0.3).init();
+    for step in found.map_or(0, |state| state.step)..until {
+        let x = dropout.forward(batch(step as usize, rank, ranks));
+        let mut loss = run.model.loss(x);
+        if OVERFLOWS.contains(&step) && step as usize % ranks == rank {
+            loss = loss * f32::INFINITY;
+        }
+        let gradients = GradientsParams::from_grads(loss.backward(), &run.model);
+        run.model = run
+            .optimizer
+            .step(run.scheduler.step(), run.model, gradients);
+        if (step + 1) % SAVE_EVERY == 0 {
+            let state = TrainingState::at_step(step + 1).with_generator::<Mixed>(&device);
+            recorder.save::<Mixed, _, _, _>(dir, run.by_ref(), state, Keep::default())?;
+        }
+    }
+    Ok(parameters(&run.model))
+}
+
+/// Runs it up to each of the steps, one job after the other; the weights at the end, the same on all ranks.
+fn jobs(dir: &Path, which: &str, steps: &[u64]) -> String {
+    let mut last = String::new();
+    for step in steps {
+        let program = format!("dropout until {step} {which} {}", dir.display());
+        let job = launch::run(RANKS, &program);
+        job.must_succeed();
+        let weights = job.marked("weights ");
+        assert_eq!((weights.len(), weights[0]), (RANKS, weights[1]));
+        last = weights[0].to_owned();
+    }
+    last
+}
+
+pub fn a_training_with_dropout_is_broken_off_and_resumed() {
+    let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let [straight, broken, forgotten] = dirs.each_ref().map(tempfile::TempDir::path);
+    let expected = jobs(straight, "restored", &[STEPS]);
+    // What comes after the last record is lost and done again.
+    assert_eq!(jobs(broken, "restored", &[18, 43, STEPS]), expected);
+    let (ours, theirs) = (contents(straight), contents(broken));
+    assert!(ours == theirs, "the last records differ");
+    // It does draw.
+    assert_ne!(jobs(forgotten, "forgotten", &[18, STEPS]), expected);
+}
