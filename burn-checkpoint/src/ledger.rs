@@ -86,6 +86,14 @@ impl Ledger {
         self.budget.is_some()
     }
 
+    /// Whether what several recipes start from is kept without handles.
+    #[inline]
+    pub fn keeps_junctions(&self) -> bool {
+        self.budget
+            .as_ref()
+            .is_some_and(|budget| budget.keeps_junctions())
+    }
+
     pub fn live(&self) -> u64 {
         self.live.load(Ordering::Relaxed)
     }

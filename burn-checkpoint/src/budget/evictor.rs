@@ -36,6 +36,8 @@ pub(crate) struct Budget {
     limit: AtomicU64,
     /// Whether a backward pass has begun.
     differentiated: AtomicBool,
+    /// Whether a forward pass goes on.
+    forward: AtomicBool,
     live: AtomicU64,
     peak: AtomicU64,
     /// Bytes that were live when nothing more could be evicted.
@@ -84,6 +86,7 @@ impl Budget {
             settings,
             limit: AtomicU64::new(limit),
             differentiated: AtomicBool::new(false),
+            forward: AtomicBool::new(true),
             live: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             stuck: AtomicU64::new(u64::MAX),
@@ -108,6 +111,11 @@ impl Budget {
     /// The limit; `None` while it is measured.
     pub fn limit(&self) -> Option<u64> {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
+    }
+
+    /// Whether what several recipes start from is kept without handles: in forward, once there is a limit.
+    pub fn keeps_junctions(&self) -> bool {
+        self.forward.load(Ordering::Relaxed) && self.limit().is_some()
     }
 
     pub fn add(&self, bytes: u64) {
@@ -181,6 +189,7 @@ impl Budget {
         // Where no begin of a forward pass was noticed.
         self.measured();
         self.differentiated.store(true, Ordering::Relaxed);
+        self.forward.store(false, Ordering::Relaxed);
         self.settle_scalars();
         let mut work = self.work.lock();
         let done = WorkDone {
@@ -214,6 +223,7 @@ impl Budget {
     /// What descends from gradients and is alive is state: it is counted no more.
     pub fn forward_begins(&self) {
         self.measured();
+        self.forward.store(true, Ordering::Relaxed);
         for node in self.alive() {
             if node.lineage() == Lineage::Gradient {
                 node.retire();
@@ -224,6 +234,7 @@ impl Budget {
     /// Whatever is alive is state.
     pub fn step_ends(&self) {
         self.measured();
+        self.forward.store(true, Ordering::Relaxed);
         for node in self.alive() {
             node.settle();
             node.retire();
@@ -343,9 +354,11 @@ fn groups(candidates: Vec<(Facts, Arc<dyn AnyEntry>)>, now: u64) -> Vec<Group> {
                 members: Vec::new(),
                 bytes: facts.owner_bytes,
                 last_used: 0,
+                has_users: false,
             };
             (group, facts.residents)
         });
+        group.has_users |= facts.users > 0;
         group.members.push(node);
         group.last_used = group.last_used.max(facts.last_used);
     }

@@ -3,6 +3,7 @@
 mod budgets;
 mod long;
 mod models;
+mod order;
 mod programs;
 mod robust;
 mod scopes;
