@@ -205,7 +205,7 @@ fn ranks_that_differ_get_both_sides() {
                 group.declare_settings("stage 2");
                 reduce("bucket 3", 100, BufferDtype::F32, ReduceOp::Mean)(group);
             }),
-            "`bucket 3` of 100 f32, mean, settings ",
+            "`bucket 3` of 100 f32, mean, in `stage 2`",
         ),
     ];
     for (other, theirs) in others {
