@@ -25,22 +25,28 @@ pub enum RematError {
     },
     /// A [`MemoryBudget`](crate::MemoryBudget) that cannot hold what has to be resident at one time.
     #[error(
-        "the memory budget of {} cannot be kept: `{op}` needs at least {}: {} of tensors that cannot come back \
-         (parameters, gradients, random numbers, results of scopes), {} of tensors in use, {} for its result",
-        mib(*.budget_bytes), mib(*.needed_bytes), mib(*.fixed_bytes), mib(*.in_use_bytes), mib(*.result_bytes)
+        "the memory budget of {} cannot be kept: a step needs at least {}: gradients {}, random numbers and data {}, results \
+         that are kept {}, largest operation {} (`{op}`: operands and what its replay holds {}, result {}); parameters and \
+         optimizer state are not counted",
+        size(*.budget_bytes), size(*.needed_bytes), size(*.gradients_bytes), size(*.random_bytes), size(*.kept_bytes),
+        size(.in_use_bytes + .result_bytes), size(*.in_use_bytes), size(*.result_bytes)
     )]
     BudgetTooSmall {
-        /// The operation that did not fit.
+        /// The operation at which most is needed, as far as is known.
         op: &'static str,
         /// The budget.
         budget_bytes: u64,
-        /// The smallest budget that holds it.
+        /// The smallest budget that holds it: the sum of all that follow.
         needed_bytes: u64,
-        /// Bytes of live tensors that cannot come back.
-        fixed_bytes: u64,
-        /// Bytes of the operands, and of what a replay needs.
+        /// Bytes of gradients.
+        gradients_bytes: u64,
+        /// Bytes of what cannot be computed again: random numbers, data from the host, new tensors.
+        random_bytes: u64,
+        /// Bytes of what else has no recipe: results of scopes, what a policy keeps, losses.
+        kept_bytes: u64,
+        /// Bytes of the operation's operands, and of what the replay that it belongs to holds for its later operations.
         in_use_bytes: u64,
-        /// Expected bytes of the result.
+        /// Expected bytes of its result.
         result_bytes: u64,
     },
     /// A fraction that is not between 0 and 1.
@@ -52,6 +58,13 @@ pub enum RematError {
 }
 
 /// Bytes for people.
-pub(crate) fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / (1024.0 * 1024.0))
+pub(crate) fn size(bytes: u64) -> String {
+    let kibibytes = bytes as f64 / 1024.0;
+    if bytes < 1 << 10 {
+        format!("{bytes} B")
+    } else if bytes < 1 << 20 {
+        format!("{kibibytes:.1} KiB")
+    } else {
+        format!("{:.1} MiB", kibibytes / 1024.0)
+    }
 }

@@ -79,6 +79,7 @@ mod recipe;
 mod replay;
 mod scope;
 mod stats;
+mod totals;
 pub mod trace;
 mod verify;
 

@@ -1,13 +1,16 @@
 //! A limit on the bytes of managed tensors: no annotation at all (Kirisame et al., Dynamic Tensor Rematerialization, 2021).
 //!
 //! `phase.rs` tells forward from backward, `cost.rs` estimates what an operation costs, `score.rs` what an eviction costs,
-//! `candidates.rs` knows what may be evicted, and `evictor.rs` evicts.
+//! `candidates.rs` knows what may be evicted, and `evictor.rs` evicts. `need.rs` says which limit is too small, `thrashing.rs` which
+//! one costs too much.
 
 mod candidates;
 mod cost;
 mod evictor;
+mod need;
 mod phase;
 mod score;
+mod thrashing;
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -17,6 +20,8 @@ use parking_lot::Mutex;
 
 use crate::context;
 use crate::error::RematError;
+use crate::ledger::Ledger;
+use crate::totals::Totals;
 
 pub(crate) use cost::Clock;
 pub(crate) use cost::{Expected, OpCost};
@@ -164,22 +169,24 @@ impl MemoryBudget {
     }
 }
 
-/// A budget in force on a thread, with what it knows of each device.
+/// A budget in force on a thread, with the counters of each device.
 pub(crate) struct Installed {
     budget: MemoryBudget,
-    devices: Mutex<Vec<Arc<Budget>>>,
+    devices: Mutex<Vec<Arc<Ledger>>>,
 }
 
 impl Installed {
-    /// The budget of a device.
-    pub fn on(&self, device: DeviceId) -> Arc<Budget> {
+    /// The counters of a device, with its budget.
+    pub fn on(&self, device: DeviceId, thread: &Arc<Totals>) -> Arc<Ledger> {
         let mut devices = self.devices.lock();
-        if let Some(budget) = devices.iter().find(|budget| budget.device() == device) {
-            return budget.clone();
+        if let Some(ledger) = devices.iter().find(|ledger| ledger.device() == device) {
+            return ledger.clone();
         }
-        let budget = Arc::new(Budget::new(device, self.budget));
-        devices.push(budget.clone());
-        budget
+        let budget = Arc::new(Budget::new(self.budget));
+        let ledger = Arc::new(Ledger::new(device, Some(budget), thread.clone()));
+        thread.add(&ledger);
+        devices.push(ledger.clone());
+        ledger
     }
 
     pub fn costs(&self) -> Costs {
@@ -187,7 +194,11 @@ impl Installed {
     }
 
     fn all(&self) -> Vec<Arc<Budget>> {
-        self.devices.lock().clone()
+        let devices = self.devices.lock();
+        devices
+            .iter()
+            .filter_map(|ledger| ledger.budget().cloned())
+            .collect()
     }
 
     /// A backward pass begins.
@@ -200,6 +211,11 @@ impl Installed {
     /// A forward pass begins: what the step left is state.
     pub fn forward_begins(&self) {
         self.all().iter().for_each(|budget| budget.forward_begins());
+    }
+
+    /// The budget ends, and with it the step under way.
+    fn ends(&self) {
+        self.all().iter().for_each(|budget| budget.step_is_over());
     }
 }
 
@@ -259,6 +275,7 @@ impl InstalledBudget {
 
 impl Drop for InstalledBudget {
     fn drop(&mut self) {
+        self.installed.ends();
         context::set_budget(self.before.take());
     }
 }

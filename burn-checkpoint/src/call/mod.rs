@@ -26,7 +26,7 @@ use crate::recipe::{Never, Part, Parts, Recipe, Source};
 use crate::replay;
 use crate::trace::EventKind;
 
-pub(crate) use given::{fixed, make_room_for, source};
+pub(crate) use given::{Room, fixed, source};
 use operands::{Operands, Shares};
 pub(crate) use results::Results;
 
@@ -168,11 +168,7 @@ impl<B: Backend> Call<B> {
 
     /// The counters for a result on this device.
     fn ledger(&self, device: &Device<B>) -> Arc<Ledger> {
-        let id = device.id();
-        match &self.moment.ledger {
-            Some(ledger) if ledger.device() == id => ledger.clone(),
-            _ => context::ledger(id),
-        }
+        self.moment.ledger(device.id())
     }
 
     /// What it took, under a budget.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn_backend::Backend;
+use burn_backend::{Backend, DeviceId, DeviceOps};
 
 use crate::budget::{OpCost, Phase};
 use crate::context::Moment;
@@ -35,6 +35,8 @@ pub(super) struct Operands<B: Backend> {
     /// Bytes of the largest operand that cannot come back and that nobody but this operation refers to.
     given_up: u64,
     pub cost: Option<OpCost>,
+    /// Where the result will be; known only under a budget.
+    device: Option<DeviceId>,
     pub lineage: Lineage,
 }
 
@@ -50,6 +52,7 @@ impl<B: Backend> Operands<B> {
             largest: 0,
             given_up: 0,
             cost: moment.step.map(|_| OpCost::new(op)),
+            device: None,
             lineage: Lineage::Activation,
         }
     }
@@ -57,11 +60,19 @@ impl<B: Backend> Operands<B> {
     pub fn see(&mut self, input: Input<'_, B>, moment: &Moment) {
         let source = match input {
             Input::Node(source) => source,
-            Input::Leaf(shape) => {
+            Input::Leaf(leaf) => {
                 self.first.get_or_insert(Shares::Leaf);
                 self.permuted_elements = usize::MAX;
                 if let Some(cost) = &mut self.cost {
-                    cost.operand(&shape());
+                    let (shape, device) = leaf();
+                    cost.operand(&shape);
+                    self.device.get_or_insert_with(|| device.id());
+                }
+                return;
+            }
+            Input::To(device) => {
+                if self.cost.is_some() {
+                    self.device = Some(device.id());
                 }
                 return;
             }
@@ -71,6 +82,7 @@ impl<B: Backend> Operands<B> {
         let mut state = node.state();
         if let Some(cost) = &mut self.cost {
             cost.operand(&head.shape);
+            self.device.get_or_insert_with(|| head.ledger.device());
         }
         if let Some(step) = moment.step
             && step.phase == Phase::Backward
@@ -126,15 +138,16 @@ impl<B: Backend> Operands<B> {
         self.given_up > 0 && self.given_up * 2 > self.largest
     }
 
-    /// Makes room for the result, on the device of the last tensors.
+    /// Makes room for the result, on the device that it will be on.
     pub fn make_room(&mut self, op: &OpInfo, moment: &Moment) {
-        let Some(cost) = &mut self.cost else { return };
+        let (Some(cost), Some(device)) = (&mut self.cost, self.device) else {
+            return;
+        };
         if self.is_view {
             return;
         }
-        if let Some(ledger) = &moment.ledger
-            && let Some(budget) = ledger.budget()
-        {
+        let ledger = moment.ledger(device);
+        if let Some(budget) = ledger.budget() {
             cost.expected = budget.expected(cost.key());
             let bytes = cost.expected.unwrap_or(cost.largest_bytes());
             budget.make_room(op.name, bytes);

@@ -30,8 +30,6 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn settle(&self);
     /// Takes it out of the counters: it is state that outlives its step.
     fn retire(&self);
-    /// Whether it was computed from gradients.
-    fn lineage(&self) -> Lineage;
     /// Gives it to another scope.
     fn set_scope(&self, scope: Option<Arc<Scope>>);
     /// Shows the nodes that a replay would have to bring back first.
@@ -58,6 +56,10 @@ pub(crate) struct Facts {
     pub owner_bytes: u64,
     /// How many tensors with this storage are resident.
     pub residents: u32,
+    /// The storage is counted no more.
+    pub retired: bool,
+    pub op: &'static OpInfo,
+    pub lineage: Lineage,
 }
 
 /// Forgets the recipe: from now on the storage stays.
@@ -86,6 +88,9 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
             owner: std::ptr::from_ref(owner) as usize,
             owner_bytes: owner.bytes,
             residents: owner.residents.load(Ordering::Acquire),
+            retired: owner.retired.load(Ordering::Acquire),
+            op: self.head.op,
+            lineage: self.head.lineage,
         }
     }
 
@@ -165,10 +170,6 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
         if owner.residents.fetch_add(1, Ordering::AcqRel) > 0 {
             self.head.ledger.remove(owner.bytes);
         }
-    }
-
-    fn lineage(&self) -> Lineage {
-        self.head.lineage
     }
 
     fn set_scope(&self, scope: Option<Arc<Scope>>) {
