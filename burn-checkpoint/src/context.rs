@@ -118,20 +118,24 @@ impl Moment {
 /// Begins an operation.
 #[inline]
 pub(crate) fn tick(op: &OpInfo) -> Moment {
-    CONTEXT.with_borrow_mut(|context| {
+    let mut moment = CONTEXT.with_borrow_mut(|context| {
         context.clock += 1;
         context.met = true;
-        let frame = context.frames.last();
         let budget = context.budget.as_ref();
         Moment {
             clock: context.clock,
-            scope: frame.map(|frame| frame.scope.clone()),
-            fate: frame.map_or(Fate::Recompute, |frame| frame.scope.policy.fate(op)),
+            scope: context.frames.last().map(|frame| frame.scope.clone()),
+            fate: Fate::Recompute,
             step: budget.map(|_| context.step),
             costs: budget.map_or(Costs::Estimated, |budget| budget.costs()),
             recent: context.ledgers.last().cloned(),
         }
-    })
+    });
+    // Outside of the borrow: it may be a function of the user's.
+    if let Some(scope) = &moment.scope {
+        moment.fate = scope.policy.fate(op);
+    }
+    moment
 }
 
 /// The counters for new tensors on a device.

@@ -94,9 +94,12 @@ impl Ledger {
         self.current.store(current, Ordering::Relaxed);
     }
 
+    /// Whether a tensor that came back may have to go once more.
     #[inline]
-    pub fn has_budget(&self) -> bool {
-        self.budget.is_some()
+    pub fn may_evict(&self) -> bool {
+        self.budget
+            .as_ref()
+            .is_some_and(|budget| budget.may_evict())
     }
 
     pub fn live(&self) -> u64 {

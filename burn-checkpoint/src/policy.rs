@@ -1,5 +1,6 @@
 //! What becomes of a tensor at the end of its scope.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -37,8 +38,30 @@ pub enum Fate {
 #[derive(Clone)]
 pub struct PerOperation(Arc<dyn Fn(&OpInfo) -> Fate + Send + Sync>);
 
+thread_local! {
+    static ASKING: Cell<bool> = const { Cell::new(false) };
+}
+
+impl PerOperation {
+    /// Asks, unless it is the function itself that runs the operation.
+    fn ask(&self, op: &OpInfo) -> Fate {
+        struct Asked;
+        impl Drop for Asked {
+            fn drop(&mut self) {
+                ASKING.set(false);
+            }
+        }
+        if ASKING.replace(true) {
+            return Fate::Keep;
+        }
+        let _asked = Asked;
+        (self.0)(op)
+    }
+}
+
 impl Policy {
-    /// A policy that is asked for each operation.
+    /// A policy that is asked for each operation: when it begins, and, of those whose results are still used, once more at the
+    /// scope's end. It has to say the same both times. What it computes itself with tensors is not asked about, and kept.
     ///
     /// ```
     /// use burn_checkpoint::{Fate, Policy, Work};
@@ -60,7 +83,7 @@ impl Policy {
             Self::KeepCompute if op.work == Work::Compute => Fate::Keep,
             Self::KeepCompute => Fate::Recompute,
             Self::Offload => Fate::Offload,
-            Self::PerOperation(PerOperation(fate)) => fate(op),
+            Self::PerOperation(policy) => policy.ask(op),
         }
     }
 

@@ -261,7 +261,7 @@ impl<B: Backend> Drop for Plan<B> {
 
 /// A tensor that is back needs its recipe no more, unless a budget may evict it once more.
 fn settle_after_replay<B: Backend>(node: &Arc<dyn Entry<B>>) {
-    if !node.head().ledger.has_budget() {
+    if !node.head().ledger.may_evict() {
         node.settle();
     }
 }

@@ -88,11 +88,16 @@ pub fn checkpoint<R: Outputs>(region: impl FnOnce() -> R) -> R {
 }
 
 /// [`checkpoint`] with another [`Policy`].
+///
+/// # Cost
+///
+/// Of what the policy evicts, that of [`checkpoint`]. What it keeps costs its bytes, what it offloads a copy each way and as many
+/// bytes on the host.
 pub fn checkpoint_with<R: Outputs>(policy: Policy, region: impl FnOnce() -> R) -> R {
     run(policy, None, region)
 }
 
-/// [`checkpoint_with`], under a name that [`trace`] shows.
+/// [`checkpoint_with`], under a name that [`trace`] shows, at the same cost; the name is copied.
 pub fn checkpoint_labelled<R: Outputs>(
     label: impl Into<String>,
     policy: Policy,
@@ -103,6 +108,10 @@ pub fn checkpoint_labelled<R: Outputs>(
 
 /// Drops the storage of tensors that can come back: those made in a scope that is open, under a budget, or by
 /// [`Remat::from_source`](crate::Remat::from_source). Others stay as they are.
+///
+/// # Cost
+///
+/// Nothing here; the next use of each brings it back, with what it was computed from.
 pub fn evict(tensors: &impl Outputs) {
     let (_, nodes) = outputs::collect(tensors);
     for node in nodes {

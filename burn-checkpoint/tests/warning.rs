@@ -113,11 +113,7 @@ fn no_remat_in_the_stack_is_said_once() {
 
 /// A tensor of so many KiB, of a random number each.
 fn random<B: Backend>(kibibytes: usize) -> Tensor<B, 2> {
-    Tensor::random(
-        [kibibytes, 256],
-        Distribution::Default,
-        &Default::default(),
-    )
+    Tensor::random([kibibytes, 256], Distribution::Default, &Default::default())
 }
 
 fn kib(kibibytes: u64) -> MemoryBudget {
@@ -150,9 +146,8 @@ fn what_does_not_fit_is_said_by_kind() {
     let budget = kib(12).install();
     let held = needs_13_kib(&x);
     // At once.
-    let expected = format!(
-        "the memory budget of 12.0 KiB cannot be kept: {NEEDS_13_KIB}; going on above it"
-    );
+    let expected =
+        format!("the memory budget of 12.0 KiB cannot be kept: {NEEDS_13_KIB}; going on above it");
     assert_eq!(said(), [expected]);
     drop(held);
     // Not again, unless much more is needed; then at the end of the step.
@@ -182,7 +177,10 @@ fn a_larger_need_is_said_in_the_end() {
     assert_eq!(said().len(), 1);
     drop(budget);
     let more = said();
-    assert!(more.len() == 1 && more[0].contains("`float_cos`"), "{more:?}");
+    assert!(
+        more.len() == 1 && more[0].contains("`float_cos`"),
+        "{more:?}"
+    );
     drop((held, large));
 }
 
@@ -263,7 +261,10 @@ fn a_fraction_that_is_too_small_is_said_before_it_is_in_force() {
     let budget = kib(1).install();
     step(&weights);
     let least = end(budget) as f64 / 1024.0;
-    assert!(needed <= least && least < needed + 3.0, "{needed} of {least} KiB");
+    assert!(
+        needed <= least && least < needed + 3.0,
+        "{needed} of {least} KiB"
+    );
     said();
 }
 
@@ -309,7 +310,10 @@ fn thrashing_is_counted_when_the_step_is_over() {
     drop(budget);
     assert_eq!(thrashing(), 1);
     let once = said();
-    assert!(once.len() == 1 && once[0].contains("makes a step replay"), "{once:?}");
+    assert!(
+        once.len() == 1 && once[0].contains("makes a step replay"),
+        "{once:?}"
+    );
     assert!(once[0].contains("3.0 KiB"), "{once:?}");
 
     // Steps in a row, which are said once.

@@ -85,6 +85,11 @@ impl Budget {
         }
     }
 
+    /// Whether there is a limit, or will be.
+    pub fn may_evict(&self) -> bool {
+        self.settings.limit != Limit::Bytes(u64::MAX)
+    }
+
     pub fn live(&self) -> u64 {
         self.live.load(Ordering::Relaxed)
     }
@@ -245,8 +250,7 @@ impl Budget {
     #[cold]
     fn look(&self, op: &'static str, bytes: u64) {
         if matches!(self.settings.limit, Limit::Fraction(_)) {
-            self.needs
-                .look(&self.alive(), context::clock(), op, bytes);
+            self.needs.look(&self.alive(), context::clock(), op, bytes);
         }
     }
 

@@ -14,7 +14,7 @@ use crate::op::Work;
 const CLEARLY: u64 = 16;
 
 /// An unconstrained step is looked at after every n-th part of as many operations as there are tensors.
-const LOOKS: u64 = 8;
+const LOOKS: u64 = 32;
 
 /// Bytes that an operation needs, whatever else is evicted, by kind. Each storage is counted once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,12 +33,7 @@ pub(super) struct Need {
 
 impl Need {
     /// That of the operation with number `now`, which is about to make `result_bytes`.
-    pub fn of(
-        alive: &[Arc<dyn AnyEntry>],
-        now: u64,
-        op: &'static str,
-        result_bytes: u64,
-    ) -> Self {
+    pub fn of(alive: &[Arc<dyn AnyEntry>], now: u64, op: &'static str, result_bytes: u64) -> Self {
         // A storage is as fixed as the most fixed of its views.
         let mut storages: FxHashMap<usize, (Why, u64)> = FxHashMap::default();
         for node in alive {

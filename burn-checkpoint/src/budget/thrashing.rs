@@ -81,7 +81,12 @@ mod tests {
         assert_eq!(judged(&[(100.0, 101.0)]).steps(), 1);
         assert_eq!(judged(&[(100.0, 100.0)]).steps(), 0);
         // Each by itself: neither the sum of all nor what is left of the one before.
-        let steps = [(100.0, 150.0), (100.0, 20.0), (100.0, 300.0), (500.0, 400.0)];
+        let steps = [
+            (100.0, 150.0),
+            (100.0, 20.0),
+            (100.0, 300.0),
+            (500.0, 400.0),
+        ];
         assert_eq!(judged(&steps).steps(), 2);
     }
 

@@ -26,7 +26,7 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn prefetch(&self);
     /// Takes it out of what may be evicted.
     fn unlist(&self);
-    /// Makes it resident if it is not, and drops the recipe: the storage stays.
+    /// Drops the recipe of what is resident: its storage stays from now on. Nothing happens to what is not.
     fn settle(&self);
     /// Takes it out of the counters: it is state that outlives its step.
     fn retire(&self);

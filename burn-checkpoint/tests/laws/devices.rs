@@ -35,7 +35,11 @@ fn each_device_keeps_its_own_limit() {
     for round in 0..10 {
         for (device, held) in held.iter_mut().enumerate() {
             let last = held.last().unwrap_or(&inputs[device]).clone();
-            held.push(if round % 2 == 0 { last.cos() } else { last.sin() });
+            held.push(if round % 2 == 0 {
+                last.cos()
+            } else {
+                last.sin()
+            });
         }
         for device in [FIRST, SECOND] {
             let stats = of(&device);

@@ -1,5 +1,7 @@
 //! Checkpointed is plain, bit for bit.
 
+#[path = "../block/mod.rs"]
+mod block;
 mod budgets;
 mod devices;
 mod long;

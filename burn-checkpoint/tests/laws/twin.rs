@@ -11,7 +11,6 @@ use burn_decorator::kind_type;
 use burn_decorator::types::*;
 use burn_flex::{Flex, FlexDevice};
 
-
 /// The first two are enough.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TwinDevice(pub u16);
@@ -47,14 +46,14 @@ thread_local! {
     static SLOW: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
-/// From now on this operation takes a millisecond on this thread.
+/// From now on this operation takes a third of a second on this thread.
 pub fn slow(op: &'static str) {
     SLOW.set(Some(op));
 }
 
 fn wait(op: &'static str) {
     let start = Instant::now();
-    while SLOW.get() == Some(op) && start.elapsed() < Duration::from_millis(1) {
+    while SLOW.get() == Some(op) && start.elapsed() < Duration::from_millis(300) {
         std::hint::spin_loop();
     }
 }
@@ -93,11 +92,21 @@ impl Backend for Twin {
 }
 
 macro_rules! inner {
-    (Float $x:ident) => { $x.tensor };
-    (Follow $x:ident) => { $x.tensor };
-    (FloatRef $x:ident) => { &$x.tensor };
-    (FloatOpt $x:ident) => { $x.map(|x| x.tensor) };
-    (Floats $x:ident) => { $x.into_iter().map(|x| x.tensor).collect() };
+    (Float $x:ident) => {
+        $x.tensor
+    };
+    (Follow $x:ident) => {
+        $x.tensor
+    };
+    (FloatRef $x:ident) => {
+        &$x.tensor
+    };
+    (FloatOpt $x:ident) => {
+        $x.map(|x| x.tensor)
+    };
+    (Floats $x:ident) => {
+        $x.into_iter().map(|x| x.tensor).collect()
+    };
     (Tensor $x:ident) => {
         match $x {
             TensorPrimitive::Float(x) => TensorPrimitive::Float(x.tensor),
@@ -105,7 +114,9 @@ macro_rules! inner {
         }
     };
     (QuantParams $x:ident) => {
-        QuantizationParametersPrimitive { scales: $x.scales.tensor }
+        QuantizationParametersPrimitive {
+            scales: $x.scales.tensor,
+        }
     };
     (Transaction $x:ident) => {
         TransactionPrimitive::new(
@@ -115,22 +126,36 @@ macro_rules! inner {
             $x.read_bools,
         )
     };
-    (DeviceRef $x:ident) => { &FlexDevice };
-    ($kind:tt $x:ident) => { $x };
+    (DeviceRef $x:ident) => {
+        &FlexDevice
+    };
+    ($kind:tt $x:ident) => {
+        $x
+    };
 }
 
 /// Where the result will be.
 macro_rules! see {
-    (Float $x:ident $device:ident) => { let _ = $device.get_or_insert($x.device); };
-    (Follow $x:ident $device:ident) => { let _ = $device.get_or_insert($x.device); };
-    (FloatRef $x:ident $device:ident) => { let _ = $device.get_or_insert($x.device); };
-    (Floats $x:ident $device:ident) => { let _ = $device.get_or_insert($x[0].device); };
+    (Float $x:ident $device:ident) => {
+        let _ = $device.get_or_insert($x.device);
+    };
+    (Follow $x:ident $device:ident) => {
+        let _ = $device.get_or_insert($x.device);
+    };
+    (FloatRef $x:ident $device:ident) => {
+        let _ = $device.get_or_insert($x.device);
+    };
+    (Floats $x:ident $device:ident) => {
+        let _ = $device.get_or_insert($x[0].device);
+    };
     (Tensor $x:ident $device:ident) => {
         if let TensorPrimitive::Float(x) = &$x {
             let _ = $device.get_or_insert(x.device);
         }
     };
-    (DeviceRef $x:ident $device:ident) => { $device = Some(*$x); };
+    (DeviceRef $x:ident $device:ident) => {
+        $device = Some(*$x);
+    };
     ($kind:tt $x:ident $device:ident) => {};
 }
 
