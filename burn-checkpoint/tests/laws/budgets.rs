@@ -13,6 +13,8 @@ use burn_flex::Flex;
 use crate::models::{
     Around, Bare, Cnn, Mlp, Model, Transformer, generator, model, parameters, step, step_of,
 };
+use crate::scopes::{Scope, policies};
+use crate::twin::{Twin, slow};
 
 type Plain = Autodiff<Flex>;
 type Managed = Autodiff<Remat<Flex>>;
