@@ -53,9 +53,7 @@ pub trait Model<B: Backend>: Module<B> {
 impl<B: Backend> Model<B> for Mlp<B> {
     fn new(device: &B::Device) -> Self {
         Self {
-            blocks: (0..6)
-                .map(|_| Block::new(16, 32, 0.2, device))
-                .collect(),
+            blocks: (0..6).map(|_| Block::new(16, 32, 0.2, device)).collect(),
         }
     }
 
