@@ -111,7 +111,12 @@ impl Budget {
     }
 
     pub fn remove(&self, bytes: u64) {
-        self.live.fetch_sub(bytes, Ordering::Relaxed);
+        let live = self.live.fetch_sub(bytes, Ordering::Relaxed);
+        let live = live.saturating_sub(bytes);
+        if live < self.stuck.load(Ordering::Relaxed) {
+            // What comes instead may be evicted.
+            self.stuck.store(u64::MAX, Ordering::Relaxed);
+        }
     }
 
     /// Counts work that was done once more.
@@ -308,8 +313,12 @@ impl Budget {
     }
 
     fn overflows(&self, op: &'static str, bytes: u64, limit: u64, now: u64) {
+        let refuses = self.settings.overflow == Overflow::Panic;
+        if !refuses && !self.needs.is_clearly_larger(self.live() + bytes) {
+            return;
+        }
         let need = Need::of(&self.alive(), now, op, bytes).with_all_of(self.live());
-        if self.settings.overflow == Overflow::Panic {
+        if refuses {
             panic!("{}", need.error(limit));
         }
         self.needs.keep(need);

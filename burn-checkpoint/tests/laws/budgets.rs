@@ -251,7 +251,7 @@ fn evicted(budget: MemoryBudget) -> &'static str {
 
 #[test]
 fn what_took_long_is_expensive_where_costs_are_measured() {
-    let budget = MemoryBudget::bytes(2 * 256);
+    let budget = MemoryBudget::bytes(2 * 256 + 128);
     assert_eq!(evicted(budget), "float_sin");
     assert_eq!(evicted(budget.measured_costs()), "float_cos");
 }
