@@ -168,7 +168,7 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
         }
         // One resident more than there are: the storage is never seen to come or go again.
         if owner.residents.fetch_add(1, Ordering::AcqRel) > 0 {
-            self.head.ledger.remove(owner.bytes);
+            owner.ledger.remove(owner.bytes);
         }
     }
 

@@ -255,3 +255,20 @@ fn what_took_long_is_expensive_where_costs_are_measured() {
     assert_eq!(evicted(budget), "float_sin");
     assert_eq!(evicted(budget.measured_costs()), "float_cos");
 }
+
+/// The bytes of a storage are counted under the budget that it was made under, whichever of its views goes last.
+#[test]
+fn a_view_under_another_budget() {
+    RematStats::reset_thread();
+    let x = Tensor::<Remat<Flex>, 1>::ones([64], &Default::default());
+    let outer = MemoryBudget::bytes(1 << 20).install();
+    let y = x.clone().sin();
+    let inner = MemoryBudget::bytes(1 << 20).install();
+    let view = y.clone().reshape([8, 8]);
+    drop(y);
+    assert_eq!((outer.live_bytes(), inner.live_bytes()), (256, 0));
+    drop(view);
+    assert_eq!((outer.live_bytes(), inner.live_bytes()), (0, 0));
+    drop((inner, outer));
+    assert_eq!(RematStats::of_thread().live_bytes, 0);
+}

@@ -95,7 +95,7 @@ fn activations_that_come_back_change_no_figure() {
                 2,
                 ["block", "keep-compute", "offload", "budget=40%"].as_slice(),
             ),
-            (8, &["budget=1"]),
+            (8, ["budget=1"].as_slice()),
         ];
         for (layers, checkpoints) in ways {
             let plain = report("none", layers);
