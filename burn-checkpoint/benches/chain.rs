@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Distribution, Tensor};
 use burn_backend::BackendTypes;
 use burn_checkpoint::{

@@ -123,8 +123,8 @@ fn kib(kibibytes: u64) -> MemoryBudget {
 /// The last operation needs 13 KiB: 3 of random numbers, 2 of a scope's result, 4 of its operand and 4 of its own.
 fn needs_13_kib(x: &Tensor<Managed, 2>) -> [Tensor<Managed, 2>; 4] {
     let random = random(3);
-    let kept = checkpoint(|| random.clone().slice([0..2]).exp());
-    let operand = x.clone().slice([0..4]).sin();
+    let kept = checkpoint(|| random.clone().narrow(0, 0, 2).exp());
+    let operand = x.clone().narrow(0, 0, 4).sin();
     let result = operand.clone().cos();
     [random, kept, operand, result]
 }
@@ -198,8 +198,8 @@ fn a_strict_budget_refuses_again_and_again() {
         assert!(message.contains(NEEDS_13_KIB), "{message}");
     }
     // What fits is not refused after that.
-    let y = x.clone().slice([0..4]).sin().cos();
-    assert_eq!(y.into_data(), x.slice([0..4]).sin().cos().into_data());
+    let y = x.clone().narrow(0, 0, 4).sin().cos();
+    assert_eq!(y.into_data(), x.narrow(0, 0, 4).sin().cos().into_data());
     assert_eq!(said(), [""; 0]);
 }
 
