@@ -7,6 +7,7 @@ use std::time::Duration;
 use burn_backend::DeviceId;
 
 use crate::budget::Budget;
+use crate::host::Line;
 use crate::stats::RematStats;
 
 /// What the managed tensors of one thread on one device add up to. Tensors keep the ledger of the thread that made them,
@@ -22,6 +23,8 @@ pub(crate) struct Ledger {
     replay_nanos: AtomicU64,
     replayed_cost_ns: AtomicU64,
     budget: Option<Arc<Budget>>,
+    /// Copies in host memory.
+    line: Line,
 }
 
 /// Bytes and how many operations they belong to.
@@ -68,7 +71,13 @@ impl Ledger {
             replay_nanos: AtomicU64::new(0),
             replayed_cost_ns: AtomicU64::new(0),
             budget,
+            line: Line::default(),
         }
+    }
+
+    #[inline]
+    pub fn line(&self) -> &Line {
+        &self.line
     }
 
     #[inline]
@@ -106,6 +115,20 @@ impl Ledger {
         self.live.fetch_sub(bytes, Ordering::Relaxed);
         if let Some(budget) = &self.budget {
             budget.remove(bytes);
+        }
+    }
+
+    /// The peaks of these counters and of the budget's.
+    pub fn peaks(&self) -> (u64, u64) {
+        let budget = self.budget.as_ref().map_or(0, |budget| budget.peak());
+        (self.peak.load(Ordering::Relaxed), budget)
+    }
+
+    /// Sets the peaks back to what they were.
+    pub fn set_peaks(&self, (peak, of_budget): (u64, u64)) {
+        self.peak.store(peak, Ordering::Relaxed);
+        if let Some(budget) = &self.budget {
+            budget.set_peak(of_budget);
         }
     }
 

@@ -21,7 +21,7 @@
 //! # What happens to a tensor
 //!
 //! ```text
-//!                         an operation in a scope or under a budget (call.rs)
+//!                         an operation in a scope or under a budget (call/)
 //!                                            |
 //!                       result + recipe, or  |  result alone: random numbers, data, ...
 //!                                            v

@@ -16,7 +16,18 @@ pub enum Policy {
     /// Keeps the results of matmuls, convolutions and attention and evicts the rest (PyTorch's selective activation
     /// checkpointing). Less than half of the bytes are saved in a transformer, and little time is lost.
     KeepCompute,
-    /// Moves them to host memory, and back when backward asks for them; the one before is fetched ahead.
+    /// Moves them to host memory, and back when backward asks for them. The copies are started at the end of the scope and waited for
+    /// at the use. While backward works on one tensor, the two that it will ask for next are uploaded, across scopes; under a
+    /// budget none is, for what a budget evicts must not depend on when copies arrive.
+    ///
+    /// What moves is what is sure to lie in memory in the order of its shape, as it does when it comes back: products of matrices
+    /// and attention; elementwise results, norms and softmaxes along the last dimension of what lies so; reshapes and other views by what
+    /// they are views of. Burn's traits do not show in which order a tensor lies, and a matmul over another order may
+    /// differ in its last bits: convolutions, pooling, results of unmanaged or transposed tensors of their own size, and copies of transposed
+    /// heads are computed once more.
+    ///
+    /// A copy that cannot be read is computed once more, and [`RematError::HostCopyLost`](crate::RematError::HostCopyLost) is the panic
+    /// of the use if it cannot be.
     Offload,
     /// Asks for each operation. Made by [`Policy::per_operation`].
     PerOperation(PerOperation),
@@ -62,6 +73,12 @@ impl Policy {
             Self::Offload => Fate::Offload,
             Self::PerOperation(PerOperation(fate)) => fate(op),
         }
+    }
+
+    /// Whether it can move anything to host memory.
+    #[inline]
+    pub(crate) fn may_offload(&self) -> bool {
+        matches!(self, Self::Offload | Self::PerOperation(_))
     }
 
     /// The name in traces.

@@ -29,6 +29,8 @@ pub(crate) enum Input<'a, B: Backend> {
     Node(&'a Source<B>),
     /// An unmanaged tensor, which the recipe holds itself; its shape.
     Leaf(&'a dyn Fn() -> Shape),
+    /// A plain number, such as a dimension.
+    Number(usize),
 }
 
 /// The recipe that an operation's row makes: one closure that can do both.

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use burn_backend::Backend;
 
+use super::order::Order;
 use crate::budget::{OpCost, Phase};
 use crate::context::Moment;
-use crate::node::{Entry, Head, Lineage, Origin, State};
+use crate::kind::Value;
+use crate::node::{Entry, Head, Lineage, Origin, State, Storage};
 use crate::op::{OpInfo, Work};
 use crate::recipe::{Input, Source};
 
@@ -28,8 +30,9 @@ pub(super) struct Operands<B: Backend> {
     first: Option<Shares<B>>,
     first_contiguous: bool,
     is_view: bool,
-    /// Elements of the largest operand whose elements may lie in another order than its shape says.
-    pub permuted_elements: usize,
+    pub order: Order,
+    /// For a view in a scope that offloads: the storage of what it is a view of.
+    pub viewed: Option<Box<Value<B>>>,
     /// Bytes of the largest operand.
     largest: u64,
     /// Bytes of the largest operand that cannot come back and that nobody but this operation refers to.
@@ -46,7 +49,8 @@ impl<B: Backend> Operands<B> {
             first: None,
             first_contiguous: true,
             is_view: op.work == Work::View,
-            permuted_elements: 0,
+            order: Order::default(),
+            viewed: None,
             largest: 0,
             given_up: 0,
             cost: moment.step.map(|_| OpCost::new(op)),
@@ -59,10 +63,19 @@ impl<B: Backend> Operands<B> {
             Input::Node(source) => source,
             Input::Leaf(shape) => {
                 self.first.get_or_insert(Shares::Leaf);
-                self.permuted_elements = usize::MAX;
+                // In which order it lies is not known. How large it is matters only where something may be offloaded.
+                if may_offload(moment) {
+                    self.order.see(&shape(), false);
+                } else {
+                    self.order.odd_elements = usize::MAX;
+                }
                 if let Some(cost) = &mut self.cost {
                     cost.operand(&shape());
                 }
+                return;
+            }
+            Input::Number(number) => {
+                self.order.number.get_or_insert(number);
                 return;
             }
         };
@@ -79,9 +92,7 @@ impl<B: Backend> Operands<B> {
         {
             self.lineage = Lineage::Gradient;
         }
-        if !head.row_major {
-            self.permuted_elements = self.permuted_elements.max(head.shape.num_elements());
-        }
+        self.order.see(&head.shape, head.row_major);
         if self.is_view && self.first.is_none() {
             self.first_contiguous = head.contiguous;
             self.first = Some(match &head.group {
@@ -89,6 +100,9 @@ impl<B: Backend> Operands<B> {
                 None if head.bytes == 0 => Shares::Leaf,
                 None => Shares::With(source.clone()),
             });
+            if may_offload(moment) {
+                self.viewed = viewed(head, &state);
+            }
         }
         self.largest = self.largest.max(head.bytes);
         state.last_used = moment.clock;
@@ -150,6 +164,21 @@ impl<B: Backend> Operands<B> {
             }
             _ => Shares::Own,
         }
+    }
+}
+
+/// Whether the innermost scope may move anything to the host.
+#[inline]
+fn may_offload(moment: &Moment) -> bool {
+    let scope = moment.scope.as_ref();
+    scope.is_some_and(|scope| scope.policy.may_offload())
+}
+
+/// The storage of what a view of this tensor is a view of: its own, or what it is a view of itself.
+fn viewed<B: Backend>(head: &Head<B>, state: &State<B>) -> Option<Box<Value<B>>> {
+    match (&state.storage, &head.group) {
+        (Storage::Resident(value), None) if head.row_major => Some(Box::new(value.clone())),
+        _ => state.viewed.clone(),
     }
 }
 

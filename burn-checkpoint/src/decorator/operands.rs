@@ -136,6 +136,9 @@ macro_rules! show {
     (QuantParams $x:expr, $visit:expr) => {
         $x.show($visit)
     };
+    ([usize] $x:expr, $visit:expr) => {
+        ($visit)(Input::Number(*$x))
+    };
     ($kind:tt $x:expr, $visit:expr) => {{
         let _ = $x;
     }};
