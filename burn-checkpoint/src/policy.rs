@@ -21,10 +21,10 @@ pub enum Policy {
     /// budget none is, for what a budget evicts must not depend on when copies arrive.
     ///
     /// What moves is what is sure to lie in memory in the order of its shape, as it does when it comes back: products of matrices
-    /// and attention; elementwise results, norms and softmaxes along the last dimension of what lies so; reshapes and other views by what
+    /// and attention; selected rows, such as an embedding's; elementwise results, norms and softmaxes along the last dimension of what lies so; reshapes and other views by what
     /// they are views of. Burn's traits do not show in which order a tensor lies, and a matmul over another order may
-    /// differ in its last bits: convolutions, pooling, results of unmanaged or transposed tensors of their own size, and copies of transposed
-    /// heads are computed once more.
+    /// differ in its last bits: convolutions, pooling, and what was computed from unmanaged or transposed tensors of its own size are computed
+    /// once more, copies of transposed heads from the tensor that was transposed, which moves. So the embedding belongs into a scope too: what is added to an unmanaged tensor does not move.
     ///
     /// A copy that cannot be read is computed once more, and [`RematError::HostCopyLost`](crate::RematError::HostCopyLost) is the panic
     /// of the use if it cannot be.

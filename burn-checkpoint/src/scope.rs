@@ -205,15 +205,16 @@ impl Frame {
 /// matmul may add up in another order.
 fn move_to_host(node: &Arc<dyn AnyEntry>) {
     let facts = node.facts();
-    if facts.shared {
-        // A view comes back as a view: what it is a view of moves, unless that has handles of its own and has moved already.
+    if facts.shared || facts.permuted {
+        // A view comes back as a view, and a reshaped copy as one: what it is of moves, unless that has handles of its own and
+        // has moved already.
         if let Some(viewed) = node.restore_viewed()
             && (viewed.facts().permuted || !viewed.offload(Arc::downgrade(&viewed)))
         {
             viewed.evict();
         }
         node.evict();
-    } else if facts.permuted || !node.offload(Arc::downgrade(node)) {
+    } else if !node.offload(Arc::downgrade(node)) {
         node.evict();
     }
 }

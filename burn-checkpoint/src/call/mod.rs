@@ -20,7 +20,7 @@ use crate::context::{self, Moment};
 use crate::handle::Managed;
 use crate::kind::Value;
 use crate::ledger::Ledger;
-use crate::node::{Entry, Head, Lineage, Node, Origin, State, Storage, bytes};
+use crate::node::{Entry, Head, Lineage, Node, Origin, State, Storage, Viewed, bytes};
 use crate::op::{OpInfo, Work};
 use crate::policy::Fate;
 use crate::recipe::{Never, Part, Parts, Recipe, Source};
@@ -40,7 +40,7 @@ pub(crate) struct Call<B: Backend> {
     records: bool,
     storage: Shares<B>,
     order: Order,
-    viewed: Option<Box<Value<B>>>,
+    viewed: Option<Box<Viewed<B>>>,
     /// Only under a budget.
     cost: Option<OpCost>,
     clock: Clock,
@@ -94,7 +94,7 @@ impl<B: Backend> Call<B> {
         let cost_ns = self.cost_ns(|| shape.num_elements());
         let viewed = self.viewed.take();
         let node = self.node(value, shape, cost_ns.unwrap_or(0.0), recipe);
-        if viewed.is_some() && node.head.group.is_some() {
+        if viewed.is_some() && (node.head.group.is_some() || !node.head.row_major) {
             node.state.lock().viewed = viewed;
         }
         if let Some(cost_ns) = cost_ns {

@@ -7,8 +7,7 @@ use burn_backend::Backend;
 use super::order::Order;
 use crate::budget::{OpCost, Phase};
 use crate::context::Moment;
-use crate::kind::Value;
-use crate::node::{Entry, Head, Lineage, Origin, State, Storage};
+use crate::node::{Entry, Head, Lineage, Origin, State, Storage, Viewed};
 use crate::op::{OpInfo, Work};
 use crate::recipe::{Input, Source};
 
@@ -31,8 +30,8 @@ pub(super) struct Operands<B: Backend> {
     first_contiguous: bool,
     is_view: bool,
     pub order: Order,
-    /// For a view in a scope that offloads: the storage of what it is a view of.
-    pub viewed: Option<Box<Value<B>>>,
+    /// For a view in a scope that may offload: what it is a view of.
+    pub viewed: Option<Box<Viewed<B>>>,
     /// Bytes of the largest operand.
     largest: u64,
     /// Bytes of the largest operand that cannot come back and that nobody but this operation refers to.
@@ -101,7 +100,7 @@ impl<B: Backend> Operands<B> {
                 None => Shares::With(source.clone()),
             });
             if may_offload(moment) {
-                self.viewed = viewed(head, &state);
+                self.viewed = viewed(source, head, &state);
             }
         }
         self.largest = self.largest.max(head.bytes);
@@ -174,10 +173,17 @@ fn may_offload(moment: &Moment) -> bool {
     scope.is_some_and(|scope| scope.policy.may_offload())
 }
 
-/// The storage of what a view of this tensor is a view of: its own, or what it is a view of itself.
-fn viewed<B: Backend>(head: &Head<B>, state: &State<B>) -> Option<Box<Value<B>>> {
+/// What a view of this tensor is a view of: this, or what this is a view of itself.
+fn viewed<B: Backend>(
+    source: &Source<B>,
+    head: &Head<B>,
+    state: &State<B>,
+) -> Option<Box<Viewed<B>>> {
     match (&state.storage, &head.group) {
-        (Storage::Resident(value), None) if head.row_major => Some(Box::new(value.clone())),
+        (Storage::Resident(value), None) if head.row_major => Some(Box::new(Viewed {
+            owner: source.clone(),
+            value: value.clone(),
+        })),
         _ => state.viewed.clone(),
     }
 }

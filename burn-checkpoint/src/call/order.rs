@@ -46,11 +46,17 @@ impl Order {
             }
             Work::Cheap | Work::Math => ordered,
             Work::Reduce => self.odd_elements == 0,
+            Work::Index if is_selection(op) => true,
             // Images: channels last on CubeCL.
             Work::Index => self.odd_elements == 0 && op.group != "ModuleOps",
             Work::Sort | Work::Pass => false,
         }
     }
+}
+
+/// Rows copied one by one into a new buffer.
+fn is_selection(op: &OpInfo) -> bool {
+    op.name == "embedding" || op.name.ends_with("_select")
 }
 
 /// Matmul, linear, attention. Convolutions give channels last on CubeCL's backends.
@@ -92,11 +98,19 @@ mod tests {
     }
 
     #[test]
-    fn a_product_is_new() {
-        for name in ["float_matmul", "linear", "attention"] {
+    fn a_product_or_a_selection_is_new() {
+        for name in [
+            "float_matmul",
+            "linear",
+            "attention",
+            "embedding",
+            "float_select",
+        ] {
             assert!(kept(name, odd(1024)), "{name}");
         }
-        assert!(!kept("conv2d", odd(0)), "channels last");
+        for name in ["conv2d", "max_pool2d", "interpolate"] {
+            assert!(!kept(name, odd(0)), "{name}: channels last");
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn rehearse(self: Arc<Self>);
     /// Starts to move the storage to host memory. `own` is this node. Returns whether it did.
     fn offload(&self, own: Weak<dyn AnyEntry>) -> bool;
-    /// Of a view that holds the storage of the tensor that it is a view of, which has been evicted: that tensor, resident again.
+    /// What it is a view or a reshaped copy of, if it holds that tensor's storage and that tensor has been evicted: it is resident again.
     fn restore_viewed(&self) -> Option<Arc<dyn AnyEntry>>;
     /// Whether what is on its way to the host is there: then the recipe goes.
     fn has_arrived(&self) -> bool;
@@ -149,14 +149,13 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
     }
 
     fn restore_viewed(&self) -> Option<Arc<dyn AnyEntry>> {
-        let source = self.head.group.as_ref()?;
-        let value = self.state.lock().viewed.take()?;
-        let owner = source.node();
+        let viewed = *self.state.lock().viewed.take()?;
+        let owner = viewed.owner.node();
         let mut state = owner.state();
         if !matches!(state.storage, Storage::Evicted) || state.origin != Origin::Recorded {
             return None;
         }
-        state.storage = Storage::Resident(*value);
+        state.storage = Storage::Resident(viewed.value);
         state.witness = None;
         owner.head().came();
         drop(state);
@@ -216,9 +215,9 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
         let comes_back = matches!(state.origin, Origin::Recorded | Origin::Hosted);
         if comes_back && state.is_resident() {
             state.origin = Origin::Fixed;
-            let copy = state.copy.take();
+            let unneeded = (state.copy.take(), state.viewed.take());
             drop(state);
-            drop(copy);
+            drop(unneeded);
             self.forget_recipe();
         }
     }
@@ -239,7 +238,11 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
     }
 
     fn set_scope(&self, scope: Option<Arc<Scope>>) {
-        self.state.lock().scope = scope;
+        let mut state = self.state.lock();
+        state.scope = scope;
+        let viewed = state.viewed.take();
+        drop(state);
+        drop(viewed);
     }
 
     fn evicted_inputs(&self, visit: &mut dyn FnMut(Arc<dyn AnyEntry>)) {

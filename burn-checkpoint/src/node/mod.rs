@@ -16,7 +16,7 @@ use crate::trace::EventKind;
 
 pub(crate) use any::{AnyEntry, Facts};
 pub(crate) use head::{Head, Lineage, bytes};
-pub(crate) use state::{Origin, State, Storage, take_value, vacate};
+pub(crate) use state::{Origin, State, Storage, Viewed, take_value, vacate};
 
 /// A node with its recipe.
 pub(crate) struct Node<B: Backend, R> {

@@ -7,6 +7,7 @@ use burn_backend::Backend;
 use super::Head;
 use crate::host::HostCopy;
 use crate::kind::Value;
+use crate::recipe::Source;
 use crate::scope::Scope;
 use crate::verify;
 
@@ -41,9 +42,24 @@ pub(crate) struct State<B: Backend> {
     pub witness: Option<u64>,
     /// The copy in host memory of a storage that is resident, and may go once more.
     pub copy: Option<Box<HostCopy<B>>>,
-    /// Of a view, under a policy that offloads: the storage of the tensor that it is a view of, which may have been dropped
-    /// with that tensor's last handle. The view's own may be permuted, this one is not.
-    pub viewed: Option<Box<Value<B>>>,
+    /// Of a view or a reshaped copy, where the scope may offload: what it is a view of.
+    pub viewed: Option<Box<Viewed<B>>>,
+}
+
+/// A tensor that others are views of, and its storage, which may have been dropped with that tensor's last handle. Theirs may lie in
+/// another order than their shapes', this one does not.
+pub(crate) struct Viewed<B: Backend> {
+    pub owner: Source<B>,
+    pub value: Value<B>,
+}
+
+impl<B: Backend> Clone for Viewed<B> {
+    fn clone(&self) -> Self {
+        Self {
+            owner: self.owner.clone(),
+            value: self.value.clone(),
+        }
+    }
 }
 
 pub(crate) enum Storage<B: Backend> {

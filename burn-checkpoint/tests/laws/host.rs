@@ -418,11 +418,9 @@ fn what_a_transformer_saves_moves() {
         })
         .collect();
     assert_eq!(found, plain);
-    // The heads' results are swapped and copied into one another: that copy is of an order that is not known, and is made again
-    // from the product, which is not saved itself.
     let of = |name: &str| replayed.iter().filter(|op| **op == name).count();
     let counts = ["float_matmul", "linear", "softmax", "float_add"].map(of);
-    assert_eq!(counts, [1, 0, 0, 0], "{replayed:?}");
+    assert_eq!(counts, [0, 0, 0, 0], "{replayed:?}");
 
     let plain = step::<Autodiff<Flex>, Transformer<_>>(&Bare);
     take_counts();
@@ -430,11 +428,9 @@ fn what_a_transformer_saves_moves() {
     let bare = take_counts();
     assert!(plain == step::<B, Transformer<_>>(&Offloads));
     let offloaded = take_counts();
-    for op in ["linear", "layer_norm", "softmax", "gelu"] {
+    for op in ["float_matmul", "linear", "layer_norm", "softmax", "gelu"] {
         assert_eq!(bare.get(op), offloaded.get(op), "{op}");
     }
-    // One a layer, of two.
-    assert_eq!(bare["float_matmul"] + 2, offloaded["float_matmul"]);
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn evictions_without_a_scope_are_compared() {
     let _verify = Verify::on();
     for evicts in [
         (|kept: &Tensor<Remat<Flex>, 1>| evict(kept)) as fn(&Tensor<Remat<Flex>, 1>),
-        |kept| drop((Tensor::zeros_like(kept) + 1.0).repeat_dim(0, 512)),
+        |kept| drop(Tensor::zeros_like(kept).repeat_dim(0, 512) + 1.0),
     ] {
         let source = Unsteady::new();
         let budget = MemoryBudget::bytes(1024).install();
