@@ -23,6 +23,37 @@ pub enum RematError {
         /// Its number in the order of operations of the thread that made it.
         number: u64,
     },
+    /// A tensor that came back from host memory is not what it was, found by [`Verify`](crate::Verify).
+    #[error(
+        "the copy in host memory of the result of `{op}` came back with other values: operation {number} of its thread, {dtype:?} of \
+         shape {shape:?}; the backend's transfers to the host and back do not keep the bits of this type: keep it on the device or \
+         recompute it with `Policy::per_operation`"
+    )]
+    HostCopyDiffers {
+        /// The operation.
+        op: &'static str,
+        /// The shape of its result.
+        shape: Vec<usize>,
+        /// The type of its result.
+        dtype: DType,
+        /// Its number in the order of operations of the thread that made it.
+        number: u64,
+    },
+    /// A tensor whose copy in host memory could not be made, and that cannot be computed again.
+    #[error(
+        "the result of `{op}`, {dtype:?} of shape {shape:?}, could not be read to the host: {reason}; what such a failure must not cost \
+         is to be kept on the device with `Policy::per_operation`"
+    )]
+    HostCopyLost {
+        /// The operation.
+        op: &'static str,
+        /// The shape of its result.
+        shape: Vec<usize>,
+        /// The type of its result.
+        dtype: DType,
+        /// What the backend said.
+        reason: String,
+    },
     /// A [`MemoryBudget`](crate::MemoryBudget) that cannot hold what has to be resident at one time.
     #[error(
         "the memory budget of {} cannot be kept: a step needs at least {}: gradients {}, random numbers and data {}, results \

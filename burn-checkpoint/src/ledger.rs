@@ -7,6 +7,7 @@ use std::time::Duration;
 use burn_backend::DeviceId;
 
 use crate::budget::Budget;
+use crate::host::Line;
 use crate::stats::RematStats;
 use crate::totals::Totals;
 
@@ -25,6 +26,8 @@ pub(crate) struct Ledger {
     /// Whether new tensors are counted here: not after the thread's budget was changed for another one.
     current: AtomicBool,
     thread: Arc<Totals>,
+    /// Copies in host memory.
+    line: Line,
 }
 
 /// Bytes and how many operations they belong to.
@@ -72,7 +75,13 @@ impl Ledger {
             budget,
             current: AtomicBool::new(true),
             thread,
+            line: Line::default(),
         }
+    }
+
+    #[inline]
+    pub fn line(&self) -> &Line {
+        &self.line
     }
 
     #[inline]
@@ -122,6 +131,20 @@ impl Ledger {
         self.live.fetch_sub(bytes, Ordering::Relaxed);
         if let Some(budget) = &self.budget {
             budget.remove(bytes);
+        }
+    }
+
+    /// The peaks of these counters and of the budget's.
+    pub fn peaks(&self) -> (u64, u64) {
+        let budget = self.budget.as_ref().map_or(0, |budget| budget.peak());
+        (self.peak.load(Ordering::Relaxed), budget)
+    }
+
+    /// Sets the peaks back to what they were.
+    pub fn set_peaks(&self, (peak, of_budget): (u64, u64)) {
+        self.peak.store(peak, Ordering::Relaxed);
+        if let Some(budget) = &self.budget {
+            budget.set_peak(of_budget);
         }
     }
 

@@ -32,6 +32,8 @@ pub(crate) enum Input<'a, B: Backend> {
     Leaf(&'a dyn Fn() -> (Shape, Device<B>)),
     /// The device that the result is to be on, where it need not be that of the operands.
     To(&'a Device<B>),
+    /// A plain number, such as a dimension.
+    Number(usize),
 }
 
 /// The recipe that an operation's row makes: one closure that can do both.

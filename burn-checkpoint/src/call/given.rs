@@ -7,6 +7,7 @@ use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape, TensorData};
 use parking_lot::Mutex;
 
 use super::operands::Shares;
+use super::order::Order;
 use super::{Call, Results};
 use crate::budget::{self, Clock, Costs, Phase};
 use crate::context;
@@ -77,7 +78,8 @@ pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, value: Value<B>) -> Results
         op,
         moment,
         records: false,
-        permuted_elements: 0,
+        order: Order::default(),
+        viewed: None,
         storage: Shares::Own,
         clock: Clock::start(Costs::Estimated),
         cost: None,

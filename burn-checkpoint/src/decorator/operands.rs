@@ -136,8 +136,10 @@ macro_rules! show {
     (QuantParams $x:expr, $visit:expr) => {
         $x.show($visit)
     };
-    (DeviceRef $x:expr, $visit:expr) => {
-        $visit(Input::To($x))
+        ($visit)(Input::To($x))
+    };
+    ([usize] $x:expr, $visit:expr) => {
+        ($visit)(Input::Number(*$x))
     };
     ($kind:tt $x:expr, $visit:expr) => {{
         let _ = $x;

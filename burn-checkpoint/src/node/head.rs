@@ -121,6 +121,12 @@ impl<B: Backend> Head<B> {
         }
     }
 
+    /// Tells the counters of storage that has come from the host.
+    pub fn uploaded(&self) {
+        self.ledger.uploaded(self.bytes);
+        self.emit(|op, node| EventKind::Upload { op, node }, self.bytes);
+    }
+
     #[inline]
     pub fn users(&self) -> u32 {
         self.users.load(Ordering::Acquire)

@@ -4,8 +4,11 @@
 mod block;
 mod budgets;
 mod devices;
+mod host;
 mod long;
 mod models;
+#[path = "../operations/probe/mod.rs"]
+mod probe;
 mod programs;
 mod robust;
 mod scopes;
