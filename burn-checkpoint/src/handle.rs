@@ -52,10 +52,13 @@ impl<B: Backend> Managed<B> {
             let mut state = node.state();
             if let Storage::Resident(value) = &state.storage {
                 // The owner of a buffer may write into it: the last user hands it on.
-                let last = node.head().users() == 1 && state.locks == 0;
+                let last = node.head().users() == 1 && state.locks == 0 && !state.junction;
                 let wanted = state.origin == Origin::Fixed && Arc::strong_count(node) > 1;
                 if !last || wanted || state.origin == Origin::Source {
                     return peek_kind::<B, K>(value).clone();
+                }
+                if state.outlasts_handles(node.head(), Arc::strong_count(node) - 1) {
+                    continue;
                 }
                 if let Some(value) = take_value(node.head(), &mut state) {
                     return unwrap_kind::<B, K>(value);
@@ -90,7 +93,12 @@ impl<B: Backend> Drop for Managed<B> {
         if head.users.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
-        let vacated = vacate(head, &mut node.state());
+        let mut state = node.state();
+        if state.outlasts_handles(head, Arc::strong_count(node) - 1) {
+            return;
+        }
+        let vacated = vacate(head, &mut state);
+        drop(state);
         if let Some((storage, bytes)) = vacated {
             drop(storage);
             head.emit(|op, node| EventKind::Free { op, node }, bytes);

@@ -111,6 +111,14 @@ impl Ledger {
             .is_some_and(|budget| budget.may_evict())
     }
 
+    /// Whether what several recipes start from is kept without handles.
+    #[inline]
+    pub fn keeps_junctions(&self) -> bool {
+        self.budget
+            .as_ref()
+            .is_some_and(|budget| budget.keeps_junctions())
+    }
+
     pub fn live(&self) -> u64 {
         self.live.load(Ordering::Relaxed)
     }

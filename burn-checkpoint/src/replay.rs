@@ -143,7 +143,8 @@ impl<B: Backend> Plan<B> {
             };
             let unused = planned.uses == 1 && input.head().users() == 0;
             let mut state = input.state();
-            state.hand_over = unused && state.locks == 1 && state.origin == Origin::Recorded;
+            state.hand_over =
+                unused && state.locks == 1 && state.origin == Origin::Recorded && !state.junction;
         });
     }
 
@@ -220,7 +221,7 @@ impl<B: Backend> Plan<B> {
             return false;
         }
         let state = node.state();
-        if node.head().users() == 0 && !state.feeds_inner_scope {
+        if node.head().users() == 0 && !state.feeds_inner_scope && !state.junction {
             return false;
         }
         let scope = state.scope.clone();
@@ -233,7 +234,7 @@ impl<B: Backend> Plan<B> {
     fn unlock(&self, planned: &Planned<B>) {
         let node = &planned.node;
         let kept = if planned.found {
-            node.head().users() > 0
+            node.head().users() > 0 || node.state().junction
         } else {
             self.is_kept(node)
         };

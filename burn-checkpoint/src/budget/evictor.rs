@@ -108,6 +108,11 @@ impl Budget {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
     }
 
+    /// Whether what several recipes start from is kept without handles: in forward, once there is a limit.
+    pub fn keeps_junctions(&self) -> bool {
+        !self.differentiated.load(Ordering::Relaxed) && self.limit().is_some()
+    }
+
     pub fn add(&self, bytes: u64) {
         let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if live > self.peak.load(Ordering::Relaxed) {
@@ -358,9 +363,11 @@ fn groups(candidates: Vec<(Facts, Arc<dyn AnyEntry>)>, now: u64) -> Vec<Group> {
                 members: Vec::new(),
                 bytes: facts.owner_bytes,
                 last_used: 0,
+                has_users: false,
             };
             (group, facts.residents)
         });
+        group.has_users |= facts.users > 0;
         group.members.push(node);
         group.last_used = group.last_used.max(facts.last_used);
     }

@@ -136,6 +136,7 @@ macro_rules! show {
     (QuantParams $x:expr, $visit:expr) => {
         $x.show($visit)
     };
+    (DeviceRef $x:expr, $visit:expr) => {
         ($visit)(Input::To($x))
     };
     ([usize] $x:expr, $visit:expr) => {

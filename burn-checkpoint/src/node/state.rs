@@ -36,6 +36,8 @@ pub(crate) struct State<B: Backend> {
     pub scope: Option<Arc<Scope>>,
     /// Whether a scope inside of that one has used it: it is what that scope is replayed from, whether it has users or not.
     pub feeds_inner_scope: bool,
+    /// Whether several recipes start from it, as from a residual stream: under a budget it stays when its last handle goes.
+    pub junction: bool,
     /// The thread's operation count at the last use.
     pub last_used: u64,
     /// What the storage held when it was dropped, in verify mode.
@@ -84,11 +86,25 @@ impl<B: Backend> State<B> {
             hand_over: false,
             scope,
             feeds_inner_scope: false,
+            junction: false,
             last_used,
             witness: None,
             copy: None,
             viewed: None,
         }
+    }
+
+    /// Whether the storage stays when the last handle goes: that of a junction does.
+    ///
+    /// Autodiff saves what it differentiates with, and of a residual stream that may be nothing. What is evicted of a block could
+    /// then come back only by way of all the blocks before it.
+    #[inline]
+    pub fn outlasts_handles(&mut self, head: &Head<B>, recipes: usize) -> bool {
+        if !self.junction && recipes > 1 && self.origin == Origin::Recorded && self.scope.is_none()
+        {
+            self.junction = head.ledger.keeps_junctions();
+        }
+        self.junction
     }
 
     #[inline]

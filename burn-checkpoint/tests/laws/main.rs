@@ -7,6 +7,7 @@ mod devices;
 mod host;
 mod long;
 mod models;
+mod order;
 #[path = "../operations/probe/mod.rs"]
 mod probe;
 mod programs;
