@@ -172,6 +172,9 @@ impl<B: Backend> Operands<B> {
         match self.first.take() {
             Some(shares) if self.is_view => {
                 let copies = !self.first_contiguous && op.name.ends_with("reshape");
+                if copies && let Some(cost) = &mut self.cost {
+                    cost.copies();
+                }
                 if copies { Shares::Own } else { shares }
             }
             _ => Shares::Own,
