@@ -7,15 +7,18 @@
 //! bytes are the heap's above what was there before the step: activations, gradients and temporaries, without parameters.
 //! `torch_chain.py` beside this file is the same in PyTorch.
 
+#[path = "../tests/block/bits.rs"]
+mod bits;
+#[path = "../tests/block/mod.rs"]
+mod block;
+
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Instant;
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
-use burn::module::Module;
-use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Distribution, Tensor};
 use burn_backend::BackendTypes;
 use burn_checkpoint::{
@@ -24,39 +27,15 @@ use burn_checkpoint::{
 use burn_flex::Flex;
 use peak_alloc::PeakAlloc;
 
+use bits::bits;
+use block::Block;
+
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
 const BLOCKS: usize = 24;
 const WIDTH: usize = 256;
 const TOKENS: usize = 1024;
-
-#[derive(Module, Debug)]
-struct Block<B: Backend> {
-    norm: LayerNorm<B>,
-    inner: Linear<B>,
-    outer: Linear<B>,
-}
-
-impl<B: Backend> Block<B> {
-    fn init(device: &B::Device) -> Self {
-        let block = Self {
-            norm: LayerNormConfig::new(WIDTH).init(device),
-            inner: LinearConfig::new(WIDTH, 4 * WIDTH).init(device),
-            outer: LinearConfig::new(4 * WIDTH, WIDTH).init(device),
-        };
-        // Drawn here and now, and not in the first step.
-        for linear in [&block.inner, &block.outer] {
-            let _ = (linear.weight.val(), linear.bias.as_ref().map(|b| b.val()));
-        }
-        block
-    }
-
-    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
-        let hidden = self.inner.forward(self.norm.forward(x.clone()));
-        x + self.outer.forward(Gelu::new().forward(hidden))
-    }
-}
 
 type Plain = Autodiff<Flex>;
 type Balanced = Autodiff<Flex, BalancedCheckpointing>;
@@ -99,8 +78,8 @@ struct Step {
     milliseconds: f64,
     peak_bytes: usize,
     replayed: u64,
-    /// Sum of all gradients' bits, by which settings are compared.
-    fingerprint: u64,
+    /// Those of the loss and of all gradients, by which settings are compared.
+    bits: u64,
 }
 
 impl Setting {
@@ -145,7 +124,9 @@ impl Setting {
         }
         let device = Default::default();
         B::seed(&device, 42);
-        let blocks: Vec<Block<B>> = (0..BLOCKS).map(|_| Block::init(&device)).collect();
+        let blocks: Vec<Block<B>> = (0..BLOCKS)
+            .map(|_| Block::new(WIDTH, 4 * WIDTH, 0.0, &device))
+            .collect();
         let x = Tensor::<B, 2>::random([TOKENS, WIDTH], Distribution::Normal(0.0, 1.0), &device);
         loop {
             let step = self.step(&blocks, x.clone());
@@ -159,20 +140,21 @@ impl Setting {
         }
     }
 
-    fn step<B: AutodiffBackend>(self, blocks: &[Block<B>], x: Tensor<B, 2>) -> Step {
+    fn step<B: AutodiffBackend>(self, blocks: &Vec<Block<B>>, x: Tensor<B, 2>) -> Step {
         RematStats::reset_thread();
         HEAP.reset_peak_usage();
         let before = HEAP.current_usage();
         let start = Instant::now();
         let y = self.forward(blocks, x);
-        let grads = y.powi_scalar(2).mean().backward();
+        let loss = y.powi_scalar(2).mean();
+        let grads = loss.clone().backward();
         let milliseconds = 1e3 * start.elapsed().as_secs_f64();
         let peak_bytes = HEAP.peak_usage() - before;
         Step {
             milliseconds,
             peak_bytes,
             replayed: RematStats::of_thread().replayed_operations,
-            fingerprint: fingerprint(blocks, &grads),
+            bits: bits(blocks, loss, &grads),
         }
     }
 
@@ -192,21 +174,6 @@ impl Setting {
             _ => blocks.iter().fold(x, |x, block| block.forward(x)),
         }
     }
-}
-
-fn fingerprint<B: AutodiffBackend>(blocks: &[Block<B>], grads: &B::Gradients) -> u64 {
-    let mut sum = 0u64;
-    for block in blocks {
-        for weight in [&block.inner.weight, &block.outer.weight] {
-            let grad = weight.grad(grads).expect("every weight has one");
-            let data = grad.into_data();
-            let bits = data.as_slice::<f32>().expect("f32").iter();
-            sum = bits.fold(sum, |sum, x| {
-                sum.rotate_left(5).wrapping_add(u64::from(x.to_bits()))
-            });
-        }
-    }
-    sum
 }
 
 /// The middle one.
@@ -263,7 +230,7 @@ fn main() {
             of(&|round| round[number].replayed as f64),
             taken
                 .iter()
-                .all(|round| round[number].fingerprint == round[0].fingerprint),
+                .all(|round| round[number].bits == round[0].bits),
         );
     }
 }

@@ -1,14 +1,16 @@
 //! A plan against the automatic budget: the same 24 blocks, the same limit, interleaved in one run.
 //!
 //! `cargo bench -p burn-checkpoint --bench plan_or_budget`; some minutes. Peaks are those of the heap above what is there
-//! before a step, times the median of the rounds.
+//! before a step, times the median of the rounds; the same bits are those of the loss and of all gradients of the plain chain.
+
+#[path = "../tests/block/bits.rs"]
+mod bits;
+#[path = "../tests/block/mod.rs"]
+mod block;
 
 use std::time::{Duration, Instant};
 
 use burn::backend::Autodiff;
-use burn::module::Module;
-use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::activation::gelu;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Tensor};
 use burn_checkpoint::plan::{Plan, plan, simulate};
@@ -17,6 +19,9 @@ use burn_checkpoint::{
 };
 use burn_flex::Flex;
 use peak_alloc::PeakAlloc;
+
+use bits::bits;
+use block::Block;
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
@@ -28,29 +33,6 @@ const WIDTH: usize = 256;
 const TOKENS: usize = 1024;
 const ROUNDS: usize = 5;
 const MIB: f64 = 1024.0 * 1024.0;
-
-#[derive(Module, Debug)]
-struct Block<B: Backend> {
-    norm: LayerNorm<B>,
-    up: Linear<B>,
-    down: Linear<B>,
-}
-
-impl Block<B> {
-    fn new() -> Self {
-        let device = Default::default();
-        Self {
-            norm: LayerNormConfig::new(WIDTH).init(&device),
-            up: LinearConfig::new(WIDTH, 4 * WIDTH).init(&device),
-            down: LinearConfig::new(4 * WIDTH, WIDTH).init(&device),
-        }
-    }
-
-    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
-        let hidden = gelu(self.up.forward(self.norm.forward(x.clone())));
-        x + self.down.forward(hidden)
-    }
-}
 
 fn loss(x: Tensor<B, 2>) -> Tensor<B, 1> {
     (x.clone() * x).mean()
@@ -68,6 +50,8 @@ struct Row {
     times: Vec<Duration>,
     peak_bytes: usize,
     replayed: u64,
+    /// Those of the loss and of all gradients.
+    bits: u64,
 }
 
 impl Row {
@@ -78,25 +62,29 @@ impl Row {
             times: Vec::new(),
             peak_bytes: 0,
             replayed: 0,
+            bits: 0,
         }
     }
 
-    fn step(&mut self, blocks: &[Block<B>], x: &Tensor<B, 2>) {
+    fn step(&mut self, blocks: &Vec<Block<B>>, x: &Tensor<B, 2>) {
         let before_bytes = HEAP.current_usage();
         HEAP.reset_peak_usage();
         RematStats::reset_thread();
         let start = Instant::now();
-        match &self.way {
-            Way::Scopes(plan) => train(blocks, x, plan),
-            Way::Budget(bytes) => {
-                let budget = MemoryBudget::bytes(*bytes).install();
-                train(blocks, x, &Plan::plain(BLOCKS));
-                drop(budget);
-            }
-        }
+        let plain = Plan::plain(BLOCKS);
+        let (budget, plan) = match &self.way {
+            Way::Scopes(plan) => (None, plan),
+            Way::Budget(bytes) => (Some(MemoryBudget::bytes(*bytes).install()), &plain),
+        };
+        let x = x.clone().require_grad();
+        let out = checkpoint_chain(blocks, x, plan, Block::forward).expect("as many blocks");
+        let loss = loss(out);
+        let grads = loss.clone().backward();
         self.times.push(start.elapsed());
         self.peak_bytes = HEAP.peak_usage().saturating_sub(before_bytes);
         self.replayed = RematStats::of_thread().replayed_operations;
+        self.bits = bits(blocks, loss, &grads);
+        drop((grads, budget));
     }
 
     fn median(&self) -> Duration {
@@ -106,18 +94,15 @@ impl Row {
     }
 }
 
-fn train(blocks: &[Block<B>], x: &Tensor<B, 2>, plan: &Plan) {
-    let x = x.clone().require_grad();
-    let out = checkpoint_chain(blocks, x, plan, Block::forward).expect("as many blocks");
-    drop(loss(out).backward());
-}
-
 fn main() {
     let device = Default::default();
     B::seed(&device, 1);
-    let blocks: Vec<Block<B>> = (0..BLOCKS).map(|_| Block::new()).collect();
+    let blocks: Vec<Block<B>> = (0..BLOCKS)
+        .map(|_| Block::new(WIDTH, 4 * WIDTH, 0.0, &device))
+        .collect();
     let x = Tensor::random([TOKENS, WIDTH], Distribution::Default, &device);
-    train(&blocks, &x, &Plan::plain(BLOCKS));
+    // The first step of a process takes longer.
+    Row::new("", Way::Scopes(Plan::plain(BLOCKS))).step(&blocks, &x);
 
     let mut profile = profile_chain(&blocks, x.clone(), Block::forward).expect("Remat counts");
     profile.base_bytes = 0;
@@ -154,14 +139,14 @@ fn main() {
 
     let base = rows[0].median().as_secs_f64();
     println!(
-        "{:<14}{:>10}{:>10}{:>8}{:>10}",
-        "", "peak MiB", "ms", "x", "replayed"
+        "{:<14}{:>10}{:>10}{:>8}{:>10}{:>11}",
+        "", "peak MiB", "ms", "x", "replayed", "same bits"
     );
     for row in &rows {
         let seconds = row.median().as_secs_f64();
         let peak = row.peak_bytes as f64 / MIB;
         let (milliseconds, times) = (seconds * 1e3, seconds / base);
-        let (name, replayed) = (&row.name, row.replayed);
-        println!("{name:<14}{peak:>10.1}{milliseconds:>10.0}{times:>8.3}{replayed:>10}");
+        let (name, replayed, same) = (&row.name, row.replayed, row.bits == rows[0].bits);
+        println!("{name:<14}{peak:>10.1}{milliseconds:>10.0}{times:>8.3}{replayed:>10}{same:>11}");
     }
 }

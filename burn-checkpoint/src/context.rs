@@ -1,10 +1,9 @@
 //! What this thread is doing: open scopes, an installed budget, its counters.
 
 use std::cell::{Cell, RefCell};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use burn_backend::DeviceId;
-use parking_lot::Mutex;
 
 use crate::budget::{Costs, Installed, Phase, Step};
 use crate::ledger::Ledger;
@@ -12,16 +11,13 @@ use crate::node::AnyEntry;
 use crate::op::OpInfo;
 use crate::policy::Fate;
 use crate::scope::{Frame, Scope};
-use crate::stats::RematStats;
+use crate::totals::Totals;
 
 thread_local! {
     static RECORDS: Cell<bool> = const { Cell::new(false) };
     static COLLECTING: Cell<bool> = const { Cell::new(false) };
     static CONTEXT: RefCell<Context> = const { RefCell::new(Context::new()) };
 }
-
-/// Every thread's counters, for sums over the process.
-static LEDGERS: Mutex<Vec<Weak<Ledger>>> = Mutex::new(Vec::new());
 
 struct Context {
     /// Operations so far.
@@ -31,10 +27,8 @@ struct Context {
     step: Step,
     /// The ledgers in use, one a device.
     ledgers: Vec<Arc<Ledger>>,
-    /// Ledgers of budgets that ended while tensors were alive.
-    retired: Vec<Arc<Ledger>>,
-    /// The counters of budgets that ended.
-    past: RematStats,
+    /// What all ledgers of the thread add up to, those of budgets that ended too.
+    totals: Option<Arc<Totals>>,
     collected: Vec<Arc<dyn AnyEntry>>,
     /// Whether a tensor of `Remat` was met since the outermost scope began.
     met: bool,
@@ -48,34 +42,39 @@ impl Context {
             budget: None,
             step: Step::FIRST,
             ledgers: Vec::new(),
-            retired: Vec::new(),
-            past: RematStats::ZERO,
+            totals: None,
             collected: Vec::new(),
             met: false,
         }
+    }
+
+    fn totals(&mut self) -> &Arc<Totals> {
+        self.totals.get_or_insert_with(Totals::new)
     }
 
     fn ledger(&mut self, device: DeviceId) -> Arc<Ledger> {
         if let Some(ledger) = self.ledgers.iter().find(|x| x.device() == device) {
             return ledger.clone();
         }
-        let budget = self.budget.as_ref().map(|budget| budget.on(device));
-        let ledger = Arc::new(Ledger::new(device, budget));
+        let totals = self.totals().clone();
+        let ledger = match &self.budget {
+            Some(budget) => budget.on(device, &totals),
+            None => {
+                let ledger = Arc::new(Ledger::new(device, None, totals.clone()));
+                totals.add(&ledger);
+                ledger
+            }
+        };
+        ledger.set_current(true);
         self.ledgers.push(ledger.clone());
-        let mut all = LEDGERS.lock();
-        all.retain(|ledger| ledger.strong_count() > 0);
-        all.push(Arc::downgrade(&ledger));
         ledger
     }
 
     /// Puts the ledgers aside: the next tensors are counted under another budget.
     fn retire(&mut self) {
-        let retired = self.retired.drain(..).chain(self.ledgers.drain(..));
-        let (live, done): (Vec<_>, _) = retired.partition(|ledger| ledger.live() > 0);
-        for ledger in done {
-            self.past = self.past + ledger.stats();
+        for ledger in self.ledgers.drain(..) {
+            ledger.set_current(false);
         }
-        self.retired = live;
     }
 
     fn update(&self) {
@@ -101,27 +100,42 @@ pub(crate) struct Moment {
     pub step: Option<Step>,
     /// Where that budget takes costs from.
     pub costs: Costs,
-    /// The counters that the last tensors were added to.
-    pub ledger: Option<Arc<Ledger>>,
+    /// The counters of the device that was met last: most often those of the operation.
+    recent: Option<Arc<Ledger>>,
+}
+
+impl Moment {
+    /// The counters for results on a device.
+    #[inline]
+    pub fn ledger(&self, device: DeviceId) -> Arc<Ledger> {
+        match &self.recent {
+            Some(ledger) if ledger.device() == device => ledger.clone(),
+            _ => ledger(device),
+        }
+    }
 }
 
 /// Begins an operation.
 #[inline]
 pub(crate) fn tick(op: &OpInfo) -> Moment {
-    CONTEXT.with_borrow_mut(|context| {
+    let mut moment = CONTEXT.with_borrow_mut(|context| {
         context.clock += 1;
         context.met = true;
-        let frame = context.frames.last();
         let budget = context.budget.as_ref();
         Moment {
             clock: context.clock,
-            scope: frame.map(|frame| frame.scope.clone()),
-            fate: frame.map_or(Fate::Recompute, |frame| frame.scope.policy.fate(op)),
+            scope: context.frames.last().map(|frame| frame.scope.clone()),
+            fate: Fate::Recompute,
             step: budget.map(|_| context.step),
             costs: budget.map_or(Costs::Estimated, |budget| budget.costs()),
-            ledger: context.ledgers.last().cloned(),
+            recent: context.ledgers.last().cloned(),
         }
-    })
+    });
+    // Outside of the borrow: it may be a function of the user's.
+    if let Some(scope) = &moment.scope {
+        moment.fate = scope.policy.fate(op);
+    }
+    moment
 }
 
 /// The counters for new tensors on a device.
@@ -132,11 +146,6 @@ pub(crate) fn ledger(device: DeviceId) -> Arc<Ledger> {
 /// The number of the last operation.
 pub(crate) fn clock() -> u64 {
     CONTEXT.with_borrow(|context| context.clock)
-}
-
-/// The counters that the last tensors were added to.
-pub(crate) fn recent_ledger() -> Option<Arc<Ledger>> {
-    CONTEXT.with_borrow(|context| context.ledgers.last().cloned())
 }
 
 /// A backward pass begins.
@@ -240,23 +249,7 @@ pub(crate) fn set_budget(budget: Option<Arc<Installed>>) -> Option<Arc<Installed
     })
 }
 
-/// Shows the counters of this thread.
-pub(crate) fn ledgers_of_thread(visit: &mut dyn FnMut(&Ledger)) -> RematStats {
-    let (ledgers, past) = CONTEXT.with_borrow(|context| {
-        let all = context.ledgers.iter().chain(&context.retired).cloned();
-        (all.collect::<Vec<_>>(), context.past)
-    });
-    ledgers.iter().for_each(|ledger| visit(ledger));
-    past
-}
-
-/// Forgets the counters of budgets that ended.
-pub(crate) fn forget_past() {
-    CONTEXT.with_borrow_mut(|context| context.past = RematStats::ZERO);
-}
-
-/// Shows the counters of all threads.
-pub(crate) fn ledgers_of_process(visit: &mut dyn FnMut(&Ledger)) {
-    let all: Vec<_> = LEDGERS.lock().iter().filter_map(Weak::upgrade).collect();
-    all.iter().for_each(|ledger| visit(ledger));
+/// What all managed tensors of this thread add up to.
+pub(crate) fn totals() -> Arc<Totals> {
+    CONTEXT.with_borrow_mut(|context| context.totals().clone())
 }

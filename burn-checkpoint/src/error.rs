@@ -23,24 +23,61 @@ pub enum RematError {
         /// Its number in the order of operations of the thread that made it.
         number: u64,
     },
+    /// A tensor that came back from host memory is not what it was, found by [`Verify`](crate::Verify).
+    #[error(
+        "the copy in host memory of the result of `{op}` came back with other values: operation {number} of its thread, {dtype:?} of \
+         shape {shape:?}; the backend's transfers to the host and back do not keep the bits of this type: keep it on the device or \
+         recompute it with `Policy::per_operation`"
+    )]
+    HostCopyDiffers {
+        /// The operation.
+        op: &'static str,
+        /// The shape of its result.
+        shape: Vec<usize>,
+        /// The type of its result.
+        dtype: DType,
+        /// Its number in the order of operations of the thread that made it.
+        number: u64,
+    },
+    /// A tensor whose copy in host memory could not be made, and that cannot be computed again.
+    #[error(
+        "the result of `{op}`, {dtype:?} of shape {shape:?}, could not be read to the host: {reason}; what such a failure must not cost \
+         is to be kept on the device with `Policy::per_operation`"
+    )]
+    HostCopyLost {
+        /// The operation.
+        op: &'static str,
+        /// The shape of its result.
+        shape: Vec<usize>,
+        /// The type of its result.
+        dtype: DType,
+        /// What the backend said.
+        reason: String,
+    },
     /// A [`MemoryBudget`](crate::MemoryBudget) that cannot hold what has to be resident at one time.
     #[error(
-        "the memory budget of {} cannot be kept: `{op}` needs at least {}: {} of tensors that cannot come back \
-         (parameters, gradients, random numbers, results of scopes), {} of tensors in use, {} for its result",
-        mib(*.budget_bytes), mib(*.needed_bytes), mib(*.fixed_bytes), mib(*.in_use_bytes), mib(*.result_bytes)
+        "the memory budget of {} cannot be kept: a step needs at least {}: gradients {}, random numbers and data {}, results \
+         that are kept {}, largest operation {} (`{op}`: operands and what its replay holds {}, result {}); parameters and \
+         optimizer state are not counted",
+        size(*.budget_bytes), size(*.needed_bytes), size(*.gradients_bytes), size(*.random_bytes), size(*.kept_bytes),
+        size(.in_use_bytes + .result_bytes), size(*.in_use_bytes), size(*.result_bytes)
     )]
     BudgetTooSmall {
-        /// The operation that did not fit.
+        /// The operation at which most is needed, as far as is known.
         op: &'static str,
         /// The budget.
         budget_bytes: u64,
-        /// The smallest budget that holds it.
+        /// The smallest budget that holds it: the sum of all that follow.
         needed_bytes: u64,
-        /// Bytes of live tensors that cannot come back.
-        fixed_bytes: u64,
-        /// Bytes of the operands, and of what a replay needs.
+        /// Bytes of gradients.
+        gradients_bytes: u64,
+        /// Bytes of what cannot be computed again: random numbers, data from the host, new tensors.
+        random_bytes: u64,
+        /// Bytes of what else has no recipe: results of scopes, what a policy keeps, losses.
+        kept_bytes: u64,
+        /// Bytes of the operation's operands, and of what the replay that it belongs to holds for its later operations.
         in_use_bytes: u64,
-        /// Expected bytes of the result.
+        /// Expected bytes of its result.
         result_bytes: u64,
     },
     /// A fraction that is not between 0 and 1.
@@ -52,6 +89,13 @@ pub enum RematError {
 }
 
 /// Bytes for people.
-pub(crate) fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / (1024.0 * 1024.0))
+pub(crate) fn size(bytes: u64) -> String {
+    let kibibytes = bytes as f64 / 1024.0;
+    if bytes < 1 << 10 {
+        format!("{bytes} B")
+    } else if bytes < 1 << 20 {
+        format!("{kibibytes:.1} KiB")
+    } else {
+        format!("{:.1} MiB", kibibytes / 1024.0)
+    }
 }

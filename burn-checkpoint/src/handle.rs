@@ -108,6 +108,11 @@ impl<B: Backend> Drop for Managed<B> {
 
 impl<B: Backend, K: Kind<B>> Handle<B, K> {
     /// The inner backend's tensor. Brings it back if it is not resident.
+    ///
+    /// # Panics
+    ///
+    /// If what brings it back does: an operation of the inner backend that failed, a source that could not deliver, a copy that could
+    /// not be read. The tensor stays as it was, and the next use tries again.
     #[inline]
     pub fn into_inner(self) -> K::Primitive {
         match self {
@@ -117,6 +122,10 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     }
 
     /// A clone of the inner backend's tensor. Brings it back if it is not resident.
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::into_inner`].
     pub fn to_inner(&self) -> K::Primitive {
         match self {
             Self::Resident(tensor) => tensor.clone(),

@@ -10,9 +10,6 @@ pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
     /// The backend's tensor of this kind.
     type Primitive: TensorMetadata + 'static;
 
-    /// The tensor as a value of any kind.
-    fn wrap(tensor: Self::Primitive) -> Value<B>;
-
     /// The tensor behind a value of this kind.
     fn peek(value: &Value<B>) -> Option<&Self::Primitive>;
 
@@ -120,11 +117,6 @@ macro_rules! kinds {
     ($($kind:ident: $tensor:ident, $device:ident, $into_data:ident, $from_data:ident;)*) => {
         $(impl<B: Backend> Kind<B> for $kind {
             type Primitive = $tensor<B>;
-
-            #[inline]
-            fn wrap(tensor: $tensor<B>) -> Value<B> {
-                Value::$kind(tensor)
-            }
 
             #[inline]
             fn peek(value: &Value<B>) -> Option<&$tensor<B>> {

@@ -1,13 +1,15 @@
 //! Counters of one thread on one device.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use burn_backend::DeviceId;
 
 use crate::budget::Budget;
+use crate::host::Line;
 use crate::stats::RematStats;
+use crate::totals::Totals;
 
 /// What the managed tensors of one thread on one device add up to. Tensors keep the ledger of the thread that made them,
 /// wherever they are used.
@@ -17,11 +19,15 @@ pub(crate) struct Ledger {
     peak: AtomicU64,
     evicted: Counter,
     replayed: Counter,
-    offloaded: Counter,
-    uploaded: Counter,
+    offloaded_bytes: AtomicU64,
+    uploaded_bytes: AtomicU64,
     replay_nanos: AtomicU64,
-    replayed_cost_ns: AtomicU64,
     budget: Option<Arc<Budget>>,
+    /// Whether new tensors are counted here: not after the thread's budget was changed for another one.
+    current: AtomicBool,
+    thread: Arc<Totals>,
+    /// Copies in host memory.
+    line: Line,
 }
 
 /// Bytes and how many operations they belong to.
@@ -56,19 +62,26 @@ impl Counter {
 }
 
 impl Ledger {
-    pub fn new(device: DeviceId, budget: Option<Arc<Budget>>) -> Self {
+    pub fn new(device: DeviceId, budget: Option<Arc<Budget>>, thread: Arc<Totals>) -> Self {
         Self {
             device,
             live: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             evicted: Counter::default(),
             replayed: Counter::default(),
-            offloaded: Counter::default(),
-            uploaded: Counter::default(),
+            offloaded_bytes: AtomicU64::new(0),
+            uploaded_bytes: AtomicU64::new(0),
             replay_nanos: AtomicU64::new(0),
-            replayed_cost_ns: AtomicU64::new(0),
             budget,
+            current: AtomicBool::new(true),
+            thread,
+            line: Line::default(),
         }
+    }
+
+    #[inline]
+    pub fn line(&self) -> &Line {
+        &self.line
     }
 
     #[inline]
@@ -81,9 +94,21 @@ impl Ledger {
         self.budget.as_ref()
     }
 
+    pub fn is_current(&self) -> bool {
+        self.current.load(Ordering::Relaxed)
+    }
+
+    /// Whether new tensors are counted here from now on.
+    pub fn set_current(&self, current: bool) {
+        self.current.store(current, Ordering::Relaxed);
+    }
+
+    /// Whether a tensor that came back may have to go once more.
     #[inline]
-    pub fn has_budget(&self) -> bool {
-        self.budget.is_some()
+    pub fn may_evict(&self) -> bool {
+        self.budget
+            .as_ref()
+            .is_some_and(|budget| budget.may_evict())
     }
 
     /// Whether what several recipes start from is kept without handles.
@@ -117,6 +142,20 @@ impl Ledger {
         }
     }
 
+    /// The peaks of these counters and of the budget's.
+    pub fn peaks(&self) -> (u64, u64) {
+        let budget = self.budget.as_ref().map_or(0, |budget| budget.peak());
+        (self.peak.load(Ordering::Relaxed), budget)
+    }
+
+    /// Sets the peaks back to what they were.
+    pub fn set_peaks(&self, (peak, of_budget): (u64, u64)) {
+        self.peak.store(peak, Ordering::Relaxed);
+        if let Some(budget) = &self.budget {
+            budget.set_peak(of_budget);
+        }
+    }
+
     pub fn evicted(&self, bytes: u64) {
         self.evicted.count(bytes);
     }
@@ -126,19 +165,17 @@ impl Ledger {
         self.replayed.add(bytes, u64::from(ran));
         self.replay_nanos
             .fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
-        self.replayed_cost_ns
-            .fetch_add(cost_ns as u64, Ordering::Relaxed);
         if let Some(budget) = &self.budget {
             budget.replayed(cost_ns);
         }
     }
 
     pub fn offloaded(&self, bytes: u64) {
-        self.offloaded.count(bytes);
+        self.offloaded_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub fn uploaded(&self, bytes: u64) {
-        self.uploaded.count(bytes);
+        self.uploaded_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub fn stats(&self) -> RematStats {
@@ -149,8 +186,8 @@ impl Ledger {
             evicted_operations: self.evicted.operations(),
             replayed_bytes: self.replayed.bytes(),
             replayed_operations: self.replayed.operations(),
-            offloaded_bytes: self.offloaded.bytes(),
-            uploaded_bytes: self.uploaded.bytes(),
+            offloaded_bytes: self.offloaded_bytes.load(Ordering::Relaxed),
+            uploaded_bytes: self.uploaded_bytes.load(Ordering::Relaxed),
             replay_time: Duration::from_nanos(self.replay_nanos.load(Ordering::Relaxed)),
             thrashing_steps: self
                 .budget
@@ -162,15 +199,23 @@ impl Ledger {
     /// Counters to 0, the peak to what is live now.
     pub fn reset(&self) {
         self.peak.store(self.live(), Ordering::Relaxed);
+        self.evicted.reset();
+        self.replayed.reset();
         for counter in [
-            &self.evicted,
-            &self.replayed,
-            &self.offloaded,
-            &self.uploaded,
+            &self.offloaded_bytes,
+            &self.uploaded_bytes,
+            &self.replay_nanos,
         ] {
-            counter.reset();
+            counter.store(0, Ordering::Relaxed);
         }
-        self.replay_nanos.store(0, Ordering::Relaxed);
-        self.replayed_cost_ns.store(0, Ordering::Relaxed);
+        if let Some(budget) = &self.budget {
+            budget.reset_thrashing_steps();
+        }
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        self.thread.ends(self.stats());
     }
 }

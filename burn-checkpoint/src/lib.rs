@@ -21,7 +21,7 @@
 //! # What happens to a tensor
 //!
 //! ```text
-//!                         an operation in a scope or under a budget (call.rs)
+//!                         an operation in a scope or under a budget (call/)
 //!                                            |
 //!                       result + recipe, or  |  result alone: random numbers, data, ...
 //!                                            v
@@ -55,7 +55,8 @@
 //! - Views count the bytes of what they are views of, once; evicting a storage is evicting all of its views.
 //! - A replay plans first and runs then; neither it nor a drop recurses, however long the chain.
 //!
-//! Which operations are recorded says the *work* column of `burn-decorator`'s table, printed by [`op_table`].
+//! Which operations are recorded says the *work* column of `burn-decorator`'s table: [`op_table`] lists them, `docs/operations.md`
+//! is printed from it.
 
 mod budget;
 mod call;
@@ -79,6 +80,7 @@ mod recipe;
 mod replay;
 mod scope;
 mod stats;
+mod totals;
 pub mod trace;
 mod verify;
 

@@ -10,7 +10,8 @@ use burn::train::metric::{
 use crate::RematStats;
 
 /// A number of [`RematStats::of_process`] after each batch: for
-/// `training.metric_train_numeric(RematMetric::peak_bytes())`.
+/// `training.metric_train_numeric(RematMetric::peak_bytes())`. What was counted before the metric was made is left out, so make it
+/// when the training begins.
 ///
 /// The Learner computes metrics on a thread of its own, so a value may be that of a step later. An epoch's value is the
 /// last one, not a mean.
@@ -18,6 +19,8 @@ use crate::RematStats;
 pub struct RematMetric {
     quantity: Quantity,
     name: MetricName,
+    /// What the process had counted when this was made.
+    start: RematStats,
     value: f64,
 }
 
@@ -31,7 +34,7 @@ enum Quantity {
 }
 
 impl RematMetric {
-    /// The most bytes that managed tensors occupied, in MiB.
+    /// The most bytes that managed tensors occupied since the last [`RematStats::reset_thread`], in MiB.
     pub fn peak_bytes() -> Self {
         Self::new(Quantity::PeakBytes, "Activation Peak")
     }
@@ -41,17 +44,17 @@ impl RematMetric {
         Self::new(Quantity::LiveBytes, "Activations")
     }
 
-    /// Bytes that were evicted since the training began, in MiB.
+    /// Bytes that were evicted since this was made, in MiB.
     pub fn evicted_bytes() -> Self {
         Self::new(Quantity::EvictedBytes, "Evicted")
     }
 
-    /// Operations that were run again since the training began.
+    /// Operations that were run again since this was made.
     pub fn replayed_operations() -> Self {
         Self::new(Quantity::ReplayedOperations, "Replayed Operations")
     }
 
-    /// Seconds spent in replays since the training began.
+    /// Seconds spent in replays since this was made.
     pub fn replay_time() -> Self {
         Self::new(Quantity::ReplayTime, "Replay Time")
     }
@@ -60,6 +63,7 @@ impl RematMetric {
         Self {
             quantity,
             name: Arc::new(name.to_owned()),
+            start: RematStats::of_process(),
             value: 0.0,
         }
     }
@@ -73,14 +77,16 @@ impl RematMetric {
     }
 
     fn read(&self) -> f64 {
-        let stats = RematStats::of_process();
+        let (stats, start) = (RematStats::of_process(), self.start);
         let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         match self.quantity {
             Quantity::PeakBytes => mebibytes(stats.peak_bytes),
             Quantity::LiveBytes => mebibytes(stats.live_bytes),
-            Quantity::EvictedBytes => mebibytes(stats.evicted_bytes),
-            Quantity::ReplayedOperations => stats.replayed_operations as f64,
-            Quantity::ReplayTime => stats.replay_time.as_secs_f64(),
+            Quantity::EvictedBytes => mebibytes(stats.evicted_bytes - start.evicted_bytes),
+            Quantity::ReplayedOperations => {
+                (stats.replayed_operations - start.replayed_operations) as f64
+            }
+            Quantity::ReplayTime => (stats.replay_time - start.replay_time).as_secs_f64(),
         }
     }
 }
@@ -130,17 +136,50 @@ mod tests {
     use burn_flex::Flex;
 
     use super::*;
-    use crate::{Remat, checkpoint};
+    use crate::{MemoryBudget, Remat, checkpoint};
 
-    #[test]
-    fn another_thread_sees_the_replays() {
-        let read = || RematMetric::replayed_operations().read();
-        let before = read();
+    fn replay() {
         let x = Tensor::<Autodiff<Remat<Flex>>, 1>::ones([4], &Default::default());
         let x = x.require_grad();
         let y = checkpoint(|| x.clone().exp().exp());
         y.sum().backward();
-        let after = std::thread::spawn(read).join().expect("no panic");
-        assert!(after > before);
+    }
+
+    #[test]
+    fn another_thread_sees_the_replays() {
+        replay();
+        let metric = RematMetric::replayed_operations();
+        replay();
+        let here = RematStats::of_thread().replayed_operations;
+        let read = move || metric.read();
+        let there = std::thread::spawn(read).join().expect("no panic");
+        // Other tests replay, too.
+        assert!(there >= (here / 2) as f64 && here > 0, "{there}");
+    }
+
+    /// Nor is anything lost when counters are reset.
+    #[test]
+    fn what_ended_is_counted_on() {
+        let metric = RematMetric::replayed_operations();
+        let mut expected = 0;
+        for _ in 0..3 {
+            let thread = std::thread::spawn(|| {
+                let count = || RematStats::of_thread().replayed_operations;
+                let budget = MemoryBudget::bytes(1 << 20).install();
+                replay();
+                let first = count();
+                drop(budget);
+                assert!(first > 0 && count() == first, "a budget that ended");
+                replay();
+                let all = count();
+                assert!(all > first);
+                RematStats::reset_thread();
+                assert_eq!(count(), 0);
+                replay();
+                all + count()
+            });
+            expected += thread.join().expect("no panic");
+        }
+        assert!(metric.read() >= expected as f64);
     }
 }

@@ -1,5 +1,6 @@
 //! What becomes of a tensor at the end of its scope.
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -16,7 +17,18 @@ pub enum Policy {
     /// Keeps the results of matmuls, convolutions and attention and evicts the rest (PyTorch's selective activation
     /// checkpointing). Less than half of the bytes are saved in a transformer, and little time is lost.
     KeepCompute,
-    /// Moves them to host memory, and back when backward asks for them; the one before is fetched ahead.
+    /// Moves them to host memory, and back when backward asks for them. The copies are started at the end of the scope and waited for
+    /// at the use. While backward works on one tensor, the two that it will ask for next are uploaded, across scopes; under a
+    /// budget none is, for what a budget evicts must not depend on when copies arrive.
+    ///
+    /// What moves is what is sure to lie in memory in the order of its shape, as it does when it comes back: products of matrices
+    /// and attention; selected rows, such as an embedding's; elementwise results, norms and softmaxes along the last dimension of what lies so; reshapes and other views by what
+    /// they are views of. Burn's traits do not show in which order a tensor lies, and a matmul over another order may
+    /// differ in its last bits: convolutions, pooling, and what was computed from unmanaged or transposed tensors of its own size are computed
+    /// once more, copies of transposed heads from the tensor that was transposed, which moves. So the embedding belongs into a scope too: what is added to an unmanaged tensor does not move.
+    ///
+    /// A copy that cannot be read is computed once more, and [`RematError::HostCopyLost`](crate::RematError::HostCopyLost) is the panic
+    /// of the use if it cannot be.
     Offload,
     /// Asks for each operation. Made by [`Policy::per_operation`].
     PerOperation(PerOperation),
@@ -37,8 +49,31 @@ pub enum Fate {
 #[derive(Clone)]
 pub struct PerOperation(Arc<dyn Fn(&OpInfo) -> Fate + Send + Sync>);
 
+thread_local! {
+    static ASKING: Cell<bool> = const { Cell::new(false) };
+}
+
+impl PerOperation {
+    /// Asks, unless it is the function itself that runs the operation.
+    fn ask(&self, op: &OpInfo) -> Fate {
+        struct Asked;
+        impl Drop for Asked {
+            fn drop(&mut self) {
+                ASKING.set(false);
+            }
+        }
+        if ASKING.replace(true) {
+            return Fate::Keep;
+        }
+        let _asked = Asked;
+        (self.0)(op)
+    }
+}
+
 impl Policy {
-    /// A policy that is asked for each operation.
+    /// A policy that is asked for each operation: when it begins, and, of those whose results are still used, once more at the
+    /// scope's end, where of a view the operation counts that made its storage. It has to say the same both times. What it computes
+    /// itself with tensors is not asked about, and kept.
     ///
     /// ```
     /// use burn_checkpoint::{Fate, Policy, Work};
@@ -60,8 +95,14 @@ impl Policy {
             Self::KeepCompute if op.work == Work::Compute => Fate::Keep,
             Self::KeepCompute => Fate::Recompute,
             Self::Offload => Fate::Offload,
-            Self::PerOperation(PerOperation(fate)) => fate(op),
+            Self::PerOperation(policy) => policy.ask(op),
         }
+    }
+
+    /// Whether it can move anything to host memory.
+    #[inline]
+    pub(crate) fn may_offload(&self) -> bool {
+        matches!(self, Self::Offload | Self::PerOperation(_))
     }
 
     /// The name in traces.

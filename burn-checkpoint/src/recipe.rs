@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, OnceLock, Weak};
 
+use burn_backend::tensor::Device;
 use burn_backend::{Backend, Shape, TensorMetadata};
 
 use crate::kind::{Float, Kind, Quant, Value};
@@ -27,8 +28,12 @@ pub(crate) trait Recipe<B: Backend>: Send + Sync + 'static {
 pub(crate) enum Input<'a, B: Backend> {
     /// A managed tensor.
     Node(&'a Source<B>),
-    /// An unmanaged tensor, which the recipe holds itself; its shape.
-    Leaf(&'a dyn Fn() -> Shape),
+    /// An unmanaged tensor, which the recipe holds itself: its shape, and where it is.
+    Leaf(&'a dyn Fn() -> (Shape, Device<B>)),
+    /// The device that the result is to be on, where it need not be that of the operands.
+    To(&'a Device<B>),
+    /// A plain number, such as a dimension.
+    Number(usize),
 }
 
 /// The recipe that an operation's row makes: one closure that can do both.
@@ -183,7 +188,7 @@ pub(crate) enum Saved<B: Backend, K: Kind<B>> {
 impl<B: Backend, K: Kind<B>> Saved<B, K> {
     pub fn show(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
         match self {
-            Self::Leaf(tensor) => visit(Input::Leaf(&|| tensor.shape())),
+            Self::Leaf(tensor) => visit(Input::Leaf(&|| (tensor.shape(), K::device(tensor)))),
             Self::Node(source) => visit(Input::Node(source)),
         }
     }

@@ -9,6 +9,7 @@ use std::time::Instant;
 use burn_backend::Backend;
 use rustc_hash::FxHashMap;
 
+use crate::host::fetch;
 use crate::node::{Entry, Origin, Storage, vacate};
 use crate::recipe::Input;
 use crate::trace::EventKind;
@@ -17,35 +18,31 @@ use crate::{budget, verify};
 /// Brings nodes back, with what they need.
 pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<dyn Entry<B>>>) {
     for target in targets {
-        if upload(&target) {
+        if fetch(&target) {
             continue;
         }
         Plan::new(target).run();
     }
 }
 
-/// Brings a node back that is in host memory, and starts on the one before it. Returns whether the node is resident.
-fn upload<B: Backend>(node: &Arc<dyn Entry<B>>) -> bool {
+/// In verify mode: replays a node that is about to be evicted, and compares. It is resident after it as before.
+pub(crate) fn rehearse<B: Backend>(node: &Arc<dyn Entry<B>>) {
     let mut state = node.state();
-    let head = node.head();
-    let next = match &mut state.storage {
-        Storage::Resident(_) => return true,
-        Storage::Evicted => return false,
-        Storage::Host(copy) => {
-            let value = copy.wait(&head.device);
-            let next = copy.next();
-            state.storage = Storage::Resident(value);
-            head.came();
-            next
-        }
+    if state.origin != Origin::Recorded || verify::is_rehearsing() {
+        return;
+    }
+    let viewed = state.viewed.take();
+    let Some((storage, _)) = vacate(node.head(), &mut state) else {
+        state.viewed = viewed;
+        return;
     };
     drop(state);
-    head.ledger.uploaded(head.bytes);
-    head.emit(|op, node| EventKind::Upload { op, node }, head.bytes);
-    if let Some(next) = next {
-        next.prefetch();
-    }
-    true
+    drop(storage);
+    let ledger = &node.head().ledger;
+    let peaks = ledger.peaks();
+    verify::rehearse(|| Plan::new(node.clone()).run());
+    ledger.set_peaks(peaks);
+    node.state().viewed = viewed;
 }
 
 /// The address of a node, which is the same for all references to it.
@@ -92,7 +89,7 @@ impl<B: Backend> Plan<B> {
                         planned.uses += uses;
                         continue;
                     }
-                    let runs = !upload(&node);
+                    let runs = !fetch(&node);
                     node.state().locks += 1;
                     if runs {
                         stack.push(Visit::Leave(key));
@@ -162,6 +159,7 @@ impl<B: Backend> Plan<B> {
             head.op.name,
             if head.group.is_some() { 0 } else { head.bytes },
         );
+        let rehearsing = verify::is_rehearsing();
         let start = Instant::now();
         let Some(value) = node.run() else { return };
         let time = start.elapsed();
@@ -177,6 +175,9 @@ impl<B: Backend> Plan<B> {
         drop(state);
         if let Some(budget) = head.ledger.budget() {
             budget.list(node);
+        }
+        if rehearsing {
+            return;
         }
         head.ledger
             .replayed(head.bytes, node.computes(), head.cost_ns, time);
@@ -216,6 +217,9 @@ impl<B: Backend> Plan<B> {
         if Arc::ptr_eq(node, &self.target) {
             return true;
         }
+        if verify::is_rehearsing() {
+            return false;
+        }
         let state = node.state();
         if node.head().users() == 0 && !state.feeds_inner_scope && !state.junction {
             return false;
@@ -239,14 +243,22 @@ impl<B: Backend> Plan<B> {
         state.hand_over = false;
         let vacated = if kept {
             None
+        } else if verify::is_rehearsing() && !planned.found {
+            // A replay that this one interrupts may have locked it: that one brings it back in its turn.
+            let locks = std::mem::take(&mut state.locks);
+            let vacated = vacate(node.head(), &mut state);
+            state.locks = locks;
+            vacated
         } else {
             vacate(node.head(), &mut state)
         };
         drop(state);
         if let Some((storage, bytes)) = vacated {
             drop(storage);
-            node.head()
-                .emit(|op, node| EventKind::Free { op, node }, bytes);
+            if !verify::is_rehearsing() {
+                node.head()
+                    .emit(|op, node| EventKind::Free { op, node }, bytes);
+            }
         }
     }
 }
@@ -262,7 +274,7 @@ impl<B: Backend> Drop for Plan<B> {
 
 /// A tensor that is back needs its recipe no more, unless a budget may evict it once more.
 fn settle_after_replay<B: Backend>(node: &Arc<dyn Entry<B>>) {
-    if !node.head().ledger.has_budget() {
+    if !node.head().ledger.may_evict() && !verify::is_rehearsing() {
         node.settle();
     }
 }

@@ -9,6 +9,7 @@ use crate::node::AnyEntry;
 use crate::outputs::{self, Outputs};
 use crate::policy::{Fate, Policy};
 use crate::trace::{self, EventKind};
+use crate::verify;
 
 /// A scope that is open, or was when its tensors were made.
 pub(crate) struct Scope {
@@ -88,11 +89,16 @@ pub fn checkpoint<R: Outputs>(region: impl FnOnce() -> R) -> R {
 }
 
 /// [`checkpoint`] with another [`Policy`].
+///
+/// # Cost
+///
+/// Of what the policy evicts, that of [`checkpoint`]. What it keeps costs its bytes, what it offloads a copy each way and as many
+/// bytes on the host.
 pub fn checkpoint_with<R: Outputs>(policy: Policy, region: impl FnOnce() -> R) -> R {
     run(policy, None, region)
 }
 
-/// [`checkpoint_with`], under a name that [`trace`] shows.
+/// [`checkpoint_with`], under a name that [`trace`] shows, at the same cost; the name is copied.
 pub fn checkpoint_labelled<R: Outputs>(
     label: impl Into<String>,
     policy: Policy,
@@ -103,9 +109,14 @@ pub fn checkpoint_labelled<R: Outputs>(
 
 /// Drops the storage of tensors that can come back: those made in a scope that is open, under a budget, or by
 /// [`Remat::from_source`](crate::Remat::from_source). Others stay as they are.
+///
+/// # Cost
+///
+/// Nothing here; the next use of each brings it back, with what it was computed from.
 pub fn evict(tensors: &impl Outputs) {
     let (_, nodes) = outputs::collect(tensors);
     for node in nodes {
+        node.clone().rehearse();
         node.evict();
     }
 }
@@ -158,30 +169,30 @@ impl Drop for Open {
 impl Frame {
     /// Evicts what is neither a result nor unused.
     fn end(self, results: Vec<Arc<dyn AnyEntry>>) {
-        let mut before: Option<Weak<dyn AnyEntry>> = None;
         let nodes = std::mem::take(&mut *self.scope.nodes.lock());
-        for weak in &nodes {
-            let Some(node) = weak.upgrade() else { continue };
-            let Some(op) = node.used() else { continue };
-            // There are few results.
-            if results.iter().any(|result| Arc::ptr_eq(result, &node)) {
-                continue;
-            }
-            match self.scope.policy.fate(op) {
-                Fate::Keep => {}
+        let saved: Vec<_> = nodes
+            .iter()
+            .filter_map(|weak| {
+                let node = weak.upgrade()?;
+                let op = node.used()?;
+                // There are few results.
+                let is_result = results.iter().any(|result| Arc::ptr_eq(result, &node));
+                (!is_result).then(|| (node, self.scope.policy.fate(op)))
+            })
+            .collect();
+        if verify::is_on() {
+            // All of them before any goes: each is replayed from what is resident.
+            let goes = saved.iter().filter(|(_, fate)| *fate != Fate::Keep);
+            goes.for_each(|(node, _)| node.clone().rehearse());
+        }
+        for (node, fate) in saved {
+            match fate {
+                // A view may have a recipe still.
+                Fate::Keep => node.settle(),
                 Fate::Recompute => {
                     node.evict();
                 }
-                Fate::Offload => {
-                    let facts = node.facts();
-                    // What shares the storage of another tensor comes back as its view; what may be permuted as it was
-                    // computed.
-                    if facts.shared || facts.permuted {
-                        node.evict();
-                    } else if node.offload(before.clone()) {
-                        before = Some(weak.clone());
-                    }
-                }
+                Fate::Offload => move_to_host(&node),
             }
         }
         let outer = context::scope();
@@ -196,6 +207,24 @@ impl Frame {
             let (scope, label) = (self.number, self.scope.label().to_owned());
             trace::emit(EventKind::ScopeEnd { scope, label }, 0, 0, None);
         }
+    }
+}
+
+/// Moves what lies in the order of its shape; what may not is computed once more, for it would come back in another order, which a
+/// matmul may add up in another order.
+fn move_to_host(node: &Arc<dyn AnyEntry>) {
+    let facts = node.facts();
+    if facts.shared || facts.permuted {
+        // A view comes back as a view, and a reshaped copy as one: what it is of moves, unless that has handles of its own and
+        // has moved already.
+        if let Some(viewed) = node.restore_viewed()
+            && (viewed.facts().permuted || !viewed.offload(Arc::downgrade(&viewed)))
+        {
+            viewed.evict();
+        }
+        node.evict();
+    } else if !node.offload(Arc::downgrade(node)) {
+        node.evict();
     }
 }
 

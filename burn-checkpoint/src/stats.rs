@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use burn_backend::{Backend, DeviceOps};
 
-use crate::context;
+use crate::{context, totals};
 
 /// What managed tensors take and cost.
 ///
@@ -64,36 +64,43 @@ impl RematStats {
         thrashing_steps: 0,
     };
 
-    /// The sum over all devices of what this thread made.
+    /// The sum over all devices of what this thread made. The peak is that of all devices together under one budget, the
+    /// largest where there was one after the other.
     pub fn of_thread() -> Self {
-        let mut sum = Self::ZERO;
-        let past = context::ledgers_of_thread(&mut |ledger| sum = sum + ledger.stats());
-        sum + past
+        context::totals().stats()
     }
 
-    /// What this thread made on one device, under the budget of now.
+    /// What this thread made on one device under the budget of now, or without one if there is none.
     pub fn of_device<B: Backend>(device: &B::Device) -> Self {
-        let id = device.id();
-        let mut sum = Self::ZERO;
-        context::ledgers_of_thread(&mut |ledger| {
-            if ledger.device() == id {
-                sum = sum + ledger.stats();
-            }
-        });
-        sum
+        context::ledger(device.id()).stats()
     }
 
-    /// The sum over all threads and devices of this process; peaks of different threads are added up.
+    /// The sum over all threads and devices since the process began, whatever has ended or was reset since then. Peaks of the threads
+    /// that there are are added up; that of a thread that ended counts where it is larger than this sum.
     pub fn of_process() -> Self {
-        let mut sum = Self::ZERO;
-        context::ledgers_of_process(&mut |ledger| sum = sum + ledger.stats());
-        sum
+        totals::of_process()
     }
 
     /// Sets this thread's counters to 0 and its peaks to what is live.
     pub fn reset_thread() {
-        context::ledgers_of_thread(&mut |ledger| ledger.reset());
-        context::forget_past();
+        context::totals().reset();
+    }
+
+    /// These and later ones: counters add up, peaks do not.
+    pub(crate) fn then(self, later: Self) -> Self {
+        Self {
+            peak_bytes: self.peak_bytes.max(later.peak_bytes),
+            ..self + later
+        }
+    }
+
+    /// The counters alone.
+    pub(crate) fn without_bytes_held(self) -> Self {
+        Self {
+            live_bytes: 0,
+            peak_bytes: 0,
+            ..self
+        }
     }
 }
 

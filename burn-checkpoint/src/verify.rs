@@ -13,17 +13,30 @@ use crate::node::{Head, Origin};
 
 thread_local! {
     static ON: Cell<bool> = const { Cell::new(false) };
+    static REHEARSING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Compares, while its guard lives, every tensor that comes back on this thread with what it was.
+/// Replays and compares, while its guard lives, every tensor that is evicted on this thread, and compares every tensor that comes
+/// back with what it was.
 ///
-/// A hash of each storage that is dropped is kept; a replay that gives something else panics with
-/// [`RematError::ReplayDiffers`], which names the operation. Reasons are operations outside of Burn's table that draw random
-/// numbers or have other side effects, and lazy backends that group kernels differently.
+/// - What a scope, a budget or [`evict`](crate::evict) is about to evict is replayed at once and compared, whether backward will
+///   ask for it or not. Byte limits are not in force meanwhile, and neither counters nor traces show it.
+/// - What comes back later, by a replay or from host memory, is compared with the hash of what it was, if it left on this thread
+///   under this mode. That includes temporaries, which were dropped because no handle referred to them.
+/// - A difference panics with [`RematError::ReplayDiffers`], or [`RematError::HostCopyDiffers`] for a copy in host memory, which
+///   name the operation. Reasons are operations outside of Burn's table that draw random numbers or have other side effects,
+///   sources that deliver something else, and lazy backends that group kernels differently.
+///
+/// What [`Remat::from_source`](crate::Remat::from_source) made may deliver something else each time and is not compared itself.
 ///
 /// # Cost
 ///
-/// Every tensor that is evicted, replayed or released is read to the host: for tests.
+/// Every tensor that is evicted, replayed, moved or released is read to the host, and every evicted one computed once more, from
+/// what is resident: for tests.
+///
+/// # Panics
+///
+/// Where a tensor cannot be read to be compared.
 ///
 /// ```
 /// let _verify = burn_checkpoint::Verify::on();
@@ -51,40 +64,89 @@ impl Drop for Verify {
     }
 }
 
-/// The hash of a storage that is about to go and can come back, in verify mode.
+/// Whether this thread compares.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    ON.get()
+}
+
+/// Whether this thread replays only to compare: byte limits and counters have nothing to do with it.
+#[inline]
+pub(crate) fn is_rehearsing() -> bool {
+    REHEARSING.get()
+}
+
+/// Runs a replay that is only to be compared.
+pub(crate) fn rehearse(replay: impl FnOnce()) {
+    struct Done(bool);
+    impl Drop for Done {
+        fn drop(&mut self) {
+            REHEARSING.set(self.0);
+        }
+    }
+    let _done = Done(REHEARSING.replace(true));
+    replay();
+}
+
+/// The hash of a storage that is about to go and can come back by its recipe, in verify mode.
 #[inline]
 pub(crate) fn witness<B: Backend>(origin: Origin, value: &Value<B>) -> Option<u64> {
-    (ON.get() && origin == Origin::Recorded)
-        .then(|| hash(value))
-        .flatten()
+    (ON.get() && origin == Origin::Recorded).then(|| hash(value))
+}
+
+/// The hash of what is moved to host memory, in verify mode.
+pub(crate) fn of_host_copy<B: Backend>(value: &Value<B>) -> Option<u64> {
+    ON.get().then(|| hash(value))
 }
 
 /// Compares what came back with what went.
 pub(crate) fn compare<B: Backend>(head: &Head<B>, witness: Option<u64>, value: &Value<B>) {
-    let Some(witness) = witness else { return };
-    if !ON.get() || hash(value) == Some(witness) {
-        return;
+    if differs(witness, value) {
+        fail(RematError::ReplayDiffers {
+            op: head.op.name,
+            shape: head.shape.to_vec(),
+            dtype: head.dtype,
+            number: head.id,
+        });
     }
-    let error = RematError::ReplayDiffers {
-        op: head.op.name,
-        shape: head.shape.to_vec(),
-        dtype: head.dtype,
-        number: head.id,
-    };
+}
+
+/// Compares what came back from host memory with what went there.
+pub(crate) fn compare_host_copy<B: Backend>(
+    head: &Head<B>,
+    witness: Option<u64>,
+    value: &Value<B>,
+) {
+    if differs(witness, value) {
+        fail(RematError::HostCopyDiffers {
+            op: head.op.name,
+            shape: head.shape.to_vec(),
+            dtype: head.dtype,
+            number: head.id,
+        });
+    }
+}
+
+fn differs<B: Backend>(witness: Option<u64>, value: &Value<B>) -> bool {
+    witness.is_some_and(|witness| ON.get() && hash(value) != witness)
+}
+
+fn fail(error: RematError) -> ! {
     log::error!("{error}");
     panic!("{error}");
 }
 
-fn hash<B: Backend>(value: &Value<B>) -> Option<u64> {
+fn hash<B: Backend>(value: &Value<B>) -> u64 {
     let mut hasher = DefaultHasher::new();
     if let Value::Many(parts) = value {
         for part in parts {
             hash(part).hash(&mut hasher);
         }
-    } else {
-        let (download, _) = value.clone().download()?;
-        let data = read_sync(download).ok()?;
+    } else if let Some((download, _)) = value.clone().download() {
+        let data = read_sync(download).unwrap_or_else(|error| {
+            panic!("a tensor cannot be compared, for it cannot be read: {error}")
+        });
         data.bytes.hash(&mut hasher);
     }
-    Some(hasher.finish())
+    hasher.finish()
 }

@@ -1,11 +1,10 @@
 //! Chains run by plans: exactly the plain loop, in the bytes that the plan says.
 
+mod block;
+
 use std::sync::{Mutex, MutexGuard};
 
 use burn::backend::Autodiff;
-use burn::module::Module;
-use burn::nn::{Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::activation::gelu;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Tensor, TensorData};
 use burn_checkpoint::plan::{Node, Plan, PlanError, Profile, plan, simulate};
@@ -15,35 +14,12 @@ use burn_checkpoint::{
 };
 use burn_flex::Flex;
 
+use block::Block;
+
 type B = Autodiff<Remat<Flex>>;
 
 const ROWS: usize = 24;
 const WIDTH: usize = 32;
-
-#[derive(Module, Debug)]
-struct Block<B: Backend> {
-    norm: LayerNorm<B>,
-    up: Linear<B>,
-    dropout: Dropout,
-    down: Linear<B>,
-}
-
-impl<B: Backend> Block<B> {
-    fn new(hidden: usize, dropout: f64) -> Self {
-        let device = Default::default();
-        Self {
-            norm: LayerNormConfig::new(WIDTH).init(&device),
-            up: LinearConfig::new(WIDTH, hidden).init(&device),
-            dropout: DropoutConfig::new(dropout).init(),
-            down: LinearConfig::new(hidden, WIDTH).init(&device),
-        }
-    }
-
-    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
-        let hidden = gelu(self.up.forward(self.norm.forward(x.clone())));
-        x + self.down.forward(self.dropout.forward(hidden))
-    }
-}
 
 /// Random numbers come from one generator of the process, so tests that draw run one at a time.
 fn seeded() -> MutexGuard<'static, ()> {
@@ -54,11 +30,10 @@ fn seeded() -> MutexGuard<'static, ()> {
 }
 
 fn chain(hidden: &[usize], dropout: f64) -> (Vec<Block<B>>, Tensor<B, 2>) {
-    let blocks = hidden.iter().map(|hidden| Block::new(*hidden, dropout));
-    let blocks: Vec<_> = blocks.collect();
+    let device = Default::default();
+    let block = |hidden: &usize| Block::new(WIDTH, *hidden, dropout, &device);
+    let blocks: Vec<_> = hidden.iter().map(block).collect();
     let x = Tensor::random([ROWS, WIDTH], Distribution::Default, &Default::default());
-    // Weights are drawn when they are first used.
-    step(&blocks, &x, None);
     (blocks, x)
 }
 

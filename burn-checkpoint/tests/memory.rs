@@ -1,14 +1,16 @@
 //! Memory is really freed: bytes of the heap, counted by the allocator. One test, for the allocator is the process's.
 
+mod block;
+
 use burn::backend::Autodiff;
-use burn::module::Module;
-use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Tensor};
 use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint_with};
 use burn_flex::Flex;
 use peak_alloc::PeakAlloc;
+
+use block::Block;
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
@@ -18,33 +20,11 @@ type Managed = Autodiff<Remat<Flex>>;
 
 const WIDTH: usize = 32;
 
-#[derive(Module, Debug)]
-struct Block<B: Backend> {
-    norm: LayerNorm<B>,
-    up: Linear<B>,
-    down: Linear<B>,
-}
-
-impl<B: Backend> Block<B> {
-    fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
-        let y = Gelu::new().forward(self.up.forward(self.norm.forward(x.clone())));
-        x + self.down.forward(y)
-    }
-}
-
 fn blocks<B: Backend>(count: usize) -> Vec<Block<B>> {
     let device = Default::default();
-    let block = |_| {
-        let block = Block {
-            norm: LayerNormConfig::new(WIDTH).init(&device),
-            up: LinearConfig::new(WIDTH, 4 * WIDTH).init(&device),
-            down: LinearConfig::new(4 * WIDTH, WIDTH).init(&device),
-        };
-        // Parameters are made at their first use.
-        let _ = (block.up.weight.val(), block.down.weight.val());
-        block
-    };
-    (0..count).map(block).collect()
+    (0..count)
+        .map(|_| Block::new(WIDTH, 4 * WIDTH, 0.0, &device))
+        .collect()
 }
 
 fn loss<B: Backend>(blocks: &[Block<B>], policy: Option<&Policy>, tokens: usize) -> Tensor<B, 1> {

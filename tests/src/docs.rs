@@ -3,12 +3,15 @@
 use std::fmt::Write;
 
 use burn_amp::{Cast, op_table};
+use burn_checkpoint::{OpInfo, Work};
 
 /// `docs/operations.md`.
 pub fn operations() -> String {
     let mut page = String::from(
-        "# What autocast does to each operation\n\n\
-         Printed from `burn_amp::op_table()` by a test (`UPDATE_DOCS=1 cargo test -p tests --test laws table`): do not edit.\n\n\
+        "# What happens to each operation\n\n\
+         Printed from `burn_amp::op_table()` and `burn_checkpoint::op_table()` by a test (`UPDATE_DOCS=1 cargo test -p tests \
+         --test laws table`): do not edit. The rows of both are those of `burn-decorator`.\n\n\
+         # Cast: what autocast does\n\n\
          - **lower**: float operands are brought to the policy's low type (bf16 or f16).\n\
          - **full**: low operands are brought to f32.\n\
          - **promote**: operands of different types are brought to the widest.\n\
@@ -36,5 +39,88 @@ pub fn operations() -> String {
         op_table().len()
     )
     .expect("a string");
+    page.push_str(&work());
     page
+}
+
+/// What a work class means to burn-checkpoint.
+const WORK: [(Work, &str, &str); 10] = [
+    (
+        Work::Compute,
+        "compute",
+        "recorded; a product, whose cost grows faster than its bytes: `Policy::KeepCompute` keeps its result",
+    ),
+    (
+        Work::Sort,
+        "sort",
+        "recorded; sorting, a Fourier transform, dynamic programming",
+    ),
+    (
+        Work::Norm,
+        "norm",
+        "recorded; several passes with exponentials or roots",
+    ),
+    (
+        Work::Math,
+        "math",
+        "recorded; a transcendental function of each element",
+    ),
+    (Work::Reduce, "reduce", "recorded; a pass over the input"),
+    (
+        Work::Index,
+        "index",
+        "recorded; moves elements by index or by windows",
+    ),
+    (
+        Work::Cheap,
+        "cheap",
+        "recorded; a few instructions an element",
+    ),
+    (
+        Work::View,
+        "view",
+        "recorded; none or a copy: the result may share the operand's storage, and is then counted with it",
+    ),
+    (
+        Work::Fixed,
+        "fixed",
+        "kept and counted, never computed again: random numbers, data from the host, new tensors, shapes that depend on data",
+    ),
+    (
+        Work::Pass,
+        "pass",
+        "passed on: what asks, or reads to the host",
+    ),
+];
+
+/// The part on recomputation.
+fn work() -> String {
+    let rows: Vec<&OpInfo> = burn_checkpoint::op_table().collect();
+    let recorded = rows
+        .iter()
+        .filter(|op| !matches!(op.work, Work::Fixed | Work::Pass));
+    let mut part = format!(
+        "\n# Work: what recomputation does\n\n\
+         In a scope or under a budget {} of {} operations are recorded: their results can be dropped and come back by running the \
+         operation once more. The class says what that takes.\n",
+        recorded.count(),
+        rows.len()
+    );
+    for (work, name, means) in WORK {
+        let of_class = rows.iter().filter(|op| op.work == work);
+        let count = of_class.clone().count();
+        write!(part, "\n## {name} ({count} operations)\n\n{means}.\n").expect("a string");
+        let mut groups: Vec<&str> = of_class.clone().map(|op| op.group).collect();
+        groups.dedup();
+        for group in groups {
+            let names: Vec<_> = of_class
+                .clone()
+                .filter(|op| op.group == group)
+                .map(|op| format!("`{}`", op.name))
+                .collect();
+            write!(part, "\n- {group}: {}", names.join(", ")).expect("a string");
+        }
+        part.push('\n');
+    }
+    part
 }

@@ -86,7 +86,7 @@ impl Candidate {
     fn look(&self) -> Option<(Facts, Arc<dyn AnyEntry>)> {
         let node = self.node.upgrade()?;
         let facts = node.facts();
-        if facts.resident && facts.origin == Origin::Recorded {
+        if facts.resident && matches!(facts.origin, Origin::Recorded | Origin::Hosted) {
             Some((facts, node))
         } else {
             node.unlist();

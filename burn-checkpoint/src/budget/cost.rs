@@ -1,4 +1,9 @@
 //! What an operation costs, and how large its result will be.
+//!
+//! `cost/rates.rs` has what was measured, `cost/products.rs` counts multiplications.
+
+mod products;
+mod rates;
 
 use std::hash::{Hash, Hasher};
 use std::time::Instant;
@@ -8,19 +13,18 @@ use rustc_hash::FxHasher;
 
 use super::Costs;
 use crate::op::{OpInfo, Work};
+use products::{Operand, multiplications};
 
 /// What is known of an operation before it runs, collected from its operands.
 pub(crate) struct OpCost {
     op: &'static OpInfo,
     /// Elements of the largest operand.
     largest: u64,
-    /// The product of all operands' elements.
-    product: f64,
-    /// Elements that one output element of a convolution needs.
-    window: u64,
-    /// The product of the leading dimensions that a batched product has.
-    batch: u64,
-    operands: u32,
+    /// The first three operands.
+    operands: [Operand; 3],
+    seen: usize,
+    /// Whether a view had to copy.
+    copies: bool,
     hasher: FxHasher,
     /// Bytes of the result as it was last time, if room was made for so many.
     pub expected: Option<u64>,
@@ -47,21 +51,21 @@ impl Clock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Expected(u64);
 
-/// Nanoseconds to start any operation.
-const START_NS: f32 = 500.0;
-
-/// Nanoseconds an element, estimated; only their ratios matter. `cargo bench -p burn-checkpoint --bench calibrate` prints
-/// what a machine takes.
-fn element_ns(work: Work) -> f32 {
-    match work {
-        Work::Compute => 0.05,
-        Work::Sort => 60.0,
-        Work::Norm => 4.0,
-        Work::Math => 6.0,
-        Work::Reduce => 0.4,
-        Work::Index => 2.0,
-        Work::Cheap => 0.6,
-        Work::View | Work::Fixed | Work::Pass => 0.0,
+impl OpInfo {
+    /// Nanoseconds that a [`MemoryBudget`](crate::MemoryBudget) takes this operation to cost on operands of these shapes. Only
+    /// ratios matter.
+    ///
+    /// ```
+    /// use burn_checkpoint::op_table;
+    ///
+    /// let matmul = op_table().find(|op| op.name == "float_matmul").unwrap();
+    /// let of_side = |n: usize| matmul.estimated_ns(&[[n, n].into(), [n, n].into()], &[n, n].into());
+    /// assert!(of_side(2048) > 7.0 * of_side(1024));
+    /// ```
+    pub fn estimated_ns(&'static self, operands: &[Shape], result: &Shape) -> f32 {
+        let mut cost = OpCost::new(self);
+        operands.iter().for_each(|shape| cost.operand(shape));
+        cost.ns(result.num_elements() as u64)
     }
 }
 
@@ -72,10 +76,9 @@ impl OpCost {
         Self {
             op,
             largest: 0,
-            product: 1.0,
-            window: 1,
-            batch: 1,
-            operands: 0,
+            operands: Default::default(),
+            seen: 0,
+            copies: false,
             hasher,
             expected: None,
         }
@@ -84,49 +87,34 @@ impl OpCost {
     /// Adds an operand.
     pub fn operand(&mut self, shape: &Shape) {
         let dims = shape.as_slice();
-        let mut elements = 1;
         self.hasher.write_usize(dims.len());
-        for &dim in dims {
-            self.hasher.write_usize(dim);
-            elements *= dim as u64;
+        dims.iter().for_each(|dim| self.hasher.write_usize(*dim));
+        self.largest = self.largest.max(shape.num_elements() as u64);
+        if self.op.work == Work::Compute
+            && let Some(operand) = self.operands.get_mut(self.seen)
+        {
+            *operand = Operand::new(shape);
         }
-        self.largest = self.largest.max(elements);
-        if self.operands < 2 {
-            self.product *= elements.max(1) as f64;
-        }
-        match self.operands {
-            0 if dims.len() > 2 => {
-                self.batch = dims[..dims.len() - 2]
-                    .iter()
-                    .map(|dim| *dim as u64)
-                    .product();
-            }
-            1 => {
-                self.window = elements / dims.first().map_or(1, |dim| (*dim as u64).max(1));
-                if dims.len() < 3 {
-                    self.batch = 1;
-                }
-            }
-            _ => {}
-        }
-        self.operands += 1;
+        self.seen += 1;
+    }
+
+    /// The result of a view lies in another order than its operand: it is copied.
+    pub fn copies(&mut self) {
+        self.copies = true;
     }
 
     /// Estimated nanoseconds, given the elements of the result.
     pub fn ns(&self, elements: u64) -> f32 {
-        let work = match self.op.work {
-            Work::Compute => self.products(elements),
-            _ => self.largest.max(elements) as f32,
+        let largest = self.largest.max(elements) as f64;
+        let ns = match self.op.work {
+            Work::Compute => {
+                let products = multiplications(self.op.name, &self.operands, elements as f64);
+                rates::product_ns(self.op.name, products, largest)
+            }
+            Work::View if self.copies => rates::COPY.ns(largest),
+            _ => rates::of(self.op).ns(largest),
         };
-        START_NS + element_ns(self.op.work) * work
-    }
-
-    /// Multiplications of a product. For `[m, k] x [k, n]` the elements of operands and result multiply to `(m k n)²`.
-    fn products(&self, elements: u64) -> f32 {
-        if self.op.name.starts_with("conv") {
-            return (elements * self.window) as f32;
-        }
-        (self.product * elements.max(1) as f64 / self.batch.max(1) as f64).sqrt() as f32
+        (rates::START_NS + ns) as f32
     }
 
     /// Bytes of the largest operand, if its elements have four.

@@ -5,17 +5,19 @@ use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use burn_backend::{Backend, DeviceId};
+use burn_backend::Backend;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::candidates::Candidates;
+use super::need::{Need, Needs};
 use super::score::Group;
+use super::thrashing::Thrashing;
 use super::{Expected, Limit, MemoryBudget, Overflow};
 use crate::context;
-use crate::error::RematError;
 use crate::ledger::Ledger;
 use crate::node::{AnyEntry, Entry, Facts, Lineage};
+use crate::verify;
 
 /// What a pass frees beyond what is asked for, as a part of the limit: a pass looks at everything, so it should not be needed
 /// at every operation.
@@ -30,20 +32,18 @@ const LARGEST_ELEMENT_BYTES: u64 = 8;
 
 /// The budget of one device.
 pub(crate) struct Budget {
-    device: DeviceId,
     settings: MemoryBudget,
     /// `u64::MAX` while it is measured.
     limit: AtomicU64,
-    /// Whether a backward pass has begun.
+    /// Whether the step under way had its backward pass.
     differentiated: AtomicBool,
-    /// Whether a forward pass goes on.
-    forward: AtomicBool,
     live: AtomicU64,
     peak: AtomicU64,
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
-    work: Mutex<WorkDone>,
+    thrashing: Thrashing,
+    needs: Needs,
     expected: Mutex<FxHashMap<Expected, u64>>,
 }
 
@@ -54,7 +54,6 @@ struct Nodes {
     candidates: Candidates,
     /// How many there may be before those that are gone are forgotten.
     tidy_at: usize,
-    warned: bool,
 }
 
 impl Nodes {
@@ -67,37 +66,29 @@ impl Nodes {
     }
 }
 
-/// Work of a step, in estimated nanoseconds.
-#[derive(Default)]
-struct WorkDone {
-    computed_ns: f64,
-    replayed_ns: f64,
-    thrashing_steps: u64,
-}
-
 impl Budget {
-    pub fn new(device: DeviceId, settings: MemoryBudget) -> Self {
+    pub fn new(settings: MemoryBudget) -> Self {
         let limit = match settings.limit {
             Limit::Bytes(bytes) => bytes,
             Limit::Fraction(_) => u64::MAX,
         };
         Self {
-            device,
             settings,
             limit: AtomicU64::new(limit),
             differentiated: AtomicBool::new(false),
-            forward: AtomicBool::new(true),
             live: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
+            thrashing: Thrashing::default(),
+            needs: Needs::default(),
             expected: Mutex::default(),
-            work: Mutex::default(),
         }
     }
 
-    pub fn device(&self) -> DeviceId {
-        self.device
+    /// Whether there is a limit, or will be.
+    pub fn may_evict(&self) -> bool {
+        self.settings.limit != Limit::Bytes(u64::MAX)
     }
 
     pub fn live(&self) -> u64 {
@@ -108,6 +99,10 @@ impl Budget {
         self.peak.load(Ordering::Relaxed)
     }
 
+    pub fn set_peak(&self, bytes: u64) {
+        self.peak.store(bytes, Ordering::Relaxed);
+    }
+
     /// The limit; `None` while it is measured.
     pub fn limit(&self) -> Option<u64> {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
@@ -115,7 +110,7 @@ impl Budget {
 
     /// Whether what several recipes start from is kept without handles: in forward, once there is a limit.
     pub fn keeps_junctions(&self) -> bool {
-        self.forward.load(Ordering::Relaxed) && self.limit().is_some()
+        !self.differentiated.load(Ordering::Relaxed) && self.limit().is_some()
     }
 
     pub fn add(&self, bytes: u64) {
@@ -126,17 +121,22 @@ impl Budget {
     }
 
     pub fn remove(&self, bytes: u64) {
-        self.live.fetch_sub(bytes, Ordering::Relaxed);
+        let live = self.live.fetch_sub(bytes, Ordering::Relaxed);
+        let live = live.saturating_sub(bytes);
+        if live < self.stuck.load(Ordering::Relaxed) {
+            // What comes instead may be evicted.
+            self.stuck.store(u64::MAX, Ordering::Relaxed);
+        }
     }
 
     /// Counts work that was done once more.
     pub fn replayed(&self, cost_ns: f32) {
-        self.work.lock().replayed_ns += f64::from(cost_ns);
+        self.thrashing.replayed(cost_ns);
     }
 
     /// Counts work.
     pub fn computed(&self, cost_ns: f32) {
-        self.work.lock().computed_ns += f64::from(cost_ns);
+        self.thrashing.computed(cost_ns);
     }
 
     /// Remembers the size of an operation's result.
@@ -150,7 +150,11 @@ impl Budget {
     }
 
     pub fn thrashing_steps(&self) -> u64 {
-        self.work.lock().thrashing_steps
+        self.thrashing.steps()
+    }
+
+    pub fn reset_thrashing_steps(&self) {
+        self.thrashing.reset();
     }
 
     /// Takes a new node into consideration.
@@ -177,37 +181,39 @@ impl Budget {
     fn measured(&self) {
         if let Limit::Fraction(fraction) = self.settings.limit
             && self.limit().is_none()
-            && self.differentiated.load(Ordering::Relaxed)
         {
-            let bytes = self.peak() as f64 * fraction;
-            self.limit.store(bytes as u64, Ordering::Relaxed);
+            let limit = (self.peak() as f64 * fraction) as u64;
+            self.limit.store(limit, Ordering::Relaxed);
+            let need = self.needs.largest();
+            if self.settings.overflow == Overflow::Panic && need.bytes() > limit {
+                panic!("{}", need.error(limit));
+            }
         }
     }
 
-    /// A step's work is compared with what was replayed for it.
+    /// A backward pass begins.
     pub fn backward_begins(&self) {
-        // Where no begin of a forward pass was noticed.
-        self.measured();
-        self.differentiated.store(true, Ordering::Relaxed);
-        self.forward.store(false, Ordering::Relaxed);
-        self.settle_scalars();
-        let mut work = self.work.lock();
-        let done = WorkDone {
-            thrashing_steps: work.thrashing_steps,
-            ..WorkDone::default()
-        };
-        let done = std::mem::replace(&mut *work, done);
-        if done.replayed_ns > done.computed_ns && done.computed_ns > 0.0 {
-            work.thrashing_steps += 1;
-            if work.thrashing_steps == 1 {
-                log::warn!(
-                    "the memory budget of {} makes a step replay {:.1} times the work that it has: tensors are evicted and brought \
-                     back over and over; a larger budget will be much faster",
-                    crate::error::mib(self.limit().unwrap_or(0)),
-                    done.replayed_ns / done.computed_ns
-                );
-            }
+        if self.differentiated.swap(true, Ordering::Relaxed) {
+            // Where no begin of a forward pass was noticed, the step before ends here.
+            self.measured();
+            self.step_is_over();
         }
+        self.settle_scalars();
+    }
+
+    /// What the budget did to a step is known.
+    pub fn step_is_over(&self) {
+        self.thrashing.judge(self.limit());
+        if let Some(limit) = self.limit() {
+            self.needs.say(limit);
+        }
+    }
+
+    fn ends_step(&self) {
+        if self.differentiated.swap(false, Ordering::Relaxed) {
+            self.measured();
+        }
+        self.step_is_over();
     }
 
     /// Drops the recipes of single numbers: a loss that the training loop holds would keep the whole forward pass.
@@ -222,10 +228,9 @@ impl Budget {
 
     /// What descends from gradients and is alive is state: it is counted no more.
     pub fn forward_begins(&self) {
-        self.measured();
-        self.forward.store(true, Ordering::Relaxed);
+        self.ends_step();
         for node in self.alive() {
-            if node.lineage() == Lineage::Gradient {
+            if node.facts().lineage == Lineage::Gradient {
                 node.retire();
             }
         }
@@ -233,8 +238,7 @@ impl Budget {
 
     /// Whatever is alive is state.
     pub fn step_ends(&self) {
-        self.measured();
-        self.forward.store(true, Ordering::Relaxed);
+        self.ends_step();
         for node in self.alive() {
             node.settle();
             node.retire();
@@ -252,6 +256,16 @@ impl Budget {
         let limit = self.limit.load(Ordering::Relaxed);
         if self.live().saturating_add(bytes) > limit {
             self.evict_for(op, bytes, limit);
+        } else if limit == u64::MAX && self.needs.is_time() {
+            self.look(op, bytes);
+        }
+    }
+
+    /// Looks at what an unconstrained step needs, if its limit is being measured.
+    #[cold]
+    fn look(&self, op: &'static str, bytes: u64) {
+        if matches!(self.settings.limit, Limit::Fraction(_)) {
+            self.needs.look(&self.alive(), context::clock(), op, bytes);
         }
     }
 
@@ -261,7 +275,9 @@ impl Budget {
         // Where nothing can be evicted, looking again is worth it only after something has changed.
         let stuck = self.stuck.load(Ordering::Relaxed);
         let little = self.live().saturating_sub(stuck) <= stuck / AHEAD && self.live() >= stuck;
-        if little {
+        // Unless it would be said that more is needed than was known, or the operation is refused.
+        let known = !self.needs.is_clearly_larger(self.live() + bytes);
+        if little && known && self.settings.overflow == Overflow::Warn {
             return;
         }
         self.stuck.store(u64::MAX, Ordering::Relaxed);
@@ -301,41 +317,34 @@ impl Budget {
                 continue;
             }
             for member in &cheapest.group.members {
+                member.clone().rehearse();
                 member.evict();
             }
         }
     }
 
     fn overflows(&self, op: &'static str, bytes: u64, limit: u64, now: u64) {
-        let alive = self.alive();
-        let in_use = alive
-            .iter()
-            .map(|node| node.facts())
-            .filter(|facts| facts.resident && (facts.locked || facts.last_used == now))
-            .map(|facts| if facts.shared { 0 } else { facts.bytes })
-            .sum::<u64>()
-            .min(self.live());
-        let error = RematError::BudgetTooSmall {
-            op,
-            budget_bytes: limit,
-            needed_bytes: self.live() + bytes,
-            fixed_bytes: self.live() - in_use,
-            in_use_bytes: in_use,
-            result_bytes: bytes,
-        };
-        if self.settings.overflow == Overflow::Panic {
-            panic!("{error}");
+        let refuses = self.settings.overflow == Overflow::Panic;
+        if !refuses && !self.needs.is_clearly_larger(self.live() + bytes) {
+            return;
         }
-        let warned = std::mem::replace(&mut self.nodes.lock().warned, true);
-        if !warned {
-            log::warn!("{error}; going on above it");
+        let need = Need::of(&self.alive(), now, op, bytes).with_all_of(self.live());
+        if refuses {
+            panic!("{}", need.error(limit));
+        }
+        self.needs.keep(need);
+        if self.needs.is_silent() {
+            // At once; the largest need of each step is said at its end.
+            self.needs.say(limit);
         }
     }
 }
 
 /// Makes room for the result of an operation, if its ledger has a budget.
 pub(crate) fn make_room(ledger: &Ledger, op: &'static str, bytes: u64) {
-    if let Some(budget) = ledger.budget() {
+    if let Some(budget) = ledger.budget()
+        && !verify::is_rehearsing()
+    {
         budget.make_room(op, bytes);
     }
 }

@@ -1,13 +1,16 @@
 //! A limit on the bytes of managed tensors: no annotation at all (Kirisame et al., Dynamic Tensor Rematerialization, 2021).
 //!
 //! `phase.rs` tells forward from backward, `cost.rs` estimates what an operation costs, `score.rs` what an eviction costs,
-//! `candidates.rs` knows what may be evicted, and `evictor.rs` evicts.
+//! `candidates.rs` knows what may be evicted, and `evictor.rs` evicts. `need.rs` says which limit is too small, `thrashing.rs` which
+//! one costs too much.
 
 mod candidates;
 mod cost;
 mod evictor;
+mod need;
 mod phase;
 mod score;
+mod thrashing;
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -17,6 +20,8 @@ use parking_lot::Mutex;
 
 use crate::context;
 use crate::error::RematError;
+use crate::ledger::Ledger;
+use crate::totals::Totals;
 
 pub(crate) use cost::Clock;
 pub(crate) use cost::{Expected, OpCost};
@@ -33,7 +38,24 @@ pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only};
 /// # What is counted
 ///
 /// What operations of the thread make: activations, random numbers, gradients. What was there before, and what survives a
-/// step (new parameters, optimizer state), is not counted. Views are counted once with what they are views of.
+/// step (new parameters, optimizer state), is not counted. Views are counted once with what they are views of. What
+/// [`Remat::from_source`](crate::Remat::from_source) delivers counts while it is resident, but is never evicted by a budget, only by
+/// [`evict`](crate::evict): delivering may be collective.
+///
+/// # Before it is made
+///
+/// Room is made before an operation runs, on the device of its result. How large that will be is known of new tensors, of data, and of
+/// an operation that ran before on operands of these shapes; the first time it is taken to be as large as the largest operand. Not
+/// at all is it known of `bool_argwhere`, whose result depends on data and is not counted. So a limit may be exceeded by the
+/// difference, once for each operation and shape.
+///
+/// # What does not fit
+///
+/// A step can keep a limit if it holds at any time what cannot be evicted: gradients, random numbers, what scopes and policies
+/// keep; and the operands and the result of the operation under way, with what the replay that it belongs to holds. If not, the
+/// log says at the first operation that does not fit how many bytes of each kind are needed, the largest need of each step again at its
+/// end if it is clearly larger, and the step goes on above the limit. With [`Self::strict`] it is refused. Of a fraction
+/// that is as soon as it is measured.
 ///
 /// # With scopes
 ///
@@ -50,6 +72,11 @@ pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only};
 /// A budget drops the recipes of what it finds to be a step's result. It takes a tensor `[1]` of ones for the begin of a backward
 /// pass, and the next module or activation function on new parameters, the next upload of a batch or the next scope for the begin of a
 /// forward pass. A loop that has none of these calls [`InstalledBudget::step`] after each optimizer step.
+///
+/// A forward pass that makes a tensor `[1]` of ones itself is taken for a backward pass from there on: what is computed from that tensor is
+/// then not recorded, until the next scope or upload, so less is evicted. Values are right whatever is taken for what. A step that
+/// replays more than it computes is counted in [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) when it is
+/// over, or when the budget ends.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -129,8 +156,8 @@ impl MemoryBudget {
         }
     }
 
-    /// Panics with [`RematError::BudgetTooSmall`] where an operation does not fit, instead of a warning and going on above the
-    /// limit.
+    /// Panics with [`RematError::BudgetTooSmall`] where an operation does not fit, each time it is tried, instead of a warning and
+    /// going on above the limit; if the limit is a fraction, as soon as it is measured and known to be too small.
     pub fn strict(self) -> Self {
         Self {
             overflow: Overflow::Panic,
@@ -150,6 +177,12 @@ impl MemoryBudget {
     }
 
     /// Puts the limit into force on this thread until the guard is dropped. It replaces another one for that time.
+    ///
+    /// # Cost
+    ///
+    /// Nothing by itself. Every operation of the thread is then recorded: about one allocation each, and its operands live as long as its
+    /// result may be needed. Where room has to be made, the tensors that may be evicted are looked at: all of some thousands, parts of
+    /// more.
     pub fn install(self) -> InstalledBudget {
         let installed = Arc::new(Installed {
             budget: self,
@@ -164,22 +197,24 @@ impl MemoryBudget {
     }
 }
 
-/// A budget in force on a thread, with what it knows of each device.
+/// A budget in force on a thread, with the counters of each device.
 pub(crate) struct Installed {
     budget: MemoryBudget,
-    devices: Mutex<Vec<Arc<Budget>>>,
+    devices: Mutex<Vec<Arc<Ledger>>>,
 }
 
 impl Installed {
-    /// The budget of a device.
-    pub fn on(&self, device: DeviceId) -> Arc<Budget> {
+    /// The counters of a device, with its budget.
+    pub fn on(&self, device: DeviceId, thread: &Arc<Totals>) -> Arc<Ledger> {
         let mut devices = self.devices.lock();
-        if let Some(budget) = devices.iter().find(|budget| budget.device() == device) {
-            return budget.clone();
+        if let Some(ledger) = devices.iter().find(|ledger| ledger.device() == device) {
+            return ledger.clone();
         }
-        let budget = Arc::new(Budget::new(device, self.budget));
-        devices.push(budget.clone());
-        budget
+        let budget = Arc::new(Budget::new(self.budget));
+        let ledger = Arc::new(Ledger::new(device, Some(budget), thread.clone()));
+        thread.add(&ledger);
+        devices.push(ledger.clone());
+        ledger
     }
 
     pub fn costs(&self) -> Costs {
@@ -187,7 +222,11 @@ impl Installed {
     }
 
     fn all(&self) -> Vec<Arc<Budget>> {
-        self.devices.lock().clone()
+        let devices = self.devices.lock();
+        devices
+            .iter()
+            .filter_map(|ledger| ledger.budget().cloned())
+            .collect()
     }
 
     /// A backward pass begins.
@@ -200,6 +239,11 @@ impl Installed {
     /// A forward pass begins: what the step left is state.
     pub fn forward_begins(&self) {
         self.all().iter().for_each(|budget| budget.forward_begins());
+    }
+
+    /// The budget ends, and with it the step under way.
+    fn ends(&self) {
+        self.all().iter().for_each(|budget| budget.step_is_over());
     }
 }
 
@@ -219,7 +263,12 @@ impl std::fmt::Debug for InstalledBudget {
 
 impl InstalledBudget {
     /// Says that a step is over: what is alive is parameters, optimizer state and results, and is neither evicted nor counted any
-    /// more.
+    /// more. Takes time with the number of tensors that are alive.
+    ///
+    /// # Panics
+    ///
+    /// With [`RematError::BudgetTooSmall`] if this was the step that measures a fraction that is too small, and the budget is
+    /// [strict](MemoryBudget::strict).
     pub fn step(&self) {
         context::forward_begins();
         self.installed
@@ -259,6 +308,7 @@ impl InstalledBudget {
 
 impl Drop for InstalledBudget {
     fn drop(&mut self) {
+        self.installed.ends();
         context::set_budget(self.before.take());
     }
 }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, DType, DeviceOps, Shape};
+use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape, TensorData};
 use parking_lot::Mutex;
 
 use super::operands::Shares;
+use super::order::Order;
 use super::{Call, Results};
 use crate::budget::{self, Clock, Costs, Phase};
 use crate::context;
@@ -16,11 +17,46 @@ use crate::node::{Head, Lineage, Node, Origin, State, Storage};
 use crate::op::OpInfo;
 use crate::recipe::{Never, Recipe, Source};
 
-/// Makes room for a new tensor of this shape.
-pub(crate) fn make_room_for(op: &'static OpInfo, shape: &Shape) {
-    if let Some(ledger) = context::recent_ledger() {
-        // Elements of four bytes: what Burn makes by default.
-        budget::make_room(&ledger, op.name, shape.num_elements() as u64 * 4);
+/// The room that an operation without operands needs, as its arguments tell it one after the other.
+#[derive(Default)]
+pub(crate) struct Room {
+    device: Option<DeviceId>,
+    bytes: Option<u64>,
+    elements: u64,
+    element_bytes: u64,
+}
+
+impl Room {
+    pub fn on<D: DeviceOps>(&mut self, device: &D) {
+        self.device = Some(device.id());
+    }
+
+    pub fn shape(&mut self, shape: &Shape) {
+        self.elements = shape.num_elements() as u64;
+    }
+
+    pub fn dtype(&mut self, dtype: impl Into<DType>) {
+        self.element_bytes = dtype.into().size() as u64;
+    }
+
+    pub fn data(&mut self, data: &TensorData) {
+        self.bytes = Some(data.bytes.len() as u64);
+    }
+
+    pub fn range(&mut self, range: &std::ops::Range<i64>) {
+        self.elements = range.end.saturating_sub(range.start).max(0) as u64;
+    }
+
+    /// The step of a range.
+    pub fn step(&mut self, step: usize) {
+        self.elements = self.elements.div_ceil((step as u64).max(1));
+    }
+
+    /// Makes it, where a device was told of.
+    pub fn make(self, op: &'static OpInfo) {
+        let Some(device) = self.device else { return };
+        let bytes = self.bytes.unwrap_or(self.elements * self.element_bytes);
+        budget::make_room(&context::ledger(device), op.name, bytes);
     }
 }
 
@@ -42,7 +78,8 @@ pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, value: Value<B>) -> Results
         op,
         moment,
         records: false,
-        permuted_elements: 0,
+        order: Order::default(),
+        viewed: None,
         storage: Shares::Own,
         clock: Clock::start(Costs::Estimated),
         cost: None,

@@ -5,6 +5,7 @@
 
 mod given;
 mod operands;
+mod order;
 mod results;
 
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -19,15 +20,16 @@ use crate::context::{self, Moment};
 use crate::handle::Managed;
 use crate::kind::Value;
 use crate::ledger::Ledger;
-use crate::node::{Entry, Head, Lineage, Node, Origin, State, Storage, bytes};
+use crate::node::{Entry, Head, Lineage, Node, Origin, State, Storage, Viewed, bytes};
 use crate::op::{OpInfo, Work};
 use crate::policy::Fate;
 use crate::recipe::{Never, Part, Parts, Recipe, Source};
 use crate::replay;
 use crate::trace::EventKind;
 
-pub(crate) use given::{fixed, make_room_for, source};
+pub(crate) use given::{Room, fixed, source};
 use operands::{Operands, Shares};
+use order::Order;
 pub(crate) use results::Results;
 
 /// An operation under way.
@@ -37,7 +39,8 @@ pub(crate) struct Call<B: Backend> {
     /// Whether the result keeps its recipe.
     records: bool,
     storage: Shares<B>,
-    permuted_elements: usize,
+    order: Order,
+    viewed: Option<Box<Viewed<B>>>,
     /// Only under a budget.
     cost: Option<OpCost>,
     clock: Clock,
@@ -71,7 +74,8 @@ impl<B: Backend> Call<B> {
         operands.make_room(op, &moment);
         Self {
             op,
-            permuted_elements: operands.permuted_elements,
+            order: std::mem::take(&mut operands.order),
+            viewed: operands.viewed.take(),
             storage: operands.storage(op),
             cost: operands.cost.take(),
             clock: Clock::start(moment.costs),
@@ -82,13 +86,17 @@ impl<B: Backend> Call<B> {
     }
 
     /// The result with its recipe, if it gets one.
-    pub fn finish<R: Recipe<B>>(self, value: Value<B>, recipe: Option<R>) -> Results<B> {
+    pub fn finish<R: Recipe<B>>(mut self, value: Value<B>, recipe: Option<R>) -> Results<B> {
         if matches!(value, Value::Many(_)) {
             return self.finish_many(value, recipe);
         }
         let shape = value.shape();
         let cost_ns = self.cost_ns(|| shape.num_elements());
+        let viewed = self.viewed.take();
         let node = self.node(value, shape, cost_ns.unwrap_or(0.0), recipe);
+        if viewed.is_some() && (node.head.group.is_some() || !node.head.row_major) {
+            node.state.lock().viewed = viewed;
+        }
         if let Some(cost_ns) = cost_ns {
             self.computed(&node.head.ledger, cost_ns, node.head.bytes);
         }
@@ -168,11 +176,7 @@ impl<B: Backend> Call<B> {
 
     /// The counters for a result on this device.
     fn ledger(&self, device: &Device<B>) -> Arc<Ledger> {
-        let id = device.id();
-        match &self.moment.ledger {
-            Some(ledger) if ledger.device() == id => ledger.clone(),
-            _ => context::ledger(id),
-        }
+        self.moment.ledger(device.id())
     }
 
     /// What it took, under a budget.
@@ -189,22 +193,6 @@ impl<B: Backend> Call<B> {
             if cost.expected != Some(bytes) {
                 budget.expect(cost.key(), bytes);
             }
-        }
-    }
-
-    /// Whether the result's elements are sure to lie in the order that its shape says. An operation may keep the order of its
-    /// operand, such as a transposed one; what comes back from the host does not.
-    #[inline]
-    fn is_row_major(&self, elements: usize) -> bool {
-        match self.op.work {
-            Work::View => self.op.name.ends_with("reshape"),
-            Work::Compute | Work::Fixed => true,
-            _ if self.permuted_elements == 0 => true,
-            // A smaller operand is broadcast.
-            Work::Cheap | Work::Math if self.permuted_elements < usize::MAX => {
-                self.permuted_elements < elements
-            }
-            _ => false,
         }
     }
 
@@ -238,7 +226,7 @@ impl<B: Backend> Call<B> {
             id: self.moment.clock,
             bytes: if own { bytes(elements, dtype) } else { 0 },
             contiguous: self.op.work != Work::View || is_contiguous(self.op),
-            row_major: self.is_row_major(elements),
+            row_major: self.order.is_kept(self.op, elements),
             shape,
             dtype,
             device,

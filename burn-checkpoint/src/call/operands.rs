@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use burn_backend::Backend;
+use burn_backend::{Backend, DeviceId, DeviceOps};
 
+use super::order::Order;
 use crate::budget::{OpCost, Phase};
 use crate::context::Moment;
-use crate::node::{Entry, Head, Lineage, Origin, State};
+use crate::node::{Entry, Head, Lineage, Origin, State, Storage, Viewed};
 use crate::op::{OpInfo, Work};
 use crate::recipe::{Input, Source};
 
@@ -28,13 +29,16 @@ pub(super) struct Operands<B: Backend> {
     first: Option<Shares<B>>,
     first_contiguous: bool,
     is_view: bool,
-    /// Elements of the largest operand whose elements may lie in another order than its shape says.
-    pub permuted_elements: usize,
+    pub order: Order,
+    /// For a view in a scope that may offload: what it is a view of.
+    pub viewed: Option<Box<Viewed<B>>>,
     /// Bytes of the largest operand.
     largest: u64,
     /// Bytes of the largest operand that cannot come back and that nobody but this operation refers to.
     given_up: u64,
     pub cost: Option<OpCost>,
+    /// Where the result will be; known only under a budget.
+    device: Option<DeviceId>,
     pub lineage: Lineage,
 }
 
@@ -46,10 +50,12 @@ impl<B: Backend> Operands<B> {
             first: None,
             first_contiguous: true,
             is_view: op.work == Work::View,
-            permuted_elements: 0,
+            order: Order::default(),
+            viewed: None,
             largest: 0,
             given_up: 0,
             cost: moment.step.map(|_| OpCost::new(op)),
+            device: None,
             lineage: Lineage::Activation,
         }
     }
@@ -57,12 +63,29 @@ impl<B: Backend> Operands<B> {
     pub fn see(&mut self, input: Input<'_, B>, moment: &Moment) {
         let source = match input {
             Input::Node(source) => source,
-            Input::Leaf(shape) => {
+            Input::Leaf(leaf) => {
                 self.first.get_or_insert(Shares::Leaf);
-                self.permuted_elements = usize::MAX;
-                if let Some(cost) = &mut self.cost {
-                    cost.operand(&shape());
+                // In which order it lies is not known. How large it is matters only where something may be offloaded.
+                if may_offload(moment) {
+                    self.order.see(&leaf().0, false);
+                } else {
+                    self.order.odd_elements = usize::MAX;
                 }
+                if let Some(cost) = &mut self.cost {
+                    let (shape, device) = leaf();
+                    cost.operand(&shape);
+                    self.device.get_or_insert_with(|| device.id());
+                }
+                return;
+            }
+            Input::To(device) => {
+                if self.cost.is_some() {
+                    self.device = Some(device.id());
+                }
+                return;
+            }
+            Input::Number(number) => {
+                self.order.number.get_or_insert(number);
                 return;
             }
         };
@@ -71,6 +94,7 @@ impl<B: Backend> Operands<B> {
         let mut state = node.state();
         if let Some(cost) = &mut self.cost {
             cost.operand(&head.shape);
+            self.device.get_or_insert_with(|| head.ledger.device());
         }
         if let Some(step) = moment.step
             && step.phase == Phase::Backward
@@ -79,9 +103,7 @@ impl<B: Backend> Operands<B> {
         {
             self.lineage = Lineage::Gradient;
         }
-        if !head.row_major {
-            self.permuted_elements = self.permuted_elements.max(head.shape.num_elements());
-        }
+        self.order.see(&head.shape, head.row_major);
         if self.is_view && self.first.is_none() {
             self.first_contiguous = head.contiguous;
             self.first = Some(match &head.group {
@@ -89,6 +111,9 @@ impl<B: Backend> Operands<B> {
                 None if head.bytes == 0 => Shares::Leaf,
                 None => Shares::With(source.clone()),
             });
+            if may_offload(moment) {
+                self.viewed = viewed(source, head, &state);
+            }
         }
         self.largest = self.largest.max(head.bytes);
         state.last_used = moment.clock;
@@ -126,15 +151,16 @@ impl<B: Backend> Operands<B> {
         self.given_up > 0 && self.given_up * 2 > self.largest
     }
 
-    /// Makes room for the result, on the device of the last tensors.
+    /// Makes room for the result, on the device that it will be on.
     pub fn make_room(&mut self, op: &OpInfo, moment: &Moment) {
-        let Some(cost) = &mut self.cost else { return };
+        let (Some(cost), Some(device)) = (&mut self.cost, self.device) else {
+            return;
+        };
         if self.is_view {
             return;
         }
-        if let Some(ledger) = &moment.ledger
-            && let Some(budget) = ledger.budget()
-        {
+        let ledger = moment.ledger(device);
+        if let Some(budget) = ledger.budget() {
             cost.expected = budget.expected(cost.key());
             let bytes = cost.expected.unwrap_or(cost.largest_bytes());
             budget.make_room(op.name, bytes);
@@ -146,10 +172,35 @@ impl<B: Backend> Operands<B> {
         match self.first.take() {
             Some(shares) if self.is_view => {
                 let copies = !self.first_contiguous && op.name.ends_with("reshape");
+                if copies && let Some(cost) = &mut self.cost {
+                    cost.copies();
+                }
                 if copies { Shares::Own } else { shares }
             }
             _ => Shares::Own,
         }
+    }
+}
+
+/// Whether the innermost scope may move anything to the host.
+#[inline]
+fn may_offload(moment: &Moment) -> bool {
+    let scope = moment.scope.as_ref();
+    scope.is_some_and(|scope| scope.policy.may_offload())
+}
+
+/// What a view of this tensor is a view of: this, or what this is a view of itself.
+fn viewed<B: Backend>(
+    source: &Source<B>,
+    head: &Head<B>,
+    state: &State<B>,
+) -> Option<Box<Viewed<B>>> {
+    match (&state.storage, &head.group) {
+        (Storage::Resident(value), None) if head.row_major => Some(Box::new(Viewed {
+            owner: source.clone(),
+            value: value.clone(),
+        })),
+        _ => state.viewed.clone(),
     }
 }
 

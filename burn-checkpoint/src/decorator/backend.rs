@@ -56,7 +56,12 @@ const DELIVERED: OpInfo = OpInfo {
 
 impl<B: Backend> Remat<B> {
     /// A float tensor that `deliver` gives whenever it is asked for and not resident: the shards of all ranks, a file, another
-    /// device. It is asked for at its first use, and stays until [`evict`](crate::evict) or the end of its last use.
+    /// device. It is asked for at its first use, and stays until [`evict`](crate::evict) or the end of its last use: it belongs to no
+    /// scope, and a budget counts it while it is resident but does not evict it.
+    ///
+    /// # Cost
+    ///
+    /// One node; `deliver` whenever the tensor is used and not resident, on the thread that uses it.
     ///
     /// # Panics
     ///

@@ -136,6 +136,12 @@ macro_rules! show {
     (QuantParams $x:expr, $visit:expr) => {
         $x.show($visit)
     };
+    (DeviceRef $x:expr, $visit:expr) => {
+        ($visit)(Input::To($x))
+    };
+    ([usize] $x:expr, $visit:expr) => {
+        ($visit)(Input::Number(*$x))
+    };
     ($kind:tt $x:expr, $visit:expr) => {{
         let _ = $x;
     }};
@@ -202,12 +208,33 @@ macro_rules! load {
     };
 }
 
-/// Makes room for what an operation without operands makes, where a shape says how much.
+/// Tells what an argument says about the room that a new tensor needs.
 macro_rules! room {
-    ([Shape] $x:expr, $op:expr) => {
-        call::make_room_for($op, &$x)
+    (DeviceRef $x:expr, $room:expr) => {
+        $room.on($x)
     };
-    ($kind:tt $x:expr, $op:expr) => {};
+    ([Shape] $x:expr, $room:expr) => {
+        $room.shape(&$x)
+    };
+    ([TensorData] $x:expr, $room:expr) => {
+        $room.data(&$x)
+    };
+    ([Range<i64>] $x:expr, $room:expr) => {
+        $room.range(&$x)
+    };
+    ([usize] $x:expr, $room:expr) => {
+        $room.step($x)
+    };
+    ([FloatDType] $x:expr, $room:expr) => {
+        $room.dtype($x)
+    };
+    ([IntDType] $x:expr, $room:expr) => {
+        $room.dtype($x)
+    };
+    ([BoolDType] $x:expr, $room:expr) => {
+        $room.dtype($x)
+    };
+    ($kind:tt $x:expr, $room:expr) => {};
 }
 
 pub(super) use {inner, load, room, save, show};

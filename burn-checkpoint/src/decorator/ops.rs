@@ -17,7 +17,7 @@ use crate::context;
 use crate::handle::{Handle, Managed, save_tensor};
 use crate::kind::Value;
 use crate::op::{OpInfo, work};
-use crate::recipe::{Operation, Saved, SavedTensor};
+use crate::recipe::{Input, Operation, Saved, SavedTensor};
 
 /// A handle whose kind only the node knows.
 fn tensor<B: Backend>(result: Managed<B>) -> TensorPrimitive<Remat<B>> {
@@ -32,7 +32,7 @@ fn tensor<B: Backend>(result: Managed<B>) -> TensorPrimitive<Remat<B>> {
 fn recipe<B, F>(closure: F) -> Option<Operation<F>>
 where
     B: Backend,
-    F: Fn(Option<&mut dyn FnMut(crate::recipe::Input<'_, B>)>) -> Value<B>,
+    F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B>,
 {
     Some(Operation(closure))
 }
@@ -55,7 +55,9 @@ macro_rules! managed {
     ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {
             const OP: &OpInfo = &OpInfo { name: stringify!($op), work: work!(fixed), group: stringify!($trait) };
-            $(room!($kind $arg, OP);)*
+            let mut room = call::Room::default();
+            $(room!($kind $arg, room);)*
+            room.make(OP);
             let value = value!($ret B::$op($(inner!($kind $arg)),*));
             let mut results = call::fixed::<B>(OP, value);
             return handles!($ret results);

@@ -5,38 +5,45 @@ use std::sync::{Arc, Weak};
 
 use burn_backend::Backend;
 
-use super::{Entry, Lineage, Node, Origin, Storage, about_to_go, vacate};
-use crate::host::HostCopy;
+use super::{Entry, Lineage, Node, Origin, Storage, vacate};
+use crate::host::{HostCopy, UPLOAD_NS_PER_BYTE};
 use crate::op::OpInfo;
 use crate::recipe::{Input, Recipe};
 use crate::scope::Scope;
 use crate::trace::EventKind;
+use crate::{replay, verify};
 
 /// A node of any backend, as scopes and budgets see it.
 pub(crate) trait AnyEntry: Send + Sync {
-    /// The operation that made it, if there are handles of it.
+    /// The operation that made its storage, if there are handles of it: a view is asked for as what it is a view of.
     fn used(&self) -> Option<&'static OpInfo>;
     /// What a score needs to know.
     fn facts(&self) -> Facts;
     /// Drops the storage if it can come back. Returns the bytes that this frees.
     fn evict(&self) -> u64;
-    /// Starts to move the storage to host memory; `next` is to be uploaded once this one is asked for.
-    fn offload(&self, next: Option<Weak<dyn AnyEntry>>) -> bool;
-    /// Starts to upload what is on the host, ahead of its use.
-    fn prefetch(&self);
+    /// In verify mode: replays what is about to be evicted, and compares.
+    fn rehearse(self: Arc<Self>);
+    /// Starts to move the storage to host memory. `own` is this node. Returns whether it did.
+    fn offload(&self, own: Weak<dyn AnyEntry>) -> bool;
+    /// What it is a view or a reshaped copy of, if it holds that tensor's storage and that tensor has been evicted: it is resident again.
+    fn restore_viewed(&self) -> Option<Arc<dyn AnyEntry>>;
+    /// Whether what is on its way to the host is there: then the recipe goes.
+    fn has_arrived(&self) -> bool;
+    /// Uploads what is on the host before it is asked for, if it has arrived there. Returns whether it is ahead now.
+    fn go_ahead(&self) -> bool;
+    /// Gives up what was uploaded before it was asked for; it is on the host still.
+    fn fall_back(&self);
     /// Takes it out of what may be evicted.
     fn unlist(&self);
-    /// Makes it resident if it is not, and drops the recipe: the storage stays.
+    /// If it is resident, drops what it could come back by: the storage stays. Nothing happens to what is not.
     fn settle(&self);
     /// Takes it out of the counters: it is state that outlives its step.
     fn retire(&self);
-    /// Whether it was computed from gradients.
-    fn lineage(&self) -> Lineage;
     /// Gives it to another scope.
     fn set_scope(&self, scope: Option<Arc<Scope>>);
     /// Shows the nodes that a replay would have to bring back first.
     fn evicted_inputs(&self, visit: &mut dyn FnMut(Arc<dyn AnyEntry>));
-    /// Estimated cost to run this node's recipe alone.
+    /// Estimated cost to run this node's recipe alone, or to upload it.
     fn cost_ns(&self) -> f32;
 }
 
@@ -58,17 +65,15 @@ pub(crate) struct Facts {
     pub owner_bytes: u64,
     /// How many tensors with this storage are resident.
     pub residents: u32,
-}
-
-/// Forgets the recipe: from now on the storage stays.
-pub(crate) fn strip<B: Backend, R: Recipe<B>>(node: &Node<B, R>) {
-    let recipe = node.recipe.lock().take();
-    drop(recipe);
+    /// The storage is counted no more.
+    pub retired: bool,
+    pub op: &'static OpInfo,
+    pub lineage: Lineage,
 }
 
 impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
     fn used(&self) -> Option<&'static OpInfo> {
-        (self.head.users() > 0).then_some(self.head.op)
+        (self.head.users() > 0).then(|| self.head.owner().op)
     }
 
     fn facts(&self) -> Facts {
@@ -86,6 +91,9 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
             owner: std::ptr::from_ref(owner) as usize,
             owner_bytes: owner.bytes,
             residents: owner.residents.load(Ordering::Acquire),
+            retired: owner.retired.load(Ordering::Acquire),
+            op: self.head.op,
+            lineage: self.head.lineage,
         }
     }
 
@@ -101,46 +109,106 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
         bytes
     }
 
-    fn offload(&self, next: Option<Weak<dyn AnyEntry>>) -> bool {
+    fn rehearse(self: Arc<Self>) {
+        if verify::is_on() {
+            let node: Arc<dyn Entry<B>> = self;
+            replay::rehearse(&node);
+        }
+    }
+
+    fn offload(&self, own: Weak<dyn AnyEntry>) -> bool {
         let mut state = self.state.lock();
         let Storage::Resident(value) = &state.storage else {
             return false;
         };
-        let Some(copy) = HostCopy::start(value.clone(), next) else {
+        if state.locks > 0 || state.origin == Origin::Source {
+            return false;
+        }
+        if state.copy.is_none() {
+            let Some(copy) = HostCopy::start(&self.head, value) else {
+                return false;
+            };
+            state.copy = Some(Box::new(copy));
+            state.origin = Origin::Hosted;
+        }
+        let bytes = self.head.bytes;
+        let Some((storage, _)) = vacate(&self.head, &mut state) else {
             return false;
         };
-        if state.locks > 0 {
+        let Storage::Host(copy) = &mut state.storage else {
             return false;
-        }
-        let bytes = about_to_go(&self.head, &mut state);
-        let storage = std::mem::replace(&mut state.storage, Storage::Host(Box::new(copy)));
-        state.witness = None;
-        if state.origin == Origin::Recorded {
-            state.origin = Origin::Fixed;
-        }
+        };
+        let (place, arrived) = (copy.place, copy.has_arrived());
+        let line = self.head.ledger.line();
+        line.add(place, own, arrived);
         drop(state);
-        strip(self);
         drop(storage);
+        if arrived {
+            self.forget_recipe();
+        }
         self.head.ledger.offloaded(bytes);
         self.head
             .emit(|op, node| EventKind::Offload { op, node }, bytes);
+        line.look_at_arrivals();
         true
     }
 
-    fn prefetch(&self) {
+    fn restore_viewed(&self) -> Option<Arc<dyn AnyEntry>> {
+        let viewed = *self.state.lock().viewed.take()?;
+        let owner = viewed.owner.node();
+        let mut state = owner.state();
+        if !matches!(state.storage, Storage::Evicted) || state.origin != Origin::Recorded {
+            return None;
+        }
+        state.storage = Storage::Resident(viewed.value);
+        state.witness = None;
+        owner.head().came();
+        drop(state);
+        Some(owner.clone())
+    }
+
+    fn has_arrived(&self) -> bool {
+        let arrived = match &mut self.state.lock().storage {
+            Storage::Host(copy) => copy.has_arrived(),
+            Storage::Resident(_) | Storage::Evicted => return true,
+        };
+        if arrived {
+            self.forget_recipe();
+        }
+        arrived
+    }
+
+    fn go_ahead(&self) -> bool {
+        let mut state = self.state.lock();
+        let Storage::Host(copy) = &mut state.storage else {
+            return false;
+        };
+        if copy.is_ahead() {
+            return true;
+        }
+        // What has not arrived would have to be waited for.
+        if !copy.go_ahead(&self.head.device) {
+            return false;
+        }
+        self.head.came();
+        drop(state);
+        self.head.uploaded();
+        true
+    }
+
+    fn fall_back(&self) {
         let mut state = self.state.lock();
         let Storage::Host(copy) = &mut state.storage else {
             return;
         };
-        // What is not there yet would have to be waited for.
-        if let Some(value) = copy.upload(&self.head.device) {
-            self.head.came();
-            state.storage = Storage::Resident(value);
-            drop(state);
-            self.head.ledger.uploaded(self.head.bytes);
-            self.head
-                .emit(|op, node| EventKind::Upload { op, node }, self.head.bytes);
-        }
+        let Some(value) = copy.fall_back() else {
+            return;
+        };
+        let bytes = self.head.went();
+        drop(state);
+        drop(value);
+        self.head
+            .emit(|op, node| EventKind::Free { op, node }, bytes);
     }
 
     fn unlist(&self) {
@@ -149,10 +217,13 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
 
     fn settle(&self) {
         let mut state = self.state.lock();
-        if state.origin == Origin::Recorded && state.is_resident() {
+        let comes_back = matches!(state.origin, Origin::Recorded | Origin::Hosted);
+        if comes_back && state.is_resident() {
             state.origin = Origin::Fixed;
+            let unneeded = (state.copy.take(), state.viewed.take());
             drop(state);
-            strip(self);
+            drop(unneeded);
+            self.forget_recipe();
         }
     }
 
@@ -163,19 +234,22 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
         }
         // One resident more than there are: the storage is never seen to come or go again.
         if owner.residents.fetch_add(1, Ordering::AcqRel) > 0 {
-            self.head.ledger.remove(owner.bytes);
+            owner.ledger.remove(owner.bytes);
         }
     }
 
-    fn lineage(&self) -> Lineage {
-        self.head.lineage
-    }
-
     fn set_scope(&self, scope: Option<Arc<Scope>>) {
-        self.state.lock().scope = scope;
+        let mut state = self.state.lock();
+        state.scope = scope;
+        let viewed = state.viewed.take();
+        drop(state);
+        drop(viewed);
     }
 
     fn evicted_inputs(&self, visit: &mut dyn FnMut(Arc<dyn AnyEntry>)) {
+        if self.state.lock().origin == Origin::Hosted {
+            return;
+        }
         self.inputs(&mut |input| {
             if let Input::Node(source) = input
                 && !source.node().state().is_resident()
@@ -186,6 +260,9 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
     }
 
     fn cost_ns(&self) -> f32 {
-        self.head.cost_ns
+        match self.state.lock().origin {
+            Origin::Hosted => self.head.bytes as f32 * UPLOAD_NS_PER_BYTE,
+            Origin::Fixed | Origin::Recorded | Origin::Source => self.head.cost_ns,
+        }
     }
 }

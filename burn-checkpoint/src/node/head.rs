@@ -104,7 +104,8 @@ impl<B: Backend> Head<B> {
     pub fn came(&self) {
         let owner = self.owner();
         if owner.residents.fetch_add(1, Ordering::AcqRel) == 0 {
-            self.ledger.add(owner.bytes);
+            // Views may be made under other budgets, or by other threads.
+            owner.ledger.add(owner.bytes);
         }
     }
 
@@ -113,11 +114,17 @@ impl<B: Backend> Head<B> {
     pub fn went(&self) -> u64 {
         let owner = self.owner();
         if owner.residents.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.ledger.remove(owner.bytes);
+            owner.ledger.remove(owner.bytes);
             owner.bytes
         } else {
             0
         }
+    }
+
+    /// Tells the counters of storage that has come from the host.
+    pub fn uploaded(&self) {
+        self.ledger.uploaded(self.bytes);
+        self.emit(|op, node| EventKind::Upload { op, node }, self.bytes);
     }
 
     #[inline]

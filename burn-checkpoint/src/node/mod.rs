@@ -16,7 +16,7 @@ use crate::trace::EventKind;
 
 pub(crate) use any::{AnyEntry, Facts};
 pub(crate) use head::{Head, Lineage, bytes};
-pub(crate) use state::{Origin, State, Storage, about_to_go, take_value, vacate};
+pub(crate) use state::{Origin, State, Storage, Viewed, take_value, vacate};
 
 /// A node with its recipe.
 pub(crate) struct Node<B: Backend, R> {
@@ -37,6 +37,9 @@ pub(crate) trait Entry<B: Backend>: AnyEntry {
     fn computes(&self) -> bool;
     /// Runs the recipe; `None` if there is none.
     fn run(&self) -> Option<Value<B>>;
+    fn has_recipe(&self) -> bool;
+    /// Drops the recipe: it is not needed any more.
+    fn forget_recipe(&self);
 }
 
 impl<B: Backend, R: Recipe<B>> Entry<B> for Node<B, R> {
@@ -67,14 +70,27 @@ impl<B: Backend, R: Recipe<B>> Entry<B> for Node<B, R> {
     fn run(&self) -> Option<Value<B>> {
         self.recipe.lock().as_ref().map(Recipe::run)
     }
+
+    fn has_recipe(&self) -> bool {
+        self.recipe.lock().is_some()
+    }
+
+    fn forget_recipe(&self) {
+        let recipe = self.recipe.lock().take();
+        drop(recipe);
+    }
 }
 
 impl<B: Backend, R> Drop for Node<B, R> {
     fn drop(&mut self) {
-        if self.state.get_mut().is_resident() {
+        let state = self.state.get_mut();
+        if state.occupies_device() {
             let bytes = self.head.went();
             self.head
                 .emit(|op, node| EventKind::Free { op, node }, bytes);
+        }
+        if let Storage::Host(copy) = &state.storage {
+            self.head.ledger.line().forget(copy.place);
         }
     }
 }

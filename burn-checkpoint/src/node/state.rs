@@ -7,6 +7,7 @@ use burn_backend::Backend;
 use super::Head;
 use crate::host::HostCopy;
 use crate::kind::Value;
+use crate::recipe::Source;
 use crate::scope::Scope;
 use crate::verify;
 
@@ -19,6 +20,8 @@ pub(crate) enum Origin {
     Recorded,
     /// By its recipe, which is kept whatever happens: it stands for data elsewhere.
     Source,
+    /// By its copy in host memory.
+    Hosted,
 }
 
 /// What changes.
@@ -39,6 +42,26 @@ pub(crate) struct State<B: Backend> {
     pub last_used: u64,
     /// What the storage held when it was dropped, in verify mode.
     pub witness: Option<u64>,
+    /// The copy in host memory of a storage that is resident, and may go once more.
+    pub copy: Option<Box<HostCopy<B>>>,
+    /// Of a view or a reshaped copy, where the scope may offload: what it is a view of.
+    pub viewed: Option<Box<Viewed<B>>>,
+}
+
+/// A tensor that others are views of, and its storage, which may have been dropped with that tensor's last handle. Theirs may lie in
+/// another order than their shapes', this one does not.
+pub(crate) struct Viewed<B: Backend> {
+    pub owner: Source<B>,
+    pub value: Value<B>,
+}
+
+impl<B: Backend> Clone for Viewed<B> {
+    fn clone(&self) -> Self {
+        Self {
+            owner: self.owner.clone(),
+            value: self.value.clone(),
+        }
+    }
 }
 
 pub(crate) enum Storage<B: Backend> {
@@ -66,6 +89,8 @@ impl<B: Backend> State<B> {
             junction: false,
             last_used,
             witness: None,
+            copy: None,
+            viewed: None,
         }
     }
 
@@ -86,6 +111,23 @@ impl<B: Backend> State<B> {
     pub fn is_resident(&self) -> bool {
         matches!(self.storage, Storage::Resident(_))
     }
+
+    /// Whether it takes the device's memory: resident, or uploaded before it is asked for.
+    pub fn occupies_device(&self) -> bool {
+        match &self.storage {
+            Storage::Resident(_) => true,
+            Storage::Evicted => false,
+            Storage::Host(copy) => copy.is_ahead(),
+        }
+    }
+
+    /// What the storage becomes when it goes.
+    fn gone(&mut self) -> Storage<B> {
+        match self.copy.take() {
+            Some(copy) => Storage::Host(copy),
+            None => Storage::Evicted,
+        }
+    }
 }
 
 /// Takes the storage out of a node, if it can come back, and says how many bytes that frees. The storage is to be dropped
@@ -99,10 +141,8 @@ pub(crate) fn vacate<B: Backend>(
         return None;
     }
     let bytes = about_to_go(head, state);
-    Some((
-        std::mem::replace(&mut state.storage, Storage::Evicted),
-        bytes,
-    ))
+    let gone = state.gone();
+    Some((std::mem::replace(&mut state.storage, gone), bytes))
 }
 
 /// Takes the storage out of a node for somebody who goes on with it.
@@ -112,7 +152,8 @@ pub(crate) fn take_value<B: Backend>(head: &Head<B>, state: &mut State<B>) -> Op
         return None;
     }
     about_to_go(head, state);
-    match std::mem::replace(&mut state.storage, Storage::Evicted) {
+    let gone = state.gone();
+    match std::mem::replace(&mut state.storage, gone) {
         Storage::Resident(value) => Some(value),
         Storage::Evicted | Storage::Host(_) => None,
     }
@@ -120,10 +161,11 @@ pub(crate) fn take_value<B: Backend>(head: &Head<B>, state: &mut State<B>) -> Op
 
 /// Counts storage that is there but not for long. Returns the bytes that this frees.
 #[inline]
-pub(crate) fn about_to_go<B: Backend>(head: &Head<B>, state: &mut State<B>) -> u64 {
+fn about_to_go<B: Backend>(head: &Head<B>, state: &mut State<B>) -> u64 {
     if let Storage::Resident(value) = &state.storage {
         state.witness = verify::witness(state.origin, value);
     }
     state.hand_over = false;
+    state.viewed = None;
     head.went()
 }

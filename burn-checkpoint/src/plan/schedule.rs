@@ -10,13 +10,13 @@ use super::{BlockProfile, Node, Plan, PlanError, Profile};
 /// interval begins with a block that stays on the tape, or with a scope around some blocks; the rest is an interval
 /// again, and so is the inside of the scope. Where rotor rounds bytes up to slots, here every interval keeps the
 /// undominated pairs of exact bytes and times, so nothing is lost to rounding, and the plan that needs the least bytes
-/// is always found. In long chains of blocks that all differ an interval may have very many such pairs; it then keeps an even choice of them, and the plan may be a little slower than the fastest (a step by at most 0.7 % for 200
-/// random blocks, against a hundred times as many pairs).
+/// is always found. In long chains of blocks that all differ an interval may have very many such pairs; it then keeps an
+/// even choice of them, and the plan may be a little slower than the fastest.
 ///
 /// Of plans that are equally fast it is one with the least peak. The same profile and limit always give the same plan.
 ///
-/// Cost: O(n³) combinations of two intervals for `n` blocks, each linear in the number of their pairs, which is bounded
-/// so that 200 blocks take less than a second; O(n²) pairs of memory.
+/// Cost: O(n³) combinations of two intervals for `n` blocks, each linear in the number of their pairs, which is bounded;
+/// O(n²) pairs of memory.
 ///
 /// ```
 /// use burn_checkpoint::plan::{BlockProfile, Plan, Profile, plan, simulate};

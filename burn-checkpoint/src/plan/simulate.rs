@@ -15,6 +15,10 @@ pub struct Simulation {
 
 /// What a training step with `plan` takes, by the [model](super#what-a-plan-does).
 ///
+/// # Cost
+///
+/// Time with the number of blocks that the step runs, replays included; no tensor is made.
+///
 /// # Errors
 ///
 /// [`PlanError::Length`] if the plan is for another number of blocks, [`PlanError::Overflow`] if the profile's sums

@@ -66,7 +66,8 @@ impl<'a> MemoryPlot<'a> {
         self
     }
 
-    /// Draws it. Its size does not depend on the number of events beyond some thousands, but for scopes.
+    /// Draws it, in time that grows with the number of events. Its size does not depend on that number beyond some thousands, but
+    /// for scopes.
     pub fn svg(&self) -> String {
         let timeline = Timeline::new(self.events, self.axis);
         let mut svg = String::new();

@@ -3,15 +3,18 @@
 use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
-use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Distribution, Tensor};
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
-use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify, checkpoint};
+use burn_checkpoint::trace::{EventKind, record};
+use burn_checkpoint::{MemoryBudget, Policy, Remat, RematStats, Verify, Work, op_table};
 use burn_flex::Flex;
 
 use crate::models::{
     Around, Bare, Cnn, Mlp, Model, Transformer, generator, model, parameters, step, step_of,
 };
+use crate::scopes::{Scope, policies};
+use crate::twin::{Twin, slow};
 
 type Plain = Autodiff<Flex>;
 type Managed = Autodiff<Remat<Flex>>;
@@ -108,17 +111,6 @@ fn train<B: AutodiffBackend, M: Model<B> + AutodiffModule<B>>(
     parameters::<B, M>(&model)
 }
 
-struct Scopes;
-
-impl Around for Scopes {
-    fn block<B: Backend, const D: usize>(
-        &self,
-        region: impl FnOnce() -> Tensor<B, D>,
-    ) -> Tensor<B, D> {
-        checkpoint(region)
-    }
-}
-
 #[test]
 fn steps_do_not_add_up() {
     let _generator = generator();
@@ -136,28 +128,89 @@ fn steps_do_not_add_up() {
 }
 
 #[test]
-fn a_scope_within_a_budget() {
+fn scopes_within_a_budget() {
     let _generator = generator();
     let plain = train::<Plain, Mlp<_>>(3, &Bare, |_| {});
-    for bytes in [1_000, 20_000, 1 << 30] {
-        let _budget = MemoryBudget::bytes(bytes).install();
-        assert!(
-            plain == train::<Managed, Mlp<_>>(3, &Scopes, |_| {}),
-            "{bytes}"
-        );
+    for policy in policies() {
+        for bytes in [1_000, 20_000, 1 << 30] {
+            let scopes = Scope(policy.clone());
+            let _budget = MemoryBudget::bytes(bytes).install();
+            assert!(
+                plain == train::<Managed, Mlp<_>>(3, &scopes, |_| {}),
+                "{policy:?}, {bytes}"
+            );
+        }
     }
+}
+
+/// How often results of products were evicted in a step under a budget that is much too small.
+fn evicted_products(around: &impl Around) -> usize {
+    let _budget = MemoryBudget::bytes(1_000).install();
+    let recording = record();
+    step::<Managed, Mlp<_>>(around);
+    let is_product = |name| {
+        let op = op_table().find(|op| op.name == name);
+        op.expect("a row").work == Work::Compute
+    };
+    let events = recording.finish().into_iter();
+    events
+        .filter(|event| matches!(event.kind, EventKind::Evict { op, .. } if is_product(op)))
+        .count()
+}
+
+#[test]
+fn a_budget_does_not_touch_what_a_policy_keeps() {
+    let _generator = generator();
+    assert!(evicted_products(&Bare) > 0);
+    assert!(evicted_products(&Scope(Policy::Recompute)) > 0);
+    assert_eq!(evicted_products(&Scope(Policy::KeepCompute)), 0);
 }
 
 #[test]
 fn a_fraction_of_the_tape() {
     let _generator = generator();
     let plain = train::<Plain, Mlp<_>>(3, &Bare, |_| {});
-    let budget = MemoryBudget::fraction(0.5).expect("a fraction").install();
-    assert_eq!(budget.limit_bytes(), []);
-    assert!(plain == train::<Managed, Mlp<_>>(3, &Bare, |_| {}));
-    let limit = budget.limit_bytes()[0].expect("it is measured by now");
-    assert!(limit < budget.peak_bytes() && RematStats::of_thread().evicted_operations > 0);
+    for fraction in [0.5, 0.25] {
+        RematStats::reset_thread();
+        let budget = MemoryBudget::fraction(fraction)
+            .expect("a fraction")
+            .install();
+        assert_eq!(budget.limit_bytes(), []);
+        let mut first = 0;
+        let found = train::<Managed, Mlp<_>>(3, &Bare, |step| {
+            if step == 1 {
+                first = budget.peak_bytes();
+                assert_eq!(RematStats::of_thread().evicted_operations, 0);
+            }
+        });
+        assert!(plain == found);
+        assert!(first > 0 && RematStats::of_thread().evicted_operations > 0);
+        let limit = (first as f64 * fraction) as u64;
+        assert_eq!(budget.limit_bytes(), [Some(limit)]);
+    }
     assert!(MemoryBudget::fraction(0.0).is_err() && MemoryBudget::fraction(1.5).is_err());
+}
+
+/// Random numbers are bytes like others, of which none can be evicted.
+#[test]
+fn random_numbers_count() {
+    let _generator = generator();
+    RematStats::reset_thread();
+    let budget = MemoryBudget::bytes(1_000).install();
+    let draw = || Tensor::<Managed, 1>::random([64], Distribution::Default, &Default::default());
+    let held: Vec<_> = (0..4).map(|_| draw()).collect();
+    assert_eq!(budget.live_bytes(), 4 * 256);
+    assert_eq!(RematStats::of_thread().evicted_operations, 0);
+    drop(held);
+    assert_eq!(budget.live_bytes(), 0);
+    // Between them what can come back has to go.
+    let x = draw();
+    let y = x.clone().sin();
+    let others = (draw(), draw());
+    assert_eq!(RematStats::of_thread().evicted_operations, 1);
+    assert_eq!(budget.live_bytes(), 3 * 256);
+    assert_eq!(y.into_data(), x.sin().into_data());
+    drop(others);
 }
 
 #[test]
@@ -176,4 +229,46 @@ fn measured_costs() {
     assert!(plain == train::<Managed, Transformer<_>>(3, &Bare, |_| {}));
     assert!(RematStats::of_thread().evicted_operations > 0);
     drop(budget);
+}
+
+/// Which of two operations is evicted: the first one is older, and takes very long.
+fn evicted(budget: MemoryBudget) -> &'static str {
+    slow("float_sin");
+    let x = Tensor::<Remat<Twin>, 1>::ones([64], &Default::default());
+    let _budget = budget.install();
+    let recording = record();
+    let held = (x.clone().sin(), x.clone().cos(), x.exp());
+    let evicted = recording
+        .finish()
+        .into_iter()
+        .find_map(|event| match event.kind {
+            EventKind::Evict { op, .. } => Some(op),
+            _ => None,
+        });
+    drop(held);
+    evicted.expect("two of three fit")
+}
+
+#[test]
+fn what_took_long_is_expensive_where_costs_are_measured() {
+    let budget = MemoryBudget::bytes(2 * 256 + 128);
+    assert_eq!(evicted(budget), "float_sin");
+    assert_eq!(evicted(budget.measured_costs()), "float_cos");
+}
+
+/// The bytes of a storage are counted under the budget that it was made under, whichever of its views goes last.
+#[test]
+fn a_view_under_another_budget() {
+    RematStats::reset_thread();
+    let x = Tensor::<Remat<Flex>, 1>::ones([64], &Default::default());
+    let outer = MemoryBudget::bytes(1 << 20).install();
+    let y = x.clone().sin();
+    let inner = MemoryBudget::bytes(1 << 20).install();
+    let view = y.clone().reshape([8, 8]);
+    drop(y);
+    assert_eq!((outer.live_bytes(), inner.live_bytes()), (256, 0));
+    drop(view);
+    assert_eq!((outer.live_bytes(), inner.live_bytes()), (0, 0));
+    drop((inner, outer));
+    assert_eq!(RematStats::of_thread().live_bytes, 0);
 }

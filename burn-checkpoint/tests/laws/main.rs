@@ -1,10 +1,17 @@
 //! Checkpointed is plain, bit for bit.
 
+#[path = "../block/mod.rs"]
+mod block;
 mod budgets;
+mod devices;
+mod host;
 mod long;
 mod models;
 mod order;
+#[path = "../operations/probe/mod.rs"]
+mod probe;
 mod programs;
 mod robust;
 mod scopes;
+mod twin;
 mod verify;

@@ -5,43 +5,17 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
-use burn::nn::{
-    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Embedding, EmbeddingConfig, Gelu,
-    LayerNorm, LayerNormConfig, Linear, LinearConfig,
-};
+use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Int, Tensor};
 use parking_lot::{Mutex, MutexGuard};
+
+use crate::block::Block;
 
 /// Flex draws from one generator for the whole process: seeded steps take turns.
 pub fn generator() -> MutexGuard<'static, ()> {
     static GENERATOR: Mutex<()> = Mutex::new(());
     GENERATOR.lock()
-}
-
-/// LN, linear, GELU, linear, dropout, residual.
-#[derive(Module, Debug)]
-pub struct Block<B: Backend> {
-    norm: LayerNorm<B>,
-    up: Linear<B>,
-    down: Linear<B>,
-    dropout: Dropout,
-}
-
-impl<B: Backend> Block<B> {
-    fn new(device: &B::Device) -> Self {
-        Self {
-            norm: LayerNormConfig::new(16).init(device),
-            up: LinearConfig::new(16, 32).init(device),
-            down: LinearConfig::new(32, 16).init(device),
-            dropout: DropoutConfig::new(0.2).init(),
-        }
-    }
-
-    pub fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
-        let y = Gelu::new().forward(self.up.forward(self.norm.forward(x.clone())));
-        x + self.dropout.forward(self.down.forward(y))
-    }
 }
 
 /// A chain of blocks.
@@ -79,7 +53,7 @@ pub trait Model<B: Backend>: Module<B> {
 impl<B: Backend> Model<B> for Mlp<B> {
     fn new(device: &B::Device) -> Self {
         Self {
-            blocks: (0..6).map(|_| Block::new(device)).collect(),
+            blocks: (0..6).map(|_| Block::new(16, 32, 0.2, device)).collect(),
         }
     }
 
@@ -197,8 +171,11 @@ pub fn step_of<B: AutodiffBackend, M: Model<B>>(model: &M, around: &impl Around)
 
 /// The bits of the loss, of every gradient and of running statistics of one pass.
 pub fn gradients<B: AutodiffBackend, M: Model<B>>(model: &M, around: &impl Around) -> Vec<Vec<u8>> {
-    let device = Default::default();
-    let loss = model.loss(around, &device);
+    bits_of(model, model.loss(around, &Default::default()))
+}
+
+/// The same of a loss.
+pub fn bits_of<B: AutodiffBackend, M: Model<B>>(model: &M, loss: Tensor<B, 1>) -> Vec<Vec<u8>> {
     let mut bits = vec![loss.to_data().bytes.to_vec()];
     let grads = loss.backward();
     let mut collect = Collect::<B> {

@@ -2,7 +2,7 @@
 
 use burn::backend::Autodiff;
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{Tensor, TensorData, activation};
+use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
 use burn_checkpoint::{
     Fate, MemoryBudget, Policy, Remat, RematStats, Verify, checkpoint_with, evict,
 };
@@ -15,8 +15,12 @@ use proptest::prelude::*;
 enum Step {
     Unary(u8, usize),
     Binary(u8, usize, usize),
+    /// Makes an int or a bool tensor, or a float tensor of one.
+    Other(u8, usize, usize),
     Forget(usize),
     Evict(usize),
+    /// Under a budget of its own, inside of the one that there is.
+    Budget(u64, Vec<Step>),
     /// A scope that returns only the first of what it makes: the rest is missed.
     Scope(u8, usize, Vec<Step>),
 }
@@ -26,16 +30,49 @@ fn step() -> impl Strategy<Value = Step> {
     let leaf = prop_oneof![
         4 => (0..10u8, number.clone()).prop_map(|(op, a)| Step::Unary(op, a)),
         4 => (0..6u8, number.clone(), number.clone()).prop_map(|(op, a, b)| Step::Binary(op, a, b)),
+        2 => (0..8u8, number.clone(), number.clone()).prop_map(|(op, a, b)| Step::Other(op, a, b)),
         1 => number.clone().prop_map(Step::Forget),
         1 => number.clone().prop_map(Step::Evict),
     ];
     leaf.prop_recursive(3, 40, 8, move |inner| {
-        (0..4u8, 1..4usize, vec(inner, 1..8))
-            .prop_map(|(policy, returned, steps)| Step::Scope(policy, returned, steps))
+        let scope = (0..4u8, 1..4usize, vec(inner.clone(), 1..8))
+            .prop_map(|(policy, returned, steps)| Step::Scope(policy, returned, steps));
+        let budget = (0..4000u64, vec(inner, 1..8));
+        let budget = budget.prop_map(|(bytes, steps)| Step::Budget(bytes, steps));
+        prop_oneof![3 => scope, 1 => budget]
     })
 }
 
-type Pool<B> = Vec<Tensor<B, 2>>;
+/// What there is to choose from: at least one of each.
+#[derive(Clone)]
+struct Pool<B: AutodiffBackend> {
+    floats: Vec<Tensor<B, 2>>,
+    ints: Vec<Tensor<B, 2, Int>>,
+    bools: Vec<Tensor<B, 2, Bool>>,
+}
+
+impl<B: AutodiffBackend> Pool<B> {
+    fn other(&mut self, op: u8, a: usize, b: usize) {
+        let float = self.floats[a % self.floats.len()].clone();
+        let int = self.ints[a % self.ints.len()].clone();
+        let second = self.ints[b % self.ints.len()].clone();
+        let bool = self.bools[b % self.bools.len()].clone();
+        match op {
+            0 => self.ints.push((float.clamp(-2.0, 2.0) * 4.0).int()),
+            1 => self.ints.push((int * second).remainder_scalar(7)),
+            2 => self.ints.push(int.transpose().mask_fill(bool, 3)),
+            3 => self.bools.push(float.lower_elem(0.2)),
+            4 => self.bools.push(int.equal(second).bool_not()),
+            5 => self.floats.push(int.float() * 0.1),
+            6 => {
+                // The indices stay on the tape.
+                let index = second.remainder_scalar(4);
+                self.floats.push(float.gather(1, index));
+            }
+            _ => self.floats.push(float.mask_fill(bool, 0.5)),
+        }
+    }
+}
 
 fn policy(number: u8) -> Policy {
     match number {
@@ -81,27 +118,43 @@ fn binary<B: AutodiffBackend>(op: u8, a: Tensor<B, 2>, b: Tensor<B, 2>) -> Tenso
 
 fn run<B: AutodiffBackend>(steps: &[Step], pool: &mut Pool<B>) {
     for step in steps {
-        let pick = |number: &usize| pool[number % pool.len()].clone();
+        let floats = &mut pool.floats;
+        let pick = |number: &usize| floats[number % floats.len()].clone();
         match step {
-            Step::Unary(op, a) => pool.push(unary(*op, pick(a))),
-            Step::Binary(op, a, b) => pool.push(binary(*op, pick(a), pick(b))),
-            Step::Forget(a) if pool.len() > 3 => {
-                pool.remove(1 + a % (pool.len() - 1));
+            Step::Unary(op, a) => floats.push(unary(*op, pick(a))),
+            Step::Binary(op, a, b) => floats.push(binary(*op, pick(a), pick(b))),
+            Step::Other(op, a, b) => pool.other(*op, *a, *b),
+            Step::Forget(a) if floats.len() > 3 => {
+                floats.remove(1 + a % (floats.len() - 1));
             }
             Step::Forget(_) => {}
-            Step::Evict(a) => evict(&pick(a)),
+            Step::Evict(a) => evict(&(
+                pick(a),
+                pool.ints[a % pool.ints.len()].clone(),
+                pool.bools[a % pool.bools.len()].clone(),
+            )),
+            Step::Budget(bytes, steps) => {
+                let _budget = MemoryBudget::bytes(*bytes).install();
+                run(steps, pool);
+            }
             Step::Scope(number, returned, steps) => {
                 let mut missed = Vec::new();
-                let returned = checkpoint_with(policy(*number), || {
+                let (returned, ints, bools) = checkpoint_with(policy(*number), || {
                     let mut made = pool.clone();
                     run(steps, &mut made);
-                    missed = made.split_off(made.len().min(*returned));
-                    made
+                    missed = made.floats.split_off(made.floats.len().min(*returned));
+                    // The last one is missed, too.
+                    let ints = made.ints.pop();
+                    pool.ints.extend(ints);
+                    (made.floats, made.ints, made.bools)
                 });
-                pool.extend(returned);
-                pool.extend(missed);
-                let excess = pool.len().saturating_sub(12);
-                pool.drain(1..1 + excess);
+                let floats = &mut pool.floats;
+                floats.extend(returned);
+                floats.extend(missed);
+                let excess = floats.len().saturating_sub(12);
+                floats.drain(1..1 + excess);
+                pool.ints.extend(ints.into_iter().rev().take(2));
+                pool.bools.extend(bools.into_iter().rev().take(2));
             }
         }
     }
@@ -115,11 +168,24 @@ fn bits<B: AutodiffBackend>(steps: &[Step]) -> Vec<Vec<u8>> {
         Tensor::<B, 2>::from_data(TensorData::new(values, [4, 4]), &device).require_grad()
     };
     let leaves = [leaf(0.0), leaf(1.0)];
-    let mut pool = leaves.to_vec();
+    let ints: Vec<i32> = (0..16).collect();
+    let ints = Tensor::<B, 2, Int>::from_data(TensorData::new(ints, [4, 4]), &device);
+    let mut pool = Pool {
+        floats: leaves.to_vec(),
+        bools: vec![ints.clone().greater_elem(7)],
+        ints: vec![ints],
+    };
     run(steps, &mut pool);
-    let sum = pool.into_iter().map(|x| x.mean()).reduce(|a, b| a + b);
+    let sum = pool
+        .floats
+        .into_iter()
+        .map(|x| x.mean())
+        .reduce(|a, b| a + b);
     let loss = sum.expect("leaves");
     let mut bits = vec![loss.to_data().bytes.to_vec()];
+    let read = |data: TensorData| data.bytes.to_vec();
+    bits.extend(pool.ints.into_iter().map(|x| read(x.into_data())));
+    bits.extend(pool.bools.into_iter().map(|x| read(x.into_data())));
     let grads = loss.backward();
     for leaf in leaves {
         let grad = leaf

@@ -1,10 +1,16 @@
 //! Scopes and policies.
 
+use std::collections::BTreeSet;
+
 use burn::backend::Autodiff;
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
-use burn_checkpoint::{Fate, Policy, Remat, RematStats, Verify, Work, checkpoint, checkpoint_with};
+use burn_checkpoint::trace::{EventKind, record};
+use burn_checkpoint::{
+    Fate, MemoryBudget, Policy, Remat, RematStats, Verify, Work, checkpoint, checkpoint_with,
+    op_table,
+};
 use burn_flex::Flex;
 
 use crate::models::{Around, Bare, Cnn, Mlp, Model, Transformer, generator, step};
@@ -13,7 +19,7 @@ type Plain = Autodiff<Flex>;
 type Checkpointed = Autodiff<Remat<Flex>>;
 
 /// Each block a scope.
-struct Scope(Policy);
+pub struct Scope(pub Policy);
 
 impl Around for Scope {
     fn block<B: Backend, const D: usize>(
@@ -39,7 +45,7 @@ impl Around for Nested {
     }
 }
 
-fn policies() -> [Policy; 4] {
+pub fn policies() -> [Policy; 4] {
     [
         Policy::Recompute,
         Policy::KeepCompute,
@@ -114,10 +120,119 @@ fn nested_scopes() {
         let _generator = generator();
         let _verify = Verify::on();
         let plain = step::<Plain, M>(&Nested);
+        RematStats::reset_thread();
         assert!(plain == step::<Checkpointed, N>(&Nested));
-        assert_eq!(RematStats::of_thread().live_bytes, 0);
+        let stats = RematStats::of_thread();
+        assert!(stats.replayed_operations > 0, "{stats:?}");
+        assert_eq!(stats.live_bytes, 0);
     }
     both::<Mlp<_>, Mlp<_>>();
     both::<Cnn<_>, Cnn<_>>();
     both::<Transformer<_>, Transformer<_>>();
+}
+
+/// The work classes of operations that were run again, and of those that went to the host.
+fn come_back<M: Model<Checkpointed>>(policy: Policy) -> (BTreeSet<String>, BTreeSet<String>) {
+    let recording = record();
+    step::<Checkpointed, M>(&Scope(policy));
+    let (mut replayed, mut offloaded) = (BTreeSet::new(), BTreeSet::new());
+    let class = |name| {
+        let op = op_table().find(|op| op.name == name).expect("a row");
+        format!("{:?}", op.work)
+    };
+    for event in recording.finish() {
+        match event.kind {
+            EventKind::Replay { op, .. } => replayed.insert(class(op)),
+            EventKind::Offload { op, .. } => offloaded.insert(class(op)),
+            _ => continue,
+        };
+    }
+    (replayed, offloaded)
+}
+
+/// A policy that keeps something really does, and no other.
+#[test]
+fn what_a_policy_keeps_is_not_computed_again() {
+    fn on<M: Model<Checkpointed>>() {
+        let _generator = generator();
+        let set = |classes: &[&str]| classes.iter().map(|class| class.to_string()).collect();
+        let (all, none) = come_back::<M>(Policy::Recompute);
+        assert!(all.contains("Compute") && all.len() > 3, "{all:?}");
+        assert_eq!(none, set(&[]));
+
+        let mut expected = all.clone();
+        expected.remove("Compute");
+        assert_eq!(come_back::<M>(Policy::KeepCompute), (expected, set(&[])));
+
+        for keep in &all {
+            let kept = keep.clone();
+            let policy = Policy::per_operation(move |op| match format!("{:?}", op.work) {
+                class if class == kept => Fate::Keep,
+                _ => Fate::Recompute,
+            });
+            let (replayed, offloaded) = come_back::<M>(policy);
+            assert!(!replayed.contains(keep), "{keep}: {replayed:?}");
+            assert!(!replayed.is_empty() && offloaded.is_empty(), "{keep}");
+        }
+
+        let policy = Policy::per_operation(|op| match op.work {
+            Work::Compute => Fate::Offload,
+            _ => Fate::Keep,
+        });
+        let (replayed, offloaded) = come_back::<M>(policy);
+        assert!(!replayed.contains("Compute"), "{replayed:?}");
+        assert_eq!(offloaded, set(&["Compute"]));
+    }
+    on::<Mlp<_>>();
+    on::<Transformer<_>>();
+}
+
+/// A policy's function may look around, and even compute.
+#[test]
+fn a_policy_may_use_what_it_decides_about() {
+    let _generator = generator();
+    let plain = step::<Plain, Mlp<_>>(&Bare);
+    let policy = Policy::per_operation(|op| {
+        let stats = RematStats::of_thread();
+        let x = Tensor::<Remat<Flex>, 1>::from_floats([1.0, 2.0], &Default::default());
+        let three: f32 = checkpoint(|| x.sum()).into_scalar();
+        match op.name.len() as u64 + stats.evicted_operations + three as u64 {
+            _ if op.work == Work::Compute => Fate::Keep,
+            _ => Fate::Recompute,
+        }
+    });
+    RematStats::reset_thread();
+    assert!(plain == step::<Checkpointed, Mlp<_>>(&Scope(policy)));
+    assert!(RematStats::of_thread().replayed_operations > 0);
+}
+
+/// An operation is replayed in the precision it ran in, whatever holds when it is.
+#[test]
+fn autocast_is_another_in_backward() {
+    use burn_amp::{Autocast, F16, Off, autocast};
+
+    fn run<B: AutodiffBackend, M: Model<B>>(around: &impl Around) -> Vec<Vec<u8>> {
+        let model = crate::models::model::<B, M>();
+        B::seed(&Default::default(), 8);
+        let loss = autocast::<F16, _>(|| model.loss(around, &Default::default()));
+        autocast::<Off, _>(|| crate::models::bits_of(&model, loss))
+    }
+    type P = Autocast<Autodiff<Flex>>;
+    type R = Autocast<Autodiff<Remat<Flex>>>;
+    let _generator = generator();
+    let plain = run::<P, Transformer<_>>(&Bare);
+    assert!(plain != step::<P, Transformer<_>>(&Bare), "bf16");
+    for policy in policies() {
+        RematStats::reset_thread();
+        assert!(
+            plain == run::<R, Transformer<_>>(&Scope(policy.clone())),
+            "{policy:?}"
+        );
+        let stats = RematStats::of_thread();
+        assert!(stats.replayed_operations > 0, "{policy:?}: {stats:?}");
+    }
+    let budget = MemoryBudget::bytes(20_000).install();
+    assert!(plain == run::<R, Transformer<_>>(&Bare));
+    assert!(RematStats::of_thread().replayed_operations > 0);
+    drop(budget);
 }

@@ -3,10 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use burn::backend::Autodiff;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_checkpoint::{Remat, RematStats, Verify, checkpoint, evict};
+use burn_checkpoint::trace::{self, EventKind};
+use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify, checkpoint, evict};
 use burn_flex::Flex;
 
 type B = Autodiff<Remat<Flex>>;
@@ -90,4 +92,77 @@ fn nothing_is_compared_once_verify_is_off() {
     let found = kept.expect("made in the scope").into_data();
     let expected = Tensor::<Flex, 1>::from_floats([2.0, 2.0, 3.0], &Default::default()).sin();
     assert_eq!(found, expected.into_data());
+}
+
+/// What backward would never ask for is replayed and compared too, when its scope ends.
+#[test]
+fn what_never_comes_back_is_compared() {
+    let verify = Verify::on();
+    let source = Unsteady::new();
+    let mut kept = None;
+    let found = message(|| {
+        checkpoint(|| {
+            let y = source.tensor.clone().sin();
+            kept = Some(y.clone());
+            source.drift(true);
+            y.cos()
+        })
+        .into_data()
+    });
+    assert!(found.contains("float_sin"), "{found}");
+    drop((kept, source, verify));
+    assert_eq!(RematStats::of_thread().live_bytes, 0);
+}
+
+/// The same where a budget or the user evicts, each tensor once it goes.
+#[test]
+fn evictions_without_a_scope_are_compared() {
+    let _verify = Verify::on();
+    for evicts in [
+        (|kept: &Tensor<Remat<Flex>, 1>| evict(kept)) as fn(&Tensor<Remat<Flex>, 1>),
+        |kept| drop(Tensor::zeros_like(kept).repeat_dim(0, 512) + 1.0),
+    ] {
+        let source = Unsteady::new();
+        let budget = MemoryBudget::bytes(1024).install();
+        let kept = source.tensor.clone().sin();
+        source.drift(true);
+        let found = message(|| {
+            evicts(&kept);
+            TensorData::from([0.0])
+        });
+        assert!(found.contains("float_sin"), "{found}");
+        drop((kept, source, budget));
+        assert_eq!(RematStats::of_thread().live_bytes, 0);
+    }
+}
+
+/// Comparing shows in no counter and no trace, and moves no limit.
+#[test]
+fn comparing_is_not_counted() {
+    let counted = |verify: bool| {
+        let _verify = verify.then(Verify::on);
+        RematStats::reset_thread();
+        let device = Default::default();
+        let x = Tensor::<B, 1>::from_floats([1.0, 2.0], &device).require_grad();
+        let recording = trace::record();
+        let y = checkpoint(|| x.clone().exp().sin().reshape([2, 1]).cos().exp());
+        let before = RematStats::of_thread();
+        y.sum().backward();
+        let events = recording
+            .finish()
+            .into_iter()
+            .map(|event| match event.kind {
+                EventKind::Replay { op, .. } => op.to_owned(),
+                EventKind::Evict { op, .. } => format!("evict {op}"),
+                EventKind::Alloc { op, .. } => format!("alloc {op}"),
+                EventKind::Free { op, .. } => format!("free {op}"),
+                _ => String::new(),
+            });
+        let mut stats = [before, RematStats::of_thread()];
+        stats
+            .iter_mut()
+            .for_each(|stats| stats.replay_time = Duration::ZERO);
+        (events.collect::<Vec<_>>(), stats)
+    };
+    assert_eq!(counted(true), counted(false));
 }

@@ -190,8 +190,13 @@ fn every_recorded_operation_comes_back() {
             take_counts();
             // The scope's end evicts the results, and the operands with them.
             let mut held = Vec::new();
-            checkpoint(|| held = managed[name]());
-            let ran = take_counts()[name];
+            let mut ran = 0;
+            checkpoint(|| {
+                held = managed[name]();
+                ran = take_counts()[name];
+            });
+            // What ran to be compared as it was evicted.
+            assert!(take_counts()[name] >= ran, "not rehearsed");
             let stats = RematStats::of_thread();
             assert!(
                 stats.evicted_operations > 0,

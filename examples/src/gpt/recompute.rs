@@ -6,8 +6,9 @@ use std::path::Path;
 use std::str::FromStr;
 
 use burn::tensor::backend::AutodiffBackend;
+use burn::train::{LearningComponentsTypes, SupervisedTraining};
 use burn_checkpoint::plot::MemoryPlot;
-use burn_checkpoint::{InstalledBudget, MemoryBudget, RematStats, trace};
+use burn_checkpoint::{InstalledBudget, MemoryBudget, RematMetric, RematStats, trace};
 use serde::{Deserialize, Serialize};
 
 use super::accumulation::rehearsal;
@@ -128,6 +129,23 @@ impl Recompute {
         Self {
             _budget: checkpoint.budget().map(MemoryBudget::install),
         }
+    }
+
+    /// Shows what activations take and what came back, where they are not just kept.
+    pub fn watch<LC: LearningComponentsTypes>(
+        checkpoint: Checkpoint,
+        training: SupervisedTraining<LC>,
+    ) -> SupervisedTraining<LC> {
+        if checkpoint == Checkpoint::None {
+            return training;
+        }
+        let metrics = [
+            RematMetric::peak_bytes(),
+            RematMetric::replayed_operations(),
+        ];
+        metrics
+            .into_iter()
+            .fold(training, SupervisedTraining::metric_train_numeric)
     }
 
     /// What came back since this was installed.

@@ -155,6 +155,7 @@ impl<B: AutodiffBackend> Run<B> {
             training = training.with_metric_logger(history.logger(directory, first_epoch));
         }
         let recompute = Recompute::install(options.checkpoint);
+        training = Recompute::watch(options.checkpoint, training);
         let trained = training.launch(learner);
         // Gives the terminal back.
         drop(trained.renderer);

@@ -2,6 +2,7 @@
 //!
 //! The heap is the process's, so the tests take turns.
 
+mod dead;
 mod leaks;
 mod less;
 

@@ -166,3 +166,17 @@ fn docs_are_printed_from_the_table() {
         "docs/operations.md is not what the table prints; run UPDATE_DOCS=1 cargo test -p tests --test laws table"
     );
 }
+
+#[test]
+fn docs_name_every_operation_once_by_its_work() {
+    let printed = tests::docs::operations();
+    let (_, part) = printed.split_once("\n# Work").expect("the part");
+    for op in burn_checkpoint::op_table() {
+        let name = format!("`{}`", op.name);
+        let lines: Vec<_> = part.lines().filter(|line| line.contains(&name)).collect();
+        let [line] = lines.as_slice() else {
+            panic!("{name}: {lines:?}");
+        };
+        assert!(line.contains(op.group), "{name}: {line}");
+    }
+}

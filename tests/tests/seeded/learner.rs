@@ -37,7 +37,7 @@ impl<B: Backend> Model<B> {
     }
 }
 
-struct Output(f32);
+pub struct Output(pub f32);
 
 impl ItemLazy for Output {
     type ItemSync = Self;
@@ -83,7 +83,7 @@ impl<B: Backend> Batcher<B, f32, Tensor<B, 2>> for Rows {
     }
 }
 
-fn loader<B: Backend>(items: &[f32]) -> Arc<dyn DataLoader<B, Tensor<B, 2>>> {
+pub fn loader<B: Backend>(items: &[f32]) -> Arc<dyn DataLoader<B, Tensor<B, 2>>> {
     DataLoaderBuilder::new(Rows)
         .batch_size(1)
         .build(InMemDataset::new(items.to_vec()))

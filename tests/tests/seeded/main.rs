@@ -9,6 +9,7 @@ mod detection;
 mod learner;
 mod off;
 mod recompute;
+mod recompute_learner;
 mod threads;
 mod training;
 

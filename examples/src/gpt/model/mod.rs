@@ -99,8 +99,10 @@ impl<B: Backend> Gpt<B> {
         let [_, time] = tokens.dims();
         let positions = Tensor::arange(0..time as i64, &tokens.device()).unsqueeze::<2>();
 
-        let stream = self.token.forward(tokens) + self.position.forward(positions);
-        let stream = self.dropout.forward(stream);
+        let stream = self.activations.of_embedding(|| {
+            let stream = self.token.forward(tokens) + self.position.forward(positions);
+            self.dropout.forward(stream)
+        });
         let blocks = self.blocks.iter().enumerate();
         let stream = blocks.fold(stream, |stream, (number, block)| {
             self.activations.of_block(number, || block.forward(stream))

@@ -28,6 +28,15 @@ impl Activations {
         }
     }
 
+    /// The embedding of the tokens. It saves nothing, but the stream of the blocks begins with it, and only what is known from its
+    /// beginning can be moved to the host.
+    pub(super) fn of_embedding<R: Outputs>(self, forward: impl FnOnce() -> R) -> R {
+        match self {
+            Self::Offload => checkpoint_labelled("embedding", Policy::Offload, forward),
+            Self::Keep | Self::Recompute | Self::KeepCompute => forward(),
+        }
+    }
+
     /// The forward pass of the block with this number.
     pub(super) fn of_block<R: Outputs>(self, block: usize, forward: impl FnOnce() -> R) -> R {
         match self.policy() {

@@ -1,18 +1,26 @@
-//! A backend that counts what runs, and lends what the inner backend has not.
+//! A backend that counts what runs, and lends what the inner backend has not. `transfer.rs` decides about transfers to the host and
+//! back.
+
+mod transfer;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
+use std::rc::Rc;
 
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, TensorMetadata};
 use burn_decorator::kind_type;
 use burn_decorator::types::*;
+
+#[allow(unused_imports, reason = "not by each test")]
+pub use transfer::{Reads, Writes, with_transfers};
 
 /// How often each operation ran.
 pub type Counts = BTreeMap<&'static str, usize>;
 
 thread_local! {
     static COUNTS: RefCell<Counts> = const { RefCell::new(Counts::new()) };
+    static WATCH: RefCell<Option<Watch>> = const { RefCell::new(None) };
 }
 
 /// What ran on this thread since the last call.
@@ -20,8 +28,29 @@ pub fn take_counts() -> Counts {
     COUNTS.take()
 }
 
+/// Is told of each operation of this thread before it runs.
+type Watch = Rc<dyn Fn(&'static str)>;
+
+/// Runs a function while another is told of each operation.
+#[allow(dead_code, reason = "not by each test")]
+pub fn watched<R>(watch: impl Fn(&'static str) + 'static, run: impl FnOnce() -> R) -> R {
+    struct Done;
+    impl Drop for Done {
+        fn drop(&mut self) {
+            WATCH.set(None);
+        }
+    }
+    let _done = Done;
+    WATCH.set(Some(Rc::new(watch)));
+    run()
+}
+
 fn count(op: &'static str) {
     COUNTS.with_borrow_mut(|counts| *counts.entry(op).or_default() += 1);
+    let watch = WATCH.with_borrow(Clone::clone);
+    if let Some(watch) = watch {
+        watch(op);
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -130,6 +159,8 @@ macro_rules! run {
     (int_argtopk($($arg:expr),*)) => { lent::int_argtopk::<B>($($arg),*) };
     (q_argtopk($($arg:expr),*)) => { lent::q_argtopk::<B>($($arg),*) };
     (ctc_loss_backward($($arg:expr),*)) => { lent::ctc_loss_backward::<B>($($arg),*) };
+    (float_into_data($tensor:expr)) => { transfer::read(B::float_into_data($tensor)) };
+    (float_from_data($data:expr, $device:expr)) => { B::float_from_data(transfer::write($data), $device) };
     ($op:ident($($arg:expr),*)) => { B::$op($($arg),*) };
 }
 

@@ -1,0 +1,178 @@
+//! What has to be resident at one time: the least limit that a step can keep.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::error::RematError;
+use crate::node::{AnyEntry, Lineage, Origin};
+use crate::op::Work;
+
+/// A need that is larger than another one by more than this part of it is clearly larger.
+const CLEARLY: u64 = 16;
+
+/// An unconstrained step is looked at after every n-th part of as many operations as there are tensors.
+const LOOKS: u64 = 32;
+
+/// Bytes that an operation needs, whatever else is evicted, by kind. Each storage is counted once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Need {
+    pub op: &'static str,
+    /// Gradients: autodiff holds them until they are taken.
+    pub gradients_bytes: u64,
+    /// What cannot be computed again: random numbers, data, new tensors.
+    pub random_bytes: u64,
+    /// Whatever else has no recipe: results of scopes, what a policy keeps, losses.
+    pub kept_bytes: u64,
+    /// The operands, and what the replay that the operation belongs to holds for steps to come.
+    pub in_use_bytes: u64,
+    pub result_bytes: u64,
+}
+
+impl Need {
+    /// That of the operation with number `now`, which is about to make `result_bytes`.
+    pub fn of(alive: &[Arc<dyn AnyEntry>], now: u64, op: &'static str, result_bytes: u64) -> Self {
+        // A storage is as fixed as the most fixed of its views.
+        let mut storages: FxHashMap<usize, (Why, u64)> = FxHashMap::default();
+        for node in alive {
+            let facts = node.facts();
+            if !facts.resident || facts.retired {
+                continue;
+            }
+            let why = if facts.locked || facts.last_used == now {
+                Why::InUse
+            } else if facts.origin != Origin::Fixed {
+                Why::Evictable
+            } else if facts.lineage == Lineage::Gradient {
+                Why::Gradient
+            } else if facts.op.work == Work::Fixed {
+                Why::Random
+            } else {
+                Why::Kept
+            };
+            let storage = storages
+                .entry(facts.owner)
+                .or_insert((why, facts.owner_bytes));
+            storage.0 = storage.0.max(why);
+        }
+        let mut need = Self {
+            op,
+            result_bytes,
+            ..Self::default()
+        };
+        for (why, bytes) in storages.into_values() {
+            match why {
+                Why::Evictable => {}
+                Why::Kept => need.kept_bytes += bytes,
+                Why::Random => need.random_bytes += bytes,
+                Why::Gradient => need.gradients_bytes += bytes,
+                Why::InUse => need.in_use_bytes += bytes,
+            }
+        }
+        need
+    }
+
+    /// Where nothing more can be evicted: what is live is needed, whatever it is.
+    pub fn with_all_of(mut self, live: u64) -> Self {
+        self.kept_bytes += live.saturating_sub(self.bytes() - self.result_bytes);
+        self
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.gradients_bytes
+            + self.random_bytes
+            + self.kept_bytes
+            + self.in_use_bytes
+            + self.result_bytes
+    }
+
+    /// Says that a limit is too small for it.
+    pub fn error(&self, limit: u64) -> RematError {
+        RematError::BudgetTooSmall {
+            op: self.op,
+            budget_bytes: limit,
+            needed_bytes: self.bytes(),
+            gradients_bytes: self.gradients_bytes,
+            random_bytes: self.random_bytes,
+            kept_bytes: self.kept_bytes,
+            in_use_bytes: self.in_use_bytes,
+            result_bytes: self.result_bytes,
+        }
+    }
+}
+
+/// Why a storage stays.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Why {
+    Evictable,
+    Kept,
+    Random,
+    Gradient,
+    InUse,
+}
+
+/// The largest need so far, and what was said of it.
+#[derive(Default)]
+pub(super) struct Needs {
+    largest: Mutex<Need>,
+    largest_bytes: AtomicU64,
+    said_bytes: AtomicU64,
+    /// Operations until an unconstrained step is looked at once more.
+    until_look: AtomicU64,
+}
+
+impl Needs {
+    /// Whether so many bytes are more than all that is known of.
+    pub fn is_clearly_larger(&self, bytes: u64) -> bool {
+        clearly(bytes, self.largest_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is time to look at what an unconstrained step needs; `tensors` there were last time.
+    pub fn is_time(&self) -> bool {
+        let left = self.until_look.load(Ordering::Relaxed);
+        self.until_look
+            .store(left.saturating_sub(1), Ordering::Relaxed);
+        left == 0
+    }
+
+    /// Looks at what an unconstrained step needs. A look takes time with the number of tensors, so they get rarer with it.
+    pub fn look(&self, alive: &[Arc<dyn AnyEntry>], now: u64, op: &'static str, bytes: u64) {
+        let next = alive.len() as u64 / LOOKS;
+        self.until_look.store(next, Ordering::Relaxed);
+        self.keep(Need::of(alive, now, op, bytes));
+    }
+
+    /// Remembers a need if it is the largest.
+    pub fn keep(&self, need: Need) {
+        let mut largest = self.largest.lock();
+        if need.bytes() > largest.bytes() {
+            *largest = need;
+            self.largest_bytes.store(need.bytes(), Ordering::Relaxed);
+        }
+    }
+
+    pub fn largest(&self) -> Need {
+        *self.largest.lock()
+    }
+
+    /// Says that a limit is too small, if that was not said of one almost as large.
+    pub fn say(&self, limit: u64) {
+        let largest = self.largest();
+        let bytes = largest.bytes();
+        if bytes > limit && clearly(bytes, self.said_bytes.load(Ordering::Relaxed)) {
+            self.said_bytes.store(bytes, Ordering::Relaxed);
+            log::warn!("{}; going on above it", largest.error(limit));
+        }
+    }
+
+    /// Whether nothing was said yet.
+    pub fn is_silent(&self) -> bool {
+        self.said_bytes.load(Ordering::Relaxed) == 0
+    }
+}
+
+fn clearly(bytes: u64, than: u64) -> bool {
+    bytes > than + than / CLEARLY
+}

@@ -1,0 +1,134 @@
+//! Which results are sure to lie in memory in the order of their shape.
+//!
+//! What comes back from the host does. A result that did not would come back in another order; a matmul or a sum may then add up in
+//! another order, and its last bits differ. Burn's traits do not show in which order a tensor lies, so it is known by where it
+//! comes from; what is not sure is computed once more. The rules hold on burn-flex and on CubeCL's backends.
+
+use burn_backend::Shape;
+
+use crate::op::{OpInfo, Work};
+
+/// What the operands tell of the order.
+#[derive(Default)]
+pub(super) struct Order {
+    /// Elements of the largest operand that may lie in another order: a managed one that may, or an unmanaged one.
+    pub odd_elements: usize,
+    /// Dimensions of the first operand.
+    pub rank: Option<usize>,
+    /// The first plain number among the arguments: the dimension of a softmax.
+    pub number: Option<usize>,
+}
+
+impl Order {
+    /// An operand.
+    #[inline]
+    pub fn see(&mut self, shape: &Shape, in_order: bool) {
+        self.rank.get_or_insert(shape.num_dims());
+        if !in_order {
+            self.odd_elements = self.odd_elements.max(shape.num_elements());
+        }
+    }
+
+    /// Whether a result of so many elements is sure to lie in the order of its shape.
+    pub fn is_kept(&self, op: &OpInfo, elements: usize) -> bool {
+        // What is smaller than the result is broadcast; the result has a buffer of its own, or that of an operand of its size.
+        let ordered = self.odd_elements == 0 || self.odd_elements < elements;
+        match op.work {
+            // New, whatever the operands are.
+            Work::Compute => is_product(op),
+            Work::Fixed => true,
+            // A reshape of what lies in another order may be a copy or a view.
+            Work::View => self.odd_elements == 0 && keeps_order(op),
+            Work::Norm if op.name == "layer_norm" => ordered,
+            // Along another dimension than the last one burn-flex swaps the two, computes, and swaps them back.
+            Work::Norm => {
+                ordered && self.rank.is_some() && self.rank == self.number.map(|dim| dim + 1)
+            }
+            Work::Cheap | Work::Math => ordered,
+            Work::Reduce => self.odd_elements == 0,
+            Work::Index if is_selection(op) => true,
+            // Images: channels last on CubeCL.
+            Work::Index => self.odd_elements == 0 && op.group != "ModuleOps",
+            Work::Sort | Work::Pass => false,
+        }
+    }
+}
+
+/// Rows copied one by one into a new buffer.
+fn is_selection(op: &OpInfo) -> bool {
+    op.name == "embedding" || op.name.ends_with("_select")
+}
+
+/// Matmul, linear, attention. Convolutions give channels last on CubeCL's backends.
+fn is_product(op: &OpInfo) -> bool {
+    op.name.ends_with("matmul") || op.name == "linear" || op.name == "attention"
+}
+
+/// A view that is its operand, or what its operand is in another shape.
+fn keeps_order(op: &OpInfo) -> bool {
+    ["reshape", "detach", "set_require_grad"]
+        .iter()
+        .any(|name| op.name.ends_with(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::op_table;
+
+    fn kept(name: &str, order: Order) -> bool {
+        let op = op_table().find(|op| op.name == name).expect("a row");
+        order.is_kept(op, 64)
+    }
+
+    fn odd(odd_elements: usize) -> Order {
+        Order {
+            odd_elements,
+            rank: Some(3),
+            number: Some(2),
+        }
+    }
+
+    #[test]
+    fn a_broadcast_operand_does_not_matter() {
+        for name in ["float_add", "gelu", "layer_norm", "softmax"] {
+            assert!(kept(name, odd(0)) && kept(name, odd(8)), "{name}");
+            assert!(!kept(name, odd(64)) && !kept(name, odd(128)), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_product_or_a_selection_is_new() {
+        for name in [
+            "float_matmul",
+            "linear",
+            "attention",
+            "embedding",
+            "float_select",
+        ] {
+            assert!(kept(name, odd(1024)), "{name}");
+        }
+        for name in ["conv2d", "max_pool2d", "interpolate"] {
+            assert!(!kept(name, odd(0)), "{name}: channels last");
+        }
+    }
+
+    #[test]
+    fn a_softmax_along_another_dimension_is_swapped() {
+        for (rank, number) in [(Some(3), Some(1)), (Some(3), None), (None, Some(2))] {
+            let order = Order {
+                odd_elements: 0,
+                rank,
+                number,
+            };
+            assert!(!kept("softmax", order), "{rank:?} {number:?}");
+        }
+    }
+
+    #[test]
+    fn a_view_keeps_the_order_or_not() {
+        assert!(kept("float_reshape", odd(0)) && kept("float_detach", odd(0)));
+        assert!(!kept("float_reshape", odd(8)));
+        assert!(!kept("float_swap_dims", odd(0)) && !kept("float_slice", odd(0)));
+    }
+}

@@ -1,0 +1,480 @@
+//! What a scope moves to host memory: what moves, in which order it comes back, and what happens when a transfer fails.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+use burn::backend::Autodiff;
+use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::tensor::activation::{log_softmax, softmax};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Tensor, TensorData};
+use burn_checkpoint::trace::{self, EventKind};
+use burn_checkpoint::{
+    MemoryBudget, Policy, Remat, RematStats, Verify, checkpoint, checkpoint_with,
+};
+use burn_flex::Flex;
+
+use crate::models::{Around, Bare, Transformer, generator, step};
+use crate::probe::{Probe, Reads, Writes, take_counts, watched, with_transfers};
+
+type Inner = Probe<Flex>;
+type B = Autodiff<Remat<Inner>>;
+
+fn input<A: AutodiffBackend>() -> Tensor<A, 2> {
+    let data: Vec<f32> = (0..64).map(|x| (x as f32 * 0.37).sin()).collect();
+    Tensor::from_data(TensorData::new(data, [8, 8]), &Default::default())
+}
+
+fn message(panic: Box<dyn std::any::Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(message) => *message,
+        Err(panic) => (*panic.downcast::<&str>().expect("a message")).to_owned(),
+    }
+}
+
+/// The bits of a gradient.
+type Bits = Vec<u8>;
+
+/// Some scopes of a matmul, two `tanh` and a sum, which backward asks for two tensors each of.
+fn chain<A: AutodiffBackend>(
+    policy: &Policy,
+    scopes: usize,
+    backward: impl FnOnce(Tensor<A, 1>) -> A::Gradients,
+) -> Bits {
+    let x = input::<A>().require_grad();
+    let mut y = x.clone();
+    for _ in 0..scopes {
+        let policy = policy.clone();
+        y = checkpoint_with(policy, || (y.clone().matmul(y) * 0.1).tanh().tanh() + 0.5);
+    }
+    let grads = backward(y.sum());
+    let grad = x.grad(&grads).expect("a gradient");
+    grad.into_data().bytes.to_vec()
+}
+
+fn plain(scopes: usize) -> Bits {
+    chain::<Autodiff<Flex>>(&Policy::Offload, scopes, |loss| loss.backward())
+}
+
+/// A panic at the n-th run of an operation.
+fn panics_at(op: &'static str, nth: usize) -> impl Fn(&'static str) {
+    let left = Cell::new(nth);
+    move |ran| {
+        if ran == op {
+            left.set(left.get().wrapping_sub(1));
+            assert!(left.get() != 0, "out of memory in {op}");
+        }
+    }
+}
+
+#[test]
+fn a_panic_within_backward_arrives_and_the_next_step_is_right() {
+    let plain = plain(3);
+    for (policy, op, runs) in [
+        (Policy::Offload, "float_from_data", 6),
+        (Policy::Recompute, "float_tanh", 9),
+        (Policy::Recompute, "float_matmul", 9),
+    ] {
+        for nth in 1..=runs {
+            let step = |nth| {
+                chain::<B>(&policy, 3, |loss| {
+                    watched(panics_at(op, nth), || loss.backward())
+                })
+            };
+            let panic = catch_unwind(AssertUnwindSafe(|| step(nth))).expect_err("a panic");
+            assert_eq!(
+                message(panic),
+                format!("out of memory in {op}"),
+                "{policy:?}"
+            );
+            assert_eq!(RematStats::of_thread().live_bytes, 0, "{policy:?} {nth}");
+            assert!(step(usize::MAX) == plain, "{policy:?} {nth}");
+        }
+    }
+}
+
+/// The tensor itself comes back once the backend can.
+#[test]
+fn a_tensor_whose_upload_panicked_is_there_at_the_next_use() {
+    let x = input::<B>();
+    let mut kept = None;
+    let _ = checkpoint_with(Policy::Offload, || {
+        kept = Some(x.clone().matmul(x.clone()));
+        x.clone()
+    });
+    let kept = kept.expect("made in the scope");
+    for _ in 0..2 {
+        let read = || watched(panics_at("float_from_data", 1), || kept.clone().into_data());
+        let panic = catch_unwind(AssertUnwindSafe(read)).expect_err("a panic");
+        assert_eq!(message(panic), "out of memory in float_from_data");
+    }
+    take_counts();
+    assert_eq!(kept.into_data(), x.clone().matmul(x).into_data());
+    assert_eq!(take_counts()["float_from_data"], 1);
+}
+
+#[test]
+fn what_cannot_be_read_is_computed_once_more() {
+    let plain = plain(3);
+    for reads in [Reads::Later, Reads::LaterNever] {
+        RematStats::reset_thread();
+        let found = with_transfers(reads, Writes::Right, || {
+            chain::<B>(&Policy::Offload, 3, |loss| {
+                with_transfers(Reads::AtOnce, Writes::Right, || loss.backward())
+            })
+        });
+        assert!(found == plain, "{reads:?}");
+        let stats = RematStats::of_thread();
+        let replays = stats.replayed_operations > 0;
+        assert_eq!(replays, reads == Reads::LaterNever, "{stats:?}");
+        assert_eq!(stats.live_bytes, 0, "{reads:?}");
+    }
+    // The panic arrives, and what it was about is computed once more at the next use.
+    let x = input::<B>();
+    let mut kept = None;
+    with_transfers(Reads::LaterPanic, Writes::Right, || {
+        checkpoint_with(Policy::Offload, || kept = Some(x.clone().matmul(x.clone())));
+    });
+    let kept = kept.expect("made in the scope");
+    let panic = catch_unwind(AssertUnwindSafe(|| kept.clone().into_data()));
+    assert_eq!(message(panic.expect_err("a panic")), "the driver panicked");
+    assert_eq!(kept.into_data(), x.clone().matmul(x).into_data());
+}
+
+/// Random numbers cannot be computed again: their loss is said at each use, and harms nothing else.
+#[test]
+fn what_can_neither_be_read_nor_computed_is_named() {
+    let _generator = generator();
+    RematStats::reset_thread();
+    let device = Default::default();
+    let mut kept = None;
+    with_transfers(Reads::LaterNever, Writes::Right, || {
+        checkpoint_with(Policy::Offload, || {
+            kept = Some(Tensor::<B, 1>::random(
+                [4],
+                burn::tensor::Distribution::Default,
+                &device,
+            ));
+        });
+    });
+    let kept = kept.expect("made in the scope");
+    for _ in 0..2 {
+        let panic = catch_unwind(AssertUnwindSafe(|| kept.clone().into_data()));
+        let message = message(panic.expect_err("a panic"));
+        assert!(
+            message.contains("float_random") && message.contains("the device is gone"),
+            "{message}"
+        );
+    }
+    assert!(chain::<B>(&Policy::Offload, 2, |loss| loss.backward()) == plain(2));
+    drop(kept);
+    assert_eq!(RematStats::of_thread().live_bytes, 0);
+}
+
+/// What ran in a backward pass, in order.
+fn ran_in_backward(scopes: usize) -> Vec<&'static str> {
+    let ran = Rc::new(RefCell::new(Vec::new()));
+    let log = ran.clone();
+    let found = chain::<B>(&Policy::Offload, scopes, |loss| {
+        watched(move |op| log.borrow_mut().push(op), || loss.backward())
+    });
+    assert!(found == plain(scopes));
+    ran.take()
+}
+
+/// When backward works on the n-th tensor from the end, it and two more are on the device, never more; across scopes.
+#[test]
+fn two_tensors_are_uploaded_ahead_of_use() {
+    const SCOPES: usize = 4;
+    let ran = ran_in_backward(SCOPES);
+    let at = |name: &str| -> Vec<usize> {
+        let all = ran.iter().enumerate();
+        all.filter(|(_, op)| **op == name)
+            .map(|(at, _)| at)
+            .collect()
+    };
+    // A `tanh` saves its operand, and its gradient begins with `tanh` of that.
+    let (uploads, uses) = (at("float_from_data"), at("float_tanh"));
+    assert_eq!(
+        (uploads.len(), uses.len()),
+        (2 * SCOPES, 2 * SCOPES),
+        "{ran:?}"
+    );
+    for (used, at) in uses.iter().enumerate() {
+        let uploaded = uploads.iter().filter(|upload| *upload < at).count();
+        assert_eq!(
+            uploaded,
+            (used + 3).min(2 * SCOPES),
+            "use {used} of {ran:?}"
+        );
+    }
+}
+
+/// The trace shows them in the order of backward.
+#[test]
+fn uploads_go_from_the_last_to_the_first() {
+    let recording = trace::record();
+    chain::<B>(&Policy::Offload, 4, |loss| loss.backward());
+    let events = recording.finish();
+    let nodes = |uploads: bool| -> Vec<u64> {
+        let of = |kind: &EventKind| match kind {
+            EventKind::Offload { node, .. } if !uploads => Some(*node),
+            EventKind::Upload { node, .. } if uploads => Some(*node),
+            _ => None,
+        };
+        events.iter().filter_map(|event| of(&event.kind)).collect()
+    };
+    let (mut offloaded, uploaded) = (nodes(false), nodes(true));
+    offloaded.reverse();
+    assert!(offloaded.len() >= 8, "{offloaded:?}");
+    assert_eq!(uploaded, offloaded);
+}
+
+#[test]
+fn nobody_waits_for_a_copy_before_it_is_used() {
+    let ran = Rc::new(RefCell::new(Vec::new()));
+    let log = ran.clone();
+    let found = with_transfers(Reads::Later, Writes::Right, || {
+        chain::<B>(&Policy::Offload, 1, |loss| {
+            // A look does not help: each is waited for when it is used, and there is nothing ahead.
+            with_transfers(Reads::AtOnce, Writes::Right, || {
+                watched(move |op| log.borrow_mut().push(op), || loss.backward())
+            })
+        })
+    });
+    assert!(found == plain(1));
+    let transfers: Vec<_> = ran
+        .take()
+        .into_iter()
+        .filter(|op| ["float_from_data", "float_tanh"].contains(op))
+        .collect();
+    assert_eq!(
+        transfers,
+        [
+            "float_from_data",
+            "float_tanh",
+            "float_from_data",
+            "float_tanh"
+        ]
+    );
+}
+
+struct Offloads;
+
+impl Around for Offloads {
+    fn block<A: burn::tensor::backend::Backend, const D: usize>(
+        &self,
+        region: impl FnOnce() -> Tensor<A, D>,
+    ) -> Tensor<A, D> {
+        checkpoint_with(Policy::Offload, region)
+    }
+}
+
+/// The bits of a gradient through scopes that are long: what they move does not fit besides what they make.
+fn long_scopes<A: AutodiffBackend>() -> Bits {
+    let x = input::<A>().require_grad();
+    let mut y = x.clone();
+    for _ in 0..3 {
+        y = checkpoint_with(Policy::Offload, || {
+            (0..12).fold(y.clone().matmul(y) * 0.1, |y, _| y.tanh() * 1.1)
+        });
+    }
+    let grads = y.sum().backward();
+    x.grad(&grads)
+        .expect("a gradient")
+        .into_data()
+        .bytes
+        .to_vec()
+}
+
+/// A budget holds where scopes move things to the host, nothing is read to the host twice, and every run is the same.
+#[test]
+fn offloading_within_a_budget() {
+    let plain = long_scopes::<Autodiff<Flex>>();
+    let limited = |bytes: u64| {
+        RematStats::reset_thread();
+        take_counts();
+        let budget = MemoryBudget::bytes(bytes).install();
+        let recording = trace::record();
+        assert!(long_scopes::<B>() == plain, "{bytes}");
+        let kinds = recording
+            .finish()
+            .into_iter()
+            .map(|event| match event.kind {
+                EventKind::Replay { op, node, .. } => ("replay", op, node),
+                EventKind::Offload { op, node } => ("offload", op, node),
+                EventKind::Upload { op, node } => ("upload", op, node),
+                EventKind::Evict { op, node } => ("evict", op, node),
+                EventKind::Alloc { op, node } => ("alloc", op, node),
+                EventKind::Free { op, node } => ("free", op, node),
+                _ => ("scope", "", 0),
+            });
+        // Numbers of operations go on from run to run.
+        let kinds: Vec<_> = kinds.collect();
+        let first = kinds
+            .iter()
+            .map(|kind| kind.2)
+            .filter(|node| *node > 0)
+            .min()
+            .expect("events");
+        let kinds: Vec<_> = kinds
+            .into_iter()
+            .map(|(kind, op, node)| (kind, op, node.saturating_sub(first)))
+            .collect();
+        let peak = budget.peak_bytes();
+        drop(budget);
+        assert_eq!(RematStats::of_thread().live_bytes, 0, "{bytes}");
+        (peak, kinds, take_counts()["float_into_data"])
+    };
+    let (unlimited, _, _) = limited(u64::MAX / 2);
+    let (floor, _, _) = limited(0);
+    assert!(floor < unlimited / 2, "{floor} {unlimited}");
+    let mut again = 0;
+    for percent in [40, 50, 60, 80] {
+        let limit = unlimited * percent / 100;
+        let (peak, kinds, reads) = limited(limit);
+        assert!(
+            peak <= limit.max(floor),
+            "{percent} %: {peak} of {limit}, floor {floor}"
+        );
+        assert!(
+            limited(limit).1 == kinds,
+            "{percent} %: another run goes another way"
+        );
+        let of = |name: &str| -> Vec<u64> {
+            let all = kinds.iter().filter(|(kind, _, _)| *kind == name);
+            all.map(|(_, _, node)| *node).collect()
+        };
+        // One read is the test's.
+        let mut moved = of("offload");
+        assert_eq!(moved.len() + 1, reads, "{percent} %");
+        moved.sort_unstable();
+        moved.dedup();
+        assert_eq!(moved.len() + 1, reads, "{percent} %: each is moved once");
+        again += of("upload").len().saturating_sub(moved.len());
+        println!(
+            "{percent} %: {peak} of {limit} ({floor} to {unlimited}), {reads} reads, {} uploads",
+            of("upload").len()
+        );
+    }
+    println!("{again} uploads of what had been there before");
+}
+
+/// Whether a tensor's order is kept decides about the last bits of matmuls and sums.
+#[test]
+fn what_may_lie_in_another_order_is_computed_once_more() {
+    type P = Autodiff<Flex>;
+    type R = Autodiff<Remat<Flex>>;
+    fn both(
+        forward: impl Fn(Tensor<P, 2>) -> Tensor<P, 2>,
+        managed: impl Fn(Tensor<R, 2>) -> Tensor<R, 2>,
+    ) {
+        let (x, y) = (input::<P>().require_grad(), input::<R>().require_grad());
+        let plain = x
+            .grad(&forward(x.clone()).sum().backward())
+            .expect("a gradient");
+        let found = checkpoint_with(Policy::Offload, || managed(y.clone()));
+        let found = y.grad(&found.sum().backward()).expect("a gradient");
+        assert_eq!(found.into_data(), plain.into_data());
+    }
+    macro_rules! laws {
+        ($($forward:expr),* $(,)?) => { $(both($forward, $forward);)* };
+    }
+    laws! {
+        |x| x.clone().transpose().tanh().matmul(x).tanh(),
+        |x| softmax(x.clone().matmul(x.clone()), 0).matmul(x).tanh(),
+        |x| log_softmax(x.clone().matmul(x.clone()), 0).matmul(x).tanh(),
+        |x| (x.clone().matmul(x.clone()).transpose() + 1.0).matmul(x).tanh(),
+        |x| x.clone().matmul(x.clone()).flip([0]).exp().matmul(x).tanh(),
+        |x| (x.clone().matmul(x.clone()).slice([0..1, 0..8]).expand([8, 8]) * x.clone()).matmul(x).tanh(),
+    }
+}
+
+/// Views of what a matmul made (heads), what biases and scales were added to, norms, softmaxes: all of it moves.
+#[test]
+fn what_a_transformer_saves_moves() {
+    let _generator = generator();
+    let device = Default::default();
+    let attention: MultiHeadAttention<B> = MultiHeadAttentionConfig::new(8, 2)
+        .with_dropout(0.0)
+        .init(&device);
+    let x = Tensor::<B, 3>::from_data(
+        input::<Autodiff<Flex>>().reshape([2, 4, 8]).into_data(),
+        &device,
+    )
+    .require_grad();
+    let forward = || attention.forward(MhaInput::self_attn(x.clone())).context;
+    let gradient = |y: Tensor<B, 3>| x.grad(&y.sum().backward()).expect("a gradient").into_data();
+    let plain = gradient(forward());
+    let recording = trace::record();
+    let found = gradient(checkpoint_with(Policy::Offload, forward));
+    let replayed: Vec<_> = recording
+        .finish()
+        .into_iter()
+        .filter_map(|event| match event.kind {
+            EventKind::Replay { op, .. } => Some(op),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(found, plain);
+    let of = |name: &str| replayed.iter().filter(|op| **op == name).count();
+    let counts = ["float_matmul", "linear", "softmax", "float_add"].map(of);
+    assert_eq!(counts, [0, 0, 0, 0], "{replayed:?}");
+
+    let plain = step::<Autodiff<Flex>, Transformer<_>>(&Bare);
+    take_counts();
+    assert!(plain == step::<B, Transformer<_>>(&Bare));
+    let bare = take_counts();
+    assert!(plain == step::<B, Transformer<_>>(&Offloads));
+    let offloaded = take_counts();
+    for op in ["float_matmul", "linear", "layer_norm", "softmax", "gelu"] {
+        assert_eq!(bare.get(op), offloaded.get(op), "{op}");
+    }
+}
+
+#[test]
+fn a_copy_that_comes_back_with_other_values_is_found() {
+    let verify = Verify::on();
+    let step = || {
+        chain::<B>(&Policy::Offload, 2, |loss| {
+            with_transfers(Reads::AtOnce, Writes::Wrong, || loss.backward())
+        })
+    };
+    let panic = catch_unwind(AssertUnwindSafe(step)).expect_err("a difference");
+    let message = message(panic);
+    assert!(
+        message.contains("came back with other values") && message.contains("float_tanh"),
+        "{message}"
+    );
+    assert_eq!(RematStats::of_thread().live_bytes, 0);
+    assert!(chain::<B>(&Policy::Offload, 2, |loss| loss.backward()) == plain(2));
+    drop(verify);
+}
+
+/// A scope within one that offloads: what came back for the inner one is where it was.
+#[test]
+fn nested_in_a_scope_that_offloads() {
+    let nested = |policy: Policy| {
+        let x = input::<B>().require_grad();
+        let y = checkpoint_with(Policy::Offload, || {
+            let y = x.clone().matmul(x.clone()).tanh();
+            let y = checkpoint_with(policy.clone(), || y.clone().matmul(y).tanh());
+            checkpoint(|| y.clone().matmul(y.tanh()))
+        });
+        let grads = y.sum().backward();
+        x.grad(&grads).expect("a gradient").into_data()
+    };
+    let bare = {
+        let x = input::<B>().require_grad();
+        let y = x.clone().matmul(x.clone()).tanh();
+        let y = y.clone().matmul(y).tanh();
+        let y = y.clone().matmul(y.tanh());
+        x.grad(&y.sum().backward()).expect("a gradient").into_data()
+    };
+    for policy in [Policy::Offload, Policy::Recompute, Policy::KeepCompute] {
+        assert_eq!(nested(policy.clone()), bare, "{policy:?}");
+        let _budget = MemoryBudget::bytes(1500).install();
+        assert_eq!(nested(policy.clone()), bare, "{policy:?} within a budget");
+    }
+}

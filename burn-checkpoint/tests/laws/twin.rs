@@ -1,0 +1,205 @@
+//! Flex with many devices, and operations that take as long as one likes: what a test of budgets needs and Flex has not.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use burn_backend::{
+    Backend, BackendTypes, DType, DTypeUsageSet, Device as FromId, DeviceId, DeviceOps,
+    TensorMetadata,
+};
+use burn_decorator::kind_type;
+use burn_decorator::types::*;
+use burn_flex::{Flex, FlexDevice};
+
+/// The first two are enough.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TwinDevice(pub u16);
+
+impl FromId for TwinDevice {
+    fn to_id(&self) -> DeviceId {
+        DeviceId::new(0, self.0)
+    }
+
+    fn from_id(id: DeviceId) -> Self {
+        Self(id.index_id)
+    }
+}
+
+impl DeviceOps for TwinDevice {}
+
+/// A tensor that says that it is on a device.
+#[derive(Clone, Debug)]
+pub struct On<T> {
+    tensor: T,
+    device: TwinDevice,
+}
+
+impl<T: TensorMetadata + 'static> TensorMetadata for On<T> {
+    burn_decorator::forward_metadata!(tensor);
+}
+
+/// Flex whose float tensors know their device. All others are on the first.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Twin;
+
+thread_local! {
+    static SLOW: Cell<Option<&'static str>> = const { Cell::new(None) };
+}
+
+/// From now on this operation takes a third of a second on this thread.
+pub fn slow(op: &'static str) {
+    SLOW.set(Some(op));
+}
+
+fn wait(op: &'static str) {
+    let start = Instant::now();
+    while SLOW.get() == Some(op) && start.elapsed() < Duration::from_millis(300) {
+        std::hint::spin_loop();
+    }
+}
+
+impl BackendTypes for Twin {
+    type Device = TwinDevice;
+
+    type FloatTensorPrimitive = On<FloatTensor<Flex>>;
+    type FloatElem = f32;
+
+    type IntTensorPrimitive = IntTensor<Flex>;
+    type IntElem = i32;
+
+    type BoolTensorPrimitive = BoolTensor<Flex>;
+    type BoolElem = bool;
+
+    type QuantizedTensorPrimitive = QuantizedTensor<Flex>;
+}
+
+impl Backend for Twin {
+    fn name(_device: &TwinDevice) -> String {
+        "twin".into()
+    }
+
+    fn seed(_device: &TwinDevice, seed: u64) {
+        Flex::seed(&Default::default(), seed);
+    }
+
+    fn device_count(_type_id: u16) -> usize {
+        2
+    }
+
+    fn dtype_usage(_device: &TwinDevice, dtype: DType) -> DTypeUsageSet {
+        Flex::dtype_usage(&Default::default(), dtype)
+    }
+}
+
+macro_rules! inner {
+    (Float $x:ident) => {
+        $x.tensor
+    };
+    (Follow $x:ident) => {
+        $x.tensor
+    };
+    (FloatRef $x:ident) => {
+        &$x.tensor
+    };
+    (FloatOpt $x:ident) => {
+        $x.map(|x| x.tensor)
+    };
+    (Floats $x:ident) => {
+        $x.into_iter().map(|x| x.tensor).collect()
+    };
+    (Tensor $x:ident) => {
+        match $x {
+            TensorPrimitive::Float(x) => TensorPrimitive::Float(x.tensor),
+            TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x),
+        }
+    };
+    (QuantParams $x:ident) => {
+        QuantizationParametersPrimitive {
+            scales: $x.scales.tensor,
+        }
+    };
+    (Transaction $x:ident) => {
+        TransactionPrimitive::new(
+            $x.read_floats.into_iter().map(|x| x.tensor).collect(),
+            $x.read_qfloats,
+            $x.read_ints,
+            $x.read_bools,
+        )
+    };
+    (DeviceRef $x:ident) => {
+        &FlexDevice
+    };
+    ($kind:tt $x:ident) => {
+        $x
+    };
+}
+
+/// Where the result will be.
+macro_rules! see {
+    (Float $x:ident $device:ident) => {
+        let _ = $device.get_or_insert($x.device);
+    };
+    (Follow $x:ident $device:ident) => {
+        let _ = $device.get_or_insert($x.device);
+    };
+    (FloatRef $x:ident $device:ident) => {
+        let _ = $device.get_or_insert($x.device);
+    };
+    (Floats $x:ident $device:ident) => {
+        let _ = $device.get_or_insert($x[0].device);
+    };
+    (Tensor $x:ident $device:ident) => {
+        if let TensorPrimitive::Float(x) = &$x {
+            let _ = $device.get_or_insert(x.device);
+        }
+    };
+    (DeviceRef $x:ident $device:ident) => {
+        $device = Some(*$x);
+    };
+    ($kind:tt $x:ident $device:ident) => {};
+}
+
+macro_rules! outer {
+    (Float $y:expr, $device:ident) => { On { tensor: $y, device: $device } };
+    (FloatOpt $y:expr, $device:ident) => { $y.map(|y| outer!(Float y, $device)) };
+    (Tensor $y:expr, $device:ident) => {
+        match $y {
+            TensorPrimitive::Float(y) => TensorPrimitive::Float(outer!(Float y, $device)),
+            TensorPrimitive::QFloat(y) => TensorPrimitive::QFloat(y),
+        }
+    };
+    (Device $y:expr, $device:ident) => {{ let _ = $y; $device }};
+    (($a:tt, $b:tt) $y:expr, $device:ident) => {{
+        let (a, b) = $y;
+        (outer!($a a, $device), outer!($b b, $device))
+    }};
+    ({$name:ident $($field:ident: $kind:tt),+} $y:expr, $device:ident) => {{
+        let y = $y;
+        $name { $($field: outer!($kind y.$field, $device)),+ }
+    }};
+    ($kind:tt $y:expr, $device:ident) => { $y };
+}
+
+macro_rules! implement {
+    ($trait:ident $($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+        impl $trait<Self> for Twin {
+            $(fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
+                #[allow(unused_mut, unused_assignments, reason = "rows without float operands")]
+                let mut device: Option<TwinDevice> = None;
+                $(see!($kind $arg device);)*
+                #[allow(unused_variables, reason = "rows without float results")]
+                let device = device.unwrap_or_default();
+                wait(stringify!($op));
+                outer!($ret Flex::$op($(inner!($kind $arg)),*), device)
+            })*
+        }
+    };
+}
+
+burn_decorator::float_ops!(implement);
+burn_decorator::int_ops!(implement);
+burn_decorator::bool_ops!(implement);
+burn_decorator::quantized_ops!(implement);
+burn_decorator::module_ops!(implement);
+burn_decorator::activation_ops!(implement);
+burn_decorator::transaction_ops!(implement);

@@ -1,0 +1,102 @@
+//! Recomputation in the unmodified Learner: what its metrics show.
+
+use burn::backend::Autodiff;
+use burn::lr_scheduler::constant::ConstantLr;
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::SgdConfig;
+use burn::tensor::Tensor;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::train::metric::LossMetric;
+use burn::train::renderer::CliMetricsRenderer;
+use burn::train::{InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep};
+use burn_checkpoint::{Remat, RematMetric, RematStats, checkpoint};
+use burn_flex::Flex;
+
+use super::learner::{Output, loader};
+
+type B = Autodiff<Remat<Flex>>;
+
+const ITEMS: [f32; 6] = [1.0, 0.5, 0.25, 1.0, 0.5, 0.25];
+
+/// Its forward pass is a scope.
+#[derive(Module, Debug)]
+struct Model<B: Backend> {
+    linear: Linear<B>,
+}
+
+impl<B: Backend> Model<B> {
+    fn new() -> Self {
+        Self {
+            linear: LinearConfig::new(1, 1).init(&Default::default()),
+        }
+    }
+
+    fn loss(&self, x: Tensor<B, 2>) -> Tensor<B, 1> {
+        checkpoint(|| self.linear.forward(x).tanh().exp()).mean()
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for Model<B> {
+    type Input = Tensor<B, 2>;
+    type Output = Output;
+
+    fn step(&self, x: Tensor<B, 2>) -> TrainOutput<Output> {
+        let loss = self.loss(x);
+        let value = tests::compare::values(loss.clone())[0];
+        TrainOutput::new(self, loss.backward(), Output(value))
+    }
+}
+
+impl<B: Backend> InferenceStep for Model<B> {
+    type Input = Tensor<B, 2>;
+    type Output = Output;
+
+    fn step(&self, x: Tensor<B, 2>) -> Output {
+        Output(tests::compare::values(self.loss(x))[0])
+    }
+}
+
+#[test]
+fn the_metrics_show_what_came_back() {
+    let _turn = super::turn();
+    let device = Default::default();
+    RematStats::reset_thread();
+    let x = Tensor::<B, 2>::ones([1, 1], &device);
+    drop(TrainStep::step(&Model::<B>::new(), x));
+    let of_a_step = RematStats::of_thread().replayed_operations;
+    assert!(of_a_step > 0);
+
+    let directory = std::env::temp_dir().join(format!("burn-remat-{}", std::process::id()));
+    let learner = Learner::new(
+        Model::<B>::new(),
+        SgdConfig::new().init(),
+        ConstantLr::new(0.1),
+    );
+    SupervisedTraining::new(&directory, loader(&ITEMS), loader(&[1.0]))
+        .metric_train_numeric(LossMetric::<Flex>::new())
+        .metric_train_numeric(RematMetric::replayed_operations())
+        .metric_train_numeric(RematMetric::peak_bytes())
+        .with_application_logger(None)
+        .renderer(CliMetricsRenderer::new())
+        .num_epochs(1)
+        .launch(learner);
+    let log = |name| -> Vec<f64> {
+        let text = std::fs::read_to_string(directory.join("train/epoch-1").join(name));
+        let text = text.expect("a log");
+        let value = |line: &str| line.split(',').next()?.parse().ok();
+        text.lines().map(|line| value(line).expect(line)).collect()
+    };
+    let replayed = log("Replayed_Operations.log");
+    assert_eq!(replayed.len(), ITEMS.len());
+    for (step, replayed) in (1..).zip(&replayed) {
+        // Another thread reads them, so they may be those of a later step.
+        assert!(
+            (step * of_a_step..=6 * of_a_step).contains(&(*replayed as u64)),
+            "step {step}: {replayed}, {of_a_step} each"
+        );
+    }
+    assert_eq!(replayed[5] as u64, 6 * of_a_step);
+    assert!(log("Activation_Peak.log").iter().all(|mib| *mib > 0.0));
+    std::fs::remove_dir_all(directory).expect("cleaned up");
+}
