@@ -331,7 +331,8 @@ mod tests {
         let (exchange, calls) = exchange();
         let next = || calls.recv_timeout(Duration::from_secs(20)).unwrap();
         for pass in 0..2 {
-            exchange.begin_backward();
+            // As with several ranks.
+            exchange.begin(Task::Reduce, Moment::Backward { steps: pass });
             exchange.submit(3, gradient(3.0));
             // Nothing else has arrived yet.
             assert_eq!(

@@ -47,9 +47,16 @@ impl Expected {
         Self(estimate(&model, &config, job.batch.world_size))
     }
 
-    /// Gradients at their peak, in both memories, but for the sums of a window.
+    /// Gradients at their peak, in both memories, but for the sums of a window: no more than there are.
     pub fn gradient_bytes(&self) -> u64 {
-        self.0.gradient_bytes + self.0.host_gradient_bytes + self.0.underway_bytes
+        let Estimate {
+            gradient_bytes,
+            host_gradient_bytes,
+            underway_bytes,
+            parameter_bytes,
+            ..
+        } = self.0;
+        (gradient_bytes + host_gradient_bytes + underway_bytes).min(parameter_bytes)
     }
 }
 
