@@ -545,7 +545,9 @@ mod tests {
             for trial in found.trials.iter().skip(PROBES) {
                 prop_assert!(peak(trial.micro_batch) <= request.usable_bytes(), "predicted not to fit");
             }
-            prop_assert!(found.trials.len() <= 12);
+            // What does not rise is doubled, what rises by a line is met at once.
+            let trials = if item == 0 { PROBES + most.ilog2() as usize + 1 } else { 12 };
+            prop_assert!(found.trials.len() <= trials);
         }
     }
 }

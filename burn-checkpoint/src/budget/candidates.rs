@@ -4,6 +4,9 @@ use std::sync::{Arc, Weak};
 
 use crate::node::{AnyEntry, Facts, Origin};
 
+/// All are looked through at the latest when there are so many: what a tensor took itself, beside its storage, is freed only then.
+const LEAST: usize = 256;
+
 /// So many tensors are looked at as a whole.
 const WHOLE: usize = 2048;
 
@@ -32,7 +35,7 @@ impl Default for Candidates {
             parts: vec![Vec::new()],
             next: 0,
             count: 0,
-            tidy_at: WHOLE,
+            tidy_at: LEAST,
         }
     }
 }
@@ -68,7 +71,7 @@ impl Candidates {
         let all = self.parts.drain(..).flatten();
         let left: Vec<_> = all.filter(|candidate| candidate.look().is_some()).collect();
         self.count = left.len();
-        self.tidy_at = WHOLE.max(2 * self.count);
+        self.tidy_at = LEAST.max(2 * self.count);
         let parts = match self.count {
             0..=WHOLE => 1,
             count => (count / PART).next_power_of_two(),
