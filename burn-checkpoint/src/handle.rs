@@ -160,7 +160,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         }
         match self {
             Self::Resident(tensor) => tensor.shape(),
-            Self::Managed(managed) => managed.node().head().shape.clone(),
+            Self::Managed(managed) => copy_of(&managed.node().head().shape),
         }
     }
 
@@ -169,6 +169,18 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
             Self::Resident(tensor) => Saved::Leaf(tensor.clone()),
             Self::Managed(managed) => Saved::Node(managed.source()),
         }
+    }
+}
+
+/// A clone. The type's own goes by an iterator, which takes four times as long, and every operation asks for shapes.
+#[inline]
+fn copy_of(shape: &Shape) -> Shape {
+    match *shape.as_slice() {
+        [a] => Shape::new([a]),
+        [a, b] => Shape::new([a, b]),
+        [a, b, c] => Shape::new([a, b, c]),
+        [a, b, c, d] => Shape::new([a, b, c, d]),
+        _ => shape.clone(),
     }
 }
 

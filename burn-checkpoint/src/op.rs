@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::budget::Rate;
+
 /// What it takes to have an operation's result once more: the work class of its row in `burn-decorator`'s table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
@@ -28,7 +30,7 @@ pub enum Work {
 }
 
 /// An operation of Burn's backend.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub struct OpInfo {
     /// The name of the method of the backend's operation traits, such as `float_matmul`.
     pub name: &'static str,
@@ -36,7 +38,28 @@ pub struct OpInfo {
     pub work: Work,
     /// The operation trait, such as `FloatTensorOps`.
     pub group: &'static str,
+    /// What an element costs, found when this is compiled: looking at names takes longer than small operations do.
+    pub(crate) rate: Rate,
 }
+
+impl OpInfo {
+    pub(crate) const fn new(name: &'static str, work: Work, group: &'static str) -> Self {
+        Self {
+            name,
+            work,
+            group,
+            rate: Rate::of(name, work),
+        }
+    }
+}
+
+impl PartialEq for OpInfo {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for OpInfo {}
 
 impl fmt::Debug for OpInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -80,7 +103,7 @@ pub(crate) use work;
 
 macro_rules! rows {
     ($group:ident $($cast:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
-        &[$(OpInfo { name: stringify!($op), work: work!($work), group: stringify!($group) }),*]
+        &[$(OpInfo::new(stringify!($op), work!($work), stringify!($group))),*]
     };
 }
 

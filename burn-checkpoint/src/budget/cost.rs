@@ -13,6 +13,8 @@ use rustc_hash::FxHasher;
 
 use super::Costs;
 use crate::op::{OpInfo, Work};
+pub(crate) use rates::Rate;
+
 use products::{Operand, multiplications};
 
 /// What is known of an operation before it runs, collected from its operands.
@@ -20,8 +22,8 @@ pub(crate) struct OpCost {
     op: &'static OpInfo,
     /// Elements of the largest operand.
     largest: u64,
-    /// The first three operands.
-    operands: [Operand; 3],
+    /// The first three operands of a product. Apart: other operations would move them for nothing.
+    operands: Option<Box<[Operand; 3]>>,
     seen: usize,
     /// Whether a view had to copy.
     copies: bool,
@@ -76,7 +78,7 @@ impl OpCost {
         Self {
             op,
             largest: 0,
-            operands: Default::default(),
+            operands: (op.work == Work::Compute).then(Box::default),
             seen: 0,
             copies: false,
             hasher,
@@ -90,8 +92,8 @@ impl OpCost {
         self.hasher.write_usize(dims.len());
         dims.iter().for_each(|dim| self.hasher.write_usize(*dim));
         self.largest = self.largest.max(shape.num_elements() as u64);
-        if self.op.work == Work::Compute
-            && let Some(operand) = self.operands.get_mut(self.seen)
+        if let Some(operands) = &mut self.operands
+            && let Some(operand) = operands.get_mut(self.seen)
         {
             *operand = Operand::new(shape);
         }
@@ -106,13 +108,13 @@ impl OpCost {
     /// Estimated nanoseconds, given the elements of the result.
     pub fn ns(&self, elements: u64) -> f32 {
         let largest = self.largest.max(elements) as f64;
-        let ns = match self.op.work {
-            Work::Compute => {
-                let products = multiplications(self.op.name, &self.operands, elements as f64);
+        let ns = match (&self.operands, self.op.work) {
+            (Some(operands), _) => {
+                let products = multiplications(self.op.name, operands, elements as f64);
                 rates::product_ns(self.op.name, products, largest)
             }
-            Work::View if self.copies => rates::COPY.ns(largest),
-            _ => rates::of(self.op).ns(largest),
+            (None, Work::View) if self.copies => rates::COPY.ns(largest),
+            _ => self.op.rate.ns(largest),
         };
         (rates::START_NS + ns) as f32
     }

@@ -23,8 +23,7 @@ use crate::error::RematError;
 use crate::ledger::Ledger;
 use crate::totals::Totals;
 
-pub(crate) use cost::Clock;
-pub(crate) use cost::{Expected, OpCost};
+pub(crate) use cost::{Clock, Expected, OpCost, Rate};
 pub(crate) use evictor::{Budget, make_room};
 pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only};
 

@@ -48,11 +48,7 @@ impl<B: Backend> Backend for Remat<B> {
     }
 }
 
-const DELIVERED: OpInfo = OpInfo {
-    name: "from_source",
-    work: Work::Fixed,
-    group: "Remat",
-};
+const DELIVERED: OpInfo = OpInfo::new("from_source", Work::Fixed, "Remat");
 
 impl<B: Backend> Remat<B> {
     /// A float tensor that `deliver` gives whenever it is asked for and not resident: the shards of all ranks, a file, another

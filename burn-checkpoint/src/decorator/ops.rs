@@ -47,6 +47,12 @@ macro_rules! device {
     };
 }
 
+/// Keeps what an operation does when it is recorded out of its method, which is short then.
+#[inline(never)]
+fn apart<T>(recorded: impl FnOnce() -> T) -> T {
+    recorded()
+}
+
 /// What a method does inside of a scope or budget.
 macro_rules! managed {
     ($trait:ident pass $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {};
@@ -54,7 +60,7 @@ macro_rules! managed {
     ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureInt) => {};
     ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {
-            const OP: &OpInfo = &OpInfo { name: stringify!($op), work: work!(fixed), group: stringify!($trait) };
+            const OP: &OpInfo = &OpInfo::new(stringify!($op), work!(fixed), stringify!($trait));
             let mut room = call::Room::default();
             $(room!($kind $arg, room);)*
             room.make(OP);
@@ -65,7 +71,8 @@ macro_rules! managed {
     };
     ($trait:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {
-            const OP: &OpInfo = &OpInfo { name: stringify!($op), work: work!($work), group: stringify!($trait) };
+            const OP: &OpInfo = &OpInfo::new(stringify!($op), work!($work), stringify!($trait));
+            return apart(move || {
             let saved = ($(save!($kind $arg),)*);
             let mut recipe = recipe::<B, _>(move |visit| {
                 let ($($arg,)*) = &saved;
@@ -78,7 +85,8 @@ macro_rules! managed {
             let call = Call::<B>::begin(OP, &mut recipe);
             let value = value!($ret B::$op($(inner!($kind $arg)),*));
             let mut results = call.finish(value, recipe);
-            return handles!($ret results);
+            handles!($ret results)
+            });
         }
     };
 }
