@@ -61,7 +61,7 @@ impl Nodes {
         self.all.push(node);
         if self.all.len() > self.tidy_at {
             self.all.retain(|node| node.strong_count() > 0);
-            self.tidy_at = self.all.len() * 2 + 64;
+            self.tidy_at = self.all.len() * 3 / 2 + 64;
         }
     }
 }

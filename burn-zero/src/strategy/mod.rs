@@ -58,12 +58,13 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// #     type Output = ();
 /// #     fn step(&self, _: ()) -> TrainOutput<()> { TrainOutput { grads: GradientsParams::new(), item: () } }
 /// # }
-/// # impl InferenceStep for Model<Flex> {
+/// # impl<I: Backend> InferenceStep for Model<I> {
 /// #     type Input = ();
 /// #     type Output = ();
 /// #     fn step(&self, _: ()) {}
 /// # }
-/// # fn train(model: Model<B>, train: Arc<dyn DataLoader<B, ()>>, valid: Arc<dyn DataLoader<Flex, ()>>) {
+/// # type Valid = <B as burn::tensor::backend::AutodiffBackend>::InnerBackend;
+/// # fn train(model: Model<B>, train: Arc<dyn DataLoader<B, ()>>, valid: Arc<dyn DataLoader<Valid, ()>>) {
 /// use burn_zero::{Sharding, Stage, ZeroOptimizer, ZeroStrategy};
 ///
 /// let adam = AdamWConfig::new().init();
