@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, FloatDType, TensorMetadata};
-use burn_decorator::kind_type;
 use burn_decorator::types::*;
+use burn_decorator::{kind_type, map_operand, map_result};
 
 use crate::cast::is_low;
 
@@ -103,69 +103,11 @@ impl<B: Backend> Backend for CastCache<B> {
 
 /// An operand as the inner backend takes it.
 macro_rules! unwrap {
-    (Float $x:expr) => {
-        $x.tensor
-    };
-    (Follow $x:expr) => {
-        $x.tensor
-    };
     (FloatRef $x:expr) => {
         &$x.tensor
     };
-    (FloatOpt $x:expr) => {
-        $x.map(CachedTensor::into_inner)
-    };
-    (Floats $x:expr) => {
-        $x.into_iter().map(CachedTensor::into_inner).collect()
-    };
-    (Tensor $x:expr) => {
-        match $x {
-            TensorPrimitive::Float(x) => TensorPrimitive::Float(x.tensor),
-            TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x),
-        }
-    };
-    (QuantParams $x:expr) => {
-        QuantizationParametersPrimitive {
-            scales: $x.scales.tensor,
-        }
-    };
-    (Transaction $x:expr) => {
-        TransactionPrimitive::new(
-            unwrap!(Floats $x.read_floats),
-            $x.read_qfloats,
-            $x.read_ints,
-            $x.read_bools,
-        )
-    };
     ($kind:tt $x:expr) => {
-        $x
-    };
-}
-
-/// A result as this backend gives it: a new tensor, which nothing is remembered of.
-macro_rules! wrap {
-    (Float $y:expr) => {
-        CachedTensor::new($y)
-    };
-    (FloatOpt $y:expr) => {
-        $y.map(CachedTensor::new)
-    };
-    (Tensor $y:expr) => {
-        match $y {
-            TensorPrimitive::Float(y) => TensorPrimitive::Float(CachedTensor::new(y)),
-            TensorPrimitive::QFloat(y) => TensorPrimitive::QFloat(y),
-        }
-    };
-    (($a:tt, $b:tt) $y:expr) => {{
-        let (a, b) = $y;
-        (wrap!($a a), wrap!($b b))
-    }};
-    ({$name:ident $($field:ident: $kind:tt),+} $y:expr) => {{
-        let y = $y;
-        $name { $($field: wrap!($kind y.$field)),+ }
-    }};
-    ($kind:tt $y:expr) => {
-        $y
+        map_operand!($kind $x, CachedTensor::into_inner)
     };
 }
 
@@ -179,7 +121,8 @@ macro_rules! method {
     ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            wrap!($ret B::$op($(unwrap!($kind $arg)),*))
+            // Of a new tensor nothing is remembered.
+            map_result!($ret B::$op($(unwrap!($kind $arg)),*), CachedTensor::new)
         }
     };
 }
@@ -193,10 +136,4 @@ macro_rules! implement {
     };
 }
 
-burn_decorator::float_ops!(implement);
-burn_decorator::int_ops!(implement);
-burn_decorator::bool_ops!(implement);
-burn_decorator::quantized_ops!(implement);
-burn_decorator::module_ops!(implement);
-burn_decorator::activation_ops!(implement);
-burn_decorator::transaction_ops!(implement);
+burn_decorator::every_ops!(implement);

@@ -52,8 +52,9 @@
 //!
 //! Each macro of this crate ([`float_ops!`], [`int_ops!`], [`bool_ops!`], [`quantized_ops!`], [`module_ops!`],
 //! [`activation_ops!`], [`transaction_ops!`]) hands one trait's rows to a macro of yours; [`kind_type!`] turns a kind into a
-//! type, and [`forward_types!`], [`forward_device!`] and [`forward_metadata!`] write what a decorator passes on. Bring the
-//! types that rows mention into scope with [`types`]:
+//! type, and [`forward_types!`], [`forward_device!`] and [`forward_metadata!`] write what a decorator passes on. Where only its float
+//! tensors are its own, [`map_operand!`] and [`map_result!`] take operands and results apart. [`every_ops!`] hands out the rows of all
+//! traits, one after the other. Bring the types that rows mention into scope with [`types`]:
 //!
 //! ```
 //! macro_rules! names {
@@ -74,6 +75,7 @@
 
 mod forward;
 mod kind;
+mod map;
 pub mod record;
 mod table;
 

@@ -159,10 +159,4 @@ fn target<P: Policy>(operands: &Operands, op: &str, row: Cast) -> Option<FloatDT
     operands.target(mode.class(op, row), mode.low())
 }
 
-burn_decorator::float_ops!(implement);
-burn_decorator::int_ops!(implement);
-burn_decorator::bool_ops!(implement);
-burn_decorator::quantized_ops!(implement);
-burn_decorator::module_ops!(implement);
-burn_decorator::activation_ops!(implement);
-burn_decorator::transaction_ops!(implement);
+burn_decorator::every_ops!(implement);

@@ -7,8 +7,8 @@ use burn_backend::{
     Backend, BackendTypes, DType, DTypeUsageSet, Device as FromId, DeviceId, DeviceOps,
     TensorMetadata,
 };
-use burn_decorator::kind_type;
 use burn_decorator::types::*;
+use burn_decorator::{kind_type, map_operand, map_result};
 use burn_flex::{Flex, FlexDevice};
 
 /// The first two are enough.
@@ -92,45 +92,14 @@ impl Backend for Twin {
 }
 
 macro_rules! inner {
-    (Float $x:ident) => {
-        $x.tensor
-    };
-    (Follow $x:ident) => {
-        $x.tensor
-    };
     (FloatRef $x:ident) => {
         &$x.tensor
-    };
-    (FloatOpt $x:ident) => {
-        $x.map(|x| x.tensor)
-    };
-    (Floats $x:ident) => {
-        $x.into_iter().map(|x| x.tensor).collect()
-    };
-    (Tensor $x:ident) => {
-        match $x {
-            TensorPrimitive::Float(x) => TensorPrimitive::Float(x.tensor),
-            TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x),
-        }
-    };
-    (QuantParams $x:ident) => {
-        QuantizationParametersPrimitive {
-            scales: $x.scales.tensor,
-        }
-    };
-    (Transaction $x:ident) => {
-        TransactionPrimitive::new(
-            $x.read_floats.into_iter().map(|x| x.tensor).collect(),
-            $x.read_qfloats,
-            $x.read_ints,
-            $x.read_bools,
-        )
     };
     (DeviceRef $x:ident) => {
         &FlexDevice
     };
     ($kind:tt $x:ident) => {
-        $x
+        map_operand!($kind $x, |x: On<_>| x.tensor)
     };
 }
 
@@ -160,24 +129,13 @@ macro_rules! see {
 }
 
 macro_rules! outer {
-    (Float $y:expr, $device:ident) => { On { tensor: $y, device: $device } };
-    (FloatOpt $y:expr, $device:ident) => { $y.map(|y| outer!(Float y, $device)) };
-    (Tensor $y:expr, $device:ident) => {
-        match $y {
-            TensorPrimitive::Float(y) => TensorPrimitive::Float(outer!(Float y, $device)),
-            TensorPrimitive::QFloat(y) => TensorPrimitive::QFloat(y),
-        }
+    (Device $y:expr, $device:ident) => {{
+        let _ = $y;
+        $device
+    }};
+    ($kind:tt $y:expr, $device:ident) => {
+        map_result!($kind $y, |tensor| On { tensor, device: $device })
     };
-    (Device $y:expr, $device:ident) => {{ let _ = $y; $device }};
-    (($a:tt, $b:tt) $y:expr, $device:ident) => {{
-        let (a, b) = $y;
-        (outer!($a a, $device), outer!($b b, $device))
-    }};
-    ({$name:ident $($field:ident: $kind:tt),+} $y:expr, $device:ident) => {{
-        let y = $y;
-        $name { $($field: outer!($kind y.$field, $device)),+ }
-    }};
-    ($kind:tt $y:expr, $device:ident) => { $y };
 }
 
 macro_rules! implement {
@@ -196,10 +154,4 @@ macro_rules! implement {
     };
 }
 
-burn_decorator::float_ops!(implement);
-burn_decorator::int_ops!(implement);
-burn_decorator::bool_ops!(implement);
-burn_decorator::quantized_ops!(implement);
-burn_decorator::module_ops!(implement);
-burn_decorator::activation_ops!(implement);
-burn_decorator::transaction_ops!(implement);
+burn_decorator::every_ops!(implement);

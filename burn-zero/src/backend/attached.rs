@@ -173,12 +173,13 @@ impl Depth {
 
     /// Notes a result.
     #[inline]
-    pub(super) fn leave<A: Tape>(self, result: &FloatTensor<A>) {
+    pub(super) fn leave<A: Tape>(self, result: FloatTensor<A>) -> FloatTensor<A> {
         if self.0.is_some()
-            && let Some(depth) = A::depth(result)
+            && let Some(depth) = A::depth(&result)
         {
             DEPTH.set(DEPTH.get().max(Some(depth)));
         }
+        result
     }
 }
 

@@ -3,8 +3,10 @@
 //! A leaf that is a known parameter is hooked on its way in; a result only tells how deep the graph is by now.
 #![deny(clippy::missing_trait_methods)]
 
-use burn_decorator::kind_type;
+use core::convert::identity;
+
 use burn_decorator::types::*;
+use burn_decorator::{kind_type, map_operand, map_result};
 
 use super::attached::{Depth, ask, enter};
 use super::sharded::Sharded;
@@ -37,79 +39,6 @@ macro_rules! see {
     ($kind:tt $x:ident $depth:ident) => {};
 }
 
-/// An operand of an operation that is recorded, hooked if it is a parameter.
-macro_rules! hook {
-    (Float $x:ident $depth:ident) => {
-        enter::<A>($x, $depth)
-    };
-    (Follow $x:ident $depth:ident) => {
-        enter::<A>($x, $depth)
-    };
-    (FloatOpt $x:ident $depth:ident) => {
-        $x.map(|x| enter::<A>(x, $depth))
-    };
-    (Floats $x:ident $depth:ident) => {
-        $x.into_iter().map(|x| enter::<A>(x, $depth)).collect()
-    };
-    (Tensor $x:ident $depth:ident) => {
-        match $x {
-            TensorPrimitive::Float(x) => TensorPrimitive::Float(enter::<A>(x, $depth)),
-            TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x),
-        }
-    };
-    ($kind:tt $x:ident $depth:ident) => {
-        pass!($kind $x)
-    };
-}
-
-/// An operand as it is, as one of the inner backend.
-macro_rules! pass {
-    (Tensor $x:ident) => {
-        match $x {
-            TensorPrimitive::Float(x) => TensorPrimitive::Float(x),
-            TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x),
-        }
-    };
-    (Transaction $x:ident) => {
-        TransactionPrimitive::new($x.read_floats, $x.read_qfloats, $x.read_ints, $x.read_bools)
-    };
-    (QuantParams $x:ident) => {
-        QuantizationParametersPrimitive { scales: $x.scales }
-    };
-    ($kind:tt $x:ident) => {
-        $x
-    };
-}
-
-/// A result as one of this backend.
-macro_rules! leave {
-    (Float $y:expr, $depth:ident) => {{
-        let y = $y;
-        $depth.leave::<A>(&y);
-        y
-    }};
-    (Tensor $y:expr, $depth:ident) => {
-        match $y {
-            TensorPrimitive::Float(y) => TensorPrimitive::Float(leave!(Float y, $depth)),
-            TensorPrimitive::QFloat(y) => TensorPrimitive::QFloat(y),
-        }
-    };
-    (FloatOpt $y:expr, $depth:ident) => {
-        $y.map(|y| leave!(Float y, $depth))
-    };
-    (($a:tt, $b:tt) $y:expr, $depth:ident) => {{
-        let (a, b) = $y;
-        (leave!($a a, $depth), leave!($b b, $depth))
-    }};
-    ({$name:ident $($field:ident: $kind:tt),+} $y:expr, $depth:ident) => {{
-        let y = $y;
-        $name { $($field: leave!($kind y.$field, $depth)),+ }
-    }};
-    ($kind:tt $y:expr, $depth:ident) => {
-        $y
-    };
-}
-
 /// One method. What makes no float tensor leaves nothing on the tape: a hook there would never be met again.
 macro_rules! method {
     // These two ask for the leaf itself.
@@ -137,7 +66,7 @@ macro_rules! method {
             #[allow(unused_mut, unused_variables, reason = "rows without float operands or results")]
             let mut depth = Depth::now();
             $(see!($kind $arg depth);)*
-            leave!($ret A::$op($(hook!($kind $arg depth)),*), depth)
+            map_result!($ret A::$op($(map_operand!($kind $arg, |x| enter::<A>(x, depth))),*), |y| depth.leave::<A>(y))
         }
     };
     (@draw $op:ident($shape:ident: $a:tt, $distribution:ident: $b:tt, $device:ident: $c:tt, $dtype:ident: $d:tt) -> $ret:tt) => {
@@ -154,7 +83,7 @@ macro_rules! method {
     (@pass $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            A::$op($(pass!($kind $arg)),*)
+            A::$op($(map_operand!($kind $arg, identity)),*)
         }
     };
 }
@@ -168,10 +97,4 @@ macro_rules! implement {
     };
 }
 
-burn_decorator::float_ops!(implement);
-burn_decorator::int_ops!(implement);
-burn_decorator::bool_ops!(implement);
-burn_decorator::quantized_ops!(implement);
-burn_decorator::module_ops!(implement);
-burn_decorator::activation_ops!(implement);
-burn_decorator::transaction_ops!(implement);
+burn_decorator::every_ops!(implement);

@@ -11,8 +11,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, TensorMetadata};
-use burn_decorator::kind_type;
 use burn_decorator::types::*;
+use burn_decorator::{kind_type, map_operand, map_result};
 
 /// Over `B`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -121,63 +121,12 @@ impl<B: Backend> Backend for Probe<B> {
 }
 
 macro_rules! open {
-    (Float $x:ident) => {
-        $x.open()
-    };
-    (Follow $x:ident) => {
-        $x.open()
-    };
     (FloatRef $x:ident) => {
         &$x.inner
     };
-    (FloatOpt $x:ident) => {
-        $x.map(Counted::open)
-    };
-    (Floats $x:ident) => {
-        $x.into_iter().map(Counted::open).collect()
-    };
-    (Tensor $x:ident) => {
-        match $x {
-            TensorPrimitive::Float(x) => TensorPrimitive::Float(x.open()),
-            TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x),
-        }
-    };
-    (Transaction $x:ident) => {
-        TransactionPrimitive::new(
-            $x.read_floats.into_iter().map(Counted::open).collect(),
-            $x.read_qfloats,
-            $x.read_ints,
-            $x.read_bools,
-        )
-    };
-    (QuantParams $x:ident) => {
-        QuantizationParametersPrimitive {
-            scales: $x.scales.open(),
-        }
-    };
     ($kind:tt $x:ident) => {
-        $x
+        map_operand!($kind $x, Counted::open)
     };
-}
-
-macro_rules! count {
-    (Float $y:expr) => { Counted::new($y) };
-    (FloatOpt $y:expr) => { $y.map(Counted::new) };
-    (Tensor $y:expr) => {
-        match $y {
-            TensorPrimitive::Float(y) => TensorPrimitive::Float(Counted::new(y)),
-            TensorPrimitive::QFloat(y) => TensorPrimitive::QFloat(y),
-        }
-    };
-    (($a:tt, $b:tt) $y:expr) => {{
-        let (a, b) = $y;
-        (count!($a a), count!($b b))
-    }};
-    ({$name:ident $($field:ident: $kind:tt),+} $y:expr) => {{
-        let y = $y;
-        $name { $($field: count!($kind y.$field)),+ }
-    }};
-    ($kind:tt $y:expr) => { $y };
 }
 
 macro_rules! method {
@@ -211,7 +160,7 @@ macro_rules! method {
     ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
             note(Event::Computed(stringify!($op)));
-            count!($ret B::$op($(open!($kind $arg)),*))
+            map_result!($ret B::$op($(open!($kind $arg)),*), Counted::new)
         }
     };
 }
@@ -224,10 +173,4 @@ macro_rules! implement {
     };
 }
 
-burn_decorator::float_ops!(implement);
-burn_decorator::int_ops!(implement);
-burn_decorator::bool_ops!(implement);
-burn_decorator::quantized_ops!(implement);
-burn_decorator::module_ops!(implement);
-burn_decorator::activation_ops!(implement);
-burn_decorator::transaction_ops!(implement);
+burn_decorator::every_ops!(implement);

@@ -5,12 +5,13 @@ mod transfer;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::convert::identity;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, TensorMetadata};
-use burn_decorator::kind_type;
 use burn_decorator::types::*;
+use burn_decorator::{kind_type, map_operand, map_result};
 
 #[allow(unused_imports, reason = "not by each test")]
 pub use transfer::{Reads, Writes, with_transfers};
@@ -127,33 +128,6 @@ mod lent {
     }
 }
 
-macro_rules! inner {
-    (Tensor $x:expr) => {
-        match $x {
-            TensorPrimitive::Float(x) => TensorPrimitive::Float(x),
-            TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x),
-        }
-    };
-    (QuantParams $x:expr) => {
-        QuantizationParametersPrimitive { scales: $x.scales }
-    };
-    (Transaction $x:expr) => {
-        TransactionPrimitive::new($x.read_floats, $x.read_qfloats, $x.read_ints, $x.read_bools)
-    };
-    ($kind:tt $x:expr) => {
-        $x
-    };
-}
-
-macro_rules! outer {
-    (Tensor $y:expr) => { inner!(Tensor $y) };
-    ({$name:ident $($field:ident: $kind:tt),+} $y:expr) => {{
-        let y = $y;
-        $name { $($field: y.$field),+ }
-    }};
-    ($kind:tt $y:expr) => { $y };
-}
-
 macro_rules! run {
     (float_argtopk($($arg:expr),*)) => { lent::float_argtopk::<B>($($arg),*) };
     (int_argtopk($($arg:expr),*)) => { lent::int_argtopk::<B>($($arg),*) };
@@ -169,16 +143,10 @@ macro_rules! implement {
         impl<B: Backend> $trait<Self> for Probe<B> {
             $(fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
                 count(stringify!($op));
-                outer!($ret run!($op($(inner!($kind $arg)),*)))
+                map_result!($ret run!($op($(map_operand!($kind $arg, identity)),*)), identity)
             })*
         }
     };
 }
 
-burn_decorator::float_ops!(implement);
-burn_decorator::int_ops!(implement);
-burn_decorator::bool_ops!(implement);
-burn_decorator::quantized_ops!(implement);
-burn_decorator::module_ops!(implement);
-burn_decorator::activation_ops!(implement);
-burn_decorator::transaction_ops!(implement);
+burn_decorator::every_ops!(implement);

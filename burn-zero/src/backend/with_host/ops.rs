@@ -2,76 +2,11 @@
 #![deny(clippy::missing_trait_methods)]
 
 use burn_backend::{Backend, TensorMetadata};
-use burn_decorator::kind_type;
 use burn_decorator::types::*;
+use burn_decorator::{kind_type, map_operand, map_result};
 
 use super::tensor::{HostTensor, PlacedTensor, up};
 use super::{STAYS, WithHost};
-
-/// An operand as the inner backend takes it.
-macro_rules! bring {
-    (Float $x:ident) => {
-        up::<B>($x)
-    };
-    (Follow $x:ident) => {
-        up::<B>($x)
-    };
-    (FloatOpt $x:ident) => {
-        $x.map(up::<B>)
-    };
-    (Floats $x:ident) => {
-        $x.into_iter().map(up::<B>).collect()
-    };
-    (Tensor $x:ident) => {
-        match $x {
-            TensorPrimitive::Float(x) => TensorPrimitive::Float(up::<B>(x)),
-            TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x),
-        }
-    };
-    (Transaction $x:ident) => {
-        TransactionPrimitive::new(
-            $x.read_floats.into_iter().map(up::<B>).collect(),
-            $x.read_qfloats,
-            $x.read_ints,
-            $x.read_bools,
-        )
-    };
-    (QuantParams $x:ident) => {
-        QuantizationParametersPrimitive {
-            scales: up::<B>($x.scales),
-        }
-    };
-    ($kind:tt $x:ident) => {
-        $x
-    };
-}
-
-/// A result as one of this backend.
-macro_rules! place {
-    (Float $y:expr) => {
-        PlacedTensor::Device($y)
-    };
-    (FloatOpt $y:expr) => {
-        $y.map(PlacedTensor::Device)
-    };
-    (Tensor $y:expr) => {
-        match $y {
-            TensorPrimitive::Float(y) => TensorPrimitive::Float(PlacedTensor::Device(y)),
-            TensorPrimitive::QFloat(y) => TensorPrimitive::QFloat(y),
-        }
-    };
-    (($a:tt, $b:tt) $y:expr) => {{
-        let (a, b) = $y;
-        (place!($a a), place!($b b))
-    }};
-    ({$name:ident $($field:ident: $kind:tt),+} $y:expr) => {{
-        let y = $y;
-        $name { $($field: place!($kind y.$field)),+ }
-    }};
-    ($kind:tt $y:expr) => {
-        $y
-    };
-}
 
 /// Elementwise with a number, as the device does in f32.
 macro_rules! scalar {
@@ -243,7 +178,7 @@ macro_rules! method {
     ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            place!($ret B::$op($(bring!($kind $arg)),*))
+            map_result!($ret B::$op($(map_operand!($kind $arg, up::<B>)),*), PlacedTensor::Device)
         }
     };
 }
@@ -298,10 +233,4 @@ macro_rules! implement {
     };
 }
 
-burn_decorator::float_ops!(implement);
-burn_decorator::int_ops!(implement);
-burn_decorator::bool_ops!(implement);
-burn_decorator::quantized_ops!(implement);
-burn_decorator::module_ops!(implement);
-burn_decorator::activation_ops!(implement);
-burn_decorator::transaction_ops!(implement);
+burn_decorator::every_ops!(implement);
