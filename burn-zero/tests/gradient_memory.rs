@@ -1,9 +1,11 @@
 //! The peak of the gradients, counted by the allocator: alone in its process.
 
+#[path = "support/layers.rs"]
+mod layers;
+
 use std::sync::Arc;
 
 use burn::backend::Autodiff;
-use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn_amp::{Detection, GradScaler};
@@ -12,6 +14,7 @@ use burn_zero::{
     Estimate, GroupOptions, ModelStates, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroConfig,
     ZeroError, ZeroOptimizer, estimate,
 };
+use layers::layers;
 use peak_alloc::PeakAlloc;
 
 type B = Sharded<Autodiff<Flex>>;
@@ -46,17 +49,12 @@ fn growth_bytes(stage: Stage, scaler: impl Fn() -> GradScaler + Sync) -> usize {
         let device = Default::default();
         let adam = AdamWConfig::new().init();
         let mut optimizer = ZeroOptimizer::new(adam, group.clone(), config(stage).sharding())?;
-        let linear = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
-        let model: Vec<Linear<B>> = (0..LAYERS).map(|_| linear.init(&device)).collect();
-        let mut model = optimizer.prepare::<B, _>(model)?;
+        let mut model = optimizer.prepare::<B, _>(layers(LAYERS, WIDTH, 0.2))?;
         let mut optimizer = scaler().wrap(optimizer);
         let mut grown = 0;
         for _ in 0..2 {
             let x = Tensor::<B, 2>::ones([1, WIDTH], &device);
-            let loss = model
-                .iter()
-                .fold(x, |x, layer| layer.forward(x).tanh())
-                .sum();
+            let loss = layers::loss(&model, x);
             group.barrier("before")?;
             let before = HEAP.current_usage();
             HEAP.reset_peak_usage();

@@ -1,13 +1,14 @@
 //! Gradients of an optimizer on the host leave the device while backward goes on: in its own process, as it counts bytes.
 
+#[path = "support/layers.rs"]
+mod layers;
 #[path = "support/probe.rs"]
 mod probe;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::backend::Autodiff;
-use burn::module::{AutodiffModule, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
@@ -18,12 +19,12 @@ use burn_zero::{
     GroupOptions, HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, ProcessGroup, Sharded,
     Sharding, SingleRank, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
 };
+use layers::{Layers as Model, layers};
 use probe::{Event, Probe, growth_bytes, moved, take_events};
 
 type Device = Probe<Flex>;
 type Plain = Autodiff<Device>;
 type B = Sharded<Plain>;
-type Model<B> = Vec<Linear<B>>;
 
 const LAYERS: usize = 12;
 const WIDTH: usize = 16;
@@ -40,35 +41,21 @@ fn turn() -> MutexGuard<'static, ()> {
     turn
 }
 
-/// The same in every process and thread.
 fn model<B: Backend>() -> Model<B> {
-    let device = Default::default();
-    let layers = (0..LAYERS).map(|layer| {
-        let weight = |index: usize| ((index * 37 + layer * 11) % 101) as f32 / 101.0 - 0.5;
-        let weights: Vec<_> = (0..WIDTH * WIDTH).map(weight).collect();
-        let weights = Tensor::<B, 1>::from_data(weights.as_slice(), &device);
-        let mut linear = LinearConfig::new(WIDTH, WIDTH)
-            .with_bias(false)
-            .init(&device);
-        linear.weight = Param::from_tensor(weights.reshape([WIDTH, WIDTH]) * 0.5);
-        linear
-    });
-    layers.collect()
+    layers(LAYERS, WIDTH, 0.5)
 }
 
 fn loss<B: Backend>(model: &Model<B>, step: usize) -> Tensor<B, 1> {
-    let x = Tensor::<B, 2>::full([2, WIDTH], 0.5 + step as f32 / 8.0, &Default::default());
-    let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
-    y.sum()
+    let x = Tensor::full([2, WIDTH], 0.5 + step as f32 / 8.0, &Default::default());
+    layers::loss(model, x)
 }
 
+/// The bits of all weights.
 fn weights<B: Backend>(model: &Model<B>) -> Vec<u32> {
-    let layers = model.iter();
-    let weights = layers.flat_map(|layer| {
-        let data = layer.weight.val().into_data();
-        data.into_vec::<f32>().unwrap()
-    });
-    weights.map(f32::to_bits).collect()
+    layers::weights(model)
+        .into_iter()
+        .map(f32::to_bits)
+        .collect()
 }
 
 /// A layer fills a bucket.

@@ -3,17 +3,19 @@
 //! The device is the heap: Flex's tensors are there. The host is what lies outside of it: state of the host optimizer is in
 //! mappings of its own. Buffers of transfers are of the host too but are counted as if they were the device's.
 
+#[path = "support/layers.rs"]
+mod layers;
+
 use burn::backend::Autodiff;
-use burn::module::Param;
-use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn_flex::Flex;
 use burn_zero::{HostAdamWConfig, OffloadConfig};
+use layers::{Layers, layers};
 use peak_alloc::PeakAlloc;
 
 type B = Autodiff<Flex>;
-type Model = Vec<Linear<B>>;
+type Model = Layers<B>;
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
@@ -25,40 +27,22 @@ const PARAMETER_BYTES: usize = LAYERS * WIDTH * WIDTH * 4;
 const LIMIT_BYTES: usize = 3 * PARAMETER_BYTES;
 const STEPS: usize = 4;
 
-fn model() -> Model {
-    let device = Default::default();
-    let layers = (0..LAYERS).map(|layer| {
-        let weight = |index: usize| ((index * 37 + layer * 11) % 101) as f32 / 101.0 - 0.5;
-        let weights: Vec<_> = (0..WIDTH * WIDTH).map(weight).collect();
-        let weights = Tensor::<B, 1>::from_data(weights.as_slice(), &device);
-        let mut linear = LinearConfig::new(WIDTH, WIDTH)
-            .with_bias(false)
-            .init(&device);
-        linear.weight = Param::from_tensor(weights.reshape([WIDTH, WIDTH]) * 0.2);
-        linear
-    });
-    layers.collect()
-}
-
 /// The most bytes that training takes, and the trained weights.
 fn train(mut optimizer: impl Optimizer<Model, B>) -> (usize, Vec<f32>) {
     let device = Default::default();
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
-    let mut model = model();
+    let mut model = layers(LAYERS, WIDTH, 0.2);
     for _ in 0..STEPS {
         let x = Tensor::<B, 2>::ones([1, WIDTH], &device);
-        let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
-        let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
+        let gradients = layers::loss(&model, x).backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
         model = optimizer.step(0.01, model, gradients);
     }
     let peak = HEAP.peak_usage() - before;
     // The optimizer goes with its state.
     drop(optimizer);
-    let weights = model
-        .iter()
-        .flat_map(|layer| layer.weight.val().into_data().into_vec().unwrap());
-    (peak, weights.collect())
+    (peak, layers::weights(&model))
 }
 
 #[test]

@@ -6,25 +6,21 @@ use std::rc::Rc;
 
 use burn::backend::Autodiff;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::tensor::Tensor;
 use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{Tensor, TensorData};
 use burn_checkpoint::trace::{self, EventKind};
 use burn_checkpoint::{
     MemoryBudget, Policy, Remat, RematStats, Verify, checkpoint, checkpoint_with,
 };
 use burn_flex::Flex;
 
+use crate::input::{Bits, gradient_bits, input};
 use crate::models::{Around, Bare, Transformer, generator, step};
 use crate::probe::{Probe, Reads, Writes, take_counts, watched, with_transfers};
 
 type Inner = Probe<Flex>;
 type B = Autodiff<Remat<Inner>>;
-
-fn input<A: AutodiffBackend>() -> Tensor<A, 2> {
-    let data: Vec<f32> = (0..64).map(|x| (x as f32 * 0.37).sin()).collect();
-    Tensor::from_data(TensorData::new(data, [8, 8]), &Default::default())
-}
 
 fn message(panic: Box<dyn std::any::Any + Send>) -> String {
     match panic.downcast::<String>() {
@@ -32,9 +28,6 @@ fn message(panic: Box<dyn std::any::Any + Send>) -> String {
         Err(panic) => (*panic.downcast::<&str>().expect("a message")).to_owned(),
     }
 }
-
-/// The bits of a gradient.
-type Bits = Vec<u8>;
 
 /// Some scopes of a matmul, two `tanh` and a sum, which backward asks for two tensors each of.
 fn chain<A: AutodiffBackend>(
@@ -48,9 +41,7 @@ fn chain<A: AutodiffBackend>(
         let policy = policy.clone();
         y = checkpoint_with(policy, || (y.clone().matmul(y) * 0.1).tanh().tanh() + 0.5);
     }
-    let grads = backward(y.sum());
-    let grad = x.grad(&grads).expect("a gradient");
-    grad.into_data().bytes.to_vec()
+    gradient_bits(&x, &backward(y.sum()))
 }
 
 fn plain(scopes: usize) -> Bits {
@@ -280,12 +271,7 @@ fn long_scopes<A: AutodiffBackend>() -> Bits {
             (0..12).fold(y.clone().matmul(y) * 0.1, |y, _| y.tanh() * 1.1)
         });
     }
-    let grads = y.sum().backward();
-    x.grad(&grads)
-        .expect("a gradient")
-        .into_data()
-        .bytes
-        .to_vec()
+    gradient_bits(&x, &y.sum().backward())
 }
 
 /// A budget holds where scopes move things to the host, nothing is read to the host twice, and every run is the same.

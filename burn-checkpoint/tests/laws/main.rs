@@ -5,6 +5,7 @@ mod block;
 mod budgets;
 mod devices;
 mod host;
+mod input;
 mod long;
 mod models;
 mod order;

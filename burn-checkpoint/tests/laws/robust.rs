@@ -4,12 +4,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::backend::Autodiff;
 use burn::nn::DropoutConfig;
-use burn::tensor::{Int, Tensor, TensorData, Tolerance};
+use burn::tensor::{Int, Tensor, Tolerance};
 use burn_checkpoint::{
     MemoryBudget, Outputs, Policy, Remat, RematStats, checkpoint, checkpoint_with, evict,
 };
 use burn_flex::Flex;
 
+use crate::input::{Bits, gradient_bits, input};
 use crate::models::generator;
 
 type B = Autodiff<Remat<Flex>>;
@@ -19,24 +20,14 @@ fn device<T: Default>() -> T {
     T::default()
 }
 
-fn input<A: burn::tensor::backend::Backend>() -> Tensor<A, 2> {
-    let data: Vec<f32> = (0..64).map(|x| (x as f32 * 0.37).sin()).collect();
-    Tensor::from_data(TensorData::new(data, [8, 8]), &device())
-}
-
 /// The bits of the gradient of a chain of `exp` and `log`, in scopes.
-fn chain<A: burn::tensor::backend::AutodiffBackend>(scopes: usize) -> Vec<u8> {
+fn chain<A: burn::tensor::backend::AutodiffBackend>(scopes: usize) -> Bits {
     let x = input::<A>().require_grad();
     let mut y = x.clone();
     for _ in 0..scopes {
         y = checkpoint(|| y.clone().exp().tanh().matmul(y.clone().abs().sqrt()));
     }
-    let grads = y.sum().backward();
-    x.grad(&grads)
-        .expect("a gradient")
-        .into_data()
-        .bytes
-        .to_vec()
+    gradient_bits(&x, &y.sum().backward())
 }
 
 #[test]
@@ -101,14 +92,7 @@ fn forward_here_and_backward_there() {
     let plain = chain::<Plain>(1);
     let x = input::<B>().require_grad();
     let y = checkpoint(|| x.clone().exp().tanh().matmul(x.clone().abs().sqrt()));
-    let found = std::thread::spawn(move || {
-        let grads = y.sum().backward();
-        x.grad(&grads)
-            .expect("a gradient")
-            .into_data()
-            .bytes
-            .to_vec()
-    });
+    let found = std::thread::spawn(move || gradient_bits(&x, &y.sum().backward()));
     assert!(found.join().expect("no panic") == plain);
 }
 

@@ -2,6 +2,8 @@
 
 #[path = "../support/parameters.rs"]
 mod parameters_of;
+#[path = "../support/values.rs"]
+mod values_of;
 
 use burn::backend::Autodiff;
 use burn::module::{Module, Param};
@@ -12,6 +14,7 @@ use burn_flex::Flex;
 use burn_zero::{HostAdamWConfig, OffloadConfig};
 
 pub use parameters_of::parameters;
+use values_of::values;
 
 pub type B = Autodiff<Flex>;
 
@@ -47,7 +50,7 @@ impl Net<B> {
     /// Gradients that look random, of each parameter's type.
     pub fn gradients(&self, step: usize) -> GradientsParams {
         let mut gradients = GradientsParams::new();
-        let seed = 1000 + 10 * step as u64;
+        let seed = 1000 + 10 * step;
         gradients.register(self.matrix.id, tensor::<Flex, 2>(seed, [9, 13]));
         if step.is_multiple_of(2) {
             gradients.register(self.inner.sometimes.id, tensor::<Flex, 1>(seed + 1, [7]));
@@ -59,22 +62,10 @@ impl Net<B> {
 }
 
 /// The same model for the same seed.
-pub fn tensor<B: Backend, const D: usize>(seed: u64, shape: [usize; D]) -> Tensor<B, D> {
+pub fn tensor<B: Backend, const D: usize>(seed: usize, shape: [usize; D]) -> Tensor<B, D> {
     let elements = shape.iter().product();
-    let data = TensorData::new(values(seed, elements), shape);
+    let data = TensorData::new(values(elements, seed), shape);
     Tensor::from_data(data, (&Default::default(), DType::F32))
-}
-
-/// Numbers between -0.5 and 0.5 that look random.
-pub fn values(seed: u64, elements: usize) -> Vec<f32> {
-    let mut state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let next = || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    };
-    std::iter::repeat_with(next).take(elements).collect()
 }
 
 /// The bits of all parameters.

@@ -2,6 +2,8 @@
 
 #[path = "../support/parameters.rs"]
 mod parameters_of;
+#[path = "../support/values.rs"]
+mod values_of;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,6 +23,7 @@ use burn_zero::{
 };
 
 pub use parameters_of::parameters;
+pub use values_of::values;
 
 pub type Plain = Autodiff<Flex>;
 pub type B = Sharded<Autodiff<Flex>>;
@@ -73,18 +76,6 @@ impl<B: Backend> Net<B> {
         let z = z.matmul(self.tied.val().transpose()) + y;
         self.last.forward(z).square().mean()
     }
-}
-
-/// Numbers between -0.5 and 0.5 that look random.
-pub fn values(elements: usize, seed: usize) -> Vec<f32> {
-    let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let next = || {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    };
-    std::iter::repeat_with(next).take(elements).collect()
 }
 
 /// Examples of one rank; 12 rows are cut for 1, 2, 3 or 4 ranks.

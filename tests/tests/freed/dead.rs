@@ -4,7 +4,7 @@
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_checkpoint::Remat;
-use examples::gpt::model::{Activations, GptConfig};
+use examples::gpt::model::Activations;
 
 use super::{Hold, Training, counters, in_use, turn};
 
@@ -22,12 +22,7 @@ struct Bytes {
 /// A forward pass whose loss is dropped, and then one that has a backward pass.
 fn measure<I: Backend, B: AutodiffBackend<Device = I::Device>>(hold: Hold) -> Bytes {
     let counters = counters::<I>();
-    let config = GptConfig::new(32, 6, 2, 32).with_vocabulary(32);
-    let training = Training::<B>::new(&config, hold.activations(), 8);
-    let budget = hold.install();
-    // Kernels are chosen, and what is made once is made.
-    drop(training.loss().backward());
-
+    let (training, budget) = Training::<B>::warm(hold);
     let before = in_use::<B>(counters);
     let beyond = |now: u64| now.saturating_sub(before);
     let loss = training.loss();

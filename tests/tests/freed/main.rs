@@ -97,6 +97,15 @@ impl<B: Backend> Training<B> {
 }
 
 impl<B: AutodiffBackend> Training<B> {
+    /// A GPT of six blocks, after its first pass: kernels are chosen, and what is made once is made.
+    fn warm(hold: Hold) -> (Self, Option<InstalledBudget>) {
+        let config = GptConfig::new(32, 6, 2, 32).with_vocabulary(32);
+        let training = Self::new(&config, hold.activations(), 8);
+        let budget = hold.install();
+        drop(training.loss().backward());
+        (training, budget)
+    }
+
     /// So many steps with AdamW; `done` is called after each.
     fn steps(self, steps: usize, mut done: impl FnMut(usize)) {
         let mut optimizer = AdamWConfig::new().init();

@@ -11,12 +11,10 @@ use burn::nn::loss::{MseLoss, Reduction};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::Backend;
 use burn::train::metric::{Adaptor, LossInput, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
-use burn::train::{
-    InferenceStep, Interrupter, ItemLazy, Learner, SupervisedTraining, TrainOutput, TrainStep,
-};
+use burn::train::{Interrupter, ItemLazy, Learner, SupervisedTraining};
 use burn_amp::{
     AmpError, Autocast, F16, GradScaler, GradScalerConfig, LossScaleMetric, SkippedStepsMetric,
 };
@@ -53,25 +51,33 @@ impl Adaptor<LossInput<Flex>> for Output {
     }
 }
 
-impl<B: AutodiffBackend> TrainStep for Model<B> {
-    type Input = Tensor<B, 2>;
-    type Output = Output;
+/// Steps of the Learner for a `Model` with a `loss`.
+macro_rules! learner_steps {
+    () => {
+        impl<B: burn::tensor::backend::AutodiffBackend> burn::train::TrainStep for Model<B> {
+            type Input = Tensor<B, 2>;
+            type Output = Output;
 
-    fn step(&self, x: Tensor<B, 2>) -> TrainOutput<Output> {
-        let loss = self.loss(x);
-        let value = tests::compare::values(loss.clone())[0];
-        TrainOutput::new(self, loss.backward(), Output(value))
-    }
+            fn step(&self, x: Tensor<B, 2>) -> burn::train::TrainOutput<Output> {
+                let loss = self.loss(x);
+                let value = tests::compare::values(loss.clone())[0];
+                burn::train::TrainOutput::new(self, loss.backward(), Output(value))
+            }
+        }
+
+        impl<B: Backend> burn::train::InferenceStep for Model<B> {
+            type Input = Tensor<B, 2>;
+            type Output = Output;
+
+            fn step(&self, x: Tensor<B, 2>) -> Output {
+                Output(tests::compare::values(self.loss(x))[0])
+            }
+        }
+    };
 }
+pub(super) use learner_steps;
 
-impl<B: Backend> InferenceStep for Model<B> {
-    type Input = Tensor<B, 2>;
-    type Output = Output;
-
-    fn step(&self, x: Tensor<B, 2>) -> Output {
-        Output(tests::compare::values(self.loss(x))[0])
-    }
-}
+learner_steps!();
 
 #[derive(Clone)]
 struct Rows;

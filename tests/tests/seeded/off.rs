@@ -4,6 +4,7 @@ use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::module::AutodiffModule;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_amp::{Autocast, Off};
 use tests::compare::{gradients, values};
@@ -13,6 +14,13 @@ use tests::models::{Classifier, Cnn, Decoder, EncoderDecoder, Mlp, Transformer};
 pub(super) type Trained = (Vec<f32>, Vec<(String, Vec<f32>)>);
 
 pub(super) fn train<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>() -> Trained {
+    train_around::<B, M>(|forward| forward())
+}
+
+/// As [`train`], with something around each forward pass.
+pub(super) fn train_around<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>(
+    around: impl Fn(&dyn Fn() -> Tensor<B, 1>) -> Tensor<B, 1>,
+) -> Trained {
     let device = B::Device::default();
     B::seed(&device, 42);
     let mut model = M::init(&device);
@@ -20,7 +28,7 @@ pub(super) fn train<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>() 
     let mut losses = Vec::new();
     let mut last = Vec::new();
     for _ in 0..3 {
-        let loss = model.loss(8, &device);
+        let loss = around(&|| model.loss(8, &device));
         losses.extend(values(loss.clone()));
         let grads = loss.backward();
         last = gradients(&model, &grads);

@@ -4,15 +4,14 @@
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn::module::AutodiffModule;
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_amp::{Autocast, F16};
 use burn_checkpoint::{MemoryBudget, Policy, Remat, RematStats, checkpoint, checkpoint_with};
-use tests::compare::{gradients, relative_error, values};
+use tests::compare::relative_error;
 use tests::models::{Classifier, Cnn, Decoder, EncoderDecoder, Mlp, Transformer};
 
-use super::off::{Trained, assert_same, train};
+use super::off::{Trained, assert_same, train, train_around};
 
 type Plain<I> = Autodiff<I>;
 type Managed<I> = Autodiff<Remat<I>>;
@@ -57,25 +56,6 @@ impl Scope for Offload {
     }
 }
 
-/// As [`train`], each forward pass in a scope.
-fn train_in<S: Scope, B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>() -> Trained {
-    let device = B::Device::default();
-    B::seed(&device, 42);
-    let mut model = M::init(&device);
-    let mut optimizer = AdamWConfig::new().init();
-    let mut losses = Vec::new();
-    let mut last = Vec::new();
-    for _ in 0..3 {
-        let loss = S::run(|| model.loss(8, &device));
-        losses.extend(values(loss.clone()));
-        let grads = loss.backward();
-        last = gradients(&model, &grads);
-        let grads = GradientsParams::from_grads(grads, &model);
-        model = optimizer.step(1e-2, model, grads);
-    }
-    (losses, last)
-}
-
 fn same<B: AutodiffBackend, S: Scope, R: AutodiffBackend, M, N>()
 where
     M: Classifier<B> + AutodiffModule<B>,
@@ -84,7 +64,7 @@ where
     let _turn = super::turn();
     let plain = train::<B, M>();
     RematStats::reset_thread();
-    assert_same(&plain, &train_in::<S, R, N>());
+    assert_same(&plain, &train_around::<R, N>(|forward| S::run(forward)));
 }
 
 /// On every model.
@@ -153,7 +133,7 @@ fn budgets<I: Backend>() {
         for budget in budgets.into_iter().chain([MemoryBudget::bytes(1024)]) {
             RematStats::reset_thread();
             let installed = budget.install();
-            let trained = train_in::<NoScope, R, N>();
+            let trained = train::<R, N>();
             assert!(
                 RematStats::of_thread().replayed_operations > 0,
                 "{budget:?}"

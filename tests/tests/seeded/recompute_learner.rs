@@ -6,14 +6,14 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::Tensor;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::Backend;
 use burn::train::metric::LossMetric;
 use burn::train::renderer::CliMetricsRenderer;
-use burn::train::{InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep};
+use burn::train::{Learner, SupervisedTraining, TrainStep};
 use burn_checkpoint::{Remat, RematMetric, RematStats, checkpoint};
 use burn_flex::Flex;
 
-use super::learner::{Output, loader};
+use super::learner::{Output, learner_steps, loader};
 
 type B = Autodiff<Remat<Flex>>;
 
@@ -37,25 +37,7 @@ impl<B: Backend> Model<B> {
     }
 }
 
-impl<B: AutodiffBackend> TrainStep for Model<B> {
-    type Input = Tensor<B, 2>;
-    type Output = Output;
-
-    fn step(&self, x: Tensor<B, 2>) -> TrainOutput<Output> {
-        let loss = self.loss(x);
-        let value = tests::compare::values(loss.clone())[0];
-        TrainOutput::new(self, loss.backward(), Output(value))
-    }
-}
-
-impl<B: Backend> InferenceStep for Model<B> {
-    type Input = Tensor<B, 2>;
-    type Output = Output;
-
-    fn step(&self, x: Tensor<B, 2>) -> Output {
-        Output(tests::compare::values(self.loss(x))[0])
-    }
-}
+learner_steps!();
 
 #[test]
 fn the_metrics_show_what_came_back() {
