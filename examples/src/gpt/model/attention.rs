@@ -59,7 +59,7 @@ impl<B: Backend> CausalSelfAttention<B> {
 /// `softmax(query keyᵗ / √features + mask) value`, the mask closing what lies after a query.
 ///
 /// Burn's `attention` computes the same, but its softmax is one for rows that may be masked whole and is differentiated
-/// through the row's maximum: under autodiff a training step with it takes 15 % longer (burn-flex). Here no row is masked
+/// through the row's maximum, which under autodiff is more work in every training step. Here no row is masked
 /// whole, as every token may read itself.
 ///
 /// # Shapes
