@@ -38,8 +38,8 @@ const SOON: Duration = Duration::from_secs(100);
 /// With `N` ranks all hold the parameters, 1. Stage 0 holds gradients, 1, and the state, 2, and comes to 4. Stage 1 comes to the
 /// most when it reduces, with gradients, 1, what is reduced of them, `1 / N`, and the state, `2 / N`: 2.5. Stage 2 comes to the
 /// most when the optimizer makes new pieces of old ones, with three parts of state and gradients, the old pieces and the
-/// new: `1 + 5 / N`, 1.83. This is in the middle between the two.
-const LIMIT: f64 = 2.17;
+/// new: `1 + 5 / N`, 1.83. Found on one machine were 4.3, 2.6 and 1.9. This is between the last two.
+const LIMIT: f64 = 2.2;
 
 fn model() -> GptConfig {
     GptConfig::new(TIME, 14, 4, 192).with_vocabulary(VOCABULARY)
