@@ -8,16 +8,17 @@ mod probe;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::backend::Autodiff;
-use burn::module::AutodiffModule;
-use burn::optim::{GradientsParams, Optimizer};
+use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{GradientsParams, MultiGradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_flex::Flex;
 use burn_zero::{
-    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, ProcessGroup, Sharded,
-    Sharding, SingleRank, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
+    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, Partition, ProcessGroup,
+    Sharded, Sharding, Shards, SingleRank, Stage, ThreadGroup, ZeroError, ZeroOptimizer, offload,
 };
 use layers::{Layers as Model, layers};
 use probe::{Event, Probe, growth_bytes, moved, take_events};
@@ -242,12 +243,18 @@ fn a_scaler_sees_gradients_that_are_on_the_host() {
 }
 
 /// Bytes down and up of all ranks in a step, its backward pass included; and the weights.
-fn traffic(ranks: usize, stage: Stage, memory: Memory) -> ((usize, usize), Vec<u32>) {
+fn traffic<O>(
+    ranks: usize,
+    sharding: &Sharding,
+    optimizer: impl Fn() -> O + Sync,
+) -> ((usize, usize), Vec<u32>)
+where
+    O: Optimizer<Shards<B>, B>,
+{
     let _turn = turn();
     let results = ThreadGroup::spawn(ranks, GroupOptions::default(), |group| {
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
-        let sharding = sharding(stage, memory);
-        let mut optimizer = ZeroOptimizer::new(on_host::<B>(), group.clone(), sharding)?;
+        let mut optimizer = ZeroOptimizer::new(optimizer(), group.clone(), sharding.clone())?;
         let mut model = optimizer.prepare::<B, _>(model::<B>())?;
         let mut bytes = (0, 0);
         for index in 0..3 {
@@ -273,8 +280,8 @@ fn traffic(ranks: usize, stage: Stage, memory: Memory) -> ((usize, usize), Vec<u
 fn reduced_pieces_stay_on_the_host() {
     for ranks in [2, 3] {
         for stage in Stage::ALL {
-            let (before, expected) = traffic(ranks, stage, Memory::Device);
-            let (after, found) = traffic(ranks, stage, Memory::Host);
+            let (before, expected) = traffic(ranks, &sharding(stage, Memory::Device), on_host::<B>);
+            let (after, found) = traffic(ranks, &sharding(stage, Memory::Host), on_host::<B>);
             assert_eq!(expected, found, "{ranks} ranks, {stage}");
             println!(
                 "{ranks} ranks, {stage}: {before:?} bytes down and up, {after:?} with gradients on the host"
@@ -289,5 +296,76 @@ fn reduced_pieces_stay_on_the_host() {
             assert!((held..=held + ranks * LAYERS * 4).contains(&down), "{down}");
             assert_eq!(up, held, "{ranks} ranks, {stage}");
         }
+    }
+}
+
+#[test]
+fn updated_pieces_are_gathered_from_the_host() {
+    let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    for ranks in [2, 3] {
+        for stage in [Stage::OptimizerState, Stage::Gradients] {
+            for partition in [Partition::Flat, Partition::Whole] {
+                let sharding = Sharding {
+                    partition,
+                    ..sharding(stage, Memory::Host)
+                };
+                let adamw = traffic(ranks, &sharding, on_host::<B>);
+                let sgd = traffic(ranks, &sharding, || offload::<Flex, _>(sgd.init()));
+                for ((down, up), _) in [adamw, sgd] {
+                    let what = format!("{ranks} ranks, {stage}, {partition:?}: {down} {up}");
+                    // Each rank's gradients, and two sums of each piece, which tell that nobody else has changed it.
+                    let gradients = ranks * MODEL_BYTES;
+                    let sums = 2 * ranks * LAYERS * 4;
+                    assert!((gradients..=gradients + sums).contains(&down), "{what}");
+                    // The parameters, on each rank.
+                    assert_eq!(up, ranks * MODEL_BYTES, "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// Halves what the optimizer in it has updated.
+#[derive(Clone)]
+struct Halves<O>(O);
+
+impl<O: Optimizer<Shards<B>, B>> Optimizer<Shards<B>, B> for Halves<O> {
+    type Record = O::Record;
+
+    fn step(&mut self, lr: f64, module: Shards<B>, grads: GradientsParams) -> Shards<B> {
+        struct Half;
+        impl ModuleMapper<B> for Half {
+            fn map_float<const D: usize>(
+                &mut self,
+                param: Param<Tensor<B, D>>,
+            ) -> Param<Tensor<B, D>> {
+                param.map(|tensor| tensor * 0.5)
+            }
+        }
+        self.0.step(lr, module, grads).map(&mut Half)
+    }
+
+    fn step_multi(&mut self, lr: f64, module: Shards<B>, grads: MultiGradientsParams) -> Shards<B> {
+        self.0.step_multi(lr, module, grads)
+    }
+
+    fn to_record(&self) -> Self::Record {
+        self.0.to_record()
+    }
+
+    fn load_record(self, record: Self::Record) -> Self {
+        Self(self.0.load_record(record))
+    }
+}
+
+#[test]
+fn who_changes_updated_pieces_finds_them() {
+    let run = |stage| traffic(2, &sharding(stage, Memory::Host), || Halves(on_host::<B>()));
+    // In stage 0 nothing is gathered.
+    let (_, expected) = run(Stage::DataParallel);
+    for stage in [Stage::OptimizerState, Stage::Gradients] {
+        let ((_, up), found) = run(stage);
+        assert!(expected == found, "{stage}");
+        assert_eq!(up, 3 * MODEL_BYTES, "pieces too: {stage}");
     }
 }

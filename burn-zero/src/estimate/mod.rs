@@ -104,9 +104,10 @@ pub struct Estimate {
     pub sent_bytes: u64,
     /// Bytes from the device to the host for one update, because the optimizer's state is there: gradients, in their own type.
     /// Where they go during backward ([`Memory::Host`]) it is those of all parameters, in each accumulated micro-batch; otherwise
-    /// with several ranks all go down besides, on their way to other ranks. All parameters come up from those.
+    /// with several ranks all go down besides, on their way to other ranks.
     pub downloaded_bytes: u64,
     /// Bytes from the host to the device for one update, because the optimizer's state is there: parameters, in their own type.
+    /// None where several ranks gather them (stages 1 and 2): all parameters come up from those, wherever the state is.
     pub uploaded_bytes: u64,
 }
 
@@ -281,7 +282,10 @@ impl Cut {
             sent_elements: sent(1, 1),
             sent_bytes: sent(communication_bytes, element_bytes),
             downloaded_bytes: element_bytes * downloaded,
-            uploaded_bytes: element_bytes * offloaded,
+            uploaded_bytes: match several && stage.shards_optimizer_state() {
+                true => 0,
+                false => element_bytes * offloaded,
+            },
         }
     }
 
@@ -385,12 +389,12 @@ mod tests {
         assert_eq!((whole.optimizer_bytes, whole.host_bytes), (0, 12 * P / 4));
         assert_eq!((whole.gradient_bytes, whole.host_gradient_bytes), (0, P));
         // The gradients of all parameters go down, to be reduced there.
-        assert_eq!((whole.downloaded_bytes, whole.uploaded_bytes), (4 * P, P));
+        assert_eq!((whole.downloaded_bytes, whole.uploaded_bytes), (4 * P, 0));
         let half = estimate(&ModelStates::adam(P), &host(0.5), 4);
         assert_eq!((half.optimizer_bytes, half.host_bytes), (P, 6 * P / 4));
         // A part of them would go back to the device.
         assert_eq!((half.gradient_bytes, half.host_gradient_bytes), (P, 0));
-        assert_eq!((half.downloaded_bytes, half.uploaded_bytes), (P / 2, P / 2));
+        assert_eq!((half.downloaded_bytes, half.uploaded_bytes), (P / 2, 0));
         // One rank alone: the device holds parameters, and gradients on their way.
         let alone = ZeroConfig {
             stage: Stage::DataParallel,
@@ -401,6 +405,7 @@ mod tests {
             (alone_f32.peak_device_bytes(), alone_f32.host_bytes),
             (8 * P, 12 * P)
         );
+        assert_eq!(alone_f32.uploaded_bytes, 4 * P);
         assert_eq!((alone_f32.sent_elements, alone_f32.buffer_bytes), (0, 0));
         let small = ZeroConfig {
             reduce_bucket_size: 1000,

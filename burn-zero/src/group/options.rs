@@ -12,8 +12,12 @@ use crate::ZeroError;
 pub struct GroupOptions {
     /// Longest time that a rank waits for the next message of another, 60 s by default (DeepSpeed: 30 minutes). It must be
     /// longer than what ranks compute between two collectives, such as the evaluation of one rank alone. After its last
-    /// collective a process may take any time.
+    /// collective a process may take [longer](Self::longest_stay).
     pub deadline: Duration,
+    /// Longest time that a process may go on, after its last collective, once another has left the group: then that one ends the job. `None`
+    /// by default, any time: nobody sees from outside whether a program that lives writes its results or hangs. MPI only; ranks
+    /// that are threads end with their process.
+    pub longest_stay: Option<Duration>,
     /// Most elements in one message, 65,536 by default: MPI counts with 31 bits, and chunks of this size are added
     /// while they are in the cache. Threads read each other's buffers and send no messages.
     pub chunk_elements: usize,
@@ -37,6 +41,7 @@ impl Default for GroupOptions {
     fn default() -> Self {
         Self {
             deadline: Duration::from_secs(60),
+            longest_stay: None,
             chunk_elements: 1 << 16,
             on_panic: OnPanic::default(),
         }
@@ -71,6 +76,13 @@ impl GroupOptions {
                 setting: "deadline",
                 value: format!("{:?}", self.deadline),
                 expected: "longer than nothing and at most a year",
+            });
+        }
+        if self.longest_stay.is_some_and(|longest| longest.is_zero()) {
+            return Err(ZeroError::InvalidSetting {
+                setting: "longest_stay",
+                value: "0".to_owned(),
+                expected: "longer than nothing, or none",
             });
         }
         Ok(())

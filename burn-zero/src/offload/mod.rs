@@ -1,7 +1,8 @@
 //! Optimizer state in host memory.
 //!
 //! `host_adamw` is the arithmetic, on slices; `adamw` brings modules to it. `backend` brings modules to any of Burn's
-//! optimizers, on a backend of the host. `landing` brings both their gradients while backward goes on.
+//! optimizers, on a backend of the host. `landing` brings both their gradients while backward goes on, `uploads` keeps
+//! updated pieces there for the other ranks.
 
 mod adamw;
 mod arrivals;
@@ -12,6 +13,7 @@ mod host_adamw;
 mod landing;
 mod leaves;
 mod marks;
+mod uploads;
 
 pub use adamw::{EntryItem, OffloadRecord, OffloadedAdamW, Ranked, StateItem};
 pub use backend::{HostOffload, HostRecord, offload};
@@ -21,6 +23,7 @@ pub use host_adamw::{
     AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostAdamWError,
     InstructionSet, OpenStep, ParamsOut,
 };
+pub(crate) use uploads::{Kept, gathered_after};
 
 /// A step has no other way to fail.
 fn raise<T>(result: Result<T, OffloadError>) -> T {

@@ -8,9 +8,12 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend};
 
 use super::parameters::Parameters;
+use super::pieces::cut_one;
+use super::shards::{Updated, piece_id};
 use crate::ZeroError;
 use crate::group::{BufferDtype, HostBuffer, PendingBuffer, ProcessGroup, Split};
-use crate::host::HostRead;
+use crate::host::{HostRead, floats};
+use crate::offload::Kept;
 use crate::reduce::{Layout, Moment};
 use crate::shard::Bucket;
 
@@ -23,11 +26,11 @@ use crate::shard::Bucket;
 pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     parameters: &Parameters,
-    updated: Updated<'_, B::InnerBackend>,
+    gather: Gather<'_, B::InnerBackend>,
 ) -> Result<M, ZeroError> {
     let mut update = Update {
         parameters,
-        updated,
+        gather,
         done: HashMap::new(),
         failed: None,
     };
@@ -38,13 +41,13 @@ pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
     }
 }
 
-/// The pieces that the optimizer has updated.
-pub(super) struct Updated<'a, I: Backend> {
+/// The pieces that the optimizer has updated, on their way to all ranks.
+pub(super) struct Gather<'a, I: Backend> {
     layout: &'a Layout,
     group: &'a dyn ProcessGroup,
     at: Moment,
     /// By parameter.
-    pieces: HashMap<usize, FloatTensor<I>>,
+    pieces: HashMap<usize, Updated<I>>,
     /// Whether any rank has updated each parameter.
     changed: Vec<bool>,
     /// Pieces on the host, until they are sent.
@@ -54,15 +57,18 @@ pub(super) struct Updated<'a, I: Backend> {
     gathered: usize,
     /// Parameters that are gathered in part, or were not asked for yet.
     arriving: HashMap<usize, Vec<f32>>,
+    /// Which pieces of this rank its optimizer waits for, to be on the device.
+    kept: Kept,
 }
 
-impl<'a, I: Backend> Updated<'a, I> {
+impl<'a, I: Backend> Gather<'a, I> {
     pub(super) fn new(
         layout: &'a Layout,
         group: &'a dyn ProcessGroup,
         at: Moment,
-        pieces: HashMap<usize, FloatTensor<I>>,
+        pieces: HashMap<usize, Updated<I>>,
         changed: Vec<bool>,
+        kept: Kept,
     ) -> Self {
         Self {
             layout,
@@ -74,6 +80,7 @@ impl<'a, I: Backend> Updated<'a, I> {
             underway: BTreeMap::new(),
             gathered: 0,
             arriving: HashMap::new(),
+            kept,
         }
     }
 
@@ -89,17 +96,26 @@ impl<'a, I: Backend> Updated<'a, I> {
         }
         if self.layout.holds_all() {
             let shape = Shape::from(known.shape.clone());
-            let piece = self.pieces.remove(&parameter);
+            let piece = self.pieces.remove(&parameter).map(|piece| match piece {
+                Updated::Device(piece) => piece,
+                Updated::Host(data) => I::float_from_data(data, device),
+            });
             return Ok(piece.map(|piece| I::float_reshape(piece, shape)));
         }
         if let Some(last) = self.layout.buckets_of(parameter).last() {
             self.gather_to(last)?;
         }
-        let elements = self.arriving.remove(&parameter);
-        Ok(elements.map(|elements| {
-            let data = TensorData::new(elements, known.shape.clone());
-            I::float_from_data(data.convert_dtype(known.dtype), device)
-        }))
+        let Some(elements) = self.arriving.remove(&parameter) else {
+            return Ok(None);
+        };
+        let data = TensorData::new(elements, known.shape.clone());
+        let value = I::float_from_data(data.convert_dtype(known.dtype), device);
+        let id = piece_id(parameter);
+        if self.kept.is_awaited(id) {
+            let own = cut_one::<I>(self.layout, parameter, value.clone());
+            self.kept.arrived::<I>(id, own);
+        }
+        Ok(Some(value))
     }
 
     /// Gathers all buckets up to this one, and starts with the one behind it.
@@ -143,7 +159,10 @@ impl<'a, I: Backend> Updated<'a, I> {
         let mut part = vec![0.0; own.len()];
         for slot in layout.slots(bucket, own.clone()) {
             if let Some(piece) = self.pieces.remove(&slot.parameter) {
-                let elements = HostRead::start::<I>(piece).wait();
+                let elements = match piece {
+                    Updated::Device(piece) => HostRead::start::<I>(piece).wait(),
+                    Updated::Host(data) => floats(data),
+                };
                 self.sending.insert(slot.parameter, elements);
             }
             let Some(piece) = self.sending.get(&slot.parameter) else {
@@ -182,7 +201,7 @@ impl<'a, I: Backend> Updated<'a, I> {
 
 struct Update<'a, B: AutodiffBackend> {
     parameters: &'a Parameters,
-    updated: Updated<'a, B::InnerBackend>,
+    gather: Gather<'a, B::InnerBackend>,
     /// One that the module holds twice stays one leaf.
     done: HashMap<usize, FloatTensor<B>>,
     failed: Option<ZeroError>,
@@ -206,7 +225,7 @@ impl<B: AutodiffBackend> ModuleMapper<B> for Update<'_, B> {
             return param;
         }
         let device = param.val().device();
-        match self.updated.take(index, &device) {
+        match self.gather.take(index, &device) {
             Ok(None) => param,
             Ok(Some(value)) => {
                 let (id, _, mapper) = param.consume();

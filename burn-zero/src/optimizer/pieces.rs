@@ -4,7 +4,6 @@ use core::ops::Range;
 
 use burn::module::AutodiffModule;
 use burn::tensor::{Shape, TensorMetadata};
-use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice};
 
@@ -87,16 +86,23 @@ pub(super) fn cut<B: AutodiffBackend, M: AutodiffModule<B>>(
     let values = parameters.values::<B, M>(module).into_iter();
     let held = values.filter(|(parameter, _)| layout.held(*parameter) > 0);
     let pieces = held.map(|(parameter, value)| {
-        let piece = if layout.holds_all() {
-            value
-        } else {
-            pick::<B::InnerBackend>(value, layout.shard(parameter))
-        };
-        let shape = Shape::from(layout.piece_shape(parameter));
-        let piece = B::InnerBackend::float_reshape(piece, shape);
+        let piece = cut_one::<B::InnerBackend>(layout, parameter, value);
         (parameter, B::from_inner(piece))
     });
     pieces.collect()
+}
+
+/// This rank's piece of a parameter.
+pub(super) fn cut_one<I: Backend>(
+    layout: &Layout,
+    parameter: usize,
+    value: FloatTensor<I>,
+) -> FloatTensor<I> {
+    let piece = match layout.holds_all() {
+        true => value,
+        false => pick::<I>(value, layout.shard(parameter)),
+    };
+    I::float_reshape(piece, Shape::from(layout.piece_shape(parameter)))
 }
 
 /// The sum of the squares of this rank's shard of the gradient. In stage 0 too, where it holds all: every stage finds the

@@ -1,9 +1,14 @@
 //! The module that the wrapped optimizer meets: this rank's pieces of the parameters.
 #![allow(missing_docs, reason = "records and fields that Burn's derive makes")]
 
+use std::sync::Arc;
+
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive, backend::Backend};
+use burn::tensor::{Tensor, TensorData, TensorMetadata, TensorPrimitive, backend::Backend};
+use burn_backend::AutodiffBackend;
 use burn_backend::tensor::FloatTensor;
+
+use crate::offload::Kept;
 
 /// This rank's pieces, in the order of the parameters: what a wrapped optimizer is an `Optimizer<Shards<B>, B>` of. Rust infers it.
 ///
@@ -39,6 +44,41 @@ pub(crate) fn piece_id(parameter: usize) -> ParamId {
     ParamId::from(FIRST_ID | parameter as u64)
 }
 
+fn parameter_of(piece: ParamId) -> usize {
+    (piece.val() & !FIRST_ID) as usize
+}
+
+/// Evaluates `$body` with `$param` bound to the piece's parameter, whatever its rank.
+macro_rules! with_param {
+    ($piece:expr, $param:ident => $body:expr) => {
+        match $piece {
+            Piece::Rank1($param) => $body,
+            Piece::Rank2($param) => $body,
+            Piece::Rank3($param) => $body,
+            Piece::Rank4($param) => $body,
+            Piece::Rank5($param) => $body,
+            Piece::Rank6($param) => $body,
+        }
+    };
+}
+
+/// A piece after the step.
+pub(super) enum Updated<B: Backend> {
+    /// On the device.
+    Device(FloatTensor<B>),
+    /// On the host, where it was updated.
+    Host(TensorData),
+}
+
+impl<B: AutodiffBackend> Updated<B> {
+    pub(super) fn inner(self) -> Updated<B::InnerBackend> {
+        match self {
+            Self::Device(piece) => Updated::Device(B::inner(piece)),
+            Self::Host(data) => Updated::Host(data),
+        }
+    }
+}
+
 impl<B: Backend> Shards<B> {
     /// From the pieces and the positions of their parameters.
     pub(super) fn new(pieces: Vec<(usize, FloatTensor<B>)>) -> Self {
@@ -56,7 +96,30 @@ impl<B: Backend> Shards<B> {
     /// The pieces and the positions of their parameters.
     pub(super) fn into_pieces(self) -> impl Iterator<Item = (usize, FloatTensor<B>)> {
         let pieces = self.into_ids();
-        pieces.map(|(id, piece)| ((id.val() & !FIRST_ID) as usize, piece))
+        pieces.map(|(id, piece)| (parameter_of(id), piece))
+    }
+
+    /// The pieces and the positions of their parameters, after a step that was [`gathered_after`](crate::offload::gathered_after).
+    pub(super) fn into_updated(self, kept: &mut Kept) -> impl Iterator<Item = (usize, Updated<B>)> {
+        self.pieces.into_iter().map(|piece| {
+            let (id, seen) = with_param!(&piece, param => (param.id, param.is_initialized()));
+            let data = match seen {
+                // Whoever looked may have changed it: the optimizer is to look too.
+                true => {
+                    kept.forget(id);
+                    None
+                }
+                false => kept.take(id),
+            };
+            let updated = match data {
+                Some(data) => {
+                    drop(piece); // which shares the data
+                    Updated::Host(Arc::unwrap_or_clone(data))
+                }
+                None => Updated::Device(piece.into_parts().1),
+            };
+            (parameter_of(id), updated)
+        })
     }
 
     /// The pieces and their ids.
@@ -73,20 +136,6 @@ impl<B: Backend> Shards<B> {
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
-}
-
-/// Evaluates `$body` with `$param` bound to the piece's parameter, whatever its rank.
-macro_rules! with_param {
-    ($piece:expr, $param:ident => $body:expr) => {
-        match $piece {
-            Piece::Rank1($param) => $body,
-            Piece::Rank2($param) => $body,
-            Piece::Rank3($param) => $body,
-            Piece::Rank4($param) => $body,
-            Piece::Rank5($param) => $body,
-            Piece::Rank6($param) => $body,
-        }
-    };
 }
 
 impl<B: Backend> Piece<B> {

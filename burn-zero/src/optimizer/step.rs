@@ -6,7 +6,7 @@ use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, TensorMetadata};
 
-use super::gather::{self, Updated};
+use super::gather::{self, Gather};
 use super::gradients::Gradients;
 use super::parameters::Parameters;
 use super::pieces::{Pieces, check_whole, cut, squared_norm};
@@ -16,6 +16,7 @@ use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::on_host;
 use crate::group::Agree;
 use crate::host::HostRead;
+use crate::offload::{Kept, gathered_after};
 use crate::reduce::{Arriving, Exchange, Layout, Moment, Reduced};
 use crate::{Memory, ShardingError, ZeroError};
 
@@ -51,13 +52,18 @@ impl<O> ZeroOptimizer<O> {
             gradients.put::<B>(piece_id(parameter), gradient);
         }
         let shards = Shards::new(cut::<B, M>(&module, &parameters, layout));
-        let shards = gradients.step(&mut self.inner, lr, shards);
+        let step = || gradients.step(&mut self.inner, lr, shards);
+        let (shards, mut kept) = match layout.holds_all() {
+            true => (step(), Kept::default()),
+            false => gathered_after(step),
+        };
 
         let pieces = shards
-            .into_pieces()
-            .map(|(index, piece)| (index, B::inner(piece)));
-        let updated = Updated::new(layout, &*self.group, at, pieces.collect(), reduced.present);
-        let module = gather::update::<B, M>(module, &parameters, updated)?;
+            .into_updated(&mut kept)
+            .map(|(index, piece)| (index, piece.inner()));
+        let pieces = pieces.collect();
+        let gather = Gather::new(layout, &*self.group, at, pieces, reduced.present, kept);
+        let module = gather::update::<B, M>(module, &parameters, gather)?;
         attach_to::<B, M>(&exchange, &module);
         Ok(module)
     }

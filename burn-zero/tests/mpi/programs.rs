@@ -55,6 +55,7 @@ pub fn run(program: &str) {
         "other optimizer" => training::differs(patient(), Differs::Optimizer),
         "afterwards" => afterwards(),
         "stopped afterwards" => stopped_afterwards(),
+        "hanging afterwards" => hanging_afterwards(),
         other => match Layers::of(other) {
             Some(layers) => layers.on_processes(patient()),
             None => panic!("no program {other}"),
@@ -203,6 +204,21 @@ fn stopped_afterwards() {
     group.barrier("the end").unwrap();
     if group.rank() == 0 {
         signal("-STOP");
+    }
+    drop(group);
+}
+
+/// Its program hangs; its process lives.
+fn hanging_afterwards() {
+    let group = start(GroupOptions {
+        longest_stay: Some(2 * DEADLINE),
+        ..GroupOptions::with_deadline(DEADLINE)
+    });
+    group.barrier("the end").unwrap();
+    if group.rank() == 0 {
+        loop {
+            thread::park();
+        }
     }
     drop(group);
 }

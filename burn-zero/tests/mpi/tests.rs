@@ -107,6 +107,10 @@ pub const ALL: &[(&str, Test)] = &[
         "a_process_stopped_at_the_end_is_named",
         a_process_stopped_at_the_end_is_named,
     ),
+    (
+        "a_program_that_hangs_at_the_end_is_named",
+        a_program_that_hangs_at_the_end_is_named,
+    ),
 ];
 
 /// "In seconds": starting and ending a job included, on a loaded machine.
@@ -442,6 +446,14 @@ fn a_process_stopped_at_the_end_is_named() {
     let job = launch::run(2, "stopped afterwards");
     job.must_fail_with(
         "rank 1 has left its group and heard nothing of ranks [0]",
+        SECONDS,
+    );
+}
+
+fn a_program_that_hangs_at_the_end_is_named() {
+    let job = launch::run(2, "hanging afterwards");
+    job.must_fail_with(
+        "rank 1 has left its group, and ranks [0] have stayed for",
         SECONDS,
     );
 }

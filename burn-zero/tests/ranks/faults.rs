@@ -301,4 +301,9 @@ fn impossible_groups_are_refused() {
         ..GroupOptions::default()
     };
     assert!(ThreadGroup::new(2, chunks).is_err());
+    let nobody_may_stay = GroupOptions {
+        longest_stay: Some(Duration::ZERO),
+        ..GroupOptions::default()
+    };
+    assert!(ThreadGroup::new(2, nobody_may_stay).is_err());
 }

@@ -1,8 +1,10 @@
 //! The gpt example under `mpirun`: this program starts itself as the ranks, and compares them with ranks that are threads.
+//! And its model, in ranks whose memory is limited.
 
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 #[path = "../../../burn-zero/tests/mpi/launch.rs"]
 mod launch;
+mod limited;
 
 use std::env;
 use std::path::Path;
@@ -18,6 +20,9 @@ const LONGEST: Duration = Duration::from_secs(240);
 
 fn main() {
     if let Ok(program) = env::var(launch::PROGRAM) {
+        if let Some(program) = program.strip_prefix(limited::PROGRAM) {
+            return limited::rank(program);
+        }
         if let Err(error) = run(&Options::parse_from(program.split_whitespace())) {
             eprintln!("error: {error}");
             std::process::exit(1);
@@ -27,9 +32,13 @@ fn main() {
     let filter = env::args()
         .skip(1)
         .find(|argument| !argument.starts_with('-'));
-    let tests: [(&str, fn()); 2] = [
+    let tests: [(&str, fn()); 3] = [
         ("processes_are_threads", processes_are_threads),
         ("a_launcher_decides_how_many", a_launcher_decides_how_many),
+        (
+            "a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two",
+            limited::a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two,
+        ),
     ];
     for (name, test) in tests {
         if filter

@@ -270,11 +270,12 @@ impl Link {
     }
 
     /// Waits until all ranks have left, so that finalizing MPI does not wait; or until one gives no notice of itself for the
-    /// deadline.
+    /// deadline, or stays for longer than it may.
     pub fn leave(&self, calls: u64) {
         self.notify(self.peers(), &Notice::Left(calls));
         self.heard.borrow_mut().fill(Instant::now());
         let deadline = self.options.deadline;
+        let start = Instant::now();
         let mut wait = Wait::new(deadline);
         while !self.staying().is_empty() {
             self.read_notices();
@@ -291,6 +292,16 @@ impl Link {
                 eprintln!(
                     "rank {} has left its group and heard nothing of ranks {missing:?} for {deadline:?}; the job ends",
                     self.rank(),
+                );
+                self.world.abort(1);
+            }
+            if let Some(longest) = self.options.longest_stay
+                && start.elapsed() > longest
+            {
+                eprintln!(
+                    "rank {} has left its group, and ranks {:?} have stayed for {longest:?} since; the job ends",
+                    self.rank(),
+                    self.staying(),
                 );
                 self.world.abort(1);
             }

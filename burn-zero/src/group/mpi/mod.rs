@@ -48,7 +48,8 @@ use crate::ZeroError;
 ///
 /// Dropping the last clone waits until all ranks have dropped theirs and then finalizes MPI, which a process can do only once.
 /// A rank may keep its group for as long as it likes after the last collective, to evaluate or to write: its process gives notice
-/// of itself, and only one that does not for a whole deadline ends the job.
+/// of itself, and one that does not for a whole deadline ends the job, as does one that stays for longer than
+/// [`GroupOptions::longest_stay`], if that is set.
 #[derive(Clone)]
 pub struct MpiGroup(Arc<Member>);
 

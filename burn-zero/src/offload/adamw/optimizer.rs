@@ -73,7 +73,8 @@ use crate::offload::{OffloadConfig, OffloadError, raise};
 /// number a parameter, during backward three [buckets](OffloadConfig::bucket_elements) of gradients, and during a step
 /// [`staging`](OffloadConfig::staging) parameters on their way; on other backends all gradients until the step. A backward pass moves
 /// each gradient down, while it goes on, and a step each parameter up, the first step each parameter down; updating a parameter
-/// overlaps with the upload of the last.
+/// overlaps with the upload of the last. Inside of a [`ZeroOptimizer`](crate::ZeroOptimizer) of several ranks updated pieces are gathered
+/// from the host, and go up with those of all.
 pub struct OffloadedAdamW<B: AutodiffBackend> {
     pub(super) config: OffloadConfig,
     pub(super) burns: AdamW,

@@ -6,8 +6,7 @@ use std::thread;
 use burn::module::{AutodiffModule, ModuleMapper, Param, ParamId};
 use burn::optim::LearningRate;
 use burn::optim::adaptor::GradAdaptor;
-use burn::tensor::{DType, Tensor, TensorPrimitive, backend::AutodiffBackend};
-use burn_backend::ops::FloatTensorOps;
+use burn::tensor::{DType, Tensor, backend::AutodiffBackend};
 use burn_backend::tensor::Device;
 
 use super::device;
@@ -19,7 +18,8 @@ use super::state::{DeviceState, Entry};
 use crate::offload::OffloadError;
 use crate::offload::arrivals::{Arrival, Gradient, arrivals};
 use crate::offload::leaves::Leaves;
-use crate::offload::marks::{Mark, differ};
+use crate::offload::marks::differ;
+use crate::offload::uploads::will_be_gathered;
 
 impl<B: AutodiffBackend> OffloadedAdamW<B> {
     pub(super) fn advance<M: AutodiffModule<B>>(
@@ -62,7 +62,9 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
             let module = module.map(&mut update);
             update.failed.map_or(Ok(module), Err)
         })?;
-        self.look_out(&module)?;
+        if !will_be_gathered() {
+            self.look_out(&module)?;
+        }
         Ok(module)
     }
 
@@ -190,16 +192,10 @@ impl<B: AutodiffBackend> Update<'_, B> {
                 return param;
             }
         };
-        let mut mark = None;
-        let param = self.leaves.replace(param, |old| {
-            drop(old);
-            let value = B::InnerBackend::float_from_data(done.value, &device);
-            mark = Some(Mark::of(value.clone()));
-            Tensor::from_primitive(TensorPrimitive::Float(value))
-        });
+        let (param, mark) = self.leaves.renew(param, done.value, &device);
         let kept = Kept {
             state: done.state,
-            mark,
+            mark: Some(mark),
         };
         self.optimizer.host.insert(id, kept);
         param

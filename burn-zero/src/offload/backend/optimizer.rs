@@ -11,7 +11,6 @@ use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer
 use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive, backend::AutodiffBackend};
 use burn_autodiff::Autodiff;
 use burn_backend::Backend;
-use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
 
 use super::record::HostRecord;
@@ -20,6 +19,7 @@ use crate::offload::arrivals::{Arrival, Gradient, arrivals};
 use crate::offload::landing::Landing;
 use crate::offload::leaves::Leaves;
 use crate::offload::marks::{Mark, differ};
+use crate::offload::uploads::will_be_gathered;
 use crate::offload::{OffloadError, raise};
 use crate::{Sharding, Shards};
 
@@ -212,7 +212,9 @@ impl<H: Backend, O> HostOffload<H, O> {
             parameters: &mut self.parameters,
         };
         let module = module.map(&mut update);
-        self.look_out::<B, M>(&module)?;
+        if !will_be_gathered() {
+            self.look_out::<B, M>(&module)?;
+        }
         Ok(module)
     }
 
@@ -248,19 +250,15 @@ impl<H: Backend, B: AutodiffBackend> ModuleMapper<B> for Update<'_, H, B> {
         else {
             return param;
         };
-        self.leaves.replace(param, |old| {
-            drop(old);
-            let data = HostRead::start::<H>(value.clone()).data();
-            let uploaded = B::InnerBackend::float_from_data(data, &device);
-            let mark = Mark::<B::InnerBackend>::of(uploaded.clone());
-            let mark: Arc<dyn Any + Send + Sync> = Arc::new(mark);
-            let kept = Kept {
-                value,
-                mark: Some(mark),
-            };
-            self.parameters.insert(id, kept);
-            Tensor::from_primitive(TensorPrimitive::Float(uploaded))
-        })
+        let data = HostRead::start::<H>(value.clone()).data();
+        let (param, mark) = self.leaves.renew(param, data, &device);
+        let mark: Arc<dyn Any + Send + Sync> = Arc::new(mark);
+        let kept = Kept {
+            value,
+            mark: Some(mark),
+        };
+        self.parameters.insert(id, kept);
+        param
     }
 }
 
