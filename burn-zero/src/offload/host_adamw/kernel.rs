@@ -11,8 +11,8 @@ use super::{
 /// Elements a task: 1.8 MiB of traffic, enough to hide the cost of a task and few enough to balance the threads.
 pub(super) const CHUNK: usize = 64 * 1024;
 
-/// Elements in a block, and how far ahead of its use memory is asked for. A block's f16 is converted at a time. It stays in
-/// the first-level cache, so that a step is one pass over memory.
+/// Elements in a block, whose f16 is converted at a time, and how far ahead of its use memory is asked for. Two blocks of 16
+/// bytes an element stay in a first-level cache of 48 KiB, so that a step is one pass over memory; 512 to 768 was fastest.
 const BLOCK: usize = 768;
 
 /// Elements whose f32 fill a cache line.
