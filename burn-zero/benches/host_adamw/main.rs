@@ -59,7 +59,8 @@ fn timed(mut step: impl FnMut() + 'static) -> Contender {
 /// f32 gradients in, f32 parameters out: 4 arrays read, 3 written.
 fn single_precision(elements: usize) -> Group {
     let mut contenders: Vec<(String, Contender)> = vec![
-        ("stream, huge pages".into(), stream::f32_in(elements)),
+        ("stream, huge pages".into(), stream::f32_in(elements, false)),
+        ("stream, prefetching".into(), stream::f32_in(elements, true)),
         (
             "stream, ordinary pages".into(),
             stream::ordinary_pages(elements),
@@ -80,8 +81,16 @@ fn single_precision(elements: usize) -> Group {
 
 /// bf16 gradients in, f32 master and bf16 parameters out.
 fn low_precision(elements: usize) -> Group {
-    let mut contenders: Vec<(String, Contender)> =
-        vec![("stream, huge pages".into(), stream::bf16_in_out(elements))];
+    let mut contenders: Vec<(String, Contender)> = vec![
+        (
+            "stream, huge pages".into(),
+            stream::bf16_in_out(elements, false),
+        ),
+        (
+            "stream, prefetching".into(),
+            stream::bf16_in_out(elements, true),
+        ),
+    ];
     for set in InstructionSet::available() {
         contenders.push((format!("HostAdamW {set}"), host_bf16(elements, set)));
     }

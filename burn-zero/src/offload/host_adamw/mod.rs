@@ -6,6 +6,7 @@ mod error;
 mod kernel;
 mod open_step;
 mod optimizer;
+mod prefetch;
 mod ranges;
 mod simd;
 mod slices;

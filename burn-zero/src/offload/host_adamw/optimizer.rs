@@ -40,8 +40,8 @@ use super::{
 /// # Cost
 ///
 /// 12 bytes of host memory an element. A step with f32 gradients moves 28 bytes an element and runs at the speed of the
-/// memory; bf16 in and out adds and saves two each. It runs on the current rayon pool
-/// (`pool.install(|| adamw.step(..))` chooses another).
+/// memory: on x86-64 each block is asked for while the one before is updated. bf16 in and out saves and adds two each. It
+/// runs on the current rayon pool (`pool.install(|| adamw.step(..))` chooses another).
 pub struct HostAdamW {
     pub(super) config: HostAdamWConfig,
     pub(super) master: HostBuffer,
