@@ -44,9 +44,6 @@ impl Scope {
     }
 }
 
-/// Room for so many nodes without growing: a transformer's block.
-const USUAL_OPERATIONS: usize = 32;
-
 /// An open scope.
 pub(crate) struct Frame {
     pub scope: Arc<Scope>,
@@ -130,30 +127,32 @@ fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() 
 
 /// Closes the scope whatever happens.
 struct Open {
-    depth: usize,
+    /// How many were open before; `None` once it is closed.
+    depth: Option<usize>,
 }
 
 impl Open {
     fn new(policy: Policy, label: Option<String>) -> Self {
-        let depth = context::push(|parent| {
+        let depth = context::push(|parent, nodes| {
             let scope = Arc::new(Scope {
                 policy,
                 label,
                 parent: parent.cloned(),
-                nodes: Mutex::new(Vec::with_capacity(USUAL_OPERATIONS)),
+                nodes: Mutex::new(nodes),
             });
             let number = trace::scope_begins(scope.label());
             Frame { scope, number }
         });
-        Self { depth }
+        Self { depth: Some(depth) }
     }
 
-    fn close(self, results: &impl Outputs) {
+    fn close(mut self, results: &impl Outputs) {
         let (touched, results) = outputs::collect(results);
         if touched > 0 && !context::met() {
             warn_of_no_remat();
         }
-        if let Some(frame) = context::pop(self.depth) {
+        let depth = self.depth.take();
+        if let Some(frame) = depth.and_then(context::pop) {
             frame.end(results);
         }
     }
@@ -161,31 +160,32 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // Closed by now, but for a panic: what was made is on its way out.
-        context::pop(self.depth);
+        // After a panic: what was made is on its way out.
+        if let Some(depth) = self.depth {
+            context::pop(depth);
+        }
     }
 }
 
 impl Frame {
     /// Evicts what is neither a result nor unused.
-    fn end(self, results: Vec<Arc<dyn AnyEntry>>) {
-        let nodes = std::mem::take(&mut *self.scope.nodes.lock());
-        let saved: Vec<_> = nodes
-            .iter()
-            .filter_map(|weak| {
-                let node = weak.upgrade()?;
-                let op = node.used()?;
-                // There are few results.
-                let is_result = results.iter().any(|result| Arc::ptr_eq(result, &node));
-                (!is_result).then(|| (node, self.scope.policy.fate(op)))
-            })
-            .collect();
+    fn end(self, mut results: Vec<Arc<dyn AnyEntry>>) {
+        let Self { scope, number } = self;
+        let nodes = std::mem::take(&mut *scope.nodes.lock());
+        let saved = |weak: &Weak<dyn AnyEntry>| {
+            let node = weak.upgrade()?;
+            let op = node.used()?;
+            // There are few results.
+            let is_result = results.iter().any(|result| Arc::ptr_eq(result, &node));
+            (!is_result).then(|| (node, scope.policy.fate(op)))
+        };
         if verify::is_on() {
             // All of them before any goes: each is replayed from what is resident.
-            let goes = saved.iter().filter(|(_, fate)| *fate != Fate::Keep);
-            goes.for_each(|(node, _)| node.clone().rehearse());
+            let goes = nodes.iter().filter_map(saved);
+            let goes = goes.filter(|(_, fate)| *fate != Fate::Keep);
+            goes.for_each(|(node, _)| node.rehearse());
         }
-        for (node, fate) in saved {
+        for (node, fate) in nodes.iter().filter_map(saved) {
             match fate {
                 // A view may have a recipe still.
                 Fate::Keep => node.settle(),
@@ -196,15 +196,17 @@ impl Frame {
             }
         }
         let outer = context::scope();
-        for result in results {
+        for result in results.drain(..) {
             match &outer {
                 Some(scope) => scope.enlist(Arc::downgrade(&result)),
                 None => result.settle(),
             }
             result.set_scope(outer.clone());
         }
+        context::give_back(nodes, results);
         if trace::is_on() {
-            let (scope, label) = (self.number, self.scope.label().to_owned());
+            let label = scope.label().to_owned();
+            let scope = number;
             trace::emit(EventKind::ScopeEnd { scope, label }, 0, 0, None);
         }
     }

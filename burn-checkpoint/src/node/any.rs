@@ -17,6 +17,8 @@ use crate::{replay, verify};
 pub(crate) trait AnyEntry: Send + Sync {
     /// The operation that made its storage, if there are handles of it: a view is asked for as what it is a view of.
     fn used(&self) -> Option<&'static OpInfo>;
+    /// Whether it is resident and can come back if it is evicted.
+    fn comes_back(&self) -> bool;
     /// What a score needs to know.
     fn facts(&self) -> Facts;
     /// Drops the storage if it can come back. Returns the bytes that this frees.
@@ -74,6 +76,11 @@ pub(crate) struct Facts {
 impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
     fn used(&self) -> Option<&'static OpInfo> {
         (self.head.users() > 0).then(|| self.head.owner().op)
+    }
+
+    fn comes_back(&self) -> bool {
+        let state = self.state.lock();
+        state.is_resident() && matches!(state.origin, Origin::Recorded | Origin::Hosted)
     }
 
     fn facts(&self) -> Facts {
