@@ -4,8 +4,11 @@ mod table;
 
 pub use table::EstimateTable;
 
+use burn::module::AutodiffModule;
+use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 
+use crate::optimizer::Parameters;
 use crate::shard::Bucket;
 use crate::{Memory, OptimizerOffload, ShardMap, Stage, ZeroConfig};
 
@@ -18,6 +21,8 @@ pub struct ModelStates {
     pub layout: StateLayout,
     /// Optimizer state of one element, in bytes: 8 for Adam's moments, 4 for a momentum, 0 for plain SGD.
     pub optimizer_bytes: u64,
+    /// Elements of the largest parameter; 0 if none is larger than a bucket. [`estimate_map`] takes the map's.
+    pub largest_parameter: u64,
 }
 
 /// Types of parameters and gradients.
@@ -32,8 +37,8 @@ pub enum StateLayout {
     /// What the paper counts (arXiv 1910.02054, section 3.1): parameters and gradients of 16 bits, and an f32 master as part
     /// of the optimizer's state. With Adam 16 bytes an element, `4 + 12/N` at stage 1, `2 + 14/N` at stage 2.
     ///
-    /// With the state on the host it is what [`OffloadedAdamW`](crate::OffloadedAdamW) makes of a model in bf16 or f16: 4 bytes
-    /// an element on the device, and `12/N` on the host. With the state on the device nothing here trains so; it is there to
+    /// With the state on the host it is what [`OffloadedAdamW`](crate::OffloadedAdamW) makes of a model in bf16 or f16: 2 bytes
+    /// an element on the device, and as many for gradients that do not leave during backward, and `12/N` on the host. With the state on the device nothing here trains so; it is there to
     /// compare with DeepSpeed.
     MixedPrecision,
 }
@@ -57,12 +62,39 @@ impl StateLayout {
 }
 
 impl ModelStates {
-    /// f32 parameters under Adam or AdamW.
+    /// The parameters of `module` that require gradients, in f32 under Adam or AdamW; one that it holds twice counts once.
+    ///
+    /// ```
+    /// use burn::backend::Autodiff;
+    /// use burn::nn::LinearConfig;
+    /// use burn_flex::Flex;
+    /// use burn_zero::ModelStates;
+    ///
+    /// type B = Autodiff<Flex>;
+    /// let linear = LinearConfig::new(100, 10).init::<B>(&Default::default());
+    /// let model = ModelStates::of::<B, _>(&linear);
+    /// assert_eq!((model.elements, model.largest_parameter), (1010, 1000));
+    /// ```
+    pub fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
+        let parameters = Parameters::of::<B, M>(module).list;
+        let sizes = || {
+            parameters
+                .iter()
+                .map(|parameter| parameter.elements() as u64)
+        };
+        Self {
+            largest_parameter: sizes().max().unwrap_or(0),
+            ..Self::adam(sizes().sum())
+        }
+    }
+
+    /// f32 parameters under Adam or AdamW, none of them larger than a bucket.
     pub fn adam(elements: u64) -> Self {
         Self {
             elements,
             layout: StateLayout::F32,
             optimizer_bytes: 8,
+            largest_parameter: 0,
         }
     }
 }
@@ -81,8 +113,11 @@ pub struct Estimate {
     pub gradient_bytes: u64,
     /// Gradients on the device beyond those during backward: where they leave it (at stage 2, and with [`Memory::Host`] in every
     /// stage) three buckets, one that backward fills, one that waits and one that is being copied into the buffer that is sent, or to
-    /// the host. Nothing otherwise: all are there until the step. In all stages a parameter that is larger than a bucket is there whole until the last of it is reduced, and comes on top.
+    /// the host. Nothing otherwise: all are there until the step.
     pub underway_bytes: u64,
+    /// The gradient of the largest parameter, if that fills several buckets: in all stages it is there whole until the last of it is
+    /// reduced, beside what is.
+    pub spanning_bytes: u64,
     /// Sums of the micro-batches before, if gradients are accumulated: they are there beside the gradients of the last, in host memory
     /// if those are.
     pub window_bytes: u64,
@@ -124,7 +159,7 @@ impl Estimate {
         } else {
             self.window_bytes
         };
-        self.gradient_bytes + self.underway_bytes + window
+        self.gradient_bytes + self.underway_bytes + self.spanning_bytes + window
     }
 
     /// In host memory: the optimizer's state and masters, gradients and their sums. The [buffer](Self::buffer_bytes) comes on top.
@@ -178,6 +213,7 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
         padded,
         shards: vec![padded / ranks],
         bucket: bucket.min(model.elements),
+        largest: model.largest_parameter,
     };
     cut.estimate(model, config)
 }
@@ -199,7 +235,12 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
 pub fn estimate_map(model: &ModelStates, config: &ZeroConfig, map: &ShardMap) -> Estimate {
     let buckets = || map.buckets().iter().map(Bucket::padded_elements);
     let shards = (0..map.world_size()).map(|rank| map.shard_elements(rank) as u64);
+    let parameters = map.parameters().iter();
     let cut = Cut {
+        largest: parameters
+            .map(|parameter| parameter.elements)
+            .max()
+            .unwrap_or(0) as u64,
         ranks: map.world_size() as u64,
         padded: buckets().sum::<usize>() as u64,
         shards: shards.collect(),
@@ -215,6 +256,8 @@ struct Cut {
     /// The sizes that shards have.
     shards: Vec<u64>,
     bucket: u64,
+    /// The largest parameter.
+    largest: u64,
 }
 
 /// Buckets of gradients that exist at once where they leave during backward: one that backward fills or that waits to be brought, one in the queue of
@@ -246,6 +289,11 @@ impl Cut {
             Memory::Device => 0,
         };
         let underway = (BUCKETS_UNDER_WAY * self.bucket).min(leave);
+        let exchanged = several || memory == Memory::Host;
+        let spanning = match exchanged && self.largest > self.bucket {
+            true => self.largest,
+            false => 0,
+        };
         let pieces = match several && stage.shards_optimizer_state() {
             true => shard,
             false => 0,
@@ -269,6 +317,7 @@ impl Cut {
             parameter_bytes: element_bytes * model.elements,
             gradient_bytes: on_device,
             underway_bytes: element_bytes * underway,
+            spanning_bytes: element_bytes * spanning,
             window_bytes: if steps > 1 { gradient_bytes } else { 0 },
             piece_bytes: element_bytes * pieces,
             optimizer_bytes: state_bytes * (states - offloaded),

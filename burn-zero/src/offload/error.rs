@@ -52,7 +52,7 @@ pub enum OffloadError {
 
     /// More dimensions than modules of the host are made for.
     #[error(
-        "offload: {path} has {dimensions} dimensions, but at most 6 are updated by optimizers on the host backend"
+        "offload: {path} has {dimensions} dimensions, but optimizers on the host backend update at most 8, as Burn's records of them do"
     )]
     TooManyDimensions {
         /// Path of the parameter.

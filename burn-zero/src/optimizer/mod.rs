@@ -24,6 +24,6 @@ mod zero_optimizer;
 pub(crate) use parameters::Parameters;
 pub(crate) use prepare::{attach_to, prepare};
 pub(crate) use replace::replace_tensors;
-pub(crate) use shards::piece_id;
+pub(crate) use shards::{MOST_DIMENSIONS, piece_id};
 pub use shards::{Piece, Shards};
 pub use zero_optimizer::ZeroOptimizer;

@@ -11,6 +11,8 @@ use crate::ShardingError;
 use crate::backend::node_behind;
 use crate::reduce::Parameter;
 
+use super::shards::MOST_DIMENSIONS;
+
 /// The parameters of a module that require gradients. `ParamId`s are random in each process: what ranks have in common are
 /// paths.
 #[derive(Default)]
@@ -67,6 +69,23 @@ impl Parameters {
             Some(Parameter { path, dtype, .. }) => Err(ShardingError::UnsupportedDtype {
                 path: path.clone(),
                 dtype: *dtype,
+            }),
+        }
+    }
+
+    /// # Errors
+    ///
+    /// [`ShardingError::TooManyDimensions`] for an optimizer that meets them in their shape.
+    pub(crate) fn check_dimensions(&self) -> Result<(), ShardingError> {
+        let odd = self
+            .list
+            .iter()
+            .find(|parameter| parameter.shape.len() > MOST_DIMENSIONS);
+        match odd {
+            None => Ok(()),
+            Some(Parameter { path, shape, .. }) => Err(ShardingError::TooManyDimensions {
+                path: path.clone(),
+                dimensions: shape.len(),
             }),
         }
     }

@@ -10,7 +10,7 @@ use super::{initial, trial};
 use crate::backend::{attach, stream};
 use crate::group::{Agree, ProcessGroup};
 use crate::reduce::{Exchange, Layout};
-use crate::{Memory, Sharding, ShardingError, Stage, ZeroError};
+use crate::{Memory, Partition, Sharding, ShardingError, Stage, ZeroError};
 
 /// What an optimizer asks of those who prepare its model.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Asks {
 /// # Errors
 ///
 /// Why the optimizer was refused; [`ShardingError::NotSharded`], [`ShardingError::SeedNotSharded`],
-/// [`ShardingError::UnsupportedDtype`]; [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
+/// [`ShardingError::UnsupportedDtype`], [`ShardingError::TooManyDimensions`]; [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
 pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
@@ -51,6 +51,9 @@ pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
         let device = module.devices().into_iter().next().unwrap_or_default();
         let backend = B::name(&device);
         return Err(ShardingError::NotSharded { backend }.into());
+    }
+    if sharding.partition == Partition::Whole {
+        parameters.check_dimensions()?;
     }
     if ranks {
         parameters.check_dtypes()?;

@@ -34,7 +34,14 @@ pub enum Piece<B: Backend> {
     Rank5(Param<Tensor<B, 5>>),
     /// As the parameter.
     Rank6(Param<Tensor<B, 6>>),
+    /// As the parameter.
+    Rank7(Param<Tensor<B, 7>>),
+    /// As the parameter.
+    Rank8(Param<Tensor<B, 8>>),
 }
+
+/// Dimensions of a piece at most: Burn's records of optimizers end there too.
+pub(crate) const MOST_DIMENSIONS: usize = 8;
 
 /// The first bytes of a piece's id spell "zero": `ParamId`s are random 64-bit numbers, these are the same in every process.
 const FIRST_ID: u64 = u64::from_be_bytes(*b"zero\0\0\0\0");
@@ -58,6 +65,8 @@ macro_rules! with_param {
             Piece::Rank4($param) => $body,
             Piece::Rank5($param) => $body,
             Piece::Rank6($param) => $body,
+            Piece::Rank7($param) => $body,
+            Piece::Rank8($param) => $body,
         }
     };
 }
@@ -86,7 +95,7 @@ impl<B: Backend> Shards<B> {
         Self::with_ids(pieces.map(|(index, piece)| (piece_id(index), piece)))
     }
 
-    /// From tensors of at most 6 dimensions and their ids.
+    /// From tensors of at most [`MOST_DIMENSIONS`] dimensions and their ids.
     pub(crate) fn with_ids(pieces: impl Iterator<Item = (ParamId, FloatTensor<B>)>) -> Self {
         Self {
             pieces: pieces.map(|(id, piece)| Piece::new(id, piece)).collect(),
@@ -149,7 +158,9 @@ impl<B: Backend> Piece<B> {
             4 => Self::Rank4(Param::initialized(id, Tensor::from_primitive(piece))),
             5 => Self::Rank5(Param::initialized(id, Tensor::from_primitive(piece))),
             6 => Self::Rank6(Param::initialized(id, Tensor::from_primitive(piece))),
-            _ => unreachable!("parameters of rank {rank} are refused before the first step"),
+            7 => Self::Rank7(Param::initialized(id, Tensor::from_primitive(piece))),
+            8 => Self::Rank8(Param::initialized(id, Tensor::from_primitive(piece))),
+            _ => unreachable!("`prepare` refuses parameters of {rank} dimensions"),
         }
     }
 

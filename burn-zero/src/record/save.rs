@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::agree::{Together, agree};
+use super::agree::Together;
 use super::assemble::PartTable;
 use super::entry::Entry;
 use super::error::io_error;
@@ -54,7 +54,9 @@ pub struct Saved {
 /// records as they are. Older ones than `keep` says are removed afterwards.
 ///
 /// `entries` are written one after the other; lazy ones need memory for one at a time. State goes as JSON
-/// ([`TrainingState`]). A lazy entry has to arrive within the group's deadline; writing may take longer. One job saves into a directory at a time. The directory is on a file system that all ranks share.
+/// ([`TrainingState`]). A lazy entry has to arrive within the group's deadline, and so does each single operation on the disk; writing
+/// a record and removing old ones may take longer. One job saves into a directory at a time. The directory is on a file system that
+/// all ranks share.
 ///
 /// ```
 /// use burn_zero::record::{Dtype, Entry, Keep, Piece, TensorSpec, TrainingState};
@@ -116,15 +118,17 @@ pub(super) fn save_to(
     };
     let mut opening = None;
     let checked = entries.iter().try_for_each(Entry::check);
+    let mut beginning = Together::new(group, "begin a record");
     let opened = checked.and_then(|()| {
         if id.rank == 0 {
-            opening = Some(Opening::new(storage, dir, id.step)?);
+            let removed = || drop(beginning.at_work());
+            opening = Some(Opening::new(storage, dir, id.step, removed)?);
         }
         Ok(opening.as_ref().map(|opening| opening.name))
     });
-    let name = match agree(group, "begin a record", opened) {
+    let name = match beginning.end(opened) {
         Ok(names) => names.into_iter().flatten().next(),
-        Err(error) => return Err(abandon(storage, opening, error)),
+        Err(error) => return Err(abandon(group, opening, error)),
     };
     let name = name.expect("rank 0 opened the record if all agree");
 
@@ -133,23 +137,25 @@ pub(super) fn save_to(
     let at_work = || writing.at_work();
     let table = write_table(storage, &partial, id, entries, state, at_work);
     let saved = writing.end(table).and_then(|tables| {
+        let mut completing = Together::new(group, "complete a record");
         let saved = match &opening {
-            Some(opening) => opening.commit(tables).map(Some),
+            Some(opening) => opening.commit(tables).map(|saved| {
+                let rate = Rate::since(start, saved.bytes);
+                log::info!("saved {}: {rate}", saved.path.display());
+                opening.retain(keep, || drop(completing.at_work()));
+                Some(saved)
+            }),
             None => Ok(None),
         };
-        agree(group, "complete a record", saved)
+        completing.end(saved)
     });
-    let saved = match saved {
-        Ok(saved) => saved.into_iter().flatten().next(),
-        Err(error) => return Err(abandon(storage, opening, error)),
-    };
-    let saved = saved.expect("rank 0 completed the record if all agree");
-    if let Some(opening) = opening {
-        let rate = Rate::since(start, saved.bytes);
-        log::info!("saved {}: {rate}", saved.path.display());
-        opening.retain(keep);
+    match saved {
+        Ok(saved) => {
+            let saved = saved.into_iter().flatten().next();
+            Ok(saved.expect("rank 0 completed the record if all agree"))
+        }
+        Err(error) => Err(abandon(group, opening, error)),
     }
-    Ok(saved)
 }
 
 /// Writes this rank's part and says what is in it.
@@ -177,22 +183,41 @@ fn write_table(
     })
 }
 
-/// Removes what rank 0 began, as far as it can: the next save tries again.
-fn abandon(storage: &dyn Storage, opening: Option<Opening>, error: RecordError) -> RecordError {
+/// Removes what rank 0 began, as far as it can: the next save tries again. The others wait for it, if there is still a group.
+fn abandon(
+    group: &dyn ProcessGroup,
+    opening: Option<Opening>,
+    error: RecordError,
+) -> RecordError {
+    let mut removing = Together::new(group, "remove an unfinished record");
     if let Some(opening) = opening {
-        remove(storage, &opening.partial());
+        let removed = || drop(removing.at_work());
+        remove(opening.storage, &opening.partial(), removed);
     }
+    // What ended the save is the error, whatever becomes of the group.
+    drop(removing.end(Ok(())));
     error
 }
 
-/// What is left behind costs space, but no record.
-fn remove(storage: &dyn Storage, path: &Path) {
-    match storage.remove_dir(path) {
+/// What is left behind costs space, but no record. A record may be hundreds of files of any size: `removed` is called after each.
+fn remove(storage: &dyn Storage, path: &Path, mut removed: impl FnMut()) {
+    let mut files = || {
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            if !entry.file_type()?.is_dir() {
+                storage.remove_file(&entry.path())?;
+                removed();
+            }
+        }
+        storage.remove_dir(path)
+    };
+    match files() {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             log::warn!("cannot remove {}: {error}", path.display());
         }
         _ => {}
     }
+    removed();
 }
 
 /// A record that rank 0 has begun.
@@ -207,13 +232,19 @@ struct Opening<'a> {
 }
 
 impl<'a> Opening<'a> {
-    fn new(storage: &'a dyn Storage, dir: &'a Path, step: u64) -> Result<Self, RecordError> {
+    /// `removed` is called between the files of unfinished records.
+    fn new(
+        storage: &'a dyn Storage,
+        dir: &'a Path,
+        step: u64,
+        mut removed: impl FnMut(),
+    ) -> Result<Self, RecordError> {
         make_dirs(storage, dir)?;
         let lock = lock(dir)?;
         let listing = Listing::read(dir)?;
         for stale in &listing.partial {
             log::info!("{} was not finished: removed", stale.complete());
-            remove(storage, &dir.join(stale.partial()));
+            remove(storage, &dir.join(stale.partial()), &mut removed);
         }
         let number = listing.next_number();
         let opening = Self {
@@ -257,8 +288,8 @@ impl<'a> Opening<'a> {
         })
     }
 
-    /// Removes the records that are not to be kept, after this one is complete.
-    fn retain(&self, keep: Keep) {
+    /// Removes the records that are not to be kept, after this one is complete. `removed` is called between their files.
+    fn retain(&self, keep: Keep, mut removed: impl FnMut()) {
         let Keep::Last(records) = keep else { return };
         let surplus = (self.earlier.len() + 1).saturating_sub(records.get());
         for old in &self.earlier[..surplus.min(self.earlier.len())] {
@@ -266,7 +297,7 @@ impl<'a> Opening<'a> {
             let complete = self.dir.join(old.complete());
             let partial = self.dir.join(old.partial());
             match self.storage.rename(&complete, &partial) {
-                Ok(()) => remove(self.storage, &partial),
+                Ok(()) => remove(self.storage, &partial, &mut removed),
                 Err(error) => log::warn!("cannot remove {}: {error}", complete.display()),
             }
         }

@@ -18,6 +18,8 @@ pub(super) trait Storage {
     /// Returns when the names in the directory are on the disk.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn remove_file(&self, path: &Path) -> io::Result<()>;
+    /// With what is in it.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
 }
 
@@ -43,6 +45,10 @@ impl Storage for Disk {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
     }
 
     fn remove_dir(&self, path: &Path) -> io::Result<()> {

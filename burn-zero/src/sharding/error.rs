@@ -92,6 +92,18 @@ pub enum ShardingError {
         dtype: DType,
     },
 
+    /// A parameter that no optimizer of Burn can meet whole.
+    #[error(
+        "{path} has {dimensions} dimensions: with `partition: Partition::Whole` the optimizer meets parameters in their shape, and \
+         Burn's optimizers keep state of tensors of at most 8; hold it in fewer dimensions and reshape it in `forward`"
+    )]
+    TooManyDimensions {
+        /// Path of the parameter.
+        path: String,
+        /// How many it has.
+        dimensions: usize,
+    },
+
     /// Cut at any element, the optimizer's update would be another.
     #[error(
         "{optimizer} does not update each element by itself, so that pieces of tensors would be updated in another way than whole \

@@ -88,7 +88,7 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// The batch of the loaders is per rank. The training data is cut into equally long parts, one a rank, as by Burn's
 /// `split_dataloader` but without a remainder: see [`Uneven`]. A loader that shuffles does so within each part. An epoch
-/// ends when the first rank has no more batches. The scheduler is stepped once a step, of which an epoch has `1 / N` as many
+/// ends when the first rank has no more batches, or, where [`Uneven`] repeats, when the last one has none. The scheduler is stepped once a step, of which an epoch has `1 / N` as many
 /// as with one rank.
 ///
 /// Processes that load their own parts already say so: [`with_loaders`](Self::with_loaders).
@@ -123,9 +123,9 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// # Cost
 ///
 /// With one rank, none. With `N`, beside the [`ZeroOptimizer`](crate::ZeroOptimizer)'s: two small collectives a step, whether all have a
-/// batch and what each has to say, of some hundred bytes in JSON; with `sharing_items` a third, in which each process sends its item to all
-/// `N - 1` others (a batch's outputs: logits are the larger part); once an epoch the optimizer's state `N - 1` times if a record is
-/// written. Burn's Learner keeps the parameters from before a step until it is over, with any strategy: as many bytes again as there are
+/// batch and what each has to say, of some hundred bytes in JSON; with `sharing_items` a third, in which each process sends its item to
+/// rank 0 (a batch's outputs: logits are the larger part); once an epoch, if a record is written, each rank's part of the optimizer's
+/// state, once and to rank 0. Burn's Learner keeps the parameters from before a step until it is over, with any strategy: as many bytes again as there are
 /// parameters.
 ///
 /// # Panics

@@ -69,13 +69,13 @@ fn double_precision_is_refused() {
 }
 
 #[test]
-#[should_panic(expected = "weight has 7 dimensions")]
-fn more_dimensions_than_the_hosts_module_has_are_refused() {
+#[should_panic(expected = "weight has 9 dimensions")]
+fn more_dimensions_than_burns_optimizers_take_are_refused() {
     let model = One {
-        weight: Param::from_tensor(tensor::<B, 7>(1, [1; 7])),
+        weight: Param::from_tensor(tensor::<B, 9>(1, [1; 9])),
     };
     let mut gradients = GradientsParams::new();
-    gradients.register(model.weight.id, tensor::<Flex, 7>(2, [1; 7]));
+    gradients.register(model.weight.id, tensor::<Flex, 9>(2, [1; 9]));
     offload::<Flex, _>(SgdConfig::new().init()).step(0.1, model, gradients);
 }
 

@@ -7,6 +7,7 @@ mod families;
 mod interrupted;
 mod missing;
 mod mixed;
+mod models;
 mod offload;
 mod optimizers;
 mod parity;

@@ -187,7 +187,7 @@ mod tests {
             peak_bytes: Some(300 << 20),
             skipped_steps: 2,
             stage: 2,
-            expected: Expected::of(12_345, &settings.job),
+            expected: Expected::of(burn_zero::ModelStates::adam(12_345), &settings.job),
             ranks: vec![RankFigures::default()],
             replayed: Replayed {
                 operations: 17,
@@ -258,7 +258,7 @@ mod tests {
         let settings = Settings::new(&options, 2).unwrap();
         let report = Report {
             ranks: vec![figures; 2],
-            expected: Expected::of(12_345, &settings.job),
+            expected: Expected::of(burn_zero::ModelStates::adam(12_345), &settings.job),
             ..report()
         };
         let text = report.to_string();

@@ -10,8 +10,8 @@ use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::renderer::tui::TuiMetricsRendererWrapper;
 use burn::train::{Interrupter, Learner, SupervisedTraining};
 use burn_flex::Flex;
-use burn_zero::SilentRenderer;
 use burn_zero::group::launched;
+use burn_zero::{ModelStates, SilentRenderer};
 
 use super::accumulation::Window;
 use super::error::GptError;
@@ -107,7 +107,7 @@ impl<B: AutodiffBackend> Run<B> {
         let pace = train_loader.pace();
         let model = self.model.lock().expect("no holder panics").clone();
         let parameters = model.num_params();
-        let expected = Expected::of(parameters, &settings.job);
+        let expected = Expected::of(ModelStates::of::<B, _>(&model), &settings.job);
         if rank.is_first() {
             self.announce(parameters, first_epoch, &expected);
         }

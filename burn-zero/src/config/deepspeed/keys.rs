@@ -59,7 +59,7 @@ pub(super) const TOP: Keys = &[
     ),
     (
         "zero_allow_untested_optimizer",
-        Ignored("optimizers that cannot be sharded exactly are refused by name"),
+        Ignored("optimizers that cannot be sharded exactly are found by a trial, and refused"),
     ),
     (
         "zero_force_ds_cpu_optimizer",

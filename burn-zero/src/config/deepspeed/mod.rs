@@ -135,12 +135,23 @@ impl Reader {
         if let Some(size) = zero.integer("allgather_bucket_size")? {
             self.config.allgather_bucket_size = size;
         }
-        if zero.bool("cpu_offload")? == Some(true) {
-            self.config.offload_optimizer = OptimizerOffload::Host { ratio: 1.0 };
+        let section = self.open_in(&zero, "offload_optimizer", keys::OFFLOAD)?;
+        let named = section.as_ref().map(offload).transpose()?;
+        // The form of DeepSpeed's first releases, once more.
+        let flag = zero.bool("cpu_offload")? == Some(true);
+        if flag && named == Some(OptimizerOffload::None) {
+            return Err(ConfigError::Contradiction {
+                first: "zero_optimization.cpu_offload",
+                second: "zero_optimization.offload_optimizer.device",
+                reason: "the first, the older form, asks for host memory and the second for none",
+            });
         }
-        if let Some(section) = self.open_in(&zero, "offload_optimizer", keys::OFFLOAD)? {
-            self.config.offload_optimizer = offload(&section)?;
-        }
+        let older = if flag {
+            OptimizerOffload::Host { ratio: 1.0 }
+        } else {
+            OptimizerOffload::None
+        };
+        self.config.offload_optimizer = named.unwrap_or(older);
         Ok(())
     }
 }
@@ -161,6 +172,9 @@ fn stage(zero: &Section<'_>) -> Result<Stage, ConfigError> {
 
 fn offload(section: &Section<'_>) -> Result<OptimizerOffload, ConfigError> {
     let ratio = section.number("ratio")?.unwrap_or(1.0);
+    if !(0.0..=1.0).contains(&ratio) {
+        return Err(section.invalid("ratio", ratio.to_string(), "from 0 to 1"));
+    }
     match section.text("device")?.unwrap_or("none") {
         "none" => Ok(OptimizerOffload::None),
         "cpu" => Ok(OptimizerOffload::Host { ratio }),

@@ -14,7 +14,7 @@ impl Reader {
         let Some(section) = self.open_in(top, "optimizer", keys::TYPED)? else {
             return Ok(None);
         };
-        let Some(name) = section.text("type")? else {
+        let Some(name) = section.typed()? else {
             return Ok(None);
         };
         let config = match name.to_ascii_lowercase().as_str() {

@@ -157,6 +157,24 @@ impl<'a> Section<'a> {
         })
     }
 
+    /// The `type` of a section that configures something by it. Without one the section would be dropped with all that it says;
+    /// only one that says nothing may be without.
+    pub(super) fn typed(&self) -> Result<Option<&'a str>, ConfigError> {
+        let name = self.text("type")?;
+        if name.is_none() && self.says_something() {
+            return Err(self.invalid(
+                "type",
+                "missing".to_owned(),
+                "there, as the section has other keys",
+            ));
+        }
+        Ok(name)
+    }
+
+    fn says_something(&self) -> bool {
+        self.entries.iter().any(|(_, value)| *value != Json::Null)
+    }
+
     pub(super) fn pair(&self, key: &str) -> Result<Option<(f64, f64)>, ConfigError> {
         self.get(key, "two numbers", |value| match value {
             Json::Array(values) => match values.as_slice() {

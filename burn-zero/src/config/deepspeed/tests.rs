@@ -217,6 +217,15 @@ fn errors_name_the_path_and_what_to_put() {
          Burn's optimizers in the program and leave this section out",
     );
     says(
+        json!({"optimizer": {"params": {"lr": 1e-4}}}),
+        "optimizer.type: missing, but it must be there, as the section has other keys",
+    );
+    says(
+        json!({"zero_optimization": {"cpu_offload": true, "offload_optimizer": {"device": "none"}}}),
+        "zero_optimization.cpu_offload and zero_optimization.offload_optimizer.device are both there: the first, the older form, \
+         asks for host memory and the second for none",
+    );
+    says(
         json!({"scheduler": {"type": "WarmupDecayLR", "params": {}}}),
         "scheduler.params.total_num_steps: missing, but it must be all updates of the training",
     );
@@ -237,6 +246,14 @@ fn errors_name_the_path_and_what_to_put() {
         (
             json!({"fp16": {"enabled": true, "min_loss_scale": 1e6}}),
             "fp16.min_loss_scale",
+        ),
+        (
+            json!({"zero_optimization": {"offload_optimizer": {"device": "none", "ratio": 7}}}),
+            "zero_optimization.offload_optimizer.ratio",
+        ),
+        (
+            json!({"scheduler": {"params": {"warmup_num_steps": 10}}}),
+            "scheduler.type",
         ),
         (json!({"amp": {"enabled": true}}), "amp"),
         (
@@ -369,6 +386,25 @@ proptest! {
         let error = ZeroConfig::from_deepspeed_json(&full.to_string()).unwrap_err();
         prop_assert_eq!(error.path(), Some(expected.as_str()));
         prop_assert!(matches!(error, ConfigError::UnknownKey { nearest: Some(_), .. }), "{}", error);
+    }
+
+    #[test]
+    fn a_removed_key_changes_nothing_else_or_is_named(index in any::<usize>()) {
+        let (mut full, path) = full_and_its_path(index);
+        parent(&mut full, &path).remove(path.last().unwrap());
+        match ZeroConfig::from_deepspeed_json(&full.to_string()) {
+            Ok(config) => {
+                check_accepted(&config);
+                // A section that is still there is still read.
+                for (key, read) in [("optimizer", config.optimizer.is_some()), ("scheduler", config.scheduler.is_some())] {
+                    prop_assert_eq!(full.get(key).is_some(), read, "{} without {}", key, path.join("."));
+                }
+            }
+            Err(error) => {
+                let said = error.path().expect("an error of one place");
+                prop_assert!(said.starts_with(&path[0]), "{} is not at {}", error, path.join("."));
+            }
+        }
     }
 
     #[test]

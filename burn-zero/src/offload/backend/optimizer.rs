@@ -21,6 +21,7 @@ use crate::offload::leaves::Leaves;
 use crate::offload::marks::{Mark, differ};
 use crate::offload::uploads::will_be_gathered;
 use crate::offload::{OffloadError, raise};
+use crate::optimizer::MOST_DIMENSIONS;
 use crate::{Sharding, Shards};
 
 /// Puts `optimizer`, any of Burn's, on the host's backend `H`: see [`HostOffload`].
@@ -228,9 +229,6 @@ impl<H: Backend, O> HostOffload<H, O> {
         differ(arrivals, marks)
     }
 }
-
-/// Of [`Shards`].
-const MOST_DIMENSIONS: usize = 6;
 
 /// The updated parameters becoming the module's.
 struct Update<'a, H: Backend, B: AutodiffBackend> {

@@ -4,6 +4,7 @@ mod faults;
 mod foreign;
 mod power;
 mod round_trip;
+mod slow;
 
 use std::collections::BTreeMap;
 use std::path::Path;

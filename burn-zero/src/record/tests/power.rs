@@ -63,6 +63,15 @@ impl Log {
     fn happened(&self, what: Volatile) {
         self.volatile.borrow_mut().push(what);
     }
+
+    /// Removing is the one thing that is assumed to reach the disk at once: the worst order.
+    fn is_gone(&self, path: &Path) {
+        let is_gone = |what: &Volatile| match what {
+            Volatile::Created(at) | Volatile::Content(at) => at.starts_with(path),
+            Volatile::Renamed(_, to) => to == path,
+        };
+        self.volatile.borrow_mut().retain(|what| !is_gone(what));
+    }
 }
 
 /// The file system until an operation fails, and with it all later ones.
@@ -130,16 +139,18 @@ impl Storage for Failing {
         Ok(())
     }
 
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.0.operate()?;
+        Disk.remove_file(path)?;
+        self.0.is_gone(path);
+        Ok(())
+    }
+
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
         self.0.operate()?;
         Disk.remove_dir(path)?;
-        // Removing is the one thing that is assumed to reach the disk at once: the worst order.
         self.0.removed.borrow_mut().push(path.to_owned());
-        let is_gone = |what: &Volatile| match what {
-            Volatile::Created(at) | Volatile::Content(at) => at.starts_with(path),
-            Volatile::Renamed(_, to) => to == path,
-        };
-        self.0.volatile.borrow_mut().retain(|what| !is_gone(what));
+        self.0.is_gone(path);
         Ok(())
     }
 }

@@ -35,11 +35,11 @@ pub struct RankFigures {
 pub struct Expected(pub Estimate);
 
 impl Expected {
-    /// Of a model with so many parameters.
-    pub fn of(parameters: usize, job: &ResolvedConfig) -> Self {
+    /// Of a model under the job's optimizer.
+    pub fn of(model: ModelStates, job: &ResolvedConfig) -> Self {
         let model = ModelStates {
             optimizer_bytes: job.config.optimizer.as_ref().map_or(0, state_bytes),
-            ..ModelStates::adam(parameters as u64)
+            ..model
         };
         let mut config = job.config.clone();
         // The file may leave it to the two batch sizes.
@@ -47,16 +47,18 @@ impl Expected {
         Self(estimate(&model, &config, job.batch.world_size))
     }
 
-    /// Gradients at their peak, in both memories, but for the sums of a window: no more than there are.
+    /// Gradients at their peak, in both memories, but for the sums of a window: no more than there are, but for one of several buckets, which is there twice.
     pub fn gradient_bytes(&self) -> u64 {
         let Estimate {
             gradient_bytes,
             host_gradient_bytes,
             underway_bytes,
+            spanning_bytes,
             parameter_bytes,
             ..
         } = self.0;
-        (gradient_bytes + host_gradient_bytes + underway_bytes).min(parameter_bytes)
+        let held = gradient_bytes + host_gradient_bytes + underway_bytes;
+        held.min(parameter_bytes) + spanning_bytes
     }
 }
 

@@ -1,0 +1,132 @@
+//! Models and gradients that do not fit: what is said, before anything is sent.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use burn::module::{AutodiffModule, Module, Param};
+use burn::nn::LinearConfig;
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::prelude::*;
+use burn::tensor::FloatDType;
+use burn_zero::{Partition, Sharding, ShardingError, SingleRank, Stage, ZeroError, ZeroOptimizer};
+
+use super::support::*;
+
+/// A single parameter of `D` dimensions.
+#[derive(Module, Debug)]
+struct Block<B: Backend, const D: usize> {
+    weight: Param<Tensor<B, D>>,
+}
+
+impl<B: Backend, const D: usize> Block<B, D> {
+    fn new() -> Self {
+        let values = values(1 << D, 1);
+        let weight = Tensor::<B, 1>::from_data(values.as_slice(), &Default::default());
+        Self {
+            weight: Param::from_tensor(weight.reshape([2; D])),
+        }
+    }
+
+    fn gradients(&self) -> GradientsParams
+    where
+        B: burn::tensor::backend::AutodiffBackend,
+        Self: AutodiffModule<B>,
+    {
+        let loss = self.weight.val().powi_scalar(3).sum();
+        GradientsParams::from_grads(loss.backward(), self)
+    }
+}
+
+fn whole() -> Sharding {
+    Sharding {
+        partition: Partition::Whole,
+        ..Sharding::stage(Stage::OptimizerState)
+    }
+}
+
+#[test]
+fn whole_parameters_of_as_many_dimensions_as_burns_optimizers_take() {
+    let mut optimizer = AdamWConfig::new().init();
+    let mut plain = Block::<Plain, 8>::new();
+    for _ in 0..2 {
+        let gradients = plain.gradients();
+        plain = optimizer.step(0.05, plain, gradients);
+    }
+    let sharded = on_ranks(2, |group| {
+        let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, whole())?;
+        let mut model = optimizer.prepare::<B, _>(Block::<B, 8>::new())?;
+        for _ in 0..2 {
+            let gradients = model.gradients();
+            model = optimizer.step(0.05, model, gradients);
+        }
+        Ok(parameters(&model))
+    });
+    assert_eq!(sharded, parameters(&plain));
+}
+
+#[test]
+fn more_dimensions_are_refused_before_the_first_step() {
+    let error = on_ranks(2, |group| {
+        let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, whole())?;
+        Ok(optimizer.prepare::<B, _>(Block::<B, 9>::new()).err())
+    });
+    let Some(ZeroError::Sharding(ShardingError::TooManyDimensions { path, dimensions })) = error
+    else {
+        panic!("{error:?}")
+    };
+    assert_eq!((path.as_str(), dimensions), ("weight", 9));
+}
+
+#[test]
+fn a_type_that_ranks_do_not_exchange_is_refused() {
+    let error = on_ranks(2, |group| {
+        let mut model = Block::<B, 2>::new();
+        let doubled = model.weight.val().cast(FloatDType::F64).detach();
+        model.weight = Param::from_tensor(doubled);
+        let sgd = SgdConfig::new().init();
+        let mut optimizer = ZeroOptimizer::new(sgd, group, Sharding::default())?;
+        Ok(optimizer.prepare::<B, _>(model).err())
+    });
+    let Some(ZeroError::Sharding(ShardingError::UnsupportedDtype { path, dtype })) = error else {
+        panic!("{error:?}")
+    };
+    assert_eq!((path.as_str(), dtype), ("weight", burn::tensor::DType::F64));
+}
+
+/// What a step says that panics.
+fn says<M: AutodiffModule<B>>(
+    prepared: M,
+    stepped: impl FnOnce(M) -> (M, GradientsParams),
+) -> String {
+    let group = Arc::new(SingleRank::new());
+    let sgd = SgdConfig::new().init();
+    let mut optimizer = ZeroOptimizer::new(sgd, group, Sharding::default()).unwrap();
+    let (model, gradients) = stepped(optimizer.prepare::<B, _>(prepared).unwrap());
+    let step = AssertUnwindSafe(|| optimizer.step(0.1, model, gradients));
+    let panic = catch_unwind(step).expect_err("the step is refused");
+    panic.downcast_ref::<String>().unwrap().clone()
+}
+
+#[test]
+fn a_step_with_another_model_names_what_differs() {
+    let linear = |outputs| LinearConfig::new(2, outputs).init::<B>(&Default::default());
+    let said = says(linear(3), |_| (linear(4), GradientsParams::new()));
+    assert!(
+        said.contains("weight [2, 4]") && said.contains("weight [2, 3]"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_gradient_of_something_else_is_named() {
+    let said = says(Block::<B, 2>::new(), |model| {
+        let mut gradients = GradientsParams::new();
+        let foreign = Tensor::<B, 1>::ones([3], &Default::default()).inner();
+        gradients.register(model.weight.id, foreign);
+        (model, gradients)
+    });
+    assert!(
+        said.contains("the gradient of weight has 3 elements where 4 belong"),
+        "{said}"
+    );
+}
