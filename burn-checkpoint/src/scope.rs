@@ -8,6 +8,7 @@ use crate::context;
 use crate::node::AnyEntry;
 use crate::outputs::{self, Outputs};
 use crate::policy::{Fate, Policy};
+use crate::tiny::{self, Sizes};
 use crate::trace::{self, EventKind};
 use crate::verify;
 
@@ -18,6 +19,7 @@ pub(crate) struct Scope {
     parent: Option<Arc<Scope>>,
     /// What was made in it so far.
     nodes: Mutex<Vec<Weak<dyn AnyEntry>>>,
+    sizes: Sizes,
 }
 
 impl Scope {
@@ -33,10 +35,11 @@ impl Scope {
         false
     }
 
-    /// Adds a tensor.
+    /// Adds a tensor, and so many bytes of a storage of its own.
     #[inline]
-    pub fn enlist(&self, node: Weak<dyn AnyEntry>) {
+    pub fn enlist(&self, node: Weak<dyn AnyEntry>, bytes: u64) {
         self.nodes.lock().push(node);
+        self.sizes.add(bytes);
     }
 
     fn label(&self) -> &str {
@@ -62,8 +65,18 @@ pub(crate) struct Frame {
 ///
 /// # Cost
 ///
-/// One more forward pass of the region during backward. Memory: the region's inputs, its results and its random numbers stay;
-/// all else goes.
+/// One more forward pass of the region during backward. Memory: the region's inputs, its results and its random numbers stay, and
+/// what it stores if that is tiny; all else goes. Under a [`MemoryBudget`](crate::MemoryBudget) results are evicted as others are.
+///
+/// # What a region stores
+///
+/// What the region's code keeps elsewhere, such as running statistics of a batch norm, stays if it is tiny: if nothing else was computed from it,
+/// and it has at most a 16th of the bytes of the largest tensor of the region, the smallest first, together at most a 16th of the bytes of
+/// all that the region made. Running statistics are, from 16 values a channel on.
+///
+/// What is larger is evicted, for what autodiff saves cannot be told from it. Until it is used, which runs what leads to it once more, it
+/// holds what it is computed from, the inputs of the region among it. So what outlives the step is to be returned from the region
+/// too, unless it is tiny.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -141,6 +154,7 @@ impl Open {
                 label,
                 parent: parent.cloned(),
                 nodes: Mutex::new(Vec::with_capacity(USUAL_OPERATIONS)),
+                sizes: Sizes::new(),
             });
             let number = trace::scope_begins(scope.label());
             Frame { scope, number }
@@ -170,6 +184,11 @@ impl Frame {
     /// Evicts what is neither a result nor unused.
     fn end(self, results: Vec<Arc<dyn AnyEntry>>) {
         let nodes = std::mem::take(&mut *self.scope.nodes.lock());
+        let tiny = self.scope.sizes.tiny(|| {
+            let nodes = nodes.iter().filter_map(Weak::upgrade);
+            let ends = nodes.filter(|node| tiny::is_end(node));
+            ends.map(|node| node.storage_bytes())
+        });
         let saved: Vec<_> = nodes
             .iter()
             .filter_map(|weak| {
@@ -177,7 +196,12 @@ impl Frame {
                 let op = node.used()?;
                 // There are few results.
                 let is_result = results.iter().any(|result| Arc::ptr_eq(result, &node));
-                (!is_result).then(|| (node, self.scope.policy.fate(op)))
+                let stays = tiny.contains(&node.storage_bytes()) && tiny::is_end(&node);
+                let fate = match stays {
+                    true => Fate::Keep,
+                    false => self.scope.policy.fate(op),
+                };
+                (!is_result).then_some((node, fate))
             })
             .collect();
         if verify::is_on() {
@@ -187,7 +211,7 @@ impl Frame {
         }
         for (node, fate) in saved {
             match fate {
-                // A view may have a recipe still.
+                // A view may have a recipe still, and what is tiny has.
                 Fate::Keep => node.settle(),
                 Fate::Recompute => {
                     node.evict();
@@ -197,11 +221,7 @@ impl Frame {
         }
         let outer = context::scope();
         for result in results {
-            match &outer {
-                Some(scope) => scope.enlist(Arc::downgrade(&result)),
-                None => result.settle(),
-            }
-            result.set_scope(outer.clone());
+            result.leave(&self.scope, outer.as_ref());
         }
         if trace::is_on() {
             let (scope, label) = (self.number, self.scope.label().to_owned());
