@@ -1,7 +1,7 @@
 //! What this thread is doing: open scopes, an installed budget, its counters.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use burn_backend::DeviceId;
 
@@ -30,6 +30,8 @@ struct Context {
     /// What all ledgers of the thread add up to, those of budgets that ended too.
     totals: Option<Arc<Totals>>,
     collected: Vec<Arc<dyn AnyEntry>>,
+    /// Room for the tensors of the next scope: that of one that ended.
+    spare: Vec<Weak<dyn AnyEntry>>,
     /// Whether a tensor of `Remat` was met since the outermost scope began.
     met: bool,
 }
@@ -44,6 +46,7 @@ impl Context {
             ledgers: Vec::new(),
             totals: None,
             collected: Vec::new(),
+            spare: Vec::new(),
             met: false,
         }
     }
@@ -173,15 +176,18 @@ fn change_phase(phase: Phase, next: fn(Step) -> Step, tell: fn(&Installed)) -> O
     Some(step)
 }
 
-/// Opens a scope. Returns how many were open.
-pub(crate) fn push(make: impl FnOnce(Option<&Arc<Scope>>) -> Frame) -> usize {
+/// Opens a scope, which is told of the one around it and gets an empty list. Returns how many were open.
+pub(crate) fn push(
+    make: impl FnOnce(Option<&Arc<Scope>>, Vec<Weak<dyn AnyEntry>>) -> Frame,
+) -> usize {
     forward_begins();
     CONTEXT.with_borrow_mut(|context| {
         let depth = context.frames.len();
         if depth == 0 {
             context.met = false;
         }
-        let frame = make(context.frames.last().map(|frame| &frame.scope));
+        let spare = std::mem::take(&mut context.spare);
+        let frame = make(context.frames.last().map(|frame| &frame.scope), spare);
         context.frames.push(frame);
         context.update();
         depth
@@ -197,6 +203,26 @@ pub(crate) fn pop(depth: usize) -> Option<Frame> {
         context.update();
         closed.flatten()
     })
+}
+
+/// So many tensors a scope may have for its lists to be kept for the next one.
+const USUAL_OPERATIONS: usize = 1024;
+
+/// Takes back the lists of a scope that ended, for the next one.
+pub(crate) fn give_back(mut nodes: Vec<Weak<dyn AnyEntry>>, mut results: Vec<Arc<dyn AnyEntry>>) {
+    if nodes.capacity().max(results.capacity()) > USUAL_OPERATIONS {
+        return;
+    }
+    // Outside of the borrow: these may be the last references.
+    nodes.clear();
+    results.clear();
+    let before = CONTEXT.with_borrow_mut(|context| {
+        (
+            std::mem::replace(&mut context.spare, nodes),
+            std::mem::replace(&mut context.collected, results),
+        )
+    });
+    drop(before);
 }
 
 /// The innermost scope.

@@ -30,9 +30,15 @@ pub enum Handle<B: Backend, K: Kind<B>> {
 pub struct Managed<B: Backend>(Source<B>);
 
 impl<B: Backend> Managed<B> {
-    /// A further reference; the first one of a new node finds a count of 0.
+    /// A further reference.
     pub(crate) fn new(source: Source<B>) -> Self {
         source.node().head().users.fetch_add(1, Ordering::Relaxed);
+        Self(source)
+    }
+
+    /// The reference that a node was made with: it is counted already.
+    #[inline]
+    pub(crate) fn first(source: Source<B>) -> Self {
         Self(source)
     }
 

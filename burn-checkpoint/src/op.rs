@@ -40,6 +40,8 @@ pub struct OpInfo {
     pub group: &'static str,
     /// What an element costs, found when this is compiled: looking at names takes longer than small operations do.
     pub(crate) rate: Rate,
+    /// The name's hash, found when this is compiled.
+    pub(crate) key: u64,
 }
 
 impl OpInfo {
@@ -49,8 +51,20 @@ impl OpInfo {
             work,
             group,
             rate: Rate::of(name, work),
+            key: hash(name),
         }
     }
+}
+
+/// FNV-1a.
+const fn hash(name: &str) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325;
+    let mut at = 0;
+    while at < name.len() {
+        hash = (hash ^ name.as_bytes()[at] as u64).wrapping_mul(0x100_0000_01b3);
+        at += 1;
+    }
+    hash
 }
 
 impl PartialEq for OpInfo {

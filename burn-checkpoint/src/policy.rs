@@ -72,8 +72,8 @@ impl PerOperation {
 
 impl Policy {
     /// A policy that is asked for each operation: when it begins, and, of those whose results are still used, once more at the
-    /// scope's end, where of a view the operation counts that made its storage. It has to say the same both times. What it computes
-    /// itself with tensors is not asked about, and kept.
+    /// scope's end (twice in verify mode), where of a view the operation counts that made its storage. It has to say the same each
+    /// time. What it computes itself with tensors is not asked about, and kept.
     ///
     /// ```
     /// use burn_checkpoint::{Fate, Policy, Work};

@@ -47,9 +47,6 @@ impl Scope {
     }
 }
 
-/// Room for so many nodes without growing: a transformer's block.
-const USUAL_OPERATIONS: usize = 32;
-
 /// An open scope.
 pub(crate) struct Frame {
     pub scope: Arc<Scope>,
@@ -143,31 +140,33 @@ fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() 
 
 /// Closes the scope whatever happens.
 struct Open {
-    depth: usize,
+    /// How many were open before; `None` once it is closed.
+    depth: Option<usize>,
 }
 
 impl Open {
     fn new(policy: Policy, label: Option<String>) -> Self {
-        let depth = context::push(|parent| {
+        let depth = context::push(|parent, nodes| {
             let scope = Arc::new(Scope {
                 policy,
                 label,
                 parent: parent.cloned(),
-                nodes: Mutex::new(Vec::with_capacity(USUAL_OPERATIONS)),
+                nodes: Mutex::new(nodes),
                 sizes: Sizes::new(),
             });
             let number = trace::scope_begins(scope.label());
             Frame { scope, number }
         });
-        Self { depth }
+        Self { depth: Some(depth) }
     }
 
-    fn close(self, results: &impl Outputs) {
+    fn close(mut self, results: &impl Outputs) {
         let (touched, results) = outputs::collect(results);
         if touched > 0 && !context::met() {
             warn_of_no_remat();
         }
-        if let Some(frame) = context::pop(self.depth) {
+        let depth = self.depth.take();
+        if let Some(frame) = depth.and_then(context::pop) {
             frame.end(results);
         }
     }
@@ -175,41 +174,50 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // Closed by now, but for a panic: what was made is on its way out.
-        context::pop(self.depth);
+        // After a panic: what was made is on its way out.
+        if let Some(depth) = self.depth {
+            context::pop(depth);
+        }
     }
 }
 
 impl Frame {
     /// Evicts what is neither a result nor unused.
-    fn end(self, results: Vec<Arc<dyn AnyEntry>>) {
-        let nodes = std::mem::take(&mut *self.scope.nodes.lock());
-        let tiny = self.scope.sizes.tiny(|| {
+    fn end(self, mut results: Vec<Arc<dyn AnyEntry>>) {
+        let Self { scope, number } = self;
+        let nodes = std::mem::take(&mut *scope.nodes.lock());
+        let tiny = scope.sizes.tiny(|| {
             let nodes = nodes.iter().filter_map(Weak::upgrade);
-            let ends = nodes.filter(|node| tiny::is_end(node));
+            let ends = nodes.filter(tiny::is_end);
             ends.map(|node| node.storage_bytes())
         });
-        let saved: Vec<_> = nodes
-            .iter()
-            .filter_map(|weak| {
-                let node = weak.upgrade()?;
-                let op = node.used()?;
-                // There are few results.
-                let is_result = results.iter().any(|result| Arc::ptr_eq(result, &node));
-                let stays = tiny.contains(&node.storage_bytes()) && tiny::is_end(&node);
-                let fate = match stays {
-                    true => Fate::Keep,
-                    false => self.scope.policy.fate(op),
-                };
-                (!is_result).then_some((node, fate))
-            })
-            .collect();
+        let stays = |node: &Arc<dyn AnyEntry>| {
+            !tiny.is_empty() && tiny.contains(&node.storage_bytes()) && tiny::is_end(node)
+        };
+        let saved = |weak: &Weak<dyn AnyEntry>| {
+            let node = weak.upgrade()?;
+            let op = node.used()?;
+            // There are few results.
+            if results.iter().any(|result| Arc::ptr_eq(result, &node)) {
+                return None;
+            }
+            let stays = stays(&node);
+            Some((
+                node,
+                if stays {
+                    Fate::Keep
+                } else {
+                    scope.policy.fate(op)
+                },
+            ))
+        };
         if verify::is_on() {
             // All of them before any goes: each is replayed from what is resident.
-            let goes = saved.iter().filter(|(_, fate)| *fate != Fate::Keep);
-            goes.for_each(|(node, _)| node.clone().rehearse());
+            let goes = nodes.iter().filter_map(saved);
+            let goes = goes.filter(|(_, fate)| *fate != Fate::Keep);
+            goes.for_each(|(node, _)| node.rehearse());
         }
-        for (node, fate) in saved {
+        for (node, fate) in nodes.iter().filter_map(saved) {
             match fate {
                 // A view may have a recipe still, and what is tiny has.
                 Fate::Keep => node.settle(),
@@ -220,11 +228,13 @@ impl Frame {
             }
         }
         let outer = context::scope();
-        for result in results {
-            result.leave(&self.scope, outer.as_ref());
+        for result in results.drain(..) {
+            result.leave(&scope, outer.as_ref());
         }
+        context::give_back(nodes, results);
         if trace::is_on() {
-            let (scope, label) = (self.number, self.scope.label().to_owned());
+            let label = scope.label().to_owned();
+            let scope = number;
             trace::emit(EventKind::ScopeEnd { scope, label }, 0, 0, None);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::node::{AnyEntry, Facts, Origin};
+use crate::node::{AnyEntry, Facts};
 
 /// All are looked through at the latest when there are so many: what a tensor took itself, beside its storage, is freed only then.
 const LEAST: usize = 256;
@@ -60,7 +60,12 @@ impl Candidates {
         let part = &mut self.parts[self.next];
         let mut found = Vec::with_capacity(part.len());
         let before = part.len();
-        part.retain(|candidate| candidate.look().map(|look| found.push(look)).is_some());
+        part.retain(|candidate| {
+            let node = candidate.node();
+            let is_left = node.is_some();
+            found.extend(node.map(|node| (node.facts(), node)));
+            is_left
+        });
         self.count -= before - part.len();
         self.next = (self.next + 1) % self.parts.len();
         found
@@ -68,17 +73,22 @@ impl Candidates {
 
     /// Forgets what cannot be evicted any more, and adapts the number of parts.
     fn tidy(&mut self) {
-        let all = self.parts.drain(..).flatten();
-        let left: Vec<_> = all.filter(|candidate| candidate.look().is_some()).collect();
-        self.count = left.len();
+        for part in &mut self.parts {
+            part.retain(|candidate| candidate.node().is_some());
+        }
+        self.count = self.parts.iter().map(Vec::len).sum();
         self.tidy_at = LEAST.max(2 * self.count);
         let parts = match self.count {
             0..=WHOLE => 1,
             count => (count / PART).next_power_of_two(),
         };
-        self.parts = (0..parts).map(|_| Vec::new()).collect();
         self.next = 0;
-        for candidate in left {
+        if parts == self.parts.len() {
+            return;
+        }
+        let fresh = (0..parts).map(|_| Vec::new()).collect();
+        let before = std::mem::replace(&mut self.parts, fresh);
+        for candidate in before.into_iter().flatten() {
             self.parts[part(candidate.storage, parts)].push(candidate);
         }
     }
@@ -86,11 +96,11 @@ impl Candidates {
 
 impl Candidate {
     /// The tensor, if it may be evicted now or later.
-    fn look(&self) -> Option<(Facts, Arc<dyn AnyEntry>)> {
+    #[inline]
+    fn node(&self) -> Option<Arc<dyn AnyEntry>> {
         let node = self.node.upgrade()?;
-        let facts = node.facts();
-        if facts.resident && matches!(facts.origin, Origin::Recorded | Origin::Hosted) {
-            Some((facts, node))
+        if node.comes_back() {
+            Some(node)
         } else {
             node.unlist();
             None

@@ -5,7 +5,7 @@
 mod products;
 mod rates;
 
-use std::hash::{Hash, Hasher};
+use std::hash::Hasher;
 use std::time::Instant;
 
 use burn_backend::Shape;
@@ -22,8 +22,8 @@ pub(crate) struct OpCost {
     op: &'static OpInfo,
     /// Elements of the largest operand.
     largest: u64,
-    /// The first three operands of a product. Apart: other operations would move them for nothing.
-    operands: Option<Box<[Operand; 3]>>,
+    /// The first three operands of a product.
+    operands: Option<[Operand; 3]>,
     seen: usize,
     /// Whether a view had to copy.
     copies: bool,
@@ -72,13 +72,14 @@ impl OpInfo {
 }
 
 impl OpCost {
+    #[inline]
     pub fn new(op: &'static OpInfo) -> Self {
         let mut hasher = FxHasher::default();
-        op.name.hash(&mut hasher);
+        hasher.write_u64(op.key);
         Self {
             op,
             largest: 0,
-            operands: (op.work == Work::Compute).then(Box::default),
+            operands: (op.work == Work::Compute).then(Default::default),
             seen: 0,
             copies: false,
             hasher,
@@ -89,9 +90,13 @@ impl OpCost {
     /// Adds an operand.
     pub fn operand(&mut self, shape: &Shape) {
         let dims = shape.as_slice();
+        let mut elements = 1;
         self.hasher.write_usize(dims.len());
-        dims.iter().for_each(|dim| self.hasher.write_usize(*dim));
-        self.largest = self.largest.max(shape.num_elements() as u64);
+        for dim in dims {
+            self.hasher.write_usize(*dim);
+            elements *= *dim as u64;
+        }
+        self.largest = self.largest.max(elements);
         if let Some(operands) = &mut self.operands
             && let Some(operand) = operands.get_mut(self.seen)
         {

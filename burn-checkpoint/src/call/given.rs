@@ -6,10 +6,8 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape, TensorData};
 use parking_lot::Mutex;
 
-use super::operands::Shares;
-use super::order::Order;
 use super::{Call, Results};
-use crate::budget::{self, Clock, Costs, Phase};
+use crate::budget::{self, Phase};
 use crate::context;
 use crate::handle::Managed;
 use crate::kind::Value;
@@ -61,31 +59,19 @@ impl Room {
 }
 
 /// What cannot be computed again, counted.
-pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, value: Value<B>) -> Results<B> {
-    let mut moment = context::tick(op);
-    let mut lineage = Lineage::Activation;
-    if let Some(step) = moment.step {
+pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, mut value: Value<B>) -> Results<B> {
+    let mut call = Call::new(op);
+    if let Some(step) = call.moment.step {
         let elements = value.shape().num_elements();
         if op.name == "float_ones" && elements == 1 {
             // What autodiff starts a backward pass with.
-            moment.step = context::backward_begins();
-            lineage = Lineage::Gradient;
+            call.moment.step = context::backward_begins();
+            call.lineage = Lineage::Gradient;
         } else if op.name.ends_with("from_data") && elements > 1 && step.phase == Phase::Backward {
-            moment.step = context::forward_begins();
+            call.moment.step = context::forward_begins();
         }
     }
-    let call = Call {
-        op,
-        moment,
-        records: false,
-        order: Order::default(),
-        viewed: None,
-        storage: Shares::Own,
-        clock: Clock::start(Costs::Estimated),
-        cost: None,
-        lineage,
-    };
-    call.finish(value, None::<Never>)
+    call.finish(&mut value, &mut None::<Never>)
 }
 
 /// A tensor that somebody else delivers.

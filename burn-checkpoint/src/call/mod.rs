@@ -15,98 +15,96 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape};
 use parking_lot::Mutex;
 
-use crate::budget::{self, Clock, OpCost, Phase};
+use crate::budget::{self, Clock, Costs, OpCost, Phase};
 use crate::context::{self, Moment};
 use crate::handle::Managed;
 use crate::kind::Value;
 use crate::ledger::Ledger;
-use crate::node::{Entry, Head, Lineage, Node, Origin, State, Storage, Viewed, bytes};
+use crate::node::{Entry, Head, Lineage, Node, Origin, State, Storage, bytes};
 use crate::op::{OpInfo, Work};
 use crate::policy::Fate;
 use crate::recipe::{Never, Part, Parts, Recipe, Source};
-use crate::replay;
 use crate::trace::EventKind;
 
 pub(crate) use given::{Room, fixed, source};
 use operands::{Operands, Shares};
-use order::Order;
 pub(crate) use results::Results;
 
-/// An operation under way.
+/// An operation under way. Made in place and changed there: it is large, and there is one an operation.
 pub(crate) struct Call<B: Backend> {
     op: &'static OpInfo,
     moment: Moment,
+    operands: Operands<B>,
     /// Whether the result keeps its recipe.
     records: bool,
-    storage: Shares<B>,
-    order: Order,
-    viewed: Option<Box<Viewed<B>>>,
-    /// Only under a budget.
-    cost: Option<OpCost>,
     clock: Clock,
     lineage: Lineage,
 }
 
 impl<B: Backend> Call<B> {
-    /// Brings the operands back and decides what becomes of the result: whether it keeps its recipe.
-    pub fn begin(op: &'static OpInfo, recipe: &mut Option<impl Recipe<B>>) -> Self {
-        let moment = context::tick(op);
-        let mut operands = Operands::new(op, &moment);
-        if let Some(recipe) = &*recipe {
-            recipe.inputs(&mut |input| operands.see(input, &moment));
+    #[inline]
+    pub fn new(op: &'static OpInfo) -> Self {
+        Self {
+            op,
+            moment: context::tick(op),
+            operands: Operands::new(op),
+            records: false,
+            clock: Clock::start(Costs::Estimated),
+            lineage: Lineage::Activation,
         }
-        let call = Self::of(op, moment, &mut operands);
-        if !call.records {
+    }
+
+    /// Looks at the operands, brings them back, and decides what becomes of the result: whether it keeps its recipe.
+    pub fn begin(&mut self, recipe: &mut Option<impl Recipe<B>>) {
+        if self.moment.step.is_some() {
+            self.operands.cost = Some(OpCost::new(self.op));
+        }
+        if let Some(recipe) = &*recipe {
+            let (operands, moment) = (&mut self.operands, &self.moment);
+            recipe.inputs(&mut |input| operands.see(input, moment));
+        }
+        self.decide();
+        if !self.records {
             // Before the operation runs: it may then write into its operands.
             *recipe = None;
         }
-        call
     }
 
-    fn of(op: &'static OpInfo, mut moment: Moment, operands: &mut Operands<B>) -> Self {
-        if !operands.waiting.is_empty() {
-            replay::bring_back(operands.waiting.iter().cloned());
-            operands.settle_outlived(&moment);
+    fn decide(&mut self) {
+        self.operands.bring_back(&self.moment);
+        self.lineage = lineage(&mut self.moment, self.op, self.operands.lineage);
+        self.records = !self.operands.gives_up()
+            && self.moment.fate != Fate::Keep
+            && self.lineage == Lineage::Activation;
+        if self.moment.step.is_some() {
+            self.operands.make_room(&self.moment);
         }
-        let lineage = lineage(&mut moment, op, operands.lineage);
-        let records =
-            !operands.gives_up() && moment.fate != Fate::Keep && lineage == Lineage::Activation;
-        operands.make_room(op, &moment);
-        Self {
-            op,
-            order: std::mem::take(&mut operands.order),
-            viewed: operands.viewed.take(),
-            storage: operands.storage(op),
-            cost: operands.cost.take(),
-            clock: Clock::start(moment.costs),
-            moment,
-            records,
-            lineage,
-        }
+        self.clock = Clock::start(self.moment.costs);
     }
 
-    /// The result with its recipe, if it gets one.
-    pub fn finish<R: Recipe<B>>(mut self, value: Value<B>, recipe: Option<R>) -> Results<B> {
-        if matches!(value, Value::Many(_)) {
-            return self.finish_many(value, recipe);
+    /// The result with its recipe, if it gets one. Both are taken from where they are: they are large, and what is passed on by
+    /// value is copied each time.
+    #[inline]
+    pub fn finish<R: Recipe<B>>(
+        &mut self,
+        value: &mut Value<B>,
+        recipe: &mut Option<R>,
+    ) -> Results<B> {
+        if let Value::Many(parts) = value {
+            return self.finish_many(std::mem::take(parts), recipe.take());
         }
-        let shape = value.shape();
-        let cost_ns = self.cost_ns(|| shape.num_elements());
-        let viewed = self.viewed.take();
-        let node = self.node(value, shape, cost_ns.unwrap_or(0.0), recipe);
-        if viewed.is_some() && (node.head.group.is_some() || !node.head.row_major) {
-            node.state.lock().viewed = viewed;
+        let node = self.node(value, recipe, |elements| self.cost_ns(elements));
+        let head = &node.head;
+        if let Some(viewed) = self.operands.viewed.take()
+            && (head.group.is_some() || !head.row_major)
+        {
+            node.state.lock().viewed = Some(viewed);
         }
-        if let Some(cost_ns) = cost_ns {
-            self.computed(&node.head.ledger, cost_ns, node.head.bytes);
-        }
+        self.computed(&head.ledger, head.cost_ns, head.bytes);
         Results::One(Some(self.enter(node)))
     }
 
-    fn finish_many<R: Recipe<B>>(self, value: Value<B>, recipe: Option<R>) -> Results<B> {
-        let Value::Many(parts) = value else {
-            unreachable!("one result is finished as one")
-        };
+    fn finish_many<R: Recipe<B>>(&self, parts: Vec<Value<B>>, recipe: Option<R>) -> Results<B> {
         if let Some(recipe) = recipe {
             return self.finish_parts(parts, recipe);
         }
@@ -118,9 +116,9 @@ impl<B: Backend> Call<B> {
     }
 
     /// The results are nodes that hand out what one more node, the operation's, computes.
-    fn finish_parts<R: Recipe<B>>(self, parts: Vec<Value<B>>, recipe: R) -> Results<B> {
-        let elements = || parts.iter().map(|part| part.shape().num_elements()).sum();
-        let cost_ns = self.cost_ns(elements).unwrap_or(0.0);
+    fn finish_parts<R: Recipe<B>>(&self, parts: Vec<Value<B>>, recipe: R) -> Results<B> {
+        let elements = parts.iter().map(|part| part.shape().num_elements()).sum();
+        let cost_ns = self.cost_ns(elements);
         let device = parts.iter().find_map(Value::device).unwrap_or_default();
         let ledger = self.ledger(&device);
         let whole = self.whole(device, ledger.clone(), cost_ns, recipe);
@@ -148,9 +146,8 @@ impl<B: Backend> Call<B> {
     }
 
     /// One of several results, whose cost is known of all together.
-    fn enter_part<R: Recipe<B>>(&self, part: Value<B>, recipe: Option<R>) -> Managed<B> {
-        let shape = part.shape();
-        self.enter(self.node(part, shape, 0.0, recipe))
+    fn enter_part<R: Recipe<B>>(&self, mut part: Value<B>, mut recipe: Option<R>) -> Managed<B> {
+        self.enter(self.node(&mut part, &mut recipe, |_| 0.0))
     }
 
     /// The node of an operation with several results, which holds them only while a replay hands them out.
@@ -167,9 +164,11 @@ impl<B: Backend> Call<B> {
         head.cost_ns = cost_ns;
         head.step = self.step();
         head.lineage = self.lineage;
+        let scope = self.moment.scope.clone();
+        let state = State::new(Storage::Evicted, Origin::Recorded, id, scope);
         Source::new(Arc::new(Node {
             head,
-            state: Mutex::new(self.state(Storage::Evicted, Origin::Recorded)),
+            state: Mutex::new(state),
             recipe: Mutex::new(Some(recipe)),
         }))
     }
@@ -179,16 +178,18 @@ impl<B: Backend> Call<B> {
         self.moment.ledger(device.id())
     }
 
-    /// What it took, under a budget.
-    fn cost_ns(&self, elements: impl FnOnce() -> usize) -> Option<f32> {
-        let cost = self.cost.as_ref()?;
-        let estimated = || cost.ns(elements() as u64);
-        Some(self.clock.ns().unwrap_or_else(estimated))
+    /// What it took to give so many elements; 0 without a budget.
+    #[inline]
+    fn cost_ns(&self, elements: usize) -> f32 {
+        let Some(cost) = &self.operands.cost else {
+            return 0.0;
+        };
+        self.clock.ns().unwrap_or_else(|| cost.ns(elements as u64))
     }
 
     /// Tells the budget what the operation took and gave.
     fn computed(&self, ledger: &Ledger, cost_ns: f32, bytes: u64) {
-        if let (Some(budget), Some(cost)) = (ledger.budget(), &self.cost) {
+        if let (Some(budget), Some(cost)) = (ledger.budget(), &self.operands.cost) {
             budget.computed(cost_ns);
             if cost.expected != Some(bytes) {
                 budget.expect(cost.key(), bytes);
@@ -200,33 +201,25 @@ impl<B: Backend> Call<B> {
         self.moment.step.map_or(0, |step| step.number)
     }
 
+    /// With one handle, which is made when the node is entered.
     #[inline]
-    fn state(&self, storage: Storage<B>, origin: Origin) -> State<B> {
-        State::new(
-            storage,
-            origin,
-            self.moment.clock,
-            self.moment.scope.clone(),
-        )
-    }
-
-    #[inline]
-    fn head(&self, value: &Value<B>, shape: Shape, cost_ns: f32) -> Head<B> {
+    fn head(&self, value: &Value<B>, cost_ns: impl FnOnce(usize) -> f32) -> Head<B> {
         let device = value.device().unwrap_or_default();
         let ledger = self.ledger(&device);
+        let shape = value.shape();
         let dtype = value.dtype();
         let elements = shape.num_elements();
-        let (group, own) = match &self.storage {
-            Shares::Own => (None, true),
-            Shares::Leaf => (None, false),
-            Shares::With(source) => (Some(source.clone()), true),
+        let (group, own) = match &self.operands.shares {
+            None => (None, true),
+            Some(Shares::Leaf) => (None, false),
+            Some(Shares::With(source)) => (Some(source.clone()), true),
         };
         Head {
             op: self.op,
             id: self.moment.clock,
             bytes: if own { bytes(elements, dtype) } else { 0 },
             contiguous: self.op.work != Work::View || is_contiguous(self.op),
-            row_major: self.order.is_kept(self.op, elements),
+            row_major: self.operands.order.is_kept(self.op, elements),
             shape,
             dtype,
             device,
@@ -234,31 +227,35 @@ impl<B: Backend> Call<B> {
             residents: AtomicU32::new(0),
             listed: AtomicBool::new(false),
             retired: AtomicBool::new(false),
-            users: AtomicU32::new(0),
+            users: AtomicU32::new(1),
             ledger,
-            cost_ns,
+            cost_ns: cost_ns(elements),
             step: self.step(),
             lineage: self.lineage,
         }
     }
 
-    /// Made in place: nodes are large, and there is one an operation.
+    /// Made in its place: `Arc::new` would make it on the stack and copy it, and this allocates first.
     #[inline]
     fn node<R: Recipe<B>>(
         &self,
-        value: Value<B>,
-        shape: Shape,
-        cost_ns: f32,
-        recipe: Option<R>,
+        value: &mut Value<B>,
+        recipe: &mut Option<R>,
+        cost_ns: impl FnOnce(usize) -> f32,
     ) -> Arc<Node<B, R>> {
         let origin = match recipe {
             Some(_) => Origin::Recorded,
             None => Origin::Fixed,
         };
-        Arc::new(Node {
-            head: self.head(&value, shape, cost_ns),
-            state: Mutex::new(self.state(Storage::Resident(value), origin)),
-            recipe: Mutex::new(recipe),
+        Arc::new_cyclic(|_| {
+            let head = self.head(value, cost_ns);
+            let scope = self.moment.scope.clone();
+            let storage = Storage::Resident(std::mem::replace(value, Value::Absent));
+            Node {
+                head,
+                state: Mutex::new(State::new(storage, origin, self.moment.clock, scope)),
+                recipe: Mutex::new(recipe.take()),
+            }
         })
     }
 
@@ -274,7 +271,7 @@ impl<B: Backend> Call<B> {
         if let Some(budget) = head.ledger.budget() {
             budget.register(&node);
         }
-        Managed::new(Source::new(node))
+        Managed::first(Source::new(node))
     }
 }
 

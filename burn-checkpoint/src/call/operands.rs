@@ -10,11 +10,10 @@ use crate::context::Moment;
 use crate::node::{Entry, Head, Lineage, Origin, State, Storage, Viewed};
 use crate::op::{OpInfo, Work};
 use crate::recipe::{Input, Source};
+use crate::replay;
 
-/// Whose storage the result has.
+/// Whose storage the result has, if not its own.
 pub(super) enum Shares<B: Backend> {
-    /// Its own.
-    Own,
     /// An unmanaged tensor's.
     Leaf,
     /// That of a managed tensor.
@@ -23,12 +22,13 @@ pub(super) enum Shares<B: Backend> {
 
 /// What is known once all operands were seen.
 pub(super) struct Operands<B: Backend> {
+    op: &'static OpInfo,
     /// What is evicted, and what has outlived its step.
-    pub waiting: Vec<Arc<dyn Entry<B>>>,
-    /// The first operand's storage, for a view of it.
-    first: Option<Shares<B>>,
-    first_contiguous: bool,
-    is_view: bool,
+    waiting: Vec<Arc<dyn Entry<B>>>,
+    /// Of a view: the first operand's storage.
+    pub shares: Option<Shares<B>>,
+    /// Whether it is copied all the same.
+    copies: bool,
     pub order: Order,
     /// For a view in a scope that may offload: what it is a view of.
     pub viewed: Option<Box<Viewed<B>>>,
@@ -44,17 +44,17 @@ pub(super) struct Operands<B: Backend> {
 
 impl<B: Backend> Operands<B> {
     #[inline]
-    pub fn new(op: &'static OpInfo, moment: &Moment) -> Self {
+    pub fn new(op: &'static OpInfo) -> Self {
         Self {
+            op,
             waiting: Vec::new(),
-            first: None,
-            first_contiguous: true,
-            is_view: op.work == Work::View,
+            shares: None,
+            copies: false,
             order: Order::default(),
             viewed: None,
             largest: 0,
             given_up: 0,
-            cost: moment.step.map(|_| OpCost::new(op)),
+            cost: None,
             device: None,
             lineage: Lineage::Activation,
         }
@@ -64,7 +64,9 @@ impl<B: Backend> Operands<B> {
         let source = match input {
             Input::Node(source) => source,
             Input::Leaf(leaf) => {
-                self.first.get_or_insert(Shares::Leaf);
+                if self.is_first_of_view() {
+                    self.shares = Some(Shares::Leaf);
+                }
                 // In which order it lies is not known. How large it is matters only where something may be offloaded.
                 if may_offload(moment) {
                     self.order.see(&leaf().0, false);
@@ -104,13 +106,19 @@ impl<B: Backend> Operands<B> {
             self.lineage = Lineage::Gradient;
         }
         self.order.see(&head.shape, head.row_major);
-        if self.is_view && self.first.is_none() {
-            self.first_contiguous = head.contiguous;
-            self.first = Some(match &head.group {
-                Some(group) => Shares::With(group.clone()),
-                None if head.bytes == 0 => Shares::Leaf,
-                None => Shares::With(source.clone()),
-            });
+        if self.is_first_of_view() {
+            self.copies = !head.contiguous && self.op.name.ends_with("reshape");
+            self.shares = match &head.group {
+                _ if self.copies => None,
+                Some(group) => Some(Shares::With(group.clone())),
+                None if head.bytes == 0 => Some(Shares::Leaf),
+                None => Some(Shares::With(source.clone())),
+            };
+            if self.copies
+                && let Some(cost) = &mut self.cost
+            {
+                cost.copies();
+            }
             if may_offload(moment) {
                 self.viewed = viewed(source, head, &state);
             }
@@ -134,14 +142,18 @@ impl<B: Backend> Operands<B> {
         }
     }
 
-    /// Recipes must not reach through the steps.
-    pub fn settle_outlived(&self, moment: &Moment) {
-        for node in &self.waiting {
-            let outlived = outlived(node.head(), &node.state(), moment);
-            if outlived {
-                node.settle();
-                node.retire();
-            }
+    #[inline]
+    fn is_first_of_view(&self) -> bool {
+        self.op.work == Work::View && self.shares.is_none() && !self.copies
+    }
+
+    /// Brings back what is evicted. None of it is referred to from here on: who is the last to refer to an operand may have it.
+    #[inline]
+    pub fn bring_back(&mut self, moment: &Moment) {
+        if !self.waiting.is_empty() {
+            let waiting = std::mem::take(&mut self.waiting);
+            replay::bring_back(waiting.iter().cloned());
+            settle_outlived(waiting, moment);
         }
     }
 
@@ -152,32 +164,18 @@ impl<B: Backend> Operands<B> {
     }
 
     /// Makes room for the result, on the device that it will be on.
-    pub fn make_room(&mut self, op: &OpInfo, moment: &Moment) {
+    pub fn make_room(&mut self, moment: &Moment) {
         let (Some(cost), Some(device)) = (&mut self.cost, self.device) else {
             return;
         };
-        if self.is_view {
+        if self.op.work == Work::View {
             return;
         }
         let ledger = moment.ledger(device);
         if let Some(budget) = ledger.budget() {
             cost.expected = budget.expected(cost.key());
             let bytes = cost.expected.unwrap_or(cost.largest_bytes());
-            budget.make_room(op.name, bytes);
-        }
-    }
-
-    /// Whose storage the result of the operation has.
-    pub fn storage(&mut self, op: &OpInfo) -> Shares<B> {
-        match self.first.take() {
-            Some(shares) if self.is_view => {
-                let copies = !self.first_contiguous && op.name.ends_with("reshape");
-                if copies && let Some(cost) = &mut self.cost {
-                    cost.copies();
-                }
-                if copies { Shares::Own } else { shares }
-            }
-            _ => Shares::Own,
+            budget.make_room(self.op.name, bytes);
         }
     }
 }
@@ -201,6 +199,17 @@ fn viewed<B: Backend>(
             value: value.clone(),
         })),
         _ => state.viewed.clone(),
+    }
+}
+
+/// Recipes must not reach through the steps.
+fn settle_outlived<B: Backend>(nodes: Vec<Arc<dyn Entry<B>>>, moment: &Moment) {
+    for node in nodes {
+        let outlived = outlived(node.head(), &node.state(), moment);
+        if outlived {
+            node.settle();
+            node.retire();
+        }
     }
 }
 

@@ -82,9 +82,10 @@ macro_rules! managed {
                 }
                 value!($ret B::$op($(load!($kind $arg)),*))
             });
-            let call = Call::<B>::begin(OP, &mut recipe);
-            let value = value!($ret B::$op($(inner!($kind $arg)),*));
-            let mut results = call.finish(value, recipe);
+            let mut call = Call::<B>::new(OP);
+            call.begin(&mut recipe);
+            let mut value = value!($ret B::$op($(inner!($kind $arg)),*));
+            let mut results = call.finish(&mut value, &mut recipe);
             handles!($ret results)
             });
         }

@@ -19,6 +19,8 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn used(&self) -> Option<&'static OpInfo>;
     /// Bytes of its storage, a view's too.
     fn storage_bytes(&self) -> u64;
+    /// Whether it is resident and can come back if it is evicted.
+    fn comes_back(&self) -> bool;
     /// What a score needs to know.
     fn facts(&self) -> Facts;
     /// Drops the storage if it can come back. Returns the bytes that this frees.
@@ -81,6 +83,11 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
 
     fn storage_bytes(&self) -> u64 {
         self.head.owner().bytes
+    }
+
+    fn comes_back(&self) -> bool {
+        let state = self.state.lock();
+        state.is_resident() && matches!(state.origin, Origin::Recorded | Origin::Hosted)
     }
 
     fn facts(&self) -> Facts {
