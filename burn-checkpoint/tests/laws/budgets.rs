@@ -168,9 +168,11 @@ fn a_budget_does_not_touch_what_a_policy_keeps() {
     assert_eq!(evicted_products(&Scope(Policy::KeepCompute)), 0);
 }
 
+type Next = fn(Tensor<Remat<Flex>, 1>) -> Tensor<Remat<Flex>, 1>;
+
 /// Sixteen tensors of 256 B, each made of the one before by `next`, all held under a budget of four. Their bits, and the bytes that were
 /// live once they were made.
-fn held(next: fn(Tensor<Remat<Flex>, 1>) -> Tensor<Remat<Flex>, 1>) -> (Vec<Vec<u8>>, u64) {
+fn held(next: Next) -> (Vec<Vec<u8>>, u64) {
     let mut x = Tensor::ones([64], &Default::default()) * 0.5;
     let budget = MemoryBudget::bytes(4 * 256).install();
     let held: Vec<_> = std::iter::repeat_with(|| {
@@ -188,8 +190,8 @@ fn held(next: fn(Tensor<Remat<Flex>, 1>) -> Tensor<Remat<Flex>, 1>) -> (Vec<Vec<
 fn results_of_scopes_are_evicted_as_others_are() {
     let (bits, live) = held(|x| x.cos());
     assert!(live <= 4 * 256, "no scope: {live}");
-    for (what, next) in [
-        ("a result", (|x| checkpoint(|| x.cos())) as fn(_) -> _),
+    let ways: [(&str, Next); 3] = [
+        ("a result", |x| checkpoint(|| x.cos())),
         ("what passes through", |x| {
             let y = x.cos();
             checkpoint(|| y)
@@ -200,7 +202,8 @@ fn results_of_scopes_are_evicted_as_others_are() {
                 checkpoint(|| checkpoint(|| y))
             })
         }),
-    ] {
+    ];
+    for (what, next) in ways {
         let (found, live) = held(next);
         assert!(found == bits && live <= 4 * 256, "{what}: {live}");
     }
