@@ -57,10 +57,17 @@ impl Sizes {
     /// The bytes of what is tiny among tensors that would go, of which this gives the bytes. All of one size are, or none.
     pub fn tiny<S: Iterator<Item = u64>>(&self, going: impl FnOnce() -> S) -> RangeInclusive<u64> {
         let most = self.largest.load(Ordering::Relaxed) / PART;
-        if self.smallest.load(Ordering::Relaxed) > most {
-            return 1..=0;
+        let any = self.smallest.load(Ordering::Relaxed) <= most;
+        1..=if any {
+            self.largest_tiny(most, going())
+        } else {
+            0
         }
-        let mut sizes: Vec<_> = going().filter(|bytes| (1..=most).contains(bytes)).collect();
+    }
+
+    #[cold]
+    fn largest_tiny(&self, most: u64, going: impl Iterator<Item = u64>) -> u64 {
+        let mut sizes: Vec<_> = going.filter(|bytes| (1..=most).contains(bytes)).collect();
         sizes.sort_unstable();
         let mut left = self.all.load(Ordering::Relaxed) / PART;
         let mut tiny = 0;
@@ -72,7 +79,7 @@ impl Sizes {
             left -= bytes;
             tiny = alike[0];
         }
-        1..=tiny
+        tiny
     }
 }
 
