@@ -73,7 +73,7 @@ pub enum RematError {
         gradients_bytes: u64,
         /// Bytes of what cannot be computed again: random numbers, data from the host, new tensors.
         random_bytes: u64,
-        /// Bytes of what else has no recipe: results of scopes, what a policy keeps, losses.
+        /// Bytes of what else has no recipe: what a scope keeps, by its policy or for being tiny, losses.
         kept_bytes: u64,
         /// Bytes of the operation's operands, and of what the replay that it belongs to holds for its later operations.
         in_use_bytes: u64,

@@ -80,6 +80,7 @@ mod recipe;
 mod replay;
 mod scope;
 mod stats;
+mod tiny;
 mod totals;
 pub mod trace;
 mod verify;

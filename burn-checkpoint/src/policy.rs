@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::op::{OpInfo, Work};
 
 /// What a scope does with the tensors that were made in it, are still used when it ends and are not its results: what
-/// autodiff's tape saved.
+/// autodiff's tape saved. What a module stores stays under any policy if it is tiny: see [`checkpoint`](crate::checkpoint).
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Policy {

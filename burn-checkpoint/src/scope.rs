@@ -8,6 +8,7 @@ use crate::context;
 use crate::node::AnyEntry;
 use crate::outputs::{self, Outputs};
 use crate::policy::{Fate, Policy};
+use crate::tiny::{self, Sizes};
 use crate::trace::{self, EventKind};
 use crate::verify;
 
@@ -18,6 +19,7 @@ pub(crate) struct Scope {
     parent: Option<Arc<Scope>>,
     /// What was made in it so far.
     nodes: Mutex<Vec<Weak<dyn AnyEntry>>>,
+    sizes: Sizes,
 }
 
 impl Scope {
@@ -33,10 +35,11 @@ impl Scope {
         false
     }
 
-    /// Adds a tensor.
+    /// Adds a tensor, and so many bytes of a storage of its own.
     #[inline]
-    pub fn enlist(&self, node: Weak<dyn AnyEntry>) {
+    pub fn enlist(&self, node: Weak<dyn AnyEntry>, bytes: u64) {
         self.nodes.lock().push(node);
+        self.sizes.add(bytes);
     }
 
     fn label(&self) -> &str {
@@ -59,8 +62,18 @@ pub(crate) struct Frame {
 ///
 /// # Cost
 ///
-/// One more forward pass of the region during backward. Memory: the region's inputs, its results and its random numbers stay;
-/// all else goes.
+/// One more forward pass of the region during backward. Memory: the region's inputs, its results and its random numbers stay, and
+/// what it stores if that is tiny; all else goes. Under a [`MemoryBudget`](crate::MemoryBudget) results are evicted as others are.
+///
+/// # What a region stores
+///
+/// What the region's code keeps elsewhere, such as running statistics of a batch norm, stays if it is tiny: if nothing else was computed from it,
+/// and it has at most a 16th of the bytes of the largest tensor of the region, the smallest first, together at most a 16th of the bytes of
+/// all that the region made. Running statistics are, from 16 values a channel on.
+///
+/// What is larger is evicted, for what autodiff saves cannot be told from it. Until it is used, which runs what leads to it once more, it
+/// holds what it is computed from, the inputs of the region among it. So what outlives the step is to be returned from the region
+/// too, unless it is tiny.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -139,6 +152,7 @@ impl Open {
                 label,
                 parent: parent.cloned(),
                 nodes: Mutex::new(nodes),
+                sizes: Sizes::new(),
             });
             let number = trace::scope_begins(scope.label());
             Frame { scope, number }
@@ -172,12 +186,30 @@ impl Frame {
     fn end(self, mut results: Vec<Arc<dyn AnyEntry>>) {
         let Self { scope, number } = self;
         let nodes = std::mem::take(&mut *scope.nodes.lock());
+        let tiny = scope.sizes.tiny(|| {
+            let nodes = nodes.iter().filter_map(Weak::upgrade);
+            let ends = nodes.filter(tiny::is_end);
+            ends.map(|node| node.storage_bytes())
+        });
+        let stays = |node: &Arc<dyn AnyEntry>| {
+            !tiny.is_empty() && tiny.contains(&node.storage_bytes()) && tiny::is_end(node)
+        };
         let saved = |weak: &Weak<dyn AnyEntry>| {
             let node = weak.upgrade()?;
             let op = node.used()?;
             // There are few results.
-            let is_result = results.iter().any(|result| Arc::ptr_eq(result, &node));
-            (!is_result).then(|| (node, scope.policy.fate(op)))
+            if results.iter().any(|result| Arc::ptr_eq(result, &node)) {
+                return None;
+            }
+            let stays = stays(&node);
+            Some((
+                node,
+                if stays {
+                    Fate::Keep
+                } else {
+                    scope.policy.fate(op)
+                },
+            ))
         };
         if verify::is_on() {
             // All of them before any goes: each is replayed from what is resident.
@@ -187,7 +219,7 @@ impl Frame {
         }
         for (node, fate) in nodes.iter().filter_map(saved) {
             match fate {
-                // A view may have a recipe still.
+                // A view may have a recipe still, and what is tiny has.
                 Fate::Keep => node.settle(),
                 Fate::Recompute => {
                     node.evict();
@@ -197,11 +229,7 @@ impl Frame {
         }
         let outer = context::scope();
         for result in results.drain(..) {
-            match &outer {
-                Some(scope) => scope.enlist(Arc::downgrade(&result)),
-                None => result.settle(),
-            }
-            result.set_scope(outer.clone());
+            result.leave(&scope, outer.as_ref());
         }
         context::give_back(nodes, results);
         if trace::is_on() {

@@ -25,7 +25,7 @@ use crate::totals::Totals;
 
 pub(crate) use cost::{Clock, Expected, OpCost, Rate};
 pub(crate) use evictor::{Budget, make_room};
-pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only};
+pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only, is_layer};
 
 /// A limit on the bytes that managed tensors of a step occupy at one time, for each device.
 ///
@@ -59,7 +59,8 @@ pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only};
 /// # With scopes
 ///
 /// A scope decides about what was made in it, at its end; what it evicts is then out of the budget's way. The budget evicts what is
-/// there, inside of open scopes too, results of scopes included, but nothing that a scope's policy keeps.
+/// there: inside of open scopes, and results of scopes, which have their recipes as long as the budget may evict them. It evicts
+/// nothing that a scope keeps: by its policy, or because it is tiny (see [`checkpoint`](crate::checkpoint)).
 ///
 /// # Threads
 ///
@@ -68,9 +69,11 @@ pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only};
 ///
 /// # Steps
 ///
-/// A budget drops the recipes of what it finds to be a step's result. It takes a tensor `[1]` of ones for the begin of a backward
-/// pass, and the next module or activation function on new parameters, the next upload of a batch or the next scope for the begin of a
-/// forward pass. A loop that has none of these calls [`InstalledBudget::step`] after each optimizer step.
+/// A budget drops the recipes of what it finds to be a step's result, and of what it finds to have been made in an earlier step. It takes
+/// a tensor `[1]` of ones for the begin of a backward pass. For the begin of a forward pass it takes what comes next of: a linear
+/// layer, a convolution or attention on anything but gradients; a module or activation function on new parameters; an upload of a
+/// batch; a scope. Where a forward pass has none of these, [`InstalledBudget::step`] has to be called after each backward pass, or,
+/// if an optimizer step follows, after that: what steps hand on, such as running statistics, would else be recipes through all of them.
 ///
 /// A forward pass that makes a tensor `[1]` of ones itself is taken for a backward pass from there on: what is computed from that tensor is
 /// then not recorded, until the next scope or upload, so less is evicted. Values are right whatever is taken for what. A step that

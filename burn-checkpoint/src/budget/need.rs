@@ -24,7 +24,7 @@ pub(super) struct Need {
     pub gradients_bytes: u64,
     /// What cannot be computed again: random numbers, data, new tensors.
     pub random_bytes: u64,
-    /// Whatever else has no recipe: results of scopes, what a policy keeps, losses.
+    /// Whatever else has no recipe: what a scope keeps, by its policy or for being tiny, losses.
     pub kept_bytes: u64,
     /// The operands, and what the replay that the operation belongs to holds for steps to come.
     pub in_use_bytes: u64,

@@ -3,7 +3,7 @@
 //! Gradients and what an optimizer makes of them are not worth a recipe: it would keep a step's whole tape for the sake of a
 //! tensor that is needed at once, and steps would chain. They are known by their descent from the seed of a backward pass.
 
-use crate::op::OpInfo;
+use crate::op::{OpInfo, Work};
 
 /// Where in a step a thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,12 @@ impl Step {
 /// Whether an operation is one that only forward passes use, on activations and parameters.
 pub(crate) fn is_forward_only(op: &OpInfo) -> bool {
     matches!(op.group, "ModuleOps" | "ActivationOps") && !is_backward_only(op)
+}
+
+/// Whether an operation is the product of a layer: linear, convolutions, attention. No backward pass runs one, unless on gradients; what
+/// autodiff computes once more itself is cheaper than they are.
+pub(crate) fn is_layer(op: &OpInfo) -> bool {
+    op.work == Work::Compute && is_forward_only(op)
 }
 
 /// Whether an operation computes gradients.

@@ -266,7 +266,7 @@ impl<B: Backend> Call<B> {
         head.emit(|op, node| EventKind::Alloc { op, node }, head.bytes);
         if let Some(scope) = &self.moment.scope {
             let weak: Weak<dyn Entry<B>> = Arc::downgrade(&node);
-            scope.enlist(weak);
+            scope.enlist(weak, head.own_bytes());
         }
         if let Some(budget) = head.ledger.budget() {
             budget.register(&node);
@@ -287,7 +287,11 @@ fn lineage(moment: &mut Moment, op: &OpInfo, operands: Lineage) -> Lineage {
         }
         return Lineage::Gradient;
     }
-    if operands == Lineage::Gradient && budget::is_forward_only(op) {
+    let begins = match operands {
+        Lineage::Gradient => budget::is_forward_only(op),
+        Lineage::Activation => step.phase == Phase::Backward && budget::is_layer(op),
+    };
+    if begins {
         moment.step = context::forward_begins();
         return Lineage::Activation;
     }

@@ -17,6 +17,8 @@ use crate::{replay, verify};
 pub(crate) trait AnyEntry: Send + Sync {
     /// The operation that made its storage, if there are handles of it: a view is asked for as what it is a view of.
     fn used(&self) -> Option<&'static OpInfo>;
+    /// Bytes of its storage, a view's too.
+    fn storage_bytes(&self) -> u64;
     /// Whether it is resident and can come back if it is evicted.
     fn comes_back(&self) -> bool;
     /// What a score needs to know.
@@ -41,8 +43,9 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn settle(&self);
     /// Takes it out of the counters: it is state that outlives its step.
     fn retire(&self);
-    /// Gives it to another scope.
-    fn set_scope(&self, scope: Option<Arc<Scope>>);
+    /// A scope ends that it is a result of: it belongs to the scope around from then on, and gives up its recipe if there is none and
+    /// no budget may evict it. What was not made in the scope that ends only passes through it, and stays as it is.
+    fn leave(self: Arc<Self>, ended: &Arc<Scope>, outer: Option<&Arc<Scope>>);
     /// Shows the nodes that a replay would have to bring back first.
     fn evicted_inputs(&self, visit: &mut dyn FnMut(Arc<dyn AnyEntry>));
     /// Estimated cost to run this node's recipe alone, or to upload it.
@@ -76,6 +79,10 @@ pub(crate) struct Facts {
 impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
     fn used(&self) -> Option<&'static OpInfo> {
         (self.head.users() > 0).then(|| self.head.owner().op)
+    }
+
+    fn storage_bytes(&self) -> u64 {
+        self.head.owner().bytes
     }
 
     fn comes_back(&self) -> bool {
@@ -245,12 +252,27 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
         }
     }
 
-    fn set_scope(&self, scope: Option<Arc<Scope>>) {
+    fn leave(self: Arc<Self>, ended: &Arc<Scope>, outer: Option<&Arc<Scope>>) {
         let mut state = self.state.lock();
-        state.scope = scope;
+        if !matches!(&state.scope, Some(own) if Arc::ptr_eq(own, ended)) {
+            return;
+        }
+        state.scope = outer.cloned();
         let viewed = state.viewed.take();
+        let may_go = outer.is_none() && self.head.ledger.may_evict();
+        // The scopes that follow are replayed from it, so it stays without handles too, until the budget needs its room.
+        state.junction |= may_go && state.origin == Origin::Recorded;
         drop(state);
         drop(viewed);
+        match outer {
+            Some(outer) => {
+                let bytes = self.head.own_bytes();
+                let own: Arc<dyn AnyEntry> = self;
+                outer.enlist(Arc::downgrade(&own), bytes);
+            }
+            None if may_go => {}
+            None => self.settle(),
+        }
     }
 
     fn evicted_inputs(&self, visit: &mut dyn FnMut(Arc<dyn AnyEntry>)) {

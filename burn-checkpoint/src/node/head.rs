@@ -99,6 +99,15 @@ impl<B: Backend> Head<B> {
         }
     }
 
+    /// Bytes of a storage that is no other tensor's.
+    #[inline]
+    pub fn own_bytes(&self) -> u64 {
+        match self.group {
+            Some(_) => 0,
+            None => self.bytes,
+        }
+    }
+
     /// Counts storage that has come.
     #[inline]
     pub fn came(&self) {

@@ -36,7 +36,8 @@ pub(crate) struct State<B: Backend> {
     pub scope: Option<Arc<Scope>>,
     /// Whether a scope inside of that one has used it: it is what that scope is replayed from, whether it has users or not.
     pub feeds_inner_scope: bool,
-    /// Whether several recipes start from it, as from a residual stream: under a budget it stays when its last handle goes.
+    /// Whether several recipes start from it, as from a residual stream, or scopes, as from the result of another one: under a budget it
+    /// stays when its last handle goes.
     pub junction: bool,
     /// The thread's operation count at the last use.
     pub last_used: u64,

@@ -7,7 +7,9 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Distribution, Tensor};
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn_checkpoint::trace::{EventKind, record};
-use burn_checkpoint::{MemoryBudget, Policy, Remat, RematStats, Verify, Work, op_table};
+use burn_checkpoint::{
+    InstalledBudget, MemoryBudget, Policy, Remat, RematStats, Verify, Work, checkpoint, op_table,
+};
 use burn_flex::Flex;
 
 use crate::models::{
@@ -164,6 +166,124 @@ fn a_budget_does_not_touch_what_a_policy_keeps() {
     assert!(evicted_products(&Bare) > 0);
     assert!(evicted_products(&Scope(Policy::Recompute)) > 0);
     assert_eq!(evicted_products(&Scope(Policy::KeepCompute)), 0);
+}
+
+type Next = fn(Tensor<Remat<Flex>, 1>) -> Tensor<Remat<Flex>, 1>;
+
+/// Sixteen tensors of 256 B, each made of the one before by `next`, all held under a budget of four. Their bits, and the bytes that were
+/// live once they were made.
+fn held(next: Next) -> (Vec<Vec<u8>>, u64) {
+    let mut x = Tensor::ones([64], &Default::default()) * 0.5;
+    let budget = MemoryBudget::bytes(4 * 256).install();
+    let held: Vec<_> = std::iter::repeat_with(|| {
+        x = next(x.clone());
+        x.clone()
+    })
+    .take(16)
+    .collect();
+    let live = budget.live_bytes();
+    let bits = |tensor: Tensor<_, 1>| tensor.into_data().bytes.to_vec();
+    (held.into_iter().map(bits).collect(), live)
+}
+
+#[test]
+fn results_of_scopes_are_evicted_as_others_are() {
+    let (bits, live) = held(|x| x.cos());
+    assert!(live <= 4 * 256, "no scope: {live}");
+    let ways: [(&str, Next); 3] = [
+        ("a result", |x| checkpoint(|| x.cos())),
+        ("what passes through", |x| {
+            let y = x.cos();
+            checkpoint(|| y)
+        }),
+        ("what passes through two", |x| {
+            checkpoint(|| {
+                let y = x.cos();
+                checkpoint(|| checkpoint(|| y))
+            })
+        }),
+    ];
+    for (what, next) in ways {
+        let (found, live) = held(next);
+        assert!(found == bits && live <= 4 * 256, "{what}: {live}");
+    }
+}
+
+/// A scope decides about what was made in it, and what passes through it was made in another one.
+#[test]
+fn what_passes_through_a_scope_is_not_evicted_with_it() {
+    RematStats::reset_thread();
+    let x = Tensor::<Remat<Flex>, 1>::ones([64], &Default::default());
+    checkpoint(|| {
+        let y = x.cos();
+        checkpoint(|| drop(checkpoint(|| y.clone())));
+        assert_eq!(RematStats::of_thread().evicted_operations, 0);
+        drop(y);
+    });
+}
+
+/// A budget does its part inside of a scope as well as between scopes.
+#[test]
+fn a_limit_is_kept_with_every_block_a_scope() {
+    let _generator = generator();
+    let block = |mut x: Tensor<Managed, 1>, operations| {
+        for _ in 0..operations {
+            x = x.sin().tanh().cos();
+        }
+        x
+    };
+    // Many results and little in between; much in a scope.
+    for (blocks, operations) in [(48, 1), (2, 24)] {
+        let x = Tensor::<Managed, 1>::random([64], Distribution::Default, &Default::default());
+        let x = x.require_grad();
+        let run = |limit: u64| {
+            let budget = MemoryBudget::bytes(limit).install();
+            let y = (0..blocks).fold(x.clone(), |x, _| checkpoint(|| block(x, operations)));
+            let grads = y.sum().backward();
+            let bits = x.grad(&grads).expect("tracked").into_data().bytes.to_vec();
+            drop(grads);
+            (bits, budget.peak_bytes())
+        };
+        let (plain, unlimited) = run(u64::MAX / 2);
+        let limit = 16 * 256;
+        assert!(unlimited > 2 * limit, "{blocks}: {unlimited}");
+        let (found, peak) = run(limit);
+        assert!(found == plain, "{blocks}");
+        assert!(
+            peak <= limit,
+            "{blocks} blocks: {peak} of {limit}, {unlimited}"
+        );
+    }
+}
+
+/// The most bytes at one time in the second and third step.
+fn peak_after_the_first_step(budget: MemoryBudget) -> (u64, InstalledBudget) {
+    let budget = budget.install();
+    train::<Managed, Mlp<_>>(3, &Bare, |step| {
+        if step == 1 {
+            RematStats::reset_thread();
+        }
+    });
+    (RematStats::of_thread().peak_bytes, budget)
+}
+
+#[test]
+fn a_measured_limit_is_kept() {
+    let _generator = generator();
+    let (floor, _) = peak_after_the_first_step(MemoryBudget::bytes(0));
+    let (unlimited, _) = peak_after_the_first_step(MemoryBudget::bytes(u64::MAX / 2));
+    for fraction in [0.75, 0.7] {
+        let budget = MemoryBudget::fraction(fraction).expect("a fraction");
+        let (peak, budget) = peak_after_the_first_step(budget);
+        let limit = budget.limit_bytes()[0].expect("measured");
+        println!("{fraction}: {peak} of {limit}, from {floor} to {unlimited}");
+        assert!(
+            floor < limit && limit < unlimited * 9 / 10,
+            "{floor} {limit} {unlimited}"
+        );
+        assert!(peak <= limit, "{fraction}: {peak} of {limit}");
+        assert!(peak > limit / 2, "{fraction}: {peak} of {limit}");
+    }
 }
 
 #[test]

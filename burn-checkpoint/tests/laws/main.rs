@@ -14,5 +14,6 @@ mod probe;
 mod programs;
 mod robust;
 mod scopes;
+mod statistics;
 mod twin;
 mod verify;

@@ -142,7 +142,7 @@ struct Collect<'a, B: AutodiffBackend> {
 impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let value = param.val();
-        // Running statistics have no gradients: what they are is compared.
+        // Running statistics have no gradients, and are those of the step before here: see `statistics.rs`.
         let found = value.grad(self.grads).unwrap_or_else(|| value.inner());
         self.found.push(found.into_data().bytes.to_vec());
     }
@@ -157,7 +157,7 @@ pub fn model<B: Backend, M: Model<B>>() -> M {
     model
 }
 
-/// The bits of the loss, of every gradient and of running statistics of one step.
+/// The bits of the loss and of every gradient of one step.
 pub fn step<B: AutodiffBackend, M: Model<B>>(around: &impl Around) -> Vec<Vec<u8>> {
     let model = model::<B, M>();
     step_of::<B, M>(&model, around)
@@ -169,7 +169,7 @@ pub fn step_of<B: AutodiffBackend, M: Model<B>>(model: &M, around: &impl Around)
     gradients::<B, M>(model, around)
 }
 
-/// The bits of the loss, of every gradient and of running statistics of one pass.
+/// The bits of the loss and of every gradient of one pass.
 pub fn gradients<B: AutodiffBackend, M: Model<B>>(model: &M, around: &impl Around) -> Vec<Vec<u8>> {
     bits_of(model, model.loss(around, &Default::default()))
 }

@@ -1,0 +1,115 @@
+//! What is so small that a scope keeps it.
+//!
+//! A module may store what it made in a scope, as batch norm does its running statistics. A vector of one number a channel costs nothing to
+//! keep; evicted, it holds all that its recipe refers to, the scope's input too, until the next step reads it and has what leads to it
+//! run once more.
+//!
+//! What other recipes start from is not kept, tiny or not: replays need the rest of what it was computed from anyway, and bring all of
+//! it back in one go.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::node::AnyEntry;
+
+/// Tiny is what has at most this part of the bytes of the scope's largest tensor, the smallest first, and together at most this part
+/// of the bytes of all that was made in the scope.
+const PART: u64 = 16;
+
+/// Whether handles refer to a tensor, and no recipe does.
+pub(crate) fn is_end(node: &Arc<dyn AnyEntry>) -> bool {
+    let users = node.facts().users as usize;
+    // One more reference is the one that is given.
+    users > 0 && Arc::strong_count(node) == users + 1
+}
+
+/// How large what was made in a scope is.
+pub(crate) struct Sizes {
+    // Of the thread that opened the scope alone; a scope can be seen by others, though.
+    smallest: AtomicU64,
+    largest: AtomicU64,
+    all: AtomicU64,
+}
+
+impl Sizes {
+    pub fn new() -> Self {
+        Self {
+            smallest: AtomicU64::new(u64::MAX),
+            largest: AtomicU64::new(0),
+            all: AtomicU64::new(0),
+        }
+    }
+
+    /// Adds a storage of so many bytes.
+    #[inline]
+    pub fn add(&self, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let get = |size: &AtomicU64| size.load(Ordering::Relaxed);
+        let set = |size: &AtomicU64, bytes| size.store(bytes, Ordering::Relaxed);
+        set(&self.smallest, get(&self.smallest).min(bytes));
+        set(&self.largest, get(&self.largest).max(bytes));
+        set(&self.all, get(&self.all) + bytes);
+    }
+
+    /// The bytes of what is tiny among tensors that would go, of which this gives the bytes. All of one size are, or none.
+    pub fn tiny<S: Iterator<Item = u64>>(&self, going: impl FnOnce() -> S) -> RangeInclusive<u64> {
+        let most = self.largest.load(Ordering::Relaxed) / PART;
+        let any = self.smallest.load(Ordering::Relaxed) <= most;
+        1..=if any {
+            self.largest_tiny(most, going())
+        } else {
+            0
+        }
+    }
+
+    #[cold]
+    fn largest_tiny(&self, most: u64, going: impl Iterator<Item = u64>) -> u64 {
+        let mut sizes: Vec<_> = going.filter(|bytes| (1..=most).contains(bytes)).collect();
+        sizes.sort_unstable();
+        let mut left = self.all.load(Ordering::Relaxed) / PART;
+        let mut tiny = 0;
+        for alike in sizes.chunk_by(|a, b| a == b) {
+            let bytes = alike.iter().sum::<u64>();
+            if bytes > left {
+                break;
+            }
+            left -= bytes;
+            tiny = alike[0];
+        }
+        tiny
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tiny(made: &[u64]) -> RangeInclusive<u64> {
+        let sizes = Sizes::new();
+        made.iter().for_each(|bytes| sizes.add(*bytes));
+        sizes.tiny(|| made.iter().copied())
+    }
+
+    #[test]
+    fn a_scope_of_tensors_alike_has_nothing_tiny() {
+        assert!(tiny(&[]).is_empty());
+        assert!(tiny(&[0, 4]).is_empty());
+        assert!(tiny(&[256; 1000]).is_empty());
+        assert!(tiny(&[16, 16 * 16 - 1]).is_empty());
+    }
+
+    #[test]
+    fn the_smallest_are_up_to_a_part_of_the_largest_and_of_all() {
+        assert_eq!(tiny(&[16 * 64, 64, 65]), 1..=64);
+        assert_eq!(tiny(&[16 * 64, 0, 8, 32]), 1..=32);
+        // All of one size or none: three of 32 are more than a 16th of all.
+        assert_eq!(tiny(&[16 * 64, 8, 32, 32, 32]), 1..=8);
+        // The activations of a model beside logits that are far larger: no more than a 16th of all.
+        let mut model = vec![1_000; 500];
+        model.push(16_000);
+        assert!(tiny(&model).is_empty());
+    }
+}

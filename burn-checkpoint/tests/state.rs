@@ -1,0 +1,195 @@
+//! What a module keeps from a forward pass, such as batch norm's running statistics, outlives its step: it must hold neither what the
+//! step held nor make later ones run more. Bytes of the heap, so a process of its own.
+
+#[path = "operations/probe/mod.rs"]
+mod probe;
+
+use std::cell::RefCell;
+
+use burn::backend::Autodiff;
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig2d};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Distribution, Tensor};
+use burn_checkpoint::{Fate, MemoryBudget, Policy, Remat, Work, checkpoint_with};
+use burn_flex::Flex;
+use parking_lot::{Mutex, MutexGuard};
+use peak_alloc::PeakAlloc;
+
+use probe::{Probe, take_counts};
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+type Plain = Autodiff<Probe<Flex>>;
+type Managed = Autodiff<Remat<Probe<Flex>>>;
+
+const BLOCKS: usize = 8;
+
+/// An activation: 16 images of 8 channels and 16 x 16 pixels.
+const ACTIVATION_BYTES: u64 = 128 << 10;
+
+/// The heap and Flex's generator are the process's: tests take turns.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock();
+    // What kernels set up once.
+    steps::<Plain>(1, None, Input::Drawn, || {});
+    turn
+}
+
+struct Block<B: Backend> {
+    conv: Conv2d<B>,
+    norm: BatchNorm<B>,
+}
+
+impl<B: Backend> Block<B> {
+    fn new(device: &B::Device) -> Self {
+        let conv = Conv2dConfig::new([8, 8], [3, 3])
+            .with_padding(PaddingConfig2d::Same)
+            .init(device);
+        // Parameters are drawn when they are used first.
+        let _ = (conv.weight.val(), conv.bias.as_ref().map(|bias| bias.val()));
+        let norm = BatchNormConfig::new(8).init(device);
+        Self { conv, norm }
+    }
+
+    fn forward(&self, x: Tensor<B, 4>) -> Tensor<B, 4> {
+        burn::tensor::activation::relu(self.norm.forward(self.conv.forward(x)))
+    }
+}
+
+/// How a step begins.
+#[derive(Clone, Copy)]
+enum Input {
+    /// Random numbers, made on the device.
+    Drawn,
+    /// One batch for all steps.
+    Same,
+}
+
+/// Of each step how often a convolution ran forward, and KiB of the heap after it, beyond what was there before the first.
+fn steps<B: AutodiffBackend>(
+    steps: usize,
+    policy: Option<&Policy>,
+    input: Input,
+    after: impl Fn(),
+) -> Vec<(usize, usize)> {
+    let device = Default::default();
+    B::seed(&device, 3);
+    let blocks: Vec<_> = (0..BLOCKS).map(|_| Block::<B>::new(&device)).collect();
+    let draw = || Tensor::<B, 4>::random([16, 8, 16, 16], Distribution::Default, &device);
+    let batch = Tensor::from_data(draw().into_data(), &device);
+    // What autodiff and the allocator set up once, and what no loss reached, is not the steps'.
+    let sweep = || {
+        drop(
+            Tensor::<B, 1>::zeros([2], &device)
+                .require_grad()
+                .exp()
+                .sum()
+                .backward(),
+        )
+    };
+    sweep();
+    take_counts();
+    let before = HEAP.current_usage();
+    let step = |_| {
+        let mut x = match input {
+            Input::Drawn => draw(),
+            Input::Same => batch.clone(),
+        };
+        for block in &blocks {
+            x = match policy {
+                Some(policy) => checkpoint_with(policy.clone(), || block.forward(x)),
+                None => block.forward(x),
+            };
+        }
+        drop(x.powf_scalar(2.0).mean().backward());
+        after();
+        let convolutions = take_counts()["conv2d"];
+        sweep();
+        let kept = HEAP.current_usage().saturating_sub(before) >> 10;
+        (convolutions, kept)
+    };
+    (0..steps).map(step).collect()
+}
+
+/// The running statistics of a block are two vectors of 8; the rest is what autodiff's and the recipes' bookkeeping leaves.
+const KEPT_KIB: usize = 64;
+
+/// A budget remembers tensors that are gone until there are many: some hundred bytes each.
+const REMEMBERED_KIB: usize = 512;
+
+#[test]
+fn running_statistics_made_in_scopes_hold_no_activations() {
+    let _alone = alone();
+    let bare = steps::<Plain>(3, None, Input::Drawn, || {});
+    println!("bare {bare:?}");
+    let by_class = Policy::per_operation(|op| match op.work {
+        Work::Math => Fate::Offload,
+        Work::Norm => Fate::Keep,
+        _ => Fate::Recompute,
+    });
+    for (policy, runs) in [
+        (Policy::Recompute, 2),
+        (Policy::KeepCompute, 1),
+        (Policy::Offload, 2),
+        (by_class, 2),
+    ] {
+        for budget in [None, Some(ACTIVATION_BYTES * 20)] {
+            let _budget = budget.map(|bytes| MemoryBudget::bytes(bytes).install());
+            let found = steps::<Managed>(3, Some(&policy), Input::Drawn, || {});
+            println!("{policy:?} {budget:?} {found:?}");
+            let room = if budget.is_some() {
+                REMEMBERED_KIB
+            } else {
+                KEPT_KIB
+            };
+            for ((convolutions, kept), (_, of_bare)) in found.into_iter().zip(&bare) {
+                assert_eq!(convolutions, runs * BLOCKS, "{policy:?} {budget:?}");
+                assert!(kept <= of_bare + room, "{policy:?} {budget:?}: {kept} KiB");
+            }
+        }
+    }
+}
+
+/// No scope, no upload and no optimizer tells a budget that a step begins. The convolutions do.
+#[test]
+fn a_step_of_which_nothing_else_tells_does_as_much_as_the_one_before() {
+    let _alone = alone();
+    for input in [Input::Drawn, Input::Same] {
+        let limit = ACTIVATION_BYTES * 10;
+        let run = |tells: bool| {
+            let budget = MemoryBudget::bytes(limit).install();
+            let live = RefCell::new(Vec::new());
+            let found = steps::<Managed>(8, None, input, || {
+                if tells {
+                    budget.step();
+                }
+                live.borrow_mut().push(budget.live_bytes());
+            });
+            let peak = budget.peak_bytes();
+            println!("told {tells}: {found:?}, peak {peak}, live {live:?}");
+            assert!(
+                peak <= limit + ACTIVATION_BYTES,
+                "told {tells}: {peak} of {limit}"
+            );
+            found
+        };
+        let told = run(true);
+        let found = run(false);
+        assert!(told[7].0 > BLOCKS, "nothing was evicted");
+        for step in 1..8 {
+            let (convolutions, kept) = found[step];
+            assert!(
+                convolutions <= told[step].0 * 3 / 2,
+                "step {step}: {found:?}, told {told:?}"
+            );
+            assert!(convolutions <= found[1].0, "step {step}: {found:?}");
+            assert!(
+                kept <= found[1].1 + REMEMBERED_KIB,
+                "step {step}: {found:?}"
+            );
+        }
+    }
+}
