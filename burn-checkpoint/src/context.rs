@@ -12,6 +12,7 @@ use crate::op::OpInfo;
 use crate::policy::Fate;
 use crate::scope::{Frame, Scope};
 use crate::stack::{Stack, Ticket};
+use crate::stats::RematStats;
 use crate::totals::Totals;
 
 thread_local! {
@@ -233,17 +234,21 @@ pub(crate) fn collect(node: Option<Arc<dyn AnyEntry>>) {
 
 /// Runs a function that touches results, and gives those that are managed.
 pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
+    fn take() -> Vec<Arc<dyn AnyEntry>> {
+        CONTEXT.with_borrow_mut(|context| std::mem::take(&mut context.collected))
+    }
     struct Done;
     impl Drop for Done {
         fn drop(&mut self) {
             COLLECTING.set(false);
+            // Nothing, unless `touch` panics: the next scope would take it for its own results.
+            drop(take());
         }
     }
-    let done = Done;
+    let _done = Done;
     COLLECTING.set(true);
     touch();
-    drop(done);
-    CONTEXT.with_borrow_mut(|context| std::mem::take(&mut context.collected))
+    take()
 }
 
 /// Puts a budget in force, or none, until the ticket is given back.
@@ -273,8 +278,17 @@ pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
             uninstall(self.0);
         }
     }
-    let _aside = Aside(install(None));
+    let in_force = CONTEXT.with_borrow(|context| context.budget.is_some());
+    let _aside = in_force.then(|| Aside(install(None)));
     run()
+}
+
+/// What new tensors of this thread are counted in, all devices: not those made under another budget.
+pub(crate) fn current_stats() -> RematStats {
+    CONTEXT.with_borrow(|context| {
+        let ledgers = context.ledgers.iter();
+        ledgers.fold(RematStats::ZERO, |sum, ledger| sum + ledger.stats())
+    })
 }
 
 /// What all managed tensors of this thread add up to.

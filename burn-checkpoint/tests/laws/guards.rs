@@ -59,7 +59,14 @@ fn budgets_that_go_in_any_order() {
         evicted()
     });
     assert!(alone[0].0 > 0 && alone[1].0 == 0 && alone[2].0 > alone[0].0);
-    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+    for order in [
+        [0, 1, 2],
+        [0, 2, 1],
+        [1, 0, 2],
+        [1, 2, 0],
+        [2, 0, 1],
+        [2, 1, 0],
+    ] {
         let mut guards = limits.map(|tensors| Some(budget(tensors).install()));
         for gone in order {
             let newest = guards.iter().rposition(Option::is_some).expect("one");
@@ -87,10 +94,11 @@ fn a_panic_between_budgets() {
 /// Whether a replay that gives something else is found.
 fn compares() -> bool {
     let asked = AtomicU32::new(0);
-    let source: Vector = Remat::from_source([1].into(), DType::F32, &Default::default(), move || {
-        let drift = asked.fetch_add(1, Ordering::SeqCst) as f32;
-        Tensor::<Flex, 1>::from_floats([drift], &Default::default())
-    });
+    let source: Vector =
+        Remat::from_source([1].into(), DType::F32, &Default::default(), move || {
+            let drift = asked.fetch_add(1, Ordering::SeqCst) as f32;
+            Tensor::<Flex, 1>::from_floats([drift], &Default::default())
+        });
     let source = Arc::new(source);
     let mut kept = None;
     catch_unwind(AssertUnwindSafe(|| {
@@ -121,7 +129,8 @@ fn verify_ends_with_its_last_guard() {
 }
 
 fn allocations(events: &[burn_checkpoint::trace::Event]) -> usize {
-    let alloc = |event: &&burn_checkpoint::trace::Event| matches!(event.kind, EventKind::Alloc { .. });
+    let alloc =
+        |event: &&burn_checkpoint::trace::Event| matches!(event.kind, EventKind::Alloc { .. });
     events.iter().filter(alloc).count()
 }
 
