@@ -22,7 +22,7 @@ use crate::cast::is_low;
 /// # Cost
 ///
 /// An allocation an operation. The low copy, half the bytes of its tensor, lives as long as the tensor: two bytes a
-/// parameter, and as many an element of each f32 activation that is cast and kept. Worth it for recurrent cells and shared weights; `cargo bench -p burn-amp --bench recast` measures it.
+/// parameter, and as many an element of each f32 activation that is cast and kept. Worth it for recurrent cells and shared weights; `cargo bench --workspace --bench recast` measures it.
 ///
 /// ```
 /// use burn::backend::Autodiff;

@@ -1,6 +1,6 @@
 //! Time and memory of one training step of a chain of blocks, every way to hold its activations side by side.
 //!
-//!     cargo bench -p burn-checkpoint --bench chain [-- --rounds 10]
+//!     cargo bench --workspace --bench chain [-- --rounds 10]
 //!
 //! 24 blocks of layer norm, linear(256, 1024), GELU, linear, residual on 1024 tokens, on burn-flex. In every round each
 //! setting takes one step, so what disturbs the machine disturbs all of them alike; ratios are taken within a round. Peak

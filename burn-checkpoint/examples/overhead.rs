@@ -1,7 +1,7 @@
 //! What recording costs: 1,000 times a few tiny operations, for `valgrind --tool=callgrind` to count instructions of.
 //!
 //! ```text
-//! cargo build --release -p burn-checkpoint --example overhead
+//! cargo build --release --workspace --example overhead
 //! valgrind --tool=callgrind target/release/examples/overhead plain|bare|scope|budget [repetitions]
 //! ```
 //!

@@ -11,6 +11,8 @@ use crate::node::AnyEntry;
 use crate::op::OpInfo;
 use crate::policy::Fate;
 use crate::scope::{Frame, Scope};
+use crate::stack::{Stack, Ticket};
+use crate::stats::RematStats;
 use crate::totals::Totals;
 
 thread_local! {
@@ -23,7 +25,10 @@ struct Context {
     /// Operations so far.
     clock: u64,
     frames: Vec<Frame>,
+    /// The one in force, if there is one: that of the newest guard.
     budget: Option<Arc<Installed>>,
+    /// Those of all guards; `None` where budgets are suspended.
+    budgets: Stack<Option<Arc<Installed>>>,
     step: Step,
     /// The ledgers in use, one a device.
     ledgers: Vec<Arc<Ledger>>,
@@ -42,6 +47,7 @@ impl Context {
             clock: 0,
             frames: Vec::new(),
             budget: None,
+            budgets: Stack::new(),
             step: Step::FIRST,
             ledgers: Vec::new(),
             totals: None,
@@ -73,11 +79,14 @@ impl Context {
         ledger
     }
 
-    /// Puts the ledgers aside: the next tensors are counted under another budget.
-    fn retire(&mut self) {
+    /// Another budget is in force: the ledgers are put aside, and the next tensors counted under it.
+    fn change_budget(&mut self) {
         for ledger in self.ledgers.drain(..) {
             ledger.set_current(false);
         }
+        self.step = self.step.forward();
+        self.budget = self.budgets.top().cloned().flatten();
+        self.update();
     }
 
     fn update(&self) {
@@ -251,27 +260,60 @@ pub(crate) fn collect(node: Option<Arc<dyn AnyEntry>>) {
 
 /// Runs a function that touches results, and gives those that are managed.
 pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
+    fn take() -> Vec<Arc<dyn AnyEntry>> {
+        CONTEXT.with_borrow_mut(|context| std::mem::take(&mut context.collected))
+    }
     struct Done;
     impl Drop for Done {
         fn drop(&mut self) {
             COLLECTING.set(false);
+            // Nothing, unless `touch` panics: the next scope would take it for its own results.
+            drop(take());
         }
     }
-    let done = Done;
+    let _done = Done;
     COLLECTING.set(true);
     touch();
-    drop(done);
-    CONTEXT.with_borrow_mut(|context| std::mem::take(&mut context.collected))
+    take()
 }
 
-/// Replaces the thread's budget, and gives the one before.
-pub(crate) fn set_budget(budget: Option<Arc<Installed>>) -> Option<Arc<Installed>> {
+/// Puts a budget in force, or none, until the ticket is given back.
+pub(crate) fn install(budget: Option<Arc<Installed>>) -> Ticket {
     CONTEXT.with_borrow_mut(|context| {
-        context.retire();
-        context.step = context.step.forward();
-        let before = std::mem::replace(&mut context.budget, budget);
-        context.update();
-        before
+        let ticket = context.budgets.push(budget);
+        context.change_budget();
+        ticket
+    })
+}
+
+/// Takes back what was put in force. That of the newest guard that is left is in force then.
+pub(crate) fn uninstall(ticket: Ticket) {
+    CONTEXT.with_borrow_mut(|context| {
+        let (_, was_in_force) = context.budgets.remove(ticket);
+        if was_in_force {
+            context.change_budget();
+        }
+    });
+}
+
+/// Runs a function while no budget is in force.
+pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
+    struct Aside(Ticket);
+    impl Drop for Aside {
+        fn drop(&mut self) {
+            uninstall(self.0);
+        }
+    }
+    let in_force = CONTEXT.with_borrow(|context| context.budget.is_some());
+    let _aside = in_force.then(|| Aside(install(None)));
+    run()
+}
+
+/// What new tensors of this thread are counted in, all devices: not those made under another budget.
+pub(crate) fn current_stats() -> RematStats {
+    CONTEXT.with_borrow(|context| {
+        let ledgers = context.ledgers.iter();
+        ledgers.fold(RematStats::ZERO, |sum, ledger| sum + ledger.stats())
     })
 }
 

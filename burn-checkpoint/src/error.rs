@@ -10,8 +10,9 @@ pub enum RematError {
     /// A tensor that came back is not what it was, found by [`Verify`](crate::Verify).
     #[error(
         "replaying `{op}` gave other values than its first run: operation {number} of its thread, {dtype:?} of shape \
-         {shape:?}; its recorded inputs were compared before and were equal, so the operation itself is not a function of \
-         its inputs on this backend: keep its result with `Policy::per_operation`; or a source of its delivered other values"
+         {shape:?}; those of its inputs that were evicted under `Verify` on this thread were compared and were equal, so most \
+         likely the operation itself is not a function of its inputs on this backend: keep its result with `Policy::per_operation`; or an input \
+         that was not compared differs, such as what a source delivers or what was evicted before `Verify` was on"
     )]
     ReplayDiffers {
         /// The operation.

@@ -79,6 +79,7 @@ mod policy;
 mod recipe;
 mod replay;
 mod scope;
+mod stack;
 mod stats;
 mod tiny;
 mod totals;

@@ -76,17 +76,24 @@ impl RematMetric {
         }
     }
 
+    /// Other threads count meanwhile, and what a thread counted may be on its way from one sum to another: such a difference is 0.
     fn read(&self) -> f64 {
         let (stats, start) = (RematStats::of_process(), self.start);
         let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         match self.quantity {
             Quantity::PeakBytes => mebibytes(stats.peak_bytes),
             Quantity::LiveBytes => mebibytes(stats.live_bytes),
-            Quantity::EvictedBytes => mebibytes(stats.evicted_bytes - start.evicted_bytes),
-            Quantity::ReplayedOperations => {
-                (stats.replayed_operations - start.replayed_operations) as f64
+            Quantity::EvictedBytes => {
+                mebibytes(stats.evicted_bytes.saturating_sub(start.evicted_bytes))
             }
-            Quantity::ReplayTime => (stats.replay_time - start.replay_time).as_secs_f64(),
+            Quantity::ReplayedOperations => {
+                let operations = stats.replayed_operations;
+                operations.saturating_sub(start.replayed_operations) as f64
+            }
+            Quantity::ReplayTime => {
+                let time = stats.replay_time.saturating_sub(start.replay_time);
+                time.as_secs_f64()
+            }
         }
     }
 }
@@ -131,6 +138,8 @@ impl Numeric for RematMetric {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use burn::backend::Autodiff;
     use burn::tensor::Tensor;
     use burn_flex::Flex;
@@ -155,6 +164,31 @@ mod tests {
         let there = std::thread::spawn(read).join().expect("no panic");
         // Other tests replay, too.
         assert!(there >= (here / 2) as f64 && here > 0, "{there}");
+    }
+
+    /// What another thread sets to 0 is counted elsewhere by then, and what ends is not less than nothing.
+    #[test]
+    fn a_difference_is_never_below_zero() {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let budget = MemoryBudget::bytes(1 << 20).install();
+                    replay();
+                    RematStats::reset_thread();
+                    replay();
+                    drop(budget);
+                }
+            });
+            for _ in 0..20_000 {
+                let operations = RematMetric::replayed_operations().read();
+                let seconds = RematMetric::replay_time().read();
+                let mebibytes = RematMetric::evicted_bytes().read();
+                // Of the moment between two looks, in this and in other tests.
+                assert!(operations < 1e6 && seconds < 1e3 && mebibytes < 1e3);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
     }
 
     /// Nor is anything lost when counters are reset.

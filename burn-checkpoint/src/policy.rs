@@ -17,15 +17,33 @@ pub enum Policy {
     /// Keeps the results of matmuls, convolutions and attention and evicts the rest (PyTorch's selective activation
     /// checkpointing). Less than half of the bytes are saved in a transformer, and little time is lost.
     KeepCompute,
-    /// Moves them to host memory, and back when backward asks for them. The copies are started at the end of the scope and waited for
-    /// at the use. While backward works on one tensor, the two that it will ask for next are uploaded, across scopes; under a
-    /// budget none is, for what a budget evicts must not depend on when copies arrive.
+    /// Moves them to host memory, and back when backward asks for them.
     ///
-    /// What moves is what is sure to lie in memory in the order of its shape, as it does when it comes back: products of matrices
-    /// and attention; selected rows, such as an embedding's; elementwise results, norms and softmaxes along the last dimension of what lies so; reshapes and other views by what
-    /// they are views of. Burn's traits do not show in which order a tensor lies, and a matmul over another order may
-    /// differ in its last bits: convolutions, pooling, and what was computed from unmanaged or transposed tensors of its own size are computed
-    /// once more, copies of transposed heads from the tensor that was transposed, which moves. So the embedding belongs into a scope too: what is added to an unmanaged tensor does not move.
+    /// The copies are started at the end of the scope and waited for at the use. While backward works on one tensor, the two that it
+    /// will ask for next are uploaded, across scopes; under a budget none is, for what a budget evicts must not depend on when
+    /// copies arrive.
+    ///
+    /// What comes back from the host lies in memory in the order of its shape, and a matmul over another order may differ in its last
+    /// bits. Burn's traits do not show in which order a tensor lies, so where it comes from decides:
+    ///
+    /// - **Moves**, because it is sure to lie so:
+    ///   - products of matrices, linear layers and attention;
+    ///   - selected rows, such as an embedding's;
+    ///   - elementwise results, layer norms, and softmaxes along the last dimension, of operands that lie so;
+    ///   - reshapes and other views, by what they are views of.
+    /// - **Is computed once more:**
+    ///   - convolutions and pooling, which may give channels last;
+    ///   - what was computed from an unmanaged or a transposed tensor of its own size;
+    ///   - copies of transposed tensors, such as attention's heads: from the tensor that was transposed, which moves.
+    /// - **To do:** put the embedding into a scope too. What is added to an unmanaged tensor does not move.
+    ///
+    /// # Memory
+    ///
+    /// Until the scope ends, what a view or a reshaped copy is a view of is held with it, even if nothing else uses it any more, so
+    /// that it can move: for attention's transposed heads that is one more copy of each. [`RematStats`](crate::RematStats),
+    /// traces and budgets do not count it. With other policies it goes with its last use.
+    ///
+    /// # Errors
     ///
     /// A copy that cannot be read is computed once more, and [`RematError::HostCopyLost`](crate::RematError::HostCopyLost) is the panic
     /// of the use if it cannot be.

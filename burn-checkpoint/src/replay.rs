@@ -50,6 +50,19 @@ fn key<B: Backend>(node: &Arc<dyn Entry<B>>) -> usize {
     Arc::as_ptr(node).cast::<()>() as usize
 }
 
+/// Locks a node for a replay, and says whether its storage is there and will stay. Found and locked as one: in between another thread
+/// may drop its last handle.
+fn lock<B: Backend>(node: &Arc<dyn Entry<B>>) -> bool {
+    loop {
+        fetch(node);
+        let mut state = node.state();
+        if !matches!(state.storage, Storage::Host(_)) {
+            state.locks += 1;
+            return state.is_resident();
+        }
+    }
+}
+
 struct Planned<B: Backend> {
     node: Arc<dyn Entry<B>>,
     /// Inputs of steps to come that refer to it.
@@ -89,8 +102,7 @@ impl<B: Backend> Plan<B> {
                         planned.uses += uses;
                         continue;
                     }
-                    let runs = !fetch(&node);
-                    node.state().locks += 1;
+                    let runs = !lock(&node);
                     if runs {
                         stack.push(Visit::Leave(key));
                         node.inputs(&mut |input| {

@@ -71,11 +71,11 @@ impl Totals {
 
     /// Counters to 0, peaks to what is live.
     pub fn reset(&self) {
-        let counted = self.stats().without_bytes_held();
+        // Held all the time: for the process what is counted here never is nowhere.
+        let mut reset = self.reset.lock();
+        *reset = *reset + self.stats().without_bytes_held();
         self.ledgers().iter().for_each(|ledger| ledger.reset());
         *self.past.lock() = RematStats::ZERO;
-        let mut reset = self.reset.lock();
-        *reset = *reset + counted;
     }
 }
 
@@ -92,8 +92,8 @@ pub(crate) fn of_process() -> RematStats {
     let ended = ENDED.lock();
     let threads: Vec<_> = THREADS.lock().iter().filter_map(Weak::upgrade).collect();
     let sum = threads.iter().fold(RematStats::ZERO, |sum, thread| {
-        let reset = *thread.reset.lock();
-        sum + thread.stats() + reset
+        let reset = thread.reset.lock();
+        sum + thread.stats() + *reset
     });
     let sum = sum.then(*ended);
     // The last reference to a thread's counters may be among these, which then end.

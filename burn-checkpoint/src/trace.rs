@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use burn_backend::DeviceId;
 
+use crate::stack::{Stack, Ticket};
+
 /// One thing that happened to a tensor, or the begin or end of a scope.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
@@ -95,22 +97,23 @@ struct Recorder {
 
 thread_local! {
     static ON: Cell<bool> = const { Cell::new(false) };
-    static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
+    static RECORDERS: RefCell<Stack<Recorder>> = const { RefCell::new(Stack::new()) };
 }
 
-/// Collects what happens on this thread from now on. A second recording replaces the first.
+/// Collects what happens on this thread from now on. Of several recordings the newest gets the events, in whichever order they end.
 ///
 /// # Cost
 ///
 /// About a hundred bytes and a look at the clock an event.
 pub fn record() -> Recording {
-    RECORDER.set(Some(Recorder {
+    let recorder = Recorder {
         start: Instant::now(),
         scopes: 0,
         events: Vec::new(),
-    }));
+    };
     ON.set(true);
     Recording {
+        ticket: RECORDERS.with_borrow_mut(|recorders| recorders.push(recorder)),
         thread: PhantomData,
     }
 }
@@ -119,13 +122,14 @@ pub fn record() -> Recording {
 #[derive(Debug)]
 #[must_use = "the recording ends when this is dropped"]
 pub struct Recording {
+    ticket: Ticket,
     thread: PhantomData<*const ()>,
 }
 
 impl Recording {
     /// The events so far, which are taken out.
     pub fn take(&self) -> Vec<Event> {
-        RECORDER.with_borrow_mut(|recorder| match recorder {
+        RECORDERS.with_borrow_mut(|recorders| match recorders.get_mut(self.ticket) {
             Some(recorder) => std::mem::take(&mut recorder.events),
             None => Vec::new(),
         })
@@ -139,8 +143,10 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        ON.set(false);
-        RECORDER.set(None);
+        RECORDERS.with_borrow_mut(|recorders| {
+            recorders.remove(self.ticket);
+            ON.set(!recorders.is_empty());
+        });
     }
 }
 
@@ -152,8 +158,8 @@ pub(crate) fn is_on() -> bool {
 
 /// Adds an event if this thread records.
 pub(crate) fn emit(kind: EventKind, bytes: u64, live_bytes: u64, device: Option<DeviceId>) {
-    RECORDER.with_borrow_mut(|recorder| {
-        if let Some(recorder) = recorder {
+    RECORDERS.with_borrow_mut(|recorders| {
+        if let Some(recorder) = recorders.top_mut() {
             recorder.events.push(Event {
                 at: recorder.start.elapsed(),
                 kind,
@@ -170,8 +176,8 @@ pub(crate) fn scope_begins(label: &str) -> u64 {
     if !is_on() {
         return 0;
     }
-    let scope = RECORDER.with_borrow_mut(|recorder| {
-        recorder.as_mut().map_or(0, |recorder| {
+    let scope = RECORDERS.with_borrow_mut(|recorders| {
+        recorders.top_mut().map_or(0, |recorder| {
             recorder.scopes += 1;
             recorder.scopes - 1
         })

@@ -12,7 +12,8 @@ use crate::kind::Value;
 use crate::node::{Head, Origin};
 
 thread_local! {
-    static ON: Cell<bool> = const { Cell::new(false) };
+    /// How many guards there are.
+    static GUARDS: Cell<usize> = const { Cell::new(0) };
     static REHEARSING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -44,15 +45,14 @@ thread_local! {
 #[derive(Debug)]
 #[must_use = "ends when this is dropped"]
 pub struct Verify {
-    before: bool,
     thread: PhantomData<*const ()>,
 }
 
 impl Verify {
-    /// Turns the comparison on for this thread.
+    /// Turns the comparison on for this thread, until the last of its guards is dropped.
     pub fn on() -> Self {
+        GUARDS.set(GUARDS.get() + 1);
         Self {
-            before: ON.replace(true),
             thread: PhantomData,
         }
     }
@@ -60,14 +60,14 @@ impl Verify {
 
 impl Drop for Verify {
     fn drop(&mut self) {
-        ON.set(self.before);
+        GUARDS.set(GUARDS.get() - 1);
     }
 }
 
 /// Whether this thread compares.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    ON.get()
+    GUARDS.get() > 0
 }
 
 /// Whether this thread replays only to compare: byte limits and counters have nothing to do with it.
@@ -91,12 +91,12 @@ pub(crate) fn rehearse(replay: impl FnOnce()) {
 /// The hash of a storage that is about to go and can come back by its recipe, in verify mode.
 #[inline]
 pub(crate) fn witness<B: Backend>(origin: Origin, value: &Value<B>) -> Option<u64> {
-    (ON.get() && origin == Origin::Recorded).then(|| hash(value))
+    (is_on() && origin == Origin::Recorded).then(|| hash(value))
 }
 
 /// The hash of what is moved to host memory, in verify mode.
 pub(crate) fn of_host_copy<B: Backend>(value: &Value<B>) -> Option<u64> {
-    ON.get().then(|| hash(value))
+    is_on().then(|| hash(value))
 }
 
 /// Compares what came back with what went.
@@ -128,7 +128,7 @@ pub(crate) fn compare_host_copy<B: Backend>(
 }
 
 fn differs<B: Backend>(witness: Option<u64>, value: &Value<B>) -> bool {
-    witness.is_some_and(|witness| ON.get() && hash(value) != witness)
+    witness.is_some_and(|witness| is_on() && hash(value) != witness)
 }
 
 fn fail(error: RematError) -> ! {

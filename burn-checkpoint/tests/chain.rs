@@ -10,7 +10,8 @@ use burn::tensor::{Distribution, Tensor, TensorData};
 use burn_checkpoint::plan::{Node, Plan, PlanError, Profile, plan, simulate};
 use burn_checkpoint::trace::{EventKind, record};
 use burn_checkpoint::{
-    Fate, Policy, Remat, RematStats, checkpoint_chain, checkpoint_with, profile_chain, profile_tail,
+    Fate, MemoryBudget, Policy, Remat, RematStats, checkpoint_chain, checkpoint_with,
+    profile_chain, profile_tail,
 };
 use burn_flex::Flex;
 
@@ -56,6 +57,8 @@ fn step(blocks: &[Block<B>], x: &Tensor<B, 2>, plan: Option<&Plan>) -> Vec<Tenso
             numbers.push(bias.grad(&grads).unwrap().into_data());
         }
         numbers.push(block.norm.gamma.grad(&grads).unwrap().into_data());
+        let beta = block.norm.beta.as_ref().unwrap();
+        numbers.push(beta.grad(&grads).unwrap().into_data());
     }
     numbers
 }
@@ -147,6 +150,38 @@ fn measure(blocks: &[Block<B>], x: &Tensor<B, 2>) -> Profile {
     profile.base_bytes = 0;
     profile.tail = profile_tail(x.clone(), loss);
     profile
+}
+
+/// What a budget evicts meanwhile, of the chain or of what else is there, is not the profile's.
+#[test]
+fn a_profile_under_a_budget_is_that_without() {
+    fn without_times(mut profile: Profile) -> Profile {
+        for block in &mut profile.blocks {
+            (block.forward_ns, block.backward_ns, block.replay_ns) = (0, 0, 0);
+        }
+        profile
+    }
+    let _seeded = seeded();
+    let (blocks, x) = chain(&[64, 16, 48], 0.2);
+    let plain = without_times(measure(&blocks, &x));
+    for limit_bytes in [0, 16 << 10, 24 << 10, 32 << 10, 48 << 10, 96 << 10, 1 << 30] {
+        let budget = MemoryBudget::bytes(limit_bytes).install();
+        let held: Vec<_> = (0..8).map(|_| x.clone().cos()).collect();
+        let last = held[7].clone();
+        assert_eq!(without_times(measure(&blocks, &x)), plain, "{limit_bytes}");
+        // Blocks whose input is evicted first.
+        assert_eq!(
+            without_times(measure(&blocks, &last)),
+            plain,
+            "{limit_bytes}"
+        );
+        // In force once more.
+        assert_eq!(budget.limit_bytes(), [Some(limit_bytes)]);
+        let before_bytes = budget.live_bytes();
+        let more = x.clone().cos();
+        assert!(budget.live_bytes() > before_bytes || limit_bytes < 1 << 30);
+        drop((held, more));
+    }
 }
 
 fn any_plans(blocks: usize, plans: u64) -> impl Iterator<Item = Plan> {

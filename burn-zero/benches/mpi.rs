@@ -1,7 +1,7 @@
 //! Collectives between processes, beside a copy of the same buffer. Run as
 //!
 //! ```text
-//! cargo bench -p burn-zero --features mpi --bench mpi --no-run
+//! cargo bench --workspace --features burn-zero/mpi --bench mpi --no-run
 //! mpirun --allow-run-as-root --oversubscribe -n 2 target/release/deps/mpi-<hash> [builtin]
 //! ```
 //!

@@ -9,7 +9,7 @@ use burn_checkpoint::{OpInfo, Work};
 pub fn operations() -> String {
     let mut page = String::from(
         "# What happens to each operation\n\n\
-         Printed from `burn_amp::op_table()` and `burn_checkpoint::op_table()` by a test (`UPDATE_DOCS=1 cargo test -p tests \
+         Printed from `burn_amp::op_table()` and `burn_checkpoint::op_table()` by a test (`UPDATE_DOCS=1 cargo test --workspace \
          --test laws table`): do not edit. The rows of both are those of `burn-decorator`.\n\n\
          # Cast: what autocast does\n\n\
          - **lower**: float operands are brought to the policy's low type (bf16 or f16).\n\

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use crate::context;
 use crate::error::RematError;
 use crate::ledger::Ledger;
+use crate::stack::Ticket;
 use crate::totals::Totals;
 
 pub(crate) use cost::{Clock, Expected, OpCost, Rate};
@@ -178,7 +179,8 @@ impl MemoryBudget {
         }
     }
 
-    /// Puts the limit into force on this thread until the guard is dropped. It replaces another one for that time.
+    /// Puts the limit into force on this thread until the guard is dropped. Of several the newest is in force, in whichever order the
+    /// guards go: `budget = MemoryBudget::bytes(n).install();` changes one for another.
     ///
     /// # Cost
     ///
@@ -190,10 +192,10 @@ impl MemoryBudget {
             budget: self,
             devices: Mutex::new(Vec::new()),
         });
-        let before = context::set_budget(Some(installed.clone()));
+        let ticket = context::install(Some(installed.clone()));
         InstalledBudget {
             installed,
-            before,
+            ticket,
             thread: PhantomData,
         }
     }
@@ -253,7 +255,7 @@ impl Installed {
 #[must_use = "the budget ends when this is dropped"]
 pub struct InstalledBudget {
     installed: Arc<Installed>,
-    before: Option<Arc<Installed>>,
+    ticket: Ticket,
     thread: PhantomData<*const ()>,
 }
 
@@ -311,6 +313,6 @@ impl InstalledBudget {
 impl Drop for InstalledBudget {
     fn drop(&mut self) {
         self.installed.ends();
-        context::set_budget(self.before.take());
+        context::uninstall(self.ticket);
     }
 }

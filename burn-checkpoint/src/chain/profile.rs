@@ -24,12 +24,21 @@ const ROUNDS: usize = 3;
 ///
 /// # Cost
 ///
-/// Seven forward and six backward passes over the chain, one block's memory at a time. The thread's [`RematStats`] begin anew.
+/// Seven forward and six backward passes over the chain, one block's memory at a time. The thread's [`RematStats`] begin anew. A
+/// budget of the thread is not in force meanwhile, so what it counts stays as it is and the profile comes on top.
 ///
 /// # Errors
 ///
 /// [`PlanError::NoRemat`] if a block's backend has no `Remat` in it.
 pub fn profile_chain<B: AutodiffBackend, const D: usize, Block>(
+    blocks: &[Block],
+    x: Tensor<B, D>,
+    forward: impl Fn(&Block, Tensor<B, D>) -> Tensor<B, D>,
+) -> Result<Profile, PlanError> {
+    context::without_budget(|| of_chain(blocks, x, forward))
+}
+
+fn of_chain<B: AutodiffBackend, const D: usize, Block>(
     blocks: &[Block],
     x: Tensor<B, D>,
     forward: impl Fn(&Block, Tensor<B, D>) -> Tensor<B, D>,
@@ -59,8 +68,15 @@ pub fn profile_chain<B: AutodiffBackend, const D: usize, Block>(
 ///
 /// # Cost
 ///
-/// One pass. The thread's [`RematStats`] begin anew.
+/// One pass. The thread's [`RematStats`] begin anew, and a budget is not in force meanwhile.
 pub fn profile_tail<B: AutodiffBackend, const D: usize>(
+    x: Tensor<B, D>,
+    loss: impl FnOnce(Tensor<B, D>) -> Tensor<B, 1>,
+) -> TailProfile {
+    context::without_budget(|| of_tail(x, loss))
+}
+
+fn of_tail<B: AutodiffBackend, const D: usize>(
     x: Tensor<B, D>,
     loss: impl FnOnce(Tensor<B, D>) -> Tensor<B, 1>,
 ) -> TailProfile {
@@ -72,7 +88,7 @@ pub fn profile_tail<B: AutodiffBackend, const D: usize>(
         let (grads, pass) = measured::<B, _>(&device, || loss(x.clone()).backward());
         drop(grads);
         profile = TailProfile {
-            peak_bytes: pass.peak_bytes - pass.before_bytes,
+            peak_bytes: pass.peak_bytes.saturating_sub(pass.before_bytes),
             gradient_bytes: pass
                 .after_bytes
                 .saturating_sub(pass.before_bytes + input_bytes),
@@ -139,7 +155,7 @@ where
             let (grads, backward) = measured::<B, _>(&device, weighted);
             drop(grads);
             let before_bytes = forward.before_bytes;
-            let left_bytes = forward.after_bytes - before_bytes;
+            let left_bytes = forward.after_bytes.saturating_sub(before_bytes);
             run = Some(Run {
                 forward: forward.time,
                 backward: backward.time,
@@ -147,8 +163,8 @@ where
                 profile: BlockProfile {
                     output_bytes,
                     tape_bytes: left_bytes,
-                    forward_peak_bytes: forward.peak_bytes - before_bytes,
-                    backward_peak_bytes: backward.peak_bytes - before_bytes,
+                    forward_peak_bytes: forward.peak_bytes.saturating_sub(before_bytes),
+                    backward_peak_bytes: backward.peak_bytes.saturating_sub(before_bytes),
                     gradient_bytes: backward
                         .after_bytes
                         .saturating_sub(before_bytes + bytes_of(&x)),
@@ -177,7 +193,8 @@ struct Run {
     profile: BlockProfile,
 }
 
-/// Live bytes and the time of a pass, all of it.
+/// Live bytes and the time of a pass, all of it. Bytes are those of tensors that are made while it is measured, and may go down where the pass
+/// lets go of something.
 struct Pass {
     before_bytes: u64,
     peak_bytes: u64,
@@ -188,7 +205,7 @@ struct Pass {
 fn measured<B: Backend, R>(device: &B::Device, pass: impl FnOnce() -> R) -> (R, Pass) {
     synchronize::<B>(device);
     RematStats::reset_thread();
-    let before_bytes = RematStats::of_thread().live_bytes;
+    let before_bytes = context::current_stats().live_bytes;
     let start = Instant::now();
     let result = pass();
     synchronize::<B>(device);
@@ -197,7 +214,7 @@ fn measured<B: Backend, R>(device: &B::Device, pass: impl FnOnce() -> R) -> (R, 
         live_bytes: after_bytes,
         peak_bytes,
         ..
-    } = RematStats::of_thread();
+    } = context::current_stats();
     let pass = Pass {
         before_bytes,
         peak_bytes,

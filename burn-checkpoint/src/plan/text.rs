@@ -124,6 +124,10 @@ impl Reader<'_> {
             match found {
                 '0'..='9' => self.blocks()?,
                 ' ' => drop(self.rest.next()),
+                '[' if self.open.len() > DEEPEST => {
+                    let expected = format!("no more than {DEEPEST} scopes in each other");
+                    return Err(self.refuse(position, expected));
+                }
                 '[' => {
                     self.rest.next();
                     self.open.push(Vec::new());
@@ -193,6 +197,9 @@ impl Reader<'_> {
 
 const MOST_BLOCKS: usize = 1_000_000;
 
+/// A plan is walked by functions that call themselves, and so are the scopes that it opens: its depth must fit a thread's stack.
+const DEEPEST: usize = 1_000;
+
 impl Serialize for Plan {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
@@ -260,6 +267,23 @@ mod tests {
                 ├───────┤ ├┤
                     ├┤";
         assert_eq!(format!("{plan:#}"), expected);
+    }
+
+    #[test]
+    fn scopes_in_each_other_have_an_end() {
+        let nested = |depth| format!("{}0{}", "[".repeat(depth), "]".repeat(depth));
+        let deepest: Plan = nested(DEEPEST).parse().unwrap();
+        assert_eq!((deepest.depth(), deepest.len()), (DEEPEST, 1));
+        assert_eq!(deepest.to_string(), nested(DEEPEST));
+        assert_eq!(format!("{deepest:#}").lines().count(), 1 + DEEPEST);
+        for depth in [DEEPEST + 1, 100_000] {
+            match nested(depth).parse::<Plan>() {
+                Err(PlanError::Syntax { position, .. }) => assert_eq!(position, DEEPEST),
+                other => panic!("{depth}: {other:?}"),
+            }
+            // The same by serde.
+            assert!(serde_json::from_value::<Plan>(nested(depth).into()).is_err());
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod block;
 mod budgets;
 mod devices;
+mod guards;
 mod host;
 mod input;
 mod long;

@@ -200,9 +200,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn any_program_is_exact(steps in vec(step(), 1..30), budget in proptest::option::of(0..4000u64)) {
+    fn any_program_is_exact(
+        steps in vec(step(), 1..30),
+        budget in proptest::option::of(0..4000u64),
+        verify in any::<bool>(),
+    ) {
         let plain = bits::<Autodiff<Flex>>(&steps);
-        let _verify = Verify::on();
+        let _verify = verify.then(Verify::on);
         let installed = budget.map(|bytes| MemoryBudget::bytes(bytes).install());
         let found = bits::<Autodiff<Remat<Flex>>>(&steps);
         drop(installed);

@@ -1,6 +1,7 @@
 //! Threads, panics, long chains, many steps.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
 
 use burn::backend::Autodiff;
 use burn::nn::DropoutConfig;
@@ -119,6 +120,36 @@ fn replayed_by_many_threads() {
                 });
             }
         });
+    }
+}
+
+/// A replay finds what it starts from, and the last handles of that go, and with them the storage, before the replay has locked it.
+#[test]
+fn the_last_handles_of_inputs_go_while_another_thread_replays() {
+    const INPUTS: usize = 2_000;
+    let x = Tensor::<Remat<Flex>, 2>::ones([1, 1], &device());
+    for round in 0..20 {
+        // Resident, and able to come back.
+        let budget = MemoryBudget::bytes(1 << 30).install();
+        let inputs: Vec<_> = (0..INPUTS).map(|_| x.clone().cos()).collect();
+        let kept = Tensor::cat(inputs.clone(), 0);
+        evict(&kept);
+        drop(budget);
+        let start = Barrier::new(2);
+        let cosines = std::thread::scope(|threads| {
+            threads.spawn(|| {
+                start.wait();
+                match round % 2 {
+                    0 => inputs.into_iter().for_each(drop),
+                    // Consumed, as an operation does.
+                    _ => inputs.into_iter().for_each(|input| drop(input.into_data())),
+                }
+            });
+            start.wait();
+            kept.into_data()
+        });
+        let expected = x.clone().cos().repeat_dim(0, INPUTS).into_data();
+        assert_eq!(cosines, expected);
     }
 }
 
@@ -241,6 +272,33 @@ fn results_of_all_kinds_are_kept() {
     let _ = (encoded.states + a + b).into_data();
     let _ = (encoded.lengths, masks[0].clone().into_data());
     assert_eq!(RematStats::of_thread().replayed_operations, 0);
+}
+
+/// What was found of a scope's results before that panicked is not the next scope's.
+#[test]
+fn a_panic_while_results_are_looked_for() {
+    struct Broken(Tensor<B, 2>);
+    impl Outputs for Broken {
+        fn touch(&self) {
+            self.0.touch();
+            panic!("of the user");
+        }
+    }
+    let x = input::<B>();
+    let mut made = None;
+    let broken = catch_unwind(AssertUnwindSafe(|| {
+        checkpoint(|| {
+            made = Some(x.clone().exp());
+            Broken(made.clone().expect("made here"))
+        })
+    }));
+    assert!(broken.is_err());
+    // It keeps its results, and what they could come back by goes.
+    checkpoint(|| x.clone().sin());
+    RematStats::reset_thread();
+    evict(&made);
+    assert_eq!(RematStats::of_thread().evicted_operations, 1);
+    assert_eq!(made.map(Tensor::into_data), Some(x.exp().into_data()));
 }
 
 /// What a scope's result type does not show is evicted, and comes back.

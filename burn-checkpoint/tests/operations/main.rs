@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn_backend::{Backend, TensorData};
-use burn_checkpoint::{Outputs, Remat, RematStats, Verify, Work, checkpoint, evict, op_table};
+use burn_checkpoint::{
+    Outputs, Policy, Remat, RematStats, Verify, Work, checkpoint, checkpoint_with, evict, op_table,
+};
 use burn_decorator::types::*;
 use burn_flex::Flex;
 use probe::{Probe, take_counts};
@@ -220,6 +222,51 @@ fn every_recorded_operation_comes_back() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// The same where what may be is moved to the host, and the rest computed once more. Nothing is compared before it goes.
+#[test]
+fn every_recorded_operation_comes_back_by_way_of_the_host() {
+    let managed = all::<Remat<Probe<Flex>>>();
+    let (mut failures, mut moved) = (Vec::new(), 0);
+    for (name, run) in all::<Probe<Flex>>() {
+        let expected: Vec<_> = run().into_iter().map(Held::read).collect();
+        let found = catch_unwind(AssertUnwindSafe(|| {
+            RematStats::reset_thread();
+            take_counts();
+            let mut held = Vec::new();
+            let mut ran = 0;
+            checkpoint_with(Policy::Offload, || {
+                held = managed[name]();
+                ran = take_counts()[name];
+            });
+            assert!(!take_counts().contains_key(name), "it ran as it went");
+            let gone = RematStats::of_thread();
+            assert!(
+                gone.evicted_operations + gone.offloaded_bytes > 0,
+                "{gone:?}"
+            );
+            let found: Vec<_> = held.into_iter().map(Held::read).collect();
+            let stats = RematStats::of_thread();
+            assert!(
+                stats.replayed_operations + stats.uploaded_bytes > 0,
+                "{stats:?}"
+            );
+            let again = take_counts().remove(name).unwrap_or(0);
+            assert!(again <= ran, "it ran {again} times again");
+            make::release();
+            assert_eq!(RematStats::of_thread().live_bytes, 0);
+            (found, again)
+        }));
+        match found {
+            Err(panic) => failures.push(format!("{name}: {:?}", panic.downcast_ref::<String>())),
+            Ok((found, _)) if found != expected => failures.push(format!("{name}: other values")),
+            Ok((_, again)) => moved += usize::from(again == 0),
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert!(moved > 0, "no result went to the host");
+    println!("{moved} operations were not run again");
 }
 
 /// The rest of the interface that this file would not use otherwise.

@@ -3,7 +3,7 @@
 //! AdamW and DeepSpeed's CPUAdam.
 //!
 //! ```text
-//! cargo bench -p burn-zero --bench host_adamw
+//! cargo bench --workspace --bench host_adamw
 //! HOST_ADAMW_ELEMENTS=25e6 HOST_ADAMW_ROUNDS=21 HOST_ADAMW_PYTHON=venv/bin/python cargo bench ..
 //! ```
 //!

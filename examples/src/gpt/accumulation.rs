@@ -176,24 +176,24 @@ impl Updates {
 }
 
 /// Trains a little, two windows of two micro-batches of this size, and throws the result away; `begins` is called before
-/// each micro-step. Draws random numbers.
+/// each micro-step, with what is in force. Draws random numbers.
 pub fn rehearsal<B: AutodiffBackend>(
     settings: &Settings,
     precision: &Precision,
     device: &B::Device,
     micro_batch: usize,
-    begins: impl Fn(),
+    begins: impl Fn(&Recompute),
 ) {
     let options = &settings.options;
     let tokens = Tensor::<B, 2, Int>::zeros([micro_batch, options.context], device);
     // A budget, a scaler and an optimizer of its own: the training's are as new afterwards.
-    let _recompute = Recompute::install(options.checkpoint);
+    let recompute = Recompute::install(options.checkpoint);
     let precision = precision.renewed();
     let optimizer = Placed::<B>::new(&settings.job.config, 1, &Held::default());
     let (accumulated, _) = accumulate(2, optimizer.expect("the settings were checked"));
     let model: Gpt<B> = options.model().init(device);
     rehearse(model, precision.wrap(accumulated), || {
-        begins();
+        begins(&recompute);
         TokenBatch {
             inputs: tokens.clone(),
             targets: tokens.clone(),
@@ -209,7 +209,7 @@ fn find<B: AutodiffBackend>(
     device: &B::Device,
 ) -> Result<Found, GptError> {
     let rehearsal =
-        |micro_batch: usize| rehearsal::<B>(settings, precision, device, micro_batch, || {});
+        |micro_batch: usize| rehearsal::<B>(settings, precision, device, micro_batch, |_| {});
     let mut probe = memory_probe(settings.options.backend);
     let found = find_micro_batch::<B, _>(search, device, &mut *probe, rehearsal);
     found.map_err(GptError::from)

@@ -1,5 +1,6 @@
 //! Activation recomputation: beside [`Activations`] the only file of the example that knows about it.
 
+use std::cell::Cell;
 use std::fmt;
 use std::fs;
 use std::path::Path;
@@ -119,7 +120,7 @@ impl From<Checkpoint> for String {
 
 /// What this thread holds of activations, for as long as this lives.
 pub struct Recompute {
-    _budget: Option<InstalledBudget>,
+    budget: Option<InstalledBudget>,
 }
 
 impl Recompute {
@@ -127,7 +128,7 @@ impl Recompute {
     pub fn install(checkpoint: Checkpoint) -> Self {
         RematStats::reset_thread();
         Self {
-            _budget: checkpoint.budget().map(MemoryBudget::install),
+            budget: checkpoint.budget().map(MemoryBudget::install),
         }
     }
 
@@ -146,6 +147,12 @@ impl Recompute {
         metrics
             .into_iter()
             .fold(training, SupervisedTraining::metric_train_numeric)
+    }
+
+    /// The limit of a budget; `None` without one, and while a fraction is measured.
+    pub fn limit_bytes(&self) -> Option<u64> {
+        let limits = self.budget.as_ref()?.limit_bytes();
+        limits.first().copied().flatten()
     }
 
     /// What came back since this was installed.
@@ -185,16 +192,18 @@ pub fn plot_memory<B: AutodiffBackend>(
     // Under a budget all tensors are seen. This one, of any size, is in force where the options bring none.
     let _all = MemoryBudget::bytes(u64::MAX).install();
     let recording = trace::record();
-    rehearsal::<B>(settings, precision, device, micro_batch, || {
-        // The last step is drawn.
+    let limit_bytes = Cell::new(None);
+    rehearsal::<B>(settings, precision, device, micro_batch, |recompute| {
+        // The last step is drawn, and the limit that it kept.
         recording.take();
+        limit_bytes.set(recompute.limit_bytes());
     });
     let events = recording.finish();
     let checkpoint = settings.options.checkpoint;
     let title = format!("A step of {micro_batch} sequences, --checkpoint {checkpoint}");
     let mut plot = MemoryPlot::new(&events).title(title);
-    if let Checkpoint::BudgetMib(mebibytes) = checkpoint {
-        plot = plot.budget_bytes(mebibytes << 20);
+    if let Some(bytes) = limit_bytes.get() {
+        plot = plot.budget_bytes(bytes);
     }
     fs::write(file, plot.svg()).map_err(GptError::io("write", file))
 }

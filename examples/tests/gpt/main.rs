@@ -87,6 +87,9 @@ fn activations_that_come_back_change_no_figure() {
             let svg = fs::read_to_string(plot).unwrap();
             let scopes = checkpoint != "none" && !checkpoint.contains("budget");
             assert_eq!(svg.contains("block 1"), scopes, "{checkpoint}");
+            // The line at a budget's limit, a measured one too.
+            let limit = checkpoint.contains("budget");
+            assert_eq!(svg.contains("budget "), limit, "{checkpoint}");
             report
         };
         // A step of eight layers takes more than a mebibyte.

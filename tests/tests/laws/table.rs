@@ -163,7 +163,7 @@ fn docs_are_printed_from_the_table() {
     let found = std::fs::read_to_string(path).expect("docs/operations.md");
     assert!(
         found == printed,
-        "docs/operations.md is not what the table prints; run UPDATE_DOCS=1 cargo test -p tests --test laws table"
+        "docs/operations.md is not what the table prints; run UPDATE_DOCS=1 cargo test --workspace --test laws table"
     );
 }
 

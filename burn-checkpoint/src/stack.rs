@@ -1,0 +1,56 @@
+//! What guards put in force on a thread: the newest one counts, in whichever order they are dropped.
+//!
+//! `guard = install();` makes the new one before it drops the old one, so a guard must not restore what it found.
+
+/// What is in force, and what was before it and will be after it.
+pub(crate) struct Stack<T> {
+    entries: Vec<(Ticket, T)>,
+    next: u64,
+}
+
+/// What a guard holds of its entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket(u64);
+
+impl<T> Stack<T> {
+    pub const fn new() -> Self {
+        Self {
+            entries: Vec::new(),
+            next: 0,
+        }
+    }
+
+    /// Puts something in force.
+    pub fn push(&mut self, entry: T) -> Ticket {
+        let ticket = Ticket(self.next);
+        self.next += 1;
+        self.entries.push((ticket, entry));
+        ticket
+    }
+
+    /// Takes an entry out, wherever it is. Says whether it was in force.
+    pub fn remove(&mut self, ticket: Ticket) -> (Option<T>, bool) {
+        let at = self.entries.iter().rposition(|(own, _)| *own == ticket);
+        let newest = at.is_some_and(|at| at + 1 == self.entries.len());
+        (at.map(|at| self.entries.remove(at).1), newest)
+    }
+
+    /// What is in force.
+    pub fn top(&self) -> Option<&T> {
+        self.entries.last().map(|(_, entry)| entry)
+    }
+
+    pub fn top_mut(&mut self) -> Option<&mut T> {
+        self.entries.last_mut().map(|(_, entry)| entry)
+    }
+
+    pub fn get_mut(&mut self, ticket: Ticket) -> Option<&mut T> {
+        let mut entries = self.entries.iter_mut();
+        let found = entries.find(|(own, _)| *own == ticket);
+        found.map(|(_, entry)| entry)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
