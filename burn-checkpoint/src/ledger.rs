@@ -142,17 +142,11 @@ impl Ledger {
         }
     }
 
-    /// The peaks of these counters and of the budget's.
-    pub fn peaks(&self) -> (u64, u64) {
-        let budget = self.budget.as_ref().map_or(0, |budget| budget.peak());
-        (self.peak.load(Ordering::Relaxed), budget)
-    }
-
-    /// Sets the peaks back to what they were.
-    pub fn set_peaks(&self, (peak, of_budget): (u64, u64)) {
-        self.peak.store(peak, Ordering::Relaxed);
+    /// As [`Self::add`], of what is there for a comparison only: no peak shows it.
+    pub fn add_unseen(&self, bytes: u64) {
+        self.live.fetch_add(bytes, Ordering::Relaxed);
         if let Some(budget) = &self.budget {
-            budget.set_peak(of_budget);
+            budget.add_unseen(bytes);
         }
     }
 

@@ -38,10 +38,7 @@ pub(crate) fn rehearse<B: Backend>(node: &Arc<dyn Entry<B>>) {
     };
     drop(state);
     drop(storage);
-    let ledger = &node.head().ledger;
-    let peaks = ledger.peaks();
     verify::rehearse(|| Plan::new(node.clone()).run());
-    ledger.set_peaks(peaks);
     node.state().viewed = viewed;
 }
 
@@ -183,7 +180,7 @@ impl<B: Backend> Plan<B> {
         verify::compare(head, state.witness, &value);
         state.witness = None;
         state.storage = Storage::Resident(value);
-        head.came();
+        head.came_back();
         drop(state);
         if let Some(budget) = head.ledger.budget() {
             budget.list(node);

@@ -99,10 +99,6 @@ impl Budget {
         self.peak.load(Ordering::Relaxed)
     }
 
-    pub fn set_peak(&self, bytes: u64) {
-        self.peak.store(bytes, Ordering::Relaxed);
-    }
-
     /// The limit; `None` while it is measured.
     pub fn limit(&self) -> Option<u64> {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
@@ -118,6 +114,11 @@ impl Budget {
         if live > self.peak.load(Ordering::Relaxed) {
             self.peak.fetch_max(live, Ordering::Relaxed);
         }
+    }
+
+    /// As [`Self::add`], of what the peak does not show.
+    pub fn add_unseen(&self, bytes: u64) {
+        self.live.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub fn remove(&self, bytes: u64) {

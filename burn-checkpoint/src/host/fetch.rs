@@ -46,7 +46,7 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<dyn Entry<B>>) -> bool {
         }
     };
     if !ahead {
-        head.came();
+        head.came_back();
     }
     drop(state);
     drop(unneeded);

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 use burn::tensor::{Distribution, TensorData};
-use burn_checkpoint::{MemoryBudget, Remat, RematStats};
+use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify, checkpoint};
 
 use crate::models::generator;
 use crate::twin::{Twin, TwinDevice};
@@ -92,6 +92,30 @@ fn room_for_what_moves() {
     assert_eq!(there[0].device(), SECOND);
     assert_eq!(there[0].to_data(), x.to_data());
     drop((here, there));
+}
+
+/// What verify mode brings back to compare is in no peak, on whichever device: neither in the counters nor in what a fraction
+/// is measured by.
+#[test]
+fn comparing_on_two_devices_is_in_no_peak() {
+    let peaks = |verify: bool| {
+        let _verify = verify.then(Verify::on);
+        RematStats::reset_thread();
+        let x = input(&SECOND);
+        let budget = MemoryBudget::fraction(0.5).expect("a part").install();
+        let mut kept = None;
+        let results = checkpoint(|| {
+            // What leads to the tensor on the first device is gone from the second when others come there.
+            kept = Some(x.clone().cos().sin().to_device(&FIRST).cos());
+            vec![x.clone().cos(), x.clone().sin()]
+        });
+        drop((kept, results));
+        let stats = [FIRST, SECOND].map(|device| of(&device).peak_bytes);
+        (stats, budget.peak_bytes())
+    };
+    let plain = peaks(false);
+    assert!(plain.0.iter().all(|peak| *peak > 0), "{plain:?}");
+    assert_eq!(peaks(true), plain);
 }
 
 /// New tensors say where they will be, and how large they are, before they are made.

@@ -106,7 +106,8 @@ fn under_autocast<I: Backend>() {
     same::<Low<I>, Recompute, LowManaged<I>, Cnn<_>, Cnn<_>>();
     same::<Low<I>, Recompute, LowManaged<I>, Decoder<_>, Decoder<_>>();
     same::<Low<I>, Offload, LowManaged<I>, Decoder<_>, Decoder<_>>();
-    // Over Fusion on software Vulkan this model's second loss is NaN in some runs in f16, with Remat and without.
+    // Over Fusion on software Vulkan this model's second loss was NaN in some runs in f16, with Remat and without. It did not come
+    // back in 25 trainings in one process without Remat, which had the same bits; what it was is not known.
     if !is_fusion::<I>() {
         same::<Low<I>, Recompute, LowManaged<I>, EncoderDecoder<_>, EncoderDecoder<_>>();
         same::<Low<I>, Offload, LowManaged<I>, EncoderDecoder<_>, EncoderDecoder<_>>();

@@ -15,14 +15,6 @@ pub(crate) struct Rate {
     memory: f64,
 }
 
-impl Rate {
-    /// Nanoseconds of so many elements.
-    pub fn ns(self, elements: f64) -> f64 {
-        let cached = elements.min(CACHED);
-        self.cached * cached + self.memory * (elements - cached)
-    }
-}
-
 const fn rate(cached: f64, memory: f64) -> Rate {
     Rate { cached, memory }
 }
@@ -31,6 +23,12 @@ const fn rate(cached: f64, memory: f64) -> Rate {
 pub(super) const COPY: Rate = rate(0.3, 1.2);
 
 impl Rate {
+    /// Nanoseconds of so many elements.
+    pub fn ns(self, elements: f64) -> f64 {
+        let cached = elements.min(CACHED);
+        self.cached * cached + self.memory * (elements - cached)
+    }
+
     /// The rate of an operation that is no product. Those of a class differ less than the classes do, but for a few.
     pub const fn of(name: &str, work: Work) -> Rate {
         match work {
