@@ -6,6 +6,7 @@ use std::sync::Arc;
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
+use burn_backend::Device as _;
 
 use super::gradients::Gradients;
 use super::prepare::{Asks, attach_to, prepare};

@@ -12,6 +12,7 @@ use burn::train::{
     LearningCheckpointer, LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader,
     TrainingBackend, TrainingItem, TrainingModel, ValidLoader,
 };
+use burn_backend::Device as _;
 
 use super::items::Items;
 use super::records;
