@@ -184,11 +184,7 @@ fn write_table(
 }
 
 /// Removes what rank 0 began, as far as it can: the next save tries again. The others wait for it, if there is still a group.
-fn abandon(
-    group: &dyn ProcessGroup,
-    opening: Option<Opening>,
-    error: RecordError,
-) -> RecordError {
+fn abandon(group: &dyn ProcessGroup, opening: Option<Opening>, error: RecordError) -> RecordError {
     let mut removing = Together::new(group, "remove an unfinished record");
     if let Some(opening) = opening {
         let removed = || drop(removing.at_work());

@@ -1,15 +1,17 @@
 //! What a rank sends and holds is what the paper says, and what was estimated.
 
+use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer};
 use burn::prelude::*;
+use burn::tensor::FloatDType;
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_zero::group::{BufferDtype, Operation, Sent};
 use burn_zero::shard::Parameter;
 use burn_zero::{
     BatchConfig, Estimate, ModelStates, Partition, ProcessGroup, ShardMap, Sharding, Stage,
-    ZeroConfig, ZeroOptimizer, estimate, estimate_map, tensor_bytes,
+    StateLayout, ZeroConfig, ZeroOptimizer, estimate, estimate_map, tensor_bytes,
 };
 
 use super::support::*;
@@ -157,6 +159,92 @@ fn check_peak(what: &str, found: Found, said: &Estimate, steps: u64) {
     let peak = found.peak_gradient_bytes;
     assert!(peak <= most, "{what}: {peak}, not {most}");
     assert!(peak >= found.gradient_bytes, "{what}: {peak}");
+}
+
+/// A bucket a layer, so that a shard and what is under way are less than all gradients on two ranks already.
+#[test]
+fn no_rank_ever_holds_all_gradients() {
+    const WIDTH: usize = 24;
+    const COUNT: usize = 12;
+    let layer_elements = (WIDTH * WIDTH) as u64;
+    let model = ModelStates::adam(COUNT as u64 * layer_elements);
+    let config = ZeroConfig {
+        stage: Stage::Gradients,
+        reduce_bucket_size: layer_elements,
+        ..ZeroConfig::default()
+    };
+    for world_size in 2..=4 {
+        let most = estimate(&model, &config, world_size).peak_gradient_bytes();
+        let whole = 4 * COUNT as u64 * layer_elements;
+        assert!(most * 5 / 4 < whole, "{most} would not tell");
+        let peaks = on_each_rank(world_size, |group| {
+            let adam = AdamWConfig::new().init();
+            let mut zero = ZeroOptimizer::new(adam, group, config.sharding()).unwrap();
+            let layer = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
+            let layers = (0..COUNT).map(|_| layer.init(&Default::default()));
+            let mut model: Wide = zero.prepare::<B, _>(layers.collect()).unwrap();
+            for _ in 0..2 {
+                let x = Tensor::<B, 2>::ones([2, WIDTH], &Default::default());
+                let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
+                let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
+                model = zero.step(0.05, model, gradients);
+            }
+            zero.peak_gradient_bytes()
+        });
+        for peak in peaks {
+            assert!(peak <= most, "{world_size} ranks: {peak}, not {most}");
+        }
+    }
+}
+
+/// The paper's `2 P + 2 P`: parameters of two bytes are gathered in two.
+#[test]
+fn low_precision_parameters_are_sent_as_they_are() {
+    let model = ModelStates {
+        layout: StateLayout::MixedPrecision,
+        ..ModelStates::adam(parameters())
+    };
+    for world_size in 2..=4 {
+        for stage in [Stage::OptimizerState, Stage::Gradients] {
+            let config = ZeroConfig {
+                stage,
+                communication_dtype: BufferDtype::Bf16,
+                reduce_bucket_size: 600,
+                ..ZeroConfig::default()
+            };
+            let said = estimate(&model, &config, world_size).sent_bytes;
+            let others = parameters() as f64 * (world_size - 1) as f64 / world_size as f64;
+            let what = format!("{world_size} ranks, {stage}");
+            close(&what, said, 4.0 * others);
+            let found = on_each_rank(world_size, |group| {
+                let adam = AdamWConfig::new().with_epsilon(1e-3).init();
+                let mut zero = ZeroOptimizer::new(adam, group.clone(), config.sharding()).unwrap();
+                let model = LAYERS.map(|(i, o)| low(LinearConfig::new(i, o)));
+                let model: Wide = zero.prepare::<B, _>(model.to_vec()).unwrap();
+                let before = sent(&*group);
+                let x = Tensor::<B, 2>::ones([2, 37], &Default::default());
+                let x = x.cast(FloatDType::BF16);
+                let y = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
+                let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
+                let _ = zero.step(0.05, model, gradients);
+                sent(&*group).data_bytes - before.data_bytes
+            });
+            for found in found {
+                close(&what, found, said as f64);
+            }
+        }
+    }
+}
+
+/// A layer in bf16.
+fn low(config: LinearConfig) -> Linear<B> {
+    let mut layer = config.init::<B>(&Default::default());
+    let weight = layer.weight.val().cast(FloatDType::BF16);
+    layer.weight = Param::from_tensor(weight.detach());
+    layer.bias = layer
+        .bias
+        .map(|bias| Param::from_tensor(bias.val().cast(FloatDType::BF16).detach()));
+    layer
 }
 
 /// Whole parameters: the rank with the most has what was estimated, and no other has more.

@@ -3,11 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use burn::module::{AutodiffModule, Module, Param};
+use burn::module::{AutodiffModule, Module, Param, ParamId};
 use burn::nn::LinearConfig;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::FloatDType;
+use burn::tensor::TensorData;
 use burn_zero::{Partition, Sharding, ShardingError, SingleRank, Stage, ZeroError, ZeroOptimizer};
 
 use super::support::*;
@@ -91,6 +92,48 @@ fn a_type_that_ranks_do_not_exchange_is_refused() {
         panic!("{error:?}")
     };
     assert_eq!((path.as_str(), dtype), ("weight", burn::tensor::DType::F64));
+}
+
+/// What has no gradient.
+#[derive(Module, Debug)]
+struct Tables<B: Backend> {
+    weight: Param<Tensor<B, 1>>,
+    order: Param<Tensor<B, 2, Int>>,
+    mask: Param<Tensor<B, 1, Bool>>,
+}
+
+impl<B: Backend> Tables<B> {
+    fn of(rank: usize) -> Self {
+        let (device, rank) = (Default::default(), rank as i32);
+        let order = TensorData::from([[rank, 7], [rank + 1, -rank]]);
+        let mask = [rank == 0, rank > 0, true];
+        Self {
+            weight: Param::from_tensor(Tensor::ones([3], &device) * rank),
+            order: Param::initialized(ParamId::new(), Tensor::from_data(order, &device)),
+            mask: Param::initialized(ParamId::new(), Tensor::from_data(mask, &device)),
+        }
+    }
+
+    fn values(&self) -> (Vec<f32>, Vec<i64>, Vec<bool>) {
+        (
+            self.weight.val().into_data().iter().collect(),
+            self.order.val().into_data().iter().collect(),
+            self.mask.val().into_data().iter().collect(),
+        )
+    }
+}
+
+#[test]
+fn tables_of_integers_and_masks_are_those_of_rank_0_too() {
+    let expected = Tables::<Plain>::of(0).values();
+    let prepared = on_ranks(3, |group| {
+        let own = Tables::<B>::of(group.rank());
+        assert_eq!(own.values() == expected, group.rank() == 0);
+        let sgd = SgdConfig::new().init();
+        let mut optimizer = ZeroOptimizer::new(sgd, group, Sharding::default())?;
+        Ok(optimizer.prepare::<B, _>(own)?.values())
+    });
+    assert_eq!(prepared, expected);
 }
 
 /// What a step says that panics.

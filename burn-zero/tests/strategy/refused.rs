@@ -4,11 +4,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use burn::lr_scheduler::{LrScheduler, constant::ConstantLr};
-use burn::optim::{AdamWConfig, MuonConfig, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer};
 use burn::tensor::backend::Backend;
 use burn::train::{Learner, TrainingStrategy};
 use burn_accum::{AccumConfig, MultiSteps};
-use burn_zero::{Sharding, Stage, Uneven, ZeroOptimizer, ZeroStrategy};
+use burn_zero::{Sharding, Shards, Stage, Uneven, ZeroOptimizer, ZeroStrategy};
 
 use crate::learner::{Components, Setup, train_shown};
 use crate::model::{Model, rows};
@@ -115,11 +115,54 @@ fn data_that_cannot_be_cut() {
     assert_eq!(steps, 0);
 }
 
+#[test]
+fn a_device_for_each_rank() {
+    let _turn = crate::turn();
+    let strategy = ZeroStrategy::threads(2).with_devices(vec![Default::default()]);
+    let adam = adamw::<Z>(Stage::Gradients);
+    let (message, steps) = refused(adam, ConstantLr::new(0.1), setup(), strategy);
+    assert!(message.contains("1 devices for 2 ranks"), "{message}");
+    assert_eq!(steps, 0);
+}
+
+/// Rank 1 goes on from a record of one step more: the record of all would have two counts.
+#[test]
+fn states_of_different_steps() {
+    let _turn = crate::turn();
+    let start = Model::<Z>::new();
+    let learner = move |steps: usize| {
+        let mut before = AdamWConfig::new().init::<Z, Model<Z>>();
+        for _ in 0..steps {
+            let loss = start.loss_sum(&rows(0, 4));
+            let gradients = GradientsParams::from_grads(loss.backward(), &start);
+            let _ = before.step(0.1, start.clone(), gradients);
+        }
+        let adam = AdamWConfig::new().init::<Z, Shards<Z>>();
+        let adam = zero(adam.load_record(before.to_record()));
+        Learner::new(start.clone(), adam, ConstantLr::new(0.1))
+    };
+    let others = learner.clone();
+    let strategy = ZeroStrategy::threads(2).with_learners(move || others(12));
+    let watch = Watch::default();
+    let trained = catch_unwind(AssertUnwindSafe(|| {
+        let (strategy, renderer) = (Some(strategy.into()), watch.renderer());
+        train_shown(learner(11), setup(), strategy, watch.clone(), renderer);
+    }));
+    let message = *trained.err().unwrap().downcast::<String>().unwrap();
+    // 17 rows are 3 steps of a rank.
+    let told = "state of the optimizer: rank";
+    assert!(message.contains(told), "{message}");
+    let sides = ["`14`", "`15`"];
+    assert!(sides.iter().all(|side| message.contains(side)), "{message}");
+}
+
 /// What a rank's schedule does.
 #[derive(Clone, Copy)]
 enum Schedule {
     Constant,
     Other,
+    /// Other in the first step only.
+    OtherAtFirst,
     Panic,
 }
 
@@ -130,6 +173,10 @@ impl LrScheduler for Schedule {
         match self {
             Self::Constant => 0.1,
             Self::Other => 0.2,
+            Self::OtherAtFirst => {
+                *self = Self::Constant;
+                0.2
+            }
             Self::Panic => panic!("the schedule is over"),
         }
     }
@@ -170,4 +217,16 @@ fn schedules_that_differ_are_found_in_the_first_step() {
     let message = others(Schedule::Other);
     let sides = ["step 1, lr 0.1 (", "step 1, lr 0.2 ("];
     assert!(sides.iter().all(|side| message.contains(side)), "{message}");
+}
+
+/// The optimizer does not see the rate of a step that it only adds up.
+#[test]
+fn schedules_that_differ_within_a_window_are_found_too() {
+    let _turn = crate::turn();
+    let steps = || MultiSteps::new(zero(AdamWConfig::new().init()), AccumConfig::mean(2)).unwrap();
+    let other = move || Learner::new(Model::<Z>::new(), steps(), Schedule::OtherAtFirst);
+    let strategy = ZeroStrategy::threads(2).with_learners(other);
+    let (message, _) = refused(steps(), Schedule::Constant, setup(), strategy);
+    let told = "learning rate, training, epoch 1, step 1: rank";
+    assert!(message.contains(told), "{message}");
 }

@@ -217,6 +217,11 @@ impl Link {
                     return;
                 }
                 if wait.is_over() {
+                    eprintln!(
+                        "rank {}: MPI has not sent a notice for {:?}, so that others may not know that the group is lost; the job ends",
+                        self.rank(),
+                        self.options.deadline,
+                    );
                     self.world.abort(1);
                 }
                 wait.pause();

@@ -275,3 +275,22 @@ fn no_record_is_an_error_that_says_so() {
         Err(RecordError::Io { .. })
     ));
 }
+
+/// Each rank would write into a file system of its own.
+#[test]
+fn a_directory_that_ranks_do_not_share_is_named() {
+    let (own, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let dirs = [own.path(), other.path()];
+    let whole = few(1);
+    let errors = on_ranks(2, |group| {
+        let entries = entries(&whole, group.rank(), 2);
+        let state = TrainingState::at_step(1);
+        save_sharded(dirs[group.rank()], group, entries, state, Keep::All).unwrap_err()
+    });
+    let RecordError::NotShared { .. } = &errors[1] else {
+        panic!("{}", errors[1])
+    };
+    let message = errors[0].to_string();
+    assert_eq!(message, format!("rank 1 failed: {}", errors[1]));
+    assert!(inspect(dirs[0]).unwrap().records.is_empty());
+}

@@ -67,6 +67,14 @@ fn a_file_of_another_record_is_named() {
     let mut record = ShardedRecord::open_record(&second).unwrap();
     record.read(&Piece::new(spec, 0..1)).unwrap();
 
+    let mut bytes = fs::read(first.join(part)).unwrap();
+    bytes[7] = 1; // of the header's length
+    fs::write(first.join(part), &bytes).unwrap();
+    let error = read_all(&first).unwrap_err();
+    assert!(matches!(error, RecordError::BadPart { .. }), "{error}");
+    bytes[7] = 0;
+    fs::write(first.join(part), &bytes).unwrap();
+
     fs::remove_file(second.join(part)).unwrap();
     let error = read_all(&second).unwrap_err().to_string();
     assert!(
