@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 use burn::module::ParamId;
+use burn::tensor::backend::DeviceId;
 use parking_lot::Mutex;
 
 use super::announce::Turn;
@@ -22,6 +23,8 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub(crate) group: Arc<dyn ProcessGroup>,
+    /// What the rank computes on.
+    pub(super) device: DeviceId,
     /// Of those who sit down, until the seat is set.
     answers: Mutex<Vec<Asks>>,
     set: OnceLock<Setting>,
@@ -46,9 +49,10 @@ impl Drop for Leave {
 }
 
 impl Seat {
-    pub(crate) fn new(group: Arc<dyn ProcessGroup>) -> Arc<Self> {
+    pub(crate) fn new(group: Arc<dyn ProcessGroup>, device: DeviceId) -> Arc<Self> {
         Arc::new(Self {
             group,
+            device,
             answers: Mutex::default(),
             set: OnceLock::new(),
             turn: Turn::default(),

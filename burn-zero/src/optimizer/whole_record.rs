@@ -20,7 +20,7 @@ use crate::{Sharding, ShardingError, Stage, ZeroError};
 impl<O> ZeroOptimizer<O> {
     /// The state of all ranks under the ids of the model's parameters. All ranks call it; rank 0 gets it, the others
     /// their own. One tensor after the other goes to rank 0 alone: every other rank sends its part once and receives nothing. A
-    /// tensor is on its way while the one before it is put together.
+    /// tensor is on its way while the one before it is put together. The record is on `device`.
     ///
     /// # Errors
     ///
@@ -29,6 +29,7 @@ impl<O> ZeroOptimizer<O> {
     pub(in crate::optimizer) fn to_whole_record<B>(
         &self,
         ids: &[ParamId],
+        device: &B::Device,
     ) -> Result<O::Record, ZeroError>
     where
         B: AutodiffBackend,
@@ -67,9 +68,8 @@ impl<O> ZeroOptimizer<O> {
             return Ok(self.inner.to_record());
         }
         let naming = Naming::of_module(ids);
-        let device = Default::default();
         Ok(put_together::<B, _>(
-            &tree, &whole, naming, tensors, &device,
+            &tree, &whole, naming, tensors, device,
         )?)
     }
 

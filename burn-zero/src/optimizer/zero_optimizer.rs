@@ -6,6 +6,7 @@ use std::sync::Arc;
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
+use burn_backend::Device as _;
 
 use super::gradients::Gradients;
 use super::prepare::{Asks, attach_to, prepare};
@@ -331,13 +332,14 @@ impl<O> ZeroOptimizer<O> {
     where
         O: Optimizer<Shards<B>, B>,
     {
+        let device = B::Device::from_id(seat.device);
         match (seat.setting(), &self.exchange) {
             (Some(setting), Some(_)) => {
                 let _making = seat.call()?;
-                return self.to_whole_record::<B>(&setting.ids);
+                return self.to_whole_record::<B>(&setting.ids, &device);
             }
             (Some(_), None) => {} // no step was taken: what was loaded is whole
-            (None, _) => seat.answer(self.asks::<B>(&*seat.group, &Default::default())),
+            (None, _) => seat.answer(self.asks::<B>(&*seat.group, &device)),
         }
         Ok(self.inner.to_record())
     }

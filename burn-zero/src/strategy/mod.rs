@@ -168,6 +168,16 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     }
 
     /// One rank, which is this process; the group's others are processes that run the same program.
+    ///
+    /// It computes on the device of the Learner's model unless [`with_devices`](Self::with_devices) says otherwise. With several GPUs in a
+    /// machine say so: a model on the default device would be on the first GPU in every process.
+    /// [`group::local_rank`](crate::group::local_rank()) is the number of a process on its machine:
+    ///
+    /// ```text
+    /// let device = CudaDevice::new(group::local_rank().unwrap_or(0));
+    /// let learner = Learner::new(config.init(&device), optimizer, scheduler);
+    /// ZeroStrategy::process(group).with_devices(vec![device])
+    /// ```
     pub fn process(group: Arc<dyn ProcessGroup>) -> Self {
         Self::new(Ranks::Process {
             group,

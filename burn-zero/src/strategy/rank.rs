@@ -12,6 +12,7 @@ use burn::train::{
     LearningCheckpointer, LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader,
     TrainingBackend, TrainingItem, TrainingModel, ValidLoader,
 };
+use burn_backend::Device as _;
 
 use super::items::Items;
 use super::records;
@@ -77,7 +78,7 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
         self.valid = self.valid.to_device(self.device.inner());
         self.learner.fork(&self.device);
         let items = self.check()?;
-        let seat = Seat::new(self.group.clone());
+        let seat = Seat::new(self.group.clone(), self.device.to_id());
         let leave = self.sit_down(&seat)?;
 
         for epoch in self.epochs.first..=self.epochs.last {
