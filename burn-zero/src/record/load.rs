@@ -268,7 +268,8 @@ impl ShardedRecord {
 ///
 /// The bytes of each piece (little-endian) are given to `take` with its place in `wanted`, one after the other, so that there
 /// is never a second copy of the state. Each rank reads the parts of files in which its pieces are, and no more. Who has to
-/// look into the record before knowing what to want opens it with [`ShardedRecord::open_with`].
+/// look into the record before knowing what to want opens it with [`ShardedRecord::open_with`]. Each call of `take` has to return within
+/// the group's deadline; reading may take longer.
 ///
 /// # Errors
 ///

@@ -51,7 +51,8 @@ pub struct Saved {
 /// The record is complete when this returns, and no sooner visible: each rank writes its part into a temporary directory
 /// and waits until it is on the disk; then rank 0 checks that every element of every tensor is in exactly one part, writes
 /// the manifest and renames the directory. Whatever ends the ranks before that, or fills the disk, leaves the earlier
-/// records as they are. Older ones than `keep` says are removed afterwards.
+/// records as they are. Older ones than `keep` says are removed afterwards, and
+/// all ranks wait for that.
 ///
 /// `entries` are written one after the other; lazy ones need memory for one at a time. State goes as JSON
 /// ([`TrainingState`]). A lazy entry has to arrive within the group's deadline, and so does each single operation on the disk; writing
