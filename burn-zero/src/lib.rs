@@ -150,7 +150,7 @@ pub use offload::{
     HostOffload, HostRecord, InstructionSet, OffloadConfig, OffloadError, OffloadRecord,
     OffloadedAdamW, OpenStep, ParamsOut, offload,
 };
-pub use optimizer::{Shards, ZeroOptimizer};
+pub use optimizer::{Shards, ZeroOptimizer, independent};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};
 pub use recorder::{Recorder, Training};
 pub use shard::{Partition, ShardMap};

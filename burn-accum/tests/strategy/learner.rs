@@ -227,7 +227,7 @@ where
     }
 }
 
-fn copy_records(from: &Path, to: &Path) {
+pub fn copy_records(from: &Path, to: &Path) {
     let to = to.join("checkpoint");
     std::fs::create_dir_all(&to).unwrap();
     for file in std::fs::read_dir(from.join("checkpoint")).unwrap() {

@@ -12,7 +12,8 @@
 //!   all groups give the same bits, and an all-reduce gives those of a reduce-scatter.
 //! - **No hang.** A rank waits at most [`GroupOptions::deadline`] for the next message of another. A rank that hangs,
 //!   leaves, panics or makes another call is a [`GroupFault`] that names it, on all ranks. After a fault the group is
-//!   lost: every further call returns that fault.
+//!   lost: every further call returns that fault. Processes that do not end by themselves are ended; a thread that does not ends
+//!   the process ([`AfterFault`]).
 //! - **Counted.** [`ProcessGroup::traffic`]: what this rank has sent, by operation.
 //!
 //! # How it works
@@ -49,7 +50,7 @@ pub use fault::GroupFault;
 pub use launcher::{Launched, launched, local_rank};
 #[cfg(feature = "mpi")]
 pub use mpi::MpiGroup;
-pub use options::{GroupOptions, OnPanic};
+pub use options::{AfterFault, GroupOptions, OnPanic};
 pub use pending::{Pending, PendingBuffer, PendingBytes};
 pub use process_group::ProcessGroup;
 pub use reduce::ReduceOp;

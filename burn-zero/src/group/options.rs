@@ -23,6 +23,31 @@ pub struct GroupOptions {
     pub chunk_elements: usize,
     /// What a panic does to the process. MPI only.
     pub on_panic: OnPanic,
+    /// What happens to threads that do not end when their group is lost. [`ThreadGroup`](super::ThreadGroup) only.
+    pub after_fault: AfterFault,
+}
+
+/// What happens where ranks are threads, their group is lost, some have ended, and others have not: they hang, or compute on and
+/// do not know yet. Nobody can end a thread from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AfterFault {
+    /// Says so on stderr, gives them a grace, and ends the process, with status 1 and the fault on stderr. What MPI does, without the
+    /// grace. By default after 10 s.
+    EndProcess {
+        /// From when the first rank has ended in a lost group.
+        grace: Duration,
+    },
+    /// Says so on stderr and waits for them, however long it takes: for programs that do more than this training, or that end
+    /// what hangs themselves.
+    Wait,
+}
+
+impl Default for AfterFault {
+    fn default() -> Self {
+        Self::EndProcess {
+            grace: Duration::from_secs(10),
+        }
+    }
 }
 
 /// What a panic in a process of an MPI job does.
@@ -44,6 +69,7 @@ impl Default for GroupOptions {
             longest_stay: None,
             chunk_elements: 1 << 16,
             on_panic: OnPanic::default(),
+            after_fault: AfterFault::default(),
         }
     }
 }

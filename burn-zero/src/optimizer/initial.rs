@@ -4,29 +4,41 @@ use burn::module::AutodiffModule;
 use burn::tensor::{DType, TensorData, backend::AutodiffBackend};
 
 use super::replace::replace_tensors;
+use super::statistics::{Statistics, independent_if_shared};
 use crate::ZeroError;
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 use crate::host::floats;
 
-/// Rank 0's module on every rank, with leaves of this rank's own: all its tensors, frozen ones and buffers included.
+/// Rank 0's module on every rank, with leaves and running statistics of this rank's own: all its tensors, frozen ones and buffers
+/// included.
+///
+/// Running statistics hold a lock while they are mapped, which clones on other ranks would wait for: so each rank's are made its own
+/// first, and theirs are exchanged outside of any mapper. Parameters have no lock. They are exchanged one by one as they are
+/// replaced, and there is never a second copy of all of them.
 ///
 /// # Errors
 ///
 /// Those of the group.
 pub(super) fn broadcast<B: AutodiffBackend, M: AutodiffModule<B>>(
-    module: M,
+    mut module: M,
     group: &dyn ProcessGroup,
 ) -> Result<M, ZeroError> {
+    let alone = group.world_size() == 1;
+    let mut statistics = Statistics::default();
+    if !alone {
+        module = independent_if_shared::<B, M>(module);
+        statistics = Statistics::of::<B, M>(&module);
+        statistics.share::<B, M>(&module, group)?;
+    }
     let mut failed = None;
     let module = replace_tensors::<B, M>(module, &mut |path, own| {
-        let own = own();
-        if group.world_size() == 1 {
-            return Some(own);
+        if alone {
+            return Some(own());
         }
-        if failed.is_some() {
+        if failed.is_some() || statistics.contains(path) {
             return None;
         }
-        receive(group, path, own)
+        receive(group, path, own())
             .map_err(|error| failed = Some(error))
             .ok()
     });

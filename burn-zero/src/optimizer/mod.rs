@@ -3,7 +3,7 @@
 //! `zero_optimizer.rs` is the wrapper, `step.rs` its step; `prepare.rs` gets to know a model, and `initial.rs` gives all ranks the same weights of it.
 //! `parameters.rs` knows the module's parameters, `gradients.rs` brings theirs, `pieces.rs` cuts both, `shards.rs` is the module
 //! that the wrapped optimizer meets, `gather.rs` puts the updated pieces together, and `replace.rs` gives a module other tensors.
-//! `trial.rs` finds optimizers that cannot be sharded exactly. `seat.rs` is how an optimizer inside of a `Learner` finds its ranks,
+//! `statistics.rs` knows what clones of a module share. `trial.rs` finds optimizers that cannot be sharded exactly. `seat.rs` is how an optimizer inside of a `Learner` finds its ranks,
 //! `announce.rs` how rank 0 leads them through its records, and `whole_record` what it saves there.
 
 mod announce;
@@ -16,6 +16,7 @@ mod prepare;
 mod replace;
 pub(crate) mod seat;
 mod shards;
+mod statistics;
 mod step;
 mod trial;
 mod whole_record;
@@ -26,4 +27,6 @@ pub(crate) use prepare::{attach_to, prepare};
 pub(crate) use replace::replace_tensors;
 pub(crate) use shards::{MOST_DIMENSIONS, piece_id};
 pub use shards::{Piece, Shards};
+pub(crate) use statistics::Statistics;
+pub use statistics::independent;
 pub use zero_optimizer::ZeroOptimizer;

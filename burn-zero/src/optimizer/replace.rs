@@ -24,7 +24,8 @@ pub(crate) fn replace_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     module.map(&mut mapper)
 }
 
-/// New data for the tensor of a path; the second argument reads what is there.
+/// New data for the tensor of a path; the second argument reads what is there. It must not wait for another rank at a running
+/// statistic, whose lock is held, unless the module shares it with nobody: see [`Statistics`](super::statistics::Statistics).
 pub(crate) type Replacement<'a> =
     dyn FnMut(&str, &dyn Fn() -> TensorData) -> Option<TensorData> + 'a;
 

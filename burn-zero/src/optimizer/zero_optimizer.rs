@@ -12,6 +12,7 @@ use super::gradients::Gradients;
 use super::prepare::{Asks, attach_to, prepare};
 use super::seat::Seat;
 use super::shards::Shards;
+use super::statistics::Statistics;
 use super::trial::{self, NormReceiver};
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
 use crate::reduce::Exchange;
@@ -258,7 +259,7 @@ impl<O> ZeroOptimizer<O> {
 
     /// Gets to know a model and gives every rank the weights of rank 0: before the first forward, on the thread that
     /// trains, and after its weights were loaded or its parameters frozen. All ranks call it. Tied parameters are one leaf
-    /// afterwards.
+    /// afterwards, and running statistics, such as BatchNorm's, are shared with no clone of the module that was given.
     ///
     /// # Errors
     ///
@@ -283,6 +284,26 @@ impl<O> ZeroOptimizer<O> {
         attach_to::<B, M>(&exchange, &module);
         self.exchange = Some(exchange);
         Ok(module)
+    }
+
+    /// Gives the model on every rank, and all its clones, the running statistics of rank 0, such as those of BatchNorm, which each rank
+    /// makes of its own batches: before ranks validate together, as PyTorch's `DistributedDataParallel(broadcast_buffers=True)` does
+    /// before each forward. [`Recorder::save`] and [`ZeroStrategy`](crate::ZeroStrategy) do it themselves. All ranks call it.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    ///
+    /// # Cost
+    ///
+    /// One collective, in which rank 0 sends all of them to each other rank; none for a model without. Frozen parameters are
+    /// not sent.
+    pub fn share_statistics<B, M>(&self, module: &M) -> Result<(), ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        Statistics::of::<B, M>(module).share::<B, M>(module, &*self.group)
     }
 
     /// Saves and loads whole trainings with this optimizer in them, however it is wrapped: see [`Recorder`].

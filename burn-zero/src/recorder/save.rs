@@ -10,7 +10,7 @@ use burn::tensor::backend::AutodiffBackend;
 
 use super::{OptimizerState, Recorder, Training, model};
 use crate::ShardingError;
-use crate::optimizer::Parameters;
+use crate::optimizer::{Parameters, Statistics};
 use crate::record::{Entry, Keep, RecordError, Saved, TrainingState, agree, save_sharded, split};
 use crate::state::{self, Naming, refuse};
 
@@ -21,7 +21,8 @@ impl Recorder {
     /// [this rank's generator](TrainingState::with_generator) and the caller's own. The optimizer's and the scheduler's are filled in.
     ///
     /// Costs one write of this rank's share of model and optimizer, and host memory for its share of the optimizer's state;
-    /// the model is read from the device piece by piece.
+    /// the model is read from the device piece by piece. Running statistics, such as BatchNorm's, become those of rank 0 on all
+    /// ranks ([`share_statistics`](crate::ZeroOptimizer::share_statistics)).
     ///
     /// # Errors
     ///
@@ -41,9 +42,12 @@ impl Recorder {
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
+        let model = training.model;
         let taken = self.take_apart::<B, M, O, S>(training, state);
         let (taken, done) = split(taken.map_err(RecordError::from));
         agree(self.group(), "take a training apart", done)?;
+        // The record has rank 0's: who goes on has what who resumes will have.
+        Statistics::of::<B, M>(model).share::<B, M>(model, self.group())?;
         let (state, entries) = taken.expect("this rank took it apart if all agree");
         save_sharded(dir, self.group(), entries, state, keep)
     }

@@ -101,6 +101,9 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// model's outputs are [`RankItem`]s, as Burn's are: so it is not the default. Without it rank 0 shows its own training items and
 /// validates alone, and the others wait.
 ///
+/// Running statistics, such as BatchNorm's, are of each rank's own batches while it trains. At the end of an epoch all ranks get
+/// those of rank 0, so that what is validated and recorded is one model, and who resumes begins with what who goes on has.
+///
 /// # Decisions
 ///
 /// Rank 0 renders, logs, computes metrics, writes records and decides on early stopping. One interrupted rank interrupts all, after the
@@ -118,7 +121,8 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// # Wrappers
 ///
 /// What shares its state between clones, such as burn-accum's counters and burn-amp's loss scaler, must be made once a rank: see
-/// [`with_learners`](Self::with_learners). It is refused otherwise.
+/// [`with_learners`](Self::with_learners). It is refused otherwise. So are models with running statistics that threads share, as clones
+/// do: make each with the Learner, or of another by [`independent`](crate::independent).
 ///
 /// # Cost
 ///
@@ -126,12 +130,14 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// batch and what each has to say, of some hundred bytes in JSON; with `sharing_items` a third, in which each process sends its item to
 /// rank 0 (a batch's outputs: logits are the larger part); once an epoch, if a record is written, each rank's part of the optimizer's
 /// state, once and to rank 0. Burn's Learner keeps the parameters from before a step until it is over, with any strategy: as many bytes again as there are
-/// parameters.
+/// parameters. Running statistics are sent to each other rank once an epoch.
 ///
 /// # Panics
 ///
 /// Before the first step with the message of a [`StrategyError`], a [`ShardingError`](crate::ShardingError) or a
-/// [`ZeroError`](crate::ZeroError). A rank that panics ends all ranks at once, with its message.
+/// [`ZeroError`](crate::ZeroError). A rank that panics ends all ranks, with its message: at once if they wait for it. Nobody can end
+/// a thread from outside, so that if one hangs, or computes on for longer than a grace, the process ends with the message on
+/// stderr: [`AfterFault`](crate::group::AfterFault), in [`with_options`](Self::with_options).
 pub struct ZeroStrategy<LC: LearningComponentsTypes> {
     ranks: Ranks<LC>,
     uneven: Uneven,

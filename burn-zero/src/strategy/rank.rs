@@ -22,7 +22,7 @@ use super::{Loaders, StrategyError, TrainItem, Uneven, ValidItem};
 use crate::ZeroError;
 use crate::group::{Agree, ProcessGroup};
 use crate::optimizer::seat::{Leave, Seat, Setting};
-use crate::optimizer::{Parameters, attach_to, prepare};
+use crate::optimizer::{Parameters, Statistics, attach_to, prepare};
 
 /// What each rank has.
 pub(super) struct Rank<LC: LearningComponentsTypes> {
@@ -79,11 +79,14 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
         self.learner.fork(&self.device);
         let items = self.check()?;
         let seat = Seat::new(self.group.clone(), self.device.to_id());
-        let leave = self.sit_down(&seat)?;
+        let (leave, statistics) = self.sit_down(&seat)?;
 
         for epoch in self.epochs.first..=self.epochs.last {
             let progress = Progress::new(epoch, self.epochs.last);
             self.train(&progress, items)?;
+            // What is validated, recorded and returned is one model.
+            let model = self.learner.model();
+            statistics.share::<TrainingBackend<LC>, _>(&model, &*self.group)?;
             if self.is_interrupted()? {
                 break;
             }
@@ -140,8 +143,8 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
         Ok(parts.iter().sum())
     }
 
-    /// The learner's optimizer gets its ranks, and the learner the weights of rank 0.
-    fn sit_down(&mut self, seat: &Arc<Seat>) -> Result<Leave, ZeroError> {
+    /// The learner's optimizer gets its ranks, and the learner the weights of rank 0. Its running statistics are returned.
+    fn sit_down(&mut self, seat: &Arc<Seat>) -> Result<(Leave, Statistics), ZeroError> {
         let leave = seat.put();
         records::ask(&self.learner, &self.store);
         let mut answers = seat.take_answers();
@@ -151,8 +154,13 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
             return Err(StrategyError::NoZeroOptimizer { optimizer, found }.into());
         };
         self.group.agree_equal("sharding", &asks.shared())?;
-        let (model, exchange) =
-            prepare::<TrainingBackend<LC>, _>(self.learner.model(), &self.group, asks)?;
+        // A Learner takes no other model than that it was made with.
+        let model = self.learner.model();
+        let shared = Statistics::find_shared::<TrainingBackend<LC>, _>(&model, &*self.group)?;
+        if let Some(statistic) = shared {
+            return Err(StrategyError::SharedStatistics { statistic }.into());
+        }
+        let (model, exchange) = prepare::<TrainingBackend<LC>, _>(model, &self.group, asks)?;
         // Burn's `fork` has taken tied parameters apart. In the record they are one leaf again, and loading keeps it.
         if self.ranks() > 1 || Parameters::of::<TrainingBackend<LC>, _>(&model).tied {
             self.learner.load_model(model.into_record());
@@ -160,7 +168,7 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
         let model = self.learner.model();
         let ids = attach_to::<TrainingBackend<LC>, _>(&exchange, &model);
         seat.set(Setting { exchange, ids });
-        Ok(leave)
+        Ok((leave, Statistics::of::<TrainingBackend<LC>, _>(&model)))
     }
 
     /// What all say after a step.

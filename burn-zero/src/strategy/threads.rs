@@ -51,7 +51,7 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         }
         let sources = sources(&start, ranks, learners.as_ref())?;
         let groups = ThreadGroup::new(ranks, options.clone())?;
-        let witness = groups[0].clone();
+        let (witness, watch) = (groups[0].clone(), groups[0].watch());
         let parts = split(&start.train, ranks, self.uneven)?;
         let train_items = Items::between_threads(ranks);
         let valid_items = Items::between_threads(ranks);
@@ -99,6 +99,10 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
             unreachable!("there are at least two ranks");
         };
         let results = thread::scope(|scope| {
+            thread::Builder::new()
+                .name("watch over ranks".to_owned())
+                .spawn_scoped(scope, || watch.run())
+                .expect("the system starts a thread");
             let others = rank_starts.zip(sources).enumerate();
             let others: Vec<_> = others
                 .map(|(index, (run, source))| {

@@ -14,6 +14,7 @@ mod parity;
 mod recorder;
 mod refusals;
 mod settings;
+mod statistics;
 mod support;
 mod tied;
 mod tokens;

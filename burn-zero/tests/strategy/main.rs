@@ -7,6 +7,8 @@
 
 mod burns;
 mod carried;
+#[path = "../support/child.rs"]
+mod child;
 #[path = "../../../burn-accum/tests/strategy/equal.rs"]
 mod equal;
 mod layers;
@@ -20,6 +22,7 @@ mod ranks;
 mod refused;
 mod resumed;
 mod slow;
+mod statistics;
 mod tied;
 mod variants;
 #[path = "../../../burn-accum/tests/strategy/watch.rs"]

@@ -1,5 +1,6 @@
 //! What cannot be trained is said before the first step, and what ends one rank ends all.
 
+use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -8,8 +9,10 @@ use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer};
 use burn::tensor::backend::Backend;
 use burn::train::{Learner, TrainingStrategy};
 use burn_accum::{AccumConfig, MultiSteps};
-use burn_zero::{Sharding, Shards, Stage, Uneven, ZeroOptimizer, ZeroStrategy};
+use burn_zero::group::AfterFault;
+use burn_zero::{GroupOptions, Sharding, Shards, Stage, Uneven, ZeroOptimizer, ZeroStrategy};
 
+use crate::child::{ended, is_child};
 use crate::learner::{Components, Setup, train_shown};
 use crate::model::{Model, rows};
 use crate::watch::Watch;
@@ -164,6 +167,7 @@ enum Schedule {
     /// Other in the first step only.
     OtherAtFirst,
     Panic,
+    Hang,
 }
 
 impl LrScheduler for Schedule {
@@ -178,6 +182,9 @@ impl LrScheduler for Schedule {
                 0.2
             }
             Self::Panic => panic!("the schedule is over"),
+            Self::Hang => loop {
+                spin_loop();
+            },
         }
     }
 
@@ -190,11 +197,17 @@ impl LrScheduler for Schedule {
 
 /// The others have `schedule`, rank 0 a constant one.
 fn others(schedule: Schedule) -> String {
+    others_in(schedule, GroupOptions::default())
+}
+
+fn others_in(schedule: Schedule, options: GroupOptions) -> String {
     let learner = move || {
         let adam = zero(AdamWConfig::new().init());
         Learner::new(Model::<Z>::new(), adam, schedule)
     };
-    let strategy = ZeroStrategy::threads(3).with_learners(learner);
+    let strategy = ZeroStrategy::threads(3)
+        .with_learners(learner)
+        .with_options(options);
     let adam = zero(AdamWConfig::new().init());
     let started = Instant::now();
     let (message, _) = refused(adam, Schedule::Constant, setup(), strategy);
@@ -229,4 +242,29 @@ fn schedules_that_differ_within_a_window_are_found_too() {
     let (message, _) = refused(steps(), Schedule::Constant, setup(), strategy);
     let told = "learning rate, training, epoch 1, step 1: rank";
     assert!(message.contains(told), "{message}");
+}
+
+#[test]
+#[ignore = "a child of the next test"]
+fn others_hang() {
+    if is_child() {
+        let grace = Duration::from_secs(1);
+        let options = GroupOptions {
+            after_fault: AfterFault::EndProcess { grace },
+            ..GroupOptions::with_deadline(Duration::from_secs(2))
+        };
+        others_in(Schedule::Hang, options);
+    }
+}
+
+/// Threads cannot be ended from outside.
+#[test]
+fn ranks_that_hang_end_the_process_with_the_fault() {
+    let _turn = crate::turn();
+    let (status, text) = ended("refused::others_hang", Duration::from_secs(60));
+    assert_eq!(status, Some(1), "{text}");
+    let last = text.lines().last().unwrap_or_default();
+    assert!(last.contains("rank 0 waited 2s in "), "{text}");
+    let end = "rank 1 and rank 2 do not end, so the process ends";
+    assert!(last.ends_with(end), "{text}");
 }

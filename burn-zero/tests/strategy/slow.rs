@@ -52,7 +52,7 @@ impl<B: Backend> FileRecorder<B> for Slow {
     }
 }
 
-struct AsTheyAre;
+pub struct AsTheyAre;
 
 impl<B: Backend> Batcher<B, Row, Vec<Row>> for AsTheyAre {
     fn batch(&self, rows: Vec<Row>, _: &Device<B>) -> Vec<Row> {

@@ -22,6 +22,10 @@ pub(super) enum Message {
 /// One inbox a rank.
 pub(super) struct Board {
     inboxes: Vec<Inbox>,
+    /// The threads that have ended.
+    ended: Mutex<Vec<bool>>,
+    /// A thread has ended, or the group is lost.
+    news: Condvar,
 }
 
 struct Inbox {
@@ -50,6 +54,8 @@ impl Board {
         };
         Self {
             inboxes: (0..world_size).map(inbox).collect(),
+            ended: Mutex::new(vec![false; world_size]),
+            news: Condvar::new(),
         }
     }
 
@@ -75,6 +81,50 @@ impl Board {
                 }
             });
         }
+        // Whoever has looked for a fault and found none waits by now.
+        drop(self.ended.lock());
+        self.news.notify_all();
+    }
+
+    /// Why the group is lost.
+    fn fault(&self) -> Option<GroupFault> {
+        let state = self.inboxes[0].state.lock();
+        state.fault.as_ref().map(|(_, fault)| fault.clone())
+    }
+
+    /// Marks the thread of a rank as ended.
+    pub fn end(&self, rank: usize) {
+        self.ended.lock()[rank] = true;
+        self.news.notify_all();
+    }
+
+    /// Waits until all threads have ended.
+    pub fn wait_for_ends(&self) {
+        let mut ended = self.ended.lock();
+        while ended.contains(&false) {
+            self.news.wait(&mut ended);
+        }
+    }
+
+    /// Waits until all threads have ended, and returns nothing, or until one has in a lost group.
+    pub fn wait_for_fault(&self) -> Option<GroupFault> {
+        let mut ended = self.ended.lock();
+        while ended.contains(&false) {
+            match self.fault() {
+                Some(fault) if ended.contains(&true) => return Some(fault),
+                _ => self.news.wait(&mut ended),
+            }
+        }
+        None
+    }
+
+    /// Waits so long for all threads to end. Those that have not.
+    pub fn wait_for_rest(&self, time: Duration) -> Vec<usize> {
+        let until = Instant::now() + time;
+        let mut ended = self.ended.lock();
+        while ended.contains(&false) && !self.news.wait_until(&mut ended, until).timed_out() {}
+        let ranks = (0..self.world_size()).filter(|&rank| !ended[rank]);
+        ranks.collect()
     }
 
     pub fn leave(&self, rank: usize, calls: u64) {

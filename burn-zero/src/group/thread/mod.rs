@@ -2,6 +2,7 @@
 
 mod board;
 mod transport;
+mod watch;
 
 use std::{
     fmt,
@@ -13,6 +14,7 @@ use std::{
 
 use board::Board;
 use transport::ThreadTransport;
+pub(crate) use watch::Watch;
 
 use super::{
     GroupFault, GroupOptions, Pending, ProcessGroup, Request, Traffic, engine,
@@ -30,12 +32,13 @@ struct Member {
     rank: usize,
     queue: Arc<Queue>,
     board: Arc<Board>,
-    deadline: Duration,
+    options: GroupOptions,
     worker: Option<thread::JoinHandle<()>>,
 }
 
 impl ThreadGroup {
-    /// The ranks of a new group, in order, to be moved to threads of your own.
+    /// The ranks of a new group, in order, to be moved to threads of your own. Nobody watches over those: a thread that hangs is told to
+    /// the others as a fault, and who joins it waits.
     ///
     /// # Errors
     ///
@@ -71,12 +74,16 @@ impl ThreadGroup {
             rank,
             queue,
             board,
-            deadline: options.deadline,
+            options: options.clone(),
             worker: Some(worker),
         }))
     }
 
-    /// Runs `rank` on `world_size` threads, each with its rank, and returns what they return, in the order of ranks.
+    /// Runs `rank` on `world_size` threads, each with its rank, and returns what they return, in the order of ranks: when all have
+    /// ended.
+    ///
+    /// A thread cannot be ended from outside. Where ranks have failed and others do not end, because they hang or compute on, the process
+    /// ends after a grace, with the fault on stderr: [`AfterFault`](super::AfterFault) in the options, by default 10 s after the first rank has ended.
     ///
     /// # Errors
     ///
@@ -87,6 +94,7 @@ impl ThreadGroup {
         rank: impl Fn(Self) -> R + Sync,
     ) -> Result<Vec<R>, ZeroError> {
         let groups = Self::new(world_size, options)?;
+        let watch = groups[0].watch();
         let run = |group: Self| group.guard(&rank);
         thread::scope(|scope| {
             let start = |group: Self| {
@@ -96,6 +104,7 @@ impl ThreadGroup {
                     .expect("the system starts a thread")
             };
             let ranks: Vec<_> = groups.into_iter().map(start).collect();
+            watch.run();
             ranks
                 .into_iter()
                 .map(|rank| rank.join().expect("panics are caught in the rank"))
@@ -105,10 +114,15 @@ impl ThreadGroup {
 }
 
 impl ThreadGroup {
+    /// What watches over the threads of the group, each of which runs under [`guard`](Self::guard).
+    pub(crate) fn watch(&self) -> Watch {
+        Watch::new(self.0.board.clone(), self.0.options.after_fault)
+    }
+
     /// Runs a rank on this thread. If it panics, the others' collectives fail with its message at once.
     pub(crate) fn guard<R>(self, rank: impl FnOnce(Self) -> R) -> Result<R, ZeroError> {
         let member = self.clone();
-        catch_unwind(AssertUnwindSafe(|| rank(self))).map_err(|panic| {
+        let result = catch_unwind(AssertUnwindSafe(|| rank(self))).map_err(|panic| {
             let message = panic_message(&*panic);
             let fault = GroupFault::PeerPanicked {
                 rank: member.rank(),
@@ -116,7 +130,9 @@ impl ThreadGroup {
             };
             member.0.fail(fault.clone());
             ZeroError::from(fault)
-        })
+        });
+        member.0.board.end(member.rank());
+        result
     }
 }
 
@@ -164,7 +180,7 @@ impl ProcessGroup for ThreadGroup {
     }
 
     fn deadline(&self) -> Duration {
-        self.0.deadline
+        self.0.options.deadline
     }
 
     fn traffic(&self) -> Traffic {

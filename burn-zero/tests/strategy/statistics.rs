@@ -1,0 +1,267 @@
+//! Models with running statistics, which clones share and each rank makes of its own batches.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::InMemDataset;
+use burn::lr_scheduler::constant::ConstantLr;
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamW, AdamWConfig};
+use burn::record::{FullPrecisionSettings, PrettyJsonFileRecorder};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Tensor, TensorData, activation::tanh};
+use burn::train::checkpoint::KeepLastNCheckpoints;
+use burn::train::metric::LossMetric;
+use burn::train::{
+    InferenceStep, Learner, LearningComponentsMarker, SupervisedTraining, TrainOutput, TrainStep,
+    TrainingStrategy,
+};
+use burn_flex::Flex;
+use burn_zero::{
+    GroupOptions, Sharding, Shards, Stage, ThreadGroup, ZeroOptimizer, ZeroStrategy, independent,
+};
+use tempfile::{TempDir, tempdir};
+
+use crate::Z;
+use crate::learner::MICRO_BATCH;
+use crate::model::{Output, Row, rows};
+use crate::slow::AsTheyAre;
+use crate::watch::Watch;
+
+/// Short: a rank that waited for a lock would be found.
+const DEADLINE: Duration = Duration::from_secs(5);
+const RANKS: usize = 2;
+
+#[derive(Module, Debug)]
+struct Normed<B: Backend> {
+    first: Linear<B>,
+    norm: BatchNorm<B>,
+    last: Linear<B>,
+}
+
+impl<B: Backend> Normed<B> {
+    fn new() -> Self {
+        let device = Default::default();
+        let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(&device);
+        B::seed(&device, 3);
+        let model = Self {
+            first: linear(5, 7),
+            norm: BatchNormConfig::new(7).init(&device),
+            last: linear(7, 1),
+        };
+        values(&model);
+        model
+    }
+
+    fn loss(&self, rows: &[Row]) -> Tensor<B, 1> {
+        let value = |row: &Row, column| ((row.index * 5 + column) as f32 * 0.37).sin();
+        let waves: Vec<f32> = rows
+            .iter()
+            .flat_map(|row| (0..5).map(move |column| value(row, column)))
+            .collect();
+        let waves = TensorData::new(waves, [rows.len(), 5]);
+        let x = Tensor::<B, 2>::from_data(waves, &Default::default());
+        let hidden = tanh(self.norm.forward(self.first.forward(x.clone())));
+        (self.last.forward(hidden) - x.sum_dim(1)).square().mean()
+    }
+
+    fn output(&self, rows: &[Row]) -> (Tensor<B, 1>, Output) {
+        let loss = self.loss(rows);
+        let value = loss.clone().into_data().iter::<f32>().sum();
+        let output = Output {
+            loss: value,
+            slow: false,
+        };
+        (loss, output)
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for Normed<B> {
+    type Input = Vec<Row>;
+    type Output = Output;
+
+    fn step(&self, rows: Vec<Row>) -> TrainOutput<Output> {
+        let (loss, output) = self.output(&rows);
+        TrainOutput::new(self, loss.backward(), output)
+    }
+}
+
+impl<B: Backend> InferenceStep for Normed<B> {
+    type Input = Vec<Row>;
+    type Output = Output;
+
+    fn step(&self, rows: Vec<Row>) -> Output {
+        self.output(&rows).1
+    }
+}
+
+/// Parameters and running statistics.
+fn values<B: Backend>(model: &Normed<B>) -> Vec<Vec<f32>> {
+    struct Reader(Vec<Vec<f32>>);
+    impl<B: Backend> ModuleVisitor<B> for Reader {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.0.push(param.val().into_data().iter::<f32>().collect());
+        }
+    }
+    let mut reader = Reader(Vec::new());
+    model.visit(&mut reader);
+    reader.0
+}
+
+type Adam = ZeroOptimizer<OptimizerAdaptor<AdamW, Shards<Z>, Z>>;
+type Components = LearningComponentsMarker<Z, ConstantLr, Normed<Z>, Adam>;
+type Inner = <Z as AutodiffBackend>::InnerBackend;
+
+fn learner(model: Normed<Z>) -> Learner<Components> {
+    let adam = AdamWConfig::new().init();
+    let zero = ZeroOptimizer::in_learner(adam, Sharding::stage(Stage::Gradients));
+    Learner::new(model, zero, ConstantLr::new(0.05))
+}
+
+struct Trained {
+    model: Normed<Inner>,
+    watch: Watch,
+    directory: TempDir,
+}
+
+/// Two batches to validate on, one a rank.
+fn valid() -> Vec<Row> {
+    rows(1000, 1000 + RANKS * MICRO_BATCH)
+}
+
+fn launch(
+    learner: Learner<Components>,
+    strategy: ZeroStrategy<Components>,
+    epochs: usize,
+    resume: Option<(usize, &Path)>,
+) -> Trained {
+    fn loader<B: Backend>(rows: Vec<Row>) -> Arc<dyn DataLoader<B, Vec<Row>>> {
+        let loader = DataLoaderBuilder::new(AsTheyAre).batch_size(MICRO_BATCH);
+        loader.build(InMemDataset::new(rows))
+    }
+    let (watch, directory) = (Watch::default(), tempdir().unwrap());
+    let strategy: TrainingStrategy<Components> = strategy.into();
+    let recorder = PrettyJsonFileRecorder::<FullPrecisionSettings>::new();
+    let mut training = SupervisedTraining::new(
+        directory.path(),
+        loader::<Z>(rows(0, 16)),
+        loader::<Inner>(valid()),
+    )
+    .num_epochs(epochs)
+    .with_application_logger(None)
+    .renderer(watch.renderer())
+    .with_file_checkpointer(recorder)
+    .with_checkpointing_strategy(KeepLastNCheckpoints::new(100))
+    .metrics((LossMetric::<Flex>::new(),))
+    .with_metric_logger(watch.logger())
+    .with_training_strategy(strategy);
+    if let Some((epoch, from)) = resume {
+        crate::learner::copy_records(from, directory.path());
+        training = training.checkpoint(epoch);
+    }
+    Trained {
+        model: training.launch(learner).model,
+        watch,
+        directory,
+    }
+}
+
+fn options() -> GroupOptions {
+    GroupOptions::with_deadline(DEADLINE)
+}
+
+/// As threads, each with a model of its own.
+fn on_threads(epochs: usize, resume: Option<(usize, &Path)>) -> Trained {
+    let model = Normed::<Z>::new();
+    let make = move || learner(independent::<Z, _>(&model));
+    let strategy = ZeroStrategy::threads(RANKS)
+        .with_options(options())
+        .with_learners(make.clone());
+    launch(make(), strategy, epochs, resume)
+}
+
+/// As programs.
+fn programs(epochs: usize) -> Vec<Trained> {
+    let making = Mutex::new(());
+    ThreadGroup::spawn(RANKS, options(), |group| {
+        let model = {
+            let _turn = making.lock().unwrap();
+            Normed::<Z>::new()
+        };
+        let strategy = ZeroStrategy::process(Arc::new(group)).sharing_items();
+        launch(learner(model), strategy, epochs, None)
+    })
+    .unwrap()
+}
+
+#[test]
+fn what_is_validated_is_the_first_ranks_model() {
+    let _turn = crate::turn();
+    let programs = programs(1);
+    let [first, second] = &programs[..] else {
+        unreachable!("there are two");
+    };
+    assert_eq!(values(&first.model), values(&second.model));
+    let logged = first.watch.logged("valid 1 ");
+    for batch in valid().chunks(MICRO_BATCH) {
+        let loss = f64::from(first.model.output(batch).1.loss);
+        let expected = format!("{loss:?}");
+        let is_there = logged.iter().any(|line| line.contains(&expected));
+        assert!(is_there, "{expected} is not in {logged:#?}");
+    }
+}
+
+#[test]
+fn threads_are_programs_and_a_resumed_training_is_whole() {
+    let _turn = crate::turn();
+    let whole = on_threads(3, None);
+    let programs = programs(3);
+    assert_eq!(values(&programs[1].model), values(&whole.model));
+    assert_eq!(programs[0].watch.lines(), whole.watch.lines());
+
+    let resumed = on_threads(3, Some((1, whole.directory.path())));
+    assert_eq!(values(&resumed.model), values(&whole.model));
+    // Burn counts the logged epochs of a resumed training anew.
+    let validated = |trained: &Trained| {
+        let lines = trained.watch.logged("valid ").into_iter();
+        let lines = lines.filter_map(|line| Some(line.split_once(' ')?.1.to_owned()));
+        lines.collect::<Vec<_>>()
+    };
+    let (resumed, whole) = (validated(&resumed), validated(&whole));
+    assert_eq!(whole.len(), 3 * RANKS);
+    assert_eq!(resumed, whole[RANKS..]);
+}
+
+/// Clones share their statistics; a Learner takes no other model.
+#[test]
+fn clones_are_refused_with_what_to_do() {
+    let _turn = crate::turn();
+    let model = Normed::<Z>::new();
+    let clones = {
+        let model = model.clone();
+        move || learner(model.clone())
+    };
+    let strategy = || ZeroStrategy::threads(3).with_options(options());
+    // Also where only ranks 1 and 2 have a model in common.
+    let others = strategy().with_learners(clones.clone());
+    let cases = [
+        (learner(model.clone()), strategy()),
+        (clones(), strategy().with_learners(clones)),
+        (learner(Normed::new()), others),
+    ];
+    for (learner, strategy) in cases {
+        let trained = catch_unwind(AssertUnwindSafe(|| launch(learner, strategy, 1, None)));
+        let panic = trained.err().expect("it is refused");
+        let message = *panic.downcast::<String>().expect("a message");
+        assert!(message.contains("`norm.running_mean`"), "{message}");
+        assert!(message.contains("burn_zero::independent"), "{message}");
+    }
+    let untouched = values(&Normed::<Z>::new().valid());
+    assert_eq!(values(&model.valid()), untouched);
+    assert!(!model.norm.running_mean.value().is_require_grad());
+}
