@@ -69,7 +69,7 @@ pub(crate) struct Frame {
 ///
 /// What the region's code keeps elsewhere, such as running statistics of a batch norm, stays if it is tiny: if nothing else was computed from it,
 /// and it has at most a 16th of the bytes of the largest tensor of the region, the smallest first, together at most a 16th of the bytes of
-/// all that the region made. Running statistics are, from 16 values a channel on.
+/// all that the region made. Running statistics are, from 16 values a channel on. Nothing is in a region that made less than 16 KiB.
 ///
 /// What is larger is evicted, for what autodiff saves cannot be told from it. Until it is used, which runs what leads to it once more, it
 /// holds what it is computed from, the inputs of the region among it. So what outlives the step is to be returned from the region

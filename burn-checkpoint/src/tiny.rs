@@ -17,6 +17,9 @@ use crate::node::AnyEntry;
 /// of the bytes of all that was made in the scope.
 const PART: u64 = 16;
 
+/// A scope that made less, in bytes, is not looked through: it can hold no more than that.
+const WORTH: u64 = 16 << 10;
+
 /// Whether handles refer to a tensor, and no recipe does.
 pub(crate) fn is_end(node: &Arc<dyn AnyEntry>) -> bool {
     let users = node.facts().users as usize;
@@ -56,8 +59,9 @@ impl Sizes {
 
     /// The bytes of what is tiny among tensors that would go, of which this gives the bytes. All of one size are, or none.
     pub fn tiny<S: Iterator<Item = u64>>(&self, going: impl FnOnce() -> S) -> RangeInclusive<u64> {
-        let most = self.largest.load(Ordering::Relaxed) / PART;
-        let any = self.smallest.load(Ordering::Relaxed) <= most;
+        let get = |size: &AtomicU64| size.load(Ordering::Relaxed);
+        let most = get(&self.largest) / PART;
+        let any = get(&self.smallest) <= most && get(&self.all) >= WORTH;
         1..=if any {
             self.largest_tiny(most, going())
         } else {
@@ -98,15 +102,25 @@ mod tests {
         assert!(tiny(&[]).is_empty());
         assert!(tiny(&[0, 4]).is_empty());
         assert!(tiny(&[256; 1000]).is_empty());
-        assert!(tiny(&[16, 16 * 16 - 1]).is_empty());
+        assert!(tiny(&[1600, 16 * 1600 - 1]).is_empty());
+    }
+
+    #[test]
+    fn a_small_scope_has_nothing_tiny_either() {
+        assert!(tiny(&[16, 8 << 10]).is_empty());
+        assert_eq!(tiny(&[16, 16 << 10]), 1..=16);
     }
 
     #[test]
     fn the_smallest_are_up_to_a_part_of_the_largest_and_of_all() {
-        assert_eq!(tiny(&[16 * 64, 64, 65]), 1..=64);
-        assert_eq!(tiny(&[16 * 64, 0, 8, 32]), 1..=32);
-        // All of one size or none: three of 32 are more than a 16th of all.
-        assert_eq!(tiny(&[16 * 64, 8, 32, 32, 32]), 1..=8);
+        const LARGEST: u64 = 16 << 10;
+        assert_eq!(
+            tiny(&[LARGEST, LARGEST / 16, LARGEST / 16 + 1]),
+            1..=LARGEST / 16
+        );
+        assert_eq!(tiny(&[LARGEST, 0, 8, 512]), 1..=512);
+        // All of one size or none: three of 512 are more than a 16th of all.
+        assert_eq!(tiny(&[LARGEST, 8, 512, 512, 512]), 1..=8);
         // The activations of a model beside logits that are far larger: no more than a 16th of all.
         let mut model = vec![1_000; 500];
         model.push(16_000);

@@ -116,10 +116,13 @@ impl MpiGroup {
             deadline,
             chunk_elements,
             on_panic,
+            longest_stay,
             after_fault: _, // of threads
         } = options;
         // Short: it is sent in chunks whose size may already differ.
-        let text = format!("{deadline:?}, chunk_elements: {chunk_elements}, {on_panic:?}");
+        let text = format!(
+            "{deadline:?}, chunk_elements: {chunk_elements}, {on_panic:?}, {longest_stay:?}"
+        );
         group.agree_equal("group options", &text)?;
         Ok(group)
     }
