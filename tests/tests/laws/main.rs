@@ -5,4 +5,5 @@ mod errors;
 mod golden;
 mod mixed_operands;
 mod precision;
+mod sharded;
 mod table;
