@@ -175,8 +175,8 @@ impl Adaptor<LossInput<Flex>> for Output {
     }
 }
 
-/// Every parameter.
-pub fn values<B: Backend>(model: &Model<B>) -> Vec<Vec<f32>> {
+/// Every float tensor.
+pub fn values<B: Backend>(model: &impl Module<B>) -> Vec<Vec<f32>> {
     struct Reader(Vec<Vec<f32>>);
     impl<B: Backend> ModuleVisitor<B> for Reader {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::constant::ConstantLr;
-use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
+use burn::module::{AutodiffModule, Module};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig};
@@ -29,7 +29,7 @@ use tempfile::{TempDir, tempdir};
 
 use crate::Z;
 use crate::learner::MICRO_BATCH;
-use crate::model::{Output, Row, rows};
+use crate::model::{Output, Row, rows, values};
 use crate::slow::AsTheyAre;
 use crate::watch::Watch;
 
@@ -98,19 +98,6 @@ impl<B: Backend> InferenceStep for Normed<B> {
     fn step(&self, rows: Vec<Row>) -> Output {
         self.output(&rows).1
     }
-}
-
-/// Parameters and running statistics.
-fn values<B: Backend>(model: &Normed<B>) -> Vec<Vec<f32>> {
-    struct Reader(Vec<Vec<f32>>);
-    impl<B: Backend> ModuleVisitor<B> for Reader {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            self.0.push(param.val().into_data().iter::<f32>().collect());
-        }
-    }
-    let mut reader = Reader(Vec::new());
-    model.visit(&mut reader);
-    reader.0
 }
 
 type Adam = ZeroOptimizer<OptimizerAdaptor<AdamW, Shards<Z>, Z>>;
