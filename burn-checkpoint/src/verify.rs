@@ -28,6 +28,9 @@ thread_local! {
 ///   name the operation. Reasons are operations outside of Burn's table that draw random numbers or have other side effects,
 ///   sources that deliver something else, and lazy backends that group kernels differently.
 ///
+/// Threads that train on tensors of their own may each have it. Where a thread has it, no other may replay what it shares with that one:
+/// what was brought back to be compared goes again at once, even if the other has just found it.
+///
 /// What [`Remat::from_source`](crate::Remat::from_source) made may deliver something else each time and is not compared itself.
 ///
 /// # Cost
