@@ -25,9 +25,7 @@ struct Context {
     /// Operations so far.
     clock: u64,
     frames: Vec<Frame>,
-    /// The one in force, if there is one: that of the newest guard.
-    budget: Option<Arc<Installed>>,
-    /// Those of all guards; `None` where budgets are suspended.
+    /// Those of all guards, of which the newest is in force; `None` where budgets are suspended.
     budgets: Stack<Option<Arc<Installed>>>,
     step: Step,
     /// The ledgers in use, one a device.
@@ -46,7 +44,6 @@ impl Context {
         Self {
             clock: 0,
             frames: Vec::new(),
-            budget: None,
             budgets: Stack::new(),
             step: Step::FIRST,
             ledgers: Vec::new(),
@@ -66,7 +63,7 @@ impl Context {
             return ledger.clone();
         }
         let totals = self.totals().clone();
-        let ledger = match &self.budget {
+        let ledger = match self.budget() {
             Some(budget) => budget.on(device, &totals),
             None => {
                 let ledger = Arc::new(Ledger::new(device, None, totals.clone()));
@@ -79,18 +76,22 @@ impl Context {
         ledger
     }
 
+    /// The budget in force.
+    fn budget(&self) -> Option<&Arc<Installed>> {
+        self.budgets.top()?.as_ref()
+    }
+
     /// Another budget is in force: the ledgers are put aside, and the next tensors counted under it.
     fn change_budget(&mut self) {
         for ledger in self.ledgers.drain(..) {
             ledger.set_current(false);
         }
         self.step = self.step.forward();
-        self.budget = self.budgets.top().cloned().flatten();
         self.update();
     }
 
     fn update(&self) {
-        RECORDS.set(!self.frames.is_empty() || self.budget.is_some());
+        RECORDS.set(!self.frames.is_empty() || self.budget().is_some());
     }
 }
 
@@ -133,7 +134,7 @@ pub(crate) fn tick(op: &OpInfo) -> Moment {
     let mut moment = CONTEXT.with_borrow_mut(|context| {
         context.clock += 1;
         context.met = true;
-        let budget = context.budget.as_ref();
+        let budget = context.budget();
         Moment {
             clock: context.clock,
             scope: context.frames.last().map(|frame| frame.scope.clone()),
@@ -172,7 +173,7 @@ pub(crate) fn forward_begins() -> Option<Step> {
 
 fn change_phase(phase: Phase, next: fn(Step) -> Step, tell: fn(&Installed)) -> Option<Step> {
     let (step, changed) = CONTEXT.with_borrow_mut(|context| {
-        let budget = context.budget.clone()?;
+        let budget = context.budget().cloned()?;
         // Backward after backward, where nothing told that there was a forward pass in between.
         let changed = phase == Phase::Backward || context.step.phase != phase;
         let changed = changed.then_some(budget);
@@ -304,7 +305,7 @@ pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
             uninstall(self.0);
         }
     }
-    let in_force = CONTEXT.with_borrow(|context| context.budget.is_some());
+    let in_force = CONTEXT.with_borrow(|context| context.budget().is_some());
     let _aside = in_force.then(|| Aside(install(None)));
     run()
 }

@@ -178,7 +178,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     }
 }
 
-/// A clone. The type's own goes by an iterator, which takes four times as long, and every operation asks for shapes.
+/// A clone. The type's own goes by an iterator, which takes longer, and every operation asks for shapes.
 #[inline]
 fn copy_of(shape: &Shape) -> Shape {
     match *shape.as_slice() {

@@ -17,8 +17,13 @@ pub(crate) struct Scope {
     pub policy: Policy,
     label: Option<String>,
     parent: Option<Arc<Scope>>,
-    /// What was made in it so far.
-    nodes: Mutex<Vec<Weak<dyn AnyEntry>>>,
+    made: Mutex<Made>,
+}
+
+/// What was made in a scope so far.
+#[derive(Default)]
+struct Made {
+    nodes: Vec<Weak<dyn AnyEntry>>,
     sizes: Sizes,
 }
 
@@ -38,8 +43,9 @@ impl Scope {
     /// Adds a tensor, and so many bytes of a storage of its own.
     #[inline]
     pub fn enlist(&self, node: Weak<dyn AnyEntry>, bytes: u64) {
-        self.nodes.lock().push(node);
-        self.sizes.add(bytes);
+        let mut made = self.made.lock();
+        made.nodes.push(node);
+        made.sizes.add(bytes);
     }
 
     fn label(&self) -> &str {
@@ -151,8 +157,10 @@ impl Open {
                 policy,
                 label,
                 parent: parent.cloned(),
-                nodes: Mutex::new(nodes),
-                sizes: Sizes::new(),
+                made: Mutex::new(Made {
+                    nodes,
+                    sizes: Sizes::default(),
+                }),
             });
             let number = trace::scope_begins(scope.label());
             Frame { scope, number }
@@ -185,8 +193,8 @@ impl Frame {
     /// Evicts what is neither a result nor unused.
     fn end(self, mut results: Vec<Arc<dyn AnyEntry>>) {
         let Self { scope, number } = self;
-        let nodes = std::mem::take(&mut *scope.nodes.lock());
-        let tiny = scope.sizes.tiny(|| {
+        let Made { nodes, sizes } = std::mem::take(&mut *scope.made.lock());
+        let tiny = sizes.tiny(|| {
             let nodes = nodes.iter().filter_map(Weak::upgrade);
             let ends = nodes.filter(tiny::is_end);
             ends.map(|node| node.storage_bytes())
@@ -201,15 +209,11 @@ impl Frame {
             if results.iter().any(|result| Arc::ptr_eq(result, &node)) {
                 return None;
             }
-            let stays = stays(&node);
-            Some((
-                node,
-                if stays {
-                    Fate::Keep
-                } else {
-                    scope.policy.fate(op)
-                },
-            ))
+            let fate = match stays(&node) {
+                true => Fate::Keep,
+                false => scope.policy.fate(op),
+            };
+            Some((node, fate))
         };
         if verify::is_on() {
             // All of them before any goes: each is replayed from what is resident.
@@ -233,8 +237,7 @@ impl Frame {
         }
         context::give_back(nodes, results);
         if trace::is_on() {
-            let label = scope.label().to_owned();
-            let scope = number;
+            let (scope, label) = (number, scope.label().to_owned());
             trace::emit(EventKind::ScopeEnd { scope, label }, 0, 0, None);
         }
     }

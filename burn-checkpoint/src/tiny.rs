@@ -9,7 +9,6 @@
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::node::AnyEntry;
 
@@ -29,39 +28,37 @@ pub(crate) fn is_end(node: &Arc<dyn AnyEntry>) -> bool {
 
 /// How large what was made in a scope is.
 pub(crate) struct Sizes {
-    // Of the thread that opened the scope alone; a scope can be seen by others, though.
-    smallest: AtomicU64,
-    largest: AtomicU64,
-    all: AtomicU64,
+    smallest: u64,
+    largest: u64,
+    all: u64,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self {
+            smallest: u64::MAX,
+            largest: 0,
+            all: 0,
+        }
+    }
 }
 
 impl Sizes {
-    pub fn new() -> Self {
-        Self {
-            smallest: AtomicU64::new(u64::MAX),
-            largest: AtomicU64::new(0),
-            all: AtomicU64::new(0),
-        }
-    }
-
     /// Adds a storage of so many bytes.
     #[inline]
-    pub fn add(&self, bytes: u64) {
+    pub fn add(&mut self, bytes: u64) {
         if bytes == 0 {
             return;
         }
-        let get = |size: &AtomicU64| size.load(Ordering::Relaxed);
-        let set = |size: &AtomicU64, bytes| size.store(bytes, Ordering::Relaxed);
-        set(&self.smallest, get(&self.smallest).min(bytes));
-        set(&self.largest, get(&self.largest).max(bytes));
-        set(&self.all, get(&self.all) + bytes);
+        self.smallest = self.smallest.min(bytes);
+        self.largest = self.largest.max(bytes);
+        self.all += bytes;
     }
 
     /// The bytes of what is tiny among tensors that would go, of which this gives the bytes. All of one size are, or none.
     pub fn tiny<S: Iterator<Item = u64>>(&self, going: impl FnOnce() -> S) -> RangeInclusive<u64> {
-        let get = |size: &AtomicU64| size.load(Ordering::Relaxed);
-        let most = get(&self.largest) / PART;
-        let any = get(&self.smallest) <= most && get(&self.all) >= WORTH;
+        let most = self.largest / PART;
+        let any = self.smallest <= most && self.all >= WORTH;
         1..=if any {
             self.largest_tiny(most, going())
         } else {
@@ -73,7 +70,7 @@ impl Sizes {
     fn largest_tiny(&self, most: u64, going: impl Iterator<Item = u64>) -> u64 {
         let mut sizes: Vec<_> = going.filter(|bytes| (1..=most).contains(bytes)).collect();
         sizes.sort_unstable();
-        let mut left = self.all.load(Ordering::Relaxed) / PART;
+        let mut left = self.all / PART;
         let mut tiny = 0;
         for alike in sizes.chunk_by(|a, b| a == b) {
             let bytes = alike.iter().sum::<u64>();
@@ -92,7 +89,7 @@ mod tests {
     use super::*;
 
     fn tiny(made: &[u64]) -> RangeInclusive<u64> {
-        let sizes = Sizes::new();
+        let mut sizes = Sizes::default();
         made.iter().for_each(|bytes| sizes.add(*bytes));
         sizes.tiny(|| made.iter().copied())
     }

@@ -73,20 +73,20 @@ macro_rules! managed {
         if context::records() {
             const OP: &OpInfo = &OpInfo::new(stringify!($op), work!($work), stringify!($trait));
             return apart(move || {
-            let saved = ($(save!($kind $arg),)*);
-            let mut recipe = recipe::<B, _>(move |visit| {
-                let ($($arg,)*) = &saved;
-                if let Some(visit) = visit {
-                    $(show!($kind $arg, &mut *visit);)*
-                    return Value::Absent;
-                }
-                value!($ret B::$op($(load!($kind $arg)),*))
-            });
-            let mut call = Call::<B>::new(OP);
-            call.begin(&mut recipe);
-            let mut value = value!($ret B::$op($(inner!($kind $arg)),*));
-            let mut results = call.finish(&mut value, &mut recipe);
-            handles!($ret results)
+                let saved = ($(save!($kind $arg),)*);
+                let mut recipe = recipe::<B, _>(move |visit| {
+                    let ($($arg,)*) = &saved;
+                    if let Some(visit) = visit {
+                        $(show!($kind $arg, &mut *visit);)*
+                        return Value::Absent;
+                    }
+                    value!($ret B::$op($(load!($kind $arg)),*))
+                });
+                let mut call = Call::<B>::new(OP);
+                call.begin(&mut recipe);
+                let mut value = value!($ret B::$op($(inner!($kind $arg)),*));
+                let mut results = call.finish(&mut value, &mut recipe);
+                handles!($ret results)
             });
         }
     };

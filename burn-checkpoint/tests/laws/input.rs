@@ -13,7 +13,10 @@ pub fn input<B: Backend>() -> Tensor<B, 2> {
 pub type Bits = Vec<u8>;
 
 /// Those of `x`.
-pub fn gradient_bits<B: AutodiffBackend>(x: &Tensor<B, 2>, grads: &B::Gradients) -> Bits {
+pub fn gradient_bits<B: AutodiffBackend, const D: usize>(
+    x: &Tensor<B, D>,
+    grads: &B::Gradients,
+) -> Bits {
     let grad = x.grad(grads).expect("a gradient");
     grad.into_data().bytes.to_vec()
 }

@@ -296,7 +296,8 @@ impl Cut {
             true => self.largest,
             false => 0,
         };
-        let pieces = match several && stage.shards_optimizer_state() {
+        let gathers = several && stage.shards_optimizer_state();
+        let pieces = match gathers {
             true => shard,
             false => 0,
         };
@@ -333,7 +334,7 @@ impl Cut {
             sent_elements: sent(1, 1),
             sent_bytes: sent(communication_bytes, element_bytes),
             downloaded_bytes: element_bytes * downloaded,
-            uploaded_bytes: match several && stage.shards_optimizer_state() {
+            uploaded_bytes: match gathers {
                 true => 0,
                 false => element_bytes * offloaded,
             },

@@ -42,10 +42,7 @@ pub fn independent<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> M {
 
 /// The module, or an [`independent`] one if it may share something with its clones: it holds float tensors that are not trained.
 pub(super) fn independent_if_shared<B: AutodiffBackend, M: AutodiffModule<B>>(module: M) -> M {
-    match floats::<B, M>(&module)
-        .iter()
-        .all(|float| float.requires_grad)
-    {
+    match trains_all::<B, M>(&module) {
         true => module,
         false => independent::<B, M>(&module),
     }
@@ -130,8 +127,7 @@ static MARKING: Mutex<()> = Mutex::new(());
 impl Statistics {
     /// Those of a module that this thread alone has.
     pub(crate) fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
-        let before = floats::<B, M>(module);
-        if before.iter().all(|float| float.requires_grad) {
+        if trains_all::<B, M>(module) {
             return Self::default();
         }
         let _marking = MARKING.lock();
@@ -307,6 +303,13 @@ fn floats<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Vec<Float> {
     };
     module.visit(&mut floats);
     floats.list
+}
+
+/// Whether each float tensor is trained: then none is a running statistic.
+fn trains_all<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> bool {
+    floats::<B, M>(module)
+        .iter()
+        .all(|float| float.requires_grad)
 }
 
 struct Floats {

@@ -138,20 +138,19 @@ impl Reader {
         let section = self.open_in(&zero, "offload_optimizer", keys::OFFLOAD)?;
         let named = section.as_ref().map(offload).transpose()?;
         // The form of DeepSpeed's first releases, once more.
-        let flag = zero.bool("cpu_offload")? == Some(true);
-        if flag && named == Some(OptimizerOffload::None) {
-            return Err(ConfigError::Contradiction {
-                first: "zero_optimization.cpu_offload",
-                second: "zero_optimization.offload_optimizer.device",
-                reason: "the first, the older form, asks for host memory and the second for none",
-            });
-        }
-        let older = if flag {
-            OptimizerOffload::Host { ratio: 1.0 }
-        } else {
-            OptimizerOffload::None
+        let older = zero.bool("cpu_offload")? == Some(true);
+        self.config.offload_optimizer = match (older, named) {
+            (true, Some(OptimizerOffload::None)) => {
+                return Err(ConfigError::Contradiction {
+                    first: "zero_optimization.cpu_offload",
+                    second: "zero_optimization.offload_optimizer.device",
+                    reason: "the first, the older form, asks for host memory and the second for none",
+                });
+            }
+            (_, Some(named)) => named,
+            (true, None) => OptimizerOffload::Host { ratio: 1.0 },
+            (false, None) => OptimizerOffload::None,
         };
-        self.config.offload_optimizer = named.unwrap_or(older);
         Ok(())
     }
 }

@@ -220,6 +220,7 @@ impl Elements<'_> {
         }
     }
 }
+
 /// Updates line by line, each while the line of the same place in the next block is on its way.
 ///
 /// All slices are of one length.
