@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::group::GroupFault;
-use crate::{ShardingError, StrategyError};
+use crate::{StrategyError, ZeroOptimizerError};
 
 /// Errors of ZeRO.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -15,7 +15,7 @@ pub enum ZeroError {
 
     /// A model, an optimizer or a backend that cannot be sharded as asked.
     #[error(transparent)]
-    Sharding(#[from] ShardingError),
+    Optimizer(#[from] ZeroOptimizerError),
 
     /// A Learner that cannot be trained with ranks as asked.
     #[error(transparent)]

@@ -16,7 +16,7 @@
 //!
 //! # Sharded training
 //!
-//! [`ZeroOptimizer`] runs one of Burn's optimizers on this rank's shard; [`Sharding`] says what is sharded. Two lines change
+//! [`ZeroOptimizer`] runs one of Burn's optimizers on this rank's shard; [`ZeroSettings`] says what is sharded. Two lines change
 //! in a training program: the backend, `Sharded<Autodiff<..>>` (stage 2 needs it, and the loss scaler and the
 //! accumulation of the other stages), and the optimizer.
 //!
@@ -125,8 +125,8 @@ mod optimizer;
 pub mod record;
 mod recorder;
 mod reduce;
+mod settings;
 pub mod shard;
-mod sharding;
 mod stage;
 mod state;
 mod strategy;
@@ -150,11 +150,11 @@ pub use offload::{
     HostOffload, HostRecord, InstructionSet, OffloadConfig, OffloadError, OffloadRecord,
     OffloadedAdamW, OpenStep, ParamsOut, offload,
 };
-pub use optimizer::{Shards, ZeroOptimizer, independent};
+pub use optimizer::{ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};
 pub use recorder::{Recorder, Training};
+pub use settings::{Memory, ZeroSettings};
 pub use shard::{Partition, ShardMap};
-pub use sharding::{Memory, Sharding, ShardingError};
 pub use stage::Stage;
 pub use state::tensor_bytes;
 pub use strategy::{Loaders, RankItem, SilentRenderer, StrategyError, Uneven, ZeroStrategy};
@@ -162,7 +162,7 @@ pub use strategy::{Loaders, RankItem, SilentRenderer, StrategyError, Uneven, Zer
 /// What Burn's traits make public and nobody names: what modules and records are made of.
 pub mod parts {
     pub use crate::offload::{EntryItem, Ranked, StateItem};
-    pub use crate::optimizer::Piece;
+    pub use crate::optimizer::ParameterShard;
 }
 
 /// Where a trait leaves no other way to fail.

@@ -48,7 +48,7 @@ fn growth_bytes(stage: Stage, scaler: impl Fn() -> GradScaler + Sync) -> usize {
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
         let device = Default::default();
         let adam = AdamWConfig::new().init();
-        let mut optimizer = ZeroOptimizer::new(adam, group.clone(), config(stage).sharding())?;
+        let mut optimizer = ZeroOptimizer::new(adam, group.clone(), config(stage).settings())?;
         let mut model = optimizer.prepare::<B, _>(layers(LAYERS, WIDTH, 0.2))?;
         let mut optimizer = scaler().wrap(optimizer);
         let mut grown = 0;

@@ -17,8 +17,9 @@ use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_flex::Flex;
 use burn_zero::{
-    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, Partition, ProcessGroup,
-    Sharded, Sharding, Shards, SingleRank, Stage, ThreadGroup, ZeroError, ZeroOptimizer, offload,
+    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, ParameterShards,
+    Partition, ProcessGroup, Sharded, SingleRank, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
+    ZeroSettings, offload,
 };
 use layers::{Layers as Model, layers};
 use probe::{Event, Probe, growth_bytes, moved, take_events};
@@ -68,11 +69,11 @@ fn on_host<B: AutodiffBackend>() -> OffloadedAdamW<B> {
     config.init().unwrap()
 }
 
-fn sharding(stage: Stage, gradients: Memory) -> Sharding {
-    Sharding {
+fn sharding(stage: Stage, gradients: Memory) -> ZeroSettings {
+    ZeroSettings {
         bucket_elements: WIDTH * WIDTH,
         gradients,
-        ..Sharding::stage(stage)
+        ..ZeroSettings::stage(stage)
     }
 }
 
@@ -245,11 +246,11 @@ fn a_scaler_sees_gradients_that_are_on_the_host() {
 /// Bytes down and up of all ranks in a step, its backward pass included; and the weights.
 fn traffic<O>(
     ranks: usize,
-    sharding: &Sharding,
+    sharding: &ZeroSettings,
     optimizer: impl Fn() -> O + Sync,
 ) -> ((usize, usize), Vec<u32>)
 where
-    O: Optimizer<Shards<B>, B>,
+    O: Optimizer<ParameterShards<B>, B>,
 {
     let _turn = turn();
     let results = ThreadGroup::spawn(ranks, GroupOptions::default(), |group| {
@@ -305,7 +306,7 @@ fn updated_pieces_are_gathered_from_the_host() {
     for ranks in [2, 3] {
         for stage in [Stage::OptimizerState, Stage::Gradients] {
             for partition in [Partition::Flat, Partition::Whole] {
-                let sharding = Sharding {
+                let sharding = ZeroSettings {
                     partition,
                     ..sharding(stage, Memory::Host)
                 };
@@ -329,10 +330,15 @@ fn updated_pieces_are_gathered_from_the_host() {
 #[derive(Clone)]
 struct Halves<O>(O);
 
-impl<O: Optimizer<Shards<B>, B>> Optimizer<Shards<B>, B> for Halves<O> {
+impl<O: Optimizer<ParameterShards<B>, B>> Optimizer<ParameterShards<B>, B> for Halves<O> {
     type Record = O::Record;
 
-    fn step(&mut self, lr: f64, module: Shards<B>, grads: GradientsParams) -> Shards<B> {
+    fn step(
+        &mut self,
+        lr: f64,
+        module: ParameterShards<B>,
+        grads: GradientsParams,
+    ) -> ParameterShards<B> {
         struct Half;
         impl ModuleMapper<B> for Half {
             fn map_float<const D: usize>(
@@ -345,7 +351,12 @@ impl<O: Optimizer<Shards<B>, B>> Optimizer<Shards<B>, B> for Halves<O> {
         self.0.step(lr, module, grads).map(&mut Half)
     }
 
-    fn step_multi(&mut self, lr: f64, module: Shards<B>, grads: MultiGradientsParams) -> Shards<B> {
+    fn step_multi(
+        &mut self,
+        lr: f64,
+        module: ParameterShards<B>,
+        grads: MultiGradientsParams,
+    ) -> ParameterShards<B> {
         self.0.step_multi(lr, module, grads)
     }
 

@@ -15,7 +15,7 @@ use burn::tensor::Distribution;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Autocast, Bf16};
 use burn_flex::Flex;
-use burn_zero::{ProcessGroup, ShardingError, SingleRank, Stage, ZeroError, ZeroOptimizer};
+use burn_zero::{ProcessGroup, SingleRank, Stage, ZeroError, ZeroOptimizer, ZeroOptimizerError};
 
 use support::*;
 
@@ -148,7 +148,9 @@ fn the_backend_must_be_able_to() {
     assert!(
         matches!(
             error,
-            Some(ZeroError::Sharding(ShardingError::SeedNotSharded { .. }))
+            Some(ZeroError::Optimizer(
+                ZeroOptimizerError::SeedNotSharded { .. }
+            ))
         ),
         "{error:?}"
     );

@@ -9,7 +9,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::{Int, Tensor};
 use burn_flex::Flex;
 use burn_zero::{
-    GroupOptions, ProcessGroup, Sharded, Sharding, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
+    GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError, ZeroOptimizer, ZeroSettings,
 };
 use examples::gpt::model::{Gpt, GptConfig};
 use peak_alloc::PeakAlloc;
@@ -41,9 +41,9 @@ fn train(initial: &Gpt<B>, stage: Stage) -> (f64, [f32; 2]) {
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
     let trained = ThreadGroup::spawn(RANKS, GroupOptions::default(), |group| {
-        let sharding = Sharding {
+        let sharding = ZeroSettings {
             bucket_elements: 10_000,
-            ..Sharding::stage(stage)
+            ..ZeroSettings::stage(stage)
         };
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
         let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group.clone(), sharding)?;

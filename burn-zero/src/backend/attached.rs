@@ -10,7 +10,7 @@ use burn_backend::tensor::FloatTensor;
 
 use super::tape::Tape;
 use crate::host::HostRead;
-use crate::reduce::Exchange;
+use crate::reduce::GradientReducer;
 
 thread_local! {
     /// How deep the graph is, if there is anything to look out for.
@@ -25,7 +25,7 @@ type Leaves = HashMap<u64, Leaf>;
 
 struct Leaf {
     /// Weak: an optimizer that is gone is forgotten, with its group.
-    exchange: Weak<Exchange>,
+    reducer: Weak<GradientReducer>,
     parameter: usize,
     /// The uses in graphs that are alive.
     uses: Weak<Use>,
@@ -34,22 +34,22 @@ struct Leaf {
 /// An optimizer's exchange of gradients, on the thread of its rank.
 #[derive(Clone, Debug)]
 pub struct Attachment {
-    exchange: Arc<Exchange>,
+    reducer: Arc<GradientReducer>,
 }
 
 impl Attachment {
-    pub(crate) fn exchange(&self) -> &Arc<Exchange> {
-        &self.exchange
+    pub(crate) fn reducer(&self) -> &Arc<GradientReducer> {
+        &self.reducer
     }
 
     /// Whether the pass that is under way takes this parameter's gradient out of the graph.
     pub(super) fn takes(&self, parameter: usize) -> bool {
-        self.exchange.takes(parameter)
+        self.reducer.takes(parameter)
     }
 
     /// Gives a complete gradient away; `None` if there is none.
     pub(super) fn submit(&self, parameter: usize, gradient: Option<HostRead>) {
-        self.exchange.submit(parameter, gradient);
+        self.reducer.submit(parameter, gradient);
     }
 
     /// The parameters that the pass still waits for, with their nodes.
@@ -87,7 +87,7 @@ impl Attachment {
     }
 
     fn owns(&self, leaf: &Leaf) -> bool {
-        Arc::as_ptr(&self.exchange) == leaf.exchange.as_ptr()
+        Arc::as_ptr(&self.reducer) == leaf.reducer.as_ptr()
     }
 }
 
@@ -100,16 +100,16 @@ pub struct Use {
 
 /// From now on this thread looks out for these leaves of `exchange`, given by their nodes in the order of parameters, and
 /// for no others of it.
-pub(crate) fn attach(exchange: &Arc<Exchange>, nodes: &[Option<u64>]) {
+pub(crate) fn attach(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
     let attachment = Attachment {
-        exchange: exchange.clone(),
+        reducer: reducer.clone(),
     };
     LEAVES.with_borrow_mut(|leaves| {
-        leaves.retain(|_, leaf| leaf.exchange.strong_count() > 0 && !attachment.owns(leaf));
+        leaves.retain(|_, leaf| leaf.reducer.strong_count() > 0 && !attachment.owns(leaf));
         for (parameter, node) in nodes.iter().enumerate() {
             let Some(node) = node else { continue };
             let leaf = Leaf {
-                exchange: Arc::downgrade(exchange),
+                reducer: Arc::downgrade(reducer),
                 parameter,
                 uses: Weak::new(),
             };
@@ -131,13 +131,13 @@ pub(super) fn attachments() -> Vec<Attachment> {
             let used = leaf.uses.strong_count() > 0;
             if let Some((_, any)) = found.iter_mut().find(|(other, _)| other.owns(leaf)) {
                 *any |= used;
-            } else if let Some(exchange) = leaf.exchange.upgrade() {
-                found.push((Attachment { exchange }, used));
+            } else if let Some(reducer) = leaf.reducer.upgrade() {
+                found.push((Attachment { reducer }, used));
             }
         }
         let only = found.len() == 1;
         found.retain(|(_, used)| only || *used);
-        found.sort_by_key(|(attachment, _)| attachment.exchange.number());
+        found.sort_by_key(|(attachment, _)| attachment.reducer.number());
         found
             .into_iter()
             .map(|(attachment, _)| attachment)
@@ -201,7 +201,7 @@ fn hook<A: Tape>(leaf: FloatTensor<A>, depth: usize) -> FloatTensor<A> {
         }
         let by = Arc::new(Use {
             attachment: Attachment {
-                exchange: leaf.exchange.upgrade()?,
+                reducer: leaf.reducer.upgrade()?,
             },
             parameter: leaf.parameter,
         });

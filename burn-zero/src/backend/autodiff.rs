@@ -118,7 +118,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
 fn begin<A: Tape>(loss: FloatTensor<A>, attachments: &[Attachment]) -> FloatTensor<A> {
     let taking: Vec<_> = attachments
         .iter()
-        .filter(|attachment| attachment.exchange().takes_in_backward())
+        .filter(|attachment| attachment.reducer().takes_in_backward())
         .cloned()
         .collect();
     // A loss that depends on no parameter is the inner backend's to refuse.
@@ -126,7 +126,7 @@ fn begin<A: Tape>(loss: FloatTensor<A>, attachments: &[Attachment]) -> FloatTens
         return loss;
     }
     for attachment in &taking {
-        attachment.exchange().begin_backward();
+        attachment.reducer().begin_backward();
         attachment.submit_unused();
     }
     A::close(loss, taking)
@@ -134,19 +134,19 @@ fn begin<A: Tape>(loss: FloatTensor<A>, attachments: &[Attachment]) -> FloatTens
 
 impl<A: Tape> ShardedGradients<A> {
     fn finish(&mut self, attachment: &Attachment, device: &A::Device) {
-        let exchange = attachment.exchange();
-        match (exchange.timing(), exchange.memory()) {
+        let reducer = attachment.reducer();
+        match (reducer.timing(), reducer.memory()) {
             (Timing::DuringBackward, memory) => {
-                let mut reduced = crate::raise(exchange.finish());
+                let mut reduced = crate::raise(reducer.finish());
                 // A model with other leaves, such as one whose weights were loaded, is left to the step.
                 if reduced.iter().any(Reduced::is_present) {
-                    exchange.note(Arriving::Reduced);
+                    reducer.note(Arriving::Reduced);
                 } else {
-                    exchange.note(Arriving::Local);
+                    reducer.note(Arriving::Local);
                 }
                 for (parameter, node) in attachment.leaves() {
                     let reduced = core::mem::take(&mut reduced[parameter]);
-                    let piece = reduced.into_piece(&exchange.layout().parameters()[parameter]);
+                    let piece = reduced.into_piece(&reducer.layout().parameters()[parameter]);
                     let piece = piece.map(|data| match memory {
                         Memory::Device => Inner::<A>::float_from_data(data, device),
                         Memory::Host => on_host::<Inner<A>>(data, device),
@@ -161,20 +161,20 @@ impl<A: Tape> ShardedGradients<A> {
 
     /// The gradients of this rank alone that are on the host by now. What is non-finite on any rank is NaN on this one.
     fn land(&mut self, attachment: &Attachment, device: &A::Device) {
-        let exchange = attachment.exchange();
-        let mut landed = exchange.finish_landing();
-        let culprits = match exchange.group().world_size() {
+        let reducer = attachment.reducer();
+        let mut landed = reducer.finish_landing();
+        let culprits = match reducer.group().world_size() {
             1 => BTreeSet::new(),
             _ => {
                 let own = landed.iter().enumerate();
                 let own =
                     own.filter(|(_, data)| data.as_ref().is_some_and(|data| !is_finite(data)));
                 let own = own.map(|(parameter, _)| parameter).collect();
-                crate::raise(exchange.agree_on_non_finite(&own))
+                crate::raise(reducer.agree_on_non_finite(&own))
             }
         };
         for (parameter, node) in attachment.leaves() {
-            let Parameter { shape, dtype, .. } = &exchange.layout().parameters()[parameter];
+            let Parameter { shape, dtype, .. } = &reducer.layout().parameters()[parameter];
             let data = match landed[parameter].take() {
                 _ if culprits.contains(&parameter) => {
                     let nan = vec![f32::NAN; shape.iter().product()];
@@ -189,13 +189,13 @@ impl<A: Tape> ShardedGradients<A> {
 
     /// Makes gradients that are non-finite on any rank NaN on this one, so that whoever skips a step does so everywhere.
     fn agree(&mut self, attachment: &Attachment, device: &A::Device) {
-        let exchange = attachment.exchange();
+        let reducer = attachment.reducer();
         let leaves = attachment.leaves();
         let culprits = self.non_finite(&leaves, device);
-        let agreed = crate::raise(exchange.agree_on_non_finite(&culprits));
+        let agreed = crate::raise(reducer.agree_on_non_finite(&culprits));
         for (parameter, node) in leaves {
             if agreed.contains(&parameter) && !culprits.contains(&parameter) {
-                let Parameter { shape, dtype, .. } = &exchange.layout().parameters()[parameter];
+                let Parameter { shape, dtype, .. } = &reducer.layout().parameters()[parameter];
                 let shape = Shape::from(shape.clone());
                 let poison =
                     A::InnerBackend::float_full(shape, f32::NAN.into(), device, (*dtype).into());

@@ -12,7 +12,7 @@ use burn_backend::Backend;
 use burn_backend::tensor::Device;
 use parking_lot::Mutex;
 
-use crate::reduce::Exchange;
+use crate::reduce::GradientReducer;
 
 thread_local! {
     static STREAM: RefCell<Option<Stream>> = const { RefCell::new(None) };
@@ -23,14 +23,14 @@ static DRAWING: Mutex<()> = Mutex::new(());
 
 struct Stream {
     /// Weak: a training that is over is forgotten.
-    training: Weak<Exchange>,
+    training: Weak<GradientReducer>,
     rank: usize,
     seed: u64,
     drawn: u64,
 }
 
 /// From now on, and as long as the training lasts, this thread draws the numbers of `rank` and `seed`.
-pub(crate) fn begin(training: &Arc<Exchange>, rank: usize, seed: u64) {
+pub(crate) fn begin(training: &Arc<GradientReducer>, rank: usize, seed: u64) {
     let stream = Stream {
         training: Arc::downgrade(training),
         rank,

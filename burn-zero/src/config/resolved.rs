@@ -44,7 +44,7 @@ impl fmt::Display for ResolvedConfig {
             "  optimizer state    {}",
             config.offload_optimizer
         )?;
-        let sharding = config.sharding();
+        let settings = config.settings();
         let when = if config.stage.shards_gradients() {
             "during backward"
         } else {
@@ -53,7 +53,7 @@ impl fmt::Display for ResolvedConfig {
         writeln!(
             formatter,
             "  communication      gradients {when}, in {}; {} elements a bucket",
-            sharding.communication_dtype, sharding.bucket_elements
+            settings.communication_dtype, settings.bucket_elements
         )?;
         if let Some(optimizer) = &config.optimizer {
             writeln!(formatter, "  optimizer          {optimizer}")?;

@@ -7,7 +7,7 @@ use super::{
     ResolvedConfig, SchedulerConfig, deepspeed,
 };
 use crate::group::BufferDtype;
-use crate::{Memory, Sharding, Stage};
+use crate::{Memory, Stage, ZeroSettings};
 
 /// How a job trains over its ranks. Written by hand, read from DeepSpeed's JSON
 /// ([`from_deepspeed_json`](Self::from_deepspeed_json)), or from its own (serde), which refuses unknown names too.
@@ -75,17 +75,17 @@ pub struct IgnoredKey {
 
 impl Default for ZeroConfig {
     fn default() -> Self {
-        let sharding = Sharding::stage(Stage::DataParallel);
-        let bucket_size = sharding.bucket_elements as u64;
+        let settings = ZeroSettings::stage(Stage::DataParallel);
+        let bucket_size = settings.bucket_elements as u64;
         Self {
-            stage: sharding.stage,
+            stage: settings.stage,
             batch: BatchConfig::default(),
             precision: Precision::F32,
             gradient_clipping: None,
             offload_optimizer: OptimizerOffload::None,
             reduce_bucket_size: bucket_size,
             allgather_bucket_size: bucket_size,
-            communication_dtype: sharding.communication_dtype,
+            communication_dtype: settings.communication_dtype,
             optimizer: None,
             scheduler: None,
             ignored: Vec::new(),
@@ -123,21 +123,21 @@ impl ZeroConfig {
     }
 
     /// What it says to a [`ZeroOptimizer`](crate::ZeroOptimizer). Gradients become their mean over ranks, as in DeepSpeed;
-    /// parameters are cut at any element: see [`Sharding::partition`] for the optimizers that need another one.
+    /// parameters are cut at any element: see [`ZeroSettings::partition`] for the optimizers that need another one.
     ///
     /// ```
-    /// use burn_zero::{Sharding, Stage, ZeroConfig};
+    /// use burn_zero::{ZeroSettings, Stage, ZeroConfig};
     ///
     /// let config = ZeroConfig::from_deepspeed_json(
     ///     r#"{"zero_optimization": {"stage": 2, "reduce_bucket_size": 2e6, "allgather_bucket_size": 1e6}}"#,
     /// )?;
-    /// let expected = Sharding { bucket_elements: 1_000_000, ..Sharding::stage(Stage::Gradients) };
-    /// assert_eq!(config.sharding(), expected);
+    /// let expected = ZeroSettings { bucket_elements: 1_000_000, ..ZeroSettings::stage(Stage::Gradients) };
+    /// assert_eq!(config.settings(), expected);
     /// # Ok::<(), burn_zero::ConfigError>(())
     /// ```
-    pub fn sharding(&self) -> Sharding {
+    pub fn settings(&self) -> ZeroSettings {
         let bucket_size = self.reduce_bucket_size.min(self.allgather_bucket_size);
-        Sharding {
+        ZeroSettings {
             // Longer than any buffer there is.
             bucket_elements: usize::try_from(bucket_size).unwrap_or(usize::MAX),
             communication_dtype: self.communication_dtype,
@@ -146,7 +146,7 @@ impl ZeroConfig {
                 ratio if ratio < 1.0 => Memory::Device,
                 _ => Memory::Host,
             },
-            ..Sharding::stage(self.stage)
+            ..ZeroSettings::stage(self.stage)
         }
     }
 

@@ -208,7 +208,7 @@ impl Estimate {
 /// A world of 0 ranks is taken for 1.
 pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> Estimate {
     let ranks = (world_size as u64).max(1);
-    let bucket = config.sharding().bucket_elements as u64;
+    let bucket = config.settings().bucket_elements as u64;
     let padded = padded(model.elements, bucket, ranks);
     let cut = Cut {
         ranks,
@@ -281,7 +281,7 @@ impl Cut {
         };
         let steps = config.batch.gradient_accumulation_steps.unwrap_or(1);
         let offloaded = offloaded(states, &config.offload_optimizer);
-        let memory = config.sharding().gradients;
+        let memory = config.settings().gradients;
         // On the host they are beside what is under way, on the device it comes out of them.
         let leave = match memory {
             Memory::Host => model.elements,

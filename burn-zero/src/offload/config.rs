@@ -4,7 +4,7 @@ use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 
 use super::{HostAdamWConfig, OffloadError, OffloadedAdamW};
-use crate::{AdamParams, OptimizerOffload, Sharding};
+use crate::{AdamParams, OptimizerOffload, ZeroSettings};
 
 /// Configuration of an [`OffloadedAdamW`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ pub struct OffloadConfig {
     pub staging: usize,
     /// Elements of gradients that leave the device at once during backward, about, at least 1 (DeepSpeed's
     /// `reduce_bucket_size`). Default 8,388,608. Three such buckets at most are on their way. Inside of a
-    /// [`ZeroOptimizer`](crate::ZeroOptimizer) it is [`Sharding::bucket_elements`](crate::Sharding::bucket_elements) that counts.
+    /// [`ZeroOptimizer`](crate::ZeroOptimizer) it is [`ZeroSettings::bucket_elements`](crate::ZeroSettings::bucket_elements) that counts.
     pub bucket_elements: usize,
 }
 
@@ -32,7 +32,7 @@ impl Default for OffloadConfig {
             adamw: HostAdamWConfig::default(),
             ratio: 1.0,
             staging: 3,
-            bucket_elements: Sharding::default().bucket_elements,
+            bucket_elements: ZeroSettings::default().bucket_elements,
         }
     }
 }

@@ -8,13 +8,13 @@ use burn::tensor::backend::AutodiffBackend;
 use crate::backend::attach;
 use crate::group::SingleRank;
 use crate::optimizer::Parameters;
-use crate::reduce::{Exchange, Layout, Parameter};
-use crate::{Memory, Sharding, ZeroError};
+use crate::reduce::{GradientReducer, Layout, Parameter};
+use crate::{Memory, ZeroError, ZeroSettings};
 
 /// What brings them: none before there is a model, and on a backend that is not [`Sharded`](crate::Sharded).
 #[derive(Clone, Debug, Default)]
 pub(super) struct Landing {
-    exchange: Option<Arc<Exchange>>,
+    reducer: Option<Arc<GradientReducer>>,
 }
 
 impl Landing {
@@ -38,7 +38,7 @@ impl Landing {
             .unzip();
         // The pieces that a `ZeroOptimizer` makes are no leaves.
         if list.is_empty() || nodes.contains(&None) {
-            self.exchange = None;
+            self.reducer = None;
             return Ok(());
         }
         attach(self.exchange_of(list, bucket_elements)?, &nodes);
@@ -49,22 +49,22 @@ impl Landing {
         &mut self,
         list: Vec<Parameter>,
         bucket_elements: usize,
-    ) -> Result<&Arc<Exchange>, ZeroError> {
-        let known = self.exchange.take();
-        let known = known.filter(|exchange| exchange.layout().parameters() == list);
-        let exchange = match known {
-            Some(exchange) => exchange,
+    ) -> Result<&Arc<GradientReducer>, ZeroError> {
+        let known = self.reducer.take();
+        let known = known.filter(|reducer| reducer.layout().parameters() == list);
+        let reducer = match known {
+            Some(reducer) => reducer,
             None => {
-                let sharding = Sharding {
+                let settings = ZeroSettings {
                     bucket_elements,
                     gradients: Memory::Host,
-                    ..Sharding::default()
+                    ..ZeroSettings::default()
                 };
-                let layout = Layout::new(list, 1, 0, &sharding)?;
+                let layout = Layout::new(list, 1, 0, &settings)?;
                 let group = Arc::new(SingleRank::new());
-                Arc::new(Exchange::new(layout, group, &sharding))
+                Arc::new(GradientReducer::new(layout, group, &settings))
             }
         };
-        Ok(self.exchange.insert(exchange))
+        Ok(self.reducer.insert(reducer))
     }
 }

@@ -8,7 +8,7 @@ use std::thread;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::seat::Seat;
+use super::rank_context::RankContext;
 use crate::ZeroError;
 use crate::group::{ProcessGroup, round};
 
@@ -53,7 +53,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-impl Seat {
+impl RankContext {
     /// While `make` runs, rank 0's optimizer calls the others before it makes a record, and they know when it is done; however
     /// long that takes.
     ///

@@ -7,14 +7,14 @@ use burn::tensor::{DType, Shape, Tensor, TensorData, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend};
 
+use super::parameter_shards::{Updated, shard_id};
 use super::parameters::Parameters;
 use super::pieces::cut_one;
-use super::shards::{Updated, piece_id};
 use crate::ZeroError;
 use crate::group::{BufferDtype, HostBuffer, PendingBuffer, ProcessGroup, Split};
 use crate::host::{HostRead, floats};
 use crate::offload::Kept;
-use crate::reduce::{Layout, Moment};
+use crate::reduce::{Layout, StepTag};
 use crate::shard::Bucket;
 
 /// The module with its updated parameters, as new leaves. One bucket is gathered ahead; at no time are there two copies of
@@ -45,7 +45,7 @@ pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
 pub(super) struct Gather<'a, I: Backend> {
     layout: &'a Layout,
     group: &'a dyn ProcessGroup,
-    at: Moment,
+    at: StepTag,
     /// By parameter.
     pieces: HashMap<usize, Updated<I>>,
     /// Whether any rank has updated each parameter.
@@ -65,7 +65,7 @@ impl<'a, I: Backend> Gather<'a, I> {
     pub(super) fn new(
         layout: &'a Layout,
         group: &'a dyn ProcessGroup,
-        at: Moment,
+        at: StepTag,
         pieces: HashMap<usize, Updated<I>>,
         changed: Vec<bool>,
         kept: Kept,
@@ -110,7 +110,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         };
         let data = TensorData::new(elements, known.shape.clone());
         let value = I::float_from_data(data.convert_dtype(known.dtype), device);
-        let id = piece_id(parameter);
+        let id = shard_id(parameter);
         if self.kept.is_awaited(id) {
             let own = cut_one::<I>(self.layout, parameter, value.clone());
             self.kept.arrived::<I>(id, own);

@@ -7,11 +7,11 @@ use burn::tensor::{DType, Tensor, backend::AutodiffBackend};
 
 use burn_backend::tensor::FloatTensor;
 
-use crate::ShardingError;
+use crate::ZeroOptimizerError;
 use crate::backend::node_behind;
 use crate::reduce::Parameter;
 
-use super::shards::MOST_DIMENSIONS;
+use super::parameter_shards::MOST_DIMENSIONS;
 
 /// The parameters of a module that require gradients. `ParamId`s are random in each process: what ranks have in common are
 /// paths.
@@ -58,15 +58,15 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ShardingError::UnsupportedDtype`].
-    pub(crate) fn check_dtypes(&self) -> Result<(), ShardingError> {
+    /// [`ZeroOptimizerError::UnsupportedDtype`].
+    pub(crate) fn check_dtypes(&self) -> Result<(), ZeroOptimizerError> {
         let odd = self
             .list
             .iter()
             .find(|parameter| !matches!(parameter.dtype, DType::F32 | DType::BF16 | DType::F16));
         match odd {
             None => Ok(()),
-            Some(Parameter { path, dtype, .. }) => Err(ShardingError::UnsupportedDtype {
+            Some(Parameter { path, dtype, .. }) => Err(ZeroOptimizerError::UnsupportedDtype {
                 path: path.clone(),
                 dtype: *dtype,
             }),
@@ -75,15 +75,15 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ShardingError::TooManyDimensions`] for an optimizer that meets them in their shape.
-    pub(crate) fn check_dimensions(&self) -> Result<(), ShardingError> {
+    /// [`ZeroOptimizerError::TooManyDimensions`] for an optimizer that meets them in their shape.
+    pub(crate) fn check_dimensions(&self) -> Result<(), ZeroOptimizerError> {
         let odd = self
             .list
             .iter()
             .find(|parameter| parameter.shape.len() > MOST_DIMENSIONS);
         match odd {
             None => Ok(()),
-            Some(Parameter { path, shape, .. }) => Err(ShardingError::TooManyDimensions {
+            Some(Parameter { path, shape, .. }) => Err(ZeroOptimizerError::TooManyDimensions {
                 path: path.clone(),
                 dimensions: shape.len(),
             }),
@@ -92,11 +92,11 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ShardingError::TiedApart`] if one that the module holds twice is not one leaf, as far as the backend shows.
-    pub(crate) fn check_tied(&self) -> Result<(), ShardingError> {
+    /// [`ZeroOptimizerError::TiedApart`] if one that the module holds twice is not one leaf, as far as the backend shows.
+    pub(crate) fn check_tied(&self) -> Result<(), ZeroOptimizerError> {
         match &self.apart {
             None => Ok(()),
-            Some((first, again)) => Err(ShardingError::TiedApart {
+            Some((first, again)) => Err(ZeroOptimizerError::TiedApart {
                 first: self.list[*first].path.clone(),
                 again: again.clone(),
             }),
@@ -105,13 +105,13 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ShardingError::OtherModel`] unless these are `expected`.
-    pub(crate) fn check_same(&self, expected: &[Parameter]) -> Result<(), ShardingError> {
+    /// [`ZeroOptimizerError::OtherModel`] unless these are `expected`.
+    pub(crate) fn check_same(&self, expected: &[Parameter]) -> Result<(), ZeroOptimizerError> {
         let longest = self.list.len().max(expected.len());
         let differs = |&index: &usize| self.list.get(index) != expected.get(index);
         match (0..longest).find(differs) {
             None => Ok(()),
-            Some(index) => Err(ShardingError::OtherModel {
+            Some(index) => Err(ZeroOptimizerError::OtherModel {
                 index,
                 found: name(self.list.get(index)),
                 expected: name(expected.get(index)),

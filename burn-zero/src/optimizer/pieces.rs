@@ -8,7 +8,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice};
 
 use super::parameters::Parameters;
-use crate::ShardingError;
+use crate::ZeroOptimizerError;
 use crate::host::HostRead;
 use crate::reduce::Layout;
 
@@ -23,11 +23,11 @@ pub(super) struct Pieces<I: Backend> {
 impl<I: Backend> Pieces<I> {
     /// # Errors
     ///
-    /// [`ShardingError::ForeignGradient`].
+    /// [`ZeroOptimizerError::ForeignGradient`].
     pub(super) fn new(
         layout: &Layout,
         gradients: Vec<Option<FloatTensor<I>>>,
-    ) -> Result<Self, ShardingError> {
+    ) -> Result<Self, ZeroOptimizerError> {
         let present = gradients.iter().map(Option::is_some).collect();
         let mut held = Vec::new();
         for (parameter, gradient) in gradients.into_iter().enumerate() {
@@ -46,11 +46,11 @@ impl<I: Backend> Pieces<I> {
 
 /// # Errors
 ///
-/// [`ShardingError::ForeignGradient`] unless these are gradients of whole parameters.
+/// [`ZeroOptimizerError::ForeignGradient`] unless these are gradients of whole parameters.
 pub(super) fn check_whole<I: Backend>(
     layout: &Layout,
     gradients: &[Option<FloatTensor<I>>],
-) -> Result<(), ShardingError> {
+) -> Result<(), ZeroOptimizerError> {
     for (parameter, gradient) in gradients.iter().enumerate() {
         if let Some(gradient) = gradient {
             let whole = layout.parameters()[parameter].elements();
@@ -65,12 +65,12 @@ fn check<I: Backend>(
     parameter: usize,
     gradient: &FloatTensor<I>,
     expected: usize,
-) -> Result<(), ShardingError> {
+) -> Result<(), ZeroOptimizerError> {
     let elements = gradient.shape().num_elements();
     if elements == expected || layout.parameters()[parameter].elements() == 0 {
         return Ok(());
     }
-    Err(ShardingError::ForeignGradient {
+    Err(ZeroOptimizerError::ForeignGradient {
         path: layout.parameters()[parameter].path.clone(),
         elements,
         expected,

@@ -9,26 +9,26 @@ use super::parameters::Parameters;
 use super::{initial, trial};
 use crate::backend::{attach, stream};
 use crate::group::{Agree, ProcessGroup};
-use crate::reduce::{Exchange, Layout};
-use crate::{Memory, Partition, Sharding, ShardingError, Stage, ZeroError};
+use crate::reduce::{GradientReducer, Layout};
+use crate::{Memory, Partition, Stage, ZeroError, ZeroOptimizerError, ZeroSettings};
 
 /// What an optimizer asks of those who prepare its model.
 #[derive(Debug)]
 pub(crate) struct Asks {
     /// The name of its type.
     pub(crate) optimizer: &'static str,
-    pub(crate) sharding: Sharding,
+    pub(crate) settings: ZeroSettings,
     /// Of each rank's own random numbers.
     pub(crate) seed: Option<u64>,
     /// What it made of the trial, or why it cannot be sharded so.
-    pub(crate) tried: Result<Vec<f32>, ShardingError>,
+    pub(crate) tried: Result<Vec<f32>, ZeroOptimizerError>,
 }
 
 impl Asks {
     /// What all ranks must ask alike.
     pub(crate) fn shared(&self) -> String {
-        let (sharding, optimizer) = (&self.sharding, self.optimizer);
-        format!("{sharding:?} of {optimizer}")
+        let (settings, optimizer) = (&self.settings, self.optimizer);
+        format!("{settings:?} of {optimizer}")
     }
 }
 
@@ -36,23 +36,23 @@ impl Asks {
 ///
 /// # Errors
 ///
-/// Why the optimizer was refused; [`ShardingError::NotSharded`], [`ShardingError::SeedNotSharded`],
-/// [`ShardingError::UnsupportedDtype`], [`ShardingError::TooManyDimensions`]; [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
+/// Why the optimizer was refused; [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::SeedNotSharded`],
+/// [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`]; [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
 pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
     asks: Asks,
-) -> Result<(M, Arc<Exchange>), ZeroError> {
+) -> Result<(M, Arc<GradientReducer>), ZeroError> {
     let parameters = Parameters::of::<B, M>(&module);
     let ranks = group.world_size() > 1;
-    let sharding = &asks.sharding;
-    let leave = (ranks && sharding.stage == Stage::Gradients) || sharding.gradients == Memory::Host;
+    let settings = &asks.settings;
+    let leave = (ranks && settings.stage == Stage::Gradients) || settings.gradients == Memory::Host;
     if leave && parameters.nodes.contains(&None) {
         let device = module.devices().into_iter().next().unwrap_or_default();
         let backend = B::name(&device);
-        return Err(ShardingError::NotSharded { backend }.into());
+        return Err(ZeroOptimizerError::NotSharded { backend }.into());
     }
-    if sharding.partition == Partition::Whole {
+    if settings.partition == Partition::Whole {
         parameters.check_dimensions()?;
     }
     if ranks {
@@ -60,7 +60,7 @@ pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
         if let (Some(_), true) = (asks.seed, parameters.nodes.contains(&None)) {
             let device = module.devices().into_iter().next().unwrap_or_default();
             let backend = B::name(&device);
-            return Err(ShardingError::SeedNotSharded { backend }.into());
+            return Err(ZeroOptimizerError::SeedNotSharded { backend }.into());
         }
     }
     trial::agree(&**group, asks.tried)?;
@@ -73,22 +73,22 @@ pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
 
     let module = initial::broadcast::<B, M>(module, &**group)?;
     let (world_size, rank) = (group.world_size(), group.rank());
-    let layout = Layout::new(parameters.list, world_size, rank, &asks.sharding)?;
-    let exchange = Arc::new(Exchange::new(layout, group.clone(), &asks.sharding));
+    let layout = Layout::new(parameters.list, world_size, rank, &asks.settings)?;
+    let reducer = Arc::new(GradientReducer::new(layout, group.clone(), &asks.settings));
     if let Some(seed) = asks.seed.filter(|_| world_size > 1) {
-        stream::begin(&exchange, rank, seed);
+        stream::begin(&reducer, rank, seed);
     }
-    Ok((module, exchange))
+    Ok((module, reducer))
 }
 
 /// From now on this thread looks out for the leaves of the model. The ids of its parameters, in their order.
 pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
-    exchange: &Arc<Exchange>,
+    reducer: &Arc<GradientReducer>,
     module: &M,
 ) -> Vec<ParamId> {
     let parameters = Parameters::of::<B, M>(module);
-    if !exchange.is_idle() {
-        attach(exchange, &parameters.nodes);
+    if !reducer.is_idle() {
+        attach(reducer, &parameters.nodes);
     }
     parameters.ids()
 }

@@ -8,23 +8,23 @@ use burn_backend::{AutodiffBackend, Backend, TensorMetadata};
 
 use super::gather::{self, Gather};
 use super::gradients::Gradients;
+use super::parameter_shards::{ParameterShards, shard_id};
 use super::parameters::Parameters;
 use super::pieces::{Pieces, check_whole, cut, squared_norm};
 use super::prepare::attach_to;
-use super::shards::{Shards, piece_id};
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::on_host;
 use crate::group::Agree;
 use crate::host::HostRead;
 use crate::offload::{Kept, gathered_after};
-use crate::reduce::{Arriving, Exchange, Layout, Moment, Reduced};
-use crate::{Memory, ShardingError, ZeroError};
+use crate::reduce::{Arriving, GradientReducer, Layout, Reduced, StepTag};
+use crate::{Memory, ZeroError, ZeroOptimizerError};
 
 impl<O> ZeroOptimizer<O> {
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`], [`ShardingError::OtherModel`], [`ShardingError::TiedApart`],
-    /// [`ShardingError::ForeignGradient`]; those of the group.
+    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::OtherModel`], [`ZeroOptimizerError::TiedApart`],
+    /// [`ZeroOptimizerError::ForeignGradient`]; those of the group.
     pub(super) fn advance<B, M>(
         &mut self,
         lr: LearningRate,
@@ -34,24 +34,27 @@ impl<O> ZeroOptimizer<O> {
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        O: Optimizer<Shards<B>, B>,
+        O: Optimizer<ParameterShards<B>, B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
-        self.take_seat::<B>(&device)?;
-        let exchange = self.exchange.clone().ok_or(ShardingError::NotPrepared)?;
-        let layout = exchange.layout();
+        self.take_rank_context::<B>(&device)?;
+        let reducer = self
+            .reducer
+            .clone()
+            .ok_or(ZeroOptimizerError::NotPrepared)?;
+        let layout = reducer.layout();
         let parameters = Parameters::of::<B, M>(&module);
         parameters.check_same(layout.parameters())?;
         parameters.check_tied()?;
 
         let arrived = gradients.take::<B, M>(&module, &parameters);
-        let at = exchange.next_step(lr);
-        let reduced = self.reduce::<B>(&exchange, at, arrived, &device)?;
+        let at = reducer.next_step(lr);
+        let reduced = self.reduce::<B>(&reducer, at, arrived, &device)?;
         self.provide_norm::<B::InnerBackend>(layout, &reduced.held)?;
         for (parameter, gradient) in reduced.held {
-            gradients.put::<B>(piece_id(parameter), gradient);
+            gradients.put::<B>(shard_id(parameter), gradient);
         }
-        let shards = Shards::new(cut::<B, M>(&module, &parameters, layout));
+        let shards = ParameterShards::new(cut::<B, M>(&module, &parameters, layout));
         let step = || gradients.step(&mut self.inner, lr, shards);
         let (shards, mut kept) = match layout.holds_all() {
             true => (step(), Kept::default()),
@@ -64,29 +67,29 @@ impl<O> ZeroOptimizer<O> {
         let pieces = pieces.collect();
         let gather = Gather::new(layout, &*self.group, at, pieces, reduced.present, kept);
         let module = gather::update::<B, M>(module, &parameters, gather)?;
-        attach_to::<B, M>(&exchange, &module);
+        attach_to::<B, M>(&reducer, &module);
         Ok(module)
     }
 
     /// Gradients of this rank alone become those of all ranks, as far as this rank holds the parameters.
     fn reduce<B: AutodiffBackend>(
         &self,
-        exchange: &Exchange,
-        at: Moment,
+        reducer: &GradientReducer,
+        at: StepTag,
         arrived: Vec<Option<FloatTensor<B::InnerBackend>>>,
         device: &B::Device,
     ) -> Result<Pieces<B::InnerBackend>, ZeroError> {
-        let layout = exchange.layout();
-        if self.group.world_size() == 1 || exchange.take_arriving() == Arriving::Reduced {
+        let layout = reducer.layout();
+        if self.group.world_size() == 1 || reducer.take_arriving() == Arriving::Reduced {
             let bytes = arrived.iter().flatten().map(bytes_of::<B::InnerBackend>);
-            drop(exchange.gauge().hold(bytes.sum()));
+            drop(reducer.tracker().hold(bytes.sum()));
             return Ok(Pieces::new(layout, arrived)?);
         }
-        let reduced = self.exchange_all::<B::InnerBackend>(exchange, at, arrived)?;
+        let reduced = self.exchange_all::<B::InnerBackend>(reducer, at, arrived)?;
         let parameters = layout.parameters().iter().zip(reduced);
         let gradients = parameters.map(|(parameter, reduced)| {
             let data = reduced.into_piece(parameter)?;
-            Some(match exchange.memory() {
+            Some(match reducer.memory() {
                 Memory::Device => B::InnerBackend::float_from_data(data, device),
                 Memory::Host => on_host::<B::InnerBackend>(data, device),
             })
@@ -96,20 +99,20 @@ impl<O> ZeroOptimizer<O> {
 
     fn exchange_all<I: Backend>(
         &self,
-        exchange: &Exchange,
-        at: Moment,
+        reducer: &GradientReducer,
+        at: StepTag,
         mut arrived: Vec<Option<FloatTensor<I>>>,
     ) -> Result<Vec<Reduced>, ZeroError> {
-        check_whole::<I>(exchange.layout(), &arrived)?;
-        let hold = |gradient: &FloatTensor<I>| exchange.gauge().hold(bytes_of::<I>(gradient));
+        check_whole::<I>(reducer.layout(), &arrived)?;
+        let hold = |gradient: &FloatTensor<I>| reducer.tracker().hold(bytes_of::<I>(gradient));
         let mut held: Vec<_> = arrived.iter().map(|g| g.as_ref().map(hold)).collect();
-        exchange.begin_step(at);
+        reducer.begin_step(at);
         for (parameter, gradient) in arrived.iter_mut().enumerate().rev() {
             // From here on the exchange counts it.
             drop(held[parameter].take());
-            exchange.submit(parameter, gradient.take().map(HostRead::start::<I>));
+            reducer.submit(parameter, gradient.take().map(HostRead::start::<I>));
         }
-        exchange.finish()
+        reducer.finish()
     }
 
     /// Hands the norm over all ranks on.

@@ -6,11 +6,11 @@ use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::{Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend};
 use burn_backend::ops::FloatTensorOps;
 
-use super::shards::{Shards, piece_id};
+use super::parameter_shards::{ParameterShards, shard_id};
 use crate::group::ProcessGroup;
 use crate::host::HostRead;
 use crate::shard::Partition;
-use crate::{Sharding, ShardingError, ZeroError};
+use crate::{ZeroError, ZeroOptimizerError, ZeroSettings};
 
 /// Two tensors of four elements.
 const WEIGHTS: [f32; 8] = [0.5, -1.5, 2.0, -0.25, 1.25, -0.75, 0.125, 3.0];
@@ -36,29 +36,29 @@ pub(super) type NormReceiver = Arc<dyn Fn(f32) + Send + Sync>;
 ///
 /// # Errors
 ///
-/// [`ShardingError::NotElementwise`], [`ShardingError::Coupled`] if the results differ by more than rounding;
-/// [`ShardingError::SharedState`] if the trial cannot tell, because clones share what their updates depend on.
+/// [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`] if the results differ by more than rounding;
+/// [`ZeroOptimizerError::SharedState`] if the trial cannot tell, because clones share what their updates depend on.
 pub(super) fn run<B, O>(
     optimizer: &O,
-    sharding: &Sharding,
+    settings: &ZeroSettings,
     ranks: usize,
     norm: Option<&NormReceiver>,
     device: &B::Device,
-) -> Result<Vec<f32>, ShardingError>
+) -> Result<Vec<f32>, ZeroOptimizerError>
 where
     B: AutodiffBackend,
-    O: Optimizer<Shards<B>, B>,
+    O: Optimizer<ParameterShards<B>, B>,
 {
     let optimizer_name = || core::any::type_name::<O>().to_owned();
     let together = |cuts: &[Cut]| take_steps::<B, O>(optimizer.clone(), cuts, norm, device);
-    let whole = match sharding.partition {
+    let whole = match settings.partition {
         // Many optimizers for matrices refuse other tensors by a panic, which ends an MPI job: only matrices are tried.
         Partition::Whole => cuts(TENSOR, Some([2, 2])),
         Partition::Flat => cuts(TENSOR, None),
     };
-    if sharding.partition == Partition::Flat && optimizer_name().contains("::Muon") {
+    if settings.partition == Partition::Flat && optimizer_name().contains("::Muon") {
         // It panics over a tensor of rank 1, so that it cannot be tried.
-        return Err(ShardingError::NotElementwise {
+        return Err(ZeroOptimizerError::NotElementwise {
             optimizer: optimizer_name(),
             whole: Vec::new(),
             cut: Vec::new(),
@@ -67,15 +67,15 @@ where
     let found = together(&whole);
     if !same(&found, &together(&whole)) {
         let optimizer = optimizer_name();
-        return Err(ShardingError::SharedState { optimizer });
+        return Err(ZeroOptimizerError::SharedState { optimizer });
     }
-    let pieces = match sharding.partition {
+    let pieces = match settings.partition {
         Partition::Whole => whole,
         Partition::Flat => {
             let pieces = cuts(1, None);
             let cut = together(&pieces);
             if !close(&found, &cut, EXACT) {
-                return Err(ShardingError::NotElementwise {
+                return Err(ZeroOptimizerError::NotElementwise {
                     optimizer: optimizer_name(),
                     whole: found,
                     cut,
@@ -87,7 +87,7 @@ where
     if ranks > 1 {
         let alone: Vec<f32> = pieces.chunks(1).flat_map(together).collect();
         if !close(&found, &alone, EXACT) {
-            return Err(ShardingError::Coupled {
+            return Err(ZeroOptimizerError::Coupled {
                 optimizer: optimizer_name(),
                 together: found,
                 alone,
@@ -104,7 +104,7 @@ where
 /// Why this rank's optimizer was refused; [`ZeroError::Disagreement`]; those of the group.
 pub(super) fn agree(
     group: &dyn ProcessGroup,
-    own: Result<Vec<f32>, ShardingError>,
+    own: Result<Vec<f32>, ZeroOptimizerError>,
 ) -> Result<(), ZeroError> {
     let label = "settings of the optimizer, seen in what it makes of a trial";
     // One that is refused has made nothing.
@@ -163,7 +163,7 @@ fn take_steps<B, O>(
 ) -> Vec<f32>
 where
     B: AutodiffBackend,
-    O: Optimizer<Shards<B>, B>,
+    O: Optimizer<ParameterShards<B>, B>,
 {
     let tensor = |cut: &Cut, elements: &[f32]| {
         let data = TensorData::new(cut.of(elements).to_vec(), cut.shape.clone());
@@ -173,7 +173,7 @@ where
         let weights = B::from_inner(tensor(cut, &WEIGHTS));
         (TRIAL + cut.first, weights)
     });
-    let mut shards = Shards::new(pieces.collect());
+    let mut shards = ParameterShards::new(pieces.collect());
     for gradients in GRADIENTS {
         if let Some(receive) = norm {
             let squares = gradients.map(|gradient| f64::from(gradient).powi(2));
@@ -184,7 +184,7 @@ where
             let gradient = TensorPrimitive::Float(tensor(cut, &gradients));
             // The container does not know the number of dimensions.
             let gradient = Tensor::<B::InnerBackend, 1>::from_primitive(gradient);
-            params.register(piece_id(TRIAL + cut.first), gradient);
+            params.register(shard_id(TRIAL + cut.first), gradient);
         }
         shards = optimizer.step(LR, shards, params);
     }

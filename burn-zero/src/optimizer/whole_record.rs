@@ -10,12 +10,12 @@ use burn::optim::Optimizer;
 use burn::tensor::backend::AutodiffBackend;
 use serde_json::Value as Json;
 
-use super::shards::Shards;
+use super::parameter_shards::ParameterShards;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::reduce::Layout;
 use crate::shard::Partition;
 use crate::state::{Loaded, Naming, by_name, put_together, refuse, take_apart, wanted};
-use crate::{Sharding, ShardingError, Stage, ZeroError};
+use crate::{Stage, ZeroError, ZeroOptimizerError, ZeroSettings};
 
 impl<O> ZeroOptimizer<O> {
     /// The state of all ranks under the ids of the model's parameters. All ranks call it; rank 0 gets it, the others
@@ -24,7 +24,7 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`], [`ShardingError::State`]; [`ZeroError::Disagreement`] if ranks have other step
+    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::State`]; [`ZeroError::Disagreement`] if ranks have other step
     /// counts for the same parameter; those of the group.
     pub(in crate::optimizer) fn to_whole_record<B>(
         &self,
@@ -33,7 +33,7 @@ impl<O> ZeroOptimizer<O> {
     ) -> Result<O::Record, ZeroError>
     where
         B: AutodiffBackend,
-        O: Optimizer<Shards<B>, B>,
+        O: Optimizer<ParameterShards<B>, B>,
     {
         let layout = self.layout()?;
         let naming = Naming::of_pieces(layout.parameters().len());
@@ -77,7 +77,7 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`], [`ShardingError::State`].
+    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::State`].
     pub(in crate::optimizer) fn cut_state<B>(
         &mut self,
         ids: &[ParamId],
@@ -85,7 +85,7 @@ impl<O> ZeroOptimizer<O> {
     ) -> Result<(), ZeroError>
     where
         B: AutodiffBackend,
-        O: Optimizer<Shards<B>, B>,
+        O: Optimizer<ParameterShards<B>, B>,
     {
         let layout = self.layout()?;
         let whole = whole(layout)?;
@@ -110,9 +110,9 @@ impl<O> ZeroOptimizer<O> {
         Ok(())
     }
 
-    fn layout(&self) -> Result<&Layout, ShardingError> {
-        let exchange = self.exchange.as_deref();
-        Ok(exchange.ok_or(ShardingError::NotPrepared)?.layout())
+    fn layout(&self) -> Result<&Layout, ZeroOptimizerError> {
+        let reducer = self.reducer.as_deref();
+        Ok(reducer.ok_or(ZeroOptimizerError::NotPrepared)?.layout())
     }
 
     /// All ranks' parts of what is no tensor.
@@ -140,11 +140,11 @@ impl<O> ZeroOptimizer<O> {
 
 /// The layout of one rank that holds all parameters in their shapes.
 fn whole(layout: &Layout) -> Result<Layout, ZeroError> {
-    let sharding = Sharding {
+    let settings = ZeroSettings {
         partition: Partition::Whole,
-        ..Sharding::stage(Stage::DataParallel)
+        ..ZeroSettings::stage(Stage::DataParallel)
     };
-    Layout::new(layout.parameters().to_vec(), 1, 0, &sharding)
+    Layout::new(layout.parameters().to_vec(), 1, 0, &settings)
 }
 
 /// So many bytes of a tensor from those of each rank's ranges.

@@ -9,14 +9,14 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_backend::Device as _;
 
 use super::gradients::Gradients;
+use super::parameter_shards::ParameterShards;
 use super::prepare::{Asks, attach_to, prepare};
-use super::seat::Seat;
-use super::shards::Shards;
+use super::rank_context::RankContext;
 use super::statistics::Statistics;
 use super::trial::{self, NormReceiver};
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
-use crate::reduce::Exchange;
-use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
+use crate::reduce::GradientReducer;
+use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 
 /// An optimizer that runs on this rank's shard of the parameters, with the gradients of all ranks.
 ///
@@ -28,7 +28,7 @@ use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
 ///     parameters = all_gather(pieces)         # stage 0: nothing to do
 /// ```
 ///
-/// The wrapped optimizer is any of Burn's: it meets [`Shards`] instead of the module, and keeps the state of those only. With
+/// The wrapped optimizer is any of Burn's: it meets [`ParameterShards`] instead of the module, and keeps the state of those only. With
 /// one rank a step is the wrapped optimizer's, bit for bit. A parameter that has a gradient on some ranks takes part with
 /// zeros on the others; one that has none on any rank is left alone, as Burn does.
 ///
@@ -41,7 +41,7 @@ use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
 /// ```
 /// use std::sync::Arc;
 /// use burn::{backend::Autodiff, nn, optim::{AdamWConfig, GradientsParams, Optimizer}, prelude::*};
-/// use burn_zero::{GroupOptions, ProcessGroup, Sharded, Sharding, Stage, ThreadGroup, ZeroOptimizer};
+/// use burn_zero::{GroupOptions, ProcessGroup, Sharded, ZeroSettings, Stage, ThreadGroup, ZeroOptimizer};
 ///
 /// type B = Sharded<Autodiff<burn_flex::Flex>>;
 ///
@@ -51,7 +51,7 @@ use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
 ///     let model: nn::Linear<B> = nn::LinearConfig::new(4, 3).init(&device);
 ///
 ///     let adam = AdamWConfig::new().init();
-///     let mut optimizer = ZeroOptimizer::new(adam, Arc::new(group), Sharding::stage(Stage::Gradients))?;
+///     let mut optimizer = ZeroOptimizer::new(adam, Arc::new(group), ZeroSettings::stage(Stage::Gradients))?;
 ///     let mut model = optimizer.prepare(model)?; // rank 0's weights
 ///     for _ in 0..3 {
 ///         let x = Tensor::<B, 2>::full([8, 4], 1.0 + rank as f32, &device); // each rank has its own data
@@ -89,8 +89,8 @@ use crate::{Recorder, Sharding, ShardingError, ZeroError, raise};
 ///
 /// # Panics
 ///
-/// A step panics with the message of a [`ZeroError`]: those of the group, [`ShardingError::NotPrepared`],
-/// [`ShardingError::OtherModel`], [`ShardingError::TiedApart`].
+/// A step panics with the message of a [`ZeroError`]: those of the group, [`ZeroOptimizerError::NotPrepared`],
+/// [`ZeroOptimizerError::OtherModel`], [`ZeroOptimizerError::TiedApart`].
 ///
 /// # Cost
 ///
@@ -105,10 +105,10 @@ pub struct ZeroOptimizer<O> {
     pub(super) inner: O,
     pub(super) group: Arc<dyn ProcessGroup>,
     origin: Origin,
-    sharding: Sharding,
+    settings: ZeroSettings,
     pub(super) norm: Option<NormReceiver>,
     seed: Option<u64>,
-    pub(super) exchange: Option<Arc<Exchange>>,
+    pub(super) reducer: Option<Arc<GradientReducer>>,
 }
 
 /// Who brings the ranks.
@@ -126,10 +126,10 @@ impl<O: Clone> Clone for ZeroOptimizer<O> {
             inner: self.inner.clone(),
             group: self.group.clone(),
             origin: self.origin,
-            sharding: self.sharding.clone(),
+            settings: self.settings.clone(),
             norm: self.norm.clone(),
             seed: self.seed,
-            exchange: self.exchange.clone(),
+            reducer: self.reducer.clone(),
         }
     }
 }
@@ -143,18 +143,18 @@ impl<O> ZeroOptimizer<O> {
     pub fn new(
         inner: O,
         group: Arc<dyn ProcessGroup>,
-        sharding: Sharding,
+        settings: ZeroSettings,
     ) -> Result<Self, ZeroError> {
         let optimizer = core::any::type_name::<O>();
-        group.agree_equal("sharding", &format!("{sharding:?} of {optimizer}"))?;
+        group.agree_equal("settings", &format!("{settings:?} of {optimizer}"))?;
         Ok(Self {
             inner,
             group,
             origin: Origin::Own,
-            sharding,
+            settings,
             norm: None,
             seed: None,
-            exchange: None,
+            reducer: None,
         })
     }
 
@@ -163,15 +163,15 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// Its record is that of the whole model, as the wrapped optimizer would write it without ranks: it is loaded by
     /// any number of ranks, and by the wrapped optimizer alone.
-    pub fn in_learner(inner: O, sharding: Sharding) -> Self {
+    pub fn in_learner(inner: O, settings: ZeroSettings) -> Self {
         Self {
             inner,
             group: Arc::new(SingleRank::new()),
             origin: Origin::Learner,
-            sharding,
+            settings,
             norm: None,
             seed: None,
-            exchange: None,
+            reducer: None,
         }
     }
 
@@ -201,7 +201,7 @@ impl<O> ZeroOptimizer<O> {
     }
 
     /// Makes of this rank's number of items (tokens) in a micro-batch the number that its reduced gradients count: the sum over
-    /// all ranks, or their mean where [`Sharding::reduction`] is the mean.
+    /// all ranks, or their mean where [`ZeroSettings::reduction`] is the mean.
     ///
     /// For burn-accum's `Normalization::Tokens` where ranks hold different numbers of items:
     /// `MultiSteps::new(zero, config)?.with_items_of_all_ranks(items)`. The update is then the gradient of the sum of all losses of all
@@ -212,11 +212,13 @@ impl<O> ZeroOptimizer<O> {
     /// The closure panics with the message of a [`ZeroError`] of the group.
     pub fn items_of_all_ranks(&self) -> impl Fn(f64) -> f64 + Send + Sync + use<O> + 'static {
         let (own_group, origin, reduction) =
-            (self.group.clone(), self.origin, self.sharding.reduction);
+            (self.group.clone(), self.origin, self.settings.reduction);
         move |own| {
             // In a Learner the ranks are those of the thread that trains.
-            let seat = Seat::here().filter(|_| origin == Origin::Learner);
-            let group = seat.as_ref().map_or(&own_group, |seat| &seat.group);
+            let context = RankContext::here().filter(|_| origin == Origin::Learner);
+            let group = context
+                .as_ref()
+                .map_or(&own_group, |context| &context.group);
             let all = raise(group.agree_sum("items of a micro-batch", own));
             match reduction {
                 ReduceOp::Sum => all,
@@ -241,8 +243,8 @@ impl<O> ZeroOptimizer<O> {
     }
 
     /// The settings.
-    pub fn sharding(&self) -> &Sharding {
-        &self.sharding
+    pub fn settings(&self) -> &ZeroSettings {
+        &self.settings
     }
 
     /// The most bytes of gradients that this rank ever held at once since it got to know the model, as counted where they come and go:
@@ -253,8 +255,8 @@ impl<O> ZeroOptimizer<O> {
     /// [`Estimate::peak_gradient_bytes`](crate::Estimate::peak_gradient_bytes) is what to expect, and in host memory
     /// [`host_gradient_bytes`](crate::Estimate::host_gradient_bytes) besides.
     pub fn peak_gradient_bytes(&self) -> u64 {
-        let exchange = self.exchange.as_ref();
-        exchange.map_or(0, |exchange| exchange.gauge().peak_bytes())
+        let reducer = self.reducer.as_ref();
+        reducer.map_or(0, |reducer| reducer.tracker().peak_bytes())
     }
 
     /// Gets to know a model and gives every rank the weights of rank 0: before the first forward, on the thread that
@@ -263,8 +265,8 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotElementwise`], [`ShardingError::Coupled`], [`ShardingError::SharedState`],
-    /// [`ShardingError::NotSharded`], [`ShardingError::SeedNotSharded`], [`ShardingError::UnsupportedDtype`];
+    /// [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`], [`ZeroOptimizerError::SharedState`],
+    /// [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::SeedNotSharded`], [`ZeroOptimizerError::UnsupportedDtype`];
     /// [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
     ///
     /// # Cost
@@ -276,13 +278,13 @@ impl<O> ZeroOptimizer<O> {
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        O: Optimizer<Shards<B>, B>,
+        O: Optimizer<ParameterShards<B>, B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
         let asks = self.asks::<B>(&*self.group, &device);
-        let (module, exchange) = prepare::<B, M>(module, &self.group, asks)?;
-        attach_to::<B, M>(&exchange, &module);
-        self.exchange = Some(exchange);
+        let (module, reducer) = prepare::<B, M>(module, &self.group, asks)?;
+        attach_to::<B, M>(&reducer, &module);
+        self.reducer = Some(reducer);
         Ok(module)
     }
 
@@ -310,57 +312,63 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::NotPrepared`]: in a `Learner` its own records are what is saved.
+    /// [`ZeroOptimizerError::NotPrepared`]: in a `Learner` its own records are what is saved.
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
-        let exchange = self.exchange.clone().ok_or(ShardingError::NotPrepared)?;
-        Ok(Recorder::new(exchange, self.sharding.clone()))
+        let reducer = self
+            .reducer
+            .clone()
+            .ok_or(ZeroOptimizerError::NotPrepared)?;
+        Ok(Recorder::new(reducer, self.settings.clone()))
     }
 
     /// What it asks of these ranks: it is tried, to see whether it can be sharded among them, and with which settings.
     fn asks<B: AutodiffBackend>(&self, group: &dyn ProcessGroup, device: &B::Device) -> Asks
     where
-        O: Optimizer<Shards<B>, B>,
+        O: Optimizer<ParameterShards<B>, B>,
     {
         let (ranks, norm) = (group.world_size(), self.norm.as_ref());
         Asks {
             optimizer: core::any::type_name::<O>(),
-            sharding: self.sharding.clone(),
+            settings: self.settings.clone(),
             seed: self.seed,
-            tried: trial::run::<B, O>(&self.inner, &self.sharding, ranks, norm, device),
+            tried: trial::run::<B, O>(&self.inner, &self.settings, ranks, norm, device),
         }
     }
 
     /// Takes the ranks that a strategy has left on this thread.
-    pub(super) fn take_seat<B: AutodiffBackend>(
+    pub(super) fn take_rank_context<B: AutodiffBackend>(
         &mut self,
         device: &B::Device,
     ) -> Result<(), ZeroError>
     where
-        O: Optimizer<Shards<B>, B>,
+        O: Optimizer<ParameterShards<B>, B>,
     {
-        if self.exchange.is_some() || self.origin == Origin::Own {
+        if self.reducer.is_some() || self.origin == Origin::Own {
             return Ok(());
         }
-        let seat = Seat::here().ok_or(ShardingError::NoStrategy)?;
-        let setting = seat.setting().ok_or(ShardingError::NoStrategy)?;
-        self.group = seat.group.clone();
-        self.exchange = Some(setting.exchange.clone());
+        let context = RankContext::here().ok_or(ZeroOptimizerError::NoStrategy)?;
+        let setting = context.setting().ok_or(ZeroOptimizerError::NoStrategy)?;
+        self.group = context.group.clone();
+        self.reducer = Some(setting.reducer.clone());
         self.cut_state::<B>(&setting.ids, device)
     }
 
     /// Says who sits here, if the strategy asks; makes a record of all ranks' states, if they trained.
-    fn to_seated_record<B: AutodiffBackend>(&self, seat: &Seat) -> Result<O::Record, ZeroError>
+    fn to_seated_record<B: AutodiffBackend>(
+        &self,
+        context: &RankContext,
+    ) -> Result<O::Record, ZeroError>
     where
-        O: Optimizer<Shards<B>, B>,
+        O: Optimizer<ParameterShards<B>, B>,
     {
-        let device = B::Device::from_id(seat.device);
-        match (seat.setting(), &self.exchange) {
+        let device = B::Device::from_id(context.device);
+        match (context.setting(), &self.reducer) {
             (Some(setting), Some(_)) => {
-                let _making = seat.call()?;
+                let _making = context.call()?;
                 return self.to_whole_record::<B>(&setting.ids, &device);
             }
             (Some(_), None) => {} // no step was taken: what was loaded is whole
-            (None, _) => seat.answer(self.asks::<B>(&*seat.group, &device)),
+            (None, _) => context.answer(self.asks::<B>(&*context.group, &device)),
         }
         Ok(self.inner.to_record())
     }
@@ -368,7 +376,7 @@ impl<O> ZeroOptimizer<O> {
 
 impl<O, M, B> Optimizer<M, B> for ZeroOptimizer<O>
 where
-    O: Optimizer<Shards<B>, B>,
+    O: Optimizer<ParameterShards<B>, B>,
     M: AutodiffModule<B>,
     B: AutodiffBackend,
 {
@@ -384,8 +392,8 @@ where
     }
 
     fn to_record(&self) -> Self::Record {
-        match (self.origin, Seat::here()) {
-            (Origin::Learner, Some(seat)) => raise(self.to_seated_record::<B>(&seat)),
+        match (self.origin, RankContext::here()) {
+            (Origin::Learner, Some(context)) => raise(self.to_seated_record::<B>(&context)),
             _ => self.inner.to_record(),
         }
     }
@@ -402,7 +410,7 @@ impl<O: fmt::Debug> fmt::Debug for ZeroOptimizer<O> {
             .field("inner", &self.inner)
             .field("rank", &self.group.rank())
             .field("world_size", &self.group.world_size())
-            .field("sharding", &self.sharding)
+            .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
 }

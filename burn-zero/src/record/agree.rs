@@ -144,7 +144,7 @@ pub(crate) fn split<T>(made: Result<T, RecordError>) -> (Option<T>, Result<(), R
 impl From<ZeroError> for RecordError {
     fn from(error: ZeroError) -> Self {
         match error {
-            ZeroError::Sharding(error) => Self::State(error),
+            ZeroError::Optimizer(error) => Self::State(error),
             error => Self::Group(error),
         }
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 use thiserror::Error;
 
-use crate::{ShardingError, ZeroError};
+use crate::{ZeroError, ZeroOptimizerError};
 
 /// Errors of sharded records.
 #[derive(Debug, Error)]
@@ -284,7 +284,7 @@ pub enum RecordError {
 
     /// State of a training that cannot be taken apart for a record, or put together from one.
     #[error(transparent)]
-    State(#[from] ShardingError),
+    State(#[from] ZeroOptimizerError),
     /// A record with tensors that the model has no place for.
     #[error("{} has a tensor {tensor}, which the model has not: it is of another model", .path.display())]
     OtherModel {

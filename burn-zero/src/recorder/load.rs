@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 
 use super::model::{self, ModelTensor};
 use super::{OptimizerState, Recorder, Training};
-use crate::ShardingError;
+use crate::ZeroOptimizerError;
 use crate::backend::attach;
 use crate::optimizer::{Parameters, replace_tensors};
 use crate::record::{Piece, RecordError, ShardedRecord, TrainingState, agree, split};
@@ -127,7 +127,7 @@ impl Recorder {
         parameters: &Parameters,
     ) -> Result<Wanted, RecordError> {
         parameters.check_same(self.layout().parameters())?;
-        let OptimizerState { sharding, tree } =
+        let OptimizerState { settings, tree } =
             serde_json::from_value(state.optimizer.clone()).map_err(refuse)?;
         let names: Vec<_> = record.tensors().collect();
 
@@ -140,19 +140,19 @@ impl Recorder {
             });
         }
         let pieces = model.iter().map(|tensor| Ok(Piece::whole(tensor.spec()?)));
-        let mut pieces: Vec<_> = pieces.collect::<Result<_, ShardingError>>()?;
+        let mut pieces: Vec<_> = pieces.collect::<Result<_, ZeroOptimizerError>>()?;
 
         let mut local = names
             .iter()
             .filter(|tensor| tensor.name.starts_with(&format!("{WINDOW}/")));
         let in_window = local.clone().next().is_some();
         if in_window
-            && (record.world_size() != self.group().world_size() || sharding != self.sharding)
+            && (record.world_size() != self.group().world_size() || settings != self.settings)
         {
             return Err(RecordError::PartialWindow {
                 path: record.path().to_owned(),
-                saved_by: format!("{} ranks, {sharding:?}", record.world_size()),
-                wanted_by: format!("{} ranks, {:?}", self.group().world_size(), self.sharding),
+                saved_by: format!("{} ranks, {settings:?}", record.world_size()),
+                wanted_by: format!("{} ranks, {:?}", self.group().world_size(), self.settings),
             });
         }
         let local = local
@@ -176,7 +176,7 @@ impl Recorder {
         state: &TrainingState,
         wanted: Wanted,
         loaded: Vec<Vec<u8>>,
-    ) -> Result<Training<M, O, S>, ShardingError>
+    ) -> Result<Training<M, O, S>, ZeroOptimizerError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -226,9 +226,9 @@ impl Recorder {
         if self.group().world_size() == 1 {
             return;
         }
-        attach(&self.exchange, &Parameters::of::<B, M>(model).nodes);
-        if in_window && self.sharding.stage.shards_gradients() {
-            self.exchange.note(Arriving::Reduced);
+        attach(&self.reducer, &Parameters::of::<B, M>(model).nodes);
+        if in_window && self.settings.stage.shards_gradients() {
+            self.reducer.note(Arriving::Reduced);
         }
     }
 }

@@ -14,9 +14,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::Sharding;
+use crate::ZeroSettings;
 use crate::group::ProcessGroup;
-use crate::reduce::{Exchange, Layout};
+use crate::reduce::{GradientReducer, Layout};
 
 /// What trains: a model, its optimizer with all layers around it, and the schedule of its learning rate (a number, if it is
 /// constant).
@@ -64,7 +64,7 @@ impl<M, O, S> Training<M, O, S> {
 /// use std::sync::Arc;
 /// use burn::{backend::Autodiff, nn, optim::{AdamWConfig, GradientsParams, Optimizer}, prelude::*};
 /// use burn_zero::record::Keep;
-/// use burn_zero::{GroupOptions, Recorder, Sharded, Sharding, Stage, ThreadGroup, Training, ZeroOptimizer};
+/// use burn_zero::{GroupOptions, Recorder, Sharded, ZeroSettings, Stage, ThreadGroup, Training, ZeroOptimizer};
 ///
 /// type B = Sharded<Autodiff<burn_flex::Flex>>;
 ///
@@ -75,7 +75,7 @@ impl<M, O, S> Training<M, O, S> {
 ///     let trained = ThreadGroup::spawn(ranks, GroupOptions::default(), |group| {
 ///         let device = Default::default();
 ///         let adam = AdamWConfig::new().init();
-///         let mut optimizer = ZeroOptimizer::new(adam, Arc::new(group), Sharding::stage(Stage::Gradients))?;
+///         let mut optimizer = ZeroOptimizer::new(adam, Arc::new(group), ZeroSettings::stage(Stage::Gradients))?;
 ///         let model: nn::Linear<B> = optimizer.prepare(nn::LinearConfig::new(4, 3).init(&device))?;
 ///         let recorder = optimizer.recorder()?;
 ///
@@ -100,8 +100,8 @@ impl<M, O, S> Training<M, O, S> {
 /// Follows PyTorch's `torch.distributed.checkpoint` with FSDP's sharded state dicts, and DeepSpeed's universal checkpoints.
 #[derive(Clone)]
 pub struct Recorder {
-    exchange: Arc<Exchange>,
-    sharding: Sharding,
+    reducer: Arc<GradientReducer>,
+    settings: ZeroSettings,
 }
 
 /// What the manifest holds of the optimizer.
@@ -109,7 +109,7 @@ pub struct Recorder {
 #[serde(deny_unknown_fields)]
 struct OptimizerState {
     /// How it was sharded.
-    sharding: Sharding,
+    settings: ZeroSettings,
     /// All of its record that is no tensor.
     tree: Value,
 }
@@ -118,23 +118,23 @@ struct OptimizerState {
 const MODEL: &str = "model";
 
 impl Recorder {
-    pub(crate) fn new(exchange: Arc<Exchange>, sharding: Sharding) -> Self {
-        Self { exchange, sharding }
+    pub(crate) fn new(reducer: Arc<GradientReducer>, settings: ZeroSettings) -> Self {
+        Self { reducer, settings }
     }
 
     fn layout(&self) -> &Layout {
-        self.exchange.layout()
+        self.reducer.layout()
     }
 
     fn group(&self) -> &dyn ProcessGroup {
-        self.exchange.group()
+        self.reducer.group()
     }
 }
 
 impl fmt::Debug for Recorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Recorder")
-            .field("sharding", &self.sharding)
+            .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
 }

@@ -7,7 +7,7 @@ use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Int, Tensor, backend::AutodiffBackend, backend::Backend};
 
 use super::MODEL;
-use crate::ShardingError;
+use crate::ZeroOptimizerError;
 use crate::optimizer::Parameters;
 use crate::record::{Entry, Piece, TensorSpec};
 use crate::state::{in_file, to_file};
@@ -43,8 +43,8 @@ impl ModelTensor {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::State`].
-    pub(super) fn spec(&self) -> Result<TensorSpec, ShardingError> {
+    /// [`ZeroOptimizerError::State`].
+    pub(super) fn spec(&self) -> Result<TensorSpec, ZeroOptimizerError> {
         let name = format!("{MODEL}/{}", self.path);
         let dtype = in_file(&name, self.dtype)?;
         Ok(TensorSpec::new(name, dtype, self.shape.clone()))
@@ -54,11 +54,11 @@ impl ModelTensor {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::State`].
+    /// [`ZeroOptimizerError::State`].
     pub(super) fn into_entries(
         self,
         ranges: Vec<Range<usize>>,
-    ) -> Result<Vec<Entry<'static>>, ShardingError> {
+    ) -> Result<Vec<Entry<'static>>, ZeroOptimizerError> {
         let spec = self.spec()?;
         let read = std::rc::Rc::new(self.read);
         let entries = ranges.into_iter().map(|range| {

@@ -9,7 +9,7 @@ use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::backend::AutodiffBackend;
 
 use super::{OptimizerState, Recorder, Training, model};
-use crate::ShardingError;
+use crate::ZeroOptimizerError;
 use crate::optimizer::{Parameters, Statistics};
 use crate::record::{Entry, Keep, RecordError, Saved, TrainingState, agree, save_sharded, split};
 use crate::state::{self, Naming, refuse};
@@ -27,7 +27,7 @@ impl Recorder {
     /// # Errors
     ///
     /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be taken apart,
-    /// [`ShardingError::OtherModel`] in it; [`RecordError::RanksDiffer`] if ranks are not at the same step; those of
+    /// [`ZeroOptimizerError::OtherModel`] in it; [`RecordError::RanksDiffer`] if ranks are not at the same step; those of
     /// [`save_sharded`].
     pub fn save<B, M, O, S>(
         &self,
@@ -56,7 +56,7 @@ impl Recorder {
         &self,
         training: Training<&M, &O, &S>,
         mut state: TrainingState,
-    ) -> Result<(TrainingState, Vec<Entry<'static>>), ShardingError>
+    ) -> Result<(TrainingState, Vec<Entry<'static>>), ZeroOptimizerError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -70,7 +70,7 @@ impl Recorder {
         let naming = Naming::of_layers(&parameters);
         let (tree, taken) = state::take_apart::<B, _>(record, self.layout(), naming)?;
         let of_optimizer = OptimizerState {
-            sharding: self.sharding.clone(),
+            settings: self.settings.clone(),
             tree,
         };
         state.optimizer = serde_json::to_value(&of_optimizer).map_err(refuse)?;

@@ -4,9 +4,9 @@ use core::ops::Range;
 
 use burn_backend::DType;
 
-use super::moment::Moment;
+use super::step_tag::StepTag;
 use crate::shard::{self, Bucket, Partition, ShardMap};
-use crate::{Sharding, Stage, ZeroError};
+use crate::{Stage, ZeroError, ZeroSettings};
 
 /// A parameter as all ranks know it.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,23 +66,23 @@ impl Layout {
         parameters: Vec<Parameter>,
         world_size: usize,
         rank: usize,
-        sharding: &Sharding,
+        settings: &ZeroSettings,
     ) -> Result<Self, ZeroError> {
         let list = parameters
             .iter()
             .map(|parameter| shard::Parameter::new(&*parameter.path, parameter.elements()));
-        let map = match sharding.partition {
+        let map = match settings.partition {
             Partition::Flat => ShardMap::flat,
             Partition::Whole => ShardMap::whole,
         };
-        let map = map(list.collect(), world_size, sharding.bucket_elements)?;
+        let map = map(list.collect(), world_size, settings.bucket_elements)?;
         let shard = shard_of(&map, rank);
         Ok(Self {
             parameters,
             map,
             rank,
             shard,
-            holds_all: sharding.stage == Stage::DataParallel || world_size == 1,
+            holds_all: settings.stage == Stage::DataParallel || world_size == 1,
         })
     }
 
@@ -178,7 +178,7 @@ impl Layout {
     }
 
     /// What a message about a bucket calls it. The moment comes before paths: long labels are cut.
-    pub(crate) fn bucket_name(&self, bucket: usize, at: Moment) -> String {
+    pub(crate) fn bucket_name(&self, bucket: usize, at: StepTag) -> String {
         let segments = self.map.buckets()[bucket].segments();
         let path = |parameter: usize| &self.parameters[parameter].path;
         match segments {
@@ -231,8 +231,8 @@ mod tests {
             }).collect();
             let mut found: Vec<_> = parameters.iter().map(|p| vec![0; p.elements()]).collect();
             for rank in 0..world_size {
-                let sharding = Sharding { bucket_elements, partition, ..Sharding::default() };
-                let layout = Layout::new(parameters.clone(), world_size, rank, &sharding).unwrap();
+                let settings = ZeroSettings { bucket_elements, partition, ..ZeroSettings::default() };
+                let layout = Layout::new(parameters.clone(), world_size, rank, &settings).unwrap();
                 let mut pieces: Vec<_> = (0..parameters.len()).map(|p| vec![false; layout.held(p)]).collect();
                 for bucket in 0..layout.buckets().len() {
                     for slot in layout.slots(bucket, layout.own_part(bucket)) {

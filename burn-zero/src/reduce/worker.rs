@@ -8,10 +8,10 @@ use std::thread::{self, JoinHandle};
 use burn_backend::TensorData;
 use parking_lot::Mutex;
 
-use super::gauge::{Gauge, Holding};
 use super::layout::Layout;
-use super::moment::Moment;
+use super::memory_tracker::{MemoryTracker, TrackedBytes};
 use super::reduced::{Reduced, State};
+use super::step_tag::StepTag;
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup, ReduceOp, Split};
 use crate::host::{HostRead, floats};
 use crate::{Memory, Stage, ZeroError};
@@ -21,7 +21,7 @@ pub(super) struct Arrival {
     parameter: usize,
     gradient: Mutex<Gradient>,
     /// What it weighs.
-    _holding: Option<Holding>,
+    _holding: Option<TrackedBytes>,
 }
 
 enum Gradient {
@@ -39,9 +39,9 @@ impl Arrival {
         parameter: usize,
         gradient: Option<HostRead>,
         bytes: usize,
-        gauge: &Gauge,
+        tracker: &MemoryTracker,
     ) -> Self {
-        let holding = gradient.is_some().then(|| gauge.hold(bytes));
+        let holding = gradient.is_some().then(|| tracker.hold(bytes));
         let gradient = gradient.map_or(Gradient::Missing, Gradient::Underway);
         Self {
             parameter,
@@ -90,7 +90,7 @@ pub(super) struct Orders {
     pub(super) op: ReduceOp,
     pub(super) dtype: BufferDtype,
     pub(super) memory: Memory,
-    pub(super) gauge: Gauge,
+    pub(super) tracker: MemoryTracker,
 }
 
 /// What becomes of a bucket that is full.
@@ -107,7 +107,7 @@ enum Job {
         task: Task,
         bucket: usize,
         arrivals: Vec<Arc<Arrival>>,
-        at: Moment,
+        at: StepTag,
     },
     Finish,
 }
@@ -141,7 +141,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn send(&self, task: Task, bucket: usize, arrivals: Vec<Arc<Arrival>>, at: Moment) {
+    pub(super) fn send(&self, task: Task, bucket: usize, arrivals: Vec<Arc<Arrival>>, at: StepTag) {
         self.order(Job::Bucket {
             task,
             bucket,
@@ -215,7 +215,7 @@ struct Pass<'a> {
     /// By parameter, what this rank can tell.
     findings: Vec<u8>,
     /// What is reduced, until it is handed over.
-    holdings: Vec<Holding>,
+    holdings: Vec<TrackedBytes>,
     failed: Option<ZeroError>,
 }
 
@@ -231,7 +231,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn reduce(&mut self, bucket: usize, arrivals: Vec<Arc<Arrival>>, at: Moment) {
+    fn reduce(&mut self, bucket: usize, arrivals: Vec<Arc<Arrival>>, at: StepTag) {
         if self.failed.is_some() {
             return;
         }
@@ -244,7 +244,7 @@ impl<'a> Pass<'a> {
         &mut self,
         bucket: usize,
         arrivals: Vec<Arc<Arrival>>,
-        at: Moment,
+        at: StepTag,
     ) -> Result<(), ZeroError> {
         let Orders {
             layout,
@@ -299,7 +299,7 @@ impl<'a> Pass<'a> {
             let piece = &mut self.reduced[slot.parameter].elements;
             if piece.is_empty() {
                 let bytes = layout.held(slot.parameter) * size_of::<f32>();
-                self.holdings.push(self.orders.gauge.hold(bytes));
+                self.holdings.push(self.orders.tracker.hold(bytes));
             }
             piece.resize(layout.held(slot.parameter), 0.0);
             let to = layout.position(slot.parameter, slot.range.start);

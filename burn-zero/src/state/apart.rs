@@ -11,7 +11,7 @@ use super::dtype::{in_file, stored, to_file};
 use super::naming::{Known, Naming, Of};
 use super::tensors::Pieces;
 use super::{LOCAL, OPTIMIZER, PARAMETERS, TENSOR, WINDOW, refuse};
-use crate::ShardingError;
+use crate::ZeroOptimizerError;
 use crate::record::{Piece, TensorSpec};
 use crate::reduce::Layout;
 
@@ -36,13 +36,13 @@ impl<'a> Apart<'a> {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::State`].
+    /// [`ZeroOptimizerError::State`].
     pub(super) fn walk(
         &mut self,
         value: Value,
         of: Option<Known>,
         path: &mut Vec<String>,
-    ) -> Result<Json, ShardingError> {
+    ) -> Result<Json, ZeroOptimizerError> {
         Ok(match value {
             Value::Null => Json::Null,
             Value::Bool(value) => value.into(),
@@ -75,7 +75,7 @@ impl<'a> Apart<'a> {
         value: Value,
         of: Option<Known>,
         path: &mut Vec<String>,
-    ) -> Result<Json, ShardingError> {
+    ) -> Result<Json, ZeroOptimizerError> {
         path.push(key);
         let found = self.walk(value, of, path);
         path.pop();
@@ -87,7 +87,7 @@ impl<'a> Apart<'a> {
         fields: Vec<(Value, Value)>,
         of: Option<Known>,
         path: &mut Vec<String>,
-    ) -> Result<Json, ShardingError> {
+    ) -> Result<Json, ZeroOptimizerError> {
         let (mut named, mut shards, mut local) = (Map::new(), Map::new(), Map::new());
         for (key, value) in fields {
             let Value::Text(key) = key else {
@@ -122,7 +122,7 @@ impl<'a> Apart<'a> {
         fields: Vec<(Value, Value)>,
         of: Option<Known>,
         path: &[String],
-    ) -> Result<Json, ShardingError> {
+    ) -> Result<Json, ZeroOptimizerError> {
         let data: TensorData = Value::Map(fields).deserialized().map_err(refuse)?;
         let name = path.join(".");
         let Some(of) = of else {
@@ -146,7 +146,7 @@ impl<'a> Apart<'a> {
         name: &str,
         data: TensorData,
         parameter: usize,
-    ) -> Result<(), ShardingError> {
+    ) -> Result<(), ZeroOptimizerError> {
         let held = self.layout.held(parameter);
         if data.num_elements() != held {
             let has = data.num_elements();

@@ -5,7 +5,7 @@ use burn::tensor::backend::Backend;
 use ciborium::Value;
 
 use super::refuse;
-use crate::ShardingError;
+use crate::ZeroOptimizerError;
 
 /// Bytes of all tensors in a record, such as an optimizer's: what it really holds, whatever it was expected to.
 ///
@@ -23,13 +23,13 @@ use crate::ShardingError;
 /// let gradients = GradientsParams::from_grads(loss.backward(), &model);
 /// let _ = optimizer.step(1e-3, model, gradients);
 /// assert_eq!(tensor_bytes::<B, _>(optimizer.to_record())?, 8 * (4 * 3 + 3)); // two moments in f32
-/// # Ok::<(), burn_zero::ShardingError>(())
+/// # Ok::<(), burn_zero::ZeroOptimizerError>(())
 /// ```
 ///
 /// # Errors
 ///
-/// [`ShardingError::State`] for a record that cannot be serialized.
-pub fn tensor_bytes<B: Backend, R: Record<B>>(record: R) -> Result<u64, ShardingError> {
+/// [`ZeroOptimizerError::State`] for a record that cannot be serialized.
+pub fn tensor_bytes<B: Backend, R: Record<B>>(record: R) -> Result<u64, ZeroOptimizerError> {
     let item = record.into_item::<FullPrecisionSettings>();
     let tree = Value::serialized(&item).map_err(refuse)?;
     drop(item);

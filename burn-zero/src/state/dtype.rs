@@ -3,15 +3,15 @@
 use burn::tensor::{BoolStore, DType, TensorData};
 
 use super::refuse;
-use crate::ShardingError;
+use crate::ZeroOptimizerError;
 use crate::record::Dtype;
 
 /// The type in files; bools are stored as one byte each, whatever the device makes of them.
 ///
 /// # Errors
 ///
-/// [`ShardingError::State`] for quantized tensors and others that safetensors has no type for.
-pub(crate) fn in_file(name: &str, dtype: DType) -> Result<Dtype, ShardingError> {
+/// [`ZeroOptimizerError::State`] for quantized tensors and others that safetensors has no type for.
+pub(crate) fn in_file(name: &str, dtype: DType) -> Result<Dtype, ZeroOptimizerError> {
     Ok(match dtype {
         DType::F64 => Dtype::F64,
         DType::F32 => Dtype::F32,

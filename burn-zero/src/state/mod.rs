@@ -25,7 +25,7 @@ pub(crate) use naming::Naming;
 pub(crate) use tensors::{Loaded, Pieces, by_name};
 use together::{Source, Together};
 
-use crate::ShardingError;
+use crate::ZeroOptimizerError;
 use crate::record::Piece;
 use crate::reduce::Layout;
 
@@ -48,12 +48,12 @@ const TENSOR: &str = "$tensor";
 ///
 /// # Errors
 ///
-/// [`ShardingError::State`].
+/// [`ZeroOptimizerError::State`].
 pub(crate) fn take_apart<B: Backend, R: Record<B>>(
     record: R,
     layout: &Layout,
     naming: Naming,
-) -> Result<(Json, Pieces), ShardingError> {
+) -> Result<(Json, Pieces), ZeroOptimizerError> {
     let item: Item<R, B> = record.into_item();
     let tree = Value::serialized(&item).map_err(refuse)?;
     drop(item);
@@ -67,13 +67,13 @@ pub(crate) fn take_apart<B: Backend, R: Record<B>>(
 ///
 /// # Errors
 ///
-/// [`ShardingError::State`].
+/// [`ZeroOptimizerError::State`].
 pub(crate) fn wanted(
     tree: &Json,
     layout: &Layout,
     naming: Naming,
     local: HashMap<String, Vec<usize>>,
-) -> Result<Vec<(usize, Piece)>, ShardingError> {
+) -> Result<Vec<(usize, Piece)>, ZeroOptimizerError> {
     let pieces = Vec::new();
     let mut together = Together::new(layout, naming, Source::Wanted { pieces, local });
     together.walk(tree, None, &mut Vec::new())?;
@@ -84,22 +84,22 @@ pub(crate) fn wanted(
 ///
 /// # Errors
 ///
-/// [`ShardingError::State`].
+/// [`ZeroOptimizerError::State`].
 pub(crate) fn put_together<B: Backend, R: Record<B>>(
     tree: &Json,
     layout: &Layout,
     naming: Naming,
     tensors: HashMap<String, Loaded>,
     device: &B::Device,
-) -> Result<R, ShardingError> {
+) -> Result<R, ZeroOptimizerError> {
     let mut together = Together::new(layout, naming, Source::Loaded(tensors));
     let tree = together.walk(tree, None, &mut Vec::new())?;
     let item: Item<R, B> = tree.deserialized().map_err(refuse)?;
     Ok(R::from_item(item, device))
 }
 
-pub(crate) fn refuse(reason: impl ToString) -> ShardingError {
-    ShardingError::State {
+pub(crate) fn refuse(reason: impl ToString) -> ZeroOptimizerError {
+    ZeroOptimizerError::State {
         reason: reason.to_string(),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use burn::module::ParamId;
 
-use crate::optimizer::{Parameters, piece_id};
+use crate::optimizer::{Parameters, shard_id};
 
 /// What an id is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,7 +29,7 @@ pub(crate) struct Naming(Vec<(String, Known)>);
 impl Naming {
     /// In that of an optimizer that meets pieces of so many parameters.
     pub(crate) fn of_pieces(parameters: usize) -> Self {
-        Self::of_shards((0..parameters).map(piece_id))
+        Self::of_shards((0..parameters).map(shard_id))
     }
 
     /// In that of an optimizer that meets parameters of these ids.

@@ -10,7 +10,7 @@ use super::dtype::{from_file, in_file};
 use super::naming::{Known, Naming, Of};
 use super::tensors::Loaded;
 use super::{LOCAL, OPTIMIZER, PARAMETERS, TENSOR, WINDOW, refuse};
-use crate::ShardingError;
+use crate::ZeroOptimizerError;
 use crate::record::{Piece, TensorSpec};
 use crate::reduce::Layout;
 
@@ -58,13 +58,13 @@ impl<'a> Together<'a> {
     ///
     /// # Errors
     ///
-    /// [`ShardingError::State`].
+    /// [`ZeroOptimizerError::State`].
     pub(super) fn walk(
         &mut self,
         value: &Json,
         of: Option<Known>,
         path: &mut Vec<String>,
-    ) -> Result<Value, ShardingError> {
+    ) -> Result<Value, ZeroOptimizerError> {
         Ok(match value {
             Json::Array(values) => {
                 let mut found = Vec::new();
@@ -87,7 +87,7 @@ impl<'a> Together<'a> {
         value: &Json,
         of: Option<Known>,
         path: &mut Vec<String>,
-    ) -> Result<Value, ShardingError> {
+    ) -> Result<Value, ZeroOptimizerError> {
         path.push(key.to_owned());
         let found = self.walk(value, of, path);
         path.pop();
@@ -99,7 +99,7 @@ impl<'a> Together<'a> {
         fields: &Map<String, Json>,
         of: Option<Known>,
         path: &mut Vec<String>,
-    ) -> Result<Value, ShardingError> {
+    ) -> Result<Value, ZeroOptimizerError> {
         let mut found = Vec::new();
         for (key, value) in fields {
             let is = match &**key {
@@ -147,7 +147,7 @@ impl<'a> Together<'a> {
         dtype: &Json,
         of: Option<Known>,
         path: &[String],
-    ) -> Result<Value, ShardingError> {
+    ) -> Result<Value, ZeroOptimizerError> {
         let name = path.join(".");
         let Some(Known { parameter, is }) = of else {
             return Err(refuse(format!("{name} is of no parameter")));
@@ -172,7 +172,7 @@ impl<'a> Together<'a> {
         name: String,
         dtype: DType,
         parameter: usize,
-    ) -> Result<Option<TensorData>, ShardingError> {
+    ) -> Result<Option<TensorData>, ZeroOptimizerError> {
         let known = &self.layout.parameters()[parameter];
         let held = self.layout.held(parameter);
         let tensor = TensorSpec::new(name.clone(), in_file(&name, dtype)?, known.shape.clone());
@@ -206,7 +206,7 @@ impl<'a> Together<'a> {
         name: String,
         dtype: DType,
         parameter: usize,
-    ) -> Result<Option<TensorData>, ShardingError> {
+    ) -> Result<Option<TensorData>, ZeroOptimizerError> {
         match &mut self.source {
             Source::Wanted { pieces, local } => {
                 if let Some(shape) = local.remove(&name) {

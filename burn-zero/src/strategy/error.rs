@@ -10,7 +10,7 @@ use super::Loaders;
 pub enum StrategyError {
     /// The Learner has no optimizer that takes part.
     #[error(
-        "ZeroStrategy trains a Learner with one `ZeroOptimizer::in_learner(optimizer, sharding)`, alone or inside of other \
+        "ZeroStrategy trains a Learner with one `ZeroOptimizer::in_learner(optimizer, settings)`, alone or inside of other \
          wrappers, but {optimizer} has {found} of them"
     )]
     NoZeroOptimizer {

@@ -65,10 +65,10 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// # }
 /// # type Valid = <B as burn::tensor::backend::AutodiffBackend>::InnerBackend;
 /// # fn train(model: Model<B>, train: Arc<dyn DataLoader<B, ()>>, valid: Arc<dyn DataLoader<Valid, ()>>) {
-/// use burn_zero::{Sharding, Stage, ZeroOptimizer, ZeroStrategy};
+/// use burn_zero::{ZeroSettings, Stage, ZeroOptimizer, ZeroStrategy};
 ///
 /// let adam = AdamWConfig::new().init();
-/// let optimizer = ZeroOptimizer::in_learner(adam, Sharding::stage(Stage::Gradients)); // instead of `adam`
+/// let optimizer = ZeroOptimizer::in_learner(adam, ZeroSettings::stage(Stage::Gradients)); // instead of `adam`
 ///
 /// SupervisedTraining::new("artifacts", train, valid)
 ///     .num_epochs(3)
@@ -134,7 +134,7 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Panics
 ///
-/// Before the first step with the message of a [`StrategyError`], a [`ShardingError`](crate::ShardingError) or a
+/// Before the first step with the message of a [`StrategyError`], a [`ZeroOptimizerError`](crate::ZeroOptimizerError) or a
 /// [`ZeroError`](crate::ZeroError). A rank that panics ends all ranks, with its message: at once if they wait for it. Nobody can end
 /// a thread from outside, so that if one hangs, or computes on for longer than a grace, the process ends with the message on
 /// stderr: [`AfterFault`](crate::group::AfterFault), in [`with_options`](Self::with_options).

@@ -21,7 +21,7 @@ use super::word::{Word, Words};
 use super::{Loaders, StrategyError, TrainItem, Uneven, ValidItem};
 use crate::ZeroError;
 use crate::group::{Agree, ProcessGroup};
-use crate::optimizer::seat::{Leave, Seat, Setting};
+use crate::optimizer::rank_context::{Leave, RankContext, Setting};
 use crate::optimizer::{Parameters, Statistics, attach_to, prepare};
 
 /// What each rank has.
@@ -78,8 +78,8 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
         self.valid = self.valid.to_device(self.device.inner());
         self.learner.fork(&self.device);
         let items = self.check()?;
-        let seat = Seat::new(self.group.clone(), self.device.to_id());
-        let (leave, statistics) = self.sit_down(&seat)?;
+        let context = RankContext::new(self.group.clone(), self.device.to_id());
+        let (leave, statistics) = self.sit_down(&context)?;
 
         for epoch in self.epochs.first..=self.epochs.last {
             let progress = Progress::new(epoch, self.epochs.last);
@@ -91,7 +91,7 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
                 break;
             }
             self.validate(&progress)?;
-            self.save(epoch, &seat)?;
+            self.save(epoch, &context)?;
             if self.stops_early(epoch)? {
                 break;
             }
@@ -144,30 +144,30 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
     }
 
     /// The learner's optimizer gets its ranks, and the learner the weights of rank 0. Its running statistics are returned.
-    fn sit_down(&mut self, seat: &Arc<Seat>) -> Result<(Leave, Statistics), ZeroError> {
-        let leave = seat.put();
+    fn sit_down(&mut self, context: &Arc<RankContext>) -> Result<(Leave, Statistics), ZeroError> {
+        let leave = context.put();
         records::ask(&self.learner, &self.store);
-        let mut answers = seat.take_answers();
+        let mut answers = context.take_answers();
         let found = answers.len();
         let (Some(asks), 1) = (answers.pop(), found) else {
             let optimizer = core::any::type_name::<LC::Optimizer>();
             return Err(StrategyError::NoZeroOptimizer { optimizer, found }.into());
         };
-        self.group.agree_equal("sharding", &asks.shared())?;
+        self.group.agree_equal("settings", &asks.shared())?;
         // A Learner takes no other model than that it was made with.
         let model = self.learner.model();
         let shared = Statistics::find_shared::<TrainingBackend<LC>, _>(&model, &*self.group)?;
         if let Some(statistic) = shared {
             return Err(StrategyError::SharedStatistics { statistic }.into());
         }
-        let (model, exchange) = prepare::<TrainingBackend<LC>, _>(model, &self.group, asks)?;
+        let (model, reducer) = prepare::<TrainingBackend<LC>, _>(model, &self.group, asks)?;
         // Burn's `fork` has taken tied parameters apart. In the record they are one leaf again, and loading keeps it.
         if self.ranks() > 1 || Parameters::of::<TrainingBackend<LC>, _>(&model).tied {
             self.learner.load_model(model.into_record());
         }
         let model = self.learner.model();
-        let ids = attach_to::<TrainingBackend<LC>, _>(&exchange, &model);
-        seat.set(Setting { exchange, ids });
+        let ids = attach_to::<TrainingBackend<LC>, _>(&reducer, &model);
+        context.set(Setting { reducer, ids });
         Ok((leave, Statistics::of::<TrainingBackend<LC>, _>(&model)))
     }
 
@@ -202,15 +202,15 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
     }
 
     /// Rank 0 writes, if it is the time.
-    fn save(&mut self, epoch: usize, seat: &Seat) -> Result<(), ZeroError> {
+    fn save(&mut self, epoch: usize, context: &RankContext) -> Result<(), ZeroError> {
         let (learner, store) = (&self.learner, &*self.store);
         match &mut self.front {
             Some(Front {
                 checkpointer: Some(checkpointer),
                 ..
-            }) => seat.announce(|| checkpointer.checkpoint(learner, epoch, store)),
-            Some(_) => seat.announce(|| ()),
-            None => seat.attend(|| records::ask(learner, store)),
+            }) => context.announce(|| checkpointer.checkpoint(learner, epoch, store)),
+            Some(_) => context.announce(|| ()),
+            None => context.attend(|| records::ask(learner, store)),
         }
     }
 

@@ -15,7 +15,8 @@ use burn_accum::{AccumConfig, MultiSteps, PerUpdate, flush_request};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_flex::Flex;
 use burn_zero::{
-    MpiGroup, ProcessGroup, Sharded, Sharding, Shards, Stage, ZeroOptimizer, ZeroStrategy,
+    MpiGroup, ParameterShards, ProcessGroup, Sharded, Stage, ZeroOptimizer, ZeroSettings,
+    ZeroStrategy,
 };
 
 use crate::learner::{Components, MICRO_BATCH, Outcome, Setup, train_shown};
@@ -162,10 +163,10 @@ fn scaled(ranks: Ranks, world_size: usize) -> (Trained, bool) {
     (trained, is_seen)
 }
 
-fn zero<A: AutodiffBackend>() -> ZeroOptimizer<OptimizerAdaptor<AdamW, Shards<A>, A>> {
-    let sharding = Sharding {
+fn zero<A: AutodiffBackend>() -> ZeroOptimizer<OptimizerAdaptor<AdamW, ParameterShards<A>, A>> {
+    let sharding = ZeroSettings {
         bucket_elements: 20,
-        ..Sharding::stage(Stage::Gradients)
+        ..ZeroSettings::stage(Stage::Gradients)
     };
     ZeroOptimizer::in_learner(AdamWConfig::new().init(), sharding)
 }

@@ -13,8 +13,8 @@ use burn_amp::{Autocast, Bf16};
 use burn_zero::group::{Pending, Request, Traffic};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    MpiGroup, ProcessGroup, RecordError, Recorder, Shards, SingleRank, Stage, Training, ZeroError,
-    ZeroOptimizer,
+    MpiGroup, ParameterShards, ProcessGroup, RecordError, Recorder, SingleRank, Stage, Training,
+    ZeroError, ZeroOptimizer,
 };
 
 use crate::nets::{B, Net, STAGES, batch, on_ranks, parameters, small_buckets};
@@ -22,7 +22,7 @@ use crate::programs::{report, signal};
 
 pub const STEPS: usize = 4;
 
-type Zero<A> = ZeroOptimizer<OptimizerAdaptor<AdamW, Shards<A>, A>>;
+type Zero<A> = ZeroOptimizer<OptimizerAdaptor<AdamW, ParameterShards<A>, A>>;
 type Run<A> = Training<Net<A>, Zero<A>, f64>;
 
 fn build<A: AutodiffBackend>(

@@ -11,11 +11,11 @@ use burn::prelude::*;
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::DType;
 use burn_flex::Flex;
-use burn_zero::{Shards, offload};
+use burn_zero::{ParameterShards, offload};
 
 use super::support::*;
 
-type OnHost = Shards<burn::backend::Autodiff<Flex>>;
+type OnHost = ParameterShards<burn::backend::Autodiff<Flex>>;
 
 /// Both trained for a while, with a pause in the middle in which the offloaded one goes through a file.
 fn assert_same<O, H>(name: &str, on_device: O, on_host: H)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
-use burn_zero::{ProcessGroup, Sharding, Stage, ZeroError, ZeroOptimizer};
+use burn_zero::{ProcessGroup, Stage, ZeroError, ZeroOptimizer, ZeroSettings};
 
 use super::support::*;
 
@@ -153,7 +153,7 @@ fn ranks_that_do_not_skip_alike_are_told() {
     let results = burn_zero::ThreadGroup::spawn(2, Default::default(), |group| {
         let rank = group.rank();
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
-        let sharding = Sharding::stage(Stage::OptimizerState);
+        let sharding = ZeroSettings::stage(Stage::OptimizerState);
         let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group.clone(), sharding)?;
         let model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
         let gradients =

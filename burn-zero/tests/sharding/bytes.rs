@@ -10,8 +10,8 @@ use burn_accum::{AccumConfig, MultiSteps};
 use burn_zero::group::{BufferDtype, Operation, Sent};
 use burn_zero::shard::Parameter;
 use burn_zero::{
-    BatchConfig, Estimate, ModelStates, Partition, ProcessGroup, ShardMap, Sharding, Stage,
-    StateLayout, ZeroConfig, ZeroOptimizer, estimate, estimate_map, tensor_bytes,
+    BatchConfig, Estimate, ModelStates, Partition, ProcessGroup, ShardMap, Stage, StateLayout,
+    ZeroConfig, ZeroOptimizer, ZeroSettings, estimate, estimate_map, tensor_bytes,
 };
 
 use super::support::*;
@@ -45,7 +45,7 @@ fn train(config: &ZeroConfig, world_size: usize) -> Vec<Found> {
     let steps = config.batch.gradient_accumulation_steps.unwrap();
     on_each_rank(world_size, |group| {
         let adam = AdamWConfig::new().init();
-        let mut zero = ZeroOptimizer::new(adam, group.clone(), config.sharding()).unwrap();
+        let mut zero = ZeroOptimizer::new(adam, group.clone(), config.settings()).unwrap();
         let model = LAYERS.map(|(i, o)| LinearConfig::new(i, o).init(&Default::default()));
         let mut model: Wide = zero.prepare::<B, _>(model.to_vec()).unwrap();
         let before = sent(&*group);
@@ -179,7 +179,7 @@ fn no_rank_ever_holds_all_gradients() {
         assert!(most * 5 / 4 < whole, "{most} would not tell");
         let peaks = on_each_rank(world_size, |group| {
             let adam = AdamWConfig::new().init();
-            let mut zero = ZeroOptimizer::new(adam, group, config.sharding()).unwrap();
+            let mut zero = ZeroOptimizer::new(adam, group, config.settings()).unwrap();
             let layer = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
             let layers = (0..COUNT).map(|_| layer.init(&Default::default()));
             let mut model: Wide = zero.prepare::<B, _>(layers.collect()).unwrap();
@@ -218,7 +218,7 @@ fn low_precision_parameters_are_sent_as_they_are() {
             close(&what, said, 4.0 * others);
             let found = on_each_rank(world_size, |group| {
                 let adam = AdamWConfig::new().with_epsilon(1e-3).init();
-                let mut zero = ZeroOptimizer::new(adam, group.clone(), config.sharding()).unwrap();
+                let mut zero = ZeroOptimizer::new(adam, group.clone(), config.settings()).unwrap();
                 let model = LAYERS.map(|(i, o)| low(LinearConfig::new(i, o)));
                 let model: Wide = zero.prepare::<B, _>(model.to_vec()).unwrap();
                 let before = sent(&*group);
@@ -263,10 +263,10 @@ fn whole_parameters_are_estimated_by_their_map() {
             ..ZeroConfig::default()
         };
         let said = estimate_map(&model, &config, &map);
-        let sharding = Sharding {
+        let sharding = ZeroSettings {
             partition: Partition::Whole,
             bucket_elements: 600,
-            ..Sharding::stage(Stage::Gradients)
+            ..ZeroSettings::stage(Stage::Gradients)
         };
         let found = on_each_rank(world_size, |group| {
             let muon = MuonConfig::new().init();

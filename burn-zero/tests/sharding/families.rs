@@ -1,7 +1,7 @@
 //! Each family of optimizers is on any number of ranks what it is on one.
 
 use burn::optim::{AdaGradConfig, AdamConfig, AdanConfig, Optimizer, RmsPropConfig};
-use burn_zero::{Partition, Sharding, Shards};
+use burn_zero::{ParameterShards, Partition, ZeroSettings};
 
 use super::optimizers::trusting;
 use super::support::*;
@@ -18,14 +18,14 @@ fn assert_parity<O, S>(
     sharded: impl Fn() -> S + Sync,
 ) where
     O: Optimizer<Net<Plain>, Plain>,
-    S: Optimizer<Shards<B>, B>,
+    S: Optimizer<ParameterShards<B>, B>,
 {
     let initial = parameters(&Net::<Plain>::new(&Default::default()));
     let plain = train_plain(plain(), STEPS);
     assert!(distance(&initial, &plain) > 0.01, "{name} has not trained");
     for world_size in 1..=4 {
         let train = |stage| {
-            let sharding = Sharding {
+            let sharding = ZeroSettings {
                 partition,
                 ..small_buckets(stage)
             };

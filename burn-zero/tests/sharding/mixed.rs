@@ -6,7 +6,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, Bf16};
-use burn_zero::{ProcessGroup, Shards, SingleRank, Stage, ZeroOptimizer};
+use burn_zero::{ParameterShards, ProcessGroup, SingleRank, Stage, ZeroOptimizer};
 
 use super::support::*;
 
@@ -33,7 +33,7 @@ fn moved(parameters: &[Vec<f32>]) -> Vec<Vec<f32>> {
 fn train<A, O>(group: Arc<dyn ProcessGroup>, stage: Stage, optimizer: O) -> Vec<Vec<f32>>
 where
     A: AutodiffBackend,
-    O: Optimizer<Shards<A>, A>,
+    O: Optimizer<ParameterShards<A>, A>,
 {
     let (rank, ranks) = (group.rank(), group.world_size());
     let mut optimizer = ZeroOptimizer::new(optimizer, group, small_buckets(stage)).unwrap();
@@ -47,11 +47,11 @@ where
     moved(&parameters(&model))
 }
 
-fn alone<A: AutodiffBackend, O: Optimizer<Shards<A>, A>>(optimizer: O) -> Vec<Vec<f32>> {
+fn alone<A: AutodiffBackend, O: Optimizer<ParameterShards<A>, A>>(optimizer: O) -> Vec<Vec<f32>> {
     train::<A, O>(Arc::new(SingleRank::new()), Stage::Gradients, optimizer)
 }
 
-fn assert_parity<O: Optimizer<Shards<Mixed>, Mixed>>(
+fn assert_parity<O: Optimizer<ParameterShards<Mixed>, Mixed>>(
     expected: &[Vec<f32>],
     optimizer: impl Fn() -> O + Sync,
 ) {

@@ -9,7 +9,9 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::FloatDType;
 use burn::tensor::TensorData;
-use burn_zero::{Partition, Sharding, ShardingError, SingleRank, Stage, ZeroError, ZeroOptimizer};
+use burn_zero::{
+    Partition, SingleRank, Stage, ZeroError, ZeroOptimizer, ZeroOptimizerError, ZeroSettings,
+};
 
 use super::support::*;
 
@@ -38,10 +40,10 @@ impl<B: Backend, const D: usize> Block<B, D> {
     }
 }
 
-fn whole() -> Sharding {
-    Sharding {
+fn whole() -> ZeroSettings {
+    ZeroSettings {
         partition: Partition::Whole,
-        ..Sharding::stage(Stage::OptimizerState)
+        ..ZeroSettings::stage(Stage::OptimizerState)
     }
 }
 
@@ -71,7 +73,8 @@ fn more_dimensions_are_refused_before_the_first_step() {
         let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, whole())?;
         Ok(optimizer.prepare::<B, _>(Block::<B, 9>::new()).err())
     });
-    let Some(ZeroError::Sharding(ShardingError::TooManyDimensions { path, dimensions })) = error
+    let Some(ZeroError::Optimizer(ZeroOptimizerError::TooManyDimensions { path, dimensions })) =
+        error
     else {
         panic!("{error:?}")
     };
@@ -85,10 +88,11 @@ fn a_type_that_ranks_do_not_exchange_is_refused() {
         let doubled = model.weight.val().cast(FloatDType::F64).detach();
         model.weight = Param::from_tensor(doubled);
         let sgd = SgdConfig::new().init();
-        let mut optimizer = ZeroOptimizer::new(sgd, group, Sharding::default())?;
+        let mut optimizer = ZeroOptimizer::new(sgd, group, ZeroSettings::default())?;
         Ok(optimizer.prepare::<B, _>(model).err())
     });
-    let Some(ZeroError::Sharding(ShardingError::UnsupportedDtype { path, dtype })) = error else {
+    let Some(ZeroError::Optimizer(ZeroOptimizerError::UnsupportedDtype { path, dtype })) = error
+    else {
         panic!("{error:?}")
     };
     assert_eq!((path.as_str(), dtype), ("weight", burn::tensor::DType::F64));
@@ -130,7 +134,7 @@ fn tables_of_integers_and_masks_are_those_of_rank_0_too() {
         let own = Tables::<B>::of(group.rank());
         assert_eq!(own.values() == expected, group.rank() == 0);
         let sgd = SgdConfig::new().init();
-        let mut optimizer = ZeroOptimizer::new(sgd, group, Sharding::default())?;
+        let mut optimizer = ZeroOptimizer::new(sgd, group, ZeroSettings::default())?;
         Ok(optimizer.prepare::<B, _>(own)?.values())
     });
     assert_eq!(prepared, expected);
@@ -143,7 +147,7 @@ fn says<M: AutodiffModule<B>>(
 ) -> String {
     let group = Arc::new(SingleRank::new());
     let sgd = SgdConfig::new().init();
-    let mut optimizer = ZeroOptimizer::new(sgd, group, Sharding::default()).unwrap();
+    let mut optimizer = ZeroOptimizer::new(sgd, group, ZeroSettings::default()).unwrap();
     let (model, gradients) = stepped(optimizer.prepare::<B, _>(prepared).unwrap());
     let step = AssertUnwindSafe(|| optimizer.step(0.1, model, gradients));
     let panic = catch_unwind(step).expect_err("the step is refused");

@@ -15,8 +15,8 @@ use burn_checkpoint::{Remat, checkpoint};
 use burn_flex::Flex;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, ProcessGroup, Sharded, Sharding,
-    Shards, Stage, Training, ZeroOptimizer, offload,
+    HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, ParameterShards, ProcessGroup, Sharded,
+    Stage, Training, ZeroOptimizer, ZeroSettings, offload,
 };
 use tempfile::tempdir;
 
@@ -42,8 +42,8 @@ fn on_host(ratio: f64) -> OffloadedAdamW<B> {
 }
 
 /// Gradients that stay in host memory until they are updated with.
-fn kept_there(stage: Stage) -> Sharding {
-    Sharding {
+fn kept_there(stage: Stage) -> ZeroSettings {
+    ZeroSettings {
         gradients: Memory::Host,
         ..small_buckets(stage)
     }
@@ -121,9 +121,13 @@ fn each_rank_holds_its_part() {
 
 #[test]
 fn all_ranks_skip_and_accumulate_as_on_the_device() {
-    fn train<O>(group: Arc<dyn ProcessGroup>, sharding: Sharding, inner: O) -> (u64, Vec<Vec<f32>>)
+    fn train<O>(
+        group: Arc<dyn ProcessGroup>,
+        sharding: ZeroSettings,
+        inner: O,
+    ) -> (u64, Vec<Vec<f32>>)
     where
-        O: Optimizer<Shards<B>, B>,
+        O: Optimizer<ParameterShards<B>, B>,
     {
         let rank = group.rank();
         // A norm that nothing exceeds: what it multiplies with is 1.
@@ -185,14 +189,14 @@ type All = Autocast<Sharded<Autodiff<Remat<Flex>>>, Bf16>;
 
 #[test]
 fn it_composes_with_autocast_and_recomputation() {
-    fn train<O: Optimizer<Shards<All>, All>>(
+    fn train<O: Optimizer<ParameterShards<All>, All>>(
         stage: Stage,
         optimizer: impl Fn() -> O + Sync,
     ) -> Vec<Vec<f32>> {
         train_with(&small_buckets(stage), optimizer)
     }
-    fn train_with<O: Optimizer<Shards<All>, All>>(
-        sharding: &Sharding,
+    fn train_with<O: Optimizer<ParameterShards<All>, All>>(
+        sharding: &ZeroSettings,
         optimizer: impl Fn() -> O + Sync,
     ) -> Vec<Vec<f32>> {
         on_ranks(2, |group| {

@@ -2,7 +2,7 @@
 
 use burn::optim::{AdamWConfig, SgdConfig, momentum::MomentumConfig};
 use burn_zero::group::BufferDtype;
-use burn_zero::{Sharding, Stage};
+use burn_zero::{Stage, ZeroSettings};
 
 use super::support::*;
 
@@ -57,12 +57,12 @@ fn stages_and_buckets_are_one_another_bit_for_bit() {
     for world_size in 2..=4 {
         let train =
             |sharding| train_sharded(world_size, &sharding, || AdamWConfig::new().init(), STEPS);
-        let zero = train(Sharding::stage(Stage::DataParallel));
+        let zero = train(ZeroSettings::stage(Stage::DataParallel));
         for stage in STAGES {
             for bucket_elements in [1, 40, 1_000_000] {
-                let sharding = Sharding {
+                let sharding = ZeroSettings {
                     bucket_elements,
-                    ..Sharding::stage(stage)
+                    ..ZeroSettings::stage(stage)
                 };
                 assert_eq!(
                     zero,
@@ -79,7 +79,7 @@ fn gradients_sent_in_half_precision_are_rounded_alike() {
     let plain = train_plain(AdamWConfig::new().init(), STEPS);
     for (dtype, tolerance) in [(BufferDtype::Bf16, 5e-2), (BufferDtype::F16, 1e-2)] {
         let train = |stage| {
-            let sharding = Sharding {
+            let sharding = ZeroSettings {
                 communication_dtype: dtype,
                 ..small_buckets(stage)
             };

@@ -21,15 +21,15 @@ use burn_flex::Flex;
 use burn_store::{ModuleSnapshot, SafetensorsStore};
 use burn_zero::record::{Keep, ShardedRecord, TrainingState};
 use burn_zero::{
-    OffloadConfig, Partition, ProcessGroup, RecordError, Recorder, Sharding, Shards, Stage,
-    Training, ZeroOptimizer, consolidate, offload,
+    OffloadConfig, ParameterShards, Partition, ProcessGroup, RecordError, Recorder, Stage,
+    Training, ZeroOptimizer, ZeroSettings, consolidate, offload,
 };
 use tempfile::tempdir;
 
 use super::optimizers::trusting;
 use super::support::*;
 
-type Adam = OptimizerAdaptor<AdamW, Shards<B>, B>;
+type Adam = OptimizerAdaptor<AdamW, ParameterShards<B>, B>;
 type Layers<O> = ScaledOptimizer<MultiSteps<ZeroOptimizer<O>>>;
 type Run<M, O = Adam> = Training<M, Layers<O>, CosineAnnealingLrScheduler>;
 
@@ -46,9 +46,9 @@ fn build<M: AutodiffModule<B>>(
 }
 
 /// With a loss scaler and windows of three micro-batches.
-fn build_sharded<M: AutodiffModule<B>, O: Optimizer<Shards<B>, B>>(
+fn build_sharded<M: AutodiffModule<B>, O: Optimizer<ParameterShards<B>, B>>(
     group: Arc<dyn ProcessGroup>,
-    sharding: Sharding,
+    sharding: ZeroSettings,
     model: M,
     inner: O,
 ) -> Result<(Run<M, O>, Recorder), RecordError> {
@@ -68,7 +68,7 @@ fn build_sharded<M: AutodiffModule<B>, O: Optimizer<Shards<B>, B>>(
 }
 
 /// So many micro-steps; one of them overflows on one rank.
-fn train<O: Optimizer<Shards<B>, B>>(
+fn train<O: Optimizer<ParameterShards<B>, B>>(
     mut run: Run<Net<B>, O>,
     steps: Range<usize>,
     group: &dyn ProcessGroup,
@@ -92,10 +92,10 @@ fn save(dir: &Path, world_size: usize, stage: Stage, steps: usize) {
     save_with(dir, world_size, &small_buckets(stage), steps, &adam);
 }
 
-fn save_with<O: Optimizer<Shards<B>, B>>(
+fn save_with<O: Optimizer<ParameterShards<B>, B>>(
     dir: &Path,
     world_size: usize,
-    sharding: &Sharding,
+    sharding: &ZeroSettings,
     steps: usize,
     inner: &(impl Fn() -> O + Sync),
 ) {
@@ -143,11 +143,11 @@ fn so_is_that_of_each_family() {
     assert_same_on_any_number_of_ranks(Partition::Whole, &trusting);
 }
 
-fn assert_same_on_any_number_of_ranks<O: Optimizer<Shards<B>, B>>(
+fn assert_same_on_any_number_of_ranks<O: Optimizer<ParameterShards<B>, B>>(
     partition: Partition,
     inner: &(impl Fn() -> O + Sync),
 ) {
-    let sharding = |stage| Sharding {
+    let sharding = |stage| ZeroSettings {
         partition,
         ..small_buckets(stage)
     };
@@ -207,7 +207,7 @@ fn it_is_the_same_in_pieces_and_whole() {
         for (at, world_size, partition) in [(0, 2, Partition::Whole), (1, 3, Partition::Flat)] {
             let [from, to] = [dirs[at].path(), dirs[at + 1].path()];
             on_each_rank(world_size, |group| {
-                let sharding = Sharding {
+                let sharding = ZeroSettings {
                     partition,
                     ..small_buckets(stage)
                 };

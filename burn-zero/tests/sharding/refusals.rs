@@ -8,18 +8,19 @@ use burn::prelude::*;
 use burn_accum::ClipGlobalNorm;
 use burn_flex::Flex;
 use burn_zero::{
-    Memory, Partition, Sharding, ShardingError, Shards, Stage, ZeroError, ZeroOptimizer,
+    Memory, ParameterShards, Partition, Stage, ZeroError, ZeroOptimizer, ZeroOptimizerError,
+    ZeroSettings,
 };
 
 use super::optimizers::{Adaptive, LooksAt, trusting};
 use super::support::*;
 
-fn refused<O: Optimizer<Shards<B>, B>>(
+fn refused<O: Optimizer<ParameterShards<B>, B>>(
     optimizer: impl Fn() -> O + Sync,
     stage: Stage,
 ) -> ZeroError {
     on_ranks(2, |group| {
-        let mut zero = ZeroOptimizer::new(optimizer(), group, Sharding::stage(stage))?;
+        let mut zero = ZeroOptimizer::new(optimizer(), group, ZeroSettings::stage(stage))?;
         Ok(zero.prepare::<B, _>(Net::new(&Default::default())).err())
     })
     .expect("it is refused")
@@ -33,7 +34,7 @@ fn clipping_tensor_by_tensor_is_found() {
     assert!(
         matches!(
             error,
-            ZeroError::Sharding(ShardingError::NotElementwise { .. })
+            ZeroError::Optimizer(ZeroOptimizerError::NotElementwise { .. })
         ),
         "{error}"
     );
@@ -47,7 +48,7 @@ fn clipping_tensor_by_tensor_is_found() {
     let config = SgdConfig::new().with_gradient_clipping(clipping);
     train_sharded(
         2,
-        &Sharding::stage(Stage::OptimizerState),
+        &ZeroSettings::stage(Stage::OptimizerState),
         || config.init(),
         1,
     );
@@ -95,7 +96,7 @@ fn muon_is_refused_in_pieces_and_exact_whole() {
     let plain = parameters(&model);
     for world_size in 1..=4 {
         for stage in STAGES {
-            let sharding = Sharding {
+            let sharding = ZeroSettings {
                 partition: Partition::Whole,
                 ..small_buckets(stage)
             };
@@ -121,7 +122,7 @@ fn muon_is_refused_in_pieces_and_exact_whole() {
 #[test]
 fn what_looks_at_all_tensors_is_refused() {
     for partition in [Partition::Flat, Partition::Whole] {
-        let sharding = Sharding {
+        let sharding = ZeroSettings {
             partition,
             ..small_buckets(Stage::Gradients)
         };
@@ -134,17 +135,17 @@ fn what_looks_at_all_tensors_is_refused() {
             train_sharded(1, &sharding, sgd, 1);
         }
     }
-    let sharding = Sharding {
+    let sharding = ZeroSettings {
         partition: Partition::Whole,
-        ..Sharding::default()
+        ..ZeroSettings::default()
     };
     assert_coupled(&sharding, || {
         Adaptive::new(SgdConfig::new().init(), LooksAt::Tensors)
     });
 }
 
-fn assert_coupled<O: Optimizer<Shards<B>, B>>(
-    sharding: &Sharding,
+fn assert_coupled<O: Optimizer<ParameterShards<B>, B>>(
+    sharding: &ZeroSettings,
     optimizer: impl Fn() -> O + Sync,
 ) {
     let error = on_ranks(2, |group| {
@@ -154,7 +155,7 @@ fn assert_coupled<O: Optimizer<Shards<B>, B>>(
     assert!(
         matches!(
             error,
-            Some(ZeroError::Sharding(ShardingError::Coupled { .. }))
+            Some(ZeroError::Optimizer(ZeroOptimizerError::Coupled { .. }))
         ),
         "{sharding:?}: {error:?}"
     );
@@ -168,7 +169,7 @@ fn a_norm_must_reach_what_clips() {
             let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();
             let norm = clip.norm();
             let mut zero =
-                ZeroOptimizer::new(clip, group, Sharding::default())?.with_norm(move |value| {
+                ZeroOptimizer::new(clip, group, ZeroSettings::default())?.with_norm(move |value| {
                     if reaches {
                         norm.provide(value);
                     }
@@ -181,7 +182,7 @@ fn a_norm_must_reach_what_clips() {
     assert!(
         matches!(
             error,
-            Some(ZeroError::Sharding(ShardingError::Coupled { .. }))
+            Some(ZeroError::Optimizer(ZeroOptimizerError::Coupled { .. }))
         ),
         "{error:?}"
     );
@@ -193,7 +194,7 @@ fn a_norm_per_tensor_is_refused_in_pieces() {
     assert!(
         matches!(
             error,
-            ZeroError::Sharding(ShardingError::NotElementwise { .. })
+            ZeroError::Optimizer(ZeroOptimizerError::NotElementwise { .. })
         ),
         "{error}"
     );
@@ -207,7 +208,7 @@ fn state_that_clones_share_is_refused() {
     assert!(
         matches!(
             error,
-            ZeroError::Sharding(ShardingError::SharedState { .. })
+            ZeroError::Optimizer(ZeroOptimizerError::SharedState { .. })
         ),
         "{error}"
     );
@@ -215,12 +216,12 @@ fn state_that_clones_share_is_refused() {
 
 #[test]
 fn gradients_that_leave_during_backward_need_a_backend_that_can() {
-    let kept = Sharding {
+    let kept = ZeroSettings {
         gradients: Memory::Host,
-        ..Sharding::stage(Stage::OptimizerState)
+        ..ZeroSettings::stage(Stage::OptimizerState)
     };
     for (ranks, sharding) in [
-        (2, Sharding::stage(Stage::Gradients)),
+        (2, ZeroSettings::stage(Stage::Gradients)),
         (2, kept.clone()),
         (1, kept),
     ] {
@@ -233,7 +234,10 @@ fn gradients_that_leave_during_backward_need_a_backend_that_can() {
         });
         let error = error.unwrap();
         assert!(
-            matches!(error, ZeroError::Sharding(ShardingError::NotSharded { .. })),
+            matches!(
+                error,
+                ZeroError::Optimizer(ZeroOptimizerError::NotSharded { .. })
+            ),
             "{error}"
         );
     }
@@ -265,7 +269,7 @@ fn ranks_with_other_settings_or_models_are_told() {
         } else {
             Stage::Gradients
         };
-        ZeroOptimizer::new((), group, Sharding::stage(stage)).map(drop)
+        ZeroOptimizer::new((), group, ZeroSettings::stage(stage)).map(drop)
     });
     for error in error {
         let error = error.unwrap_err().to_string();
@@ -278,7 +282,7 @@ fn ranks_with_other_settings_or_models_are_told() {
         let outputs = 3 + group.rank();
         let model = nn::LinearConfig::new(2, outputs).init::<B>(&Default::default());
         let adam = AdamWConfig::new().init();
-        ZeroOptimizer::new(adam, group, Sharding::default())?
+        ZeroOptimizer::new(adam, group, ZeroSettings::default())?
             .prepare(model)
             .map(drop)
     });
@@ -295,7 +299,7 @@ fn ranks_with_other_settings_or_models_are_told() {
 fn a_step_without_a_model_says_what_to_do() {
     let group = std::sync::Arc::new(burn_zero::SingleRank::new());
     let mut zero =
-        ZeroOptimizer::new(AdamWConfig::new().init(), group, Sharding::default()).unwrap();
+        ZeroOptimizer::new(AdamWConfig::new().init(), group, ZeroSettings::default()).unwrap();
     let model = Net::<B>::new(&Default::default());
     let step = std::panic::AssertUnwindSafe(|| zero.step(0.1, model, GradientsParams::new()));
     let panic = std::panic::catch_unwind(step).unwrap_err();

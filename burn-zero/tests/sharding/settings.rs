@@ -7,8 +7,8 @@ use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn_zero::{
-    GroupFault, GroupOptions, ProcessGroup, Sharding, ShardingError, Shards, Stage, ThreadGroup,
-    ZeroError, ZeroOptimizer,
+    GroupFault, GroupOptions, ParameterShards, ProcessGroup, Stage, ThreadGroup, ZeroError,
+    ZeroOptimizer, ZeroOptimizerError, ZeroSettings,
 };
 
 use super::support::*;
@@ -130,19 +130,22 @@ fn or_at_the_end_which_says_after_which_step() {
 }
 
 /// What each of two ranks gets from `prepare`.
-fn prepared<O: Optimizer<Shards<B>, B>>(
+fn prepared<O: Optimizer<ParameterShards<B>, B>>(
     optimizer: impl Fn(usize) -> O + Sync,
 ) -> [Result<(), ZeroError>; 2] {
     let results = on_each_rank(2, |group| {
         let own = optimizer(group.rank());
-        let mut zero = ZeroOptimizer::new(own, group, Sharding::stage(Stage::OptimizerState))?;
+        let mut zero = ZeroOptimizer::new(own, group, ZeroSettings::stage(Stage::OptimizerState))?;
         zero.prepare::<B, _>(Net::new(&Default::default()))
             .map(drop)
     });
     results.try_into().expect("two ranks")
 }
 
-fn assert_told<O: Optimizer<Shards<B>, B>>(what: &str, optimizer: impl Fn(usize) -> O + Sync) {
+fn assert_told<O: Optimizer<ParameterShards<B>, B>>(
+    what: &str,
+    optimizer: impl Fn(usize) -> O + Sync,
+) {
     for (own, result) in prepared(optimizer).into_iter().enumerate() {
         let Err(ZeroError::Disagreement {
             label, rank, peer, ..
@@ -197,7 +200,9 @@ fn an_optimizer_that_only_one_rank_refuses_is_named_on_all() {
     assert!(
         matches!(
             one,
-            Err(ZeroError::Sharding(ShardingError::NotElementwise { .. }))
+            Err(ZeroError::Optimizer(
+                ZeroOptimizerError::NotElementwise { .. }
+            ))
         ),
         "{one:?}"
     );

@@ -18,8 +18,8 @@ use burn::tensor::activation::gelu;
 use burn_flex::Flex;
 use burn_zero::record::{Piece, ShardedRecord, TrainingState};
 use burn_zero::{
-    GroupOptions, ProcessGroup, Sharded, Sharding, Shards, Stage, ThreadGroup, ZeroError,
-    ZeroOptimizer,
+    GroupOptions, ParameterShards, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError,
+    ZeroOptimizer, ZeroSettings,
 };
 
 pub use parameters_of::parameters;
@@ -31,10 +31,10 @@ pub type B = Sharded<Autodiff<Flex>>;
 pub const STAGES: [Stage; 3] = [Stage::DataParallel, Stage::OptimizerState, Stage::Gradients];
 
 /// Several buckets even of a small model.
-pub fn small_buckets(stage: Stage) -> Sharding {
-    Sharding {
+pub fn small_buckets(stage: Stage) -> ZeroSettings {
+    ZeroSettings {
         bucket_elements: 40,
-        ..Sharding::stage(stage)
+        ..ZeroSettings::stage(stage)
     }
 }
 
@@ -134,12 +134,12 @@ pub fn on_each_rank<R: Send>(
 /// Trains for `steps` steps on as many ranks.
 pub fn train_sharded<O>(
     world_size: usize,
-    sharding: &Sharding,
+    sharding: &ZeroSettings,
     optimizer: impl Fn() -> O + Sync,
     steps: usize,
 ) -> Vec<Vec<f32>>
 where
-    O: Optimizer<Shards<B>, B>,
+    O: Optimizer<ParameterShards<B>, B>,
 {
     on_ranks(world_size, |group| {
         let rank = group.rank();

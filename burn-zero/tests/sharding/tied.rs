@@ -19,7 +19,9 @@ use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, Bf16};
 use burn_flex::Flex;
 use burn_zero::record::{Keep, TrainingState};
-use burn_zero::{Recorder, Sharding, Shards, Stage, Training, ZeroError, ZeroOptimizer};
+use burn_zero::{
+    ParameterShards, Recorder, Stage, Training, ZeroError, ZeroOptimizer, ZeroSettings,
+};
 
 use super::support::*;
 
@@ -125,7 +127,7 @@ fn plain() -> Vec<Vec<f32>> {
     weights(&(0..STEPS).fold(Gpt::<Plain>::reused(), train))
 }
 
-fn sharded<B: AutodiffBackend>(world_size: usize, sharding: &Sharding) -> Vec<Vec<f32>> {
+fn sharded<B: AutodiffBackend>(world_size: usize, sharding: &ZeroSettings) -> Vec<Vec<f32>> {
     on_ranks(world_size, |group| {
         let rank = group.rank();
         let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, sharding.clone())?;
@@ -153,14 +155,15 @@ fn ranks_are_one_rank_on_all_data() {
 #[test]
 fn stages_and_buckets_are_one_another_bit_for_bit() {
     for world_size in 2..=4 {
-        let zero = sharded::<B>(world_size, &Sharding::stage(Stage::DataParallel));
-        let low = sharded::<Autocast<B, Bf16>>(world_size, &Sharding::stage(Stage::DataParallel));
+        let zero = sharded::<B>(world_size, &ZeroSettings::stage(Stage::DataParallel));
+        let low =
+            sharded::<Autocast<B, Bf16>>(world_size, &ZeroSettings::stage(Stage::DataParallel));
         assert_ne!(zero, low);
         for stage in STAGES {
             for bucket_elements in [7, 1_000_000] {
-                let sharding = Sharding {
+                let sharding = ZeroSettings {
                     bucket_elements,
-                    ..Sharding::stage(stage)
+                    ..ZeroSettings::stage(stage)
                 };
                 let told = format!("{world_size} ranks, {stage:?}, {bucket_elements}");
                 assert_eq!(zero, sharded::<B>(world_size, &sharding), "{told}");
@@ -205,7 +208,7 @@ fn windows_of_micro_batches_are_one_another_bit_for_bit() {
     assert!(distance(&zero, &train(Stage::Gradients)) < 2e-5);
 }
 
-type Adam = OptimizerAdaptor<AdamW, Shards<B>, B>;
+type Adam = OptimizerAdaptor<AdamW, ParameterShards<B>, B>;
 type Run = Training<Gpt<B>, ZeroOptimizer<Adam>, f64>;
 
 fn build(

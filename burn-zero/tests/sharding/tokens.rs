@@ -6,7 +6,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn_accum::{AccumConfig, Counted, MultiSteps};
 use burn_zero::{
-    GroupOptions, ProcessGroup, ReduceOp, Sharding, Stage, ThreadGroup, ZeroOptimizer,
+    GroupOptions, ProcessGroup, ReduceOp, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings,
 };
 
 use super::support::*;
@@ -40,7 +40,7 @@ fn plain() -> Vec<Vec<f32>> {
 fn sharded(world_size: usize, stage: Stage, reduction: ReduceOp) -> Vec<Vec<f32>> {
     on_ranks(world_size, |group| {
         let rank = group.rank();
-        let sharding = Sharding {
+        let sharding = ZeroSettings {
             reduction,
             ..small_buckets(stage)
         };

@@ -9,7 +9,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::Learner;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
-use burn_zero::{Partition, ReduceOp, Sharding, Stage, ZeroOptimizer, ZeroStrategy};
+use burn_zero::{Partition, ReduceOp, Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
 
 use crate::learner::{Components, MICRO_BATCH, Outcome, Setup, train, train_shown};
 use crate::model::{Model, Row, assert_close, bits, counted, rows, values};
@@ -79,8 +79,10 @@ fn one_rank_overflows_and_all_skip() {
             let scalers = Arc::new(Mutex::new(Vec::new()));
             let (of_ranks, model) = (scalers.clone(), start.clone());
             let learner = move || {
-                let zero =
-                    ZeroOptimizer::in_learner(AdamWConfig::new().init(), Sharding::stage(stage));
+                let zero = ZeroOptimizer::in_learner(
+                    AdamWConfig::new().init(),
+                    ZeroSettings::stage(stage),
+                );
                 let scaler = scaler();
                 of_ranks.lock().unwrap().push(scaler.clone());
                 Learner::new(model.clone(), scaler.wrap(zero), falling())
@@ -112,10 +114,10 @@ fn muon_is_burns_where_parameters_are_whole() {
     };
     let burns = burns_muon(Setup::new(data.clone(), 3));
     for stage in Stage::ALL {
-        let sharding = Sharding {
+        let sharding = ZeroSettings {
             partition: Partition::Whole,
             bucket_elements: 20,
-            ..Sharding::stage(stage)
+            ..ZeroSettings::stage(stage)
         };
         let model = start.clone();
         let learner = move || {
@@ -203,10 +205,10 @@ fn items_are_those_of_all_ranks() {
                 let seen = Arc::new(Mutex::new(Vec::<(ThreadId, f64, f64)>::new()));
                 let (of_ranks, model) = (seen.clone(), start.clone().counting());
                 let learner = move || {
-                    let sharding = Sharding {
+                    let sharding = ZeroSettings {
                         reduction,
                         bucket_elements: 20,
-                        ..Sharding::stage(stage)
+                        ..ZeroSettings::stage(stage)
                     };
                     let zero = ZeroOptimizer::in_learner(AdamWConfig::new().init(), sharding);
                     let (items, seen) = (zero.items_of_all_ranks(), of_ranks.clone());

@@ -34,7 +34,7 @@ use burn::lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig};
 use burn::optim::{AdamWConfig, Optimizer};
 use burn::{backend::Autodiff, tensor::backend::AutodiffBackend};
 use burn_flex::Flex;
-use burn_zero::{Sharded, Sharding, Stage, Uneven, ZeroOptimizer, ZeroStrategy};
+use burn_zero::{Sharded, Stage, Uneven, ZeroOptimizer, ZeroSettings, ZeroStrategy};
 
 use learner::{Outcome, Setup, train};
 use model::{Model, Row};
@@ -53,9 +53,9 @@ fn falling() -> impl LrScheduler + 'static {
 }
 
 fn adamw<B: AutodiffBackend>(stage: Stage) -> impl Optimizer<Model<B>, B> + 'static {
-    let sharding = Sharding {
+    let sharding = ZeroSettings {
         bucket_elements: 20,
-        ..Sharding::stage(stage)
+        ..ZeroSettings::stage(stage)
     };
     ZeroOptimizer::in_learner(AdamWConfig::new().init(), sharding)
 }

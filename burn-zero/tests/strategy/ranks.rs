@@ -4,7 +4,7 @@ use burn::lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::train::Learner;
 use burn_accum::{AccumConfig, AccumulatingStrategy, MultiSteps, PerUpdate, flush_request};
-use burn_zero::{Sharding, Stage, Uneven, ZeroOptimizer, ZeroStrategy};
+use burn_zero::{Stage, Uneven, ZeroOptimizer, ZeroSettings, ZeroStrategy};
 
 use crate::learner::{MICRO_BATCH, Outcome, Setup, Stop, train};
 use crate::model::{Model, Row, assert_close, bits, counted, rows};
@@ -178,7 +178,8 @@ fn open_windows_are_applied_at_the_end_of_an_epoch() {
     for stage in Stage::ALL {
         let model = start.clone();
         let learner = move || {
-            let zero = ZeroOptimizer::in_learner(AdamWConfig::new().init(), Sharding::stage(stage));
+            let zero =
+                ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(stage));
             let steps = MultiSteps::new(zero, AccumConfig::mean(4)).unwrap();
             let falling = LinearLrSchedulerConfig::new(0.1, 0.01, 40).init().unwrap();
             let scheduler = PerUpdate::new(falling, &steps.updates());

@@ -10,7 +10,9 @@ use burn::tensor::backend::Backend;
 use burn::train::{Learner, TrainingStrategy};
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_zero::group::AfterFault;
-use burn_zero::{GroupOptions, Sharding, Shards, Stage, Uneven, ZeroOptimizer, ZeroStrategy};
+use burn_zero::{
+    GroupOptions, ParameterShards, Stage, Uneven, ZeroOptimizer, ZeroSettings, ZeroStrategy,
+};
 
 use crate::child::{ended, is_child};
 use crate::learner::{Components, Setup, train_shown};
@@ -41,7 +43,7 @@ where
 }
 
 fn zero<O>(optimizer: O) -> ZeroOptimizer<O> {
-    ZeroOptimizer::in_learner(optimizer, Sharding::stage(Stage::Gradients))
+    ZeroOptimizer::in_learner(optimizer, ZeroSettings::stage(Stage::Gradients))
 }
 
 fn setup() -> Setup {
@@ -140,7 +142,7 @@ fn states_of_different_steps() {
             let gradients = GradientsParams::from_grads(loss.backward(), &start);
             let _ = before.step(0.1, start.clone(), gradients);
         }
-        let adam = AdamWConfig::new().init::<Z, Shards<Z>>();
+        let adam = AdamWConfig::new().init::<Z, ParameterShards<Z>>();
         let adam = zero(adam.load_record(before.to_record()));
         Learner::new(start.clone(), adam, ConstantLr::new(0.1))
     };

@@ -23,7 +23,8 @@ use burn::train::{
 };
 use burn_flex::Flex;
 use burn_zero::{
-    GroupOptions, Sharding, Shards, Stage, ThreadGroup, ZeroOptimizer, ZeroStrategy, independent,
+    GroupOptions, ParameterShards, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings, ZeroStrategy,
+    independent,
 };
 use tempfile::{TempDir, tempdir};
 
@@ -100,13 +101,13 @@ impl<B: Backend> InferenceStep for Normed<B> {
     }
 }
 
-type Adam = ZeroOptimizer<OptimizerAdaptor<AdamW, Shards<Z>, Z>>;
+type Adam = ZeroOptimizer<OptimizerAdaptor<AdamW, ParameterShards<Z>, Z>>;
 type Components = LearningComponentsMarker<Z, ConstantLr, Normed<Z>, Adam>;
 type Inner = <Z as AutodiffBackend>::InnerBackend;
 
 fn learner(model: Normed<Z>) -> Learner<Components> {
     let adam = AdamWConfig::new().init();
-    let zero = ZeroOptimizer::in_learner(adam, Sharding::stage(Stage::Gradients));
+    let zero = ZeroOptimizer::in_learner(adam, ZeroSettings::stage(Stage::Gradients));
     Learner::new(model, zero, ConstantLr::new(0.05))
 }
 

@@ -12,7 +12,7 @@ use burn_accum::ClipGlobalNorm;
 use burn_flex::Flex;
 use burn_zero::{
     HostAdamWConfig, HostOffload, OffloadConfig, OffloadRecord, OffloadedAdamW, OptimizerConfig,
-    Shards, ZeroConfig, ZeroOptimizer, tensor_bytes,
+    ParameterShards, ZeroConfig, ZeroOptimizer, tensor_bytes,
 };
 
 use super::accumulation::clipped;
@@ -37,8 +37,10 @@ enum Place<B: AutodiffBackend, M: AutodiffModule<B>> {
 }
 
 /// An optimizer of Burn that runs on the CPU, whatever the training's backend is.
-type OnFlex =
-    HostOffload<Flex, OptimizerAdaptor<Named<Flex>, Shards<Autodiff<Flex>>, Autodiff<Flex>>>;
+type OnFlex = HostOffload<
+    Flex,
+    OptimizerAdaptor<Named<Flex>, ParameterShards<Autodiff<Flex>>, Autodiff<Flex>>,
+>;
 
 /// Its state.
 #[derive(Record, Clone)]
@@ -66,7 +68,7 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Located<B, M> {
         let offload =
             OffloadConfig::of(&config.offload_optimizer, adamw.clone().unwrap_or_default());
         let offload = offload.map(|offload| OffloadConfig {
-            bucket_elements: config.sharding().bucket_elements,
+            bucket_elements: config.settings().bucket_elements,
             ..offload
         });
         let place = match (offload, adamw) {
@@ -198,7 +200,7 @@ pub struct Placed<B: AutodiffBackend> {
 #[allow(clippy::large_enum_variant, reason = "there is one of it")]
 enum Ranks<B: AutodiffBackend> {
     One(ClipGlobalNorm<Located<B, Gpt<B>>>),
-    Many(ZeroOptimizer<ClipGlobalNorm<Located<B, Shards<B>>>>),
+    Many(ZeroOptimizer<ClipGlobalNorm<Located<B, ParameterShards<B>>>>),
 }
 
 impl<B: AutodiffBackend> Placed<B> {
@@ -215,7 +217,7 @@ impl<B: AutodiffBackend> Placed<B> {
             let clip = clipped(Located::new(config, held)?, max_norm);
             // A rank meets a shard of the gradients, and only all together know the norm.
             let norm = clip.norm();
-            let zero = ZeroOptimizer::in_learner(clip, config.sharding());
+            let zero = ZeroOptimizer::in_learner(clip, config.settings());
             Ranks::Many(zero.with_norm(move |value| norm.provide(value)))
         };
         let held = held.clone();

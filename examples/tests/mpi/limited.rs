@@ -11,7 +11,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn_flex::Flex;
 use burn_zero::{
-    GroupOptions, MpiGroup, ProcessGroup, Sharded, Sharding, Stage, ZeroError, ZeroOptimizer,
+    GroupOptions, MpiGroup, ProcessGroup, Sharded, Stage, ZeroError, ZeroOptimizer, ZeroSettings,
 };
 use examples::gpt::model::{Gpt, GptConfig};
 
@@ -71,9 +71,9 @@ fn train(group: Arc<dyn ProcessGroup>, stage: Stage) -> Result<(), ZeroError> {
     loss(&small.init::<B>(&device)).backward();
     let before = data_bytes();
 
-    let sharding = Sharding {
+    let sharding = ZeroSettings {
         bucket_elements: 100_000,
-        ..Sharding::stage(stage)
+        ..ZeroSettings::stage(stage)
     };
     let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, sharding)?;
     let mut model = optimizer.prepare::<B, _>(model().init(&device))?;

@@ -9,8 +9,8 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::gelu;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_zero::{
-    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, ProcessGroup, Sharded, Sharding, Shards,
-    Stage, ThreadGroup, ZeroError, ZeroOptimizer,
+    GroupOptions, HostAdamWConfig, Memory, OffloadConfig, ParameterShards, ProcessGroup, Sharded,
+    Stage, ThreadGroup, ZeroError, ZeroOptimizer, ZeroSettings,
 };
 use tests::compare::{relative_error, values};
 
@@ -92,11 +92,11 @@ where
 
 /// On two ranks, which must end with the same weights.
 fn train_on_two<I: Backend, O>(
-    sharding: &Sharding,
+    sharding: &ZeroSettings,
     optimizer: impl Fn() -> O + Sync,
 ) -> [Vec<f32>; 3]
 where
-    O: Optimizer<Shards<Ranked<I>>, Ranked<I>>,
+    O: Optimizer<ParameterShards<Ranked<I>>, Ranked<I>>,
 {
     let trained = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
         let rank = group.rank();
@@ -112,11 +112,11 @@ where
 }
 
 /// Several buckets even of this model.
-fn sharding(stage: Stage, gradients: Memory) -> Sharding {
-    Sharding {
+fn sharding(stage: Stage, gradients: Memory) -> ZeroSettings {
+    ZeroSettings {
         bucket_elements: 30,
         gradients,
-        ..Sharding::stage(stage)
+        ..ZeroSettings::stage(stage)
     }
 }
 

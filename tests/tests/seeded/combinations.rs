@@ -13,7 +13,9 @@ use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, Bf16};
 use burn_checkpoint::{Remat, RematStats};
 use burn_flex::Flex;
-use burn_zero::{GroupOptions, ProcessGroup, Sharded, Sharding, Stage, ThreadGroup, ZeroOptimizer};
+use burn_zero::{
+    GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings,
+};
 use examples::gpt::model::{Activations, Gpt, GptConfig};
 use tests::compare::values;
 
@@ -122,9 +124,9 @@ fn run<B: AutodiffBackend>(initial: &[TensorData], on: On) -> Trained {
     };
     let trained = ThreadGroup::spawn(RANKS, GroupOptions::default(), |group| {
         let rank = group.rank();
-        let sharding = Sharding {
+        let sharding = ZeroSettings {
             bucket_elements: 1000,
-            ..Sharding::stage(stage)
+            ..ZeroSettings::stage(stage)
         };
         let mut zero = ZeroOptimizer::new(adam.init(), Arc::new(group), sharding)?;
         let model = zero.prepare::<B, _>(model())?;

@@ -22,7 +22,7 @@ use crate::offload::marks::{Mark, differ};
 use crate::offload::uploads::will_be_gathered;
 use crate::offload::{OffloadError, raise};
 use crate::optimizer::MOST_DIMENSIONS;
-use crate::{Sharding, Shards};
+use crate::{ParameterShards, ZeroSettings};
 
 /// Puts `optimizer`, any of Burn's, on the host's backend `H`: see [`HostOffload`].
 ///
@@ -44,7 +44,7 @@ use crate::{Sharding, Shards};
 pub fn offload<H, O>(optimizer: O) -> HostOffload<H, O>
 where
     H: Backend,
-    O: Optimizer<Shards<Autodiff<H>>, Autodiff<H>>,
+    O: Optimizer<ParameterShards<Autodiff<H>>, Autodiff<H>>,
 {
     HostOffload::new(optimizer)
 }
@@ -53,7 +53,7 @@ where
 /// AdamW has a faster one: [`OffloadedAdamW`](crate::OffloadedAdamW).
 ///
 /// Gradients go to the host and parameters come back, in their own types. The numbers are the wrapped optimizer's on `H`: bit
-/// for bit those on the device where that is the same backend. It meets the parameters as [`Shards`], with the ids that the
+/// for bit those on the device where that is the same backend. It meets the parameters as [`ParameterShards`], with the ids that the
 /// module gives them, and all of a step at once, so that it may clip by the norm of all.
 ///
 /// A clone has its own state. Parameters that are changed between steps are noticed by their sums, as by
@@ -145,7 +145,7 @@ impl<H: Backend, O> HostOffload<H, O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let bucket_elements = Sharding::default().bucket_elements;
+        let bucket_elements = ZeroSettings::default().bucket_elements;
         let landing = &mut self.landing;
         Ok(landing.look_out::<B, M>(module, bucket_elements, |_| true)?)
     }
@@ -157,7 +157,7 @@ impl<H: Backend, O> HostOffload<H, O> {
         gradients: GradAdaptor,
     ) -> Result<M, OffloadError>
     where
-        O: Optimizer<Shards<Autodiff<H>>, Autodiff<H>>,
+        O: Optimizer<ParameterShards<Autodiff<H>>, Autodiff<H>>,
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
@@ -202,7 +202,7 @@ impl<H: Backend, O> HostOffload<H, O> {
             let gradient = Tensor::<H, 1>::from_primitive(TensorPrimitive::Float(upload(gradient)));
             gradients.register(id, gradient);
         }
-        let shards = Shards::with_ids(pieces.into_iter());
+        let shards = ParameterShards::with_ids(pieces.into_iter());
         let updated = self.inner.step(lr, shards, gradients).into_ids();
         let updated = updated.map(|(id, piece)| (id, Autodiff::<H>::inner(piece)));
 
@@ -263,7 +263,7 @@ impl<H: Backend, B: AutodiffBackend> ModuleMapper<B> for Update<'_, H, B> {
 impl<H, O, M, B> Optimizer<M, B> for HostOffload<H, O>
 where
     H: Backend,
-    O: Optimizer<Shards<Autodiff<H>>, Autodiff<H>>,
+    O: Optimizer<ParameterShards<Autodiff<H>>, Autodiff<H>>,
     M: AutodiffModule<B>,
     B: AutodiffBackend,
 {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts bytes. Clones count together.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Gauge(Arc<Counts>);
+pub(crate) struct MemoryTracker(Arc<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -15,19 +15,19 @@ struct Counts {
 
 /// Bytes that are there as long as this is.
 #[derive(Debug)]
-pub(crate) struct Holding {
-    gauge: Gauge,
+pub(crate) struct TrackedBytes {
+    tracker: MemoryTracker,
     bytes: u64,
 }
 
-impl Gauge {
+impl MemoryTracker {
     /// From now on there are so many bytes more.
-    pub(crate) fn hold(&self, bytes: usize) -> Holding {
+    pub(crate) fn hold(&self, bytes: usize) -> TrackedBytes {
         let bytes = bytes as u64;
         let now = self.0.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.0.peak.fetch_max(now, Ordering::Relaxed);
-        Holding {
-            gauge: self.clone(),
+        TrackedBytes {
+            tracker: self.clone(),
             bytes,
         }
     }
@@ -38,9 +38,9 @@ impl Gauge {
     }
 }
 
-impl Drop for Holding {
+impl Drop for TrackedBytes {
     fn drop(&mut self) {
-        self.gauge.0.now.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.tracker.0.now.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -50,12 +50,12 @@ mod tests {
 
     #[test]
     fn the_peak_is_of_what_was_there_at_once() {
-        let gauge = Gauge::default();
-        let first = gauge.hold(10);
-        drop(gauge.clone().hold(5));
-        assert_eq!(gauge.peak_bytes(), 15);
+        let tracker = MemoryTracker::default();
+        let first = tracker.hold(10);
+        drop(tracker.clone().hold(5));
+        assert_eq!(tracker.peak_bytes(), 15);
         drop(first);
-        let _last = gauge.hold(12);
-        assert_eq!(gauge.peak_bytes(), 15);
+        let _last = tracker.hold(12);
+        assert_eq!(tracker.peak_bytes(), 15);
     }
 }

@@ -5,7 +5,7 @@ use core::fmt;
 /// Stands in the labels of collectives, so that ranks that differ in it stop there with both sides shown, at no cost in bytes
 /// that would not be sent anyway.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Moment {
+pub(crate) enum StepTag {
     /// A backward pass.
     Backward {
         /// Steps of the optimizer so far.
@@ -20,7 +20,7 @@ pub(crate) enum Moment {
     },
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for StepTag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Backward { steps } => write!(f, "after step {steps}"),

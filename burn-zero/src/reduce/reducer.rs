@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use burn_backend::TensorData;
 use parking_lot::Mutex;
 
-use super::gauge::Gauge;
 use super::layout::Layout;
-use super::moment::Moment;
+use super::memory_tracker::MemoryTracker;
 use super::reduced::Reduced;
+use super::step_tag::StepTag;
 use super::worker::{Arrival, Orders, Task, Worker};
 use crate::group::ProcessGroup;
 use crate::host::HostRead;
 use crate::shard::Readiness;
-use crate::{Memory, Sharding, Stage, ZeroError};
+use crate::{Memory, Stage, ZeroError, ZeroSettings};
 
 /// When gradients are reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub(crate) enum Arriving {
 }
 
 /// Buckets are reduced in their order, the same on every rank, whatever the order in which gradients arrive.
-pub(crate) struct Exchange {
+pub(crate) struct GradientReducer {
     number: u64,
     orders: Arc<Orders>,
     worker: Worker,
@@ -58,20 +58,24 @@ struct Pass {
     arrivals: Vec<Vec<Arc<Arrival>>>,
     /// By parameter, what is to stay in host memory.
     landing: Vec<Option<Arc<Arrival>>>,
-    at: Moment,
+    at: StepTag,
 }
 
-impl Exchange {
-    pub(crate) fn new(layout: Layout, group: Arc<dyn ProcessGroup>, sharding: &Sharding) -> Self {
+impl GradientReducer {
+    pub(crate) fn new(
+        layout: Layout,
+        group: Arc<dyn ProcessGroup>,
+        settings: &ZeroSettings,
+    ) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let orders = Arc::new(Orders {
             layout,
             group,
-            stage: sharding.stage,
-            op: sharding.reduction,
-            dtype: sharding.communication_dtype,
-            memory: sharding.gradients,
-            gauge: Gauge::default(),
+            stage: settings.stage,
+            op: settings.reduction,
+            dtype: settings.communication_dtype,
+            memory: settings.gradients,
+            tracker: MemoryTracker::default(),
         });
         Self {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
@@ -98,8 +102,8 @@ impl Exchange {
     }
 
     /// Counts the gradients that this rank holds.
-    pub(crate) fn gauge(&self) -> &Gauge {
-        &self.orders.gauge
+    pub(crate) fn tracker(&self) -> &MemoryTracker {
+        &self.orders.tracker
     }
 
     /// One rank has nothing to reduce, whatever the stage.
@@ -136,9 +140,9 @@ impl Exchange {
     }
 
     /// The optimizer is about to take a step.
-    pub(crate) fn next_step(&self, lr: f64) -> Moment {
+    pub(crate) fn next_step(&self, lr: f64) -> StepTag {
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
-        Moment::Step { number, lr }
+        StepTag::Step { number, lr }
     }
 
     /// Starts the pass of a backward pass: gradients are reduced now, or stay on the host until they are.
@@ -148,16 +152,16 @@ impl Exchange {
             Timing::DuringBackward => Task::Reduce,
             Timing::AtTheStep => Task::Land,
         };
-        self.begin(task, Moment::Backward { steps });
+        self.begin(task, StepTag::Backward { steps });
     }
 
     /// Starts the pass of a step, which reduces all gradients.
-    pub(crate) fn begin_step(&self, at: Moment) {
+    pub(crate) fn begin_step(&self, at: StepTag) {
         self.begin(Task::Reduce, at);
     }
 
     /// Starts a pass over all parameters.
-    fn begin(&self, task: Task, at: Moment) {
+    fn begin(&self, task: Task, at: StepTag) {
         let layout = &self.orders.layout;
         *self.pass.lock() = Some(Pass {
             task,
@@ -182,7 +186,7 @@ impl Exchange {
         let Some(pass) = &mut *pass else { return };
         debug_assert!(!pass.readiness.has(parameter), "one gradient a parameter");
         let bytes = layout.parameters()[parameter].bytes();
-        let arrival = Arrival::new(parameter, gradient, bytes, &self.orders.gauge);
+        let arrival = Arrival::new(parameter, gradient, bytes, &self.orders.tracker);
         let arrival = Arc::new(arrival);
         for bucket in layout.buckets_of(parameter) {
             pass.arrivals[bucket].push(arrival.clone());
@@ -251,9 +255,9 @@ impl Exchange {
     }
 }
 
-impl fmt::Debug for Exchange {
+impl fmt::Debug for GradientReducer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Exchange")
+        f.debug_struct("GradientReducer")
             .field("number", &self.number)
             .finish_non_exhaustive()
     }
@@ -305,20 +309,20 @@ mod tests {
     }
 
     /// Four parameters of ten elements, each a bucket.
-    fn exchange() -> (Exchange, Receiver<String>) {
+    fn reducer() -> (GradientReducer, Receiver<String>) {
         let parameters = (0..4).map(|index| Parameter {
             path: format!("p{index}"),
             shape: vec![10],
             dtype: DType::F32,
         });
-        let sharding = Sharding {
+        let settings = ZeroSettings {
             bucket_elements: 10,
-            ..Sharding::stage(Stage::Gradients)
+            ..ZeroSettings::stage(Stage::Gradients)
         };
-        let layout = Layout::new(parameters.collect(), 1, 0, &sharding).unwrap();
+        let layout = Layout::new(parameters.collect(), 1, 0, &settings).unwrap();
         let (told, calls) = channel();
         let group = Arc::new(Told(SingleRank::new(), told));
-        (Exchange::new(layout, group, &sharding), calls)
+        (GradientReducer::new(layout, group, &settings), calls)
     }
 
     fn gradient(value: f32) -> Option<HostRead> {
@@ -328,20 +332,20 @@ mod tests {
 
     #[test]
     fn buckets_are_reduced_while_backward_goes_on() {
-        let (exchange, calls) = exchange();
+        let (reducer, calls) = reducer();
         let next = || calls.recv_timeout(Duration::from_secs(20)).unwrap();
         for pass in 0..2 {
             // As with several ranks.
-            exchange.begin(Task::Reduce, Moment::Backward { steps: pass });
-            exchange.submit(3, gradient(3.0));
+            reducer.begin(Task::Reduce, StepTag::Backward { steps: pass });
+            reducer.submit(3, gradient(3.0));
             // Nothing else has arrived yet.
             assert_eq!(
                 next(),
                 format!("gradients of bucket 3, after step {pass} (p3)")
             );
-            exchange.submit(1, gradient(1.0));
-            assert!(exchange.takes(2) && !exchange.takes(1));
-            exchange.submit(2, gradient(2.0));
+            reducer.submit(1, gradient(1.0));
+            assert!(reducer.takes(2) && !reducer.takes(1));
+            reducer.submit(2, gradient(2.0));
             // The first did not go before the second, whatever came first.
             assert_eq!(
                 next(),
@@ -351,17 +355,17 @@ mod tests {
                 next(),
                 format!("gradients of bucket 1, after step {pass} (p1)")
             );
-            let reduced = exchange.finish().unwrap();
+            let reduced = reducer.finish().unwrap();
             assert_eq!(
                 next(),
                 format!("gradients of bucket 0, after step {pass} (p0)")
             );
             assert!(next().starts_with("which gradients there are"));
-            assert!(!reduced[0].is_present() && !exchange.takes(0));
+            assert!(!reduced[0].is_present() && !reducer.takes(0));
             for (parameter, reduced) in reduced.iter().enumerate().skip(1) {
                 assert_eq!(reduced.elements, [parameter as f32; 10]);
             }
-            exchange.next_step(0.1);
+            reducer.next_step(0.1);
         }
         assert!(calls.try_recv().is_err(), "nothing else is sent");
     }

@@ -9,7 +9,7 @@ use crate::shard::Partition;
 /// How gradients and the optimizer's state are sharded. All ranks must use the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Sharding {
+pub struct ZeroSettings {
     /// What is sharded. Default [`Stage::OptimizerState`], for who wraps an optimizer to shard it; a
     /// [`ZeroConfig`](crate::ZeroConfig)'s default is DeepSpeed's stage 0.
     pub stage: Stage,
@@ -48,7 +48,7 @@ pub enum Memory {
     Host,
 }
 
-impl Default for Sharding {
+impl Default for ZeroSettings {
     fn default() -> Self {
         Self {
             stage: Stage::OptimizerState,
@@ -61,7 +61,7 @@ impl Default for Sharding {
     }
 }
 
-impl Sharding {
+impl ZeroSettings {
     /// The defaults, at another stage.
     pub fn stage(stage: Stage) -> Self {
         Self {

@@ -13,15 +13,15 @@ use parking_lot::Mutex;
 use super::announce::Turn;
 use super::prepare::Asks;
 use crate::group::ProcessGroup;
-use crate::reduce::Exchange;
+use crate::reduce::GradientReducer;
 
 thread_local! {
-    static SEAT: RefCell<Option<Arc<Seat>>> = const { RefCell::new(None) };
+    static CONTEXT: RefCell<Option<Arc<RankContext>>> = const { RefCell::new(None) };
 }
 
 /// A rank's place in a training.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct RankContext {
     pub(crate) group: Arc<dyn ProcessGroup>,
     /// What the rank computes on.
     pub(super) device: DeviceId,
@@ -34,21 +34,21 @@ pub(crate) struct Seat {
 /// What all wait for: the model is known.
 #[derive(Debug)]
 pub(crate) struct Setting {
-    pub(crate) exchange: Arc<Exchange>,
+    pub(crate) reducer: Arc<GradientReducer>,
     /// Of the parameters, in their order.
     pub(crate) ids: Vec<ParamId>,
 }
 
 /// Takes the seat away from the thread.
-pub(crate) struct Leave(Option<Arc<Seat>>);
+pub(crate) struct Leave(Option<Arc<RankContext>>);
 
 impl Drop for Leave {
     fn drop(&mut self) {
-        SEAT.with_borrow_mut(|seat| core::mem::swap(seat, &mut self.0));
+        CONTEXT.with_borrow_mut(|context| core::mem::swap(context, &mut self.0));
     }
 }
 
-impl Seat {
+impl RankContext {
     pub(crate) fn new(group: Arc<dyn ProcessGroup>, device: DeviceId) -> Arc<Self> {
         Arc::new(Self {
             group,
@@ -61,13 +61,13 @@ impl Seat {
 
     /// The seat of this thread, if a strategy trains on it.
     pub(crate) fn here() -> Option<Arc<Self>> {
-        SEAT.with_borrow(Clone::clone)
+        CONTEXT.with_borrow(Clone::clone)
     }
 
     /// Puts the seat on this thread.
     pub(crate) fn put(self: &Arc<Self>) -> Leave {
         let mut leave = Leave(Some(self.clone()));
-        SEAT.with_borrow_mut(|seat| core::mem::swap(seat, &mut leave.0));
+        CONTEXT.with_borrow_mut(|context| core::mem::swap(context, &mut leave.0));
         leave
     }
 

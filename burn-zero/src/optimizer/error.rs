@@ -6,7 +6,7 @@ use thiserror::Error;
 /// Errors of sharded training, found before anything is sent wherever that is possible.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
-pub enum ShardingError {
+pub enum ZeroOptimizerError {
     /// A step before the optimizer knows the model.
     #[error(
         "the ZeroOptimizer has no model yet: call `let model = optimizer.prepare(model)?` before the first forward, so that all \
@@ -18,7 +18,7 @@ pub enum ShardingError {
     #[error(
         "this ZeroOptimizer was made for a Learner (`ZeroOptimizer::in_learner`) whose strategy brings the ranks: pass \
          `ZeroStrategy::threads(n).into()` or `ZeroStrategy::process(group).into()` to `with_training_strategy`, or make it \
-         with `ZeroOptimizer::new(inner, group, sharding)`"
+         with `ZeroOptimizer::new(inner, group, settings)`"
     )]
     NoStrategy,
 

@@ -10,18 +10,18 @@ use burn_backend::tensor::FloatTensor;
 
 use crate::offload::Kept;
 
-/// This rank's pieces, in the order of the parameters: what a wrapped optimizer is an `Optimizer<Shards<B>, B>` of. Rust infers it.
+/// This rank's pieces, in the order of the parameters: what a wrapped optimizer is an `Optimizer<ParameterShards<B>, B>` of. Rust infers it.
 ///
 /// Each piece keeps its id for the whole training, the same in every process. The pieces exist during a step only; what stays
 /// is the optimizer's state, by id.
 #[derive(Module, Debug)]
-pub struct Shards<B: Backend> {
-    pieces: Vec<Piece<B>>,
+pub struct ParameterShards<B: Backend> {
+    pieces: Vec<ParameterShard<B>>,
 }
 
 /// A piece: flat, or a whole parameter in its shape ([`Partition::Whole`](crate::Partition::Whole)).
 #[derive(Module, Debug)]
-pub enum Piece<B: Backend> {
+pub enum ParameterShard<B: Backend> {
     /// `[elements]`
     Rank1(Param<Tensor<B, 1>>),
     /// As the parameter.
@@ -47,7 +47,7 @@ pub(crate) const MOST_DIMENSIONS: usize = 8;
 const FIRST_ID: u64 = u64::from_be_bytes(*b"zero\0\0\0\0");
 
 /// The id of the piece of a parameter.
-pub(crate) fn piece_id(parameter: usize) -> ParamId {
+pub(crate) fn shard_id(parameter: usize) -> ParamId {
     ParamId::from(FIRST_ID | parameter as u64)
 }
 
@@ -59,14 +59,14 @@ fn parameter_of(piece: ParamId) -> usize {
 macro_rules! with_param {
     ($piece:expr, $param:ident => $body:expr) => {
         match $piece {
-            Piece::Rank1($param) => $body,
-            Piece::Rank2($param) => $body,
-            Piece::Rank3($param) => $body,
-            Piece::Rank4($param) => $body,
-            Piece::Rank5($param) => $body,
-            Piece::Rank6($param) => $body,
-            Piece::Rank7($param) => $body,
-            Piece::Rank8($param) => $body,
+            ParameterShard::Rank1($param) => $body,
+            ParameterShard::Rank2($param) => $body,
+            ParameterShard::Rank3($param) => $body,
+            ParameterShard::Rank4($param) => $body,
+            ParameterShard::Rank5($param) => $body,
+            ParameterShard::Rank6($param) => $body,
+            ParameterShard::Rank7($param) => $body,
+            ParameterShard::Rank8($param) => $body,
         }
     };
 }
@@ -88,17 +88,19 @@ impl<B: AutodiffBackend> Updated<B> {
     }
 }
 
-impl<B: Backend> Shards<B> {
+impl<B: Backend> ParameterShards<B> {
     /// From the pieces and the positions of their parameters.
     pub(super) fn new(pieces: Vec<(usize, FloatTensor<B>)>) -> Self {
         let pieces = pieces.into_iter();
-        Self::with_ids(pieces.map(|(index, piece)| (piece_id(index), piece)))
+        Self::with_ids(pieces.map(|(index, piece)| (shard_id(index), piece)))
     }
 
     /// From tensors of at most [`MOST_DIMENSIONS`] dimensions and their ids.
     pub(crate) fn with_ids(pieces: impl Iterator<Item = (ParamId, FloatTensor<B>)>) -> Self {
         Self {
-            pieces: pieces.map(|(id, piece)| Piece::new(id, piece)).collect(),
+            pieces: pieces
+                .map(|(id, piece)| ParameterShard::new(id, piece))
+                .collect(),
         }
     }
 
@@ -133,7 +135,7 @@ impl<B: Backend> Shards<B> {
 
     /// The pieces and their ids.
     pub(crate) fn into_ids(self) -> impl Iterator<Item = (ParamId, FloatTensor<B>)> {
-        self.pieces.into_iter().map(Piece::into_parts)
+        self.pieces.into_iter().map(ParameterShard::into_parts)
     }
 
     /// Number of pieces.
@@ -147,7 +149,7 @@ impl<B: Backend> Shards<B> {
     }
 }
 
-impl<B: Backend> Piece<B> {
+impl<B: Backend> ParameterShard<B> {
     fn new(id: ParamId, piece: FloatTensor<B>) -> Self {
         let rank = piece.rank();
         let piece = TensorPrimitive::Float(piece);
