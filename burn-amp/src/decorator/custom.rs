@@ -19,7 +19,7 @@ use crate::policy::{Policy, current};
 /// use burn::backend::Autodiff;
 /// use burn::tensor::{DType, Tensor, TensorPrimitive, backend::Backend};
 /// use burn_amp::{Autocast, Cast, F32, Policy, autocast, custom_op};
-/// use burn_backend::tensor::FloatTensor;
+/// use burn_backend::{ops::FloatTensorOps, tensor::FloatTensor};
 /// use burn_flex::Flex;
 ///
 /// /// What the model asks of its backend beyond Burn's operations.
