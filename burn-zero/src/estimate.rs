@@ -284,16 +284,9 @@ fn formulas(model: &ModelStates, config: &ZeroConfig, cut: &Cut) -> Estimate {
 
     // Elements.
     let shard = shards.iter().copied().max().unwrap_or(0);
-    let states = if stage.shards_optimizer_state() {
-        shard
-    } else {
-        elements
-    };
-    let gradients = if stage.shards_gradients() {
-        shard
-    } else {
-        elements
-    };
+    let share = |sharded: bool| if sharded { shard } else { elements };
+    let states = share(stage.shards_optimizer_state());
+    let gradients = share(stage.shards_gradients());
     let offloaded = (states as f64 * config.offload_optimizer.ratio()).round() as u64;
     let offloaded = offloaded.min(states);
     // On the host reduced gradients are beside what is under way, on the device they come out of it.

@@ -2,93 +2,50 @@
 
 use serde_json::Value;
 
-/// What a key means here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Meaning {
-    /// It is read.
-    Read,
-    /// It is read for stage 3, and listed as ignored before, with the reason.
-    Stage3,
-    /// It is listed as ignored, with the reason.
-    Ignored,
-    /// It would change what is trained: refused with what to do instead, unless its value asks for nothing.
-    Refused(Harmless),
-}
-
-/// The values of a refused key that ask for nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Harmless {
-    /// False, nothing, or an object that is not enabled.
-    Off,
-    /// Nothing, or this number.
-    Number(u8),
-    /// Anything but false.
-    NotFalse,
-    /// Anything but the sum.
-    NotSum,
-    /// f32, and nothing else in an object.
-    F32,
-}
-
-/// A key with its meaning, and the reason or what to do instead.
+/// A line of the table, for one of its names.
 #[derive(Clone, Copy)]
 pub(super) struct Key {
     pub(super) name: &'static str,
-    pub(super) meaning: Meaning,
+    /// `read`; `stage 3`: read for stage 3, and listed as ignored before; `ignored`: listed as that; `refused ..`: it would change
+    /// what is trained, unless its value asks for nothing ([`is_harmless`](Self::is_harmless)).
+    pub(super) rule: &'static str,
+    /// Why it is ignored, or what to do instead.
     pub(super) reason: &'static str,
 }
 
-/// The keys of a section.
+/// The keys of a section; none if there is no such section.
 pub(super) fn keys(section: &str) -> impl Iterator<Item = Key> {
-    let sections = TABLE.split("\n[").skip(1);
-    let lines = sections
-        .filter_map(move |text| {
-            text.split_once("]\n")
-                .filter(|(names, _)| names.split(" | ").any(|name| name == section))
-        })
-        .flat_map(|(_, lines)| lines.lines());
-    lines.filter(|line| !line.is_empty()).flat_map(|line| {
-        let (rule, rest) = line.split_once(": ").expect("a rule and names");
+    let sections = TABLE.split("\n[").filter_map(|text| text.split_once("]\n"));
+    let found = sections.filter(move |(names, _)| names.split(" | ").any(|name| name == section));
+    let lines = found.flat_map(|(_, lines)| lines.lines());
+    let lines = lines.filter_map(|line| line.split_once(": "));
+    lines.flat_map(|(rule, rest)| {
         let (names, reason) = rest.split_once(" | ").unwrap_or((rest, ""));
-        let meaning = match rule {
-            "read" => Meaning::Read,
-            "stage 3" => Meaning::Stage3,
-            "ignored" => Meaning::Ignored,
-            "refused unless off" => Meaning::Refused(Harmless::Off),
-            "refused unless 0" => Meaning::Refused(Harmless::Number(0)),
-            "refused unless 1" => Meaning::Refused(Harmless::Number(1)),
-            "refused if false" => Meaning::Refused(Harmless::NotFalse),
-            "refused if sum" => Meaning::Refused(Harmless::NotSum),
-            "refused unless f32" => Meaning::Refused(Harmless::F32),
-            _ => panic!("no rule of the table: {line}"),
-        };
-        names.split(' ').map(move |name| Key {
-            name,
-            meaning,
-            reason,
-        })
+        names.split(' ').map(move |name| Key { name, rule, reason })
     })
 }
 
-impl Harmless {
-    /// Whether a value asks for nothing.
-    pub(super) fn holds(self, value: &Value) -> bool {
-        let text = value.as_str().unwrap_or_default();
-        match (self, value) {
-            (Self::NotFalse, value) => *value != false,
-            (Self::NotSum, _) => !text.eq_ignore_ascii_case("sum"),
+impl Key {
+    /// Whether a value of a refused key asks for nothing.
+    pub(super) fn is_harmless(&self, value: &Value) -> bool {
+        match (self.rule, value) {
+            ("refused if false", value) => *value != false,
+            ("refused if sum", value) => !value
+                .as_str()
+                .is_some_and(|text| text.eq_ignore_ascii_case("sum")),
             (_, Value::Null) => true,
-            (Self::Off, Value::Bool(on)) => !on,
-            (Self::Off, Value::Object(entries)) => match entries.get("enabled") {
-                Some(enabled) => self.holds(enabled),
+            ("refused unless 0", value) => *value == 0,
+            ("refused unless 1", value) => *value == 1,
+            ("refused unless off", Value::Bool(on)) => !on,
+            ("refused unless off", Value::Object(entries)) => match entries.get("enabled") {
+                Some(enabled) => self.is_harmless(enabled),
                 None => entries.is_empty(),
             },
-            (Self::Number(number), value) => value.as_f64() == Some(number.into()),
-            (Self::F32, Value::Object(entries)) => {
+            ("refused unless f32", Value::Object(entries)) => {
                 let mut values = entries.values();
                 values.all(|value| value.is_null() || *value == "fp32")
             }
-            (Self::Off | Self::F32, _) => false,
+            _ => false,
         }
     }
 }

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use strsim::damerau_levenshtein;
 
-use keys::{Meaning, keys};
+use keys::keys;
 
 use super::{
     BatchConfig, ConfigError, IgnoredKey, LossScaling, OptimizerConfig, OptimizerOffload,
@@ -185,8 +185,8 @@ impl Section {
     }
 
     fn set(&mut self, key: &str, value: impl Into<Value>) {
-        self.entries
-            .insert(key.to_owned(), value.into().to_string());
+        let text = value.into().to_string();
+        self.entries.insert(key.to_owned(), text);
     }
 
     /// All values, by a type that has a default for each but `type`.
@@ -226,12 +226,12 @@ impl Section {
 impl Reader {
     /// Sorts the keys of the object at `path` by what the table says of them in `section`.
     fn open(&mut self, path: &str, text: &str, section: &str) -> Result<Section, ConfigError> {
-        let place = if path.is_empty() {
-            "the configuration"
-        } else {
-            path
-        };
         let Ok(Entries(found)) = serde_json::from_str(text) else {
+            let place = if path.is_empty() {
+                "the configuration"
+            } else {
+                path
+            };
             return Err(ConfigError::WrongType {
                 path: place.to_owned(),
                 message: format!("{}, but it must be an object", preview(&value(text))),
@@ -253,22 +253,20 @@ impl Reader {
             };
             let value = value(text.get());
             let mut reason = key.reason;
-            match key.meaning {
-                Meaning::Ignored => {}
-                Meaning::Refused(harmless) if harmless.holds(&value) => reason = "asks for nothing",
-                Meaning::Refused(_) => {
+            let is_read = ["read", "stage 3"].contains(&key.rule);
+            if key.rule.starts_with("refused") {
+                if !key.is_harmless(&value) {
                     return Err(opened.unsupported(name, &preview(&value), reason));
                 }
-                Meaning::Read | Meaning::Stage3 if value.is_null() => {}
-                Meaning::Read | Meaning::Stage3 => {
-                    let text = match value == "auto" {
-                        true => self.auto.fill(&path)?.map(|value| value.to_string()),
-                        false => Some(text.get().to_owned()),
-                    };
-                    opened.entries.extend(text.map(|text| (name.clone(), text)));
+                reason = "asks for nothing";
+            } else if is_read && value == "auto" {
+                if let Some(value) = self.auto.fill(&path)? {
+                    opened.set(name, value);
                 }
+            } else if is_read && !value.is_null() {
+                opened.entries.insert(name.clone(), text.get().to_owned());
             }
-            if key.meaning != Meaning::Read {
+            if key.rule != "read" {
                 let reason = reason.to_owned();
                 self.ignored.push(IgnoredKey { path, reason });
             }
@@ -278,12 +276,9 @@ impl Reader {
 
     /// An object inside of `parent`, empty if it is not there.
     fn open_in(&mut self, parent: &mut Section, key: &str) -> Result<Section, ConfigError> {
-        let text = parent
-            .entries
-            .remove(key)
-            .unwrap_or_else(|| "{}".to_owned());
+        let object = parent.entries.remove(key);
         let path = parent.path_of(key);
-        self.open(&path, &text, &path)
+        self.open(&path, object.as_deref().unwrap_or("{}"), &path)
     }
 
     fn top(&mut self, text: &str) -> Result<ZeroConfig, ConfigError> {
@@ -315,19 +310,12 @@ impl Reader {
     }
 
     fn precision(&mut self, top: &mut Section) -> Result<Precision, ConfigError> {
-        if top.entries.contains_key("bf16") && top.entries.contains_key("bfloat16") {
-            return Err(ConfigError::Contradiction {
-                first: "bf16",
-                second: "bfloat16",
-                reason: "one is the older name of the other",
-            });
-        }
         let fp16 = self.open_in(top, "fp16")?;
         let scaling = loss_scaling(&fp16)?;
-        let mut bf16 = false;
-        for name in ["bf16", "bfloat16"] {
-            bf16 |= self.open_in(top, name)?.get("enabled")? == Some(true);
-        }
+        // Its older name counts where the newer is not there.
+        let older = self.open_in(top, "bfloat16")?.get("enabled")?;
+        let bf16 = self.open_in(top, "bf16")?.get("enabled")?;
+        let bf16 = bf16.or(older).unwrap_or(false);
         match (fp16.get("enabled")?.unwrap_or(false), bf16) {
             (true, true) => Err(ConfigError::Contradiction {
                 first: "fp16.enabled",
@@ -344,35 +332,32 @@ impl Reader {
         const KEY: &str = "zero_optimization";
         // The form of DeepSpeed's first releases.
         match top.entries.get(KEY).map(String::as_str) {
-            Some("true") => top
-                .entries
-                .insert(KEY.to_owned(), r#"{"stage": 1}"#.to_owned()),
-            Some("false") => top.entries.remove(KEY),
-            _ => None,
-        };
+            Some("true") => top.set(KEY, json!({"stage": 1})),
+            Some("false") => top.set(KEY, json!({})),
+            _ => {}
+        }
         let mut zero = self.open_in(top, KEY)?;
         let offload = self.open_in(&mut zero, "offload_optimizer")?;
         let offload_param = self.open_in(&mut zero, "offload_param")?;
-        let on_host = offload_param
-            .get::<Device>("device")?
-            .unwrap_or(Device::None)
-            != Device::None;
+        let device = offload_param.get("device")?.unwrap_or(Device::None);
         let older_on_host = zero.get("cpu_offload_param")?.unwrap_or(false);
-        let size = |key| zero.get::<u64>(key);
+        let reduce = zero.get("reduce_bucket_size")?;
+        let gather = zero.get("allgather_bucket_size")?;
         let config = ZeroConfig {
             stage: stage(&zero)?,
             offload_optimizer: offload_optimizer(&zero, &offload)?,
-            reduce_bucket_size: size("reduce_bucket_size")?.unwrap_or(config.reduce_bucket_size),
-            allgather_bucket_size: size("allgather_bucket_size")?
-                .unwrap_or(config.allgather_bucket_size),
+            reduce_bucket_size: reduce.unwrap_or(config.reduce_bucket_size),
+            allgather_bucket_size: gather.unwrap_or(config.allgather_bucket_size),
             ..config
         };
-        let of_stage_3 =
-            |name: &str| keys(KEY).any(|key| key.name == name && key.meaning == Meaning::Stage3);
+        let of_stage_3: Vec<&str> = keys(KEY)
+            .filter_map(|key| (key.rule == "stage 3").then_some(key.name))
+            .collect();
+        zero.entries.remove("cpu_offload_param");
         zero.entries
-            .retain(|name, _| of_stage_3(name) && name != "cpu_offload_param");
+            .retain(|name, _| of_stage_3.contains(&name.as_str()));
         let stage_3 = Stage3Config {
-            offload_param: on_host || older_on_host,
+            offload_param: device != Device::None || older_on_host,
             ..zero.read()?
         };
         Ok(ZeroConfig { stage_3, ..config })
@@ -408,18 +393,15 @@ impl Reader {
         let Some(mut params) = self.typed(top, "optimizer")? else {
             return Ok(None);
         };
-        let is_adam = params
-            .get("type")?
-            .is_some_and(|name: String| name == "adam");
-        if is_adam && params.get("adam_w_mode")?.unwrap_or(true) {
+        let name: Option<String> = params.get("type")?;
+        let is = |kind| name.as_deref() == Some(kind);
+        let decoupled = is("adamw") || is("adam") && params.get("adam_w_mode")?.unwrap_or(true);
+        if decoupled {
             params.set("type", "adamw");
-        }
-        let is_adamw = params
-            .get("type")?
-            .is_some_and(|name: String| name == "adamw");
-        let is_torchs = params.get("torch_adam")?.unwrap_or(false);
-        if is_adamw && is_torchs && !params.entries.contains_key("weight_decay") {
-            params.set("weight_decay", 0.01);
+            let is_torchs = params.get("torch_adam")?.unwrap_or(false);
+            if is_torchs && !params.entries.contains_key("weight_decay") {
+                params.set("weight_decay", 0.01);
+            }
         }
         params.read().map(Some)
     }
@@ -464,9 +446,9 @@ fn offload_optimizer(zero: &Section, offload: &Section) -> Result<OptimizerOfflo
             second: "zero_optimization.offload_optimizer.device",
             reason: "the first, the older form, asks for host memory and the second for none",
         }),
-        None if !older => Ok(OptimizerOffload::None),
-        Some(Device::None) => Ok(OptimizerOffload::None),
-        Some(Device::Cpu) | None => Ok(OptimizerOffload::Host { ratio }),
+        Some(Device::Cpu) => Ok(OptimizerOffload::Host { ratio }),
+        None if older => Ok(OptimizerOffload::Host { ratio }),
+        Some(Device::None) | None => Ok(OptimizerOffload::None),
     }
 }
 
