@@ -1,9 +1,13 @@
+//! The estimate is the paper's, byte by byte.
+
 use proptest::prelude::*;
 
-use super::*;
-use crate::BatchConfig;
-use crate::group::BufferDtype;
-use crate::shard::Parameter;
+use burn_zero::group::BufferDtype;
+use burn_zero::shard::Parameter;
+use burn_zero::{
+    BatchConfig, EstimateTable, ModelStates, OptimizerOffload, ShardMap, Stage, StateLayout,
+    ZeroConfig, estimate, estimate_map,
+};
 
 const P: u64 = 840_000; // a multiple of 1 to 8
 
@@ -176,6 +180,15 @@ fn the_rank_with_the_most_counts() {
     assert_eq!((found.sent_elements, found.sent_bytes), (110, 440));
 }
 
+fn padded(elements: u64, bucket: u64, ranks: u64) -> u64 {
+    let config = ZeroConfig {
+        reduce_bucket_size: bucket,
+        allgather_bucket_size: bucket,
+        ..config(Stage::OptimizerState)
+    };
+    estimate(&ModelStates::adam(elements), &config, ranks as usize).padded_elements
+}
+
 #[test]
 fn padding_is_by_bucket() {
     assert_eq!(padded(10, 4, 3), 6 + 6 + 3);
@@ -212,4 +225,35 @@ proptest! {
         prop_assert!(padded >= elements);
         prop_assert!(padded - elements <= elements.div_ceil(bucket) * (ranks - 1));
     }
+}
+
+#[test]
+fn every_world_size_has_a_row() {
+    let table = EstimateTable::new(&ModelStates::adam(1 << 20), &ZeroConfig::default());
+    assert_eq!(table.rows().len(), 8);
+    let text = table.to_string();
+    assert_eq!(text.lines().count(), 10);
+    // 4 + 12/4 bytes; one bucket has all gradients until it is reduced, 1 - 1/4 of them beyond the shard.
+    let four: Vec<&str> = text.lines().nth(5).unwrap().split_whitespace().collect();
+    assert_eq!(
+        four,
+        [
+            "4", "16.00", "MiB", "10.00", "MiB", "10.00", "MiB", "6.00", "MiB"
+        ]
+    );
+}
+
+#[test]
+fn host_memory_is_named() {
+    let offload_optimizer = OptimizerOffload::Host { ratio: 1.0 };
+    let config = ZeroConfig {
+        offload_optimizer,
+        ..Default::default()
+    };
+    let table = EstimateTable::new(&ModelStates::adam(1 << 20), &config);
+    assert!(
+        table
+            .to_string()
+            .ends_with("and 16.00 MiB / ranks of host memory\n")
+    );
 }

@@ -1,10 +1,6 @@
 //! What a rank holds and sends, by the formulas.
 
-mod table;
-#[cfg(test)]
-mod tests;
-
-pub use table::EstimateTable;
+use std::fmt;
 
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
@@ -12,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::optimizer::Parameters;
 use crate::shard::Bucket;
-use crate::{Memory, OptimizerOffload, ShardMap, Stage, ZeroConfig};
+use crate::{Memory, ShardMap, Stage, ZeroConfig};
 
 /// What a model and its optimizer need for each element, before anything is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -217,7 +213,7 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
         bucket: bucket.min(model.elements),
         largest: model.largest_parameter,
     };
-    cut.estimate(model, config)
+    formulas(model, config, &cut)
 }
 
 /// [`estimate`] for the parameters and ranks of a map, such as [`ShardMap::whole`], whose ranks hold unequally much. The map's
@@ -248,7 +244,7 @@ pub fn estimate_map(model: &ModelStates, config: &ZeroConfig, map: &ShardMap) ->
         shards: shards.collect(),
         bucket: buckets().max().unwrap_or(0) as u64,
     };
-    cut.estimate(model, config)
+    formulas(model, config, &cut)
 }
 
 /// How a model is cut, in elements.
@@ -266,93 +262,76 @@ struct Cut {
 /// the thread that reduces, and one that it has at hand.
 const BUCKETS_UNDER_WAY: u64 = 3;
 
-impl Cut {
-    fn estimate(&self, model: &ModelStates, config: &ZeroConfig) -> Estimate {
-        let stage = config.stage;
-        let shard = self.shards.iter().copied().max().unwrap_or(0);
-        let several = self.ranks > 1;
-        let states = match stage.shards_optimizer_state() {
-            true => shard,
-            false => model.elements,
-        };
-        let gradients = match stage.shards_gradients() {
-            true => shard,
-            false => model.elements,
-        };
-        let steps = config.batch.gradient_accumulation_steps.unwrap_or(1);
-        let offloaded = offloaded(states, &config.offload_optimizer);
-        let memory = config.settings().gradients;
-        // On the host they are beside what is under way, on the device it comes out of them.
-        let leave = match memory {
-            Memory::Host => model.elements,
-            Memory::Device if several && stage.shards_gradients() => {
-                model.elements.saturating_sub(shard)
-            }
-            Memory::Device => 0,
-        };
-        let underway = (BUCKETS_UNDER_WAY * self.bucket).min(leave);
-        let exchanged = several || memory == Memory::Host;
-        let spanning = match exchanged && self.largest > self.bucket {
-            true => self.largest,
-            false => 0,
-        };
-        let gathers = several && stage.shards_optimizer_state();
-        let pieces = match gathers {
-            true => shard,
-            false => 0,
-        };
+/// All figures of a rank. `if_` takes an amount where something is there, and 0 where not.
+fn formulas(model: &ModelStates, config: &ZeroConfig, cut: &Cut) -> Estimate {
+    let if_ = |there: bool, amount: u64| if there { amount } else { 0 };
+    let Cut {
+        ranks,
+        padded,
+        bucket,
+        largest,
+        ref shards,
+    } = *cut;
+    let ModelStates {
+        elements, layout, ..
+    } = *model;
+    let stage = config.stage;
+    let steps = config.batch.gradient_accumulation_steps.unwrap_or(1);
+    let several = ranks > 1;
+    let gathers = several && stage.shards_optimizer_state();
+    let to_host = config.settings().gradients == Memory::Host;
+    let leaves = several && stage.shards_gradients();
 
-        let element_bytes = model.layout.element_bytes();
-        let state_bytes = model.optimizer_bytes + model.layout.master_bytes();
-        let gradient_bytes = element_bytes * gradients;
-        let (on_device, on_host, downloaded) = match memory {
-            Memory::Device => (gradient_bytes, 0, offloaded),
-            Memory::Host => (0, gradient_bytes, steps * model.elements),
-        };
-        let communication_bytes = config.communication_dtype.size_bytes() as u64;
-        let sent = |gradient_bytes: u64, parameter_bytes: u64| {
-            let of_rank = |&shard: &u64| self.sent(config, shard, gradient_bytes, parameter_bytes);
-            self.shards.iter().map(of_rank).max().unwrap_or(0)
-        };
-        Estimate {
-            padded_elements: self.padded,
-            shard_elements: shard,
-            parameter_bytes: element_bytes * model.elements,
-            gradient_bytes: on_device,
-            underway_bytes: element_bytes * underway,
-            spanning_bytes: element_bytes * spanning,
-            window_bytes: if steps > 1 { gradient_bytes } else { 0 },
-            piece_bytes: element_bytes * pieces,
-            optimizer_bytes: state_bytes * (states - offloaded),
-            buffer_bytes: if several {
-                communication_bytes * self.bucket
-            } else {
-                0
-            },
-            host_bytes: (model.optimizer_bytes + 4) * offloaded,
-            host_gradient_bytes: on_host,
-            sent_elements: sent(1, 1),
-            sent_bytes: sent(communication_bytes, element_bytes),
-            downloaded_bytes: element_bytes * downloaded,
-            uploaded_bytes: match gathers {
-                true => 0,
-                false => element_bytes * offloaded,
-            },
-        }
-    }
+    // Elements.
+    let shard = shards.iter().copied().max().unwrap_or(0);
+    let share = |sharded: bool| if sharded { shard } else { elements };
+    let states = share(stage.shards_optimizer_state());
+    let gradients = share(stage.shards_gradients());
+    let offloaded = (states as f64 * config.offload_optimizer.ratio()).round() as u64;
+    let offloaded = offloaded.min(states);
+    // On the host reduced gradients are beside what is under way, on the device they come out of it.
+    let leaving = if to_host {
+        elements
+    } else {
+        if_(leaves, elements.saturating_sub(shard))
+    };
+    let underway = leaving.min(BUCKETS_UNDER_WAY * bucket);
+    let spanning = if_((several || to_host) && largest > bucket, largest);
+    let downloaded = if to_host { steps * elements } else { offloaded };
 
-    /// What a rank with this shard sends for one update, by what an element weighs.
-    fn sent(&self, config: &ZeroConfig, shard: u64, gradient: u64, parameter: u64) -> u64 {
-        let Self { ranks, padded, .. } = *self;
-        match config.stage {
-            // An all-reduce cuts each bucket equally, however parameters are dealt.
-            Stage::DataParallel => 2 * gradient * (padded - padded / ranks),
-            Stage::OptimizerState => gradient * (padded - shard) + parameter * (ranks - 1) * shard,
-            Stage::Gradients => {
-                let steps = config.batch.gradient_accumulation_steps.unwrap_or(1);
-                gradient * steps * (padded - shard) + parameter * (ranks - 1) * shard
-            }
-        }
+    // What a rank with a shard sends for one update, by what an element weighs.
+    let sent_by = |shard: u64, gradient: u64, parameter: u64| match stage {
+        // An all-reduce cuts each bucket equally, however parameters are dealt.
+        Stage::DataParallel => 2 * gradient * (padded - padded / ranks),
+        Stage::OptimizerState => gradient * (padded - shard) + parameter * (ranks - 1) * shard,
+        Stage::Gradients => gradient * steps * (padded - shard) + parameter * (ranks - 1) * shard,
+    };
+    let sent = |gradient, parameter| {
+        let of_rank = |&shard: &u64| sent_by(shard, gradient, parameter);
+        shards.iter().map(of_rank).max().unwrap_or(0)
+    };
+
+    // Bytes.
+    let bytes = layout.element_bytes();
+    let state_bytes = model.optimizer_bytes + layout.master_bytes();
+    let sent_as = config.communication_dtype.size_bytes() as u64;
+    Estimate {
+        padded_elements: padded,
+        shard_elements: shard,
+        parameter_bytes: bytes * elements,
+        gradient_bytes: if_(!to_host, bytes * gradients),
+        underway_bytes: bytes * underway,
+        spanning_bytes: bytes * spanning,
+        window_bytes: if_(steps > 1, bytes * gradients),
+        piece_bytes: if_(gathers, bytes * shard),
+        optimizer_bytes: state_bytes * (states - offloaded),
+        buffer_bytes: if_(several, sent_as * bucket),
+        host_bytes: (model.optimizer_bytes + 4) * offloaded,
+        host_gradient_bytes: if_(to_host, bytes * gradients),
+        sent_elements: sent(1, 1),
+        sent_bytes: sent(sent_as, bytes),
+        downloaded_bytes: bytes * downloaded,
+        uploaded_bytes: if_(!gathers, bytes * offloaded),
     }
 }
 
@@ -363,7 +342,86 @@ fn padded(elements: u64, bucket: u64, ranks: u64) -> u64 {
     elements / bucket * bucket.next_multiple_of(ranks) + rest.next_multiple_of(ranks)
 }
 
-fn offloaded(elements: u64, offload: &OptimizerOffload) -> u64 {
-    let part = elements as f64 * offload.ratio();
-    (part.round() as u64).min(elements)
+/// Estimates for 1 to 8 ranks at every stage, all else as configured, to choose from before a job is written: its display is a table.
+///
+/// ```
+/// use burn_zero::{EstimateTable, ModelStates, ZeroConfig};
+///
+/// let table = EstimateTable::new(&ModelStates::adam(124_000_000), &ZeroConfig::default());
+/// assert_eq!(table.to_string().lines().nth(2), Some("    1    1.85 GiB    1.85 GiB    1.85 GiB           0 B"));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct EstimateTable {
+    model: ModelStates,
+    /// Ranks, and the estimate of each stage.
+    rows: Vec<(usize, [Estimate; 3])>,
+}
+
+impl EstimateTable {
+    /// The table of a model.
+    pub fn new(model: &ModelStates, config: &ZeroConfig) -> Self {
+        let at = |stage, ranks| {
+            estimate(
+                model,
+                &ZeroConfig {
+                    stage,
+                    ..config.clone()
+                },
+                ranks,
+            )
+        };
+        let rows = (1..=8).map(|ranks| (ranks, Stage::ALL.map(|stage| at(stage, ranks))));
+        Self {
+            model: *model,
+            rows: rows.collect(),
+        }
+    }
+
+    /// Ranks, and the estimates of stages 0, 1 and 2.
+    pub fn rows(&self) -> &[(usize, [Estimate; 3])] {
+        &self.rows
+    }
+}
+
+impl fmt::Display for EstimateTable {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let elements = self.model.elements;
+        writeln!(
+            formatter,
+            "{elements} elements; memory of a device at the highest, activations apart:"
+        )?;
+        writeln!(
+            formatter,
+            "ranks     stage 0     stage 1     stage 2  sent an update (stage 2)"
+        )?;
+        for (ranks, estimates) in &self.rows {
+            write!(formatter, "{ranks:5}")?;
+            for estimate in estimates {
+                write!(formatter, "{:>12}", in_units(estimate.peak_device_bytes()))?;
+            }
+            writeln!(formatter, "{:>14}", in_units(estimates[2].sent_bytes))?;
+        }
+        if let Some((_, [_, _, sharded])) = self.rows.first()
+            && sharded.host_bytes > 0
+        {
+            writeln!(
+                formatter,
+                "and {} / ranks of host memory",
+                in_units(sharded.kept_host_bytes())
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn in_units(bytes: u64) -> String {
+    let bytes = bytes as f64;
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let fitting = units
+        .into_iter()
+        .find(|(_, power)| bytes >= 2f64.powi(*power));
+    match fitting {
+        Some((unit, power)) => format!("{:.2} {unit}", bytes / 2f64.powi(power)),
+        None => format!("{bytes} B"),
+    }
 }
