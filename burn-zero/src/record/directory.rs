@@ -152,64 +152,52 @@ pub fn inspect(dir: &Path) -> Result<Records, RecordError> {
     let listing = Listing::read(dir)?;
     let complete = listing.complete.iter().map(|name| {
         let path = dir.join(name.complete());
-        let completeness = completeness(&path);
-        info(path, name.step, completeness)
+        let checked = Manifest::read(&path.join(MANIFEST)).and_then(|manifest| {
+            manifest.check_lengths(&path)?;
+            Ok(manifest.world_size)
+        });
+        let completeness = match checked {
+            Ok(world_size) => Completeness::Complete { world_size },
+            Err(error) => Completeness::Broken {
+                reason: error.to_string(),
+            },
+        };
+        (path, name.step, completeness)
     });
-    let partial = listing.partial.iter().map(|name| {
-        let path = dir.join(name.partial());
-        info(path, name.step, Completeness::Partial)
+    let partial = listing.partial.iter();
+    let partial = partial.map(|name| (dir.join(name.partial()), name.step, Completeness::Partial));
+    let records = complete.chain(partial).map(|(path, step, completeness)| {
+        let mut bytes = 0;
+        for file in fs::read_dir(&path).map_err(io_error("list", &path))? {
+            let metadata = file.and_then(|file| file.metadata());
+            bytes += metadata.map_err(io_error("look at", &path))?.len();
+        }
+        Ok(RecordInfo {
+            path,
+            step,
+            bytes,
+            completeness,
+        })
     });
     Ok(Records {
         dir: dir.to_owned(),
-        records: complete.chain(partial).collect::<Result<_, _>>()?,
+        records: records.collect::<Result<_, RecordError>>()?,
     })
-}
-
-fn completeness(path: &Path) -> Completeness {
-    let checked = Manifest::read(&path.join(MANIFEST)).and_then(|manifest| {
-        manifest.check_lengths(path)?;
-        Ok(manifest.world_size)
-    });
-    match checked {
-        Ok(world_size) => Completeness::Complete { world_size },
-        Err(error) => Completeness::Broken {
-            reason: error.to_string(),
-        },
-    }
-}
-
-fn info(path: PathBuf, step: u64, completeness: Completeness) -> Result<RecordInfo, RecordError> {
-    let mut bytes = 0;
-    for file in fs::read_dir(&path).map_err(io_error("list", &path))? {
-        let metadata = file.and_then(|file| file.metadata());
-        bytes += metadata.map_err(io_error("look at", &path))?.len();
-    }
-    Ok(RecordInfo {
-        path,
-        step,
-        bytes,
-        completeness,
-    })
-}
-
-impl fmt::Display for Completeness {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Complete { world_size: 1 } => f.write_str("complete, saved by 1 rank"),
-            Self::Complete { world_size } => write!(f, "complete, saved by {world_size} ranks"),
-            Self::Partial => f.write_str("not finished"),
-            Self::Broken { reason } => write!(f, "broken: {reason}"),
-        }
-    }
 }
 
 impl fmt::Display for RecordInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.path.file_name().unwrap_or(self.path.as_os_str());
-        let megabytes = self.bytes as f64 / 1e6;
-        let name = name.to_string_lossy();
-        let (step, completeness) = (self.step, &self.completeness);
-        write!(f, "{name}: step {step}, {megabytes:.1} MB, {completeness}")
+        let (name, megabytes) = (name.to_string_lossy(), self.bytes as f64 / 1e6);
+        write!(f, "{name}: step {}, {megabytes:.1} MB, ", self.step)?;
+        match &self.completeness {
+            Completeness::Complete { world_size } => {
+                let ranks = if *world_size == 1 { "rank" } else { "ranks" };
+                write!(f, "complete, saved by {world_size} {ranks}")
+            }
+            Completeness::Partial => f.write_str("not finished"),
+            Completeness::Broken { reason } => write!(f, "broken: {reason}"),
+        }
     }
 }
 
@@ -377,29 +365,5 @@ pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Err
         action,
         path,
         source,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_come_back() {
-        let (number, step) = (7, 1200);
-        let record = RecordName { number, step };
-        assert_eq!(record.complete(), "000007-step-1200");
-        assert_eq!(RecordName::parse(&record.complete()), Some(record));
-        let partial = record.partial();
-        for other in [
-            "7-step-1",
-            "000007-step-01",
-            "000007-step-+1",
-            "latest",
-            "000007-step-",
-            &partial,
-        ] {
-            assert_eq!(RecordName::parse(other), None, "{other}");
-        }
     }
 }

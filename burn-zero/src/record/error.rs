@@ -58,31 +58,13 @@ pub enum RecordError {
         /// The version that this program reads.
         supported: u32,
     },
-    /// A file of the record is missing, or has another length or other bytes than were written.
+    /// A file of the record is missing, is not what was written, or is of another record.
     #[error("the record is torn: {} {reason}", .path.display())]
     Torn {
         /// The file.
         path: PathBuf,
-        /// What is missing, with the lengths or checksums.
+        /// What is wrong, with the lengths or checksums.
         reason: String,
-    },
-    /// A manifest that is none or contradicts itself, or a rank file without what the manifest says is in it.
-    #[error("{} is not a file of a sharded record: {reason}", .path.display())]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// A file of another record.
-    #[error("{} belongs to another record: it is of {found}, but the manifest is of {expected}", .path.display())]
-    ForeignFile {
-        /// The file.
-        path: PathBuf,
-        /// Step, rank and world size of the manifest.
-        expected: String,
-        /// Those of the file.
-        found: String,
     },
     /// The record is of another model: it lacks a tensor that is wanted, has it in another type or shape, or has one more.
     #[error("{} {reason}", .path.display())]
@@ -93,26 +75,14 @@ pub enum RecordError {
         reason: String,
     },
 
-    /// An entry that cannot be saved or loaded: its name, range or length is impossible, or its owner could not give or take
-    /// its bytes.
+    /// An entry that cannot be saved or loaded: its name, range or length is impossible, its elements are on no rank or on two,
+    /// or its owner could not give or take its bytes.
     #[error("`{name}` {reason}")]
     Entry {
         /// The entry.
         name: String,
         /// What is wrong.
         reason: String,
-    },
-    /// Elements of a tensor that are on no rank, or on two.
-    #[error("elements {first}..{end} of `{name}` are {place}")]
-    Coverage {
-        /// The tensor.
-        name: String,
-        /// The first such element.
-        first: usize,
-        /// The element after the last.
-        end: usize,
-        /// On which ranks they are.
-        place: String,
     },
     /// Ranks save or load what does not belong together.
     #[error(
@@ -183,7 +153,6 @@ fn of_step(step: &Option<u64>) -> String {
 fn unfinished(partial: usize) -> String {
     match partial {
         0 => String::new(),
-        1 => " (one was not finished)".to_owned(),
-        more => format!(" ({more} were not finished)"),
+        partial => format!(" ({partial} not finished)"),
     }
 }

@@ -1,21 +1,20 @@
 //! Loading: a record is read in any slices, by any number of ranks.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use safetensors::tensor::Metadata;
 use serde_json::Value;
 
 use super::RecordError;
 use super::directory::{Listing, MANIFEST, io_error};
 use super::entry::{Failure, TensorSlice, TensorSpec};
 use super::joint::JointWork;
-use super::manifest::{Manifest, TrainingState, verify};
-use super::save::{IDENTITY, identity, rate, slice_key};
+use super::manifest::{Manifest, TrainingState, torn, verify};
+use super::save::{IDENTITY, identity, rate};
 use crate::ProcessGroup;
 
 /// What is called while bytes are read; reading stops if it fails.
@@ -23,23 +22,16 @@ pub(crate) type AtWork<'a> = &'a mut dyn FnMut() -> Result<(), RecordError>;
 
 /// A complete record, opened to read any slices of it.
 ///
-/// Holds the manifest, and of the files no more than headers. Every byte it returns was verified by its checksum.
+/// Holds the manifest and no more. Every byte it returns was verified by its checksum.
 #[derive(Debug)]
 pub struct ShardedRecord {
     path: PathBuf,
     manifest: Manifest,
-    headers: HashMap<usize, Header>,
+    /// Ranks whose files have the headers that were written.
+    verified: HashSet<usize>,
     /// One file is open at a time: a record may have more than a process may open.
     open: Option<(usize, File)>,
     bytes_read: u64,
-}
-
-/// A rank file's verified header.
-#[derive(Debug)]
-struct Header {
-    metadata: Metadata,
-    /// Where the tensors begin in the file.
-    data_start: u64,
 }
 
 /// Bytes under one checksum.
@@ -84,7 +76,7 @@ impl ShardedRecord {
         Ok(Self {
             path: path.to_owned(),
             manifest,
-            headers: HashMap::new(),
+            verified: HashSet::new(),
             open: None,
             bytes_read: 0,
         })
@@ -183,21 +175,8 @@ impl ShardedRecord {
     ///
     /// If the record has no such tensor, or one of another type or shape, or what is in the files is not what was written.
     pub fn read(&mut self, wanted: &TensorSlice) -> Result<Vec<u8>, RecordError> {
-        self.check(wanted)?;
-        let mut bytes = vec![0; wanted.bytes()];
-        self.fill(wanted, &mut bytes, &mut || Ok(()))?;
-        Ok(bytes)
-    }
-
-    /// As [`read`](Self::read), into memory that is there.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`read`](Self::read), and [`RecordError::Entry`] if `out` is not as long as the slice.
-    pub fn read_into(&mut self, wanted: &TensorSlice, out: &mut [u8]) -> Result<(), RecordError> {
-        self.check(wanted)?;
-        wanted.check_length(out.len())?;
-        self.fill(wanted, out, &mut || Ok(()))
+        let TensorSlice { tensor, range } = wanted;
+        self.read_ranges(tensor, core::slice::from_ref(range), &mut || Ok(()))
     }
 
     /// Several ranges of a tensor, one behind the other. Calls `at_work` after every chunk.
@@ -235,7 +214,7 @@ impl ShardedRecord {
         let size = wanted.tensor.element_bytes();
         let all = wanted.range.start * size..wanted.range.end * size;
         let mut partial = Vec::new();
-        for chunk in self.chunks(&wanted.tensor, &wanted.range)? {
+        for chunk in self.chunks(&wanted.tensor, &wanted.range) {
             let bytes = chunk.bytes.clone();
             let common = all.start.max(bytes.start)..all.end.min(bytes.end);
             let out = &mut out[common.start - all.start..common.end - all.start];
@@ -261,7 +240,7 @@ impl ShardedRecord {
         let mut tensors = tensors.iter();
         tensors.try_for_each(|tensor| self.for_each_chunk(tensor, |_| Ok(())))?;
         // A rank that holds nothing has a file too.
-        (0..self.world_size()).try_for_each(|rank| self.read_header(rank))
+        (0..self.world_size()).try_for_each(|rank| self.verify_header(rank))
     }
 
     /// Reads a whole tensor of the record chunk by chunk as it was saved, so that no byte is read twice.
@@ -272,7 +251,7 @@ impl ShardedRecord {
     ) -> Result<(), RecordError> {
         let whole = TensorSlice::whole(tensor.clone());
         let mut bytes = Vec::new();
-        for chunk in self.chunks(tensor, &whole.range)? {
+        for chunk in self.chunks(tensor, &whole.range) {
             bytes.resize(chunk.bytes.len(), 0);
             self.read_chunk(tensor, &chunk, &mut bytes)?;
             take(&bytes)?;
@@ -281,51 +260,33 @@ impl ShardedRecord {
     }
 
     /// The chunks in which some elements of a tensor are, in order.
-    fn chunks(
-        &mut self,
-        tensor: &TensorSpec,
-        elements: &Range<usize>,
-    ) -> Result<Vec<Chunk>, RecordError> {
+    fn chunks(&self, tensor: &TensorSpec, elements: &Range<usize>) -> Vec<Chunk> {
         let size = tensor.element_bytes();
-        let mut chunks = Vec::new();
+        let wanted = elements.start * size..elements.end * size;
         let slices = &self.manifest.tensors[&tensor.name].slices;
         let first = slices.partition_point(|slice| slice.range().end <= elements.start);
-        let end = slices.partition_point(|slice| slice.offset < elements.end);
-        if elements.is_empty() {
-            return Ok(chunks);
-        }
-        for index in first..end {
-            let rank = self.manifest.tensors[&tensor.name].slices[index].rank;
-            self.read_header(rank)?;
-            let slice = &self.manifest.tensors[&tensor.name].slices[index];
-            let bytes = slice.len * size;
-            let key = slice_key(&TensorSlice::new(tensor.clone(), slice.range()));
-            let header = &self.headers[&rank];
-            let info = header.metadata.info(&key).filter(|info| {
-                let (start, end) = info.data_offsets;
-                info.dtype == tensor.dtype && end - start == bytes
-            });
-            let Some(info) = info else {
-                let reason = format!("it has no {} {key}", tensor.dtype);
-                return Err(self.malformed(rank, reason));
-            };
-            let slice_start = header.data_start + info.data_offsets.0 as u64;
+        let slices = slices[first..].iter();
+        let slices = slices.take_while(|slice| slice.offset < elements.end);
+        let chunks = slices.flat_map(|slice| {
             let chunk_bytes = self.manifest.chunk_bytes;
-            for (index, &crc32) in slice.crc32.iter().enumerate() {
-                let start = index * chunk_bytes;
-                let end = bytes.min(start.saturating_add(chunk_bytes));
-                let in_tensor = slice.offset * size + start..slice.offset * size + end;
-                if in_tensor.end > elements.start * size && in_tensor.start < elements.end * size {
-                    chunks.push(Chunk {
-                        rank,
-                        file_offset: slice_start + start as u64,
-                        bytes: in_tensor,
-                        crc32,
-                    });
+            let (start, end) = (slice.offset * size, slice.range().end * size);
+            let chunks = slice.crc32.iter().enumerate();
+            chunks.map(move |(index, &crc32)| {
+                let offset = index * chunk_bytes;
+                let chunk = start + offset;
+                Chunk {
+                    rank: slice.rank,
+                    file_offset: slice.file_offset + offset as u64,
+                    bytes: chunk..end.min(chunk.saturating_add(chunk_bytes)),
+                    crc32,
                 }
-            }
-        }
-        Ok(chunks)
+            })
+        });
+        let overlaps =
+            |chunk: &Chunk| chunk.bytes.start < wanted.end && wanted.start < chunk.bytes.end;
+        chunks
+            .filter(|chunk| !wanted.is_empty() && overlaps(chunk))
+            .collect()
     }
 
     fn read_chunk(
@@ -334,55 +295,34 @@ impl ShardedRecord {
         chunk: &Chunk,
         out: &mut [u8],
     ) -> Result<(), RecordError> {
+        self.verify_header(chunk.rank)?;
         self.read_at(chunk.rank, chunk.file_offset, out)?;
-        let path = self.file(chunk.rank);
         let what = format!("bytes {:?} of `{}`", chunk.bytes, tensor.name);
-        verify(&path, &what, chunk.crc32, out)
+        verify(&self.file(chunk.rank), &what, chunk.crc32, out)
     }
 
-    /// Reads and verifies the header of a rank's file, if that was not done yet.
-    fn read_header(&mut self, rank: usize) -> Result<(), RecordError> {
-        if self.headers.contains_key(&rank) {
+    /// Reads and verifies the header of a rank's file, if that was not done yet: whether it is a file of this record.
+    fn verify_header(&mut self, rank: usize) -> Result<(), RecordError> {
+        if !self.verified.insert(rank) {
             return Ok(());
         }
         let row = self.manifest.files[rank].clone();
-        let mut header = vec![0; size_of::<u64>()];
+        let mut header = vec![0; row.header_bytes as usize];
         self.read_at(rank, 0, &mut header)?;
-        let text_start = header.len() as u64;
-        let text_bytes = u64::from_le_bytes(header[..].try_into().expect("eight bytes"));
-        let data_start = text_start.checked_add(text_bytes);
-        let Some(data_start) = data_start.filter(|&start| start <= row.bytes) else {
-            let reason = format!("a header of {text_bytes} bytes in a file of {}", row.bytes);
-            return Err(self.malformed(rank, reason));
-        };
-        header.resize(data_start as usize, 0);
-        self.read_at(rank, text_start, &mut header[text_start as usize..])?;
-
-        let metadata: Result<Metadata, _> = serde_json::from_slice(&header[text_start as usize..]);
-        // Whose it is before whether it is whole: another record's file is whole too.
-        if let Ok(metadata) = &metadata {
+        let verified = verify(&self.file(rank), "its header", row.header_crc32, &header);
+        verified.map_err(|error| {
+            self.verified.remove(&rank);
+            let header = String::from_utf8_lossy(&header);
             let expected = identity(self.manifest.state.step, rank, self.world_size());
-            let found = metadata.metadata().as_ref();
-            let found = found.and_then(|metadata| metadata.get(IDENTITY));
-            if found != Some(&expected) {
-                return Err(RecordError::ForeignFile {
-                    path: self.file(rank),
-                    expected,
-                    found: found.map_or("no record".to_owned(), Clone::clone),
-                });
+            let found = header.split_once(&format!("\"{IDENTITY}\":\""));
+            match found.and_then(|(_, rest)| rest.split_once('"')) {
+                Some((found, _)) if found != expected => torn(
+                    &self.file(rank),
+                    format!("belongs to another record: it is of {found}, but the manifest is of {expected}"),
+                ),
+                _ => error,
             }
-        }
-        verify(&self.file(rank), "its header", row.header_crc32, &header)?;
-        let metadata = metadata.map_err(|error| self.malformed(rank, error.to_string()))?;
-        if data_start + metadata.data_len() as u64 != row.bytes {
-            return Err(self.malformed(rank, "its header describes another length".to_owned()));
-        }
-        let header = Header {
-            metadata,
-            data_start,
-        };
-        self.headers.insert(rank, header);
-        Ok(())
+        })
     }
 
     fn read_at(&mut self, rank: usize, offset: u64, out: &mut [u8]) -> Result<(), RecordError> {
@@ -405,11 +345,6 @@ impl ShardedRecord {
         self.path.join(&self.manifest.files[rank].file)
     }
 
-    fn malformed(&self, rank: usize, reason: String) -> RecordError {
-        let path = self.file(rank);
-        RecordError::Malformed { path, reason }
-    }
-
     /// Loads the slices that this rank wants: each is given to `take` with its place in `wanted`, one after the other.
     /// Collective: returns on all ranks when all have what they want.
     ///
@@ -429,12 +364,12 @@ impl ShardedRecord {
         JointWork::new(group, "look for entries").end(known)?;
         let mut work = JointWork::new(group, "load a record");
         let loaded = wanted.iter().enumerate().try_for_each(|(index, wanted)| {
-            let mut bytes = vec![0; wanted.bytes()];
-            self.fill(wanted, &mut bytes, &mut || work.at_work())?;
-            take(index, bytes).map_err(|reason| RecordError::Entry {
-                name: wanted.tensor.name.clone(),
-                reason: format!("was read, but could not be used: {reason}"),
-            })
+            let TensorSlice { tensor, range } = wanted;
+            let range = core::slice::from_ref(range);
+            let bytes = self.read_ranges(tensor, range, &mut || work.at_work())?;
+            let not_taken =
+                |reason| tensor.error(format!("was read, but could not be used: {reason}"));
+            take(index, bytes).map_err(not_taken)
         });
         work.end(loaded)?;
         let (rank, path) = (group.rank(), self.path.display());

@@ -1,5 +1,6 @@
 //! The manifest: which elements of which tensor are where, and the state that is no tensor. Pure values.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
@@ -110,6 +111,9 @@ pub(super) struct FileRow {
     pub bytes: u64,
     /// Checksum of its safetensors header.
     pub header_crc32: u32,
+    /// Length of the header; known of a manifest that was read.
+    #[serde(skip)]
+    pub header_bytes: u64,
 }
 
 /// A tensor and its slices in the order of their elements.
@@ -131,6 +135,9 @@ pub(super) struct SliceRow {
     pub len: usize,
     /// One for each chunk.
     pub crc32: Vec<u32>,
+    /// Where it is in its file; known of a manifest that was read.
+    #[serde(skip)]
+    pub file_offset: u64,
 }
 
 /// What a rank tells rank 0 of its file.
@@ -234,34 +241,29 @@ impl Manifest {
         for (name, row) in &self.tensors {
             let spec = row.spec(name);
             spec.check(&(0..0))?;
-            let not_once = |range: Range<usize>, place: String| RecordError::Coverage {
-                name: name.clone(),
-                first: range.start,
-                end: range.end,
-                place,
+            let not_once = |first, end, place: String| {
+                Err(spec.error(format!("has elements {first}..{end} {place}")))
             };
-            let mut covered = 0;
-            let mut last_rank = 0;
+            let (mut covered, mut last_rank) = (0, 0);
             for slice in &row.slices {
-                let range = slice.range();
+                let (range, rank) = (slice.range(), slice.rank);
                 spec.check(&range)?;
                 let chunks = (slice.len * spec.element_bytes()).div_ceil(self.chunk_bytes);
-                if slice.rank >= self.world_size || slice.crc32.len() != chunks {
-                    let place = "on no rank of the record, or not under checksums".to_owned();
-                    return Err(not_once(range, place));
+                if rank >= self.world_size || slice.crc32.len() != chunks {
+                    return not_once(range.start, range.end, "in no file".to_owned());
                 }
-                if slice.offset > covered {
-                    return Err(not_once(covered..slice.offset, "on no rank".to_owned()));
+                if range.start > covered {
+                    return not_once(covered, range.start, "on no rank".to_owned());
                 }
-                if slice.offset < covered {
-                    let place = format!("on rank {last_rank} and again on rank {}", slice.rank);
-                    return Err(not_once(slice.offset..covered.min(range.end), place));
+                if range.start < covered {
+                    let place = format!("on rank {last_rank} and again on rank {rank}");
+                    return not_once(range.start, covered.min(range.end), place);
                 }
-                (covered, last_rank) = (range.end, slice.rank);
+                (covered, last_rank) = (range.end, rank);
             }
             let elements = spec.elements().unwrap_or(usize::MAX);
             if covered != elements {
-                return Err(not_once(covered..elements, "on no rank".to_owned()));
+                return not_once(covered, elements, "on no rank".to_owned());
             }
         }
         Ok(())
@@ -296,14 +298,11 @@ impl Manifest {
     }
 
     fn parse(path: &Path, text: &[u8]) -> Result<Self, RecordError> {
-        let malformed = |reason: String| RecordError::Malformed {
-            path: path.to_owned(),
-            reason,
-        };
-        let no_json = |error: serde_json::Error| malformed(error.to_string());
+        let no_manifest = |reason: String| torn(path, format!("is no manifest: {reason}"));
+        let no_json = |error: serde_json::Error| no_manifest(error.to_string());
         let envelope: Envelope = serde_json::from_slice(text).map_err(no_json)?;
         if envelope.format != FORMAT {
-            return Err(malformed(format!("its format is `{}`", envelope.format)));
+            return Err(no_manifest(format!("its format is `{}`", envelope.format)));
         }
         if envelope.version != VERSION {
             return Err(RecordError::Version {
@@ -314,28 +313,41 @@ impl Manifest {
         }
         let manifest = envelope.manifest.get();
         verify(path, "its manifest", envelope.crc32, manifest.as_bytes())?;
-        let manifest: Self = serde_json::from_str(manifest).map_err(no_json)?;
-
+        let mut manifest: Self = serde_json::from_str(manifest).map_err(no_json)?;
         // What follows is wrong only if another program wrote it, for the checksum is right.
         let ranks = manifest.world_size;
-        if manifest.files.len() != ranks || manifest.generators.len() != ranks {
-            return Err(malformed(format!(
-                "it does not have {ranks} parts for {ranks} ranks"
+        let mut files = manifest.files.iter().enumerate();
+        if (manifest.files.len(), manifest.generators.len()) != (ranks, ranks)
+            || !files.all(|(rank, row)| row.file == rank_file(rank, ranks))
+            || manifest.chunk_bytes == 0
+        {
+            return Err(no_manifest(format!(
+                "its files are not those of {ranks} ranks"
             )));
         }
-        if manifest.chunk_bytes == 0 {
-            return Err(malformed("it has chunks of 0 bytes".to_owned()));
-        }
-        for (rank, file) in manifest.files.iter().map(|row| &row.file).enumerate() {
-            if *file != rank_file(rank, ranks) {
-                return Err(malformed(format!(
-                    "rank {rank} of {ranks} has the file `{file}`"
-                )));
+        let checked = manifest.check();
+        checked.map_err(|error| no_manifest(error.to_string()))?;
+        let longer = || no_manifest("its slices are longer than their files".to_owned());
+        manifest.locate().ok_or_else(longer)?;
+        Ok(manifest)
+    }
+
+    /// Finds out where the slices are in their files: they follow each other to the end, in the order of safetensors.
+    fn locate(&mut self) -> Option<()> {
+        self.files
+            .iter_mut()
+            .for_each(|row| row.header_bytes = row.bytes);
+        let mut rows: Vec<_> = self.tensors.values_mut().collect();
+        rows.sort_by_key(|row| Reverse(row.dtype));
+        for row in rows.into_iter().rev() {
+            for slice in row.slices.iter_mut().rev() {
+                let bytes = (slice.len * (row.dtype.bitsize() / 8)) as u64;
+                let rest = &mut self.files[slice.rank].header_bytes;
+                *rest = rest.checked_sub(bytes)?;
+                slice.file_offset = *rest;
             }
         }
-        let checked = manifest.check();
-        checked.map_err(|error| malformed(error.to_string()))?;
-        Ok(manifest)
+        Some(())
     }
 
     /// Whether the files of the record in `dir` are there in full length: what can be known without reading them.
@@ -420,117 +432,9 @@ fn missing(path: &Path) -> RecordError {
     torn(path, "is missing".to_owned())
 }
 
-fn torn(path: &Path, reason: String) -> RecordError {
+pub(super) fn torn(path: &Path, reason: String) -> RecordError {
     RecordError::Torn {
         path: path.to_owned(),
         reason,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What a rank of two says that has these slices of tensors of ten elements.
-    fn table(rank: usize, slices: &[(&str, usize, usize)]) -> RankTable {
-        let row = |&(name, offset, len): &(&str, usize, usize)| {
-            let crc32 = vec![7; usize::from(len > 0)];
-            let row = TensorRow {
-                dtype: Dtype::F32,
-                shape: vec![2, 5],
-                slices: vec![SliceRow {
-                    rank,
-                    offset,
-                    len,
-                    crc32,
-                }],
-            };
-            (name.to_owned(), row)
-        };
-        RankTable {
-            file: FileRow {
-                file: rank_file(rank, 2),
-                bytes: 100,
-                header_crc32: 3,
-            },
-            state: TrainingState::at_step(5),
-            tensors: slices.iter().map(row).collect(),
-        }
-    }
-
-    fn whole() -> Manifest {
-        let first = table(0, &[("a", 4, 6), ("b", 10, 0)]);
-        Manifest::assemble(vec![first, table(1, &[("b", 0, 10), ("a", 0, 4)])]).unwrap()
-    }
-
-    /// Tables that are wrong although their checksum is right: a foreign program wrote them.
-    #[test]
-    fn a_manifest_comes_back_and_what_leads_outside_is_refused() {
-        let path = Path::new("m");
-        assert_eq!(
-            Manifest::parse(path, whole().to_json().as_bytes()).unwrap(),
-            whole()
-        );
-        type Change = fn(&mut Manifest);
-        fn slice(manifest: &mut Manifest) -> &mut SliceRow {
-            &mut manifest.tensors.get_mut("a").unwrap().slices[1]
-        }
-        let changes: [(Change, &str); 8] = [
-            (
-                |m| m.files[1].file = "../../etc/passwd".into(),
-                "the file `../../etc/passwd`",
-            ),
-            (|m| m.world_size = 3, "3 parts"),
-            (|m| m.chunk_bytes = 0, "0 bytes"),
-            (
-                |m| slice(m).rank = 2,
-                "elements 4..10 of `a` are on no rank",
-            ),
-            (
-                |m| slice(m).crc32.clear(),
-                "elements 4..10 of `a` are on no rank",
-            ),
-            (
-                |m| slice(m).offset = 3,
-                "elements 3..4 of `a` are on rank 1 and again on rank 0",
-            ),
-            (
-                |m| slice(m).offset = usize::MAX,
-                "`a` of shape [2, 5] has 10 elements",
-            ),
-            (
-                |m| m.tensors.get_mut("b").unwrap().shape = vec![11],
-                "10..11 of `b` are on no rank",
-            ),
-        ];
-        for (change, expected) in changes {
-            let mut manifest = whole();
-            change(&mut manifest);
-            let error = Manifest::parse(path, manifest.to_json().as_bytes()).unwrap_err();
-            let text = error.to_string();
-            assert!(
-                text.starts_with("m is not a file of a") && text.contains(expected),
-                "{text}"
-            );
-        }
-    }
-
-    #[test]
-    fn ranks_agree() {
-        let pair = || vec![table(0, &[("a", 0, 6)]), table(1, &[("a", 6, 4)])];
-        let mut tables = pair();
-        tables[1].tensors[0].1.shape = vec![10];
-        let error = Manifest::assemble(tables).unwrap_err().to_string();
-        assert!(
-            error.starts_with("rank 1 has `a` as F32 [10], rank 0 F32 [2, 5]:"),
-            "{error}"
-        );
-        let mut tables = pair();
-        tables[1].state.user.insert("epoch".into(), 3.into());
-        let error = Manifest::assemble(tables).unwrap_err().to_string();
-        assert!(
-            error.starts_with("rank 1 has user state epoch 3, rank 0 nothing:"),
-            "{error}"
-        );
     }
 }

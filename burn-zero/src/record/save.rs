@@ -1,7 +1,7 @@
 //! Saving: each rank writes its file, then one rename makes a record of them.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::num::NonZeroUsize;
@@ -169,26 +169,17 @@ fn write_rank_file(
     let start = Instant::now();
     let (rank, world_size) = (group.rank(), group.world_size());
     entries.sort_by(|a, b| order(a.slice()).cmp(&order(b.slice())));
-    let slices = entries.iter().map(Entry::slice);
+    let slices = entries.iter().map(|entry| entry.slice().clone());
     let slices = slices.filter(|slice| !slice.range.is_empty());
-    let mut known = HashSet::new();
-    let keys = slices.map(|slice| {
-        let key = slice_key(slice);
-        match known.insert(key.clone()) {
-            true => Ok((key, slice.clone())),
-            false => Err(RecordError::Entry {
-                name: key,
-                reason: "was given twice".to_owned(),
-            }),
-        }
-    });
-    let keys = keys.collect::<Result<Vec<_>, _>>()?;
+    let tensors: Vec<_> = slices
+        .map(|slice| (slice_key(&slice), vec![slice.range.len()], slice))
+        .collect();
+    if let Some(again) = tensors.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        let tensor = &again[0].2.tensor;
+        return Err(tensor.error(format!("was given twice: {}", again[0].0)));
+    }
     let metadata = (IDENTITY, identity(state.step, rank, world_size));
-    let tensors = keys.into_iter().map(|(key, slice)| {
-        let shape = vec![slice.range.len()];
-        (key, shape, slice)
-    });
-    let header = safetensors_header(metadata, tensors);
+    let header = safetensors_header(metadata, tensors.into_iter());
 
     let file = rank_file(rank, world_size);
     let path = dir.join(&file);
@@ -214,6 +205,7 @@ fn write_rank_file(
             offset: range.start,
             len: range.len(),
             crc32,
+            file_offset: 0,
         };
         let row = TensorRow {
             dtype: tensor.dtype,
@@ -229,6 +221,7 @@ fn write_rank_file(
         file,
         bytes,
         header_crc32: crc32fast::hash(&header),
+        header_bytes: header.len() as u64,
     };
     Ok(RankTable {
         file,
@@ -249,7 +242,7 @@ pub(super) fn identity(step: u64, rank: usize, world_size: usize) -> String {
 }
 
 /// Name of a slice in its file, such as `model/weight[100..150]`.
-pub(super) fn slice_key(slice: &TensorSlice) -> String {
+fn slice_key(slice: &TensorSlice) -> String {
     let TensorSlice { tensor, range } = slice;
     format!("{}[{}..{}]", tensor.name, range.start, range.end)
 }

@@ -19,6 +19,7 @@ use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::ZeroSettings;
 use crate::backend::attach;
 use crate::group::ProcessGroup;
 use crate::optimizer::{Parameters, Statistics, replace_tensors};
@@ -27,8 +28,7 @@ use crate::record::{
     save_sharded,
 };
 use crate::reduce::{Arriving, GradientReducer, Layout};
-use crate::state::{self, Item, StateIds, WINDOW, from_file, refuse};
-use crate::{ZeroOptimizerError, ZeroSettings};
+use crate::state::{self, Item, StateIds, StateTensor, WINDOW, from_file, refuse};
 
 /// What trains: a model, its optimizer with all layers around it, and the schedule of its learning rate (a number, if it is
 /// constant).
@@ -155,7 +155,7 @@ impl Recorder {
     /// # Errors
     ///
     /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be split,
-    /// [`ZeroOptimizerError::OtherModel`] in it; [`RecordError::RanksDiffer`] if ranks are not at the same step; those of
+    /// [`ZeroOptimizerError::OtherModel`](crate::ZeroOptimizerError::OtherModel) in it; [`RecordError::RanksDiffer`] if ranks are not at the same step; those of
     /// [`save_sharded`].
     pub fn save<B, M, O, S>(
         &self,
@@ -170,62 +170,53 @@ impl Recorder {
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
-        let model = training.model;
-        let split = self.split::<B, M, O, S>(training, state);
         let work = JointWork::new(self.group(), "split a training");
-        let (state, entries) = work.end(split.map_err(RecordError::from))?;
+        let (state, entries) = work.end(self.split::<B, M, O, S>(&training, state))?;
         // The record has rank 0's: who goes on has what who resumes will have.
-        Statistics::of::<B, M>(model).share::<B, M>(model, self.group())?;
+        Statistics::of::<B, M>(training.model).share::<B, M>(training.model, self.group())?;
         save_sharded(dir, self.group(), entries, state, keep)
     }
 
     /// What this rank saves of a training.
     fn split<B, M, O, S>(
         &self,
-        training: Training<&M, &O, &S>,
+        training: &Training<&M, &O, &S>,
         mut state: TrainingState,
-    ) -> Result<(TrainingState, Vec<Entry<'static>>), ZeroOptimizerError>
+    ) -> Result<(TrainingState, Vec<Entry<'static>>), RecordError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
+        let layout = self.layout();
         let parameters = Parameters::of::<B, M>(training.model);
-        parameters.check_same(self.layout().parameters())?;
+        parameters.check_same(layout.parameters())?;
 
-        let ids = StateIds::of_layers(&parameters);
         let record = training.optimizer.to_record();
-        let (tree, tensors) = state::split::<B, _>(record, self.layout(), &ids)?;
-        let of_optimizer = OptimizerState {
-            settings: self.settings.clone(),
-            tree,
-        };
-        state.optimizer = serde_json::to_value(&of_optimizer).map_err(refuse)?;
-
+        let ids = StateIds::of_layers(&parameters);
+        let (tree, tensors) = state::split::<B, _>(record, layout, &ids)?;
+        let settings = self.settings.clone();
+        let of_optimizer = serde_json::to_value(OptimizerState { settings, tree });
+        state.optimizer = of_optimizer.map_err(refuse)?;
         let record = training.scheduler.to_record::<B>();
-        let item = record.into_item::<FullPrecisionSettings>();
-        state.scheduler = serde_json::to_value(&item).map_err(refuse)?;
+        let of_scheduler = serde_json::to_value(record.into_item::<FullPrecisionSettings>());
+        state.scheduler = of_scheduler.map_err(refuse)?;
 
         let mut entries = Vec::new();
-        for (tensor, bytes) in tensors {
-            let size = tensor.spec.element_bytes();
-            let mut rest = bytes;
-            for range in tensor.ranges {
-                let after = rest.split_off(range.len() * size);
-                let slice = TensorSlice::new(tensor.spec.clone(), range);
-                entries.push(Entry::new(slice, core::mem::replace(&mut rest, after)));
+        for (StateTensor { spec, ranges, .. }, mut bytes) in tensors {
+            for range in ranges {
+                let after = bytes.split_off(range.len() * spec.element_bytes());
+                let slice = TensorSlice::new(spec.clone(), range);
+                entries.push(Entry::new(slice, core::mem::replace(&mut bytes, after)));
             }
         }
         for tensor in model::tensors::<B, M>(training.model, &parameters) {
+            let elements = tensor.shape.iter().product();
             let ranges = match tensor.parameter {
-                Some(parameter) if self.layout().parameters()[parameter].elements() > 0 => {
-                    self.layout().shard(parameter).to_vec()
-                }
+                Some(parameter) if elements > 0 => layout.shard(parameter).to_vec(),
                 // What is not trained is the same on all ranks.
-                _ if self.group().rank() == 0 => {
-                    core::iter::once(0..tensor.shape.iter().product()).collect()
-                }
+                _ if self.group().rank() == 0 => core::iter::once(0..elements).collect(),
                 _ => Vec::new(),
             };
             entries.extend(tensor.into_entries(ranges)?);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use burn_zero::record::{ShardedRecord, inspect};
 use proptest::prelude::*;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -127,7 +128,7 @@ fn a_file_of_another_record_is_named() {
     let file = "rank-1-of-2.safetensors";
     fs::copy(first.join(file), second.join(file)).unwrap();
     let error = read_all(&second).unwrap_err();
-    assert!(matches!(error, RecordError::ForeignFile { .. }), "{error}");
+    assert!(matches!(error, RecordError::Torn { .. }), "{error}");
     let message = error.to_string();
     assert!(
         message
@@ -143,7 +144,7 @@ fn a_file_of_another_record_is_named() {
     bytes[7] = 1; // of the header's length
     fs::write(first.join(file), &bytes).unwrap();
     let error = read_all(&first).unwrap_err();
-    assert!(matches!(error, RecordError::Malformed { .. }), "{error}");
+    assert!(matches!(error, RecordError::Torn { .. }), "{error}");
     bytes[7] = 0;
     fs::write(first.join(file), &bytes).unwrap();
     read_all(&first).unwrap();
@@ -170,7 +171,16 @@ fn inspect_tells_each_record_apart() {
     let bytes = fs::read(&file).unwrap();
     fs::write(&file, &bytes[1..]).unwrap();
     fs::create_dir(dir.path().join(".000004-step-9.partial")).unwrap();
-    fs::create_dir(dir.path().join("plots")).unwrap();
+    for other in [
+        "plots",
+        "7-step-1",
+        "000007-step-01",
+        "000007-step-+1",
+        "latest",
+        "000007-step-",
+    ] {
+        fs::create_dir(dir.path().join(other)).unwrap();
+    }
 
     let text = inspect(dir.path()).unwrap().to_string();
     let lines: Vec<_> = text.lines().collect();
@@ -196,9 +206,97 @@ fn an_older_record_is_opened_if_asked_for() {
     let (_, newest) = saved(dir.path(), 2);
     fs::write(newest.join("manifest.json"), "{").unwrap();
     let error = ShardedRecord::open(dir.path()).unwrap_err();
-    assert!(matches!(error, RecordError::Malformed { .. }), "{error}");
+    assert!(matches!(error, RecordError::Torn { .. }), "{error}");
     let mut record = ShardedRecord::open_step(dir.path(), 1).unwrap();
     let (spec, bytes) = old.values().next().unwrap();
     let slice = TensorSlice::whole(spec.clone());
     assert_eq!(record.read(&slice).unwrap(), *bytes);
+}
+
+/// Manifests that are wrong although their checksum is right: another program wrote them.
+#[test]
+fn a_manifest_that_leads_outside_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_, record) = saved(dir.path(), 1);
+    let path = record.join("manifest.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let whole: Value = serde_json::from_str(&text).unwrap();
+    let second = "/tensors/model~1layer.0/pieces/1";
+    let changes = [
+        (
+            "/parts/1/file".to_owned(),
+            json!("../../etc/passwd"),
+            "its files are not",
+        ),
+        (
+            "/world_size".to_owned(),
+            json!(3),
+            "its files are not those of 3 ranks",
+        ),
+        ("/chunk_bytes".to_owned(), json!(0), "its files are not"),
+        (
+            "/parts/1/bytes".to_owned(),
+            json!(10),
+            "longer than their files",
+        ),
+        ("/parts/1/bytes".to_owned(), json!(100_000), "holds"),
+        (
+            format!("{second}/rank"),
+            json!(2),
+            "has elements 9..12 in no file",
+        ),
+        (
+            format!("{second}/crc32"),
+            json!([]),
+            "has elements 9..12 in no file",
+        ),
+        (
+            format!("{second}/offset"),
+            json!(8),
+            "has elements 8..9 on rank 0 and again on rank 1",
+        ),
+        (
+            format!("{second}/offset"),
+            json!(10),
+            "elements, of which 10..13 are no range",
+        ),
+        (
+            format!("{second}/offset"),
+            json!(u64::MAX),
+            "has 12 elements, of which",
+        ),
+        (
+            format!("{second}/len"),
+            json!(2),
+            "has elements 11..12 on no rank",
+        ),
+        (
+            "/tensors/model~1layer.0/shape".to_owned(),
+            json!([13]),
+            "has elements 12..13 on no rank",
+        ),
+        (
+            "/tensors/model~1layer.0/shape".to_owned(),
+            json!([u64::MAX, 4]),
+            "elements, of which",
+        ),
+        ("/step".to_owned(), json!(1), "unknown field"),
+    ];
+    for (pointer, value, expected) in changes {
+        let mut manifest = whole["manifest"].clone();
+        match manifest.pointer_mut(&pointer) {
+            Some(field) => *field = value,
+            None => manifest[pointer.trim_start_matches('/')] = value,
+        }
+        let text = manifest.to_string();
+        let crc32 = crc32fast::hash(text.as_bytes());
+        let head = r#"{"format":"burn-zero sharded record","version":1"#;
+        fs::write(
+            &path,
+            format!(r#"{head},"crc32":{crc32},"manifest":{text}}}"#),
+        )
+        .unwrap();
+        let error = read_all(&record).expect_err(&pointer).to_string();
+        assert!(error.contains(expected), "{pointer}: {error}");
+    }
 }

@@ -20,9 +20,9 @@ fn what_one_rank_gives_wrong_is_saved_by_none() {
     try_save(dir.path(), &old, 2, 1, |_, _| ());
     let lengths = "rank 1 failed: `model/layer.0` was given 0 bytes for a slice of 24 bytes";
     let lost = "rank 1 failed: `model/layer.0` cannot be read by its owner: device lost";
-    let absent = "rank 0 failed: elements 6..12 of `model/layer.0` are on no rank";
-    let twice = "elements 0..1 of `model/layer.0` are on rank 0 and again on rank 1";
-    let again = "rank 1 failed: `model/layer.0[6..12]` was given twice";
+    let absent = "rank 0 failed: `model/layer.0` has elements 6..12 on no rank";
+    let twice = "`model/layer.0` has elements 0..1 on rank 0 and again on rank 1";
+    let again = "rank 1 failed: `model/layer.0` was given twice: model/layer.0[6..12]";
     let own = |of_others: &'static str| of_others.split_once("failed: ").unwrap().1;
     let bad_ranks: [BadRank; 5] = [
         (
@@ -66,15 +66,78 @@ fn what_one_rank_gives_wrong_is_saved_by_none() {
         assert_holds(dir.path(), &old, 2);
     }
 
-    let errors = on_ranks(2, |group| {
-        let state = TrainingState::at_step(7 + group.rank() as u64);
-        let entries = entries(&new, group.rank(), 2);
-        save_sharded(dir.path(), group, entries, state, Keep::default()).unwrap_err()
-    });
-    assert_eq!(
-        errors[0].to_string(),
-        "rank 1 has step 8, rank 0 7: all ranks save and load the same record"
-    );
+    // What differs between ranks.
+    type Differ = (fn(&mut TrainingState, &mut Vec<Entry>), &'static str);
+    let differ: [Differ; 3] = [
+        (|state, _| state.step += 1, "rank 1 has step 3, rank 0 2"),
+        (
+            |state, _| drop(state.user.insert("epoch".into(), 3.into())),
+            "rank 1 has user state epoch 3, rank 0 nothing",
+        ),
+        (
+            |_, entries| {
+                let mut slice = entries[0].slice().clone();
+                slice.tensor.shape = vec![12];
+                entries[0] = Entry::new(slice, vec![0; 24]);
+            },
+            "rank 1 has `model/layer.0` as F32 [12], rank 0 F32 [4, 3]",
+        ),
+    ];
+    for (change, expected) in differ {
+        let errors = on_ranks(2, |group| {
+            let mut state = TrainingState::at_step(2);
+            let mut entries = entries(&new, group.rank(), 2);
+            if group.rank() == 1 {
+                change(&mut state, &mut entries);
+            }
+            let saved = save_sharded(dir.path(), group, entries, state, Keep::default());
+            saved.unwrap_err().to_string()
+        });
+        let all = "all ranks save and load the same record";
+        assert!(
+            errors[1].contains(&format!("{expected}: {all}")),
+            "{}",
+            errors[1]
+        );
+    }
+}
+
+/// Names that could be no keys of a safetensors file or would leave a directory, and slices that are in no tensor.
+#[test]
+fn only_names_and_ranges_that_can_be_are_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = "x".repeat(1025);
+    let good = ["model/blocks.0.weight", "step", "a/b/c..d", "model/größe"];
+    let bad = [
+        "",
+        "/etc",
+        "a//b",
+        "a/../b",
+        "..",
+        ".",
+        "a\\b",
+        "a\nb",
+        "__metadata__",
+        &long,
+    ];
+    let good = good.map(|name| (TensorSpec::new(name, Dtype::U8, [2, 3]), 0..6, true));
+    let bad = bad.map(|name| (TensorSpec::new(name, Dtype::U8, [2, 3]), 0..6, false));
+    let huge = TensorSpec::new("a", Dtype::F32, [usize::MAX / 2, 1]);
+    let ranges = [
+        (TensorSpec::new("a", Dtype::F32, [2, 3]), 4..7, false),
+        (huge, 0..1, false),
+        (TensorSpec::new("a", Dtype::F4, [2]), 0..2, false),
+    ];
+    for (tensor, range, is_good) in good.into_iter().chain(bad).chain(ranges) {
+        let name = tensor.name.clone();
+        let slice = TensorSlice::new(tensor, range);
+        let bytes = vec![0; slice.bytes()];
+        let entries = vec![Entry::new(slice, bytes)];
+        let state = TrainingState::at_step(1);
+        let group = burn_zero::SingleRank::new();
+        let saved = save_sharded(dir.path(), &group, entries, state, Keep::All);
+        assert_eq!(saved.is_ok(), is_good, "{name}: {saved:?}");
+    }
 }
 
 /// An entry of one byte that takes its time.
@@ -244,7 +307,7 @@ fn no_record_is_an_error_that_says_so() {
         partial.starts_with("no complete record of step 5"),
         "{partial}"
     );
-    assert!(partial.ends_with("(one was not finished)"), "{partial}");
+    assert!(partial.ends_with("(1 not finished)"), "{partial}");
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
     assert!(matches!(
