@@ -9,7 +9,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
 use burn_zero::record::{
-    Completeness, Dtype, Entry, Keep, Piece, ShardedRecord, TensorSpec, TrainingState, inspect,
+    Completeness, Dtype, Entry, Keep, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
+    inspect,
 };
 use burn_zero::{GroupOptions, ProcessGroup, SingleRank, ThreadGroup, save_sharded};
 
@@ -27,7 +28,7 @@ fn tensors() -> Vec<TensorSpec> {
 
 /// The bytes of a tensor at a step.
 fn bytes(tensor: &TensorSpec, step: u64) -> Vec<u8> {
-    let length = Piece::whole(tensor.clone()).bytes();
+    let length = TensorSlice::whole(tensor.clone()).bytes();
     let seed = step as usize * 31 + tensor.name.len();
     (0..length).map(|i| (i * 7 + seed) as u8).collect()
 }
@@ -40,7 +41,7 @@ fn save(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<(), String> {
         let range = (rank * share).min(elements)..((rank + 1) * share).min(elements);
         let width = tensor.dtype.bitsize() / 8;
         let bytes = bytes(&tensor, step)[range.start * width..range.end * width].to_vec();
-        Entry::new(Piece::new(tensor, range), bytes)
+        Entry::new(TensorSlice::new(tensor, range), bytes)
     });
     let state = TrainingState::at_step(step);
     let saved = save_sharded(dir, group, pieces.collect(), state, Keep::default());
@@ -53,7 +54,7 @@ fn verified_step(dir: &Path) -> u64 {
     record.verify().unwrap();
     let step = record.state(0, 1).step;
     for tensor in tensors() {
-        let read = record.read(&Piece::whole(tensor.clone())).unwrap();
+        let read = record.read(&TensorSlice::whole(tensor.clone())).unwrap();
         assert!(
             read == bytes(&tensor, step),
             "{} of step {step}",
@@ -132,7 +133,7 @@ fn writers_may_be_killed() {
     println!("seed {random}");
     let mut unfinished = 0;
     for round in 0..40 {
-        let mut child = child("writer", dir.path()).spawn().unwrap();
+        let mut child = child("crash::writer", dir.path()).spawn().unwrap();
         let (output, first) = wait_for_first(&mut child);
         random ^= random << 13;
         random ^= random >> 7;
@@ -190,7 +191,7 @@ fn a_full_disk_costs_no_record() {
     save(&SingleRank::new(), dir.path(), 1).unwrap();
     // In blocks of 512 or 1024 bytes; the part of a rank has 800,000.
     for blocks in [0, 1, 10, 100, 700] {
-        let inner = child("one_save", dir.path());
+        let inner = child("crash::one_save", dir.path());
         let mut command = Command::new("sh");
         let limited = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
         command

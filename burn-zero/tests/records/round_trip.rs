@@ -1,5 +1,7 @@
 //! Save at N ranks, load at M: bit for bit the same.
 
+use burn_zero::consolidate;
+use burn_zero::record::ShardedRecord;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::json;
@@ -58,9 +60,9 @@ fn ranks_read_no_more_than_they_want() {
     let spec = record.tensors().next().unwrap();
     let headers = 2 * 1024;
     let mut read = |range: std::ops::Range<usize>| {
-        let piece = Piece::new(spec.clone(), range);
+        let slice = TensorSlice::new(spec.clone(), range);
         let before = record.bytes_read();
-        assert!(record.read(&piece).unwrap() == bytes_of(&whole, &piece));
+        assert!(record.read(&slice).unwrap() == bytes_of(&whole, &slice));
         record.bytes_read() - before
     };
     let chunk = 1 << 20;
@@ -92,21 +94,59 @@ fn the_files_are_safetensors() {
             let (name, range) = key.trim_end_matches(']').split_once('[').unwrap();
             let (start, end) = range.split_once("..").unwrap();
             let range = start.parse().unwrap()..end.parse().unwrap();
-            let piece = Piece::new(whole[name].0.clone(), range);
-            assert!(view.data() == bytes_of(&whole, &piece), "{key}");
+            let slice = TensorSlice::new(whole[name].0.clone(), range);
+            assert!(view.data() == bytes_of(&whole, &slice), "{key}");
             tensors += 1;
         }
     }
     assert!(tensors >= 4, "{tensors}");
 }
 
-/// A rank may hold several pieces of a tensor, in any order, and ranks need not share evenly.
+#[test]
+fn consolidated_it_is_one_whole_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = some(4);
+    save(dir.path(), &whole, 3, &TrainingState::at_step(8), Keep::All);
+    let out = dir.path().join("model.safetensors");
+    std::fs::write(&out, "older").unwrap();
+    consolidate(dir.path(), &out).unwrap();
+    let bytes = std::fs::read(&out).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(file.len(), 3);
+    for index in [0, 2, 4] {
+        let (spec, bytes) = &whole[&format!("model/layer.{index}")];
+        let found = file.tensor(&format!("layer.{index}")).unwrap();
+        assert_eq!(
+            (found.dtype(), found.shape()),
+            (spec.dtype, spec.shape.as_slice())
+        );
+        assert!(found.data() == bytes);
+    }
+    let mut record = ShardedRecord::open(dir.path()).unwrap();
+    let error = record
+        .consolidate("optimiser", &out)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.ends_with("its sections are model, optimizer"),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(&out).unwrap(), bytes, "a file was lost");
+    record.consolidate("optimizer/moment_1", &out).unwrap();
+    let bytes = std::fs::read(&out).unwrap();
+    assert_eq!(
+        safetensors::SafeTensors::deserialize(&bytes).unwrap().len(),
+        2
+    );
+}
+
+/// A rank may hold several slices of a tensor, in any order, and ranks need not share evenly.
 #[derive(Clone, Debug)]
 struct Sharing {
     shapes: Vec<(Dtype, Vec<usize>)>,
     /// For each tensor, where it is cut, as thousandths of it.
     cuts: Vec<Vec<usize>>,
-    /// For each tensor, the owner of each piece.
+    /// For each tensor, the owner of each slice.
     owners: Vec<Vec<usize>>,
     saving: usize,
     loading: usize,
@@ -146,25 +186,25 @@ fn sharing() -> impl Strategy<Value = Sharing> {
 }
 
 impl Sharing {
-    /// The pieces that `rank` owns. Rank 0 also declares what no one has an element of.
-    fn pieces(&self, whole: &Whole, rank: usize) -> Vec<Piece> {
-        let mut pieces = Vec::new();
+    /// The slices that `rank` owns. Rank 0 also declares what no one has an element of.
+    fn slices(&self, whole: &Whole, rank: usize) -> Vec<TensorSlice> {
+        let mut slices = Vec::new();
         for ((spec, _), (cuts, owners)) in whole.values().zip(self.cuts.iter().zip(&self.owners)) {
             let elements = spec.elements().unwrap();
             let mut start = 0;
             let ends = cuts.iter().map(|cut| cut * elements / 1000);
             for (end, owner) in ends.chain([elements]).zip(owners) {
                 if owner % self.saving == rank && start < end {
-                    pieces.push(Piece::new(spec.clone(), start..end));
+                    slices.push(TensorSlice::new(spec.clone(), start..end));
                 }
                 start = end;
             }
             if rank == 0 {
-                pieces.push(Piece::new(spec.clone(), 0..0));
+                slices.push(TensorSlice::new(spec.clone(), 0..0));
             }
         }
-        pieces.reverse();
-        pieces
+        slices.reverse();
+        slices
     }
 }
 
@@ -175,10 +215,10 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let whole = whole(&sharing.shapes, sharing.seed);
         for saved in on_ranks(sharing.saving, |group| {
-            let pieces = sharing.pieces(&whole, group.rank()).into_iter();
-            let entries = pieces.map(|piece| {
-                let bytes = bytes_of(&whole, &piece);
-                Entry::new(piece, bytes)
+            let slices = sharing.slices(&whole, group.rank()).into_iter();
+            let entries = slices.map(|slice| {
+                let bytes = bytes_of(&whole, &slice);
+                Entry::new(slice, bytes)
             });
             let state = TrainingState::at_step(1);
             save_sharded(dir.path(), group, entries.collect(), state, Keep::All)

@@ -8,7 +8,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, Distribution, Int, Tensor, TensorData};
 use burn_flex::Flex;
 use burn_store::{ModuleSnapshot, SafetensorsStore};
-use burn_zero::record::{Dtype, Entry, Keep, Piece, TensorSpec, TrainingState};
+use burn_zero::record::{Dtype, Entry, Keep, TensorSlice, TensorSpec, TrainingState};
 use burn_zero::{GroupOptions, ProcessGroup, ThreadGroup, consolidate, save_sharded};
 
 type B = Flex;
@@ -95,7 +95,7 @@ fn save(dir: &Path, parameters: &[(String, TensorData)], ranks: usize) {
             let cut = |rank: usize| rank * elements / ranks;
             let range = cut(group.rank())..cut(group.rank() + 1);
             let bytes = &data.bytes[range.start * 4..range.end * 4];
-            Entry::new(Piece::new(tensor, range), bytes)
+            Entry::new(TensorSlice::new(tensor, range), bytes)
         });
         let state = TrainingState::at_step(3);
         save_sharded(dir, &group, entries.collect(), state, Keep::default()).unwrap();
