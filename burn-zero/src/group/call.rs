@@ -27,17 +27,6 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// All operations.
-    pub const ALL: [Self; 7] = [
-        Self::AllReduce,
-        Self::ReduceScatter,
-        Self::AllGather,
-        Self::Broadcast,
-        Self::Barrier,
-        Self::GatherBytes,
-        Self::GatherBytesTo,
-    ];
-
     /// Whether ranks bring byte strings, whose lengths may differ.
     fn is_of_bytes(self) -> bool {
         matches!(self, Self::GatherBytes | Self::GatherBytesTo)
@@ -277,36 +266,4 @@ pub(super) fn balanced(elements: usize, world_size: usize) -> Vec<usize> {
 /// Each rank's part.
 pub(super) fn parts(offsets: &[usize]) -> Vec<Range<usize>> {
     offsets.windows(2).map(|part| part[0]..part[1]).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn balanced_parts_cover_everything() {
-        assert_eq!(balanced(10, 4), [0, 3, 6, 8, 10]);
-        assert_eq!(balanced(2, 4), [0, 1, 2, 2, 2]);
-    }
-
-    #[test]
-    fn what_cannot_be_cut_is_refused_before_it_is_sent() {
-        let call = Call::new(Operation::ReduceScatter, "bucket 3");
-        for split in [
-            Split::Equal,
-            Split::Counts(vec![10, 0]),
-            Split::Counts(vec![5, 4, 0, 0]),
-            Split::Counts(vec![usize::MAX, 1, 5, 5]),
-        ] {
-            let error = split.of_whole(10, 4, &call).unwrap_err();
-            assert!(
-                error
-                    .to_string()
-                    .contains("reduce_scatter `bucket 3`: the buffer has 10"),
-                "{error}"
-            );
-        }
-        let split = Split::Counts(vec![0, 7, 0, 3]);
-        assert_eq!(split.of_whole(10, 4, &call).unwrap(), [0, 0, 7, 7, 10]);
-    }
 }

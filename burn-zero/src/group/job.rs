@@ -57,7 +57,7 @@ impl<T: Send> Fail for Slot<T> {
 
 impl<T: Send + 'static> Pending<T> {
     /// Gives work to the communication thread of this rank: it runs when all work that was given before has. It may make several
-    /// collectives, and compute in between. It must not wait for other work that is given to the same group.
+    /// collectives, and compute in between. It must not wait for other work that is given to the same group, nor hold the group.
     ///
     /// ```
     /// use burn_zero::{GroupOptions, ProcessGroup, ReduceOp, ThreadGroup, group::Pending};

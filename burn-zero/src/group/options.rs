@@ -77,28 +77,33 @@ impl GroupOptions {
     }
 
     pub(crate) fn check(&self) -> Result<(), ZeroError> {
-        if self.chunk_elements == 0 || self.chunk_elements > MOST_CHUNK_ELEMENTS {
-            return Err(ZeroError::InvalidSetting {
-                setting: "chunk_elements",
-                value: self.chunk_elements.to_string(),
-                expected: "from 1 to 2^28",
-            });
-        }
-        if self.deadline.is_zero() || self.deadline > LONGEST_DEADLINE {
-            return Err(ZeroError::InvalidSetting {
-                setting: "deadline",
-                value: format!("{:?}", self.deadline),
-                expected: "longer than nothing and at most a year",
-            });
-        }
-        if self.longest_stay.is_some_and(|longest| longest.is_zero()) {
-            return Err(ZeroError::InvalidSetting {
-                setting: "longest_stay",
-                value: "0".to_owned(),
-                expected: "longer than nothing, or none",
-            });
-        }
-        Ok(())
+        let check = |holds, setting, value: String, expected| match holds {
+            true => Ok(()),
+            false => Err(ZeroError::InvalidSetting {
+                setting,
+                value,
+                expected,
+            }),
+        };
+        let (chunk, deadline) = (self.chunk_elements, self.deadline);
+        check(
+            (1..=MOST_CHUNK_ELEMENTS).contains(&chunk),
+            "chunk_elements",
+            chunk.to_string(),
+            "from 1 to 2^28",
+        )?;
+        check(
+            !deadline.is_zero() && deadline <= LONGEST_DEADLINE,
+            "deadline",
+            format!("{deadline:?}"),
+            "longer than nothing and at most a year",
+        )?;
+        check(
+            self.longest_stay != Some(Duration::ZERO),
+            "longest_stay",
+            "0".to_owned(),
+            "longer than nothing, or none",
+        )
     }
 }
 

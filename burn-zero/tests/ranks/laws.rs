@@ -6,6 +6,7 @@ use burn_zero::{
     GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SingleRank, ThreadGroup, ZeroError,
     group::{Agree, BufferDtype, Operation, Pending, Split},
 };
+use half::{bf16, f16};
 use proptest::prelude::*;
 
 use crate::support::{buffer, every_collective, part, reduced, start_all_reduce};
@@ -197,6 +198,91 @@ fn texts_that_differ_are_shown_on_all_ranks() {
         errors[0].to_string(),
         "ZeRO settings: rank 0 has `stage 1`, but rank 2 has `stage 2`; all ranks must have the same"
     );
+}
+
+/// The mean or sum of one value of each rank, as an all-reduce of three elements.
+fn reduced_values<E: Copy + Send + Sync>(op: ReduceOp, values: &[E]) -> HostBuffer
+where
+    HostBuffer: From<Vec<E>>,
+{
+    let all = spawn(values.len(), |group| {
+        let own = vec![values[group.rank()]; 3].into();
+        group.all_reduce("values", op, own).unwrap()
+    });
+    assert!(all.iter().all(|one| *one == all[0]));
+    all[0].clone()
+}
+
+/// 256 + 1 is not a bf16: adding hop by hop would lose every 1.
+#[test]
+fn half_precision_is_rounded_once() {
+    let values = [256.0, 1.0, 1.0, 1.0, 1.0].map(bf16::from_f32);
+    let sum = reduced_values(ReduceOp::Sum, &values);
+    assert_eq!(sum, vec![bf16::from_f32(260.0); 3].into());
+}
+
+#[test]
+fn the_mean_of_large_half_values_does_not_overflow() {
+    let large = f16::from_f32(60_000.0);
+    assert_eq!(
+        reduced_values(ReduceOp::Mean, &[large; 3]),
+        vec![large; 3].into()
+    );
+}
+
+#[test]
+fn what_cannot_be_cut_is_refused_before_it_is_sent() {
+    let four = ThreadGroup::new(4, GroupOptions::default()).unwrap();
+    let buffer = || HostBuffer::zeros(BufferDtype::F32, 10);
+    for split in [
+        Split::Equal,
+        Split::Counts(vec![10, 0]),
+        Split::Counts(vec![5, 4, 0, 0]),
+        Split::Counts(vec![usize::MAX, 1, 5, 5]),
+    ] {
+        let error = four[0].reduce_scatter("bucket 3", ReduceOp::Sum, buffer(), split);
+        let text = error.unwrap_err().to_string();
+        assert!(
+            text.contains("reduce_scatter `bucket 3`: the buffer has 10"),
+            "{text}"
+        );
+    }
+    let single = SingleRank::new();
+    let groups: [&dyn ProcessGroup; 2] = [&four[0], &single];
+    for group in groups {
+        let ranks = group.world_size();
+        let gathered = group.all_gather("x", buffer(), Split::Counts(vec![2; ranks]));
+        assert!(matches!(gathered, Err(ZeroError::BufferLength { .. })));
+        let roots = [
+            group.broadcast("x", ranks, buffer()).map(drop),
+            group.gather_bytes_to("x", ranks, Vec::new()).map(drop),
+        ];
+        for root in roots {
+            let Err(ZeroError::NoSuchRank {
+                rank, world_size, ..
+            }) = root
+            else {
+                panic!("{root:?}")
+            };
+            assert_eq!((rank, world_size), (ranks, ranks));
+        }
+        assert_eq!(group.traffic().total().calls, 0);
+    }
+}
+
+#[test]
+fn one_rank_is_the_identity_and_sends_nothing() {
+    let group = SingleRank::new();
+    let buffer = HostBuffer::from(vec![1.0, -2.0, f32::INFINITY]);
+    let sum = group.all_reduce("a", ReduceOp::Mean, buffer.clone());
+    assert_eq!(sum.unwrap(), buffer);
+    let own = group.gather_bytes_to("b", 0, vec![1, 2]).unwrap();
+    assert_eq!(own, Some(vec![vec![1, 2]]));
+    let total = group.traffic().total();
+    assert_eq!((total.calls, total.elements, total.data_bytes), (2, 0, 0));
+    group.abort("disk full");
+    let error = group.barrier("end").unwrap_err();
+    assert_eq!(error.to_string(), "rank 0 gave up: disk full");
 }
 
 proptest! {

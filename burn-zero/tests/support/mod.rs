@@ -8,8 +8,8 @@ use burn_zero::{
 
 pub const DTYPES: [BufferDtype; 3] = [BufferDtype::F32, BufferDtype::Bf16, BufferDtype::F16];
 
-/// Lengths around chunk and world-size boundaries; zero, one, and fewer than ranks.
-pub const LENGTHS: [usize; 7] = [0, 1, 3, 8, 29, 64, 1000];
+/// Lengths around chunk and world-size boundaries; zero, one, fewer than ranks, and parts of more than two blocks of 1024.
+pub const LENGTHS: [usize; 7] = [0, 1, 3, 8, 29, 64, 4100];
 
 /// Values whose sum depends on the order in which they are added.
 pub fn values(rank: usize, elements: usize) -> Vec<f32> {

@@ -241,8 +241,8 @@ impl Link {
                 self.world.abort(1)
             }
             _ => {
-                let (sequence, fault) = (self.calling.get(), fault.clone());
-                self.notify(self.peers(), &Notice::Lost { sequence, fault });
+                let notice = Notice::lost(self.calling.get(), fault.clone());
+                self.notify(self.peers(), &notice);
             }
         }
     }

@@ -20,37 +20,27 @@ pub(super) enum Notice {
     },
 }
 
-/// Longest text in a notice: it has to fit a message that is sent without waiting for its receiver.
+/// Longest text of the user's in a notice, which has to fit a message that is sent without waiting for its receiver. Labels are short.
 const TEXT_BYTES: usize = 1000;
 
 impl Notice {
-    pub fn encode(&self) -> Vec<u8> {
-        let mut notice = serde_json::to_vec(self).expect("a notice is plain data");
-        if notice.len() > 3 * TEXT_BYTES
-            && let Self::Lost { sequence, fault } = self
+    /// That the group is lost.
+    pub fn lost(sequence: u64, mut fault: GroupFault) -> Self {
+        if let GroupFault::PeerPanicked { message: text, .. }
+        | GroupFault::Aborted { reason: text, .. } = &mut fault
+            && text.len() > TEXT_BYTES
         {
-            let short = Self::Lost {
-                sequence: *sequence,
-                fault: shortened(fault),
-            };
-            notice = serde_json::to_vec(&short).expect("a notice is plain data");
+            text.truncate(text.floor_char_boundary(TEXT_BYTES));
+            text.push_str(" ...");
         }
-        notice
+        Self::Lost { sequence, fault }
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a notice is plain data")
     }
 
     pub fn decode(bytes: &[u8]) -> Self {
         serde_json::from_slice(bytes).expect("ranks run the same program")
     }
-}
-
-/// Only panics and reasons are the user's texts; labels are short.
-fn shortened(fault: &GroupFault) -> GroupFault {
-    let cut = |text: &str| format!("{} ...", &text[..text.floor_char_boundary(TEXT_BYTES)]);
-    let mut fault = fault.clone();
-    if let GroupFault::PeerPanicked { message: text, .. }
-    | GroupFault::Aborted { reason: text, .. } = &mut fault
-    {
-        *text = cut(text);
-    }
-    fault
 }

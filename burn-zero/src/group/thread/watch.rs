@@ -30,31 +30,25 @@ impl Watch {
         let Some(fault) = self.mailboxes.wait_for_fault() else {
             return;
         };
-        let running = self.mailboxes.wait_for_rest(QUIET);
+        let running = self.mailboxes.wait_for_ends(Some(QUIET));
         if running.is_empty() {
             return;
         }
         match self.after_fault {
             AfterFault::Wait => {
-                say(
-                    &fault,
-                    &running,
-                    ["is", "are"],
-                    "waited for (GroupOptions::after_fault)",
-                );
-                self.mailboxes.wait_for_ends();
+                let waited = "waited for (GroupOptions::after_fault)";
+                say(&fault, &running, ["is", "are"], waited);
+                self.mailboxes.wait_for_ends(None);
             }
             AfterFault::EndProcess { grace } => {
                 let ends = format!("{grace:?} to end (GroupOptions::after_fault)");
                 say(&fault, &running, ["has", "have"], &ends);
-                let running = self.mailboxes.wait_for_rest(grace.saturating_sub(QUIET));
+                let running = self
+                    .mailboxes
+                    .wait_for_ends(Some(grace.saturating_sub(QUIET)));
                 if !running.is_empty() {
-                    say(
-                        &fault,
-                        &running,
-                        ["does", "do"],
-                        "not end, so the process ends",
-                    );
+                    let ends = "not end, so the process ends";
+                    say(&fault, &running, ["does", "do"], ends);
                     end_process();
                 }
             }
