@@ -69,11 +69,13 @@
 //! # Optimizer decorators
 //!
 //! [`record`] is the other thing that decorators have in common: saved state that wraps the saved state of what they wrap.
+//! [`gradient`] is what they tell each other about gradients.
 //!
 //! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
 //! the pinned Burn source and names every operation without a row.
 
 mod forward;
+pub mod gradient;
 mod kind;
 mod map;
 pub mod record;

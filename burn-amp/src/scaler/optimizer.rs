@@ -5,6 +5,7 @@ use burn::{
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
     tensor::backend::AutodiffBackend,
 };
+use burn_decorator::gradient::non_finite_on_any_rank;
 
 use super::{
     Detection, GradScaler, ScaledRecord,
@@ -36,7 +37,8 @@ use crate::policy::off_scope;
 ///
 /// # Cost
 ///
-/// Five small kernels a parameter to find non-finite gradients, and one host read of a byte a parameter.
+/// Five small kernels a parameter to find non-finite gradients, and one host read of a byte a parameter. Where ranks train
+/// together, one collective a step, in which they tell each other which gradients are non-finite.
 pub struct ScaledOptimizer<O> {
     inner: O,
     scaler: GradScaler,
@@ -114,7 +116,13 @@ impl<O> ScaledOptimizer<O> {
         if inspection.is_empty() {
             // Entries that belong to no parameter are a message to an optimizer inside, not a step.
             if gradients.is_empty() {
-                self.scaler.record_step(Vec::new());
+                let culprits = non_finite_on_any_rank(Vec::new());
+                let found_inf = !culprits.is_empty();
+                self.scaler.record_step(culprits);
+                if found_inf {
+                    self.scaler.raise();
+                    return module;
+                }
             }
             return gradients.step(&mut self.inner, lr, module);
         }
@@ -139,7 +147,7 @@ impl<O> ScaledOptimizer<O> {
         O: Optimizer<M, B>,
     {
         let flags = inspection.flags();
-        let culprits = inspection.read(flags).wait();
+        let culprits = non_finite_on_any_rank(inspection.read(flags).wait());
         let found_inf = !culprits.is_empty();
         self.scaler.record_step(culprits);
         if found_inf {

@@ -105,7 +105,7 @@ impl<B: Backend> ParameterShards<B> {
     }
 
     /// The pieces and the positions of their parameters.
-    pub(super) fn into_pieces(self) -> impl Iterator<Item = (usize, FloatTensor<B>)> {
+    pub(super) fn into_shards(self) -> impl Iterator<Item = (usize, FloatTensor<B>)> {
         let pieces = self.into_ids();
         pieces.map(|(id, piece)| (parameter_of(id), piece))
     }

@@ -11,7 +11,7 @@ use burn::tensor::backend::DeviceId;
 use parking_lot::Mutex;
 
 use super::announce::Turn;
-use super::prepare::Asks;
+use super::prepare::PrepareRequest;
 use crate::group::ProcessGroup;
 use crate::reduce::GradientReducer;
 
@@ -26,7 +26,7 @@ pub(crate) struct RankContext {
     /// What the rank computes on.
     pub(super) device: DeviceId,
     /// Of those who sit down, until the seat is set.
-    answers: Mutex<Vec<Asks>>,
+    answers: Mutex<Vec<PrepareRequest>>,
     set: OnceLock<Setting>,
     pub(super) turn: Turn,
 }
@@ -81,11 +81,11 @@ impl RankContext {
         let _ = self.set.set(setting);
     }
 
-    pub(crate) fn answer(&self, answer: Asks) {
+    pub(crate) fn answer(&self, answer: PrepareRequest) {
         self.answers.lock().push(answer);
     }
 
-    pub(crate) fn take_answers(&self) -> Vec<Asks> {
+    pub(crate) fn take_answers(&self) -> Vec<PrepareRequest> {
         core::mem::take(&mut self.answers.lock())
     }
 }

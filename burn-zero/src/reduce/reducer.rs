@@ -1,7 +1,6 @@
 //! The exchange of gradients between ranks, as this rank sees it; and their way to the host, where the optimizer is.
 
 use core::fmt;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -232,26 +231,6 @@ impl GradientReducer {
         for parameter in missing {
             self.submit(parameter, None);
         }
-    }
-
-    /// The parameters that any rank finds non-finite.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
-    pub(crate) fn agree_on_non_finite(
-        &self,
-        own: &BTreeSet<usize>,
-    ) -> Result<BTreeSet<usize>, ZeroError> {
-        let parameters = 0..self.orders.layout.parameters().len();
-        let own = parameters
-            .clone()
-            .map(|p| own.contains(&p).into())
-            .collect();
-        let label = "which gradients are non-finite";
-        let findings = self.orders.group.gather_bytes(label, own)?;
-        let found = |&p: &usize| findings.iter().any(|rank| rank[p] != 0);
-        Ok(parameters.filter(found).collect())
     }
 }
 

@@ -149,18 +149,19 @@ impl<LC: LearningComponentsTypes> Rank<LC> {
         records::ask(&self.learner, &self.store);
         let mut answers = context.take_answers();
         let found = answers.len();
-        let (Some(asks), 1) = (answers.pop(), found) else {
+        let (Some(request), 1) = (answers.pop(), found) else {
             let optimizer = core::any::type_name::<LC::Optimizer>();
             return Err(StrategyError::NoZeroOptimizer { optimizer, found }.into());
         };
-        self.group.agree_equal("settings", &asks.shared())?;
+        self.group
+            .agree_equal("settings", &format!("{:?}", request.settings))?;
         // A Learner takes no other model than that it was made with.
         let model = self.learner.model();
         let shared = Statistics::find_shared::<TrainingBackend<LC>, _>(&model, &*self.group)?;
         if let Some(statistic) = shared {
             return Err(StrategyError::SharedStatistics { statistic }.into());
         }
-        let (model, reducer) = prepare::<TrainingBackend<LC>, _>(model, &self.group, asks)?;
+        let (model, reducer) = prepare::<TrainingBackend<LC>, _>(model, &self.group, request)?;
         // Burn's `fork` has taken tied parameters apart. In the record they are one leaf again, and loading keeps it.
         if self.ranks() > 1 || Parameters::of::<TrainingBackend<LC>, _>(&model).tied {
             self.learner.load_model(model.into_record());
