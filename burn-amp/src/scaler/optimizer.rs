@@ -13,6 +13,7 @@ use super::{
     gradients::StepGradients,
     inspect::Inspection,
     registry,
+    shared_scale::OptimizerId,
 };
 use crate::policy::off_scope;
 
@@ -41,6 +42,7 @@ use crate::policy::off_scope;
 /// together, one collective a step, in which they tell each other which gradients are non-finite.
 pub struct ScaledOptimizer<O> {
     inner: O,
+    id: OptimizerId,
     scaler: GradScaler,
     pending: Option<PendingStep<O>>,
 }
@@ -56,8 +58,11 @@ impl<O> ScaledOptimizer<O> {
     /// Puts `inner` under the control of `scaler`: the same as [`GradScaler::wrap`]. Binds the current thread.
     pub fn new(inner: O, scaler: GradScaler) -> Self {
         scaler.bind_thread();
+        let id = OptimizerId::default();
+        scaler.state().register(&id);
         Self {
             inner,
+            id,
             scaler,
             pending: None,
         }
@@ -115,14 +120,8 @@ impl<O> ScaledOptimizer<O> {
 
         if inspection.is_empty() {
             // Entries that belong to no parameter are a message to an optimizer inside, not a step.
-            if gradients.is_empty() {
-                let culprits = non_finite_on_any_rank(Vec::new());
-                let found_inf = !culprits.is_empty();
-                self.scaler.record_step(culprits);
-                if found_inf {
-                    self.scaler.raise();
-                    return module;
-                }
+            if gradients.is_empty() && self.is_skipped(Vec::new()) {
+                return module;
             }
             return gradients.step(&mut self.inner, lr, module);
         }
@@ -132,6 +131,18 @@ impl<O> ScaledOptimizer<O> {
             }
             _ => self.step_if_finite(lr, module, gradients, inspection),
         }
+    }
+
+    /// Takes note of the step, given the parameters whose gradients are non-finite on this rank. Whether it is skipped, which all ranks
+    /// decide alike.
+    fn is_skipped(&self, culprits: Vec<String>) -> bool {
+        let culprits = non_finite_on_any_rank(culprits);
+        let found_inf = !culprits.is_empty();
+        self.scaler.record_step(&self.id, culprits);
+        if found_inf {
+            self.scaler.raise();
+        }
+        found_inf
     }
 
     fn step_if_finite<B, M>(
@@ -147,11 +158,7 @@ impl<O> ScaledOptimizer<O> {
         O: Optimizer<M, B>,
     {
         let flags = inspection.flags();
-        let culprits = non_finite_on_any_rank(inspection.read(flags).wait());
-        let found_inf = !culprits.is_empty();
-        self.scaler.record_step(culprits);
-        if found_inf {
-            self.scaler.raise();
+        if self.is_skipped(inspection.read(flags).wait()) {
             return module;
         }
         gradients.step(&mut self.inner, lr, module)
@@ -175,8 +182,10 @@ impl<O> ScaledOptimizer<O> {
 
         let culprits = inspection.read(flags);
         let verdict = self.scaler.record_deferred_step(|state, losses| {
-            let (if_overflow, if_not) = (state.scale_after(true), state.scale_after(false));
-            Pending::new(culprits, losses, found_inf, if_overflow, if_not)
+            let after = |found_inf| state.scale_after(&self.id, found_inf);
+            let (if_overflow, if_not) = (after(true), after(false));
+            let id = self.id.clone();
+            Pending::new(id, culprits, losses, found_inf, if_overflow, if_not)
         });
         self.pending = Some(PendingStep {
             verdict,
@@ -244,6 +253,7 @@ impl<O: Clone> Clone for ScaledOptimizer<O> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner().clone(),
+            id: self.id.clone(),
             scaler: self.scaler.clone(),
             pending: None,
         }

@@ -201,7 +201,9 @@ impl Statistics {
                 return tensor;
             }
             if B::float_is_require_grad(&tensor) {
-                found = path.to_owned();
+                if found.is_empty() {
+                    found = path.to_owned();
+                }
                 return tensor;
             }
             marked.0.insert(path.to_owned());
