@@ -7,7 +7,9 @@ use core::any::Any;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Bool, Int, Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend};
+use burn::tensor::{
+    Bool, Float, Int, Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend,
+};
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 
@@ -53,46 +55,33 @@ pub(super) fn independent_if_shared<B: AutodiffBackend, M: AutodiffModule<B>>(mo
 /// Clones of a module's parameters, in its order: collected as a visitor, put into another module as a mapper.
 struct Params(VecDeque<Box<dyn Any>>);
 
-impl Params {
-    fn push<T: Clone + 'static>(&mut self, param: &T) {
-        self.0.push_back(Box::new(param.clone()));
-    }
-
-    fn pop<T: 'static>(&mut self) -> T {
-        let param = self.0.pop_front().and_then(|param| param.downcast().ok());
-        *param.expect("a module and what `from_inner` makes of it have the same tensors")
-    }
+macro_rules! params_of_kind {
+    ($visit:ident, $kind:ident) => {
+        fn $visit<const D: usize>(&mut self, param: &Param<Tensor<B, D, $kind>>) {
+            self.0.push_back(Box::new(param.clone()));
+        }
+    };
+    ($map:ident -> $kind:ident) => {
+        fn $map<const D: usize>(
+            &mut self,
+            _: Param<Tensor<B, D, $kind>>,
+        ) -> Param<Tensor<B, D, $kind>> {
+            let param = self.0.pop_front().and_then(|param| param.downcast().ok());
+            *param.expect("a module and what `from_inner` makes of it have the same tensors")
+        }
+    };
 }
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for Params {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        self.push(param);
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<B, D, Int>>) {
-        self.push(param);
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<B, D, Bool>>) {
-        self.push(param);
-    }
+    params_of_kind!(visit_float, Float);
+    params_of_kind!(visit_int, Int);
+    params_of_kind!(visit_bool, Bool);
 }
 
 impl<B: AutodiffBackend> ModuleMapper<B> for Params {
-    fn map_float<const D: usize>(&mut self, _: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        self.pop()
-    }
-
-    fn map_int<const D: usize>(&mut self, _: Param<Tensor<B, D, Int>>) -> Param<Tensor<B, D, Int>> {
-        self.pop()
-    }
-
-    fn map_bool<const D: usize>(
-        &mut self,
-        _: Param<Tensor<B, D, Bool>>,
-    ) -> Param<Tensor<B, D, Bool>> {
-        self.pop()
-    }
+    params_of_kind!(map_float -> Float);
+    params_of_kind!(map_int -> Int);
+    params_of_kind!(map_bool -> Bool);
 }
 
 /// The running statistics of a module, by their paths.

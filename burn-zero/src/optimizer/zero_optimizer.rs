@@ -8,7 +8,7 @@ use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer
 use burn::tensor::backend::AutodiffBackend;
 use burn_backend::Device as _;
 
-use super::parameter_shards::ParameterShards;
+use super::parameter_shards::{ParameterShards, ShardableOptimizer};
 use super::prepare::{PrepareRequest, attach_to, prepare};
 use super::rank_context::RankContext;
 use super::statistics::Statistics;
@@ -279,7 +279,7 @@ impl<O> ZeroOptimizer<O> {
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        O: Optimizer<ParameterShards<B>, B>,
+        O: ShardableOptimizer<B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
         let request = self.prepare_request::<B>(&*self.group, &device);
@@ -380,7 +380,7 @@ impl<O> ZeroOptimizer<O> {
 
 impl<O, M, B> Optimizer<M, B> for ZeroOptimizer<O>
 where
-    O: Optimizer<ParameterShards<B>, B>,
+    O: ShardableOptimizer<B>,
     M: AutodiffModule<B>,
     B: AutodiffBackend,
 {
