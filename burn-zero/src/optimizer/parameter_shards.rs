@@ -36,21 +36,13 @@ impl<B: AutodiffBackend, O: Optimizer<ParameterShards<B>, B>> ShardableOptimizer
 /// A shard of a parameter: flat, or a whole parameter in its shape ([`Partition::Whole`](crate::Partition::Whole)).
 #[derive(Module, Debug)]
 pub enum ParameterShard<B: Backend> {
-    /// `[elements]`
     Rank1(Param<Tensor<B, 1>>),
-    /// As the parameter.
     Rank2(Param<Tensor<B, 2>>),
-    /// As the parameter.
     Rank3(Param<Tensor<B, 3>>),
-    /// As the parameter.
     Rank4(Param<Tensor<B, 4>>),
-    /// As the parameter.
     Rank5(Param<Tensor<B, 5>>),
-    /// As the parameter.
     Rank6(Param<Tensor<B, 6>>),
-    /// As the parameter.
     Rank7(Param<Tensor<B, 7>>),
-    /// As the parameter.
     Rank8(Param<Tensor<B, 8>>),
 }
 

@@ -85,32 +85,34 @@ impl Parameters {
         self.ids.clone()
     }
 
+    /// Whether ranks can exchange them.
+    ///
     /// # Errors
     ///
     /// [`ZeroOptimizerError::UnsupportedDtype`].
     pub(crate) fn check_dtypes(&self) -> Result<(), ZeroOptimizerError> {
-        let known = |dtype| matches!(dtype, DType::F32 | DType::BF16 | DType::F16);
-        match self.list.iter().find(|parameter| !known(parameter.dtype)) {
-            None => Ok(()),
-            Some(Parameter { path, dtype, .. }) => Err(ZeroOptimizerError::UnsupportedDtype {
-                path: path.clone(),
-                dtype: *dtype,
-            }),
+        for Parameter { path, dtype, .. } in &self.list {
+            if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
+                let (path, dtype) = (path.clone(), *dtype);
+                return Err(ZeroOptimizerError::UnsupportedDtype { path, dtype });
+            }
         }
+        Ok(())
     }
 
+    /// Whether an optimizer can meet them in their shape.
+    ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::TooManyDimensions`] for an optimizer that meets them in their shape.
+    /// [`ZeroOptimizerError::TooManyDimensions`].
     pub(crate) fn check_dimensions(&self) -> Result<(), ZeroOptimizerError> {
-        let mut list = self.list.iter();
-        match list.find(|parameter| parameter.shape.len() > MOST_DIMENSIONS) {
-            None => Ok(()),
-            Some(Parameter { path, shape, .. }) => Err(ZeroOptimizerError::TooManyDimensions {
-                path: path.clone(),
-                dimensions: shape.len(),
-            }),
+        for Parameter { path, shape, .. } in &self.list {
+            if shape.len() > MOST_DIMENSIONS {
+                let (path, dimensions) = (path.clone(), shape.len());
+                return Err(ZeroOptimizerError::TooManyDimensions { path, dimensions });
+            }
         }
+        Ok(())
     }
 
     /// # Errors

@@ -83,11 +83,10 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// - in the step itself, if its learning rate differs in a single bit: it stands in the labels of the step's collectives;
 /// - at the next collective, if one makes another call: it skipped a step after its backward pass, say.
 ///
-/// A rank that leaves out a whole iteration makes the same calls as the others, one batch ahead of them. What it adds is still a gradient
-/// of the weights that all have. It is found by its learning rate where that changes with the iteration, by the next call of the
-/// loop itself, such as a record, and at the latest at the end, where it leaves a step too early. In a loop that says where it is,
-/// `group.declare_settings(&format!("iteration {iteration}"))`, it is found at once, without a further collective. The loop
-/// of [`ZeroStrategy`](crate::ZeroStrategy) cannot come apart in this way.
+/// A rank that leaves out a whole iteration makes the same calls as the others, one batch ahead of them; what it adds is still a
+/// gradient of the weights that all have. It is found by its learning rate where that changes with the iteration, and at the latest at the
+/// end, where it leaves a step too early; at once in a loop that says where it is: `group.declare_settings(&format!("iteration
+/// {iteration}"))`. The loop of [`ZeroStrategy`](crate::ZeroStrategy) cannot come apart in this way.
 ///
 /// # Panics
 ///
