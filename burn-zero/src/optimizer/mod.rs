@@ -21,7 +21,7 @@ mod zero_optimizer;
 
 pub use error::ZeroOptimizerError;
 pub(crate) use parameter_shards::{MOST_DIMENSIONS, shard_id};
-pub use parameter_shards::{ParameterShard, ParameterShards, ShardableOptimizer};
+pub use parameter_shards::{ParameterShard, ParameterShards, ShardOptimizer};
 pub(crate) use parameters::Parameters;
 pub(crate) use prepare::{attach_to, prepare};
 pub(crate) use statistics::Statistics;

@@ -20,18 +20,27 @@ pub struct ParameterShards<B: Backend> {
     shards: Vec<ParameterShard<B>>,
 }
 
-/// Optimizers that a [`ZeroOptimizer`](crate::ZeroOptimizer) wraps: all that Rust can make an `Optimizer<ParameterShards<B>, B>` of, such as
-/// those of Burn whose types are left out. There is nothing to implement.
+/// An optimizer that a [`ZeroOptimizer`](crate::ZeroOptimizer) can run: every `Optimizer<ParameterShards<B>, B>`. It is for the compiler's message.
+///
+/// An optimizer that is typed for the model is not one:
+///
+/// ```compile_fail,E0277
+/// # use burn::{backend::Autodiff, nn::Linear, optim::{AdamConfig, Optimizer}};
+/// # use burn_zero::{ZeroOptimizer, ZeroSettings};
+/// # type B = Autodiff<burn_flex::Flex>;
+/// # fn learner<O: Optimizer<Linear<B>, B>>(_: O) {}
+/// let adam = AdamConfig::new().init::<B, Linear<B>>(); // `.init()`
+/// learner(ZeroOptimizer::in_learner(adam, ZeroSettings::default()));
+/// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be wrapped in a `ZeroOptimizer`",
-    label = "an optimizer of something else than `ParameterShards`",
-    note = "leave the types out where it is made: `AdamWConfig::new().init()` instead of `init::<B, Model<B>>()`. It meets this rank's \
-            shards of the model, and Rust infers their type"
+    message = "`{Self}` is no optimizer of `ParameterShards`, on which a `ZeroOptimizer` runs it",
+    label = "typed for the model",
+    note = "leave the types out where the optimizer is made: `AdamConfig::new().init()`, not `.init::<B, Model<B>>()`"
 )]
-pub trait ShardableOptimizer<B: AutodiffBackend>: Optimizer<ParameterShards<B>, B> {}
+pub trait ShardOptimizer<B: AutodiffBackend>: Optimizer<ParameterShards<B>, B> {}
 
 #[diagnostic::do_not_recommend]
-impl<B: AutodiffBackend, O: Optimizer<ParameterShards<B>, B>> ShardableOptimizer<B> for O {}
+impl<B: AutodiffBackend, O: Optimizer<ParameterShards<B>, B>> ShardOptimizer<B> for O {}
 
 /// A shard of a parameter: flat, or a whole parameter in its shape ([`Partition::Whole`](crate::Partition::Whole)).
 #[derive(Module, Debug)]

@@ -8,7 +8,7 @@ use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer
 use burn::tensor::backend::AutodiffBackend;
 use burn_backend::Device as _;
 
-use super::parameter_shards::{ParameterShards, ShardableOptimizer};
+use super::parameter_shards::{ParameterShards, ShardOptimizer};
 use super::prepare::{PrepareRequest, attach_to, prepare};
 use super::rank_context::RankContext;
 use super::statistics::Statistics;
@@ -278,7 +278,7 @@ impl<O> ZeroOptimizer<O> {
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        O: ShardableOptimizer<B>,
+        O: ShardOptimizer<B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
         let request = self.prepare_request::<B>(&*self.group, &device);
@@ -379,7 +379,7 @@ impl<O> ZeroOptimizer<O> {
 
 impl<O, M, B> Optimizer<M, B> for ZeroOptimizer<O>
 where
-    O: ShardableOptimizer<B>,
+    O: ShardOptimizer<B>,
     M: AutodiffModule<B>,
     B: AutodiffBackend,
 {
