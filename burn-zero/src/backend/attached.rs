@@ -28,6 +28,8 @@ struct Leaf {
     parameter: usize,
     /// The uses in graphs that are alive.
     uses: Weak<Use>,
+    /// How deep the graph was at the first of them: backward comes to the deepest operations first.
+    depth: usize,
 }
 
 impl Leaf {
@@ -71,6 +73,17 @@ pub(super) fn submit_unused(reducer: &Arc<GradientReducer>) {
     }
 }
 
+/// The parameters that a graph uses, in the order in which backward completes their gradients.
+pub(super) fn arrival_order(reducer: &Arc<GradientReducer>) -> Vec<usize> {
+    LEAVES.with_borrow(|leaves| {
+        let own = leaves.values().filter(|leaf| leaf.is_of(reducer));
+        let used = own.filter(|leaf| leaf.uses.strong_count() > 0);
+        let mut order: Vec<_> = used.map(|leaf| (leaf.depth, leaf.parameter)).collect();
+        order.sort_unstable_by(|a, b| b.cmp(a));
+        order.into_iter().map(|(_, parameter)| parameter).collect()
+    })
+}
+
 /// From now on this thread hooks these leaves of `reducer`, given by their nodes in the order of parameters, and no others of it.
 pub(crate) fn attach(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
     LEAVES.with_borrow_mut(|leaves| {
@@ -81,6 +94,7 @@ pub(crate) fn attach(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
                 reducer: Arc::downgrade(reducer),
                 parameter,
                 uses: Weak::new(),
+                depth: 0,
             };
             leaves.insert(*node, leaf);
         }
@@ -170,6 +184,7 @@ fn hook<A: Tape>(leaf: FloatTensor<A>, depth: usize) -> FloatTensor<A> {
             parameter: leaf.parameter,
         });
         leaf.uses = Arc::downgrade(&by);
+        leaf.depth = depth;
         Some(by)
     });
     match by {

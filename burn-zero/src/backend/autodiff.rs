@@ -7,7 +7,7 @@ use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
 use burn_backend::{AutodiffBackend, TensorData};
 
-use super::attached::{Reducers, forget_depth, leaves, reducers, submit_unused};
+use super::attached::{Reducers, arrival_order, forget_depth, leaves, reducers, submit_unused};
 use super::sharded::Sharded;
 use super::tape::Tape;
 use super::with_host::{PlacedTensor, WithHost, on_host};
@@ -121,7 +121,7 @@ fn begin<A: Tape>(loss: FloatTensor<A>, reducers: &Reducers) -> FloatTensor<A> {
         return loss;
     }
     for reducer in &reducers.0 {
-        reducer.begin_backward();
+        crate::raise(reducer.begin_backward(|| arrival_order(reducer)));
         submit_unused(reducer);
     }
     A::close(loss, Reducers(reducers.0.clone()))

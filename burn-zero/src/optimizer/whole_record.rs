@@ -12,6 +12,7 @@ use serde_json::Value as Json;
 
 use super::parameter_shards::ParameterShards;
 use super::zero_optimizer::ZeroOptimizer;
+use crate::group::Pending;
 use crate::reduce::Layout;
 use crate::shard::Partition;
 use crate::state::{Loaded, Naming, by_name, put_together, refuse, take_apart, wanted};
@@ -51,7 +52,9 @@ impl<O> ZeroOptimizer<O> {
             let name = &piece.tensor.name;
             let label = format!("state of the optimizer: {name}");
             let own = own.remove(name).unwrap_or_default().bytes;
-            let parts = self.group.start_gather_bytes_to(&label, 0, own);
+            let parts = Pending::start(&*self.group, move |ranks| {
+                ranks.gather_bytes_to(&label, 0, own)
+            });
             Some((parameter, piece, parts))
         };
         let mut underway = start();

@@ -1,8 +1,9 @@
-//! Where the ranks of one process leave messages for each other.
+//! Where the ranks of one process leave messages for each other, and what is known of their threads.
 
 use std::{
     any::Any,
     collections::VecDeque,
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -15,20 +16,20 @@ use crate::group::{Call, GroupFault};
 pub(super) enum Message {
     /// What it calls.
     Call(Arc<Call>),
-    /// A vector of the type that the call says.
-    Values(Arc<dyn Any + Send + Sync>),
+    /// A vector of the type that the call says, and the elements of it that are for the receiver.
+    Values(Arc<dyn Any + Send + Sync>, Range<usize>),
 }
 
-/// One inbox a rank.
-pub(super) struct Board {
-    inboxes: Vec<Inbox>,
+/// One mailbox a rank.
+pub(super) struct Mailboxes {
+    boxes: Vec<Mailbox>,
     /// The threads that have ended.
     ended: Mutex<Vec<bool>>,
     /// A thread has ended, or the group is lost.
     news: Condvar,
 }
 
-struct Inbox {
+struct Mailbox {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -42,9 +43,9 @@ struct State {
     fault: Option<(u64, GroupFault)>,
 }
 
-impl Board {
+impl Mailboxes {
     pub fn new(world_size: usize) -> Self {
-        let inbox = |_| Inbox {
+        let mailbox = |_| Mailbox {
             state: Mutex::new(State {
                 messages: (0..world_size).map(|_| VecDeque::new()).collect(),
                 left: vec![None; world_size],
@@ -53,14 +54,14 @@ impl Board {
             changed: Condvar::new(),
         };
         Self {
-            inboxes: (0..world_size).map(inbox).collect(),
+            boxes: (0..world_size).map(mailbox).collect(),
             ended: Mutex::new(vec![false; world_size]),
             news: Condvar::new(),
         }
     }
 
     pub fn world_size(&self) -> usize {
-        self.inboxes.len()
+        self.boxes.len()
     }
 
     pub fn post(&self, from: usize, to: usize, message: Message) {
@@ -88,7 +89,7 @@ impl Board {
 
     /// Why the group is lost.
     fn fault(&self) -> Option<GroupFault> {
-        let state = self.inboxes[0].state.lock();
+        let state = self.boxes[0].state.lock();
         state.fault.as_ref().map(|(_, fault)| fault.clone())
     }
 
@@ -142,8 +143,8 @@ impl Board {
         deadline: Duration,
     ) -> Result<Message, GroupFault> {
         let until = Instant::now() + deadline;
-        let inbox = &self.inboxes[to];
-        let mut state = inbox.state.lock();
+        let mailbox = &self.boxes[to];
+        let mut state = mailbox.state.lock();
         loop {
             if let Some((sequence, fault)) = &state.fault
                 && *sequence <= call.sequence
@@ -162,7 +163,7 @@ impl Board {
                     calls,
                 });
             }
-            if inbox.changed.wait_until(&mut state, until).timed_out()
+            if mailbox.changed.wait_until(&mut state, until).timed_out()
                 && state.messages[from].is_empty()
             {
                 let missing = (0..self.world_size())
@@ -180,7 +181,7 @@ impl Board {
     }
 
     fn change(&self, rank: usize, change: impl FnOnce(&mut State)) {
-        change(&mut self.inboxes[rank].state.lock());
-        self.inboxes[rank].changed.notify_all();
+        change(&mut self.boxes[rank].state.lock());
+        self.boxes[rank].changed.notify_all();
     }
 }
