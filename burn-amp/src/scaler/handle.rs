@@ -4,6 +4,7 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 
 use burn::train::Interrupter;
+use burn_decorator::ranks::{self, ForRank};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{
@@ -60,9 +61,22 @@ use crate::AmpError;
 /// assert_eq!(scaler.last_overflow().unwrap().parameters, ["weight", "bias"]);
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
-#[derive(Clone)]
 pub struct GradScaler {
-    shared: Arc<Shared>,
+    shared: ranks::Shared<Shared>,
+}
+
+impl Clone for GradScaler {
+    /// The same scaler; in [`ranks::copy_for_rank`] one of the rank, for the thread that copies.
+    fn clone(&self) -> Self {
+        let scaler = Self {
+            shared: self.shared.clone(),
+        };
+        if ranks::is_copying() {
+            registry::register(scaler.shared());
+            scaler.bind_thread();
+        }
+        scaler
+    }
 }
 
 /// How a wrapped optimizer learns whether a gradient is non-finite. The results are the same, bit for bit.
@@ -103,12 +117,12 @@ impl GradScaler {
         let config = config.borrow();
         config.validate()?;
         let scaler = Self {
-            shared: Arc::new(Shared {
+            shared: ranks::Shared::new(Shared {
                 config: config.clone(),
                 state: Mutex::new(State::new(config)),
             }),
         };
-        registry::register(&scaler.shared);
+        registry::register(scaler.shared());
         scaler.bind_thread();
         Ok(scaler)
     }
@@ -151,7 +165,7 @@ impl GradScaler {
 
     /// Makes this the scaler of all `backward` calls of the current thread.
     pub fn bind_thread(&self) {
-        registry::bind_thread(&self.shared);
+        registry::bind_thread(self.shared());
     }
 
     /// The configuration.
@@ -210,7 +224,7 @@ impl GradScaler {
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+        self.shared.as_arc()
     }
 
     /// The state as of the last flag that was read. Never waits.
@@ -279,6 +293,15 @@ impl GradScaler {
                 );
                 state.reset();
             }
+        }
+    }
+}
+
+impl ForRank for Shared {
+    fn for_rank(&self) -> Self {
+        Self {
+            config: self.config.clone(),
+            state: Mutex::new(self.settled().for_rank()),
         }
     }
 }

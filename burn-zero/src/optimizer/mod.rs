@@ -4,9 +4,8 @@
 //! `parameters.rs` knows the module's parameters, `gradients.rs` brings theirs, `pieces.rs` cuts both, `parameter_shards.rs` is the module
 //! that the wrapped optimizer meets, `gather.rs` puts the updated pieces together, and `replace.rs` gives a module other tensors.
 //! `statistics.rs` knows what clones of a module share. `trial.rs` finds optimizers that cannot be sharded exactly. `rank_context.rs` is how an optimizer inside of a `Learner` finds its ranks,
-//! `announce.rs` how rank 0 leads them through its records, and `whole_record` what it saves there.
+//! and `whole_record.rs` what rank 0 saves there.
 
-mod announce;
 mod error;
 mod gather;
 mod gradients;
@@ -15,7 +14,7 @@ mod parameter_shards;
 mod parameters;
 mod pieces;
 mod prepare;
-pub(crate) mod rank_context;
+mod rank_context;
 mod replace;
 mod statistics;
 mod step;
@@ -27,7 +26,7 @@ pub use error::ZeroOptimizerError;
 pub(crate) use parameter_shards::{MOST_DIMENSIONS, shard_id};
 pub use parameter_shards::{ParameterShard, ParameterShards};
 pub(crate) use parameters::Parameters;
-pub(crate) use prepare::{attach_to, prepare};
+pub(crate) use rank_context::RankContext;
 pub(crate) use replace::replace_tensors;
 pub(crate) use statistics::Statistics;
 pub use statistics::independent;

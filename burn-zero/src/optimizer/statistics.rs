@@ -191,47 +191,6 @@ impl Statistics {
         }
         Ok(())
     }
-
-    /// One that modules of several ranks have in common, if any, on all ranks. Collective.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
-    pub(crate) fn find_shared<B: AutodiffBackend, M: AutodiffModule<B>>(
-        module: &M,
-        group: &dyn ProcessGroup,
-    ) -> Result<Option<String>, ZeroError> {
-        if group.world_size() == 1 {
-            return Ok(None);
-        }
-        let (marked, found) = mark::<B, M>(module);
-        // All have marked theirs before anyone takes the marks away.
-        let all = group.gather_bytes(
-            "running statistics that ranks share",
-            found.unwrap_or_default().into_bytes(),
-        );
-        {
-            let _marking = MARKING.lock();
-            flip_back::<B, M>(module, &marked);
-        }
-        let found = all?.into_iter().find(|path| !path.is_empty());
-        Ok(found.map(|path| String::from_utf8_lossy(&path).into_owned()))
-    }
-}
-
-/// Marks the running statistics. Which they are, and the first that another rank has marked already: its mark stays.
-fn mark<B: AutodiffBackend, M: AutodiffModule<B>>(
-    module: &M,
-) -> (BTreeSet<String>, Option<String>) {
-    let _marking = MARKING.lock();
-    let before = floats::<B, M>(module).into_iter();
-    let before: HashMap<_, _> = before
-        .map(|float| (float.path, float.requires_grad))
-        .collect();
-    let all = flip::<B, M>(module);
-    let (others, own): (BTreeSet<_>, _) = all.into_iter().partition(|path| before[path]);
-    flip_back::<B, M>(module, &others);
-    (own, others.into_iter().next())
 }
 
 /// Asks of what is shared with clones the opposite of what it is asked for, whether it requires gradients: the only thing

@@ -1,10 +1,9 @@
 //! Whether an optimizer can be sharded exactly, found by trying it the way real ranks run it.
 
-use std::sync::Arc;
-
 use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::{Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend};
 use burn_backend::ops::FloatTensorOps;
+use burn_decorator::ranks::SharedFn;
 
 use super::parameter_shards::{ParameterShards, shard_id};
 use crate::group::ProcessGroup;
@@ -26,7 +25,7 @@ const LR: f64 = 0.1;
 const TRIAL: usize = 1 << 31;
 
 /// Who is handed the norm over all ranks: [`with_norm`](crate::ZeroOptimizer::with_norm).
-pub(super) type NormReceiver = Arc<dyn Fn(f32) + Send + Sync>;
+pub(super) type NormReceiver = SharedFn<f32, ()>;
 
 /// What the optimizer makes of tensors that all ranks know: its settings, as far as they matter.
 ///
@@ -177,7 +176,7 @@ where
     for gradients in GRADIENTS {
         if let Some(receive) = norm {
             let squares = gradients.map(|gradient| f64::from(gradient).powi(2));
-            receive(squares.iter().sum::<f64>().sqrt() as f32);
+            receive.call(squares.iter().sum::<f64>().sqrt() as f32);
         }
         let mut params = GradientsParams::new();
         for cut in cuts {
