@@ -162,7 +162,7 @@ pub use strategy::{Loaders, RankItem, SilentRenderer, StrategyError, Uneven, Zer
 /// What Burn's traits make public and nobody names: what modules and records are made of.
 pub mod parts {
     pub use crate::offload::{EntryItem, Ranked, StateItem};
-    pub use crate::optimizer::ParameterShard;
+    pub use crate::optimizer::{ParameterShard, ShardOptimizer};
 }
 
 /// Where a trait leaves no other way to fail.

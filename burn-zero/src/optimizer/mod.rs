@@ -24,7 +24,7 @@ mod zero_optimizer;
 
 pub use error::ZeroOptimizerError;
 pub(crate) use parameter_shards::{MOST_DIMENSIONS, shard_id};
-pub use parameter_shards::{ParameterShard, ParameterShards};
+pub use parameter_shards::{ParameterShard, ParameterShards, ShardOptimizer};
 pub(crate) use parameters::Parameters;
 pub(crate) use rank_context::RankContext;
 pub(crate) use replace::replace_tensors;

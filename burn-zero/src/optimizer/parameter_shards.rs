@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use burn::module::{Module, Param, ParamId};
+use burn::optim::Optimizer;
 use burn::tensor::{Tensor, TensorData, TensorMetadata, TensorPrimitive, backend::Backend};
 use burn_backend::AutodiffBackend;
 use burn_backend::tensor::FloatTensor;
@@ -18,6 +19,28 @@ use crate::offload::Kept;
 pub struct ParameterShards<B: Backend> {
     pieces: Vec<ParameterShard<B>>,
 }
+
+/// An optimizer that a [`ZeroOptimizer`](crate::ZeroOptimizer) can run: every `Optimizer<ParameterShards<B>, B>`. It is for the compiler's message.
+///
+/// An optimizer that is typed for the model is not one:
+///
+/// ```compile_fail,E0277
+/// # use burn::{backend::Autodiff, nn::Linear, optim::{AdamConfig, Optimizer}};
+/// # use burn_zero::{ZeroOptimizer, ZeroSettings};
+/// # type B = Autodiff<burn_flex::Flex>;
+/// # fn learner<O: Optimizer<Linear<B>, B>>(_: O) {}
+/// let adam = AdamConfig::new().init::<B, Linear<B>>(); // `.init()`
+/// learner(ZeroOptimizer::in_learner(adam, ZeroSettings::default()));
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no optimizer of `ParameterShards`, on which a `ZeroOptimizer` runs it",
+    label = "typed for the model",
+    note = "leave the types out where the optimizer is made: `AdamConfig::new().init()`, not `.init::<B, Model<B>>()`"
+)]
+pub trait ShardOptimizer<B: AutodiffBackend>: Optimizer<ParameterShards<B>, B> {}
+
+#[diagnostic::do_not_recommend]
+impl<B: AutodiffBackend, O: Optimizer<ParameterShards<B>, B>> ShardOptimizer<B> for O {}
 
 /// A piece: flat, or a whole parameter in its shape ([`Partition::Whole`](crate::Partition::Whole)).
 #[derive(Module, Debug)]

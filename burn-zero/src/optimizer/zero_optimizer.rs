@@ -9,7 +9,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_decorator::message;
 
 use super::gradients::Gradients;
-use super::parameter_shards::ParameterShards;
+use super::parameter_shards::{ParameterShards, ShardOptimizer};
 use super::prepare::{Asks, attach_to, prepare};
 use super::rank_context::RankContext;
 use super::statistics::Statistics;
@@ -357,7 +357,7 @@ impl<O> ZeroOptimizer<O> {
 
 impl<O, M, B> Optimizer<M, B> for ZeroOptimizer<O>
 where
-    O: Optimizer<ParameterShards<B>, B>,
+    O: ShardOptimizer<B>,
     M: AutodiffModule<B>,
     B: AutodiffBackend,
 {
