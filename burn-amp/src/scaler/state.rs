@@ -64,7 +64,7 @@ impl State {
     /// A copy without a step under way.
     pub(super) fn for_rank(&self) -> Self {
         Self {
-            loss_scale: self.loss_scale.clone(),
+            scale: self.scale.clone(),
             detection: self.detection,
             interrupter: self.interrupter.clone(),
             counters: self.counters,
