@@ -33,14 +33,14 @@ pub(crate) struct RankContext {
     device: DeviceId,
     /// The ids of the model's parameters, in the order of the layout, once an optimizer was prepared.
     ids: OnceLock<Vec<ParamId>>,
-    request: Mutex<Option<Request>>,
+    request: Mutex<Request>,
     recording: Recording,
 }
 
 /// What the strategy asks of the optimizer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Request {
-    what: Ask,
+    what: Option<Ask>,
     /// The optimizers that have answered.
     answers: usize,
     failed: Option<ZeroError>,
@@ -102,21 +102,16 @@ impl RankContext {
         }
     }
 
+    fn ids(&self) -> &[ParamId] {
+        self.ids.get().map_or(&[], Vec::as_slice)
+    }
+
     /// How many optimizers have answered.
     fn ask(&self, what: Ask, step: impl FnOnce()) -> Result<usize, ZeroError> {
-        *self.request.lock() = Some(Request {
-            what,
-            answers: 0,
-            failed: None,
-        });
+        self.request.lock().what = Some(what);
         message::send(Message::Ranks, step);
-        match self.request.lock().take() {
-            Some(Request {
-                failed: Some(error),
-                ..
-            }) => Err(error),
-            request => Ok(request.map_or(0, |request| request.answers)),
-        }
+        let request = core::mem::take(&mut *self.request.lock());
+        request.failed.map_or(Ok(request.answers), Err)
     }
 
     /// On rank 0: runs `write`, in which Burn may make a record. The other ranks, in [`take_part`](Self::take_part), send their parts of it, and
@@ -225,12 +220,9 @@ impl<O> ZeroOptimizer<O> {
         let (Some(Message::Ranks), Some(context)) = (message::received(), context) else {
             return module;
         };
-        let what = context.request.lock().as_mut().map(|request| {
-            request.answers += 1;
-            request.what
-        });
-        // An optimizer of one's own with several inside is refused by the strategy.
-        let kept = module.clone();
+        context.request.lock().answers += 1;
+        let what = context.request.lock().what;
+        let before = module.clone();
         let done = message::answer(|| match what {
             Some(Ask::Prepare) => self.take_ranks::<B, M>(&context, module),
             Some(Ask::Record) => {
@@ -241,21 +233,18 @@ impl<O> ZeroOptimizer<O> {
             None => Ok(module),
         });
         done.unwrap_or_else(|error| {
-            if let Some(request) = &mut *context.request.lock() {
-                request.failed = Some(error);
-            }
-            kept
+            context.request.lock().failed = Some(error);
+            before
         })
     }
 
-    fn take_ranks<B, M>(&mut self, context: &RankContext, module: M) -> Result<M, ZeroError>
+    fn take_ranks<B, M>(&mut self, context: &RankContext, mut module: M) -> Result<M, ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
         O: Optimizer<ParameterShards<B>, B>,
     {
         let device = B::Device::from_id(context.device);
-        let mut module = module;
         if context.group.world_size() > 1 {
             // Before it is moved: moving a running statistic moves it in all clones of the model.
             module = independent_if_shared::<B, M>(module);
@@ -285,11 +274,5 @@ impl<O> ZeroOptimizer<O> {
             tell(&*self.group, State::Record)?;
         }
         self.to_whole_record::<B>(context.ids(), &B::Device::from_id(context.device))
-    }
-}
-
-impl RankContext {
-    fn ids(&self) -> &[ParamId] {
-        self.ids.get().map_or(&[], Vec::as_slice)
     }
 }

@@ -18,7 +18,7 @@ use crate::group::ProcessGroup;
 /// parameters are the same leaves under the same ids, as in a clone; no data is copied.
 ///
 /// For ranks that are threads and begin with one model: each must train its own. [`ZeroOptimizer::prepare`](crate::ZeroOptimizer::prepare)
-/// makes such a copy itself; the Learners of a [`ZeroStrategy`](crate::ZeroStrategy) are made by you:
+/// and [`ZeroStrategy`](crate::ZeroStrategy) make such copies themselves.
 ///
 /// ```
 /// # use burn::{backend::Autodiff, nn::{BatchNorm, BatchNormConfig}, tensor::Tensor};

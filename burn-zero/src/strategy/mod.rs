@@ -86,23 +86,14 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Data
 ///
-/// The batch of the loaders is per rank. The training data is cut into equally long parts, one a rank, as by Burn's
-/// `split_dataloader` but without a remainder: see [`Uneven`]. A loader that shuffles does so within each part. An epoch
-/// ends when the first rank has no more batches, or, where [`Uneven`] repeats, when the last one has none. The scheduler is stepped once a step, of which an epoch has `1 / N` as many
-/// as with one rank.
+/// The batch of the loaders is per rank. The training data is cut into equally long parts, one a rank ([`Uneven`]), unless processes load
+/// their own ([`with_loaders`](Self::with_loaders)). A loader that shuffles does so within each part. An epoch ends when the first rank has no
+/// more batches, or, where [`Uneven`] repeats, when the last one has none. The scheduler is stepped once a step, of which an epoch has `1 / N` as
+/// many as with one rank.
 ///
-/// Processes that load their own parts already say so: [`with_loaders`](Self::with_loaders).
-///
-/// Validation is shared: each rank takes every `N`th of the batches that one rank alone would validate, and rank 0 computes all metrics
-/// from the items of all ranks, in the same order, so that they are those of one rank to the last bit. Training items are shown in the
-/// same way, those of all ranks after each step.
-///
-/// Threads hand items over as they are. Processes send them as bytes with [`sharing_items`](Self::sharing_items), which asks that the
-/// model's outputs are [`RankItem`]s, as Burn's are: so it is not the default. Without it rank 0 shows its own training items and
-/// validates alone, and the others wait.
-///
-/// Running statistics, such as BatchNorm's, are of each rank's own batches while it trains. At the end of an epoch all ranks get
-/// those of rank 0, so that what is validated and recorded is one model, and who resumes begins with what who goes on has.
+/// Each rank validates every `N`th of the batches that one rank alone would. Rank 0 computes all metrics, of the items of all ranks in the same
+/// order, so that they are those of one rank to the last bit. Threads hand items over as they are, and processes as bytes, if their outputs are
+/// [`RankItem`]s ([`sharing_items`](Self::sharing_items)). Otherwise rank 0 shows its own training items and validates alone.
 ///
 /// # Decisions
 ///
@@ -111,29 +102,29 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Records
 ///
-/// They are Burn's, of the whole model and of its optimizer's whole state, written by rank 0; the state comes to it tensor
-/// by tensor, and to it alone. Training is resumed from them at any number of ranks, without ranks, and with the records of a training without.
-/// Each rank reads them whole: models whose state does not fit into one rank's memory are saved by
-/// [`save_sharded`](crate::save_sharded) in a loop of one's own. What wrappers around the `ZeroOptimizer` keep is rank 0's. Burn's records have no
-/// generator: dropout draws anew after a resumption, unless the loader seeds the backend at the start of each epoch, as the gpt example's does.
+/// They are Burn's, of the whole model and its optimizer's whole state, written by rank 0, to which the state comes tensor by tensor.
+/// Training is resumed from them at any number of ranks and without ranks, and ranks go on with those of a training without. Each rank reads them
+/// whole: where that is too much, [`save_sharded`](crate::save_sharded) in a loop of one's own. What wrappers keep is rank 0's. Burn's records have
+/// no generator: dropout draws anew after a resumption, unless the loader seeds the backend at the start of each epoch.
 ///
-/// Burn writes records in the background. Where a rank has failed and the process must end, the files that are being written are finished first.
+/// Burn writes in the background. Where a rank has failed and the process must end, the files that are being written are finished first.
 ///
 /// # Wrappers
 ///
-/// A loss scaler and an accumulation of gradients go around the `ZeroOptimizer`, clipping into it, as without ranks. Ranks that are threads
-/// train copies of the Learner that is launched, each with loss scales, counters and running statistics of its own; the user's handles are those
-/// of rank 0. What shares state of one's own between clones follows [`burn_decorator::ranks`]. An accumulation window that is open at the end of an
-/// epoch is applied with its true weights, before validation and record: a step without gradients, with which also a `TrainStep::optimize` of
-/// one's own is called, is [`Message::Flush`](burn_decorator::message::Message::Flush) to the optimizer. Another one precedes the first step.
+/// A loss scaler and an accumulation of gradients go around the `ZeroOptimizer`, clipping into it. Ranks that are threads train copies of the
+/// Learner, each with loss scales, counters and running statistics of its own; the user's handles are those of rank 0. Wrappers of one's own
+/// that share state between clones follow [`burn_decorator::ranks`]. At the end of an epoch all ranks get the running statistics of rank 0, and an
+/// open accumulation window is applied with its true weights, before validation and record.
+///
+/// The optimizer is reached by messages, steps without gradients ([`burn_decorator::message`]): one before the first step, one at the end of an
+/// epoch, and one for a record. A `TrainStep::optimize` of one's own is called with them too.
 ///
 /// # Cost
 ///
-/// With one rank, none. With `N`, beside the [`ZeroOptimizer`](crate::ZeroOptimizer)'s: one small collective a step, in which each rank tells its
-/// status in some hundred bytes of JSON; with `sharing_items` a second, in which each process sends its item to
-/// rank 0 (a batch's outputs: logits are the larger part); once an epoch, if a record is written, each rank's part of the optimizer's
-/// state, once and to rank 0. Burn's Learner keeps the parameters from before a step until it is over, with any strategy: as many bytes again as there are
-/// parameters. Running statistics are sent to each other rank once an epoch.
+/// With one rank, none. With `N`, beside the [`ZeroOptimizer`](crate::ZeroOptimizer)'s: one small collective a step, the status of each rank in
+/// some hundred bytes of JSON; with `sharing_items` a second, in which each process sends a batch's outputs to rank 0; for a record each rank's part
+/// of the optimizer's state, to rank 0; running statistics once an epoch. Burn's Learner keeps the parameters from before a step until it is over,
+/// with any strategy: as many bytes again as there are parameters.
 ///
 /// # Panics
 ///
@@ -173,9 +164,8 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
 
     /// One rank, which is this process; the group's others are processes that run the same program.
     ///
-    /// It computes on the device of the Learner's model unless [`with_devices`](Self::with_devices) says otherwise. With several GPUs in a
-    /// machine say so: a model on the default device would be on the first GPU in every process.
-    /// [`group::local_rank`](crate::group::local_rank()) is the number of a process on its machine:
+    /// It computes on the device of the Learner's model unless [`with_devices`](Self::with_devices) says otherwise. Where a machine has several
+    /// GPUs, the default device is the first of them in every process: [`group::local_rank`](crate::group::local_rank()) numbers the processes.
     ///
     /// ```text
     /// let device = CudaDevice::new(group::local_rank().unwrap_or(0));
