@@ -7,6 +7,8 @@ use burn::{
 };
 use burn_decorator::gradient::non_finite_on_any_rank;
 
+use burn_decorator::message;
+
 use super::{
     Detection, GradScaler, ScaledRecord,
     deferred::{Pending, Undo, Verdict},
@@ -25,7 +27,7 @@ use crate::policy::off_scope;
 ///
 /// The record holds the scaler's state beside the optimizer's: see [`ScaledRecord`].
 ///
-/// A clone has its own optimizer state and shares the scaler.
+/// A clone has its own optimizer state and shares the scaler; a copy for another rank ([`copy_for_rank`](burn_decorator::ranks::copy_for_rank)) has its own.
 ///
 /// # Panics
 ///
@@ -45,6 +47,8 @@ pub struct ScaledOptimizer<O> {
     id: OptimizerId,
     scaler: GradScaler,
     pending: Option<PendingStep<O>>,
+    /// Whether a step inside waits for the device in any case, so that deferring would cost and gain nothing. Asked once.
+    inner_waits: Option<bool>,
 }
 
 /// A step that was taken but may have to be taken back.
@@ -65,6 +69,7 @@ impl<O> ScaledOptimizer<O> {
             id,
             scaler,
             pending: None,
+            inner_waits: None,
         }
     }
 
@@ -125,12 +130,34 @@ impl<O> ScaledOptimizer<O> {
             }
             return gradients.step(&mut self.inner, lr, module);
         }
-        match self.scaler.detection() {
-            Detection::Deferred if !waits_anyway::<O>() => {
-                self.step_and_undo(lr, module, gradients, inspection)
-            }
-            _ => self.step_if_finite(lr, module, gradients, inspection),
+        if self.scaler.detection() == Detection::Sync {
+            return self.step_if_finite(lr, module, gradients, inspection);
         }
+        let (module, waits) = match self.inner_waits {
+            Some(waits) => (module, waits),
+            None => {
+                let ask = || self.inner.step(lr, module, GradientsParams::new());
+                let (module, inside) = message::describe(ask);
+                (module, inside.ranks)
+            }
+        };
+        self.inner_waits = Some(waits);
+        match waits {
+            true => self.step_if_finite(lr, module, gradients, inspection),
+            false => self.step_and_undo(lr, module, gradients, inspection),
+        }
+    }
+
+    /// What is meant for an optimizer inside, and no step.
+    fn pass_on<B, M>(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        message::report(|inside| inside.loss_scaler = true);
+        self.settle();
+        self.inner.step(lr, module, grads)
     }
 
     /// Takes note of the step, given the parameters whose gradients are non-finite on this rank. Whether it is skipped, which all ranks
@@ -197,12 +224,6 @@ impl<O> ScaledOptimizer<O> {
     }
 }
 
-/// Whether an optimizer's step waits for the device in any case, so that deferring would cost and gain nothing: one that
-/// sends gradients to other ranks. Seams between crates are values, and the name of a type is one.
-fn waits_anyway<O>() -> bool {
-    core::any::type_name::<O>().contains("::ZeroOptimizer<")
-}
-
 impl<O, M, B> Optimizer<M, B> for ScaledOptimizer<O>
 where
     O: Optimizer<M, B>,
@@ -213,7 +234,9 @@ where
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
         off_scope(|| {
-            if self.scaler.is_enabled() {
+            if message::received().is_some() {
+                self.pass_on(lr, module, grads)
+            } else if self.scaler.is_enabled() {
                 self.advance(lr, module, StepGradients::One(grads))
             } else {
                 self.inner.step(lr, module, grads)
@@ -256,6 +279,7 @@ impl<O: Clone> Clone for ScaledOptimizer<O> {
             id: self.id.clone(),
             scaler: self.scaler.clone(),
             pending: None,
+            inner_waits: self.inner_waits,
         }
     }
 }

@@ -3,16 +3,15 @@
 //! `zero_optimizer.rs` is the wrapper and `step.rs` its step; `prepare.rs` compares what ranks must have alike and gives them rank 0's
 //! weights. `parameters.rs` lists the module's parameters, `parameter_shards.rs` is the module that the wrapped optimizer meets, and
 //! `gather.rs` makes parameters of all ranks' updated shards. `statistics.rs` knows what clones of a module share, `trial.rs` finds
-//! optimizers that cannot be sharded as asked. `rank_context.rs` is how an optimizer inside of a `Learner` finds its ranks,
-//! `announce.rs` how rank 0 leads them through its records, and `whole_record` what it saves there.
+//! optimizers that cannot be sharded as asked. `rank_context.rs` is how an optimizer inside of a `Learner` finds its ranks and makes records
+//! with them, and `whole_record.rs` what rank 0 saves there.
 
-mod announce;
 mod error;
 mod gather;
 mod parameter_shards;
 mod parameters;
 mod prepare;
-pub(crate) mod rank_context;
+mod rank_context;
 mod statistics;
 mod step;
 mod trial;
@@ -23,7 +22,7 @@ pub use error::ZeroOptimizerError;
 pub(crate) use parameter_shards::{MOST_DIMENSIONS, shard_id};
 pub use parameter_shards::{ParameterShard, ParameterShards, ShardOptimizer};
 pub(crate) use parameters::Parameters;
-pub(crate) use prepare::{attach_to, prepare};
+pub(crate) use rank_context::RankContext;
 pub(crate) use statistics::Statistics;
 pub use statistics::independent;
 pub use zero_optimizer::ZeroOptimizer;

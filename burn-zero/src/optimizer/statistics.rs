@@ -21,7 +21,7 @@ use crate::module::{AnyTensor, for_each_float, map_floats, replace_tensors};
 /// parameters are the same leaves under the same ids, as in a clone; no data is copied.
 ///
 /// For ranks that are threads and begin with one model: each must train its own. [`ZeroOptimizer::prepare`](crate::ZeroOptimizer::prepare)
-/// makes such a copy itself; the Learners of a [`ZeroStrategy`](crate::ZeroStrategy) are made by you:
+/// and [`ZeroStrategy`](crate::ZeroStrategy) make such a copy themselves:
 ///
 /// ```
 /// # use burn::{backend::Autodiff, nn::{BatchNorm, BatchNormConfig}, tensor::Tensor};
@@ -165,49 +165,6 @@ impl Statistics {
             }));
         }
         Ok(())
-    }
-
-    /// One that modules of several ranks have in common, if any, on all ranks. Collective.
-    ///
-    /// Each rank marks its own, in no time: they require gradients until all have looked. One that is marked already is another
-    /// rank's too.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
-    pub(crate) fn find_shared<B: AutodiffBackend, M: AutodiffModule<B>>(
-        module: &M,
-        group: &dyn ProcessGroup,
-    ) -> Result<Option<String>, ZeroError> {
-        if group.world_size() == 1 {
-            return Ok(None);
-        }
-        let all = Self::of::<B, M>(module);
-        let (mut marked, mut found) = (Self::default(), String::new());
-        // The mapper holds the lock of the statistic: no other rank is between the look and the mark.
-        drop(map_floats(module.clone(), |path, _, tensor| {
-            if !all.contains(path) {
-                return tensor;
-            }
-            if B::float_is_require_grad(&tensor) {
-                if found.is_empty() {
-                    found = path.to_owned();
-                }
-                return tensor;
-            }
-            marked.0.insert(path.to_owned());
-            B::float_set_require_grad(B::float_detach(tensor), true)
-        }));
-        let label = "running statistics that ranks share";
-        let found = group.gather_bytes(label, found.into_bytes());
-        drop(map_floats(module.clone(), |path, _, tensor| {
-            match marked.contains(path) {
-                true => B::float_set_require_grad(tensor, false),
-                false => tensor,
-            }
-        }));
-        let found = found?.into_iter().find(|path| !path.is_empty());
-        Ok(found.map(|path| String::from_utf8_lossy(&path).into_owned()))
     }
 }
 

@@ -40,11 +40,7 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<ParameterShards<B>, B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
-        self.take_rank_context::<B>(&device)?;
-        let reducer = self
-            .reducer
-            .clone()
-            .ok_or(ZeroOptimizerError::NotPrepared)?;
+        let reducer = self.reducer.clone().ok_or_else(|| self.unprepared())?;
         let layout = reducer.layout();
         let parameters = Parameters::of::<B, M>(&module);
         parameters.check_same(layout.parameters())?;
@@ -131,7 +127,7 @@ impl<O> ZeroOptimizer<O> {
         };
         let own = squared_norm::<I>(layout, held);
         let all = self.group.agree_sum("squared norm of the gradient", own)?;
-        receive(all.sqrt() as f32);
+        receive.call(all.sqrt() as f32);
         Ok(())
     }
 }

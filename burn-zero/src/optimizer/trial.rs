@@ -1,11 +1,10 @@
 //! Whether an optimizer can be sharded as asked, and whether all ranks have it with the same settings: seen in some steps on tensors that
 //! all ranks know. Wrong training without a sign would be worse than this small cost.
 
-use std::sync::Arc;
-
 use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::{Shape, Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend};
 use burn_backend::ops::FloatTensorOps;
+use burn_decorator::ranks::SharedFn;
 
 use super::parameter_shards::{ParameterShards, shard_id};
 use crate::group::ProcessGroup;
@@ -30,7 +29,7 @@ const EXACT: f32 = 1e-5;
 const ROUNDING: f32 = 1e-6;
 
 /// Who is handed the norm over all ranks: [`with_norm`](crate::ZeroOptimizer::with_norm).
-pub(super) type NormReceiver = Arc<dyn Fn(f32) + Send + Sync>;
+pub(super) type NormReceiver = SharedFn<f32, ()>;
 
 /// What clones of the optimizer make of the trial's tensors. The optimizer itself is left as it is.
 ///
@@ -154,7 +153,7 @@ where
     for gradients in GRADIENTS {
         if let Some(receive) = norm {
             let squares = gradients.map(|gradient| f64::from(gradient).powi(2));
-            receive(squares.iter().sum::<f64>().sqrt() as f32);
+            receive.call(squares.iter().sum::<f64>().sqrt() as f32);
         }
         let mut params = GradientsParams::new();
         for &first in firsts {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
-use burn_backend::Device as _;
+use burn_decorator::message;
 
 use super::parameter_shards::{ParameterShards, ShardOptimizer};
 use super::prepare::{PrepareRequest, attach_to, prepare};
@@ -180,8 +180,8 @@ impl<O> ZeroOptimizer<O> {
     /// For clipping by the global norm: burn-accum's `ClipGlobalNorm` takes it through `clip.norm().provide(value)`.
     /// Costs one pass over this rank's shards, a host read and a collective of one element.
     #[must_use]
-    pub fn with_norm(mut self, receive: impl Fn(f32) + Send + Sync + 'static) -> Self {
-        self.norm = Some(Arc::new(receive));
+    pub fn with_norm(mut self, receive: impl Fn(f32) + Clone + Send + Sync + 'static) -> Self {
+        self.norm = Some(NormReceiver::new(receive));
         self
     }
 
@@ -210,7 +210,9 @@ impl<O> ZeroOptimizer<O> {
     /// # Panics
     ///
     /// The closure panics with the message of a [`ZeroError`] of the group.
-    pub fn items_of_all_ranks(&self) -> impl Fn(f64) -> f64 + Send + Sync + use<O> + 'static {
+    pub fn items_of_all_ranks(
+        &self,
+    ) -> impl Fn(f64) -> f64 + Clone + Send + Sync + use<O> + 'static {
         let (own_group, origin, reduction) =
             (self.group.clone(), self.origin, self.settings.reduction);
         move |own| {
@@ -322,7 +324,7 @@ impl<O> ZeroOptimizer<O> {
     }
 
     /// What these ranks need to know to prepare a model for it.
-    fn prepare_request<B: AutodiffBackend>(
+    pub(super) fn prepare_request<B: AutodiffBackend>(
         &self,
         group: &dyn ProcessGroup,
         device: &B::Device,
@@ -338,42 +340,17 @@ impl<O> ZeroOptimizer<O> {
         }
     }
 
-    /// Takes the ranks that a strategy has left on this thread.
-    pub(super) fn take_rank_context<B: AutodiffBackend>(
-        &mut self,
-        device: &B::Device,
-    ) -> Result<(), ZeroError>
-    where
-        O: Optimizer<ParameterShards<B>, B>,
-    {
-        if self.reducer.is_some() || self.origin == Origin::Own {
-            return Ok(());
-        }
-        let context = RankContext::here().ok_or(ZeroOptimizerError::NoStrategy)?;
-        let setting = context.setting().ok_or(ZeroOptimizerError::NoStrategy)?;
-        self.group = context.group.clone();
-        self.reducer = Some(setting.reducer.clone());
-        self.cut_state::<B>(&setting.ids, device)
+    /// Whether the strategy of a Learner brings the ranks.
+    pub(super) fn is_in_learner(&self) -> bool {
+        self.origin == Origin::Learner
     }
 
-    /// The record in a Learner: of all ranks' states once they trained. Before that the strategy calls it to get the prepare request.
-    fn to_learner_record<B: AutodiffBackend>(
-        &self,
-        context: &RankContext,
-    ) -> Result<O::Record, ZeroError>
-    where
-        O: Optimizer<ParameterShards<B>, B>,
-    {
-        let device = B::Device::from_id(context.device);
-        match (context.setting(), &self.reducer) {
-            (Some(setting), Some(_)) => {
-                let _making = context.call()?;
-                return self.to_whole_record::<B>(&setting.ids, &device);
-            }
-            (Some(_), None) => {} // no step was taken: what was loaded is whole
-            (None, _) => context.answer(self.prepare_request::<B>(&*context.group, &device)),
+    /// What to do before the first step.
+    pub(super) fn unprepared(&self) -> ZeroOptimizerError {
+        match self.origin {
+            Origin::Own => ZeroOptimizerError::NotPrepared,
+            Origin::Learner => ZeroOptimizerError::NoStrategy,
         }
-        Ok(self.inner.to_record())
     }
 }
 
@@ -387,7 +364,10 @@ where
     type Record = O::Record;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        raise(self.advance(lr, module, grads))
+        match message::received() {
+            Some(_) => self.receive::<B, M>(module),
+            None => raise(self.advance(lr, module, grads)),
+        }
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
@@ -396,8 +376,10 @@ where
     }
 
     fn to_record(&self) -> Self::Record {
-        match (self.origin, RankContext::here()) {
-            (Origin::Learner, Some(context)) => raise(self.to_learner_record::<B>(&context)),
+        match RankContext::here() {
+            Some(context) if self.is_in_learner() && self.reducer.is_some() => {
+                raise(self.lead_whole_record::<B>(&context))
+            }
             _ => self.inner.to_record(),
         }
     }
