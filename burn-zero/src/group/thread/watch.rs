@@ -2,7 +2,7 @@
 
 use std::{io::Write, process, sync::Arc, thread, time::Duration};
 
-use super::board::Board;
+use super::mailboxes::Mailboxes;
 use crate::group::{AfterFault, GroupFault, unfinished};
 
 /// Ranks that learn of a fault while they compute end within this, mostly: nothing is said of them.
@@ -16,21 +16,24 @@ const LONGEST_WRITE: Duration = Duration::from_secs(600);
 
 /// Waits for the threads of a group. It is no member: the group does not live longer for it.
 pub(crate) struct Watch {
-    board: Arc<Board>,
+    mailboxes: Arc<Mailboxes>,
     after_fault: AfterFault,
 }
 
 impl Watch {
-    pub(super) fn new(board: Arc<Board>, after_fault: AfterFault) -> Self {
-        Self { board, after_fault }
+    pub(super) fn new(mailboxes: Arc<Mailboxes>, after_fault: AfterFault) -> Self {
+        Self {
+            mailboxes,
+            after_fault,
+        }
     }
 
     /// Returns when all threads have ended, or ends the process.
     pub(crate) fn run(self) {
-        let Some(fault) = self.board.wait_for_fault() else {
+        let Some(fault) = self.mailboxes.wait_for_fault() else {
             return;
         };
-        let running = self.board.wait_for_rest(QUIET);
+        let running = self.mailboxes.wait_for_rest(QUIET);
         if running.is_empty() {
             return;
         }
@@ -42,18 +45,18 @@ impl Watch {
                     ["is", "are"],
                     "waited for (GroupOptions::after_fault)",
                 );
-                self.board.wait_for_ends();
+                self.mailboxes.wait_for_ends();
             }
             AfterFault::EndProcess { grace } => {
                 let ends = format!("{grace:?} to end (GroupOptions::after_fault)");
                 say(&fault, &running, ["has", "have"], &ends);
-                let running = self.board.wait_for_rest(grace.saturating_sub(QUIET));
+                let running = self.mailboxes.wait_for_rest(grace.saturating_sub(QUIET));
                 if running.is_empty() {
                     return;
                 }
                 let complete = unfinished::finish(LONGEST_WRITE);
                 // One that waited for its files may have ended.
-                let running = self.board.wait_for_rest(QUIET);
+                let running = self.mailboxes.wait_for_rest(QUIET);
                 if !running.is_empty() {
                     let ends = match complete {
                         true => "not end, so the process ends",
