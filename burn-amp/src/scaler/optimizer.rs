@@ -13,7 +13,7 @@ use super::{
     Detection, GradScaler, ScaledRecord,
     deferred::{Pending, Undo, Verdict},
     gradients::StepGradients,
-    inspect::Inspection,
+    inspect::{Inspection, Probe},
     registry,
     shared_scale::OptimizerId,
 };
@@ -40,8 +40,9 @@ use crate::policy::off_scope;
 ///
 /// # Cost
 ///
-/// Five small kernels a parameter to find non-finite gradients, and one host read of a byte a parameter. Where ranks train
-/// together, one collective a step, in which they tell each other which gradients are non-finite.
+/// One sum a parameter to find non-finite gradients, and one host read of a number a parameter; a second, exact look at a
+/// step that overflows. Under [`Detection::Deferred`] five small kernels a parameter, for the device decides by them. Where ranks
+/// train together, one collective a step, in which they tell each other which gradients are non-finite.
 pub struct ScaledOptimizer<O> {
     inner: O,
     id: OptimizerId,
@@ -111,7 +112,15 @@ impl<O> ScaledOptimizer<O> {
         self.scaler.raise();
         self.scaler.bind_thread();
 
-        let inspection = match Inspection::new::<B, M>(&module, &gradients) {
+        let (module, deferred) = match self.scaler.detection() {
+            Detection::Sync => (module, false),
+            Detection::Deferred => self.gains_by_deferring(lr, module),
+        };
+        let probe = match deferred {
+            true => Probe::Flag, // the device decides by it
+            false => Probe::Sum,
+        };
+        let inspection = match Inspection::new::<B, M>(&module, &gradients, probe) {
             Ok(inspection) => inspection,
             Err(error) => {
                 self.scaler.fail(error);
@@ -130,22 +139,26 @@ impl<O> ScaledOptimizer<O> {
             }
             return gradients.step(&mut self.inner, lr, module);
         }
-        if self.scaler.detection() == Detection::Sync {
-            return self.step_if_finite(lr, module, gradients, inspection);
+        match deferred {
+            true => self.step_and_undo(lr, module, gradients, inspection),
+            false => self.step_if_finite(lr, module, gradients, inspection),
         }
-        let (module, waits) = match self.inner_waits {
-            Some(waits) => (module, waits),
-            None => {
-                let ask = || self.inner.step(lr, module, GradientsParams::new());
-                let (module, inside) = message::describe(ask);
-                (module, inside.ranks)
-            }
-        };
-        self.inner_waits = Some(waits);
-        match waits {
-            true => self.step_if_finite(lr, module, gradients, inspection),
-            false => self.step_and_undo(lr, module, gradients, inspection),
+    }
+
+    /// Whether a step inside leaves the device to work on, so that deferring gains something. Asked once.
+    fn gains_by_deferring<B, M>(&mut self, lr: LearningRate, module: M) -> (M, bool)
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        if let Some(waits) = self.inner_waits {
+            return (module, !waits);
         }
+        let ask = || self.inner.step(lr, module, GradientsParams::new());
+        let (module, inside) = message::describe(ask);
+        self.inner_waits = Some(inside.ranks);
+        (module, !inside.ranks)
     }
 
     /// What is meant for an optimizer inside, and no step.
@@ -184,8 +197,16 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let flags = inspection.flags();
-        if self.is_skipped(inspection.read(flags).wait()) {
+        let culprits = match inspection.has_finite_sums() {
+            true => Vec::new(),
+            false => {
+                let exact = Inspection::new::<B, M>(&module, &gradients, Probe::Flag);
+                let exact = exact.expect("the parameters are those of before");
+                let flags = exact.flags();
+                exact.read(flags).wait()
+            }
+        };
+        if self.is_skipped(culprits) {
             return module;
         }
         gradients.step(&mut self.inner, lr, module)
