@@ -8,9 +8,21 @@ pub mod spy;
 /// Runs generic test functions on every backend of this machine: `law!(name, other_name);` expects `fn name<B>()` generic over an
 /// inner backend and makes one test a backend.
 ///
-/// Flex always; CubeCL with and without Fusion on Vulkan with feature `vulkan`; CUDA with feature `cuda`.
+/// Flex always; LibTorch on the CPU with feature `tch`; CubeCL with and without Fusion on Vulkan with feature `vulkan`; CUDA with feature `cuda`.
 #[macro_export]
 macro_rules! on_every_backend {
+    ($($law:ident),+ $(,)?) => {
+        $crate::on_counted_backends!($($law),+);
+        #[cfg(feature = "tch")]
+        mod tch {
+            $(#[test] fn $law() { super::$law::<burn_tch::LibTorch>() })+
+        }
+    };
+}
+
+/// As [`on_every_backend!`], without LibTorch: for laws about bytes, of which LibTorch tells nothing on the CPU.
+#[macro_export]
+macro_rules! on_counted_backends {
     ($($law:ident),+ $(,)?) => {
         mod flex {
             $(#[test] fn $law() { super::$law::<burn_flex::Flex>() })+

@@ -11,7 +11,7 @@ use super::{
     Detection, GradScaler, ScaledRecord,
     deferred::{Pending, Undo, Verdict},
     gradients::StepGradients,
-    inspect::Inspection,
+    inspect::{Inspection, Probe},
     registry,
     shared_scale::OptimizerId,
 };
@@ -38,8 +38,9 @@ use crate::policy::off_scope;
 ///
 /// # Cost
 ///
-/// Five small kernels a parameter to find non-finite gradients, and one host read of a byte a parameter. Where ranks train
-/// together, one collective a step, in which they tell each other which gradients are non-finite.
+/// One sum a parameter to find non-finite gradients, and one host read of a number a parameter; a second, exact look at a
+/// step that overflows. Under [`Detection::Deferred`] five small kernels a parameter, for the device decides by them. Where ranks
+/// train together, one collective a step, in which they tell each other which gradients are non-finite.
 pub struct ScaledOptimizer<O> {
     inner: O,
     id: OptimizerId,
@@ -106,7 +107,12 @@ impl<O> ScaledOptimizer<O> {
         self.scaler.raise();
         self.scaler.bind_thread();
 
-        let inspection = match Inspection::new::<B, M>(&module, &gradients) {
+        let deferred = self.scaler.detection() == Detection::Deferred && !waits_anyway::<O>();
+        let probe = match deferred {
+            true => Probe::Flag, // the device decides by it
+            false => Probe::Sum,
+        };
+        let inspection = match Inspection::new::<B, M>(&module, &gradients, probe) {
             Ok(inspection) => inspection,
             Err(error) => {
                 self.scaler.fail(error);
@@ -125,11 +131,9 @@ impl<O> ScaledOptimizer<O> {
             }
             return gradients.step(&mut self.inner, lr, module);
         }
-        match self.scaler.detection() {
-            Detection::Deferred if !waits_anyway::<O>() => {
-                self.step_and_undo(lr, module, gradients, inspection)
-            }
-            _ => self.step_if_finite(lr, module, gradients, inspection),
+        match deferred {
+            true => self.step_and_undo(lr, module, gradients, inspection),
+            false => self.step_if_finite(lr, module, gradients, inspection),
         }
     }
 
@@ -157,8 +161,16 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let flags = inspection.flags();
-        if self.is_skipped(inspection.read(flags).wait()) {
+        let culprits = match inspection.has_finite_sums() {
+            true => Vec::new(),
+            false => {
+                let exact = Inspection::new::<B, M>(&module, &gradients, Probe::Flag);
+                let exact = exact.expect("the parameters are those of before");
+                let flags = exact.flags();
+                exact.read(flags).wait()
+            }
+        };
+        if self.is_skipped(culprits) {
             return module;
         }
         gradients.step(&mut self.inner, lr, module)
