@@ -9,6 +9,8 @@ use burn::{
     },
 };
 
+use burn_decorator::message;
+
 use crate::{
     AccumError, GradNorm,
     arrived::{Arrived, constant, count_id, on},
@@ -147,6 +149,9 @@ where
     type Record = O::Record;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+        if message::received().is_some() {
+            return self.inner.step(lr, module, grads);
+        }
         let gradients = self.clip::<B, M>(&module, grads.into());
         self.inner.step(lr, module, gradients)
     }

@@ -7,6 +7,7 @@ use burn::{
         backend::{AutodiffBackend, Backend},
     },
 };
+use burn_decorator::gradient::non_finite_on_any_rank;
 
 use crate::arrived::{Arrived, on, widen};
 
@@ -18,7 +19,7 @@ pub(crate) struct Findings {
     pub(crate) counts: Vec<f64>,
 }
 
-/// Looks for non-finite gradients, and reads the `counts` that were taken out of them along.
+/// Looks for non-finite gradients on all ranks, and reads the `counts` that were taken out of them along.
 ///
 /// A sum of finite numbers may overflow, but a sum that is finite has only finite terms: infinities and NaNs survive
 /// every addition. So one reduction a gradient, without temporaries, is proof of all being well; only if it fails an
@@ -46,6 +47,8 @@ where
         // One for each device.
         culprits.dedup();
     }
+    // A rank that drops a micro-batch or a window alone would part from the others.
+    let culprits = non_finite_on_any_rank(culprits);
     Findings { culprits, counts }
 }
 

@@ -1,12 +1,12 @@
 //! The wrapper: gradients are summed until a window is complete.
 
-use std::sync::Arc;
-
 use burn::{
     module::AutodiffModule,
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
     tensor::{Tensor, backend::AutodiffBackend},
 };
+use burn_decorator::message::{self, Message};
+use burn_decorator::ranks::SharedFn;
 
 use crate::{
     AccumConfig, AccumError, AccumRecord, NonFinite, Normalization, PartialWindow, UpdateCounter,
@@ -31,7 +31,8 @@ const PATIENCE: u64 = 100;
 ///         sum, weight, micro_step = 0
 /// ```
 ///
-/// Between updates the module is returned as it came, and the wrapped optimizer is not called. A parameter without a
+/// Between updates the module is returned as it came, and the wrapped optimizer is not called, but once, without gradients, to ask what it is
+/// ([`message::describe`]), before the first micro-step. A parameter without a
 /// gradient in some micro-batches of a window contributes zero there; one without any gradient in a window gets none
 /// in the update, as without accumulation. With a window of one micro-batch on one device every step is the wrapped
 /// optimizer's, bit for bit.
@@ -41,7 +42,7 @@ const PATIENCE: u64 = 100;
 /// [`Normalization::Tokens`] counts right and [`Normalization::Mean`] cannot.
 ///
 /// The record holds the partial window beside the optimizer's: see [`AccumRecord`]. A clone has its own window and its
-/// own optimizer, and shares the [`UpdateCounter`].
+/// own optimizer, and shares the [`UpdateCounter`]; a copy for another rank ([`copy_for_rank`](burn_decorator::ranks::copy_for_rank)) has its own.
 ///
 /// ```
 /// use burn::{backend::Autodiff, module::Param, optim::{GradientsParams, Optimizer, SgdConfig}, prelude::*};
@@ -84,11 +85,11 @@ pub struct MultiSteps<O> {
     tally: Tally,
     sums: AnySums,
     counter: UpdateCounter,
-    items_of_all_ranks: Option<ItemsOfAllRanks>,
+    /// From the items of this rank's micro-batch those that its reduced gradients count.
+    items_of_all_ranks: Option<SharedFn<f64, f64>>,
+    /// Whether the optimizer inside was asked what it is.
+    order_checked: bool,
 }
-
-/// From the items of this rank's micro-batch those that its reduced gradients count.
-type ItemsOfAllRanks = Arc<dyn Fn(f64) -> f64 + Send + Sync>;
 
 impl<O> MultiSteps<O> {
     /// Wraps `inner`, with an empty window.
@@ -107,6 +108,7 @@ impl<O> MultiSteps<O> {
             sums: AnySums::default(),
             counter: UpdateCounter::default(),
             items_of_all_ranks: None,
+            order_checked: false,
         })
     }
 
@@ -137,9 +139,9 @@ impl<O> MultiSteps<O> {
     #[must_use]
     pub fn with_items_of_all_ranks(
         mut self,
-        items: impl Fn(f64) -> f64 + Send + Sync + 'static,
+        items: impl Fn(f64) -> f64 + Clone + Send + Sync + 'static,
     ) -> Self {
-        self.items_of_all_ranks = Some(Arc::new(items));
+        self.items_of_all_ranks = Some(SharedFn::new(items));
         self
     }
 
@@ -194,6 +196,11 @@ impl<O> MultiSteps<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
+        match message::received() {
+            Some(Message::Flush) => return message::answer(|| self.flush(lr, module)),
+            Some(_) => return self.inner.step(lr, module, arrived.into_one()),
+            None => {}
+        }
         match arrived.request::<B::InnerBackend>() {
             Some(Request::Flush) => return self.flush(lr, module),
             Some(Request::Answer) => {
@@ -202,7 +209,7 @@ impl<O> MultiSteps<O> {
             }
             None => {}
         }
-        raise(self.check_order());
+        let module = self.check_order(lr, module);
 
         let counts = arrived.take_counts::<B::InnerBackend>();
         let micro_batches = arrived.micro_batches();
@@ -311,19 +318,30 @@ impl<O> MultiSteps<O> {
         }));
     }
 
-    /// Seams between crates are values, and the name of a type is one.
-    fn check_order(&self) -> Result<(), AccumError> {
+    /// Asks once what is inside, where it matters.
+    fn check_order<B, M>(&mut self, lr: LearningRate, module: M) -> M
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        let drops = self.non_finite == NonFinite::Drop;
+        let own_items =
+            self.normalization == Normalization::Tokens && self.items_of_all_ranks.is_none();
+        if self.order_checked || !(drops || own_items) {
+            return module;
+        }
+        self.order_checked = true;
+        let (module, inside) =
+            message::describe(|| self.inner.step(lr, module, GradientsParams::new()));
         let inner = core::any::type_name::<O>();
-        if self.non_finite == NonFinite::Drop && inner.contains("::ScaledOptimizer<") {
-            return Err(AccumError::ScalerInside { inner });
+        if drops && inside.loss_scaler {
+            raise(Err(AccumError::ScalerInside { inner }))
         }
-        if self.normalization == Normalization::Tokens
-            && self.items_of_all_ranks.is_none()
-            && inner.contains("::ZeroOptimizer<")
-        {
-            return Err(AccumError::ItemsOfOneRank { inner });
+        if own_items && inside.ranks {
+            raise(Err(AccumError::ItemsOfOneRank { inner }))
         }
-        Ok(())
+        module
     }
 
     /// Whether as many counts came as this normalization needs.
@@ -339,7 +357,7 @@ impl<O> MultiSteps<O> {
     /// The weight of a micro-batch of so many items.
     fn items(&self, own: f64) -> f64 {
         match (&self.items_of_all_ranks, self.normalization) {
-            (Some(of_all_ranks), Normalization::Tokens) => of_all_ranks(own),
+            (Some(of_all_ranks), Normalization::Tokens) => of_all_ranks.call(own),
             (None, Normalization::Tokens) => own,
             (_, Normalization::Mean | Normalization::Sum) => 0.0,
         }

@@ -9,17 +9,28 @@ use burn::{
         NumericEntry, SerializedEntry,
     },
 };
+use burn_decorator::ranks::{ForRank, Shared};
 use parking_lot::Mutex;
 
 /// The gradient norm of a [`ClipGlobalNorm`](crate::ClipGlobalNorm): a handle that stays valid when the optimizer
 /// moves into a `Learner`. Clones, of the handle and of the optimizer, share it.
 #[derive(Clone, Default)]
 pub struct GradNorm {
-    shared: Arc<Mutex<Shared>>,
+    shared: Shared<Norms>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct Norms(Mutex<Values>);
+
+impl ForRank for Norms {
+    /// Of no update yet.
+    fn for_rank(&self) -> Self {
+        Self::default()
+    }
+}
+
+#[derive(Default)]
+struct Values {
     last: Last,
     provided: Option<f32>,
 }
@@ -37,7 +48,7 @@ impl GradNorm {
     /// The norm over all parameters before it was clipped (what `torch.nn.utils.clip_grad_norm_` returns); `None`
     /// before the first update. The first call after an update waits for the device, further ones do not.
     pub fn last(&self) -> Option<f32> {
-        let mut shared = self.shared.lock();
+        let mut shared = self.shared.0.lock();
         let norm = match core::mem::take(&mut shared.last) {
             Last::None => return None,
             Last::OnDevice(read) => read(),
@@ -50,7 +61,7 @@ impl GradNorm {
     /// Provides the norm to clip the next update by: where the gradients are sharded over ranks, only all of
     /// them together know it. Used once.
     pub fn provide(&self, norm: f32) {
-        self.shared.lock().provided = Some(norm);
+        self.shared.0.lock().provided = Some(norm);
     }
 
     /// Like [`provide`](Self::provide), for the sum of squares, which is what ranks add up.
@@ -59,12 +70,12 @@ impl GradNorm {
     }
 
     pub(crate) fn take_provided(&self) -> Option<f32> {
-        self.shared.lock().provided.take()
+        self.shared.0.lock().provided.take()
     }
 
     pub(crate) fn publish<I: Backend>(&self, norm: Tensor<I, 1>) {
         let read = move || norm.into_data().iter::<f32>().next().unwrap_or(f32::NAN);
-        self.shared.lock().last = Last::OnDevice(Box::new(read));
+        self.shared.0.lock().last = Last::OnDevice(Box::new(read));
     }
 }
 

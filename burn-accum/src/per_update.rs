@@ -1,13 +1,12 @@
 //! A learning rate that follows updates, not micro-batches.
 
-use std::sync::Arc;
-
 use burn::{
     lr_scheduler::LrScheduler,
     optim::LearningRate,
     record::{PrecisionSettings, Record},
     tensor::backend::Backend,
 };
+use burn_decorator::ranks::SharedFn;
 use serde::{Deserialize, Serialize};
 
 use crate::UpdateCounter;
@@ -36,7 +35,7 @@ use crate::UpdateCounter;
 #[derive(Clone)]
 pub struct PerUpdate<S> {
     inner: S,
-    source: Arc<dyn Fn() -> u64 + Send + Sync>,
+    source: SharedFn<(), u64>,
     state: State,
 }
 
@@ -72,10 +71,10 @@ impl<S> PerUpdate<S> {
     /// let scheduler = PerUpdate::from_fn(ConstantLr::from(1e-3), taken);
     /// # let _ = scheduler;
     /// ```
-    pub fn from_fn(inner: S, updates: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
+    pub fn from_fn(inner: S, updates: impl Fn() -> u64 + Clone + Send + Sync + 'static) -> Self {
         Self {
             inner,
-            source: Arc::new(updates),
+            source: SharedFn::new(move |()| updates()),
             state: State::New,
         }
     }
@@ -95,7 +94,7 @@ impl<S: LrScheduler> LrScheduler for PerUpdate<S> {
     type Record<B: Backend> = PerUpdateRecord<S::Record<B>>;
 
     fn step(&mut self) -> LearningRate {
-        let updates = (self.source)();
+        let updates = self.source.call(());
         let (mut lr, advance) = match self.state {
             State::New => (self.inner.step(), 0),
             State::Loaded { lr, behind } => (lr, behind),
@@ -117,7 +116,9 @@ impl<S: LrScheduler> LrScheduler for PerUpdate<S> {
         let current = match self.state {
             State::New => None,
             State::Loaded { lr, behind } => Some((lr, behind)),
-            State::Running { lr, updates } => Some((lr, (self.source)().saturating_sub(updates))),
+            State::Running { lr, updates } => {
+                Some((lr, self.source.call(()).saturating_sub(updates)))
+            }
         };
         PerUpdateRecord {
             current,

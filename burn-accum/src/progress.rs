@@ -6,6 +6,7 @@ use burn::train::metric::{
     Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
     SerializedEntry,
 };
+use burn_decorator::ranks::{ForRank, Shared};
 use parking_lot::Mutex;
 
 use crate::tally::Tally;
@@ -14,10 +15,19 @@ use crate::tally::Tally;
 /// Clones, of the handle and of the optimizer, share it.
 #[derive(Clone, Debug, Default)]
 pub struct UpdateCounter {
-    seen: Arc<Mutex<Seen>>,
+    seen: Shared<Counts>,
 }
 
 #[derive(Debug, Default)]
+struct Counts(Mutex<Seen>);
+
+impl ForRank for Counts {
+    fn for_rank(&self) -> Self {
+        Self(Mutex::new(self.0.lock().clone()))
+    }
+}
+
+#[derive(Clone, Debug, Default)]
 struct Seen {
     tally: Tally,
     last_dropped: Option<Dropped>,
@@ -63,28 +73,28 @@ impl UpdateCounter {
 
     /// The last micro-batch that was dropped, with the parameters to blame.
     pub fn last_dropped(&self) -> Option<Dropped> {
-        self.seen.lock().last_dropped.clone()
+        self.seen.0.lock().last_dropped.clone()
     }
 
     fn tally(&self) -> Tally {
-        self.seen.lock().tally
+        self.seen.0.lock().tally
     }
 
     /// How often a `MultiSteps` has shown that it is there.
     pub(crate) fn answers(&self) -> u64 {
-        self.seen.lock().answers
+        self.seen.0.lock().answers
     }
 
     pub(crate) fn answer(&self) {
-        self.seen.lock().answers += 1;
+        self.seen.0.lock().answers += 1;
     }
 
     pub(crate) fn publish(&self, tally: Tally) {
-        self.seen.lock().tally = tally;
+        self.seen.0.lock().tally = tally;
     }
 
     pub(crate) fn publish_dropped(&self, dropped: Option<Dropped>) {
-        self.seen.lock().last_dropped = dropped;
+        self.seen.0.lock().last_dropped = dropped;
     }
 }
 

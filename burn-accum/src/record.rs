@@ -12,6 +12,8 @@ use burn::{
         read_sync,
     },
 };
+
+use burn_decorator::gradient;
 use burn_decorator::record::{OwnState, WrappedItem};
 use serde::{Deserialize, Serialize};
 
@@ -113,7 +115,8 @@ fn to_item<I: Backend>(window: PartialWindow<I>) -> WindowItem {
 
 fn from_item<I: Backend>(window: WindowItem, device: &I::Device) -> PartialWindow<I> {
     let sums = window.sums.into_iter().map(|(id, data)| {
-        let sum = TensorPrimitive::Float(I::float_from_data(data, device));
+        let sum = gradient::load(|| I::float_from_data(data, device));
+        let sum = TensorPrimitive::Float(sum);
         (ParamId::deserialize(&id), sum)
     });
     PartialWindow {

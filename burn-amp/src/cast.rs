@@ -56,7 +56,7 @@ pub(crate) enum Arithmetic {
 /// Where a float tensor comes from.
 ///
 /// An optimizer runs on the same backend as `model.valid()`, and only one of the two may be lowered. So gradients are
-/// marked where they are read, the mark passes to whatever is computed from them (momentum, Muon's orthogonalised
+/// marked where they are read, or [loaded](burn_decorator::gradient::load) from the host, the mark passes to whatever is computed from them (momentum, Muon's orthogonalised
 /// update), and operations on marked tensors are never lowered. `from_inner`, which makes the updated parameter a
 /// training tensor again, clears it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,9 +118,12 @@ impl Operands {
         self.widest.is_none()
     }
 
-    /// The lineage of the results.
+    /// The lineage of the results: that of the operands, or where there are none, that of the host data they are made from.
     #[inline]
     pub fn lineage(&self) -> Lineage {
+        if self.is_empty() && burn_decorator::gradient::is_loading() {
+            return Lineage::Gradient;
+        }
         self.lineage
     }
 

@@ -68,14 +68,19 @@
 //!
 //! # Optimizer decorators
 //!
-//! [`record`] is the other thing that decorators have in common: saved state that wraps the saved state of what they wrap.
+//! What decorators of optimizers have in common: [`record`], saved state that wraps the saved state of what they wrap; [`ranks`], how clones that
+//! share state make a copy of their own for a rank; [`message`], how one is reached inside of others;
+//! [`gradient`], what backends and optimizers must know about gradients.
 //!
 //! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
 //! the pinned Burn source and names every operation without a row.
 
 mod forward;
+pub mod gradient;
 mod kind;
 mod map;
+pub mod message;
+pub mod ranks;
 pub mod record;
 mod table;
 

@@ -54,8 +54,8 @@
 //!           ZeroOptimizer the wrapped optimizer steps on the pieces; all_gather makes parameters of them
 //! ```
 //!
-//! In stages 0 and 1 the hook lets the gradient pass, so that all stages compute the same bits, and the ranks only agree on which
-//! are non-finite; the rest happens in the step, once a window.
+//! In stages 0 and 1 the hook lets the gradient pass, so that all stages compute the same bits: backward waits for no other rank. The
+//! rest happens in the step, once a window; a loss scaler and an accumulation ask all ranks which gradients are non-finite.
 //!
 //! A gradient that waits for a use in another graph, such as that of a forward pass without backward, leaves at the end of
 //! the backward pass instead: later, and the same.
@@ -120,6 +120,7 @@ mod error;
 mod estimate;
 pub mod group;
 mod host;
+mod module;
 mod offload;
 mod optimizer;
 pub mod record;
@@ -162,7 +163,7 @@ pub use strategy::{Loaders, RankItem, SilentRenderer, StrategyError, Uneven, Zer
 /// What Burn's traits make public and nobody names: what modules and records are made of.
 pub mod parts {
     pub use crate::offload::{EntryItem, Ranked, StateItem};
-    pub use crate::optimizer::ParameterShard;
+    pub use crate::optimizer::{ParameterShard, ShardOptimizer};
 }
 
 /// Where a trait leaves no other way to fail.

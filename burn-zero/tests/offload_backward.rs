@@ -132,6 +132,38 @@ fn gradients_arrive_while_backward_computes() {
     assert_eq!(weights(&before), weights(&after));
 }
 
+/// Stages 0 and 1 reduce gradients at the step: backward reads nothing from the device and calls no other rank.
+#[test]
+fn backward_waits_for_nothing_where_gradients_are_reduced_at_the_step() {
+    let _turn = turn();
+    for stage in [Stage::DataParallel, Stage::OptimizerState] {
+        ThreadGroup::spawn(2, GroupOptions::default(), |group| {
+            let group: Arc<dyn ProcessGroup> = Arc::new(group);
+            let sgd = SgdConfig::new().init();
+            let settings = sharding(stage, Memory::Device);
+            let mut optimizer = ZeroOptimizer::new(sgd, group.clone(), settings).unwrap();
+            let mut model = optimizer.prepare::<B, _>(model()).unwrap();
+            for at in 0..3 {
+                let loss = loss(&model, at);
+                let before = group.traffic();
+                group.barrier("before backward").unwrap();
+                if group.rank() == 0 {
+                    take_events();
+                }
+                group.barrier("backward").unwrap();
+                let gradients = loss.backward();
+                group.barrier("after backward").unwrap();
+                assert_eq!(moved(&take_events()), (0, 0), "{stage:?}");
+                let calls = group.traffic().total().calls - before.total().calls;
+                assert_eq!(calls, 3, "{stage:?}: only those of this test");
+                group.barrier("looked").unwrap();
+                model = step(&mut optimizer, model, gradients);
+            }
+        })
+        .unwrap();
+    }
+}
+
 #[test]
 fn the_device_holds_a_few_buckets_of_gradients() {
     let _turn = turn();

@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use burn::{
-    optim::{AdamWConfig, Optimizer, SgdConfig},
+    module::Param,
+    nn::{Linear, LinearConfig},
+    optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer, SgdConfig},
+    prelude::*,
     record::{
         BinBytesRecorder, BinGzFileRecorder, FileRecorder, FullPrecisionSettings,
         HalfPrecisionSettings, NamedMpkBytesRecorder, NamedMpkFileRecorder, PrettyJsonFileRecorder,
@@ -11,6 +14,7 @@ use burn::{
     },
 };
 use burn_accum::{AccumConfig, Counted, MultiSteps};
+use burn_amp::{Autocast, Bf16};
 
 use crate::support::{B, Batch, Net, gradients, json, net, state, values};
 
@@ -107,6 +111,40 @@ fn half_precision_recorders_keep_the_sums() {
         let bytes = Recorder::<B>::record(&recorder, record, ()).unwrap();
         Recorder::<B>::load(&recorder, bytes, &Default::default()).unwrap()
     });
+}
+
+/// The sums that are loaded are gradients: under autocast the optimizer's products of them stay f32, as without a stop.
+#[test]
+fn sums_of_a_loaded_window_are_gradients() {
+    type Mixed = Autocast<B, Bf16>;
+    let run = |stops: bool| {
+        let device = Default::default();
+        let weight = Tensor::<Mixed, 1, Int>::arange(0..16, &device)
+            .float()
+            .sin();
+        let mut layer = LinearConfig::new(4, 4)
+            .with_bias(false)
+            .init::<Mixed>(&device);
+        layer.weight = Param::from_tensor(weight.reshape([4, 4]));
+        let new = || MultiSteps::new(MuonConfig::new().init(), AccumConfig::mean(4)).unwrap();
+        let mut windows = new();
+        for at in 0..2 {
+            let x = Tensor::<Mixed, 2>::full([1, 4], 1.0 + at as f32, &device);
+            let loss = layer.forward(x).square().mean();
+            let gradients = GradientsParams::from_grads(loss.backward(), &layer);
+            layer = windows.step(0.1, layer, gradients);
+        }
+        if stops {
+            let recorder = NamedMpkBytesRecorder::<Full>::default();
+            let record = Optimizer::<Linear<Mixed>, Mixed>::to_record(&windows);
+            let bytes = Recorder::<Mixed>::record(&recorder, record, ()).unwrap();
+            let record = Recorder::<Mixed>::load(&recorder, bytes, &device).unwrap();
+            windows = Optimizer::<Linear<Mixed>, Mixed>::load_record(new(), record);
+        }
+        let layer: Linear<Mixed> = windows.flush(0.1, layer);
+        layer.weight.val().into_data()
+    };
+    assert_eq!(run(true), run(false));
 }
 
 /// Trains without accumulation, saves, and loads into a wrapped optimizer.

@@ -4,6 +4,7 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 
 use burn::train::Interrupter;
+use burn_decorator::ranks::{self, ForRank};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{
@@ -61,9 +62,22 @@ use crate::AmpError;
 /// assert_eq!(scaler.last_overflow().unwrap().parameters, ["weight", "bias"]);
 /// # Ok::<(), burn_amp::AmpError>(())
 /// ```
-#[derive(Clone)]
 pub struct GradScaler {
-    shared: Arc<Shared>,
+    shared: ranks::Shared<Shared>,
+}
+
+impl Clone for GradScaler {
+    /// The same scaler; in [`ranks::copy_for_rank`] one of the rank, for the thread that copies.
+    fn clone(&self) -> Self {
+        let scaler = Self {
+            shared: self.shared.clone(),
+        };
+        if ranks::is_copying() {
+            registry::register(scaler.shared());
+            scaler.bind_thread();
+        }
+        scaler
+    }
 }
 
 /// How a wrapped optimizer learns whether a gradient is non-finite. The results are the same, bit for bit.
@@ -104,12 +118,12 @@ impl GradScaler {
         let config = config.borrow();
         config.validate()?;
         let scaler = Self {
-            shared: Arc::new(Shared {
+            shared: ranks::Shared::new(Shared {
                 config: config.clone(),
                 state: Mutex::new(State::new(config)),
             }),
         };
-        registry::register(&scaler.shared);
+        registry::register(scaler.shared());
         scaler.bind_thread();
         Ok(scaler)
     }
@@ -152,7 +166,7 @@ impl GradScaler {
 
     /// Makes this the scaler of all `backward` calls of the current thread.
     pub fn bind_thread(&self) {
-        registry::bind_thread(&self.shared);
+        registry::bind_thread(self.shared());
     }
 
     /// Sets the scale of the next loss, as PyTorch's `scaler.update(new_scale)`, a fixed one too. Growth is counted on.
@@ -228,7 +242,7 @@ impl GradScaler {
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+        self.shared.as_arc()
     }
 
     /// The state as of the last flag that was read. Never waits.
@@ -297,6 +311,15 @@ impl GradScaler {
                 );
                 state.reset();
             }
+        }
+    }
+}
+
+impl ForRank for Shared {
+    fn for_rank(&self) -> Self {
+        Self {
+            config: self.config.clone(),
+            state: Mutex::new(self.settled().for_rank()),
         }
     }
 }

@@ -5,6 +5,9 @@ use burn::{
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
     tensor::backend::AutodiffBackend,
 };
+use burn_decorator::gradient::non_finite_on_any_rank;
+
+use burn_decorator::message;
 
 use super::{
     Detection, GradScaler, ScaledRecord,
@@ -24,7 +27,7 @@ use crate::policy::off_scope;
 ///
 /// The record holds the scaler's state beside the optimizer's: see [`ScaledRecord`].
 ///
-/// A clone has its own optimizer state and shares the scaler.
+/// A clone has its own optimizer state and shares the scaler; a copy for another rank ([`copy_for_rank`](burn_decorator::ranks::copy_for_rank)) has its own.
 ///
 /// # Panics
 ///
@@ -38,12 +41,15 @@ use crate::policy::off_scope;
 /// # Cost
 ///
 /// One sum a parameter to find non-finite gradients, and one host read of a number a parameter; a second, exact look at a
-/// step that overflows. Under [`Detection::Deferred`] five small kernels a parameter, for the device decides by them.
+/// step that overflows. Under [`Detection::Deferred`] five small kernels a parameter, for the device decides by them. Where ranks
+/// train together, one collective a step, in which they tell each other which gradients are non-finite.
 pub struct ScaledOptimizer<O> {
     inner: O,
     id: OptimizerId,
     scaler: GradScaler,
     pending: Option<PendingStep<O>>,
+    /// Whether a step inside waits for the device in any case, so that deferring would cost and gain nothing. Asked once.
+    inner_waits: Option<bool>,
 }
 
 /// A step that was taken but may have to be taken back.
@@ -64,6 +70,7 @@ impl<O> ScaledOptimizer<O> {
             id,
             scaler,
             pending: None,
+            inner_waits: None,
         }
     }
 
@@ -105,7 +112,10 @@ impl<O> ScaledOptimizer<O> {
         self.scaler.raise();
         self.scaler.bind_thread();
 
-        let deferred = self.scaler.detection() == Detection::Deferred && !waits_anyway::<O>();
+        let (module, deferred) = match self.scaler.detection() {
+            Detection::Sync => (module, false),
+            Detection::Deferred => self.gains_by_deferring(lr, module),
+        };
         let probe = match deferred {
             true => Probe::Flag, // the device decides by it
             false => Probe::Sum,
@@ -124,8 +134,8 @@ impl<O> ScaledOptimizer<O> {
 
         if inspection.is_empty() {
             // Entries that belong to no parameter are a message to an optimizer inside, not a step.
-            if gradients.is_empty() {
-                self.scaler.record_step(&self.id, Vec::new());
+            if gradients.is_empty() && self.is_skipped(Vec::new()) {
+                return module;
             }
             return gradients.step(&mut self.inner, lr, module);
         }
@@ -133,6 +143,46 @@ impl<O> ScaledOptimizer<O> {
             true => self.step_and_undo(lr, module, gradients, inspection),
             false => self.step_if_finite(lr, module, gradients, inspection),
         }
+    }
+
+    /// Whether a step inside leaves the device to work on, so that deferring gains something. Asked once.
+    fn gains_by_deferring<B, M>(&mut self, lr: LearningRate, module: M) -> (M, bool)
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        if let Some(waits) = self.inner_waits {
+            return (module, !waits);
+        }
+        let ask = || self.inner.step(lr, module, GradientsParams::new());
+        let (module, inside) = message::describe(ask);
+        self.inner_waits = Some(inside.ranks);
+        (module, !inside.ranks)
+    }
+
+    /// What is meant for an optimizer inside, and no step.
+    fn pass_on<B, M>(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        message::report(|inside| inside.loss_scaler = true);
+        self.settle();
+        self.inner.step(lr, module, grads)
+    }
+
+    /// Takes note of the step, given the parameters whose gradients are non-finite on this rank. Whether it is skipped, which all ranks
+    /// decide alike.
+    fn is_skipped(&self, culprits: Vec<String>) -> bool {
+        let culprits = non_finite_on_any_rank(culprits);
+        let found_inf = !culprits.is_empty();
+        self.scaler.record_step(&self.id, culprits);
+        if found_inf {
+            self.scaler.raise();
+        }
+        found_inf
     }
 
     fn step_if_finite<B, M>(
@@ -156,10 +206,7 @@ impl<O> ScaledOptimizer<O> {
                 exact.read(flags).wait()
             }
         };
-        let found_inf = !culprits.is_empty();
-        self.scaler.record_step(&self.id, culprits);
-        if found_inf {
-            self.scaler.raise();
+        if self.is_skipped(culprits) {
             return module;
         }
         gradients.step(&mut self.inner, lr, module)
@@ -198,12 +245,6 @@ impl<O> ScaledOptimizer<O> {
     }
 }
 
-/// Whether an optimizer's step waits for the device in any case, so that deferring would cost and gain nothing: one that
-/// sends gradients to other ranks. Seams between crates are values, and the name of a type is one.
-fn waits_anyway<O>() -> bool {
-    core::any::type_name::<O>().contains("::ZeroOptimizer<")
-}
-
 impl<O, M, B> Optimizer<M, B> for ScaledOptimizer<O>
 where
     O: Optimizer<M, B>,
@@ -214,7 +255,9 @@ where
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
         off_scope(|| {
-            if self.scaler.is_enabled() {
+            if message::received().is_some() {
+                self.pass_on(lr, module, grads)
+            } else if self.scaler.is_enabled() {
                 self.advance(lr, module, StepGradients::One(grads))
             } else {
                 self.inner.step(lr, module, grads)
@@ -257,6 +300,7 @@ impl<O: Clone> Clone for ScaledOptimizer<O> {
             id: self.id.clone(),
             scaler: self.scaler.clone(),
             pending: None,
+            inner_waits: self.inner_waits,
         }
     }
 }

@@ -66,7 +66,10 @@ impl Process {
     fn register(&mut self, scaler: &Arc<Shared>) {
         self.live.retain(|known| known.strong_count() > 0);
         self.of_device.retain(|_, known| known.strong_count() > 0);
-        self.live.push(Arc::downgrade(scaler));
+        let scaler = Arc::downgrade(scaler);
+        if !self.live.iter().any(|known| known.ptr_eq(&scaler)) {
+            self.live.push(scaler);
+        }
     }
 
     fn bind_device(&mut self, scaler: &Arc<Shared>, device: DeviceKey) {

@@ -61,6 +61,19 @@ impl State {
         }
     }
 
+    /// A copy without a step under way.
+    pub(super) fn for_rank(&self) -> Self {
+        Self {
+            scale: self.scale.clone(),
+            detection: self.detection,
+            interrupter: self.interrupter.clone(),
+            counters: self.counters,
+            last_overflow: self.last_overflow.clone(),
+            error: self.error.clone(),
+            ..Self::new(&self.config)
+        }
+    }
+
     /// Back to the beginning, with the same settings.
     pub(super) fn reset(&mut self) {
         *self = Self {

@@ -1,6 +1,6 @@
-//! The parameters that this thread's operations look out for.
+//! The parameters that this thread's operations hook.
 //!
-//! A thread is a rank: its leaves are noted here by the optimizer that shards them, whenever it makes new ones.
+//! A thread is a rank: the optimizer that shards its leaves registers them here whenever it makes new ones.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -9,11 +9,10 @@ use std::sync::{Arc, Weak};
 use burn_backend::tensor::FloatTensor;
 
 use super::tape::Tape;
-use crate::host::HostRead;
 use crate::reduce::GradientReducer;
 
 thread_local! {
-    /// How deep the graph is, if there is anything to look out for.
+    /// How deep the graph is, if there is anything to hook.
     static DEPTH: Cell<Option<usize>> = const { Cell::new(None) };
     static LEAVES: RefCell<Leaves> = RefCell::default();
     /// The node of the last leaf that was asked whether it requires gradients.
@@ -33,93 +32,62 @@ struct Leaf {
     depth: usize,
 }
 
-/// An optimizer's exchange of gradients, on the thread of its rank.
-#[derive(Clone, Debug)]
-pub struct Attachment {
-    reducer: Arc<GradientReducer>,
-}
-
-impl Attachment {
-    pub(crate) fn reducer(&self) -> &Arc<GradientReducer> {
-        &self.reducer
-    }
-
-    /// Whether the pass that is under way takes this parameter's gradient out of the graph.
-    pub(super) fn takes(&self, parameter: usize) -> bool {
-        self.reducer.takes(parameter)
-    }
-
-    /// Gives a complete gradient away; `None` if there is none.
-    pub(super) fn submit(&self, parameter: usize, gradient: Option<HostRead>) {
-        self.reducer.submit(parameter, gradient);
-    }
-
-    /// The parameters that the pass still waits for, with their nodes.
-    pub(super) fn outstanding(&self) -> Vec<(usize, u64)> {
-        let leaves = self.leaves().into_iter();
-        leaves
-            .filter(|(parameter, _)| self.takes(*parameter))
-            .collect()
-    }
-
-    /// This thread's parameters, with their nodes.
-    pub(super) fn leaves(&self) -> Vec<(usize, u64)> {
-        LEAVES.with_borrow(|leaves| {
-            let own = leaves.iter().filter(|(_, leaf)| self.owns(leaf));
-            let mut own: Vec<_> = own.map(|(node, leaf)| (leaf.parameter, *node)).collect();
-            own.sort_unstable();
-            own
-        })
-    }
-
-    /// Submits that there is no gradient for parameters that no graph uses: what follows them need not wait.
-    pub(super) fn submit_unused(&self) {
-        let unused: Vec<_> = LEAVES.with_borrow(|leaves| {
-            let own = leaves.values().filter(|leaf| self.owns(leaf));
-            own.filter(|leaf| leaf.uses.strong_count() == 0)
-                .map(|leaf| leaf.parameter)
-                .collect()
-        });
-        for parameter in unused
-            .into_iter()
-            .filter(|&parameter| self.takes(parameter))
-        {
-            self.submit(parameter, None);
-        }
-    }
-
-    /// The parameters that a graph uses, in the order in which backward completes their gradients.
-    pub(super) fn arrival_order(&self) -> Vec<usize> {
-        LEAVES.with_borrow(|leaves| {
-            let used = leaves
-                .values()
-                .filter(|leaf| self.owns(leaf) && leaf.uses.strong_count() > 0);
-            let mut order: Vec<_> = used.map(|leaf| (leaf.depth, leaf.parameter)).collect();
-            order.sort_unstable_by(|a, b| b.cmp(a));
-            order.into_iter().map(|(_, parameter)| parameter).collect()
-        })
-    }
-
-    fn owns(&self, leaf: &Leaf) -> bool {
-        Arc::as_ptr(&self.reducer) == leaf.reducer.as_ptr()
+impl Leaf {
+    fn is_of(&self, reducer: &Arc<GradientReducer>) -> bool {
+        Arc::as_ptr(reducer) == self.reducer.as_ptr()
     }
 }
 
 /// The uses of a parameter in a graph: its hooks hold it, the last one to run ends it.
 #[derive(Debug)]
 pub struct Use {
-    pub(super) attachment: Attachment,
+    pub(super) reducer: Arc<GradientReducer>,
     pub(super) parameter: usize,
 }
 
-/// From now on this thread looks out for these leaves of `exchange`, given by their nodes in the order of parameters, and
-/// for no others of it.
+/// The reducers that take gradients during a backward pass.
+#[derive(Debug)]
+pub struct Reducers(pub(super) Vec<Arc<GradientReducer>>);
+
+/// A reducer's parameters on this thread, with their nodes.
+pub(super) fn leaves(reducer: &Arc<GradientReducer>) -> Vec<(usize, u64)> {
+    LEAVES.with_borrow(|leaves| {
+        let own = leaves.iter().filter(|(_, leaf)| leaf.is_of(reducer));
+        let mut own: Vec<_> = own.map(|(node, leaf)| (leaf.parameter, *node)).collect();
+        own.sort_unstable();
+        own
+    })
+}
+
+/// Submits that there is no gradient for parameters that no graph uses: what follows them need not wait.
+pub(super) fn submit_unused(reducer: &Arc<GradientReducer>) {
+    let unused: Vec<_> = LEAVES.with_borrow(|leaves| {
+        let own = leaves.values().filter(|leaf| leaf.is_of(reducer));
+        let unused = own.filter(|leaf| leaf.uses.strong_count() == 0);
+        unused.map(|leaf| leaf.parameter).collect()
+    });
+    for parameter in unused {
+        if reducer.takes(parameter) {
+            reducer.submit(parameter, None);
+        }
+    }
+}
+
+/// The parameters that a graph uses, in the order in which backward completes their gradients.
+pub(super) fn arrival_order(reducer: &Arc<GradientReducer>) -> Vec<usize> {
+    LEAVES.with_borrow(|leaves| {
+        let own = leaves.values().filter(|leaf| leaf.is_of(reducer));
+        let used = own.filter(|leaf| leaf.uses.strong_count() > 0);
+        let mut order: Vec<_> = used.map(|leaf| (leaf.depth, leaf.parameter)).collect();
+        order.sort_unstable_by(|a, b| b.cmp(a));
+        order.into_iter().map(|(_, parameter)| parameter).collect()
+    })
+}
+
+/// From now on this thread hooks these leaves of `reducer`, given by their nodes in the order of parameters, and no others of it.
 pub(crate) fn attach(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
-    let attachment = Attachment {
-        reducer: reducer.clone(),
-    };
     LEAVES.with_borrow_mut(|leaves| {
-        leaves.retain(|_, leaf| leaf.reducer.strong_count() > 0 && !attachment.owns(leaf));
+        leaves.retain(|_, leaf| leaf.reducer.strong_count() > 0 && !leaf.is_of(reducer));
         for (parameter, node) in nodes.iter().enumerate() {
             let Some(node) = node else { continue };
             let leaf = Leaf {
@@ -134,29 +102,26 @@ pub(crate) fn attach(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
     });
 }
 
-/// The exchanges that take part in a backward pass of this thread, in the order in which they were made: the same on every
+/// The reducers that take gradients during a backward pass of this thread, in the order in which they were made: the same on every
 /// rank. If there are several, those whose parameters a graph uses.
-pub(super) fn attachments() -> Vec<Attachment> {
+pub(super) fn reducers() -> Reducers {
     if DEPTH.get().is_none() {
-        return Vec::new();
+        return Reducers(Vec::new());
     }
     LEAVES.with_borrow(|leaves| {
-        let mut found: Vec<(Attachment, bool)> = Vec::new();
+        let mut found: Vec<(Arc<GradientReducer>, bool)> = Vec::new();
         for leaf in leaves.values() {
             let used = leaf.uses.strong_count() > 0;
-            if let Some((_, any)) = found.iter_mut().find(|(other, _)| other.owns(leaf)) {
+            if let Some((_, any)) = found.iter_mut().find(|(other, _)| leaf.is_of(other)) {
                 *any |= used;
             } else if let Some(reducer) = leaf.reducer.upgrade() {
-                found.push((Attachment { reducer }, used));
+                found.push((reducer, used));
             }
         }
         let only = found.len() == 1;
-        found.retain(|(_, used)| only || *used);
-        found.sort_by_key(|(attachment, _)| attachment.reducer.number());
-        found
-            .into_iter()
-            .map(|(attachment, _)| attachment)
-            .collect()
+        found.retain(|(reducer, used)| (only || *used) && reducer.takes_in_backward());
+        found.sort_by_key(|(reducer, _)| reducer.number());
+        Reducers(found.into_iter().map(|(reducer, _)| reducer).collect())
     })
 }
 
@@ -167,7 +132,7 @@ pub(super) fn forget_depth() {
     }
 }
 
-/// How deep the graph is that an operation adds to; nothing where there is nothing to look out for.
+/// How deep the graph is that an operation adds to; `None` where there is nothing to hook.
 #[derive(Clone, Copy)]
 pub(super) struct Depth(Option<usize>);
 
@@ -207,7 +172,7 @@ pub(super) fn enter<A: Tape>(operand: FloatTensor<A>, depth: Depth) -> FloatTens
     }
 }
 
-/// A leaf that requires gradients, hooked if it is one to look out for.
+/// A leaf that requires gradients, hooked if it is registered.
 fn hook<A: Tape>(leaf: FloatTensor<A>, depth: usize) -> FloatTensor<A> {
     let by = LEAVES.with_borrow_mut(|leaves| {
         let leaf = leaves.get_mut(&A::node(&leaf))?;
@@ -215,9 +180,7 @@ fn hook<A: Tape>(leaf: FloatTensor<A>, depth: usize) -> FloatTensor<A> {
             return Some(by);
         }
         let by = Arc::new(Use {
-            attachment: Attachment {
-                reducer: leaf.reducer.upgrade()?,
-            },
+            reducer: leaf.reducer.upgrade()?,
             parameter: leaf.parameter,
         });
         leaf.uses = Arc::downgrade(&by);

@@ -1,30 +1,30 @@
-//! The backward pass: gradients leave while it goes on, and come back as this rank's pieces, on the device or in host memory.
+//! The backward pass: gradients leave while it goes on, and come back as this rank's shards, on the device or in host memory.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
-use burn_backend::{AutodiffBackend, FloatDType, Shape, TensorData};
+use burn_backend::{AutodiffBackend, TensorData};
 
-use super::attached::{Attachment, attachments, forget_depth};
+use super::attached::{Reducers, arrival_order, forget_depth, leaves, reducers, submit_unused};
 use super::sharded::Sharded;
 use super::tape::Tape;
 use super::with_host::{PlacedTensor, WithHost, on_host};
 use crate::Memory;
-use crate::host::{HostRead, is_finite};
-use crate::reduce::{Arriving, Parameter, Reduced, Timing};
+use crate::reduce::{Arriving, GradientReducer, Reduced, Timing};
 
 /// The gradients of a backward pass of [`Sharded`].
 ///
-/// Whoever reads that of a parameter gets, under stage 2, this rank's piece of the reduced gradient: a tensor of the parameter's
-/// rank whose last dimension is the piece and whose others are 1. A rank that holds no element of the parameter gets a single 0
+/// Whoever reads that of a parameter gets, under stage 2, this rank's shard of the reduced gradient: a tensor of as many dimensions as the
+/// parameter has, whose last one is the shard and whose others are 1. A rank that holds no element of the parameter gets a single 0
 /// (or NaN, if the gradient is non-finite anywhere), so that all ranks meet the same parameters.
 ///
 /// With [`Memory::Host`] it is in host memory, as are the whole gradients of stages 0 and 1 and of an optimizer on the host alone.
 pub struct ShardedGradients<A: Tape> {
     inner: A::Gradients,
     /// By node, of parameters whose gradients left; `None` for one that has no gradient on any rank.
-    pieces: HashMap<u64, Option<Gradient<A>>>,
+    left: HashMap<u64, Option<Gradient<A>>>,
 }
 
 type Inner<A> = WithHost<<A as AutodiffBackend>::InnerBackend>;
@@ -36,16 +36,16 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
     type Gradients = ShardedGradients<A>;
 
     fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
-        let attachments = attachments();
+        let reducers = reducers();
         let device = A::float_device(&loss);
-        let loss = begin::<A>(loss, &attachments);
+        let loss = begin::<A>(loss, &reducers);
         let mut gradients = ShardedGradients {
             inner: A::backward(loss),
-            pieces: HashMap::new(),
+            left: HashMap::new(),
         };
         forget_depth();
-        for attachment in &attachments {
-            gradients.finish(attachment, &device);
+        for reducer in &reducers.0 {
+            gradients.finish(reducer, &device);
         }
         gradients
     }
@@ -54,8 +54,8 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
         tensor: &FloatTensor<Self>,
         grads: &Self::Gradients,
     ) -> Option<FloatTensor<Self::InnerBackend>> {
-        match grads.pieces.get(&A::node(tensor)) {
-            Some(piece) => piece.clone(),
+        match grads.left.get(&A::node(tensor)) {
+            Some(gradient) => gradient.clone(),
             None => A::grad(tensor, &grads.inner).map(PlacedTensor::Device),
         }
     }
@@ -64,8 +64,8 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
         tensor: &FloatTensor<Self>,
         grads: &mut Self::Gradients,
     ) -> Option<FloatTensor<Self::InnerBackend>> {
-        match grads.pieces.get_mut(&A::node(tensor)) {
-            Some(piece) => piece.take(),
+        match grads.left.get_mut(&A::node(tensor)) {
+            Some(gradient) => gradient.take(),
             None => A::grad_remove(tensor, &mut grads.inner).map(PlacedTensor::Device),
         }
     }
@@ -75,8 +75,8 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
         grads: &mut Self::Gradients,
         grad: FloatTensor<Self::InnerBackend>,
     ) {
-        match grads.pieces.get_mut(&A::node(tensor)) {
-            Some(piece) => *piece = Some(grad),
+        match grads.left.get_mut(&A::node(tensor)) {
+            Some(gradient) => *gradient = Some(grad),
             None => A::grad_replace(tensor, &mut grads.inner, grad.up::<A::InnerBackend>()),
         }
     }
@@ -114,124 +114,48 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
     }
 }
 
-/// Starts the passes of the exchanges that take gradients during backward.
-fn begin<A: Tape>(loss: FloatTensor<A>, attachments: &[Attachment]) -> FloatTensor<A> {
-    let taking: Vec<_> = attachments
-        .iter()
-        .filter(|attachment| attachment.reducer().takes_in_backward())
-        .cloned()
-        .collect();
+/// Starts the passes of the reducers that take gradients during backward.
+fn begin<A: Tape>(loss: FloatTensor<A>, reducers: &Reducers) -> FloatTensor<A> {
     // A loss that depends on no parameter is the inner backend's to refuse.
-    if taking.is_empty() || A::depth(&loss).is_none() {
+    if reducers.0.is_empty() || A::depth(&loss).is_none() {
         return loss;
     }
-    for attachment in &taking {
-        let order = || attachment.arrival_order();
-        crate::raise(attachment.reducer().begin_backward(order));
-        attachment.submit_unused();
+    for reducer in &reducers.0 {
+        crate::raise(reducer.begin_backward(|| arrival_order(reducer)));
+        submit_unused(reducer);
     }
-    A::close(loss, taking)
+    A::close(loss, Reducers(reducers.0.clone()))
 }
 
 impl<A: Tape> ShardedGradients<A> {
-    fn finish(&mut self, attachment: &Attachment, device: &A::Device) {
-        let reducer = attachment.reducer();
-        match (reducer.timing(), reducer.memory()) {
-            (Timing::DuringBackward, memory) => {
-                let mut reduced = crate::raise(reducer.finish());
+    /// Waits for the gradients that left: reduced, or those of this rank alone that are on the host by now.
+    fn finish(&mut self, reducer: &Arc<GradientReducer>, device: &A::Device) {
+        let all: Vec<Option<TensorData>> = match reducer.timing() {
+            Timing::DuringBackward => {
+                let reduced = crate::raise(reducer.finish());
                 // A model with other leaves, such as one whose weights were loaded, is left to the step.
-                if reduced.iter().any(Reduced::is_present) {
-                    reducer.note(Arriving::Reduced);
-                } else {
-                    reducer.note(Arriving::Local);
-                }
-                for (parameter, node) in attachment.leaves() {
-                    let reduced = core::mem::take(&mut reduced[parameter]);
-                    let piece = reduced.into_piece(&reducer.layout().parameters()[parameter]);
-                    let piece = piece.map(|data| match memory {
-                        Memory::Device => Inner::<A>::float_from_data(data, device),
-                        Memory::Host => on_host::<Inner<A>>(data, device),
-                    });
-                    self.pieces.insert(node, piece);
-                }
+                reducer.note(match reduced.iter().any(Reduced::is_present) {
+                    true => Arriving::Reduced,
+                    false => Arriving::Local,
+                });
+                let reduced = reduced.into_iter().zip(reducer.layout().parameters());
+                reduced
+                    .map(|(reduced, parameter)| reduced.into_piece(parameter))
+                    .collect()
             }
-            (Timing::AtTheStep, Memory::Device) => self.agree(attachment, device),
-            (Timing::AtTheStep, Memory::Host) => self.land(attachment, device),
-        }
-    }
-
-    /// The gradients of this rank alone that are on the host by now. What is non-finite on any rank is NaN on this one.
-    fn land(&mut self, attachment: &Attachment, device: &A::Device) {
-        let reducer = attachment.reducer();
-        let mut landed = reducer.finish_landing();
-        let culprits = match reducer.group().world_size() {
-            1 => BTreeSet::new(),
-            _ => {
-                let own = landed.iter().enumerate();
-                let own =
-                    own.filter(|(_, data)| data.as_ref().is_some_and(|data| !is_finite(data)));
-                let own = own.map(|(parameter, _)| parameter).collect();
-                crate::raise(reducer.agree_on_non_finite(&own))
-            }
+            Timing::AtTheStep => reducer.finish_landing(),
         };
-        for (parameter, node) in attachment.leaves() {
-            let Parameter { shape, dtype, .. } = &reducer.layout().parameters()[parameter];
-            let data = match landed[parameter].take() {
-                _ if culprits.contains(&parameter) => {
-                    let nan = vec![f32::NAN; shape.iter().product()];
-                    Some(TensorData::new(nan, shape.clone()).convert_dtype(*dtype))
-                }
-                data => data,
-            };
-            let gradient = data.map(|data| on_host::<Inner<A>>(data, device));
-            self.pieces.insert(node, gradient);
-        }
-    }
-
-    /// Makes gradients that are non-finite on any rank NaN on this one, so that whoever skips a step does so everywhere.
-    fn agree(&mut self, attachment: &Attachment, device: &A::Device) {
-        let reducer = attachment.reducer();
-        let leaves = attachment.leaves();
-        let culprits = self.non_finite(&leaves, device);
-        let agreed = crate::raise(reducer.agree_on_non_finite(&culprits));
-        for (parameter, node) in leaves {
-            if agreed.contains(&parameter) && !culprits.contains(&parameter) {
-                let Parameter { shape, dtype, .. } = &reducer.layout().parameters()[parameter];
-                let shape = Shape::from(shape.clone());
-                let poison =
-                    A::InnerBackend::float_full(shape, f32::NAN.into(), device, (*dtype).into());
-                A::replace_gradient_of(node, &mut self.inner, poison);
-            }
-        }
-    }
-
-    /// The parameters with a non-finite gradient on this rank. One host read if there are none: a sum that is finite has only
-    /// finite terms.
-    fn non_finite(&self, leaves: &[(usize, u64)], device: &A::Device) -> BTreeSet<usize> {
-        let like = A::InnerBackend::float_zeros(Shape::from([1]), device, FloatDType::F32);
-        let gradient = |node| A::gradient_of(node, &like, &self.inner);
-        let (parameters, sums): (Vec<_>, Vec<_>) = leaves
-            .iter()
-            .filter_map(|&(parameter, node)| {
-                let sum = A::InnerBackend::float_sum(gradient(node)?);
-                let sum = A::InnerBackend::float_cast(sum, FloatDType::F32);
-                Some(((parameter, node), sum))
-            })
-            .unzip();
-        if sums.is_empty() {
-            return BTreeSet::new();
-        }
-        let sums = HostRead::start::<A::InnerBackend>(A::InnerBackend::float_cat(sums, 0)).wait();
-        let suspects = parameters.into_iter().zip(sums);
-        suspects
-            .filter(|(_, sum)| !sum.is_finite())
-            .filter(|((_, node), _)| {
-                gradient(*node).is_some_and(|gradient| {
-                    let values = HostRead::start::<A::InnerBackend>(gradient).wait();
-                    values.iter().any(|value| !value.is_finite())
+        let mut all: Vec<_> = all
+            .into_iter()
+            .map(|data| {
+                data.map(|data| match reducer.memory() {
+                    Memory::Device => Inner::<A>::float_from_data(data, device),
+                    Memory::Host => on_host::<Inner<A>>(data, device),
                 })
             })
-            .map(|((parameter, _), _)| parameter)
-            .collect()
+            .collect();
+        for (parameter, node) in leaves(reducer) {
+            self.left.insert(node, all[parameter].take());
+        }
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn seed<A: Backend>(device: &Device<A>, seed: u64) {
         stream.drawn = 0;
     });
     if is_own.is_none() {
-        let _turn = DRAWING.lock();
+        let _drawing = DRAWING.lock();
         A::seed(device, seed);
     }
 }
@@ -55,7 +55,7 @@ pub(super) fn seed<A: Backend>(device: &Device<A>, seed: u64) {
 /// Draws, from this rank's numbers if it has its own.
 pub(super) fn draw<A: Backend, R>(device: &Device<A>, draw: impl FnOnce() -> R) -> R {
     let seed = with_stream(Stream::next);
-    let _turn = DRAWING.lock(); // of others too, who must not come between
+    let _drawing = DRAWING.lock(); // other threads' draws must not come between
     if let Some(seed) = seed {
         A::seed(device, seed);
     }

@@ -14,7 +14,7 @@ use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, Shape, TensorMetadata};
 
-use super::attached::{Attachment, Use};
+use super::attached::{Reducers, Use, leaves};
 use crate::host::HostRead;
 
 /// An autodiff backend whose leaves can be hooked: Burn's `Autodiff`.
@@ -36,21 +36,7 @@ pub(crate) mod sealed {
         fn hook(leaf: FloatTensor<Self>, depth: usize, by: Arc<Use>) -> FloatTensor<Self>;
 
         /// The loss, with a tape that ends by submitting what is left.
-        fn close(loss: FloatTensor<Self>, attachments: Vec<Attachment>) -> FloatTensor<Self>;
-
-        /// The gradient of a leaf that is known by its node only.
-        fn gradient_of(
-            node: u64,
-            like: &FloatTensor<Self::InnerBackend>,
-            gradients: &Self::Gradients,
-        ) -> Option<FloatTensor<Self::InnerBackend>>;
-
-        /// Replaces it.
-        fn replace_gradient_of(
-            node: u64,
-            gradients: &mut Self::Gradients,
-            gradient: FloatTensor<Self::InnerBackend>,
-        );
+        fn close(loss: FloatTensor<Self>, reducers: Reducers) -> FloatTensor<Self>;
     }
 
     impl<B: Backend, C: CheckpointStrategy> Hooks for Autodiff<B, C> {
@@ -74,31 +60,17 @@ pub(crate) mod sealed {
                 .stateless(leaf.primitive)
         }
 
-        fn close(loss: FloatTensor<Self>, attachments: Vec<Attachment>) -> FloatTensor<Self> {
+        fn close(loss: FloatTensor<Self>, reducers: Reducers) -> FloatTensor<Self> {
             let device = B::float_device(&loss.primitive);
             let dtype = loss.primitive.dtype().into();
             let nothing = B::float_zeros(Shape::from([1]), &device, dtype);
             let leaf = Self::from_inner(nothing.clone()).require_grad();
-            let last =
-                Backward::<B, 1>::prepare::<NoCheckpointing>(Last { attachments }, [leaf.node])
-                    .compute_bound()
-                    .stateless(nothing.clone());
+            let last = Backward::<B, 1>::prepare::<NoCheckpointing>(Last { reducers }, [leaf.node])
+                .compute_bound()
+                .stateless(nothing.clone());
             Backward::<B, 2>::prepare::<NoCheckpointing>(First, [loss.node, last.node])
                 .compute_bound()
                 .stateless(loss.primitive)
-        }
-
-        fn gradient_of(
-            node: u64,
-            like: &FloatTensor<B>,
-            gradients: &Gradients,
-        ) -> Option<FloatTensor<B>> {
-            gradients.get(&leaf::<B>(node, like.clone()))
-        }
-
-        fn replace_gradient_of(node: u64, gradients: &mut Gradients, gradient: FloatTensor<B>) {
-            gradients.remove(&leaf::<B>(node, gradient.clone()));
-            gradients.register::<B>(NodeId { value: node }, gradient);
         }
     }
 }
@@ -128,7 +100,7 @@ impl<B: Backend> Backward<B, 2> for Hook {
         };
         let node = node.id;
         match Arc::into_inner(self.by) {
-            Some(last) if last.attachment.takes(last.parameter) => {
+            Some(last) if last.reducer.takes(last.parameter) => {
                 let leaf = leaf::<B>(node.value, gradient.clone());
                 let gradient = match gradients.remove(&leaf) {
                     Some(others) => B::float_add(gradient, others),
@@ -136,7 +108,7 @@ impl<B: Backend> Backward<B, 2> for Hook {
                 };
                 drop(leaf);
                 let read = HostRead::start::<B>(gradient);
-                last.attachment.submit(last.parameter, Some(read));
+                last.reducer.submit(last.parameter, Some(read));
             }
             _ => gradients.register::<B>(node, gradient),
         }
@@ -170,7 +142,7 @@ impl<B: Backend> Backward<B, 2> for First {
 /// Not after the backward pass: that ends by locking the graphs of all threads, and one of those may wait for this rank.
 #[derive(Debug)]
 struct Last {
-    attachments: Vec<Attachment>,
+    reducers: Reducers,
 }
 
 impl<B: Backend> Backward<B, 1> for Last {
@@ -178,10 +150,12 @@ impl<B: Backend> Backward<B, 1> for Last {
 
     fn backward(self, ops: Ops<(), 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let like = gradients.consume::<B>(&ops.node);
-        for attachment in &self.attachments {
-            for (parameter, node) in attachment.outstanding() {
-                let gradient = gradients.remove(&leaf::<B>(node, like.clone()));
-                attachment.submit(parameter, gradient.map(HostRead::start::<B>));
+        for reducer in &self.reducers.0 {
+            for (parameter, node) in leaves(reducer) {
+                if reducer.takes(parameter) {
+                    let gradient = gradients.remove(&leaf::<B>(node, like.clone()));
+                    reducer.submit(parameter, gradient.map(HostRead::start::<B>));
+                }
             }
         }
     }

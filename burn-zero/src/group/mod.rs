@@ -39,6 +39,7 @@ mod single;
 mod thread;
 mod traffic;
 mod transport;
+pub(crate) mod unfinished;
 
 pub use agree::Agree;
 pub use buffer::{BufferDtype, HostBuffer};

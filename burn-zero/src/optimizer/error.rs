@@ -48,7 +48,7 @@ pub enum ZeroOptimizerError {
         again: String,
     },
 
-    /// A gradient that is neither whole nor this rank's piece, as the others of the step are.
+    /// A gradient that is neither whole nor this rank's shard, as the others of the step are.
     #[error(
         "the gradient of {path} has {elements} elements where {expected} belong: all gradients of a step come from \
          the model that the ZeroOptimizer prepared or returned last; after loading weights prepare it again"

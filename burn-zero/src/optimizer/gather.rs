@@ -1,63 +1,40 @@
-//! The updated pieces of all ranks becoming parameters.
+//! The updated shards of all ranks becoming parameters.
 
 use std::collections::{BTreeMap, HashMap};
 
-use burn::module::{AutodiffModule, ModuleMapper, Param};
-use burn::tensor::{DType, Shape, Tensor, TensorData, TensorPrimitive};
+use burn::module::AutodiffModule;
+use burn::tensor::{DType, Shape, TensorData};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend};
 
 use super::parameter_shards::{Updated, shard_id};
 use super::parameters::Parameters;
-use super::pieces::cut_one;
+use super::step::cut_one;
 use crate::ZeroError;
 use crate::group::{BufferDtype, HostBuffer, Pending, ProcessGroup, Split};
 use crate::host::{HostRead, floats};
+use crate::module::map_floats;
 use crate::offload::Kept;
 use crate::reduce::{Layout, StepTag};
 use crate::shard::Bucket;
 
-/// The module with its updated parameters, as new leaves. One bucket is gathered ahead; at no time are there two copies of
-/// all parameters.
-///
-/// # Errors
-///
-/// Those of the group.
-pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
-    module: M,
-    parameters: &Parameters,
-    gather: Gather<'_, B::InnerBackend>,
-) -> Result<M, ZeroError> {
-    let mut update = Update {
-        parameters,
-        gather,
-        done: HashMap::new(),
-        failed: None,
-    };
-    let module = module.map(&mut update);
-    match update.failed {
-        Some(error) => Err(error),
-        None => Ok(module),
-    }
-}
-
-/// The pieces that the optimizer has updated, on their way to all ranks.
+/// The shards that the optimizer has updated, on their way to all ranks.
 pub(super) struct Gather<'a, I: Backend> {
     layout: &'a Layout,
     group: &'a dyn ProcessGroup,
     at: StepTag,
     /// By parameter.
-    pieces: HashMap<usize, Updated<I>>,
+    shards: HashMap<usize, Updated<I>>,
     /// Whether any rank has updated each parameter.
     changed: Vec<bool>,
-    /// Pieces on the host, until they are sent.
+    /// Shards on the host, until they are sent.
     sending: HashMap<usize, Vec<f32>>,
     underway: BTreeMap<usize, Pending<HostBuffer>>,
     /// The first buckets are gathered.
     gathered: usize,
     /// Parameters that are gathered in part, or were not asked for yet.
     arriving: HashMap<usize, Vec<f32>>,
-    /// Which pieces of this rank its optimizer waits for, to be on the device.
+    /// Which shards of this rank its optimizer waits for, to be on the device.
     kept: Kept,
 }
 
@@ -66,7 +43,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         layout: &'a Layout,
         group: &'a dyn ProcessGroup,
         at: StepTag,
-        pieces: HashMap<usize, Updated<I>>,
+        shards: HashMap<usize, Updated<I>>,
         changed: Vec<bool>,
         kept: Kept,
     ) -> Self {
@@ -74,7 +51,7 @@ impl<'a, I: Backend> Gather<'a, I> {
             layout,
             group,
             at,
-            pieces,
+            shards,
             changed,
             sending: HashMap::new(),
             underway: BTreeMap::new(),
@@ -82,6 +59,47 @@ impl<'a, I: Backend> Gather<'a, I> {
             arriving: HashMap::new(),
             kept,
         }
+    }
+
+    /// The module with its updated parameters, as new leaves. One bucket is gathered ahead; at no time are there two copies of
+    /// all parameters.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    pub(super) fn update<B, M>(mut self, module: M, parameters: &Parameters) -> Result<M, ZeroError>
+    where
+        B: AutodiffBackend<InnerBackend = I>,
+        M: AutodiffModule<B>,
+    {
+        // One that the module holds twice stays one leaf.
+        let mut leaves: HashMap<usize, FloatTensor<B>> = HashMap::new();
+        let mut failed = None;
+        let module = map_floats(module, |_, id, old: FloatTensor<B>| {
+            let Some(index) = parameters.position::<B>(id, &old) else {
+                return old;
+            };
+            if let Some(leaf) = leaves.get(&index) {
+                return leaf.clone();
+            }
+            if failed.is_some() {
+                return old;
+            }
+            let device = I::float_device(&B::inner(old.clone()));
+            match self.take(index, &device) {
+                Ok(None) => old,
+                Ok(Some(value)) => {
+                    let leaf = B::float_set_require_grad(B::from_inner(value), true);
+                    leaves.insert(index, leaf.clone());
+                    leaf
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    old
+                }
+            }
+        });
+        failed.map_or(Ok(module), Err)
     }
 
     /// The new value of a parameter; `None` if it has not changed. Parameters are asked for in their order.
@@ -96,11 +114,11 @@ impl<'a, I: Backend> Gather<'a, I> {
         }
         if self.layout.holds_all() {
             let shape = Shape::from(known.shape.clone());
-            let piece = self.pieces.remove(&parameter).map(|piece| match piece {
-                Updated::Device(piece) => piece,
+            let shard = self.shards.remove(&parameter).map(|shard| match shard {
+                Updated::Device(shard) => shard,
                 Updated::Host(data) => I::float_from_data(data, device),
             });
-            return Ok(piece.map(|piece| I::float_reshape(piece, shape)));
+            return Ok(shard.map(|shard| I::float_reshape(shard, shape)));
         }
         if let Some(last) = self.layout.buckets_of(parameter).last() {
             self.gather_to(last)?;
@@ -159,20 +177,20 @@ impl<'a, I: Backend> Gather<'a, I> {
         let own = layout.own_part(bucket);
         let mut part = vec![0.0; own.len()];
         for slot in layout.slots(bucket, own.clone()) {
-            if let Some(piece) = self.pieces.remove(&slot.parameter) {
-                let elements = match piece {
-                    Updated::Device(piece) => HostRead::start::<I>(piece).wait(),
+            if let Some(shard) = self.shards.remove(&slot.parameter) {
+                let elements = match shard {
+                    Updated::Device(shard) => HostRead::start::<I>(shard).wait(),
                     Updated::Host(data) => floats(data),
                 };
                 self.sending.insert(slot.parameter, elements);
             }
-            let Some(piece) = self.sending.get(&slot.parameter) else {
+            let Some(shard) = self.sending.get(&slot.parameter) else {
                 continue;
             };
             let from = layout.position(slot.parameter, slot.range.start);
             let to = slot.start - own.start;
-            part[to..to + slot.range.len()].copy_from_slice(&piece[from..from + slot.range.len()]);
-            if from + slot.range.len() == piece.len() {
+            part[to..to + slot.range.len()].copy_from_slice(&shard[from..from + slot.range.len()]);
+            if from + slot.range.len() == shard.len() {
                 self.sending.remove(&slot.parameter);
             }
         }
@@ -196,50 +214,6 @@ impl<'a, I: Backend> Gather<'a, I> {
             BufferDtype::F16
         } else {
             BufferDtype::F32
-        }
-    }
-}
-
-struct Update<'a, B: AutodiffBackend> {
-    parameters: &'a Parameters,
-    gather: Gather<'a, B::InnerBackend>,
-    /// One that the module holds twice stays one leaf.
-    done: HashMap<usize, FloatTensor<B>>,
-    failed: Option<ZeroError>,
-}
-
-impl<B: AutodiffBackend> ModuleMapper<B> for Update<'_, B> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let Some(&index) = self.parameters.index.get(&param.id) else {
-            return param;
-        };
-        // A frozen copy under the same id is another tensor.
-        if !param.val().is_require_grad() {
-            return param;
-        }
-        if let Some(done) = self.done.get(&index) {
-            let (id, _, mapper) = param.consume();
-            let leaf = Tensor::from_primitive(TensorPrimitive::Float(done.clone()));
-            return Param::from_mapped_value(id, leaf, mapper);
-        }
-        if self.failed.is_some() {
-            return param;
-        }
-        let device = param.val().device();
-        match self.gather.take(index, &device) {
-            Ok(None) => param,
-            Ok(Some(value)) => {
-                let (id, _, mapper) = param.consume();
-                let value = Tensor::from_primitive(TensorPrimitive::Float(value));
-                let leaf = Tensor::<B, D>::from_inner(value).require_grad();
-                let primitive = leaf.clone().into_primitive().tensor();
-                self.done.insert(index, primitive);
-                Param::from_mapped_value(id, leaf, mapper)
-            }
-            Err(error) => {
-                self.failed = Some(error);
-                param
-            }
         }
     }
 }

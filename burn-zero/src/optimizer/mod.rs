@@ -1,22 +1,17 @@
 //! The sharded optimizer.
 //!
-//! `zero_optimizer.rs` is the wrapper, `step.rs` its step; `prepare.rs` gets to know a model, and `initial.rs` gives all ranks the same weights of it.
-//! `parameters.rs` knows the module's parameters, `gradients.rs` brings theirs, `pieces.rs` cuts both, `parameter_shards.rs` is the module
-//! that the wrapped optimizer meets, `gather.rs` puts the updated pieces together, and `replace.rs` gives a module other tensors.
-//! `statistics.rs` knows what clones of a module share. `trial.rs` finds optimizers that cannot be sharded exactly. `rank_context.rs` is how an optimizer inside of a `Learner` finds its ranks,
-//! `announce.rs` how rank 0 leads them through its records, and `whole_record` what it saves there.
+//! `zero_optimizer.rs` is the wrapper and `step.rs` its step; `prepare.rs` compares what ranks must have alike and gives them rank 0's
+//! weights. `parameters.rs` lists the module's parameters, `parameter_shards.rs` is the module that the wrapped optimizer meets, and
+//! `gather.rs` makes parameters of all ranks' updated shards. `statistics.rs` knows what clones of a module share, `trial.rs` finds
+//! optimizers that cannot be sharded as asked. `rank_context.rs` is how an optimizer inside of a `Learner` finds its ranks and makes records
+//! with them, and `whole_record.rs` what rank 0 saves there.
 
-mod announce;
 mod error;
 mod gather;
-mod gradients;
-mod initial;
 mod parameter_shards;
 mod parameters;
-mod pieces;
 mod prepare;
-pub(crate) mod rank_context;
-mod replace;
+mod rank_context;
 mod statistics;
 mod step;
 mod trial;
@@ -25,10 +20,9 @@ mod zero_optimizer;
 
 pub use error::ZeroOptimizerError;
 pub(crate) use parameter_shards::{MOST_DIMENSIONS, shard_id};
-pub use parameter_shards::{ParameterShard, ParameterShards};
+pub use parameter_shards::{ParameterShard, ParameterShards, ShardOptimizer};
 pub(crate) use parameters::Parameters;
-pub(crate) use prepare::{attach_to, prepare};
-pub(crate) use replace::replace_tensors;
+pub(crate) use rank_context::RankContext;
 pub(crate) use statistics::Statistics;
 pub use statistics::independent;
 pub use zero_optimizer::ZeroOptimizer;

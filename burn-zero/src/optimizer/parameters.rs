@@ -2,16 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
-use burn::tensor::{DType, Tensor, backend::AutodiffBackend};
-
+use burn::module::{AutodiffModule, ParamId};
+use burn::tensor::{DType, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
 
+use super::parameter_shards::MOST_DIMENSIONS;
 use crate::ZeroOptimizerError;
 use crate::backend::node_behind;
+use crate::module::for_each_float;
 use crate::reduce::Parameter;
-
-use super::parameter_shards::MOST_DIMENSIONS;
 
 /// The parameters of a module that require gradients. `ParamId`s are random in each process: what ranks have in common are
 /// paths.
@@ -24,15 +23,36 @@ pub(crate) struct Parameters {
     pub(crate) index: HashMap<ParamId, usize>,
     /// Whether the module holds any of them twice.
     pub(crate) tied: bool,
+    ids: Vec<ParamId>,
     /// The first that is another leaf at a later path: its position, and that path.
     apart: Option<(usize, String)>,
-    path: Vec<String>,
 }
 
 impl Parameters {
     pub(crate) fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
         let mut found = Self::default();
-        module.visit(&mut found);
+        for_each_float(module, |path, id, tensor: FloatTensor<B>| {
+            let mut requires_grad = false;
+            let node = node_behind(|| requires_grad = B::float_is_require_grad(&tensor));
+            if !requires_grad {
+                return;
+            }
+            if let Some(&index) = found.index.get(&id) {
+                found.tied = true;
+                if found.nodes[index] != node && found.apart.is_none() {
+                    found.apart = Some((index, path.to_owned()));
+                }
+                return;
+            }
+            found.index.insert(id, found.list.len());
+            found.ids.push(id);
+            found.nodes.push(node);
+            found.list.push(Parameter {
+                path: path.to_owned(),
+                shape: tensor.shape().to_vec(),
+                dtype: tensor.dtype(),
+            });
+        });
         found
     }
 
@@ -41,53 +61,58 @@ impl Parameters {
         &self,
         module: &M,
     ) -> BTreeMap<usize, FloatTensor<B::InnerBackend>> {
-        let mut values = Values::<B> {
-            parameters: self,
-            found: BTreeMap::new(),
-        };
-        module.visit(&mut values);
-        values.found
+        let mut values = BTreeMap::new();
+        for_each_float(module, |_, id, tensor: FloatTensor<B>| {
+            if let Some(index) = self.position::<B>(id, &tensor) {
+                values.entry(index).or_insert_with(|| B::inner(tensor));
+            }
+        });
+        values
+    }
+
+    /// Which parameter a tensor of the module is. A frozen copy under the same id is none.
+    pub(super) fn position<B: AutodiffBackend>(
+        &self,
+        id: ParamId,
+        tensor: &FloatTensor<B>,
+    ) -> Option<usize> {
+        let index = self.index.get(&id).copied();
+        index.filter(|_| B::float_is_require_grad(tensor))
     }
 
     /// Their ids, by position.
     pub(crate) fn ids(&self) -> Vec<ParamId> {
-        let mut ids: Vec<_> = self.index.iter().map(|(id, index)| (*index, *id)).collect();
-        ids.sort_unstable_by_key(|(index, _)| *index);
-        ids.into_iter().map(|(_, id)| id).collect()
+        self.ids.clone()
     }
 
+    /// Whether ranks can exchange them.
+    ///
     /// # Errors
     ///
     /// [`ZeroOptimizerError::UnsupportedDtype`].
     pub(crate) fn check_dtypes(&self) -> Result<(), ZeroOptimizerError> {
-        let odd = self
-            .list
-            .iter()
-            .find(|parameter| !matches!(parameter.dtype, DType::F32 | DType::BF16 | DType::F16));
-        match odd {
-            None => Ok(()),
-            Some(Parameter { path, dtype, .. }) => Err(ZeroOptimizerError::UnsupportedDtype {
-                path: path.clone(),
-                dtype: *dtype,
-            }),
+        for Parameter { path, dtype, .. } in &self.list {
+            if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
+                let (path, dtype) = (path.clone(), *dtype);
+                return Err(ZeroOptimizerError::UnsupportedDtype { path, dtype });
+            }
         }
+        Ok(())
     }
 
+    /// Whether an optimizer can meet them in their shape.
+    ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::TooManyDimensions`] for an optimizer that meets them in their shape.
+    /// [`ZeroOptimizerError::TooManyDimensions`].
     pub(crate) fn check_dimensions(&self) -> Result<(), ZeroOptimizerError> {
-        let odd = self
-            .list
-            .iter()
-            .find(|parameter| parameter.shape.len() > MOST_DIMENSIONS);
-        match odd {
-            None => Ok(()),
-            Some(Parameter { path, shape, .. }) => Err(ZeroOptimizerError::TooManyDimensions {
-                path: path.clone(),
-                dimensions: shape.len(),
-            }),
+        for Parameter { path, shape, .. } in &self.list {
+            if shape.len() > MOST_DIMENSIONS {
+                let (path, dimensions) = (path.clone(), shape.len());
+                return Err(ZeroOptimizerError::TooManyDimensions { path, dimensions });
+            }
         }
+        Ok(())
     }
 
     /// # Errors
@@ -113,68 +138,19 @@ impl Parameters {
             None => Ok(()),
             Some(index) => Err(ZeroOptimizerError::OtherModel {
                 index,
-                found: name(self.list.get(index)),
-                expected: name(expected.get(index)),
+                found: self.list.get(index).map_or("none".to_owned(), describe),
+                expected: expected.get(index).map_or("none".to_owned(), describe),
             }),
         }
     }
-}
 
-/// The values of the parameters.
-struct Values<'a, B: AutodiffBackend> {
-    parameters: &'a Parameters,
-    found: BTreeMap<usize, FloatTensor<B::InnerBackend>>,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Values<'_, B> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let value = param.val();
-        // A frozen copy under the same id is another tensor.
-        if !value.is_require_grad() {
-            return;
-        }
-        if let Some(&index) = self.parameters.index.get(&param.id) {
-            let value = value.inner().into_primitive().tensor();
-            self.found.entry(index).or_insert(value);
-        }
+    /// What all ranks must have alike.
+    pub(super) fn describe(&self) -> String {
+        let all: Vec<_> = self.list.iter().map(describe).collect();
+        all.join(", ")
     }
 }
 
-fn name(parameter: Option<&Parameter>) -> String {
-    parameter.map_or("none".to_owned(), |Parameter { path, shape, dtype }| {
-        format!("{path} {shape:?} {dtype:?}")
-    })
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Parameters {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let tensor = param.val();
-        let mut requires_grad = false;
-        let node = node_behind(|| requires_grad = tensor.is_require_grad());
-        if !requires_grad {
-            return;
-        }
-        if let Some(&index) = self.index.get(&param.id) {
-            self.tied = true;
-            if self.nodes[index] != node && self.apart.is_none() {
-                self.apart = Some((index, self.path.join(".")));
-            }
-            return;
-        }
-        self.index.insert(param.id, self.list.len());
-        self.nodes.push(node);
-        self.list.push(Parameter {
-            path: self.path.join("."),
-            shape: tensor.dims().to_vec(),
-            dtype: tensor.dtype(),
-        });
-    }
+fn describe(Parameter { path, shape, dtype }: &Parameter) -> String {
+    format!("{path} {shape:?} {dtype:?}")
 }

@@ -1,22 +1,24 @@
-//! Getting to know a model, before its first forward.
+//! Preparing a model, before its first forward: what ranks must have alike is compared, and all get the weights of rank 0.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use burn::module::{AutodiffModule, ParamId};
-use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{DType, TensorData, backend::AutodiffBackend};
+use burn_decorator::gradient::{Ranks, decide_with};
 
 use super::parameters::Parameters;
-use super::{initial, trial};
+use super::statistics::{Statistics, independent_if_shared};
+use super::trial;
 use crate::backend::{attach, stream};
-use crate::group::{Agree, ProcessGroup};
+use crate::group::{Agree, BufferDtype, HostBuffer, ProcessGroup};
+use crate::host::floats;
+use crate::module::replace_tensors;
 use crate::reduce::{GradientReducer, Layout};
-use crate::{Memory, Partition, Stage, ZeroError, ZeroOptimizerError, ZeroSettings};
+use crate::{Memory, Partition, Stage, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 
-/// What an optimizer asks of those who prepare its model.
+/// What an optimizer needs to know of itself for its model to be prepared.
 #[derive(Debug)]
-pub(crate) struct Asks {
-    /// The name of its type.
-    pub(crate) optimizer: &'static str,
+pub(crate) struct PrepareRequest {
     pub(crate) settings: ZeroSettings,
     /// Of each rank's own random numbers.
     pub(crate) seed: Option<u64>,
@@ -24,15 +26,7 @@ pub(crate) struct Asks {
     pub(crate) tried: Result<Vec<f32>, ZeroOptimizerError>,
 }
 
-impl Asks {
-    /// What all ranks must ask alike.
-    pub(crate) fn shared(&self) -> String {
-        let (settings, optimizer) = (&self.settings, self.optimizer);
-        format!("{settings:?} of {optimizer}")
-    }
-}
-
-/// The model with the weights of rank 0, and the exchange of its gradients. This thread draws its rank's numbers from now on.
+/// The model with the weights of rank 0, and its gradient reducer. This thread draws its rank's numbers from now on.
 ///
 /// # Errors
 ///
@@ -41,47 +35,46 @@ impl Asks {
 pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
-    asks: Asks,
+    request: PrepareRequest,
 ) -> Result<(M, Arc<GradientReducer>), ZeroError> {
+    let PrepareRequest {
+        settings,
+        seed,
+        tried,
+    } = request;
+    let (ranks, rank) = (group.world_size(), group.rank());
+    let seed = seed.filter(|_| ranks > 1);
     let parameters = Parameters::of::<B, M>(&module);
-    let ranks = group.world_size() > 1;
-    let settings = &asks.settings;
-    let leave = (ranks && settings.stage == Stage::Gradients) || settings.gradients == Memory::Host;
-    if leave && parameters.nodes.contains(&None) {
+    if parameters.nodes.contains(&None) {
         let device = module.devices().into_iter().next().unwrap_or_default();
         let backend = B::name(&device);
-        return Err(ZeroOptimizerError::NotSharded { backend }.into());
+        let leave = ranks > 1 && settings.stage == Stage::Gradients;
+        if leave || settings.gradients == Memory::Host {
+            return Err(ZeroOptimizerError::NotSharded { backend }.into());
+        }
+        if seed.is_some() {
+            return Err(ZeroOptimizerError::SeedNotSharded { backend }.into());
+        }
     }
     if settings.partition == Partition::Whole {
         parameters.check_dimensions()?;
     }
-    if ranks {
+    if ranks > 1 {
         parameters.check_dtypes()?;
-        if let (Some(_), true) = (asks.seed, parameters.nodes.contains(&None)) {
-            let device = module.devices().into_iter().next().unwrap_or_default();
-            let backend = B::name(&device);
-            return Err(ZeroOptimizerError::SeedNotSharded { backend }.into());
-        }
     }
-    trial::agree(&**group, asks.tried)?;
-    let all: Vec<_> = parameters
-        .list
-        .iter()
-        .map(|p| format!("{} {:?} {:?}", p.path, p.shape, p.dtype))
-        .collect();
-    group.agree_equal("parameters", &all.join(", "))?;
+    trial::agree(&**group, tried)?;
+    group.agree_equal("parameters", &parameters.describe())?;
 
-    let module = initial::broadcast::<B, M>(module, &**group)?;
-    let (world_size, rank) = (group.world_size(), group.rank());
-    let layout = Layout::new(parameters.list, world_size, rank, &asks.settings)?;
-    let reducer = Arc::new(GradientReducer::new(layout, group.clone(), &asks.settings));
-    if let Some(seed) = asks.seed.filter(|_| world_size > 1) {
+    let module = broadcast::<B, M>(module, &**group)?;
+    let layout = Layout::new(parameters.list, ranks, rank, &settings)?;
+    let reducer = Arc::new(GradientReducer::new(layout, group.clone(), &settings));
+    if let Some(seed) = seed {
         stream::begin(&reducer, rank, seed);
     }
     Ok((module, reducer))
 }
 
-/// From now on this thread looks out for the leaves of the model. The ids of its parameters, in their order.
+/// From now on this thread hooks the leaves of the model, and decides with its ranks. The ids of its parameters, in their order.
 pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
     reducer: &Arc<GradientReducer>,
     module: &M,
@@ -90,5 +83,81 @@ pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
     if !reducer.is_idle() {
         attach(reducer, &parameters.nodes);
     }
+    let ranks: Weak<GradientReducer> = Arc::downgrade(reducer);
+    decide_with(ranks);
     parameters.ids()
+}
+
+impl Ranks for GradientReducer {
+    fn union(&self, names: Vec<String>) -> Vec<String> {
+        if self.group().world_size() == 1 {
+            return names;
+        }
+        let label = "which gradients are non-finite";
+        let all = raise(
+            self.group()
+                .gather_bytes(label, names.join("\n").into_bytes()),
+        );
+        let all: Vec<_> = all.iter().map(|own| String::from_utf8_lossy(own)).collect();
+        let names = all.iter().flat_map(|own| own.lines().map(str::to_owned));
+        let mut names: Vec<_> = names.collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+}
+
+/// Rank 0's module on every rank, with leaves and running statistics of this rank's own: all its tensors, frozen ones and buffers
+/// included.
+///
+/// Running statistics hold a lock while they are mapped, which clones on other ranks would wait for: so each rank's are made its own
+/// first, and theirs are exchanged outside of any mapper. Parameters have no lock. They are exchanged one by one as they are
+/// replaced, and there is never a second copy of all of them.
+///
+/// # Errors
+///
+/// Those of the group.
+fn broadcast<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: M,
+    group: &dyn ProcessGroup,
+) -> Result<M, ZeroError> {
+    if group.world_size() == 1 {
+        return Ok(replace_tensors::<B, M>(module, &mut |_, own| Some(own())));
+    }
+    let module = independent_if_shared::<B, M>(module);
+    let statistics = Statistics::of::<B, M>(&module);
+    statistics.share::<B, M>(&module, group)?;
+    let mut failed = None;
+    let module = replace_tensors::<B, M>(module, &mut |path, own| {
+        if failed.is_some() || statistics.contains(path) {
+            return None;
+        }
+        receive(group, path, own())
+            .map_err(|error| failed = Some(error))
+            .ok()
+    });
+    failed.map_or(Ok(module), Err)
+}
+
+/// Rank 0's data.
+fn receive(group: &dyn ProcessGroup, path: &str, own: TensorData) -> Result<TensorData, ZeroError> {
+    let label = format!("initial {path}");
+    let (shape, dtype) = (own.shape.clone(), own.dtype);
+    let buffer_dtype = match dtype {
+        DType::F32 => BufferDtype::F32,
+        DType::BF16 => BufferDtype::Bf16,
+        DType::F16 => BufferDtype::F16,
+        // Rare and small: no collective of their own.
+        _ => {
+            let bytes = match group.rank() {
+                0 => own.bytes.to_vec(),
+                _ => Vec::new(),
+            };
+            let first = group.gather_bytes(&label, bytes)?.swap_remove(0);
+            return Ok(TensorData::from_bytes_vec(first, shape, dtype));
+        }
+    };
+    let buffer = HostBuffer::from_f32(buffer_dtype, floats(own));
+    let received = group.broadcast(&label, 0, buffer)?.into_f32();
+    Ok(TensorData::new(received, shape).convert_dtype(dtype))
 }

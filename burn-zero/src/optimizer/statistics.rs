@@ -6,19 +6,22 @@
 use core::any::Any;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamMapper};
-use burn::tensor::{Bool, DType, Int, Tensor, TensorData, backend::AutodiffBackend};
-use parking_lot::Mutex;
+use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{
+    Bool, Float, Int, Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend,
+};
+use burn_backend::TensorMetadata;
+use burn_backend::tensor::FloatTensor;
 
-use super::replace::replace_tensors;
 use crate::ZeroError;
 use crate::group::ProcessGroup;
+use crate::module::{AnyTensor, for_each_float, map_floats, replace_tensors};
 
 /// A copy of a module that shares nothing with it: clones share running statistics, such as BatchNorm's, and a copy has its own. The
 /// parameters are the same leaves under the same ids, as in a clone; no data is copied.
 ///
 /// For ranks that are threads and begin with one model: each must train its own. [`ZeroOptimizer::prepare`](crate::ZeroOptimizer::prepare)
-/// makes such a copy itself; the Learners of a [`ZeroStrategy`](crate::ZeroStrategy) are made by you:
+/// and [`ZeroStrategy`](crate::ZeroStrategy) make such a copy themselves:
 ///
 /// ```
 /// # use burn::{backend::Autodiff, nn::{BatchNorm, BatchNormConfig}, tensor::Tensor};
@@ -35,105 +38,71 @@ use crate::group::ProcessGroup;
 pub fn independent<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> M {
     // First of all, for it initialises parameters that are lazy, which each clone would do for itself.
     let inner = module.valid();
-    let mut kept = Keep(VecDeque::new());
-    drop(module.clone().map(&mut kept));
-    M::from_inner(inner).map(&mut PutBack(kept.0))
+    let mut params = Params(VecDeque::new());
+    module.visit(&mut params);
+    // The way to the inner backend and back makes new running statistics, and loses leaves and mappers of parameters.
+    M::from_inner(inner).map(&mut params)
 }
 
-/// The module, or an [`independent`] one if it may share something with its clones: it holds float tensors that are not trained.
+/// The module, or an [`independent`] one if it shares running statistics with its clones.
 pub(super) fn independent_if_shared<B: AutodiffBackend, M: AutodiffModule<B>>(module: M) -> M {
-    match trains_all::<B, M>(&module) {
+    match Statistics::of::<B, M>(&module).is_empty() {
         true => module,
         false => independent::<B, M>(&module),
     }
 }
 
-/// What a way to the inner backend and back loses of parameters: leaves and mappers, in the order of the module.
-struct Keep(VecDeque<Box<dyn Any>>);
+/// Clones of a module's parameters, in its order: collected as a visitor, put into another module as a mapper.
+struct Params(VecDeque<Box<dyn Any>>);
 
-impl Keep {
-    fn keep<T: 'static>(&mut self, kept: T) {
-        self.0.push_back(Box::new(kept));
-    }
+macro_rules! params_of_kind {
+    ($visit:ident, $kind:ident) => {
+        fn $visit<const D: usize>(&mut self, param: &Param<Tensor<B, D, $kind>>) {
+            self.0.push_back(Box::new(param.clone()));
+        }
+    };
+    ($map:ident -> $kind:ident) => {
+        fn $map<const D: usize>(
+            &mut self,
+            _: Param<Tensor<B, D, $kind>>,
+        ) -> Param<Tensor<B, D, $kind>> {
+            let param = self.0.pop_front().and_then(|param| param.downcast().ok());
+            *param.expect("a module and what `from_inner` makes of it have the same tensors")
+        }
+    };
 }
 
-impl<B: AutodiffBackend> ModuleMapper<B> for Keep {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let (id, tensor, mapper) = param.consume();
-        self.keep((tensor.clone(), mapper.clone()));
-        Param::from_mapped_value(id, tensor, mapper)
-    }
-
-    fn map_int<const D: usize>(
-        &mut self,
-        param: Param<Tensor<B, D, Int>>,
-    ) -> Param<Tensor<B, D, Int>> {
-        let (id, tensor, mapper) = param.consume();
-        self.keep(mapper.clone());
-        Param::from_mapped_value(id, tensor, mapper)
-    }
-
-    fn map_bool<const D: usize>(
-        &mut self,
-        param: Param<Tensor<B, D, Bool>>,
-    ) -> Param<Tensor<B, D, Bool>> {
-        let (id, tensor, mapper) = param.consume();
-        self.keep(mapper.clone());
-        Param::from_mapped_value(id, tensor, mapper)
-    }
+impl<B: AutodiffBackend> ModuleVisitor<B> for Params {
+    params_of_kind!(visit_float, Float);
+    params_of_kind!(visit_int, Int);
+    params_of_kind!(visit_bool, Bool);
 }
 
-struct PutBack(VecDeque<Box<dyn Any>>);
-
-impl PutBack {
-    fn next<T: 'static>(&mut self) -> T {
-        let kept = self.0.pop_front().and_then(|kept| kept.downcast().ok());
-        *kept.expect("a module and what `from_inner` makes of it have the same tensors")
-    }
+impl<B: AutodiffBackend> ModuleMapper<B> for Params {
+    params_of_kind!(map_float -> Float);
+    params_of_kind!(map_int -> Int);
+    params_of_kind!(map_bool -> Bool);
 }
 
-impl<B: AutodiffBackend> ModuleMapper<B> for PutBack {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let id = param.id;
-        let (tensor, mapper): (Tensor<B, D>, ParamMapper<Tensor<B, D>>) = self.next();
-        Param::from_mapped_value(id, tensor, mapper)
-    }
-
-    fn map_int<const D: usize>(
-        &mut self,
-        param: Param<Tensor<B, D, Int>>,
-    ) -> Param<Tensor<B, D, Int>> {
-        let (id, tensor, _) = param.consume();
-        Param::from_mapped_value(id, tensor, self.next())
-    }
-
-    fn map_bool<const D: usize>(
-        &mut self,
-        param: Param<Tensor<B, D, Bool>>,
-    ) -> Param<Tensor<B, D, Bool>> {
-        let (id, tensor, _) = param.consume();
-        Param::from_mapped_value(id, tensor, self.next())
-    }
-}
-
-/// The running statistics of a module, by their paths. They are told from frozen parameters by what makes them special: what is done
-/// to those of a clone is done to those of the module.
+/// The running statistics of a module, by their paths.
 #[derive(Debug, Default)]
 pub(crate) struct Statistics(BTreeSet<String>);
 
-/// Modules that threads share are marked by one thread after the other.
-static MARKING: Mutex<()> = Mutex::new(());
-
 impl Statistics {
-    /// Those of a module that this thread alone has.
+    /// They are told from frozen parameters by what makes them special: what a mapper does to those of a clone, it does to those of
+    /// the module. Tried on a copy, which nobody else has.
     pub(crate) fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
-        if trains_all::<B, M>(module) {
-            return Self::default();
-        }
-        let _marking = MARKING.lock();
-        let paths = flip::<B, M>(module);
-        flip_back::<B, M>(module, &paths);
-        Self(paths)
+        let copy = M::from_inner(module.valid());
+        let frozen = untrained::<B, M>(&copy);
+        drop(map_floats(copy.clone(), |_, _, tensor| {
+            B::float_set_require_grad(tensor, true)
+        }));
+        let still_frozen = untrained::<B, M>(&copy);
+        Self(frozen.difference(&still_frozen).cloned().collect())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     pub(crate) fn contains(&self, path: &str) -> bool {
@@ -150,26 +119,31 @@ impl Statistics {
         module: &M,
         group: &dyn ProcessGroup,
     ) -> Result<(), ZeroError> {
-        if group.world_size() == 1 || self.0.is_empty() {
+        if group.world_size() == 1 || self.is_empty() {
             return Ok(());
         }
         drop(module.valid()); // brings them up to date with the last forward pass
-        let own = floats::<B, M>(module).into_iter();
-        let own: Vec<_> = own.filter(|float| self.contains(&float.path)).collect();
-        let bytes = match group.rank() {
-            0 => {
-                let data = own.iter().map(|float| (float.read)().bytes.to_vec());
-                data.collect::<Vec<_>>().concat()
+        let mut own: Vec<(String, FloatTensor<B>)> = Vec::new();
+        for_each_float(module, |path, _, tensor| {
+            if self.contains(path) {
+                own.push((path.to_owned(), tensor));
             }
+        });
+        let read = |(_, tensor): &(String, FloatTensor<B>)| {
+            let tensor = AnyTensor::<B>::Float(TensorPrimitive::Float(tensor.clone()));
+            tensor.to_data().bytes.to_vec()
+        };
+        let bytes = match group.rank() {
+            0 => own.iter().flat_map(read).collect(),
             _ => Vec::new(),
         };
-        let first = group
-            .gather_bytes("running statistics", bytes)?
-            .swap_remove(0);
-        let expected: usize = own.iter().map(Float::bytes).sum();
+        let label = "running statistics";
+        let first = group.gather_bytes(label, bytes)?.swap_remove(0);
+        let size = |tensor: &FloatTensor<B>| tensor.shape().num_elements() * tensor.dtype().size();
+        let expected: usize = own.iter().map(|(_, tensor)| size(tensor)).sum();
         if first.len() != expected {
             return Err(ZeroError::Disagreement {
-                label: "bytes of running statistics".to_owned(),
+                label: format!("bytes of {label}"),
                 rank: group.rank(),
                 value: expected.to_string(),
                 peer: 0,
@@ -177,11 +151,12 @@ impl Statistics {
             });
         }
         let (mut arrived, mut rest) = (HashMap::new(), &first[..]);
-        for float in own {
-            let (bytes, behind) = rest.split_at(float.bytes());
+        for (path, tensor) in own {
+            let (bytes, behind) = rest.split_at(size(&tensor));
             rest = behind;
-            let data = TensorData::from_bytes_vec(bytes.to_vec(), float.shape, float.dtype);
-            arrived.insert(float.path, data);
+            let shape = tensor.shape().to_vec();
+            let data = TensorData::from_bytes_vec(bytes.to_vec(), shape, tensor.dtype());
+            arrived.insert(path, data);
         }
         if group.rank() != 0 {
             // Those of a clone are those of the module.
@@ -191,150 +166,15 @@ impl Statistics {
         }
         Ok(())
     }
+}
 
-    /// One that modules of several ranks have in common, if any, on all ranks. Collective.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
-    pub(crate) fn find_shared<B: AutodiffBackend, M: AutodiffModule<B>>(
-        module: &M,
-        group: &dyn ProcessGroup,
-    ) -> Result<Option<String>, ZeroError> {
-        if group.world_size() == 1 {
-            return Ok(None);
+/// The paths of the float tensors that require no gradients.
+fn untrained<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for_each_float(module, |path, _, tensor| {
+        if !B::float_is_require_grad(&tensor) {
+            found.insert(path.to_owned());
         }
-        let (marked, found) = mark::<B, M>(module);
-        // All have marked theirs before anyone takes the marks away.
-        let all = group.gather_bytes(
-            "running statistics that ranks share",
-            found.unwrap_or_default().into_bytes(),
-        );
-        {
-            let _marking = MARKING.lock();
-            flip_back::<B, M>(module, &marked);
-        }
-        let found = all?.into_iter().find(|path| !path.is_empty());
-        Ok(found.map(|path| String::from_utf8_lossy(&path).into_owned()))
-    }
-}
-
-/// Marks the running statistics. Which they are, and the first that another rank has marked already: its mark stays.
-fn mark<B: AutodiffBackend, M: AutodiffModule<B>>(
-    module: &M,
-) -> (BTreeSet<String>, Option<String>) {
-    let _marking = MARKING.lock();
-    let before = floats::<B, M>(module).into_iter();
-    let before: HashMap<_, _> = before
-        .map(|float| (float.path, float.requires_grad))
-        .collect();
-    let all = flip::<B, M>(module);
-    let (others, own): (BTreeSet<_>, _) = all.into_iter().partition(|path| before[path]);
-    flip_back::<B, M>(module, &others);
-    (own, others.into_iter().next())
-}
-
-/// Asks of what is shared with clones the opposite of what it is asked for, whether it requires gradients: the only thing
-/// that is known of every tensor, at no cost. Which they are.
-fn flip<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> BTreeSet<String> {
-    let before = floats::<B, M>(module);
-    drop(module.clone().map(&mut Flip {
-        only: None,
-        path: Vec::new(),
-    }));
-    let after = floats::<B, M>(module);
-    let flipped = before.into_iter().zip(after);
-    let flipped = flipped.filter(|(before, after)| before.requires_grad != after.requires_grad);
-    flipped.map(|(before, _)| before.path).collect()
-}
-
-fn flip_back<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M, paths: &BTreeSet<String>) {
-    drop(module.clone().map(&mut Flip {
-        only: Some(paths),
-        path: Vec::new(),
-    }));
-}
-
-struct Flip<'a> {
-    only: Option<&'a BTreeSet<String>>,
-    path: Vec<String>,
-}
-
-impl<B: AutodiffBackend> ModuleMapper<B> for Flip<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        match self.only {
-            Some(only) if !only.contains(&self.path.join(".")) => param,
-            _ => param.map(|tensor| {
-                let requires_grad = tensor.is_require_grad();
-                tensor.detach().set_require_grad(!requires_grad)
-            }),
-        }
-    }
-}
-
-/// A float tensor of a module.
-struct Float {
-    path: String,
-    requires_grad: bool,
-    shape: Vec<usize>,
-    dtype: DType,
-    read: Box<dyn Fn() -> TensorData>,
-}
-
-impl Float {
-    fn bytes(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.dtype.size()
-    }
-}
-
-/// The float tensors of a module, in its order.
-fn floats<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Vec<Float> {
-    let mut floats = Floats {
-        list: Vec::new(),
-        path: Vec::new(),
-    };
-    module.visit(&mut floats);
-    floats.list
-}
-
-/// Whether each float tensor is trained: then none is a running statistic.
-fn trains_all<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> bool {
-    floats::<B, M>(module)
-        .iter()
-        .all(|float| float.requires_grad)
-}
-
-struct Floats {
-    list: Vec<Float>,
-    path: Vec<String>,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Floats {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let tensor = param.val();
-        self.list.push(Float {
-            path: self.path.join("."),
-            requires_grad: tensor.is_require_grad(),
-            shape: tensor.dims().to_vec(),
-            dtype: tensor.dtype(),
-            // Read when it is asked for, outside of the visit.
-            read: Box::new(move || tensor.clone().inner().into_data()),
-        });
-    }
+    });
+    found
 }

@@ -1,10 +1,10 @@
-//! Whether an optimizer can be sharded exactly, found by trying it the way real ranks run it.
-
-use std::sync::Arc;
+//! Whether an optimizer can be sharded as asked, and whether all ranks have it with the same settings: seen in some steps on tensors that
+//! all ranks know. Wrong training without a sign would be worse than this small cost.
 
 use burn::optim::{GradientsParams, Optimizer};
-use burn::tensor::{Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend};
+use burn::tensor::{Shape, Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend};
 use burn_backend::ops::FloatTensorOps;
+use burn_decorator::ranks::SharedFn;
 
 use super::parameter_shards::{ParameterShards, shard_id};
 use crate::group::ProcessGroup;
@@ -12,9 +12,8 @@ use crate::host::HostRead;
 use crate::shard::Partition;
 use crate::{ZeroError, ZeroOptimizerError, ZeroSettings};
 
-/// Two tensors of four elements.
+/// Two matrices of four elements: optimizers for matrices refuse other tensors by a panic.
 const WEIGHTS: [f32; 8] = [0.5, -1.5, 2.0, -0.25, 1.25, -0.75, 0.125, 3.0];
-const TENSOR: usize = 4;
 /// Far beyond any threshold of clipping, of very different sizes, and one element next to an epsilon.
 const GRADIENTS: [[f32; 8]; 3] = [
     [3.0e4, -0.125, 6.0, 2.0e2, -1.0, 2.0e-7, 40.0, -7.0e2],
@@ -22,17 +21,20 @@ const GRADIENTS: [[f32; 8]; 3] = [
     [7.0, 0.5, -2.0e3, 1.0e3, -3.0, 1.0e-7, -2.0e4, 0.0625],
 ];
 const LR: f64 = 0.1;
-/// Positions of the trial's pieces: no parameter's, of which the optimizer may have state.
+/// Positions of the trial's tensors: no parameter's, of which the optimizer may have state.
 const TRIAL: usize = 1 << 31;
+/// Of results that are computed alike but for the order of sums: relative to an element, or to 1.
+const EXACT: f32 = 1e-5;
+/// Of results that are computed alike on machines whose kernels round otherwise.
+const ROUNDING: f32 = 1e-6;
 
 /// Who is handed the norm over all ranks: [`with_norm`](crate::ZeroOptimizer::with_norm).
-pub(super) type NormReceiver = Arc<dyn Fn(f32) + Send + Sync>;
+pub(super) type NormReceiver = SharedFn<f32, ()>;
 
-/// What the optimizer makes of tensors that all ranks know: its settings, as far as they matter.
+/// What clones of the optimizer make of the trial's tensors. The optimizer itself is left as it is.
 ///
-/// Takes some steps with clones, which meet tensors cut as finely as any number of ranks can cut them: one element, or with
-/// [`Partition::Whole`] one matrix. First one clone meets all pieces, then, if there are other ranks, each piece has its own
-/// clone, as each rank has its own optimizer. The optimizer itself is left as it is.
+/// One clone updates the two matrices; then they are updated as ranks would at worst: cut into single elements, or whole with
+/// [`Partition::Whole`], each with a clone of its own if there are other ranks. Both must come to the same.
 ///
 /// # Errors
 ///
@@ -49,59 +51,51 @@ where
     B: AutodiffBackend,
     O: Optimizer<ParameterShards<B>, B>,
 {
-    let optimizer_name = || core::any::type_name::<O>().to_owned();
-    let together = |cuts: &[Cut]| take_steps::<B, O>(optimizer.clone(), cuts, norm, device);
-    let whole = match settings.partition {
-        // Many optimizers for matrices refuse other tensors by a panic, which ends an MPI job: only matrices are tried.
-        Partition::Whole => cuts(TENSOR, Some([2, 2])),
-        Partition::Flat => cuts(TENSOR, None),
+    let together = |shape: [usize; 2], firsts: &[usize]| {
+        take_steps::<B, O>(optimizer.clone(), shape, firsts, norm, device)
     };
-    if settings.partition == Partition::Flat && optimizer_name().contains("::Muon") {
-        // It panics over a tensor of rank 1, so that it cannot be tried.
-        return Err(ZeroOptimizerError::NotElementwise {
-            optimizer: optimizer_name(),
-            whole: Vec::new(),
-            cut: Vec::new(),
-        });
+    let whole = || together([2, 2], &[0, 4]);
+    let shape = match settings.partition {
+        Partition::Flat => [1, 1],
+        Partition::Whole => [2, 2],
+    };
+    let firsts: Vec<_> = (0..WEIGHTS.len()).step_by(shape[0] * shape[1]).collect();
+    let found = whole();
+    let cut = match ranks {
+        1 => together(shape, &firsts),
+        _ => firsts
+            .iter()
+            .flat_map(|&first| together(shape, &[first]))
+            .collect(),
+    };
+    if close(&found, &cut, EXACT) {
+        return Ok(found);
     }
-    let found = together(&whole);
-    if !same(&found, &together(&whole)) {
-        let optimizer = optimizer_name();
+    let optimizer = core::any::type_name::<O>().to_owned();
+    if !close(&found, &whole(), 0.0) {
         return Err(ZeroOptimizerError::SharedState { optimizer });
     }
-    let pieces = match settings.partition {
-        Partition::Whole => whole,
-        Partition::Flat => {
-            let pieces = cuts(1, None);
-            let cut = together(&pieces);
-            if !close(&found, &cut, EXACT) {
-                return Err(ZeroOptimizerError::NotElementwise {
-                    optimizer: optimizer_name(),
-                    whole: found,
-                    cut,
-                });
-            }
-            pieces
-        }
-    };
-    if ranks > 1 {
-        let alone: Vec<f32> = pieces.chunks(1).flat_map(together).collect();
-        if !close(&found, &alone, EXACT) {
-            return Err(ZeroOptimizerError::Coupled {
-                optimizer: optimizer_name(),
-                together: found,
-                alone,
-            });
-        }
-    }
-    Ok(found)
+    let cut_together = together(shape, &firsts);
+    Err(match close(&found, &cut_together, EXACT) {
+        true => ZeroOptimizerError::Coupled {
+            optimizer,
+            together: found,
+            alone: cut,
+        },
+        false => ZeroOptimizerError::NotElementwise {
+            optimizer,
+            whole: found,
+            cut: cut_together,
+        },
+    })
 }
 
-/// Compares what the optimizers of all ranks made of the trial. All ranks come here, also those whose optimizer was refused.
+/// Compares what the optimizers of all ranks made of the trial with rank 0's, which all ranks see alike. Also ranks whose optimizer was
+/// refused call it.
 ///
 /// # Errors
 ///
-/// Why this rank's optimizer was refused; [`ZeroError::Disagreement`]; those of the group.
+/// Why this rank's optimizer was refused; [`ZeroError::Disagreement`] on all ranks if any differs; those of the group.
 pub(super) fn agree(
     group: &dyn ProcessGroup,
     own: Result<Vec<f32>, ZeroOptimizerError>,
@@ -110,54 +104,36 @@ pub(super) fn agree(
     // One that is refused has made nothing.
     let bytes = own.as_deref().map_or(&[][..], bytemuck::cast_slice);
     let all = group.gather_bytes(label, bytes.to_vec())?;
-    let own = own?;
+    own?;
     let all = all.iter().map(|bytes| {
         let floats = bytes.as_chunks().0.iter();
         floats.map(|&bytes| f32::from_ne_bytes(bytes)).collect()
     });
     let all: Vec<Vec<f32>> = all.collect();
-    match all.iter().position(|other| !close(&own, other, ROUNDING)) {
-        None => Ok(()),
-        Some(peer) => Err(ZeroError::Disagreement {
-            label: label.to_owned(),
-            rank: group.rank(),
-            value: format!("{own:?}"),
-            peer,
-            peer_value: match &all[peer][..] {
-                [] => "an optimizer that cannot be sharded".to_owned(),
-                made => format!("{made:?}"),
-            },
-        }),
-    }
+    let differs = |rank: &usize| !close(&all[0], &all[*rank], ROUNDING);
+    let Some(odd) = (0..all.len()).find(differs) else {
+        return Ok(());
+    };
+    let rank = group.rank();
+    let peer = if differs(&rank) { 0 } else { odd };
+    let made = |rank: usize| match &all[rank][..] {
+        [] => "an optimizer that cannot be sharded".to_owned(),
+        made => format!("{made:?}"),
+    };
+    Err(ZeroError::Disagreement {
+        label: label.to_owned(),
+        rank,
+        value: made(rank),
+        peer,
+        peer_value: made(peer),
+    })
 }
 
-/// Some elements of the trial's tensors, and the shape in which the optimizer meets them.
-struct Cut {
-    first: usize,
-    shape: Vec<usize>,
-}
-
-impl Cut {
-    fn of<'a>(&self, elements: &'a [f32]) -> &'a [f32] {
-        let length: usize = self.shape.iter().product();
-        &elements[self.first..self.first + length]
-    }
-}
-
-fn cuts(elements: usize, shape: Option<[usize; 2]>) -> Vec<Cut> {
-    let shape = shape.map_or(vec![elements], Vec::from);
-    let firsts = (0..WEIGHTS.len()).step_by(elements);
-    let cuts = firsts.map(|first| Cut {
-        first,
-        shape: shape.clone(),
-    });
-    cuts.collect()
-}
-
-/// The weights of these pieces after the trial's steps.
+/// The weights of the tensors of this shape that begin at these elements, after the trial's steps.
 fn take_steps<B, O>(
     mut optimizer: O,
-    cuts: &[Cut],
+    shape: [usize; 2],
+    firsts: &[usize],
     norm: Option<&NormReceiver>,
     device: &B::Device,
 ) -> Vec<f32>
@@ -165,39 +141,34 @@ where
     B: AutodiffBackend,
     O: Optimizer<ParameterShards<B>, B>,
 {
-    let tensor = |cut: &Cut, elements: &[f32]| {
-        let data = TensorData::new(cut.of(elements).to_vec(), cut.shape.clone());
-        B::InnerBackend::float_from_data(data, device)
+    let tensor = |elements: &[f32; 8], first: usize| {
+        let elements = elements[first..first + Shape::from(shape).num_elements()].to_vec();
+        B::InnerBackend::float_from_data(TensorData::new(elements, shape), device)
     };
-    let pieces = cuts.iter().map(|cut| {
-        let weights = B::from_inner(tensor(cut, &WEIGHTS));
-        (TRIAL + cut.first, weights)
+    let weights = firsts.iter().map(|&first| {
+        let weights = B::from_inner(tensor(&WEIGHTS, first));
+        (TRIAL + first, weights)
     });
-    let mut shards = ParameterShards::new(pieces.collect());
+    let mut shards = ParameterShards::new(weights.collect());
     for gradients in GRADIENTS {
         if let Some(receive) = norm {
             let squares = gradients.map(|gradient| f64::from(gradient).powi(2));
-            receive(squares.iter().sum::<f64>().sqrt() as f32);
+            receive.call(squares.iter().sum::<f64>().sqrt() as f32);
         }
         let mut params = GradientsParams::new();
-        for cut in cuts {
-            let gradient = TensorPrimitive::Float(tensor(cut, &gradients));
-            // The container does not know the number of dimensions.
-            let gradient = Tensor::<B::InnerBackend, 1>::from_primitive(gradient);
-            params.register(shard_id(TRIAL + cut.first), gradient);
+        for &first in firsts {
+            let gradient = burn_decorator::gradient::load(|| tensor(&gradients, first));
+            let gradient = TensorPrimitive::Float(gradient);
+            let gradient = Tensor::<B::InnerBackend, 2>::from_primitive(gradient);
+            params.register(shard_id(TRIAL + first), gradient);
         }
         shards = optimizer.step(LR, shards, params);
     }
-    let pieces = shards.into_pieces();
-    pieces
-        .flat_map(|(_, piece)| HostRead::start::<B::InnerBackend>(B::inner(piece)).wait())
+    let shards = shards.into_shards();
+    shards
+        .flat_map(|(_, shard)| HostRead::start::<B::InnerBackend>(B::inner(shard)).wait())
         .collect()
 }
-
-/// Of results that are computed alike but for the order of sums: relative to an element, or to 1.
-const EXACT: f32 = 1e-5;
-/// Of results that are computed alike on machines whose kernels round otherwise.
-const ROUNDING: f32 = 1e-6;
 
 fn close(a: &[f32], b: &[f32], tolerance: f32) -> bool {
     let close = |(a, b): (&f32, &f32)| {
@@ -206,6 +177,24 @@ fn close(a: &[f32], b: &[f32], tolerance: f32) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(close)
 }
 
-fn same(a: &[f32], b: &[f32]) -> bool {
-    close(a, b, 0.0)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{GroupOptions, ThreadGroup};
+
+    /// Ranks whose results are a little apart, each within the tolerance of the next: what one returns, all return.
+    #[test]
+    fn ranks_agree_on_whether_they_agree() {
+        let told = |results: [f32; 3]| {
+            let told = ThreadGroup::spawn(3, GroupOptions::default(), |group| {
+                let own = vec![results[group.rank()]];
+                agree(&group, Ok(own)).is_err()
+            });
+            told.unwrap()
+        };
+        let near = 8.0 * f32::EPSILON;
+        assert!(near < ROUNDING && 2.0 * near > ROUNDING);
+        assert_eq!(told([1.0, 1.0 + near, 1.0 + near]), [false; 3]);
+        assert_eq!(told([1.0, 1.0 + near, 1.0 + 2.0 * near]), [true; 3]);
+    }
 }

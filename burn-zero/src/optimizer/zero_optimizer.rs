@@ -6,13 +6,13 @@ use std::sync::Arc;
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
-use burn_backend::Device as _;
+use burn_decorator::message;
 
-use super::gradients::Gradients;
-use super::parameter_shards::ParameterShards;
-use super::prepare::{Asks, attach_to, prepare};
+use super::parameter_shards::{ParameterShards, ShardOptimizer};
+use super::prepare::{PrepareRequest, attach_to, prepare};
 use super::rank_context::RankContext;
 use super::statistics::Statistics;
+use super::step::merge;
 use super::trial::{self, NormReceiver};
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
 use crate::reduce::GradientReducer;
@@ -21,11 +21,11 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// An optimizer that runs on this rank's shard of the parameters, with the gradients of all ranks.
 ///
 /// ```text
-/// step(gradients):                            # stage 2: pieces of reduced ones, already
+/// step(gradients):                            # stage 2: shards of reduced ones, already
 ///     stage 0:  gradients = all_reduce(gradients)
-///     stage 1:  pieces = reduce_scatter(gradients)
-///     inner.step(this rank's pieces)          # stage 0: all
-///     parameters = all_gather(pieces)         # stage 0: nothing to do
+///     stage 1:  shards = reduce_scatter(gradients)
+///     inner.step(this rank's shards)          # stage 0: all
+///     parameters = all_gather(shards)         # stage 0: nothing to do
 /// ```
 ///
 /// The wrapped optimizer is any of Burn's: it meets [`ParameterShards`] instead of the module, and keeps the state of those only. With
@@ -34,9 +34,11 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 ///
 /// # Order of layers
 ///
-/// `scaler.wrap(MultiSteps::new(zero, accumulation)?)`, and in `zero` the clipping, and in that the optimizer: a loss scaler
-/// and an accumulation decide alike on all ranks, for a gradient that is non-finite on one is so on all. What needs
-/// the norm of the gradient over all parameters goes inside and is handed it: [`with_norm`](Self::with_norm).
+/// `scaler.wrap(MultiSteps::new(zero, accumulation)?)`, and in `zero` the clipping, and in that the optimizer. Who skips a step or drops a
+/// micro-batch for a gradient that is non-finite on this rank must do so on all: a loss scaler and an accumulation ask all ranks, in
+/// one small collective a call ([`non_finite_on_any_rank`](burn_decorator::gradient::non_finite_on_any_rank)); a loop that skips by
+/// itself asks with [`Agree::agree_any`]. What needs the norm of the gradient over all parameters goes inside and is handed it:
+/// [`with_norm`](Self::with_norm).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -76,16 +78,15 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 ///
 /// Ranks that differ stop, with a message that shows both sides:
 ///
-/// - in [`new`](Self::new) and [`prepare`](Self::prepare), if sharding, optimizers or models differ. An optimizer's settings are compared by
+/// - in [`new`](Self::new) and [`prepare`](Self::prepare), if settings, optimizers or models differ. An optimizer's settings are compared by
 ///   what they make of the same trial tensors: one that makes no difference to 3 steps is not seen;
 /// - in the step itself, if its learning rate differs in a single bit: it stands in the labels of the step's collectives;
 /// - at the next collective, if one makes another call: it skipped a step after its backward pass, say.
 ///
-/// A rank that leaves out a whole iteration makes the same calls as the others, one batch ahead of them. What it adds is still a gradient
-/// of the weights that all have. It is found by its learning rate where that changes with the iteration, by the next call of the
-/// loop itself, such as a record, and at the latest at the end, where it leaves a step too early. In a loop that says where it is,
-/// `group.declare_settings(&format!("iteration {iteration}"))`, it is found at once, without a further collective. The loop
-/// of [`ZeroStrategy`](crate::ZeroStrategy) cannot come apart in this way.
+/// A rank that leaves out a whole iteration makes the same calls as the others, one batch ahead of them; what it adds is still a
+/// gradient of the weights that all have. It is found by its learning rate where that changes with the iteration, and at the latest at the
+/// end, where it leaves a step too early; at once in a loop that says where it is: `group.declare_settings(&format!("iteration
+/// {iteration}"))`. The loop of [`ZeroStrategy`](crate::ZeroStrategy) cannot come apart in this way.
 ///
 /// # Panics
 ///
@@ -145,8 +146,7 @@ impl<O> ZeroOptimizer<O> {
         group: Arc<dyn ProcessGroup>,
         settings: ZeroSettings,
     ) -> Result<Self, ZeroError> {
-        let optimizer = core::any::type_name::<O>();
-        group.agree_equal("settings", &format!("{settings:?} of {optimizer}"))?;
+        group.agree_equal("settings", &format!("{settings:?}"))?;
         Ok(Self {
             inner,
             group,
@@ -178,10 +178,10 @@ impl<O> ZeroOptimizer<O> {
     /// Hands the norm of the gradient over all parameters and ranks to `receive` before each step of the wrapped optimizer.
     ///
     /// For clipping by the global norm: burn-accum's `ClipGlobalNorm` takes it through `clip.norm().provide(value)`.
-    /// Costs one pass over this rank's pieces, a host read and a collective of one element.
+    /// Costs one pass over this rank's shards, a host read and a collective of one element.
     #[must_use]
-    pub fn with_norm(mut self, receive: impl Fn(f32) + Send + Sync + 'static) -> Self {
-        self.norm = Some(Arc::new(receive));
+    pub fn with_norm(mut self, receive: impl Fn(f32) + Clone + Send + Sync + 'static) -> Self {
+        self.norm = Some(NormReceiver::new(receive));
         self
     }
 
@@ -210,7 +210,9 @@ impl<O> ZeroOptimizer<O> {
     /// # Panics
     ///
     /// The closure panics with the message of a [`ZeroError`] of the group.
-    pub fn items_of_all_ranks(&self) -> impl Fn(f64) -> f64 + Send + Sync + use<O> + 'static {
+    pub fn items_of_all_ranks(
+        &self,
+    ) -> impl Fn(f64) -> f64 + Clone + Send + Sync + use<O> + 'static {
         let (own_group, origin, reduction) =
             (self.group.clone(), self.origin, self.settings.reduction);
         move |own| {
@@ -271,18 +273,18 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Cost
     ///
-    /// A broadcast of all parameters, in which rank 0 sends them about twice, a comparison of all paths and shapes, and three steps of at most eleven clones of the wrapped optimizer with up to eight
+    /// A broadcast of all parameters, in which rank 0 sends them about twice, a comparison of all paths and shapes, and three steps of nine clones of the wrapped optimizer with up to eight
     /// elements each: the trial that shows whether it can be sharded exactly, and that all ranks have it with the same settings. A
     /// receiver of the [norm](Self::with_norm) gets that of the trial's gradients in each of them.
     pub fn prepare<B, M>(&mut self, module: M) -> Result<M, ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
-        O: Optimizer<ParameterShards<B>, B>,
+        O: ShardOptimizer<B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
-        let asks = self.asks::<B>(&*self.group, &device);
-        let (module, reducer) = prepare::<B, M>(module, &self.group, asks)?;
+        let request = self.prepare_request::<B>(&*self.group, &device);
+        let (module, reducer) = prepare::<B, M>(module, &self.group, request)?;
         attach_to::<B, M>(&reducer, &module);
         self.reducer = Some(reducer);
         Ok(module)
@@ -321,62 +323,40 @@ impl<O> ZeroOptimizer<O> {
         Ok(Recorder::new(reducer, self.settings.clone()))
     }
 
-    /// What it asks of these ranks: it is tried, to see whether it can be sharded among them, and with which settings.
-    fn asks<B: AutodiffBackend>(&self, group: &dyn ProcessGroup, device: &B::Device) -> Asks
+    /// What these ranks need to know to prepare a model for it.
+    pub(super) fn prepare_request<B: AutodiffBackend>(
+        &self,
+        group: &dyn ProcessGroup,
+        device: &B::Device,
+    ) -> PrepareRequest
     where
         O: Optimizer<ParameterShards<B>, B>,
     {
         let (ranks, norm) = (group.world_size(), self.norm.as_ref());
-        Asks {
-            optimizer: core::any::type_name::<O>(),
+        PrepareRequest {
             settings: self.settings.clone(),
             seed: self.seed,
             tried: trial::run::<B, O>(&self.inner, &self.settings, ranks, norm, device),
         }
     }
 
-    /// Takes the ranks that a strategy has left on this thread.
-    pub(super) fn take_rank_context<B: AutodiffBackend>(
-        &mut self,
-        device: &B::Device,
-    ) -> Result<(), ZeroError>
-    where
-        O: Optimizer<ParameterShards<B>, B>,
-    {
-        if self.reducer.is_some() || self.origin == Origin::Own {
-            return Ok(());
-        }
-        let context = RankContext::here().ok_or(ZeroOptimizerError::NoStrategy)?;
-        let setting = context.setting().ok_or(ZeroOptimizerError::NoStrategy)?;
-        self.group = context.group.clone();
-        self.reducer = Some(setting.reducer.clone());
-        self.cut_state::<B>(&setting.ids, device)
+    /// Whether the strategy of a Learner brings the ranks.
+    pub(super) fn is_in_learner(&self) -> bool {
+        self.origin == Origin::Learner
     }
 
-    /// Says who sits here, if the strategy asks; makes a record of all ranks' states, if they trained.
-    fn to_seated_record<B: AutodiffBackend>(
-        &self,
-        context: &RankContext,
-    ) -> Result<O::Record, ZeroError>
-    where
-        O: Optimizer<ParameterShards<B>, B>,
-    {
-        let device = B::Device::from_id(context.device);
-        match (context.setting(), &self.reducer) {
-            (Some(setting), Some(_)) => {
-                let _making = context.call()?;
-                return self.to_whole_record::<B>(&setting.ids, &device);
-            }
-            (Some(_), None) => {} // no step was taken: what was loaded is whole
-            (None, _) => context.answer(self.asks::<B>(&*context.group, &device)),
+    /// What to do before the first step.
+    pub(super) fn unprepared(&self) -> ZeroOptimizerError {
+        match self.origin {
+            Origin::Own => ZeroOptimizerError::NotPrepared,
+            Origin::Learner => ZeroOptimizerError::NoStrategy,
         }
-        Ok(self.inner.to_record())
     }
 }
 
 impl<O, M, B> Optimizer<M, B> for ZeroOptimizer<O>
 where
-    O: Optimizer<ParameterShards<B>, B>,
+    O: ShardOptimizer<B>,
     M: AutodiffModule<B>,
     B: AutodiffBackend,
 {
@@ -384,16 +364,22 @@ where
     type Record = O::Record;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        raise(self.advance(lr, module, Gradients::One(grads)))
+        match message::received() {
+            Some(_) => self.receive::<B, M>(module),
+            None => raise(self.advance(lr, module, grads)),
+        }
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        raise(self.advance(lr, module, Gradients::Multi(grads)))
+        let grads = merge::<B, M>(&module, grads);
+        raise(self.advance(lr, module, grads))
     }
 
     fn to_record(&self) -> Self::Record {
-        match (self.origin, RankContext::here()) {
-            (Origin::Learner, Some(context)) => raise(self.to_seated_record::<B>(&context)),
+        match RankContext::here() {
+            Some(context) if self.is_in_learner() && self.reducer.is_some() => {
+                raise(self.lead_whole_record::<B>(&context))
+            }
             _ => self.inner.to_record(),
         }
     }

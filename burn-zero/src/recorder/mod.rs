@@ -22,7 +22,8 @@ use serde_json::Value;
 use crate::ZeroSettings;
 use crate::backend::attach;
 use crate::group::ProcessGroup;
-use crate::optimizer::{Parameters, Statistics, replace_tensors};
+use crate::module::replace_tensors;
+use crate::optimizer::{Parameters, Statistics};
 use crate::record::{
     AtWork, Entry, JointWork, Keep, RecordError, Saved, ShardedRecord, TensorSlice, TrainingState,
     save_sharded,

@@ -1,7 +1,7 @@
 //! The gradient reducer: fills buckets with the gradients of this rank and gives them to its group.
 
 use core::fmt;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -269,26 +269,6 @@ impl GradientReducer {
             // A backward pass that began without this reducer.
             _ => vec![None; self.layout().parameters().len()],
         }
-    }
-
-    /// The parameters that any rank finds non-finite.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
-    pub(crate) fn agree_on_non_finite(
-        &self,
-        own: &BTreeSet<usize>,
-    ) -> Result<BTreeSet<usize>, ZeroError> {
-        let parameters = 0..self.how.layout.parameters().len();
-        let own = parameters
-            .clone()
-            .map(|p| own.contains(&p).into())
-            .collect();
-        let label = "which gradients are non-finite";
-        let findings = self.group.gather_bytes(label, own)?;
-        let found = |&p: &usize| findings.iter().any(|rank| rank[p] != 0);
-        Ok(parameters.filter(found).collect())
     }
 }
 

@@ -20,27 +20,6 @@ pub enum StrategyError {
         found: usize,
     },
 
-    /// Clones of the Learner would not be independent.
-    #[error(
-        "clones of {part} share what they count, so each rank needs its own: pass `.with_learners(|| Learner::new(..))`, which \
-         makes one a rank, to `ZeroStrategy::threads`"
-    )]
-    SharedByClones {
-        /// Type of the Learner's optimizer or scheduler.
-        part: &'static str,
-    },
-
-    /// Clones of the model would not be independent.
-    #[error(
-        "ranks share the running statistic `{statistic}`, as clones of a model do, but each needs its own: pass \
-         `.with_learners(|| Learner::new(..))` to `ZeroStrategy::threads`, and make the model in there, or of another by \
-         `burn_zero::independent(&model)`"
-    )]
-    SharedStatistics {
-        /// Its path in the model.
-        statistic: String,
-    },
-
     /// Burn's own accumulation does not know of ranks.
     #[error(
         "the Learner accumulates gradients itself (`grads_accumulation({steps})`), which knows nothing of ranks: use burn-accum's \

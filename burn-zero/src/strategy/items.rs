@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use super::word::Words;
+use super::status::Statuses;
 use super::{RankItem, StrategyError};
 use crate::ZeroError;
 use crate::group::ProcessGroup;
@@ -15,25 +15,25 @@ pub(super) enum Items<T> {
     Send(Sender<T>),
     /// From the threads of the other ranks, in their order.
     Receive(Vec<Receiver<T>>),
-    /// Over the group. Those that wait to be sent.
-    Carry(Carrier<T>, Vec<u8>),
+    /// As bytes over the group, each behind its length. Those of the current step.
+    Bytes(Format<T>, Vec<u8>),
 }
 
 /// Items as bytes.
-pub(super) struct Carrier<T> {
+pub(super) struct Format<T> {
     pack: fn(T) -> Vec<u8>,
     unpack: fn(&[u8]) -> Result<T, String>,
 }
 
-impl<T> Clone for Carrier<T> {
+impl<T> Clone for Format<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Carrier<T> {}
+impl<T> Copy for Format<T> {}
 
-impl<T: RankItem> Carrier<T> {
+impl<T: RankItem> Format<T> {
     pub(super) fn new() -> Self {
         Self {
             pack: T::into_bytes,
@@ -47,17 +47,13 @@ impl<T> Items<T> {
     pub(super) fn between_threads(ranks: usize) -> Vec<Self> {
         let (senders, receivers): (Vec<_>, Vec<_>) = (1..ranks).map(|_| channel()).unzip();
         let others = senders.into_iter().map(Self::Send);
-        core::iter::once(Self::Receive(receivers))
-            .chain(others)
-            .collect()
+        let first = core::iter::once(Self::Receive(receivers));
+        first.chain(others).collect()
     }
 
     /// For a rank that is a process.
-    pub(super) fn of_process(carrier: Option<Carrier<T>>) -> Self {
-        match carrier {
-            Some(carrier) => Self::Carry(carrier, Vec::new()),
-            None => Self::Stay,
-        }
+    pub(super) fn of_process(format: Option<Format<T>>) -> Self {
+        format.map_or(Self::Stay, |format| Self::Bytes(format, Vec::new()))
     }
 
     /// Whether rank 0 gets the items of all.
@@ -65,21 +61,21 @@ impl<T> Items<T> {
         !matches!(self, Self::Stay)
     }
 
-    /// Brings an item on its way, before the ranks exchange their words.
+    /// Sends an item, before the ranks exchange their status.
     pub(super) fn give(&mut self, item: T) {
         match self {
             Self::Stay | Self::Receive(_) => {}
-            // Without rank 0 the exchange of words fails, with the reason.
+            // Without rank 0 the exchange of statuses fails, with the reason.
             Self::Send(sender) => drop(sender.send(item)),
-            Self::Carry(carrier, bytes) => {
-                let item = (carrier.pack)(item);
+            Self::Bytes(format, bytes) => {
+                let item = (format.pack)(item);
                 bytes.extend_from_slice(&(item.len() as u64).to_le_bytes());
                 bytes.extend_from_slice(&item);
             }
         }
     }
 
-    /// On rank 0 the items of the others, rank by rank, after the words; on others nothing.
+    /// On rank 0 the items of the others with their ranks, in their order; on others nothing. After the exchange of statuses.
     ///
     /// # Errors
     ///
@@ -87,39 +83,42 @@ impl<T> Items<T> {
     pub(super) fn collect(
         &mut self,
         group: &dyn ProcessGroup,
-        words: &Words,
-    ) -> Result<Vec<T>, ZeroError> {
-        let mut items = Vec::new();
+        statuses: &Statuses,
+    ) -> Result<Vec<(usize, T)>, ZeroError> {
+        let mut collected = Vec::new();
         match self {
             Self::Stay | Self::Send(_) => {}
             Self::Receive(receivers) => {
-                for (index, receiver) in receivers.iter().enumerate() {
-                    for _ in 0..words.items(index + 1) {
-                        // They were given before the words.
-                        items.extend(receiver.try_recv());
+                for (rank, receiver) in (1..).zip(receivers) {
+                    for _ in 0..statuses.of(rank).items {
+                        // They were sent before the status.
+                        collected.extend(receiver.try_recv().map(|item| (rank, item)));
                     }
                 }
             }
-            Self::Carry(carrier, bytes) => {
-                let own = core::mem::take(bytes);
+            Self::Bytes(format, items) => {
+                if statuses.all().skip(1).all(|status| status.items == 0) {
+                    return Ok(collected);
+                }
+                let own = core::mem::take(items);
                 let all = group.gather_bytes_to("items for rank 0", 0, own)?;
                 for (rank, bytes) in all.iter().flatten().enumerate().skip(1) {
-                    let read = unpack(*carrier, bytes);
+                    let read = unpack(*format, bytes);
                     let read = read.map_err(|reason| StrategyError::Item { rank, reason })?;
-                    items.extend(read);
+                    collected.extend(read.into_iter().map(|item| (rank, item)));
                 }
             }
         }
-        Ok(items)
+        Ok(collected)
     }
 }
 
-fn unpack<T>(carrier: Carrier<T>, mut bytes: &[u8]) -> Result<Vec<T>, String> {
+fn unpack<T>(format: Format<T>, mut bytes: &[u8]) -> Result<Vec<T>, String> {
     let mut items = Vec::new();
     while let Some((length, rest)) = bytes.split_first_chunk() {
         let length = u64::from_le_bytes(*length) as usize;
         let (item, rest) = rest.split_at_checked(length).ok_or("it is cut off")?;
-        items.push((carrier.unpack)(item)?);
+        items.push((format.unpack)(item)?);
         bytes = rest;
     }
     Ok(items)

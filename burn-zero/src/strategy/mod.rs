@@ -1,30 +1,28 @@
 //! Training in Burn's `Learner` with several ranks.
 //!
-//! `fit.rs` is what Burn calls; `rank.rs` is the loop that each rank runs, with the steps of `train.rs` and the batches of `validate.rs`; `threads.rs` starts
-//! it on threads; `split.rs` cuts the data, `word.rs` is what ranks tell each other after each step, `items.rs` and `rank_item.rs` bring what the metrics need to rank 0, and `records.rs`
-//! reaches the optimizer inside of the Learner.
+//! `launch.rs` starts the ranks; `rank.rs` is the loop over epochs that each rank runs, with the training and the validation of `epoch.rs`. `split.rs`
+//! cuts the data, `status.rs` is what ranks tell each other after each step, `items.rs` and `rank_item.rs` bring what the metrics need to rank 0,
+//! and `checkpoints.rs` finishes Burn's records before the process ends.
 
-mod device;
+mod checkpoints;
+mod epoch;
 mod error;
-mod fit;
 mod items;
+mod launch;
 mod rank;
 mod rank_item;
-mod records;
 mod silent;
 mod split;
-mod threads;
-mod train;
-mod validate;
-mod word;
+mod status;
 
 use std::sync::Arc;
 
-use burn::optim::GradientsParams;
+use burn::module::AutodiffModule;
 use burn::tensor::Device;
 use burn::train::{
-    InferenceStep, Learner, LearningComponentsTypes, TrainStep, TrainingBackend, TrainingModel,
-    TrainingStrategy,
+    EventProcessorTraining, InferenceStep, Learner, LearningComponentsTypes, LearningResult,
+    SupervisedLearningStrategy, TrainLoader, TrainStep, TrainingBackend, TrainingComponents,
+    TrainingModel, TrainingStrategy, ValidLoader,
 };
 
 pub use error::StrategyError;
@@ -33,8 +31,9 @@ pub use silent::SilentRenderer;
 pub use split::{Loaders, Uneven};
 
 use crate::group::{GroupOptions, ProcessGroup};
-use items::Carrier;
-use rank::EpochEnd;
+use crate::raise;
+use items::Format;
+use launch::{Fitted, Start};
 
 type TrainItem<LC> = <TrainingModel<LC> as TrainStep>::Output;
 type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Output;
@@ -42,7 +41,8 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// Burn's training with ranks: threads of this program, or one process a rank.
 ///
 /// Two lines change in a program that trains with a Learner: the optimizer, and the strategy. Model, `TrainStep`, loaders and
-/// metrics stay.
+/// metrics stay. The optimizer is made without the types of the model, `.init()`, for the `ZeroOptimizer` runs it on
+/// [`ParameterShards`](crate::ParameterShards).
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -86,23 +86,14 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Data
 ///
-/// The batch of the loaders is per rank. The training data is cut into equally long parts, one a rank, as by Burn's
-/// `split_dataloader` but without a remainder: see [`Uneven`]. A loader that shuffles does so within each part. An epoch
-/// ends when the first rank has no more batches, or, where [`Uneven`] repeats, when the last one has none. The scheduler is stepped once a step, of which an epoch has `1 / N` as many
-/// as with one rank.
+/// The batch of the loaders is per rank. The training data is cut into equally long parts, one a rank ([`Uneven`]), unless processes load
+/// their own ([`with_loaders`](Self::with_loaders)). A loader that shuffles does so within each part. An epoch ends when the first rank has no
+/// more batches, or, where [`Uneven`] repeats, when the last one has none. The scheduler is stepped once a step, of which an epoch has `1 / N` as
+/// many as with one rank.
 ///
-/// Processes that load their own parts already say so: [`with_loaders`](Self::with_loaders).
-///
-/// Validation is shared: each rank takes every `N`th of the batches that one rank alone would validate, and rank 0 computes all metrics
-/// from the items of all ranks, in the same order, so that they are those of one rank to the last bit. Training items are shown in the
-/// same way, those of all ranks after each step.
-///
-/// Threads hand items over as they are. Processes send them as bytes with [`sharing_items`](Self::sharing_items), which asks that the
-/// model's outputs are [`RankItem`]s, as Burn's are: so it is not the default. Without it rank 0 shows its own training items and
-/// validates alone, and the others wait.
-///
-/// Running statistics, such as BatchNorm's, are of each rank's own batches while it trains. At the end of an epoch all ranks get
-/// those of rank 0, so that what is validated and recorded is one model, and who resumes begins with what who goes on has.
+/// Each rank validates every `N`th of the batches that one rank alone would. Rank 0 computes all metrics, of the items of all ranks in the same
+/// order, so that they are those of one rank to the last bit. Threads hand items over as they are, and processes as bytes, if their outputs are
+/// [`RankItem`]s ([`sharing_items`](Self::sharing_items)). Otherwise rank 0 shows its own training items and validates alone.
 ///
 /// # Decisions
 ///
@@ -111,26 +102,29 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Records
 ///
-/// They are Burn's, of the whole model and of its optimizer's whole state, written by rank 0; the state comes to it tensor
-/// by tensor, and to it alone. Training is resumed from them at any number of ranks, without ranks, and with the records of a training without.
-/// Each rank reads them whole: models whose state does not fit into one rank's memory are saved by
-/// [`save_sharded`](crate::save_sharded) in a loop of one's own. What wrappers around the `ZeroOptimizer` keep is rank 0's: end an
-/// open accumulation window [at the end of the epoch](Self::with_epoch_end). Burn's records have no generator: dropout draws anew after a
-/// resumption, unless the loader seeds the backend at the start of each epoch, as the gpt example's does.
+/// They are Burn's, of the whole model and its optimizer's whole state, written by rank 0, to which the state comes tensor by tensor.
+/// Training is resumed from them at any number of ranks and without ranks, and ranks go on with those of a training without. Each rank reads them
+/// whole: where that is too much, [`save_sharded`](crate::save_sharded) in a loop of one's own. What wrappers keep is rank 0's. Burn's records have
+/// no generator: dropout draws anew after a resumption, unless the loader seeds the backend at the start of each epoch.
+///
+/// Burn writes in the background. Where a rank has failed and the process must end, the files that are being written are finished first.
 ///
 /// # Wrappers
 ///
-/// What shares its state between clones, such as burn-accum's counters and burn-amp's loss scaler, must be made once a rank: see
-/// [`with_learners`](Self::with_learners). It is refused otherwise. So are models with running statistics that threads share, as clones
-/// do: make each with the Learner, or of another by [`independent`](crate::independent).
+/// A loss scaler and an accumulation of gradients go around the `ZeroOptimizer`, clipping into it. Ranks that are threads train copies of the
+/// Learner, each with loss scales, counters and running statistics of its own; the user's handles are those of rank 0. Wrappers of one's own
+/// that share state between clones follow [`burn_decorator::ranks`]. At the end of an epoch all ranks get the running statistics of rank 0, and an
+/// open accumulation window is applied with its true weights, before validation and record.
+///
+/// The optimizer is reached by messages, steps without gradients ([`burn_decorator::message`]): one before the first step, one at the end of an
+/// epoch, and one for a record. A `TrainStep::optimize` of one's own is called with them too.
 ///
 /// # Cost
 ///
-/// With one rank, none. With `N`, beside the [`ZeroOptimizer`](crate::ZeroOptimizer)'s: two small collectives a step, whether all have a
-/// batch and what each has to say, of some hundred bytes in JSON; with `sharing_items` a third, in which each process sends its item to
-/// rank 0 (a batch's outputs: logits are the larger part); once an epoch, if a record is written, each rank's part of the optimizer's
-/// state, once and to rank 0. Burn's Learner keeps the parameters from before a step until it is over, with any strategy: as many bytes again as there are
-/// parameters. Running statistics are sent to each other rank once an epoch.
+/// With one rank, none. With `N`, beside the [`ZeroOptimizer`](crate::ZeroOptimizer)'s: one small collective a step, the status of each rank in
+/// some hundred bytes of JSON; with `sharing_items` a second, in which each process sends a batch's outputs to rank 0; for a record each rank's part
+/// of the optimizer's state, to rank 0; running statistics once an epoch. Burn's Learner keeps the parameters from before a step until it is over,
+/// with any strategy: as many bytes again as there are parameters.
 ///
 /// # Panics
 ///
@@ -142,9 +136,8 @@ pub struct ZeroStrategy<LC: LearningComponentsTypes> {
     ranks: Ranks<LC>,
     uneven: Uneven,
     loaders: Loaders,
-    epoch_end: Option<EpochEnd<LC>>,
-    train_carrier: Option<Carrier<TrainItem<LC>>>,
-    valid_carrier: Option<Carrier<ValidItem<LC>>>,
+    train_format: Option<Format<TrainItem<LC>>>,
+    valid_format: Option<Format<ValidItem<LC>>>,
 }
 
 enum Ranks<LC: LearningComponentsTypes> {
@@ -152,15 +145,12 @@ enum Ranks<LC: LearningComponentsTypes> {
         world_size: usize,
         options: GroupOptions,
         devices: Option<Vec<Device<TrainingBackend<LC>>>>,
-        learners: Option<MakeLearner<LC>>,
     },
     Process {
         group: Arc<dyn ProcessGroup>,
         device: Option<Device<TrainingBackend<LC>>>,
     },
 }
-
-type MakeLearner<LC> = Arc<dyn Fn() -> Learner<LC> + Send + Sync>;
 
 impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     /// So many ranks, each a thread. All compute on the model's device unless [`with_devices`](Self::with_devices) says otherwise.
@@ -169,15 +159,13 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
             world_size,
             options: GroupOptions::default(),
             devices: None,
-            learners: None,
         })
     }
 
     /// One rank, which is this process; the group's others are processes that run the same program.
     ///
-    /// It computes on the device of the Learner's model unless [`with_devices`](Self::with_devices) says otherwise. With several GPUs in a
-    /// machine say so: a model on the default device would be on the first GPU in every process.
-    /// [`group::local_rank`](crate::group::local_rank()) is the number of a process on its machine:
+    /// It computes on the device of the Learner's model unless [`with_devices`](Self::with_devices) says otherwise. Where a machine has several
+    /// GPUs, the default device is the first of them in every process: [`group::local_rank`](crate::group::local_rank()) numbers the processes.
     ///
     /// ```text
     /// let device = CudaDevice::new(group::local_rank().unwrap_or(0));
@@ -196,9 +184,8 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
             ranks,
             uneven: Uneven::default(),
             loaders: Loaders::default(),
-            epoch_end: None,
-            train_carrier: None,
-            valid_carrier: None,
+            train_format: None,
+            valid_format: None,
         }
     }
 
@@ -221,17 +208,6 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         self
     }
 
-    /// How the learners of threads other than rank 0 are made, each on its own thread. By default they are clones of the
-    /// Learner that is launched, which will not do for optimizers and schedulers whose clones share state. The weights are
-    /// those of rank 0 in any case.
-    #[must_use]
-    pub fn with_learners(mut self, make: impl Fn() -> Learner<LC> + Send + Sync + 'static) -> Self {
-        if let Ranks::Threads { learners, .. } = &mut self.ranks {
-            *learners = Some(Arc::new(make));
-        }
-        self
-    }
-
     /// What happens to training data that does not divide by the number of ranks. Default [`Uneven::Repeat`].
     #[must_use]
     pub fn with_uneven(mut self, uneven: Uneven) -> Self {
@@ -249,19 +225,6 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         self
     }
 
-    /// Gives the optimizer of each rank what `ask` returns, at the end of each epoch, before validation and record.
-    ///
-    /// With burn-accum's `MultiSteps` around the `ZeroOptimizer` that is `burn_accum::flush_request::<B>`: the last window
-    /// of the epoch is applied with its true weights.
-    #[must_use]
-    pub fn with_epoch_end(
-        mut self,
-        ask: impl Fn(&Device<TrainingBackend<LC>>) -> GradientsParams + Send + Sync + 'static,
-    ) -> Self {
-        self.epoch_end = Some(Arc::new(ask));
-        self
-    }
-
     /// Lets processes send their items to rank 0, so that it computes the metrics of all and validation is shared. Threads do so
     /// anyway. Each item is sent once.
     #[must_use]
@@ -270,17 +233,77 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         TrainItem<LC>: RankItem,
         ValidItem<LC>: RankItem,
     {
-        self.train_carrier = Some(Carrier::new());
-        self.valid_carrier = Some(Carrier::new());
+        self.train_format = Some(Format::new());
+        self.valid_format = Some(Format::new());
         self
     }
 
-    /// Whether this program renders and writes: it has rank 0.
-    fn is_front(&self) -> bool {
+    /// Whether this program renders and writes.
+    fn has_rank_0(&self) -> bool {
         match &self.ranks {
             Ranks::Threads { .. } => true,
             Ranks::Process { group, .. } => group.rank() == 0,
         }
+    }
+}
+
+impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for ZeroStrategy<LC> {
+    /// Burn's own on rank 0; elsewhere the same without events.
+    fn train(
+        &self,
+        learner: Learner<LC>,
+        train: TrainLoader<LC>,
+        valid: ValidLoader<LC>,
+        components: TrainingComponents<LC>,
+    ) -> LearningResult<LC::InferenceModel> {
+        if self.has_rank_0() {
+            return WithEvents(self).train(learner, train, valid, components);
+        }
+        let (mut learner, mut epoch) = (learner, 1);
+        if let Some(saved) = components.checkpoint {
+            if let Some(checkpointer) = &components.checkpointer {
+                learner = checkpointer.load_checkpoint(learner, &Default::default(), saved);
+            }
+            epoch = saved + 1;
+        }
+        let (model, processor) = self.fit(components, learner, train, valid, epoch);
+        LearningResult {
+            model: model.valid(),
+            renderer: processor.renderer(),
+        }
+    }
+
+    fn fit(
+        &self,
+        components: TrainingComponents<LC>,
+        learner: Learner<LC>,
+        train: TrainLoader<LC>,
+        valid: ValidLoader<LC>,
+        epoch: usize,
+    ) -> Fitted<LC> {
+        raise(self.try_fit(Start {
+            components,
+            learner,
+            train,
+            valid,
+            epoch,
+        }))
+    }
+}
+
+/// What Burn does around every strategy.
+struct WithEvents<'a, LC: LearningComponentsTypes>(&'a ZeroStrategy<LC>);
+
+impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for WithEvents<'_, LC> {
+    fn fit(
+        &self,
+        components: TrainingComponents<LC>,
+        learner: Learner<LC>,
+        train: TrainLoader<LC>,
+        valid: ValidLoader<LC>,
+        epoch: usize,
+    ) -> Fitted<LC> {
+        self.0.fit(components, learner, train, valid, epoch)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A Learner, on processes and on threads, bare and with each of the layers around its optimizer.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use burn::backend::Autodiff;
 use burn::lr_scheduler::{
@@ -11,7 +11,7 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::Learner;
-use burn_accum::{AccumConfig, MultiSteps, PerUpdate, flush_request};
+use burn_accum::{AccumConfig, MultiSteps, PerUpdate};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_flex::Flex;
 use burn_zero::{
@@ -90,43 +90,36 @@ impl Layers {
         match self {
             Self::Bare => {
                 let model = Model::<B>::new();
-                let learner = move || Learner::new(model.clone(), zero(), ConstantLr::new(0.1));
-                train(ranks, learner, rows(0, 21), false, String::new)
+                let learner = Learner::new(model, zero(), ConstantLr::new(0.1));
+                train(ranks, learner, rows(0, 21), String::new)
             }
             Self::Dropout => {
                 let model = Model::<B>::new().dropping(0.3);
-                let learner = move || {
-                    let zero = zero().with_seed(7);
-                    Learner::new(model.clone(), zero, ConstantLr::new(0.1))
-                };
-                train(ranks, learner, rows(0, 21), false, String::new)
+                let learner = Learner::new(model, zero().with_seed(7), ConstantLr::new(0.1));
+                train(ranks, learner, rows(0, 21), String::new)
             }
             Self::Scaler => scaled(ranks, world_size),
             Self::Accumulation => {
                 let model = Model::<B>::new();
-                let learner = move || {
-                    let steps = MultiSteps::new(zero(), AccumConfig::mean(4)).unwrap();
-                    let scheduler = PerUpdate::new(falling(), &steps.updates());
-                    Learner::new(model.clone(), steps, scheduler)
-                };
+                let steps = MultiSteps::new(zero(), AccumConfig::mean(4)).unwrap();
+                let scheduler = PerUpdate::new(falling(), &steps.updates());
+                let learner = Learner::new(model, steps, scheduler);
                 let data = rows(0, 6 * MICRO_BATCH * world_size - 3);
-                train(ranks, learner, data, true, String::new)
+                train(ranks, learner, data, String::new)
             }
             Self::Tokens => {
                 let model = Model::<B>::new().counting();
-                let learner = move || {
-                    let zero = zero();
-                    let items = zero.items_of_all_ranks();
-                    let steps = MultiSteps::new(zero, AccumConfig::tokens(2)).unwrap();
-                    let steps = steps.with_items_of_all_ranks(items);
-                    Learner::new(model.clone(), steps, ConstantLr::new(0.05))
-                };
+                let zero = zero();
+                let items = zero.items_of_all_ranks();
+                let steps = MultiSteps::new(zero, AccumConfig::tokens(2)).unwrap();
+                let steps = steps.with_items_of_all_ranks(items);
+                let learner = Learner::new(model, steps, ConstantLr::new(0.05));
                 let mut data = rows(0, 5 * MICRO_BATCH * world_size);
                 for (micro_batch, rows) in data.chunks_mut(MICRO_BATCH).enumerate() {
                     let padding = (micro_batch / 3 + micro_batch % 2) % MICRO_BATCH;
                     rows[..padding].iter_mut().for_each(|row| row.weight = 0.0);
                 }
-                train(ranks, learner, data, true, String::new)
+                train(ranks, learner, data, String::new)
             }
         }
     }
@@ -134,31 +127,21 @@ impl Layers {
 
 /// The last rank's second step leaves f16.
 fn scaled(ranks: Ranks, world_size: usize) -> (Trained, bool) {
-    let scalers = Arc::new(Mutex::new(Vec::<GradScaler>::new()));
-    let (of_ranks, model) = (scalers.clone(), Model::<Half>::new());
-    let learner = move || {
-        let config = GradScalerConfig {
-            init_scale: 1024.0,
-            ..GradScalerConfig::default()
-        };
-        let scaler = GradScaler::new(config).unwrap();
-        of_ranks.lock().unwrap().push(scaler.clone());
-        Learner::new(model.clone(), scaler.wrap(zero()), falling())
+    let config = GradScalerConfig {
+        init_scale: 1024.0,
+        ..GradScalerConfig::default()
     };
+    let scaler = GradScaler::new(config).unwrap();
+    let learner = Learner::new(Model::<Half>::new(), scaler.wrap(zero()), falling());
     let mut data = rows(0, 4 * MICRO_BATCH * world_size);
     let of_last = 4 * MICRO_BATCH * (world_size - 1);
     data[of_last + MICRO_BATCH + 1].weight = 3e6;
     let told = move || {
-        let scalers = scalers.lock().unwrap();
-        let each = scalers.iter();
-        let mut each: Vec<_> = each
-            .map(|scaler| (scaler.skipped_steps(), scaler.steps(), scaler.scale()))
-            .collect();
-        each.dedup();
-        format!(" scaler {each:?}") // one for all ranks
+        let counts = (scaler.skipped_steps(), scaler.steps(), scaler.scale());
+        format!(" scaler {counts:?}")
     };
-    let (trained, is_seen) = train(ranks, learner, data, false, told);
-    let skipped = "[(2, 8, 256.0)]"; // once an epoch
+    let (trained, is_seen) = train(ranks, learner, data, told);
+    let skipped = "(2, 8, 256.0)"; // once an epoch
     assert!(trained.trained.ends_with(skipped), "{}", trained.trained);
     (trained, is_seen)
 }
@@ -178,9 +161,8 @@ fn falling() -> LinearLrScheduler {
 /// Two epochs. `told` is added to what the training came to.
 fn train<B, O, S>(
     ranks: Ranks,
-    learner: impl Fn() -> Learner<Components<B, O, S>> + Clone + Send + Sync + 'static,
+    learner: Learner<Components<B, O, S>>,
     data: Vec<Row>,
-    flushes: bool,
     told: impl FnOnce() -> String,
 ) -> (Trained, bool)
 where
@@ -188,17 +170,14 @@ where
     O: Optimizer<Model<B>, B> + 'static,
     S: LrScheduler + 'static,
 {
-    let mut strategy = match ranks {
+    let strategy = match ranks {
         Ok(group) => ZeroStrategy::process(Arc::new(group)).sharing_items(),
-        Err(ranks) => ZeroStrategy::threads(ranks).with_learners(learner.clone()),
+        Err(ranks) => ZeroStrategy::threads(ranks),
     };
-    if flushes {
-        strategy = strategy.with_epoch_end(flush_request::<B>);
-    }
     let mut setup = Setup::new(data, 2);
     setup.valid = rows(1000, 1017);
     let (watch, strategy) = (Watch::default(), Some(strategy.into()));
-    let outcome = train_shown(learner(), setup, strategy, watch.clone(), watch.renderer());
+    let outcome = train_shown(learner, setup, strategy, watch.clone(), watch.renderer());
     Trained::of(&outcome, &told())
 }
 

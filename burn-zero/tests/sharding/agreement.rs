@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_zero::{ProcessGroup, Stage, ZeroError, ZeroOptimizer, ZeroSettings};
@@ -11,42 +12,84 @@ use super::support::*;
 
 const STEPS: usize = 5;
 
+/// Steps of a scaler around a `ZeroOptimizer`, of which rank 1 overflows in the third.
+fn overflow_once<A: AutodiffBackend>(stage: Stage, world_size: usize) {
+    let train = |group: Arc<dyn ProcessGroup>| {
+        let rank = group.rank();
+        let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
+        let adam = AdamWConfig::new().init();
+        let mut zero = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
+        let mut model = zero.prepare::<A, _>(Net::new(&Default::default()))?;
+        let mut optimizer = scaler.wrap(zero);
+        let mut seen = Vec::new();
+        for step in 0..STEPS {
+            let mut loss = model.loss(batch(step, rank, world_size));
+            if step == 2 && rank == 1 {
+                loss = loss * f32::INFINITY;
+            }
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            let before = parameters(&model);
+            model = optimizer.step(0.05, model, gradients);
+            seen.push((scaler.scale(), before == parameters(&model)));
+        }
+        Ok((seen, scaler.skipped_steps(), parameters(&model)))
+    };
+    let (seen, skipped, _) = on_ranks(world_size, train);
+    assert_eq!(skipped, 1, "{stage:?}");
+    let scales = [65536.0, 65536.0, 32768.0, 32768.0, 32768.0];
+    for (step, ((scale, unchanged), expected)) in seen.into_iter().zip(scales).enumerate() {
+        assert_eq!(
+            (scale, unchanged),
+            (expected, step == 2),
+            "{stage:?}, step {step}"
+        );
+    }
+}
+
 #[test]
 fn one_rank_overflows_and_all_skip() {
-    type Mixed = Autocast<B, F16>;
     for stage in STAGES {
         for world_size in 2..=3 {
-            let train = |group: Arc<dyn ProcessGroup>| {
-                let rank = group.rank();
-                let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
-                let adam = AdamWConfig::new().init();
-                let mut zero = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
-                let mut model = zero.prepare::<Mixed, _>(Net::new(&Default::default()))?;
-                let mut optimizer = scaler.wrap(zero);
-                let mut seen = Vec::new();
-                for step in 0..STEPS {
-                    let mut loss = model.loss(batch(step, rank, world_size));
-                    if step == 2 && rank == 1 {
-                        loss = loss * f32::INFINITY;
-                    }
-                    let gradients = GradientsParams::from_grads(loss.backward(), &model);
-                    let before = parameters(&model);
-                    model = optimizer.step(0.05, model, gradients);
-                    seen.push((scaler.scale(), before == parameters(&model)));
-                }
-                Ok((seen, scaler.skipped_steps(), parameters(&model)))
-            };
-            let (seen, skipped, _) = on_ranks(world_size, train);
-            assert_eq!(skipped, 1, "{stage:?}");
-            let scales = [65536.0, 65536.0, 32768.0, 32768.0, 32768.0];
-            for (step, ((scale, unchanged), expected)) in seen.into_iter().zip(scales).enumerate() {
-                assert_eq!(
-                    (scale, unchanged),
-                    (expected, step == 2),
-                    "{stage:?}, step {step}"
-                );
-            }
+            overflow_once::<Autocast<B, F16>>(stage, world_size);
         }
+    }
+}
+
+/// Stages 0 and 1 need no `Sharded`, and a skip on one rank is one on all there too.
+#[test]
+fn so_they_do_on_burns_backend() {
+    for stage in [Stage::DataParallel, Stage::OptimizerState] {
+        overflow_once::<Autocast<Plain, F16>>(stage, 2);
+    }
+}
+
+/// Finite micro-batches whose sum overflows on one rank only: the window is skipped on all.
+#[test]
+fn a_window_that_overflows_on_one_rank_is_skipped_on_all() {
+    for stage in STAGES {
+        let (seen, skipped) = on_ranks(2, |group| {
+            let rank = group.rank();
+            let sgd = SgdConfig::new().init();
+            let mut zero = ZeroOptimizer::new(sgd, group, small_buckets(stage))?;
+            let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
+            let mut optimizer = MultiSteps::new(zero, AccumConfig::mean(2)).unwrap();
+            let mut seen = Vec::new();
+            for step in 0..4 {
+                let mut loss = model.loss(batch(step / 2, rank, 2));
+                if step < 2 && rank == 1 {
+                    // The gradient of one element, f32's largest number (of the mean over ranks: half of it, in both).
+                    loss = loss + model.sometimes.val().narrow(0, 0, 1) * f32::MAX;
+                }
+                let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                let before = parameters(&model);
+                model = optimizer.step(1e-3, model, gradients);
+                seen.push(before != parameters(&model));
+            }
+            Ok((seen, optimizer.updates().skipped_updates()))
+        });
+        let overflows = stage != Stage::Gradients; // which halves each before they are added up
+        assert_eq!(seen, [false, !overflows, false, true], "{stage:?}");
+        assert_eq!(skipped, u64::from(overflows), "{stage:?}");
     }
 }
 

@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::module::{Module, Param};
+use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer, SgdConfig};
+use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, Bf16};
-use burn_zero::{ParameterShards, ProcessGroup, SingleRank, Stage, ZeroOptimizer};
+use burn_zero::{
+    ParameterShards, Partition, ProcessGroup, SingleRank, Stage, ZeroOptimizer, ZeroSettings,
+};
 
 use super::support::*;
 
@@ -112,4 +116,43 @@ fn micro_batches(ranks: usize) -> Vec<Vec<f32>> {
         }
     }
     moved(&parameters(&model))
+}
+
+/// Muon multiplies matrices in the optimizer, which autocast must leave in f32 whoever computed the gradient. All ranks have the same
+/// data, whose mean is that of one, bit for bit.
+#[test]
+fn gradients_from_the_host_are_gradients() {
+    #[derive(Module, Debug)]
+    struct Matrices<B: Backend> {
+        layers: Vec<Param<Tensor<B, 2>>>,
+    }
+    let train = |ranks: usize, stage: Stage| {
+        on_ranks(ranks, |group| {
+            let settings = ZeroSettings {
+                partition: Partition::Whole,
+                ..small_buckets(stage)
+            };
+            let mut optimizer = ZeroOptimizer::new(MuonConfig::new().init(), group, settings)?;
+            let layers = (0..3).map(|seed| {
+                let weight = TensorData::new(values(49, seed), [7, 7]);
+                Param::from_data(weight, &Default::default())
+            });
+            let model = Matrices::<Mixed> {
+                layers: layers.collect(),
+            };
+            let mut model = optimizer.prepare(model)?;
+            for step in 0..STEPS {
+                let layers = model.layers.iter();
+                let y = layers.fold(batch(step, 0, 1), |x, layer| x.matmul(layer.val()).tanh());
+                let loss = y.cast(burn::tensor::DType::F32).square().mean();
+                let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                model = optimizer.step(0.05, model, gradients);
+            }
+            Ok(parameters(&model))
+        })
+    };
+    let one = train(1, Stage::OptimizerState);
+    for stage in STAGES {
+        assert_eq!(train(2, stage), one, "{stage:?}");
+    }
 }

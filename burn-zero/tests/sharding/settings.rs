@@ -119,8 +119,7 @@ fn or_at_the_end_which_says_after_which_step() {
         };
         let at = match stage {
             Stage::Gradients => "after step 5 (",
-            // Backward agrees on what is non-finite first.
-            _ => "which gradients are non-finite",
+            _ => "step 6, lr 0.05 (",
         };
         assert!(
             message.contains("rank 1 left after") && message.contains(at),

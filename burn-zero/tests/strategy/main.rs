@@ -9,8 +9,10 @@ mod burns;
 mod carried;
 #[path = "../support/child.rs"]
 mod child;
+mod cut_off;
 #[path = "../../../burn-accum/tests/strategy/equal.rs"]
 mod equal;
+mod guide;
 mod layers;
 #[path = "../../../burn-accum/tests/strategy/learner.rs"]
 mod learner;

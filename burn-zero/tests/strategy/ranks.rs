@@ -2,8 +2,7 @@
 
 use burn::lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
-use burn::train::Learner;
-use burn_accum::{AccumConfig, AccumulatingStrategy, MultiSteps, PerUpdate, flush_request};
+use burn_accum::{AccumConfig, AccumulatingStrategy, MultiSteps, PerUpdate};
 use burn_zero::{Stage, Uneven, ZeroOptimizer, ZeroSettings, ZeroStrategy};
 
 use crate::learner::{MICRO_BATCH, Outcome, Setup, Stop, train};
@@ -176,26 +175,20 @@ fn open_windows_are_applied_at_the_end_of_an_epoch() {
     assert_eq!(counter.updates(), 4);
 
     for stage in Stage::ALL {
-        let model = start.clone();
-        let learner = move || {
-            let zero =
-                ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(stage));
-            let steps = MultiSteps::new(zero, AccumConfig::mean(4)).unwrap();
-            let falling = LinearLrSchedulerConfig::new(0.1, 0.01, 40).init().unwrap();
-            let scheduler = PerUpdate::new(falling, &steps.updates());
-            Learner::new(model.clone(), steps, scheduler)
-        };
-        let strategy = ZeroStrategy::threads(2)
-            .with_learners(learner.clone())
-            .with_epoch_end(flush_request::<Z>);
-        let watch = crate::watch::Watch::default();
-        let ours = crate::learner::train_shown(
-            learner(),
-            Setup::new(repeated(&data, 2), 2),
+        let zero = ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(stage));
+        let steps = MultiSteps::new(zero, AccumConfig::mean(4)).unwrap();
+        let counter = steps.updates();
+        let scheduler = PerUpdate::new(falling(), &counter);
+        let setup = Setup::new(repeated(&data, 2), 2);
+        let strategy = ZeroStrategy::threads(2);
+        let ours = train(
+            start.clone(),
+            steps,
+            scheduler,
+            setup,
             Some(strategy.into()),
-            watch.clone(),
-            watch.renderer(),
         );
         assert_eq!(bits(&ours.model), bits(&alone.model), "{stage}");
+        assert_eq!(counter.updates(), 4); // rank 0's
     }
 }

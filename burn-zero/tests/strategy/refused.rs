@@ -2,6 +2,8 @@
 
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::lr_scheduler::{LrScheduler, constant::ConstantLr};
@@ -11,7 +13,8 @@ use burn::train::{Learner, TrainingStrategy};
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_zero::group::AfterFault;
 use burn_zero::{
-    GroupOptions, ParameterShards, Stage, Uneven, ZeroOptimizer, ZeroSettings, ZeroStrategy,
+    GroupOptions, ParameterShards, ProcessGroup, Stage, ThreadGroup, Uneven, ZeroOptimizer,
+    ZeroSettings, ZeroStrategy,
 };
 
 use crate::child::{ended, is_child};
@@ -87,16 +90,6 @@ fn an_optimizer_that_cannot_be_cut() {
 }
 
 #[test]
-fn clones_that_share_their_state() {
-    let _turn = crate::turn();
-    let adam = zero(AdamWConfig::new().init());
-    let steps = MultiSteps::new(adam, AccumConfig::mean(2)).unwrap();
-    let strategy = ZeroStrategy::threads(2);
-    let (message, _) = refused(steps, ConstantLr::new(0.1), setup(), strategy);
-    assert!(message.contains("with_learners"), "{message}");
-}
-
-#[test]
 fn burns_own_accumulation() {
     let _turn = crate::turn();
     let mut setup = setup();
@@ -135,25 +128,21 @@ fn a_device_for_each_rank() {
 fn states_of_different_steps() {
     let _turn = crate::turn();
     let start = Model::<Z>::new();
-    let learner = move |steps: usize| {
+    let trained = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
         let mut before = AdamWConfig::new().init::<Z, Model<Z>>();
-        for _ in 0..steps {
+        for _ in 0..11 + ProcessGroup::rank(&group) {
             let loss = start.loss_sum(&rows(0, 4));
             let gradients = GradientsParams::from_grads(loss.backward(), &start);
             let _ = before.step(0.1, start.clone(), gradients);
         }
         let adam = AdamWConfig::new().init::<Z, ParameterShards<Z>>();
         let adam = zero(adam.load_record(before.to_record()));
-        Learner::new(start.clone(), adam, ConstantLr::new(0.1))
-    };
-    let others = learner.clone();
-    let strategy = ZeroStrategy::threads(2).with_learners(move || others(12));
-    let watch = Watch::default();
-    let trained = catch_unwind(AssertUnwindSafe(|| {
-        let (strategy, renderer) = (Some(strategy.into()), watch.renderer());
-        train_shown(learner(11), setup(), strategy, watch.clone(), renderer);
-    }));
-    let message = *trained.err().unwrap().downcast::<String>().unwrap();
+        let learner = Learner::new(start.clone(), adam, ConstantLr::new(0.1));
+        let strategy = Some(ZeroStrategy::process(Arc::new(group)).into());
+        let watch = Watch::default();
+        train_shown(learner, setup(), strategy, watch.clone(), watch.renderer());
+    });
+    let message = trained.unwrap_err().to_string();
     // 17 rows are 3 steps of a rank.
     let told = "state of the optimizer: rank";
     assert!(message.contains(told), "{message}");
@@ -172,19 +161,27 @@ enum Schedule {
     Hang,
 }
 
-impl LrScheduler for Schedule {
+/// On the threads of ranks other than rank 0; constant there.
+#[derive(Clone, Copy)]
+struct OfOthers(Schedule);
+
+impl LrScheduler for OfOthers {
     type Record<B: Backend> = ();
 
     fn step(&mut self) -> f64 {
-        match self {
-            Self::Constant => 0.1,
-            Self::Other => 0.2,
-            Self::OtherAtFirst => {
-                *self = Self::Constant;
+        let rank = thread::current();
+        if !rank.name().is_some_and(|name| name.starts_with("rank ")) {
+            return 0.1;
+        }
+        match self.0 {
+            Schedule::Constant => 0.1,
+            Schedule::Other => 0.2,
+            Schedule::OtherAtFirst => {
+                self.0 = Schedule::Constant;
                 0.2
             }
-            Self::Panic => panic!("the schedule is over"),
-            Self::Hang => loop {
+            Schedule::Panic => panic!("the schedule is over"),
+            Schedule::Hang => loop {
                 spin_loop();
             },
         }
@@ -203,16 +200,10 @@ fn others(schedule: Schedule) -> String {
 }
 
 fn others_in(schedule: Schedule, options: GroupOptions) -> String {
-    let learner = move || {
-        let adam = zero(AdamWConfig::new().init());
-        Learner::new(Model::<Z>::new(), adam, schedule)
-    };
-    let strategy = ZeroStrategy::threads(3)
-        .with_learners(learner)
-        .with_options(options);
+    let strategy = ZeroStrategy::threads(3).with_options(options);
     let adam = zero(AdamWConfig::new().init());
     let started = Instant::now();
-    let (message, _) = refused(adam, Schedule::Constant, setup(), strategy);
+    let (message, _) = refused(adam, OfOthers(schedule), setup(), strategy);
     assert!(started.elapsed() < Duration::from_secs(30));
     message
 }
@@ -238,10 +229,9 @@ fn schedules_that_differ_are_found_in_the_first_step() {
 #[test]
 fn schedules_that_differ_within_a_window_are_found_too() {
     let _turn = crate::turn();
-    let steps = || MultiSteps::new(zero(AdamWConfig::new().init()), AccumConfig::mean(2)).unwrap();
-    let other = move || Learner::new(Model::<Z>::new(), steps(), Schedule::OtherAtFirst);
-    let strategy = ZeroStrategy::threads(2).with_learners(other);
-    let (message, _) = refused(steps(), Schedule::Constant, setup(), strategy);
+    let steps = MultiSteps::new(zero(AdamWConfig::new().init()), AccumConfig::mean(2)).unwrap();
+    let schedule = OfOthers(Schedule::OtherAtFirst);
+    let (message, _) = refused(steps, schedule, setup(), ZeroStrategy::threads(2));
     let told = "learning rate, training, epoch 1, step 1: rank";
     assert!(message.contains(told), "{message}");
 }

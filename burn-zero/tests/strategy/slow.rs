@@ -60,7 +60,7 @@ impl<B: Backend> Batcher<B, Row, Vec<Row>> for AsTheyAre {
     }
 }
 
-fn loader<B: Backend>(rows: Vec<Row>, batch_size: usize) -> Arc<dyn DataLoader<B, Vec<Row>>> {
+pub fn loader<B: Backend>(rows: Vec<Row>, batch_size: usize) -> Arc<dyn DataLoader<B, Vec<Row>>> {
     let builder = DataLoaderBuilder::new(AsTheyAre).batch_size(batch_size);
     builder.build(InMemDataset::new(rows))
 }

@@ -1,6 +1,5 @@
 //! Models with running statistics, which clones share and each rank makes of its own batches.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,7 +23,6 @@ use burn::train::{
 use burn_flex::Flex;
 use burn_zero::{
     GroupOptions, ParameterShards, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings, ZeroStrategy,
-    independent,
 };
 use tempfile::{TempDir, tempdir};
 
@@ -163,14 +161,10 @@ fn options() -> GroupOptions {
     GroupOptions::with_deadline(DEADLINE)
 }
 
-/// As threads, each with a model of its own.
+/// As threads, each with a copy of the model.
 fn on_threads(epochs: usize, resume: Option<(usize, &Path)>) -> Trained {
-    let model = Normed::<Z>::new();
-    let make = move || learner(independent::<Z, _>(&model));
-    let strategy = ZeroStrategy::threads(RANKS)
-        .with_options(options())
-        .with_learners(make.clone());
-    launch(make(), strategy, epochs, resume)
+    let strategy = ZeroStrategy::threads(RANKS).with_options(options());
+    launch(learner(Normed::new()), strategy, epochs, resume)
 }
 
 /// As programs.
@@ -225,31 +219,23 @@ fn threads_are_programs_and_a_resumed_training_is_whole() {
     assert_eq!(resumed, whole[RANKS..]);
 }
 
-/// Clones share their statistics; a Learner takes no other model.
+/// A rank trains its own statistics: neither those of the model that the Learner was made of, nor, as programs, those of a model that all have.
 #[test]
-fn clones_are_refused_with_what_to_do() {
+fn clones_are_made_independent() {
     let _turn = crate::turn();
+    let expected = on_threads(1, None);
     let model = Normed::<Z>::new();
-    let clones = {
-        let model = model.clone();
-        move || learner(model.clone())
-    };
-    let strategy = || ZeroStrategy::threads(3).with_options(options());
-    // Also where only ranks 1 and 2 have a model in common.
-    let others = strategy().with_learners(clones.clone());
-    let cases = [
-        (learner(model.clone()), strategy()),
-        (clones(), strategy().with_learners(clones)),
-        (learner(Normed::new()), others),
-    ];
-    for (learner, strategy) in cases {
-        let trained = catch_unwind(AssertUnwindSafe(|| launch(learner, strategy, 1, None)));
-        let panic = trained.err().expect("it is refused");
-        let message = *panic.downcast::<String>().expect("a message");
-        assert!(message.contains("`norm.running_mean`"), "{message}");
-        assert!(message.contains("burn_zero::independent"), "{message}");
-    }
-    let untouched = values(&Normed::<Z>::new().valid());
+    let untouched = values(&model.valid());
+    let strategy = || ZeroStrategy::threads(RANKS).with_options(options());
+    let threads = launch(learner(model.clone()), strategy(), 1, None);
     assert_eq!(values(&model.valid()), untouched);
-    assert!(!model.norm.running_mean.value().is_require_grad());
+    let programs = ThreadGroup::spawn(RANKS, options(), |group| {
+        let strategy = ZeroStrategy::process(Arc::new(group)).sharing_items();
+        launch(learner(model.clone()), strategy, 1, None)
+    });
+    for trained in [&threads, &programs.unwrap()[0]] {
+        assert_eq!(values(&trained.model), values(&expected.model));
+        assert_eq!(trained.watch.lines(), expected.watch.lines());
+    }
+    assert_eq!(values(&model.valid()), untouched);
 }

@@ -9,8 +9,8 @@ use burn::train::renderer::MetricsRenderer;
 use burn::train::{LearningComponentsTypes, SupervisedTraining};
 use burn_accum::{
     AccumConfig, AccumProgress, AccumulatingStrategy, ClipGlobalNorm, EpochTail, MicroBatchSearch,
-    MultiSteps, PerUpdate, UpdateCounter, UpdatesMetric, find_micro_batch, flush_request,
-    host_memory_bytes, rehearse,
+    MultiSteps, PerUpdate, UpdateCounter, UpdatesMetric, find_micro_batch, host_memory_bytes,
+    rehearse,
 };
 use burn_zero::ZeroStrategy;
 
@@ -158,7 +158,6 @@ impl Updates {
         } else {
             ZeroStrategy::process(rank.group().clone())
                 .with_devices(vec![device.clone()])
-                .with_epoch_end(flush_request::<B>)
                 .sharing_items()
                 .into()
         };

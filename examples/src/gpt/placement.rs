@@ -9,6 +9,7 @@ use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer
 use burn::record::Record;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_accum::ClipGlobalNorm;
+use burn_decorator::message;
 use burn_flex::Flex;
 use burn_zero::{
     HostAdamWConfig, HostOffload, OffloadConfig, OffloadRecord, OffloadedAdamW, OptimizerConfig,
@@ -146,7 +147,9 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizer<M, B> for Located<B, M>
             Place::Host(optimizer) => optimizer.step(lr, module, grads),
             Place::HostBackend(optimizer) => optimizer.step(lr, module, grads),
         };
-        self.held.note_step(elements, || self.state_bytes());
+        if message::received().is_none() {
+            self.held.note_step(elements, || self.state_bytes());
+        }
         module
     }
 
@@ -157,7 +160,9 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizer<M, B> for Located<B, M>
             Place::Host(optimizer) => optimizer.step_multi(lr, module, grads),
             Place::HostBackend(optimizer) => optimizer.step_multi(lr, module, grads),
         };
-        self.held.note_step(elements, || self.state_bytes());
+        if message::received().is_none() {
+            self.held.note_step(elements, || self.state_bytes());
+        }
         module
     }
 
@@ -239,7 +244,9 @@ impl<B: AutodiffBackend> Optimizer<Gpt<B>, B> for Placed<B> {
     type Record = LocatedRecord<B>;
 
     fn step(&mut self, lr: LearningRate, module: Gpt<B>, grads: GradientsParams) -> Gpt<B> {
-        self.held.note_update();
+        if message::received().is_none() {
+            self.held.note_update();
+        }
         match &mut self.ranks {
             Ranks::One(optimizer) => {
                 self.held.note_gradients(gradient_bytes(&module, &grads));
@@ -259,7 +266,9 @@ impl<B: AutodiffBackend> Optimizer<Gpt<B>, B> for Placed<B> {
         module: Gpt<B>,
         grads: MultiGradientsParams,
     ) -> Gpt<B> {
-        self.held.note_update();
+        if message::received().is_none() {
+            self.held.note_update();
+        }
         match &mut self.ranks {
             Ranks::One(optimizer) => optimizer.step_multi(lr, module, grads),
             Ranks::Many(optimizer) => {

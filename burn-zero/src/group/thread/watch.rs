@@ -3,13 +3,16 @@
 use std::{io::Write, process, sync::Arc, thread, time::Duration};
 
 use super::mailboxes::Mailboxes;
-use crate::group::{AfterFault, GroupFault};
+use crate::group::{AfterFault, GroupFault, unfinished};
 
 /// Ranks that learn of a fault while they compute end within this, mostly: nothing is said of them.
 const QUIET: Duration = Duration::from_millis(500);
 
 /// What runs at the end of a process may wait for the thread that hangs.
 const LAST: Duration = Duration::from_secs(2);
+
+/// Files that are being written have so long to be complete before the process ends.
+const LONGEST_WRITE: Duration = Duration::from_secs(600);
 
 /// Waits for the threads of a group. It is no member: the group does not live longer for it.
 pub(crate) struct Watch {
@@ -46,8 +49,17 @@ impl Watch {
                 let running = self
                     .mailboxes
                     .wait_for_ends(Some(grace.saturating_sub(QUIET)));
+                if running.is_empty() {
+                    return;
+                }
+                let complete = unfinished::finish(LONGEST_WRITE);
+                // One that waited for its files may have ended.
+                let running = self.mailboxes.wait_for_ends(Some(QUIET));
                 if !running.is_empty() {
-                    let ends = "not end, so the process ends";
+                    let ends = match complete {
+                        true => "not end, so the process ends",
+                        false => "not end, so the process ends, before a record was written",
+                    };
                     say(&fault, &running, ["does", "do"], ends);
                     end_process();
                 }

@@ -8,6 +8,7 @@ use burn::module::{AutodiffModule, ParamId};
 use burn::optim::{AdamW, GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::{TensorMetadata, backend::AutodiffBackend};
 use burn_backend::Backend;
+use burn_decorator::message;
 
 use super::device;
 use super::placement::Placement;
@@ -190,6 +191,9 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizer<M, B> for OffloadedAdam
     type Record = OffloadRecord<B::InnerBackend>;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+        if message::received().is_some() {
+            return module;
+        }
         raise(self.advance(lr, module, grads.into()))
     }
 

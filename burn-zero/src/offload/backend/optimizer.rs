@@ -12,6 +12,7 @@ use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive, backend::AutodiffBac
 use burn_autodiff::Autodiff;
 use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
+use burn_decorator::message;
 
 use super::record::HostRecord;
 use crate::host::HostRead;
@@ -270,6 +271,9 @@ where
     type Record = HostRecord<Autodiff<H>, O::Record>;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
+        if message::received().is_some() {
+            return module;
+        }
         raise(self.advance(lr, module, grads.into()))
     }
 

@@ -1,0 +1,132 @@
+//! Messages to optimizers that are hidden in others.
+//!
+//! A `Learner` hides its optimizer, and decorators hide theirs. A message reaches them on the way of the gradients: the sender calls `step`
+//! of the outermost optimizer without gradients inside of [`send`]. A decorator looks for a message first of all in its `step`. If there is
+//! one, it does what the message says of decorators of its kind, and otherwise calls `step` of the optimizer that it wraps, without counting, checking
+//! or scaling anything. An optimizer that knows no messages sees a step without gradients, which changes nothing.
+//!
+//! ```
+//! use burn_decorator::message::{self, Message};
+//!
+//! struct Window { open: u32, updates: u32 }
+//!
+//! impl Window {
+//!     fn step(&mut self) {
+//!         if message::received() == Some(Message::Flush) {
+//!             self.updates += u32::from(self.open > 0);
+//!             self.open = 0;
+//!         } else if message::received().is_none() {
+//!             self.open += 1;
+//!         } // else: `self.inner.step(..)`
+//!     }
+//! }
+//!
+//! let mut window = Window { open: 0, updates: 0 };
+//! window.step();
+//! message::send(Message::Flush, || window.step());
+//! assert_eq!((window.open, window.updates), (0, 1));
+//! ```
+
+use core::cell::Cell;
+
+/// What a step without gradients asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// An accumulation of gradients applies its open window with its true weights, in [`answer`], so that the update is an ordinary step of the
+    /// optimizer inside.
+    Flush,
+    /// Each decorator [`report`]s what those around it must know: see [`describe`].
+    Describe,
+    /// To the optimizer that works with other ranks. What it is to do is between it and the sender, who is of the same crate.
+    Ranks,
+}
+
+/// What is inside of an optimizer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Inside {
+    /// A loss scaler, which looks at the gradients of each step.
+    pub loss_scaler: bool,
+    /// An optimizer that reduces gradients over ranks, and waits for the device in each step.
+    pub ranks: bool,
+}
+
+thread_local! {
+    static MESSAGE: Cell<Option<Message>> = const { Cell::new(None) };
+    static INSIDE: Cell<Inside> = const { Cell::new(Inside { loss_scaler: false, ranks: false }) };
+}
+
+/// Sets a cell for as long as it lives.
+struct Scope<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
+
+impl<T: Copy> Scope<T> {
+    fn enter(key: &'static std::thread::LocalKey<Cell<T>>, value: T) -> Self {
+        Self(key, key.replace(value))
+    }
+}
+
+impl<T: Copy> Drop for Scope<T> {
+    fn drop(&mut self) {
+        self.0.set(self.1);
+    }
+}
+
+/// Runs `step`, which is a call of an optimizer's `step` without gradients, as `message`.
+pub fn send<R>(message: Message, step: impl FnOnce() -> R) -> R {
+    let _scope = Scope::enter(&MESSAGE, Some(message));
+    step()
+}
+
+/// The message that this step is; `None` if it is a step.
+pub fn received() -> Option<Message> {
+    MESSAGE.get()
+}
+
+/// Runs `act`, what a message asks for. Steps in it are ordinary ones.
+pub fn answer<R>(act: impl FnOnce() -> R) -> R {
+    let _scope = Scope::enter(&MESSAGE, None);
+    act()
+}
+
+/// Runs `step`, which is a call of an optimizer's `step` without gradients, and says what is inside of that optimizer.
+pub fn describe<R>(step: impl FnOnce() -> R) -> (R, Inside) {
+    let _scope = Scope::enter(&INSIDE, Inside::default());
+    let result = send(Message::Describe, step);
+    (result, INSIDE.get())
+}
+
+/// Answers [`Message::Describe`], if this step is one: `tell` sets what the caller is.
+pub fn report(tell: impl FnOnce(&mut Inside)) {
+    if received() == Some(Message::Describe) {
+        let mut inside = INSIDE.get();
+        tell(&mut inside);
+        INSIDE.set(inside);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_there_until_its_step_ends_but_not_in_the_answer() {
+        assert_eq!(received(), None);
+        send(Message::Flush, || {
+            answer(|| assert_eq!(received(), None));
+            assert_eq!(received(), Some(Message::Flush));
+        });
+        let result = std::panic::catch_unwind(|| send(Message::Ranks, || panic!("in the step")));
+        assert!(result.is_err());
+        assert_eq!(received(), None);
+    }
+
+    #[test]
+    fn what_is_inside_is_told_to_the_innermost_who_asks() {
+        let ((), all) = describe(|| {
+            report(|inside| inside.ranks = true);
+            let ((), innermost) = describe(|| report(|inside| inside.loss_scaler = true));
+            assert!(innermost.loss_scaler && !innermost.ranks);
+        });
+        assert!(all.ranks && !all.loss_scaler);
+        report(|_| unreachable!("this is no message"));
+    }
+}

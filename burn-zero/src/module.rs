@@ -1,0 +1,202 @@
+//! Walking over the tensors of a module by their paths, as closures: a module's order is that of its visitors and mappers.
+
+use std::collections::HashMap;
+
+use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{
+    BasicOps, Bool, Float, Int, Tensor, TensorData, TensorPrimitive,
+    backend::{AutodiffBackend, Backend},
+};
+use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+
+/// A tensor of a module, whatever its kind and its number of dimensions.
+#[derive(Clone, Debug)]
+pub(crate) enum AnyTensor<B: Backend> {
+    Float(TensorPrimitive<B>),
+    Int(IntTensor<B>),
+    Bool(BoolTensor<B>),
+}
+
+impl<B: Backend> AnyTensor<B> {
+    /// Whether it is a leaf that is trained.
+    pub(crate) fn requires_grad(&self) -> bool {
+        match self {
+            Self::Float(TensorPrimitive::Float(tensor)) => B::float_is_require_grad(tensor),
+            _ => false,
+        }
+    }
+
+    /// Reads it.
+    pub(crate) fn to_data(&self) -> TensorData {
+        // Reading looks at no number of dimensions.
+        match self.clone() {
+            Self::Float(tensor) => Tensor::<B, 1>::from_primitive(tensor).into_data(),
+            Self::Int(tensor) => Tensor::<B, 1, Int>::from_primitive(tensor).into_data(),
+            Self::Bool(tensor) => Tensor::<B, 1, Bool>::from_primitive(tensor).into_data(),
+        }
+    }
+
+    /// A tensor of `data` in its place: on its device, in its type, and trained if it is.
+    fn replaced(self, data: TensorData) -> Self {
+        let requires_grad = self.requires_grad();
+        fn made<B: Backend, K: BasicOps<B>>(old: K::Primitive, data: TensorData) -> K::Primitive {
+            let old = Tensor::<B, 1, K>::from_primitive(old);
+            K::from_data(data, &old.device(), old.dtype())
+        }
+        match self {
+            Self::Float(old) => Self::Float(match made::<B, Float>(old, data) {
+                TensorPrimitive::Float(new) if requires_grad => {
+                    TensorPrimitive::Float(B::float_set_require_grad(new, true))
+                }
+                new => new,
+            }),
+            Self::Int(old) => Self::Int(made::<B, Int>(old, data)),
+            Self::Bool(old) => Self::Bool(made::<B, Bool>(old, data)),
+        }
+    }
+}
+
+/// A visitor or mapper that calls `each` with the path of every tensor.
+struct Walk<F> {
+    path: Vec<String>,
+    each: F,
+}
+
+impl<F> Walk<F> {
+    fn new(each: F) -> Self {
+        Self {
+            path: Vec::new(),
+            each,
+        }
+    }
+}
+
+/// The methods by which visitors and mappers follow a path.
+macro_rules! follow_path {
+    () => {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.push(name.to_owned());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+    };
+}
+
+macro_rules! visit {
+    ($visit:ident, $kind:ident) => {
+        fn $visit<const D: usize>(&mut self, param: &Param<Tensor<B, D, $kind>>) {
+            let tensor = AnyTensor::$kind(param.val().into_primitive());
+            (self.each)(&self.path.join("."), param.id, tensor);
+        }
+    };
+}
+
+macro_rules! map {
+    ($map:ident, $kind:ident) => {
+        fn $map<const D: usize>(
+            &mut self,
+            param: Param<Tensor<B, D, $kind>>,
+        ) -> Param<Tensor<B, D, $kind>> {
+            let (id, tensor, mapper) = param.consume();
+            let tensor = AnyTensor::$kind(tensor.into_primitive());
+            let AnyTensor::$kind(tensor) = (self.each)(&self.path.join("."), id, tensor) else {
+                unreachable!("a tensor is replaced by one of its kind");
+            };
+            Param::from_mapped_value(id, Tensor::from_primitive(tensor), mapper)
+        }
+    };
+}
+
+impl<B: Backend, F: FnMut(&str, ParamId, AnyTensor<B>)> ModuleVisitor<B> for Walk<F> {
+    follow_path!();
+    visit!(visit_float, Float);
+    visit!(visit_int, Int);
+    visit!(visit_bool, Bool);
+}
+
+impl<B: Backend, F: FnMut(&str, ParamId, AnyTensor<B>) -> AnyTensor<B>> ModuleMapper<B>
+    for Walk<F>
+{
+    follow_path!();
+    map!(map_float, Float);
+    map!(map_int, Int);
+    map!(map_bool, Bool);
+}
+
+/// Calls `each` with the path, the id and the tensor of all parameters and buffers, in the order of the module.
+///
+/// Burn's running statistics hold their lock meanwhile: `each` must not wait for another rank that may share them.
+pub(crate) fn for_each_tensor<B: Backend, M: Module<B>>(
+    module: &M,
+    each: impl FnMut(&str, ParamId, AnyTensor<B>),
+) {
+    module.visit(&mut Walk::new(each));
+}
+
+/// [`for_each_tensor`], of those that are floats and not quantized.
+pub(crate) fn for_each_float<B: Backend, M: Module<B>>(
+    module: &M,
+    mut each: impl FnMut(&str, ParamId, FloatTensor<B>),
+) {
+    for_each_tensor(module, |path, id, tensor| {
+        if let AnyTensor::Float(TensorPrimitive::Float(tensor)) = tensor {
+            each(path, id, tensor);
+        }
+    });
+}
+
+/// The module with what `each` makes of its tensors, of the same kind and number of dimensions; ids and Burn's parameter mappers stay.
+///
+/// The lock of running statistics is held as by [`for_each_tensor`]; what becomes of those, all clones of the module have.
+pub(crate) fn map_tensors<B: Backend, M: Module<B>>(
+    module: M,
+    each: impl FnMut(&str, ParamId, AnyTensor<B>) -> AnyTensor<B>,
+) -> M {
+    module.map(&mut Walk::new(each))
+}
+
+/// [`map_tensors`], of those that are floats and not quantized.
+pub(crate) fn map_floats<B: Backend, M: Module<B>>(
+    module: M,
+    mut each: impl FnMut(&str, ParamId, FloatTensor<B>) -> FloatTensor<B>,
+) -> M {
+    map_tensors(module, |path, id, tensor| match tensor {
+        AnyTensor::Float(TensorPrimitive::Float(tensor)) => {
+            AnyTensor::Float(TensorPrimitive::Float(each(path, id, tensor)))
+        }
+        other => other,
+    })
+}
+
+/// New data for the tensor at a path, if any; the second argument reads what is there.
+pub(crate) type Replace<'a> = dyn FnMut(&str, &dyn Fn() -> TensorData) -> Option<TensorData> + 'a;
+
+/// The module with the data that `replace` has for its tensors, as leaves of this thread: it is called in their order, frozen
+/// ones and buffers included, with the path and a function that reads what is there. A tensor for which it has none stays.
+///
+/// A trained tensor that the module holds at several paths under one id is replaced once, by its first path, and is one leaf
+/// afterwards, even where it was several before: Burn's `fork` and `load_record` make a leaf of each path, of whose gradients
+/// `GradientsParams` keeps the last only. Frozen ones may have an id in common and differ, such as clones with older weights.
+pub(crate) fn replace_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: M,
+    replace: &mut Replace<'_>,
+) -> M {
+    // What the first path of a trained parameter has got.
+    let mut made: HashMap<ParamId, AnyTensor<B>> = HashMap::new();
+    map_tensors(module, |path, id, tensor| {
+        let requires_grad = tensor.requires_grad();
+        if let Some(made) = made.get(&id).filter(|_| requires_grad) {
+            return made.clone();
+        }
+        let new = match replace(path, &|| tensor.to_data()) {
+            Some(data) => tensor.replaced(data),
+            None => tensor,
+        };
+        if requires_grad {
+            made.insert(id, new.clone());
+        }
+        new
+    })
+}

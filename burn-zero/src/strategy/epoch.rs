@@ -1,0 +1,279 @@
+//! An epoch: training steps that all ranks take together, and validation, which they share.
+
+use core::iter::from_fn;
+
+use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
+use burn::module::AutodiffModule;
+use burn::optim::GradientsParams;
+use burn::tensor::backend::Backend;
+use burn::train::{
+    EventProcessorTraining, InferenceStep, LearnerEvent, LearningComponentsTypes, TrainingItem,
+    ValidLoader,
+};
+use burn_decorator::message::{self, Message};
+
+use super::rank::Rank;
+use super::status::{Statuses, StepStatus};
+use super::{Loaders, StrategyError, Uneven};
+use crate::ZeroError;
+use crate::group::Agree;
+
+impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
+    /// Trains on this rank's part of `items`, or until interrupted.
+    ///
+    /// ```text
+    /// loop:
+    ///     batch = next
+    ///     exchange: has_batch; items, learning rate and interruption of the last step
+    ///     stop where one is interrupted or has no batch
+    ///     step
+    /// ```
+    pub(super) fn train(&mut self, epochs: &Progress, items: usize) -> Result<(), ZeroError> {
+        let epoch = epochs.items_processed;
+        log::info!("Executing training step for epoch {epoch}");
+        let loader = self.train.clone();
+        let mut batches = Batches::of(&*loader);
+        let mut steps = 0;
+        let mut status = StepStatus::default();
+        let mut progress = Progress::new(0, items);
+        loop {
+            // Before the next batch is loaded, and after a step, as Burn does.
+            if steps > 0 {
+                status = status.interrupted(&self.job.interrupter);
+            }
+            let batch = match status.interrupted {
+                Some(_) => None,
+                None => batches.next(),
+            };
+            status.has_batch = batch.is_some();
+            let label = format!("training, epoch {epoch}, step {steps}");
+            let all = status.exchange(&*self.group, &label)?;
+            let lr = self.learner.lr_current();
+            for (_, item) in self.train_items.collect(&*self.group, &all)? {
+                if let Some(rank_0) = &mut self.rank_0 {
+                    rank_0.show_train(training_item(item, &progress, epochs, steps, lr));
+                }
+            }
+            if all.stop(&self.job.interrupter) || !self.all_go_on(&all, steps, epoch)? {
+                break;
+            }
+            let Some(batch) = batch.or_else(|| batches.repeat()) else {
+                break;
+            };
+            steps += 1;
+            self.learner.lr_step();
+            log::info!("Iteration {steps}");
+            progress = batches.progress_of(items);
+            let output = self.learner.train_step(batch);
+            self.learner.optimizer_step(output.grads);
+
+            let lr = self.learner.lr_current();
+            match &mut self.rank_0 {
+                Some(rank_0) => {
+                    rank_0.show_train(training_item(output.item, &progress, epochs, steps, lr));
+                }
+                None => self.train_items.give(output.item),
+            }
+            status = StepStatus {
+                items: 1,
+                lr: Some(lr.to_bits()),
+                ..StepStatus::default()
+            };
+        }
+        // Without a step there is no learning rate either.
+        if steps > 0 {
+            message::send(Message::Flush, || {
+                self.learner.optimizer_step(GradientsParams::new());
+            });
+        }
+        if let Some(rank_0) = &mut self.rank_0 {
+            rank_0
+                .processor
+                .process_train(LearnerEvent::EndEpoch(epoch));
+        }
+        Ok(())
+    }
+
+    /// Whether there is a next step: every rank has a batch for it, or those that have none begin their data anew.
+    fn all_go_on(&self, all: &Statuses, steps: usize, epoch: usize) -> Result<bool, ZeroError> {
+        let Some(rank) = all.all().position(|status| !status.has_batch) else {
+            return Ok(true);
+        };
+        if all.all().all(|status| !status.has_batch) {
+            return Ok(false);
+        }
+        match self.job.uneven {
+            Uneven::Refuse => Err(StrategyError::RanOut { rank, steps, epoch }.into()),
+            Uneven::Repeat if self.job.loaders.split_training() => Ok(true),
+            Uneven::Repeat | Uneven::Drop => {
+                log::warn!(
+                    "epoch {epoch} ends after {steps} steps: rank {rank} has no more batches"
+                );
+                Ok(false)
+            }
+        }
+    }
+
+    /// Validates on all of the data, or until interrupted: a batch a round on each rank that has one. Rank 0 gets the items of a round rank
+    /// by rank.
+    pub(super) fn validate(&mut self, epochs: &Progress) -> Result<(), ZeroError> {
+        let epoch = epochs.items_processed;
+        log::info!("Executing validation step for epoch {epoch}");
+        let model = self.learner.model().valid();
+        let loader = self.job.valid.clone();
+        let (items, mut batches) = self.valid_batches(&loader)?;
+        let mut iteration = 0;
+        let mut shown = |item, done| {
+            iteration += 1;
+            let progress = Progress::new(done, items);
+            TrainingItem::new(item, progress, epochs.clone(), Some(iteration), None)
+        };
+        for round in 1.. {
+            let mut status = StepStatus::default();
+            if let Some((batch, done)) = batches.next() {
+                (status.items, status.done) = (1, done);
+                let item = model.step(batch);
+                match &mut self.rank_0 {
+                    Some(rank_0) => rank_0.show_valid(shown(item, done)),
+                    None => self.valid_items.give(item),
+                }
+            }
+            let label = format!("validation, epoch {epoch}, step {round}");
+            let status = status.interrupted(&self.job.interrupter);
+            let all = status.exchange(&*self.group, &label)?;
+            for (rank, item) in self.valid_items.collect(&*self.group, &all)? {
+                if let Some(rank_0) = &mut self.rank_0 {
+                    rank_0.show_valid(shown(item, all.of(rank).done));
+                }
+            }
+            let is_over = all.all().all(|status| status.items == 0);
+            if is_over || all.stop(&self.job.interrupter) {
+                break;
+            }
+        }
+        if let Some(rank_0) = &mut self.rank_0 {
+            rank_0
+                .processor
+                .process_valid(LearnerEvent::EndEpoch(epoch));
+            rank_0.settle_metrics();
+        }
+        Ok(())
+    }
+
+    /// The items of all, and this rank's batches, each with how many items are done with it.
+    fn valid_batches<'a>(
+        &self,
+        loader: &'a ValidLoader<LC>,
+    ) -> Result<(usize, ValidBatches<'a, LC>), ZeroError> {
+        let (rank, ranks) = (self.group.rank(), self.group.world_size());
+        let own = loader.num_items();
+        if ranks == 1 || !self.valid_items.are_shared() {
+            // Rank 0 alone. The others wait for the end of each batch, so that no deadline passes.
+            let batches: ValidBatches<'a, LC> = match rank {
+                0 => with_progress(loader.iter(), own),
+                _ => Box::new(core::iter::empty()),
+            };
+            return Ok((own, batches));
+        }
+        if self.job.loaders == Loaders::Split {
+            let parts = self.group.gather_i64("items to validate on", own as i64)?;
+            let items = parts.iter().sum::<i64>() as usize;
+            return Ok((items, with_progress(loader.iter(), items)));
+        }
+        // The batches that one rank alone would have, dealt in turn. A loader does not say how long they are: the first is loaded.
+        let mut batches = loader.iter();
+        let first = batches.next().map(|_| batches.progress().items_processed);
+        let label = "items in a batch to validate on";
+        let lengths = self.group.gather_i64(label, first.unwrap_or(0) as i64)?;
+        let length = lengths[0].max(1) as usize;
+        let starts = (rank * length..own).step_by(ranks * length);
+        let dealt = starts.flat_map(move |start| {
+            let end = (start + length).min(own);
+            let batches: Vec<_> = loader.slice(start, end).iter().collect();
+            batches.into_iter().map(move |batch| (batch, end))
+        });
+        Ok((own, Box::new(dealt)))
+    }
+}
+
+type ValidInput<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Input;
+type ValidBatches<'a, LC> = Box<dyn Iterator<Item = (ValidInput<LC>, usize)> + 'a>;
+
+fn training_item<T>(
+    item: T,
+    progress: &Progress,
+    epochs: &Progress,
+    steps: usize,
+    lr: f64,
+) -> TrainingItem<T> {
+    TrainingItem::new(
+        item,
+        progress.clone(),
+        epochs.clone(),
+        Some(steps),
+        Some(lr),
+    )
+}
+
+/// The batches, each with the loader's progress as one over the `items` of all ranks.
+fn with_progress<'a, I: 'a>(
+    mut batches: Box<dyn DataLoaderIterator<I> + 'a>,
+    items: usize,
+) -> Box<dyn Iterator<Item = (I, usize)> + 'a> {
+    Box::new(from_fn(move || {
+        let batch = batches.next()?;
+        let progress = scaled(&batches.progress(), items);
+        Some((batch, progress.items_processed))
+    }))
+}
+
+/// A rank's way through its data in an epoch.
+struct Batches<'a, B: Backend, I> {
+    loader: &'a dyn DataLoader<B, I>,
+    iterator: Box<dyn DataLoaderIterator<I> + 'a>,
+    /// Whether the rank has gone through all of it.
+    is_over: bool,
+}
+
+impl<'a, B: Backend, I> Batches<'a, B, I> {
+    fn of(loader: &'a dyn DataLoader<B, I>) -> Self {
+        Self {
+            loader,
+            iterator: loader.iter(),
+            is_over: false,
+        }
+    }
+
+    /// The next batch, until all of the data was gone through.
+    fn next(&mut self) -> Option<I> {
+        if self.is_over {
+            return None;
+        }
+        let batch = self.iterator.next();
+        self.is_over = batch.is_none();
+        batch
+    }
+
+    /// The next batch after that: the data begins anew, as often as it must.
+    fn repeat(&mut self) -> Option<I> {
+        self.iterator.next().or_else(|| {
+            self.iterator = self.loader.iter();
+            self.iterator.next()
+        })
+    }
+
+    /// How far all ranks are with `items` of theirs, as far as this rank can tell.
+    fn progress_of(&self, items: usize) -> Progress {
+        match self.is_over {
+            true => Progress::new(items, items),
+            false => scaled(&self.iterator.progress(), items),
+        }
+    }
+}
+
+/// This rank's progress as one over the `items` of all ranks.
+fn scaled(own: &Progress, items: usize) -> Progress {
+    let done = own.items_processed as u128 * items as u128;
+    let done = done.checked_div(own.items_total as u128);
+    Progress::new(done.map_or(items, |done| done as usize), items)
+}

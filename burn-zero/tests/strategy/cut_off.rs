@@ -1,0 +1,158 @@
+//! A process that ends because of a fault first finishes the records that it is writing.
+
+use std::fs;
+use std::hint::spin_loop;
+use std::os::unix::process::parent_id;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use burn::lr_scheduler::LrScheduler;
+use burn::record::{
+    FileRecorder, FullPrecisionSettings, PrettyJsonFileRecorder, Recorder, RecorderError,
+};
+use burn::tensor::backend::Backend;
+use burn::train::{Learner, SupervisedTraining};
+use burn_zero::group::AfterFault;
+use burn_zero::{GroupOptions, Stage, ZeroStrategy};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::child::{ended, is_child};
+use crate::learner::MICRO_BATCH;
+use crate::model::{Model, rows};
+use crate::slow::loader;
+use crate::watch::Watch;
+use crate::{Z, adamw};
+
+const DEADLINE: Duration = Duration::from_secs(2);
+/// Before the process ends.
+const GRACE: Duration = Duration::from_secs(1);
+/// Longer than both.
+const FILE: Duration = Duration::from_secs(6);
+
+/// Leaves each file for a while with its first half.
+#[derive(Clone, Debug, Default)]
+struct Halves(PrettyJsonFileRecorder<FullPrecisionSettings>);
+
+impl<B: Backend> Recorder<B> for Halves {
+    type Settings = FullPrecisionSettings;
+    type RecordArgs = PathBuf;
+    type RecordOutput = ();
+    type LoadArgs = PathBuf;
+
+    fn save_item<I: Serialize>(&self, item: I, mut file: PathBuf) -> Result<(), RecorderError> {
+        let text = serde_json::to_string(&item).unwrap();
+        file.set_extension("json");
+        fs::write(&file, &text[..text.len() / 2]).unwrap();
+        thread::sleep(FILE);
+        fs::write(&file, text).unwrap();
+        Ok(())
+    }
+
+    fn load_item<I: DeserializeOwned>(&self, file: &mut PathBuf) -> Result<I, RecorderError> {
+        Recorder::<B>::load_item(&self.0, file)
+    }
+}
+
+impl<B: Backend> FileRecorder<B> for Halves {
+    fn file_extension() -> &'static str {
+        "json"
+    }
+}
+
+/// Steps of a rank in an epoch.
+const STEPS: usize = 2;
+
+/// Which rank fails in the second epoch, and how.
+#[derive(Clone)]
+enum Fails {
+    Rank0Hangs(usize),
+    Rank1Panics(usize),
+}
+
+impl LrScheduler for Fails {
+    type Record<B: Backend> = ();
+
+    fn step(&mut self) -> f64 {
+        let is_rank_1 = thread::current().name() == Some("rank 1");
+        let (Self::Rank0Hangs(steps) | Self::Rank1Panics(steps)) = self;
+        *steps += 1;
+        if *steps > STEPS {
+            match self {
+                Self::Rank1Panics(_) if is_rank_1 => panic!("the schedule is over"),
+                Self::Rank0Hangs(_) if !is_rank_1 => loop {
+                    spin_loop();
+                },
+                _ => {}
+            }
+        }
+        0.1
+    }
+
+    fn to_record<B: Backend>(&self) {}
+
+    fn load_record<B: Backend>(self, (): ()) -> Self {
+        self
+    }
+}
+
+fn directory(parent: u32, case: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("burn-zero-cut-off-{parent}-{case}"))
+}
+
+fn train(fails: Fails, case: &str) {
+    let options = GroupOptions {
+        after_fault: AfterFault::EndProcess { grace: GRACE },
+        ..GroupOptions::with_deadline(DEADLINE)
+    };
+    let (watch, adam) = (Watch::default(), adamw::<Z>(Stage::Gradients));
+    SupervisedTraining::new(
+        directory(parent_id(), case),
+        loader(rows(0, 2 * STEPS * MICRO_BATCH), MICRO_BATCH),
+        loader(rows(1000, 1006), MICRO_BATCH),
+    )
+    .num_epochs(2)
+    .with_application_logger(None)
+    .renderer(watch.renderer())
+    .with_metric_logger(watch.logger())
+    .with_file_checkpointer(Halves::default())
+    .with_training_strategy(ZeroStrategy::threads(2).with_options(options).into())
+    .launch(Learner::new(Model::<Z>::new(), adam, fails));
+}
+
+#[test]
+#[ignore = "a child of the next test"]
+fn rank_1_panics() {
+    if is_child() {
+        train(Fails::Rank1Panics(0), "rank_1_panics");
+    }
+}
+
+#[test]
+#[ignore = "a child of the next test"]
+fn rank_0_hangs() {
+    if is_child() {
+        train(Fails::Rank0Hangs(0), "rank_0_hangs");
+    }
+}
+
+#[test]
+fn records_that_are_being_written_are_finished() {
+    let _turn = crate::turn();
+    // A rank that waited for its files ends by its panic, and a rank that hangs with the process.
+    for (case, expected) in [("rank_1_panics", 101), ("rank_0_hangs", 1)] {
+        let child = format!("cut_off::{case}");
+        let (status, text) = ended(&child, Duration::from_secs(90));
+        let directory = directory(std::process::id(), case);
+        for name in ["model", "optim", "scheduler"] {
+            let file = directory.join(format!("checkpoint/{name}-1.json"));
+            let written = fs::read_to_string(&file).unwrap_or_else(|error| {
+                panic!("{case}: {name}: {error}: {text}");
+            });
+            let read = serde_json::from_str::<serde_json::Value>(&written);
+            assert!(read.is_ok(), "{case}: {name}: {read:?}: {text}");
+        }
+        assert_eq!(status, Some(expected), "{case}: {text}");
+        fs::remove_dir_all(directory).unwrap();
+    }
+}
