@@ -9,11 +9,10 @@ use burn_backend::{AutodiffBackend, Backend};
 
 use super::parameter_shards::{Updated, shard_id};
 use super::parameters::Parameters;
-use super::pieces::cut_one;
 use crate::ZeroError;
 use crate::group::{BufferDtype, HostBuffer, PendingBuffer, ProcessGroup, Split};
 use crate::host::{HostRead, floats};
-use crate::offload::Kept;
+use crate::offload::{HostShards, leaf_node};
 use crate::reduce::{Layout, StepTag};
 use crate::shard::Bucket;
 
@@ -57,8 +56,8 @@ pub(super) struct Gather<'a, I: Backend> {
     gathered: usize,
     /// Parameters that are gathered in part, or were not asked for yet.
     arriving: HashMap<usize, Vec<f32>>,
-    /// Which pieces of this rank its optimizer waits for, to be on the device.
-    kept: Kept,
+    /// The pieces of this rank that its optimizer has updated on the host.
+    on_host: HostShards,
 }
 
 impl<'a, I: Backend> Gather<'a, I> {
@@ -68,7 +67,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         at: StepTag,
         pieces: HashMap<usize, Updated<I>>,
         changed: Vec<bool>,
-        kept: Kept,
+        on_host: HostShards,
     ) -> Self {
         Self {
             layout,
@@ -80,7 +79,7 @@ impl<'a, I: Backend> Gather<'a, I> {
             underway: BTreeMap::new(),
             gathered: 0,
             arriving: HashMap::new(),
-            kept,
+            on_host,
         }
     }
 
@@ -109,13 +108,8 @@ impl<'a, I: Backend> Gather<'a, I> {
             return Ok(None);
         };
         let data = TensorData::new(elements, known.shape.clone());
-        let value = I::float_from_data(data.convert_dtype(known.dtype), device);
-        let id = shard_id(parameter);
-        if self.kept.is_awaited(id) {
-            let own = cut_one::<I>(self.layout, parameter, value.clone());
-            self.kept.arrived::<I>(id, own);
-        }
-        Ok(Some(value))
+        let data = data.convert_dtype(known.dtype);
+        Ok(Some(I::float_from_data(data, device)))
     }
 
     /// Gathers all buckets up to this one, and starts with the one behind it.
@@ -231,6 +225,8 @@ impl<B: AutodiffBackend> ModuleMapper<B> for Update<'_, B> {
                 let (id, _, mapper) = param.consume();
                 let value = Tensor::from_primitive(TensorPrimitive::Float(value));
                 let leaf = Tensor::<B, D>::from_inner(value).require_grad();
+                let node = leaf_node(&leaf);
+                self.gather.on_host.is_in(shard_id(index), node);
                 let primitive = leaf.clone().into_primitive().tensor();
                 self.done.insert(index, primitive);
                 Param::from_mapped_value(id, leaf, mapper)

@@ -9,9 +9,10 @@ use burn_backend::tensor::FloatTensor;
 
 use crate::ZeroOptimizerError;
 use crate::backend::node_behind;
+use crate::offload::leaf_node;
 use crate::reduce::Parameter;
 
-use super::parameter_shards::MOST_DIMENSIONS;
+use super::parameter_shards::{MOST_DIMENSIONS, shard_id};
 
 /// The parameters of a module that require gradients. `ParamId`s are random in each process: what ranks have in common are
 /// paths.
@@ -47,6 +48,19 @@ impl Parameters {
         };
         module.visit(&mut values);
         values.found
+    }
+
+    /// The nodes of their leaves, as far as they are known, by the ids of this rank's shards.
+    pub(crate) fn leaf_nodes<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        module: &M,
+    ) -> HashMap<ParamId, u64> {
+        let mut nodes = LeafNodes {
+            parameters: self,
+            found: HashMap::new(),
+        };
+        module.visit(&mut nodes);
+        nodes.found
     }
 
     /// Their ids, by position.
@@ -116,6 +130,23 @@ impl Parameters {
                 found: name(self.list.get(index)),
                 expected: name(expected.get(index)),
             }),
+        }
+    }
+}
+
+struct LeafNodes<'a> {
+    parameters: &'a Parameters,
+    found: HashMap<ParamId, u64>,
+}
+
+impl<B: AutodiffBackend> ModuleVisitor<B> for LeafNodes<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        let index = self.parameters.index.get(&param.id);
+        let value = param.val();
+        if let Some(&index) = index.filter(|_| value.is_require_grad())
+            && let Some(node) = leaf_node(&value)
+        {
+            self.found.entry(shard_id(index)).or_insert(node);
         }
     }
 }

@@ -16,7 +16,7 @@ use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::on_host;
 use crate::group::Agree;
 use crate::host::HostRead;
-use crate::offload::{Kept, gathered_after};
+use crate::offload::step_on_shards;
 use crate::reduce::{Arriving, GradientReducer, Layout, Reduced, StepTag};
 use crate::{Memory, ZeroError, ZeroOptimizerError};
 
@@ -55,17 +55,15 @@ impl<O> ZeroOptimizer<O> {
             gradients.put::<B>(shard_id(parameter), gradient);
         }
         let shards = ParameterShards::new(cut::<B, M>(&module, &parameters, layout));
-        let step = || gradients.step(&mut self.inner, lr, shards);
-        let (shards, mut kept) = match layout.holds_all() {
-            true => (step(), Kept::default()),
-            false => gathered_after(step),
-        };
+        let nodes = parameters.leaf_nodes::<B, M>(&module);
+        let (shards, mut on_host) =
+            step_on_shards(nodes, || gradients.step(&mut self.inner, lr, shards));
 
         let pieces = shards
-            .into_updated(&mut kept)
+            .into_updated(&mut on_host)
             .map(|(index, piece)| (index, piece.inner()));
         let pieces = pieces.collect();
-        let gather = Gather::new(layout, &*self.group, at, pieces, reduced.present, kept);
+        let gather = Gather::new(layout, &*self.group, at, pieces, reduced.present, on_host);
         let module = gather::update::<B, M>(module, &parameters, gather)?;
         attach_to::<B, M>(&reducer, &module);
         Ok(module)
