@@ -4,7 +4,7 @@ use core::fmt;
 use std::collections::{HashMap, HashSet};
 use std::thread;
 
-use burn::module::{AutodiffModule, ModuleMapper, Param, ParamId};
+use burn::module::{AutodiffModule, ParamId};
 use burn::optim::adaptor::GradAdaptor;
 use burn::optim::{
     AdamW, AdamWConfig, AdamWState, AdaptiveMomentumState, GradientsParams, LearningRate,
@@ -17,7 +17,7 @@ use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
 
 use super::gradients::HostGradients;
-use super::parameters::{Leaf, NewLeaves, StepParameter, check_shape, parameters};
+use super::parameters::{Leaf, NewValue, StepParameter, check_shape, parameters, update_module};
 use super::pipeline::{Pipeline, Start, Update};
 use super::record::{DeviceState, OffloadRecord, State};
 use super::{DecayMode, HostAdamWConfig, OffloadConfig, OffloadError, raise, shards};
@@ -226,21 +226,40 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
             }
         }
         let config = self.config.clone();
-        let module = thread::scope(|scope| {
-            let pipeline = Pipeline::start(scope, updates, config.staging, &config.adamw, args);
-            let mut step = Step {
-                burns: burns(&config.adamw),
-                lr,
-                known: &mut self.parameters,
-                leaves: NewLeaves::default(),
-                devices,
-                on_device,
-                pipeline,
-                failed: None,
-            };
-            let module = module.map(&mut step);
-            step.failed.map_or(Ok(module), Err)
-        })?;
+        let burns = burns(&config.adamw);
+        let (module, leaves) = thread::scope(|scope| {
+            let mut pipeline = Pipeline::<B::InnerBackend>::start(
+                scope,
+                updates,
+                config.staging,
+                &config.adamw,
+                args,
+            );
+            update_module(module, devices, |id, old, device| {
+                let (state, value) = match on_device.remove(&id) {
+                    Some(gradient) => {
+                        let known = self.parameters.remove(&id).map(|known| known.state);
+                        let (new, state) =
+                            on_device_step((&burns, lr), old, gradient, known, device);
+                        (State::Device(state), NewValue::Device(new))
+                    }
+                    None => {
+                        drop(old);
+                        let updated = raise(pipeline.take(id))
+                            .expect("what is not on the device has an update");
+                        (State::Host(updated.state), NewValue::Host(updated.value))
+                    }
+                };
+                let leaf = Leaf::default();
+                self.parameters.insert(id, Known { state, leaf });
+                value
+            })
+        });
+        for (id, leaf) in leaves {
+            if let Some(known) = self.parameters.get_mut(&id) {
+                known.leaf = leaf;
+            }
+        }
         if !shards::are_stepped() {
             self.attach(&module)?;
         }
@@ -252,7 +271,7 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
         &mut self,
         parameter: StepParameter<B::InnerBackend>,
         gradient: FloatTensor<B::InnerBackend>,
-    ) -> Update<B::InnerBackend> {
+    ) -> Update<FloatTensor<B::InnerBackend>> {
         let known = self.parameters.remove(&parameter.id);
         let is_made_here = known
             .as_ref()
@@ -295,94 +314,40 @@ fn burns(config: &HostAdamWConfig) -> AdamW {
         .build()
 }
 
-/// The updates becoming the module's parameters.
-struct Step<'a, B: AutodiffBackend> {
-    burns: AdamW,
-    lr: LearningRate,
-    known: &'a mut HashMap<ParamId, Known<B::InnerBackend>>,
-    leaves: NewLeaves<B>,
-    /// Of parameters with a gradient.
-    devices: HashMap<ParamId, Device<B::InnerBackend>>,
-    /// Gradients of parameters whose state is on the device.
-    on_device: HashMap<ParamId, FloatTensor<B::InnerBackend>>,
-    pipeline: Pipeline<B::InnerBackend>,
-    failed: Option<OffloadError>,
-}
-
-/// A step of Burn's AdamW on the device.
-fn step_on_device<I: Backend, const D: usize>(
+/// A step of Burn's AdamW, which is elementwise: its tensors need not know their dimensions.
+fn on_device_step<I: Backend>(
     (burns, lr): (&AdamW, LearningRate),
-    parameter: Tensor<I, D>,
+    parameter: FloatTensor<I>,
     gradient: FloatTensor<I>,
     state: Option<State<I>>,
     device: &Device<I>,
-) -> (Tensor<I, D>, DeviceState<I>) {
-    let tensor = |primitive| Tensor::from_primitive(TensorPrimitive::Float(primitive));
+) -> (FloatTensor<I>, DeviceState<I>) {
+    let tensor = |primitive| Tensor::<I, 1>::from_primitive(TensorPrimitive::Float(primitive));
     let dtype = gradient.dtype();
-    let upload = |data: &TensorData| Tensor::from_data(data.clone(), (device, dtype));
     let state = state.map(|state| {
-        let (time, moment_1, moment_2) = match state {
-            State::Device(state) => (state.time, tensor(state.moment_1), tensor(state.moment_2)),
+        let (time, moments) = match state {
+            State::Device(state) => (state.time, [state.moment_1, state.moment_2]),
             state => {
                 let momentum = &state.save().momentum;
-                let [moment_1, moment_2] = [&momentum.moment_1, &momentum.moment_2].map(upload);
-                (momentum.time, moment_1, moment_2)
+                let moments = [&momentum.moment_1, &momentum.moment_2];
+                let upload = |data: &TensorData| {
+                    I::float_from_data(data.clone().convert_dtype(dtype), device)
+                };
+                (momentum.time, moments.map(upload))
             }
         };
+        let [moment_1, moment_2] = moments.map(tensor);
         AdamWState::new(AdaptiveMomentumState::new(time, moment_1, moment_2))
     });
-    let parameter = parameter.to_device(device);
+    let parameter = tensor(parameter).to_device(device);
     let (parameter, state) = burns.step(lr, parameter, tensor(gradient), state);
-    let state: AdamWState<I, D> = state.expect("AdamW has a state after a step");
-    let momentum = state.momentum;
+    let momentum = state.expect("AdamW has a state after a step").momentum;
     let state = DeviceState {
         time: momentum.time,
         moment_1: momentum.moment_1.into_primitive().tensor(),
         moment_2: momentum.moment_2.into_primitive().tensor(),
     };
-    (parameter, state)
-}
-
-impl<B: AutodiffBackend> ModuleMapper<B> for Step<'_, B> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        if self.failed.is_some() {
-            return param;
-        }
-        let param = match self.leaves.made(param) {
-            Ok(made) => return made,
-            Err(param) => param,
-        };
-        let id = param.id;
-        let Some(device) = self.devices.remove(&id) else {
-            return param;
-        };
-        let (param, state, leaf) = match self.on_device.remove(&id) {
-            Some(gradient) => {
-                let mut state = self.known.remove(&id).map(|known| known.state);
-                let adamw = (&self.burns, self.lr);
-                let param = self.leaves.replace(param, |old| {
-                    let (new, after) = step_on_device(adamw, old, gradient, state.take(), &device);
-                    state = Some(State::Device(after));
-                    new
-                });
-                let state = state.expect("the parameter was updated");
-                (param, state, Leaf::default())
-            }
-            None => match self.pipeline.take(id) {
-                Ok(updated) => {
-                    let updated = updated.expect("what has a device has an update");
-                    let (param, leaf) = self.leaves.upload(param, updated.value, &device);
-                    (param, State::Host(updated.state), leaf)
-                }
-                Err(error) => {
-                    self.failed = Some(error);
-                    return param;
-                }
-            },
-        };
-        self.known.insert(id, Known { state, leaf });
-        param
-    }
+    (parameter.into_primitive().tensor(), state)
 }
 
 impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizer<M, B> for OffloadedAdamW<B> {

@@ -4,17 +4,17 @@ use core::fmt;
 use core::marker::PhantomData;
 use std::collections::HashMap;
 
-use burn::module::{AutodiffModule, ModuleMapper, Param, ParamId};
+use burn::module::{AutodiffModule, ParamId};
 use burn::optim::adaptor::GradAdaptor;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::record::{PrecisionSettings, Record};
 use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive, backend::AutodiffBackend};
 use burn_autodiff::Autodiff;
 use burn_backend::Backend;
-use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::tensor::FloatTensor;
 
 use super::gradients::HostGradients;
-use super::parameters::{Leaf, NewLeaves, parameters};
+use super::parameters::{Leaf, NewValue, parameters, update_module};
 use super::{OffloadError, raise, shards};
 use crate::host::HostRead;
 use crate::optimizer::MOST_DIMENSIONS;
@@ -171,42 +171,24 @@ impl<H: Backend, O> HostOffload<H, O> {
         let updated = self.inner.step(lr, shards, gradients).into_ids();
         let updated = updated.map(|(id, value)| (id, Autodiff::<H>::inner(value)));
 
-        let module = module.map(&mut Step::<H, B> {
-            updated: updated.collect(),
-            devices,
-            leaves: NewLeaves::default(),
-            parameters: &mut self.parameters,
+        let mut updated: HashMap<_, _> = updated.collect();
+        let (module, leaves) = update_module(module, devices, |id, _, _| {
+            let value = updated
+                .remove(&id)
+                .expect("what has a gradient was updated");
+            let data = HostRead::start::<H>(value.clone()).data();
+            self.parameters.insert(id, (value, Leaf::default()));
+            NewValue::Host(data)
         });
+        for (id, leaf) in leaves {
+            if let Some(known) = self.parameters.get_mut(&id) {
+                known.1 = leaf;
+            }
+        }
         if !shards::are_stepped() {
             self.attach::<B, M>(&module)?;
         }
         Ok(module)
-    }
-}
-
-/// The updated parameters becoming the module's.
-struct Step<'a, H: Backend, B: AutodiffBackend> {
-    updated: HashMap<ParamId, FloatTensor<H>>,
-    devices: HashMap<ParamId, Device<B::InnerBackend>>,
-    leaves: NewLeaves<B>,
-    parameters: &'a mut HashMap<ParamId, (FloatTensor<H>, Leaf)>,
-}
-
-impl<H: Backend, B: AutodiffBackend> ModuleMapper<B> for Step<'_, H, B> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let param = match self.leaves.made(param) {
-            Ok(made) => return made,
-            Err(param) => param,
-        };
-        let id = param.id;
-        let (Some(value), Some(device)) = (self.updated.remove(&id), self.devices.remove(&id))
-        else {
-            return param;
-        };
-        let data = HostRead::start::<H>(value.clone()).data();
-        let (param, leaf) = self.leaves.upload(param, data, &device);
-        self.parameters.insert(id, (value, leaf));
-        param
     }
 }
 

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
-use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
+use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::adaptor::GradAdaptor;
 use burn::tensor::{
     DType, Tensor, TensorData, TensorMetadata, TensorPrimitive, backend::AutodiffBackend,
@@ -164,62 +164,68 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<B> {
     }
 }
 
-/// The new leaves of a step. One that the module holds twice stays one leaf.
-pub(super) struct NewLeaves<B: AutodiffBackend>(HashMap<ParamId, FloatTensor<B>>);
-
-impl<B: AutodiffBackend> Default for NewLeaves<B> {
-    fn default() -> Self {
-        Self(HashMap::new())
-    }
+/// The new value of a parameter.
+pub(super) enum NewValue<I: Backend> {
+    Host(TensorData),
+    Device(FloatTensor<I>),
 }
 
-impl<B: AutodiffBackend> NewLeaves<B> {
-    /// The leaf that was made of the parameter before; the parameter itself if there is none.
-    pub(super) fn made<const D: usize>(
-        &self,
-        param: Param<Tensor<B, D>>,
-    ) -> Result<Param<Tensor<B, D>>, Param<Tensor<B, D>>> {
-        let Some(made) = self.0.get(&param.id) else {
-            return Err(param);
-        };
-        let (id, _, mapper) = param.consume();
-        let leaf = Tensor::from_primitive(TensorPrimitive::Float(made.clone()));
-        Ok(Param::from_mapped_value(id, leaf, mapper))
-    }
+/// The module with new values, and the leaves that were made of them. `update` says the value of each parameter that has
+/// a device in `devices`, given its id and its old value, whose memory can be free before the new one comes. A parameter that the
+/// module holds twice stays one leaf.
+pub(super) fn update_module<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: M,
+    devices: HashMap<ParamId, Device<B>>,
+    update: impl FnMut(ParamId, FloatTensor<B::InnerBackend>, &Device<B>) -> NewValue<B::InnerBackend>,
+) -> (M, HashMap<ParamId, Leaf>) {
+    let mut mapper = UpdateMapper::<B, _> {
+        devices,
+        update,
+        made: HashMap::new(),
+        leaves: HashMap::new(),
+    };
+    let module = module.map(&mut mapper);
+    (module, mapper.leaves)
+}
 
-    /// The parameter with the value that `update` makes of the old one, on the inner backend. The old one is given away, so
-    /// that its memory can be free before the new one comes.
-    pub(super) fn replace<const D: usize>(
-        &mut self,
-        param: Param<Tensor<B, D>>,
-        update: impl FnOnce(Tensor<B::InnerBackend, D>) -> Tensor<B::InnerBackend, D>,
-    ) -> Param<Tensor<B, D>> {
+struct UpdateMapper<B: AutodiffBackend, F> {
+    devices: HashMap<ParamId, Device<B>>,
+    update: F,
+    made: HashMap<ParamId, FloatTensor<B>>,
+    leaves: HashMap<ParamId, Leaf>,
+}
+
+impl<B, F> ModuleMapper<B> for UpdateMapper<B, F>
+where
+    B: AutodiffBackend,
+    F: FnMut(ParamId, FloatTensor<B::InnerBackend>, &Device<B>) -> NewValue<B::InnerBackend>,
+{
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        if let Some(made) = self.made.get(&param.id) {
+            let (id, _, mapper) = param.consume();
+            let leaf = Tensor::from_primitive(TensorPrimitive::Float(made.clone()));
+            return Param::from_mapped_value(id, leaf, mapper);
+        }
+        let Some(device) = self.devices.remove(&param.id) else {
+            return param;
+        };
         let (id, old, mapper) = param.consume();
         let requires_grad = old.is_require_grad();
-        let new = Tensor::<B, D>::from_inner(update(old.inner())).set_require_grad(requires_grad);
-        self.0.insert(id, new.clone().into_primitive().tensor());
-        Param::from_mapped_value(id, new, mapper)
-    }
-
-    /// The parameter with a value that was updated on the host.
-    pub(super) fn upload<const D: usize>(
-        &mut self,
-        param: Param<Tensor<B, D>>,
-        value: TensorData,
-        device: &Device<B>,
-    ) -> (Param<Tensor<B, D>>, Leaf) {
-        if are_stepped() {
-            // Each shard has an id of its own.
-            let (id, old, _) = param.consume();
-            return leave_on_host(id, value, device, old.is_require_grad());
-        }
-        let param = self.replace(param, |old| {
-            drop(old);
-            let value = B::InnerBackend::float_from_data(value, device);
-            Tensor::from_primitive(TensorPrimitive::Float(value))
-        });
+        let old = old.inner().into_primitive().tensor();
         let leaf = Leaf::default();
-        leaf.set(leaf_node(&param.val()));
-        (param, leaf)
+        let new = match (self.update)(id, old, &device) {
+            NewValue::Host(data) if are_stepped() => {
+                self.leaves.insert(id, leaf.clone());
+                return leave_on_host(id, data, &device, requires_grad, leaf);
+            }
+            NewValue::Host(data) => B::InnerBackend::float_from_data(data, &device),
+            NewValue::Device(value) => value,
+        };
+        let new = Tensor::from_primitive(TensorPrimitive::Float(new));
+        let new = Tensor::<B, D>::from_inner(new).set_require_grad(requires_grad);
+        leaf.set(leaf_node(&new));
+        self.leaves.insert(id, leaf);
+        self.made.insert(id, new.clone().into_primitive().tensor());
+        Param::from_mapped_value(id, new, mapper)
     }
 }

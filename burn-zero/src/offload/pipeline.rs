@@ -44,23 +44,14 @@ pub(super) enum Start {
     New,
 }
 
-/// The update of a parameter.
-pub(super) struct Update<I: Backend> {
+/// The update of a parameter: with tensors of the device, or with those on their way to the host.
+pub(super) struct Update<T> {
     pub(super) id: ParamId,
     pub(super) path: String,
     pub(super) start: Start,
     /// The parameter, where the host does not know it.
-    pub(super) value: Option<FloatTensor<I>>,
-    pub(super) gradient: FloatTensor<I>,
-}
-
-/// An update whose tensors are on their way to the host.
-struct Job {
-    id: ParamId,
-    path: String,
-    start: Start,
-    value: Option<HostRead>,
-    gradient: HostRead,
+    pub(super) value: Option<T>,
+    pub(super) gradient: T,
 }
 
 /// An updated parameter.
@@ -73,10 +64,10 @@ type Outcome = Result<(ParamId, Updated), OffloadError>;
 
 /// Hands updates to a worker, so many at a time.
 pub(super) struct Pipeline<I: Backend> {
-    waiting: VecDeque<Update<I>>,
+    waiting: VecDeque<Update<FloatTensor<I>>>,
     staging: usize,
     underway: usize,
-    jobs: Sender<Job>,
+    jobs: Sender<Update<HostRead>>,
     outcomes: Receiver<Outcome>,
     /// Parameters that were not asked for yet.
     done: HashMap<ParamId, Updated>,
@@ -86,12 +77,12 @@ impl<I: Backend> Pipeline<I> {
     /// The worker ends with the pipeline.
     pub(super) fn start<'scope>(
         scope: &'scope Scope<'scope, '_>,
-        updates: Vec<Update<I>>,
+        updates: Vec<Update<FloatTensor<I>>>,
         staging: usize,
         config: &'scope HostAdamWConfig,
         args: AdamWStep,
     ) -> Self {
-        let (jobs, queue) = channel::<Job>();
+        let (jobs, queue) = channel::<Update<HostRead>>();
         let (results, outcomes) = channel();
         if !updates.is_empty() {
             scope.spawn(move || {
@@ -143,7 +134,7 @@ impl<I: Backend> Pipeline<I> {
         {
             self.underway += 1;
             // A worker that has ended is noticed by `take`.
-            let _ = self.jobs.send(Job {
+            let _ = self.jobs.send(Update {
                 id: update.id,
                 path: update.path,
                 start: update.start,
@@ -154,7 +145,7 @@ impl<I: Backend> Pipeline<I> {
     }
 }
 
-impl Job {
+impl Update<HostRead> {
     /// Waits for what is on its way, and updates.
     fn run(self, config: &HostAdamWConfig, args: AdamWStep) -> Outcome {
         let Self {
@@ -322,7 +313,7 @@ mod tests {
     use super::*;
 
     /// Of a parameter of two elements.
-    fn update(gradient: &[f32]) -> Update<Flex> {
+    fn update(gradient: &[f32]) -> Update<FloatTensor<Flex>> {
         let tensor = |values: &[f32]| {
             let tensor = Tensor::<Flex, 1>::from_data(values, &Default::default());
             tensor.into_primitive().tensor()
@@ -344,7 +335,7 @@ mod tests {
                 let updates: Vec<_> = (0..10).map(|_| update(&[0.5, -0.5])).collect();
                 let ids: Vec<_> = updates.iter().map(|update| update.id).collect();
                 let mut pipeline =
-                    Pipeline::start(scope, updates, staging, &config, config.at(0.25));
+                    Pipeline::<Flex>::start(scope, updates, staging, &config, config.at(0.25));
                 for (taken, &id) in ids.iter().enumerate() {
                     assert_eq!(pipeline.underway, staging.min(ids.len() - taken));
                     let done = pipeline.take(id).unwrap().unwrap();
@@ -362,7 +353,7 @@ mod tests {
         std::thread::scope(|scope| {
             let updates = vec![update(&[0.5])];
             let id = updates[0].id;
-            let mut pipeline = Pipeline::start(scope, updates, 3, &config, config.at(0.25));
+            let mut pipeline = Pipeline::<Flex>::start(scope, updates, 3, &config, config.at(0.25));
             let Err(error) = pipeline.take(id) else {
                 panic!("a gradient of another length was taken");
             };

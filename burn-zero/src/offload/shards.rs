@@ -69,18 +69,19 @@ pub(super) fn are_stepped() -> bool {
 
 /// An updated shard that stays in host memory: a parameter that is uploaded if someone looks at it before it is taken, as Burn's lazy
 /// ones are made when they are asked for.
+/// `leaf` is told which leaf it gets into.
 pub(super) fn leave_on_host<B: AutodiffBackend, const D: usize>(
     id: ParamId,
     data: TensorData,
     device: &Device<B>,
     requires_grad: bool,
-) -> (Param<Tensor<B, D>>, Leaf) {
+    leaf: Leaf,
+) -> Param<Tensor<B, D>> {
     let shape = Shape::from(data.shape.to_vec());
     let data = Arc::new(data);
-    let leaf = Leaf::default();
     let shard = HostShard {
         data: Some(data.clone()),
-        leaf: leaf.clone(),
+        leaf,
     };
     STEP.with_borrow_mut(|step| {
         if let Some(step) = step {
@@ -92,8 +93,7 @@ pub(super) fn leave_on_host<B: AutodiffBackend, const D: usize>(
         let value = Tensor::<B, D>::from_primitive(TensorPrimitive::Float(value));
         value.set_require_grad(requires_grad)
     };
-    let param = Param::uninitialized(id, upload, device.clone(), requires_grad, shape);
-    (param, leaf)
+    Param::uninitialized(id, upload, device.clone(), requires_grad, shape)
 }
 
 impl HostShards {
