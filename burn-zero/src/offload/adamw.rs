@@ -2,7 +2,6 @@
 
 use core::fmt;
 use std::collections::{HashMap, HashSet};
-use std::thread;
 
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::adaptor::GradAdaptor;
@@ -18,7 +17,7 @@ use burn_backend::tensor::{Device, FloatTensor};
 
 use super::gradients::HostGradients;
 use super::parameters::{Leaf, NewValue, StepParameter, check_shape, parameters, update_module};
-use super::pipeline::{Pipeline, Start, Update};
+use super::pipeline::{Downloads, HostState, Start, Update};
 use super::record::{DeviceState, OffloadRecord, State};
 use super::{DecayMode, HostAdamWConfig, OffloadConfig, OffloadError, raise, shards};
 
@@ -78,7 +77,7 @@ use super::{DecayMode, HostAdamWConfig, OffloadConfig, OffloadError, raise, shar
 /// during backward three [buckets](OffloadConfig::bucket_elements) of gradients, and during a step
 /// [`staging`](OffloadConfig::staging) parameters on their way; on other backends all gradients until the step. A backward pass moves
 /// each gradient down, while it goes on, and a step each parameter up, the first step each parameter down; updating a parameter
-/// overlaps with the upload of the last. Inside of a [`ZeroOptimizer`](crate::ZeroOptimizer) updated shards stay in host memory
+/// overlaps with the transfers of those before and behind it. Inside of a [`ZeroOptimizer`](crate::ZeroOptimizer) updated shards stay in host memory
 /// until the update of all is over: there they are gathered from the host, and uploaded with those of all ranks.
 #[derive(Clone)]
 pub struct OffloadedAdamW<B: AutodiffBackend> {
@@ -143,7 +142,7 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
     /// Sums over parameters on the host and on the device.
     fn count(
         &self,
-        on_host: impl Fn(&super::pipeline::HostState) -> usize,
+        on_host: impl Fn(&HostState) -> usize,
         on_device: impl Fn(&DeviceState<B::InnerBackend>) -> usize,
     ) -> (usize, usize) {
         let each = self.parameters.values().map(|known| match &known.state {
@@ -225,41 +224,28 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
                 false => updates.push(self.update(parameter, gradient)),
             }
         }
-        let config = self.config.clone();
+        let config = &self.config;
         let burns = burns(&config.adamw);
-        let (module, leaves) = thread::scope(|scope| {
-            let mut pipeline = Pipeline::<B::InnerBackend>::start(
-                scope,
-                updates,
-                config.staging,
-                &config.adamw,
-                args,
-            );
-            update_module(module, devices, |id, old, device| {
-                let (state, value) = match on_device.remove(&id) {
-                    Some(gradient) => {
-                        let known = self.parameters.remove(&id).map(|known| known.state);
-                        let (new, state) =
-                            on_device_step((&burns, lr), old, gradient, known, device);
-                        (State::Device(state), NewValue::Device(new))
-                    }
-                    None => {
-                        drop(old);
-                        let updated = raise(pipeline.take(id))
-                            .expect("what is not on the device has an update");
-                        (State::Host(updated.state), NewValue::Host(updated.value))
-                    }
-                };
-                let leaf = Leaf::default();
-                self.parameters.insert(id, Known { state, leaf });
-                value
-            })
+        let mut downloads = Downloads::<B::InnerBackend>::new(updates, config.staging);
+        let module = update_module(module, devices, |id, old, device, leaf| {
+            let (state, value) = match on_device.remove(&id) {
+                Some(gradient) => {
+                    let known = self.parameters.remove(&id).map(|known| known.state);
+                    let (new, state) = on_device_step((&burns, lr), old, gradient, known, device);
+                    (State::Device(state), NewValue::Device(new))
+                }
+                None => {
+                    drop(old);
+                    let update = downloads
+                        .take(id)
+                        .expect("what is not on the device has one");
+                    let (state, value) = raise(update.run(&config.adamw, args));
+                    (State::Host(state), NewValue::Host(value))
+                }
+            };
+            self.parameters.insert(id, Known { state, leaf });
+            value
         });
-        for (id, leaf) in leaves {
-            if let Some(known) = self.parameters.get_mut(&id) {
-                known.leaf = leaf;
-            }
-        }
         if !shards::are_stepped() {
             self.attach(&module)?;
         }

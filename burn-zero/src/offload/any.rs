@@ -172,19 +172,14 @@ impl<H: Backend, O> HostOffload<H, O> {
         let updated = updated.map(|(id, value)| (id, Autodiff::<H>::inner(value)));
 
         let mut updated: HashMap<_, _> = updated.collect();
-        let (module, leaves) = update_module(module, devices, |id, _, _| {
+        let module = update_module(module, devices, |id, _, _, leaf| {
             let value = updated
                 .remove(&id)
                 .expect("what has a gradient was updated");
             let data = HostRead::start::<H>(value.clone()).data();
-            self.parameters.insert(id, (value, Leaf::default()));
+            self.parameters.insert(id, (value, leaf));
             NewValue::Host(data)
         });
-        for (id, leaf) in leaves {
-            if let Some(known) = self.parameters.get_mut(&id) {
-                known.1 = leaf;
-            }
-        }
         if !shards::are_stepped() {
             self.attach::<B, M>(&module)?;
         }

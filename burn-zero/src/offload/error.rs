@@ -122,15 +122,15 @@ pub(super) fn require(
     holds: bool,
     expected: &'static str,
 ) -> Result<(), OffloadError> {
-    let value = || value.to_string();
-    match holds {
-        true => Ok(()),
-        false => Err(OffloadError::InvalidValue {
-            name,
-            value: value(),
-            expected,
-        }),
+    if holds {
+        return Ok(());
     }
+    let value = value.to_string();
+    Err(OffloadError::InvalidValue {
+        name,
+        value,
+        expected,
+    })
 }
 
 pub(super) const NOT_NEGATIVE: &str = "finite and not negative";

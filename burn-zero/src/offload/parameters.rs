@@ -170,35 +170,36 @@ pub(super) enum NewValue<I: Backend> {
     Device(FloatTensor<I>),
 }
 
-/// The module with new values, and the leaves that were made of them. `update` says the value of each parameter that has
-/// a device in `devices`, given its id and its old value, whose memory can be free before the new one comes. A parameter that the
-/// module holds twice stays one leaf.
+/// The module with new values. `update` says that of each parameter that has a device in `devices`, given its id, its old value,
+/// whose memory can be free before the new one comes, the device, and the leaf that will be made of it. A parameter that the module
+/// holds twice stays one leaf.
 pub(super) fn update_module<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     devices: HashMap<ParamId, Device<B>>,
-    update: impl FnMut(ParamId, FloatTensor<B::InnerBackend>, &Device<B>) -> NewValue<B::InnerBackend>,
-) -> (M, HashMap<ParamId, Leaf>) {
-    let mut mapper = UpdateMapper::<B, _> {
+    update: impl FnMut(
+        ParamId,
+        FloatTensor<B::InnerBackend>,
+        &Device<B>,
+        Leaf,
+    ) -> NewValue<B::InnerBackend>,
+) -> M {
+    module.map(&mut UpdateMapper::<B, _> {
         devices,
         update,
         made: HashMap::new(),
-        leaves: HashMap::new(),
-    };
-    let module = module.map(&mut mapper);
-    (module, mapper.leaves)
+    })
 }
 
 struct UpdateMapper<B: AutodiffBackend, F> {
     devices: HashMap<ParamId, Device<B>>,
     update: F,
     made: HashMap<ParamId, FloatTensor<B>>,
-    leaves: HashMap<ParamId, Leaf>,
 }
 
 impl<B, F> ModuleMapper<B> for UpdateMapper<B, F>
 where
     B: AutodiffBackend,
-    F: FnMut(ParamId, FloatTensor<B::InnerBackend>, &Device<B>) -> NewValue<B::InnerBackend>,
+    F: FnMut(ParamId, FloatTensor<B::InnerBackend>, &Device<B>, Leaf) -> NewValue<B::InnerBackend>,
 {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         if let Some(made) = self.made.get(&param.id) {
@@ -213,9 +214,8 @@ where
         let requires_grad = old.is_require_grad();
         let old = old.inner().into_primitive().tensor();
         let leaf = Leaf::default();
-        let new = match (self.update)(id, old, &device) {
+        let new = match (self.update)(id, old, &device, leaf.clone()) {
             NewValue::Host(data) if are_stepped() => {
-                self.leaves.insert(id, leaf.clone());
                 return leave_on_host(id, data, &device, requires_grad, leaf);
             }
             NewValue::Host(data) => B::InnerBackend::float_from_data(data, &device),
@@ -224,7 +224,6 @@ where
         let new = Tensor::from_primitive(TensorPrimitive::Float(new));
         let new = Tensor::<B, D>::from_inner(new).set_require_grad(requires_grad);
         leaf.set(leaf_node(&new));
-        self.leaves.insert(id, leaf);
         self.made.insert(id, new.clone().into_primitive().tensor());
         Param::from_mapped_value(id, new, mapper)
     }

@@ -1,15 +1,14 @@
-//! Parameters on their way through the host: while one is updated, the next is downloaded and the last uploaded.
+//! Updates of parameters on the host: while one is updated, the next ones are on their way down and the last one is on its way up.
 //!
 //! ```text
-//! this thread    download 1, 2 | upload 0, download 3 | upload 1, download 4 | ..
-//! worker               update 0 | update 1             | update 2             | ..
+//! device to host   gradient 1 | gradient 2 | gradient 3 | ..
+//! this thread      update 0   | update 1   | update 2   | ..    on all cores
+//! host to device              | value 0    | value 1    | ..
 //! ```
 
 use std::borrow::Cow;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::Scope;
 
 use burn::module::ParamId;
 use burn::tensor::{DType, Element, TensorData};
@@ -54,103 +53,64 @@ pub(super) struct Update<T> {
     pub(super) gradient: T,
 }
 
-/// An updated parameter.
-pub(super) struct Updated {
-    pub(super) state: Arc<HostState>,
-    pub(super) value: TensorData,
-}
-
-type Outcome = Result<(ParamId, Updated), OffloadError>;
-
-/// Hands updates to a worker, so many at a time.
-pub(super) struct Pipeline<I: Backend> {
+/// Updates in the order of the module, of which so many are on their way to the host.
+pub(super) struct Downloads<I: Backend> {
     waiting: VecDeque<Update<FloatTensor<I>>>,
+    underway: VecDeque<Update<HostRead>>,
     staging: usize,
-    underway: usize,
-    jobs: Sender<Update<HostRead>>,
-    outcomes: Receiver<Outcome>,
-    /// Parameters that were not asked for yet.
-    done: HashMap<ParamId, Updated>,
 }
 
-impl<I: Backend> Pipeline<I> {
-    /// The worker ends with the pipeline.
-    pub(super) fn start<'scope>(
-        scope: &'scope Scope<'scope, '_>,
-        updates: Vec<Update<FloatTensor<I>>>,
-        staging: usize,
-        config: &'scope HostAdamWConfig,
-        args: AdamWStep,
-    ) -> Self {
-        let (jobs, queue) = channel::<Update<HostRead>>();
-        let (results, outcomes) = channel();
-        if !updates.is_empty() {
-            scope.spawn(move || {
-                for job in queue {
-                    if results.send(job.run(config, args)).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-        let mut pipeline = Self {
+impl<I: Backend> Downloads<I> {
+    pub(super) fn new(updates: Vec<Update<FloatTensor<I>>>, staging: usize) -> Self {
+        Self {
             waiting: updates.into(),
+            underway: VecDeque::new(),
             staging,
-            underway: 0,
-            jobs,
-            outcomes,
-            done: HashMap::new(),
-        };
-        pipeline.fill();
-        pipeline
-    }
-
-    /// Waits for a parameter; `None` if it has no update. They are updated in the order of the updates.
-    ///
-    /// # Errors
-    ///
-    /// [`OffloadError::Parameter`].
-    pub(super) fn take(&mut self, id: ParamId) -> Result<Option<Updated>, OffloadError> {
-        loop {
-            if let Some(done) = self.done.remove(&id) {
-                return Ok(Some(done));
-            }
-            if self.underway == 0 {
-                return Ok(None);
-            }
-            let outcome = self.outcomes.recv();
-            let (id, done) = outcome.expect("the worker has said why it ended")?;
-            self.underway -= 1;
-            self.done.insert(id, done);
-            // Before this one is uploaded: the worker is not to wait.
-            self.fill();
         }
     }
 
-    /// Starts downloads.
-    fn fill(&mut self) {
-        while self.underway < self.staging
-            && let Some(update) = self.waiting.pop_front()
-        {
-            self.underway += 1;
-            // A worker that has ended is noticed by `take`.
-            let _ = self.jobs.send(Update {
-                id: update.id,
-                path: update.path,
-                start: update.start,
-                value: update.value.map(HostRead::start::<I>),
-                gradient: HostRead::start::<I>(update.gradient),
-            });
+    /// The update of a parameter; `None` if it has none.
+    pub(super) fn take(&mut self, id: ParamId) -> Option<Update<HostRead>> {
+        loop {
+            while self.underway.len() < self.staging
+                && let Some(update) = self.waiting.pop_front()
+            {
+                self.underway.push_back(update.start_download::<I>());
+            }
+            if let Some(at) = self.underway.iter().position(|update| update.id == id) {
+                return self.underway.remove(at);
+            }
+            // A module that is mapped in another order than it is visited in: further on.
+            let update = self.waiting.pop_front()?;
+            self.underway.push_back(update.start_download::<I>());
+        }
+    }
+}
+
+impl<T> Update<T> {
+    fn start_download<I: Backend<FloatTensorPrimitive = T>>(self) -> Update<HostRead> {
+        Update {
+            id: self.id,
+            path: self.path,
+            start: self.start,
+            value: self.value.map(HostRead::start::<I>),
+            gradient: HostRead::start::<I>(self.gradient),
         }
     }
 }
 
 impl Update<HostRead> {
-    /// Waits for what is on its way, and updates.
-    fn run(self, config: &HostAdamWConfig, args: AdamWStep) -> Outcome {
-        let Self {
-            id, path, start, ..
-        } = self;
+    /// Waits for what is on its way, and updates: the new state and value.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::Parameter`].
+    pub(super) fn run(
+        self,
+        config: &HostAdamWConfig,
+        args: AdamWStep,
+    ) -> Result<(Arc<HostState>, TensorData), OffloadError> {
+        let path = self.path;
         let value = self.value.map(HostRead::data);
         let gradient = self.gradient.data();
         if !is_finite(&gradient) {
@@ -158,19 +118,15 @@ impl Update<HostRead> {
                 "{path}: the gradient is not finite, and so will be its moments: skip such steps with a loss scaler"
             );
         }
-        let update = || {
-            let mut state = HostState::start(start, value, config, &path)?;
+        let updated = HostState::start(self.start, value, config, &path).and_then(|mut state| {
             let own = Arc::get_mut(&mut state).expect("started with one owner");
             let value = own.update(args, gradient)?;
-            Ok(Updated { state, value })
-        };
-        match update() {
-            Ok(updated) => Ok((id, updated)),
-            Err(source) => Err(OffloadError::Parameter {
-                path: path.clone(),
-                source: Box::new(source),
-            }),
-        }
+            Ok((state, value))
+        });
+        updated.map_err(|source| OffloadError::Parameter {
+            path,
+            source: Box::new(source),
+        })
     }
 }
 
@@ -331,33 +287,32 @@ mod tests {
     fn no_more_parameters_are_under_way_than_staging_says() {
         let config = HostAdamWConfig::default();
         for staging in [1, 3, 20] {
-            std::thread::scope(|scope| {
-                let updates: Vec<_> = (0..10).map(|_| update(&[0.5, -0.5])).collect();
-                let ids: Vec<_> = updates.iter().map(|update| update.id).collect();
-                let mut pipeline =
-                    Pipeline::<Flex>::start(scope, updates, staging, &config, config.at(0.25));
-                for (taken, &id) in ids.iter().enumerate() {
-                    assert_eq!(pipeline.underway, staging.min(ids.len() - taken));
-                    let done = pipeline.take(id).unwrap().unwrap();
-                    let value = done.value.into_vec::<f32>().unwrap();
-                    assert!(value[0] < 1.0 && value[1] > 2.0);
-                }
-                assert!(pipeline.take(ParamId::new()).unwrap().is_none());
-            });
+            let updates: Vec<_> = (0..10).map(|_| update(&[0.5, -0.5])).collect();
+            let ids: Vec<_> = updates.iter().map(|update| update.id).collect();
+            let mut downloads = Downloads::<Flex>::new(updates, staging);
+            for (taken, &id) in ids.iter().enumerate() {
+                let update = downloads.take(id).unwrap();
+                let left = ids.len() - taken;
+                assert_eq!(downloads.underway.len() + 1, staging.min(left));
+                let (_, value) = update.run(&config, config.at(0.25)).unwrap();
+                let value = value.into_vec::<f32>().unwrap();
+                assert!(value[0] < 1.0 && value[1] > 2.0);
+            }
+            assert!(downloads.take(ParamId::new()).is_none());
         }
     }
 
     #[test]
-    fn a_parameter_that_cannot_be_updated_is_named() {
+    fn updates_are_found_in_any_order_and_errors_name_the_parameter() {
         let config = HostAdamWConfig::default();
-        std::thread::scope(|scope| {
-            let updates = vec![update(&[0.5])];
-            let id = updates[0].id;
-            let mut pipeline = Pipeline::<Flex>::start(scope, updates, 3, &config, config.at(0.25));
-            let Err(error) = pipeline.take(id) else {
-                panic!("a gradient of another length was taken");
-            };
+        let updates: Vec<_> = (0..4).map(|_| update(&[0.5])).collect();
+        let ids: Vec<_> = updates.iter().map(|update| update.id).collect();
+        let mut downloads = Downloads::<Flex>::new(updates, 1);
+        for id in [ids[2], ids[0], ids[3], ids[1]] {
+            let update = downloads.take(id).unwrap();
+            // A gradient of another length.
+            let error = update.run(&config, config.at(0.25)).unwrap_err();
             assert!(error.to_string().contains("blocks.0.weight"));
-        });
+        }
     }
 }

@@ -4,8 +4,6 @@ mod config;
 mod kernel;
 mod simd;
 
-use std::fmt;
-
 use memmap2::MmapMut;
 use pulp::Arch;
 use rayon::prelude::*;
@@ -49,6 +47,7 @@ pub use simd::InstructionSet;
 /// 12 bytes of host memory an element. A step with f32 gradients moves 28 bytes an element and runs at the speed of the
 /// memory: on x86-64 each block is asked for while the one before is updated. bf16 in and out saves and adds two each. It
 /// runs on the current rayon pool (`pool.install(|| adamw.step(..))` chooses another).
+#[derive(Debug)]
 pub struct HostAdamW {
     config: HostAdamWConfig,
     master: Pages,
@@ -224,18 +223,6 @@ impl HostAdamW {
     }
 }
 
-impl fmt::Debug for HostAdamW {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("HostAdamW")
-            .field("config", &self.config)
-            .field("len", &self.len())
-            .field("steps", &self.steps)
-            .field("instruction_set", &self.instruction_set)
-            .finish_non_exhaustive()
-    }
-}
-
 fn same_length(what: &'static str, expected: usize, actual: usize) -> Result<(), OffloadError> {
     if expected == actual {
         return Ok(());
@@ -251,6 +238,7 @@ fn same_length(what: &'static str, expected: usize, actual: usize) -> Result<(),
 /// arrays is bound by address translation otherwise), and touched once at creation, so that the first step faults no page in.
 ///
 /// Each thread touches what it will update, which places the pages near it on machines of several sockets.
+#[derive(Debug)]
 struct Pages(MmapMut);
 
 impl Pages {
