@@ -10,7 +10,7 @@ use burn_backend::{AutodiffBackend, Backend};
 use super::parameter_shards::{Updated, shard_id};
 use super::parameters::Parameters;
 use crate::ZeroError;
-use crate::group::{BufferDtype, HostBuffer, PendingBuffer, ProcessGroup, Split};
+use crate::group::{BufferDtype, HostBuffer, Pending, ProcessGroup, Split};
 use crate::host::{HostRead, floats};
 use crate::offload::{HostShards, leaf_node};
 use crate::reduce::{Layout, StepTag};
@@ -51,7 +51,7 @@ pub(super) struct Gather<'a, I: Backend> {
     changed: Vec<bool>,
     /// Pieces on the host, until they are sent.
     sending: HashMap<usize, Vec<f32>>,
-    underway: BTreeMap<usize, PendingBuffer>,
+    underway: BTreeMap<usize, Pending<HostBuffer>>,
     /// The first buckets are gathered.
     gathered: usize,
     /// Parameters that are gathered in part, or were not asked for yet.
@@ -132,7 +132,8 @@ impl<'a, I: Backend> Gather<'a, I> {
                 let whole = self.layout.parameters()[slot.parameter].elements();
                 let arriving = self.arriving.entry(slot.parameter);
                 let arriving = arriving.or_insert_with(|| vec![0.0; whole]);
-                arriving[slot.range].copy_from_slice(&elements[slot.at]);
+                let at = slot.in_bucket();
+                arriving[slot.range].copy_from_slice(&elements[at]);
             }
         }
         Ok(())
@@ -163,7 +164,7 @@ impl<'a, I: Backend> Gather<'a, I> {
                 continue;
             };
             let from = layout.position(slot.parameter, slot.range.start);
-            let to = slot.at.start - own.start;
+            let to = slot.start - own.start;
             part[to..to + slot.range.len()].copy_from_slice(&piece[from..from + slot.range.len()]);
             if from + slot.range.len() == piece.len() {
                 self.sending.remove(&slot.parameter);
