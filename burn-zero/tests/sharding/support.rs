@@ -180,6 +180,6 @@ pub fn contents(dir: &Path) -> (BTreeMap<String, Vec<u8>>, TrainingState) {
     let tensors = tensors.collect();
     let mut state = record.state(0, 0);
     let of_optimizer = state.optimizer.as_object_mut().unwrap();
-    of_optimizer.remove("settings").unwrap();
+    of_optimizer.remove("sharding").unwrap();
     (tensors, state)
 }
