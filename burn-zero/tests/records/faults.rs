@@ -78,7 +78,8 @@ fn what_one_rank_gives_wrong_is_saved_by_none() {
             |_, entries| {
                 let mut slice = entries[0].slice().clone();
                 slice.tensor.shape = vec![12];
-                entries[0] = Entry::new(slice, vec![0; 24]);
+                let bytes = vec![0; slice.bytes()];
+                entries[0] = Entry::new(slice, bytes);
             },
             "rank 1 has `model/layer.0` as F32 [12], rank 0 F32 [4, 3]",
         ),
