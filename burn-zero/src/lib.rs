@@ -98,7 +98,7 @@
 //!
 //! ```text
 //!            backward                            step
-//! device     l4    l3    l2    l1                sums
+//! device     l4    l3    l2    l1
 //! down             g4    g3    g2    g1                          bucket by bucket, in their own type
 //! update                                         p1   p2   p3   p4       all cores: master and moments
 //! up                                                  p1   p2   p3   p4  parameters come back in their own type
@@ -110,7 +110,6 @@
 //! a [`ZeroOptimizer`] that is [`Memory::Host`]: also what the ranks have reduced then stays where it is
 //! updated. On another backend gradients stay on the device until the step, and its downloads overlap with updates.
 //!
-//! The sums, one number a parameter, tell whether anything else has changed the parameters since the last step.
 //! At most [`staging`](OffloadConfig::staging) parameters are on their way. Whether a step is taken is decided before, by
 //! the loss scaler: a step that is skipped does not begin, and leaves the host as it was, bit for bit.
 
@@ -147,9 +146,9 @@ pub use group::{
     ThreadGroup,
 };
 pub use offload::{
-    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostAdamWError,
-    HostOffload, HostRecord, InstructionSet, OffloadConfig, OffloadError, OffloadRecord,
-    OffloadedAdamW, OpenStep, ParamsOut, offload,
+    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostOffload,
+    HostRecord, InstructionSet, OffloadConfig, OffloadError, OffloadRecord, OffloadedAdamW,
+    ParamsOut, offload,
 };
 pub use optimizer::{ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};

@@ -4,8 +4,8 @@
 mod golden;
 
 use burn_zero::{
-    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostAdamWError,
-    InstructionSet, ParamsOut,
+    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, InstructionSet,
+    OffloadError, ParamsOut,
 };
 use half::{bf16, f16};
 
@@ -142,25 +142,6 @@ fn threads_change_no_bit() {
         let adamw = pool.install(|| run(HostAdamW::new(config(), &values(1, LEN)).unwrap()));
         assert_same_bits(&adamw, &expected);
     }
-}
-
-#[test]
-fn ranges_change_no_bit() {
-    let expected = run(HostAdamW::new(config(), &values(1, LEN)).unwrap());
-    let mut adamw = HostAdamW::new(config(), &values(1, LEN)).unwrap();
-    let cuts = [0, 1, 70_000, 70_017, 150_000, LEN];
-    for step in 0..4 {
-        let gradients = values(100 + step, LEN);
-        let args = adamw.config().at(1e-2);
-        let mut open = adamw.begin().unwrap();
-        // The last bucket's gradients arrive first.
-        for pair in cuts.windows(2).rev() {
-            let part = Gradients::F32(&gradients[pair[0]..pair[1]]);
-            open.update(pair[0], args, part, None).unwrap();
-        }
-        assert_eq!(open.finish().unwrap(), step + 1);
-    }
-    assert_same_bits(&adamw, &expected);
 }
 
 #[test]
@@ -360,81 +341,9 @@ fn both_decay_modes_are_what_they_say() {
 }
 
 #[test]
-fn ranges_have_their_own_arguments() {
-    let gradients = values(7, 8);
-    let mut adamw = HostAdamW::new(config(), &values(1, 8)).unwrap();
-    let no_decay = AdamWStep {
-        weight_decay: 0.0,
-        ..config().at(1e-2)
-    };
-    let mut step = adamw.begin().unwrap();
-    step.update(0, config().at(1e-2), Gradients::F32(&gradients[..4]), None)
-        .unwrap();
-    step.update(4, no_decay, Gradients::F32(&gradients[4..]), None)
-        .unwrap();
-    step.finish().unwrap();
-
-    let whole = |args| {
-        let mut adamw = HostAdamW::new(config(), &values(1, 8)).unwrap();
-        adamw.step(args, Gradients::F32(&gradients), None).unwrap();
-        bits(adamw.master())
-    };
-    assert_eq!(bits(&adamw.master()[..4]), whole(config().at(1e-2))[..4]);
-    assert_eq!(bits(&adamw.master()[4..]), whole(no_decay)[4..]);
-    assert_ne!(whole(config().at(1e-2))[4..], whole(no_decay)[4..]);
-}
-
-#[test]
-fn a_skipped_step_changes_no_bit() {
-    let expected = run(HostAdamW::new(config(), &values(1, LEN)).unwrap());
-    let mut adamw = run(HostAdamW::new(config(), &values(1, LEN)).unwrap());
-    drop(adamw.begin().unwrap());
-    assert_same_bits(&adamw, &expected);
-    let more = values(9, LEN);
-    adamw
-        .step(config().at(1e-2), Gradients::F32(&more), None)
-        .unwrap();
-    assert_eq!(adamw.steps(), 5);
-}
-
-#[test]
-fn a_step_given_up_half_way_is_reported_until_a_state_is_loaded() {
-    let before = run(HostAdamW::new(config(), &values(1, 100)).unwrap());
-    let mut adamw = HostAdamW::from_state(config(), before.state().unwrap()).unwrap();
-    let mut step = adamw.begin().unwrap();
-    step.update(0, config().at(1e-2), Gradients::F32(&[1.0; 40]), None)
-        .unwrap();
-    drop(step);
-    let gradients = vec![1.0; 100];
-    let error = adamw
-        .step(config().at(1e-2), Gradients::F32(&gradients), None)
-        .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            HostAdamWError::Torn {
-                step: 5,
-                updated: 40,
-                len: 100
-            }
-        ),
-        "{error}"
-    );
-    assert!(matches!(
-        adamw.state().unwrap_err(),
-        HostAdamWError::Torn { .. }
-    ));
-    adamw.load(before.state().unwrap()).unwrap();
-    assert_same_bits(&adamw, &before);
-    adamw
-        .step(config().at(1e-2), Gradients::F32(&gradients), None)
-        .unwrap();
-}
-
-#[test]
 fn a_loaded_state_goes_on_bit_for_bit() {
     let mut straight = run(HostAdamW::new(config(), &values(1, LEN)).unwrap());
-    let mut resumed = HostAdamW::from_state(config(), straight.state().unwrap()).unwrap();
+    let mut resumed = HostAdamW::from_state(config(), straight.state()).unwrap();
     assert_same_bits(&resumed, &straight);
     for adamw in [&mut straight, &mut resumed] {
         adamw
@@ -457,7 +366,7 @@ fn an_empty_shard_counts_its_steps() {
 #[test]
 fn what_cannot_be_is_refused_before_anything_changes() {
     let before = run(HostAdamW::new(config(), &values(1, 10)).unwrap());
-    let mut adamw = HostAdamW::from_state(config(), before.state().unwrap()).unwrap();
+    let mut adamw = HostAdamW::from_state(config(), before.state()).unwrap();
     let ten = values(5, 10);
     let args = config().at(1e-2);
 
@@ -475,7 +384,7 @@ fn what_cannot_be_is_refused_before_anything_changes() {
         .unwrap_err();
     assert!(matches!(
         error,
-        HostAdamWError::LengthMismatch {
+        OffloadError::LengthMismatch {
             expected: 10,
             actual: 9,
             ..
@@ -500,29 +409,9 @@ fn what_cannot_be_is_refused_before_anything_changes() {
         },
     ] {
         let error = adamw.step(wrong, Gradients::F32(&ten), None).unwrap_err();
-        assert!(matches!(error, HostAdamWError::InvalidValue { .. }));
+        assert!(matches!(error, OffloadError::InvalidValue { .. }));
     }
     assert_same_bits(&adamw, &before);
-
-    let mut step = adamw.begin().unwrap();
-    let error = step
-        .update(usize::MAX, args, Gradients::F32(&ten), None)
-        .unwrap_err();
-    assert!(matches!(error, HostAdamWError::OutOfRange { len: 10, .. }));
-    step.update(2, args, Gradients::F32(&ten[..4]), None)
-        .unwrap();
-    let error = step
-        .update(5, args, Gradients::F32(&ten[..2]), None)
-        .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "HostAdamW: elements 5..7 are to be updated in step 5, which has updated 2..6 before"
-    );
-    let error = step.finish().unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "HostAdamW: step 5 ends, but elements 0..2 are not updated"
-    );
 
     for wrong in [
         HostAdamWConfig {
@@ -543,11 +432,11 @@ fn what_cannot_be_is_refused_before_anything_changes() {
         },
     ] {
         let error = HostAdamW::new(wrong, &ten).unwrap_err();
-        assert!(matches!(error, HostAdamWError::InvalidValue { .. }));
+        assert!(matches!(error, OffloadError::InvalidValue { .. }));
     }
     let state = AdamWState {
         moment_2: &ten[..3],
-        ..before.state().unwrap()
+        ..before.state()
     };
     let error = HostAdamW::from_state(config(), state).unwrap_err();
     assert_eq!(

@@ -6,11 +6,14 @@
 #[path = "support/layers.rs"]
 mod layers;
 
+use std::sync::{Mutex, MutexGuard};
+
 use burn::backend::Autodiff;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
+use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
 use burn_flex::Flex;
-use burn_zero::{HostAdamWConfig, OffloadConfig};
+use burn_zero::{HostAdamWConfig, OffloadConfig, OffloadedAdamW};
 use layers::{Layers, layers};
 use peak_alloc::PeakAlloc;
 
@@ -26,6 +29,12 @@ const PARAMETER_BYTES: usize = LAYERS * WIDTH * WIDTH * 4;
 /// Of the device: parameters, gradients and half of the moments.
 const LIMIT_BYTES: usize = 3 * PARAMETER_BYTES;
 const STEPS: usize = 4;
+
+/// Tests of one process count the same bytes.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
 
 /// The most bytes that training takes, and the trained weights.
 fn train(mut optimizer: impl Optimizer<Model, B>) -> (usize, Vec<f32>) {
@@ -47,6 +56,7 @@ fn train(mut optimizer: impl Optimizer<Model, B>) -> (usize, Vec<f32>) {
 
 #[test]
 fn a_model_whose_state_does_not_fit_is_trained_from_the_host() {
+    let _turn = turn();
     let adamw = HostAdamWConfig {
         epsilon: 1e-5,
         weight_decay: 1e-4,
@@ -72,4 +82,47 @@ fn a_model_whose_state_does_not_fit_is_trained_from_the_host() {
         let most = pairs.fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()));
         assert!(most < 4e-6, "{most}");
     }
+}
+
+/// What Burn's Learner does with the record of an optimizer: it loads it into a clone, and ranks and strategies clone what it has.
+#[test]
+fn resuming_holds_the_saved_state_once() {
+    let _turn = turn();
+    let new = || OffloadConfig::default().init::<B>().unwrap();
+    let step = |optimizer: &mut OffloadedAdamW<B>, model: Model| {
+        let x = Tensor::<B, 2>::ones([1, WIDTH], &Default::default());
+        let gradients = layers::loss(&model, x).backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        optimizer.step(0.01, model, gradients)
+    };
+    let mut optimizer = new();
+    let model = step(&mut optimizer, layers(LAYERS, WIDTH, 0.2));
+    let recorder = BinBytesRecorder::<FullPrecisionSettings>::default();
+    let record = Optimizer::<Model, B>::to_record(&optimizer);
+    let bytes = Recorder::<B>::record(&recorder, record, ()).unwrap();
+    let expected = layers::weights(&step(&mut optimizer, model.clone()));
+    drop(optimizer);
+    // Both moments.
+    let state_bytes = 2 * PARAMETER_BYTES;
+
+    let record = Recorder::<B>::load(&recorder, bytes, &Default::default()).unwrap();
+    let before = HEAP.current_usage();
+    HEAP.reset_peak_usage();
+    let fresh = new();
+    let resumed = Optimizer::<Model, B>::load_record(fresh.clone(), record);
+    let clones: Vec<_> = (0..4).map(|_| resumed.clone()).collect();
+    let record = Optimizer::<Model, B>::to_record(&resumed);
+    let again = Optimizer::<Model, B>::load_record(fresh, record.clone());
+    let loaded = HEAP.peak_usage() - before;
+    drop((clones, record));
+    HEAP.reset_peak_usage();
+    let mut used = resumed.clone();
+    let weights = layers::weights(&step(&mut used, model));
+    let stepped = HEAP.peak_usage() - before;
+    drop((again, resumed));
+    println!("{state_bytes} bytes of state: {loaded} more to load it, {stepped} for a step");
+    assert!(loaded < state_bytes / 16, "{loaded} of {state_bytes}");
+    // Gradients, and parameters on their way.
+    assert!(stepped < 3 * PARAMETER_BYTES, "{stepped}");
+    assert_eq!(weights, expected);
 }

@@ -3,6 +3,7 @@
 use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 
+use super::error::require;
 use super::{HostAdamWConfig, OffloadError, OffloadedAdamW};
 use crate::{AdamParams, OptimizerOffload, ZeroSettings};
 
@@ -61,7 +62,7 @@ impl OffloadConfig {
     ///
     /// # Errors
     ///
-    /// [`OffloadError::InvalidValue`], [`OffloadError::Host`] for a number that cannot work.
+    /// [`OffloadError::InvalidValue`] for a number that cannot work.
     pub fn init<B: AutodiffBackend>(self) -> Result<OffloadedAdamW<B>, OffloadError> {
         OffloadedAdamW::new(self)
     }
@@ -73,25 +74,15 @@ impl OffloadConfig {
     /// As [`init`](Self::init).
     pub fn validate(&self) -> Result<(), OffloadError> {
         self.adamw.validate()?;
-        if !(0.0..=1.0).contains(&self.ratio) {
-            return Err(OffloadError::InvalidValue {
-                name: "ratio",
-                value: self.ratio.to_string(),
-                expected: "from 0 to 1",
-            });
-        }
+        let in_range = (0.0..=1.0).contains(&self.ratio);
+        require("ratio", self.ratio, in_range, "from 0 to 1")?;
         let counts = [
             ("staging", self.staging),
             ("bucket_elements", self.bucket_elements),
         ];
-        match counts.into_iter().find(|(_, count)| *count == 0) {
-            None => Ok(()),
-            Some((name, count)) => Err(OffloadError::InvalidValue {
-                name,
-                value: count.to_string(),
-                expected: "at least 1",
-            }),
-        }
+        counts
+            .into_iter()
+            .try_for_each(|(name, count)| require(name, count, count > 0, "at least 1"))
     }
 }
 
@@ -132,29 +123,22 @@ mod tests {
 
     #[test]
     fn what_cannot_work_is_named() {
-        let refused = |config: OffloadConfig| config.validate().unwrap_err().to_string();
-        for ratio in [-0.1, 1.5, f64::NAN] {
-            let config = OffloadConfig {
-                ratio,
-                ..Default::default()
-            };
-            assert!(refused(config).contains("ratio"));
+        for (text, expected) in [
+            (r#"{"ratio": -0.1}"#, "ratio = -0.1"),
+            (r#"{"ratio": 1.5}"#, "ratio = 1.5"),
+            (r#"{"staging": 0}"#, "staging = 0"),
+            (r#"{"bucket_elements": 0}"#, "bucket_elements = 0"),
+            (r#"{"adamw": {"beta_2": 1}}"#, "beta_2 = 1"),
+        ] {
+            let config: OffloadConfig = serde_json::from_str(text).unwrap();
+            let message = config.validate().unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
         }
         let config = OffloadConfig {
-            staging: 0,
+            ratio: f64::NAN,
             ..Default::default()
         };
-        assert!(refused(config).contains("staging = 0"));
-        let config = OffloadConfig {
-            bucket_elements: 0,
-            ..Default::default()
-        };
-        assert!(refused(config).contains("bucket_elements = 0"));
-        let adamw = HostAdamWConfig {
-            beta_2: 1.0,
-            ..Default::default()
-        };
-        assert!(refused(OffloadConfig::new(adamw)).contains("beta_2"));
+        assert!(config.validate().is_err());
         assert!(serde_json::from_str::<OffloadConfig>(r#"{"ratoi": 1}"#).is_err());
     }
 }

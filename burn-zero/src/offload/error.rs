@@ -1,9 +1,11 @@
 //! What can go wrong, with the values.
 
+use std::fmt::Display;
+
 use burn_backend::DType;
 use thiserror::Error;
 
-use super::HostAdamWError;
+use super::InstructionSet;
 use crate::ZeroError;
 
 /// Errors of offloaded optimizers. A step panics with their message; those of its parameters and gradients are found before
@@ -11,10 +13,10 @@ use crate::ZeroError;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OffloadError {
-    /// A setting that cannot work.
+    /// A setting or an argument that cannot work.
     #[error("offload: {name} = {value}, but it must be {expected}")]
     InvalidValue {
-        /// Which setting.
+        /// Which one.
         name: &'static str,
         /// Its value.
         value: String,
@@ -22,22 +24,49 @@ pub enum OffloadError {
         expected: &'static str,
     },
 
-    /// A number that AdamW cannot work with.
-    #[error(transparent)]
-    Host(#[from] HostAdamWError),
+    /// The host has no memory for the state.
+    #[error(
+        "HostAdamW: no host memory for a buffer of {bytes} bytes: {source}; each parameter takes 12 bytes here"
+    )]
+    OutOfMemory {
+        /// Bytes asked for, of one of three buffers.
+        bytes: usize,
+        /// What the system says.
+        source: std::io::Error,
+    },
 
-    /// The host optimizer of a parameter.
+    /// Slices that belong together differ in length.
+    #[error("HostAdamW: {actual} elements of {what}, but {expected} are needed")]
+    LengthMismatch {
+        /// Which slice.
+        what: &'static str,
+        /// How many elements it must have.
+        expected: usize,
+        /// How many it has.
+        actual: usize,
+    },
+
+    /// This processor, or this build of the program, has no such instructions.
+    #[error("HostAdamW: {wanted} is not available here, but {available:?} are")]
+    NoInstructionSet {
+        /// What was asked for.
+        wanted: InstructionSet,
+        /// What there is.
+        available: Vec<InstructionSet>,
+    },
+
+    /// The update of a parameter on the host.
     #[error("offload of {path}: {source}")]
     Parameter {
         /// Path of the parameter.
         path: String,
         /// What is wrong.
-        source: HostAdamWError,
+        source: Box<OffloadError>,
     },
 
-    /// Gradients that were to leave during backward.
+    /// The reducer that brings gradients to the host during backward.
     #[error(transparent)]
-    Leaving(#[from] ZeroError),
+    Reducer(#[from] ZeroError),
 
     /// A type that the host does not update.
     #[error(
@@ -66,7 +95,7 @@ pub enum OffloadError {
         "offload: {what} of {path} is {found:?}, but the parameter is {expected:?}: it belongs to another model"
     )]
     OtherShape {
-        /// The gradient, or which part of the state.
+        /// The gradient, or the optimizer's state.
         what: &'static str,
         /// Path of the parameter.
         path: String,
@@ -82,4 +111,30 @@ pub enum OffloadError {
          without the optimizer's record"
     )]
     AmsGrad,
+}
+
+/// # Errors
+///
+/// [`OffloadError::InvalidValue`] unless it `holds`.
+pub(super) fn require(
+    name: &'static str,
+    value: impl Display,
+    holds: bool,
+    expected: &'static str,
+) -> Result<(), OffloadError> {
+    if holds {
+        return Ok(());
+    }
+    let value = value.to_string();
+    Err(OffloadError::InvalidValue {
+        name,
+        value,
+        expected,
+    })
+}
+
+pub(super) const NOT_NEGATIVE: &str = "finite and not negative";
+
+pub(super) fn not_negative(value: f64) -> bool {
+    value.is_finite() && value >= 0.0
 }

@@ -1,34 +1,34 @@
 //! Optimizer state in host memory.
 //!
-//! `host_adamw` is the arithmetic, on slices; `adamw` brings modules to it. `backend` brings modules to any of Burn's
-//! optimizers, on a backend of the host. `landing` brings both their gradients while backward goes on, `uploads` keeps
-//! updated pieces there for the other ranks.
+//! `host_adamw` is AdamW's arithmetic, on slices. `adamw` is the optimizer of modules on top of it: `pipeline` overlaps its downloads,
+//! updates and uploads, `record` saves its state. `any` puts any other optimizer of Burn on a backend of the host. Both use
+//! `parameters`, what a step reads and makes of a module; `gradients`, which brings gradients to the host during backward; and
+//! `shards`, which ties them to a [`ZeroOptimizer`](crate::ZeroOptimizer) around them.
 
 mod adamw;
-mod arrivals;
-mod backend;
+mod any;
 mod config;
 mod error;
+mod gradients;
 mod host_adamw;
-mod landing;
-mod leaves;
-mod marks;
-mod uploads;
+mod parameters;
+mod pipeline;
+mod record;
+mod shards;
 
-pub use adamw::{EntryItem, OffloadRecord, OffloadedAdamW, Ranked, StateItem};
-pub use backend::{HostOffload, HostRecord, offload};
+pub use adamw::OffloadedAdamW;
+pub use any::{HostOffload, HostRecord, offload};
 pub use config::OffloadConfig;
 pub use error::OffloadError;
 pub use host_adamw::{
-    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostAdamWError,
-    InstructionSet, OpenStep, ParamsOut,
+    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, InstructionSet,
+    ParamsOut,
 };
-pub(crate) use uploads::{Kept, gathered_after};
+pub(crate) use parameters::leaf_node;
+pub use record::{EntryItem, OffloadRecord, Ranked, StateItem};
+pub(crate) use shards::{HostShards, step_on_shards};
 
-/// A step has no other way to fail.
+/// Panics with the message of an error: a step has no other way to fail.
 fn raise<T>(result: Result<T, OffloadError>) -> T {
-    match result {
-        Ok(value) => value,
-        Err(error) => panic!("{error}"),
-    }
+    result.unwrap_or_else(|error| panic!("{error}"))
 }

@@ -9,12 +9,11 @@ use burn_backend::{AutodiffBackend, Backend};
 
 use super::parameter_shards::{Updated, shard_id};
 use super::parameters::Parameters;
-use super::step::cut_one;
 use crate::ZeroError;
 use crate::group::{BufferDtype, HostBuffer, Pending, ProcessGroup, Split};
 use crate::host::{HostRead, floats};
 use crate::module::map_floats;
-use crate::offload::Kept;
+use crate::offload::{HostShards, leaf_node};
 use crate::reduce::{Layout, StepTag};
 use crate::shard::Bucket;
 
@@ -34,8 +33,8 @@ pub(super) struct Gather<'a, I: Backend> {
     gathered: usize,
     /// Parameters that are gathered in part, or were not asked for yet.
     arriving: HashMap<usize, Vec<f32>>,
-    /// Which shards of this rank its optimizer waits for, to be on the device.
-    kept: Kept,
+    /// The pieces of this rank that its optimizer has updated on the host.
+    on_host: HostShards,
 }
 
 impl<'a, I: Backend> Gather<'a, I> {
@@ -45,7 +44,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         at: StepTag,
         shards: HashMap<usize, Updated<I>>,
         changed: Vec<bool>,
-        kept: Kept,
+        on_host: HostShards,
     ) -> Self {
         Self {
             layout,
@@ -57,7 +56,7 @@ impl<'a, I: Backend> Gather<'a, I> {
             underway: BTreeMap::new(),
             gathered: 0,
             arriving: HashMap::new(),
-            kept,
+            on_host,
         }
     }
 
@@ -90,6 +89,7 @@ impl<'a, I: Backend> Gather<'a, I> {
                 Ok(None) => old,
                 Ok(Some(value)) => {
                     let leaf = B::float_set_require_grad(B::from_inner(value), true);
+                    self.on_host.is_in(shard_id(index), leaf_node::<B>(&leaf));
                     leaves.insert(index, leaf.clone());
                     leaf
                 }
@@ -127,13 +127,8 @@ impl<'a, I: Backend> Gather<'a, I> {
             return Ok(None);
         };
         let data = TensorData::new(elements, known.shape.clone());
-        let value = I::float_from_data(data.convert_dtype(known.dtype), device);
-        let id = shard_id(parameter);
-        if self.kept.is_awaited(id) {
-            let own = cut_one::<I>(self.layout, parameter, value.clone());
-            self.kept.arrived::<I>(id, own);
-        }
-        Ok(Some(value))
+        let data = data.convert_dtype(known.dtype);
+        Ok(Some(I::float_from_data(data, device)))
     }
 
     /// Gathers all buckets up to this one, and starts with the one behind it.

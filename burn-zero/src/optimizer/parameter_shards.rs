@@ -9,7 +9,7 @@ use burn::tensor::{Tensor, TensorData, TensorMetadata, TensorPrimitive, backend:
 use burn_backend::AutodiffBackend;
 use burn_backend::tensor::FloatTensor;
 
-use crate::offload::Kept;
+use crate::offload::HostShards;
 
 /// This rank's shards, in the order of the parameters: what a wrapped optimizer is an `Optimizer<ParameterShards<B>, B>` of. Rust infers it.
 ///
@@ -125,17 +125,20 @@ impl<B: Backend> ParameterShards<B> {
         shards.map(|(id, shard)| (parameter_of(id), shard))
     }
 
-    /// The shards and the positions of their parameters, after a step that was [`gathered_after`](crate::offload::gathered_after).
-    pub(super) fn into_updated(self, kept: &mut Kept) -> impl Iterator<Item = (usize, Updated<B>)> {
+    /// The shards and the positions of their parameters, after a [step on shards](crate::offload::step_on_shards).
+    pub(super) fn into_updated(
+        self,
+        on_host: &mut HostShards,
+    ) -> impl Iterator<Item = (usize, Updated<B>)> {
         self.shards.into_iter().map(|shard| {
             let (id, seen) = with_param!(&shard, param => (param.id, param.is_initialized()));
             let data = match seen {
                 // Whoever looked may have changed it: the optimizer is to look too.
                 true => {
-                    kept.forget(id);
+                    on_host.forget(id);
                     None
                 }
-                false => kept.take(id),
+                false => on_host.take(id),
             };
             let updated = match data {
                 Some(data) => {

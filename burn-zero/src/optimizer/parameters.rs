@@ -6,10 +6,11 @@ use burn::module::{AutodiffModule, ParamId};
 use burn::tensor::{DType, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
 
-use super::parameter_shards::MOST_DIMENSIONS;
+use super::parameter_shards::{MOST_DIMENSIONS, shard_id};
 use crate::ZeroOptimizerError;
 use crate::backend::node_behind;
 use crate::module::for_each_float;
+use crate::offload::leaf_node;
 use crate::reduce::Parameter;
 
 /// The parameters of a module that require gradients. `ParamId`s are random in each process: what ranks have in common are
@@ -78,6 +79,22 @@ impl Parameters {
     ) -> Option<usize> {
         let index = self.index.get(&id).copied();
         index.filter(|_| B::float_is_require_grad(tensor))
+    }
+
+    /// The nodes of their leaves, as far as they are known, by the ids of this rank's shards.
+    pub(crate) fn leaf_nodes<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        module: &M,
+    ) -> HashMap<ParamId, u64> {
+        let mut nodes = HashMap::new();
+        for_each_float(module, |_, id, tensor: FloatTensor<B>| {
+            if let Some(index) = self.position::<B>(id, &tensor)
+                && let Some(node) = leaf_node::<B>(&tensor)
+            {
+                nodes.entry(shard_id(index)).or_insert(node);
+            }
+        });
+        nodes
     }
 
     /// Their ids, by position.

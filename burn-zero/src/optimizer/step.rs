@@ -19,7 +19,7 @@ use crate::backend::on_host;
 use crate::group::Agree;
 use crate::host::HostRead;
 use crate::module::for_each_float;
-use crate::offload::{Kept, gathered_after};
+use crate::offload::step_on_shards;
 use crate::reduce::{Arriving, GradientReducer, Layout, StepTag};
 use crate::{Memory, ZeroError, ZeroOptimizerError};
 
@@ -61,17 +61,15 @@ impl<O> ZeroOptimizer<O> {
             gradients.register(shard_id(parameter), gradient);
         }
         let shards = ParameterShards::new(cut::<B, M>(&module, &parameters, layout));
+        let nodes = parameters.leaf_nodes::<B, M>(&module);
         let step = || self.inner.step(lr, shards, gradients);
-        let (shards, mut kept) = match layout.holds_all() {
-            true => (step(), Kept::default()),
-            false => gathered_after(step),
-        };
+        let (shards, mut on_host) = step_on_shards(nodes, step);
 
         let shards = shards
-            .into_updated(&mut kept)
+            .into_updated(&mut on_host)
             .map(|(parameter, shard)| (parameter, shard.inner()));
         let shards = shards.collect();
-        let gather = Gather::new(layout, &*self.group, at, shards, changed, kept);
+        let gather = Gather::new(layout, &*self.group, at, shards, changed, on_host);
         let module = gather.update::<B, M>(module, &parameters)?;
         attach_to::<B, M>(&reducer, &module);
         Ok(module)

@@ -184,6 +184,51 @@ fn weights_that_are_loaded_and_prepared_again_are_followed() {
     assert!(distance(&run(0.0), &run(1.0)) < 2e-5);
 }
 
+/// Whole numbers, whose sums are exact.
+#[derive(Module, Debug)]
+struct Rows<B: Backend> {
+    weight: Param<Tensor<B, 2>>,
+}
+
+#[test]
+fn swapped_rows_are_noticed() {
+    /// Expected are the exchanged rows, after a step at a learning rate of 0.
+    fn run<O: Optimizer<ParameterShards<B>, B>>(
+        world_size: usize,
+        stage: Stage,
+        optimizer: impl Fn() -> O + Sync,
+    ) {
+        let found = on_ranks(world_size, |group| {
+            let mut zero = ZeroOptimizer::new(optimizer(), group, small_buckets(stage))?;
+            let rows = Tensor::<B, 1, Int>::arange(0..66, &Default::default());
+            let weight = Param::from_tensor(rows.float().reshape([11, 6]));
+            let mut model = zero.prepare::<B, _>(Rows { weight })?;
+            for step in 0..3 {
+                if step == 2 {
+                    model.weight = model
+                        .weight
+                        .map(|rows| rows.flip([0]).detach().require_grad());
+                }
+                let loss = model.weight.val().sum();
+                let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                model = zero.step(0.0, model, gradients);
+            }
+            Ok(parameters(&model))
+        });
+        let rows = (0..11).rev().flat_map(|row| 6 * row..6 * row + 6);
+        let expected: Vec<_> = rows.map(|value| value as f32).collect();
+        assert_eq!(found, [expected], "{world_size} ranks, {stage}");
+    }
+    for stage in STAGES {
+        for world_size in [1, 2] {
+            run(world_size, stage, || on_host(1.0));
+            run(world_size, stage, || {
+                offload::<Flex, _>(SgdConfig::new().init())
+            });
+        }
+    }
+}
+
 /// Under bf16 autocast, over recomputation.
 type All = Autocast<Sharded<Autodiff<Remat<Flex>>>, Bf16>;
 

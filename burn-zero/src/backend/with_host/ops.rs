@@ -5,48 +5,59 @@ use burn_backend::{Backend, TensorMetadata};
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
-use super::tensor::{HostTensor, PlacedTensor, up};
-use super::{STAYS, WithHost};
+use super::PlacedTensor::{Device as OnDevice, Host};
+use super::{HostTensor, STAYS, WithHost};
+use crate::host::HostRead;
 
-/// Elementwise with a number, as the device does in f32.
-macro_rules! scalar {
-    ($op:ident, $f:expr) => {
+/// On the device, or what `$host` makes of a tensor in host memory, if it does.
+macro_rules! unary {
+    ($op:ident($($arg:ident: $type:ty)?), $host:expr) => {
         #[inline]
-        fn $op(tensor: FloatTensor<Self>, value: Scalar) -> FloatTensor<Self> {
-            match tensor {
-                PlacedTensor::Host(tensor) if tensor.floats().is_some() => {
-                    let value: f32 = value.elem();
-                    let f: fn(f32, f32) -> f32 = $f;
-                    PlacedTensor::Host(tensor.map(|x| f(x, value)))
-                }
-                tensor => PlacedTensor::Device(B::$op(up::<B>(tensor), value)),
-            }
+        fn $op(tensor: FloatTensor<Self>, $($arg: $type)?) -> FloatTensor<Self> {
+            let tensor = match tensor {
+                OnDevice(tensor) => tensor,
+                Host(tensor) => match $host(tensor) {
+                    Ok(tensor) => return Host(tensor),
+                    Err(tensor) => up::<B>(Host(tensor)),
+                },
+            };
+            OnDevice(B::$op(tensor $(, $arg)?))
         }
     };
 }
 
-/// Elementwise on two tensors.
+/// Elementwise on two tensors in host memory, or one there and a number, which is read where it is on the device.
 macro_rules! binary {
     ($op:ident, $f:expr) => {
         #[inline]
         fn $op(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-            let f: fn(f32, f32) -> f32 = $f;
-            match on_host::<B>(lhs, rhs, f) {
-                Ok(tensor) => PlacedTensor::Host(tensor),
-                Err((lhs, rhs)) => PlacedTensor::Device(B::$op(up::<B>(lhs), up::<B>(rhs))),
-            }
+            let lhs = match lhs {
+                OnDevice(lhs) => lhs,
+                Host(lhs) => {
+                    let f: fn(f32, f32) -> f32 = $f;
+                    let computed = match (&rhs, number::<B>(&rhs, lhs.shape.num_dims())) {
+                        (Host(rhs), _) if rhs.shape == lhs.shape => lhs.zip(rhs, f),
+                        (_, Some(number)) => lhs.map(|x| f(x, number)),
+                        _ => Err(lhs),
+                    };
+                    match computed {
+                        Ok(tensor) => return Host(tensor),
+                        Err(lhs) => up::<B>(Host(lhs)),
+                    }
+                }
+            };
+            OnDevice(B::$op(lhs, up::<B>(rhs)))
         }
     };
 }
 
-/// Whether elements are so: true nowhere is told without sending anything up.
+/// Which elements are not finite: that none is so is told without sending anything up.
 macro_rules! find {
-    ($op:ident, $is:expr) => {
+    ($op:ident) => {
         #[inline]
         fn $op(tensor: FloatTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
-            let is: fn(f32) -> bool = $is;
             match &tensor {
-                PlacedTensor::Host(host) if host.any(is) == Some(false) => {
+                Host(host) if host.is_finite() => {
                     B::bool_zeros(host.shape.clone(), &host.device, out_dtype)
                 }
                 _ => B::$op(up::<B>(tensor), out_dtype),
@@ -61,166 +72,116 @@ macro_rules! method {
         #[inline]
         fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
             match STAYS.get() {
-                true => PlacedTensor::Host(HostTensor::new(data, device.clone())),
-                false => PlacedTensor::Device(B::float_from_data(data, device)),
+                true => Host(HostTensor::new(data, device.clone())),
+                false => OnDevice(B::float_from_data(data, device)),
             }
         }
     };
     (float_into_data($($arg:tt)*) -> $ret:tt) => {
         async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
             match tensor {
-                PlacedTensor::Device(tensor) => B::float_into_data(tensor).await,
-                PlacedTensor::Host(tensor) => Ok(tensor.into_data()),
+                OnDevice(tensor) => B::float_into_data(tensor).await,
+                Host(tensor) => Ok(tensor.into_data()),
             }
         }
     };
     (float_device($($arg:tt)*) -> $ret:tt) => {
         #[inline]
         fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
-            tensor.device::<B>()
+            match tensor {
+                OnDevice(tensor) => B::float_device(tensor),
+                Host(tensor) => tensor.device.clone(),
+            }
         }
     };
     (float_is_require_grad($($arg:tt)*) -> $ret:tt) => {
         #[inline]
         fn float_is_require_grad(tensor: &FloatTensor<Self>) -> bool {
-            tensor.on_device().is_some_and(B::float_is_require_grad)
-        }
-    };
-    (float_to_device($($arg:tt)*) -> $ret:tt) => {
-        #[inline]
-        fn float_to_device(tensor: FloatTensor<Self>, device: &Device<Self>) -> FloatTensor<Self> {
-            match tensor {
-                PlacedTensor::Device(tensor) => PlacedTensor::Device(B::float_to_device(tensor, device)),
-                PlacedTensor::Host(tensor) => PlacedTensor::Host(HostTensor { device: device.clone(), ..tensor }),
-            }
-        }
-    };
-    (float_reshape($($arg:tt)*) -> $ret:tt) => {
-        #[inline]
-        fn float_reshape(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
-            match tensor {
-                PlacedTensor::Device(tensor) => PlacedTensor::Device(B::float_reshape(tensor, shape)),
-                PlacedTensor::Host(tensor) => PlacedTensor::Host(tensor.reshape(shape)),
-            }
-        }
-    };
-    (float_cast($($arg:tt)*) -> $ret:tt) => {
-        #[inline]
-        fn float_cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {
-            let tensor = match tensor {
-                PlacedTensor::Device(tensor) => tensor,
-                PlacedTensor::Host(tensor) => match tensor.cast(dtype) {
-                    Ok(tensor) => return PlacedTensor::Host(tensor),
-                    Err(tensor) => up::<B>(PlacedTensor::Host(tensor)),
-                },
-            };
-            PlacedTensor::Device(B::float_cast(tensor, dtype))
-        }
-    };
-    (float_sum($($arg:tt)*) -> $ret:tt) => {
-        #[inline]
-        fn float_sum(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
-            match tensor {
-                PlacedTensor::Host(tensor) if tensor.floats().is_some() => PlacedTensor::Host(tensor.sum()),
-                tensor => PlacedTensor::Device(B::float_sum(up::<B>(tensor))),
-            }
-        }
-    };
-    (float_slice($($arg:tt)*) -> $ret:tt) => {
-        #[inline]
-        fn float_slice(tensor: FloatTensor<Self>, slices: &[Slice]) -> FloatTensor<Self> {
-            let flat = match (&tensor, slices) {
-                (PlacedTensor::Host(host), [Slice { start, end: Some(end), step: 1 }])
-                    if host.shape.num_dims() == 1 && 0 <= *start && start <= end =>
-                {
-                    host.clone().range(*start as usize..*end as usize)
-                }
-                _ => None,
-            };
-            match flat {
-                Some(flat) => PlacedTensor::Host(flat),
-                None => PlacedTensor::Device(B::float_slice(up::<B>(tensor), slices)),
-            }
+            matches!(tensor, OnDevice(tensor) if B::float_is_require_grad(tensor))
         }
     };
     (float_cat($($arg:tt)*) -> $ret:tt) => {
         #[inline]
         fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
-            let hosts: Option<Vec<_>> = tensors.iter().map(|tensor| match tensor {
-                PlacedTensor::Host(tensor) => Some(tensor),
-                PlacedTensor::Device(_) => None,
-            }).collect();
-            match hosts.and_then(|hosts| HostTensor::cat(&hosts)) {
-                Some(all) => PlacedTensor::Host(all),
-                None => PlacedTensor::Device(B::float_cat(tensors.into_iter().map(up::<B>).collect(), dim)),
+            let flat = tensors.iter().map(|tensor| match tensor {
+                Host(tensor) if tensor.shape.num_dims() == 1 => tensor.floats(),
+                _ => None,
+            });
+            match (tensors.first(), flat.collect::<Option<Vec<_>>>()) {
+                (Some(Host(first)), Some(flat)) => Host(first.clone().flat(flat.concat())),
+                _ => OnDevice(B::float_cat(tensors.into_iter().map(up::<B>).collect(), dim)),
             }
         }
     };
+    (float_slice($($arg:tt)*) -> $ret:tt) => {
+        unary! { float_slice(slices: &[Slice]), |host: HostTensor<_>| match (slices, host.floats()) {
+            ([Slice { start, end: Some(end), step: 1 }], Some(all))
+                if host.shape.num_dims() == 1 && 0 <= *start && start <= end =>
+            {
+                let part = all[*start as usize..*end as usize].to_vec();
+                Ok(host.flat(part))
+            }
+            _ => Err(host),
+        } }
+    };
+    (float_to_device($($arg:tt)*) -> $ret:tt) => {
+        unary! { float_to_device(device: &Device<Self>), |host| {
+            Ok(HostTensor { device: device.clone(), ..host })
+        } }
+    };
+    (float_reshape($($arg:tt)*) -> $ret:tt) => {
+        unary! { float_reshape(shape: Shape), |host| Ok(HostTensor { shape: shape.clone(), ..host }) }
+    };
+    (float_cast($($arg:tt)*) -> $ret:tt) => {
+        unary! { float_cast(dtype: FloatDType), |host: HostTensor<_>| Ok(host.cast(dtype)) }
+    };
+    (float_sum($($arg:tt)*) -> $ret:tt) => { unary! { float_sum(), HostTensor::sum } };
     (float_powi_scalar($($arg:tt)*) -> $ret:tt) => {
-        #[inline]
-        fn float_powi_scalar(tensor: FloatTensor<Self>, power: Scalar) -> FloatTensor<Self> {
-            match tensor {
-                // A square.
-                PlacedTensor::Host(tensor) if power.elem::<i64>() == 2 && tensor.floats().is_some() => {
-                    PlacedTensor::Host(tensor.map(|x| x * x))
-                }
-                tensor => PlacedTensor::Device(B::float_powi_scalar(up::<B>(tensor), power)),
-            }
-        }
+        unary! { float_powi_scalar(power: Scalar), |host: HostTensor<_>| match power.elem::<i64>() {
+            2 => host.map(|x| x * x),
+            _ => Err(host),
+        } }
     };
-    (float_mul_scalar($($arg:tt)*) -> $ret:tt) => { scalar! { float_mul_scalar, |x, y| x * y } };
-    (float_div_scalar($($arg:tt)*) -> $ret:tt) => { scalar! { float_div_scalar, |x, y| x / y } };
+    (float_mul_scalar($($arg:tt)*) -> $ret:tt) => {
+        unary! { float_mul_scalar(value: Scalar), |host: HostTensor<_>| {
+            let value: f32 = value.elem();
+            host.map(|x| x * value)
+        } }
+    };
+    (float_div_scalar($($arg:tt)*) -> $ret:tt) => {
+        unary! { float_div_scalar(value: Scalar), |host: HostTensor<_>| {
+            let value: f32 = value.elem();
+            host.map(|x| x / value)
+        } }
+    };
     (float_add($($arg:tt)*) -> $ret:tt) => { binary! { float_add, |x, y| x + y } };
     (float_mul($($arg:tt)*) -> $ret:tt) => { binary! { float_mul, |x, y| x * y } };
-    (float_is_nan($($arg:tt)*) -> $ret:tt) => { find! { float_is_nan, f32::is_nan } };
-    (float_is_inf($($arg:tt)*) -> $ret:tt) => { find! { float_is_inf, f32::is_infinite } };
+    (float_is_nan($($arg:tt)*) -> $ret:tt) => { find! { float_is_nan } };
+    (float_is_inf($($arg:tt)*) -> $ret:tt) => { find! { float_is_inf } };
 
     ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            map_result!($ret B::$op($(map_operand!($kind $arg, up::<B>)),*), PlacedTensor::Device)
+            map_result!($ret B::$op($(map_operand!($kind $arg, up::<B>)),*), OnDevice)
         }
     };
 }
 
-/// Two operands in host memory, or one there and a number: that is read, where it is on the device. As they are where that cannot
-/// be.
-#[allow(clippy::type_complexity, reason = "what came")]
-fn on_host<B: Backend>(
-    lhs: FloatTensor<WithHost<B>>,
-    rhs: FloatTensor<WithHost<B>>,
-    f: fn(f32, f32) -> f32,
-) -> Result<HostTensor<B::Device>, (FloatTensor<WithHost<B>>, FloatTensor<WithHost<B>>)> {
-    let fits = lhs.dtype() == DType::F32
-        && rhs.dtype() == DType::F32
-        && (matches!(lhs, PlacedTensor::Host(_)) || matches!(rhs, PlacedTensor::Host(_)));
-    let (left, right) = (lhs.shape(), rhs.shape());
-    let elements = (left.num_elements(), right.num_elements());
-    if !fits || left.num_dims() != right.num_dims() {
-        return Err((lhs, rhs));
-    }
-    match (lhs, rhs) {
-        (PlacedTensor::Host(lhs), PlacedTensor::Host(rhs)) if left == right => Ok(lhs.zip(rhs, f)),
-        (PlacedTensor::Host(lhs), rhs) if elements.1 == 1 => match number::<B>(&rhs) {
-            Some(y) => Ok(lhs.map(|x| f(x, y))),
-            None => Err((PlacedTensor::Host(lhs), rhs)),
-        },
-        (lhs, PlacedTensor::Host(rhs)) if elements.0 == 1 => match number::<B>(&lhs) {
-            Some(x) => Ok(rhs.map(|y| f(x, y))),
-            None => Err((lhs, PlacedTensor::Host(rhs))),
-        },
-        (lhs, rhs) => Err((lhs, rhs)),
-    }
+fn up<B: Backend>(tensor: FloatTensor<WithHost<B>>) -> FloatTensor<B> {
+    tensor.up::<B>()
 }
 
-/// The only element of an f32 tensor.
-fn number<B: Backend>(tensor: &FloatTensor<WithHost<B>>) -> Option<f32> {
+/// The only element of an f32 tensor of so many dimensions.
+fn number<B: Backend>(tensor: &FloatTensor<WithHost<B>>, dimensions: usize) -> Option<f32> {
+    if tensor.shape().num_elements() != 1
+        || tensor.rank() != dimensions
+        || tensor.dtype() != DType::F32
+    {
+        return None;
+    }
     match tensor {
-        PlacedTensor::Host(tensor) => tensor.only(),
-        PlacedTensor::Device(tensor) => {
-            let read = crate::host::HostRead::start::<B>(tensor.clone());
-            read.wait().first().copied()
-        }
+        Host(tensor) => tensor.floats()?.first().copied(),
+        OnDevice(tensor) => HostRead::start::<B>(tensor.clone()).wait().first().copied(),
     }
 }
 

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::HostAdamWError;
+use crate::OffloadError;
+use crate::offload::error::{NOT_NEGATIVE, not_negative, require};
 
 /// Configuration of a [`HostAdamW`](super::HostAdamW), under the names of Burn's `AdamWConfig` and with the defaults of
 /// PyTorch's `torch.optim.AdamW`, which differ from Burn's (`epsilon` 1e-5, `weight_decay` 1e-4).
@@ -64,35 +65,23 @@ impl HostAdamWConfig {
     ///
     /// # Errors
     ///
-    /// [`HostAdamWError::InvalidValue`] for the first field that cannot work.
-    pub fn validate(&self) -> Result<(), HostAdamWError> {
+    /// [`OffloadError::InvalidValue`] for the first field that cannot work.
+    pub fn validate(&self) -> Result<(), OffloadError> {
         for (name, beta) in [("beta_1", self.beta_1), ("beta_2", self.beta_2)] {
-            check(
-                name,
-                beta,
-                (0.0..1.0).contains(&beta),
-                "at least 0 and below 1",
-            )?;
+            let holds = (0.0..1.0).contains(&beta);
+            require(name, beta, holds, "at least 0 and below 1")?;
         }
-        check(
-            "epsilon",
-            self.epsilon,
-            not_negative(self.epsilon),
-            NOT_NEGATIVE,
-        )?;
-        check(
-            "weight_decay",
-            self.weight_decay,
-            not_negative(self.weight_decay),
-            NOT_NEGATIVE,
-        )
+        let others = [
+            ("epsilon", self.epsilon),
+            ("weight_decay", self.weight_decay),
+        ];
+        others
+            .into_iter()
+            .try_for_each(|(name, value)| require(name, value, not_negative(value), NOT_NEGATIVE))
     }
 }
 
-/// What one step, or one range of it, is updated with. Ranges may differ, as PyTorch's parameter groups do: biases
-/// without weight decay, another learning rate for the embedding.
-///
-/// Made by [`HostAdamWConfig::at`] and changed with struct update syntax.
+/// What one step is updated with. Made by [`HostAdamWConfig::at`] and changed with struct update syntax.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
     /// Learning rate.
@@ -105,46 +94,18 @@ pub struct AdamWStep {
 }
 
 impl AdamWStep {
-    pub(in crate::offload) fn validate(&self) -> Result<(), HostAdamWError> {
-        check(
-            "learning_rate",
-            self.learning_rate,
-            not_negative(self.learning_rate),
-            NOT_NEGATIVE,
-        )?;
-        check(
-            "weight_decay",
-            self.weight_decay,
-            not_negative(self.weight_decay),
-            NOT_NEGATIVE,
-        )?;
-        check(
-            "grad_scale",
-            self.grad_scale.into(),
-            self.grad_scale.is_finite(),
-            "finite",
-        )
+    /// # Errors
+    ///
+    /// [`OffloadError::InvalidValue`].
+    pub(in crate::offload) fn validate(&self) -> Result<(), OffloadError> {
+        let positive = [
+            ("learning_rate", self.learning_rate),
+            ("weight_decay", self.weight_decay),
+        ];
+        for (name, value) in positive {
+            require(name, value, not_negative(value), NOT_NEGATIVE)?;
+        }
+        let scale = self.grad_scale;
+        require("grad_scale", scale, scale.is_finite(), "finite")
     }
-}
-
-const NOT_NEGATIVE: &str = "finite and not negative";
-
-fn not_negative(value: f64) -> bool {
-    value.is_finite() && value >= 0.0
-}
-
-fn check(
-    name: &'static str,
-    value: f64,
-    holds: bool,
-    expected: &'static str,
-) -> Result<(), HostAdamWError> {
-    if holds {
-        return Ok(());
-    }
-    Err(HostAdamWError::InvalidValue {
-        name,
-        value,
-        expected,
-    })
 }

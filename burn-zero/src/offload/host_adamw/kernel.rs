@@ -1,12 +1,10 @@
 //! The arithmetic, and how it is spread over threads and vectors.
 
-use half::{bf16, slice::HalfFloatSliceExt};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::{
-    AdamWStep, DecayMode, Gradients, HostAdamWConfig, ParamsOut, prefetch::prefetch, simd::dispatch,
-};
+use super::{AdamWStep, DecayMode, HostAdamWConfig};
 
 /// Elements a task: 1.8 MiB of traffic, enough to hide the cost of a task and few enough to balance the threads.
 pub(super) const CHUNK: usize = 64 * 1024;
@@ -17,6 +15,61 @@ const BLOCK: usize = 768;
 
 /// Elements whose f32 fill a cache line.
 const LINE: usize = 16;
+
+/// Gradients that a step reads.
+#[derive(Clone, Copy, Debug)]
+pub enum Gradients<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// Brain floating point, widened exactly.
+    Bf16(&'a [bf16]),
+    /// Half precision, widened exactly.
+    F16(&'a [f16]),
+}
+
+/// Where a low-precision copy of the updated parameters goes: for the upload, half the bytes of the f32 master.
+///
+/// Rounded to nearest, ties to even. f16 overflows to infinity from 65520 on.
+#[derive(Debug)]
+pub enum ParamsOut<'a> {
+    /// Brain floating point.
+    Bf16(&'a mut [bf16]),
+    /// Half precision.
+    F16(&'a mut [f16]),
+}
+
+/// `$body` with `$slice` bound to the slice of any of the types.
+macro_rules! with_slice {
+    ($of:expr, $enum:ident $($dtype:ident)*, $slice:ident => $body:expr) => {
+        match $of {
+            $($enum::$dtype($slice) => $body,)*
+        }
+    };
+}
+
+/// Cuts the slice of any of the types in two.
+macro_rules! split {
+    ($of:expr, $at:expr, $split:ident, $enum:ident $($dtype:ident)*) => {
+        match $of {
+            $($enum::$dtype(slice) => {
+                let (head, tail) = slice.$split($at);
+                ($enum::$dtype(head), $enum::$dtype(tail))
+            })*
+        }
+    };
+}
+
+impl Gradients<'_> {
+    pub(super) fn len(&self) -> usize {
+        with_slice!(self, Self F32 Bf16 F16, slice => slice.len())
+    }
+}
+
+impl ParamsOut<'_> {
+    pub(super) fn len(&self) -> usize {
+        with_slice!(self, Self Bf16 F16, slice => slice.len())
+    }
+}
 
 /// The factors of one step, as PyTorch computes them: in f64, then rounded once.
 #[derive(Clone, Copy)]
@@ -86,11 +139,13 @@ pub(super) struct Elements<'a> {
 
 impl<'a> Elements<'a> {
     fn split_at(self, at: usize) -> (Self, Self) {
-        let (gradients, gradients_tail) = self.gradients.split_at(at);
+        let (gradients, gradients_tail) =
+            split!(self.gradients, at, split_at, Gradients F32 Bf16 F16);
         let (master, master_tail) = self.master.split_at_mut(at);
         let (moment_1, moment_1_tail) = self.moment_1.split_at_mut(at);
         let (moment_2, moment_2_tail) = self.moment_2.split_at_mut(at);
-        let (out, out_tail) = self.out.map(|out| out.split_at(at)).unzip();
+        let halve = |out| split!(out, at, split_at_mut, ParamsOut Bf16 F16);
+        let (out, out_tail) = self.out.map(halve).unzip();
         let head = Self {
             gradients,
             master,
@@ -124,7 +179,7 @@ impl<'a> Elements<'a> {
 /// Updates all elements, on the current rayon pool. Each element's result depends on nothing but itself, so neither the
 /// number of threads nor the instructions change a bit.
 pub(super) fn update(arch: Arch, factors: Factors, elements: Elements<'_>) {
-    let run = |elements| dispatch(arch, ChunkUpdate { factors, elements });
+    let run = |elements| arch.dispatch(ChunkUpdate { factors, elements });
     if elements.master.len() <= CHUNK {
         return run(elements);
     }
@@ -211,14 +266,27 @@ impl Elements<'_> {
     /// Asks for all that the element at `index` needs.
     #[inline(always)]
     fn prefetch(&self, index: usize) {
-        self.gradients.prefetch(index);
+        with_slice!(&self.gradients, Gradients F32 Bf16 F16, slice => prefetch(slice, index));
         prefetch(self.master, index);
         prefetch(self.moment_1, index);
         prefetch(self.moment_2, index);
         if let Some(out) = &self.out {
-            out.prefetch(index);
+            with_slice!(out, ParamsOut Bf16 F16, slice => prefetch(slice, index));
         }
     }
+}
+
+/// Asks for the cache line of the element at `index`, if there is one. Changes no value, waits for nothing.
+///
+/// Only on x86-64, where safe code can do it: elsewhere the processor's own prefetcher has to do.
+#[inline(always)]
+fn prefetch<T>(slice: &[T], index: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(element) = slice.get(index) {
+        safe_arch::prefetch_t0(element);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (slice, index);
 }
 
 /// Updates line by line, each while the line of the same place in the next block is on its way.

@@ -1,19 +1,281 @@
 //! AdamW over flat buffers in host memory: fused, multi-threaded, SIMD chosen at run time.
 
-mod buffer;
 mod config;
-mod error;
 mod kernel;
-mod open_step;
-mod optimizer;
-mod prefetch;
-mod ranges;
 mod simd;
-mod slices;
+
+use memmap2::MmapMut;
+use pulp::Arch;
+use rayon::prelude::*;
+
+use super::OffloadError;
+use kernel::{CHUNK, Elements, Factors};
 
 pub use config::{AdamWStep, DecayMode, HostAdamWConfig};
-pub use error::HostAdamWError;
-pub use open_step::OpenStep;
-pub use optimizer::{AdamWState, HostAdamW};
+pub use kernel::{Gradients, ParamsOut};
 pub use simd::InstructionSet;
-pub use slices::{Gradients, ParamsOut};
+
+/// AdamW whose f32 master parameters and moments live in host memory, in one flat buffer each, and are updated there:
+/// DeepSpeed's `CPUAdam`, PyTorch's `AdamW(fused=True)` on the CPU.
+///
+/// Fused: a step reads and writes the master and both moments once and reads the gradients once, in f32, bf16 or f16. With
+/// [`ParamsOut`] the same pass writes a low-precision copy of the new parameters for the upload.
+///
+/// Deterministic: neither the number of threads nor the instructions change a bit.
+///
+/// ```
+/// use burn_zero::{AdamWStep, Gradients, HostAdamW, HostAdamWConfig, ParamsOut};
+/// use half::bf16;
+///
+/// let config = HostAdamWConfig { weight_decay: 0.0, ..Default::default() };
+/// let mut adamw = HostAdamW::new(config.clone(), &[1.0, -1.0, 0.5])?;
+///
+/// // Gradients of a loss times 1024, in bf16; the new parameters come back in bf16 too.
+/// let gradients = [512.0, -512.0, 0.0].map(bf16::from_f32);
+/// let mut uploaded = [bf16::ZERO; 3];
+/// let args = AdamWStep { grad_scale: 1.0 / 1024.0, ..config.at(0.25) };
+/// adamw.step(args, Gradients::Bf16(&gradients), Some(ParamsOut::Bf16(&mut uploaded)))?;
+///
+/// // The first step moves each parameter by the learning rate against its gradient's sign.
+/// assert_eq!(uploaded.map(f32::from), [0.75, -0.75, 0.5]);
+/// assert_eq!(adamw.steps(), 1);
+/// # Ok::<(), burn_zero::OffloadError>(())
+/// ```
+///
+/// # Cost
+///
+/// 12 bytes of host memory an element. A step with f32 gradients moves 28 bytes an element and runs at the speed of the
+/// memory: on x86-64 each block is asked for while the one before is updated. bf16 in and out saves and adds two each. It
+/// runs on the current rayon pool (`pool.install(|| adamw.step(..))` chooses another).
+#[derive(Debug)]
+pub struct HostAdamW {
+    config: HostAdamWConfig,
+    master: Pages,
+    moment_1: Pages,
+    moment_2: Pages,
+    steps: u64,
+    arch: Arch,
+    instruction_set: InstructionSet,
+}
+
+/// All that a later run needs to go on bit for bit, borrowed. Slices are of one length, in f32.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWState<'a> {
+    /// Steps taken.
+    pub steps: u64,
+    /// Master parameters.
+    pub master: &'a [f32],
+    /// Mean of the gradients (PyTorch's `exp_avg`).
+    pub moment_1: &'a [f32],
+    /// Mean of the squared gradients (PyTorch's `exp_avg_sq`).
+    pub moment_2: &'a [f32],
+}
+
+impl HostAdamW {
+    /// An optimizer of a copy of `master`, before its first step: moments of zero.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::InvalidValue`] for the configuration, [`OffloadError::OutOfMemory`].
+    pub fn new(config: HostAdamWConfig, master: &[f32]) -> Result<Self, OffloadError> {
+        let [moment_1, moment_2] = [Pages::zeros(master.len())?, Pages::zeros(master.len())?];
+        Self::of(config, 0, [Pages::copy_of(master)?, moment_1, moment_2])
+    }
+
+    /// An optimizer that goes on from a copy of `state`.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and [`OffloadError::LengthMismatch`].
+    pub fn from_state(
+        config: HostAdamWConfig,
+        state: AdamWState<'_>,
+    ) -> Result<Self, OffloadError> {
+        let len = state.master.len();
+        same_length("the first moment", len, state.moment_1.len())?;
+        same_length("the second moment", len, state.moment_2.len())?;
+        let moments = [
+            Pages::copy_of(state.moment_1)?,
+            Pages::copy_of(state.moment_2)?,
+        ];
+        let [moment_1, moment_2] = moments;
+        let master = Pages::copy_of(state.master)?;
+        Self::of(config, state.steps, [master, moment_1, moment_2])
+    }
+
+    fn of(
+        config: HostAdamWConfig,
+        steps: u64,
+        [master, moment_1, moment_2]: [Pages; 3],
+    ) -> Result<Self, OffloadError> {
+        config.validate()?;
+        let optimizer = Self {
+            config,
+            master,
+            moment_1,
+            moment_2,
+            steps,
+            arch: Arch::Scalar,
+            instruction_set: InstructionSet::Portable,
+        };
+        optimizer.with_instruction_set(InstructionSet::detect())
+    }
+
+    /// Updates with `instruction_set` instead of the fastest one; the results are the same.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::NoInstructionSet`] where the processor does not have it.
+    pub fn with_instruction_set(self, wanted: InstructionSet) -> Result<Self, OffloadError> {
+        let arch = wanted
+            .arch()
+            .ok_or_else(|| OffloadError::NoInstructionSet {
+                wanted,
+                available: InstructionSet::available(),
+            })?;
+        Ok(Self {
+            arch,
+            instruction_set: wanted,
+            ..self
+        })
+    }
+
+    /// The instructions it updates with.
+    pub fn instruction_set(&self) -> InstructionSet {
+        self.instruction_set
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &HostAdamWConfig {
+        &self.config
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.master().len()
+    }
+
+    /// Whether there are none: a shard may be empty.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Steps taken.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Master parameters.
+    pub fn master(&self) -> &[f32] {
+        self.master.elements()
+    }
+
+    /// Master parameters to overwrite, as at the start when rank 0 broadcasts its own.
+    pub fn master_mut(&mut self) -> &mut [f32] {
+        self.master.elements_mut()
+    }
+
+    /// First and second moments.
+    pub fn moments(&self) -> (&[f32], &[f32]) {
+        (self.moment_1.elements(), self.moment_2.elements())
+    }
+
+    /// The state, to be written or copied.
+    pub fn state(&self) -> AdamWState<'_> {
+        let (moment_1, moment_2) = self.moments();
+        AdamWState {
+            steps: self.steps,
+            master: self.master(),
+            moment_1,
+            moment_2,
+        }
+    }
+
+    /// Updates every element and counts the step. Not to be called is to skip the step: every bit stays.
+    ///
+    /// The gradients must be finite: an infinite or NaN one ends in the moments, as in PyTorch.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::InvalidValue`], [`OffloadError::LengthMismatch`]. No element has changed then.
+    pub fn step(
+        &mut self,
+        args: AdamWStep,
+        gradients: Gradients<'_>,
+        out: Option<ParamsOut<'_>>,
+    ) -> Result<(), OffloadError> {
+        args.validate()?;
+        same_length("gradients", self.len(), gradients.len())?;
+        if let Some(out) = &out {
+            same_length("the low-precision parameters", self.len(), out.len())?;
+        }
+        let factors = Factors::new(&self.config, &args, self.steps + 1);
+        let elements = Elements {
+            gradients,
+            master: self.master.elements_mut(),
+            moment_1: self.moment_1.elements_mut(),
+            moment_2: self.moment_2.elements_mut(),
+            out,
+        };
+        kernel::update(self.arch, factors, elements);
+        self.steps += 1;
+        Ok(())
+    }
+}
+
+fn same_length(what: &'static str, expected: usize, actual: usize) -> Result<(), OffloadError> {
+    if expected == actual {
+        return Ok(());
+    }
+    Err(OffloadError::LengthMismatch {
+        what,
+        expected,
+        actual,
+    })
+}
+
+/// f32 elements in memory of their own: aligned to a page, in huge pages where the system has them (a stream of four
+/// arrays is bound by address translation otherwise), and touched once at creation, so that the first step faults no page in.
+///
+/// Each thread touches what it will update, which places the pages near it on machines of several sockets.
+#[derive(Debug)]
+struct Pages(MmapMut);
+
+impl Pages {
+    fn zeros(len: usize) -> Result<Self, OffloadError> {
+        let mut pages = Self::reserve(len)?;
+        let chunks = pages.elements_mut().par_chunks_mut(CHUNK);
+        chunks.for_each(|chunk| chunk.fill(0.0));
+        Ok(pages)
+    }
+
+    fn copy_of(values: &[f32]) -> Result<Self, OffloadError> {
+        let mut pages = Self::reserve(values.len())?;
+        copy(values, pages.elements_mut());
+        Ok(pages)
+    }
+
+    fn reserve(len: usize) -> Result<Self, OffloadError> {
+        let bytes = len.saturating_mul(size_of::<f32>());
+        let map = MmapMut::map_anon(bytes)
+            .map_err(|source| OffloadError::OutOfMemory { bytes, source })?;
+        // A kernel without huge pages refuses; ordinary ones do.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
+        Ok(Self(map))
+    }
+
+    fn elements(&self) -> &[f32] {
+        bytemuck::cast_slice(&self.0)
+    }
+
+    fn elements_mut(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+}
+
+/// Copies on all threads: one does not reach the speed of the memory.
+pub(super) fn copy(from: &[f32], to: &mut [f32]) {
+    let chunks = to.par_chunks_mut(CHUNK).zip(from.par_chunks(CHUNK));
+    chunks.for_each(|(to, from)| to.copy_from_slice(from));
+}

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use pulp::{Arch, WithSimd};
+use pulp::Arch;
 
 /// Instructions that [`HostAdamW`](super::HostAdamW) can be updated with.
 ///
@@ -61,9 +61,4 @@ impl fmt::Display for InstructionSet {
             Self::Portable => "portable",
         })
     }
-}
-
-/// Runs `operation`, inlined, with the instructions of `arch`.
-pub(super) fn dispatch<O: WithSimd>(arch: Arch, operation: O) -> O::Output {
-    arch.dispatch(operation)
 }

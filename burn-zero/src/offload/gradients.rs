@@ -1,4 +1,4 @@
-//! Gradients that go to the host while backward goes on, for an optimizer that is not inside of a `ZeroOptimizer`.
+//! Gradients that are brought to the host during backward, for an optimizer that is not inside of a `ZeroOptimizer`.
 
 use std::sync::Arc;
 
@@ -8,52 +8,40 @@ use burn::tensor::backend::AutodiffBackend;
 use crate::backend::attach;
 use crate::group::SingleRank;
 use crate::optimizer::Parameters;
-use crate::reduce::{GradientReducer, Layout, Parameter};
+use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, ZeroError, ZeroSettings};
 
-/// What brings them: none before there is a model, and on a backend that is not [`Sharded`](crate::Sharded).
+/// The gradient reducer, of one rank: none before there is a model, and on a backend that is not
+/// [`Sharded`](crate::Sharded).
 #[derive(Clone, Debug, Default)]
-pub(super) struct Landing {
-    reducer: Option<Arc<GradientReducer>>,
-}
+pub(super) struct HostGradients(Option<Arc<GradientReducer>>);
 
-impl Landing {
-    /// From now on this thread looks out for the leaves of these parameters, in buckets of so many elements.
+impl HostGradients {
+    /// From now on the gradients of these parameters go to the host in this thread's backward passes, in buckets of so many
+    /// elements.
     ///
     /// # Errors
     ///
     /// [`ZeroError::InvalidSetting`] for buckets of nothing.
-    pub(super) fn look_out<B: AutodiffBackend, M: AutodiffModule<B>>(
+    pub(super) fn attach<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
         module: &M,
         bucket_elements: usize,
         is_on_host: impl Fn(ParamId) -> bool,
     ) -> Result<(), ZeroError> {
+        let known = self.0.take();
         let all = Parameters::of::<B, M>(module);
-        let ids = all.ids().into_iter();
-        let found = ids.zip(all.list).zip(all.nodes);
+        let found = all.ids().into_iter().zip(all.list).zip(all.nodes);
         let (list, nodes): (Vec<_>, Vec<_>) = found
             .filter(|((id, _), _)| is_on_host(*id))
             .map(|((_, parameter), node)| (parameter, node))
             .unzip();
-        // The pieces that a `ZeroOptimizer` makes are no leaves.
+        // The shards that a `ZeroOptimizer` makes are no leaves.
         if list.is_empty() || nodes.contains(&None) {
-            self.reducer = None;
             return Ok(());
         }
-        attach(self.exchange_of(list, bucket_elements)?, &nodes);
-        Ok(())
-    }
-
-    fn exchange_of(
-        &mut self,
-        list: Vec<Parameter>,
-        bucket_elements: usize,
-    ) -> Result<&Arc<GradientReducer>, ZeroError> {
-        let known = self.reducer.take();
-        let known = known.filter(|reducer| reducer.layout().parameters() == list);
-        let reducer = match known {
-            Some(reducer) => reducer,
+        let reducer = match known.filter(|known| known.layout().parameters() == list) {
+            Some(known) => known,
             None => {
                 let settings = ZeroSettings {
                     bucket_elements,
@@ -65,6 +53,8 @@ impl Landing {
                 Arc::new(GradientReducer::new(layout, group, &settings))
             }
         };
-        Ok(self.reducer.insert(reducer))
+        attach(&reducer, &nodes);
+        self.0 = Some(reducer);
+        Ok(())
     }
 }

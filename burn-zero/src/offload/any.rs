@@ -1,27 +1,23 @@
-//! The optimizer: a step of a module, on the host's backend.
+//! Any of Burn's optimizers, on a backend of the host.
 
-use core::any::Any;
 use core::fmt;
+use core::marker::PhantomData;
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use burn::module::{AutodiffModule, ModuleMapper, Param, ParamId};
+use burn::module::{AutodiffModule, ParamId};
 use burn::optim::adaptor::GradAdaptor;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
+use burn::record::{PrecisionSettings, Record};
 use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive, backend::AutodiffBackend};
 use burn_autodiff::Autodiff;
 use burn_backend::Backend;
-use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::tensor::FloatTensor;
 use burn_decorator::message;
 
-use super::record::HostRecord;
+use super::gradients::HostGradients;
+use super::parameters::{Leaf, NewValue, parameters, update_module};
+use super::{OffloadError, raise, shards};
 use crate::host::HostRead;
-use crate::offload::arrivals::{Arrival, Gradient, arrivals};
-use crate::offload::landing::Landing;
-use crate::offload::leaves::Leaves;
-use crate::offload::marks::{Mark, differ};
-use crate::offload::uploads::will_be_gathered;
-use crate::offload::{OffloadError, raise};
 use crate::optimizer::MOST_DIMENSIONS;
 use crate::{ParameterShards, ZeroSettings};
 
@@ -57,7 +53,7 @@ where
 /// for bit those on the device where that is the same backend. It meets the parameters as [`ParameterShards`], with the ids that the
 /// module gives them, and all of a step at once, so that it may clip by the norm of all.
 ///
-/// A clone has its own state. Parameters that are changed between steps are noticed by their sums, as by
+/// A clone has its own state. Parameters that are changed between steps are noticed as by
 /// [`OffloadedAdamW`](crate::OffloadedAdamW#who-else-changes-state-and-parameters); those on the host are no state, and in no
 /// record.
 ///
@@ -71,36 +67,12 @@ where
 /// The parameters and the optimizer's state in host memory. A step moves each gradient down and each parameter up, and the
 /// first step each parameter down; all downloads are under way before the first is waited for, and all uploads come after
 /// the update. On a [`Sharded`](crate::Sharded) backend gradients go down during backward already.
+#[derive(Clone)]
 pub struct HostOffload<H: Backend, O> {
     inner: O,
-    parameters: HashMap<ParamId, Kept<H>>,
-    landing: Landing,
-}
-
-/// A parameter that the host knows.
-struct Kept<H: Backend> {
-    value: FloatTensor<H>,
-    /// As it was uploaded: a [`Mark`] of the training backend, which a step only knows. `None` if the host is to look anew.
-    mark: Option<Arc<dyn Any + Send + Sync>>,
-}
-
-impl<H: Backend> Clone for Kept<H> {
-    fn clone(&self) -> Self {
-        Self {
-            value: self.value.clone(),
-            mark: self.mark.clone(),
-        }
-    }
-}
-
-impl<H: Backend, O: Clone> Clone for HostOffload<H, O> {
-    fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            parameters: self.parameters.clone(),
-            landing: self.landing.clone(),
-        }
-    }
+    /// The parameters on the host, with the leaves that were made of them.
+    parameters: HashMap<ParamId, (FloatTensor<H>, Leaf)>,
+    gradients: HostGradients,
 }
 
 impl<H: Backend, O> HostOffload<H, O> {
@@ -109,7 +81,7 @@ impl<H: Backend, O> HostOffload<H, O> {
         Self {
             inner,
             parameters: HashMap::new(),
-            landing: Landing::default(),
+            gradients: HostGradients::default(),
         }
     }
 
@@ -125,30 +97,26 @@ impl<H: Backend, O> HostOffload<H, O> {
 
     /// Bytes of the parameters that the host keeps beside the optimizer's state.
     pub fn parameter_bytes(&self) -> usize {
-        let kept = self.parameters.values().map(|kept| &kept.value);
-        kept.map(|value| value.shape().num_elements() * value.dtype().size())
+        let values = self.parameters.values().map(|(value, _)| value);
+        values
+            .map(|value| value.shape().num_elements() * value.dtype().size())
             .sum()
-    }
-
-    /// Makes the next step take over the parameters of the module that it gets: after a change that no sum shows.
-    pub fn follow(&mut self) {
-        self.parameters.clear();
     }
 
     /// Makes the gradients of a model leave the device in its first backward pass too: as
     /// [`OffloadedAdamW::prepare`](crate::OffloadedAdamW::prepare).
     pub fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
-        raise(self.look_out::<B, M>(module));
+        raise(self.attach::<B, M>(module));
     }
 
-    fn look_out<B, M>(&mut self, module: &M) -> Result<(), OffloadError>
+    fn attach<B, M>(&mut self, module: &M) -> Result<(), OffloadError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
         let bucket_elements = ZeroSettings::default().bucket_elements;
-        let landing = &mut self.landing;
-        Ok(landing.look_out::<B, M>(module, bucket_elements, |_| true)?)
+        let gradients = &mut self.gradients;
+        Ok(gradients.attach::<B, M>(module, bucket_elements, |_| true)?)
     }
 
     fn advance<B, M>(
@@ -162,102 +130,61 @@ impl<H: Backend, O> HostOffload<H, O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let mut arrivals = arrivals::<B, M>(&module, gradients)?;
-        arrivals.retain(|arrival| arrival.gradient.is_some());
-        for Arrival { path, shape, .. } in &arrivals {
-            if shape.len() > MOST_DIMENSIONS {
-                return Err(OffloadError::TooManyDimensions {
-                    path: path.clone(),
-                    dimensions: shape.len(),
-                });
+        let mut parameters = parameters::<B, M>(&module, gradients)?;
+        parameters.retain(|parameter| parameter.gradient.is_some());
+        for parameter in &parameters {
+            let dimensions = parameter.shape().len();
+            if dimensions > MOST_DIMENSIONS {
+                let path = parameter.path.clone();
+                return Err(OffloadError::TooManyDimensions { path, dimensions });
             }
         }
 
         let mut devices = HashMap::new();
-        let changed = self.changed::<B::InnerBackend>(&arrivals);
-        let downloads: Vec<_> = arrivals
-            .into_iter()
-            .zip(changed)
-            .filter_map(|(arrival, changed)| {
-                let Gradient { tensor, device } = arrival.gradient?;
-                devices.insert(arrival.id, device);
-                let gradient = HostRead::start::<B::InnerBackend>(tensor);
-                let value = changed.then(|| HostRead::start::<B::InnerBackend>(arrival.value));
-                Some((arrival.id, value, gradient))
-            })
-            .collect();
+        let mut downloads = Vec::new();
+        for parameter in parameters {
+            let known = self.parameters.remove(&parameter.id);
+            let known = known.filter(|(_, leaf)| parameter.is(leaf));
+            let Some(gradient) = parameter.gradient else {
+                continue;
+            };
+            devices.insert(parameter.id, parameter.device);
+            let gradient = HostRead::start::<B::InnerBackend>(gradient);
+            let value = match known {
+                Some((value, _)) => Ok(value),
+                None => Err(HostRead::start::<B::InnerBackend>(parameter.value)),
+            };
+            downloads.push((parameter.id, value, gradient));
+        }
 
         let here = H::Device::default();
         let upload = |read: HostRead| H::float_from_data(read.data(), &here);
-        let mut pieces = Vec::new();
+        let mut values = Vec::new();
         let mut gradients = GradientsParams::new();
         for (id, value, gradient) in downloads {
-            let kept = self.parameters.remove(&id);
-            let value = match (value, kept) {
-                (Some(value), _) => upload(value),
-                (None, Some(kept)) => kept.value,
-                (None, None) => unreachable!("what the host does not know was read"),
-            };
-            pieces.push((id, Autodiff::<H>::from_inner(value)));
+            let value = value.unwrap_or_else(upload);
+            values.push((id, Autodiff::<H>::from_inner(value)));
             // The container does not know the number of dimensions.
             let gradient = Tensor::<H, 1>::from_primitive(TensorPrimitive::Float(upload(gradient)));
             gradients.register(id, gradient);
         }
-        let shards = ParameterShards::with_ids(pieces.into_iter());
+        let shards = ParameterShards::with_ids(values.into_iter());
         let updated = self.inner.step(lr, shards, gradients).into_ids();
-        let updated = updated.map(|(id, piece)| (id, Autodiff::<H>::inner(piece)));
+        let updated = updated.map(|(id, value)| (id, Autodiff::<H>::inner(value)));
 
-        let mut update = Update::<H, B> {
-            updated: updated.collect(),
-            devices,
-            leaves: Leaves::default(),
-            parameters: &mut self.parameters,
-        };
-        let module = module.map(&mut update);
-        if !will_be_gathered() {
-            self.look_out::<B, M>(&module)?;
+        let mut updated: HashMap<_, _> = updated.collect();
+        let module = update_module(module, devices, |id, _, _, leaf| {
+            let value = updated
+                .remove(&id)
+                .expect("what has a gradient was updated");
+            let data = HostRead::start::<H>(value.clone()).data();
+            self.parameters.insert(id, (value, leaf));
+            NewValue::Host(data)
+        });
+        if !shards::are_stepped() {
+            self.attach::<B, M>(&module)?;
         }
         Ok(module)
-    }
-
-    /// Whether the host must see each parameter.
-    fn changed<I: Backend>(&self, arrivals: &[Arrival<I>]) -> Vec<bool> {
-        let marks = arrivals.iter().map(|arrival| {
-            let kept = self.parameters.get(&arrival.id)?;
-            let mark = kept.mark.as_ref()?.downcast_ref::<Mark<I>>()?;
-            Some(mark.clone())
-        });
-        differ(arrivals, marks)
-    }
-}
-
-/// The updated parameters becoming the module's.
-struct Update<'a, H: Backend, B: AutodiffBackend> {
-    updated: HashMap<ParamId, FloatTensor<H>>,
-    devices: HashMap<ParamId, Device<B::InnerBackend>>,
-    leaves: Leaves<B>,
-    parameters: &'a mut HashMap<ParamId, Kept<H>>,
-}
-
-impl<H: Backend, B: AutodiffBackend> ModuleMapper<B> for Update<'_, H, B> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let id = param.id;
-        if self.leaves.has(id) {
-            return self.leaves.replace(param, |old| old);
-        }
-        let (Some(value), Some(device)) = (self.updated.remove(&id), self.devices.remove(&id))
-        else {
-            return param;
-        };
-        let data = HostRead::start::<H>(value.clone()).data();
-        let (param, mark) = self.leaves.renew(param, data, &device);
-        let mark: Arc<dyn Any + Send + Sync> = Arc::new(mark);
-        let kept = Kept {
-            value,
-            mark: Some(mark),
-        };
-        self.parameters.insert(id, kept);
-        param
     }
 }
 
@@ -282,13 +209,11 @@ where
     }
 
     fn to_record(&self) -> Self::Record {
-        HostRecord::new(self.inner.to_record())
+        HostRecord(self.inner.to_record(), PhantomData)
     }
 
     fn load_record(mut self, record: Self::Record) -> Self {
-        self.inner = self.inner.load_record(record.inner);
-        // Weights of the same record may have been loaded too.
-        self.parameters.clear();
+        self.inner = self.inner.load_record(record.0);
         self
     }
 }
@@ -299,5 +224,24 @@ impl<H: Backend, O: fmt::Debug> fmt::Debug for HostOffload<H, O> {
             .field("inner", &self.inner)
             .field("parameters", &self.parameters.len())
             .finish_non_exhaustive()
+    }
+}
+
+/// The record of an optimizer on the host's backend `A`, as one of any backend: in a file it is that of the optimizer on the
+/// device, both ways.
+#[derive(Clone, Debug)]
+pub struct HostRecord<A, R>(R, PhantomData<fn() -> A>);
+
+impl<A: AutodiffBackend, R: Record<A>, B: Backend> Record<B> for HostRecord<A, R> {
+    type Item<S: PrecisionSettings> = R::Item<S>;
+
+    fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {
+        self.0.into_item::<S>()
+    }
+
+    /// On the host's device, whatever this one is.
+    fn from_item<S: PrecisionSettings>(item: Self::Item<S>, _device: &B::Device) -> Self {
+        let record = R::from_item::<S>(item, &Default::default());
+        Self(record, PhantomData)
     }
 }
