@@ -142,6 +142,12 @@ macro_rules! show {
     ([usize] $x:expr, $visit:expr) => {
         ($visit)(Input::Number(*$x))
     };
+    ([$plain:ty] $x:expr, $visit:expr) => {
+        ($visit)(Input::Plain($x))
+    };
+    ({$element:ty} $x:expr, $visit:expr) => {
+        ($visit)(Input::Plain($x))
+    };
     ($kind:tt $x:expr, $visit:expr) => {{
         let _ = $x;
     }};
