@@ -10,8 +10,9 @@ use super::{
     Detection, GradScaler, ScaledRecord,
     deferred::{Pending, Undo, Verdict},
     gradients::StepGradients,
-    inspect::Inspection,
+    inspect::{Inspection, Probe},
     registry,
+    shared_scale::OptimizerId,
 };
 use crate::policy::off_scope;
 
@@ -36,9 +37,11 @@ use crate::policy::off_scope;
 ///
 /// # Cost
 ///
-/// Five small kernels a parameter to find non-finite gradients, and one host read of a byte a parameter.
+/// One sum a parameter to find non-finite gradients, and one host read of a number a parameter; a second, exact look at a
+/// step that overflows. Under [`Detection::Deferred`] five small kernels a parameter, for the device decides by them.
 pub struct ScaledOptimizer<O> {
     inner: O,
+    id: OptimizerId,
     scaler: GradScaler,
     pending: Option<PendingStep<O>>,
 }
@@ -54,8 +57,11 @@ impl<O> ScaledOptimizer<O> {
     /// Puts `inner` under the control of `scaler`: the same as [`GradScaler::wrap`]. Binds the current thread.
     pub fn new(inner: O, scaler: GradScaler) -> Self {
         scaler.bind_thread();
+        let id = OptimizerId::default();
+        scaler.state().register(&id);
         Self {
             inner,
+            id,
             scaler,
             pending: None,
         }
@@ -99,7 +105,12 @@ impl<O> ScaledOptimizer<O> {
         self.scaler.raise();
         self.scaler.bind_thread();
 
-        let inspection = match Inspection::new::<B, M>(&module, &gradients) {
+        let deferred = self.scaler.detection() == Detection::Deferred && !waits_anyway::<O>();
+        let probe = match deferred {
+            true => Probe::Flag, // the device decides by it
+            false => Probe::Sum,
+        };
+        let inspection = match Inspection::new::<B, M>(&module, &gradients, probe) {
             Ok(inspection) => inspection,
             Err(error) => {
                 self.scaler.fail(error);
@@ -114,15 +125,13 @@ impl<O> ScaledOptimizer<O> {
         if inspection.is_empty() {
             // Entries that belong to no parameter are a message to an optimizer inside, not a step.
             if gradients.is_empty() {
-                self.scaler.record_step(Vec::new());
+                self.scaler.record_step(&self.id, Vec::new());
             }
             return gradients.step(&mut self.inner, lr, module);
         }
-        match self.scaler.detection() {
-            Detection::Deferred if !waits_anyway::<O>() => {
-                self.step_and_undo(lr, module, gradients, inspection)
-            }
-            _ => self.step_if_finite(lr, module, gradients, inspection),
+        match deferred {
+            true => self.step_and_undo(lr, module, gradients, inspection),
+            false => self.step_if_finite(lr, module, gradients, inspection),
         }
     }
 
@@ -138,10 +147,17 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let flags = inspection.flags();
-        let culprits = inspection.read(flags).wait();
+        let culprits = match inspection.has_finite_sums() {
+            true => Vec::new(),
+            false => {
+                let exact = Inspection::new::<B, M>(&module, &gradients, Probe::Flag);
+                let exact = exact.expect("the parameters are those of before");
+                let flags = exact.flags();
+                exact.read(flags).wait()
+            }
+        };
         let found_inf = !culprits.is_empty();
-        self.scaler.record_step(culprits);
+        self.scaler.record_step(&self.id, culprits);
         if found_inf {
             self.scaler.raise();
             return module;
@@ -167,8 +183,10 @@ impl<O> ScaledOptimizer<O> {
 
         let culprits = inspection.read(flags);
         let verdict = self.scaler.record_deferred_step(|state, losses| {
-            let (if_overflow, if_not) = (state.scale_after(true), state.scale_after(false));
-            Pending::new(culprits, losses, found_inf, if_overflow, if_not)
+            let after = |found_inf| state.scale_after(&self.id, found_inf);
+            let (if_overflow, if_not) = (after(true), after(false));
+            let id = self.id.clone();
+            Pending::new(id, culprits, losses, found_inf, if_overflow, if_not)
         });
         self.pending = Some(PendingStep {
             verdict,
@@ -236,6 +254,7 @@ impl<O: Clone> Clone for ScaledOptimizer<O> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner().clone(),
+            id: self.id.clone(),
             scaler: self.scaler.clone(),
             pending: None,
         }

@@ -3,6 +3,7 @@
 mod attention;
 mod errors;
 mod golden;
+mod golden_training;
 mod mixed_operands;
 mod precision;
 mod sharded;
