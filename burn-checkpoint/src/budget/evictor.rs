@@ -226,6 +226,7 @@ impl Budget {
 
     /// What the budget did to a step is known.
     pub fn step_is_over(&self) {
+        self.neighbours.forget();
         self.thrashing.judge(self.limit());
         if let Some(limit) = self.limit() {
             self.needs.say(limit);

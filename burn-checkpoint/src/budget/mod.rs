@@ -83,7 +83,7 @@ pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only, is_layer}
 /// then not recorded, until the next scope or upload, so less is evicted. Values are right whatever is taken for what. A step that
 /// spends more on replays and searches than it computes is counted in
 /// [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) when it is over, or when the budget ends; the log says so as soon
-/// as it is certain. At 32 times what it computes the limit is raised to twice what is live, unless the budget is
+/// as it is certain. At 32 times what it computes, and 0.1 s, the limit is raised to twice what is live, unless the budget is
 /// [strict](Self::strict), so that the step ends. It stays raised, and [`InstalledBudget::limit_bytes`] tells.
 ///
 /// ```

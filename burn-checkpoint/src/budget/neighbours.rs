@@ -130,6 +130,11 @@ impl Neighbours {
         }
     }
 
+    /// A step is over: most members are those of tensors that are gone.
+    pub fn forget(&self) {
+        self.0.lock().forget();
+    }
+
     /// A node is gone.
     pub fn gone(&self, place: &Place) {
         let mut classes = self.0.lock();

@@ -13,8 +13,11 @@ const LOOK_NS: f64 = 100.0;
 /// A step that wastes so many times what it has computed so far is said to, before it is over.
 const CERTAIN: f64 = 2.0;
 
-/// A step that wastes so many times what it has computed so far would not end in the time that anybody waits.
+/// A step that wastes so many times what it has computed so far would not end in the time that anybody waits,
 const ENDLESS: f64 = 32.0;
+
+/// if that takes so many nanoseconds at least.
+const ENDLESS_NS: f64 = 1e8;
 
 /// What the steps of a device under a budget took. A step is judged as soon as it is over: when the next forward pass begins, when
 /// a loop says so, or when the budget ends.
@@ -63,7 +66,8 @@ impl Thrashing {
     /// Whether the step wastes so much more, since this was last true, that it would hardly end.
     pub fn is_endless(&self) -> bool {
         let mut work = self.work.lock();
-        let endless = work.wasted_ns - work.raised_for_ns > ENDLESS * work.computed_ns;
+        let least_ns = ENDLESS_NS.max(ENDLESS * work.computed_ns);
+        let endless = work.wasted_ns - work.raised_for_ns > least_ns;
         if endless {
             work.raised_for_ns = work.wasted_ns;
         }
@@ -152,15 +156,15 @@ mod tests {
     #[test]
     fn endless_again_only_after_as_much_once_more() {
         let thrashing = judged(&[]);
-        thrashing.computed(1.0);
-        thrashing.replayed(32.0);
-        assert!(!thrashing.is_endless());
-        thrashing.replayed(1.0);
-        assert!(thrashing.is_endless());
-        thrashing.replayed(32.0);
-        assert!(!thrashing.is_endless());
-        thrashing.replayed(1.0);
-        assert!(thrashing.is_endless());
+        for (computed, endless) in [(0.0, 1e8), (1e7, 3.2e8)] {
+            thrashing.computed(computed);
+            for _ in 0..2 {
+                thrashing.replayed(endless);
+                assert!(!thrashing.is_endless());
+                thrashing.replayed(64.0);
+                assert!(thrashing.is_endless());
+            }
+        }
     }
 
     #[test]
