@@ -4,9 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use burn_backend::quantization::QuantScheme;
-use burn_backend::tensor::Device;
+use burn_backend::quantization::{QuantPropagation, QuantScheme};
+use burn_backend::tensor::{Device, QuantizedTensor};
 use burn_backend::{Backend, DType, QTensorPrimitive, Shape, TensorMetadata};
+
+use burn_std::quantization::QuantAcc;
 
 use crate::context;
 use crate::kind::{Float, Kind, Quant, Value};
@@ -268,6 +270,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<B: Backend> QTensorPrimitive for Handle<B, Quant> {
     fn scheme(&self) -> &QuantScheme {
         match self {
@@ -277,5 +280,19 @@ impl<B: Backend> QTensorPrimitive for Handle<B, Quant> {
                 other => unreachable!("a quantized tensor has a scheme in its type, not {other:?}"),
             },
         }
+    }
+
+    /// Brings the tensor back if it is not resident: only the inner backend knows.
+    fn acc_precision(&self) -> QuantAcc {
+        self.to_inner().acc_precision()
+    }
+
+    /// As [`Self::acc_precision`].
+    fn propagation(&self) -> QuantPropagation {
+        self.to_inner().propagation()
+    }
+
+    fn default_scheme() -> QuantScheme {
+        QuantizedTensor::<B>::default_scheme()
     }
 }

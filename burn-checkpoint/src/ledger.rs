@@ -173,6 +173,7 @@ impl Ledger {
     }
 
     pub fn stats(&self) -> RematStats {
+        let budget = self.budget.as_ref();
         RematStats {
             live_bytes: self.live(),
             peak_bytes: self.peak.load(Ordering::Relaxed),
@@ -183,10 +184,7 @@ impl Ledger {
             offloaded_bytes: self.offloaded_bytes.load(Ordering::Relaxed),
             uploaded_bytes: self.uploaded_bytes.load(Ordering::Relaxed),
             replay_time: Duration::from_nanos(self.replay_nanos.load(Ordering::Relaxed)),
-            thrashing_steps: self
-                .budget
-                .as_ref()
-                .map_or(0, |budget| budget.thrashing_steps()),
+            ..budget.map_or(RematStats::ZERO, |budget| budget.stats())
         }
     }
 
@@ -203,7 +201,7 @@ impl Ledger {
             counter.store(0, Ordering::Relaxed);
         }
         if let Some(budget) = &self.budget {
-            budget.reset_thrashing_steps();
+            budget.reset_stats();
         }
     }
 }

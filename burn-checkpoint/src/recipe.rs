@@ -4,10 +4,11 @@
 //! storage, unless it cannot come back.
 
 use std::cell::{Cell, RefCell};
+use std::fmt::Debug;
 use std::sync::{Arc, OnceLock, Weak};
 
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, Shape, TensorMetadata};
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::kind::{Float, Kind, Quant, Value};
 use crate::node::{AnyEntry, Entry, Storage, take_value};
@@ -28,12 +29,14 @@ pub(crate) trait Recipe<B: Backend>: Send + Sync + 'static {
 pub(crate) enum Input<'a, B: Backend> {
     /// A managed tensor.
     Node(&'a Source<B>),
-    /// An unmanaged tensor, which the recipe holds itself: its shape, and where it is.
-    Leaf(&'a dyn Fn() -> (Shape, Device<B>)),
+    /// An unmanaged tensor, which the recipe holds itself: its shape and type, and where it is.
+    Leaf(&'a dyn Fn() -> (Shape, DType, Device<B>)),
     /// The device that the result is to be on, where it need not be that of the operands.
     To(&'a Device<B>),
     /// A plain number, such as a dimension.
     Number(usize),
+    /// Any other plain argument, such as a type or the options of a convolution.
+    Plain(&'a dyn Debug),
 }
 
 /// The recipe that an operation's row makes: one closure that can do both.
@@ -189,7 +192,9 @@ pub(crate) enum Saved<B: Backend, K: Kind<B>> {
 impl<B: Backend, K: Kind<B>> Saved<B, K> {
     pub fn show(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
         match self {
-            Self::Leaf(tensor) => visit(Input::Leaf(&|| (tensor.shape(), K::device(tensor)))),
+            Self::Leaf(tensor) => visit(Input::Leaf(&|| {
+                (tensor.shape(), tensor.dtype(), K::device(tensor))
+            })),
             Self::Node(source) => visit(Input::Node(source)),
         }
     }

@@ -46,7 +46,11 @@ pub struct RematStats {
     pub uploaded_bytes: u64,
     /// Time spent in operations that were run again; only their submission on a lazy or asynchronous backend.
     pub replay_time: Duration,
-    /// Steps in which a budget replayed more work than there was in the first place.
+    /// Time that budgets took to find what to evict.
+    pub search_time: Duration,
+    /// Tensors that they looked at for it, some more than once.
+    pub searched_tensors: u64,
+    /// Steps in which a budget took more time, replaying and searching, than there was work in the first place.
     pub thrashing_steps: u64,
 }
 
@@ -61,6 +65,8 @@ impl RematStats {
         offloaded_bytes: 0,
         uploaded_bytes: 0,
         replay_time: Duration::ZERO,
+        search_time: Duration::ZERO,
+        searched_tensors: 0,
         thrashing_steps: 0,
     };
 
@@ -118,6 +124,8 @@ impl Add for RematStats {
             offloaded_bytes: self.offloaded_bytes + other.offloaded_bytes,
             uploaded_bytes: self.uploaded_bytes + other.uploaded_bytes,
             replay_time: self.replay_time + other.replay_time,
+            search_time: self.search_time + other.search_time,
+            searched_tensors: self.searched_tensors + other.searched_tensors,
             thrashing_steps: self.thrashing_steps + other.thrashing_steps,
         }
     }

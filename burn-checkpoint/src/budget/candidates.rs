@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::node::{AnyEntry, Facts};
+use crate::node::{AnyEntry, Facts, Origin};
 
 /// All are looked through at the latest when there are so many: what a tensor took itself, beside its storage, is freed only then.
 const LEAST: usize = 256;
 
 /// So many tensors are looked at as a whole.
-const WHOLE: usize = 2048;
+const WHOLE: usize = 4096;
 
 /// Of more, parts of about so many.
 const PART: usize = 256;
@@ -63,7 +63,7 @@ impl Candidates {
         part.retain(|candidate| {
             let node = candidate.node();
             let is_left = node.is_some();
-            found.extend(node.map(|node| (node.facts(), node)));
+            found.extend(node);
             is_left
         });
         self.count -= before - part.len();
@@ -97,10 +97,11 @@ impl Candidates {
 impl Candidate {
     /// The tensor, if it may be evicted now or later.
     #[inline]
-    fn node(&self) -> Option<Arc<dyn AnyEntry>> {
+    fn node(&self) -> Option<(Facts, Arc<dyn AnyEntry>)> {
         let node = self.node.upgrade()?;
-        if node.comes_back() {
-            Some(node)
+        let facts = node.facts();
+        if facts.resident && matches!(facts.origin, Origin::Recorded | Origin::Hosted) {
+            Some((facts, node))
         } else {
             node.unlist();
             None

@@ -5,10 +5,11 @@
 mod products;
 mod rates;
 
-use std::hash::Hasher;
+use std::fmt::{Debug, Write};
+use std::hash::{Hash, Hasher};
 use std::time::Instant;
 
-use burn_backend::Shape;
+use burn_backend::{DType, Shape};
 use rustc_hash::FxHasher;
 
 use super::Costs;
@@ -66,7 +67,9 @@ impl OpInfo {
     /// ```
     pub fn estimated_ns(&'static self, operands: &[Shape], result: &Shape) -> f32 {
         let mut cost = OpCost::new(self);
-        operands.iter().for_each(|shape| cost.operand(shape));
+        operands
+            .iter()
+            .for_each(|shape| cost.operand(shape, DType::F32));
         cost.ns(result.num_elements() as u64)
     }
 }
@@ -88,7 +91,7 @@ impl OpCost {
     }
 
     /// Adds an operand.
-    pub fn operand(&mut self, shape: &Shape) {
+    pub fn operand(&mut self, shape: &Shape, dtype: DType) {
         let dims = shape.as_slice();
         let mut elements = 1;
         self.hasher.write_usize(dims.len());
@@ -96,6 +99,7 @@ impl OpCost {
             self.hasher.write_usize(*dim);
             elements *= *dim as u64;
         }
+        dtype.hash(&mut self.hasher);
         self.largest = self.largest.max(elements);
         if let Some(operands) = &mut self.operands
             && let Some(operand) = operands.get_mut(self.seen)
@@ -103,6 +107,18 @@ impl OpCost {
             *operand = Operand::new(shape);
         }
         self.seen += 1;
+    }
+
+    /// Adds a plain argument, by what is printed of it: few types of arguments can be hashed.
+    pub fn argument(&mut self, argument: &dyn Debug) {
+        struct Text<'a>(&'a mut FxHasher);
+        impl Write for Text<'_> {
+            fn write_str(&mut self, part: &str) -> std::fmt::Result {
+                self.0.write(part.as_bytes());
+                Ok(())
+            }
+        }
+        write!(Text(&mut self.hasher), "{argument:?}").expect("hashing does not fail");
     }
 
     /// The result of a view lies in another order than its operand: it is copied.
@@ -129,8 +145,34 @@ impl OpCost {
         self.largest * 4
     }
 
-    /// The key of this operation on operands of these shapes.
+    /// The key of this operation on operands of these shapes and types with these arguments.
     pub fn key(&self) -> Expected {
         Expected(self.hasher.finish())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::op_table;
+
+    /// The key of a cast of so many elements.
+    fn cast(elements: usize, from: DType, to: DType) -> Expected {
+        let op = op_table()
+            .find(|op| op.name == "float_cast")
+            .expect("a row");
+        let mut cost = OpCost::new(op);
+        cost.operand(&[elements].into(), from);
+        cost.argument(&to);
+        cost.key()
+    }
+
+    #[test]
+    fn a_size_is_that_of_shapes_types_and_arguments() {
+        let key = cast(8, DType::F32, DType::F16);
+        assert_eq!(key, cast(8, DType::F32, DType::F16));
+        assert_ne!(key, cast(9, DType::F32, DType::F16));
+        assert_ne!(key, cast(8, DType::F64, DType::F16));
+        assert_ne!(key, cast(8, DType::F32, DType::F64));
     }
 }

@@ -4,19 +4,23 @@ use std::cmp::Ordering as Order;
 use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use burn_backend::Backend;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use super::Neighbours;
 use super::candidates::Candidates;
 use super::need::{Need, Needs};
 use super::score::Group;
 use super::thrashing::Thrashing;
 use super::{Expected, Limit, MemoryBudget, Overflow};
 use crate::context;
+use crate::error::size;
 use crate::ledger::Ledger;
 use crate::node::{AnyEntry, Entry, Facts, Lineage};
+use crate::stats::RematStats;
 use crate::verify;
 
 /// What a pass frees beyond what is asked for, as a part of the limit: a pass looks at everything, so it should not be needed
@@ -26,6 +30,9 @@ const AHEAD: u64 = 64;
 /// The same where a pass looks at one part of many, of its share of the limit: small parts know little of what is cheapest,
 /// large ones take long.
 const AHEAD_OF_PART: u64 = 16;
+
+/// The sizes of so many results are remembered: some 100 KiB.
+const EXPECTED: usize = 8192;
 
 /// Bytes of an f64.
 const LARGEST_ELEMENT_BYTES: u64 = 8;
@@ -43,6 +50,7 @@ pub(crate) struct Budget {
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
     thrashing: Thrashing,
+    pub neighbours: Neighbours,
     needs: Needs,
     expected: Mutex<FxHashMap<Expected, u64>>,
 }
@@ -81,6 +89,7 @@ impl Budget {
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
             thrashing: Thrashing::default(),
+            neighbours: Neighbours::default(),
             needs: Needs::default(),
             expected: Mutex::default(),
         }
@@ -142,7 +151,12 @@ impl Budget {
 
     /// Remembers the size of an operation's result.
     pub fn expect(&self, key: Expected, bytes: u64) {
-        self.expected.lock().insert(key, bytes);
+        let mut expected = self.expected.lock();
+        if expected.len() >= EXPECTED {
+            // Shapes vary: those of steps to come are other ones.
+            expected.clear();
+        }
+        expected.insert(key, bytes);
     }
 
     /// The size of an operation's result as it was last time.
@@ -150,11 +164,18 @@ impl Budget {
         self.expected.lock().get(&key).copied()
     }
 
-    pub fn thrashing_steps(&self) -> u64 {
-        self.thrashing.steps()
+    /// What the search for tensors to evict took and how many steps thrashed; all else is 0.
+    pub fn stats(&self) -> RematStats {
+        let (searched_tensors, search_time) = self.thrashing.search();
+        RematStats {
+            searched_tensors,
+            search_time,
+            thrashing_steps: self.thrashing.steps(),
+            ..RematStats::ZERO
+        }
     }
 
-    pub fn reset_thrashing_steps(&self) {
+    pub fn reset_stats(&self) {
         self.thrashing.reset();
     }
 
@@ -172,6 +193,7 @@ impl Budget {
     /// Takes a node that is resident to be one that may be evicted.
     pub fn list<B: Backend>(&self, node: &Arc<dyn Entry<B>>) {
         let head = node.head();
+        self.neighbours.came_back(&head.place);
         if !head.listed.swap(true, Ordering::Relaxed) {
             let weak: Weak<dyn Entry<B>> = Arc::downgrade(node);
             self.nodes.lock().candidates.add(head.owner().id, weak);
@@ -204,6 +226,7 @@ impl Budget {
 
     /// What the budget did to a step is known.
     pub fn step_is_over(&self) {
+        self.neighbours.forget();
         self.thrashing.judge(self.limit());
         if let Some(limit) = self.limit() {
             self.needs.say(limit);
@@ -272,7 +295,6 @@ impl Budget {
 
     #[cold]
     fn evict_for(&self, op: &'static str, bytes: u64, limit: u64) {
-        let fits = || self.live().saturating_add(bytes) <= limit;
         // Where nothing can be evicted, looking again is worth it only after something has changed.
         let stuck = self.stuck.load(Ordering::Relaxed);
         let little = self.live().saturating_sub(stuck) <= stuck / AHEAD && self.live() >= stuck;
@@ -282,7 +304,27 @@ impl Budget {
             return;
         }
         self.stuck.store(u64::MAX, Ordering::Relaxed);
+        let start = Instant::now();
+        let (evicted, searched) = self.evict(bytes, limit);
+        self.thrashing.searched(searched, start.elapsed(), limit);
+        if self.settings.overflow == Overflow::Warn && self.thrashing.is_endless() {
+            let limit = 2 * limit.max(self.live() + bytes);
+            self.limit.store(limit, Ordering::Relaxed);
+            log::warn!(
+                "the memory budget is raised to {}: under it a step would not end in reasonable time",
+                size(limit)
+            );
+        }
+        if !evicted {
+            self.stuck.store(self.live(), Ordering::Relaxed);
+            self.overflows(op, bytes, limit, context::clock());
+        }
+    }
+
+    /// Evicts until so many bytes fit below the limit and some more. Returns whether they fit, and how many tensors it looked at.
+    fn evict(&self, bytes: u64, limit: u64) -> (bool, u64) {
         let now = context::clock();
+        let mut searched = 0;
         let parts = self.nodes.lock().candidates.parts();
         let ahead = match parts {
             1 => limit / AHEAD,
@@ -291,17 +333,18 @@ impl Budget {
         let aim = limit.saturating_sub(bytes).saturating_sub(ahead);
         for _ in 0..parts {
             let part = self.nodes.lock().candidates.next_part();
-            self.evict_cheapest(groups(part, now), now, aim);
-            if fits() {
-                return;
+            searched += part.len() as u64;
+            searched += self.evict_cheapest(groups(part, now), now, aim);
+            if self.live().saturating_add(bytes) <= limit {
+                return (true, searched);
             }
         }
-        self.stuck.store(self.live(), Ordering::Relaxed);
-        self.overflows(op, bytes, limit, now);
+        (false, searched)
     }
 
-    /// Evicts the groups of lowest score until no more than `aim` bytes are live.
-    fn evict_cheapest(&self, groups: Vec<Group>, now: u64, aim: u64) {
+    /// Evicts the groups of lowest score until no more than `aim` bytes are live. Returns how many it took a closer look at.
+    fn evict_cheapest(&self, groups: Vec<Group>, now: u64, aim: u64) -> u64 {
+        let mut searched = 0;
         let scored = groups.into_iter().enumerate().map(|(order, group)| Scored {
             score: group.least_score(now),
             order,
@@ -312,7 +355,8 @@ impl Budget {
             && let Some(mut cheapest) = heap.pop()
         {
             // What is in the heap is a lower bound, or was right before others were evicted: both can only be too cheap.
-            cheapest.score = cheapest.group.score(now);
+            searched += 1;
+            cheapest.score = cheapest.group.score(&self.neighbours, now);
             if heap.peek().is_some_and(|next| *next > cheapest) {
                 heap.push(cheapest);
                 continue;
@@ -320,8 +364,10 @@ impl Budget {
             for member in &cheapest.group.members {
                 member.clone().rehearse();
                 member.evict();
+                self.neighbours.evicted(member);
             }
         }
+        searched
     }
 
     fn overflows(&self, op: &'static str, bytes: u64, limit: u64, now: u64) {
@@ -352,28 +398,33 @@ pub(crate) fn make_room(ledger: &Ledger, op: &'static str, bytes: u64) {
 
 /// The storages that can be freed.
 fn groups(candidates: Vec<(Facts, Arc<dyn AnyEntry>)>, now: u64) -> Vec<Group> {
-    let mut groups: FxHashMap<usize, (Group, u32)> = FxHashMap::default();
-    let mut order = Vec::new();
+    let mut groups: Vec<(Group, u32)> = Vec::with_capacity(candidates.len());
+    let mut shared: FxHashMap<usize, usize> = FxHashMap::default();
     for (facts, node) in candidates {
         if facts.locked || facts.last_used == now || facts.bytes == 0 {
             continue;
         }
-        let (group, _) = groups.entry(facts.owner).or_insert_with(|| {
-            order.push(facts.owner);
+        let new = groups.len();
+        let index = match facts.residents {
+            1 => new,
+            _ => *shared.entry(facts.owner).or_insert(new),
+        };
+        if index == new {
             let group = Group {
-                members: Vec::new(),
+                members: Vec::with_capacity(facts.residents as usize),
                 bytes: facts.owner_bytes,
                 last_used: 0,
                 has_users: false,
             };
-            (group, facts.residents)
-        });
+            groups.push((group, facts.residents));
+        }
+        let group = &mut groups[index].0;
         group.has_users |= facts.users > 0;
         group.members.push(node);
         group.last_used = group.last_used.max(facts.last_used);
     }
     // A member that has to stay keeps the storage.
-    let whole = order.into_iter().filter_map(|owner| groups.remove(&owner));
+    let whole = groups.into_iter();
     whole
         .filter(|(group, residents)| group.members.len() as u32 == *residents)
         .map(|(group, _)| group)
@@ -409,3 +460,23 @@ impl PartialEq for Scored {
 }
 
 impl Eq for Scored {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::OpCost;
+    use crate::op::op_table;
+
+    #[test]
+    fn few_sizes_are_remembered_where_shapes_vary() {
+        let budget = Budget::new(MemoryBudget::bytes(1));
+        let op = op_table().find(|op| op.name == "float_exp").expect("a row");
+        for elements in 0..3 * EXPECTED {
+            let mut cost = OpCost::new(op);
+            cost.operand(&[elements].into(), burn_backend::DType::F32);
+            budget.expect(cost.key(), 1);
+            assert_eq!(budget.expected(cost.key()), Some(1));
+        }
+        assert!(budget.expected.lock().len() <= EXPECTED);
+    }
+}

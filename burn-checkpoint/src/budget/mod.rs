@@ -1,6 +1,7 @@
 //! A limit on the bytes of managed tensors: no annotation at all (Kirisame et al., Dynamic Tensor Rematerialization, 2021).
 //!
 //! `phase.rs` tells forward from backward, `cost.rs` estimates what an operation costs, `score.rs` what an eviction costs,
+//! `neighbours.rs` what of that is due to others that are evicted,
 //! `candidates.rs` knows what may be evicted, and `evictor.rs` evicts. `need.rs` says which limit is too small, `thrashing.rs` which
 //! one costs too much.
 
@@ -8,6 +9,7 @@ mod candidates;
 mod cost;
 mod evictor;
 mod need;
+mod neighbours;
 mod phase;
 mod score;
 mod thrashing;
@@ -26,6 +28,7 @@ use crate::totals::Totals;
 
 pub(crate) use cost::{Clock, Expected, OpCost, Rate};
 pub(crate) use evictor::{Budget, make_room};
+pub(crate) use neighbours::{Neighbours, Place};
 pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only, is_layer};
 
 /// A limit on the bytes that managed tensors of a step occupy at one time, for each device.
@@ -78,8 +81,10 @@ pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only, is_layer}
 ///
 /// A forward pass that makes a tensor `[1]` of ones itself is taken for a backward pass from there on: what is computed from that tensor is
 /// then not recorded, until the next scope or upload, so less is evicted. Values are right whatever is taken for what. A step that
-/// replays more than it computes is counted in [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) when it is
-/// over, or when the budget ends.
+/// spends more on replays and searches than it computes is counted in
+/// [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) when it is over, or when the budget ends; the log says so as soon
+/// as it is certain. At 32 times what it computes, and 0.1 s, the limit is raised to twice what is live, unless the budget is
+/// [strict](Self::strict), so that the step ends. It stays raised, and [`InstalledBudget::limit_bytes`] tells.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -186,7 +191,7 @@ impl MemoryBudget {
     ///
     /// Nothing by itself. Every operation of the thread is then recorded: about one allocation each, and its operands live as long as its
     /// result may be needed. Where room has to be made, the tensors that may be evicted are looked at: all of some thousands, parts of
-    /// more.
+    /// more; [`RematStats::search_time`](crate::RematStats::search_time) is what that took.
     pub fn install(self) -> InstalledBudget {
         let installed = Arc::new(Installed {
             budget: self,

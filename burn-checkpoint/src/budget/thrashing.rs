@@ -1,10 +1,23 @@
-//! Noticing that a step replays more than it computes.
+//! Noticing that a step spends more on its budget than it computes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::error::size;
+
+/// Estimated nanoseconds to look at one tensor in a search.
+const LOOK_NS: f64 = 100.0;
+
+/// A step that wastes so many times what it has computed so far is said to, before it is over.
+const CERTAIN: f64 = 2.0;
+
+/// A step that wastes so many times what it has computed so far would not end in the time that anybody waits,
+const ENDLESS: f64 = 32.0;
+
+/// if that takes so many nanoseconds at least.
+const ENDLESS_NS: f64 = 1e8;
 
 /// What the steps of a device under a budget took. A step is judged as soon as it is over: when the next forward pass begins, when
 /// a loop says so, or when the budget ends.
@@ -13,13 +26,18 @@ pub(super) struct Thrashing {
     work: Mutex<Work>,
     steps: AtomicU64,
     said: AtomicBool,
+    searched_tensors: AtomicU64,
+    search_nanos: AtomicU64,
 }
 
 /// Work of a step under way, in estimated nanoseconds.
 #[derive(Clone, Copy, Default)]
 struct Work {
     computed_ns: f64,
-    replayed_ns: f64,
+    /// What was replayed, and what searching for something to evict took.
+    wasted_ns: f64,
+    /// What of that the limit was raised for.
+    raised_for_ns: f64,
 }
 
 impl Thrashing {
@@ -30,32 +48,67 @@ impl Thrashing {
 
     /// Counts work that was done once more.
     pub fn replayed(&self, cost_ns: f32) {
-        self.work.lock().replayed_ns += f64::from(cost_ns);
+        self.work.lock().wasted_ns += f64::from(cost_ns);
     }
 
-    /// How many steps replayed more than they computed, since the last reset.
+    /// Counts a search, and says if the step wastes its time.
+    pub fn searched(&self, tensors: u64, time: Duration, limit: u64) {
+        self.searched_tensors.fetch_add(tensors, Ordering::Relaxed);
+        self.search_nanos
+            .fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        let mut work = self.work.lock();
+        work.wasted_ns += LOOK_NS * tensors as f64;
+        if work.wasted_ns > CERTAIN * work.computed_ns {
+            self.say(*work, limit);
+        }
+    }
+
+    /// Whether the step wastes so much more, since this was last true, that it would hardly end.
+    pub fn is_endless(&self) -> bool {
+        let mut work = self.work.lock();
+        let least_ns = ENDLESS_NS.max(ENDLESS * work.computed_ns);
+        let endless = work.wasted_ns - work.raised_for_ns > least_ns;
+        if endless {
+            work.raised_for_ns = work.wasted_ns;
+        }
+        endless
+    }
+
+    /// How many tensors were looked at in search of those to evict, and how long that took, since the last reset.
+    pub fn search(&self) -> (u64, Duration) {
+        let nanos = self.search_nanos.load(Ordering::Relaxed);
+        let tensors = self.searched_tensors.load(Ordering::Relaxed);
+        (tensors, Duration::from_nanos(nanos))
+    }
+
+    /// How many steps wasted more than they computed, since the last reset.
     pub fn steps(&self) -> u64 {
         self.steps.load(Ordering::Relaxed)
     }
 
     /// Counts from 0 again.
     pub fn reset(&self) {
-        self.steps.store(0, Ordering::Relaxed);
+        for counter in [&self.steps, &self.searched_tensors, &self.search_nanos] {
+            counter.store(0, Ordering::Relaxed);
+        }
     }
 
-    /// A step is over: its work is compared with what was replayed for it.
+    /// A step is over: its work is compared with what was wasted.
     pub fn judge(&self, limit: Option<u64>) {
         let work = std::mem::take(&mut *self.work.lock());
-        if work.replayed_ns <= work.computed_ns {
-            return;
+        if work.wasted_ns > work.computed_ns {
+            self.steps.fetch_add(1, Ordering::Relaxed);
+            self.say(work, limit.unwrap_or(0));
         }
-        self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn say(&self, work: Work, limit: u64) {
         if !self.said.swap(true, Ordering::Relaxed) {
             log::warn!(
-                "the memory budget of {} makes a step replay {:.1} times the work that it has: tensors are evicted and brought \
-                 back over and over; a larger budget will be much faster",
-                size(limit.unwrap_or(0)),
-                work.replayed_ns / work.computed_ns.max(1.0)
+                "the memory budget of {} makes a step replay {:.1} times the work that it has, searches included: tensors are \
+                 evicted and brought back over and over; a larger budget will be much faster",
+                size(limit),
+                work.wasted_ns / work.computed_ns.max(1.0)
             );
         }
     }
@@ -88,6 +141,30 @@ mod tests {
             (500.0, 400.0),
         ];
         assert_eq!(judged(&steps).steps(), 2);
+    }
+
+    #[test]
+    fn a_search_is_waste() {
+        let thrashing = judged(&[]);
+        thrashing.computed(1000.0);
+        thrashing.searched(11, Duration::from_nanos(700), 1);
+        thrashing.judge(Some(1));
+        assert_eq!(thrashing.steps(), 1);
+        assert_eq!(thrashing.search(), (11, Duration::from_nanos(700)));
+    }
+
+    #[test]
+    fn endless_again_only_after_as_much_once_more() {
+        let thrashing = judged(&[]);
+        for (computed, endless) in [(0.0, 1e8), (1e7, 3.2e8)] {
+            thrashing.computed(computed);
+            for _ in 0..2 {
+                thrashing.replayed(endless);
+                assert!(!thrashing.is_endless());
+                thrashing.replayed(64.0);
+                assert!(thrashing.is_endless());
+            }
+        }
     }
 
     #[test]

@@ -33,8 +33,9 @@ impl Room {
         self.elements = shape.num_elements() as u64;
     }
 
+    /// The type of an element; of several the elements have all.
     pub fn dtype(&mut self, dtype: impl Into<DType>) {
-        self.element_bytes = dtype.into().size() as u64;
+        self.element_bytes += dtype.into().size() as u64;
     }
 
     pub fn data(&mut self, data: &TensorData) {

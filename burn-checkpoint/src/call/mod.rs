@@ -15,7 +15,7 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape};
 use parking_lot::Mutex;
 
-use crate::budget::{self, Clock, Costs, OpCost, Phase};
+use crate::budget::{self, Clock, Costs, OpCost, Phase, Place};
 use crate::context::{self, Moment};
 use crate::handle::Managed;
 use crate::kind::Value;
@@ -226,6 +226,7 @@ impl<B: Backend> Call<B> {
             group,
             residents: AtomicU32::new(0),
             listed: AtomicBool::new(false),
+            place: Place::default(),
             retired: AtomicBool::new(false),
             users: AtomicU32::new(1),
             ledger,

@@ -74,8 +74,8 @@ impl<B: Backend> Operands<B> {
                     self.order.odd_elements = usize::MAX;
                 }
                 if let Some(cost) = &mut self.cost {
-                    let (shape, device) = leaf();
-                    cost.operand(&shape);
+                    let (shape, dtype, device) = leaf();
+                    cost.operand(&shape, dtype);
                     self.device.get_or_insert_with(|| device.id());
                 }
                 return;
@@ -88,6 +88,18 @@ impl<B: Backend> Operands<B> {
             }
             Input::Number(number) => {
                 self.order.number.get_or_insert(number);
+                if let Some(cost) = &mut self.cost {
+                    cost.argument(&number);
+                }
+                return;
+            }
+            Input::Plain(argument) => {
+                // No room is made for views.
+                if let Some(cost) = &mut self.cost
+                    && self.op.work != Work::View
+                {
+                    cost.argument(argument);
+                }
                 return;
             }
         };
@@ -95,7 +107,7 @@ impl<B: Backend> Operands<B> {
         let head = node.head();
         let mut state = node.state();
         if let Some(cost) = &mut self.cost {
-            cost.operand(&head.shape);
+            cost.operand(&head.shape, head.dtype);
             self.device.get_or_insert_with(|| head.ledger.device());
         }
         if let Some(step) = moment.step

@@ -142,6 +142,16 @@ macro_rules! show {
     ([usize] $x:expr, $visit:expr) => {
         ($visit)(Input::Number(*$x))
     };
+    // No size depends on it, and an optimizer has another one each step.
+    ([Scalar] $x:expr, $visit:expr) => {{
+        let _ = $x;
+    }};
+    ([$plain:ty] $x:expr, $visit:expr) => {
+        ($visit)(Input::Plain($x))
+    };
+    ({$element:ty} $x:expr, $visit:expr) => {
+        ($visit)(Input::Plain($x))
+    };
     ($kind:tt $x:expr, $visit:expr) => {{
         let _ = $x;
     }};

@@ -5,7 +5,7 @@
 //! node.
 #![deny(clippy::missing_trait_methods)]
 
-use burn_backend::{Backend, DType};
+use burn_backend::{Backend, DType, get_device_settings};
 use burn_decorator::kind_type;
 use burn_decorator::types::*;
 
@@ -15,8 +15,8 @@ use super::results::{handles, plain, value};
 use crate::call::{self, Call};
 use crate::context;
 use crate::handle::{Handle, Managed, save_tensor};
-use crate::kind::Value;
-use crate::op::{OpInfo, work};
+use crate::kind::{Bool, Float, Value};
+use crate::op::{OpInfo, Work, work};
 use crate::recipe::{Input, Operation, Saved, SavedTensor};
 
 /// A handle whose kind only the node knows.
@@ -92,12 +92,71 @@ macro_rules! managed {
     };
 }
 
+/// The type of the device's booleans, if they take less than numbers of this type; `None` too where the innermost scope offloads: the
+/// numbers themselves then leave the device.
+fn smaller_booleans<B: Backend>(device: &B::Device, dtype: FloatDType) -> Option<BoolDType> {
+    let offloads = context::scope().is_some_and(|scope| scope.policy.may_offload());
+    let booleans = get_device_settings::<B>(device).bool_dtype;
+    let is_smaller = DType::from(booleans).size() < DType::from(dtype).size();
+    (is_smaller && !offloads).then_some(booleans)
+}
+
+/// Zeros and ones as dropout draws them. They cannot be drawn again, and are kept as booleans, from which the numbers come back.
+fn bernoulli<B: Backend>(
+    shape: Shape,
+    distribution: Distribution,
+    device: &B::Device,
+    dtype: FloatDType,
+    booleans: BoolDType,
+) -> Handle<B, Float> {
+    const DRAW: &OpInfo = &OpInfo::new("float_random", Work::Fixed, "FloatTensorOps");
+    const NUMBERS: &OpInfo = &OpInfo::new("bool_into_float", Work::Cheap, "BoolTensorOps");
+    let mut room = call::Room::default();
+    room.on(device);
+    room.shape(&shape);
+    room.dtype(dtype);
+    room.dtype(booleans);
+    room.make(DRAW);
+    let numbers = B::float_random(shape, distribution, device, dtype);
+    let mask = B::float_greater_elem(numbers.clone(), 0.5.into(), booleans);
+    // Two handles until the end: an operand that nobody else refers to would be given up for its result.
+    let mask = Handle::<B, Bool>::Managed(call::fixed::<B>(DRAW, Value::Bool(mask)).expect());
+    let handles = (mask.clone(), mask);
+    let saved = handles.0.save();
+    let mut recipe = recipe::<B, _>(move |visit| {
+        if let Some(visit) = visit {
+            saved.show(visit);
+            return Value::Absent;
+        }
+        Value::Float(B::bool_into_float(saved.load(), dtype))
+    });
+    let mut call = Call::<B>::new(NUMBERS);
+    call.begin(&mut recipe);
+    let numbers = call
+        .finish(&mut Value::Float(numbers), &mut recipe)
+        .expect();
+    drop(handles);
+    Handle::Managed(numbers)
+}
+
 /// One method.
 macro_rules! method {
     ($trait:ident pass float_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(float_device($($arg: $kind),*) -> $ret); };
     ($trait:ident pass int_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(int_device($($arg: $kind),*) -> $ret); };
     ($trait:ident pass bool_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(bool_device($($arg: $kind),*) -> $ret); };
     ($trait:ident pass q_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(q_device($($arg: $kind),*) -> $ret); };
+    ($trait:ident fixed float_random($shape:ident: $a:tt, $distribution:ident: $b:tt, $device:ident: $c:tt, $dtype:ident: $d:tt) -> $ret:tt) => {
+        fn float_random($shape: kind_type!($a), $distribution: kind_type!($b), $device: kind_type!($c), $dtype: kind_type!($d)) -> kind_type!($ret) {
+            if context::records()
+                && let Distribution::Bernoulli(_) = $distribution
+                && let Some(booleans) = smaller_booleans::<B>($device, $dtype)
+            {
+                return bernoulli::<B>($shape, $distribution, $device, $dtype, booleans);
+            }
+            managed!($trait fixed float_random($shape: $a, $distribution: $b, $device: $c, $dtype: $d) -> $ret);
+            plain!($ret B::float_random($shape, $distribution, $device, $dtype))
+        }
+    };
     ($trait:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {

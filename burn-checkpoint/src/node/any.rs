@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use burn_backend::Backend;
 
 use super::{Entry, Lineage, Node, Origin, Storage, vacate};
+use crate::budget::Place;
 use crate::host::{HostCopy, UPLOAD_NS_PER_BYTE};
 use crate::op::OpInfo;
 use crate::recipe::{Input, Recipe};
@@ -19,8 +20,6 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn used(&self) -> Option<&'static OpInfo>;
     /// Bytes of its storage, a view's too.
     fn storage_bytes(&self) -> u64;
-    /// Whether it is resident and can come back if it is evicted.
-    fn comes_back(&self) -> bool;
     /// What a score needs to know.
     fn facts(&self) -> Facts;
     /// Drops the storage if it can come back. Returns the bytes that this frees.
@@ -46,8 +45,10 @@ pub(crate) trait AnyEntry: Send + Sync {
     /// A scope ends that it is a result of: it belongs to the scope around from then on, and gives up its recipe if there is none and
     /// no budget may evict it. What was not made in the scope that ends only passes through it, and stays as it is.
     fn leave(self: Arc<Self>, ended: &Arc<Scope>, outer: Option<&Arc<Scope>>);
-    /// Shows the nodes that a replay would have to bring back first.
-    fn evicted_inputs(&self, visit: &mut dyn FnMut(Arc<dyn AnyEntry>));
+    /// Shows the nodes that a replay starts from, and whether each is resident; not those that can never go.
+    fn sources(&self, visit: &mut dyn FnMut(&Arc<dyn AnyEntry>, bool));
+    /// Where its budget keeps what it costs.
+    fn place(&self) -> &Place;
     /// Estimated cost to run this node's recipe alone, or to upload it.
     fn cost_ns(&self) -> f32;
 }
@@ -83,11 +84,6 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
 
     fn storage_bytes(&self) -> u64 {
         self.head.owner().bytes
-    }
-
-    fn comes_back(&self) -> bool {
-        let state = self.state.lock();
-        state.is_resident() && matches!(state.origin, Origin::Recorded | Origin::Hosted)
     }
 
     fn facts(&self) -> Facts {
@@ -275,17 +271,25 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
         }
     }
 
-    fn evicted_inputs(&self, visit: &mut dyn FnMut(Arc<dyn AnyEntry>)) {
+    fn sources(&self, visit: &mut dyn FnMut(&Arc<dyn AnyEntry>, bool)) {
         if self.state.lock().origin == Origin::Hosted {
             return;
         }
         self.inputs(&mut |input| {
-            if let Input::Node(source) = input
-                && !source.node().state().is_resident()
-            {
-                visit(source.node().clone());
+            if let Input::Node(source) = input {
+                let state = source.node().state();
+                let (origin, resident) = (state.origin, state.is_resident());
+                drop(state);
+                if origin != Origin::Fixed {
+                    let node: Arc<dyn AnyEntry> = source.node().clone();
+                    visit(&node, resident);
+                }
             }
         });
+    }
+
+    fn place(&self) -> &Place {
+        &self.head.place
     }
 
     fn cost_ns(&self) -> f32 {

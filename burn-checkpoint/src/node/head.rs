@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape};
 
+use crate::budget::Place;
 use crate::ledger::Ledger;
 use crate::op::OpInfo;
 use crate::recipe::Source;
@@ -33,6 +34,8 @@ pub(crate) struct Head<B: Backend> {
     pub residents: AtomicU32,
     /// Whether its budget has it among what may be evicted.
     pub listed: AtomicBool,
+    /// Where its budget keeps what it costs while it is evicted.
+    pub place: Place,
     /// Whether its bytes are no longer counted.
     pub retired: AtomicBool,
     /// How many handles there are; recipes are not counted.
@@ -82,6 +85,7 @@ impl<B: Backend> Head<B> {
             group: None,
             residents: AtomicU32::new(0),
             listed: AtomicBool::new(false),
+            place: Place::default(),
             retired: AtomicBool::new(false),
             users: AtomicU32::new(0),
             ledger,

@@ -92,5 +92,10 @@ impl<B: Backend, R> Drop for Node<B, R> {
         if let Storage::Host(copy) = &state.storage {
             self.head.ledger.line().forget(copy.place);
         }
+        if self.head.place.is_taken()
+            && let Some(budget) = self.head.ledger.budget()
+        {
+            budget.neighbours.gone(&self.head.place);
+        }
     }
 }

@@ -4,10 +4,13 @@
 mod block;
 mod budgets;
 mod devices;
+mod dropout;
 mod guards;
 mod host;
 mod input;
 mod long;
+#[path = "../many/mod.rs"]
+mod many;
 mod models;
 mod order;
 #[path = "../operations/probe/mod.rs"]
@@ -15,6 +18,7 @@ mod probe;
 mod programs;
 mod robust;
 mod scopes;
+mod small;
 mod statistics;
 mod twin;
 mod verify;

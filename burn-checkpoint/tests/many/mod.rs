@@ -1,0 +1,140 @@
+//! Training steps of many small operations: a CTC loss over many time steps, and a recurrent network.
+
+use burn::module::Module;
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::activation::{log_softmax, sigmoid};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Distribution, ElementConversion, Int, Tensor, module::ctc_loss};
+
+/// One training step: loss and gradients. The sum of the gradients' elements keeps the step from being a no-op.
+pub trait Step<B: AutodiffBackend> {
+    fn run(&self) -> f32;
+}
+
+/// A batch of 4 sequences, 32 classes and 20 labels: about 25 operations a time step, each of some hundred bytes.
+pub struct Ctc<B: AutodiffBackend> {
+    logits: Tensor<B, 3>, // [time, batch, classes]
+    targets: Tensor<B, 2, Int>,
+}
+
+impl<B: AutodiffBackend> Ctc<B> {
+    pub fn new(time: usize) -> Self {
+        let device = Default::default();
+        let logits = Tensor::random([time, 4, 32], Distribution::Normal(0.0, 1.0), &device);
+        let labels = Tensor::<B, 1, Int>::arange(0..80, &device);
+        Self {
+            logits: logits.require_grad(),
+            targets: (labels % 31 + 1).reshape([4, 20]),
+        }
+    }
+}
+
+impl<B: AutodiffBackend> Step<B> for Ctc<B> {
+    fn run(&self) -> f32 {
+        let device = self.logits.device();
+        let time = self.logits.dims()[0] as i64;
+        let loss = ctc_loss(
+            log_softmax(self.logits.clone(), 2),
+            self.targets.clone(),
+            Tensor::full([4], time, &device),
+            Tensor::full([4], 20, &device),
+            0,
+        );
+        let grads = loss.mean().backward();
+        let grad = self.logits.grad(&grads).expect("a gradient");
+        grad.abs().sum().into_scalar().elem()
+    }
+}
+
+/// A layer of an LSTM whose gates and states are normalised.
+#[derive(Module, Debug)]
+struct Cell<B: burn::tensor::backend::Backend> {
+    from_input: Linear<B>,
+    from_state: Linear<B>,
+    norms: Vec<LayerNorm<B>>, // gates, cell, state
+}
+
+/// Two layers of 32 states on 10 steps of a batch of 32, in both directions.
+#[derive(Module, Debug)]
+struct Network<B: burn::tensor::backend::Backend> {
+    cells: Vec<Cell<B>>, // first and second layer of each direction
+    out: Linear<B>,
+}
+
+const HIDDEN: usize = 32;
+
+impl<B: burn::tensor::backend::Backend> Cell<B> {
+    fn new(input: usize, device: &B::Device) -> Self {
+        let sizes = [4 * HIDDEN, HIDDEN, HIDDEN];
+        Self {
+            from_input: LinearConfig::new(input, 4 * HIDDEN).init(device),
+            from_state: LinearConfig::new(HIDDEN, 4 * HIDDEN).init(device),
+            norms: sizes
+                .map(|size| LayerNormConfig::new(size).init(device))
+                .into(),
+        }
+    }
+
+    /// The next state and cell.
+    fn next(&self, x: Tensor<B, 2>, state: Tensor<B, 2>, cell: Tensor<B, 2>) -> [Tensor<B, 2>; 2] {
+        let gates =
+            self.norms[0].forward(self.from_input.forward(x)) + self.from_state.forward(state);
+        let gates = gates.chunk(4, 1);
+        let [input, forget, output] = [0, 1, 3].map(|gate| sigmoid(gates[gate].clone()));
+        let cell = self.norms[1].forward(forget * cell + input * gates[2].clone().tanh());
+        [self.norms[2].forward(output * cell.clone().tanh()), cell]
+    }
+}
+
+pub struct Lstm<B: AutodiffBackend> {
+    network: Network<B>,
+    x: Tensor<B, 3>, // [batch, time, 1]
+}
+
+impl<B: AutodiffBackend> Lstm<B> {
+    pub fn new() -> Self {
+        let device = Default::default();
+        let network = Network {
+            cells: [1, HIDDEN, 1, HIDDEN]
+                .map(|input| Cell::new(input, &device))
+                .into(),
+            out: LinearConfig::new(2 * HIDDEN, 1).init(&device),
+        };
+        let x = Tensor::random([32, 10, 1], Distribution::Default, &device);
+        let lstm = Self { network, x };
+        lstm.run(); // parameters are made at their first use
+        lstm
+    }
+
+    fn direction(&self, cells: &[Cell<B>], x: Tensor<B, 3>) -> Tensor<B, 3> {
+        let [batch, time, _] = x.dims();
+        let zeros = || Tensor::zeros([batch, HIDDEN], &x.device());
+        let mut states = [[zeros(), zeros()], [zeros(), zeros()]];
+        let steps = (0..time).map(|at| {
+            let mut x = x.clone().slice([0..batch, at..at + 1]).squeeze_dim::<2>(1);
+            for (cell, pair) in cells.iter().zip(&mut states) {
+                let [state, memory] = pair.clone();
+                *pair = cell.next(x, state, memory);
+                x = pair[0].clone();
+            }
+            x
+        });
+        Tensor::stack(steps.collect(), 1)
+    }
+}
+
+impl<B: AutodiffBackend> Step<B> for Lstm<B> {
+    fn run(&self) -> f32 {
+        let (forward, reverse) = self.network.cells.split_at(2);
+        let forward = self.direction(forward, self.x.clone());
+        let reverse = self.direction(reverse, self.x.clone().flip([1])).flip([1]);
+        let last = Tensor::cat(vec![forward, reverse], 2)
+            .slice([0..32, 9..10])
+            .squeeze_dim::<2>(1);
+        let loss = (self.network.out.forward(last) - 1.0).powi_scalar(2).mean();
+        let grads = loss.backward();
+        let weight = self.network.cells[0].from_state.weight.val();
+        let grad = weight.grad(&grads).expect("a gradient");
+        grad.abs().sum().into_scalar().elem()
+    }
+}
