@@ -52,17 +52,18 @@ pub struct ClipGlobalNorm<O> {
 }
 
 impl<O> ClipGlobalNorm<O> {
-    /// Wraps `inner`, which sees gradients of a norm of at most `max_norm`.
+    /// Wraps `inner`, which sees gradients of a norm of at most `max_norm`. Infinity measures the norm and clips nothing, as
+    /// `torch.nn.utils.clip_grad_norm_(.., inf)` is used.
     ///
     /// # Errors
     ///
-    /// [`AccumError::InvalidValue`] unless `max_norm` is finite and above 0.
+    /// [`AccumError::InvalidValue`] unless `max_norm` is above 0.
     pub fn new(inner: O, max_norm: f32) -> Result<Self, AccumError> {
-        if !max_norm.is_finite() || max_norm <= 0.0 {
+        if max_norm.is_nan() || max_norm <= 0.0 {
             return Err(AccumError::InvalidValue {
                 name: "max_norm",
                 value: max_norm.into(),
-                expected: "finite and above 0",
+                expected: "above 0",
             });
         }
         Ok(Self {
@@ -117,10 +118,13 @@ impl<O> ClipGlobalNorm<O> {
             None => norm_of(norms),
         };
         self.norm.publish(norm.clone());
-        let scale = norm.add_scalar(1e-6).recip().mul_scalar(self.max_norm);
+        let scale = self.max_norm.is_finite().then(|| {
+            let scale = norm.add_scalar(1e-6).recip().mul_scalar(self.max_norm);
+            scale.clamp_max(1.0)
+        });
         let mut shrink = Shrink {
             gradients: merged,
-            scales: vec![scale.clamp_max(1.0)],
+            scales: scale.into_iter().collect(),
         };
         module.visit(&mut shrink);
         arrived.merged::<B::InnerBackend>(shrink.gradients)
@@ -189,7 +193,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Measure<B::InnerBackend> {
 /// Multiplies the gradients, and gives them the data types of their parameters.
 struct Shrink<I: Backend> {
     gradients: GradientsParams,
-    /// The factor `[1]`, on each device where it was needed.
+    /// The factor `[1]`, on each device where it was needed; none at all leaves the gradients as they are.
     scales: Vec<Tensor<I, 1>>,
 }
 
@@ -214,8 +218,14 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Shrink<B::InnerBackend> {
         let Some(gradient) = self.gradients.remove::<B::InnerBackend, D>(param.id) else {
             return;
         };
-        let scale = self.scale_for(&gradient);
-        let clipped = gradient.mul(scale).cast(param.val().dtype());
+        let clipped = match self.scales.is_empty() {
+            true => gradient,
+            false => {
+                let scale = self.scale_for(&gradient);
+                gradient.mul(scale)
+            }
+        };
+        let clipped = clipped.cast(param.val().dtype());
         self.gradients.register(param.id, clipped);
     }
 }

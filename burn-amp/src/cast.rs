@@ -41,6 +41,18 @@ impl fmt::Display for Cast {
     }
 }
 
+/// Which type an operation computes in where its class leaves the choice to the policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Arithmetic {
+    /// The type of the operands: autocast is off.
+    #[default]
+    AsGiven,
+    /// f32: low operands of every operation that computes are raised.
+    F32,
+    /// The low type, for operations of class [`Cast::Lower`].
+    Low(FloatDType),
+}
+
 /// Where a float tensor comes from.
 ///
 /// An optimizer runs on the same backend as `model.valid()`, and only one of the two may be lowered. So gradients are
@@ -120,20 +132,21 @@ impl Operands {
 
     /// The type that every float operand is brought to, or `None` to leave them as they are.
     ///
-    /// `low` is the policy's low type, `None` where autocast is off: then only operands of different types are promoted,
-    /// which the inner backend would reject or, on CubeCL, silently miscompute.
+    /// Operands of different types are promoted in any case: the inner backend would reject them or, on CubeCL, silently
+    /// miscompute.
     #[inline]
-    pub fn target(&self, class: Cast, low: Option<FloatDType>) -> Option<FloatDType> {
+    pub fn target(&self, class: Cast, arithmetic: Arithmetic) -> Option<FloatDType> {
         let widest = self.widest?;
         let promoted = self.mixed.then_some(widest);
-        let Some(low) = low.filter(|_| widest != FloatDType::F64) else {
-            return promoted;
-        };
-        match class {
-            Cast::Lower if self.lineage == Lineage::Gradient => promoted,
-            Cast::Lower => (self.mixed || widest != low).then_some(low),
-            Cast::Full if is_low(widest) => Some(FloatDType::F32),
-            Cast::Full | Cast::Promote | Cast::Keep => promoted,
+        match (arithmetic, class) {
+            _ if widest == FloatDType::F64 => promoted,
+            (Arithmetic::F32, _) | (Arithmetic::Low(_), Cast::Full) if is_low(widest) => {
+                Some(FloatDType::F32)
+            }
+            (Arithmetic::Low(low), Cast::Lower) if self.lineage == Lineage::Forward => {
+                (self.mixed || widest != low).then_some(low)
+            }
+            _ => promoted,
         }
     }
 }
@@ -174,8 +187,10 @@ mod tests {
         operands
     }
 
+    /// `low`: the policy's low type, `None` with autocast off.
     fn target(class: Cast, low: Option<FloatDType>, dtypes: &[FloatDType]) -> Option<FloatDType> {
-        operands(dtypes, Lineage::Forward).target(class, low)
+        let arithmetic = low.map_or(Arithmetic::AsGiven, Arithmetic::Low);
+        operands(dtypes, Lineage::Forward).target(class, arithmetic)
     }
 
     #[test]
@@ -219,10 +234,25 @@ mod tests {
             assert_eq!(target(class, None, &[BF16]), None);
             assert_eq!(target(class, None, &[F32, BF16]), Some(F32));
             let gradient = operands(&[F32, F32], Lineage::Gradient);
-            assert_eq!(gradient.target(class, Some(BF16)), None);
+            assert_eq!(gradient.target(class, Arithmetic::Low(BF16)), None);
         }
         let low = operands(&[F16], Lineage::Gradient);
-        assert_eq!(low.target(Cast::Full, Some(F16)), Some(F32));
+        assert_eq!(low.target(Cast::Full, Arithmetic::Low(F16)), Some(F32));
+    }
+
+    #[test]
+    fn f32_raises_low_operands_in_every_class_and_lowers_none() {
+        for class in [Cast::Lower, Cast::Full, Cast::Promote, Cast::Keep] {
+            let target = |dtypes: &[FloatDType], lineage| {
+                operands(dtypes, lineage).target(class, Arithmetic::F32)
+            };
+            for lineage in [Lineage::Forward, Lineage::Gradient] {
+                assert_eq!(target(&[F16, F16], lineage), Some(F32));
+                assert_eq!(target(&[BF16, F32], lineage), Some(F32));
+                assert_eq!(target(&[F32, F32], lineage), None);
+                assert_eq!(target(&[F64, BF16], lineage), Some(F64));
+            }
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use burn_backend::{Backend, FloatDType};
 use serde::{Deserialize, Serialize};
 
-use crate::cast::Cast;
+use crate::cast::{Arithmetic, Cast};
 use crate::error::AmpError;
 use crate::policy::{self, Mode, Overrides};
 use crate::table;
@@ -176,7 +176,10 @@ impl AmpConfig {
     fn mode(&self) -> Result<Mode, AmpError> {
         let overrides = self.overrides()?;
         Ok(Mode {
-            low: self.policy.low(),
+            arithmetic: self
+                .policy
+                .low()
+                .map_or(Arithmetic::AsGiven, Arithmetic::Low),
             // Installed a handful of times in a process and read by every operation: a leak that buys the hot path a
             // plain reference.
             overrides: (!overrides.is_empty()).then(|| &*Box::leak(Box::new(overrides))),

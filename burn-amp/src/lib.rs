@@ -22,11 +22,12 @@
 //! |---|---|---|
 //! | [`Bf16`] | bf16 | the default; f32's range, no loss scaling |
 //! | [`F16`] | f16 | for devices without bf16; train it with a [`GradScaler`] |
+//! | [`F32`] | none | f32 whatever arrives: for a part of a model, as `autocast::<F32, _>(\|\| head.forward(x))` |
 //! | [`Off`] | none | bit for bit the inner backend |
 //! | [`Configured`] | as [`AmpConfig::install`] says | for a choice at run time; reaches every thread |
 //!
 //! [`autocast`] overrides the policy for a scope of this thread. [`op_table`] is the table. [`CastCache`] below `Autodiff`
-//! casts a weight that is used many times in a step once.
+//! casts a weight that is used many times in a step once. [`custom_op`] takes a kernel of your own into the table's rules.
 //!
 //! # Loss scaling
 //!
@@ -66,10 +67,10 @@ mod table;
 pub use cast::{Cast, Lineage};
 pub use cast_cache::{CachedTensor, CastCache};
 pub use config::{AmpConfig, PolicyName};
-pub use decorator::{Autocast, AutocastTensor, ScaledGradients};
+pub use decorator::{Autocast, AutocastTensor, ScaledGradients, custom_op};
 pub use error::AmpError;
 pub use loss_scale::{LossScale, LossScaleState, ScaleUpdate};
-pub use policy::{Bf16, Configured, F16, Mode, Off, Policy, autocast};
+pub use policy::{Bf16, Configured, F16, F32, Mode, Off, Policy, autocast};
 pub use scaler::{
     Detection, GradScaler, GradScalerConfig, LossScaleMetric, Overflow, OverflowCause,
     ScaledOptimizer, ScaledRecord, ScalerState, SkippedStepsMetric,

@@ -44,7 +44,7 @@ pub struct LossScale {
     state: LossScaleState,
 }
 
-/// Everything of a [`LossScale`] that changes: what a checkpoint has to keep.
+/// Everything of a [`LossScale`] that changes: what a record has to keep.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LossScaleState {
     /// The current scale.
@@ -108,12 +108,17 @@ impl LossScale {
         }
     }
 
-    /// What a checkpoint has to keep.
+    /// Sets the scale, which is finite and positive, and leaves the growth tracker.
+    pub(crate) fn set_scale(&mut self, scale: f32) {
+        self.state.scale = scale;
+    }
+
+    /// What a record has to keep.
     pub fn state(&self) -> LossScaleState {
         self.state
     }
 
-    /// Continues from a checkpoint. The configuration wins where the two disagree: a fixed scale stays what it is,
+    /// Continues from a record. The configuration wins where the two disagree: a fixed scale stays what it is,
     /// no more hysteresis is left than configured, no scale is below `min_scale` or beyond f32.
     pub fn restore(&mut self, state: LossScaleState) {
         if !self.config.dynamic {

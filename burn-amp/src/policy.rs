@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use burn_backend::FloatDType;
 use parking_lot::RwLock;
 
-use crate::cast::Cast;
+use crate::cast::{Arithmetic, Cast};
 
 /// The classes that an [`AmpConfig`](crate::AmpConfig) replaces, by operation.
 pub(crate) type Overrides = HashMap<&'static str, Cast>;
@@ -15,32 +15,42 @@ pub(crate) type Overrides = HashMap<&'static str, Cast>;
 /// What autocast does at this moment: the value behind a [`Policy`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Mode {
-    pub(crate) low: Option<FloatDType>,
+    pub(crate) arithmetic: Arithmetic,
     pub(crate) overrides: Option<&'static Overrides>,
 }
 
 impl Mode {
     /// No casts but the promotion of operands of different types.
-    pub const OFF: Self = Self {
-        low: None,
-        overrides: None,
-    };
+    pub const OFF: Self = Self::of(Arithmetic::AsGiven);
+
+    /// Low operands are raised to f32 by every operation that computes with them, and nothing is lowered.
+    pub const F32: Self = Self::of(Arithmetic::F32);
 
     /// Operations of class [`Cast::Lower`] run in bf16.
-    pub const BF16: Self = Self {
-        low: Some(FloatDType::BF16),
-        overrides: None,
-    };
+    pub const BF16: Self = Self::of(Arithmetic::Low(FloatDType::BF16));
 
     /// Operations of class [`Cast::Lower`] run in f16.
-    pub const F16: Self = Self {
-        low: Some(FloatDType::F16),
-        overrides: None,
-    };
+    pub const F16: Self = Self::of(Arithmetic::Low(FloatDType::F16));
 
-    /// The low type, `None` where autocast is off.
+    const fn of(arithmetic: Arithmetic) -> Self {
+        Self {
+            arithmetic,
+            overrides: None,
+        }
+    }
+
+    /// The mode of policy `P` here: that of the [`autocast`] scope that this thread is in, else that of `P` itself.
+    /// As `torch.is_autocast_enabled` and `torch.get_autocast_dtype`.
+    pub fn current<P: Policy>() -> Self {
+        current::<P>()
+    }
+
+    /// The low type, `None` where nothing is lowered.
     pub fn low(self) -> Option<FloatDType> {
-        self.low
+        match self.arithmetic {
+            Arithmetic::Low(low) => Some(low),
+            Arithmetic::AsGiven | Arithmetic::F32 => None,
+        }
     }
 
     /// The class of an operation whose row says `row`.
@@ -71,7 +81,13 @@ pub struct Bf16;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct F16;
 
-/// No autocast: bit for bit the inner backend.
+/// f32 arithmetic for a part of a model, as the scope `autocast::<F32, _>(|| ..)`: every operation that computes raises its
+/// f16 and bf16 operands to f32 first, and nothing is lowered. [`Off`] leaves low operands low.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct F32;
+
+/// No autocast: bit for bit the inner backend. As a scope it leaves low operands low, as `torch.autocast(enabled=False)`
+/// does; [`F32`] raises them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Off;
 
@@ -100,6 +116,17 @@ impl Policy for F16 {
 
     fn name() -> &'static str {
         "f16"
+    }
+}
+
+impl Policy for F32 {
+    #[inline]
+    fn mode() -> Mode {
+        Mode::F32
+    }
+
+    fn name() -> &'static str {
+        "f32"
     }
 }
 
@@ -149,7 +176,7 @@ pub(crate) fn current<P: Policy>() -> Mode {
 ///
 /// ```
 /// use burn::tensor::{DType, Tensor};
-/// use burn_amp::{Autocast, F16, Off, autocast};
+/// use burn_amp::{Autocast, F16, F32, Off, autocast};
 /// use burn_flex::Flex;
 ///
 /// type B = Autocast<Flex>; // bf16
@@ -160,6 +187,10 @@ pub(crate) fn current<P: Policy>() -> Mode {
 ///     autocast::<Off, _>(|| assert_eq!(x.clone().matmul(x.clone()).dtype(), DType::F32));
 ///     assert_eq!(x.clone().matmul(x.clone()).dtype(), DType::F16);
 /// });
+/// // A part in f32, whatever arrives there: `Off` would multiply bf16 with bf16 in bf16.
+/// let low = x.clone().matmul(x);
+/// autocast::<F32, _>(|| assert_eq!((low.clone() * low.clone()).dtype(), DType::F32));
+/// autocast::<Off, _>(|| assert_eq!((low.clone() * low.clone()).dtype(), DType::BF16));
 /// ```
 pub fn autocast<P: Policy, R>(f: impl FnOnce() -> R) -> R {
     struct Restore(Option<Mode>);

@@ -284,6 +284,18 @@ fn a_clone_keeps_its_own_moments_and_shares_the_scale() {
 }
 
 #[test]
+fn a_scale_can_be_set() {
+    let scaler = GradScaler::default();
+    scaler.set_scale(512.0).unwrap();
+    assert_eq!(scaler.scale(), 512.0);
+    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let error = scaler.set_scale(scale).unwrap_err().to_string();
+        assert!(error.contains("scale = "), "{error}");
+    }
+    assert_eq!(scaler.scale(), 512.0);
+}
+
+#[test]
 fn two_optimizers_may_share_a_scaler() {
     let run = |detection| {
         let scaler = GradScaler::default().with_detection(detection);

@@ -29,7 +29,7 @@ pub(super) fn attention<B: Backend, P: Policy>(
     }
     let mode = current::<P>();
     let class = mode.class("attention", row);
-    let target = operands.target(class, mode.low());
+    let target = operands.target(class, mode.arithmetic);
     let lineage = operands.lineage();
     let query = bring::<B>(query.tensor, target);
     let key = bring::<B>(key.tensor, target);

@@ -1,16 +1,18 @@
 //! The backend decorator.
 //!
 //! `ops.rs` makes every operation from its row, with `attention.rs` for the one that needs more; `autodiff.rs` is the
-//! backward pass; `check.rs` refuses devices.
+//! backward pass; `check.rs` refuses devices, and `custom.rs` takes operations of your own.
 
 mod attention;
 mod autodiff;
 mod backend;
 mod check;
+mod custom;
 mod ops;
 mod tensor;
 
 pub use autodiff::ScaledGradients;
 pub use backend::Autocast;
 pub(crate) use check::check_dtype;
+pub use custom::custom_op;
 pub use tensor::AutocastTensor;

@@ -11,7 +11,7 @@ use burn_decorator::types::*;
 use super::attention;
 use super::backend::Autocast;
 use super::tensor::{AutocastTensor, bring, within};
-use crate::cast::{Cast, Operands};
+use crate::cast::{Arithmetic, Cast, Operands};
 use crate::policy::{Policy, current};
 use crate::table::class;
 
@@ -119,22 +119,35 @@ macro_rules! wrap {
     };
 }
 
+/// Whether an operation of a work class computes with its operands: one that moves or reads them gains nothing in f32.
+macro_rules! computes {
+    (view) => {
+        false
+    };
+    (pass) => {
+        false
+    };
+    ($work:ident) => {
+        true
+    };
+}
+
 /// One method.
 macro_rules! method {
     // Decomposed over an autodiff backend.
-    ($class:ident attention($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+    ($class:ident $work:ident attention($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         fn attention($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
             attention::attention::<B, P>(class!($class), $($arg),*)
         }
     };
-    ($class:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+    ($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
             #[allow(unused_mut, reason = "rows without float operands")]
             let mut operands = Operands::default();
             $(see!($kind $arg operands);)*
             #[allow(unused_variables, reason = "rows without float operands")]
-            let target = target::<P>(&operands, stringify!($op), class!($class));
+            let target = target::<P>(&operands, stringify!($op), class!($class), computes!($work));
             wrap!($ret B::$op($(unwrap!($kind $arg target operands)),*), operands.lineage())
         }
     };
@@ -144,19 +157,28 @@ macro_rules! method {
 macro_rules! implement {
     ($trait:ident $($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
         impl<B: Backend, P: Policy> $trait<Self> for Autocast<B, P> {
-            $(method! { $class $op($($arg: $kind),*) -> $ret })*
+            $(method! { $class $work $op($($arg: $kind),*) -> $ret })*
         }
     };
 }
 
 /// The type that the operands of an operation are brought to under the mode of this thread.
 #[inline]
-fn target<P: Policy>(operands: &Operands, op: &str, row: Cast) -> Option<FloatDType> {
+fn target<P: Policy>(
+    operands: &Operands,
+    op: &str,
+    row: Cast,
+    computes: bool,
+) -> Option<FloatDType> {
     if operands.is_empty() {
         return None;
     }
     let mode = current::<P>();
-    operands.target(mode.class(op, row), mode.low())
+    let arithmetic = match mode.arithmetic {
+        Arithmetic::F32 if !computes => Arithmetic::AsGiven,
+        arithmetic => arithmetic,
+    };
+    operands.target(mode.class(op, row), arithmetic)
 }
 
 burn_decorator::every_ops!(implement);

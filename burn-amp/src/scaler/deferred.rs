@@ -20,6 +20,7 @@ use super::{
     active::{ActiveScale, inverse},
     inspect::CulpritRead,
     overflow::LossProbe,
+    shared_scale::OptimizerId,
 };
 
 /// Whether a step overflowed, once that is known.
@@ -27,6 +28,7 @@ pub(super) type Verdict = Arc<OnceLock<bool>>;
 
 /// A step whose outcome the host does not know yet.
 pub(super) struct Pending {
+    optimizer: OptimizerId,
     culprits: CulpritRead,
     losses: Vec<LossProbe>,
     verdict: Verdict,
@@ -43,6 +45,7 @@ struct NextScale<I: Backend> {
 impl Pending {
     /// `found_inf` is the step's flag; one of `if_overflow` and `if_not` will be the next scale.
     pub(super) fn new<I: Backend>(
+        optimizer: OptimizerId,
         culprits: CulpritRead,
         losses: Vec<LossProbe>,
         found_inf: Tensor<I, 1, Bool>,
@@ -55,6 +58,7 @@ impl Pending {
             inv: select(&found_inf, inverse(if_overflow), inverse(if_not)),
         };
         let pending = Self {
+            optimizer,
             culprits,
             losses,
             verdict: verdict.clone(),
@@ -79,9 +83,15 @@ impl Pending {
         })
     }
 
-    /// Waits for the outcome: the parameters with non-finite gradients, the step's losses, and where to put the verdict.
-    pub(super) fn wait(self) -> (Vec<String>, Vec<LossProbe>, Verdict) {
-        (self.culprits.wait(), self.losses, self.verdict)
+    /// Waits for the outcome: whose step it was, the parameters with non-finite gradients, the step's losses, and where to put
+    /// the verdict.
+    pub(super) fn wait(self) -> (OptimizerId, Vec<String>, Vec<LossProbe>, Verdict) {
+        (
+            self.optimizer,
+            self.culprits.wait(),
+            self.losses,
+            self.verdict,
+        )
     }
 }
 

@@ -11,6 +11,7 @@ use super::{
     deferred::{Pending, Verdict},
     overflow::LossProbe,
     registry,
+    shared_scale::OptimizerId,
     state::State,
 };
 use crate::AmpError;
@@ -23,8 +24,8 @@ use crate::AmpError;
 /// `scaler.scale(loss)`, `unscale_` or `update`, and clipping and accumulation only ever meet true gradients.
 ///
 /// One scaler serves one training run, with all of the run's optimizers and worker threads: as in PyTorch, the optimizers of
-/// a GAN share one. Each step of each optimizer it wraps counts as one `update` of the scale. With two scalers on one
-/// thread call [`bind_thread`](Self::bind_thread) before each backward pass.
+/// a GAN share one, and the scale is updated once an iteration: grows when all of them have taken their steps, or one steps again,
+/// and backs off at the first overflow. With two scalers on one thread call [`bind_thread`](Self::bind_thread) before each backward pass.
 ///
 /// # Which scaler does `backward` use?
 ///
@@ -154,6 +155,23 @@ impl GradScaler {
         registry::bind_thread(&self.shared);
     }
 
+    /// Sets the scale of the next loss, as PyTorch's `scaler.update(new_scale)`, a fixed one too. Growth is counted on.
+    ///
+    /// # Errors
+    ///
+    /// [`AmpError::InvalidScalerConfig`] unless `scale` is finite and above 0.
+    pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
+        if !scale.is_finite() || scale <= 0.0 {
+            return Err(AmpError::InvalidScalerConfig {
+                field: "scale",
+                value: scale.to_string(),
+                expected: "finite and above 0",
+            });
+        }
+        self.settled().set_scale(scale);
+        Ok(())
+    }
+
     /// The configuration.
     pub fn config(&self) -> &GradScalerConfig {
         &self.shared.config
@@ -224,10 +242,10 @@ impl GradScaler {
     }
 
     /// Takes note of a step's outcome.
-    pub(super) fn record_step(&self, culprits: Vec<String>) {
+    pub(super) fn record_step(&self, optimizer: &OptimizerId, culprits: Vec<String>) {
         let mut state = self.settled();
         let losses = state.take_losses();
-        state.absorb(culprits, losses);
+        state.absorb(optimizer, culprits, losses);
     }
 
     /// Takes note of a step whose outcome will be known later.

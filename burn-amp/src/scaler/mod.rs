@@ -6,13 +6,14 @@
 //! | `config` | how the scale moves |
 //! | `handle` | [`GradScaler`], the handle that everything shares |
 //! | `state` | what a step's outcome does to scale, counters and errors |
+//! | `shared_scale` | one scale for several optimizers: an update an iteration |
 //! | `registry` | which scaler is meant by a thread, a device, a process |
 //! | `active` | the scale that `backward` asks for |
 //! | `gradients` | the gradients of one step, from one device or several |
 //! | `inspect` | which gradients are non-finite: flags on the device |
 //! | `deferred` | flags that are read one step late |
 //! | `optimizer` | [`ScaledOptimizer`], the wrapper |
-//! | `record` | its checkpoints |
+//! | `record` | its saved state |
 //! | `overflow` | what is known about a skipped step |
 //! | `metric` | what the Learner shows |
 
@@ -27,6 +28,7 @@ mod optimizer;
 mod overflow;
 mod record;
 mod registry;
+mod shared_scale;
 mod state;
 
 pub(crate) use active::{ActiveScale, active_scale};

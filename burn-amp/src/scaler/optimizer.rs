@@ -12,6 +12,7 @@ use super::{
     gradients::StepGradients,
     inspect::Inspection,
     registry,
+    shared_scale::OptimizerId,
 };
 use crate::policy::off_scope;
 
@@ -39,6 +40,7 @@ use crate::policy::off_scope;
 /// Five small kernels a parameter to find non-finite gradients, and one host read of a byte a parameter.
 pub struct ScaledOptimizer<O> {
     inner: O,
+    id: OptimizerId,
     scaler: GradScaler,
     pending: Option<PendingStep<O>>,
 }
@@ -54,8 +56,11 @@ impl<O> ScaledOptimizer<O> {
     /// Puts `inner` under the control of `scaler`: the same as [`GradScaler::wrap`]. Binds the current thread.
     pub fn new(inner: O, scaler: GradScaler) -> Self {
         scaler.bind_thread();
+        let id = OptimizerId::default();
+        scaler.state().register(&id);
         Self {
             inner,
+            id,
             scaler,
             pending: None,
         }
@@ -114,7 +119,7 @@ impl<O> ScaledOptimizer<O> {
         if inspection.is_empty() {
             // Entries that belong to no parameter are a message to an optimizer inside, not a step.
             if gradients.is_empty() {
-                self.scaler.record_step(Vec::new());
+                self.scaler.record_step(&self.id, Vec::new());
             }
             return gradients.step(&mut self.inner, lr, module);
         }
@@ -141,7 +146,7 @@ impl<O> ScaledOptimizer<O> {
         let flags = inspection.flags();
         let culprits = inspection.read(flags).wait();
         let found_inf = !culprits.is_empty();
-        self.scaler.record_step(culprits);
+        self.scaler.record_step(&self.id, culprits);
         if found_inf {
             self.scaler.raise();
             return module;
@@ -167,8 +172,10 @@ impl<O> ScaledOptimizer<O> {
 
         let culprits = inspection.read(flags);
         let verdict = self.scaler.record_deferred_step(|state, losses| {
-            let (if_overflow, if_not) = (state.scale_after(true), state.scale_after(false));
-            Pending::new(culprits, losses, found_inf, if_overflow, if_not)
+            let after = |found_inf| state.scale_after(&self.id, found_inf);
+            let (if_overflow, if_not) = (after(true), after(false));
+            let id = self.id.clone();
+            Pending::new(id, culprits, losses, found_inf, if_overflow, if_not)
         });
         self.pending = Some(PendingStep {
             verdict,
@@ -236,6 +243,7 @@ impl<O: Clone> Clone for ScaledOptimizer<O> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner().clone(),
+            id: self.id.clone(),
             scaler: self.scaler.clone(),
             pending: None,
         }

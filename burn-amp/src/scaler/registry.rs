@@ -81,7 +81,10 @@ impl Process {
             return Some(scaler);
         }
         let mut live = self.live.iter().filter_map(Weak::upgrade);
-        let only = live.next()?;
+        let Some(only) = live.next() else {
+            warn_unscaled();
+            return None;
+        };
         match live.count() {
             0 => Some(only),
             others => {
@@ -90,6 +93,18 @@ impl Process {
             }
         }
     }
+}
+
+/// Says once that f16 gradients are about to underflow.
+fn warn_unscaled() {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        log::warn!(
+            "backward in f16 without a loss scale: gradients below 6e-8 become 0; make a GradScaler and wrap the \
+             optimizer, `GradScaler::new(GradScalerConfig::default())?.wrap(optimizer)`, or say with \
+             `GradScaler::disabled()` that none is wanted"
+        );
+    });
 }
 
 fn warn_ambiguous(live: usize) {

@@ -9,6 +9,7 @@ use super::{
     Detection, GradScalerConfig, Overflow, OverflowCause, ScalerState,
     deferred::Pending,
     overflow::{LossProbe, name_some},
+    shared_scale::{OptimizerId, SharedScale},
 };
 use crate::{AmpError, LossScale, ScaleUpdate};
 
@@ -22,7 +23,7 @@ const FIXED_SCALE_PATIENCE: u64 = 100;
 const MAX_LOSSES: usize = 1024;
 
 pub(crate) struct State {
-    loss_scale: LossScale,
+    scale: SharedScale,
     config: GradScalerConfig,
     pub(super) detection: Detection,
     pub(super) interrupter: Option<Interrupter>,
@@ -48,7 +49,7 @@ pub(super) struct Counters {
 impl State {
     pub(super) fn new(config: &GradScalerConfig) -> Self {
         Self {
-            loss_scale: LossScale::new(config),
+            scale: SharedScale::new(LossScale::new(config)),
             config: config.clone(),
             detection: Detection::default(),
             interrupter: None,
@@ -65,6 +66,7 @@ impl State {
         *self = Self {
             detection: self.detection,
             interrupter: self.interrupter.take(),
+            scale: self.scale.reset(&self.config),
             ..Self::new(&self.config)
         };
     }
@@ -72,21 +74,31 @@ impl State {
     /// The scale of the next loss, as far as the outcomes of the steps are known.
     pub(super) fn scale(&self) -> f32 {
         if self.config.enabled {
-            self.loss_scale.scale()
+            self.scale.loss_scale.scale()
         } else {
             1.0
         }
     }
 
     pub(super) fn growth_tracker(&self) -> u32 {
-        self.loss_scale.growth_tracker()
+        self.scale.loss_scale.growth_tracker()
     }
 
     /// The scale of the next loss if the step whose outcome comes next overflows, or if it does not.
-    pub(super) fn scale_after(&self, found_inf: bool) -> f32 {
-        let mut next = self.loss_scale.clone();
-        next.update(found_inf);
-        next.scale()
+    pub(super) fn scale_after(&self, optimizer: &OptimizerId, found_inf: bool) -> f32 {
+        let mut next = self.scale.clone();
+        next.step(optimizer, found_inf);
+        next.loss_scale.scale()
+    }
+
+    /// An optimizer works under this scaler.
+    pub(super) fn register(&mut self, optimizer: &OptimizerId) {
+        self.scale.register(optimizer);
+    }
+
+    /// From now on the scale is another.
+    pub(super) fn set_scale(&mut self, scale: f32) {
+        self.scale.loss_scale.set_scale(scale);
     }
 
     pub(super) fn observe(&mut self, loss: LossProbe) {
@@ -103,30 +115,35 @@ impl State {
     /// Waits for the outcome of the pending step, if there is one, and takes note of it.
     pub(super) fn settle(&mut self) {
         if let Some(pending) = self.pending.take() {
-            let (culprits, losses, verdict) = pending.wait();
+            let (optimizer, culprits, losses, verdict) = pending.wait();
             let found_inf = !culprits.is_empty();
-            self.absorb(culprits, losses);
+            self.absorb(&optimizer, culprits, losses);
             verdict.set(found_inf).expect("a step has one outcome");
         }
     }
 
     /// Takes note of a step: it was skipped if there are culprits, the paths of parameters with non-finite gradients.
-    pub(super) fn absorb(&mut self, culprits: Vec<String>, losses: Vec<LossProbe>) {
+    pub(super) fn absorb(
+        &mut self,
+        optimizer: &OptimizerId,
+        culprits: Vec<String>,
+        losses: Vec<LossProbe>,
+    ) {
         self.counters.steps += 1;
         if culprits.is_empty() {
             self.counters.skipped_in_a_row = 0;
             self.counters.stillborn = 0;
-            self.loss_scale.update(false);
+            self.scale.step(optimizer, false);
             return;
         }
 
         let overflow = Overflow {
             step: self.counters.steps,
-            scale: self.loss_scale.scale(),
+            scale: self.scale.loss_scale.scale(),
             parameters: culprits,
             cause: cause_of(losses),
         };
-        let update = self.loss_scale.update(true);
+        let update = self.scale.step(optimizer, true);
         self.count_skip(overflow.cause);
         self.warn(&overflow);
         if let Some(error) = self.fatal(&overflow, update) {
@@ -149,14 +166,14 @@ impl State {
 
     pub(super) fn to_record(&self) -> ScalerState {
         ScalerState {
-            loss_scale: self.loss_scale.state(),
+            loss_scale: self.scale.loss_scale.state(),
             counters: self.counters,
         }
     }
 
     pub(super) fn load_record(&mut self, saved: ScalerState) {
         self.reset();
-        self.loss_scale.restore(saved.loss_scale);
+        self.scale.loss_scale.restore(saved.loss_scale);
         self.counters = saved.counters;
     }
 
@@ -207,7 +224,7 @@ impl State {
         log::warn!(
             "step {step} skipped at loss scale {scale}: {cause}; non-finite gradients in {}; next scale {}",
             name_some(parameters),
-            self.loss_scale.scale(),
+            self.scale.loss_scale.scale(),
         );
     }
 }
