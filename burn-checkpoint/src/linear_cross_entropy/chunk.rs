@@ -94,7 +94,7 @@ pub(super) struct Gradients<B: Backend> {
     /// A part for each chunk.
     hidden_rows: Vec<Tensor<B, 2>>,
     /// Parts of the width: a chunk's product of one part is in memory at a time.
-    weight_parts: Vec<Tensor<B, 2>>,
+    weight_parts: Vec<Option<Tensor<B, 2>>>,
     pub hidden: Option<Tensor<B, 2>>,
     pub weight: Option<Tensor<B, 2>>,
     pub bias: Option<Tensor<B, 1>>,
@@ -107,13 +107,15 @@ const F16_RANGE: f32 = 16_384.0;
 
 impl<B: Backend> Gradients<B> {
     pub fn new(wanted: Wanted, weight: &Tensor<B, 2>) -> Self {
+        let [width, _] = weight.dims();
+        let parts = if wanted.weight { PARTS.min(width) } else { 0 };
         let is_f16 = weight.dtype() == DType::F16;
         let largest_weight = (is_f16 && wanted.any()).then(|| largest(weight.clone()));
         Self {
             wanted,
             largest_weight,
             hidden_rows: Vec::new(),
-            weight_parts: Vec::new(),
+            weight_parts: vec![None; parts],
             hidden: None,
             weight: None,
             bias: None,
@@ -126,10 +128,7 @@ impl<B: Backend> Gradients<B> {
         let full = logits.dtype();
         if self.wanted.bias {
             let part = logits.clone().sum_dim(0).squeeze_dim(0);
-            self.bias = Some(match self.bias.take() {
-                Some(sum) => sum + part,
-                None => part,
-            });
+            add_to(&mut self.bias, part);
         }
         let scale = self.largest_weight.clone().map(|largest_weight| {
             let bound = bound(logits.clone(), hidden.clone(), largest_weight);
@@ -148,33 +147,31 @@ impl<B: Backend> Gradients<B> {
             let product = logits.clone().matmul(weight.clone().transpose());
             self.hidden_rows.push(unscaled(product));
         }
-        if self.wanted.weight {
-            let ranges = (0..width).step_by(width.div_ceil(PARTS));
-            for (number, start) in ranges.enumerate() {
-                let range = start..width.min(start + width.div_ceil(PARTS));
-                let inputs = hidden.clone().slice([0..rows, range]).transpose();
-                let part = unscaled(inputs.matmul(logits.clone()));
-                match self.weight_parts.get_mut(number) {
-                    Some(sum) => add_to(sum, part),
-                    None => self.weight_parts.push(part),
-                }
-            }
+        let parts = self.weight_parts.len();
+        for (number, sum) in self.weight_parts.iter_mut().enumerate() {
+            let range = number * width / parts..(number + 1) * width / parts;
+            let inputs = hidden.clone().slice([0..rows, range]).transpose();
+            add_to(sum, unscaled(inputs.matmul(logits.clone())));
         }
     }
 
     pub fn finish(mut self) -> Self {
-        let join = |parts: Vec<Tensor<B, 2>>| (!parts.is_empty()).then(|| Tensor::cat(parts, 0));
+        let join = |parts: Vec<_>| (!parts.is_empty()).then(|| Tensor::cat(parts, 0));
         self.hidden = join(std::mem::take(&mut self.hidden_rows));
-        self.weight = join(std::mem::take(&mut self.weight_parts));
+        self.weight = join(self.weight_parts.drain(..).flatten().collect());
         self
     }
 }
 
 /// In place, where the backend can: nothing else holds the sum.
-fn add_to<B: Backend>(sum: &mut Tensor<B, 2>, part: Tensor<B, 2>) {
-    let device = sum.device();
-    let before = std::mem::replace(sum, Tensor::empty([1, 1], &device));
-    *sum = before + part;
+pub(super) fn add_to<B: Backend, const D: usize>(
+    sum: &mut Option<Tensor<B, D>>,
+    part: Tensor<B, D>,
+) {
+    *sum = Some(match sum.take() {
+        Some(sum) => sum + part,
+        None => part,
+    });
 }
 
 /// What no element of the logits' gradient, and none of its products with the weight and the hidden rows, is above: `[1]`.

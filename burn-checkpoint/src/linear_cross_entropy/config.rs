@@ -36,9 +36,9 @@ pub struct LinearCrossEntropyLossConfig {
 /// How many rows have logits at a time.
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum Chunk {
-    /// As many rows as half of the weight's width, whose logits take half of the weight's bytes: backward needs twice the weight's anyway.
-    /// At least 16 MiB of logits. Up to a third of the width, all rows are one chunk that autodiff differentiates as usual:
-    /// that takes fewer bytes than a gradient of the weight that is held.
+    /// As many rows as half of the width, whose logits take half of the weight's bytes: backward needs twice the weight's anyway. At
+    /// least 16 MiB of logits. Up to a third of the width, all rows are one chunk that autodiff differentiates as usual, which is
+    /// faster (1.7 times at 32 rows of 512) and takes about the same bytes.
     Auto,
     /// So many; gradients are always computed in the forward pass.
     Rows(usize),

@@ -11,8 +11,8 @@
 //! in which `L` and its gradients are constants. So the backward pass multiplies the gradients with that of the loss, be it 1, a loss
 //! scale or the share of a micro-batch, and everything is plain tensor code on any backend and below any decorator. What is held
 //! from forward to backward are gradients, of the size of `hidden` and of `weight`. Chunks that are computed once more in backward
-//! would cost a fourth product and save nothing, because backward needs the same gradient of `weight` and as much room to
-//! compute it (docs/linear-cross-entropy.md has both measured).
+//! cost a fourth product and save nothing: autodiff runs equally deep operations together, and so brings all logits back
+//! (docs/linear-cross-entropy.md has both measured).
 //!
 //! Liger Kernel (arXiv 2410.10989) computes gradients in the forward pass as well; Cut Cross-Entropy (arXiv 2411.09009) needs kernels of its own.
 
@@ -30,7 +30,7 @@ use burn::tensor::{DType, Tensor};
 use crate::context;
 use crate::policy::{Fate, Policy};
 use crate::scope::checkpoint_with;
-use chunk::{Gradients, Logits};
+use chunk::{Gradients, Logits, add_to};
 use items::Items;
 use tracked::{is_tracked, untracked};
 
@@ -140,22 +140,18 @@ pub fn linear_cross_entropy<B: Backend>(
         return Ok(output(logits.loss, items));
     }
 
-    // Gradients that are kept: see `Fate::Keep` below.
     let mut found = None;
-    let compute = || {
-        let operands = Operands {
-            hidden: untracked(hidden.clone()),
-            weight: untracked(weight.clone()),
-            bias: bias.clone().map(untracked),
-        };
-        found = Some(operands.loss_and_gradients(wanted, &items, chunk_rows, config));
+    let mut compute = || {
+        let (hidden, weight) = (untracked(hidden.clone()), untracked(weight.clone()));
+        let bias = bias.clone().map(untracked);
+        found = Some(in_chunks(
+            hidden, weight, bias, wanted, &items, chunk_rows, config,
+        ));
     };
-    if context::records() {
-        // An inner scope that keeps all, and is told of no results: those would belong to the outer one, which evicts.
-        checkpoint_with(Policy::per_operation(|_| Fate::Keep), compute);
-    } else {
-        let mut compute = compute;
-        compute();
+    match context::records() {
+        // An inner scope that keeps all, and is told of no results: those would be the outer scope's, which evicts.
+        true => checkpoint_with(Policy::per_operation(|_| Fate::Keep), compute),
+        false => compute(),
     }
     let (mut loss, gradients) = found.expect("computed above");
     if let Some(gradient) = gradients.hidden {
@@ -194,47 +190,33 @@ impl Wanted {
     }
 }
 
-/// The operands as constants.
-struct Operands<B: Backend> {
+/// The loss and the gradients of constant operands.
+fn in_chunks<B: Backend>(
     hidden: Tensor<B, 2>,
     weight: Tensor<B, 2>,
     bias: Option<Tensor<B, 1>>,
-}
+    wanted: Wanted,
+    items: &Items<B>,
+    chunk_rows: usize,
+    config: &LinearCrossEntropyLossConfig,
+) -> (Tensor<B, 1>, Gradients<B>) {
+    let [rows, width] = hidden.dims();
+    // Lowered once, not by each product: the type is that of a product of one element.
+    let element = hidden.clone().slice([0..1, 0..width]);
+    let element = element.matmul(weight.clone().slice([0..width, 0..1]));
+    let (hidden, weight) = (hidden.cast(element.dtype()), weight.cast(element.dtype()));
 
-impl<B: Backend> Operands<B> {
-    fn loss_and_gradients(
-        self,
-        wanted: Wanted,
-        items: &Items<B>,
-        chunk_rows: usize,
-        config: &LinearCrossEntropyLossConfig,
-    ) -> (Tensor<B, 1>, Gradients<B>) {
-        let Self {
-            hidden,
-            weight,
-            bias,
-        } = self;
-        let [rows, width] = hidden.dims();
-        // Lowered once, not by each product: the type is that of a product of one element.
-        let element = hidden.clone().slice([0..1, 0..width]);
-        let element = element.matmul(weight.clone().slice([0..width, 0..1]));
-        let (hidden, weight) = (hidden.cast(element.dtype()), weight.cast(element.dtype()));
-
-        let mut loss: Option<Tensor<B, 1>> = None;
-        let mut gradients = Gradients::new(wanted, &weight);
-        for start in (0..rows).step_by(chunk_rows) {
-            let range = start..rows.min(start + chunk_rows);
-            let hidden = hidden.clone().slice([range.clone(), 0..width]);
-            let items = items.of_rows(range);
-            let logits = Logits::new(hidden.clone(), weight.clone(), bias.clone(), &items, config);
-            loss = Some(match loss {
-                Some(loss) => loss + logits.loss.clone(),
-                None => logits.loss.clone(),
-            });
-            if wanted.any() {
-                gradients.add(logits.gradient(&items, config), hidden, &weight);
-            }
+    let mut loss = None;
+    let mut gradients = Gradients::new(wanted, &weight);
+    for start in (0..rows).step_by(chunk_rows) {
+        let range = start..rows.min(start + chunk_rows);
+        let hidden = hidden.clone().slice([range.clone(), 0..width]);
+        let items = items.of_rows(range);
+        let logits = Logits::new(hidden.clone(), weight.clone(), bias.clone(), &items, config);
+        add_to(&mut loss, logits.loss.clone());
+        if wanted.any() {
+            gradients.add(logits.gradient(&items, config), hidden, &weight);
         }
-        (loss.expect("at least one row"), gradients.finish())
     }
+    (loss.expect("at least one row"), gradients.finish())
 }
