@@ -1,4 +1,4 @@
-//! The loss over a vocabulary without its logits takes a small part of what it takes with them.
+//! The loss over a vocabulary takes a small part of its logits' bytes.
 
 use burn::backend::Autodiff;
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -37,7 +37,7 @@ fn peak<B: AutodiffBackend>(
     probe.end().saturating_sub(before)
 }
 
-fn chunks_take_a_small_part_of_full_logits<I: Backend>() {
+fn chunks_take_a_small_part_of_the_logits<I: Backend>() {
     let _turn = turn();
     let full = peak::<Autodiff<Remat<I>>>(|hidden, weight, targets| {
         let loss = CrossEntropyLossConfig::new().init(&hidden.device());
@@ -47,11 +47,13 @@ fn chunks_take_a_small_part_of_full_logits<I: Backend>() {
     let chunked = peak::<Autodiff<Remat<I>>>(|hidden, weight, targets| {
         config.init().forward(hidden, weight, None, targets)
     });
-    let part = chunked as f64 / full as f64;
+    let logits = (4 * ROWS * CLASSES) as f64;
     let name = I::name(&I::Device::default());
-    println!("{name}: {chunked} of {full} bytes, {:.2} %", 100.0 * part);
-    // Three times the logits against twice the weight is 4.2 %.
-    assert!(part < 0.055, "{part}");
+    println!("{name}: {chunked} of {full} bytes, logits {logits}");
+    // On Flex three times, counted; on a device what samples find.
+    assert!(full as f64 > 0.95 * logits, "{full}");
+    // Twice the weight is 12.5 %.
+    assert!((chunked as f64) < 0.16 * logits, "{chunked}");
 }
 
-tests::on_every_backend!(chunks_take_a_small_part_of_full_logits);
+tests::on_every_backend!(chunks_take_a_small_part_of_the_logits);
