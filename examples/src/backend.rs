@@ -12,6 +12,8 @@ pub enum BackendName {
     Flex,
     /// NVIDIA GPUs
     Cuda,
+    /// LibTorch, on a GPU if it sees one, else on the CPU
+    Tch,
     /// Any GPU with Vulkan
     Vulkan,
 }
@@ -45,6 +47,7 @@ impl BackendName {
         match self {
             Self::Flex => "flex",
             Self::Cuda => "cuda",
+            Self::Tch => "tch",
             Self::Vulkan => "vulkan",
         }
     }
@@ -63,6 +66,14 @@ impl BackendName {
             Self::Flex => Ok(work.run::<burn_flex::Flex>(Default::default())),
             #[cfg(feature = "cuda")]
             Self::Cuda => Ok(work.run::<burn_cuda::Cuda>(Default::default())),
+            #[cfg(feature = "tch")]
+            Self::Tch => {
+                let device = match tch::Cuda::is_available() {
+                    true => burn_tch::LibTorchDevice::Cuda(0),
+                    false => burn_tch::LibTorchDevice::Cpu,
+                };
+                Ok(work.run::<burn_tch::LibTorch>(device))
+            }
             #[cfg(feature = "vulkan")]
             Self::Vulkan => Ok(work.run::<burn_wgpu::Vulkan>(Default::default())),
             #[allow(

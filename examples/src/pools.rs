@@ -81,7 +81,13 @@ pub fn memory_probe(backend: BackendName) -> Box<dyn MemoryProbe> {
             || PeakAlloc.reset_peak_usage(),
             || PeakAlloc.peak_usage() as u64,
         )),
-        BackendName::Cuda | BackendName::Vulkan => {
+        #[cfg(feature = "tch")]
+        BackendName::Tch => {
+            // LibTorch allocates past Rust's heap: what the process holds is all that can be asked.
+            let resident = || memory_stats::memory_stats().map_or(0, |all| all.physical_mem as u64);
+            Box::new(SampledGauge::new(resident))
+        }
+        _ => {
             let pools = Pools::of_this_thread(backend);
             let in_use = move || pools.read().map_or(0, |bytes| bytes.in_use_bytes);
             Box::new(SampledGauge::new(in_use))

@@ -8,7 +8,7 @@ pub mod spy;
 /// Runs generic test functions on every backend of this machine: `law!(name, other_name);` expects `fn name<B>()` generic over an
 /// inner backend and makes one test a backend.
 ///
-/// Flex always; CubeCL with and without Fusion on Vulkan with feature `vulkan`; CUDA with feature `cuda`.
+/// Flex always; LibTorch on the CPU with feature `tch`; CubeCL with and without Fusion on Vulkan with feature `vulkan`; CUDA with feature `cuda`.
 #[macro_export]
 macro_rules! on_every_backend {
     ($($law:ident),+ $(,)?) => {
@@ -22,6 +22,10 @@ macro_rules! on_every_backend {
         #[cfg(feature = "vulkan")]
         mod vulkan {
             $(#[test] fn $law() { super::$law::<$crate::Vulkan>() })+
+        }
+        #[cfg(feature = "tch")]
+        mod tch {
+            $(#[test] fn $law() { super::$law::<burn_tch::LibTorch>() })+
         }
         #[cfg(feature = "cuda")]
         mod cuda {

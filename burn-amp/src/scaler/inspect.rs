@@ -1,4 +1,4 @@
-//! Which gradients are non-finite: one flag a parameter, made on the device and read as one small vector.
+//! Which gradients are non-finite: one number a parameter, made on the device and read as one small vector.
 
 use std::{
     collections::HashSet,
@@ -19,10 +19,21 @@ use burn::{
 use super::gradients::StepGradients;
 use crate::AmpError;
 
-/// The parameters of a module that have a gradient, and whether it is non-finite. `[1]` flags.
+/// What is made of each gradient, `[1]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Probe {
+    /// Its sum, in one kernel. A sum of finite numbers may overflow, but a finite sum has only finite terms: infinities and NaNs
+    /// survive every addition. So finite sums are proof, and others ask for a [`Flag`](Self::Flag).
+    Sum,
+    /// Whether any element is non-finite.
+    Flag,
+}
+
+/// The parameters of a module that have a gradient, and the probes of those.
 pub(super) struct Inspection<I: Backend> {
     ids: HashSet<ParamId>,
     paths: Vec<String>,
+    sums: Vec<Tensor<I, 1>>,
     flags: Vec<Tensor<I, 1, Bool>>,
 }
 
@@ -32,17 +43,23 @@ impl<I: Backend> Inspection<I> {
     /// # Errors
     ///
     /// [`AmpError::HalfPrecisionParameter`] for the first parameter with a gradient that is itself f16 or bf16.
-    pub(super) fn new<B, M>(module: &M, gradients: &StepGradients) -> Result<Self, AmpError>
+    pub(super) fn new<B, M>(
+        module: &M,
+        gradients: &StepGradients,
+        probe: Probe,
+    ) -> Result<Self, AmpError>
     where
         B: AutodiffBackend<InnerBackend = I>,
         M: AutodiffModule<B>,
     {
         let mut inspector = Inspector {
             gradients,
+            probe,
             path: Vec::new(),
             found: Self {
                 ids: HashSet::new(),
                 paths: Vec::new(),
+                sums: Vec::new(),
                 flags: Vec::new(),
             },
             refused: None,
@@ -55,7 +72,7 @@ impl<I: Backend> Inspection<I> {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.flags.is_empty()
+        self.ids.is_empty()
     }
 
     /// The parameters that have a gradient.
@@ -66,12 +83,24 @@ impl<I: Backend> Inspection<I> {
     /// The devices that the gradients lie on.
     pub(super) fn devices(&self) -> Vec<Device<I>> {
         let mut devices = Vec::new();
-        for device in self.flags.iter().map(Tensor::device) {
+        let sums = self.sums.iter().map(Tensor::device);
+        for device in sums.chain(self.flags.iter().map(Tensor::device)) {
             if !devices.contains(&device) {
                 devices.push(device);
             }
         }
         devices
+    }
+
+    /// Whether all sums are finite. One host read.
+    pub(super) fn has_finite_sums(&self) -> bool {
+        let device = self.sums[0].device();
+        let sums = self.sums.iter().map(|sum| match sum.device() == device {
+            true => sum.clone(),
+            false => sum.clone().to_device(&device),
+        });
+        let sums = Tensor::cat(sums.collect(), 0).into_data();
+        sums.iter::<f64>().all(f64::is_finite)
     }
 
     /// All flags, as one vector on the first gradient's device.
@@ -147,6 +176,7 @@ impl HostRead {
 
 struct Inspector<'a, I: Backend> {
     gradients: &'a StepGradients,
+    probe: Probe,
     path: Vec<String>,
     found: Inspection<I>,
     refused: Option<AmpError>,
@@ -177,11 +207,14 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Inspector<'_, B::InnerBackend> {
             return;
         }
         self.found.paths.push(path);
-        self.found.flags.push(non_finite(gradient));
+        match self.probe {
+            Probe::Sum => self.found.sums.push(gradient.sum()),
+            Probe::Flag => self.found.flags.push(non_finite(gradient)),
+        }
     }
 }
 
-/// Exact: no sum of floats, which may overflow by itself, and no `x * 0`, which fast-math may fold.
+/// Exact, unlike a sum, and no `x * 0`, which fast-math may fold.
 fn non_finite<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, 1, Bool> {
     tensor.clone().is_nan().bool_or(tensor.is_inf()).any()
 }

@@ -10,7 +10,7 @@ use super::{
     Detection, GradScaler, ScaledRecord,
     deferred::{Pending, Undo, Verdict},
     gradients::StepGradients,
-    inspect::Inspection,
+    inspect::{Inspection, Probe},
     registry,
     shared_scale::OptimizerId,
 };
@@ -37,7 +37,8 @@ use crate::policy::off_scope;
 ///
 /// # Cost
 ///
-/// Five small kernels a parameter to find non-finite gradients, and one host read of a byte a parameter.
+/// One sum a parameter to find non-finite gradients, and one host read of a number a parameter; a second, exact look at a
+/// step that overflows. Under [`Detection::Deferred`] five small kernels a parameter, for the device decides by them.
 pub struct ScaledOptimizer<O> {
     inner: O,
     id: OptimizerId,
@@ -104,7 +105,12 @@ impl<O> ScaledOptimizer<O> {
         self.scaler.raise();
         self.scaler.bind_thread();
 
-        let inspection = match Inspection::new::<B, M>(&module, &gradients) {
+        let deferred = self.scaler.detection() == Detection::Deferred && !waits_anyway::<O>();
+        let probe = match deferred {
+            true => Probe::Flag, // the device decides by it
+            false => Probe::Sum,
+        };
+        let inspection = match Inspection::new::<B, M>(&module, &gradients, probe) {
             Ok(inspection) => inspection,
             Err(error) => {
                 self.scaler.fail(error);
@@ -123,11 +129,9 @@ impl<O> ScaledOptimizer<O> {
             }
             return gradients.step(&mut self.inner, lr, module);
         }
-        match self.scaler.detection() {
-            Detection::Deferred if !waits_anyway::<O>() => {
-                self.step_and_undo(lr, module, gradients, inspection)
-            }
-            _ => self.step_if_finite(lr, module, gradients, inspection),
+        match deferred {
+            true => self.step_and_undo(lr, module, gradients, inspection),
+            false => self.step_if_finite(lr, module, gradients, inspection),
         }
     }
 
@@ -143,8 +147,15 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let flags = inspection.flags();
-        let culprits = inspection.read(flags).wait();
+        let culprits = match inspection.has_finite_sums() {
+            true => Vec::new(),
+            false => {
+                let exact = Inspection::new::<B, M>(&module, &gradients, Probe::Flag);
+                let exact = exact.expect("the parameters are those of before");
+                let flags = exact.flags();
+                exact.read(flags).wait()
+            }
+        };
         let found_inf = !culprits.is_empty();
         self.scaler.record_step(&self.id, culprits);
         if found_inf {

@@ -44,7 +44,7 @@ pub struct Options {
     #[arg(long, value_name = "SECONDS", value_parser = positive())]
     pub max_seconds: Option<usize>,
 
-    /// Where to compute; cuda and vulkan are features of this package
+    /// Where to compute; cuda, tch and vulkan are features of this package
     #[arg(long, value_enum, default_value_t = BackendName::Flex)]
     pub backend: BackendName,
 

@@ -86,7 +86,7 @@ pub struct Options {
     #[arg(long, default_value_t = 42, help_heading = "Training")]
     pub seed: u64,
 
-    /// Where to compute; cuda and vulkan are features of this package
+    /// Where to compute; cuda, tch and vulkan are features of this package
     #[arg(long, value_enum, default_value_t = BackendName::Flex, help_heading = "Training")]
     pub backend: BackendName,
 
@@ -377,7 +377,7 @@ mod tests {
             ),
             ("--zero two", "must be 0, 1 or 2"),
             ("--ranks 0", "0 is not in 1.."),
-            ("--backend tpu", "[possible values: flex, cuda, vulkan]"),
+            ("--backend tpu", "[possible values: flex, cuda, tch, vulkan]"),
         ] {
             let error = parse(arguments).unwrap_err();
             assert!(error.contains(reason), "{arguments}: {error}");
