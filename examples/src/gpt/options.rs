@@ -377,7 +377,10 @@ mod tests {
             ),
             ("--zero two", "must be 0, 1 or 2"),
             ("--ranks 0", "0 is not in 1.."),
-            ("--backend tpu", "[possible values: flex, cuda, tch, vulkan]"),
+            (
+                "--backend tpu",
+                "[possible values: flex, cuda, tch, vulkan]",
+            ),
         ] {
             let error = parse(arguments).unwrap_err();
             assert!(error.contains(reason), "{arguments}: {error}");

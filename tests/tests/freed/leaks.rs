@@ -54,7 +54,7 @@ fn steps_leave_nothing<I: Backend>() {
     let counters = counters::<I>();
     let steps = match counters {
         BackendName::Vulkan => 30,
-        BackendName::Flex => 200,
+        BackendName::Flex | BackendName::Tch => 200,
         BackendName::Cuda => 1000,
     };
     for hold in [

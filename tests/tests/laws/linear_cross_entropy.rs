@@ -50,7 +50,7 @@ fn numbers<B: Backend, const D: usize>(shape: [usize; D], seed: usize) -> Tensor
 
 /// Tokens `[ROWS]`, of which a third is ignored where `padded`: not as many in each half.
 fn tokens<B: Backend>(step: usize, padded: bool) -> Tensor<B, 1, Int> {
-    let token = |row: usize| match padded && row % 3 == 0 && row < 15 {
+    let token = |row: usize| match padded && row.is_multiple_of(3) && row < 15 {
         true => IGNORED,
         false => ((row * 17 + step * 5 + row / 4) % CLASSES) as i64,
     };
