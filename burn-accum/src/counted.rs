@@ -1,9 +1,7 @@
 //! How the number of items travels with the gradients that came from them: as one more entry beside them.
 
-use std::collections::HashSet;
-
 use burn::{
-    module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId},
+    module::{AutodiffModule, Module, Param},
     optim::GradientsParams,
     tensor::{
         DType, Device, Int, Tensor,
@@ -12,7 +10,7 @@ use burn::{
     train::TrainOutput,
 };
 
-use crate::arrived::{constant, count_id, on, widen};
+use crate::arrived::{constant, count_id};
 
 /// A loss and the number of items (tokens) it counts, for [`Normalization::Tokens`](crate::Normalization::Tokens).
 ///
@@ -47,28 +45,22 @@ use crate::arrived::{constant, count_id, on, widen};
 /// The count may be a tensor, so that counting the unpadded tokens of a batch stalls nothing: it is read together with
 /// the check for non-finite gradients. As f32 it is exact up to 16.7 million items a micro-batch.
 pub struct Counted<B: AutodiffBackend> {
-    loss: Tensor<B, 1>,
-    reduction: Reduction,
+    loss_sum: Tensor<B, 1>,
     /// f32 `[1]`
     items: Tensor<B::InnerBackend, 1>,
 }
 
-/// What a loss is of its items.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reduction {
-    Mean,
-    Sum,
-}
-
 impl<B: AutodiffBackend> Counted<B> {
     /// `loss` is the mean over so many items, as Burn's losses with their default reduction: `CrossEntropyLoss`
-    /// averages over the targets that are not padding. Its gradients are multiplied with the number, in f32 and after
-    /// backward: the loss itself would take the number's bits out of f16's range. One kernel a parameter.
+    /// averages over the targets that are not padding. It is multiplied with the number before backward: where ranks reduce
+    /// gradients during backward, each must weigh its own before. In f16 that takes the number's bits out of the range of a
+    /// loss scale, which a dynamic one follows.
     pub fn mean(loss: Tensor<B, 1>, items: impl Items<B>) -> Self {
+        let items = items.into_tensor(&loss.device());
+        let factor = Tensor::from_inner(items.clone().cast(loss.dtype()));
         Self {
-            items: items.into_tensor(&loss.device()),
-            loss,
-            reduction: Reduction::Mean,
+            loss_sum: loss * factor,
+            items,
         }
     }
 
@@ -76,8 +68,7 @@ impl<B: AutodiffBackend> Counted<B> {
     pub fn sum(loss: Tensor<B, 1>, items: impl Items<B>) -> Self {
         Self {
             items: items.into_tensor(&loss.device()),
-            loss,
-            reduction: Reduction::Sum,
+            loss_sum: loss,
         }
     }
 
@@ -88,41 +79,9 @@ impl<B: AutodiffBackend> Counted<B> {
 
     /// Differentiates, for the `Learner`: the last line of `TrainStep::step`.
     pub fn output<M: AutodiffModule<B>, T>(self, module: &M, item: T) -> TrainOutput<T> {
-        let mut output = TrainOutput::new(module, self.loss.backward(), item);
-        if self.reduction == Reduction::Mean {
-            let (factor, gradients) = (self.items.clone(), &mut output.grads);
-            let seen = HashSet::new();
-            module.visit(&mut Weigh {
-                factor,
-                gradients,
-                seen,
-            });
-        }
+        let mut output = TrainOutput::new(module, self.loss_sum.backward(), item);
         output.grads.register(count_id(), self.items);
         output
-    }
-}
-
-/// Multiplies gradients with a factor, f32 `[1]`.
-struct Weigh<'a, I: Backend> {
-    factor: Tensor<I, 1>,
-    gradients: &'a mut GradientsParams,
-    /// A parameter that the module holds twice has one gradient.
-    seen: HashSet<ParamId>,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Weigh<'_, B::InnerBackend> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if !self.seen.insert(param.id) {
-            return;
-        }
-        let Some(gradient) = self.gradients.remove::<B::InnerBackend, D>(param.id) else {
-            return;
-        };
-        let factor = on(self.factor.clone(), &gradient.device());
-        let gradient = widen(gradient);
-        let factor = factor.cast(gradient.dtype()).reshape([1; D]);
-        self.gradients.register(param.id, gradient.mul(factor));
     }
 }
 

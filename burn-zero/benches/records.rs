@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::io::Write;
 use std::path::Path;
 
-use burn_zero::record::{Dtype, Entry, Keep, Piece, TensorSpec, TrainingState};
+use burn_zero::record::{Dtype, Entry, Keep, TensorSlice, TensorSpec, TrainingState};
 use burn_zero::{GroupOptions, ProcessGroup, ThreadGroup, load_sharded, save_sharded};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
@@ -14,13 +14,13 @@ const TENSORS: usize = 16;
 const TENSOR_ELEMENTS: usize = 1 << 20;
 
 /// This rank's share of every tensor.
-fn pieces(group: &dyn ProcessGroup) -> Vec<Piece> {
+fn pieces(group: &dyn ProcessGroup) -> Vec<TensorSlice> {
     let share = TENSOR_ELEMENTS / group.world_size();
     let first = group.rank() * share;
     let names = (0..TENSORS).map(|i| format!("optimizer/moment_1/{i}"));
     names
         .map(|name| TensorSpec::new(name, Dtype::F32, [TENSOR_ELEMENTS]))
-        .map(|tensor| Piece::new(tensor, first..first + share))
+        .map(|tensor| TensorSlice::new(tensor, first..first + share))
         .collect()
 }
 

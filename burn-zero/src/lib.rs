@@ -133,9 +133,9 @@ mod strategy;
 
 pub use backend::{HostTensor, PlacedTensor, Sharded, ShardedGradients, Tape, WithHost};
 pub use config::{
-    AdagradParams, AdamParams, BatchConfig, BatchSizes, ConfigError, IgnoredKey, LossScaling,
-    OptimizerConfig, OptimizerOffload, Precision, ResolvedConfig, SchedulerConfig, SgdParams,
-    Warmup, WarmupShape, ZeroConfig,
+    AdagradParams, AdamParams, AutoValues, BatchConfig, BatchSizes, ConfigError, IgnoredKey,
+    LossScaling, OptimizerConfig, OptimizerOffload, Precision, ResolvedConfig, SchedulerConfig,
+    SgdParams, Stage3Config, Warmup, WarmupShape, ZeroConfig,
 };
 pub use error::ZeroError;
 pub use estimate::{Estimate, EstimateTable, ModelStates, StateLayout, estimate, estimate_map};

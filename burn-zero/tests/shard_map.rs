@@ -2,7 +2,7 @@
 
 use burn_zero::{
     ShardMap, ZeroError,
-    shard::{Parameter, Partition, Readiness},
+    shard::{Parameter, Partition, Progress, ReducePlan},
 };
 use proptest::prelude::*;
 
@@ -158,42 +158,99 @@ proptest! {
     }
 
     #[test]
-    fn buckets_are_released_from_the_last_to_the_first_when_they_are_full(
-        partition in partitions(), sizes in sizes(), bucket in 1..50_usize, seed in any::<u64>(), absent in 0..4_usize,
+    fn a_plan_holds_every_element_once_in_its_owners_part(
+        partition in partitions(), sizes in sizes(), world_size in 1..9_usize, bucket in bucket_sizes(), seed in any::<u64>(), absent in 0..4_usize,
+    ) {
+        let map = map(partition, &sizes, world_size, bucket);
+        let order = shuffled(sizes.len(), seed, absent);
+        let owned: Vec<Vec<_>> = (0..world_size).map(|rank| map.pieces(rank)).collect();
+        for plan in [ReducePlan::of_map(&map), ReducePlan::in_order(&map, &order)] {
+            let mut all = Vec::new();
+            for bucket in plan.buckets() {
+                prop_assert!(0 < bucket.elements() && bucket.elements() <= map.bucket_elements());
+                prop_assert_eq!(bucket.counts().iter().sum::<usize>(), bucket.padded_elements());
+                let mut end = 0;
+                for segment in bucket.segments() {
+                    prop_assert_eq!(segment.start, end, "no gaps");
+                    end = segment.in_bucket().end;
+                    all.extend(segment.range.clone().map(|element| (segment.parameter, element)));
+                }
+                for (rank, owned) in owned.iter().enumerate() {
+                    for segment in bucket.segments_in(bucket.part(rank)) {
+                        let is_of = |range: &burn_zero::shard::OwnedRange| range.parameter == segment.parameter
+                            && range.range.start <= segment.range.start && segment.range.end <= range.range.end;
+                        prop_assert!(owned.iter().any(is_of), "rank {rank} owns {segment:?}");
+                    }
+                }
+            }
+            all.sort_unstable();
+            prop_assert_eq!(all, elements(&map));
+        }
+    }
+
+    #[test]
+    fn buckets_are_released_in_their_order_when_they_are_full(
+        partition in partitions(), sizes in sizes(), bucket in 1..50_usize, seeds in any::<[u64; 2]>(), absent in 0..4_usize,
     ) {
         let map = map(partition, &sizes, 2, bucket);
-        let mut order: Vec<usize> = (0..sizes.len()).collect();
-        order.sort_by_key(|&i| (i as u64 + 1).wrapping_mul(seed | 1).rotate_left(23));
-        order.truncate(sizes.len().saturating_sub(absent));
-        let mut readiness = Readiness::new(&map);
+        let plan = ReducePlan::in_order(&map, &shuffled(sizes.len(), seeds[0], absent));
+        let mut progress = Progress::new(&plan);
         let (mut released, mut arrived) = (Vec::new(), vec![false; sizes.len()]);
-        for parameter in order {
+        for parameter in shuffled(sizes.len(), seeds[1], absent) {
             arrived[parameter] = true;
-            for bucket in readiness.arrive(parameter) {
-                prop_assert!(map.buckets()[bucket].segments().iter().all(|s| arrived[s.parameter]));
+            for bucket in progress.arrive(&plan, parameter) {
+                prop_assert!(plan.buckets()[bucket].segments().iter().all(|s| arrived[s.parameter]));
                 released.push(bucket);
             }
-            if let Some(next) = map.buckets().len().checked_sub(released.len() + 1) {
-                prop_assert!(map.buckets()[next].segments().iter().any(|s| !arrived[s.parameter]), "not held in vain");
+            if let Some(next) = plan.buckets().get(released.len()) {
+                prop_assert!(next.segments().iter().any(|s| !arrived[s.parameter]), "not held in vain");
             }
         }
-        prop_assert_eq!(readiness.missing().count(), arrived.iter().filter(|arrived| !**arrived).count());
-        let absent: Vec<_> = readiness.missing().collect();
-        released.extend(absent.into_iter().flat_map(|parameter| readiness.arrive(parameter)));
-        prop_assert_eq!(released, (0..map.buckets().len()).rev().collect::<Vec<_>>());
+        let absent = progress.missing();
+        prop_assert_eq!(absent.len(), arrived.iter().filter(|arrived| !**arrived).count());
+        released.extend(absent.into_iter().flat_map(|parameter| progress.arrive(&plan, parameter)));
+        prop_assert_eq!(released, (0..plan.buckets().len()).collect::<Vec<_>>());
+    }
+
+    /// Gradients that come in the order of the plan wait in one bucket at most, whatever the order of declaration.
+    #[test]
+    fn gradients_in_the_order_of_the_plan_fill_one_bucket_at_a_time(
+        partition in partitions(), sizes in sizes(), bucket in 2..50_usize, seed in any::<u64>(),
+    ) {
+        let map = map(partition, &sizes, 2, bucket);
+        let order = shuffled(sizes.len(), seed, 0);
+        let plan = ReducePlan::in_order(&map, &order);
+        let mut progress = Progress::new(&plan);
+        let (mut came, mut released) = (0, 0);
+        for parameter in order {
+            came += sizes[parameter];
+            let full = progress.arrive(&plan, parameter);
+            released += full.map(|bucket| plan.buckets()[bucket].elements()).sum::<usize>();
+            prop_assert!(came - released < map.bucket_elements(), "{} wait", came - released);
+        }
+        prop_assert_eq!(came, released);
     }
 }
 
+/// Some order of all but the last `absent` of so many parameters.
+fn shuffled(parameters: usize, seed: u64, absent: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..parameters).collect();
+    order.sort_by_key(|&i| (i as u64 + 1).wrapping_mul(seed | 1).rotate_left(23));
+    order.truncate(parameters.saturating_sub(absent));
+    order
+}
+
 #[test]
-fn a_bucket_waits_for_those_behind_it() {
+fn a_bucket_waits_for_those_before_it() {
     let map = map(Partition::Flat, &[10, 10, 10, 10], 2, 10);
-    let mut readiness = Readiness::new(&map);
-    assert_eq!(readiness.arrive(3), [3]);
-    assert_eq!(readiness.arrive(1), [0; 0], "bucket 2 is not there yet");
-    assert_eq!(readiness.arrive(2), [2, 1]);
-    assert_eq!(readiness.arrive(2), [0; 0], "a second time");
-    assert!(!readiness.has(0) && readiness.has(1));
-    assert_eq!(readiness.arrive(0), [0]);
+    let plan = ReducePlan::in_order(&map, &[3, 2, 1]);
+    let mut progress = Progress::new(&plan);
+    assert_eq!(progress.arrive(&plan, 3), 0..1);
+    assert_eq!(progress.arrive(&plan, 1), 1..1, "2 is not there yet");
+    assert_eq!(progress.arrive(&plan, 2), 1..3);
+    assert_eq!(progress.arrive(&plan, 2), 3..3, "a second time");
+    assert!(!progress.has(0) && progress.has(1));
+    assert_eq!(progress.arrive(&plan, 0), 3..4);
 }
 
 #[test]

@@ -1,24 +1,15 @@
 //! The count of items.
 
 use burn::{
-    backend::Autodiff,
     module::Module,
-    nn::{Linear, LinearConfig},
-    optim::{
-        AdamWConfig, GradientsAccumulator, GradientsParams, MultiGradientsParams, Optimizer,
-        SgdConfig,
-    },
+    optim::{AdamWConfig, GradientsAccumulator, MultiGradientsParams, Optimizer, SgdConfig},
     prelude::DeviceOps,
-    tensor::{
-        DType, Int, Tensor,
-        backend::{AutodiffBackend, Backend},
-    },
+    tensor::{Int, Tensor, backend::Backend},
 };
 use burn_accum::{
     AccumConfig, ClipGlobalNorm, CountSlot, Counted, MultiSteps, NonFinite, Normalization,
 };
-use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
-use burn_flex::{Flex, FlexDevice};
+use burn_flex::FlexDevice;
 
 use crate::support::{B, Batch, Net, assert_close, gradients, json, net, panic_of, values};
 
@@ -31,33 +22,6 @@ fn step(config: AccumConfig, items: f64) -> String {
     let net = net();
     let loss = net.loss(&Batch::rows(0, 3));
     panic_of(|| windows(config).step(0.1, net.clone(), Counted::sum(loss, items).backward(&net)))
-}
-
-/// The number of items does not take range from f16's backward pass: the gradients are weighed in f32, after it.
-#[test]
-fn a_mean_over_many_items_does_not_overflow_in_f16() {
-    type Half = Autocast<Autodiff<Flex>, F16>;
-    const ITEMS: usize = 1 << 16;
-    let _scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
-    let device = Default::default();
-    let model: Linear<Half> = LinearConfig::new(4, 2).init(&device);
-    let loss = || {
-        let x = Tensor::<Half, 2>::ones([4, 4], &device);
-        model.forward(x).cast(DType::F32).mean()
-    };
-    let weight = |gradients: GradientsParams| {
-        let weight = gradients.get::<<Half as AutodiffBackend>::InnerBackend, 2>(model.weight.id);
-        weight.unwrap().into_data().to_vec::<f32>().unwrap()
-    };
-    let mean = weight(GradientsParams::from_grads(loss().backward(), &model));
-    let sum = weight(Counted::mean(loss(), ITEMS).backward(&model));
-    let expected: Vec<_> = mean.iter().map(|mean| mean * ITEMS as f32).collect();
-    assert!(
-        expected
-            .iter()
-            .all(|element| element.is_finite() && *element != 0.0)
-    );
-    assert_eq!(sum, expected);
 }
 
 #[test]

@@ -29,6 +29,8 @@ struct Leaf {
     parameter: usize,
     /// The uses in graphs that are alive.
     uses: Weak<Use>,
+    /// How deep the graph was at the first of them: backward comes to the deepest operations first.
+    depth: usize,
 }
 
 /// An optimizer's exchange of gradients, on the thread of its rank.
@@ -86,6 +88,18 @@ impl Attachment {
         }
     }
 
+    /// The parameters that a graph uses, in the order in which backward completes their gradients.
+    pub(super) fn arrival_order(&self) -> Vec<usize> {
+        LEAVES.with_borrow(|leaves| {
+            let used = leaves
+                .values()
+                .filter(|leaf| self.owns(leaf) && leaf.uses.strong_count() > 0);
+            let mut order: Vec<_> = used.map(|leaf| (leaf.depth, leaf.parameter)).collect();
+            order.sort_unstable_by(|a, b| b.cmp(a));
+            order.into_iter().map(|(_, parameter)| parameter).collect()
+        })
+    }
+
     fn owns(&self, leaf: &Leaf) -> bool {
         Arc::as_ptr(&self.reducer) == leaf.reducer.as_ptr()
     }
@@ -112,6 +126,7 @@ pub(crate) fn attach(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
                 reducer: Arc::downgrade(reducer),
                 parameter,
                 uses: Weak::new(),
+                depth: 0,
             };
             leaves.insert(*node, leaf);
         }
@@ -206,6 +221,7 @@ fn hook<A: Tape>(leaf: FloatTensor<A>, depth: usize) -> FloatTensor<A> {
             parameter: leaf.parameter,
         });
         leaf.uses = Arc::downgrade(&by);
+        leaf.depth = depth;
         Some(by)
     });
     match by {

@@ -126,7 +126,8 @@ fn begin<A: Tape>(loss: FloatTensor<A>, attachments: &[Attachment]) -> FloatTens
         return loss;
     }
     for attachment in &taking {
-        attachment.reducer().begin_backward();
+        let order = || attachment.arrival_order();
+        crate::raise(attachment.reducer().begin_backward(order));
         attachment.submit_unused();
     }
     A::close(loss, taking)

@@ -26,15 +26,13 @@ pub enum ConfigError {
         /// Where.
         path: String,
     },
-    /// A value of another type.
-    #[error("{path}: {value}, but it must be {expected}")]
+    /// A value of another type, or none of a choice.
+    #[error("{path}: {message}")]
     WrongType {
         /// Where.
         path: String,
-        /// The beginning of the value.
-        value: String,
-        /// What it must be.
-        expected: &'static str,
+        /// What is there, and what was expected.
+        message: String,
     },
     /// A value out of bounds.
     #[error("{path}: {value}, but it must be {expected}")]
@@ -46,13 +44,15 @@ pub enum ConfigError {
         /// What it must be.
         expected: &'static str,
     },
-    /// `"auto"`, which HuggingFace's Trainer replaces before DeepSpeed reads it. Nobody does here.
-    #[error("{path}: \"auto\" is filled in by HuggingFace's Trainer, not here: put {put}")]
+    /// `"auto"` where neither the program nor the file has a value.
+    #[error(
+        "{path}: \"auto\", and nothing fills it in: set AutoValues::{option}, or put a value there"
+    )]
     Auto {
         /// Where.
         path: String,
-        /// What to put there instead.
-        put: &'static str,
+        /// The field of [`AutoValues`](super::AutoValues) that fills it.
+        option: &'static str,
     },
     /// What DeepSpeed has and this crate does not.
     #[error("{path}: {value} is not supported: {instead}")]
@@ -102,9 +102,10 @@ pub enum ConfigError {
         /// Ranks.
         world_size: usize,
     },
-    /// No batch size at all.
+    /// No batch size at all, or only `"auto"`.
     #[error(
-        "neither train_batch_size nor train_micro_batch_size_per_gpu is there: one of them must be"
+        "neither train_batch_size nor train_micro_batch_size_per_gpu has a number: put one there, or set it in \
+         ZeroConfig::batch"
     )]
     NoBatchSize,
     /// A job of no ranks.
@@ -124,6 +125,14 @@ impl ConfigError {
             | Self::Unsupported { path, .. } => Some(path),
             Self::Contradiction { second, .. } => Some(second),
             _ => None,
+        }
+    }
+
+    pub(super) fn invalid(path: &str, value: impl ToString, expected: &'static str) -> Self {
+        Self::InvalidValue {
+            path: path.to_owned(),
+            value: value.to_string(),
+            expected,
         }
     }
 }

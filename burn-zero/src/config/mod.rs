@@ -3,18 +3,16 @@
 mod batch;
 mod deepspeed;
 mod error;
-mod offload;
-mod optimizer;
-mod precision;
-mod resolved;
+mod job;
 mod scheduler;
 mod zero_config;
 
 pub use batch::{BatchConfig, BatchSizes};
+pub use deepspeed::AutoValues;
 pub use error::ConfigError;
-pub use offload::OptimizerOffload;
-pub use optimizer::{AdagradParams, AdamParams, OptimizerConfig, SgdParams};
-pub use precision::{LossScaling, Precision};
-pub use resolved::ResolvedConfig;
+pub use job::{
+    AdagradParams, AdamParams, LossScaling, OptimizerConfig, OptimizerOffload, Precision,
+    SgdParams, Stage3Config,
+};
 pub use scheduler::{SchedulerConfig, Warmup, WarmupShape};
-pub use zero_config::{IgnoredKey, ZeroConfig};
+pub use zero_config::{IgnoredKey, ResolvedConfig, ZeroConfig};

@@ -4,50 +4,64 @@ use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
-/// DeepSpeed's warm-up schedules (`deepspeed/runtime/lr_schedules.py`), as formulas of the number of the update.
+/// DeepSpeed's warm-up schedules (`deepspeed/runtime/lr_schedules.py`), as formulas of the number of the update. In files its names are
+/// DeepSpeed's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", deny_unknown_fields)]
+#[serde(tag = "type")]
 pub enum SchedulerConfig {
     /// From `min_lr` up to `max_lr`, and constant from there.
     WarmupLR {
         /// How it rises.
+        #[serde(flatten)]
         warmup: Warmup,
         /// The first learning rate. Default 0.
+        #[serde(default, rename = "warmup_min_lr")]
         min_lr: f64,
         /// The last learning rate; the optimizer's where there is none.
+        #[serde(rename = "warmup_max_lr")]
         max_lr: Option<f64>,
     },
-    /// From `min_lr` up to `max_lr`, and along a line down to 0.
+    /// From `min_lr` up to `max_lr`, and along a line down to `min_lr`.
     WarmupDecayLR {
         /// How it rises.
+        #[serde(flatten)]
         warmup: Warmup,
-        /// The first learning rate. Default 0.
+        /// The first and the last learning rate. Default 0.
+        #[serde(default, rename = "warmup_min_lr")]
         min_lr: f64,
         /// The highest learning rate. Default 0.001.
+        #[serde(default = "highest", rename = "warmup_max_lr")]
         max_lr: f64,
-        /// Updates in all.
+        /// Updates in all, at least 1.
+        #[serde(default, rename = "total_num_steps")]
         total_steps: u64,
     },
     /// From `min_ratio` of the optimizer's learning rate up to it, and along a cosine down to `end_ratio` of it.
     WarmupCosineLR {
         /// How it rises.
+        #[serde(flatten)]
         warmup: Warmup,
         /// The first ratio. Default 0.
+        #[serde(default, rename = "warmup_min_ratio")]
         min_ratio: f64,
         /// The last ratio. Default 0.0001.
+        #[serde(default = "last_ratio", rename = "cos_min_ratio")]
         end_ratio: f64,
-        /// Updates in all.
+        /// Updates in all, at least 1.
+        #[serde(default, rename = "total_num_steps")]
         total_steps: u64,
     },
 }
 
 /// How a learning rate rises.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct Warmup {
-    /// Updates until the highest learning rate. Default 1000; 2 is taken for 1.
+    /// Steps of the schedule until the highest learning rate. Default 1000; 1 is taken for 2.
+    #[serde(rename = "warmup_num_steps")]
     pub steps: u64,
     /// Along which curve. Default the logarithm.
+    #[serde(rename = "warmup_type")]
     pub shape: WarmupShape,
 }
 
@@ -60,6 +74,14 @@ pub enum WarmupShape {
     Log,
     /// `step / steps`
     Linear,
+}
+
+fn highest() -> f64 {
+    1e-3
+}
+
+fn last_ratio() -> f64 {
+    1e-4
 }
 
 impl Default for Warmup {
@@ -87,127 +109,60 @@ impl Warmup {
 }
 
 impl SchedulerConfig {
-    /// The learning rate of update number `step`, counted from 0, under an optimizer of `optimizer_lr`.
-    pub fn lr(&self, step: u64, optimizer_lr: f64) -> f64 {
+    /// How it rises.
+    pub fn warmup(&self) -> Warmup {
+        match self {
+            Self::WarmupLR { warmup, .. }
+            | Self::WarmupDecayLR { warmup, .. }
+            | Self::WarmupCosineLR { warmup, .. } => *warmup,
+        }
+    }
+
+    /// The learning rate of update number `update`, counted from 0, under an optimizer of `optimizer_lr`.
+    ///
+    /// DeepSpeed steps a schedule after each update, so update number `n` has the rate of step `n - 1`. The first has the rate
+    /// that the schedule begins with: `min_lr`, and 0 for [`WarmupCosineLR`](Self::WarmupCosineLR).
+    pub fn lr(&self, update: u64, optimizer_lr: f64) -> f64 {
+        let step = update.checked_sub(1);
+        let risen = |step| self.warmup().risen(step);
         match *self {
-            Self::WarmupLR {
-                warmup,
-                min_lr,
-                max_lr,
-            } => {
-                let max_lr = max_lr.unwrap_or(optimizer_lr);
-                min_lr + (max_lr - min_lr) * warmup.risen(step).unwrap_or(1.0)
+            Self::WarmupLR { min_lr, max_lr, .. } => {
+                let part = step.map_or(0.0, |step| risen(step).unwrap_or(1.0));
+                min_lr + (max_lr.unwrap_or(optimizer_lr) - min_lr) * part
             }
             Self::WarmupDecayLR {
-                warmup,
                 min_lr,
                 max_lr,
                 total_steps,
+                ..
             } => {
-                let left = total_steps.saturating_sub(step) as f64;
-                let decaying = total_steps.saturating_sub(warmup.len()).max(1) as f64;
-                let part = warmup.risen(step).unwrap_or(left / decaying);
+                let falls =
+                    |step| total_steps.saturating_sub(step) as f64 / self.decay(total_steps);
+                let part = step.map_or(0.0, |step| risen(step).unwrap_or_else(|| falls(step)));
                 min_lr + (max_lr - min_lr) * part
             }
             Self::WarmupCosineLR {
-                warmup,
                 min_ratio,
                 end_ratio,
                 total_steps,
+                warmup,
             } => {
-                let ratio = match warmup.risen(step) {
+                let Some(step) = step else { return 0.0 };
+                let ratio = match risen(step) {
                     Some(risen) => min_ratio + (1.0 - min_ratio) * risen,
-                    None => end_ratio + (1.0 - end_ratio) * cosine(step, warmup.len(), total_steps),
+                    None => {
+                        let fallen = (step - warmup.len() + 1) as f64 / self.decay(total_steps);
+                        let part = (1.0 + (PI * fallen.min(1.0)).cos()) / 2.0;
+                        end_ratio + (1.0 - end_ratio) * part
+                    }
                 };
                 optimizer_lr * ratio
             }
         }
     }
-}
 
-/// From 1 to 0 over the steps after the warm-up, and 0 from there.
-fn cosine(step: u64, warmup: u64, total_steps: u64) -> f64 {
-    let decaying = total_steps.saturating_sub(warmup).max(1) as f64;
-    let progress = (step - warmup + 1) as f64 / decaying;
-    (1.0 + (PI * progress.min(1.0)).cos()) / 2.0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[track_caller]
-    fn close(actual: f64, expected: f64) {
-        assert!(
-            (actual - expected).abs() < 1e-12,
-            "{actual} instead of {expected}"
-        );
-    }
-
-    const LINEAR: Warmup = Warmup {
-        steps: 4,
-        shape: WarmupShape::Linear,
-    };
-
-    #[test]
-    fn warm_up_rises_to_the_optimizers_rate_and_stays() {
-        let warmup = SchedulerConfig::WarmupLR {
-            warmup: LINEAR,
-            min_lr: 0.0,
-            max_lr: None,
-        };
-        let rates: Vec<f64> = (0..6).map(|step| warmup.lr(step, 0.8)).collect();
-        assert_eq!(rates, [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 0.8]);
-
-        let log = Warmup {
-            steps: 8,
-            shape: WarmupShape::Log,
-        };
-        let warmup = SchedulerConfig::WarmupLR {
-            warmup: log,
-            min_lr: 0.1,
-            max_lr: Some(1.1),
-        };
-        close(warmup.lr(0, 5.0), 0.1);
-        close(warmup.lr(1, 5.0), 0.1 + 1.0 / 3.0);
-        close(warmup.lr(3, 5.0), 0.1 + 2.0 / 3.0);
-        close(warmup.lr(7, 5.0), 1.1);
-    }
-
-    #[test]
-    fn decay_ends_at_zero() {
-        let decay = SchedulerConfig::WarmupDecayLR {
-            warmup: LINEAR,
-            min_lr: 0.0,
-            max_lr: 1.0,
-            total_steps: 8,
-        };
-        close(decay.lr(2, 9.0), 0.5);
-        close(decay.lr(4, 9.0), 1.0);
-        close(decay.lr(7, 9.0), 0.25);
-        close(decay.lr(8, 9.0), 0.0);
-        close(decay.lr(100, 9.0), 0.0);
-    }
-
-    #[test]
-    fn cosine_ends_at_its_floor_and_stays() {
-        let cosine = SchedulerConfig::WarmupCosineLR {
-            warmup: LINEAR,
-            min_ratio: 0.5,
-            end_ratio: 0.1,
-            total_steps: 8,
-        };
-        close(cosine.lr(0, 2.0), 1.0);
-        close(cosine.lr(2, 2.0), 1.5);
-        close(cosine.lr(5, 2.0), 2.0 * (0.1 + 0.9 * 0.5));
-        close(cosine.lr(7, 2.0), 0.2);
-        close(cosine.lr(1000, 2.0), 0.2);
-        let none_left = SchedulerConfig::WarmupCosineLR {
-            warmup: LINEAR,
-            min_ratio: 0.0,
-            end_ratio: 0.1,
-            total_steps: 2,
-        };
-        close(none_left.lr(4, 2.0), 0.2);
+    /// Steps after the warm-up, at least 1.
+    fn decay(&self, total_steps: u64) -> f64 {
+        total_steps.saturating_sub(self.warmup().len()).max(1) as f64
     }
 }

@@ -1,10 +1,12 @@
 //! The configuration of a job.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BatchConfig, ConfigError, LossScaling, OptimizerConfig, OptimizerOffload, Precision,
-    ResolvedConfig, SchedulerConfig, deepspeed,
+    AutoValues, BatchConfig, BatchSizes, ConfigError, LossScaling, OptimizerConfig,
+    OptimizerOffload, Precision, SchedulerConfig, Stage3Config, deepspeed,
 };
 use crate::group::BufferDtype;
 use crate::{Memory, Stage, ZeroSettings};
@@ -12,8 +14,8 @@ use crate::{Memory, Stage, ZeroSettings};
 /// How a job trains over its ranks. Written by hand, read from DeepSpeed's JSON
 /// ([`from_deepspeed_json`](Self::from_deepspeed_json)), or from its own (serde), which refuses unknown names too.
 ///
-/// Defaults are DeepSpeed's but for the bucket sizes: its 5e8 would put all gradients of most models into one bucket, which can
-/// only be reduced when backward is over.
+/// Defaults are those of DeepSpeed 0.19.8 but for the bucket sizes: its 5e8 would put all gradients of most models into one
+/// bucket, which can only be reduced when backward is over.
 ///
 /// ```
 /// use burn_zero::{OptimizerOffload, Stage, ZeroConfig};
@@ -24,6 +26,7 @@ use crate::{Memory, Stage, ZeroSettings};
 /// )?;
 /// assert_eq!(config.stage, Stage::Gradients);
 /// assert_eq!(config.offload_optimizer, OptimizerOffload::Host { ratio: 1.0 });
+/// assert_eq!(config.gradient_clipping, Some(1.0)); // DeepSpeed's default since June 2026
 /// let ignored: Vec<_> = config.ignored.iter().map(|key| key.path.as_str()).collect();
 /// assert_eq!(ignored, ["zero_optimization.offload_param", "zero_optimization.offload_optimizer.pin_memory"]);
 ///
@@ -44,7 +47,8 @@ pub struct ZeroConfig {
     pub batch: BatchConfig,
     /// What operations compute in. Default f32.
     pub precision: Precision,
-    /// Gradients are scaled down to this norm over all parameters and ranks. Default none (DeepSpeed's 0).
+    /// Gradients are scaled down to this norm over all parameters and ranks. Default 1; `None` (0 in DeepSpeed's file) for no
+    /// clipping.
     pub gradient_clipping: Option<f64>,
     /// Where optimizer state lives. Default the device.
     pub offload_optimizer: OptimizerOffload,
@@ -55,6 +59,8 @@ pub struct ZeroConfig {
     pub allgather_bucket_size: u64,
     /// What gradients are sent in. Default f32, which they are.
     pub communication_dtype: BufferDtype,
+    /// What the file says for stage 3, which is refused for now.
+    pub stage_3: Stage3Config,
     /// The optimizer, if the configuration names it.
     pub optimizer: Option<OptimizerConfig>,
     /// The learning-rate schedule, if the configuration names it.
@@ -73,6 +79,16 @@ pub struct IgnoredKey {
     pub reason: String,
 }
 
+/// A [`ZeroConfig`] for a known number of ranks: all values checked, all batch sizes known. Its display is the report that
+/// training prints at the start.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ResolvedConfig {
+    /// The configuration.
+    pub config: ZeroConfig,
+    /// All batch sizes.
+    pub batch: BatchSizes,
+}
+
 impl Default for ZeroConfig {
     fn default() -> Self {
         let settings = ZeroSettings::stage(Stage::DataParallel);
@@ -81,11 +97,12 @@ impl Default for ZeroConfig {
             stage: settings.stage,
             batch: BatchConfig::default(),
             precision: Precision::F32,
-            gradient_clipping: None,
+            gradient_clipping: Some(1.0),
             offload_optimizer: OptimizerOffload::None,
             reduce_bucket_size: bucket_size,
             allgather_bucket_size: bucket_size,
             communication_dtype: settings.communication_dtype,
+            stage_3: Stage3Config::default(),
             optimizer: None,
             scheduler: None,
             ignored: Vec::new(),
@@ -96,14 +113,40 @@ impl Default for ZeroConfig {
 impl ZeroConfig {
     /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1 or 2 as users have it: integers may be written as
     /// `5e8`, `null` is the default, and a key may stand there that has no meaning here: it is listed in
-    /// [`ignored`](Self::ignored) with the reason.
+    /// [`ignored`](Self::ignored) with the reason. `"auto"` is filled in where nobody is needed for it: see [`AutoValues`].
     ///
     /// # Errors
     ///
-    /// Any [`ConfigError`] but those of a world size: no JSON, an unknown or doubled key, a wrong type or value, `"auto"`,
-    /// and what DeepSpeed has and this crate has not. Stage 3 comes later; NVMe is not supported.
+    /// Any [`ConfigError`] but those of a world size: no JSON, an unknown or doubled key, a wrong type or value, an `"auto"` that
+    /// only the program can fill in, and what DeepSpeed has and this crate has not. Stage 3 comes later; NVMe is not supported.
     pub fn from_deepspeed_json(text: &str) -> Result<Self, ConfigError> {
-        let config = deepspeed::read(text)?;
+        Self::from_deepspeed_json_with(text, &AutoValues::default())
+    }
+
+    /// Reads DeepSpeed's JSON, with values for its `"auto"`: those of the program's options and of its model.
+    ///
+    /// ```
+    /// use burn_zero::{AutoValues, ZeroConfig};
+    ///
+    /// let file = r#"{"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, "gradient_clipping": "auto",
+    ///     "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "train_micro_batch_size_per_gpu": "auto"}"#;
+    /// let error = ZeroConfig::from_deepspeed_json(file).unwrap_err();
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "optimizer.params.lr: \"auto\", and nothing fills it in: set AutoValues::lr, or put a value there",
+    /// );
+    /// let auto = AutoValues { lr: Some(3e-4), hidden_size: Some(768), ..Default::default() };
+    /// let config = ZeroConfig::from_deepspeed_json_with(file, &auto)?;
+    /// assert_eq!(config.optimizer.unwrap().lr(), 3e-4);
+    /// assert_eq!((config.reduce_bucket_size, config.gradient_clipping), (768 * 768, Some(1.0)));
+    /// # Ok::<(), burn_zero::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`from_deepspeed_json`](Self::from_deepspeed_json).
+    pub fn from_deepspeed_json_with(text: &str, auto: &AutoValues) -> Result<Self, ConfigError> {
+        let config = deepspeed::read(text, auto)?;
         config.validate()?;
         Ok(config)
     }
@@ -158,129 +201,166 @@ impl ZeroConfig {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.batch.validate()?;
         if let Some(norm) = self.gradient_clipping {
-            check(
-                "gradient_clipping",
-                norm,
-                norm.is_finite() && norm > 0.0,
-                "finite and above 0",
-            )?;
+            check("", "gradient_clipping", norm, POSITIVE)?;
         }
-        let ratio = self.offload_optimizer.ratio();
-        let within = (0.0..=1.0).contains(&ratio);
-        check(
-            "zero_optimization.offload_optimizer.ratio",
-            ratio,
-            within,
-            "between 0 and 1",
+        let zero = |key, value, limits| check("zero_optimization.", key, value, limits);
+        zero(
+            "offload_optimizer.ratio",
+            self.offload_optimizer.ratio(),
+            PART,
         )?;
-        for (name, size) in [
-            (
-                "zero_optimization.reduce_bucket_size",
-                self.reduce_bucket_size,
-            ),
-            (
-                "zero_optimization.allgather_bucket_size",
-                self.allgather_bucket_size,
-            ),
-        ] {
-            check(name, size as f64, size > 0, "at least 1")?;
-        }
-        self.validate_precision()?;
-        self.validate_optimizer()
-    }
-
-    fn validate_precision(&self) -> Result<(), ConfigError> {
-        let Precision::F16(scaling) = self.precision else {
-            return Ok(());
-        };
-        let positive = |name, scale: f32| {
-            check(
-                name,
-                scale.into(),
-                scale.is_normal() && scale > 0.0,
-                "finite and above 0",
-            )
-        };
-        match scaling {
-            LossScaling::Fixed { scale } => positive("fp16.loss_scale", scale),
-            LossScaling::Dynamic {
+        zero("reduce_bucket_size", self.reduce_bucket_size as f64, SOME)?;
+        zero(
+            "allgather_bucket_size",
+            self.allgather_bucket_size as f64,
+            SOME,
+        )?;
+        let fp16 = |key, value, limits| check("fp16.", key, value, limits);
+        match self.precision {
+            Precision::F32 | Precision::Bf16 => {}
+            Precision::F16(LossScaling::Fixed { scale }) => {
+                fp16("loss_scale", scale.into(), SCALE)?
+            }
+            Precision::F16(LossScaling::Dynamic {
                 initial_scale,
                 window,
                 hysteresis,
                 min_scale,
-            } => {
-                positive("fp16.initial_scale_power", initial_scale)?;
-                positive("fp16.min_loss_scale", min_scale)?;
-                check(
-                    "fp16.min_loss_scale",
-                    min_scale.into(),
-                    min_scale <= initial_scale,
-                    "at most 2^initial_scale_power",
-                )?;
-                check(
-                    "fp16.loss_scale_window",
-                    window.into(),
-                    window > 0,
-                    "at least 1",
-                )?;
-                check(
-                    "fp16.hysteresis",
-                    hysteresis.into(),
-                    hysteresis > 0,
-                    "at least 1",
-                )
+            }) => {
+                let first = f64::from(initial_scale);
+                let least = (
+                    SCALE.0,
+                    first.next_up(),
+                    "above 0 and at most 2^initial_scale_power",
+                );
+                fp16("initial_scale_power", first, SCALE)?;
+                fp16("min_loss_scale", min_scale.into(), least)?;
+                fp16("loss_scale_window", window.into(), SOME)?;
+                fp16("hysteresis", hysteresis.into(), SOME)?;
             }
         }
-    }
-
-    fn validate_optimizer(&self) -> Result<(), ConfigError> {
-        let not_negative = |name, value: f64| {
-            check(
-                name,
-                value,
-                value.is_finite() && value >= 0.0,
-                "finite and not negative",
-            )
-        };
+        let optimizer = |key, value, limits| check("optimizer.params.", key, value, limits);
         let decay = match &self.optimizer {
-            None => return Ok(()),
-            Some(OptimizerConfig::Adam(params) | OptimizerConfig::AdamW(params)) => {
-                for beta in [params.betas.0, params.betas.1] {
-                    check(
-                        "optimizer.params.betas",
-                        beta,
-                        (0.0..1.0).contains(&beta),
-                        "at least 0 and below 1",
-                    )?;
-                }
-                not_negative("optimizer.params.eps", params.eps)?;
-                params.weight_decay
+            None => 0.0,
+            Some(OptimizerConfig::Adam(adam) | OptimizerConfig::AdamW(adam)) => {
+                optimizer("betas", adam.betas.0, BELOW_ONE)?;
+                optimizer("betas", adam.betas.1, BELOW_ONE)?;
+                optimizer("eps", adam.eps, NOT_NEGATIVE)?;
+                adam.weight_decay
             }
-            Some(OptimizerConfig::Sgd(params)) => {
-                not_negative("optimizer.params.momentum", params.momentum)?;
-                not_negative("optimizer.params.dampening", params.dampening)?;
-                params.weight_decay
+            Some(OptimizerConfig::Sgd(sgd)) => {
+                optimizer("momentum", sgd.momentum, NOT_NEGATIVE)?;
+                optimizer("dampening", sgd.dampening, NOT_NEGATIVE)?;
+                sgd.weight_decay
             }
-            Some(OptimizerConfig::Adagrad(params)) => {
-                not_negative("optimizer.params.eps", params.eps)?;
-                params.weight_decay
+            Some(OptimizerConfig::Adagrad(adagrad)) => {
+                optimizer("eps", adagrad.eps, NOT_NEGATIVE)?;
+                adagrad.weight_decay
             }
         };
-        not_negative("optimizer.params.weight_decay", decay)?;
-        not_negative(
-            "optimizer.params.lr",
-            self.optimizer.as_ref().map_or(0.0, OptimizerConfig::lr),
-        )
+        optimizer("weight_decay", decay, NOT_NEGATIVE)?;
+        let lr = self.optimizer.as_ref().map_or(0.0, OptimizerConfig::lr);
+        optimizer("lr", lr, NOT_NEGATIVE)?;
+        let Some(scheduler) = &self.scheduler else {
+            return Ok(());
+        };
+        let schedule = |key, value, limits| check("scheduler.params.", key, value, limits);
+        schedule("warmup_num_steps", scheduler.warmup().steps as f64, SOME)?;
+        const RATES: [&str; 2] = ["warmup_min_lr", "warmup_max_lr"];
+        const RATIOS: [&str; 2] = ["warmup_min_ratio", "cos_min_ratio"];
+        let (names, from, to, total) = match *scheduler {
+            SchedulerConfig::WarmupLR { min_lr, max_lr, .. } => {
+                (RATES, min_lr, max_lr.unwrap_or(lr), 1)
+            }
+            SchedulerConfig::WarmupDecayLR {
+                min_lr,
+                max_lr,
+                total_steps,
+                ..
+            } => (RATES, min_lr, max_lr, total_steps),
+            SchedulerConfig::WarmupCosineLR {
+                min_ratio,
+                end_ratio,
+                total_steps,
+                ..
+            } => (RATIOS, min_ratio, end_ratio, total_steps),
+        };
+        schedule(names[0], from, NOT_NEGATIVE)?;
+        schedule(names[1], to, NOT_NEGATIVE)?;
+        schedule("total_num_steps", total as f64, SOME)
     }
 }
 
-fn check(path: &str, value: f64, holds: bool, expected: &'static str) -> Result<(), ConfigError> {
-    if holds {
-        return Ok(());
+/// The least value, the one that all are below, and what an error says.
+type Limits = (f64, f64, &'static str);
+
+const POSITIVE: Limits = (f64::MIN_POSITIVE, f64::INFINITY, "finite and above 0");
+const NOT_NEGATIVE: Limits = (0.0, f64::INFINITY, "finite and not negative");
+const SOME: Limits = (1.0, f64::INFINITY, "at least 1");
+const BELOW_ONE: Limits = (0.0, 1.0, "at least 0 and below 1");
+const PART: Limits = (0.0, 1.0f64.next_up(), "from 0 to 1");
+/// Scales are f32.
+const SCALE: Limits = (
+    f32::MIN_POSITIVE as f64,
+    f64::INFINITY,
+    "finite and above 0",
+);
+
+fn check(section: &str, key: &str, value: f64, limits: Limits) -> Result<(), ConfigError> {
+    let (least, end, expected) = limits;
+    match (least..end).contains(&value) {
+        true => Ok(()),
+        false => Err(ConfigError::invalid(
+            &format!("{section}{key}"),
+            value,
+            expected,
+        )),
     }
-    Err(ConfigError::InvalidValue {
-        path: path.to_owned(),
-        value: value.to_string(),
-        expected,
-    })
+}
+
+impl fmt::Display for ResolvedConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { config, batch } = self;
+        let BatchSizes {
+            train,
+            micro,
+            steps,
+            world_size,
+        } = batch;
+        let ranks = if *world_size == 1 { "rank" } else { "ranks" };
+        let when = if config.stage.shards_gradients() {
+            "during backward"
+        } else {
+            "in the step"
+        };
+        let clipping = config.gradient_clipping.map_or("none".to_owned(), |norm| {
+            format!("to a global norm of {norm}")
+        });
+        let ZeroSettings {
+            communication_dtype: dtype,
+            bucket_elements: bucket,
+            ..
+        } = config.settings();
+        let sizes = format!("{micro} a micro-batch x {steps} accumulated x {world_size} {ranks}");
+        let mut lines = vec![
+            ("batch", format!("{train} = {sizes}")),
+            ("precision", config.precision.to_string()),
+            ("gradient clipping", clipping),
+            ("optimizer state", config.offload_optimizer.to_string()),
+            (
+                "communication",
+                format!("gradients {when}, in {dtype}; {bucket} elements a bucket"),
+            ),
+        ];
+        let optimizer = config.optimizer.iter();
+        lines.extend(optimizer.map(|it| ("optimizer", it.to_string())));
+        let scheduler = config.scheduler.iter();
+        lines.extend(scheduler.map(|it| ("learning rate", format!("{it:?}"))));
+        let ignored = config.ignored.iter();
+        lines.extend(ignored.map(|key| ("ignored", format!("{}: {}", key.path, key.reason))));
+        writeln!(f, "{} over {world_size} {ranks}", config.stage)?;
+        lines
+            .iter()
+            .try_for_each(|(name, text)| writeln!(f, "  {name:<19}{text}"))
+    }
 }

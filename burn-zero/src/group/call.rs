@@ -1,10 +1,11 @@
-//! What a rank is about to do: the fingerprint that starts every collective.
+//! What a rank calls, as it goes over the wire and starts every collective; and how buffers are cut into parts.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use serde::{Deserialize, Serialize};
 
-use super::{BufferDtype, GroupFault, ReduceOp};
+use super::{BufferDtype, GroupFault, HostBuffer, ReduceOp};
+use crate::ZeroError;
 
 /// The collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -38,7 +39,7 @@ impl Operation {
     ];
 
     /// Whether ranks bring byte strings, whose lengths may differ.
-    pub(crate) fn is_of_bytes(self) -> bool {
+    fn is_of_bytes(self) -> bool {
         matches!(self, Self::GatherBytes | Self::GatherBytesTo)
     }
 }
@@ -83,7 +84,7 @@ pub struct Call {
 }
 
 /// Longest label in bytes: the rest is cut off, so that a call fits a message of fixed size.
-pub(crate) const LABEL_BYTES: usize = 400;
+const LABEL_BYTES: usize = 400;
 
 impl Call {
     /// Whether `other` is the same call on another rank.
@@ -95,8 +96,47 @@ impl Call {
         *self == other
     }
 
+    pub(super) fn new(operation: Operation, label: &str) -> Self {
+        Self {
+            sequence: 0,
+            operation,
+            dtype: None,
+            elements: 0,
+            reduce: None,
+            root: None,
+            split: 0,
+            settings: String::new(),
+            label: label[..label.floor_char_boundary(LABEL_BYTES)].to_owned(),
+        }
+    }
+
+    pub(super) fn of_buffer(operation: Operation, label: &str, buffer: &HostBuffer) -> Self {
+        Self {
+            dtype: Some(buffer.dtype()),
+            elements: buffer.len() as u64,
+            ..Self::new(operation, label)
+        }
+    }
+
+    /// Refuses a buffer of so many elements unless it `fits`.
+    pub(super) fn require(
+        &self,
+        fits: bool,
+        elements: usize,
+        expected: impl FnOnce() -> String,
+    ) -> Result<(), ZeroError> {
+        match fits {
+            true => Ok(()),
+            false => Err(ZeroError::BufferLength {
+                call: format!("{} `{}`", self.operation, self.label),
+                elements,
+                expected: expected(),
+            }),
+        }
+    }
+
     /// The first rank whose call differs from this one.
-    pub(crate) fn check(&self, rank: usize, calls: &[Self]) -> Result<(), GroupFault> {
+    pub(super) fn check(&self, rank: usize, calls: &[Self]) -> Result<(), GroupFault> {
         match calls.iter().position(|call| !self.matches(call)) {
             None => Ok(()),
             Some(peer) => Err(GroupFault::Mismatch {
@@ -143,7 +183,7 @@ impl fmt::Display for Call {
 const DECLARED_BYTES: usize = 100;
 
 /// What a rank declares, as far as it fits a message; of a longer text the hash of all of it.
-pub(crate) fn declaration(text: &str) -> String {
+pub(super) fn declaration(text: &str) -> String {
     if text.len() <= DECLARED_BYTES {
         return text.to_owned();
     }
@@ -151,14 +191,122 @@ pub(crate) fn declaration(text: &str) -> String {
     format!("{shown} ... {:x}", stable_hash(text.bytes()))
 }
 
-/// Cuts a label to [`LABEL_BYTES`], between characters.
-pub(crate) fn cut_label(label: &str) -> String {
-    label[..label.floor_char_boundary(LABEL_BYTES)].to_owned()
-}
-
 /// FNV-1a: the same on every machine and in every process, unlike the standard library's hashers.
-pub(crate) fn stable_hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
+fn stable_hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
+}
+
+/// How a buffer is cut into one part a rank, in the order of ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Split {
+    /// Equally long parts: the buffer's length is a multiple of the world size.
+    #[default]
+    Equal,
+    /// So many elements a rank, zero included; the same list on all ranks.
+    Counts(Vec<usize>),
+}
+
+impl Split {
+    pub(super) fn hash(&self) -> u64 {
+        match self {
+            Self::Equal => 0,
+            Self::Counts(counts) => {
+                let counts = counts.iter().map(|&count| count as u64);
+                stable_hash(counts.flat_map(u64::to_le_bytes))
+            }
+        }
+    }
+
+    /// Where each rank's part of a whole buffer begins, and the end.
+    pub(super) fn of_whole(
+        &self,
+        elements: usize,
+        world_size: usize,
+        call: &Call,
+    ) -> Result<Vec<usize>, ZeroError> {
+        let offsets = self.offsets(elements / world_size, world_size);
+        let total = offsets[offsets.len() - 1];
+        let fits = total == elements && offsets.len() == world_size + 1;
+        call.require(fits, elements, || {
+            format!("the parts of {world_size} ranks must add up to it: {total}")
+        })?;
+        Ok(offsets)
+    }
+
+    /// Where each rank's part begins, and the end, where this rank's has so many elements.
+    pub(super) fn of_part(
+        &self,
+        elements: usize,
+        rank: usize,
+        world_size: usize,
+        call: &Call,
+    ) -> Result<Vec<usize>, ZeroError> {
+        let offsets = self.offsets(elements, world_size);
+        let own = offsets.get(rank + 1).map(|end| end - offsets[rank]);
+        let fits = own == Some(elements) && offsets.len() == world_size + 1;
+        call.require(fits, elements, || {
+            format!("the split says {own:?} for rank {rank} of {world_size}")
+        })?;
+        Ok(offsets)
+    }
+
+    /// Fewer than world size + 1 offsets if the parts cannot be counted.
+    fn offsets(&self, equal: usize, world_size: usize) -> Vec<usize> {
+        let counts = match self {
+            Self::Equal => vec![equal; world_size],
+            Self::Counts(counts) => counts.clone(),
+        };
+        let ends = counts.iter().scan(0_usize, |end, &count| {
+            *end = end.checked_add(count)?;
+            Some(*end)
+        });
+        std::iter::once(0).chain(ends).collect()
+    }
+}
+
+/// Where parts begin whose lengths differ by at most 1, and the end.
+pub(super) fn balanced(elements: usize, world_size: usize) -> Vec<usize> {
+    let (each, longer) = (elements / world_size, elements % world_size);
+    (0..=world_size)
+        .map(|rank| rank * each + rank.min(longer))
+        .collect()
+}
+
+/// Each rank's part.
+pub(super) fn parts(offsets: &[usize]) -> Vec<Range<usize>> {
+    offsets.windows(2).map(|part| part[0]..part[1]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn balanced_parts_cover_everything() {
+        assert_eq!(balanced(10, 4), [0, 3, 6, 8, 10]);
+        assert_eq!(balanced(2, 4), [0, 1, 2, 2, 2]);
+    }
+
+    #[test]
+    fn what_cannot_be_cut_is_refused_before_it_is_sent() {
+        let call = Call::new(Operation::ReduceScatter, "bucket 3");
+        for split in [
+            Split::Equal,
+            Split::Counts(vec![10, 0]),
+            Split::Counts(vec![5, 4, 0, 0]),
+            Split::Counts(vec![usize::MAX, 1, 5, 5]),
+        ] {
+            let error = split.of_whole(10, 4, &call).unwrap_err();
+            assert!(
+                error
+                    .to_string()
+                    .contains("reduce_scatter `bucket 3`: the buffer has 10"),
+                "{error}"
+            );
+        }
+        let split = Split::Counts(vec![0, 7, 0, 3]);
+        assert_eq!(split.of_whole(10, 4, &call).unwrap(), [0, 0, 7, 7, 10]);
+    }
 }

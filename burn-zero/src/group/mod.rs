@@ -18,26 +18,23 @@
 //!
 //! # How it works
 //!
-//! Each rank has one worker thread that runs its collectives in the order in which they were submitted, so that a
-//! non-blocking call goes on while the rank computes. A collective starts with a small message to every other rank that
+//! Each rank has one communication thread, which runs the rank's [jobs](Pending::start) in the order in which they were given, so
+//! that collectives go on while the rank computes. A collective starts with a small message to every other rank that
 //! says what this rank is about to do ([`Call`]); nothing is added to anything before all ranks have said the same.
-//! `engine` is that worker, `transport` the few movements of data it needs, `thread` and `mpi` carry them out.
+//! `engine` is that thread, `transport` the few movements of data it needs, `thread` and `mpi` carry them out.
 
 mod agree;
 mod buffer;
 mod call;
 mod engine;
 mod fault;
+mod job;
 mod launcher;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod options;
-mod pending;
 mod process_group;
-mod queue;
 mod reduce;
-mod request;
-mod round;
 mod single;
 mod thread;
 mod traffic;
@@ -45,17 +42,16 @@ mod transport;
 
 pub use agree::Agree;
 pub use buffer::{BufferDtype, HostBuffer};
-pub use call::{Call, Operation};
+pub use call::{Call, Operation, Split};
 pub use fault::GroupFault;
+pub use job::{Job, Pending};
 pub use launcher::{Launched, launched, local_rank};
 #[cfg(feature = "mpi")]
 pub use mpi::MpiGroup;
-pub use options::{AfterFault, GroupOptions, OnPanic};
-pub use pending::{Pending, PendingBuffer, PendingBytes};
-pub use process_group::ProcessGroup;
+pub(crate) use options::round;
+pub use options::{AfterFault, GroupOptions};
+pub use process_group::{Collectives, ProcessGroup};
 pub use reduce::ReduceOp;
-pub use request::{Output, Request, Split, Task};
-pub(crate) use round::round;
 pub use single::SingleRank;
 pub use thread::ThreadGroup;
 pub use traffic::{Sent, Traffic};

@@ -10,9 +10,11 @@ use crate::ZeroError;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GroupOptions {
-    /// Longest time that a rank waits for the next message of another, 60 s by default (DeepSpeed: 30 minutes). It must be
-    /// longer than what ranks compute between two collectives, such as the evaluation of one rank alone. After its last
-    /// collective a process may take [longer](Self::longest_stay).
+    /// Longest time that a rank waits for the next message of another, 10 minutes by default, as PyTorch for NCCL. It must be
+    /// longer than what one rank computes between two collectives while the others wait: the evaluation of one rank alone, or a first
+    /// step in which one rank compiles or tunes kernels that the others have cached, which may take minutes. Nothing but time tells such
+    /// a rank from one that hangs. Panics, ranks that leave and processes that die are found at once. After its last collective a process
+    /// may take [longer](Self::longest_stay).
     pub deadline: Duration,
     /// Longest time that a process may go on, after its last collective, once another has left the group: then that one ends the job. `None`
     /// by default, any time: nobody sees from outside whether a program that lives writes its results or hangs. MPI only; ranks
@@ -21,8 +23,6 @@ pub struct GroupOptions {
     /// Most elements in one message, 65,536 by default: MPI counts with 31 bits, and chunks of this size are added
     /// while they are in the cache. Threads read each other's buffers and send no messages.
     pub chunk_elements: usize,
-    /// What a panic does to the process. MPI only.
-    pub on_panic: OnPanic,
     /// What happens to threads that do not end when their group is lost. [`ThreadGroup`](super::ThreadGroup) only.
     pub after_fault: AfterFault,
 }
@@ -50,25 +50,12 @@ impl Default for AfterFault {
     }
 }
 
-/// What a panic in a process of an MPI job does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum OnPanic {
-    /// Prints the rank and the message and ends the whole job: unwinding would wait in `MPI_Finalize` for ranks that wait
-    /// for this one. Any panic counts, also one that would have been caught.
-    #[default]
-    EndJob,
-    /// Leaves panics alone: for programs that catch them. A panic that drops the group is then found as
-    /// [`GroupFault::PeerLeft`](super::GroupFault::PeerLeft).
-    Unwind,
-}
-
 impl Default for GroupOptions {
     fn default() -> Self {
         Self {
-            deadline: Duration::from_secs(60),
+            deadline: Duration::from_secs(10 * 60),
             longest_stay: None,
             chunk_elements: 1 << 16,
-            on_panic: OnPanic::default(),
             after_fault: AfterFault::default(),
         }
     }
@@ -113,4 +100,10 @@ impl GroupOptions {
         }
         Ok(())
     }
+}
+
+/// How often a rank at work tells those who wait for it that it is: several times in a deadline, and often enough for a failure
+/// to be known soon.
+pub(crate) fn round(deadline: Duration) -> Duration {
+    (deadline / 4).min(Duration::from_secs(5))
 }

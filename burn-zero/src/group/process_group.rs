@@ -1,20 +1,17 @@
-//! The one interface to other ranks.
+//! The interfaces to other ranks: of a rank's program, and of the work on its communication thread.
 
-use std::fmt::Debug;
-use std::time::Duration;
+use std::{fmt::Debug, time::Duration};
 
-use super::{
-    GroupOptions, HostBuffer, Output, Pending, PendingBuffer, PendingBytes, ReduceOp, Request,
-    Split, Task, Traffic,
-};
+use super::{GroupOptions, HostBuffer, Job, Pending, ReduceOp, Split, Traffic};
 use crate::ZeroError;
 
 /// One rank's view of a group of ranks. Object-safe: hold it as `Arc<dyn ProcessGroup>`.
 ///
-/// All ranks must make the same calls with the same labels in the same order, from one thread at a time. Buffers are
-/// taken and given back. The `start_` forms return at once; calls run in the order in which they were started.
+/// All ranks must make the same calls with the same labels in the same order. Each rank has one communication thread, which runs
+/// its collectives in the order in which they were given, from whatever thread. Buffers are taken and given back.
 ///
-/// Small values are agreed on by the methods of [`Agree`](super::Agree).
+/// Every method that is a collective waits for it. [`Pending::start`] does not: it gives work with collectives to the communication
+/// thread, behind what is there. Small values are agreed on by the methods of [`Agree`](super::Agree).
 ///
 /// ```
 /// use burn_zero::{GroupOptions, ProcessGroup, ReduceOp, ThreadGroup};
@@ -29,7 +26,7 @@ use crate::ZeroError;
 ///
 /// # Errors
 ///
-/// All calls fail with [`ZeroError::Group`] if a rank hangs, leaves, panics or calls something else, and with
+/// All collectives fail with [`ZeroError::Group`] if a rank hangs, leaves, panics or calls something else, and with
 /// [`ZeroError::BufferLength`] or [`ZeroError::NoSuchRank`] if the request makes no sense; the latter send nothing.
 ///
 /// # Cost
@@ -44,8 +41,9 @@ pub trait ProcessGroup: Send + Sync + Debug {
     /// Number of ranks.
     fn world_size(&self) -> usize;
 
-    /// Starts a collective: what all other methods use.
-    fn submit(&self, request: Request) -> Pending;
+    /// Gives work to this rank's communication thread and returns at once; a group of one rank may run it before it returns. See
+    /// [`Pending::start`].
+    fn submit(&self, job: Job);
 
     /// Ends the group with a reason: all ranks get [`GroupFault::Aborted`](super::GroupFault::Aborted). Ranks that are
     /// processes of an MPI job are ended as well; the reason is printed.
@@ -60,9 +58,9 @@ pub trait ProcessGroup: Send + Sync + Debug {
     /// What this rank has sent so far.
     fn traffic(&self) -> Traffic;
 
-    /// Adds `text` to all further calls, so that ranks that declare something else stop at their next collective, which shows
-    /// both, instead of training on. For settings, and for where a rank is in a loop of one's own, at no collective of its own:
-    /// `group.declare_settings(&format!("iteration {iteration}"))`. Of a long text the beginning is shown and a hash compared.
+    /// Adds `text` to all calls that are given from now on, so that ranks that declare something else stop at their next collective,
+    /// which shows both, instead of training on. For settings, and for where a rank is in a loop of one's own, at no collective of its
+    /// own: `group.declare_settings(&format!("iteration {iteration}"))`. Of a long text the beginning is shown and a hash compared.
     fn declare_settings(&self, text: &str);
 
     /// Sum or mean of all ranks' buffers.
@@ -72,12 +70,8 @@ pub trait ProcessGroup: Send + Sync + Debug {
         op: ReduceOp,
         buffer: HostBuffer,
     ) -> Result<HostBuffer, ZeroError> {
-        self.start_all_reduce(label, op, buffer).wait()
-    }
-
-    /// Starts [`all_reduce`](Self::all_reduce).
-    fn start_all_reduce(&self, label: &str, op: ReduceOp, buffer: HostBuffer) -> PendingBuffer {
-        PendingBuffer(self.submit(Request::new(label, Task::AllReduce { op, buffer })))
+        let label = label.to_owned();
+        Pending::start(self, move |ranks| ranks.all_reduce(&label, op, buffer)).wait()
     }
 
     /// This rank's part of the sum or mean of all ranks' buffers.
@@ -88,21 +82,11 @@ pub trait ProcessGroup: Send + Sync + Debug {
         buffer: HostBuffer,
         split: Split,
     ) -> Result<HostBuffer, ZeroError> {
-        self.start_reduce_scatter(label, op, buffer, split).wait()
-    }
-
-    /// Starts [`reduce_scatter`](Self::reduce_scatter).
-    fn start_reduce_scatter(
-        &self,
-        label: &str,
-        op: ReduceOp,
-        buffer: HostBuffer,
-        split: Split,
-    ) -> PendingBuffer {
-        PendingBuffer(self.submit(Request::new(
-            label,
-            Task::ReduceScatter { op, buffer, split },
-        )))
+        let label = label.to_owned();
+        Pending::start(self, move |ranks| {
+            ranks.reduce_scatter(&label, op, buffer, &split)
+        })
+        .wait()
     }
 
     /// All ranks' parts, one behind the other.
@@ -123,8 +107,11 @@ pub trait ProcessGroup: Send + Sync + Debug {
         part: HostBuffer,
         split: Split,
         into: Option<HostBuffer>,
-    ) -> PendingBuffer {
-        PendingBuffer(self.submit(Request::new(label, Task::AllGather { part, split, into })))
+    ) -> Pending<HostBuffer> {
+        let label = label.to_owned();
+        Pending::start(self, move |ranks| {
+            ranks.all_gather(&label, part, &split, into)
+        })
     }
 
     /// The root's buffer; other ranks pass one of the same length.
@@ -134,26 +121,20 @@ pub trait ProcessGroup: Send + Sync + Debug {
         root: usize,
         buffer: HostBuffer,
     ) -> Result<HostBuffer, ZeroError> {
-        self.start_broadcast(label, root, buffer).wait()
-    }
-
-    /// Starts [`broadcast`](Self::broadcast).
-    fn start_broadcast(&self, label: &str, root: usize, buffer: HostBuffer) -> PendingBuffer {
-        PendingBuffer(self.submit(Request::new(label, Task::Broadcast { root, buffer })))
+        let label = label.to_owned();
+        Pending::start(self, move |ranks| ranks.broadcast(&label, root, buffer)).wait()
     }
 
     /// Waits until all ranks are here.
     fn barrier(&self, label: &str) -> Result<(), ZeroError> {
-        self.submit(Request::new(label, Task::Barrier))
-            .wait()
-            .map(drop)
+        let label = label.to_owned();
+        Pending::start(self, move |ranks| ranks.barrier(&label)).wait()
     }
 
     /// Every rank's byte string, in the order of ranks; lengths may differ. For metrics and manifests.
     fn gather_bytes(&self, label: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ZeroError> {
-        self.submit(Request::new(label, Task::GatherBytes(bytes)))
-            .wait()
-            .map(Output::into_bytes)
+        let label = label.to_owned();
+        Pending::start(self, move |ranks| ranks.gather_bytes(&label, bytes)).wait()
     }
 
     /// On the root every rank's byte string, in the order of ranks; `None` elsewhere. Lengths may differ. For what one rank
@@ -164,11 +145,61 @@ pub trait ProcessGroup: Send + Sync + Debug {
         root: usize,
         bytes: Vec<u8>,
     ) -> Result<Option<Vec<Vec<u8>>>, ZeroError> {
-        self.start_gather_bytes_to(label, root, bytes).wait()
+        let label = label.to_owned();
+        Pending::start(self, move |ranks| {
+            ranks.gather_bytes_to(&label, root, bytes)
+        })
+        .wait()
     }
+}
 
-    /// Starts [`gather_bytes_to`](Self::gather_bytes_to).
-    fn start_gather_bytes_to(&self, label: &str, root: usize, bytes: Vec<u8>) -> PendingBytes {
-        PendingBytes(self.submit(Request::new(label, Task::GatherBytesTo { root, bytes })))
-    }
+/// The collectives, as work on the communication thread makes them: see the methods of the same names of [`ProcessGroup`].
+pub trait Collectives {
+    /// See [`ProcessGroup::all_reduce`].
+    fn all_reduce(
+        &mut self,
+        label: &str,
+        op: ReduceOp,
+        buffer: HostBuffer,
+    ) -> Result<HostBuffer, ZeroError>;
+
+    /// See [`ProcessGroup::reduce_scatter`].
+    fn reduce_scatter(
+        &mut self,
+        label: &str,
+        op: ReduceOp,
+        buffer: HostBuffer,
+        split: &Split,
+    ) -> Result<HostBuffer, ZeroError>;
+
+    /// See [`ProcessGroup::start_all_gather`].
+    fn all_gather(
+        &mut self,
+        label: &str,
+        part: HostBuffer,
+        split: &Split,
+        into: Option<HostBuffer>,
+    ) -> Result<HostBuffer, ZeroError>;
+
+    /// See [`ProcessGroup::broadcast`].
+    fn broadcast(
+        &mut self,
+        label: &str,
+        root: usize,
+        buffer: HostBuffer,
+    ) -> Result<HostBuffer, ZeroError>;
+
+    /// See [`ProcessGroup::barrier`].
+    fn barrier(&mut self, label: &str) -> Result<(), ZeroError>;
+
+    /// See [`ProcessGroup::gather_bytes`].
+    fn gather_bytes(&mut self, label: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ZeroError>;
+
+    /// See [`ProcessGroup::gather_bytes_to`].
+    fn gather_bytes_to(
+        &mut self,
+        label: &str,
+        root: usize,
+        bytes: Vec<u8>,
+    ) -> Result<Option<Vec<Vec<u8>>>, ZeroError>;
 }

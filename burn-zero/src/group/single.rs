@@ -1,45 +1,39 @@
 //! The group of one.
 
+use std::{fmt, ops::Range, sync::Arc};
+
+use bytemuck::Pod;
 use parking_lot::Mutex;
 
-use super::{GroupFault, Output, Pending, ProcessGroup, Request, Sent, Task, Traffic};
-use crate::ZeroError;
+use super::{
+    Call, GroupFault, Job, ProcessGroup, ReduceOp, Sent, Traffic, buffer::Element, engine::Engine,
+    job::Queue, transport::Transport,
+};
 
-/// A group of one rank: every collective returns what it was given, and nothing is sent.
-#[derive(Debug, Default)]
+/// A group of one rank: every collective returns what it was given, and nothing is sent. Work runs on the thread that gives it.
 pub struct SingleRank {
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    traffic: Traffic,
-    fault: Option<GroupFault>,
+    queue: Arc<Queue>,
+    engine: Mutex<Engine<Alone>>,
 }
 
 impl SingleRank {
     /// The only rank.
     pub fn new() -> Self {
-        Self::default()
+        let queue = Arc::new(Queue::default());
+        let engine = Mutex::new(Engine::new(Alone, queue.clone()));
+        Self { queue, engine }
     }
+}
 
-    fn run(&self, request: Request) -> Result<Output, ZeroError> {
-        let (call, _) = request.plan(0, 1)?;
-        let mut state = self.state.lock();
-        if let Some(fault) = &state.fault {
-            return Err(fault.clone().into());
-        }
-        state.traffic.record(call.operation, Sent::default());
-        Ok(match request.task {
-            Task::Barrier => Output::Nothing,
-            Task::GatherBytes(bytes) | Task::GatherBytesTo { bytes, .. } => {
-                Output::Bytes(vec![bytes])
-            }
-            Task::AllReduce { buffer, .. }
-            | Task::ReduceScatter { buffer, .. }
-            | Task::Broadcast { buffer, .. } => Output::Buffer(buffer),
-            Task::AllGather { part, .. } => Output::Buffer(part),
-        })
+impl Default for SingleRank {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for SingleRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SingleRank")
     }
 }
 
@@ -52,29 +46,74 @@ impl ProcessGroup for SingleRank {
         1
     }
 
-    fn submit(&self, request: Request) -> Pending {
-        Pending::ready(self.run(request))
+    fn submit(&self, job: Job) {
+        self.engine.lock().run(job, String::new());
     }
 
     fn abort(&self, reason: &str) {
-        let fault = GroupFault::Aborted {
+        self.queue.fail(GroupFault::Aborted {
             rank: 0,
             reason: reason.to_owned(),
-        };
-        self.state.lock().fault.get_or_insert(fault);
+        });
     }
 
     fn traffic(&self) -> Traffic {
-        self.state.lock().traffic.clone()
+        self.queue.traffic.lock().clone()
     }
 
     fn declare_settings(&self, _: &str) {}
 }
 
+/// Nobody else.
+struct Alone;
+
+impl Transport for Alone {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn world_size(&self) -> usize {
+        1
+    }
+
+    fn announce(&mut self, call: &Call) -> Result<Vec<Call>, GroupFault> {
+        Ok(vec![call.clone()])
+    }
+
+    fn reduce_scatter<E: Element>(
+        &mut self,
+        _: &Call,
+        buffer: &Arc<Vec<E>>,
+        _: &[usize],
+        _: ReduceOp,
+    ) -> Result<Vec<E>, GroupFault> {
+        Ok(buffer.to_vec())
+    }
+
+    fn transfer<P: Pod + Send + Sync>(
+        &mut self,
+        _: &Call,
+        own: &Arc<Vec<P>>,
+        _: &[Range<usize>],
+        _: &[Range<usize>],
+        _: impl FnOnce() -> Vec<P>,
+    ) -> Result<Vec<P>, GroupFault> {
+        Ok(own.to_vec())
+    }
+
+    fn take_sent(&mut self) -> Sent {
+        Sent::default()
+    }
+
+    fn spread(&mut self, _: &GroupFault) {}
+
+    fn leave(&mut self, _: u64) {}
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::group::{Agree, HostBuffer, ReduceOp, Split};
+    use crate::group::{Agree, HostBuffer, Split};
 
     #[test]
     fn one_rank_is_the_identity_and_sends_nothing() {

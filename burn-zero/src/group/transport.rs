@@ -1,15 +1,15 @@
 //! The few movements of data of which all collectives are made.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use bytemuck::Pod;
 
 use super::{Call, GroupFault, ReduceOp, Sent, buffer::Element};
 
-/// Moves data between this rank and the others. Part `p` of a buffer is `offsets[p]..offsets[p + 1]`.
+/// Moves data between this rank and the others.
 ///
-/// All methods wait for other ranks, each at most for the deadline, and find their faults.
-pub(crate) trait Transport {
+/// All methods wait for other ranks, each at most for the deadline, and find their faults. Empty parts are not sent.
+pub(super) trait Transport {
     fn rank(&self) -> usize;
 
     fn world_size(&self) -> usize;
@@ -17,7 +17,7 @@ pub(crate) trait Transport {
     /// Tells all ranks what this one calls and returns the calls of all, in the order of ranks.
     fn announce(&mut self, call: &Call) -> Result<Vec<Call>, GroupFault>;
 
-    /// Reduces the parts `rank` of all ranks' buffers, in the order of ranks.
+    /// Reduces the parts `rank` of all ranks' buffers, in the order of ranks. Part `p` is `offsets[p]..offsets[p + 1]`.
     fn reduce_scatter<E: Element>(
         &mut self,
         call: &Call,
@@ -26,38 +26,21 @@ pub(crate) trait Transport {
         op: ReduceOp,
     ) -> Result<Vec<E>, GroupFault>;
 
-    /// Puts the parts of all ranks into one buffer. `into` gives its memory, when no other rank can be reading it any
-    /// more; its values are overwritten.
-    fn all_gather<P: Pod + Send + Sync>(
+    /// Sends `own[sends[to]]` to each rank `to`, and puts what each rank `from` sends at `places[from]`, this rank's own part
+    /// included. `into` gives the memory, when no other rank can be reading it any more; its values are overwritten.
+    fn transfer<P: Pod + Send + Sync>(
         &mut self,
         call: &Call,
-        part: &Arc<Vec<P>>,
-        offsets: &[usize],
+        own: &Arc<Vec<P>>,
+        sends: &[Range<usize>],
+        places: &[Range<usize>],
         into: impl FnOnce() -> Vec<P>,
-    ) -> Result<Vec<P>, GroupFault>;
-
-    /// Part `rank` of the root's buffer.
-    fn scatter<P: Pod + Send + Sync>(
-        &mut self,
-        call: &Call,
-        root: usize,
-        buffer: &Arc<Vec<P>>,
-        offsets: &[usize],
-    ) -> Result<Vec<P>, GroupFault>;
-
-    /// The parts of all ranks in one buffer, on the root; nothing elsewhere.
-    fn gather<P: Pod + Send + Sync>(
-        &mut self,
-        call: &Call,
-        root: usize,
-        part: &Arc<Vec<P>>,
-        offsets: &[usize],
     ) -> Result<Vec<P>, GroupFault>;
 
     /// What was sent since the last time.
     fn take_sent(&mut self) -> Sent;
 
-    /// How long this rank may have no collective to run before it says that it is still there; `None` if nobody asks.
+    /// How long this rank may have no job to run before it says that it is still there; `None` if nobody asks.
     fn patience(&self) -> Option<Duration> {
         None
     }

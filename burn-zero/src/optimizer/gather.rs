@@ -11,7 +11,7 @@ use super::parameter_shards::{Updated, shard_id};
 use super::parameters::Parameters;
 use super::pieces::cut_one;
 use crate::ZeroError;
-use crate::group::{BufferDtype, HostBuffer, PendingBuffer, ProcessGroup, Split};
+use crate::group::{BufferDtype, HostBuffer, Pending, ProcessGroup, Split};
 use crate::host::{HostRead, floats};
 use crate::offload::Kept;
 use crate::reduce::{Layout, StepTag};
@@ -52,7 +52,7 @@ pub(super) struct Gather<'a, I: Backend> {
     changed: Vec<bool>,
     /// Pieces on the host, until they are sent.
     sending: HashMap<usize, Vec<f32>>,
-    underway: BTreeMap<usize, PendingBuffer>,
+    underway: BTreeMap<usize, Pending<HostBuffer>>,
     /// The first buckets are gathered.
     gathered: usize,
     /// Parameters that are gathered in part, or were not asked for yet.
@@ -138,7 +138,8 @@ impl<'a, I: Backend> Gather<'a, I> {
                 let whole = self.layout.parameters()[slot.parameter].elements();
                 let arriving = self.arriving.entry(slot.parameter);
                 let arriving = arriving.or_insert_with(|| vec![0.0; whole]);
-                arriving[slot.range].copy_from_slice(&elements[slot.at]);
+                let at = slot.in_bucket();
+                arriving[slot.range].copy_from_slice(&elements[at]);
             }
         }
         Ok(())
@@ -169,7 +170,7 @@ impl<'a, I: Backend> Gather<'a, I> {
                 continue;
             };
             let from = layout.position(slot.parameter, slot.range.start);
-            let to = slot.at.start - own.start;
+            let to = slot.start - own.start;
             part[to..to + slot.range.len()].copy_from_slice(&piece[from..from + slot.range.len()]);
             if from + slot.range.len() == piece.len() {
                 self.sending.remove(&slot.parameter);

@@ -12,15 +12,16 @@ use serde_json::Value as Json;
 
 use super::parameter_shards::ParameterShards;
 use super::zero_optimizer::ZeroOptimizer;
+use crate::record::unite;
 use crate::reduce::Layout;
 use crate::shard::Partition;
-use crate::state::{Loaded, Naming, by_name, put_together, refuse, take_apart, wanted};
+use crate::state::{StateIds, StateTensor, cut, join, refuse, split, to_record};
 use crate::{Stage, ZeroError, ZeroOptimizerError, ZeroSettings};
 
 impl<O> ZeroOptimizer<O> {
     /// The state of all ranks under the ids of the model's parameters. All ranks call it; rank 0 gets it, the others
-    /// their own. One tensor after the other goes to rank 0 alone: every other rank sends its part once and receives nothing. A
-    /// tensor is on its way while the one before it is put together. The record is on `device`.
+    /// their own. One tensor after the other goes to rank 0 alone: every other rank sends its part once and receives nothing. The
+    /// record is on `device`.
     ///
     /// # Errors
     ///
@@ -36,44 +37,41 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<ParameterShards<B>, B>,
     {
         let layout = self.layout()?;
-        let naming = Naming::of_pieces(layout.parameters().len());
-        let (own, taken) = take_apart::<B, _>(self.inner.to_record(), layout, naming)?;
+        let ids_of_shards = StateIds::of_shards(layout.parameters().len());
+        let (own, tensors) = split::<B, _>(self.inner.to_record(), layout, &ids_of_shards)?;
         let tree = self.unite(own)?;
-        let mut own = by_name(taken);
-
-        let whole = whole(layout)?;
-        let world_size = self.group.world_size();
-        let shards: Vec<_> = (0..world_size).map(|rank| layout.shards_of(rank)).collect();
-        let mut tensors = HashMap::new();
-        let mut pieces = wanted(&tree, &whole, Naming::of_module(ids), HashMap::new())?.into_iter();
-        let mut start = || {
-            let (parameter, piece) = pieces.next()?;
-            let name = &piece.tensor.name;
-            let label = format!("state of the optimizer: {name}");
-            let own = own.remove(name).unwrap_or_default().bytes;
-            let parts = self.group.start_gather_bytes_to(&label, 0, own);
-            Some((parameter, piece, parts))
-        };
-        let mut underway = start();
-        while let Some((parameter, piece, parts)) = underway {
-            underway = start();
-            let Some(parts) = parts.wait()? else { continue };
-            let (bytes, tensor) = (piece.bytes(), piece.tensor);
-            let ranges = shards.iter().map(|shard| &shard[parameter][..]);
-            let bytes = join(bytes, tensor.element_bytes(), ranges.zip(&parts));
-            let shape = tensor.shape;
-            tensors.insert(tensor.name, Loaded { shape, bytes });
+        let tensors = tensors.into_iter();
+        let mut own: HashMap<_, _> = tensors
+            .map(|(tensor, bytes)| (tensor.spec.name, bytes))
+            .collect();
+        let shards: Vec<_> = (0..self.group.world_size())
+            .map(|rank| layout.shards_of(rank))
+            .collect();
+        let tree = join(
+            &tree,
+            &whole(layout)?,
+            &StateIds::of_module(ids),
+            |tensor| {
+                let StateTensor { spec, key, .. } = tensor;
+                let label = format!("state of the optimizer: {}", spec.name);
+                let own = own.remove(&spec.name).unwrap_or_default();
+                let Some(parts) = self.group.gather_bytes_to(&label, 0, own)? else {
+                    return Ok(None);
+                };
+                let ranges = shards.iter().map(|shard| &shard[key.parameter][..]);
+                let bytes = spec.elements().unwrap_or_default() * spec.element_bytes();
+                let bytes = gather(bytes, spec.element_bytes(), ranges.zip(&parts));
+                Ok::<_, ZeroError>(Some((Vec::new(), bytes)))
+            },
+        )?;
+        match self.group.rank() {
+            0 => Ok(to_record::<B, _>(tree, device)?),
+            _ => Ok(self.inner.to_record()),
         }
-        if self.group.rank() != 0 {
-            return Ok(self.inner.to_record());
-        }
-        let naming = Naming::of_module(ids);
-        Ok(put_together::<B, _>(
-            &tree, &whole, naming, tensors, device,
-        )?)
     }
 
-    /// What the wrapped optimizer has loaded of the whole model becomes the state of this rank's pieces.
+    /// What the wrapped optimizer has loaded of the whole model becomes the state of this rank's shards. Costs two copies of the
+    /// whole state in host memory, and one of the shards.
     ///
     /// # Errors
     ///
@@ -88,24 +86,31 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<ParameterShards<B>, B>,
     {
         let layout = self.layout()?;
-        let whole = whole(layout)?;
-        let naming = Naming::of_module(ids);
-        let (tree, taken) = take_apart::<B, _>(self.inner.to_record(), &whole, naming)?;
-        if taken.is_empty() {
+        let of_module = StateIds::of_module(ids);
+        let (tree, tensors) = split::<B, _>(self.inner.to_record(), &whole(layout)?, &of_module)?;
+        if tensors.is_empty() {
             return Ok(()); // nothing was loaded
         }
-        let loaded = by_name(taken);
-        let naming = || Naming::of_pieces(layout.parameters().len());
-        let pieces = wanted(&tree, layout, naming(), HashMap::new())?.into_iter();
-        let pieces = pieces.filter_map(|(_, piece)| {
-            let size = piece.tensor.element_bytes();
-            let bytes = piece.range.start * size..piece.range.end * size;
-            let bytes = loaded.get(&piece.tensor.name)?.bytes[bytes].to_vec();
-            Some((piece, bytes))
-        });
-        let pieces = by_name(pieces);
+        let tensors = tensors.into_iter();
+        let mut loaded: HashMap<_, _> = tensors
+            .map(|(tensor, bytes)| (tensor.spec.name, bytes))
+            .collect();
+        let of_shards = StateIds::of_shards(layout.parameters().len());
+        let tree = join(
+            &tree,
+            layout,
+            &of_shards,
+            |StateTensor { spec, ranges, .. }| {
+                let mut bytes = loaded.remove(&spec.name).unwrap_or_default();
+                let held: usize = ranges.iter().map(Range::len).sum();
+                if Some(held) != spec.elements() {
+                    bytes = cut(&bytes, ranges, spec.element_bytes());
+                }
+                Ok::<_, ZeroError>(Some((Vec::new(), bytes)))
+            },
+        )?;
         drop(loaded);
-        let record = put_together::<B, _>(&tree, layout, naming(), pieces, device)?;
+        let record = to_record::<B, _>(tree, device)?;
         self.inner = self.inner.clone().load_record(record);
         Ok(())
     }
@@ -124,7 +129,7 @@ impl<O> ZeroOptimizer<O> {
         let mut united = Json::Null;
         for (peer, bytes) in all.iter().enumerate() {
             let theirs: Json = serde_json::from_slice(bytes).map_err(refuse)?;
-            if let Err((value, peer_value)) = merge(&mut united, theirs) {
+            if let Err((value, peer_value)) = unite(&mut united, theirs) {
                 return Err(ZeroError::Disagreement {
                     label: label.to_owned(),
                     rank: self.group.rank(),
@@ -148,7 +153,7 @@ fn whole(layout: &Layout) -> Result<Layout, ZeroError> {
 }
 
 /// So many bytes of a tensor from those of each rank's ranges.
-fn join<'a>(
+fn gather<'a>(
     bytes: usize,
     size: usize,
     parts: impl Iterator<Item = (&'a [Range<usize>], &'a Vec<u8>)>,
@@ -165,20 +170,4 @@ fn join<'a>(
         }
     }
     whole
-}
-
-/// Adds what is not there yet.
-fn merge(ours: &mut Json, theirs: Json) -> Result<(), (Json, Json)> {
-    match (ours, theirs) {
-        (ours @ Json::Null, theirs) => *ours = theirs,
-        (_, Json::Null) => {}
-        (Json::Object(ours), Json::Object(theirs)) => {
-            for (key, value) in theirs {
-                merge(ours.entry(key).or_insert(Json::Null), value)?;
-            }
-        }
-        (ours, theirs) if *ours == theirs => {}
-        (ours, theirs) => return Err((ours.clone(), theirs)),
-    }
-    Ok(())
 }

@@ -100,7 +100,7 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// buffer that is sent. Gradients and parameters of every backend go through the host's memory, those of a GPU over its bus.
 /// [`estimate`](crate::estimate()) has all figures, [`peak_gradient_bytes`](Self::peak_gradient_bytes) what came of it.
 ///
-/// Under MPI a panic ends the whole job, with its message: see [`OnPanic`](crate::group::OnPanic).
+/// Under MPI a panic that the program does not catch ends the whole job, with its message: see `MpiGroup`.
 pub struct ZeroOptimizer<O> {
     pub(super) inner: O,
     pub(super) group: Arc<dyn ProcessGroup>,

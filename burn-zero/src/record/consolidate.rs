@@ -1,21 +1,16 @@
 //! One ordinary file of a sharded record.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
-use safetensors::tensor::TensorInfo;
-
 use super::RecordError;
-use super::entry::{Piece, TensorSpec};
-use super::error::io_error;
+use super::directory::{Disk, SyncedFile, parent};
+use super::entry::{TensorSlice, TensorSpec};
 use super::load::ShardedRecord;
-use super::part::{PartFile, safetensors_header};
-use super::report::Rate;
-use super::storage::{Disk, Storage, parent};
+use super::save::{rate, safetensors_header};
 
 /// The section that holds the parameters.
 const MODEL: &str = "model";
@@ -50,95 +45,64 @@ impl ShardedRecord {
     ///
     /// # Errors
     ///
-    /// [`RecordError::NoSection`] if there are none, and those of [`consolidate`].
+    /// [`RecordError::OtherModel`] if there are none, and those of [`consolidate`].
     pub fn consolidate(&mut self, section: &str, out: &Path) -> Result<(), RecordError> {
         let start = Instant::now();
-        let temporary = temporary(out);
-        let written = self
-            .write_section(section, &temporary)
-            .and_then(|bytes| publish(&temporary, out).map(|()| bytes));
+        let disk = Disk::PLAIN;
+        // Beside `out`, so that it can be renamed to it.
+        let mut name = OsString::from(".");
+        name.push(out.file_name().unwrap_or_default());
+        name.push(".partial");
+        let temporary = out.with_file_name(name);
+        let written = self.write_section(section, &temporary).and_then(|bytes| {
+            disk.run("rename", &temporary, || fs::rename(&temporary, out))?;
+            disk.sync_dir(parent(out))?;
+            Ok(bytes)
+        });
         if written.is_err() {
             // The error is the one that matters, and the file may not be there.
             let _ = fs::remove_file(&temporary);
         }
-        let rate = Rate::since(start, written?);
-        log::info!(
-            "{section} of {} in {}: {rate}",
-            self.path().display(),
-            out.display()
-        );
+        let rate = rate(start, written?);
+        let (path, out) = (self.path().display(), out.display());
+        log::info!("{section} of {path} in {out}: {rate}");
         Ok(())
     }
 
     fn write_section(&mut self, section: &str, path: &Path) -> Result<u64, RecordError> {
-        let mut tensors: Vec<(String, TensorSpec)> = self
-            .tensors()
-            .filter_map(|spec| {
-                let path = spec.name.strip_prefix(section)?.strip_prefix('/')?;
-                Some((path.to_owned(), spec))
-            })
-            .collect();
+        let in_section = |spec: TensorSpec| {
+            let path = spec.name.strip_prefix(section)?.strip_prefix('/')?;
+            Some((path.to_owned(), spec))
+        };
+        let mut tensors: Vec<_> = self.tensors().filter_map(in_section).collect();
         if tensors.is_empty() {
-            return Err(RecordError::NoSection {
+            let names = self.tensors();
+            let sections = names.filter_map(|spec| Some(spec.name.split_once('/')?.0.to_owned()));
+            let mut sections: Vec<_> = sections.collect();
+            sections.dedup();
+            let sections = sections.join(", ");
+            return Err(RecordError::OtherModel {
                 path: self.path().to_owned(),
-                section: section.to_owned(),
-                sections: self.sections(),
+                reason: format!(
+                    "has no entries in the section `{section}`; its sections are {sections}"
+                ),
             });
         }
         // As safetensors orders; the names are in order.
         tensors.sort_by_key(|(_, spec)| Reverse(spec.dtype));
+        let metadata = ("step", self.state(0, 0).step.to_string());
+        let infos = tensors.iter().map(|(path, spec)| {
+            let shape = spec.shape.clone();
+            (path.clone(), shape, TensorSlice::whole(spec.clone()))
+        });
+        let header = safetensors_header(metadata, infos);
         // What a killed call left behind.
         let _ = fs::remove_file(path);
-        let created = Disk.create_file(path).map_err(io_error("create", path))?;
-        let mut file = PartFile::new(path, created);
-        file.write(&self.section_header(&tensors))?;
+        let mut file = SyncedFile::create(Disk::PLAIN, path)?;
+        file.write(&header)?;
         for (_, tensor) in tensors {
-            self.read_chunks(&tensor, |bytes| file.write(bytes))?;
+            self.for_each_chunk(&tensor, |bytes| file.write(bytes))?;
         }
         file.finish()
     }
-
-    fn section_header(&self, tensors: &[(String, TensorSpec)]) -> Vec<u8> {
-        let mut offset = 0;
-        let infos = tensors.iter().map(|(path, spec)| {
-            let start = offset;
-            offset += Piece::whole(spec.clone()).bytes();
-            let info = TensorInfo {
-                dtype: spec.dtype,
-                shape: spec.shape.clone(),
-                data_offsets: (start, offset),
-            };
-            (path.clone(), info)
-        });
-        let step = self.state(0, 0).step;
-        let metadata = HashMap::from([("step".to_owned(), step.to_string())]);
-        safetensors_header(metadata, infos.collect())
-    }
-
-    /// What stands before the first slash of the names, each once.
-    fn sections(&self) -> Vec<String> {
-        let names = self.tensors().filter_map(|spec| {
-            let (section, _) = spec.name.split_once('/')?;
-            Some(section.to_owned())
-        });
-        let mut sections: Vec<_> = names.collect();
-        sections.dedup();
-        sections
-    }
-}
-
-/// Puts the file in the place of `out`, and returns when that is on the disk.
-fn publish(temporary: &Path, out: &Path) -> Result<(), RecordError> {
-    let renamed = Disk.rename(temporary, out);
-    renamed.map_err(io_error("rename", temporary))?;
-    let parent = parent(out);
-    Disk.sync_dir(parent).map_err(io_error("sync", parent))
-}
-
-/// Beside `out`, so that it can be renamed to it.
-fn temporary(out: &Path) -> PathBuf {
-    let mut name = OsString::from(".");
-    name.push(out.file_name().unwrap_or_default());
-    name.push(".partial");
-    out.with_file_name(name)
 }

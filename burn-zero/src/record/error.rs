@@ -1,10 +1,8 @@
 //! What can go wrong with a record, with the values.
 
 use std::io;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use safetensors::Dtype;
 use thiserror::Error;
 
 use crate::{ZeroError, ZeroOptimizerError};
@@ -50,22 +48,6 @@ pub enum RecordError {
         /// How many records there are that their writers did not finish.
         partial: usize,
     },
-    /// A manifest that cannot be read as one.
-    #[error("{} is not the manifest of a sharded record: {reason}", .path.display())]
-    NotAManifest {
-        /// The manifest.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// A manifest whose tensors have elements on no rank or on two, or that reach beyond what a machine can address.
-    #[error("{} contradicts itself: {source}", .path.display())]
-    Inconsistent {
-        /// The manifest.
-        path: PathBuf,
-        /// How.
-        source: Box<RecordError>,
-    },
     /// A record in another version of the format.
     #[error("{} is in version {found} of the format; this program reads version {supported}", .path.display())]
     Version {
@@ -76,223 +58,52 @@ pub enum RecordError {
         /// The version that this program reads.
         supported: u32,
     },
-    /// A file that the manifest names is not there.
-    #[error("the record is torn: {} is missing", .path.display())]
-    MissingFile {
+    /// A file of the record is missing, is not what was written, or is of another record.
+    #[error("the record is torn: {} {reason}", .path.display())]
+    Torn {
         /// The file.
         path: PathBuf,
-    },
-    /// A file is shorter or longer than it was written.
-    #[error("the record is torn: {} holds {found} bytes, but {expected} were written", .path.display())]
-    WrongLength {
-        /// The file.
-        path: PathBuf,
-        /// The bytes written.
-        expected: u64,
-        /// The bytes there are.
-        found: u64,
-    },
-    /// Bytes that are not those that were written.
-    #[error(
-        "the record is torn: checksum {found:08x} of {what} in {} is not {expected:08x}, with which it was written",
-        .path.display()
-    )]
-    Checksum {
-        /// The file.
-        path: PathBuf,
-        /// Which part of it.
-        what: String,
-        /// CRC-32 of what was written.
-        expected: u32,
-        /// CRC-32 of what is there.
-        found: u32,
-    },
-    /// A file of another record.
-    #[error("{} belongs to another record: it is of {found}, but the manifest is of {expected}", .path.display())]
-    ForeignFile {
-        /// The file.
-        path: PathBuf,
-        /// Step, rank and world size of the manifest.
-        expected: String,
-        /// Those of the file.
-        found: String,
-    },
-    /// A part that is not a safetensors file, or not with the entries of the manifest.
-    #[error("{} is not the part of a record that its manifest describes: {reason}", .path.display())]
-    BadPart {
-        /// The file.
-        path: PathBuf,
-        /// Why.
+        /// What is wrong, with the lengths or checksums.
         reason: String,
     },
-
-    /// An entry that the record does not have.
-    #[error("{} has no entry `{name}`{}", .path.display(), nearest_of(.nearest))]
-    MissingEntry {
-        /// The manifest.
-        path: PathBuf,
-        /// The entry.
-        name: String,
-        /// The entry of the record whose name is most alike.
-        nearest: Option<String>,
-    },
-    /// A section without entries.
-    #[error("{} has no entries in the section `{section}`; its sections are {}", .path.display(), .sections.join(", "))]
-    NoSection {
-        /// The record.
-        path: PathBuf,
-        /// The section.
-        section: String,
-        /// Those that it has.
-        sections: Vec<String>,
-    },
-    /// An entry of another type than wanted.
-    #[error("`{name}` is {found} in {}, but {wanted} is wanted", .path.display())]
-    DtypeDiffers {
-        /// The manifest.
-        path: PathBuf,
-        /// The entry.
-        name: String,
-        /// Its type in the record.
-        found: Dtype,
-        /// The type that was asked for.
-        wanted: Dtype,
-    },
-    /// An entry of another shape than wanted.
-    #[error("`{name}` has shape {found:?} in {}, but {wanted:?} is wanted", .path.display())]
-    ShapeDiffers {
-        /// The manifest.
-        path: PathBuf,
-        /// The entry.
-        name: String,
-        /// Its shape in the record.
-        found: Vec<usize>,
-        /// The shape that was asked for.
-        wanted: Vec<usize>,
-    },
-
-    /// A name that cannot be an entry's.
-    #[error("`{name}` cannot name an entry: {reason}")]
-    InvalidName {
-        /// The name.
-        name: String,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// A piece that reaches beyond its tensor.
-    #[error("elements {range:?} of `{name}` of shape {shape:?}: it has {elements}")]
-    OutOfBounds {
-        /// The entry.
-        name: String,
-        /// The elements of the piece.
-        range: Range<usize>,
-        /// The whole tensor's shape.
-        shape: Vec<usize>,
-        /// The whole tensor's number of elements; the largest there is if it does not fit.
-        elements: usize,
-    },
-    /// A piece with other than its elements' bytes.
-    #[error("`{name}`: {found} bytes were given for a piece of {expected} bytes")]
-    ByteLength {
-        /// The entry.
-        name: String,
-        /// The bytes that its elements take.
-        expected: usize,
-        /// The bytes given.
-        found: usize,
-    },
-    /// A type whose elements are no whole bytes.
-    #[error("`{name}`: elements of {dtype} are no whole bytes and cannot be cut into pieces")]
-    SubByte {
-        /// The entry.
-        name: String,
-        /// The type.
-        dtype: Dtype,
-    },
-    /// The bytes of a piece could not be had.
-    #[error("cannot get the bytes of `{name}`: {reason}")]
-    Unavailable {
-        /// The entry.
-        name: String,
-        /// Its owner's reason.
-        reason: String,
-    },
-    /// The one who loads could not use what was read.
-    #[error("`{name}` was read, but could not be used: {reason}")]
-    NotTaken {
-        /// The entry.
-        name: String,
-        /// The reason of the one who loads.
-        reason: String,
-    },
-    /// Two ranks describe one tensor differently.
-    #[error("`{name}` is {} of rank {first_rank} and {} of rank {second_rank}", described(.first), described(.second))]
-    Contradiction {
-        /// The entry.
-        name: String,
-        /// A rank.
-        first_rank: usize,
-        /// Type and shape there.
-        first: (Dtype, Vec<usize>),
-        /// Another rank.
-        second_rank: usize,
-        /// Type and shape there.
-        second: (Dtype, Vec<usize>),
-    },
-    /// A piece that one rank gives twice.
-    #[error("the piece {piece} was given twice")]
-    GivenTwice {
-        /// Name and elements.
-        piece: String,
-    },
-    /// An element in two pieces.
-    #[error(
-        "elements {range:?} of `{name}` are in a piece of rank {first_rank} and again in one of rank {second_rank}"
-    )]
-    Overlap {
-        /// The entry.
-        name: String,
-        /// The elements.
-        range: Range<usize>,
-        /// The rank whose piece begins first.
-        first_rank: usize,
-        /// The other.
-        second_rank: usize,
-    },
-    /// Elements in no piece.
-    #[error("elements {range:?} of `{name}` are on no rank")]
-    NotCovered {
-        /// The entry.
-        name: String,
-        /// The elements.
-        range: Range<usize>,
-    },
-    /// Ranks save or load what does not belong together.
-    #[error(
-        "rank {rank} has {what} {theirs}, rank 0 {ours}: all ranks save and load the same record"
-    )]
-    RanksDiffer {
-        /// What differs.
-        what: &'static str,
-        /// The rank that differs from rank 0.
-        rank: usize,
-        /// Its value.
-        theirs: String,
-        /// That of rank 0.
-        ours: String,
-    },
-
-    /// State of a training that cannot be taken apart for a record, or put together from one.
-    #[error(transparent)]
-    State(#[from] ZeroOptimizerError),
-    /// A record with tensors that the model has no place for.
-    #[error("{} has a tensor {tensor}, which the model has not: it is of another model", .path.display())]
+    /// The record is of another model: it lacks a tensor that is wanted, has it in another type or shape, or has one more.
+    #[error("{} {reason}", .path.display())]
     OtherModel {
         /// The record.
         path: PathBuf,
-        /// Path of the first such tensor.
-        tensor: String,
+        /// What it has and what is wanted, with the tensor's name.
+        reason: String,
     },
+
+    /// An entry that cannot be saved or loaded: its name, range or length is impossible, its elements are on no rank or on two,
+    /// or its owner could not give or take its bytes.
+    #[error("`{name}` {reason}")]
+    Entry {
+        /// The entry.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Ranks save or load what does not belong together.
+    #[error(
+        "rank {rank} has {what} {theirs}, rank {other} {ours}: all ranks save and load the same record"
+    )]
+    RanksDiffer {
+        /// What differs.
+        what: String,
+        /// The rank that differs.
+        rank: usize,
+        /// Its value.
+        theirs: String,
+        /// A rank before it.
+        other: usize,
+        /// That rank's value.
+        ours: String,
+    },
+
+    /// State of a training that cannot be split for a record, or joined from one.
+    #[error(transparent)]
+    State(#[from] ZeroOptimizerError),
     /// A record that was saved between two updates, in which each rank has sums of gradients of its own.
     #[error(
         "{} is of the middle of a window of micro-batches, whose sums are each rank's own; it was saved by {saved_by}, and this \
@@ -326,13 +137,12 @@ pub enum RecordError {
     },
 }
 
-/// An error of the file system, with what was tried on which path.
-pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RecordError {
-    let path = path.to_owned();
-    move |source| RecordError::Io {
-        action,
-        path,
-        source,
+impl From<ZeroError> for RecordError {
+    fn from(error: ZeroError) -> Self {
+        match error {
+            ZeroError::Optimizer(error) => Self::State(error),
+            error => Self::Group(error),
+        }
     }
 }
 
@@ -343,17 +153,6 @@ fn of_step(step: &Option<u64>) -> String {
 fn unfinished(partial: usize) -> String {
     match partial {
         0 => String::new(),
-        1 => " (one was not finished)".to_owned(),
-        more => format!(" ({more} were not finished)"),
+        partial => format!(" ({partial} not finished)"),
     }
-}
-
-fn nearest_of(nearest: &Option<String>) -> String {
-    nearest
-        .as_ref()
-        .map_or_else(String::new, |name| format!("; nearest is `{name}`"))
-}
-
-fn described((dtype, shape): &(Dtype, Vec<usize>)) -> String {
-    format!("{dtype} {shape:?}")
 }

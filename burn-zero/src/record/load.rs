@@ -1,27 +1,48 @@
-//! Loading: a record is read in any pieces, by any number of ranks.
+//! Loading: a record is read in any slices, by any number of ranks.
 
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde_json::Value;
 
-use super::agree::{Together, agree, split};
-use super::entry::{Failure, Piece, TensorSpec};
-use super::layout::{Listing, MANIFEST};
-use super::manifest::{Manifest, PieceRow, check_lengths};
-use super::parts::{AtWork, Parts};
-use super::report::Rate;
-use super::{RecordError, TrainingState};
+use super::RecordError;
+use super::directory::{Listing, MANIFEST, io_error};
+use super::entry::{Failure, TensorSlice, TensorSpec};
+use super::joint::JointWork;
+use super::manifest::{Manifest, TrainingState, torn, verify};
+use super::save::{IDENTITY, identity, rate};
 use crate::ProcessGroup;
 
-/// A complete record, opened to read any pieces of it.
+/// What is called while bytes are read; reading stops if it fails.
+pub(crate) type AtWork<'a> = &'a mut dyn FnMut() -> Result<(), RecordError>;
+
+/// A complete record, opened to read any slices of it.
 ///
-/// Holds the manifest, and of the files no more than headers. Every byte it returns was verified by its checksum.
+/// Holds the manifest and no more. Every byte it returns was verified by its checksum.
 #[derive(Debug)]
 pub struct ShardedRecord {
     path: PathBuf,
     manifest: Manifest,
-    parts: Parts,
+    /// Ranks whose files have the headers that were written.
+    verified: HashSet<usize>,
+    /// One file is open at a time: a record may have more than a process may open.
+    open: Option<(usize, File)>,
+    bytes_read: u64,
+}
+
+/// Bytes under one checksum.
+struct Chunk {
+    /// Whose file they are in.
+    rank: usize,
+    /// Where in the file.
+    file_offset: u64,
+    /// Which bytes of the whole tensor they are.
+    bytes: Range<usize>,
+    crc32: u32,
 }
 
 impl ShardedRecord {
@@ -48,14 +69,16 @@ impl ShardedRecord {
     ///
     /// # Errors
     ///
-    /// Those of [`open`](Self::open), but [`RecordError::MissingFile`] if there is none.
+    /// Those of [`open`](Self::open), but [`RecordError::Torn`] if there is none.
     pub fn open_record(path: &Path) -> Result<Self, RecordError> {
         let manifest = Manifest::read(&path.join(MANIFEST))?;
-        check_lengths(path, &manifest)?;
+        manifest.check_lengths(path)?;
         Ok(Self {
             path: path.to_owned(),
             manifest,
-            parts: Parts::new(path.to_owned()),
+            verified: HashSet::new(),
+            open: None,
+            bytes_read: 0,
         })
     }
 
@@ -95,13 +118,12 @@ impl ShardedRecord {
             0 => choose(),
             _ => Ok(None),
         };
-        let chosen = agree(group, "choose a record", chosen)?;
+        let chosen = JointWork::new(group, "choose a record").share(chosen)?;
         let Some(path) = chosen.into_iter().flatten().next() else {
             return Ok(None);
         };
-        let (record, done) = split(Self::open_record(&path));
-        agree(group, "open a record", done)?;
-        Ok(record)
+        let opened = Self::open_record(&path);
+        JointWork::new(group, "open a record").end(opened.map(Some))
     }
 
     /// Its directory.
@@ -121,7 +143,7 @@ impl ShardedRecord {
 
     /// Bytes read of its files so far.
     pub fn bytes_read(&self) -> u64 {
-        self.parts.bytes_read
+        self.bytes_read
     }
 
     /// The small state. With `generator` of the rank that asks if as many ranks ask as saved; else that is `null`, for no
@@ -146,54 +168,66 @@ impl ShardedRecord {
         self.manifest.tensors.get(name).map(|row| row.spec(name))
     }
 
-    /// The bytes of a piece, little-endian. Reads only the parts of files in which they are, at most a mebibyte more on each
+    /// The bytes of a slice, little-endian. Reads only the parts of files in which they are, at most a mebibyte more on each
     /// side of each.
     ///
     /// # Errors
     ///
     /// If the record has no such tensor, or one of another type or shape, or what is in the files is not what was written.
-    pub fn read(&mut self, wanted: &Piece) -> Result<Vec<u8>, RecordError> {
-        self.read_at_work(wanted, &mut || Ok(()))
+    pub fn read(&mut self, wanted: &TensorSlice) -> Result<Vec<u8>, RecordError> {
+        let TensorSlice { tensor, range } = wanted;
+        self.read_ranges(tensor, core::slice::from_ref(range), &mut || Ok(()))
     }
 
-    fn read_at_work(&mut self, wanted: &Piece, at_work: AtWork) -> Result<Vec<u8>, RecordError> {
-        let mut bytes = vec![0; self.check(wanted)?];
-        self.fill(wanted, &mut bytes, at_work)?;
+    /// Several ranges of a tensor, one behind the other. Calls `at_work` after every chunk.
+    pub(crate) fn read_ranges(
+        &mut self,
+        tensor: &TensorSpec,
+        ranges: &[Range<usize>],
+        at_work: AtWork,
+    ) -> Result<Vec<u8>, RecordError> {
+        let slices = ranges.iter();
+        let slices = slices.map(|range| TensorSlice::new(tensor.clone(), range.clone()));
+        let slices: Vec<_> = slices.collect();
+        slices.iter().try_for_each(|slice| self.check(slice))?;
+        let mut bytes = vec![0; slices.iter().map(TensorSlice::bytes).sum()];
+        let mut rest = &mut bytes[..];
+        for slice in &slices {
+            let (out, after) = rest.split_at_mut(slice.bytes());
+            self.fill(slice, out, at_work)?;
+            rest = after;
+        }
         Ok(bytes)
     }
 
-    /// As [`read`](Self::read), into memory that is there.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`read`](Self::read), and [`RecordError::ByteLength`] if `out` is not as long as the piece.
-    pub fn read_into(&mut self, wanted: &Piece, out: &mut [u8]) -> Result<(), RecordError> {
-        let bytes = self.check(wanted)?;
-        let name = &wanted.tensor.name;
-        if out.len() != bytes {
-            return Err(RecordError::ByteLength {
-                name: name.clone(),
-                expected: bytes,
-                found: out.len(),
-            });
+    fn check(&self, wanted: &TensorSlice) -> Result<(), RecordError> {
+        self.manifest.check_wanted(&self.path, wanted)
+    }
+
+    /// Reads a slice that was checked, into as many bytes as it has.
+    fn fill(
+        &mut self,
+        wanted: &TensorSlice,
+        out: &mut [u8],
+        at_work: AtWork,
+    ) -> Result<(), RecordError> {
+        let size = wanted.tensor.element_bytes();
+        let all = wanted.range.start * size..wanted.range.end * size;
+        let mut partial = Vec::new();
+        for chunk in self.chunks(&wanted.tensor, &wanted.range) {
+            let bytes = chunk.bytes.clone();
+            let common = all.start.max(bytes.start)..all.end.min(bytes.end);
+            let out = &mut out[common.start - all.start..common.end - all.start];
+            if common == bytes {
+                self.read_chunk(&wanted.tensor, &chunk, out)?;
+            } else {
+                partial.resize(bytes.len(), 0);
+                self.read_chunk(&wanted.tensor, &chunk, &mut partial)?;
+                out.copy_from_slice(&partial[common.start - bytes.start..common.end - bytes.start]);
+            }
+            at_work()?;
         }
-        self.fill(wanted, out, &mut || Ok(()))
-    }
-
-    /// Reads a piece that was checked, into as many bytes as it has.
-    fn fill(&mut self, piece: &Piece, out: &mut [u8], at_work: AtWork) -> Result<(), RecordError> {
-        let Self {
-            manifest, parts, ..
-        } = self;
-        let name = &piece.tensor.name;
-        let row = &manifest.tensors[name];
-        parts.read(manifest, name, row, piece.range.clone(), out, at_work)
-    }
-
-    /// Bytes of a piece that the record has.
-    fn check(&self, wanted: &Piece) -> Result<usize, RecordError> {
-        self.manifest.row(&self.path.join(MANIFEST), wanted)?;
-        Ok(wanted.bytes())
+        Ok(())
     }
 
     /// Reads all of it and forgets it again: an error if a byte is not what was written. Costs memory for one chunk.
@@ -203,31 +237,115 @@ impl ShardedRecord {
     /// Those of [`read`](Self::read).
     pub fn verify(&mut self) -> Result<(), RecordError> {
         let tensors: Vec<_> = self.tensors().collect();
-        for tensor in tensors {
-            self.read_chunks(&tensor, |_| Ok(()))?;
-        }
-        Ok(())
+        let mut tensors = tensors.iter();
+        tensors.try_for_each(|tensor| self.for_each_chunk(tensor, |_| Ok(())))?;
+        // A rank that holds nothing has a file too.
+        (0..self.world_size()).try_for_each(|rank| self.verify_header(rank))
     }
 
     /// Reads a whole tensor of the record chunk by chunk as it was saved, so that no byte is read twice.
-    pub(super) fn read_chunks(
+    pub(super) fn for_each_chunk(
         &mut self,
         tensor: &TensorSpec,
         mut take: impl FnMut(&[u8]) -> Result<(), RecordError>,
     ) -> Result<(), RecordError> {
-        let row = &self.manifest.tensors[&tensor.name];
-        let saved = row.pieces.iter().map(PieceRow::range);
-        let chunks = saved.flat_map(|range| Piece::new(tensor.clone(), range).chunks());
+        let whole = TensorSlice::whole(tensor.clone());
         let mut bytes = Vec::new();
-        for chunk in chunks.collect::<Vec<_>>() {
-            bytes.resize(chunk.bytes(), 0);
-            self.read_into(&chunk, &mut bytes)?;
+        for chunk in self.chunks(tensor, &whole.range) {
+            bytes.resize(chunk.bytes.len(), 0);
+            self.read_chunk(tensor, &chunk, &mut bytes)?;
             take(&bytes)?;
         }
         Ok(())
     }
 
-    /// Loads the pieces that this rank wants: each is given to `take` with its place in `wanted`, one after the other.
+    /// The chunks in which some elements of a tensor are, in order.
+    fn chunks(&self, tensor: &TensorSpec, elements: &Range<usize>) -> Vec<Chunk> {
+        let size = tensor.element_bytes();
+        let wanted = elements.start * size..elements.end * size;
+        let slices = &self.manifest.tensors[&tensor.name].slices;
+        let first = slices.partition_point(|slice| slice.range().end <= elements.start);
+        let slices = slices[first..].iter();
+        let slices = slices.take_while(|slice| slice.offset < elements.end);
+        let chunks = slices.flat_map(|slice| {
+            let chunk_bytes = self.manifest.chunk_bytes;
+            let (start, end) = (slice.offset * size, slice.range().end * size);
+            let chunks = slice.crc32.iter().enumerate();
+            chunks.map(move |(index, &crc32)| {
+                let offset = index * chunk_bytes;
+                let chunk = start + offset;
+                Chunk {
+                    rank: slice.rank,
+                    file_offset: slice.file_offset + offset as u64,
+                    bytes: chunk..end.min(chunk.saturating_add(chunk_bytes)),
+                    crc32,
+                }
+            })
+        });
+        let overlaps =
+            |chunk: &Chunk| chunk.bytes.start < wanted.end && wanted.start < chunk.bytes.end;
+        chunks
+            .filter(|chunk| !wanted.is_empty() && overlaps(chunk))
+            .collect()
+    }
+
+    fn read_chunk(
+        &mut self,
+        tensor: &TensorSpec,
+        chunk: &Chunk,
+        out: &mut [u8],
+    ) -> Result<(), RecordError> {
+        self.verify_header(chunk.rank)?;
+        self.read_at(chunk.rank, chunk.file_offset, out)?;
+        let what = format!("bytes {:?} of `{}`", chunk.bytes, tensor.name);
+        verify(&self.file(chunk.rank), &what, chunk.crc32, out)
+    }
+
+    /// Reads and verifies the header of a rank's file, if that was not done yet: whether it is a file of this record.
+    fn verify_header(&mut self, rank: usize) -> Result<(), RecordError> {
+        if !self.verified.insert(rank) {
+            return Ok(());
+        }
+        let row = self.manifest.files[rank].clone();
+        let mut header = vec![0; row.header_bytes as usize];
+        self.read_at(rank, 0, &mut header)?;
+        let verified = verify(&self.file(rank), "its header", row.header_crc32, &header);
+        verified.map_err(|error| {
+            self.verified.remove(&rank);
+            let header = String::from_utf8_lossy(&header);
+            let expected = identity(self.manifest.state.step, rank, self.world_size());
+            let found = header.split_once(&format!("\"{IDENTITY}\":\""));
+            match found.and_then(|(_, rest)| rest.split_once('"')) {
+                Some((found, _)) if found != expected => torn(
+                    &self.file(rank),
+                    format!("belongs to another record: it is of {found}, but the manifest is of {expected}"),
+                ),
+                _ => error,
+            }
+        })
+    }
+
+    fn read_at(&mut self, rank: usize, offset: u64, out: &mut [u8]) -> Result<(), RecordError> {
+        let path = self.file(rank);
+        let file = match &mut self.open {
+            Some((open, file)) if *open == rank => file,
+            open => {
+                let file = File::open(&path).map_err(io_error("open", &path))?;
+                &mut open.insert((rank, file)).1
+            }
+        };
+        let found = file.seek(SeekFrom::Start(offset));
+        let read = found.and_then(|_| file.read_exact(out));
+        read.map_err(io_error("read", &path))?;
+        self.bytes_read += out.len() as u64;
+        Ok(())
+    }
+
+    fn file(&self, rank: usize) -> PathBuf {
+        self.path.join(&self.manifest.files[rank].file)
+    }
+
+    /// Loads the slices that this rank wants: each is given to `take` with its place in `wanted`, one after the other.
     /// Collective: returns on all ranks when all have what they want.
     ///
     /// # Errors
@@ -236,38 +354,36 @@ impl ShardedRecord {
     pub fn load(
         &mut self,
         group: &dyn ProcessGroup,
-        wanted: &[Piece],
+        wanted: &[TensorSlice],
         mut take: impl FnMut(usize, Vec<u8>) -> Result<(), Failure>,
     ) -> Result<TrainingState, RecordError> {
         let start = Instant::now();
-        let before = self.parts.bytes_read;
+        let before = self.bytes_read;
         // What is not there is found before anything is taken.
-        let known = wanted
-            .iter()
-            .try_for_each(|piece| self.check(piece).map(drop));
-        agree(group, "look for entries", known)?;
-        let mut loading = Together::new(group, "load a record");
-        let mut pieces = wanted.iter().enumerate();
-        let loaded = pieces.try_for_each(|(index, piece)| {
-            let bytes = self.read_at_work(piece, &mut || loading.at_work())?;
-            take(index, bytes).map_err(|reason| RecordError::NotTaken {
-                name: piece.tensor.name.clone(),
-                reason: reason.to_string(),
-            })
+        let known = wanted.iter().try_for_each(|slice| self.check(slice));
+        JointWork::new(group, "look for entries").end(known)?;
+        let mut work = JointWork::new(group, "load a record");
+        let loaded = wanted.iter().enumerate().try_for_each(|(index, wanted)| {
+            let TensorSlice { tensor, range } = wanted;
+            let range = core::slice::from_ref(range);
+            let bytes = self.read_ranges(tensor, range, &mut || work.at_work())?;
+            let not_taken =
+                |reason| tensor.error(format!("was read, but could not be used: {reason}"));
+            take(index, bytes).map_err(not_taken)
         });
-        loading.end(loaded)?;
-        let rate = Rate::since(start, self.parts.bytes_read - before);
+        work.end(loaded)?;
         let (rank, path) = (group.rank(), self.path.display());
-        log::info!("rank {rank} loaded its part of {path}: {rate}");
+        let rate = rate(start, self.bytes_read - before);
+        log::info!("rank {rank} loaded its share of {path}: {rate}");
         Ok(self.state(rank, group.world_size()))
     }
 }
 
-/// Loads pieces of the last complete record in `dir`, or of that of `step`: any pieces, at any world size, bit for bit what
-/// was saved. Collective: every rank calls it with the pieces that it wants, which may overlap those of other ranks.
+/// Loads slices of the last complete record in `dir`, or of that of `step`: any slices, at any world size, bit for bit what
+/// was saved. Collective: every rank calls it with the slices that it wants, which may overlap those of other ranks.
 ///
-/// The bytes of each piece (little-endian) are given to `take` with its place in `wanted`, one after the other, so that there
-/// is never a second copy of the state. Each rank reads the parts of files in which its pieces are, and no more. Who has to
+/// The bytes of each slice (little-endian) are given to `take` with its place in `wanted`, one after the other, so that there
+/// is never a second copy of the state. Each rank reads the parts of files in which its slices are, and no more. Who has to
 /// look into the record before knowing what to want opens it with [`ShardedRecord::open_with`]. Each call of `take` has to return within
 /// the group's deadline; reading may take longer.
 ///
@@ -279,7 +395,7 @@ pub fn load_sharded(
     dir: &Path,
     group: &dyn ProcessGroup,
     step: Option<u64>,
-    wanted: &[Piece],
+    wanted: &[TensorSlice],
     take: impl FnMut(usize, Vec<u8>) -> Result<(), Failure>,
 ) -> Result<TrainingState, RecordError> {
     ShardedRecord::open_with(dir, group, step)?.load(group, wanted, take)

@@ -1,45 +1,87 @@
-//! The manifest: which elements of which tensor are where. Pure values.
+//! The manifest: which elements of which tensor are where, and the state that is no tensor. Pure values.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
 
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
 
-use super::entry::{Piece, TensorSpec};
-use super::error::io_error;
-use super::layout::{part_file, piece_key};
-use super::{RecordError, TrainingState};
+use super::RecordError;
+use super::directory::{io_error, rank_file};
+use super::entry::{TensorSlice, TensorSpec};
 
 /// What the envelope of every manifest says it is.
 const FORMAT: &str = "burn-zero sharded record";
 
 /// The version that this program writes and reads.
-pub(super) const VERSION: u32 = 1;
+const VERSION: u32 = 1;
 
-/// Bytes under one checksum: what is read at least to verify a part of a piece.
+/// Bytes under one checksum: what is read at least to verify a part of a slice.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
+
+/// What training needs besides tensors, as JSON.
+///
+/// All but `generator` is the same on all ranks, and [`save_sharded`](super::save_sharded) refuses it if not. Numbers come
+/// back bit for bit. JSON has no NaN and no infinity: `serde_json` makes `null` of them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainingState {
+    /// Updates taken when the record was saved; names the record.
+    pub step: u64,
+    /// State of the loss scaler.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub scaler: Value,
+    /// State of the learning-rate scheduler.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub scheduler: Value,
+    /// All of the optimizer's state that is no tensor, such as step counts: of each rank what it has, together the whole. The
+    /// [`Recorder`](crate::Recorder) fills it in.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub optimizer: Value,
+    /// Whatever else: position in the data, configuration, metrics.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub user: Map<String, Value>,
+    /// State of this rank's random generators: what [`with_generator`](Self::with_generator) takes, or the caller's own. Each rank
+    /// has its own, so it comes back only at the same world size. Nobody fills it in unasked.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub generator: Value,
+}
+
+impl TrainingState {
+    /// State after `step` updates, with nothing else.
+    pub fn at_step(step: u64) -> Self {
+        Self {
+            step,
+            ..Self::default()
+        }
+    }
+
+    /// What must be the same on all ranks.
+    fn common(&self) -> BTreeMap<String, Value> {
+        let user = self.user.iter();
+        let mut common: BTreeMap<_, _> = user
+            .map(|(key, value)| (format!("user state {key}"), value.clone()))
+            .collect();
+        common.insert("step".into(), json!(self.step));
+        common.insert("scaler".into(), self.scaler.clone());
+        common.insert("scheduler".into(), self.scheduler.clone());
+        common
+    }
+}
 
 /// The outermost JSON object. The checksum is that of `manifest` as text, so that state is never read from torn JSON.
 #[derive(Serialize, Deserialize)]
-struct Envelope<'a> {
+struct Envelope {
     format: String,
     version: u32,
     crc32: u32,
-    #[serde(borrow)]
-    manifest: &'a RawValue,
-}
-
-/// Only what says whether the rest can be understood.
-#[derive(Deserialize)]
-struct Heading {
-    format: String,
-    version: u32,
+    manifest: Box<RawValue>,
 }
 
 /// A record's table of contents.
@@ -47,14 +89,15 @@ struct Heading {
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
     pub world_size: usize,
-    /// Bytes under each checksum but a piece's last, which is that of the rest.
+    /// Bytes under each checksum but a slice's last, which is that of the rest.
     pub chunk_bytes: usize,
     /// What all ranks have in common.
     pub state: TrainingState,
     /// The generator's state of each rank.
     pub generators: Vec<Value>,
     /// The file of each rank.
-    pub parts: Vec<PartRow>,
+    #[serde(rename = "parts")]
+    pub files: Vec<FileRow>,
     /// By name.
     pub tensors: BTreeMap<String, TensorRow>,
 }
@@ -62,36 +105,52 @@ pub(super) struct Manifest {
 /// The file of one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct PartRow {
+pub(super) struct FileRow {
     pub file: String,
     /// Length of the file.
     pub bytes: u64,
     /// Checksum of its safetensors header.
     pub header_crc32: u32,
+    /// Length of the header; known of a manifest that was read.
+    #[serde(skip)]
+    pub header_bytes: u64,
 }
 
-/// A tensor and its pieces in the order of their elements.
+/// A tensor and its slices in the order of their elements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TensorRow {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    pub pieces: Vec<PieceRow>,
+    #[serde(rename = "pieces")]
+    pub slices: Vec<SliceRow>,
 }
 
 /// Elements `offset..offset + len` of a flattened tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct PieceRow {
+pub(super) struct SliceRow {
     pub rank: usize,
     pub offset: usize,
     pub len: usize,
     /// One for each chunk.
     pub crc32: Vec<u32>,
+    /// Where it is in its file; known of a manifest that was read.
+    #[serde(skip)]
+    pub file_offset: u64,
 }
 
-impl PieceRow {
-    /// The elements. Of a foreign piece that no machine can count, as many as it can: no tensor has them.
+/// What a rank tells rank 0 of its file.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct RankTable {
+    pub file: FileRow,
+    pub state: TrainingState,
+    /// In the order in which the rank gave them; empty slices too, for they declare a tensor.
+    pub tensors: Vec<(String, TensorRow)>,
+}
+
+impl SliceRow {
+    /// The elements. Of a foreign slice that no machine can count, as many as it can: no tensor has them.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset.saturating_add(self.len)
     }
@@ -101,12 +160,119 @@ impl TensorRow {
     pub fn spec(&self, name: &str) -> TensorSpec {
         TensorSpec::new(name, self.dtype, self.shape.clone())
     }
+
+    fn kind(&self) -> String {
+        format!("{} {:?}", self.dtype, self.shape)
+    }
 }
 
 impl Manifest {
+    /// The record whose ranks wrote `tables`, if each element of each tensor is on exactly one of them.
+    pub fn assemble(tables: Vec<RankTable>) -> Result<Self, RecordError> {
+        let mut manifest = Self {
+            world_size: tables.len(),
+            chunk_bytes: CHUNK_BYTES,
+            state: TrainingState::default(),
+            generators: Vec::new(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+        };
+        for (rank, mut table) in tables.into_iter().enumerate() {
+            manifest.generators.push(table.state.generator.take());
+            manifest.files.push(table.file);
+            manifest.add_state(rank, table.state)?;
+            for (name, row) in table.tensors {
+                manifest.add_tensor(rank, name, row)?;
+            }
+        }
+        for row in manifest.tensors.values_mut() {
+            row.slices.retain(|slice| slice.len > 0);
+            row.slices.sort_by_key(|slice| (slice.offset, slice.rank));
+        }
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    fn add_state(&mut self, rank: usize, theirs: TrainingState) -> Result<(), RecordError> {
+        if rank == 0 {
+            self.state = theirs;
+            return Ok(());
+        }
+        let differ = |what: &str, theirs: Option<&Value>, ours: Option<&Value>| {
+            let text = |value: Option<&Value>| value.map_or("nothing".to_owned(), Value::to_string);
+            RecordError::RanksDiffer {
+                what: what.to_owned(),
+                rank,
+                theirs: text(theirs),
+                other: 0,
+                ours: text(ours),
+            }
+        };
+        let (own, other) = (self.state.common(), theirs.common());
+        for key in own.keys().chain(other.keys()) {
+            if own.get(key) != other.get(key) {
+                return Err(differ(key, other.get(key), own.get(key)));
+            }
+        }
+        let united = unite(&mut self.state.optimizer, theirs.optimizer);
+        united.map_err(|(ours, theirs)| differ("optimizer state", Some(&theirs), Some(&ours)))
+    }
+
+    fn add_tensor(&mut self, rank: usize, name: String, row: TensorRow) -> Result<(), RecordError> {
+        let Some(known) = self.tensors.get_mut(&name) else {
+            self.tensors.insert(name, row);
+            return Ok(());
+        };
+        if (known.dtype, &known.shape) != (row.dtype, &row.shape) {
+            return Err(RecordError::RanksDiffer {
+                what: format!("`{name}` as"),
+                rank,
+                theirs: row.kind(),
+                other: known.slices[0].rank,
+                ours: known.kind(),
+            });
+        }
+        known.slices.extend(row.slices);
+        Ok(())
+    }
+
+    /// That every element of every tensor is in exactly one slice, and that each slice is in a file and under checksums.
+    fn check(&self) -> Result<(), RecordError> {
+        for (name, row) in &self.tensors {
+            let spec = row.spec(name);
+            spec.check(&(0..0))?;
+            let not_once = |first, end, place: String| {
+                Err(spec.error(format!("has elements {first}..{end} {place}")))
+            };
+            let (mut covered, mut last_rank) = (0, 0);
+            for slice in &row.slices {
+                let (range, rank) = (slice.range(), slice.rank);
+                spec.check(&range)?;
+                let chunks = (slice.len * spec.element_bytes()).div_ceil(self.chunk_bytes);
+                if rank >= self.world_size || slice.crc32.len() != chunks {
+                    return not_once(range.start, range.end, "in no file".to_owned());
+                }
+                if range.start > covered {
+                    return not_once(covered, range.start, "on no rank".to_owned());
+                }
+                if range.start < covered {
+                    let place = format!("on rank {last_rank} and again on rank {rank}");
+                    return not_once(range.start, covered.min(range.end), place);
+                }
+                (covered, last_rank) = (range.end, rank);
+            }
+            let elements = spec.elements().unwrap_or(usize::MAX);
+            if covered != elements {
+                return not_once(covered, elements, "on no rank".to_owned());
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes of all files of the ranks.
     pub fn bytes(&self) -> u64 {
-        self.parts.iter().map(|part| part.bytes).sum()
+        let files = self.files.iter();
+        files.fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
     /// The text of the file.
@@ -117,256 +283,158 @@ impl Manifest {
             format: FORMAT.to_owned(),
             version: VERSION,
             crc32: crc32fast::hash(manifest.get().as_bytes()),
-            manifest: &manifest,
+            manifest,
         };
         serde_json::to_string(&envelope).expect(unfailing)
     }
 
     /// The manifest in the file at `path`.
     pub fn read(path: &Path) -> Result<Self, RecordError> {
-        let mut text = String::new();
-        let mut file = match File::open(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(RecordError::MissingFile {
-                    path: path.to_owned(),
-                });
-            }
-            opened => opened.map_err(io_error("open", path))?,
-        };
-        match file.read_to_string(&mut text) {
-            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-                Err(not_one(path, error.to_string()))
-            }
-            read => read.map_err(io_error("read", path)),
-        }?;
+        let text = fs::read(path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => missing(path),
+            _ => io_error("read", path)(error),
+        })?;
         Self::parse(path, &text)
     }
 
-    fn parse(path: &Path, text: &str) -> Result<Self, RecordError> {
-        let because = |error: serde_json::Error| not_one(path, error.to_string());
-        let heading: Heading = serde_json::from_str(text).map_err(because)?;
-        if heading.format != FORMAT {
-            return Err(not_one(path, format!("its format is `{}`", heading.format)));
+    fn parse(path: &Path, text: &[u8]) -> Result<Self, RecordError> {
+        let no_manifest = |reason: String| torn(path, format!("is no manifest: {reason}"));
+        let no_json = |error: serde_json::Error| no_manifest(error.to_string());
+        let envelope: Envelope = serde_json::from_slice(text).map_err(no_json)?;
+        if envelope.format != FORMAT {
+            return Err(no_manifest(format!("its format is `{}`", envelope.format)));
         }
-        if heading.version != VERSION {
+        if envelope.version != VERSION {
             return Err(RecordError::Version {
                 path: path.to_owned(),
-                found: heading.version,
+                found: envelope.version,
                 supported: VERSION,
             });
         }
-        let envelope: Envelope = serde_json::from_str(text).map_err(because)?;
-        let found = crc32fast::hash(envelope.manifest.get().as_bytes());
-        if found != envelope.crc32 {
-            return Err(RecordError::Checksum {
-                path: path.to_owned(),
-                what: "the manifest".to_owned(),
-                expected: envelope.crc32,
-                found,
-            });
+        let manifest = envelope.manifest.get();
+        verify(path, "its manifest", envelope.crc32, manifest.as_bytes())?;
+        let mut manifest: Self = serde_json::from_str(manifest).map_err(no_json)?;
+        // What follows is wrong only if another program wrote it, for the checksum is right.
+        let ranks = manifest.world_size;
+        let mut files = manifest.files.iter().enumerate();
+        if (manifest.files.len(), manifest.generators.len()) != (ranks, ranks)
+            || !files.all(|(rank, row)| row.file == rank_file(rank, ranks))
+            || manifest.chunk_bytes == 0
+        {
+            return Err(no_manifest(format!(
+                "its files are not those of {ranks} ranks"
+            )));
         }
-        let manifest: Self = serde_json::from_str(envelope.manifest.get()).map_err(because)?;
-        manifest
-            .check_form()
-            .map_err(|reason| not_one(path, reason))?;
-        manifest
-            .check()
-            .map_err(|source| RecordError::Inconsistent {
-                path: path.to_owned(),
-                source: Box::new(source),
-            })?;
+        let checked = manifest.check();
+        checked.map_err(|error| no_manifest(error.to_string()))?;
+        let longer = || no_manifest("its slices are longer than their files".to_owned());
+        manifest.locate().ok_or_else(longer)?;
         Ok(manifest)
     }
 
-    /// That nothing in it leads outside of the record or of its own tables.
-    fn check_form(&self) -> Result<(), String> {
-        let ranks = self.world_size;
-        if self.parts.len() != ranks || self.generators.len() != ranks {
-            return Err(format!("it does not have {ranks} parts for {ranks} ranks"));
-        }
-        if self.chunk_bytes == 0 {
-            return Err("chunks of 0 bytes".to_owned());
-        }
-        for (rank, part) in self.parts.iter().enumerate() {
-            if part.file != part_file(rank, ranks) {
-                return Err(format!(
-                    "rank {rank} of {ranks} has the file `{}`",
-                    part.file
-                ));
+    /// Finds out where the slices are in their files: they follow each other to the end, in the order of safetensors.
+    fn locate(&mut self) -> Option<()> {
+        self.files
+            .iter_mut()
+            .for_each(|row| row.header_bytes = row.bytes);
+        let mut rows: Vec<_> = self.tensors.values_mut().collect();
+        rows.sort_by_key(|row| Reverse(row.dtype));
+        for row in rows.into_iter().rev() {
+            for slice in row.slices.iter_mut().rev() {
+                let bytes = (slice.len * (row.dtype.bitsize() / 8)) as u64;
+                let rest = &mut self.files[slice.rank].header_bytes;
+                *rest = rest.checked_sub(bytes)?;
+                slice.file_offset = *rest;
             }
         }
-        for (name, row) in &self.tensors {
-            let element_bytes = row.dtype.bitsize() / 8;
-            for piece in &row.pieces {
-                let bytes = piece.len.saturating_mul(element_bytes);
-                if piece.rank >= ranks || piece.crc32.len() != bytes.div_ceil(self.chunk_bytes) {
-                    return Err(format!(
-                        "the piece {} is malformed",
-                        piece_key(name, &piece.range())
-                    ));
-                }
+        Some(())
+    }
+
+    /// Whether the files of the record in `dir` are there in full length: what can be known without reading them.
+    pub fn check_lengths(&self, dir: &Path) -> Result<(), RecordError> {
+        for row in &self.files {
+            let path = &dir.join(&row.file);
+            let found = fs::metadata(path).map_err(|error| match error.kind() {
+                ErrorKind::NotFound => missing(path),
+                _ => io_error("look at", path)(error),
+            })?;
+            let (found, written) = (found.len(), row.bytes);
+            if found != written {
+                let reason = format!("holds {found} bytes, but {written} were written");
+                return Err(torn(path, reason));
             }
         }
         Ok(())
     }
 
-    /// The row of what is wanted, if it is what is there.
-    pub fn row(&self, path: &Path, wanted: &Piece) -> Result<&TensorRow, RecordError> {
+    /// That the record in `dir` has what is wanted.
+    pub fn check_wanted(&self, dir: &Path, wanted: &TensorSlice) -> Result<(), RecordError> {
         wanted.check()?;
-        let spec = &wanted.tensor;
-        let Some(row) = self.tensors.get(&spec.name) else {
-            return Err(RecordError::MissingEntry {
-                path: path.to_owned(),
-                name: spec.name.clone(),
-                nearest: nearest(&spec.name, self.tensors.keys()),
-            });
+        let TensorSpec { name, dtype, shape } = &wanted.tensor;
+        let reason = match self.tensors.get(name) {
+            None => {
+                let nearest = self.tensors.keys();
+                let nearest = nearest.min_by_key(|other| strsim::levenshtein(name, other));
+                let nearest = nearest.map_or(String::new(), |it| format!("; nearest is `{it}`"));
+                format!("has no entry `{name}`{nearest}")
+            }
+            Some(row) if row.dtype != *dtype => {
+                format!("has `{name}` as {}, but {dtype} is wanted", row.dtype)
+            }
+            Some(row) if row.shape != *shape => {
+                format!(
+                    "has `{name}` of shape {:?}, but {shape:?} is wanted",
+                    row.shape
+                )
+            }
+            Some(_) => return Ok(()),
         };
-        if row.dtype != spec.dtype {
-            return Err(RecordError::DtypeDiffers {
-                path: path.to_owned(),
-                name: spec.name.clone(),
-                found: row.dtype,
-                wanted: spec.dtype,
-            });
-        }
-        if row.shape != spec.shape {
-            return Err(RecordError::ShapeDiffers {
-                path: path.to_owned(),
-                name: spec.name.clone(),
-                found: row.shape.clone(),
-                wanted: spec.shape.clone(),
-            });
-        }
-        Ok(row)
+        Err(RecordError::OtherModel {
+            path: dir.to_owned(),
+            reason,
+        })
     }
 }
 
-/// Whether the files of the record in `dir` are there in full length: what can be known without reading them.
-pub(super) fn check_lengths(dir: &Path, manifest: &Manifest) -> Result<(), RecordError> {
-    for part in &manifest.parts {
-        check_length(&dir.join(&part.file), part.bytes)?;
+/// Adds to `ours` what it does not have yet, key by key: each rank knows the parameters of its shard. Both values where they
+/// differ.
+pub(crate) fn unite(ours: &mut Value, theirs: Value) -> Result<(), (Value, Value)> {
+    match (ours, theirs) {
+        (ours @ Value::Null, theirs) => *ours = theirs,
+        (_, Value::Null) => {}
+        (Value::Object(ours), Value::Object(theirs)) => {
+            for (key, value) in theirs {
+                unite(ours.entry(key).or_insert(Value::Null), value)?;
+            }
+        }
+        (ours, theirs) if *ours == theirs => {}
+        (ours, theirs) => return Err((ours.clone(), theirs)),
     }
     Ok(())
 }
 
-pub(super) fn check_length(path: &Path, expected: u64) -> Result<(), RecordError> {
-    let metadata = match fs::metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(RecordError::MissingFile {
-                path: path.to_owned(),
-            });
-        }
-        found => found.map_err(io_error("look at", path))?,
-    };
-    if metadata.len() == expected {
+/// That `bytes` have the CRC-32 with which they were written.
+pub(super) fn verify(
+    path: &Path,
+    what: &str,
+    written: u32,
+    bytes: &[u8],
+) -> Result<(), RecordError> {
+    let found = crc32fast::hash(bytes);
+    if found == written {
         return Ok(());
     }
-    Err(RecordError::WrongLength {
-        path: path.to_owned(),
-        expected,
-        found: metadata.len(),
-    })
+    let reason = format!("has checksum {found:08x} of {what}, but {written:08x} was written");
+    Err(torn(path, reason))
 }
 
-fn not_one(path: &Path, reason: String) -> RecordError {
-    RecordError::NotAManifest {
+fn missing(path: &Path) -> RecordError {
+    torn(path, "is missing".to_owned())
+}
+
+pub(super) fn torn(path: &Path, reason: String) -> RecordError {
+    RecordError::Torn {
         path: path.to_owned(),
         reason,
-    }
-}
-
-/// The name with the longest beginning and end in common: entries differ in their section or in one part of their path.
-fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a String>) -> Option<String> {
-    let common = |other: &&String| {
-        let same = |(a, b): &(u8, u8)| a == b;
-        let start = name.bytes().zip(other.bytes()).take_while(same).count();
-        let end = name
-            .bytes()
-            .rev()
-            .zip(other.bytes().rev())
-            .take_while(same)
-            .count();
-        start + end
-    };
-    names.max_by_key(common).cloned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::assemble::tests::whole;
-    use super::*;
-
-    #[test]
-    fn a_manifest_comes_back() {
-        let manifest = whole();
-        let text = manifest.to_json();
-        let path = Path::new("m");
-        assert_eq!(Manifest::parse(path, &text).unwrap(), manifest);
-        assert_eq!(manifest.tensors["a"].pieces[0].offset, 0);
-        assert_eq!(manifest.tensors["b"].pieces.len(), 1);
-    }
-
-    #[test]
-    fn what_is_no_manifest_is_named() {
-        let path = Path::new("m");
-        let text = whole().to_json();
-        let changed = |from: &str, to: &str| {
-            assert!(text.contains(from), "{from}");
-            Manifest::parse(path, &text.replacen(from, to, 1)).unwrap_err()
-        };
-        assert!(matches!(
-            changed("\"version\":1", "\"version\":2"),
-            RecordError::Version {
-                found: 2,
-                supported: 1,
-                ..
-            }
-        ));
-        assert!(matches!(
-            changed("\"step\":5", "\"step\":6"),
-            RecordError::Checksum { .. }
-        ));
-        assert!(matches!(
-            changed(FORMAT, "other"),
-            RecordError::NotAManifest { .. }
-        ));
-        for end in 0..text.len() {
-            let error = Manifest::parse(path, &text[..end]).unwrap_err();
-            assert!(matches!(error, RecordError::NotAManifest { .. }), "{error}");
-        }
-    }
-
-    /// Tables that are wrong although their checksum is right: a foreign program wrote them.
-    #[test]
-    fn what_leads_outside_is_refused() {
-        let refused = |change: fn(&mut Manifest)| {
-            let mut manifest = whole();
-            change(&mut manifest);
-            let text = manifest.to_json();
-            Manifest::parse(Path::new("m"), &text)
-                .unwrap_err()
-                .to_string()
-        };
-        let escape = refused(|m| m.parts[1].file = "../../etc/passwd".into());
-        assert!(escape.contains("rank 1 of 2 has the file `../../etc/passwd`"));
-        assert!(refused(|m| m.world_size = 3).contains("3 parts"));
-        assert!(refused(|m| m.chunk_bytes = 0).contains("0 bytes"));
-        let malformed = "the piece a[4..10] is malformed";
-        let second: fn(&mut Manifest) -> &mut PieceRow =
-            |m| &mut m.tensors.get_mut("a").expect("in whole()").pieces[1];
-        for change in [
-            |piece: &mut PieceRow| piece.rank = 2,
-            |piece: &mut PieceRow| piece.crc32.clear(),
-        ] {
-            let mut manifest = whole();
-            change(second(&mut manifest));
-            let error = manifest.check_form().unwrap_err();
-            assert_eq!(error, malformed);
-        }
-        let gap = refused(|m| m.tensors.get_mut("b").expect("in whole()").shape = vec![11]);
-        assert_eq!(
-            gap,
-            "m contradicts itself: elements 10..11 of `b` are on no rank"
-        );
     }
 }

@@ -1,38 +1,32 @@
-//! Saved training state of all ranks: each writes its part, any number of ranks reads it back.
+//! Saved training state of all ranks: each rank writes its share, and any number of ranks reads it back.
 //!
-//! A *record* is saved training state. It holds *tensors*, named `section/path`, each cut into *pieces* of flat elements;
-//! a *part* is the file of one rank with its pieces; the *manifest* says what is where. `docs/sharded-records.md`
-//! describes the files.
+//! A *record* is a directory with the saved state of one moment. It holds *tensors*, named `section/path`, each cut into
+//! *slices* of flat elements. A *rank file* is the safetensors file with the slices of one rank; the *manifest* is the JSON file
+//! that says which slice is where. `docs/sharded-records.md` describes the files.
 //!
-//! `save` and `load` are the two directions, `consolidate` makes one ordinary file, `inspect` lists. `entry`, `state` and
-//! `manifest` are values; `part` writes a file and `parts` reads them; `layout` has the names, `agree` is how ranks fail
-//! together, `storage` what a save does to the file system.
+//! `save` and `load` are the two directions, `consolidate` makes one ordinary file. `entry` and `manifest` are values,
+//! `directory` has the names and what a save does to the file system, `joint` is how ranks fail together.
 
-mod agree;
-mod assemble;
 mod consolidate;
+mod directory;
 mod entry;
 mod error;
-mod inspect;
-mod layout;
+mod joint;
 mod load;
 mod manifest;
-mod part;
-mod parts;
-mod report;
 mod save;
-mod state;
-mod storage;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use agree::{agree, split};
 pub use consolidate::consolidate;
-pub use entry::{Entry, Failure, Piece, TensorSpec};
+pub use directory::{Completeness, RecordInfo, Records, inspect};
+pub use entry::{Entry, Failure, TensorSlice, TensorSpec};
 pub use error::RecordError;
-pub use inspect::{Completeness, RecordInfo, Records, inspect};
+pub(crate) use joint::JointWork;
+pub(crate) use load::AtWork;
 pub use load::{ShardedRecord, load_sharded};
+pub use manifest::TrainingState;
+pub(crate) use manifest::unite;
 pub use save::{Keep, Saved, save_sharded};
-pub use state::TrainingState;
 
 pub use safetensors::Dtype;

@@ -1,24 +1,26 @@
-//! Saving: every rank its part, then one rename that makes them a record.
+//! Saving: each rank writes its file, then one rename makes a record of them.
 
-use std::fs::{self, File, TryLockError};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::fs::{self, File};
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 
-use super::agree::Together;
-use super::assemble::PartTable;
-use super::entry::Entry;
-use super::error::io_error;
-use super::layout::{LOCK, Listing, MANIFEST, RecordName};
-use super::manifest::{Manifest, check_lengths};
-use super::part::{PartFile, PartId, write_part};
-use super::report::Rate;
-use super::storage::{Disk, Storage, parent};
+use super::directory::{Disk, Listing, MANIFEST, RecordName, SyncedFile, lock, rank_file};
+use super::entry::{Entry, TensorSlice};
+use super::joint::JointWork;
+use super::manifest::{CHUNK_BYTES, FileRow, Manifest, RankTable, SliceRow, TensorRow};
 use super::{RecordError, TrainingState};
 use crate::ProcessGroup;
+
+/// The key of the safetensors metadata that says which file of which record a file is.
+pub(super) const IDENTITY: &str = "burn-zero";
 
 /// How many records stay in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,21 +48,20 @@ pub struct Saved {
 }
 
 /// Saves what all ranks hold as one record in `dir`, a directory of records that is made if it is not there. Collective:
-/// every rank calls it, with the pieces that it alone holds and the state that all have.
+/// every rank calls it, with the slices that it alone holds and the state that all have.
 ///
-/// The record is complete when this returns, and no sooner visible: each rank writes its part into a temporary directory
-/// and waits until it is on the disk; then rank 0 checks that every element of every tensor is in exactly one part, writes
+/// The record is complete when this returns, and no sooner visible: each rank writes its file into a temporary directory
+/// and waits until it is on the disk; then rank 0 checks that every element of every tensor is in exactly one file, writes
 /// the manifest and renames the directory. Whatever ends the ranks before that, or fills the disk, leaves the earlier
-/// records as they are. Older ones than `keep` says are removed afterwards, and
-/// all ranks wait for that.
+/// records as they are. Older ones than `keep` says are removed afterwards, and all ranks wait for that.
 ///
 /// `entries` are written one after the other; lazy ones need memory for one at a time. State goes as JSON
-/// ([`TrainingState`]). A lazy entry has to arrive within the group's deadline, and so does each single operation on the disk; writing
-/// a record and removing old ones may take longer. One job saves into a directory at a time. The directory is on a file system that
-/// all ranks share.
+/// ([`TrainingState`]). A lazy entry has to arrive within the group's deadline, and so does each single operation on the disk;
+/// writing a record and removing old ones may take longer. One job saves into a directory at a time. The directory is on a file
+/// system that all ranks share.
 ///
 /// ```
-/// use burn_zero::record::{Dtype, Entry, Keep, Piece, TensorSpec, TrainingState};
+/// use burn_zero::record::{Dtype, Entry, Keep, TensorSlice, TensorSpec, TrainingState};
 /// use burn_zero::{GroupOptions, ProcessGroup, SingleRank, ThreadGroup, load_sharded, save_sharded};
 ///
 /// # let root = tempfile::tempdir()?;
@@ -69,15 +70,15 @@ pub struct Saved {
 /// // Two ranks have three elements each.
 /// let saved = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
 ///     let first = group.rank() * 3;
-///     let piece = Piece::new(weight.clone(), first..first + 3);
+///     let slice = TensorSlice::new(weight.clone(), first..first + 3);
 ///     let bytes = [group.rank() as f32; 3].map(f32::to_le_bytes).concat();
-///     save_sharded(dir, &group, vec![Entry::new(piece, bytes)], TrainingState::at_step(100), Keep::default())
+///     save_sharded(dir, &group, vec![Entry::new(slice, bytes)], TrainingState::at_step(100), Keep::default())
 /// })?;
 /// assert!(saved.iter().all(Result::is_ok));
 ///
 /// // One rank wants all of them.
 /// let mut loaded = Vec::new();
-/// let wanted = [Piece::whole(weight)];
+/// let wanted = [TensorSlice::whole(weight)];
 /// let state = load_sharded(dir, &SingleRank::new(), None, &wanted, |_, bytes| {
 ///     loaded = bytes;
 ///     Ok(())
@@ -100,11 +101,12 @@ pub fn save_sharded(
     state: TrainingState,
     keep: Keep,
 ) -> Result<Saved, RecordError> {
-    save_to(&Disk, dir, group, entries, state, keep)
+    save_on(Disk::PLAIN, dir, group, entries, state, keep)
 }
 
-pub(super) fn save_to(
-    storage: &dyn Storage,
+/// [`save_sharded`] on a file system.
+pub(super) fn save_on(
+    disk: Disk,
     dir: &Path,
     group: &dyn ProcessGroup,
     entries: Vec<Entry>,
@@ -112,114 +114,173 @@ pub(super) fn save_to(
     keep: Keep,
 ) -> Result<Saved, RecordError> {
     let start = Instant::now();
-    let id = PartId {
-        step: state.step,
-        rank: group.rank(),
-        world_size: group.world_size(),
-    };
-    let mut opening = None;
-    let checked = entries.iter().try_for_each(Entry::check);
-    let mut beginning = Together::new(group, "begin a record");
-    let opened = checked.and_then(|()| {
-        if id.rank == 0 {
-            let removed = || drop(beginning.at_work());
-            opening = Some(Opening::new(storage, dir, id.step, removed)?);
+    let mut draft = None;
+    let mut work = JointWork::new(group, "begin a record");
+    let begun = entries.iter().try_for_each(Entry::check).and_then(|()| {
+        if group.rank() == 0 {
+            let removed = || drop(work.at_work());
+            draft = Some(Draft::begin(disk, dir, state.step, removed)?);
         }
-        Ok(opening.as_ref().map(|opening| opening.name))
+        Ok(draft.as_ref().map(|draft| draft.name))
     });
-    let name = match beginning.end(opened) {
-        Ok(names) => names.into_iter().flatten().next(),
-        Err(error) => return Err(abandon(group, opening, error)),
-    };
-    let name = name.expect("rank 0 opened the record if all agree");
+    let saved = work.share(begun).and_then(|names| {
+        let name = names.into_iter().flatten().next();
+        let name = name.expect("rank 0 began the record if all agree");
+        let mut work = JointWork::new(group, "write a record");
+        let partial = dir.join(name.partial());
+        let written = write_rank_file(disk, &partial, group, entries, state, || work.at_work());
+        let tables = work.share(written)?;
 
-    let partial = dir.join(name.partial());
-    let mut writing = Together::new(group, "write a record");
-    let at_work = || writing.at_work();
-    let table = write_table(storage, &partial, id, entries, state, at_work);
-    let saved = writing.end(table).and_then(|tables| {
-        let mut completing = Together::new(group, "complete a record");
-        let saved = match &opening {
-            Some(opening) => opening.commit(tables).map(|saved| {
-                let rate = Rate::since(start, saved.bytes);
-                log::info!("saved {}: {rate}", saved.path.display());
-                opening.retain(keep, || drop(completing.at_work()));
-                Some(saved)
-            }),
-            None => Ok(None),
-        };
-        completing.end(saved)
+        let mut work = JointWork::new(group, "complete a record");
+        let saved = draft.as_ref().map(|draft| {
+            let saved = draft.commit(tables)?;
+            let path = saved.path.display();
+            log::info!("saved {path}: {}", rate(start, saved.bytes));
+            draft.remove_surplus(keep, || drop(work.at_work()));
+            Ok(saved)
+        });
+        work.share(saved.transpose())
     });
-    match saved {
-        Ok(saved) => {
+    saved
+        .map(|saved| {
             let saved = saved.into_iter().flatten().next();
-            Ok(saved.expect("rank 0 completed the record if all agree"))
-        }
-        Err(error) => Err(abandon(group, opening, error)),
-    }
+            saved.expect("rank 0 completed the record if all agree")
+        })
+        .inspect_err(|_| {
+            // The next save tries again. The others wait until it is removed, if there is still a group.
+            let mut work = JointWork::new(group, "remove an unfinished record");
+            if let Some(draft) = &draft {
+                disk.remove(&draft.partial(), || drop(work.at_work()));
+            }
+            drop(work.end(Ok(())));
+        })
 }
 
-/// Writes this rank's part and says what is in it.
-fn write_table(
-    storage: &dyn Storage,
-    partial: &Path,
-    id: PartId,
-    entries: Vec<Entry>,
+/// Writes this rank's file into `dir` and says what is in it when it is on the disk. Calls `at_work` after every chunk, and
+/// stops if it fails.
+fn write_rank_file(
+    disk: Disk,
+    dir: &Path,
+    group: &dyn ProcessGroup,
+    mut entries: Vec<Entry>,
     state: TrainingState,
-    at_work: impl FnMut() -> Result<(), RecordError>,
-) -> Result<PartTable, RecordError> {
+    mut at_work: impl FnMut() -> Result<(), RecordError>,
+) -> Result<RankTable, RecordError> {
     let start = Instant::now();
-    let (part, pieces) = write_part(storage, partial, id, entries, at_work)?;
-    storage
-        .sync_dir(partial)
-        .map_err(io_error("sync", partial))?;
-    let rate = Rate::since(start, part.bytes);
-    log::debug!("{} of {}: {rate}", part.file, partial.display());
-    let (state, generator) = state.split();
-    Ok(PartTable {
-        part,
+    let (rank, world_size) = (group.rank(), group.world_size());
+    entries.sort_by(|a, b| order(a.slice()).cmp(&order(b.slice())));
+    let slices = entries.iter().map(|entry| entry.slice().clone());
+    let slices = slices.filter(|slice| !slice.range.is_empty());
+    let tensors: Vec<_> = slices
+        .map(|slice| (slice_key(&slice), vec![slice.range.len()], slice))
+        .collect();
+    if let Some(again) = tensors.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        let tensor = &again[0].2.tensor;
+        return Err(tensor.error(format!("was given twice: {}", again[0].0)));
+    }
+    let metadata = (IDENTITY, identity(state.step, rank, world_size));
+    let header = safetensors_header(metadata, tensors.into_iter());
+
+    let file = rank_file(rank, world_size);
+    let path = dir.join(&file);
+    let mut out = SyncedFile::create(disk, &path).map_err(|error| match error {
+        RecordError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+            let path = dir.to_owned();
+            RecordError::NotShared { rank, path }
+        }
+        error => error,
+    })?;
+    out.write(&header)?;
+    let mut tensors = Vec::new();
+    for entry in entries {
+        let TensorSlice { tensor, range } = entry.slice().clone();
+        let mut crc32 = Vec::new();
+        for chunk in entry.into_bytes()?.chunks(CHUNK_BYTES) {
+            crc32.push(crc32fast::hash(chunk));
+            out.write(chunk)?;
+            at_work()?;
+        }
+        let slice = SliceRow {
+            rank,
+            offset: range.start,
+            len: range.len(),
+            crc32,
+            file_offset: 0,
+        };
+        let row = TensorRow {
+            dtype: tensor.dtype,
+            shape: tensor.shape,
+            slices: vec![slice],
+        };
+        tensors.push((tensor.name, row));
+    }
+    let bytes = out.finish()?;
+    disk.sync_dir(dir)?;
+    log::debug!("{}: {}", path.display(), rate(start, bytes));
+    let file = FileRow {
+        file,
+        bytes,
+        header_crc32: crc32fast::hash(&header),
+        header_bytes: header.len() as u64,
+    };
+    Ok(RankTable {
+        file,
         state,
-        generator,
-        pieces,
+        tensors,
     })
 }
 
-/// Removes what rank 0 began, as far as it can: the next save tries again. The others wait for it, if there is still a group.
-fn abandon(group: &dyn ProcessGroup, opening: Option<Opening>, error: RecordError) -> RecordError {
-    let mut removing = Together::new(group, "remove an unfinished record");
-    if let Some(opening) = opening {
-        let removed = || drop(removing.at_work());
-        remove(opening.storage, &opening.partial(), removed);
-    }
-    // What ended the save is the error, whatever becomes of the group.
-    drop(removing.end(Ok(())));
-    error
+/// As safetensors orders: the widest elements first, so that all are aligned.
+fn order(slice: &TensorSlice) -> (Reverse<Dtype>, &str, usize) {
+    let tensor = &slice.tensor;
+    (Reverse(tensor.dtype), &tensor.name, slice.range.start)
 }
 
-/// What is left behind costs space, but no record. A record may be hundreds of files of any size: `removed` is called after each.
-fn remove(storage: &dyn Storage, path: &Path, mut removed: impl FnMut()) {
-    let mut files = || {
-        for entry in fs::read_dir(path)? {
-            let entry = entry?;
-            if !entry.file_type()?.is_dir() {
-                storage.remove_file(&entry.path())?;
-                removed();
-            }
-        }
-        storage.remove_dir(path)
-    };
-    match files() {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            log::warn!("cannot remove {}: {error}", path.display());
-        }
-        _ => {}
-    }
-    removed();
+/// Which file of which record a file is, as it says of itself.
+pub(super) fn identity(step: u64, rank: usize, world_size: usize) -> String {
+    format!("step {step}, rank {rank} of {world_size}")
+}
+
+/// Name of a slice in its file, such as `model/weight[100..150]`.
+fn slice_key(slice: &TensorSlice) -> String {
+    let TensorSlice { tensor, range } = slice;
+    format!("{}[{}..{}]", tensor.name, range.start, range.end)
+}
+
+/// Length and text of a safetensors header, padded so that the first tensor is aligned: of tensors that follow each other,
+/// each with its name, its shape and what is in it.
+///
+/// # Panics
+///
+/// If a name comes twice.
+pub(super) fn safetensors_header(
+    (key, value): (&str, String),
+    tensors: impl Iterator<Item = (String, Vec<usize>, TensorSlice)>,
+) -> Vec<u8> {
+    let mut offset = 0;
+    let infos = tensors.map(|(name, shape, slice)| {
+        let start = offset;
+        offset += slice.bytes();
+        let info = TensorInfo {
+            dtype: slice.tensor.dtype,
+            shape,
+            data_offsets: (start, offset),
+        };
+        (name, info)
+    });
+    let metadata = HashMap::from([(key.to_owned(), value)]);
+    let metadata = Metadata::new(Some(metadata), infos.collect());
+    let metadata = metadata.expect("the tensors follow each other");
+    let mut text = serde_json::to_vec(&metadata).expect("strings and integers are JSON");
+    text.resize(text.len().next_multiple_of(size_of::<u64>()), b' ');
+    let mut header = (text.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut text);
+    header
 }
 
 /// A record that rank 0 has begun.
-struct Opening<'a> {
-    storage: &'a dyn Storage,
+struct Draft<'a> {
+    disk: Disk<'a>,
     dir: &'a Path,
     name: RecordName,
     /// Complete records that were there before, oldest first.
@@ -228,57 +289,53 @@ struct Opening<'a> {
     _lock: File,
 }
 
-impl<'a> Opening<'a> {
-    /// `removed` is called between the files of unfinished records.
-    fn new(
-        storage: &'a dyn Storage,
+impl<'a> Draft<'a> {
+    /// Makes the temporary directory. `removed` is called between the files of unfinished records, which are removed.
+    fn begin(
+        disk: Disk<'a>,
         dir: &'a Path,
         step: u64,
         mut removed: impl FnMut(),
     ) -> Result<Self, RecordError> {
-        make_dirs(storage, dir)?;
+        disk.make_dirs(dir)?;
         let lock = lock(dir)?;
         let listing = Listing::read(dir)?;
         for stale in &listing.partial {
             log::info!("{} was not finished: removed", stale.complete());
-            remove(storage, &dir.join(stale.partial()), &mut removed);
+            disk.remove(&dir.join(stale.partial()), &mut removed);
         }
         let number = listing.next_number();
-        let opening = Self {
-            storage,
+        let draft = Self {
+            disk,
             dir,
             name: RecordName { number, step },
             earlier: listing.complete,
             _lock: lock,
         };
-        let partial = opening.partial();
-        let made = storage.create_dir(&partial);
-        made.map_err(io_error("make", &partial))?;
-        Ok(opening)
+        let partial = draft.partial();
+        disk.run("make", &partial, || fs::create_dir(&partial))?;
+        Ok(draft)
     }
 
     fn partial(&self) -> PathBuf {
         self.dir.join(self.name.partial())
     }
 
-    /// Makes a record of the parts. Its rename is the moment from which on it exists.
-    fn commit(&self, tables: Vec<PartTable>) -> Result<Saved, RecordError> {
-        let (storage, partial) = (self.storage, self.partial());
+    /// Makes a record of the files. Its rename is the moment from which on it exists.
+    fn commit(&self, tables: Vec<RankTable>) -> Result<Saved, RecordError> {
+        let partial = self.partial();
         let manifest = Manifest::assemble(tables)?;
-        check_lengths(&partial, &manifest)?;
+        manifest.check_lengths(&partial)?;
         let path = partial.join(MANIFEST);
-        let created = storage.create_file(&path);
-        let mut file = PartFile::new(&path, created.map_err(io_error("create", &path))?);
+        let mut file = SyncedFile::create(self.disk, &path)?;
         file.write(manifest.to_json().as_bytes())?;
         file.finish()?;
-        let synced = storage.sync_dir(&partial);
-        synced.map_err(io_error("sync", &partial))?;
+        self.disk.sync_dir(&partial)?;
 
         let complete = self.dir.join(self.name.complete());
-        let renamed = storage.rename(&partial, &complete);
-        renamed.map_err(io_error("rename", &partial))?;
-        let synced = storage.sync_dir(self.dir);
-        synced.map_err(io_error("sync", self.dir))?;
+        let rename = || fs::rename(&partial, &complete);
+        self.disk.run("rename", &partial, rename)?;
+        self.disk.sync_dir(self.dir)?;
         Ok(Saved {
             path: complete,
             bytes: manifest.bytes(),
@@ -286,52 +343,27 @@ impl<'a> Opening<'a> {
     }
 
     /// Removes the records that are not to be kept, after this one is complete. `removed` is called between their files.
-    fn retain(&self, keep: Keep, mut removed: impl FnMut()) {
+    fn remove_surplus(&self, keep: Keep, mut removed: impl FnMut()) {
         let Keep::Last(records) = keep else { return };
         let surplus = (self.earlier.len() + 1).saturating_sub(records.get());
-        for old in &self.earlier[..surplus.min(self.earlier.len())] {
+        for old in &self.earlier[..surplus] {
             // Renamed first: half of a record must never bear a complete one's name.
             let complete = self.dir.join(old.complete());
             let partial = self.dir.join(old.partial());
-            match self.storage.rename(&complete, &partial) {
-                Ok(()) => remove(self.storage, &partial, &mut removed),
-                Err(error) => log::warn!("cannot remove {}: {error}", complete.display()),
+            let rename = || fs::rename(&complete, &partial);
+            match self.disk.run("rename", &complete, rename) {
+                Ok(()) => self.disk.remove(&partial, &mut removed),
+                Err(error) => log::warn!("{error}"),
             }
         }
     }
 }
 
-/// Makes `dir` and what it is in, each on the disk before the next.
-fn make_dirs(storage: &dyn Storage, dir: &Path) -> Result<(), RecordError> {
-    // Where the program runs has no parent that could be made, even if someone removed it.
-    if dir.is_dir() || dir == Path::new(".") {
-        return Ok(());
-    }
-    let parent = parent(dir);
-    make_dirs(storage, parent)?;
-    storage.create_dir(dir).map_err(io_error("make", dir))?;
-    let synced = storage.sync_dir(parent);
-    synced.map_err(io_error("sync", parent))
-}
-
-/// Keeps other processes from saving into `dir`; the operating system lets go if this one dies.
-fn lock(dir: &Path) -> Result<File, RecordError> {
-    let path = dir.join(LOCK);
-    let opened = fs::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path);
-    let file = opened.map_err(io_error("open", &path))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            return Err(RecordError::Busy {
-                dir: dir.to_owned(),
-            });
-        }
-        // Some network file systems have no locks.
-        Err(TryLockError::Error(error)) => log::warn!("cannot lock {}: {error}", path.display()),
-    }
-    Ok(file)
+/// Bytes and seconds for people.
+pub(super) fn rate(start: Instant, bytes: u64) -> String {
+    let seconds = start.elapsed().as_secs_f64();
+    let megabytes = bytes as f64 / 1e6;
+    // A time too short to measure makes no rate.
+    let rate = megabytes / seconds.max(1e-9);
+    format!("{megabytes:.1} MB in {seconds:.2} s ({rate:.0} MB/s)")
 }

@@ -1,22 +1,34 @@
 //! Whole trainings in sharded records: the model, the optimizer with all its layers, the scheduler and the small state.
 //!
-//! `save.rs` and `load.rs` are the two directions; `model.rs` knows the tensors of a module, [`state`](crate::state) those of an
-//! optimizer; `generator.rs` has what dropout draws from.
+//! `model.rs` knows the tensors of a module, [`state`](crate::state) those of an optimizer; `generator.rs` has what dropout draws
+//! from.
 
 mod generator;
-mod load;
 mod model;
-mod save;
 
 use core::fmt;
+use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
+use burn::lr_scheduler::LrScheduler;
+use burn::module::AutodiffModule;
+use burn::optim::Optimizer;
+use burn::record::{FullPrecisionSettings, Record};
+use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::ZeroSettings;
+use crate::backend::attach;
 use crate::group::ProcessGroup;
-use crate::reduce::{GradientReducer, Layout};
+use crate::optimizer::{Parameters, Statistics, replace_tensors};
+use crate::record::{
+    AtWork, Entry, JointWork, Keep, RecordError, Saved, ShardedRecord, TensorSlice, TrainingState,
+    save_sharded,
+};
+use crate::reduce::{Arriving, GradientReducer, Layout};
+use crate::state::{self, Item, StateIds, StateTensor, WINDOW, from_file, refuse};
 
 /// What trains: a model, its optimizer with all layers around it, and the schedule of its learning rate (a number, if it is
 /// constant).
@@ -109,6 +121,7 @@ pub struct Recorder {
 #[serde(deny_unknown_fields)]
 struct OptimizerState {
     /// How it was sharded.
+    #[serde(rename = "sharding")]
     settings: ZeroSettings,
     /// All of its record that is no tensor.
     tree: Value,
@@ -128,6 +141,254 @@ impl Recorder {
 
     fn group(&self) -> &dyn ProcessGroup {
         self.reducer.group()
+    }
+
+    /// Saves a training as one record in `dir`, as [`save_sharded`] does. Collective: all ranks call it, between two steps.
+    ///
+    /// `state` has what the record cannot know: the number of updates, which names it, and if wanted
+    /// [this rank's generator](TrainingState::with_generator) and the caller's own. The optimizer's and the scheduler's are filled in.
+    ///
+    /// Costs one write of this rank's share of model and optimizer, and host memory for its share of the optimizer's state;
+    /// the model is read from the device tensor by tensor. Running statistics, such as BatchNorm's, become those of rank 0 on all
+    /// ranks ([`share_statistics`](crate::ZeroOptimizer::share_statistics)).
+    ///
+    /// # Errors
+    ///
+    /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be split,
+    /// [`ZeroOptimizerError::OtherModel`](crate::ZeroOptimizerError::OtherModel) in it; [`RecordError::RanksDiffer`] if ranks are not at the same step; those of
+    /// [`save_sharded`].
+    pub fn save<B, M, O, S>(
+        &self,
+        dir: &Path,
+        training: Training<&M, &O, &S>,
+        state: TrainingState,
+        keep: Keep,
+    ) -> Result<Saved, RecordError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+        S: LrScheduler,
+    {
+        let work = JointWork::new(self.group(), "split a training");
+        let (state, entries) = work.end(self.split::<B, M, O, S>(&training, state))?;
+        // The record has rank 0's: who goes on has what who resumes will have.
+        Statistics::of::<B, M>(training.model).share::<B, M>(training.model, self.group())?;
+        save_sharded(dir, self.group(), entries, state, keep)
+    }
+
+    /// What this rank saves of a training.
+    fn split<B, M, O, S>(
+        &self,
+        training: &Training<&M, &O, &S>,
+        mut state: TrainingState,
+    ) -> Result<(TrainingState, Vec<Entry<'static>>), RecordError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+        S: LrScheduler,
+    {
+        let layout = self.layout();
+        let parameters = Parameters::of::<B, M>(training.model);
+        parameters.check_same(layout.parameters())?;
+
+        let record = training.optimizer.to_record();
+        let ids = StateIds::of_layers(&parameters);
+        let (tree, tensors) = state::split::<B, _>(record, layout, &ids)?;
+        let settings = self.settings.clone();
+        let of_optimizer = serde_json::to_value(OptimizerState { settings, tree });
+        state.optimizer = of_optimizer.map_err(refuse)?;
+        let record = training.scheduler.to_record::<B>();
+        let of_scheduler = serde_json::to_value(record.into_item::<FullPrecisionSettings>());
+        state.scheduler = of_scheduler.map_err(refuse)?;
+
+        let mut entries = Vec::new();
+        for (StateTensor { spec, ranges, .. }, mut bytes) in tensors {
+            for range in ranges {
+                let after = bytes.split_off(range.len() * spec.element_bytes());
+                let slice = TensorSlice::new(spec.clone(), range);
+                entries.push(Entry::new(slice, core::mem::replace(&mut bytes, after)));
+            }
+        }
+        for tensor in model::tensors::<B, M>(training.model, &parameters) {
+            let elements = tensor.shape.iter().product();
+            let ranges = match tensor.parameter {
+                Some(parameter) if elements > 0 => layout.shard(parameter).to_vec(),
+                // What is not trained is the same on all ranks.
+                _ if self.group().rank() == 0 => core::iter::once(0..elements).collect(),
+                _ => Vec::new(),
+            };
+            entries.extend(tensor.into_entries(ranges)?);
+        }
+        Ok((state, entries))
+    }
+
+    /// Loads the last record in `dir`, or that of `step`, into a training that was made as the saved one: bit for bit what was
+    /// saved, at any number of ranks and any stage. Collective; the optimizer must be
+    /// [prepared](crate::ZeroOptimizer::prepare). Returns the training and the rest of what was saved: the backend's generator is as it
+    /// was until [`seed_generator`](TrainingState::seed_generator).
+    ///
+    /// Costs a read of the whole model and of this rank's share of the optimizer's state on every rank, and host memory
+    /// for them, for the share twice.
+    ///
+    /// # Errors
+    ///
+    /// On all ranks if on one: [`RecordError::PartialWindow`] for a record of an incomplete window of other ranks,
+    /// [`RecordError::OtherModel`] for one of another model, [`RecordError::State`] for one of another optimizer; those of
+    /// [`load_sharded`](crate::load_sharded).
+    pub fn load<B, M, O, S>(
+        &self,
+        dir: &Path,
+        step: Option<u64>,
+        training: Training<M, O, S>,
+    ) -> Result<(Training<M, O, S>, TrainingState), RecordError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+        S: LrScheduler,
+    {
+        let record = ShardedRecord::open_with(dir, self.group(), step)?;
+        self.load_from::<B, M, O, S>(record, training)
+    }
+
+    /// [`load`](Self::load)s the last record in `dir` if there is any; else gives the training back as it came. Collective.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`load`](Self::load). A record that is there and cannot be read is an error, not a new start.
+    #[allow(
+        clippy::type_complexity,
+        reason = "the training that came, and what was found"
+    )]
+    pub fn resume<B, M, O, S>(
+        &self,
+        dir: &Path,
+        training: Training<M, O, S>,
+    ) -> Result<(Training<M, O, S>, Option<TrainingState>), RecordError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+        S: LrScheduler,
+    {
+        match ShardedRecord::open_last(dir, self.group())? {
+            None => Ok((training, None)),
+            Some(record) => {
+                let (training, state) = self.load_from::<B, M, O, S>(record, training)?;
+                Ok((training, Some(state)))
+            }
+        }
+    }
+
+    fn load_from<B, M, O, S>(
+        &self,
+        mut record: ShardedRecord,
+        training: Training<M, O, S>,
+    ) -> Result<(Training<M, O, S>, TrainingState), RecordError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+        S: LrScheduler,
+    {
+        let group = self.group();
+        let state = record.state(group.rank(), group.world_size());
+        let mut work = JointWork::new(group, "load a training");
+        let joined = self.join::<B, M, O, S>(&mut record, &state, training, &mut || work.at_work());
+        Ok((work.end(joined)?, state))
+    }
+
+    /// A training with all that it has in a record.
+    fn join<B, M, O, S>(
+        &self,
+        record: &mut ShardedRecord,
+        state: &TrainingState,
+        training: Training<M, O, S>,
+        at_work: AtWork,
+    ) -> Result<Training<M, O, S>, RecordError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+        S: LrScheduler,
+    {
+        let Training {
+            model,
+            optimizer,
+            scheduler,
+        } = training;
+        let (layout, world_size) = (self.layout(), self.group().world_size());
+        let device = model.devices().into_iter().next().unwrap_or_default();
+        let parameters = Parameters::of::<B, M>(&model);
+        parameters.check_same(layout.parameters())?;
+        let OptimizerState { settings, tree } =
+            serde_json::from_value(state.optimizer.clone()).map_err(refuse)?;
+        let window = format!("{WINDOW}/");
+        let in_window = record.tensors().any(|it| it.name.starts_with(&window));
+        if in_window && (record.world_size() != world_size || settings != self.settings) {
+            return Err(RecordError::PartialWindow {
+                path: record.path().to_owned(),
+                saved_by: format!("{} ranks, {settings:?}", record.world_size()),
+                wanted_by: format!("{world_size} ranks, {:?}", self.settings),
+            });
+        }
+
+        let tensors = model::tensors::<B, M>(&model, &parameters);
+        let mut names = record.tensors().map(|tensor| tensor.name);
+        if let Some(path) = names.find_map(|name| model::unknown(&name, &tensors)) {
+            let path_of_record = record.path().to_owned();
+            return Err(RecordError::OtherModel {
+                path: path_of_record,
+                reason: format!(
+                    "has a tensor {path}, which the model has not: it is of another model"
+                ),
+            });
+        }
+        drop(names);
+        let mut loaded = HashMap::new();
+        for tensor in tensors {
+            let slice = TensorSlice::whole(tensor.spec()?);
+            let bytes = record.read_ranges(&slice.tensor, &[slice.range], at_work)?;
+            loaded.insert(tensor.path, from_file(bytes, tensor.shape, tensor.dtype));
+        }
+
+        let ids = StateIds::of_layers(&parameters);
+        let tree = state::join(&tree, layout, &ids, |wanted| {
+            let mut spec = wanted.spec.clone();
+            let mut ranges = wanted.ranges.clone();
+            if wanted.key.is_local {
+                // A rank that had no gradient of the parameter has none.
+                let Some(saved) = record.tensor(&spec.name) else {
+                    return Ok(None);
+                };
+                spec.shape = saved.shape;
+                ranges = core::iter::once(0..spec.elements().unwrap_or_default()).collect();
+            }
+            let bytes = record.read_ranges(&spec, &ranges, at_work)?;
+            Ok::<_, RecordError>(Some((spec.shape, bytes)))
+        })?;
+        let optimizer = optimizer.load_record(state::to_record::<B, _>(tree, &device)?);
+
+        let item: Item<S::Record<B>, B> =
+            serde_json::from_value(state.scheduler.clone()).map_err(refuse)?;
+        let record = Record::<B>::from_item::<FullPrecisionSettings>(item, &device);
+        let scheduler = scheduler.load_record::<B>(record);
+
+        let model = replace_tensors::<B, M>(model, &mut |path, _| loaded.remove(path));
+        if world_size > 1 {
+            attach(&self.reducer, &Parameters::of::<B, M>(&model).nodes);
+            if in_window && self.settings.stage.shards_gradients() {
+                // The sums of the window that goes on are of gradients that were reduced.
+                self.reducer.note(Arriving::Reduced);
+            }
+        }
+        Ok(Training {
+            model,
+            optimizer,
+            scheduler,
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use core::ops::Range;
 use std::collections::HashSet;
+use std::rc::Rc;
 
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Int, Tensor, backend::AutodiffBackend, backend::Backend};
@@ -9,7 +10,7 @@ use burn::tensor::{Bool, DType, Int, Tensor, backend::AutodiffBackend, backend::
 use super::MODEL;
 use crate::ZeroOptimizerError;
 use crate::optimizer::Parameters;
-use crate::record::{Entry, Piece, TensorSpec};
+use crate::record::{Entry, TensorSlice, TensorSpec};
 use crate::state::{in_file, to_file};
 
 /// A tensor of a module: a parameter, trained or frozen, or a buffer.
@@ -19,7 +20,7 @@ pub(super) struct ModelTensor {
     pub(super) shape: Vec<usize>,
     /// Which of the optimizer's parameters it is. Not where the module holds one again.
     pub(super) parameter: Option<usize>,
-    read: Box<dyn Fn(Range<usize>) -> Vec<u8>>,
+    read: Rc<dyn Fn(Range<usize>) -> Vec<u8>>,
 }
 
 /// All tensors of a module, in its order.
@@ -60,12 +61,10 @@ impl ModelTensor {
         ranges: Vec<Range<usize>>,
     ) -> Result<Vec<Entry<'static>>, ZeroOptimizerError> {
         let spec = self.spec()?;
-        let read = std::rc::Rc::new(self.read);
         let entries = ranges.into_iter().map(|range| {
-            let (read, elements) = (read.clone(), range.clone());
-            Entry::lazy(Piece::new(spec.clone(), range), move || {
-                Ok(read(elements).into())
-            })
+            let (read, elements) = (self.read.clone(), range.clone());
+            let slice = TensorSlice::new(spec.clone(), range);
+            Entry::lazy(slice, move || Ok(read(elements).into()))
         });
         Ok(entries.collect())
     }
@@ -92,7 +91,7 @@ impl Collect<'_> {
             dtype,
             shape,
             parameter: self.parameters.index.get(&id).copied().filter(|_| first),
-            read: Box::new(read),
+            read: Rc::new(read),
         });
     }
 }
@@ -144,14 +143,9 @@ impl<B: Backend> ModuleVisitor<B> for Collect<'_> {
     }
 }
 
-/// The first tensor of a model in a record that this model has not.
-pub(super) fn first_unknown<'a>(
-    mut saved: impl Iterator<Item = &'a str>,
-    model: &[ModelTensor],
-) -> Option<&'a str> {
-    let known: HashSet<_> = model.iter().map(|tensor| &*tensor.path).collect();
-    saved.find_map(|name| {
-        let path = name.strip_prefix(MODEL)?.strip_prefix('/')?;
-        (!known.contains(path)).then_some(path)
-    })
+/// The path of a record's tensor of this name, if it is of a model that has it where this one has not.
+pub(super) fn unknown(name: &str, model: &[ModelTensor]) -> Option<String> {
+    let path = name.strip_prefix(MODEL)?.strip_prefix('/')?;
+    let is_known = model.iter().any(|tensor| tensor.path == path);
+    (!is_known).then(|| path.to_owned())
 }

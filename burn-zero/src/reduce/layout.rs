@@ -5,7 +5,7 @@ use core::ops::Range;
 use burn_backend::DType;
 
 use super::step_tag::StepTag;
-use crate::shard::{self, Bucket, Partition, ShardMap};
+use crate::shard::{self, Bucket, Partition, Segment, ShardMap};
 use crate::{Stage, ZeroError, ZeroSettings};
 
 /// A parameter as all ranks know it.
@@ -47,15 +47,6 @@ pub(crate) struct Layout {
     shard: Vec<Vec<Range<usize>>>,
     /// Whether the rank holds all elements, whatever its shard is.
     holds_all: bool,
-}
-
-/// Some elements of a parameter, in a bucket.
-pub(crate) struct Slot {
-    pub(crate) parameter: usize,
-    /// Elements of the parameter.
-    pub(crate) range: Range<usize>,
-    /// Where they are in the bucket.
-    pub(crate) at: Range<usize>,
 }
 
 impl Layout {
@@ -105,7 +96,7 @@ impl Layout {
         &self.parameters
     }
 
-    /// In the order of the parameters; backward completes them from the last to the first.
+    /// In the order of the parameters.
     pub(crate) fn buckets(&self) -> &[Bucket] {
         self.map.buckets()
     }
@@ -158,18 +149,8 @@ impl Layout {
     }
 
     /// What is in a part of a bucket, without padding.
-    pub(crate) fn slots(&self, bucket: usize, part: Range<usize>) -> impl Iterator<Item = Slot> {
-        let segments = self.map.buckets()[bucket].segments().iter();
-        segments.filter_map(move |segment| {
-            let whole = segment.in_bucket();
-            let at = whole.start.max(part.start)..whole.end.min(part.end);
-            let first = segment.range.start + at.start.saturating_sub(whole.start);
-            (!at.is_empty()).then(|| Slot {
-                parameter: segment.parameter,
-                range: first..first + at.len(),
-                at,
-            })
-        })
+    pub(crate) fn slots(&self, bucket: usize, part: Range<usize>) -> impl Iterator<Item = Segment> {
+        self.map.buckets()[bucket].segments_in(part)
     }
 
     /// The part of a bucket that is of this rank's shard.
@@ -177,17 +158,24 @@ impl Layout {
         self.map.buckets()[bucket].part(self.rank)
     }
 
-    /// What a message about a bucket calls it. The moment comes before paths: long labels are cut.
+    /// What a message about a bucket calls it.
     pub(crate) fn bucket_name(&self, bucket: usize, at: StepTag) -> String {
-        let segments = self.map.buckets()[bucket].segments();
+        self.name_of(bucket, &self.map.buckets()[bucket], at)
+    }
+
+    /// The name of a bucket of any plan. The moment comes before paths: long labels are cut.
+    pub(super) fn name_of(&self, number: usize, bucket: &Bucket, at: StepTag) -> String {
+        let segments = bucket.segments().iter();
+        let mut all: Vec<_> = segments.map(|segment| segment.parameter).collect();
+        all.sort_unstable();
+        all.dedup();
         let path = |parameter: usize| &self.parameters[parameter].path;
-        match segments {
-            [] => format!("bucket {bucket}, {at}"),
-            [only] => format!("bucket {bucket}, {at} ({})", path(only.parameter)),
+        match all[..] {
+            [] => format!("bucket {number}, {at}"),
+            [only] => format!("bucket {number}, {at} ({})", path(only)),
             [first, .., last] => {
-                let parameters = segments.len();
-                let (first, last) = (path(first.parameter), path(last.parameter));
-                format!("bucket {bucket}, {at} ({first} to {last}, {parameters} parameters)")
+                let (first, last, count) = (path(first), path(last), all.len());
+                format!("bucket {number}, {at} ({first} to {last}, {count} parameters)")
             }
         }
     }

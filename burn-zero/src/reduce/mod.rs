@@ -1,11 +1,12 @@
-//! Gradients of all ranks becoming one: which rank gets which part, and who carries them while backward goes on.
+//! Gradients of all ranks becoming one, bucket by bucket, while backward goes on.
 
+mod landing;
 mod layout;
 mod memory_tracker;
 mod reduced;
 mod reducer;
 mod step_tag;
-mod worker;
+mod sum;
 
 pub(crate) use layout::{Layout, Parameter};
 pub(crate) use reduced::Reduced;

@@ -16,6 +16,15 @@ pub struct Segment {
 }
 
 impl Segment {
+    pub(super) fn new(parameter: usize, range: Range<usize>) -> Self {
+        let start = 0;
+        Self {
+            parameter,
+            range,
+            start,
+        }
+    }
+
     /// Where the elements are in the bucket.
     pub fn in_bucket(&self) -> Range<usize> {
         self.start..self.start + self.range.len()
@@ -76,25 +85,32 @@ impl Bucket {
         }
     }
 
-    /// Puts the segments in the order of their owners, one part an owner.
-    pub(super) fn cut_by_owner(
-        mut segments: Vec<Segment>,
-        owners: &[usize],
-        world_size: usize,
-    ) -> Self {
-        segments.sort_by_key(|segment| owners[segment.parameter]);
-        let mut counts = vec![0; world_size];
+    /// Puts segments in the order of their owners, one part an owner.
+    pub(super) fn cut_by_owner(mut owned: Vec<(usize, Segment)>, world_size: usize) -> Self {
+        owned.sort_by_key(|(owner, _)| *owner);
+        let mut offsets = vec![0; world_size + 1];
         let mut end = 0;
-        for segment in &mut segments {
+        for (owner, segment) in &mut owned {
             segment.start = end;
             end += segment.range.len();
-            counts[owners[segment.parameter]] += segment.range.len();
+            offsets[*owner + 1..].fill(end);
         }
-        let mut offsets = vec![0];
-        for count in counts {
-            offsets.push(offsets[offsets.len() - 1] + count);
-        }
+        let segments = owned.into_iter().map(|(_, segment)| segment).collect();
         Self { segments, offsets }
+    }
+
+    /// The segments in a part of the bucket, cut to it.
+    pub fn segments_in(&self, part: Range<usize>) -> impl Iterator<Item = Segment> {
+        self.segments.iter().filter_map(move |segment| {
+            let whole = segment.in_bucket();
+            let at = whole.start.max(part.start)..whole.end.min(part.end);
+            let first = segment.range.start + at.start.saturating_sub(whole.start);
+            (!at.is_empty()).then(|| Segment {
+                parameter: segment.parameter,
+                range: first..first + at.len(),
+                start: at.start,
+            })
+        })
     }
 }
 

@@ -62,7 +62,7 @@ pub struct ShardMap {
 
 /// A range of a parameter that a rank owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct OwnedRange {
     /// Index of the parameter.
     pub parameter: usize,
     /// Elements of the parameter.
@@ -71,7 +71,7 @@ pub struct Piece {
     pub shard_start: usize,
 }
 
-impl Piece {
+impl OwnedRange {
     /// Where the elements are in the rank's shard.
     pub fn in_shard(&self) -> Range<usize> {
         self.shard_start..self.shard_start + self.range.len()
@@ -108,7 +108,11 @@ impl ShardMap {
         check(world_size, bucket_elements)?;
         global_offsets(&parameters)?;
         let owners = whole::owners(&parameters, world_size);
-        let cut = |segments| Bucket::cut_by_owner(segments, &owners, world_size);
+        let cut = |segments: Vec<Segment>| {
+            let owned = segments.into_iter();
+            let owned = owned.map(|segment| (owners[segment.parameter], segment));
+            Bucket::cut_by_owner(owned.collect(), world_size)
+        };
         Self::new(
             Partition::Whole,
             parameters,
@@ -161,7 +165,8 @@ impl ShardMap {
         self.elements
     }
 
-    /// The buckets. Gradients complete them from the last to the first: see [`Readiness`](super::Readiness).
+    /// The buckets, in the order of the parameters. During backward gradients may travel in others: see
+    /// [`ReducePlan`](super::ReducePlan).
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
     }
@@ -180,6 +185,28 @@ impl ShardMap {
                     .find(|segment| segment.parameter == parameter)?,
             ))
         })
+    }
+
+    /// Most elements of a bucket.
+    pub fn bucket_elements(&self) -> usize {
+        self.capacity
+    }
+
+    /// Who owns which elements of a parameter, in their order.
+    pub fn owners(&self, parameter: usize) -> Vec<(usize, Range<usize>)> {
+        let mut owners = Vec::new();
+        for (bucket, segment) in self.segments(parameter) {
+            let (bucket, at) = (&self.buckets[bucket], segment.in_bucket());
+            for rank in 0..self.world_size {
+                let part = bucket.part(rank);
+                let (start, end) = (at.start.max(part.start), at.end.min(part.end));
+                if start < end {
+                    let first = segment.range.start + (start - at.start);
+                    owners.push((rank, first..first + (end - start)));
+                }
+            }
+        }
+        owners
     }
 
     /// Length of a rank's shard, padding included.
@@ -212,31 +239,18 @@ impl ShardMap {
     }
 
     /// What a rank owns, in the order of its shard. Pieces that continue each other in parameter and shard are one. Goes through all
-    /// buckets, and in each through the rank's segments: keep it.
-    pub fn pieces(&self, rank: usize) -> Vec<Piece> {
-        let mut pieces: Vec<Piece> = Vec::new();
+    /// segments of all buckets: keep it.
+    pub fn pieces(&self, rank: usize) -> Vec<OwnedRange> {
+        let mut pieces: Vec<OwnedRange> = Vec::new();
         for (bucket, shard) in self.buckets.iter().zip(self.shard_ranges(rank)) {
             let part = bucket.part(rank);
-            let first = bucket
-                .segments()
-                .partition_point(|segment| segment.in_bucket().end <= part.start);
-            for segment in &bucket.segments()[first..] {
-                let at = segment.in_bucket();
-                let (start, end) = (at.start.max(part.start), at.end.min(part.end));
-                if start >= end {
-                    break;
-                }
-                let range = segment.range.start + (start - at.start)
-                    ..segment.range.start + (end - at.start);
-                let shard_start = shard.start + (start - part.start);
-                append(
-                    &mut pieces,
-                    Piece {
-                        parameter: segment.parameter,
-                        range,
-                        shard_start,
-                    },
-                );
+            for segment in bucket.segments_in(part.clone()) {
+                let owned = OwnedRange {
+                    parameter: segment.parameter,
+                    range: segment.range,
+                    shard_start: shard.start + (segment.start - part.start),
+                };
+                append(&mut pieces, owned);
             }
         }
         pieces
@@ -244,7 +258,7 @@ impl ShardMap {
 }
 
 /// Adds a piece, to the last one if it continues it.
-fn append(pieces: &mut Vec<Piece>, next: Piece) {
+fn append(pieces: &mut Vec<OwnedRange>, next: OwnedRange) {
     match pieces.last_mut() {
         Some(last)
             if last.parameter == next.parameter

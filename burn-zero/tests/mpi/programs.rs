@@ -1,16 +1,16 @@
 //! What the ranks of a job run.
 
-use std::{error::Error, process, thread, time::Duration};
+use std::{error::Error, panic, process, sync::OnceLock, thread, time::Duration};
 
 use burn_zero::{
     GroupOptions, HostBuffer, MpiGroup, ProcessGroup, ReduceOp, ZeroError,
-    group::{BufferDtype, OnPanic, Operation, Split},
+    group::{BufferDtype, Operation, Split},
 };
 
 use crate::{
     in_learner::Layers,
     resumed,
-    support::every_collective,
+    support::{every_collective, start_all_reduce},
     training::{self, Differs},
 };
 
@@ -37,8 +37,9 @@ pub fn run(program: &str) {
         }),
         "bytes" => bytes(),
         "overlap" => overlap(),
-        "panic" => panics(OnPanic::EndJob),
-        "panic and unwind" => panics(OnPanic::Unwind),
+        "panic" => panics(),
+        "panic in run" => panics_in_run(),
+        "panic that is caught" => panics_that_are_caught(),
         "panic while others compute" => panic_while_others_compute(),
         "killed" => killed(),
         "hang" => hang(),
@@ -119,7 +120,12 @@ fn overlap() {
     let pending: Vec<_> = (0..20_usize)
         .map(|bucket| {
             let values = vec![(group.rank() + bucket) as f32; bucket * 5000];
-            group.start_all_reduce(&format!("bucket {bucket}"), ReduceOp::Sum, values.into())
+            start_all_reduce(
+                &group,
+                &format!("bucket {bucket}"),
+                ReduceOp::Sum,
+                values.into(),
+            )
         })
         .collect();
     let ranks = group.world_size();
@@ -129,11 +135,41 @@ fn overlap() {
     }
 }
 
-fn panics(on_panic: OnPanic) {
-    let group = start(GroupOptions {
-        on_panic,
-        ..GroupOptions::default()
+/// Whoever catches a panic goes on: here, in a thread of its own, and where a group is not dropped.
+fn panics_that_are_caught() {
+    let group = patient();
+    group.barrier("together").unwrap();
+    if group.rank() == 1 {
+        let here = panic::catch_unwind(|| panic!("caught here"));
+        let there = thread::spawn(|| panic!("caught there")).join();
+        let clone = group.clone();
+        let with_clone = panic::catch_unwind(panic::AssertUnwindSafe(move || {
+            let _clone = clone;
+            panic!("caught with a clone of the group")
+        }));
+        let caught: [Result<(), _>; 3] = [here, there, with_clone];
+        assert!(caught.iter().all(Result::is_err));
+    }
+    group.barrier("all go on").unwrap();
+    println!("went on {}", group.rank());
+}
+
+fn panics_in_run() {
+    // A clone lives longer than the program's main function.
+    static KEPT: OnceLock<MpiGroup> = OnceLock::new();
+    let result = MpiGroup::run(GroupOptions::default(), |group| {
+        let _ = KEPT.set(group.clone());
+        group.barrier("together")?;
+        if group.rank() == 1 {
+            panic!("the loss is not a number");
+        }
+        group.barrier("never")
     });
+    println!("{}", result.unwrap_err());
+}
+
+fn panics() {
+    let group = patient();
     group.barrier("together").unwrap();
     if group.rank() == 1 {
         panic!("the loss is not a number");
@@ -176,8 +212,12 @@ fn stopped() {
     let group = hasty();
     group.barrier("together").unwrap();
     if group.rank() == 1 {
-        let _sending =
-            group.start_all_reduce("large", ReduceOp::Mean, vec![0.0; 10_000_000].into());
+        let _sending = start_all_reduce(
+            &group,
+            "large",
+            ReduceOp::Mean,
+            vec![0.0; 10_000_000].into(),
+        );
         thread::sleep(Duration::from_millis(20));
         signal("-STOP");
     }

@@ -10,7 +10,7 @@ use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Autocast, Bf16};
-use burn_zero::group::{Pending, Request, Traffic};
+use burn_zero::group::{Job, Traffic};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
     MpiGroup, ParameterShards, ProcessGroup, RecordError, Recorder, SingleRank, Stage, Training,
@@ -161,11 +161,12 @@ pub fn weights_after(ranks: usize, steps: u64) -> Vec<Vec<f32>> {
     })
 }
 
-/// A rank that kills itself when it has reduced some buckets of its second backward pass, and others are to come.
+/// A rank that kills itself in its second backward pass, when it has given some buckets to its group, and others are to come.
 #[derive(Debug)]
 struct KillsItself {
     inner: MpiGroup,
-    reduced: AtomicUsize,
+    /// Jobs until then, once it is known when that is.
+    jobs: AtomicUsize,
 }
 
 impl ProcessGroup for KillsItself {
@@ -177,16 +178,11 @@ impl ProcessGroup for KillsItself {
         self.inner.world_size()
     }
 
-    fn submit(&self, request: Request) -> Pending {
-        let buckets = Net::<B>::new(&Default::default());
-        let buckets = parameters(&buckets).iter().map(Vec::len).sum::<usize>() / 40;
-        if request.label.starts_with("gradients of bucket")
-            && self.reduced.fetch_add(1, Ordering::Relaxed) == buckets * 3 / 2
-            && self.inner.rank() == 1
-        {
+    fn submit(&self, job: Job) {
+        self.inner.submit(job);
+        if self.jobs.fetch_sub(1, Ordering::Relaxed) == 1 && self.inner.rank() == 1 {
             signal("-KILL");
         }
-        self.inner.submit(request)
     }
 
     fn abort(&self, reason: &str) {
@@ -206,10 +202,14 @@ pub fn killed_in_backward(group: MpiGroup) {
     let rank = group.rank();
     let group = Arc::new(KillsItself {
         inner: group,
-        reduced: AtomicUsize::new(0),
+        jobs: AtomicUsize::new(usize::MAX),
     });
-    let (mut run, _) = build::<B>(group, Stage::Gradients).unwrap();
+    let (mut run, _) = build::<B>(group.clone(), Stage::Gradients).unwrap();
+    let buckets = parameters(&run.model).iter().map(Vec::len).sum::<usize>() / 40;
     for at in 0..3 {
+        if at == 1 {
+            group.jobs.store(buckets / 2, Ordering::Relaxed);
+        }
         run = step(run, at);
         println!("step {} of rank {rank}", at + 1);
     }

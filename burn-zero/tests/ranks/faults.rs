@@ -4,8 +4,10 @@ use std::time::{Duration, Instant};
 
 use burn_zero::{
     GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, ThreadGroup, ZeroError,
-    group::{BufferDtype, Split},
+    group::{BufferDtype, Pending, Split},
 };
+
+use crate::support::start_all_reduce;
 
 /// Where a rank hangs; elsewhere nothing may depend on it.
 const DEADLINE: Duration = Duration::from_millis(600);
@@ -67,7 +69,7 @@ fn a_panic_ends_all_with_its_message() {
 fn a_panic_fails_collectives_under_way() {
     let error = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
         let pending: Vec<_> = (0..3)
-            .map(|_| group.start_all_reduce("bucket", ReduceOp::Sum, vec![0.0; 9].into()))
+            .map(|_| start_all_reduce(&group, "bucket", ReduceOp::Sum, vec![0.0; 9].into()))
             .collect();
         assert_eq!(group.rank(), 0, "rank 1 stops here");
         for pending in pending {
@@ -79,6 +81,32 @@ fn a_panic_fails_collectives_under_way() {
         error,
         Err(ZeroError::Group(GroupFault::PeerPanicked { rank: 1, .. }))
     ));
+}
+
+#[test]
+fn a_panic_of_a_job_is_its_ranks() {
+    let errors = spawn(2, |group| {
+        let rank = group.rank();
+        let job = Pending::start(&group, move |ranks| {
+            assert_eq!(rank, 0, "rank 1 stops here");
+            ranks.barrier("never")
+        });
+        let behind = Pending::start(&group, |ranks| ranks.barrier("behind"));
+        [job.wait(), behind.wait(), group.barrier("after")].map(Result::unwrap_err)
+    });
+    for error in errors.unwrap().into_iter().flatten() {
+        let GroupFault::PeerPanicked { rank: 1, message } = fault(error) else {
+            panic!("another fault")
+        };
+        assert!(message.contains("rank 1 stops here"), "{message}");
+    }
+}
+
+/// One rank may compile or tune kernels for minutes that the others have cached.
+#[test]
+fn the_default_deadline_outlives_a_slow_first_step() {
+    let minutes = GroupOptions::default().deadline.as_secs() / 60;
+    assert_eq!(minutes, 10);
 }
 
 #[test]

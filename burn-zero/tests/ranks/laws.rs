@@ -4,11 +4,11 @@ use std::{sync::Mutex, time::Duration};
 
 use burn_zero::{
     GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SingleRank, ThreadGroup, ZeroError,
-    group::{Agree, BufferDtype, Operation, Split},
+    group::{Agree, BufferDtype, Operation, Pending, Split},
 };
 use proptest::prelude::*;
 
-use crate::support::{buffer, every_collective, part, reduced};
+use crate::support::{buffer, every_collective, part, reduced, start_all_reduce};
 
 fn spawn<R: Send>(world_size: usize, rank: impl Fn(ThreadGroup) -> R + Sync) -> Vec<R> {
     ThreadGroup::spawn(world_size, GroupOptions::default(), rank).expect("no rank fails")
@@ -52,7 +52,12 @@ fn started_collectives_run_in_order_while_the_rank_goes_on() {
         let pending: Vec<_> = (0..20)
             .map(|bucket| {
                 let values = vec![(group.rank() * 100 + bucket) as f32; bucket * 50];
-                group.start_all_reduce(&format!("bucket {bucket}"), ReduceOp::Sum, values.into())
+                start_all_reduce(
+                    &group,
+                    &format!("bucket {bucket}"),
+                    ReduceOp::Sum,
+                    values.into(),
+                )
             })
             .collect();
         pending
@@ -73,13 +78,29 @@ fn a_handle_says_whether_it_is_done() {
         if group.rank() == 1 {
             std::thread::sleep(Duration::from_millis(60));
         }
-        let pending = group.start_all_reduce("late", ReduceOp::Sum, vec![1.0; 8].into());
+        let pending = start_all_reduce(&group, "late", ReduceOp::Sum, vec![1.0; 8].into());
         if group.rank() == 0 {
             assert!(!pending.wait_for(Duration::from_millis(5)));
         }
         assert!(pending.wait_for(Duration::from_secs(20)) && pending.is_done());
         assert_eq!(pending.wait().unwrap(), vec![2.0; 8].into());
     });
+}
+
+/// What is given from elsewhere meanwhile comes behind the whole job.
+#[test]
+fn a_job_makes_its_collectives_without_others_in_between() {
+    let results = spawn(3, |group| {
+        let job = Pending::start(&group, |ranks| {
+            let sum = ranks.all_reduce("first", ReduceOp::Sum, vec![1.0; 3].into())?;
+            std::thread::sleep(Duration::from_millis(20));
+            ranks.broadcast("second", 2, sum)
+        });
+        let behind = start_all_reduce(&group, "third", ReduceOp::Sum, vec![2.0; 3].into());
+        (behind.wait().unwrap(), job.is_done(), job.wait().unwrap())
+    });
+    let expected = (vec![6.0; 3].into(), true, vec![3.0; 3].into());
+    assert!(results.into_iter().all(|found| found == expected));
 }
 
 #[test]

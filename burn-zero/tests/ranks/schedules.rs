@@ -5,8 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use burn_zero::group::Pending;
 use burn_zero::{GroupFault, GroupOptions, ProcessGroup, ReduceOp, Split, ThreadGroup, ZeroError};
 use proptest::prelude::*;
+
+use crate::support::start_all_reduce;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Failure {
@@ -40,13 +43,10 @@ fn program(
         let label = format!("call {call}");
         let values = vec![1.0; 4 * group.world_size()].into();
         match call % 3 {
-            0 => under_way.push(group.start_all_reduce(&label, ReduceOp::Sum, values)),
-            1 => under_way.push(group.start_reduce_scatter(
-                &label,
-                ReduceOp::Mean,
-                values,
-                Split::Equal,
-            )),
+            0 => under_way.push(start_all_reduce(group, &label, ReduceOp::Sum, values)),
+            1 => under_way.push(Pending::start(group, move |ranks| {
+                ranks.reduce_scatter(&label, ReduceOp::Mean, values, &Split::Equal)
+            })),
             _ => group.barrier(&label)?,
         }
     }

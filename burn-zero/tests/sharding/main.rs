@@ -4,6 +4,7 @@ mod agreement;
 mod bytes;
 mod compose;
 mod families;
+mod gan;
 mod interrupted;
 mod missing;
 mod mixed;

@@ -16,7 +16,7 @@ use burn::optim::{GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::activation::gelu;
 use burn_flex::Flex;
-use burn_zero::record::{Piece, ShardedRecord, TrainingState};
+use burn_zero::record::{ShardedRecord, TensorSlice, TrainingState};
 use burn_zero::{
     GroupOptions, ParameterShards, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError,
     ZeroOptimizer, ZeroSettings,
@@ -174,7 +174,7 @@ pub fn contents(dir: &Path) -> (BTreeMap<String, Vec<u8>>, TrainingState) {
     let mut record = ShardedRecord::open(dir).unwrap();
     let tensors: Vec<_> = record.tensors().collect();
     let tensors = tensors.into_iter().map(|tensor| {
-        let bytes = record.read(&Piece::whole(tensor.clone())).unwrap();
+        let bytes = record.read(&TensorSlice::whole(tensor.clone())).unwrap();
         (tensor.name, bytes)
     });
     let tensors = tensors.collect();

@@ -24,6 +24,7 @@ pub fn layers<B: Backend>(count: usize, width: usize, spread: f64) -> Layers<B> 
 }
 
 /// Of `[rows, width]`.
+#[allow(dead_code, reason = "not by each test")]
 pub fn loss<B: Backend>(layers: &Layers<B>, x: Tensor<B, 2>) -> Tensor<B, 1> {
     let y = layers.iter().fold(x, |x, layer| layer.forward(x).tanh());
     y.sum()

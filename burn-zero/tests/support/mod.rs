@@ -3,7 +3,7 @@
 
 use burn_zero::{
     HostBuffer, ProcessGroup, ReduceOp, ZeroError,
-    group::{Agree, BufferDtype, Split},
+    group::{Agree, BufferDtype, Pending, Split},
 };
 
 pub const DTYPES: [BufferDtype; 3] = [BufferDtype::F32, BufferDtype::Bf16, BufferDtype::F16];
@@ -58,6 +58,17 @@ pub fn part(buffer: &HostBuffer, at: std::ops::Range<usize>) -> HostBuffer {
         HostBuffer::Bf16(values) => values[at].to_vec().into(),
         HostBuffer::F16(values) => values[at].to_vec().into(),
     }
+}
+
+/// An all-reduce that nobody waits for yet.
+pub fn start_all_reduce(
+    group: &(impl ProcessGroup + ?Sized),
+    label: &str,
+    op: ReduceOp,
+    buffer: HostBuffer,
+) -> Pending<HostBuffer> {
+    let label = label.to_owned();
+    Pending::start(group, move |ranks| ranks.all_reduce(&label, op, buffer))
 }
 
 /// Runs every collective over every type and length, compares with the definition bit for bit and returns a digest of

@@ -15,12 +15,17 @@ use burn_zero::{AdamParams, OptimizerConfig};
 
 /// AdamW with the moments of GPT-3 (Brown et al. 2020).
 pub fn default_optimizer(lr: f64) -> OptimizerConfig {
-    OptimizerConfig::AdamW(AdamParams {
+    OptimizerConfig::AdamW(default_params(lr))
+}
+
+/// The numbers of [`default_optimizer`], which a file's `"auto"` stands for.
+pub fn default_params(lr: f64) -> AdamParams {
+    AdamParams {
         lr,
         betas: (0.9, 0.95),
         eps: 1e-8,
         weight_decay: 0.01,
-    })
+    }
 }
 
 /// One of Burn's optimizers.

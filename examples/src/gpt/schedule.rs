@@ -152,8 +152,8 @@ mod tests {
             max_lr: None,
         };
         assert_near(
-            &rates(Schedule::configured(warmup, 0.8), 6),
-            &[0.0, 0.2, 0.4, 0.6, 0.8, 0.8],
+            &rates(Schedule::configured(warmup, 0.8), 7),
+            &[0.0, 0.0, 0.2, 0.4, 0.6, 0.8, 0.8],
         );
     }
 

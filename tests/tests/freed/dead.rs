@@ -66,4 +66,4 @@ fn dead_branches_hold_no_more_than_burns<I: Backend>() {
     }
 }
 
-tests::on_every_backend!(dead_branches_hold_no_more_than_burns);
+tests::on_counted_backends!(dead_branches_hold_no_more_than_burns);

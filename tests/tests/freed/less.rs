@@ -86,4 +86,4 @@ fn scopes_and_budgets_lower_what_is_in_use<I: Backend>() {
     assert!(part(budget.left, plain.forward) < 0.05, "{budget:?}");
 }
 
-tests::on_every_backend!(scopes_and_budgets_lower_what_is_in_use);
+tests::on_counted_backends!(scopes_and_budgets_lower_what_is_in_use);

@@ -19,8 +19,9 @@ use super::{
     GRACE,
     notice::Notice,
     poll::{Wait, open, poll},
+    print_end,
 };
-use crate::group::{Call, GroupFault, GroupOptions, queue::Queue};
+use crate::group::{Call, GroupFault, GroupOptions, job::Queue};
 
 /// The calls that start collectives.
 pub(super) const CALLS: i32 = 1;
@@ -236,6 +237,7 @@ impl Link {
             GroupFault::Aborted { rank, .. } | GroupFault::PeerPanicked { rank, .. }
                 if *rank == own =>
             {
+                print_end(fault);
                 self.world.abort(1)
             }
             _ => {

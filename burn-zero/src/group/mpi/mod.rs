@@ -1,18 +1,18 @@
 //! Ranks as processes, started by the cluster's own launcher.
 
-mod hook;
 mod link;
 mod notice;
 mod poll;
 mod transport;
 
 use std::{
+    cell::Cell,
     fmt,
     io::Write,
+    panic::{self, AssertUnwindSafe},
     process,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
         mpsc::{self, Receiver, Sender},
     },
     thread,
@@ -24,8 +24,10 @@ use link::Link;
 use transport::MpiTransport;
 
 use super::{
-    Agree, GroupFault, GroupOptions, OnPanic, Pending, ProcessGroup, Request, Traffic, engine,
-    launcher::launched, queue::Queue,
+    Agree, GroupFault, GroupOptions, Job, ProcessGroup, Traffic,
+    engine::{Engine, panic_message},
+    job::Queue,
+    launcher::launched,
 };
 use crate::ZeroError;
 
@@ -42,8 +44,9 @@ use crate::ZeroError;
 ///
 /// # Faults
 ///
-/// A panic prints its rank and message and ends the job ([`OnPanic`]). A process that is killed ends it too: the launcher
-/// sees to that. Every other [`GroupFault`] is returned on all ranks; the group is then lost, MPI is not finalized, and
+/// A panic that the program does not catch, so that it drops the group or ends [`run`](Self::run), prints its rank and message and
+/// ends the job: unwinding would wait in `MPI_Finalize` for ranks that wait for this one. A process that is killed ends it too: the
+/// launcher sees to that. Every other [`GroupFault`] is returned on all ranks; the group is then lost, MPI is not finalized, and
 /// the launcher ends the job when the first process exits.
 ///
 /// Dropping the last clone waits until all ranks have dropped theirs and then finalizes MPI, which a process can do only once.
@@ -58,7 +61,6 @@ struct Member {
     world_size: usize,
     queue: Arc<Queue>,
     deadline: Duration,
-    active: Arc<AtomicBool>,
     ended: parking_lot::Mutex<Receiver<()>>,
 }
 
@@ -86,43 +88,35 @@ impl MpiGroup {
     pub fn with_options(options: GroupOptions) -> Result<Self, ZeroError> {
         options.check()?;
         let queue = Arc::new(Queue::default());
-        let active = Arc::new(AtomicBool::new(true));
         let (started, start) = mpsc::channel();
         let (end, ended) = mpsc::channel();
-        let worker = thread::Builder::new()
+        thread::Builder::new()
             .name("MPI".to_owned())
             .spawn({
-                let (queue, active, options) = (queue.clone(), active.clone(), options.clone());
-                move || work(&queue, &active, options, &started, &end)
+                let (queue, options) = (queue.clone(), options.clone());
+                move || work(&queue, options, &started, &end)
             })
             .map_err(|error| ZeroError::Mpi {
                 reason: error.to_string(),
             })?;
         let (rank, world_size) = start.recv().unwrap_or_else(|_| Err(lost_worker()))?;
-        if options.on_panic == OnPanic::EndJob && world_size > 1 {
-            hook::install(rank, queue.clone(), active.clone(), worker.thread().id());
-        }
-        let ended = parking_lot::Mutex::new(ended);
+        remember_panics();
         let group = Self(Arc::new(Member {
             rank,
             world_size,
             queue,
             deadline: options.deadline,
-            active,
-            ended,
+            ended: parking_lot::Mutex::new(ended),
         }));
         check_launcher(world_size)?;
         let GroupOptions {
             deadline,
             chunk_elements,
-            on_panic,
             longest_stay,
             after_fault: _, // of threads
         } = options;
         // Short: it is sent in chunks whose size may already differ.
-        let text = format!(
-            "{deadline:?}, chunk_elements: {chunk_elements}, {on_panic:?}, {longest_stay:?}"
-        );
+        let text = format!("{deadline:?}, chunk_elements: {chunk_elements}, {longest_stay:?}");
         group.agree_equal("group options", &text)?;
         Ok(group)
     }
@@ -148,21 +142,29 @@ impl MpiGroup {
         rank: impl FnOnce(&Self) -> Result<R, E>,
     ) -> Result<R, E> {
         let group = Self::with_options(options)?;
-        let result = rank(&group);
-        match &result {
-            Err(error) if group.world_size() > 1 && group.0.queue.fault().is_none() => {
-                group.abort(&error.to_string());
+        let result = panic::catch_unwind(AssertUnwindSafe(|| rank(&group)));
+        let alone = group.world_size() == 1 || group.0.queue.fault().is_some();
+        match result {
+            Ok(result) => {
+                if let Err(error) = &result
+                    && !alone
+                {
+                    group.abort(&error.to_string());
+                }
+                result
             }
-            _ => {}
+            Err(panic) if alone => panic::resume_unwind(panic),
+            Err(panic) => {
+                let (rank, message) = (group.rank(), panic_message(&*panic));
+                end_job(&group.0.queue, GroupFault::PeerPanicked { rank, message })
+            }
         }
-        result
     }
 }
 
 /// The thread that makes all calls of MPI.
 fn work(
     queue: &Arc<Queue>,
-    active: &AtomicBool,
     options: GroupOptions,
     started: &Sender<Result<(usize, usize), ZeroError>>,
     end: &Sender<()>,
@@ -176,12 +178,10 @@ fn work(
     };
     let link = Link::new(universe.world(), queue.clone(), options, end.clone());
     let _ = started.send(Ok((link.rank(), link.world_size())));
-    let mut transport = MpiTransport::new(link);
-    engine::work(&mut transport, queue);
+    let transport = Engine::new(MpiTransport::new(link), queue.clone()).work();
     if queue.fault().is_some() {
         transport.into_link().park();
     }
-    active.store(false, Ordering::Release);
     drop(transport);
     drop(universe);
     let _ = end.send(());
@@ -231,6 +231,10 @@ fn check_launcher(world_size: usize) -> Result<(), ZeroError> {
 
 impl Drop for Member {
     fn drop(&mut self) {
+        if thread::panicking() && self.world_size > 1 && self.queue.fault().is_none() {
+            let (rank, message) = (self.rank, LAST_PANIC.take());
+            end_job(&self.queue, GroupFault::PeerPanicked { rank, message });
+        }
         self.queue.close();
         let _ = self.ended.lock().recv(); // finalized, or lost
     }
@@ -245,8 +249,8 @@ impl ProcessGroup for MpiGroup {
         self.0.world_size
     }
 
-    fn submit(&self, request: Request) -> Pending {
-        self.0.queue.submit(self.rank(), self.world_size(), request)
+    fn submit(&self, job: Job) {
+        self.0.queue.submit(job);
     }
 
     fn abort(&self, reason: &str) {
@@ -254,9 +258,7 @@ impl ProcessGroup for MpiGroup {
             rank: self.rank(),
             reason: reason.to_owned(),
         };
-        if self.0.active.load(Ordering::Acquire) {
-            end_job(&self.0.queue, fault);
-        }
+        end_job(&self.0.queue, fault);
     }
 
     fn deadline(&self) -> Duration {
@@ -264,7 +266,7 @@ impl ProcessGroup for MpiGroup {
     }
 
     fn traffic(&self) -> Traffic {
-        self.0.queue.traffic().lock().clone()
+        self.0.queue.traffic.lock().clone()
     }
 
     fn declare_settings(&self, text: &str) {
@@ -272,18 +274,34 @@ impl ProcessGroup for MpiGroup {
     }
 }
 
-/// Prints the fault and has the worker end the job, or ends this process if the worker does not come to it.
+thread_local! {
+    /// The message of this thread's last panic.
+    static LAST_PANIC: Cell<String> = const { Cell::new(String::new()) };
+}
+
+/// From now on every thread knows the message of its last panic, which is printed as before: a group that is dropped while its thread
+/// unwinds names it.
+fn remember_panics() {
+    let previous = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        previous(panic);
+        LAST_PANIC.set(panic_message(panic.payload()));
+    }));
+}
+
+/// Has the communication thread print the fault and end the job; ends this process if that thread does not come to it.
 fn end_job(queue: &Queue, fault: GroupFault) -> ! {
-    print_whole(format!("{fault}; the job ends\n"));
     if queue.fault().is_none() {
-        queue.fail(fault);
+        queue.fail(fault.clone());
         thread::sleep(GRACE);
     }
+    print_end(&fault);
     process::abort()
 }
 
 /// Prints in one piece: launchers mix the pieces of ranks and lose those that come late.
-fn print_whole(text: String) {
+fn print_end(fault: &GroupFault) {
+    let text = format!("{fault}; the job ends\n");
     let _ = std::io::stderr().write_all(text.as_bytes()); // there is nobody else to tell
     thread::sleep(FORWARDING);
 }

@@ -6,7 +6,8 @@ use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 use super::link::{CALLS, DATA, Link};
 use crate::group::{
-    Call, GroupFault, ReduceOp, Sent, buffer::Element, reduce::reduce, round, transport::Transport,
+    Call, GroupFault, ReduceOp, Sent, buffer::Element, call::parts, reduce::reduce, round,
+    transport::Transport,
 };
 
 /// A call as a message: its label has at most 400 bytes and what the rank declares about 120, whose escapes have at most 6 each.
@@ -36,34 +37,10 @@ impl MpiTransport {
         start..part.end.min(start + chunk)
     }
 
-    /// Number of chunks of the longest part.
-    fn chunks(&self, offsets: &[usize]) -> usize {
-        let longest = offsets
-            .windows(2)
-            .map(|part| part[1] - part[0])
-            .max()
-            .unwrap_or(0);
+    /// Number of chunks of the longest of these parts.
+    fn chunks<'a>(&self, parts: impl IntoIterator<Item = &'a Range<usize>>) -> usize {
+        let longest = parts.into_iter().map(Range::len).max().unwrap_or(0);
         longest.div_ceil(self.link.options.chunk_elements)
-    }
-
-    /// Where chunk `index` of each other rank's part goes.
-    fn others_chunks<'a, P>(
-        &self,
-        out: &'a mut [P],
-        offsets: &[usize],
-        index: usize,
-    ) -> Vec<(usize, &'a mut [P])> {
-        let mut rest = out;
-        let mut receives = Vec::new();
-        for from in 0..self.link.world_size() {
-            let range = part(offsets, from);
-            let (values, behind) = rest.split_at_mut(range.len());
-            rest = behind;
-            if from != self.link.rank() {
-                receives.push((from, &mut values[self.chunk(&(0..range.len()), index)]));
-            }
-        }
-        receives
     }
 
     /// One chunk to and from each of some ranks; empty ones are not sent.
@@ -89,10 +66,6 @@ impl MpiTransport {
             .collect();
         self.link.exchange(call, DATA, &sends, &mut receives);
     }
-}
-
-fn part(offsets: &[usize], rank: usize) -> Range<usize> {
-    offsets[rank]..offsets[rank + 1]
 }
 
 impl Transport for MpiTransport {
@@ -134,16 +107,17 @@ impl Transport for MpiTransport {
         op: ReduceOp,
     ) -> Result<Vec<E>, GroupFault> {
         let rank = self.rank();
-        let own = part(offsets, rank);
+        let parts = parts(offsets);
+        let own = &parts[rank];
         let mut out = vec![E::zeroed(); own.len()];
         let longest = self.link.options.chunk_elements.min(own.len());
         let mut staging = vec![vec![E::zeroed(); longest]; self.world_size()];
-        for index in 0..self.chunks(offsets) {
-            let peers: Vec<_> = self.link.peers().collect();
-            let own_chunk = self.chunk(&own, index);
-            let sends: Vec<_> = peers
-                .iter()
-                .map(|&to| (to, &buffer[self.chunk(&part(offsets, to), index)]))
+        for index in 0..self.chunks(&parts) {
+            let own_chunk = self.chunk(own, index);
+            let sends: Vec<_> = self
+                .link
+                .peers()
+                .map(|to| (to, &buffer[self.chunk(&parts[to], index)]))
                 .collect();
             let receives = staging
                 .iter_mut()
@@ -166,70 +140,38 @@ impl Transport for MpiTransport {
         Ok(out)
     }
 
-    fn all_gather<P: Pod + Send + Sync>(
+    fn transfer<P: Pod + Send + Sync>(
         &mut self,
         call: &Call,
         own: &Arc<Vec<P>>,
-        offsets: &[usize],
+        sends: &[Range<usize>],
+        places: &[Range<usize>],
         into: impl FnOnce() -> Vec<P>,
     ) -> Result<Vec<P>, GroupFault> {
         let rank = self.rank();
         let mut out = into();
-        out[part(offsets, rank)].copy_from_slice(own);
-        for index in 0..self.chunks(offsets) {
-            let chunk = &own[self.chunk(&(0..own.len()), index)];
-            let sends: Vec<_> = self.link.peers().map(|to| (to, chunk)).collect();
-            let receives = self.others_chunks(&mut out, offsets, index);
+        out[places[rank].clone()].copy_from_slice(&own[sends[rank].clone()]);
+        let others = |ranges: &[Range<usize>]| -> Vec<_> {
+            let peers = self.link.peers();
+            peers.map(|peer| ranges[peer].clone()).collect()
+        };
+        for index in 0..self.chunks(others(sends).iter().chain(&others(places))) {
+            let chunk = |to| (to, &own[self.chunk(&sends[to], index)]);
+            let sends: Vec<_> = self.link.peers().map(chunk).collect();
+            let (mut rest, mut start) = (&mut out[..], 0);
+            let mut receives = Vec::new();
+            // Places ascend with ranks, but for the empty ones.
+            for (from, place) in places.iter().enumerate() {
+                let chunk = self.chunk(place, index);
+                if from == rank || chunk.is_empty() {
+                    continue;
+                }
+                let (_, behind) = rest.split_at_mut(chunk.start - start);
+                let (values, behind) = behind.split_at_mut(chunk.len());
+                (rest, start) = (behind, chunk.end);
+                receives.push((from, values));
+            }
             self.exchange(call, &sends, receives);
-        }
-        Ok(out)
-    }
-
-    fn scatter<P: Pod + Send + Sync>(
-        &mut self,
-        call: &Call,
-        root: usize,
-        buffer: &Arc<Vec<P>>,
-        offsets: &[usize],
-    ) -> Result<Vec<P>, GroupFault> {
-        let rank = self.rank();
-        let own = part(offsets, rank);
-        let mut out = buffer[own.clone()].to_vec();
-        for index in 0..self.chunks(offsets) {
-            if rank == root {
-                let sends: Vec<_> = self
-                    .link
-                    .peers()
-                    .map(|to| (to, &buffer[self.chunk(&part(offsets, to), index)]))
-                    .collect();
-                self.exchange(call, &sends, Vec::new());
-            } else {
-                let chunk = self.chunk(&(0..own.len()), index);
-                self.exchange(call, &[], vec![(root, &mut out[chunk])]);
-            }
-        }
-        Ok(out)
-    }
-
-    fn gather<P: Pod + Send + Sync>(
-        &mut self,
-        call: &Call,
-        root: usize,
-        own: &Arc<Vec<P>>,
-        offsets: &[usize],
-    ) -> Result<Vec<P>, GroupFault> {
-        if self.rank() != root {
-            for index in 0..own.len().div_ceil(self.link.options.chunk_elements) {
-                let chunk = &own[self.chunk(&(0..own.len()), index)];
-                self.exchange(call, &[(root, chunk)], Vec::new());
-            }
-            return Ok(Vec::new());
-        }
-        let mut out = vec![P::zeroed(); offsets[self.world_size()]];
-        out[part(offsets, root)].copy_from_slice(own);
-        for index in 0..self.chunks(offsets) {
-            let receives = self.others_chunks(&mut out, offsets, index);
-            self.exchange(call, &[], receives);
         }
         Ok(out)
     }

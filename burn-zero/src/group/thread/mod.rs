@@ -1,6 +1,6 @@
 //! Ranks as threads of one process.
 
-mod board;
+mod mailboxes;
 mod transport;
 mod watch;
 
@@ -12,13 +12,14 @@ use std::{
     time::Duration,
 };
 
-use board::Board;
+use mailboxes::Mailboxes;
 use transport::ThreadTransport;
 pub(crate) use watch::Watch;
 
 use super::{
-    GroupFault, GroupOptions, Pending, ProcessGroup, Request, Traffic, engine,
-    engine::panic_message, queue::Queue,
+    GroupFault, GroupOptions, Job, ProcessGroup, Traffic,
+    engine::{Engine, panic_message},
+    job::Queue,
 };
 use crate::ZeroError;
 
@@ -31,9 +32,9 @@ pub struct ThreadGroup(Arc<Member>);
 struct Member {
     rank: usize,
     queue: Arc<Queue>,
-    board: Arc<Board>,
+    mailboxes: Arc<Mailboxes>,
     options: GroupOptions,
-    worker: Option<thread::JoinHandle<()>>,
+    communication: Option<thread::JoinHandle<()>>,
 }
 
 impl ThreadGroup {
@@ -53,29 +54,26 @@ impl ThreadGroup {
                 expected,
             });
         }
-        let board = Arc::new(Board::new(world_size));
+        let mailboxes = Arc::new(Mailboxes::new(world_size));
         Ok((0..world_size)
-            .map(|rank| Self::join(rank, &board, &options))
+            .map(|rank| Self::join(rank, &mailboxes, &options))
             .collect())
     }
 
-    fn join(rank: usize, board: &Arc<Board>, options: &GroupOptions) -> Self {
+    fn join(rank: usize, mailboxes: &Arc<Mailboxes>, options: &GroupOptions) -> Self {
         let queue = Arc::new(Queue::default());
-        let mut transport = ThreadTransport::new(rank, board.clone(), options.clone());
-        let worker = thread::Builder::new()
+        let transport = ThreadTransport::new(rank, mailboxes.clone(), options.clone());
+        let engine = Engine::new(transport, queue.clone());
+        let communication = thread::Builder::new()
             .name(format!("rank {rank}, collectives"))
-            .spawn({
-                let queue = queue.clone();
-                move || engine::work(&mut transport, &queue)
-            })
+            .spawn(move || drop(engine.work()))
             .expect("the system starts a thread");
-        let board = board.clone();
         Self(Arc::new(Member {
             rank,
             queue,
-            board,
+            mailboxes: mailboxes.clone(),
             options: options.clone(),
-            worker: Some(worker),
+            communication: Some(communication),
         }))
     }
 
@@ -116,7 +114,7 @@ impl ThreadGroup {
 impl ThreadGroup {
     /// What watches over the threads of the group, each of which runs under [`guard`](Self::guard).
     pub(crate) fn watch(&self) -> Watch {
-        Watch::new(self.0.board.clone(), self.0.options.after_fault)
+        Watch::new(self.0.mailboxes.clone(), self.0.options.after_fault)
     }
 
     /// Runs a rank on this thread. If it panics, the others' collectives fail with its message at once.
@@ -131,14 +129,14 @@ impl ThreadGroup {
             member.0.fail(fault.clone());
             ZeroError::from(fault)
         });
-        member.0.board.end(member.rank());
+        member.0.mailboxes.end(member.rank());
         result
     }
 }
 
 impl Member {
     fn fail(&self, fault: GroupFault) {
-        self.board.fail(0, &fault);
+        self.mailboxes.fail(0, &fault);
         self.queue.fail(fault);
     }
 }
@@ -153,8 +151,8 @@ impl Drop for Member {
             });
         }
         self.queue.close();
-        if let Some(worker) = self.worker.take() {
-            let _ = worker.join(); // a worker that panicked has printed why
+        if let Some(thread) = self.communication.take() {
+            let _ = thread.join(); // its panics are faults of the group
         }
     }
 }
@@ -165,11 +163,11 @@ impl ProcessGroup for ThreadGroup {
     }
 
     fn world_size(&self) -> usize {
-        self.0.board.world_size()
+        self.0.mailboxes.world_size()
     }
 
-    fn submit(&self, request: Request) -> Pending {
-        self.0.queue.submit(self.rank(), self.world_size(), request)
+    fn submit(&self, job: Job) {
+        self.0.queue.submit(job);
     }
 
     fn abort(&self, reason: &str) {
@@ -184,7 +182,7 @@ impl ProcessGroup for ThreadGroup {
     }
 
     fn traffic(&self) -> Traffic {
-        self.0.queue.traffic().lock().clone()
+        self.0.queue.traffic.lock().clone()
     }
 
     fn declare_settings(&self, text: &str) {

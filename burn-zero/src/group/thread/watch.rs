@@ -2,7 +2,7 @@
 
 use std::{io::Write, process, sync::Arc, thread, time::Duration};
 
-use super::board::Board;
+use super::mailboxes::Mailboxes;
 use crate::group::{AfterFault, GroupFault};
 
 /// Ranks that learn of a fault while they compute end within this, mostly: nothing is said of them.
@@ -13,21 +13,24 @@ const LAST: Duration = Duration::from_secs(2);
 
 /// Waits for the threads of a group. It is no member: the group does not live longer for it.
 pub(crate) struct Watch {
-    board: Arc<Board>,
+    mailboxes: Arc<Mailboxes>,
     after_fault: AfterFault,
 }
 
 impl Watch {
-    pub(super) fn new(board: Arc<Board>, after_fault: AfterFault) -> Self {
-        Self { board, after_fault }
+    pub(super) fn new(mailboxes: Arc<Mailboxes>, after_fault: AfterFault) -> Self {
+        Self {
+            mailboxes,
+            after_fault,
+        }
     }
 
     /// Returns when all threads have ended, or ends the process.
     pub(crate) fn run(self) {
-        let Some(fault) = self.board.wait_for_fault() else {
+        let Some(fault) = self.mailboxes.wait_for_fault() else {
             return;
         };
-        let running = self.board.wait_for_rest(QUIET);
+        let running = self.mailboxes.wait_for_rest(QUIET);
         if running.is_empty() {
             return;
         }
@@ -39,12 +42,12 @@ impl Watch {
                     ["is", "are"],
                     "waited for (GroupOptions::after_fault)",
                 );
-                self.board.wait_for_ends();
+                self.mailboxes.wait_for_ends();
             }
             AfterFault::EndProcess { grace } => {
                 let ends = format!("{grace:?} to end (GroupOptions::after_fault)");
                 say(&fault, &running, ["has", "have"], &ends);
-                let running = self.board.wait_for_rest(grace.saturating_sub(QUIET));
+                let running = self.mailboxes.wait_for_rest(grace.saturating_sub(QUIET));
                 if !running.is_empty() {
                     say(
                         &fault,

@@ -101,6 +101,7 @@ mod tests {
     use super::*;
     use std::fs;
 
+    use crate::gpt::optimizer::default_optimizer;
     use burn_zero::{LossScaling, OptimizerConfig, Precision, Stage};
     use clap::Parser;
 
@@ -164,7 +165,7 @@ mod tests {
         assert_eq!((amp, warmup), (Some(Amp::F16), None));
         assert_eq!(zero, Some(Stage::OptimizerState));
         let config = settings.job.config;
-        assert_eq!(config.gradient_clipping, None);
+        assert_eq!(config.gradient_clipping, Some(1.0));
         assert!(matches!(config.optimizer, Some(OptimizerConfig::Sgd(_))));
         let scaling = LossScaling::Fixed { scale: 128.0 };
         assert_eq!(config.precision, Precision::F16(scaling));
@@ -178,6 +179,33 @@ mod tests {
         assert_eq!((filled.options.amp, filled.lr()), (Some(Amp::Bf16), 0.25));
         let neither = settle("{}", "", 3).unwrap();
         assert_eq!(neither.sequences_per_update(), 48);
+    }
+
+    #[test]
+    fn the_options_and_the_model_fill_auto_in() {
+        let file = r#"{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+            "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+            "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto",
+            "warmup_num_steps": "auto", "total_num_steps": "auto"}}}"#;
+        let options = "--amp bf16 --lr 0.5 --batch 2 --accum 3 --warmup 4 --steps 12 --width 32";
+        let settings = settle(file, options, 2).unwrap();
+        assert_eq!((settings.sequences_per_update(), settings.lr()), (12, 0.5));
+        let config = &settings.job.config;
+        assert_eq!(config.gradient_clipping, Some(1.0));
+        assert_eq!(config.precision, Precision::Bf16);
+        assert_eq!(config.reduce_bucket_size, 32 * 32);
+        assert_eq!(config.optimizer, Some(default_optimizer(0.5)));
+        let scheduler = config.scheduler.unwrap();
+        assert_eq!((scheduler.warmup().steps, scheduler.lr(5, 9.0)), (4, 0.5));
+        assert_eq!(scheduler.lr(13, 9.0), 0.0);
+
+        // The defaults of the options fill it in as well.
+        let settings = settle(file, "", 1).unwrap();
+        assert_eq!((settings.sequences_per_update(), settings.lr()), (16, 2e-3));
+        assert_eq!(settings.job.config.precision, Precision::F32);
+        let scheduler = settings.job.config.scheduler.unwrap();
+        assert_eq!(scheduler.warmup().steps, 120);
     }
 
     #[test]

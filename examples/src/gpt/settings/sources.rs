@@ -4,10 +4,10 @@ use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn_zero::{ConfigError, OptimizerOffload, Precision, Stage, ZeroConfig};
+use burn_zero::{AutoValues, ConfigError, OptimizerOffload, Precision, Stage, ZeroConfig};
 
 use crate::gpt::error::GptError;
-use crate::gpt::optimizer::default_optimizer;
+use crate::gpt::optimizer::{default_optimizer, default_params};
 use crate::gpt::options::{Amp, Options};
 
 /// Sequences in a micro-batch, if nobody says.
@@ -15,9 +15,6 @@ const BATCH: u64 = 16;
 
 /// Highest learning rate, if nobody says.
 const LEARNING_RATE: f64 = 2e-3;
-
-/// The largest norm of an update's gradient over all parameters, if there is no file: GPT-3's (Brown et al. 2020).
-const MAX_NORM: f64 = 1.0;
 
 /// The command line and the file.
 pub(super) struct Sources<'a> {
@@ -33,11 +30,11 @@ impl<'a> Sources<'a> {
     pub(super) fn read(options: &'a Options) -> Result<Self, GptError> {
         let read = |path: &PathBuf| {
             let text = fs::read_to_string(path).map_err(GptError::io("read", path))?;
-            let config =
-                ZeroConfig::from_deepspeed_json(&text).map_err(|source| GptError::Config {
-                    place: path.display().to_string(),
-                    source,
-                })?;
+            let config = ZeroConfig::from_deepspeed_json_with(&text, &auto_values(options));
+            let config = config.map_err(|source| GptError::Config {
+                place: path.display().to_string(),
+                source,
+            })?;
             Ok::<_, GptError>((path.clone(), config))
         };
         let file = options.config.as_ref().map(read).transpose()?;
@@ -58,13 +55,8 @@ impl<'a> Sources<'a> {
             warmup,
             ..
         } = *self.options;
-        let mut config = match &self.file {
-            Some((_, config)) => config.clone(),
-            None => ZeroConfig {
-                gradient_clipping: Some(MAX_NORM),
-                ..ZeroConfig::default()
-            },
-        };
+        let file = self.file.as_ref();
+        let mut config = file.map_or_else(ZeroConfig::default, |(_, config)| config.clone());
 
         let sharded = (config.stage != Stage::DataParallel).then(|| config.stage.number());
         let stage = self.either(
@@ -89,7 +81,9 @@ impl<'a> Sources<'a> {
         let lr = self.either(("--lr", lr), ("optimizer.params.lr", named))?;
         let optimizer = || default_optimizer(lr.unwrap_or(LEARNING_RATE));
         config.optimizer = Some(config.optimizer.unwrap_or_else(optimizer));
-        if let (Some(warmup), Some(_)) = (warmup, &config.scheduler) {
+        if let (Some(warmup), Some(scheduler)) = (warmup, &config.scheduler)
+            && scheduler.warmup().steps != warmup as u64
+        {
             return Err(self.contradiction(format!("--warmup {warmup}"), "a scheduler".into()));
         }
         self.merge_batch(&mut config)?;
@@ -175,6 +169,22 @@ impl<'a> Sources<'a> {
             Some((path, _)) => format!("{} with {}", path.display(), given.join(" ")),
         };
         GptError::Config { place, source }
+    }
+}
+
+/// What fills in the file's `"auto"`: the options, their defaults where they are not given, and the model.
+fn auto_values(options: &Options) -> AutoValues {
+    let params = default_params(options.lr.unwrap_or(LEARNING_RATE));
+    AutoValues {
+        precision: Some(options.amp.unwrap_or(Amp::Off).precision()),
+        gradient_clipping: None,
+        lr: Some(params.lr),
+        betas: Some(params.betas),
+        eps: Some(params.eps),
+        weight_decay: Some(params.weight_decay),
+        warmup_steps: Some(options.warmup() as u64),
+        total_steps: Some(options.steps as u64),
+        hidden_size: Some(options.width as u64),
     }
 }
 

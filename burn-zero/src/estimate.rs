@@ -1,0 +1,427 @@
+//! What a rank holds and sends, by the formulas.
+
+use std::fmt;
+
+use burn::module::AutodiffModule;
+use burn::tensor::backend::AutodiffBackend;
+use serde::{Deserialize, Serialize};
+
+use crate::optimizer::Parameters;
+use crate::shard::Bucket;
+use crate::{Memory, ShardMap, Stage, ZeroConfig};
+
+/// What a model and its optimizer need for each element, before anything is sharded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelStates {
+    /// Elements of the parameters that are trained.
+    pub elements: u64,
+    /// In which types they live.
+    pub layout: StateLayout,
+    /// Optimizer state of one element, in bytes: 8 for Adam's moments, 4 for a momentum, 0 for plain SGD.
+    pub optimizer_bytes: u64,
+    /// Elements of the largest parameter; 0 if none is larger than a bucket. [`estimate_map`] takes the map's.
+    pub largest_parameter: u64,
+}
+
+/// Types of parameters and gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateLayout {
+    /// What autocast trains: parameters and gradients are f32, the parameters are their own masters, and low-precision copies
+    /// live no longer than the operation (or, cached, the forward pass) that reads them. With Adam 16 bytes an element,
+    /// `8 + 8/N` at stage 1, `4 + 12/N` at stage 2.
+    #[default]
+    F32,
+    /// What the paper counts (arXiv 1910.02054, section 3.1): parameters and gradients of 16 bits, and an f32 master as part
+    /// of the optimizer's state. With Adam 16 bytes an element, `4 + 12/N` at stage 1, `2 + 14/N` at stage 2.
+    ///
+    /// With the state on the host it is what [`OffloadedAdamW`](crate::OffloadedAdamW) makes of a model in bf16 or f16: 2 bytes
+    /// an element on the device, and as many for gradients that do not leave during backward, and `12/N` on the host. With the state on the device nothing here trains so; it is there to
+    /// compare with DeepSpeed.
+    MixedPrecision,
+}
+
+impl StateLayout {
+    /// Bytes of an element of a parameter on the device, and of a gradient.
+    fn element_bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::MixedPrecision => 2,
+        }
+    }
+
+    /// Bytes of a master's element beside it on the device.
+    fn master_bytes(self) -> u64 {
+        match self {
+            Self::F32 => 0,
+            Self::MixedPrecision => 4,
+        }
+    }
+}
+
+impl ModelStates {
+    /// The parameters of `module` that require gradients, in f32 under Adam or AdamW; one that it holds twice counts once.
+    ///
+    /// ```
+    /// use burn::backend::Autodiff;
+    /// use burn::nn::LinearConfig;
+    /// use burn_flex::Flex;
+    /// use burn_zero::ModelStates;
+    ///
+    /// type B = Autodiff<Flex>;
+    /// let linear = LinearConfig::new(100, 10).init::<B>(&Default::default());
+    /// let model = ModelStates::of::<B, _>(&linear);
+    /// assert_eq!((model.elements, model.largest_parameter), (1010, 1000));
+    /// ```
+    pub fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
+        let parameters = Parameters::of::<B, M>(module).list;
+        let sizes = || {
+            parameters
+                .iter()
+                .map(|parameter| parameter.elements() as u64)
+        };
+        Self {
+            largest_parameter: sizes().max().unwrap_or(0),
+            ..Self::adam(sizes().sum())
+        }
+    }
+
+    /// f32 parameters under Adam or AdamW, none of them larger than a bucket.
+    pub fn adam(elements: u64) -> Self {
+        Self {
+            elements,
+            layout: StateLayout::F32,
+            optimizer_bytes: 8,
+            largest_parameter: 0,
+        }
+    }
+}
+
+/// What a rank holds and sends at most: of each field that of the rank with the most. Activations are not part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// Elements of all buckets with their padding: each bucket is padded to a multiple of the ranks.
+    pub padded_elements: u64,
+    /// Elements of the rank's shard, padding included.
+    pub shard_elements: u64,
+    /// Parameters on the device.
+    pub parameter_bytes: u64,
+    /// Gradients on the device at the end of backward. At stage 2 the rank's shard; none where they go to the host
+    /// ([`Memory::Host`]).
+    pub gradient_bytes: u64,
+    /// Gradients on the device beyond those during backward: where they leave it (at stage 2, and with [`Memory::Host`] in every
+    /// stage) three buckets, one that backward fills, one that waits and one that is being copied into the buffer that is sent, or to
+    /// the host. Nothing otherwise: all are there until the step.
+    pub underway_bytes: u64,
+    /// The gradient of the largest parameter, if that fills several buckets: in all stages it is there whole until the last of it is
+    /// reduced, beside what is.
+    pub spanning_bytes: u64,
+    /// Sums of the micro-batches before, if gradients are accumulated: they are there beside the gradients of the last, in host memory
+    /// if those are.
+    pub window_bytes: u64,
+    /// Copies of the rank's pieces of the parameters, during a step of stages 1 and 2.
+    pub piece_bytes: u64,
+    /// Optimizer state on the device, master parameters of [`StateLayout::MixedPrecision`] included.
+    pub optimizer_bytes: u64,
+    /// One bucket in the type in which it is sent, in host memory.
+    pub buffer_bytes: u64,
+    /// Optimizer state and f32 master parameters in host memory.
+    pub host_bytes: u64,
+    /// Gradients in host memory at the end of backward.
+    pub host_gradient_bytes: u64,
+    /// Elements that the rank sends to other ranks for one update: `2 P (N - 1) / N`, which the paper rounds to `2 P`
+    /// (section 7.1). Stage 2 reduces each accumulated micro-batch: `(k + 1) P (N - 1) / N`.
+    pub sent_elements: u64,
+    /// The same in bytes: gradients in the type of communication, parameters in their own (in stage 0, where only gradients
+    /// are sent, all in the former). What ranks tell each other besides is some hundred bytes a collective.
+    pub sent_bytes: u64,
+    /// Bytes from the device to the host for one update, because the optimizer's state is there: gradients, in their own type.
+    /// Where they go during backward ([`Memory::Host`]) it is those of all parameters, in each accumulated micro-batch; otherwise
+    /// with several ranks all go down besides, on their way to other ranks.
+    pub downloaded_bytes: u64,
+    /// Bytes from the host to the device for one update, because the optimizer's state is there: parameters, in their own type.
+    /// None where several ranks gather them (stages 1 and 2): all parameters come up from those, wherever the state is.
+    pub uploaded_bytes: u64,
+}
+
+impl Estimate {
+    /// On the device, all that stays through a step: parameters, gradients, optimizer state. The paper's figure.
+    pub fn device_bytes(&self) -> u64 {
+        self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+    }
+
+    /// Gradients on the device at their peak, during backward.
+    pub fn peak_gradient_bytes(&self) -> u64 {
+        let window = if self.gradients_on_host() {
+            0
+        } else {
+            self.window_bytes
+        };
+        self.gradient_bytes + self.underway_bytes + self.spanning_bytes + window
+    }
+
+    /// In host memory: the optimizer's state and masters, gradients and their sums. The [buffer](Self::buffer_bytes) comes on top.
+    pub fn kept_host_bytes(&self) -> u64 {
+        let window = if self.gradients_on_host() {
+            self.window_bytes
+        } else {
+            0
+        };
+        self.host_bytes + self.host_gradient_bytes + window
+    }
+
+    fn gradients_on_host(&self) -> bool {
+        self.host_gradient_bytes > 0
+    }
+
+    /// On the device at the highest, be it in backward or in the step. Burn's `Learner` keeps the parameters from before a step until
+    /// it is over: with it there are once more [`parameter_bytes`](Self::parameter_bytes) in the step.
+    pub fn peak_device_bytes(&self) -> u64 {
+        let stays = self.parameter_bytes + self.optimizer_bytes;
+        // In the step of stages 1 and 2 there are pieces of the reduced gradients, and of the parameters as many.
+        let pieces = if self.gradients_on_host() { 1 } else { 2 };
+        stays + self.peak_gradient_bytes().max(pieces * self.piece_bytes)
+    }
+}
+
+/// What a rank of `world_size` will hold and send, before anything is built. Parameters are cut at any element
+/// ([`Partition::Flat`](crate::Partition::Flat), as a [`ZeroConfig`] says); [`estimate_map`] is for those that stay whole.
+///
+/// ```
+/// use burn_zero::{ModelStates, Stage, ZeroConfig, estimate};
+///
+/// let model = ModelStates::adam(1_000_000_000);
+/// let config = ZeroConfig { stage: Stage::Gradients, ..Default::default() };
+/// let estimate = estimate(&model, &config, 4);
+/// // 4 + 12/4 bytes an element instead of 16, and beyond that a copy of the shard in the step, or three buckets of 2^23 in backward.
+/// assert_eq!(estimate.device_bytes(), 7_000_000_000);
+/// assert_eq!(estimate.peak_device_bytes(), 7_000_000_000 + 1_000_000_000);
+/// assert_eq!(estimate.peak_gradient_bytes(), 1_000_000_000 + 3 * (4 << 23));
+/// // Three quarters of 2 P.
+/// assert_eq!(estimate.sent_elements, 1_500_000_000);
+/// ```
+///
+/// A world of 0 ranks is taken for 1.
+pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> Estimate {
+    let ranks = (world_size as u64).max(1);
+    let bucket = config.settings().bucket_elements as u64;
+    let padded = padded(model.elements, bucket, ranks);
+    let cut = Cut {
+        ranks,
+        padded,
+        shards: vec![padded / ranks],
+        bucket: bucket.min(model.elements),
+        largest: model.largest_parameter,
+    };
+    formulas(model, config, &cut)
+}
+
+/// [`estimate`] for the parameters and ranks of a map, such as [`ShardMap::whole`], whose ranks hold unequally much. The map's
+/// buckets count, not the configuration's.
+///
+/// ```
+/// use burn_zero::shard::Parameter;
+/// use burn_zero::{ModelStates, ShardMap, Stage, ZeroConfig, estimate_map};
+///
+/// let parameters = vec![Parameter::new("embedding", 7000), Parameter::new("head", 3000)];
+/// let map = ShardMap::whole(parameters, 2, 1 << 23)?;
+/// let config = ZeroConfig { stage: Stage::OptimizerState, ..Default::default() };
+/// let estimate = estimate_map(&ModelStates::adam(10_000), &config, &map);
+/// assert_eq!(estimate.optimizer_bytes, 8 * 7000); // the rank with the embedding
+/// # Ok::<(), burn_zero::ZeroError>(())
+/// ```
+pub fn estimate_map(model: &ModelStates, config: &ZeroConfig, map: &ShardMap) -> Estimate {
+    let buckets = || map.buckets().iter().map(Bucket::padded_elements);
+    let shards = (0..map.world_size()).map(|rank| map.shard_elements(rank) as u64);
+    let parameters = map.parameters().iter();
+    let cut = Cut {
+        largest: parameters
+            .map(|parameter| parameter.elements)
+            .max()
+            .unwrap_or(0) as u64,
+        ranks: map.world_size() as u64,
+        padded: buckets().sum::<usize>() as u64,
+        shards: shards.collect(),
+        bucket: buckets().max().unwrap_or(0) as u64,
+    };
+    formulas(model, config, &cut)
+}
+
+/// How a model is cut, in elements.
+struct Cut {
+    ranks: u64,
+    padded: u64,
+    /// The sizes that shards have.
+    shards: Vec<u64>,
+    bucket: u64,
+    /// The largest parameter.
+    largest: u64,
+}
+
+/// Buckets of gradients that exist at once where they leave during backward: one that backward fills or that waits to be brought, one in the queue of
+/// the thread that reduces, and one that it has at hand.
+const BUCKETS_UNDER_WAY: u64 = 3;
+
+/// All figures of a rank. `if_` takes an amount where something is there, and 0 where not.
+fn formulas(model: &ModelStates, config: &ZeroConfig, cut: &Cut) -> Estimate {
+    let if_ = |there: bool, amount: u64| if there { amount } else { 0 };
+    let Cut {
+        ranks,
+        padded,
+        bucket,
+        largest,
+        ref shards,
+    } = *cut;
+    let ModelStates {
+        elements, layout, ..
+    } = *model;
+    let stage = config.stage;
+    let steps = config.batch.gradient_accumulation_steps.unwrap_or(1);
+    let several = ranks > 1;
+    let gathers = several && stage.shards_optimizer_state();
+    let to_host = config.settings().gradients == Memory::Host;
+    let leaves = several && stage.shards_gradients();
+
+    // Elements.
+    let shard = shards.iter().copied().max().unwrap_or(0);
+    let share = |sharded: bool| if sharded { shard } else { elements };
+    let states = share(stage.shards_optimizer_state());
+    let gradients = share(stage.shards_gradients());
+    let offloaded = (states as f64 * config.offload_optimizer.ratio()).round() as u64;
+    let offloaded = offloaded.min(states);
+    // On the host reduced gradients are beside what is under way, on the device they come out of it.
+    let leaving = if to_host {
+        elements
+    } else {
+        if_(leaves, elements.saturating_sub(shard))
+    };
+    let underway = leaving.min(BUCKETS_UNDER_WAY * bucket);
+    let spanning = if_((several || to_host) && largest > bucket, largest);
+    let downloaded = if to_host { steps * elements } else { offloaded };
+
+    // What a rank with a shard sends for one update, by what an element weighs.
+    let sent_by = |shard: u64, gradient: u64, parameter: u64| match stage {
+        // An all-reduce cuts each bucket equally, however parameters are dealt.
+        Stage::DataParallel => 2 * gradient * (padded - padded / ranks),
+        Stage::OptimizerState => gradient * (padded - shard) + parameter * (ranks - 1) * shard,
+        Stage::Gradients => gradient * steps * (padded - shard) + parameter * (ranks - 1) * shard,
+    };
+    let sent = |gradient, parameter| {
+        let of_rank = |&shard: &u64| sent_by(shard, gradient, parameter);
+        shards.iter().map(of_rank).max().unwrap_or(0)
+    };
+
+    // Bytes.
+    let bytes = layout.element_bytes();
+    let state_bytes = model.optimizer_bytes + layout.master_bytes();
+    let sent_as = config.communication_dtype.size_bytes() as u64;
+    Estimate {
+        padded_elements: padded,
+        shard_elements: shard,
+        parameter_bytes: bytes * elements,
+        gradient_bytes: if_(!to_host, bytes * gradients),
+        underway_bytes: bytes * underway,
+        spanning_bytes: bytes * spanning,
+        window_bytes: if_(steps > 1, bytes * gradients),
+        piece_bytes: if_(gathers, bytes * shard),
+        optimizer_bytes: state_bytes * (states - offloaded),
+        buffer_bytes: if_(several, sent_as * bucket),
+        host_bytes: (model.optimizer_bytes + 4) * offloaded,
+        host_gradient_bytes: if_(to_host, bytes * gradients),
+        sent_elements: sent(1, 1),
+        sent_bytes: sent(sent_as, bytes),
+        downloaded_bytes: bytes * downloaded,
+        uploaded_bytes: if_(!gathers, bytes * offloaded),
+    }
+}
+
+/// `elements` in buckets of `bucket`, each padded to a multiple of `ranks`.
+fn padded(elements: u64, bucket: u64, ranks: u64) -> u64 {
+    let bucket = bucket.clamp(1, elements.max(1));
+    let rest = elements % bucket;
+    elements / bucket * bucket.next_multiple_of(ranks) + rest.next_multiple_of(ranks)
+}
+
+/// Estimates for 1 to 8 ranks at every stage, all else as configured, to choose from before a job is written: its display is a table.
+///
+/// ```
+/// use burn_zero::{EstimateTable, ModelStates, ZeroConfig};
+///
+/// let table = EstimateTable::new(&ModelStates::adam(124_000_000), &ZeroConfig::default());
+/// assert_eq!(table.to_string().lines().nth(2), Some("    1    1.85 GiB    1.85 GiB    1.85 GiB           0 B"));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct EstimateTable {
+    model: ModelStates,
+    /// Ranks, and the estimate of each stage.
+    rows: Vec<(usize, [Estimate; 3])>,
+}
+
+impl EstimateTable {
+    /// The table of a model.
+    pub fn new(model: &ModelStates, config: &ZeroConfig) -> Self {
+        let at = |stage, ranks| {
+            estimate(
+                model,
+                &ZeroConfig {
+                    stage,
+                    ..config.clone()
+                },
+                ranks,
+            )
+        };
+        let rows = (1..=8).map(|ranks| (ranks, Stage::ALL.map(|stage| at(stage, ranks))));
+        Self {
+            model: *model,
+            rows: rows.collect(),
+        }
+    }
+
+    /// Ranks, and the estimates of stages 0, 1 and 2.
+    pub fn rows(&self) -> &[(usize, [Estimate; 3])] {
+        &self.rows
+    }
+}
+
+impl fmt::Display for EstimateTable {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let elements = self.model.elements;
+        writeln!(
+            formatter,
+            "{elements} elements; memory of a device at the highest, activations apart:"
+        )?;
+        writeln!(
+            formatter,
+            "ranks     stage 0     stage 1     stage 2  sent an update (stage 2)"
+        )?;
+        for (ranks, estimates) in &self.rows {
+            write!(formatter, "{ranks:5}")?;
+            for estimate in estimates {
+                write!(formatter, "{:>12}", in_units(estimate.peak_device_bytes()))?;
+            }
+            writeln!(formatter, "{:>14}", in_units(estimates[2].sent_bytes))?;
+        }
+        if let Some((_, [_, _, sharded])) = self.rows.first()
+            && sharded.host_bytes > 0
+        {
+            writeln!(
+                formatter,
+                "and {} / ranks of host memory",
+                in_units(sharded.kept_host_bytes())
+            )?;
+        }
+        Ok(())
+    }
+}
+
+fn in_units(bytes: u64) -> String {
+    let bytes = bytes as f64;
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let fitting = units
+        .into_iter()
+        .find(|(_, power)| bytes >= 2f64.powi(*power));
+    match fitting {
+        Some((unit, power)) => format!("{:.2} {unit}", bytes / 2f64.powi(power)),
+        None => format!("{bytes} B"),
+    }
+}

@@ -1,0 +1,215 @@
+//! Work for a rank's communication thread, and what it gives.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{Collectives, GroupFault, ProcessGroup, Traffic, call::declaration};
+use crate::ZeroError;
+
+/// Work that makes collectives: made by [`Pending::start`], given to [`ProcessGroup::submit`].
+pub struct Job {
+    work: Work,
+    result: Arc<dyn Fail>,
+}
+
+type Work = Box<dyn FnOnce(&mut dyn Collectives) + Send>;
+
+impl Job {
+    /// Runs the work, with the collectives of its rank.
+    pub fn run(self, collectives: &mut dyn Collectives) {
+        (self.work)(collectives);
+    }
+}
+
+/// What a job gives, when it has run. Dropping it does not cancel the job: other ranks count on this one.
+#[derive(Debug)]
+#[must_use = "a collective's result or error is lost unless it is waited for"]
+pub struct Pending<T>(Arc<Slot<T>>);
+
+#[derive(Debug)]
+struct Slot<T> {
+    result: Mutex<Option<Result<T, ZeroError>>>,
+    filled: Condvar,
+}
+
+/// A result that a lost group fills, whatever its type.
+trait Fail: Send + Sync {
+    fn fail(&self, fault: &GroupFault);
+}
+
+impl<T> Slot<T> {
+    fn fill(&self, result: Result<T, ZeroError>) {
+        self.result.lock().get_or_insert(result);
+        self.filled.notify_all();
+    }
+}
+
+impl<T: Send> Fail for Slot<T> {
+    fn fail(&self, fault: &GroupFault) {
+        self.fill(Err(fault.clone().into()));
+    }
+}
+
+impl<T: Send + 'static> Pending<T> {
+    /// Gives work to the communication thread of this rank: it runs when all work that was given before has. It may make several
+    /// collectives, and compute in between. It must not wait for other work that is given to the same group.
+    ///
+    /// ```
+    /// use burn_zero::{GroupOptions, ProcessGroup, ReduceOp, ThreadGroup, group::Pending};
+    ///
+    /// ThreadGroup::spawn(2, GroupOptions::default(), |group| {
+    ///     let sum = Pending::start(&group, |ranks| {
+    ///         let values = vec![1.0; 8]; // made on the communication thread
+    ///         ranks.all_reduce("values", ReduceOp::Sum, values.into())
+    ///     });
+    ///     // The rank computes on.
+    ///     assert_eq!(sum.wait()?, vec![2.0; 8].into());
+    ///     Ok::<_, burn_zero::ZeroError>(())
+    /// })?;
+    /// # Ok::<(), burn_zero::ZeroError>(())
+    /// ```
+    pub fn start(
+        group: &(impl ProcessGroup + ?Sized),
+        work: impl FnOnce(&mut dyn Collectives) -> Result<T, ZeroError> + Send + 'static,
+    ) -> Self {
+        let slot = Arc::new(Slot {
+            result: Mutex::new(None),
+            filled: Condvar::new(),
+        });
+        let filled = slot.clone();
+        group.submit(Job {
+            work: Box::new(move |ranks| filled.fill(work(ranks))),
+            result: slot.clone(),
+        });
+        Self(slot)
+    }
+}
+
+impl<T> Pending<T> {
+    /// Waits for the result. Each collective of the job ends within the group's deadline after each rank's last message.
+    ///
+    /// # Errors
+    ///
+    /// Those of the work; [`ZeroError::Group`] if the group is lost before it has run.
+    pub fn wait(self) -> Result<T, ZeroError> {
+        let mut result = self.0.result.lock();
+        loop {
+            match result.take() {
+                Some(result) => return result,
+                None => self.0.filled.wait(&mut result),
+            }
+        }
+    }
+
+    /// Waits at most `timeout` and says whether the job has ended.
+    pub fn wait_for(&self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
+        let mut result = self.0.result.lock();
+        while result.is_none() && !self.0.filled.wait_until(&mut result, until).timed_out() {}
+        result.is_some()
+    }
+
+    /// Whether the job has ended.
+    pub fn is_done(&self) -> bool {
+        self.0.result.lock().is_some()
+    }
+}
+
+/// The jobs of a rank, first in first out: shared by its group and its communication thread.
+#[derive(Default)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+    pub traffic: Mutex<Traffic>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Each with what the rank had declared when it was given.
+    waiting: VecDeque<(Job, String)>,
+    running: Option<Arc<dyn Fail>>,
+    settings: String,
+    closed: bool,
+    fault: Option<GroupFault>,
+}
+
+/// What the communication thread does next.
+pub(super) enum Next {
+    Job(Job, String),
+    /// Nothing came in the time that it waited.
+    Nothing,
+    /// The group is dropped and everything is done, or the group is lost.
+    End,
+}
+
+impl Queue {
+    /// Puts a job at the end.
+    pub fn submit(&self, job: Job) {
+        let mut state = self.state.lock();
+        if let Some(fault) = &state.fault {
+            return job.result.fail(fault);
+        }
+        let settings = state.settings.clone();
+        state.waiting.push_back((job, settings));
+        self.changed.notify_all();
+    }
+
+    /// Waits for the next job, for so long at most. The one before has run.
+    pub fn next(&self, patience: Option<Duration>) -> Next {
+        let until = patience.map(|patience| Instant::now() + patience);
+        let mut state = self.state.lock();
+        state.running = None;
+        loop {
+            if state.fault.is_some() {
+                return Next::End;
+            }
+            if let Some((job, settings)) = state.waiting.pop_front() {
+                state.running = Some(job.result.clone());
+                return Next::Job(job, settings);
+            }
+            if state.closed {
+                return Next::End;
+            }
+            match until {
+                None => self.changed.wait(&mut state),
+                Some(until) => {
+                    if self.changed.wait_until(&mut state, until).timed_out() {
+                        return Next::Nothing;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fails every job that is running, waiting, or still to be given. The first fault stays.
+    pub fn fail(&self, fault: GroupFault) {
+        let mut state = self.state.lock();
+        let fault = state.fault.get_or_insert(fault).clone();
+        let waiting: Vec<_> = state.waiting.drain(..).collect();
+        let running = state.running.take();
+        self.changed.notify_all();
+        drop(state);
+        let results = waiting.iter().map(|(job, _)| &job.result).chain(&running);
+        results.for_each(|result| result.fail(&fault));
+    }
+
+    /// Why the group is lost, if it is.
+    pub fn fault(&self) -> Option<GroupFault> {
+        self.state.lock().fault.clone()
+    }
+
+    /// Lets the communication thread end when everything is done.
+    pub fn close(&self) {
+        self.state.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    pub fn declare_settings(&self, text: &str) {
+        self.state.lock().settings = declaration(text);
+    }
+}

@@ -1,0 +1,369 @@
+//! A directory of records: names, what is in it, and what a save does to the file system.
+
+use std::fmt;
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::RecordError;
+use super::manifest::Manifest;
+
+/// The file that makes a record of a directory.
+pub(super) const MANIFEST: &str = "manifest.json";
+
+/// The file that a saving job locks.
+const LOCK: &str = ".lock";
+
+/// Name of a record's directory: `000007-step-1200` is the seventh record of its directory, saved after 1200 updates.
+///
+/// The number orders the records in time, which the step does not: a run that goes back to an older record passes a step twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct RecordName {
+    pub number: u64,
+    pub step: u64,
+}
+
+impl RecordName {
+    /// The directory of the complete record.
+    pub fn complete(self) -> String {
+        format!("{:06}-step-{}", self.number, self.step)
+    }
+
+    /// The directory while the record is written or removed.
+    pub fn partial(self) -> String {
+        format!(".{}.partial", self.complete())
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        let (number, step) = name.split_once("-step-")?;
+        let parsed = Self {
+            number: number.parse().ok()?,
+            step: step.parse().ok()?,
+        };
+        // `+7` and `7` are numbers too, but nothing that this program names a record.
+        (parsed.complete() == name).then_some(parsed)
+    }
+}
+
+/// The file of one rank.
+pub(super) fn rank_file(rank: usize, world_size: usize) -> String {
+    format!("rank-{rank}-of-{world_size}.safetensors")
+}
+
+/// The records in a directory, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    pub complete: Vec<RecordName>,
+    pub partial: Vec<RecordName>,
+}
+
+impl Listing {
+    /// What is in `dir`; nothing if it does not exist. Names of others are passed over.
+    pub fn read(dir: &Path) -> Result<Self, RecordError> {
+        let mut listing = Self::default();
+        if !dir.exists() {
+            return Ok(listing);
+        }
+        for entry in fs::read_dir(dir).map_err(io_error("list", dir))? {
+            let name = entry.map_err(io_error("list", dir))?.file_name();
+            let name = name.to_string_lossy();
+            let hidden = name.strip_prefix('.');
+            let partial = hidden.and_then(|name| name.strip_suffix(".partial"));
+            if let Some(record) = partial.and_then(RecordName::parse) {
+                listing.partial.push(record);
+            } else {
+                listing.complete.extend(RecordName::parse(&name));
+            }
+        }
+        listing.complete.sort_unstable();
+        listing.partial.sort_unstable();
+        Ok(listing)
+    }
+
+    /// A number above all there are.
+    pub fn next_number(&self) -> u64 {
+        let all = self.complete.iter().chain(&self.partial);
+        let next = all.map(|record| record.number.saturating_add(1));
+        next.max().unwrap_or(1)
+    }
+
+    /// The directory of the last record in `dir`, or of the last one of `step`.
+    pub fn locate(dir: &Path, step: Option<u64>) -> Result<PathBuf, RecordError> {
+        let listing = Self::read(dir)?;
+        let mut newest_first = listing.complete.iter().rev();
+        let found = newest_first.find(|record| step.is_none_or(|step| record.step == step));
+        let found = found.ok_or_else(|| RecordError::NoRecord {
+            dir: dir.to_owned(),
+            step,
+            partial: listing.partial.len(),
+        })?;
+        Ok(dir.join(found.complete()))
+    }
+}
+
+/// Whether a record can be loaded, as far as names and lengths tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Completeness {
+    /// All files are there in full length.
+    Complete {
+        /// Ranks that saved it.
+        world_size: usize,
+    },
+    /// Its writers were ended, or still write.
+    Partial,
+    /// It was complete and is not any more, or is of another version.
+    Broken {
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// One record of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordInfo {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Updates taken when it was saved.
+    pub step: u64,
+    /// Bytes of the files that are there.
+    pub bytes: u64,
+    /// Whether it can be loaded.
+    pub completeness: Completeness,
+}
+
+/// The records of a directory, oldest first; prints as a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Records {
+    /// The directory.
+    pub dir: PathBuf,
+    /// Those that are complete or were, then those that are not finished.
+    pub records: Vec<RecordInfo>,
+}
+
+/// Lists the records in `dir` with step, world size, bytes and completeness. Reads manifests and lengths, no tensors:
+/// [`ShardedRecord::verify`](super::ShardedRecord::verify) reads all.
+///
+/// # Errors
+///
+/// If a directory cannot be read. A record that cannot be loaded is an answer, not an error.
+pub fn inspect(dir: &Path) -> Result<Records, RecordError> {
+    let listing = Listing::read(dir)?;
+    let complete = listing.complete.iter().map(|name| {
+        let path = dir.join(name.complete());
+        let checked = Manifest::read(&path.join(MANIFEST)).and_then(|manifest| {
+            manifest.check_lengths(&path)?;
+            Ok(manifest.world_size)
+        });
+        let completeness = match checked {
+            Ok(world_size) => Completeness::Complete { world_size },
+            Err(error) => Completeness::Broken {
+                reason: error.to_string(),
+            },
+        };
+        (path, name.step, completeness)
+    });
+    let partial = listing.partial.iter();
+    let partial = partial.map(|name| (dir.join(name.partial()), name.step, Completeness::Partial));
+    let records = complete.chain(partial).map(|(path, step, completeness)| {
+        let mut bytes = 0;
+        for file in fs::read_dir(&path).map_err(io_error("list", &path))? {
+            let metadata = file.and_then(|file| file.metadata());
+            bytes += metadata.map_err(io_error("look at", &path))?.len();
+        }
+        Ok(RecordInfo {
+            path,
+            step,
+            bytes,
+            completeness,
+        })
+    });
+    Ok(Records {
+        dir: dir.to_owned(),
+        records: records.collect::<Result<_, RecordError>>()?,
+    })
+}
+
+impl fmt::Display for RecordInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.path.file_name().unwrap_or(self.path.as_os_str());
+        let (name, megabytes) = (name.to_string_lossy(), self.bytes as f64 / 1e6);
+        write!(f, "{name}: step {}, {megabytes:.1} MB, ", self.step)?;
+        match &self.completeness {
+            Completeness::Complete { world_size } => {
+                let ranks = if *world_size == 1 { "rank" } else { "ranks" };
+                write!(f, "complete, saved by {world_size} {ranks}")
+            }
+            Completeness::Partial => f.write_str("not finished"),
+            Completeness::Broken { reason } => write!(f, "broken: {reason}"),
+        }
+    }
+}
+
+impl fmt::Display for Records {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dir = self.dir.display();
+        if self.records.is_empty() {
+            return write!(f, "no records in {dir}");
+        }
+        write!(f, "records in {dir}:")?;
+        let mut records = self.records.iter();
+        records.try_for_each(|record| write!(f, "\n  {record}"))
+    }
+}
+
+/// The file system as a save uses it: each operation has a name and a path, and passes `before`, which fails or delays it in
+/// tests.
+#[derive(Clone, Copy)]
+pub(super) struct Disk<'a> {
+    pub before: &'a dyn Fn(&'static str, &Path) -> io::Result<()>,
+}
+
+impl Disk<'_> {
+    /// The file system as it is.
+    pub const PLAIN: Disk<'static> = Disk {
+        before: &|_, _| Ok(()),
+    };
+
+    /// One operation.
+    pub fn run<T>(
+        self,
+        action: &'static str,
+        path: &Path,
+        operation: impl FnOnce() -> io::Result<T>,
+    ) -> Result<T, RecordError> {
+        let done = (self.before)(action, path).and_then(|()| operation());
+        done.map_err(io_error(action, path))
+    }
+
+    /// Returns when the names in the directory are on the disk.
+    pub fn sync_dir(self, path: &Path) -> Result<(), RecordError> {
+        self.run("sync", path, || {
+            // Windows neither opens a directory as a file nor needs it synced.
+            match cfg!(unix) {
+                true => File::open(path)?.sync_all(),
+                false => Ok(()),
+            }
+        })
+    }
+
+    /// Makes `dir` and what it is in, each on the disk before the next.
+    pub fn make_dirs(self, dir: &Path) -> Result<(), RecordError> {
+        // Where the program runs has no parent that could be made, even if someone removed it.
+        if dir.is_dir() || dir == Path::new(".") {
+            return Ok(());
+        }
+        let parent = parent(dir);
+        self.make_dirs(parent)?;
+        self.run("make", dir, || fs::create_dir(dir))?;
+        self.sync_dir(parent)
+    }
+
+    /// Removes a directory file by file and calls `removed` after each: a record may be hundreds of files of any size. A file that
+    /// stays costs space, but no record.
+    pub fn remove(self, dir: &Path, mut removed: impl FnMut()) {
+        let mut remove = || {
+            for file in fs::read_dir(dir).map_err(io_error("list", dir))? {
+                let file = file.map_err(io_error("list", dir))?.path();
+                if !file.is_dir() {
+                    self.run("remove", &file, || fs::remove_file(&file))?;
+                    removed();
+                }
+            }
+            self.run("remove", dir, || fs::remove_dir_all(dir))
+        };
+        match remove() {
+            Err(RecordError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => log::warn!("{error}"),
+            Ok(()) => {}
+        }
+        removed();
+    }
+}
+
+/// A file that is written and synced piecemeal, and counts its bytes.
+pub(super) struct SyncedFile<'a> {
+    disk: Disk<'a>,
+    path: &'a Path,
+    file: File,
+    bytes: u64,
+    unsynced_bytes: u64,
+}
+
+/// Bytes written between two syncs: the last sync of a large file would take minutes, in which a rank could not tell the
+/// others that it is at work.
+const SYNC_BYTES: u64 = 64 << 20;
+
+impl<'a> SyncedFile<'a> {
+    /// A new file; one that exists is refused.
+    pub fn create(disk: Disk<'a>, path: &'a Path) -> Result<Self, RecordError> {
+        Ok(Self {
+            disk,
+            path,
+            file: disk.run("create", path, || File::create_new(path))?,
+            bytes: 0,
+            unsynced_bytes: 0,
+        })
+    }
+
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), RecordError> {
+        let file = &mut self.file;
+        let write = || io::Write::write_all(file, bytes);
+        self.disk.run("write", self.path, write)?;
+        self.bytes += bytes.len() as u64;
+        self.unsynced_bytes += bytes.len() as u64;
+        match self.unsynced_bytes >= SYNC_BYTES {
+            true => self.sync(),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the bytes written when they are on the disk.
+    pub fn finish(mut self) -> Result<u64, RecordError> {
+        self.sync()?;
+        Ok(self.bytes)
+    }
+
+    fn sync(&mut self) -> Result<(), RecordError> {
+        self.unsynced_bytes = 0;
+        self.disk.run("sync", self.path, || self.file.sync_all())
+    }
+}
+
+/// Keeps other processes from saving into `dir`; the operating system lets go if this one dies.
+pub(super) fn lock(dir: &Path) -> Result<File, RecordError> {
+    let path = dir.join(LOCK);
+    let mut options = fs::OpenOptions::new();
+    let opened = options.create(true).truncate(false).write(true).open(&path);
+    let file = opened.map_err(io_error("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(RecordError::Busy {
+                dir: dir.to_owned(),
+            });
+        }
+        // Some network file systems have no locks.
+        Err(TryLockError::Error(error)) => log::warn!("cannot lock {}: {error}", path.display()),
+    }
+    Ok(file)
+}
+
+/// The directory that `path` is in.
+pub(super) fn parent(path: &Path) -> &Path {
+    // The parent of `records` is the empty path: where the program runs.
+    let parent = path.parent();
+    let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
+}
+
+/// An error of the file system, with what was tried on which path.
+pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RecordError {
+    let path = path.to_owned();
+    move |source| RecordError::Io {
+        action,
+        path,
+        source,
+    }
+}

@@ -1,0 +1,139 @@
+//! What is reduced with what during backward, and in which order.
+
+use std::ops::Range;
+
+use super::{Bucket, Segment, ShardMap};
+
+/// The buckets of gradients, in the order in which they are reduced: the same on every rank.
+///
+/// Which rank owns an element is the map's to say. A plan only says which gradients travel together: those that are there at the same
+/// time, so that a bucket does not wait for one that comes much later. So a plan may be made anew where the map, of which optimizer
+/// state and saved records depend, must stay.
+#[derive(Clone, Debug)]
+pub struct ReducePlan {
+    buckets: Vec<Bucket>,
+    /// By parameter.
+    buckets_of: Vec<Vec<usize>>,
+}
+
+impl ReducePlan {
+    /// The map's own buckets, the last first: for parameters whose gradients come from the last to the first.
+    pub fn of_map(map: &ShardMap) -> Self {
+        Self::new(map, map.buckets().iter().rev().cloned().collect())
+    }
+
+    /// Buckets of the same size, filled by parameters in `order`, and then by those that it lacks, from the last to the first. Each
+    /// bucket is cut by owner; there is no padding.
+    pub fn in_order(map: &ShardMap, order: &[usize]) -> Self {
+        let mut is_placed = vec![false; map.parameters().len()];
+        let rest = (0..is_placed.len()).rev();
+        let (mut buckets, mut open, mut filled) = (Vec::new(), Vec::new(), 0);
+        let mut close = |open: &mut Vec<_>| {
+            buckets.push(Bucket::cut_by_owner(
+                core::mem::take(open),
+                map.world_size(),
+            ));
+        };
+        for parameter in order.iter().copied().chain(rest) {
+            if core::mem::replace(&mut is_placed[parameter], true) {
+                continue;
+            }
+            for (owner, mut range) in map.owners(parameter) {
+                while !range.is_empty() {
+                    let taken = range.len().min(map.bucket_elements() - filled);
+                    let end = range.start + taken;
+                    open.push((owner, Segment::new(parameter, range.start..end)));
+                    filled += taken;
+                    range.start = end;
+                    if filled == map.bucket_elements() {
+                        close(&mut open);
+                        filled = 0;
+                    }
+                }
+            }
+        }
+        if !open.is_empty() {
+            close(&mut open);
+        }
+        Self::new(map, buckets)
+    }
+
+    fn new(map: &ShardMap, buckets: Vec<Bucket>) -> Self {
+        let mut buckets_of = vec![Vec::new(); map.parameters().len()];
+        for (index, bucket) in buckets.iter().enumerate() {
+            for segment in bucket.segments() {
+                let of: &mut Vec<usize> = &mut buckets_of[segment.parameter];
+                if of.last() != Some(&index) {
+                    of.push(index);
+                }
+            }
+        }
+        Self {
+            buckets,
+            buckets_of,
+        }
+    }
+
+    /// In the order in which they are reduced.
+    pub fn buckets(&self) -> &[Bucket] {
+        &self.buckets
+    }
+
+    /// The buckets that hold elements of a parameter, ascending.
+    pub fn buckets_of(&self, parameter: usize) -> &[usize] {
+        &self.buckets_of[parameter]
+    }
+}
+
+/// Follows one backward pass and says which buckets of a [`ReducePlan`] can be reduced: in their order, whatever the order in which
+/// gradients come, because all ranks must reduce them in the same order.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    /// By bucket, the parameters that it waits for.
+    missing: Vec<usize>,
+    arrived: Vec<bool>,
+    released: usize,
+}
+
+impl Progress {
+    /// Nothing has arrived.
+    pub fn new(plan: &ReducePlan) -> Self {
+        let mut missing = vec![0; plan.buckets.len()];
+        plan.buckets_of
+            .iter()
+            .flatten()
+            .for_each(|&bucket| missing[bucket] += 1);
+        Self {
+            missing,
+            arrived: vec![false; plan.buckets_of.len()],
+            released: 0,
+        }
+    }
+
+    /// Notes a parameter's gradient, the first time, and returns the buckets that are released by it, in the order in
+    /// which to reduce them.
+    pub fn arrive(&mut self, plan: &ReducePlan, parameter: usize) -> Range<usize> {
+        if !core::mem::replace(&mut self.arrived[parameter], true) {
+            for &bucket in plan.buckets_of(parameter) {
+                self.missing[bucket] -= 1;
+            }
+        }
+        let first = self.released;
+        let full = self.missing[first..]
+            .iter()
+            .take_while(|&&missing| missing == 0);
+        self.released += full.count();
+        first..self.released
+    }
+
+    /// Whether a parameter's gradient has arrived.
+    pub fn has(&self, parameter: usize) -> bool {
+        self.arrived[parameter]
+    }
+
+    /// Parameters whose gradients have not come. At the end of a pass they arrive as zeros.
+    pub fn missing(&self) -> Vec<usize> {
+        let all = 0..self.arrived.len();
+        all.filter(|&parameter| !self.arrived[parameter]).collect()
+    }
+}

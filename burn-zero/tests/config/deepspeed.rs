@@ -1,0 +1,460 @@
+//! DeepSpeed's JSON, read and refused.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use burn_zero::group::BufferDtype;
+use burn_zero::{
+    AdamParams, BatchConfig, ConfigError, LossScaling, OptimizerConfig, OptimizerOffload,
+    Precision, SchedulerConfig, Stage, Stage3Config, Warmup, WarmupShape, ZeroConfig,
+};
+
+/// The file that must load unmodified.
+const UNMODIFIED: &str = r#"{"train_batch_size": 64, "fp16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu",
+"pin_memory": true}, "offload_param": {"device": "cpu"}}}"#;
+
+/// A file with something in every section.
+const FULL: &str = r#"{
+  "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8, "gradient_clipping": 1.0,
+  "fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 3,
+           "min_loss_scale": 2, "auto_cast": false, "consecutive_hysteresis": false},
+  "bf16": {"enabled": false},
+  "zero_optimization": {"stage": 1, "overlap_comm": true, "reduce_bucket_size": 2e8, "allgather_bucket_size": 200000000,
+    "contiguous_gradients": true, "sub_group_size": 1e9, "round_robin_gradients": true,
+    "stage3_prefetch_bucket_size": "auto", "stage3_max_live_parameters": 1e9,
+    "offload_optimizer": {"device": "cpu", "ratio": 0.5, "buffer_count": 4, "fast_init": false}},
+  "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.99], "eps": 1e-6, "weight_decay": 0.1}},
+  "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 3e-5, "warmup_num_steps": 5e2,
+    "total_num_steps": 10000, "warmup_type": "linear"}},
+  "activation_checkpointing": {"cpu_checkpointing": true}, "communication_data_type": "bf16",
+  "steps_per_print": 2000, "wall_clock_breakdown": false, "flops_profiler": {"enabled": true}, "amp": {"enabled": false}
+}"#;
+
+#[track_caller]
+fn error(json: Value) -> ConfigError {
+    ZeroConfig::from_deepspeed_json(&json.to_string()).expect_err(&json.to_string())
+}
+
+#[test]
+fn the_file_users_bring_loads_unmodified() {
+    let config = ZeroConfig::from_deepspeed_json(UNMODIFIED).unwrap();
+    let expected = ZeroConfig {
+        stage: Stage::Gradients,
+        batch: BatchConfig {
+            train_batch_size: Some(64),
+            ..Default::default()
+        },
+        precision: Precision::F16(LossScaling::Dynamic {
+            initial_scale: 65536.0,
+            window: 1000,
+            hysteresis: 2,
+            min_scale: 1.0,
+        }),
+        offload_optimizer: OptimizerOffload::Host { ratio: 1.0 },
+        stage_3: Stage3Config {
+            offload_param: true,
+            ..Default::default()
+        },
+        ignored: config.ignored.clone(),
+        ..Default::default()
+    };
+    assert_eq!(config, expected);
+    let ignored: Vec<&str> = config.ignored.iter().map(|key| key.path.as_str()).collect();
+    assert_eq!(
+        ignored,
+        [
+            "zero_optimization.offload_param",
+            "zero_optimization.offload_optimizer.pin_memory"
+        ]
+    );
+
+    let resolved = config.resolve(4).unwrap();
+    assert_eq!(
+        resolved.to_string(),
+        "\
+ZeRO stage 2 (optimizer state and gradients sharded) over 4 ranks
+  batch              64 = 16 a micro-batch x 1 accumulated x 4 ranks
+  precision          f16 under autocast, f32 parameters, losses times 65536 at first, doubled after 1000 finite steps, halved \
+at overflow 2, at least 1
+  gradient clipping  to a global norm of 1
+  optimizer state    in host memory, 100 % of it
+  communication      gradients during backward, in f32; 8388608 elements a bucket
+  ignored            zero_optimization.offload_param: of stage 3, as in DeepSpeed
+  ignored            zero_optimization.offload_optimizer.pin_memory: transfers go through the backend's own buffers, and whether \
+those are page-locked is its choice
+"
+    );
+}
+
+#[test]
+fn every_section_is_read() {
+    let config = ZeroConfig::from_deepspeed_json(FULL).unwrap();
+    let expected = ZeroConfig {
+        stage: Stage::OptimizerState,
+        batch: BatchConfig {
+            train_batch_size: None,
+            train_micro_batch_size_per_gpu: Some(4),
+            gradient_accumulation_steps: Some(8),
+        },
+        precision: Precision::F16(LossScaling::Dynamic {
+            initial_scale: 4096.0,
+            window: 500,
+            hysteresis: 3,
+            min_scale: 2.0,
+        }),
+        gradient_clipping: Some(1.0),
+        offload_optimizer: OptimizerOffload::Host { ratio: 0.5 },
+        reduce_bucket_size: 200_000_000,
+        allgather_bucket_size: 200_000_000,
+        communication_dtype: BufferDtype::Bf16,
+        optimizer: Some(OptimizerConfig::AdamW(AdamParams {
+            lr: 3e-5,
+            betas: (0.8, 0.99),
+            eps: 1e-6,
+            weight_decay: 0.1,
+        })),
+        scheduler: Some(SchedulerConfig::WarmupDecayLR {
+            warmup: Warmup {
+                steps: 500,
+                shape: WarmupShape::Linear,
+            },
+            min_lr: 0.0,
+            max_lr: 3e-5,
+            total_steps: 10_000,
+        }),
+        stage_3: Stage3Config::default(),
+        ignored: config.ignored.clone(),
+    };
+    assert_eq!(config, expected);
+    assert_eq!(config.resolve(2).unwrap().batch.train, 64);
+    for path in [
+        "zero_optimization.stage3_prefetch_bucket_size",
+        "zero_optimization.overlap_comm",
+        "amp",
+        "steps_per_print",
+        "fp16.auto_cast",
+    ] {
+        assert!(config.ignored.iter().any(|key| key.path == path), "{path}");
+    }
+}
+
+#[test]
+fn what_is_left_out_is_the_default() {
+    assert_eq!(
+        ZeroConfig::from_deepspeed_json("{}").unwrap(),
+        ZeroConfig::default()
+    );
+    let config = ZeroConfig::from_deepspeed_json(
+        r#"{"gradient_clipping": 0, "optimizer": {"type": "Adam"}, "scheduler": null, "zero_optimization": null,
+            "fp16": {"enabled": false, "initial_scale_power": 3}}"#,
+    );
+    let expected = ZeroConfig {
+        gradient_clipping: None,
+        optimizer: Some(OptimizerConfig::AdamW(AdamParams::default())),
+        ..Default::default()
+    };
+    assert_eq!(config.unwrap(), expected);
+}
+
+#[test]
+fn variants_of_the_file_are_read_too() {
+    let read = |json: Value| ZeroConfig::from_deepspeed_json(&json.to_string()).unwrap();
+    assert_eq!(
+        read(json!({"zero_optimization": true})).stage,
+        Stage::OptimizerState
+    );
+    let deprecated = read(json!({"zero_optimization": {"stage": 2, "cpu_offload": true}}));
+    assert_eq!(deprecated.offload_optimizer.ratio(), 1.0);
+    assert_eq!(
+        read(json!({"bfloat16": {"enabled": true}})).precision,
+        Precision::Bf16
+    );
+    let fixed = read(json!({"fp16": {"enabled": true, "loss_scale": 128}}));
+    assert_eq!(
+        fixed.precision,
+        Precision::F16(LossScaling::Fixed { scale: 128.0 })
+    );
+    let l2 = read(json!({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}}));
+    assert_eq!(
+        l2.optimizer,
+        Some(OptimizerConfig::Adam(AdamParams::default()))
+    );
+}
+
+#[test]
+fn errors_name_the_path_and_what_to_put() {
+    let says = |json, text: &str| assert_eq!(error(json).to_string(), text);
+    says(
+        json!({"zero_optimization": {"stage": 2, "overlap_com": true}}),
+        "zero_optimization.overlap_com: there is no such key; the nearest is `overlap_comm`",
+    );
+    says(
+        json!({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}),
+        "optimizer.params.lr: \"auto\", and nothing fills it in: set AutoValues::lr, or put a value there",
+    );
+    says(
+        json!({"zero_optimization": {"stage": 3}}),
+        "zero_optimization.stage: 3 is not supported: sharded parameters come later; stage 2, with offload_optimizer, is the one \
+         that needs least memory now",
+    );
+    says(
+        json!({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}}),
+        "zero_optimization.offload_optimizer.device: \"nvme\" is not supported: put \"cpu\": optimizer state is offloaded to host \
+         memory, not to a disk",
+    );
+    says(
+        json!({"train_batch_size": 1.5}),
+        "train_batch_size: invalid type: floating point `1.5`, expected u64",
+    );
+    says(
+        json!({"fp16": {"enabled": "yes"}}),
+        "fp16.enabled: invalid type: string \"yes\", expected a boolean",
+    );
+    says(
+        json!([1]),
+        "the configuration: [1], but it must be an object",
+    );
+    says(
+        json!({"fp16": {"enabled": true}, "bf16": {"enabled": true}}),
+        "fp16.enabled and bf16.enabled are both there: operations compute in one of them",
+    );
+    says(
+        json!({"optimizer": {"type": "OneBitAdam"}}),
+        "optimizer.type: \"OneBitAdam\" is not supported: Adam, AdamW, SGD and Adagrad, WarmupLR, WarmupDecayLR and WarmupCosineLR \
+         are read from here; build any other of Burn's in the program and leave this section out",
+    );
+    says(
+        json!({"optimizer": {"params": {"lr": 1e-4}}}),
+        "optimizer.type: missing, but it must be there, as the section has other keys",
+    );
+    says(
+        json!({"zero_optimization": {"cpu_offload": true, "offload_optimizer": {"device": "none"}}}),
+        "zero_optimization.cpu_offload and zero_optimization.offload_optimizer.device are both there: the first, the older form, \
+         asks for host memory and the second for none",
+    );
+    says(
+        json!({"scheduler": {"type": "WarmupDecayLR", "params": {}}}),
+        "scheduler.params.total_num_steps: 0, but it must be at least 1",
+    );
+    for (json, path) in [
+        (
+            json!({"zero_optimization": {"stage": 4}}),
+            "zero_optimization.stage",
+        ),
+        (json!({"gradient_clipping": -1}), "gradient_clipping"),
+        (
+            json!({"zero_optimization": {"reduce_bucket_size": 0}}),
+            "zero_optimization.reduce_bucket_size",
+        ),
+        (
+            json!({"fp16": {"enabled": true, "initial_scale_power": 128}}),
+            "fp16.initial_scale_power",
+        ),
+        (
+            json!({"fp16": {"enabled": true, "min_loss_scale": 1e6}}),
+            "fp16.min_loss_scale",
+        ),
+        (
+            json!({"zero_optimization": {"offload_optimizer": {"device": "none", "ratio": 7}}}),
+            "zero_optimization.offload_optimizer.ratio",
+        ),
+        (
+            json!({"scheduler": {"params": {"warmup_num_steps": 10}}}),
+            "scheduler.type",
+        ),
+        (json!({"amp": {"enabled": true}}), "amp"),
+        (
+            json!({"data_types": {"grad_accum_dtype": "bf16"}}),
+            "data_types",
+        ),
+        (
+            json!({"optimizer": {"type": "adam", "params": {"betas": [0.9, 1.0]}}}),
+            "optimizer.params.betas",
+        ),
+        (
+            json!({"optimizer": {"type": "adam", "params": {"max_grad_norm": 1.0}}}),
+            "optimizer.params.max_grad_norm",
+        ),
+        (
+            json!({"communication_data_type": "int8"}),
+            "communication_data_type",
+        ),
+    ] {
+        assert_eq!(error(json).path(), Some(path));
+    }
+}
+
+#[test]
+fn a_doubled_key_and_a_comment_are_refused() {
+    let read = |text| ZeroConfig::from_deepspeed_json(text).unwrap_err();
+    let doubled = read(r#"{"fp16": {"enabled": true, "enabled": false}}"#);
+    assert_eq!(
+        doubled,
+        ConfigError::DuplicateKey {
+            path: "fp16.enabled".to_owned()
+        }
+    );
+    assert!(matches!(read("{} // no"), ConfigError::Syntax { .. }));
+    assert!(matches!(
+        read(r#"{"gradient_clipping": NaN}"#),
+        ConfigError::Syntax { .. }
+    ));
+    assert!(matches!(
+        read(r#"{"gradient_clipping": 1e999}"#),
+        ConfigError::Syntax { .. }
+    ));
+}
+
+/// What a careless or malicious hand makes of a value.
+fn any_value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        Just(json!(1e300)),
+        Just(json!("auto")),
+        ".{0,60}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 16, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((".{0,12}", inner), 0..4)
+                .prop_map(|entries| Value::Object(entries.into_iter().collect())),
+        ]
+    })
+}
+
+/// Every path of `json`, as its keys.
+fn paths(json: &Value, prefix: &[String], found: &mut Vec<Vec<String>>) {
+    for (key, value) in json.as_object().into_iter().flatten() {
+        let path = [prefix, std::slice::from_ref(key)].concat();
+        found.push(path.clone());
+        paths(value, &path, found);
+    }
+}
+
+fn parent<'a>(json: &'a mut Value, path: &[String]) -> &'a mut serde_json::Map<String, Value> {
+    let (_, parents) = path.split_last().unwrap();
+    let found = parents
+        .iter()
+        .fold(json, |json, key| &mut json[key.as_str()]);
+    found.as_object_mut().unwrap()
+}
+
+fn full_and_its_path(index: usize) -> (Value, Vec<String>) {
+    let full: Value = serde_json::from_str(FULL).unwrap();
+    let mut found = Vec::new();
+    paths(&full, &[], &mut found);
+    let path = found.swap_remove(index % found.len());
+    (full, path)
+}
+
+/// Whatever is read goes through our own form unchanged and can be resolved and printed.
+fn check_accepted(config: &ZeroConfig) {
+    let text = serde_json::to_string(config).unwrap();
+    assert_eq!(&serde_json::from_str::<ZeroConfig>(&text).unwrap(), config);
+    if let Ok(resolved) = config.resolve(2) {
+        assert!(resolved.to_string().starts_with("ZeRO stage"));
+    }
+    if let Some(scheduler) = &config.scheduler {
+        assert!(!scheduler.lr(600, 1.0).is_nan());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn a_replaced_value_is_read_or_named(index in any::<usize>(), value in any_value()) {
+        let (mut full, path) = full_and_its_path(index);
+        parent(&mut full, &path).insert(path.last().unwrap().clone(), value);
+        match ZeroConfig::from_deepspeed_json(&full.to_string()) {
+            Ok(config) => check_accepted(&config),
+            Err(error) => {
+                let said = error.path().expect("an error of one place");
+                prop_assert!(said.starts_with(&path[0]), "{} is not at {}", error, path.join("."));
+            }
+        }
+    }
+
+    #[test]
+    fn a_renamed_key_is_named_with_its_path(index in any::<usize>(), addition in "[a-zA-Z_]{1,3}") {
+        let (mut full, path) = full_and_its_path(index);
+        let (key, parents) = path.split_last().unwrap();
+        let entries = parent(&mut full, &path);
+        let renamed = format!("{key}{addition}");
+        let value = entries.remove(key).unwrap();
+        entries.insert(renamed.clone(), value);
+        // The content of what is ignored is not looked into.
+        prop_assume!(!["activation_checkpointing", "flops_profiler", "amp"].contains(&path[0].as_str()) || parents.is_empty());
+        let expected = [parents, &[renamed]].concat().join(".");
+        let error = ZeroConfig::from_deepspeed_json(&full.to_string()).unwrap_err();
+        prop_assert_eq!(error.path(), Some(expected.as_str()));
+        prop_assert!(matches!(error, ConfigError::UnknownKey { nearest: Some(_), .. }), "{}", error);
+    }
+
+    #[test]
+    fn a_removed_key_changes_nothing_else_or_is_named(index in any::<usize>()) {
+        let (mut full, path) = full_and_its_path(index);
+        parent(&mut full, &path).remove(path.last().unwrap());
+        match ZeroConfig::from_deepspeed_json(&full.to_string()) {
+            Ok(config) => {
+                check_accepted(&config);
+                // A section that is still there is still read.
+                for (key, read) in [("optimizer", config.optimizer.is_some()), ("scheduler", config.scheduler.is_some())] {
+                    prop_assert_eq!(full.get(key).is_some(), read, "{} without {}", key, path.join("."));
+                }
+            }
+            Err(error) => {
+                let said = error.path().expect("an error of one place");
+                prop_assert!(said.starts_with(&path[0]), "{} is not at {}", error, path.join("."));
+            }
+        }
+    }
+
+    #[test]
+    fn a_cut_file_is_no_json(end in 0..FULL.len() - 1) {
+        let error = ZeroConfig::from_deepspeed_json(&FULL[..end]).unwrap_err();
+        let is_syntax = matches!(error, ConfigError::Syntax { .. });
+        prop_assert!(is_syntax, "{}", error);
+    }
+
+    #[test]
+    fn any_text_is_read_or_refused(text in ".{0,200}") {
+        let _ = ZeroConfig::from_deepspeed_json(&text);
+    }
+
+    #[test]
+    fn any_bytes_in_the_file_are_read_or_refused(at in 0..FULL.len(), byte in 0x20u8..0x7f) {
+        let mut bytes = FULL.as_bytes().to_vec();
+        bytes[at] = byte;
+        if let Ok(config) = ZeroConfig::from_deepspeed_json(std::str::from_utf8(&bytes).unwrap()) {
+            check_accepted(&config);
+        }
+    }
+}
+
+#[test]
+fn deep_nesting_is_refused_without_using_up_the_stack() {
+    for (open, close) in [("[", "]"), ("{\"fp16\":", "}")] {
+        let text = format!("{}1{}", open.repeat(100_000), close.repeat(100_000));
+        let error = ZeroConfig::from_deepspeed_json(&text).unwrap_err();
+        assert!(matches!(error, ConfigError::Syntax { .. }));
+    }
+}
+
+#[test]
+fn our_own_form_refuses_unknown_names_and_stage_3() {
+    let read =
+        |text: &str| serde_json::from_str::<ZeroConfig>(text).map_err(|error| error.to_string());
+    assert_eq!(read("{}"), Ok(ZeroConfig::default()));
+    assert!(read(r#"{"stages": 2}"#).unwrap_err().contains("stages"));
+    assert!(
+        read(r#"{"stage": 3}"#)
+            .unwrap_err()
+            .contains("stage 3 comes later")
+    );
+    check_accepted(&ZeroConfig::from_deepspeed_json(FULL).unwrap());
+}

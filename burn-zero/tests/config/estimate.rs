@@ -1,0 +1,259 @@
+//! The estimate is the paper's, byte by byte.
+
+use proptest::prelude::*;
+
+use burn_zero::group::BufferDtype;
+use burn_zero::shard::Parameter;
+use burn_zero::{
+    BatchConfig, EstimateTable, ModelStates, OptimizerOffload, ShardMap, Stage, StateLayout,
+    ZeroConfig, estimate, estimate_map,
+};
+
+const P: u64 = 840_000; // a multiple of 1 to 8
+
+fn config(stage: Stage) -> ZeroConfig {
+    ZeroConfig {
+        stage,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn bytes_are_those_of_the_paper() {
+    for ranks in 1..=8 {
+        let bytes = |layout, stage| {
+            let model = ModelStates {
+                layout,
+                ..ModelStates::adam(P)
+            };
+            estimate(&model, &config(stage), ranks as usize).device_bytes()
+        };
+        let mixed = |stage| bytes(StateLayout::MixedPrecision, stage);
+        assert_eq!(mixed(Stage::DataParallel), 16 * P);
+        assert_eq!(mixed(Stage::OptimizerState), 4 * P + 12 * P / ranks);
+        assert_eq!(mixed(Stage::Gradients), 2 * P + 14 * P / ranks);
+        let single = |stage| bytes(StateLayout::F32, stage);
+        assert_eq!(single(Stage::DataParallel), 16 * P);
+        assert_eq!(single(Stage::OptimizerState), 8 * P + 8 * P / ranks);
+        assert_eq!(single(Stage::Gradients), 4 * P + 12 * P / ranks);
+    }
+}
+
+#[test]
+fn two_p_elements_are_sent() {
+    for ranks in 1..=8 {
+        for stage in Stage::ALL {
+            let sent =
+                estimate(&ModelStates::adam(P), &config(stage), ranks as usize).sent_elements;
+            assert_eq!(sent, 2 * P * (ranks - 1) / ranks);
+        }
+    }
+    let batch = BatchConfig {
+        gradient_accumulation_steps: Some(4),
+        ..Default::default()
+    };
+    let sent = |stage| {
+        let config = ZeroConfig {
+            batch,
+            ..config(stage)
+        };
+        estimate(&ModelStates::adam(P), &config, 2).sent_elements
+    };
+    assert_eq!(sent(Stage::OptimizerState), P);
+    assert_eq!(sent(Stage::Gradients), 5 * P / 2);
+}
+
+#[test]
+fn offload_moves_the_state_to_the_host() {
+    let host = |ratio| ZeroConfig {
+        offload_optimizer: OptimizerOffload::Host { ratio },
+        ..config(Stage::Gradients)
+    };
+    let whole = estimate(&ModelStates::adam(P), &host(1.0), 4);
+    assert_eq!((whole.optimizer_bytes, whole.host_bytes), (0, 12 * P / 4));
+    assert_eq!((whole.gradient_bytes, whole.host_gradient_bytes), (0, P));
+    // The gradients of all parameters go down, to be reduced there.
+    assert_eq!((whole.downloaded_bytes, whole.uploaded_bytes), (4 * P, 0));
+    let half = estimate(&ModelStates::adam(P), &host(0.5), 4);
+    assert_eq!((half.optimizer_bytes, half.host_bytes), (P, 6 * P / 4));
+    // A part of them would go back to the device.
+    assert_eq!((half.gradient_bytes, half.host_gradient_bytes), (P, 0));
+    assert_eq!((half.downloaded_bytes, half.uploaded_bytes), (P / 2, 0));
+    // One rank alone: the device holds parameters, and gradients on their way.
+    let alone = ZeroConfig {
+        stage: Stage::DataParallel,
+        ..host(1.0)
+    };
+    let alone_f32 = estimate(&ModelStates::adam(P), &alone, 1);
+    assert_eq!(
+        (alone_f32.peak_device_bytes(), alone_f32.host_bytes),
+        (8 * P, 12 * P)
+    );
+    assert_eq!(alone_f32.uploaded_bytes, 4 * P);
+    assert_eq!((alone_f32.sent_elements, alone_f32.buffer_bytes), (0, 0));
+    let small = ZeroConfig {
+        reduce_bucket_size: 1000,
+        ..alone.clone()
+    };
+    let small = estimate(&ModelStates::adam(P), &small, 1);
+    assert_eq!(
+        (small.peak_device_bytes(), small.kept_host_bytes()),
+        (4 * P + 3 * 4000, 16 * P)
+    );
+    let bf16 = ModelStates {
+        layout: StateLayout::MixedPrecision,
+        ..ModelStates::adam(P)
+    };
+    let bf16 = estimate(&bf16, &alone, 1);
+    assert_eq!((bf16.peak_device_bytes(), bf16.host_bytes), (4 * P, 12 * P));
+}
+
+#[test]
+fn gradients_under_way_are_three_buckets_and_no_more_than_there_are() {
+    let with_buckets = |stage, elements| ZeroConfig {
+        reduce_bucket_size: elements,
+        ..config(stage)
+    };
+    let peak = |stage, elements, ranks| {
+        let config = with_buckets(stage, elements);
+        estimate(&ModelStates::adam(P), &config, ranks).peak_gradient_bytes()
+    };
+    assert_eq!(peak(Stage::Gradients, 1000, 4), P + 3 * 4000);
+    assert_eq!(peak(Stage::Gradients, P, 4), 4 * P, "one bucket is all");
+    assert_eq!(peak(Stage::Gradients, 1000, 1), 4 * P);
+    assert_eq!(peak(Stage::OptimizerState, 1000, 4), 4 * P);
+    let small = estimate(
+        &ModelStates::adam(P),
+        &with_buckets(Stage::Gradients, 1000),
+        4,
+    );
+    // In the step a copy of the shard is more than three buckets in backward.
+    assert_eq!(small.peak_device_bytes(), 7 * P + P);
+    assert_eq!(small.buffer_bytes, 4000);
+}
+
+#[test]
+fn what_accumulates_is_there_twice() {
+    let accumulating = ZeroConfig {
+        batch: BatchConfig {
+            gradient_accumulation_steps: Some(2),
+            ..Default::default()
+        },
+        ..config(Stage::OptimizerState)
+    };
+    let model = ModelStates::adam(P);
+    let peak = estimate(&model, &accumulating, 2).peak_gradient_bytes();
+    assert_eq!(peak, 8 * P);
+    let on_host = ZeroConfig {
+        offload_optimizer: OptimizerOffload::Host { ratio: 1.0 },
+        reduce_bucket_size: 1000,
+        ..accumulating
+    };
+    let on_host = estimate(&model, &on_host, 2);
+    assert_eq!(on_host.peak_gradient_bytes(), 3 * 4000);
+    assert_eq!(on_host.kept_host_bytes(), 12 * P / 2 + 8 * P);
+}
+
+#[test]
+fn halves_are_sent_in_half_the_bytes() {
+    let bf16 = |stage| ZeroConfig {
+        communication_dtype: BufferDtype::Bf16,
+        ..config(stage)
+    };
+    let bytes = |stage| estimate(&ModelStates::adam(P), &bf16(stage), 2).sent_bytes;
+    // The reduce-scatter and the all-gather of an all-reduce.
+    assert_eq!(bytes(Stage::DataParallel), 2 * (P / 2 + P / 2));
+    // Parameters are gathered as they are.
+    assert_eq!(bytes(Stage::OptimizerState), 2 * P / 2 + 4 * P / 2);
+    assert_eq!(bytes(Stage::Gradients), 2 * P / 2 + 4 * P / 2);
+}
+
+#[test]
+fn the_rank_with_the_most_counts() {
+    let parameters = [60, 30, 20].map(|elements| Parameter::new("p", elements));
+    let map = ShardMap::whole(parameters.to_vec(), 2, 1000).unwrap();
+    let model = ModelStates::adam(110);
+    let found = estimate_map(&model, &config(Stage::Gradients), &map);
+    assert_eq!((found.padded_elements, found.shard_elements), (110, 60));
+    assert_eq!((found.optimizer_bytes, found.gradient_bytes), (480, 240));
+    // Either rank sends the other's gradients and its own parameters.
+    assert_eq!((found.sent_elements, found.sent_bytes), (110, 440));
+}
+
+fn padded(elements: u64, bucket: u64, ranks: u64) -> u64 {
+    let config = ZeroConfig {
+        reduce_bucket_size: bucket,
+        allgather_bucket_size: bucket,
+        ..config(Stage::OptimizerState)
+    };
+    estimate(&ModelStates::adam(elements), &config, ranks as usize).padded_elements
+}
+
+#[test]
+fn padding_is_by_bucket() {
+    assert_eq!(padded(10, 4, 3), 6 + 6 + 3);
+    assert_eq!(padded(10, 100, 4), 12);
+    assert_eq!(padded(0, 100, 4), 0);
+    assert_eq!(padded(10, 0, 1), 10);
+}
+
+proptest! {
+    #[test]
+    fn a_map_that_cuts_anywhere_gives_the_same(
+        elements in 0usize..10_000, bucket in 1usize..12_000, ranks in 1usize..9, stage in 0u8..3, steps in 1u64..4,
+    ) {
+        let config = ZeroConfig {
+            reduce_bucket_size: bucket as u64,
+            batch: BatchConfig { gradient_accumulation_steps: Some(steps), ..Default::default() },
+            ..config(Stage::try_from(stage).unwrap())
+        };
+        let model = ModelStates::adam(elements as u64);
+        let map = ShardMap::flat(vec![Parameter::new("all", elements)], ranks, bucket).unwrap();
+        let (by_map, by_formula) = (estimate_map(&model, &config, &map), estimate(&model, &config, ranks));
+        // A map fills buckets that divide by the ranks.
+        let padding = (elements.div_ceil(bucket) * ranks) as u64;
+        prop_assert!(by_map.padded_elements.abs_diff(by_formula.padded_elements) <= padding);
+        prop_assert!(by_map.sent_bytes.abs_diff(by_formula.sent_bytes) <= 4 * (steps + 1) * padding);
+        prop_assert!(by_map.gradient_bytes.abs_diff(by_formula.gradient_bytes) <= 4 * padding);
+        prop_assert!(by_map.device_bytes().abs_diff(by_formula.device_bytes()) <= 12 * padding);
+    }
+
+    #[test]
+    fn padding_is_less_than_a_rank_a_bucket(elements in 0u64..1 << 40, bucket in 1u64..1 << 32, ranks in 1u64..2048) {
+        let padded = padded(elements, bucket, ranks);
+        prop_assert_eq!(padded % ranks, 0);
+        prop_assert!(padded >= elements);
+        prop_assert!(padded - elements <= elements.div_ceil(bucket) * (ranks - 1));
+    }
+}
+
+#[test]
+fn every_world_size_has_a_row() {
+    let table = EstimateTable::new(&ModelStates::adam(1 << 20), &ZeroConfig::default());
+    assert_eq!(table.rows().len(), 8);
+    let text = table.to_string();
+    assert_eq!(text.lines().count(), 10);
+    // 4 + 12/4 bytes; one bucket has all gradients until it is reduced, 1 - 1/4 of them beyond the shard.
+    let four: Vec<&str> = text.lines().nth(5).unwrap().split_whitespace().collect();
+    assert_eq!(
+        four,
+        [
+            "4", "16.00", "MiB", "10.00", "MiB", "10.00", "MiB", "6.00", "MiB"
+        ]
+    );
+}
+
+#[test]
+fn host_memory_is_named() {
+    let offload_optimizer = OptimizerOffload::Host { ratio: 1.0 };
+    let config = ZeroConfig {
+        offload_optimizer,
+        ..Default::default()
+    };
+    let table = EstimateTable::new(&ModelStates::adam(1 << 20), &config);
+    assert!(
+        table
+            .to_string()
+            .ends_with("and 16.00 MiB / ranks of host memory\n")
+    );
+}

@@ -1,0 +1,8 @@
+//! DeepSpeed's JSON, the batch sizes, the schedules and the estimate, by what users see of them.
+
+mod batch;
+mod deepspeed;
+mod estimate;
+mod faults;
+mod files;
+mod scheduler;

@@ -1,0 +1,234 @@
+//! Save at N ranks, load at M: bit for bit the same.
+
+use burn_zero::consolidate;
+use burn_zero::record::ShardedRecord;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+#[test]
+fn any_ranks_read_what_any_ranks_saved() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = some(1);
+    for saving in [1, 2, 3, 4] {
+        let step = saving as u64;
+        save(
+            dir.path(),
+            &whole,
+            saving,
+            &TrainingState::at_step(step),
+            Keep::default(),
+        );
+        for loading in [1, 2, 3, 4, 7] {
+            let state = assert_holds(dir.path(), &whole, loading);
+            assert_eq!(state.step, step);
+            let generator = (saving == loading).then_some("generator 0");
+            assert_eq!(state.generator.as_str(), generator);
+        }
+    }
+}
+
+#[test]
+fn state_comes_back_bit_for_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut state = TrainingState::at_step(u64::MAX);
+    state.scaler = json!({"scale": 65536.0, "tiny": f64::MIN_POSITIVE, "third": 1.0 / 3.0});
+    state.scheduler = json!([
+        0.1 + 0.2,
+        f64::from_bits(0x0010_0000_0000_0001),
+        -0.0,
+        9_007_199_254_740_993_u64
+    ]);
+    state.user.insert("text".into(), "\u{0}\"\\ größe".into());
+    save(dir.path(), &few(1), 2, &state, Keep::All);
+    let found = assert_holds(dir.path(), &few(1), 2);
+    assert_eq!(found.generator, "generator 0");
+    state.generator = found.generator.clone();
+    assert_eq!(found, state);
+    let zero = found.scheduler[2].as_f64().unwrap();
+    assert!(zero.is_sign_negative());
+}
+
+#[test]
+fn ranks_read_no_more_than_they_want() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = whole(&[(Dtype::F32, vec![4 << 20])], 3);
+    save(dir.path(), &whole, 2, &TrainingState::at_step(1), Keep::All);
+    let mut record = ShardedRecord::open(dir.path()).unwrap();
+    let spec = record.tensors().next().unwrap();
+    let headers = 2 * 1024;
+    let mut read = |range: std::ops::Range<usize>| {
+        let slice = TensorSlice::new(spec.clone(), range);
+        let before = record.bytes_read();
+        assert!(record.read(&slice).unwrap() == bytes_of(&whole, &slice));
+        record.bytes_read() - before
+    };
+    let chunk = 1 << 20;
+    assert!(read(5..6) <= chunk + headers);
+    assert!(read(0..2 << 20) <= 8 * chunk);
+    // Across the two files, in the middle of chunks.
+    assert!(read((2 << 20) - 1..(2 << 20) + 1) <= 2 * chunk + headers);
+    assert_eq!(read(7..7), 0);
+    let mut record = ShardedRecord::open(dir.path()).unwrap();
+    record.verify().unwrap();
+    assert_eq!(record.bytes_read(), record.bytes());
+}
+
+#[test]
+fn the_files_are_safetensors() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = some(9);
+    save(dir.path(), &whole, 3, &TrainingState::at_step(1), Keep::All);
+    let record = ShardedRecord::open(dir.path()).unwrap();
+    let mut tensors = 0;
+    for rank in 0..3 {
+        let file = record.path().join(format!("rank-{rank}-of-3.safetensors"));
+        let bytes = std::fs::read(file).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        for (key, view) in file.iter() {
+            let width = view.dtype().bitsize() / 8;
+            let address = view.data().as_ptr().addr() - bytes.as_ptr().addr();
+            assert!(address.is_multiple_of(width), "{key} is not aligned");
+            let (name, range) = key.trim_end_matches(']').split_once('[').unwrap();
+            let (start, end) = range.split_once("..").unwrap();
+            let range = start.parse().unwrap()..end.parse().unwrap();
+            let slice = TensorSlice::new(whole[name].0.clone(), range);
+            assert!(view.data() == bytes_of(&whole, &slice), "{key}");
+            tensors += 1;
+        }
+    }
+    assert!(tensors >= 4, "{tensors}");
+}
+
+#[test]
+fn consolidated_it_is_one_whole_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let whole = some(4);
+    save(dir.path(), &whole, 3, &TrainingState::at_step(8), Keep::All);
+    let out = dir.path().join("model.safetensors");
+    std::fs::write(&out, "older").unwrap();
+    consolidate(dir.path(), &out).unwrap();
+    let bytes = std::fs::read(&out).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(file.len(), 3);
+    for index in [0, 2, 4] {
+        let (spec, bytes) = &whole[&format!("model/layer.{index}")];
+        let found = file.tensor(&format!("layer.{index}")).unwrap();
+        assert_eq!(
+            (found.dtype(), found.shape()),
+            (spec.dtype, spec.shape.as_slice())
+        );
+        assert!(found.data() == bytes);
+    }
+    let mut record = ShardedRecord::open(dir.path()).unwrap();
+    let error = record
+        .consolidate("optimiser", &out)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.ends_with("its sections are model, optimizer"),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(&out).unwrap(), bytes, "a file was lost");
+    record.consolidate("optimizer/moment_1", &out).unwrap();
+    let bytes = std::fs::read(&out).unwrap();
+    assert_eq!(
+        safetensors::SafeTensors::deserialize(&bytes).unwrap().len(),
+        2
+    );
+}
+
+/// A rank may hold several slices of a tensor, in any order, and ranks need not share evenly.
+#[derive(Clone, Debug)]
+struct Sharing {
+    shapes: Vec<(Dtype, Vec<usize>)>,
+    /// For each tensor, where it is cut, as thousandths of it.
+    cuts: Vec<Vec<usize>>,
+    /// For each tensor, the owner of each slice.
+    owners: Vec<Vec<usize>>,
+    saving: usize,
+    loading: usize,
+    seed: u64,
+}
+
+fn sharing() -> impl Strategy<Value = Sharing> {
+    let dtype = prop_oneof![
+        Just(Dtype::F32),
+        Just(Dtype::BF16),
+        Just(Dtype::F64),
+        Just(Dtype::U8),
+        Just(Dtype::BOOL),
+    ];
+    let shape = vec(0_usize..9, 0..4);
+    let tensors = vec(
+        ((dtype, shape), vec(0_usize..1001, 0..6), vec(0_usize..5, 6)),
+        1..6,
+    );
+    (tensors, 1_usize..6, 1_usize..6, any::<u64>()).prop_map(|(tensors, saving, loading, seed)| {
+        let mut sharing = Sharing {
+            shapes: vec![],
+            cuts: vec![],
+            owners: vec![],
+            saving,
+            loading,
+            seed,
+        };
+        for (shape, mut cuts, owners) in tensors {
+            cuts.sort_unstable();
+            sharing.shapes.push(shape);
+            sharing.cuts.push(cuts);
+            sharing.owners.push(owners);
+        }
+        sharing
+    })
+}
+
+impl Sharing {
+    /// The slices that `rank` owns. Rank 0 also declares what no one has an element of.
+    fn slices(&self, whole: &Whole, rank: usize) -> Vec<TensorSlice> {
+        let mut slices = Vec::new();
+        for ((spec, _), (cuts, owners)) in whole.values().zip(self.cuts.iter().zip(&self.owners)) {
+            let elements = spec.elements().unwrap();
+            let mut start = 0;
+            let ends = cuts.iter().map(|cut| cut * elements / 1000);
+            for (end, owner) in ends.chain([elements]).zip(owners) {
+                if owner % self.saving == rank && start < end {
+                    slices.push(TensorSlice::new(spec.clone(), start..end));
+                }
+                start = end;
+            }
+            if rank == 0 {
+                slices.push(TensorSlice::new(spec.clone(), 0..0));
+            }
+        }
+        slices.reverse();
+        slices
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn any_sharing_comes_back(sharing in sharing()) {
+        let dir = tempfile::tempdir().unwrap();
+        let whole = whole(&sharing.shapes, sharing.seed);
+        for saved in on_ranks(sharing.saving, |group| {
+            let slices = sharing.slices(&whole, group.rank()).into_iter();
+            let entries = slices.map(|slice| {
+                let bytes = bytes_of(&whole, &slice);
+                Entry::new(slice, bytes)
+            });
+            let state = TrainingState::at_step(1);
+            save_sharded(dir.path(), group, entries.collect(), state, Keep::All)
+        }) {
+            saved.unwrap();
+        }
+        assert_holds(dir.path(), &whole, sharing.loading);
+        let mut record = ShardedRecord::open(dir.path()).unwrap();
+        record.verify().unwrap();
+        let tensors: Vec<_> = record.tensors().collect();
+        prop_assert!(tensors.iter().eq(whole.values().map(|(spec, _)| spec)));
+    }
+}
