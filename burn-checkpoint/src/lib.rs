@@ -68,6 +68,7 @@ mod handle;
 mod host;
 mod kind;
 mod ledger;
+mod linear_cross_entropy;
 mod metric;
 mod node;
 mod op;
@@ -91,6 +92,10 @@ pub use chain::{checkpoint_chain, profile_chain, profile_tail};
 pub use decorator::Remat;
 pub use error::RematError;
 pub use handle::{Handle, Managed};
+pub use linear_cross_entropy::{
+    Chunk, LinearCrossEntropy, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, OutOfRange,
+    TargetOutOfRange, Targets, linear_cross_entropy,
+};
 pub use metric::RematMetric;
 pub use op::{OpInfo, Work, op_table};
 pub use outputs::Outputs;

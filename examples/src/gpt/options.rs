@@ -9,7 +9,7 @@ use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use super::error::GptError;
-use super::model::GptConfig;
+use super::model::{GptConfig, Loss};
 use super::plan::Plan;
 use super::recompute::Checkpoint;
 use crate::backend::BackendName;
@@ -62,6 +62,11 @@ pub struct Options {
     #[arg(long, value_name = "HOW", default_value_t = Checkpoint::None, help_heading = "Training")]
     #[serde(default)]
     pub checkpoint: Checkpoint,
+
+    /// From what the loss is computed
+    #[arg(long, value_enum, default_value_t = Loss::Full, help_heading = "Training")]
+    #[serde(default)]
+    pub loss: Loss,
 
     /// Highest learning rate [default: 0.002]
     #[arg(long, value_parser = learning_rate, help_heading = "Training")]
@@ -223,6 +228,7 @@ impl Options {
         GptConfig::new(self.context, self.layers, self.heads, self.width)
             .with_dropout(self.dropout)
             .with_activations(self.checkpoint.activations())
+            .with_loss(self.loss)
     }
 
     /// How the steps fall into epochs.

@@ -1,6 +1,5 @@
 //! What the Learner asks of the model: a step of training, and one of validation.
 
-use burn::nn::loss::CrossEntropyLossConfig;
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn::train::metric::{Adaptor, LossInput};
@@ -11,19 +10,6 @@ use burn_zero::RankItem;
 use super::loader::TokenBatch;
 use super::metric::Nats;
 use super::model::Gpt;
-
-impl<B: Backend> Gpt<B> {
-    /// Mean cross entropy of the bytes that follow, in nats a byte: shape `[1]`.
-    pub fn loss(&self, batch: TokenBatch<B>) -> Tensor<B, 1> {
-        let logits = self.forward(batch.inputs);
-        let [sequences, time, vocabulary] = logits.dims();
-        let device = logits.device();
-        CrossEntropyLossConfig::new().init(&device).forward(
-            logits.reshape([sequences * time, vocabulary]),
-            batch.targets.reshape([sequences * time]),
-        )
-    }
-}
 
 /// What the metrics get to see of a step: its loss alone, so that a step waits for one number and not for all logits.
 pub struct LossOutput<B: Backend> {

@@ -5,6 +5,7 @@
 mod dead;
 mod leaks;
 mod less;
+mod loss;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -8,10 +8,12 @@
 mod attention;
 mod block;
 mod init;
+mod loss;
 mod scope;
 
 pub use attention::CausalSelfAttention;
 pub use block::{Block, FeedForward};
+pub use loss::Loss;
 pub use scope::Activations;
 
 use burn::nn::{
@@ -40,6 +42,9 @@ pub struct GptConfig {
     /// What becomes of a block's activations until backward.
     #[config(default = "Activations::Keep")]
     pub activations: Activations,
+    /// How [`Gpt::loss`] is computed.
+    #[config(default = "Loss::Full")]
+    pub loss: Loss,
 }
 
 /// A decoder-only transformer: embeddings, [blocks](Block), a final norm and the head.
@@ -54,6 +59,8 @@ pub struct Gpt<B: Backend> {
     context: usize,
     #[module(skip)]
     activations: Activations,
+    #[module(skip)]
+    loss: Loss,
 }
 
 impl GptConfig {
@@ -82,6 +89,7 @@ impl GptConfig {
                 .init(device),
             context: self.context,
             activations: self.activations,
+            loss: self.loss,
         };
         init::draw_weights(&model);
         model
@@ -96,6 +104,11 @@ impl<B: Backend> Gpt<B> {
     /// - tokens: `[batch, time]`, with time at most the model's context
     /// - output: `[batch, time, vocabulary]`
     pub fn forward(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 3> {
+        self.head.forward(self.hidden(tokens))
+    }
+
+    /// What the head reads: `[batch, time, width]`.
+    fn hidden(&self, tokens: Tensor<B, 2, Int>) -> Tensor<B, 3> {
         let [_, time] = tokens.dims();
         let positions = Tensor::arange(0..time as i64, &tokens.device()).unsqueeze::<2>();
 
@@ -108,7 +121,7 @@ impl<B: Backend> Gpt<B> {
             self.activations.of_block(number, || block.forward(stream))
         });
 
-        self.head.forward(self.norm.forward(stream))
+        self.norm.forward(stream)
     }
 
     /// The longest sequence the model can read, in tokens.

@@ -1,0 +1,195 @@
+//! One chunk: its logits, its loss, and its part of the gradients.
+
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, IndexingUpdateOp, Tensor};
+
+use super::Wanted;
+use super::config::LinearCrossEntropyLossConfig;
+use super::items::Items;
+
+/// The logits of some rows, as what their gradient is made from.
+pub(super) struct Logits<B: Backend> {
+    /// `exp(logits - max)`: `[rows, classes]`
+    exp: Tensor<B, 2>,
+    /// Its sum over classes: `[rows, 1]`
+    sum: Tensor<B, 2>,
+    /// `log(sum(exp(logits)))`: `[rows, 1]`
+    log_sum_exp: Tensor<B, 2>,
+    /// What the rows add to the loss: `[1]`
+    pub loss: Tensor<B, 1>,
+}
+
+impl<B: Backend> Logits<B> {
+    /// Differentiable, if the operands are.
+    pub fn new(
+        hidden: Tensor<B, 2>,
+        weight: Tensor<B, 2>,
+        bias: Option<Tensor<B, 1>>,
+        items: &Items<B>,
+        config: &LinearCrossEntropyLossConfig,
+    ) -> Self {
+        let LinearCrossEntropyLossConfig {
+            smoothing, z_loss, ..
+        } = *config;
+        let [_, classes] = weight.dims();
+        let full = items.factors.dtype();
+        let mut logits = hidden.matmul(weight).cast(full);
+        if let Some(bias) = bias {
+            logits = logits + bias.cast(full).unsqueeze();
+        }
+        let max = logits.clone().detach().max_dim(1);
+        // Relative to the maximum, as the sum of the exponentials is: nothing large cancels.
+        let logits = logits - max.clone();
+        let mut expected = logits.clone().gather(1, items.classes.clone());
+        if smoothing > 0.0 {
+            let mean = logits.clone().sum_dim(1).div_scalar(classes as f64);
+            expected = expected.mul_scalar(1.0 - smoothing) + mean.mul_scalar(smoothing);
+        }
+        let exp = logits.exp();
+        let sum = exp.clone().sum_dim(1);
+        let log_sum = sum.clone().log();
+        let log_sum_exp = log_sum.clone() + max;
+        let mut losses = log_sum - expected;
+        if z_loss > 0.0 {
+            losses = losses + log_sum_exp.clone().square().mul_scalar(z_loss);
+        }
+        let mut losses = losses * items.factors.clone();
+        if let Some(ignored) = &items.ignored {
+            losses = losses.mask_fill(ignored.clone(), 0);
+        }
+        Self {
+            exp,
+            sum,
+            log_sum_exp,
+            loss: losses.sum(),
+        }
+    }
+
+    /// That of the loss with respect to the logits.
+    pub fn gradient(self, items: &Items<B>, config: &LinearCrossEntropyLossConfig) -> Tensor<B, 2> {
+        let LinearCrossEntropyLossConfig {
+            smoothing, z_loss, ..
+        } = *config;
+        let [_, classes] = self.exp.dims();
+        let factors = items.factors.clone();
+        let mut of_probability = factors.clone();
+        if z_loss > 0.0 {
+            let slope = self.log_sum_exp.mul_scalar(2.0 * z_loss).add_scalar(1.0);
+            of_probability = of_probability * slope;
+        }
+        let mut gradient = self.exp * (of_probability / self.sum);
+        if smoothing > 0.0 {
+            gradient = gradient - factors.clone().mul_scalar(smoothing / classes as f64);
+        }
+        let of_target = factors.mul_scalar(smoothing - 1.0);
+        gradient.scatter(1, items.classes.clone(), of_target, IndexingUpdateOp::Add)
+    }
+}
+
+/// The sums of the chunks' gradients so far; of operands that are to have one.
+pub(super) struct Gradients<B: Backend> {
+    wanted: Wanted,
+    /// f16's largest absolute weight, `[1]`.
+    largest_weight: Option<Tensor<B, 1>>,
+    /// A part for each chunk.
+    hidden_rows: Vec<Tensor<B, 2>>,
+    /// Parts of the width: a chunk's product of one part is in memory at a time.
+    weight_parts: Vec<Option<Tensor<B, 2>>>,
+    pub hidden: Option<Tensor<B, 2>>,
+    pub weight: Option<Tensor<B, 2>>,
+    pub bias: Option<Tensor<B, 1>>,
+}
+
+/// Parts that the gradient of the weight is added up in: with 4 a chunk and a part fit beside the gradient into twice its bytes.
+const PARTS: usize = 4;
+/// A quarter of f16's largest number, for the rounding of sums.
+const F16_RANGE: f32 = 16_384.0;
+
+impl<B: Backend> Gradients<B> {
+    pub fn new(wanted: Wanted, weight: &Tensor<B, 2>) -> Self {
+        let [width, _] = weight.dims();
+        let parts = if wanted.weight { PARTS.min(width) } else { 0 };
+        let is_f16 = weight.dtype() == DType::F16;
+        let largest_weight = (is_f16 && wanted.any()).then(|| largest(weight.clone()));
+        Self {
+            wanted,
+            largest_weight,
+            hidden_rows: Vec::new(),
+            weight_parts: vec![None; parts],
+            hidden: None,
+            weight: None,
+            bias: None,
+        }
+    }
+
+    /// Adds those of a chunk, from that of its logits.
+    pub fn add(&mut self, logits: Tensor<B, 2>, hidden: Tensor<B, 2>, weight: &Tensor<B, 2>) {
+        let [rows, width] = hidden.dims();
+        let full = logits.dtype();
+        if self.wanted.bias {
+            let part = logits.clone().sum_dim(0).squeeze_dim(0);
+            add_to(&mut self.bias, part);
+        }
+        let scale = self.largest_weight.clone().map(|largest_weight| {
+            let bound = bound(logits.clone(), hidden.clone(), largest_weight);
+            bound.recip().mul_scalar(F16_RANGE).unsqueeze::<2>()
+        });
+        let logits = match &scale {
+            Some(scale) => logits * scale.clone(),
+            None => logits,
+        };
+        let logits = logits.cast(weight.dtype());
+        let unscaled = |product: Tensor<B, 2>| match &scale {
+            Some(scale) => product.cast(full) / scale.clone(),
+            None => product.cast(full),
+        };
+        if self.wanted.hidden {
+            let product = logits.clone().matmul(weight.clone().transpose());
+            self.hidden_rows.push(unscaled(product));
+        }
+        let parts = self.weight_parts.len();
+        for (number, sum) in self.weight_parts.iter_mut().enumerate() {
+            let range = number * width / parts..(number + 1) * width / parts;
+            let inputs = hidden.clone().slice([0..rows, range]).transpose();
+            add_to(sum, unscaled(inputs.matmul(logits.clone())));
+        }
+    }
+
+    pub fn finish(mut self) -> Self {
+        let join = |parts: Vec<_>| (!parts.is_empty()).then(|| Tensor::cat(parts, 0));
+        self.hidden = join(std::mem::take(&mut self.hidden_rows));
+        self.weight = join(self.weight_parts.drain(..).flatten().collect());
+        self
+    }
+}
+
+/// In place, where the backend can: nothing else holds the sum.
+pub(super) fn add_to<B: Backend, const D: usize>(
+    sum: &mut Option<Tensor<B, D>>,
+    part: Tensor<B, D>,
+) {
+    *sum = Some(match sum.take() {
+        Some(sum) => sum + part,
+        None => part,
+    });
+}
+
+/// What no element of the logits' gradient, and none of its products with the weight and the hidden rows, is above: `[1]`.
+fn bound<B: Backend>(
+    logits: Tensor<B, 2>,
+    hidden: Tensor<B, 2>,
+    largest_weight: Tensor<B, 1>,
+) -> Tensor<B, 1> {
+    let absolute = logits.abs();
+    let of_hidden = absolute.clone().sum_dim(1).max() * largest_weight;
+    let of_weight = absolute.clone().sum_dim(0).max() * largest(hidden);
+    let bound = of_hidden.max_pair(of_weight).max_pair(absolute.max());
+    // All of it 0: any scale will do.
+    bound.clamp_min(f32::MIN_POSITIVE.sqrt())
+}
+
+/// The largest absolute element, f32 `[1]`.
+fn largest<B: Backend>(tensor: Tensor<B, 2>) -> Tensor<B, 1> {
+    let (max, min) = (tensor.clone().max(), tensor.min());
+    max.cast(DType::F32).max_pair(min.cast(DType::F32).neg())
+}

@@ -1,0 +1,160 @@
+//! What each row is to be compared with, and how much it counts.
+
+use std::ops::Range;
+
+use burn::nn::loss::Reduction;
+use burn::tensor::backend::Backend;
+use burn::tensor::{Bool, DType, ElementConversion, Int, Tensor};
+use thiserror::Error;
+
+use super::config::{LinearCrossEntropyLossConfig, OutOfRange};
+use super::tracked::untracked;
+
+/// The class of each row, and how much it counts. A tensor of classes is one: every row counts once.
+#[derive(Clone, Debug)]
+pub struct Targets<B: Backend> {
+    classes: Tensor<B, 1, Int>,
+    weights: Option<Tensor<B, 1>>,
+}
+
+impl<B: Backend> Targets<B> {
+    /// Each row counts as much as its weight: `[rows]`. No gradient flows into weights, and those of rows that are ignored
+    /// are not read.
+    pub fn weighted(classes: Tensor<B, 1, Int>, weights: Tensor<B, 1>) -> Self {
+        Self {
+            classes,
+            weights: Some(weights),
+        }
+    }
+}
+
+impl<B: Backend> From<Tensor<B, 1, Int>> for Targets<B> {
+    fn from(classes: Tensor<B, 1, Int>) -> Self {
+        Self {
+            classes,
+            weights: None,
+        }
+    }
+}
+
+/// A target is no class, and is not ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("target {target} of row {row} is out of range: there are {classes} classes, from 0 on")]
+pub struct TargetOutOfRange {
+    /// Its place among the targets: the first one that is wrong.
+    pub row: usize,
+    /// Its value.
+    pub target: i64,
+    /// Number of classes.
+    pub classes: usize,
+}
+
+/// Targets as a chunk needs them.
+pub(super) struct Items<B: Backend> {
+    /// 0 where ignored: `[rows, 1]`.
+    pub classes: Tensor<B, 2, Int>,
+    /// What a row's loss is multiplied with: its weight, over the divisor of the reduction: `[rows, 1]`.
+    pub factors: Tensor<B, 2>,
+    /// `[rows, 1]`
+    pub ignored: Option<Tensor<B, 2, Bool>>,
+    /// The sum of weights that count: `[1]`.
+    pub total: Tensor<B, 1>,
+}
+
+impl<B: Backend> Items<B> {
+    pub fn new(
+        targets: Targets<B>,
+        rows: usize,
+        classes: usize,
+        dtype: DType,
+        config: &LinearCrossEntropyLossConfig,
+    ) -> Result<Self, TargetOutOfRange> {
+        let Targets {
+            classes: targets,
+            weights,
+        } = targets;
+        assert!(rows > 0, "at least one row");
+        assert_eq!(targets.dims(), [rows], "a target for each of {rows} rows");
+        let ignored = config
+            .ignore_index
+            .map(|index| targets.clone().equal_elem(index));
+        let indices = match &ignored {
+            Some(ignored) => targets.clone().mask_fill(ignored.clone(), 0),
+            None => targets.clone(),
+        };
+        let no_class = indices.clone().lower_elem(0);
+        let no_class = no_class.bool_or(indices.clone().greater_equal_elem(classes as i64));
+
+        let mut weights = match weights {
+            Some(weights) => {
+                assert_eq!(weights.dims(), [rows], "a weight for each of {rows} rows");
+                untracked(weights).cast(dtype)
+            }
+            None => Tensor::ones([rows], (&targets.device(), dtype)),
+        };
+        if let Some(ignored) = &ignored {
+            weights = weights.mask_fill(ignored.clone(), 0);
+        }
+        let total = weights.clone().sum();
+        let factors = match config.reduction {
+            Reduction::Sum => weights,
+            Reduction::BatchMean => weights.div_scalar(rows as f64),
+            // Nothing counts: 0, not 0 / 0.
+            _ => weights / total.clone().mask_fill(total.clone().equal_elem(0), 1),
+        };
+        let (indices, factors) = match config.out_of_range {
+            OutOfRange::Error => {
+                let wrong: i64 = no_class.int().sum().into_scalar().elem();
+                if wrong > 0 {
+                    return Err(first_out_of_range(targets, classes, config.ignore_index));
+                }
+                (indices, factors)
+            }
+            OutOfRange::Nan => (
+                indices.mask_fill(no_class.clone(), 0),
+                factors.mask_fill(no_class, f32::NAN),
+            ),
+        };
+        Ok(Self {
+            classes: indices.unsqueeze_dim(1),
+            factors: factors.unsqueeze_dim(1),
+            ignored: ignored.map(|ignored| ignored.unsqueeze_dim(1)),
+            total,
+        })
+    }
+
+    /// Those of some rows.
+    pub fn of_rows(&self, rows: Range<usize>) -> Self {
+        Self {
+            classes: self.classes.clone().slice([rows.clone(), 0..1]),
+            factors: self.factors.clone().slice([rows.clone(), 0..1]),
+            ignored: self
+                .ignored
+                .clone()
+                .map(|ignored| ignored.slice([rows, 0..1])),
+            total: self.total.clone(),
+        }
+    }
+}
+
+fn first_out_of_range<B: Backend>(
+    targets: Tensor<B, 1, Int>,
+    classes: usize,
+    ignore_index: Option<i64>,
+) -> TargetOutOfRange {
+    let targets = targets.into_data().convert::<i64>();
+    let targets = targets.to_vec::<i64>().expect("converted");
+    let is_wrong = |&(_, target): &(usize, i64)| {
+        !(0..classes as i64).contains(&target) && Some(target) != ignore_index
+    };
+    let (row, target) = targets
+        .into_iter()
+        .enumerate()
+        .find(is_wrong)
+        .expect("it was counted");
+    TargetOutOfRange {
+        row,
+        target,
+        classes,
+    }
+}

@@ -1,0 +1,222 @@
+//! Cross entropy of a linear layer's output whose logits never exist whole.
+//!
+//! For rows `x` of `hidden` the loss is that of `logits = x * weight + bias`, a matrix of rows times classes, which in a language model is
+//! larger than all other activations together. Here the rows are taken in chunks. One chunk's logits become its part of the loss, then
+//! its part of the gradients, and go. Autodiff gets the finished gradients by a term of value 0:
+//!
+//! ```text
+//! loss = L + (s - detach(s)),   s = sum(hidden * dL/dhidden) + sum(weight * dL/dweight) + sum(bias * dL/dbias)
+//! ```
+//!
+//! in which `L` and its gradients are constants. So the backward pass multiplies the gradients with that of the loss, be it 1, a loss
+//! scale or the share of a micro-batch, and everything is plain tensor code on any backend and below any decorator. What is held
+//! from forward to backward are gradients, of the size of `hidden` and of `weight`. Chunks that are computed once more in backward
+//! cost a fourth product and save nothing: autodiff runs equally deep operations together, and so brings all logits back
+//! (docs/linear-cross-entropy.md has both measured).
+//!
+//! Liger Kernel (arXiv 2410.10989) computes gradients in the forward pass as well; Cut Cross-Entropy (arXiv 2411.09009) needs kernels of its own.
+
+mod chunk;
+mod config;
+mod items;
+mod tracked;
+
+pub use config::{Chunk, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, OutOfRange};
+pub use items::{TargetOutOfRange, Targets};
+
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor};
+
+use crate::context;
+use crate::policy::{Fate, Policy};
+use crate::scope::checkpoint_with;
+use chunk::{Gradients, Logits, add_to};
+use items::Items;
+use tracked::{is_tracked, untracked};
+
+/// What [`linear_cross_entropy`] gives.
+#[derive(Clone, Debug)]
+pub struct LinearCrossEntropy<B: Backend> {
+    /// The loss, f32 of shape `[1]` (f64 for f64 operands).
+    pub loss: Tensor<B, 1>,
+    /// The sum of the weights of all items that count, without weights their number: what [`Reduction::Mean`](burn::nn::loss::Reduction)
+    /// divides by. Of the type and shape of `loss`; exact up to 16.7 million items in f32.
+    pub items: Tensor<B, 1>,
+}
+
+/// The cross entropy of `hidden * weight + bias` against `targets`, with the logits of one chunk of rows in memory at a time.
+///
+/// Loss and gradients are those of [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over full logits, to rounding. Where targets are
+/// ignored the mean is over the others, as PyTorch's; Burn's divides by all of them.
+///
+/// # Shapes
+///
+/// - `hidden`: `[rows, width]`
+/// - `weight`: `[width, classes]`, as [`Linear`](burn::nn::Linear) has it; of an embedding that is tied, `weight.val().transpose()`
+/// - `bias`: `[classes]`
+/// - `targets`: `[rows]`, with a weight for each row if they are [`Targets::weighted`]
+///
+/// # Precision
+///
+/// The products run in the type that the backend gives a matmul of `hidden` and `weight`: under `burn_amp::Autocast` the low one. All
+/// between them, and the sums over chunks, are f32 (f64 for f64). What goes through an f16 product is scaled on the device to f16's range,
+/// whatever the loss scale.
+///
+/// # Cost
+///
+/// On a backend with autodiff the gradients are computed here: 3 products for each chunk, and in backward one pass over each gradient.
+/// Operands that need no gradient, such as a frozen weight, save their product. Few rows ([`Chunk::Auto`]) are one chunk that autodiff
+/// differentiates as usual. Without autodiff (`valid()`) only the loss is computed.
+///
+/// Peak bytes beyond the operands: twice the gradient of `weight`, the gradient of `hidden`, and small parts; the chunks of
+/// [`Chunk::Auto`] fit within. In a [`checkpoint`](crate::checkpoint()) scope and under a [`MemoryBudget`](crate::MemoryBudget) the
+/// gradients stay resident: they cost more to compute than anything else of their size.
+///
+/// One number is read from the device, unless [`OutOfRange::Nan`] is chosen.
+///
+/// # Errors
+///
+/// [`TargetOutOfRange`] for a target that is no class, and not ignored.
+///
+/// # Panics
+///
+/// If shapes do not fit, or the configuration is [invalid](LinearCrossEntropyLossConfig::init).
+///
+/// ```
+/// use burn::backend::Autodiff;
+/// use burn::tensor::{Int, Tensor};
+/// use burn_checkpoint::{LinearCrossEntropyLossConfig, linear_cross_entropy};
+///
+/// type B = Autodiff<burn_flex::Flex>;
+/// let device = Default::default();
+/// let hidden = Tensor::<B, 2>::ones([3, 4], &device).require_grad();
+/// let weight = Tensor::<B, 2>::ones([4, 5], &device).require_grad();
+/// let targets = Tensor::<B, 1, Int>::from_data([0, 4, -100], &device);
+///
+/// let config = LinearCrossEntropyLossConfig::new().with_ignore_index(Some(-100));
+/// let output = linear_cross_entropy(hidden.clone(), weight.clone(), None, targets, &config)?;
+/// let gradients = output.loss.clone().backward();
+/// assert_eq!(weight.grad(&gradients).unwrap().dims(), [4, 5]);
+/// assert!((output.loss.into_scalar() - 5f32.ln()).abs() < 1e-6);
+/// assert_eq!(output.items.into_scalar(), 2.0);
+/// # Ok::<(), burn_checkpoint::TargetOutOfRange>(())
+/// ```
+pub fn linear_cross_entropy<B: Backend>(
+    hidden: Tensor<B, 2>,
+    weight: Tensor<B, 2>,
+    bias: Option<Tensor<B, 1>>,
+    targets: impl Into<Targets<B>>,
+    config: &LinearCrossEntropyLossConfig,
+) -> Result<LinearCrossEntropy<B>, TargetOutOfRange> {
+    config.assert_valid();
+    let [rows, width] = hidden.dims();
+    let [inputs, classes] = weight.dims();
+    assert_eq!(
+        width, inputs,
+        "hidden is [{rows}, {width}], weight [{inputs}, {classes}]"
+    );
+    if let Some(bias) = &bias {
+        let [biases] = bias.dims();
+        assert_eq!(biases, classes, "a bias of {biases} for {classes} classes");
+    }
+    let full = match hidden.dtype() {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    };
+    let items = Items::new(targets.into(), rows, classes, full, config)?;
+    let output = |loss, items: Items<B>| LinearCrossEntropy {
+        loss,
+        items: items.total,
+    };
+
+    let wanted = Wanted {
+        hidden: is_tracked(&hidden),
+        weight: is_tracked(&weight),
+        bias: bias.as_ref().is_some_and(is_tracked),
+    };
+    let chunk_rows = config.chunk.rows(rows, width, classes);
+    if wanted.any() && config.chunk.leaves_to_autodiff(rows, width) {
+        let logits = Logits::new(hidden, weight, bias, &items, config);
+        return Ok(output(logits.loss, items));
+    }
+
+    let mut found = None;
+    let mut compute = || {
+        let (hidden, weight) = (untracked(hidden.clone()), untracked(weight.clone()));
+        let bias = bias.clone().map(untracked);
+        found = Some(in_chunks(
+            hidden, weight, bias, wanted, &items, chunk_rows, config,
+        ));
+    };
+    match context::records() {
+        // An inner scope that keeps all, and is told of no results: those would be the outer scope's, which evicts.
+        true => checkpoint_with(Policy::per_operation(|_| Fate::Keep), compute),
+        false => compute(),
+    }
+    let (mut loss, gradients) = found.expect("computed above");
+    if let Some(gradient) = gradients.hidden {
+        loss = with_gradient(loss, hidden, gradient);
+    }
+    if let Some(gradient) = gradients.weight {
+        loss = with_gradient(loss, weight, gradient);
+    }
+    if let (Some(bias), Some(gradient)) = (bias, gradients.bias) {
+        loss = with_gradient(loss, bias, gradient);
+    }
+    Ok(output(loss, items))
+}
+
+/// `loss`, whose gradient with respect to `operand` is `gradient` on top of what it has.
+fn with_gradient<B: Backend, const D: usize>(
+    loss: Tensor<B, 1>,
+    operand: Tensor<B, D>,
+    gradient: Tensor<B, D>,
+) -> Tensor<B, 1> {
+    let product = (operand.cast(gradient.dtype()) * gradient).sum();
+    loss + (product.clone() - untracked(product))
+}
+
+/// The operands that a gradient is computed for.
+#[derive(Clone, Copy)]
+struct Wanted {
+    hidden: bool,
+    weight: bool,
+    bias: bool,
+}
+
+impl Wanted {
+    fn any(self) -> bool {
+        self.hidden || self.weight || self.bias
+    }
+}
+
+/// The loss and the gradients of constant operands.
+fn in_chunks<B: Backend>(
+    hidden: Tensor<B, 2>,
+    weight: Tensor<B, 2>,
+    bias: Option<Tensor<B, 1>>,
+    wanted: Wanted,
+    items: &Items<B>,
+    chunk_rows: usize,
+    config: &LinearCrossEntropyLossConfig,
+) -> (Tensor<B, 1>, Gradients<B>) {
+    let [rows, width] = hidden.dims();
+    // Lowered once, not by each product: the type is that of a product of one element.
+    let element = hidden.clone().slice([0..1, 0..width]);
+    let element = element.matmul(weight.clone().slice([0..width, 0..1]));
+    let (hidden, weight) = (hidden.cast(element.dtype()), weight.cast(element.dtype()));
+
+    let mut loss = None;
+    let mut gradients = Gradients::new(wanted, &weight);
+    for start in (0..rows).step_by(chunk_rows) {
+        let range = start..rows.min(start + chunk_rows);
+        let hidden = hidden.clone().slice([range.clone(), 0..width]);
+        let items = items.of_rows(range);
+        let logits = Logits::new(hidden.clone(), weight.clone(), bias.clone(), &items, config);
+        add_to(&mut loss, logits.loss.clone());
+        if wanted.any() {
+            gradients.add(logits.gradient(&items, config), hidden, &weight);
+        }
+    }
+    (loss.expect("at least one row"), gradients.finish())
+}
