@@ -23,7 +23,8 @@ use crate::policy::off_scope;
 ///
 /// A step with an infinite or NaN gradient anywhere leaves the parameters, the optimizer's moments and its step counts
 /// as they were, bit for bit (PyTorch's `scaler.step`). The scale is updated once an iteration (`scaler.update`), which is every
-/// step unless several optimizers share the scaler. Gradient clipping inside the wrapped optimizer sees true gradients only. Its arithmetic runs with autocast off.
+/// step unless several optimizers share the scaler. Gradient clipping inside the wrapped optimizer sees true gradients only. Its
+/// arithmetic runs with autocast off.
 ///
 /// The record holds the scaler's state beside the optimizer's: see [`ScaledRecord`].
 ///
