@@ -13,7 +13,8 @@ use crate::arrived::{Arrived, on, widen};
 
 /// What one host read told of a micro-step.
 pub(crate) struct Findings {
-    /// Paths of the parameters with a non-finite gradient, in module order.
+    /// Paths of the parameters with a non-finite gradient on any rank: in module order, or in that of their names if there are
+    /// several ranks.
     pub(crate) culprits: Vec<String>,
     /// The values of the counts that were read along.
     pub(crate) counts: Vec<f64>,

@@ -41,7 +41,8 @@ pub struct Dropped {
     pub micro_batch: u64,
     /// Updates taken before.
     pub updates: u64,
-    /// Paths of all parameters with a non-finite gradient, such as `blocks.3.attention.query.weight`, in module order.
+    /// Paths of all parameters with a non-finite gradient, such as `blocks.3.attention.query.weight`: in module order, or
+    /// in the order of their names where several ranks decide together.
     pub parameters: Vec<String>,
 }
 

@@ -17,8 +17,8 @@
 //! # Sharded training
 //!
 //! [`ZeroOptimizer`] runs one of Burn's optimizers on this rank's shard; [`ZeroSettings`] says what is sharded. Two lines change
-//! in a training program: the backend, `Sharded<Autodiff<..>>` (stage 2 needs it, and the loss scaler and the
-//! accumulation of the other stages), and the optimizer.
+//! in a training program: the backend, `Sharded<Autodiff<..>>` (stage 2, [`Memory::Host`] and
+//! [`with_seed`](ZeroOptimizer::with_seed) need it), and the optimizer.
 //!
 //! # Training in the Learner
 //!
@@ -43,7 +43,7 @@
 //!                         copy to the host, flat, into the buckets of its elements
 //!                              | a bucket is full, and those before it are under way
 //!                              v                            (backward goes on meanwhile)
-//!           worker        reduce_scatter: added up over ranks in f32; this rank keeps its part
+//!           group         its communication thread: reduce_scatter, added up over ranks in f32; this rank keeps its part
 //!                              | after the last bucket
 //!                              v
 //!                         which gradients there are on any rank, which are non-finite on any rank

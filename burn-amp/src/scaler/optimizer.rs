@@ -22,8 +22,9 @@ use crate::policy::off_scope;
 /// An optimizer under a [`GradScaler`]: made by [`GradScaler::wrap`].
 ///
 /// A step with an infinite or NaN gradient anywhere leaves the parameters, the optimizer's moments and its step counts
-/// as they were, bit for bit (PyTorch's `scaler.step`); every step updates the scale (`scaler.update`). Gradient clipping
-/// inside the wrapped optimizer sees true gradients only. Its arithmetic runs with autocast off.
+/// as they were, bit for bit (PyTorch's `scaler.step`). The scale is updated once an iteration (`scaler.update`), which is every
+/// step unless several optimizers share the scaler. Gradient clipping inside the wrapped optimizer sees true gradients only. Its
+/// arithmetic runs with autocast off.
 ///
 /// The record holds the scaler's state beside the optimizer's: see [`ScaledRecord`].
 ///

@@ -9,7 +9,8 @@ pub struct Overflow {
     pub step: u64,
     /// The loss scale it was computed with.
     pub scale: f32,
-    /// Paths of all parameters with a non-finite gradient, such as `blocks.3.attention.query.weight`, in module order.
+    /// Paths of all parameters with a non-finite gradient, such as `blocks.3.attention.query.weight`: in module order, or
+    /// in the order of their names where several ranks decide together.
     pub parameters: Vec<String>,
     /// Where the non-finite values came from.
     pub cause: OverflowCause,

@@ -48,9 +48,9 @@ pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only, is_layer}
 /// # Before it is made
 ///
 /// Room is made before an operation runs, on the device of its result. How large that will be is known of new tensors, of data, and of
-/// an operation that ran before on operands of these shapes; the first time it is taken to be as large as the largest operand. Not
-/// at all is it known of `bool_argwhere`, whose result depends on data and is not counted. So a limit may be exceeded by the
-/// difference, once for each operation and shape.
+/// an operation that ran before on operands of these shapes and types with these arguments; the first time it is taken to be as large
+/// as the largest operand. Not at all is it known of `bool_argwhere`, whose result depends on data and is not counted. So a limit may be exceeded by the
+/// difference, once for each operation, shape, type and argument, of which some thousands are remembered.
 ///
 /// # What does not fit
 ///
@@ -83,8 +83,8 @@ pub(crate) use phase::{Phase, Step, is_backward_only, is_forward_only, is_layer}
 /// then not recorded, until the next scope or upload, so less is evicted. Values are right whatever is taken for what. A step that
 /// spends more on replays and searches than it computes is counted in
 /// [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) when it is over, or when the budget ends; the log says so as soon
-/// as it is certain. At 32 times what it computes, and 0.1 s, the limit is raised to twice what is live, unless the budget is
-/// [strict](Self::strict), so that the step ends. It stays raised, and [`InstalledBudget::limit_bytes`] tells.
+/// as it is certain. At 32 times what it computes, and 0.1 s, the limit is raised to twice itself, or twice what is needed then if that
+/// is more, so that the step ends; not if the budget is [strict](Self::strict). It stays raised, and [`InstalledBudget::limit_bytes`] tells.
 ///
 /// ```
 /// use burn::backend::Autodiff;
