@@ -136,8 +136,8 @@ pub struct Estimate {
     /// gradients). Without the call descriptions, some hundred bytes a collective.
     pub sent_bytes: u64,
     /// Bytes from the device to the host for one update because the optimizer's state is there: gradients, in their own type.
-    /// With [`Memory::Host`] those of all parameters, in each accumulated micro-batch. Otherwise those of the shard; the copies for
-    /// sending to other ranks are not counted.
+    /// With [`Memory::Host`] those of all parameters, in each accumulated micro-batch. Otherwise those of the offloaded elements of the
+    /// shard; the copies for sending to other ranks are not counted.
     pub downloaded_bytes: u64,
     /// Bytes from the host to the device for one update because the optimizer's state is there: parameters, in their own type.
     /// 0 where several ranks gather them (stages 1 and 2): then all parameters are uploaded after the gather, wherever the state is.
