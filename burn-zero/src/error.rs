@@ -1,4 +1,4 @@
-//! What can go wrong, with the values.
+//! The errors of this crate, with the values.
 
 use thiserror::Error;
 
@@ -9,15 +9,15 @@ use crate::{StrategyError, ZeroOptimizerError};
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ZeroError {
-    /// The ranks cannot go on together: one hangs, left, panicked, gave up, or called something else.
+    /// The group is lost: a rank hangs, left, panicked, aborted, or made another call.
     #[error(transparent)]
     Group(#[from] GroupFault),
 
-    /// A model, an optimizer or a backend that cannot be sharded as asked.
+    /// A model, an optimizer or a backend that cannot be sharded with these settings.
     #[error(transparent)]
     Optimizer(#[from] ZeroOptimizerError),
 
-    /// A Learner that cannot be trained with ranks as asked.
+    /// A Learner that cannot be trained with ranks.
     #[error(transparent)]
     Strategy(#[from] StrategyError),
 
@@ -67,7 +67,7 @@ pub enum ZeroError {
         setting: &'static str,
         /// Its value.
         value: String,
-        /// What would do.
+        /// The valid values.
         expected: &'static str,
     },
 

@@ -1,4 +1,4 @@
-//! What a rank holds and sends, by the formulas.
+//! Formulas for what a rank holds and sends.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use crate::{Memory, ShardMap, Stage, ZeroConfig};
 pub struct ModelStates {
     /// Elements of the parameters that are trained.
     pub elements: u64,
-    /// In which types they live.
+    /// Types of parameters and gradients.
     pub layout: StateLayout,
     /// Optimizer state of one element, in bytes: 8 for Adam's moments, 4 for a momentum, 0 for plain SGD.
     pub optimizer_bytes: u64,
@@ -36,8 +36,8 @@ pub enum StateLayout {
     /// of the optimizer's state. With Adam 16 bytes an element, `4 + 12/N` at stage 1, `2 + 14/N` at stage 2.
     ///
     /// With the state on the host it is what [`OffloadedAdamW`](crate::OffloadedAdamW) makes of a model in bf16 or f16: 2 bytes
-    /// an element on the device, and as many for gradients that do not leave during backward, and `12/N` on the host. With the state on the device nothing here trains so; it is there to
-    /// compare with DeepSpeed.
+    /// an element on the device, and as many for gradients that do not leave during backward, and `12/N` on the host. With the state
+    /// on the device this crate does not train so: then it is for comparison with DeepSpeed.
     MixedPrecision,
 }
 
@@ -97,7 +97,7 @@ impl ModelStates {
     }
 }
 
-/// What a rank holds and sends at most: of each field that of the rank with the most. Activations are not part of it.
+/// What a rank holds and sends at most: each field is the maximum over ranks. Without activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Estimate {
     /// Elements of all buckets with their padding: each bucket is padded to a multiple of the ranks.
@@ -109,17 +109,17 @@ pub struct Estimate {
     /// Gradients on the device at the end of backward. At stage 2 the rank's shard; none where they go to the host
     /// ([`Memory::Host`]).
     pub gradient_bytes: u64,
-    /// Gradients on the device beyond those during backward: where they leave it (at stage 2, and with [`Memory::Host`] in every
-    /// stage) three buckets, one that backward fills, one that waits and one that is being copied into the buffer that is sent, or to
-    /// the host. Nothing otherwise: all are there until the step.
+    /// Gradients on the device during backward, in addition to [`gradient_bytes`](Self::gradient_bytes). Where gradients leave the
+    /// device (stage 2, and [`Memory::Host`] in every stage) three buckets: one that backward fills, one that waits, and one that is
+    /// copied into the buffer that is sent, or to the host. Otherwise 0: all gradients stay until the step.
     pub underway_bytes: u64,
-    /// The gradient of the largest parameter, if that fills several buckets: in all stages it is there whole until the last of it is
-    /// reduced, beside what is.
+    /// The gradient of the largest parameter, if it spans several buckets: it is held whole until its last bucket is reduced, in
+    /// addition to what is reduced.
     pub spanning_bytes: u64,
-    /// Sums of the micro-batches before, if gradients are accumulated: they are there beside the gradients of the last, in host memory
-    /// if those are.
+    /// Sums of earlier micro-batches, if gradients are accumulated: held in addition to the gradients of the last one, and in the same
+    /// memory.
     pub window_bytes: u64,
-    /// Copies of the rank's pieces of the parameters, during a step of stages 1 and 2.
+    /// Copies of the rank's shards of the parameters, during a step of stages 1 and 2.
     pub piece_bytes: u64,
     /// Optimizer state on the device, master parameters of [`StateLayout::MixedPrecision`] included.
     pub optimizer_bytes: u64,
@@ -132,20 +132,20 @@ pub struct Estimate {
     /// Elements that the rank sends to other ranks for one update: `2 P (N - 1) / N`, which the paper rounds to `2 P`
     /// (section 7.1). Stage 2 reduces each accumulated micro-batch: `(k + 1) P (N - 1) / N`.
     pub sent_elements: u64,
-    /// The same in bytes: gradients in the type of communication, parameters in their own (in stage 0, where only gradients
-    /// are sent, all in the former). What ranks tell each other besides is some hundred bytes a collective.
+    /// The same in bytes: gradients in the type of communication, parameters in their own (stage 0 sends only
+    /// gradients). Without the call descriptions, some hundred bytes a collective.
     pub sent_bytes: u64,
-    /// Bytes from the device to the host for one update, because the optimizer's state is there: gradients, in their own type.
-    /// Where they go during backward ([`Memory::Host`]) it is those of all parameters, in each accumulated micro-batch; otherwise
-    /// with several ranks all go down besides, on their way to other ranks.
+    /// Bytes from the device to the host for one update because the optimizer's state is there: gradients, in their own type.
+    /// With [`Memory::Host`] those of all parameters, in each accumulated micro-batch. Otherwise those of the offloaded elements of the
+    /// shard; the copies for sending to other ranks are not counted.
     pub downloaded_bytes: u64,
-    /// Bytes from the host to the device for one update, because the optimizer's state is there: parameters, in their own type.
-    /// None where several ranks gather them (stages 1 and 2): all parameters come up from those, wherever the state is.
+    /// Bytes from the host to the device for one update because the optimizer's state is there: parameters, in their own type.
+    /// 0 where several ranks gather them (stages 1 and 2): then all parameters are uploaded after the gather, wherever the state is.
     pub uploaded_bytes: u64,
 }
 
 impl Estimate {
-    /// On the device, all that stays through a step: parameters, gradients, optimizer state. The paper's figure.
+    /// On the device, what is held through a step: parameters, gradients, optimizer state. The paper's figure.
     pub fn device_bytes(&self) -> u64 {
         self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
     }
@@ -160,7 +160,7 @@ impl Estimate {
         self.gradient_bytes + self.underway_bytes + self.spanning_bytes + window
     }
 
-    /// In host memory: the optimizer's state and masters, gradients and their sums. The [buffer](Self::buffer_bytes) comes on top.
+    /// In host memory: the optimizer's state and masters, gradients and their sums. Without the [buffer](Self::buffer_bytes).
     pub fn kept_host_bytes(&self) -> u64 {
         let window = if self.gradients_on_host() {
             self.window_bytes
@@ -174,18 +174,18 @@ impl Estimate {
         self.host_gradient_bytes > 0
     }
 
-    /// On the device at the highest, be it in backward or in the step. Burn's `Learner` keeps the parameters from before a step until
-    /// it is over: with it there are once more [`parameter_bytes`](Self::parameter_bytes) in the step.
+    /// The peak on the device, in backward or in the step. Burn's `Learner` keeps the old parameters during a step, which adds
+    /// [`parameter_bytes`](Self::parameter_bytes) to the step.
     pub fn peak_device_bytes(&self) -> u64 {
         let stays = self.parameter_bytes + self.optimizer_bytes;
-        // In the step of stages 1 and 2 there are pieces of the reduced gradients, and of the parameters as many.
+        // A step of stages 1 and 2 holds shards of the reduced gradients and of the parameters.
         let pieces = if self.gradients_on_host() { 1 } else { 2 };
         stays + self.peak_gradient_bytes().max(pieces * self.piece_bytes)
     }
 }
 
-/// What a rank of `world_size` will hold and send, before anything is built. Parameters are cut at any element
-/// ([`Partition::Flat`](crate::Partition::Flat), as a [`ZeroConfig`] says); [`estimate_map`] is for those that stay whole.
+/// What a rank of `world_size` will hold and send, computed before anything is built. Parameters are cut at any element
+/// ([`Partition::Flat`](crate::Partition::Flat), as with a [`ZeroConfig`]); [`estimate_map`] is for whole parameters.
 ///
 /// ```
 /// use burn_zero::{ModelStates, Stage, ZeroConfig, estimate};
@@ -201,7 +201,7 @@ impl Estimate {
 /// assert_eq!(estimate.sent_elements, 1_500_000_000);
 /// ```
 ///
-/// A world of 0 ranks is taken for 1.
+/// 0 ranks count as 1.
 pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> Estimate {
     let ranks = (world_size as u64).max(1);
     let bucket = config.settings().bucket_elements as u64;
@@ -216,8 +216,8 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     formulas(model, config, &cut)
 }
 
-/// [`estimate`] for the parameters and ranks of a map, such as [`ShardMap::whole`], whose ranks hold unequally much. The map's
-/// buckets count, not the configuration's.
+/// [`estimate`] for the parameters and ranks of a map, such as [`ShardMap::whole`], whose shards differ in size. The buckets are
+/// the map's, not the configuration's.
 ///
 /// ```
 /// use burn_zero::shard::Parameter;
@@ -258,11 +258,11 @@ struct Cut {
     largest: u64,
 }
 
-/// Buckets of gradients that exist at once where they leave during backward: one that backward fills or that waits to be brought, one in the queue of
-/// the thread that reduces, and one that it has at hand.
+/// Buckets of gradients that exist at once during backward: one that backward fills, one in the queue of the communication thread,
+/// and one that it reduces.
 const BUCKETS_UNDER_WAY: u64 = 3;
 
-/// All figures of a rank. `if_` takes an amount where something is there, and 0 where not.
+/// All figures of a rank. `if_` returns an amount if a condition holds, else 0.
 fn formulas(model: &ModelStates, config: &ZeroConfig, cut: &Cut) -> Estimate {
     let if_ = |there: bool, amount: u64| if there { amount } else { 0 };
     let Cut {
@@ -289,7 +289,7 @@ fn formulas(model: &ModelStates, config: &ZeroConfig, cut: &Cut) -> Estimate {
     let gradients = share(stage.shards_gradients());
     let offloaded = (states as f64 * config.offload_optimizer.ratio()).round() as u64;
     let offloaded = offloaded.min(states);
-    // On the host reduced gradients are beside what is under way, on the device they come out of it.
+    // Reduced gradients on the host are additional to the buckets in transfer; on the device they replace them.
     let leaving = if to_host {
         elements
     } else {
@@ -299,9 +299,9 @@ fn formulas(model: &ModelStates, config: &ZeroConfig, cut: &Cut) -> Estimate {
     let spanning = if_((several || to_host) && largest > bucket, largest);
     let downloaded = if to_host { steps * elements } else { offloaded };
 
-    // What a rank with a shard sends for one update, by what an element weighs.
+    // What a rank with this shard sends for one update, given the weight of an element: 1, or its bytes.
     let sent_by = |shard: u64, gradient: u64, parameter: u64| match stage {
-        // An all-reduce cuts each bucket equally, however parameters are dealt.
+        // An all-reduce cuts each bucket equally, whatever the partition.
         Stage::DataParallel => 2 * gradient * (padded - padded / ranks),
         Stage::OptimizerState => gradient * (padded - shard) + parameter * (ranks - 1) * shard,
         Stage::Gradients => gradient * steps * (padded - shard) + parameter * (ranks - 1) * shard,
@@ -342,7 +342,7 @@ fn padded(elements: u64, bucket: u64, ranks: u64) -> u64 {
     elements / bucket * bucket.next_multiple_of(ranks) + rest.next_multiple_of(ranks)
 }
 
-/// Estimates for 1 to 8 ranks at every stage, all else as configured, to choose from before a job is written: its display is a table.
+/// Estimates for 1 to 8 ranks at every stage, all else as configured. Its display is a table.
 ///
 /// ```
 /// use burn_zero::{EstimateTable, ModelStates, ZeroConfig};

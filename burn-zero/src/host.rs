@@ -1,4 +1,4 @@
-//! Copies of tensors to the host that go on while the device computes, and what is asked of them there.
+//! Asynchronous copies of tensors to the host, and checks of the copied data.
 
 use core::{
     future::Future,
@@ -20,7 +20,7 @@ pub(crate) enum HostRead {
 }
 
 impl HostRead {
-    /// Futures do nothing until they are polled: one poll enqueues the copy right behind the kernels that it waits for.
+    /// Starts the copy. A future does nothing until it is polled: one poll enqueues the copy behind the kernels that it depends on.
     pub(crate) fn start<B: Backend>(tensor: FloatTensor<B>) -> Self {
         let mut data: Pin<Box<dyn Future<Output = Data> + Send>> =
             Box::pin(B::float_into_data(tensor));
@@ -45,11 +45,11 @@ impl HostRead {
     }
 }
 
-/// Whether all elements of f32, bf16 or f16 are finite; those of other types are not looked at.
+/// Whether all elements of f32, bf16 or f16 are finite; true for other types.
 pub(crate) fn is_finite(data: &TensorData) -> bool {
     const CHUNK: usize = 1 << 16;
     fn all<E: Element + Sync>(data: &TensorData, finite: impl Fn(&E) -> bool + Sync) -> bool {
-        // Without a branch an element, so that it becomes vectors.
+        // Without a branch for each element, so that the loop is vectorized.
         let chunk = |values: &[E]| values.iter().fold(true, |all, value| all & finite(value));
         let values = data
             .as_slice::<E>()

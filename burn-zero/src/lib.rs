@@ -1,11 +1,30 @@
 //! ZeRO for Burn: sharded optimizer state and gradients over real process groups, and host offload.
 //!
+//! | term | is, in the whole crate |
+//! |---|---|
+//! | rank | one member of a group: a thread or a process |
+//! | group | [`ProcessGroup`]: the ranks that train together; the *world size* is their number |
+//! | collective | a call that all ranks of a group make in the same order; its *label* names it in errors |
+//! | communication thread | the one thread of a rank that runs its collectives, first in, first out |
+//! | parameter | one trainable tensor of a module, known by its path |
+//! | unit | parameters that are gathered and reduced together; in stages 0 to 2 the model is one unit |
+//! | bucket | the elements that one collective carries |
+//! | shard | the elements that a rank owns: of a bucket, of a parameter, of the model |
+//! | partition | [`Partition`]: who owns what, `Flat` (equal cuts through parameters) or `Whole` (whole parameters) |
+//! | gradient reducer | fills buckets with the gradients of backward and gives them to the communication thread |
+//! | rank context | what [`ZeroStrategy`] leaves on a rank's thread for the optimizer: group, device, request |
+//! | step status | what ranks tell each other after a step: batches left, learning rate, interruption |
+//! | memory tracker | counts the bytes of gradients that a rank holds |
+//! | record | saved training state: a directory of one manifest and one file per rank |
+//! | manifest | the JSON file of a record that says which tensor is in which rank's file |
+//! | offload | optimizer state, and gradients if wanted, in host memory |
+//!
 //! # Ranks
 //!
-//! [`group`] holds the ranks: [`ProcessGroup`] and its members [`SingleRank`], [`ThreadGroup`] and, with the feature
+//! [`group`] has [`ProcessGroup`] and its implementations [`SingleRank`], [`ThreadGroup`] and, with the feature
 //! `mpi`, `MpiGroup`. [`shard`] says which rank owns which elements: [`ShardMap`], integers only.
 //!
-//! Ranks that are processes are started by the cluster's own launcher; nothing else is needed to find each other:
+//! Ranks that are processes are started by the cluster's own launcher and find each other through it:
 //!
 //! | MPI | Debian packages, with `libclang-dev clang` to build | build | start |
 //! |---|---|---|---|
@@ -23,8 +42,8 @@
 //! # Training in the Learner
 //!
 //! [`ZeroStrategy`] is a strategy for `SupervisedTraining::with_training_strategy`: ranks are threads of the program, or one
-//! process a rank. With one rank it is Burn's training bit for bit; with several, validation is shared, rank 0 computes all metrics
-//! and writes Burn's ordinary records, which any number of ranks and Burn alone go on with. `docs/zero.md` describes it.
+//! process each. With one rank it is Burn's training bit for bit. With several, validation is shared, and rank 0 computes all
+//! metrics and writes Burn's ordinary records, from which any number of ranks, or Burn alone, resumes. See `docs/zero.md`.
 //!
 //! # What happens to a gradient
 //!
@@ -33,49 +52,50 @@
 //! ```text
 //!                         a weight (f32 leaf)
 //! forward   Autocast      cast to bf16
-//!           Sharded       hook: an operation that does nothing, as deep as the graph is by now
+//!           Sharded       hook: an identity operation with the current depth of the graph
 //!           Autodiff      records both
 //!
-//! backward  Autodiff      runs the deepest operations first: the hook's turn comes when all later layers are done
-//!           Sharded       was this the weight's last use in the graph?   no: add up, go on
-//!                              | yes: it leaves the graph
+//! backward  Autodiff      runs the deepest operations first: the hook runs after all later layers
+//!           Sharded       was this the weight's last use in the graph?   no: add to the sum, go on
+//!                              | yes: the gradient leaves the graph
 //!                              v
-//!                         copy to the host, flat, into the buckets of its elements
-//!                              | a bucket is full, and those before it are under way
+//!           reducer       starts its copy to the host, flat
+//!                              | a bucket is full, and all buckets before it were given
 //!                              v                            (backward goes on meanwhile)
-//!           group         its communication thread: reduce_scatter, added up over ranks in f32; this rank keeps its part
-//!                              | after the last bucket
+//!           communication a job: fill the bucket, reduce_scatter in f32, keep this rank's shard
+//!           thread             | after the last bucket
 //!                              v
-//!                         which gradients there are on any rank, which are non-finite on any rank
+//!           reducer       one small collective: which gradients exist, and which are non-finite, on any rank
 //!                              |
 //!                              v
-//! step      GradScaler    reads this rank's pieces, unscaled: all ranks skip, or none
-//!           MultiSteps    adds pieces up (windows of tokens: with the items of all ranks)
-//!           ZeroOptimizer the wrapped optimizer steps on the pieces; all_gather makes parameters of them
+//! step      GradScaler    reads this rank's shards, unscaled, and asks all ranks: all skip, or none
+//!           MultiSteps    adds shards up (windows of tokens: with the items of all ranks)
+//!           ZeroOptimizer the wrapped optimizer steps on the shards; all_gather makes parameters of them
 //! ```
 //!
-//! In stages 0 and 1 the hook lets the gradient pass, so that all stages compute the same bits: backward waits for no other rank. The
-//! rest happens in the step, once a window; a loss scaler and an accumulation ask all ranks which gradients are non-finite.
+//! In stages 0 and 1 the hook passes the gradient on, and backward waits for no other rank. The reduction happens in the step, once a
+//! window, with the same bits in all stages. Loss scaler and accumulation ask all ranks which gradients are non-finite when they
+//! decide whether to skip.
 //!
-//! A gradient that waits for a use in another graph, such as that of a forward pass without backward, leaves at the end of
-//! the backward pass instead: later, and the same.
+//! A gradient whose parameter is used by another live graph too, such as that of a forward pass without backward, leaves at the end of
+//! the backward pass instead, with the same bits.
 //!
 //! # Records
 //!
-//! [`record`] saves the state of all ranks and loads it at any number of them: [`save_sharded`], [`load_sharded`];
-//! [`consolidate`] makes one ordinary file of it, [`inspect`](record::inspect) lists what there is. A [`Recorder`] does both with a
-//! whole training: the model, the optimizer with all its layers, the scheduler, in one call.
+//! [`record`] saves the state of all ranks ([`save_sharded`]) and loads it at any number of ranks ([`load_sharded`]);
+//! [`consolidate`] makes one ordinary file of a record, [`inspect`](record::inspect) lists the records of a directory. A [`Recorder`]
+//! saves and loads a whole training in one call: the model, the optimizer with all its layers, the scheduler.
 //!
 //! # Configuration
 //!
-//! [`ZeroConfig`] reads DeepSpeed's JSON as users have it; [`estimate()`] says what a rank will hold and send, before training.
+//! [`ZeroConfig`] reads DeepSpeed's JSON; [`estimate()`] computes what a rank will hold and send, before training.
 //!
 //! # Host offload
 //!
-//! [`OffloadedAdamW`] is AdamW with its state in host memory, for models whose Adam state does not fit the device. An f32
-//! parameter takes 16 bytes there with Adam: itself, its gradient and two moments. Offloaded it takes 4 to 8, and the host 12 to 16,
-//! for the master, the moments and the gradient. No other rank is needed; inside of a [`ZeroOptimizer`] each rank's host holds that rank's
-//! part. [`HostAdamW`] is its arithmetic, on slices. [`offload()`] puts any other optimizer of Burn on the host.
+//! [`OffloadedAdamW`] is AdamW with its state in host memory, for models whose Adam state does not fit the device. With Adam an
+//! element of an f32 parameter takes 16 bytes on the device: itself, its gradient and two moments. Offloaded it takes 4 to 8 there and
+//! 12 to 16 on the host, for the master, the moments and the gradient. One rank is enough; inside a [`ZeroOptimizer`] each rank's host
+//! holds that rank's shard. [`HostAdamW`] is its arithmetic, on slices. [`offload()`] puts any other optimizer of Burn on the host.
 //!
 //! ```
 //! use burn::{backend::Autodiff, nn, optim::{GradientsParams, Optimizer}, prelude::*};
@@ -104,14 +124,14 @@
 //! up                                                  p1   p2   p3   p4  parameters come back in their own type
 //! ```
 //!
-//! So the device holds about a bucket of gradients, and an f32 parameter takes 4 bytes there, and 16 on the host: from the second
-//! backward pass on, or the first if the optimizer was shown the model ([`OffloadedAdamW::prepare`]). Gradients that are on the host
-//! stay there ([`WithHost`]): a loss scaler looks at them, accumulation adds them up and clipping scales them in host memory. Inside of
-//! a [`ZeroOptimizer`] that is [`Memory::Host`]: also what the ranks have reduced then stays where it is
-//! updated. On another backend gradients stay on the device until the step, and its downloads overlap with updates.
+//! The device then holds about a bucket of gradients, and an element of an f32 parameter takes 4 bytes there and 16 on the host: from
+//! the second backward pass on, or from the first after [`OffloadedAdamW::prepare`]. Gradients on the host stay there ([`WithHost`]):
+//! loss scaler, accumulation and clipping compute in host memory. Inside a [`ZeroOptimizer`] that is [`Memory::Host`]: reduced
+//! gradients stay in host memory too. On another backend gradients stay on the device until the step, whose downloads overlap with
+//! updates.
 //!
-//! At most [`staging`](OffloadConfig::staging) parameters are on their way. Whether a step is taken is decided before, by
-//! the loss scaler: a step that is skipped does not begin, and leaves the host as it was, bit for bit.
+//! At most [`staging`](OffloadConfig::staging) parameters are in transfer at once. The loss scaler decides before the step whether it
+//! is taken: a skipped step leaves the host state unchanged, bit for bit.
 
 mod backend;
 mod config;
@@ -159,13 +179,13 @@ pub use stage::Stage;
 pub use state::tensor_bytes;
 pub use strategy::{Loaders, RankItem, SilentRenderer, StrategyError, Uneven, ZeroStrategy};
 
-/// What Burn's traits make public and nobody names: what modules and records are made of.
+/// Types of modules and records, public because Burn's traits require it; programs need not name them.
 pub mod parts {
     pub use crate::offload::{EntryItem, Ranked, StateItem};
     pub use crate::optimizer::{ParameterShard, ShardOptimizer};
 }
 
-/// Where a trait leaves no other way to fail.
+/// Panics with the error, where the signature of a trait allows no other failure.
 fn raise<T>(result: Result<T, ZeroError>) -> T {
     match result {
         Ok(value) => value,

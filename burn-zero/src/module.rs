@@ -1,4 +1,4 @@
-//! Walking over the tensors of a module by their paths, as closures: a module's order is that of its visitors and mappers.
+//! Visitors and mappers of a module's tensors by path, as closures. The order of a module is that of its visitors and mappers.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub(crate) enum AnyTensor<B: Backend> {
 }
 
 impl<B: Backend> AnyTensor<B> {
-    /// Whether it is a leaf that is trained.
+    /// Whether it is a trained leaf.
     pub(crate) fn requires_grad(&self) -> bool {
         match self {
             Self::Float(TensorPrimitive::Float(tensor)) => B::float_is_require_grad(tensor),
@@ -28,7 +28,7 @@ impl<B: Backend> AnyTensor<B> {
 
     /// Reads it.
     pub(crate) fn to_data(&self) -> TensorData {
-        // Reading looks at no number of dimensions.
+        // The number of dimensions does not matter for reading.
         match self.clone() {
             Self::Float(tensor) => Tensor::<B, 1>::from_primitive(tensor).into_data(),
             Self::Int(tensor) => Tensor::<B, 1, Int>::from_primitive(tensor).into_data(),
@@ -127,7 +127,7 @@ impl<B: Backend, F: FnMut(&str, ParamId, AnyTensor<B>) -> AnyTensor<B>> ModuleMa
 
 /// Calls `each` with the path, the id and the tensor of all parameters and buffers, in the order of the module.
 ///
-/// Burn's running statistics hold their lock meanwhile: `each` must not wait for another rank that may share them.
+/// Burn holds the lock of running statistics during the call: `each` must not wait for another rank that may share them.
 pub(crate) fn for_each_tensor<B: Backend, M: Module<B>>(
     module: &M,
     each: impl FnMut(&str, ParamId, AnyTensor<B>),
@@ -149,7 +149,7 @@ pub(crate) fn for_each_float<B: Backend, M: Module<B>>(
 
 /// The module with what `each` makes of its tensors, of the same kind and number of dimensions; ids and Burn's parameter mappers stay.
 ///
-/// The lock of running statistics is held as by [`for_each_tensor`]; what becomes of those, all clones of the module have.
+/// Locks running statistics as [`for_each_tensor`] does; clones of the module share the changed ones.
 pub(crate) fn map_tensors<B: Backend, M: Module<B>>(
     module: M,
     each: impl FnMut(&str, ParamId, AnyTensor<B>) -> AnyTensor<B>,
@@ -173,17 +173,17 @@ pub(crate) fn map_floats<B: Backend, M: Module<B>>(
 /// New data for the tensor at a path, if any; the second argument reads what is there.
 pub(crate) type Replace<'a> = dyn FnMut(&str, &dyn Fn() -> TensorData) -> Option<TensorData> + 'a;
 
-/// The module with the data that `replace` has for its tensors, as leaves of this thread: it is called in their order, frozen
-/// ones and buffers included, with the path and a function that reads what is there. A tensor for which it has none stays.
+/// The module with the data that `replace` returns for its tensors, as new leaves: it is called in the module's order, frozen
+/// ones and buffers included, with the path and a function that reads the old data. `None` keeps a tensor.
 ///
 /// A trained tensor that the module holds at several paths under one id is replaced once, by its first path, and is one leaf
-/// afterwards, even where it was several before: Burn's `fork` and `load_record` make a leaf of each path, of whose gradients
-/// `GradientsParams` keeps the last only. Frozen ones may have an id in common and differ, such as clones with older weights.
+/// afterwards, even if it was several before: Burn's `fork` and `load_record` make one leaf per path, and `GradientsParams` keeps
+/// only the last one's gradient. Frozen tensors may share an id and differ, such as clones with older weights.
 pub(crate) fn replace_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     replace: &mut Replace<'_>,
 ) -> M {
-    // What the first path of a trained parameter has got.
+    // The new leaf of each trained parameter, made at its first path.
     let mut made: HashMap<ParamId, AnyTensor<B>> = HashMap::new();
     map_tensors(module, |path, id, tensor| {
         let requires_grad = tensor.requires_grad();

@@ -10,22 +10,21 @@ use crate::shard::Partition;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ZeroSettings {
-    /// What is sharded. Default [`Stage::OptimizerState`], for who wraps an optimizer to shard it; a
-    /// [`ZeroConfig`](crate::ZeroConfig)'s default is DeepSpeed's stage 0.
+    /// What is sharded. Default [`Stage::OptimizerState`]; that of a [`ZeroConfig`](crate::ZeroConfig) is DeepSpeed's stage 0.
     pub stage: Stage,
-    /// How elements are given to ranks. Default [`Partition::Flat`]: pieces, for optimizers that update each element by
+    /// How elements are assigned to ranks. Default [`Partition::Flat`], for optimizers that update each element by
     /// itself, such as SGD with momentum, Adam, AdamW, RMSprop and Adagrad. [`Partition::Whole`] is for those that need a
     /// parameter's shape or norm, such as Muon, LARS and LAMB, or gradients clipped tensor by tensor.
     pub partition: Partition,
     /// Elements that are reduced or gathered at once, at most (DeepSpeed's `reduce_bucket_size`). Default 8,388,608. Smaller
-    /// buckets overlap more of the communication with backward and hold less memory: the gradients of three at most are there at
-    /// once, and one buffer. A parameter that is larger than a bucket comes whole.
+    /// buckets overlap more of the communication with backward and hold less memory: at most the gradients of three buckets and one
+    /// buffer exist at once. The gradient of a parameter larger than a bucket is held whole.
     pub bucket_elements: usize,
-    /// Type in which gradients are sent, added up in f32 and rounded once. Default f32; halves the bytes otherwise. Updated
-    /// parameters are sent in their own type.
+    /// Type in which gradients are sent; they are added in f32 and rounded once. Default f32; bf16 and f16 halve the bytes.
+    /// Updated parameters are sent in their own type.
     pub communication_dtype: BufferDtype,
-    /// How the ranks' gradients become one. Default [`ReduceOp::Mean`], which is the gradient of the mean loss over all ranks'
-    /// data if every rank has equally much. Where they have not, accumulate with burn-accum's `Normalization::Tokens` and
+    /// How the ranks' gradients are reduced. Default [`ReduceOp::Mean`], which is the gradient of the mean loss over all ranks'
+    /// data if every rank has equally much. Otherwise accumulate with burn-accum's `Normalization::Tokens` and
     /// [`items_of_all_ranks`](crate::ZeroOptimizer::items_of_all_ranks); or divide each rank's *summed* loss by the number of
     /// items of all ranks ([`Agree::agree_sum`](crate::Agree::agree_sum)), and use [`ReduceOp::Sum`].
     pub reduction: ReduceOp,
@@ -41,10 +40,10 @@ pub enum Memory {
     #[default]
     Device,
     /// In host memory, for optimizers that are there ([`OffloadedAdamW`](crate::OffloadedAdamW), [`offload()`](crate::offload())).
-    /// Gradients leave the device while backward goes on, in every stage and with one rank too, so that it holds about a
-    /// bucket of them, and what is reduced stays where the optimizer needs it. Layers between backward and the
+    /// Gradients leave the device during backward, in every stage and with one rank too, so that it holds about a
+    /// bucket of them; reduced gradients stay in host memory. Layers between backward and the
     /// optimizer (loss scalers, accumulation, clipping) compute on the host: see [`WithHost`](crate::WithHost). The backend
-    /// is `Sharded<Autodiff<..>>`.
+    /// must be `Sharded<Autodiff<..>>`.
     Host,
 }
 
@@ -62,7 +61,7 @@ impl Default for ZeroSettings {
 }
 
 impl ZeroSettings {
-    /// The defaults, at another stage.
+    /// The defaults, with another stage.
     pub fn stage(stage: Stage) -> Self {
         Self {
             stage,

@@ -4,9 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What each rank keeps only its share of: the stages of ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5).
+/// What is sharded over ranks: the stages of ZeRO (Rajbhandari et al., arXiv 1910.02054, section 5).
 ///
-/// In files it is its number, as in DeepSpeed's JSON.
+/// Written to files as its number, as in DeepSpeed's JSON.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -26,7 +26,7 @@ impl Stage {
     /// All there are, ascending.
     pub const ALL: [Self; 3] = [Self::DataParallel, Self::OptimizerState, Self::Gradients];
 
-    /// The number users know it by.
+    /// Its number in the paper and in DeepSpeed.
     pub fn number(self) -> u8 {
         match self {
             Self::DataParallel => 0,

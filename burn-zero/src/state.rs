@@ -1,14 +1,14 @@
-//! The state of any of Burn's optimizers by names: a record split into its tensors and the rest, and joined again.
+//! The state of any of Burn's optimizers by names: a record is split into named tensors and a JSON tree, and joined again.
 //!
-//! Burn serializes an optimizer's record as a tree of maps in which parameters are known by ids, which differ between
-//! processes. [`split`] makes paths of the ids and takes the tensors out, each with the ranges of its parameter that this rank
-//! has; [`join`] is the way back, for any layout. What is left of the tree is JSON:
+//! Burn serializes an optimizer's record as a tree of maps whose keys are the ids of parameters, which differ between
+//! processes. [`split`] replaces ids by paths and extracts the tensors, each with the ranges of its parameter that this rank
+//! has; [`join`] is the inverse, for any layout. The rest of the tree is JSON:
 //!
 //! | in the JSON tree | stands for |
 //! |---|---|
 //! | `{"$parameters": {path: ..}}` | a map by the ids of parameters, whose tensors are cut over ranks: `optimizer/<place>` |
 //! | `{"$local": {path: ..}}` | a map by the ids of parameters, whose tensors are this rank's alone: `window/<rank>/<place>` |
-//! | `{"$tensor": type}` | a tensor, which bears the name of its place: the keys from the root, joined by dots |
+//! | `{"$tensor": type}` | a tensor, named by its place: the keys from the root, joined by dots |
 
 use core::ops::Range;
 use std::collections::HashMap;
@@ -36,31 +36,31 @@ const PARAMETERS: &str = "$parameters";
 const LOCAL: &str = "$local";
 const TENSOR: &str = "$tensor";
 
-/// What is under an id: state of a parameter.
+/// The key of a parameter's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StateKey {
     /// Position of the parameter.
     pub(crate) parameter: usize,
-    /// Whether it is state of a layer around the [`ZeroOptimizer`](crate::ZeroOptimizer), which each rank has for itself; else
-    /// that of the optimizer, which is cut over ranks.
+    /// Whether it is state of a layer around the [`ZeroOptimizer`](crate::ZeroOptimizer), which differs between ranks; otherwise
+    /// it is the optimizer's, sharded over ranks.
     pub(crate) is_local: bool,
 }
 
-/// The ids in a record, and what is under them.
+/// The ids in a record, with their keys.
 pub(crate) struct StateIds(HashMap<String, StateKey>);
 
 impl StateIds {
-    /// In the record of an optimizer that steps on shards of so many parameters.
+    /// For the record of an optimizer that steps on shards of this many parameters.
     pub(crate) fn of_shards(parameters: usize) -> Self {
         Self::of_ids((0..parameters).map(shard_id), false)
     }
 
-    /// In that of an optimizer that steps on a module with parameters of these ids.
+    /// For the record of an optimizer that steps on a module with parameters of these ids.
     pub(crate) fn of_module(ids: &[ParamId]) -> Self {
         Self::of_ids(ids.iter().copied(), false)
     }
 
-    /// In that of the layers around an optimizer that steps on shards: layers know the module's parameters.
+    /// For the record of layers around an optimizer that steps on shards: layers use the ids of the module's parameters.
     pub(crate) fn of_layers(parameters: &Parameters) -> Self {
         let Self(mut ids) = Self::of_shards(parameters.list.len());
         ids.extend(Self::of_ids(parameters.ids().into_iter(), true).0);
@@ -79,24 +79,24 @@ impl StateIds {
     }
 }
 
-/// A tensor of a record, as far as a layout holds it.
+/// The part of a record's tensor that a layout holds.
 pub(crate) struct StateTensor {
-    /// The whole tensor. Of a local one the shape is unknown, and empty, until it is found in a record.
+    /// The whole tensor. The shape of a local tensor is empty until it is read from a record.
     pub(crate) spec: TensorSpec,
-    /// What it is state of.
+    /// The state that it belongs to.
     pub(crate) key: StateKey,
     /// The elements that the layout holds; all, if it is local.
     pub(crate) ranges: Vec<Range<usize>>,
 }
 
-/// Tensors, each with the elements of its ranges, one range behind the other.
+/// Tensors, each with the concatenated elements of its ranges.
 pub(crate) type Tensors = Vec<(StateTensor, Vec<u8>)>;
 
-/// A tensor's shape, which [`join`] takes of local ones only, and its elements.
+/// A tensor's shape, which [`join`] uses for local tensors only, and its elements.
 pub(crate) type Elements = (Vec<usize>, Vec<u8>);
 
-/// A record without its tensors, and the tensors with the elements that this rank saves: of a cut one those of its shard, of
-/// its own all. Costs one copy of the tensors in host memory.
+/// A record without its tensors, and the tensors with the elements that this rank saves: its shard of a sharded tensor, all of a
+/// local one. Costs one copy of the tensors in host memory.
 ///
 /// # Errors
 ///
@@ -146,7 +146,7 @@ impl Split<'_> {
                 Some(data) => self.tensor(data, of)?,
                 None => self.map(fields, of)?,
             },
-            // Of a float that is not finite JSON would make null.
+            // A float that is not finite would become null in JSON.
             other => return Err(refuse(format!("{} is {other:?}", self.path.join(".")))),
         })
     }
@@ -238,8 +238,8 @@ impl Split<'_> {
     }
 }
 
-/// A record from its tree and its tensors, of which `load` gives the elements that the layout holds; it is asked for them in the
-/// order of the tree. A tensor that it does not have is null in the record. See [`to_record`].
+/// A record from its tree and its tensors: `load` returns the elements that the layout holds, and is called in the
+/// order of the tree. A tensor for which it returns none is null in the record. See [`to_record`].
 ///
 /// # Errors
 ///
@@ -262,7 +262,7 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
     join.value(tree, None)
 }
 
-/// The record that [`join`] has made the tree of. Costs a copy of the tensors in host memory.
+/// The record of a tree that [`join`] has made. Costs a copy of the tensors in host memory.
 ///
 /// # Errors
 ///
@@ -332,7 +332,7 @@ where
                     is_local,
                 };
                 let value = self.child(path, value, Some(key))?;
-                // Another rank's, which this one has nothing of.
+                // State of another rank.
                 if is_local && value == Value::Null {
                     continue;
                 }
@@ -342,7 +342,7 @@ where
         Ok(Value::Map(found))
     }
 
-    /// The key of an entry. Burn's records say in how many dimensions the state of a parameter is, `Rank2`: those of its shard.
+    /// The key of an entry. Burn's records name the number of dimensions of a parameter's state, such as `Rank2`: here the shard's.
     fn key(&self, key: &str, of: Option<StateKey>) -> String {
         let dims = key.strip_prefix("Rank").map(str::parse::<usize>);
         match (of, dims) {
@@ -434,14 +434,14 @@ fn held(layout: &Layout, parameter: usize) -> Vec<Range<usize>> {
     }
 }
 
-/// Some elements of so many bytes each, one range behind the other.
+/// The elements in `ranges`, concatenated.
 pub(crate) fn cut(bytes: &[u8], ranges: &[Range<usize>], element_bytes: usize) -> Vec<u8> {
     let ranges = ranges.iter();
     let parts = ranges.map(|range| &bytes[range.start * element_bytes..range.end * element_bytes]);
     parts.collect::<Vec<_>>().concat()
 }
 
-/// The type in files; bools are stored as one byte each, whatever the device makes of them.
+/// The type in files; bools are stored as one byte each, whatever their type on the device.
 ///
 /// # Errors
 ///
@@ -487,14 +487,14 @@ pub(crate) fn to_file(data: TensorData) -> Vec<u8> {
     bytes.unwrap_or_else(|bytes| bytes.to_vec())
 }
 
-/// What a file holds of a tensor of type `dtype`.
+/// The tensor data from the bytes of a file.
 pub(crate) fn from_file(bytes: Vec<u8>, shape: Vec<usize>, dtype: DType) -> TensorData {
     TensorData::from_bytes_vec(bytes, shape, on_host(dtype))
 }
 
-/// Bytes of all tensors in a record, such as an optimizer's: what it really holds, whatever it was expected to.
+/// Bytes of all tensors in a record, such as an optimizer's, to compare with an estimate.
 ///
-/// Floats count as f32, as records hold them. Costs a copy of the tensors on the host while it counts.
+/// Floats count as f32, as records hold them. Costs a temporary copy of the tensors on the host.
 ///
 /// ```
 /// use burn::{backend::Autodiff, nn, optim::{AdamWConfig, GradientsParams, Optimizer}, prelude::*};
@@ -515,7 +515,7 @@ pub(crate) fn from_file(bytes: Vec<u8>, shape: Vec<usize>, dtype: DType) -> Tens
 ///
 /// [`ZeroOptimizerError::State`] for a record that cannot be serialized.
 pub fn tensor_bytes<B: Backend, R: Record<B>>(record: R) -> Result<u64, ZeroOptimizerError> {
-    // In such a tree nothing but the elements of tensors is bytes.
+    // Only elements of tensors are bytes in such a tree.
     fn count(value: &Value) -> u64 {
         match value {
             Value::Bytes(bytes) => bytes.len() as u64,

@@ -169,7 +169,8 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        message::report(|inside| inside.loss_scaler = true);
+        let enabled = self.scaler.is_enabled();
+        message::report(|inside| inside.loss_scaler |= enabled);
         self.settle();
         self.inner.step(lr, module, grads)
     }

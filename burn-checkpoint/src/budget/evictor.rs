@@ -314,6 +314,9 @@ impl Budget {
                 "the memory budget is raised to {}: under it a step would not end in reasonable time",
                 size(limit)
             );
+            if self.live().saturating_add(bytes) <= limit {
+                return;
+            }
         }
         if !evicted {
             self.stuck.store(self.live(), Ordering::Relaxed);

@@ -12,7 +12,7 @@ use super::tape::Tape;
 use crate::reduce::GradientReducer;
 
 thread_local! {
-    /// How deep the graph is, if there is anything to hook.
+    /// The depth of the graph, if any leaf is to be hooked.
     static DEPTH: Cell<Option<usize>> = const { Cell::new(None) };
     static LEAVES: RefCell<Leaves> = RefCell::default();
     /// The node of the last leaf that was asked whether it requires gradients.
@@ -23,12 +23,12 @@ thread_local! {
 type Leaves = HashMap<u64, Leaf>;
 
 struct Leaf {
-    /// Weak: an optimizer that is gone is forgotten, with its group.
+    /// Weak, so that a dropped optimizer is freed with its group.
     reducer: Weak<GradientReducer>,
     parameter: usize,
     /// The uses in graphs that are alive.
     uses: Weak<Use>,
-    /// How deep the graph was at the first of them: backward comes to the deepest operations first.
+    /// The depth of the graph at the first use: backward runs the deepest operations first.
     depth: usize,
 }
 
@@ -38,7 +38,7 @@ impl Leaf {
     }
 }
 
-/// The uses of a parameter in a graph: its hooks hold it, the last one to run ends it.
+/// The uses of a parameter in a graph. Each hook holds a reference; the last hook to run has the complete gradient.
 #[derive(Debug)]
 pub struct Use {
     pub(super) reducer: Arc<GradientReducer>,
@@ -59,7 +59,7 @@ pub(super) fn leaves(reducer: &Arc<GradientReducer>) -> Vec<(usize, u64)> {
     })
 }
 
-/// Submits that there is no gradient for parameters that no graph uses: what follows them need not wait.
+/// Submits the absence of a gradient for parameters that no graph uses, so that their buckets do not wait for them.
 pub(super) fn submit_unused(reducer: &Arc<GradientReducer>) {
     let unused: Vec<_> = LEAVES.with_borrow(|leaves| {
         let own = leaves.values().filter(|leaf| leaf.is_of(reducer));
@@ -84,7 +84,7 @@ pub(super) fn arrival_order(reducer: &Arc<GradientReducer>) -> Vec<usize> {
     })
 }
 
-/// From now on this thread hooks these leaves of `reducer`, given by their nodes in the order of parameters, and no others of it.
+/// From now on this thread hooks exactly these leaves of `reducer`, given by their nodes in the order of parameters.
 pub(crate) fn attach(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
     LEAVES.with_borrow_mut(|leaves| {
         leaves.retain(|_, leaf| leaf.reducer.strong_count() > 0 && !leaf.is_of(reducer));
@@ -102,8 +102,8 @@ pub(crate) fn attach(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
     });
 }
 
-/// The reducers that take gradients during a backward pass of this thread, in the order in which they were made: the same on every
-/// rank. If there are several, those whose parameters a graph uses.
+/// The reducers that take gradients during a backward pass of this thread, in order of construction, which is the same on every
+/// rank. If there are several, only those whose parameters a graph uses.
 pub(super) fn reducers() -> Reducers {
     if DEPTH.get().is_none() {
         return Reducers(Vec::new());
@@ -125,25 +125,25 @@ pub(super) fn reducers() -> Reducers {
     })
 }
 
-/// A graph was consumed: the next one starts anew.
+/// Resets the depth after a graph was consumed.
 pub(super) fn forget_depth() {
     if DEPTH.get().is_some() {
         DEPTH.set(Some(0));
     }
 }
 
-/// How deep the graph is that an operation adds to; `None` where there is nothing to hook.
+/// The depth of the graph at an operation; `None` if no leaf is to be hooked.
 #[derive(Clone, Copy)]
 pub(super) struct Depth(Option<usize>);
 
 impl Depth {
-    /// As deep as the last operations of this thread.
+    /// The depth of this thread's last operations.
     #[inline]
     pub(super) fn now() -> Self {
         Self(DEPTH.get())
     }
 
-    /// At least as deep as an operand.
+    /// Raises the depth to that of an operand.
     #[inline]
     pub(super) fn see<A: Tape>(&mut self, operand: &FloatTensor<A>) {
         if let Some(depth) = &mut self.0 {
@@ -151,7 +151,7 @@ impl Depth {
         }
     }
 
-    /// Notes a result.
+    /// Notes the depth of a result.
     #[inline]
     pub(super) fn leave<A: Tape>(self, result: FloatTensor<A>) -> FloatTensor<A> {
         if self.0.is_some()
@@ -163,7 +163,7 @@ impl Depth {
     }
 }
 
-/// An operand on its way into an operation that is recorded.
+/// An operand of an operation that is recorded.
 #[inline]
 pub(super) fn enter<A: Tape>(operand: FloatTensor<A>, depth: Depth) -> FloatTensor<A> {
     match depth.0 {
@@ -188,20 +188,20 @@ fn hook<A: Tape>(leaf: FloatTensor<A>, depth: usize) -> FloatTensor<A> {
         Some(by)
     });
     match by {
-        // Deeper than the end of the tape, which is an operation on a leaf.
+        // Deeper than the last operation of the tape, which has depth 1.
         Some(by) => A::hook(leaf, depth.max(1), by),
         None => leaf,
     }
 }
 
-/// Remembers who was asked: decorators that hide their tensors pass the question on.
+/// Remembers the node that was queried: decorators that hide their tensors forward the query to this backend.
 #[inline]
 pub(super) fn ask<A: Tape>(tensor: &FloatTensor<A>) {
     ASKED.set(Some(A::node(tensor)));
 }
 
-/// The node of the leaf behind a tensor, which `ask` asks whether it requires gradients; `None` if its backend is not
-/// a [`Sharded`](super::Sharded) one.
+/// The node of the leaf inside a tensor. `ask` queries whether the tensor requires gradients, which reaches that leaf; `None` if its
+/// backend has no [`Sharded`](super::Sharded) in it.
 pub(crate) fn node_behind(ask: impl FnOnce()) -> Option<u64> {
     ASKED.set(None);
     ask();

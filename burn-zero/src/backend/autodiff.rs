@@ -1,4 +1,4 @@
-//! The backward pass: gradients leave while it goes on, and come back as this rank's shards, on the device or in host memory.
+//! The backward pass: gradients leave it for the reducer, and are replaced by this rank's shards, on the device or in host memory.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use crate::reduce::{Arriving, GradientReducer, Reduced, Timing};
 
 /// The gradients of a backward pass of [`Sharded`].
 ///
-/// Whoever reads that of a parameter gets, under stage 2, this rank's shard of the reduced gradient: a tensor of as many dimensions as the
-/// parameter has, whose last one is the shard and whose others are 1. A rank that holds no element of the parameter gets a single 0
-/// (or NaN, if the gradient is non-finite anywhere), so that all ranks meet the same parameters.
+/// Under stage 2 the gradient of a parameter is this rank's shard of the reduced gradient: a tensor with as many dimensions as the
+/// parameter, all 1 but the last, which is the length of the shard. A rank without elements of the parameter gets a single 0
+/// (or NaN, if the gradient is non-finite anywhere), so that all ranks have gradients of the same parameters.
 ///
 /// With [`Memory::Host`] it is in host memory, as are the whole gradients of stages 0 and 1 and of an optimizer on the host alone.
 pub struct ShardedGradients<A: Tape> {
@@ -116,7 +116,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
 
 /// Starts the passes of the reducers that take gradients during backward.
 fn begin<A: Tape>(loss: FloatTensor<A>, reducers: &Reducers) -> FloatTensor<A> {
-    // A loss that depends on no parameter is the inner backend's to refuse.
+    // A loss that depends on no parameter is refused by the inner backend.
     if reducers.0.is_empty() || A::depth(&loss).is_none() {
         return loss;
     }
@@ -128,12 +128,12 @@ fn begin<A: Tape>(loss: FloatTensor<A>, reducers: &Reducers) -> FloatTensor<A> {
 }
 
 impl<A: Tape> ShardedGradients<A> {
-    /// Waits for the gradients that left: reduced, or those of this rank alone that are on the host by now.
+    /// Waits for the gradients that left: reduced ones, or local ones copied to the host.
     fn finish(&mut self, reducer: &Arc<GradientReducer>, device: &A::Device) {
         let all: Vec<Option<TensorData>> = match reducer.timing() {
             Timing::DuringBackward => {
                 let reduced = crate::raise(reducer.finish());
-                // A model with other leaves, such as one whose weights were loaded, is left to the step.
+                // No gradient was reduced for a model with other leaves, such as one whose weights were loaded: the step reduces them.
                 reducer.note(match reduced.iter().any(Reduced::is_present) {
                     true => Arriving::Reduced,
                     false => Arriving::Local,

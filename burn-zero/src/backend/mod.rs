@@ -1,8 +1,8 @@
-//! The backend decorator: gradients are met while backward still computes others.
+//! The backend decorator, which takes gradients out of a backward pass while it still computes others.
 //!
-//! `ops.rs` makes every operation from its row and hooks the parameters on their way in; `tape.rs` is what that takes of
-//! autodiff; `attached.rs` knows this thread's parameters; `autodiff.rs` is the backward pass; `stream.rs` draws random numbers. `with_host`
-//! is the backend of what comes out of it: gradients that may be in host memory.
+//! `ops.rs` makes every operation from its row of the operation table and hooks parameters among the operands; `tape.rs` implements
+//! hooks on autodiff; `attached.rs` lists this thread's parameters; `autodiff.rs` is the backward pass; `stream.rs` draws random numbers.
+//! `with_host` is the backend of the resulting gradients, which may be in host memory.
 
 mod attached;
 mod autodiff;

@@ -1,6 +1,6 @@
 //! Every operation, made from its row.
 //!
-//! A leaf that is a known parameter is hooked on its way in; a result only tells how deep the graph is by now.
+//! An operand that is a registered leaf is hooked; a result only updates the depth of the graph.
 #![deny(clippy::missing_trait_methods)]
 
 use core::convert::identity;
@@ -13,7 +13,7 @@ use super::sharded::Sharded;
 use super::stream::draw;
 use super::tape::Tape;
 
-/// How deep an operand is.
+/// Notes the depth of an operand.
 macro_rules! see {
     (Float $x:ident $depth:ident) => {
         $depth.see::<A>(&$x)
@@ -39,9 +39,9 @@ macro_rules! see {
     ($kind:tt $x:ident $depth:ident) => {};
 }
 
-/// One method. What makes no float tensor leaves nothing on the tape: a hook there would never be met again.
+/// One method. An operation without float result records nothing on the tape, so a hook there would never run.
 macro_rules! method {
-    // These two ask for the leaf itself.
+    // These two need the leaf itself.
     (float_detach($($arg:ident: $kind:tt),*) -> $ret:tt) => { method! { @pass float_detach($($arg: $kind),*) -> $ret } };
     (float_set_require_grad($($arg:ident: $kind:tt),*) -> $ret:tt) => { method! { @pass float_set_require_grad($($arg: $kind),*) -> $ret } };
     (float_is_require_grad($tensor:ident: FloatRef) -> $ret:tt) => {

@@ -7,13 +7,13 @@ use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet};
 use super::stream;
 use super::tape::Tape;
 
-/// A backend whose gradients leave for their shards, or for the host, while backward goes on: `Sharded<Autodiff<Cuda>>`.
+/// A backend whose gradients are reduced, or copied to the host, during backward: `Sharded<Autodiff<Cuda>>`.
 ///
-/// It is the inner backend, tensor for tensor, but for the leaves that a
-/// [`ZeroOptimizer`](crate::ZeroOptimizer) of this thread knows as parameters, where it has more than one rank or its gradients are
-/// in host memory, or an [`OffloadedAdamW`](crate::OffloadedAdamW). Put it
-/// directly outside of `Autodiff`, and inside of autocast: `Autocast<Sharded<Autodiff<Cuda>>>`. What `inner()` and `valid()`
-/// give is on [`WithHost<Cuda>`](crate::WithHost).
+/// It passes every operation to the inner backend. It only hooks leaves that are parameters of a
+/// [`ZeroOptimizer`](crate::ZeroOptimizer) of this thread that has several ranks or gradients
+/// in host memory, or of an [`OffloadedAdamW`](crate::OffloadedAdamW). Put it
+/// directly outside of `Autodiff`, and inside of autocast: `Autocast<Sharded<Autodiff<Cuda>>>`. Its inner backend, the one of
+/// `valid()`, is [`WithHost<Cuda>`](crate::WithHost).
 ///
 /// See [what happens to a gradient](crate#what-happens-to-a-gradient).
 #[derive(Clone, Copy, Debug, Default)]

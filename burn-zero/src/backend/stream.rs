@@ -1,9 +1,9 @@
-//! Random numbers of a rank's own.
+//! Separate random numbers for each rank.
 //!
-//! A backend's generator is one for the process: ranks that are threads would draw from it in an order that differs from run to run.
-//! So a rank that was given a seed seeds the generator before each draw, with a number that depends on its seed, its rank and
-//! how often it has drawn; others that draw on a `Sharded` backend wait. What a rank draws is then the same in every run, and the
-//! same for threads and processes. Only who draws on the inner backend meanwhile, past this one, could come between.
+//! A backend has one generator a process: ranks that are threads would draw from it in an order that differs from run to run.
+//! So a rank with a seed seeds the generator before each draw, with a number that depends on its seed, its rank and the number of its
+//! earlier draws, under a lock that all draws on a `Sharded` backend take. A rank's numbers are then the same in every run, and
+//! the same for threads and processes. Draws directly on the inner backend do not take the lock and can interfere.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
@@ -18,18 +18,18 @@ thread_local! {
     static STREAM: RefCell<Option<Stream>> = const { RefCell::new(None) };
 }
 
-/// Held from the seed of a draw to its end.
+/// Held from the seeding of a draw to its end.
 static DRAWING: Mutex<()> = Mutex::new(());
 
 struct Stream {
-    /// Weak: a training that is over is forgotten.
+    /// Weak, so that the stream ends with its training.
     training: Weak<GradientReducer>,
     rank: usize,
     seed: u64,
     drawn: u64,
 }
 
-/// From now on, and as long as the training lasts, this thread draws the numbers of `rank` and `seed`.
+/// Until the training ends, this thread draws the numbers of `rank` and `seed`.
 pub(crate) fn begin(training: &Arc<GradientReducer>, rank: usize, seed: u64) {
     let stream = Stream {
         training: Arc::downgrade(training),
@@ -40,7 +40,7 @@ pub(crate) fn begin(training: &Arc<GradientReducer>, rank: usize, seed: u64) {
     STREAM.set(Some(stream));
 }
 
-/// Seeds the stream of this thread's rank, or else the inner backend.
+/// Seeds the stream of this thread's rank, or the inner backend if there is none.
 pub(super) fn seed<A: Backend>(device: &Device<A>, seed: u64) {
     let is_own = with_stream(|stream| {
         stream.seed = seed;
@@ -52,7 +52,7 @@ pub(super) fn seed<A: Backend>(device: &Device<A>, seed: u64) {
     }
 }
 
-/// Draws, from this rank's numbers if it has its own.
+/// Draws from the stream of this thread's rank, if it has one.
 pub(super) fn draw<A: Backend, R>(device: &Device<A>, draw: impl FnOnce() -> R) -> R {
     let seed = with_stream(Stream::next);
     let _drawing = DRAWING.lock(); // other threads' draws must not come between

@@ -1,8 +1,8 @@
-//! What hooking a parameter takes of autodiff.
+//! Hooks on the leaves of Burn's autodiff graph.
 //!
 //! A custom operation on a leaf alone would have depth 1 and run last in backward, whatever uses the leaf. A hook
-//! therefore has a second parent, an untracked tensor as deep as the graph was when the leaf was used: Burn runs the tape by
-//! depth, so the hook runs as soon as all that came later has.
+//! therefore has a second parent, an untracked tensor with the depth of the graph when the leaf was used: Burn runs the tape by
+//! depth, so the hook runs directly after all later operations.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) mod sealed {
     use super::*;
 
     pub trait Hooks: AutodiffBackend {
-        /// How deep in the graph a tensor is; `None` if it is not part of one.
+        /// The depth of a tensor in its graph; `None` if it is not part of one.
         fn depth(tensor: &FloatTensor<Self>) -> Option<usize>;
 
         /// The number of a tensor's node.
@@ -35,7 +35,7 @@ pub(crate) mod sealed {
         /// The leaf, for one use at `depth`.
         fn hook(leaf: FloatTensor<Self>, depth: usize, by: Arc<Use>) -> FloatTensor<Self>;
 
-        /// The loss, with a tape that ends by submitting what is left.
+        /// The loss, with a last operation on the tape that submits the remaining gradients.
         fn close(loss: FloatTensor<Self>, reducers: Reducers) -> FloatTensor<Self>;
     }
 
@@ -75,7 +75,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// A tensor that stands for the leaf `node` where gradients are looked up.
+/// A tensor with the node of a leaf, as the key for looking up its gradient.
 fn leaf<B: Backend>(node: u64, like: FloatTensor<B>) -> FloatTensor<Autodiff<B>> {
     let mut leaf = Autodiff::<B>::from_inner(like);
     Arc::get_mut(&mut leaf.node)
@@ -136,10 +136,11 @@ impl<B: Backend> Backward<B, 2> for First {
     }
 }
 
-/// The end of the tape, less deep than every hook: submits what no hook did, be it that a parameter has no gradient or that
-/// another graph which is still alive uses it too.
+/// The last operation of the tape, less deep than every hook: submits parameters that no hook did, because they have no gradient
+/// or because another live graph uses them too.
 ///
-/// Not after the backward pass: that ends by locking the graphs of all threads, and one of those may wait for this rank.
+/// It runs inside the backward pass, not after it: the pass ends by locking the graphs of all threads, one of which may wait for this
+/// rank.
 #[derive(Debug)]
 struct Last {
     reducers: Reducers,

@@ -34,8 +34,8 @@ const MICRO: &str = "train_micro_batch_size_per_gpu";
 const STEPS: &str = "gradient_accumulation_steps";
 
 impl BatchConfig {
-    /// All sizes for `world_size` ranks, by DeepSpeed's rules: two of them give the third, and where only one is there
-    /// (not the number of steps) one step is taken.
+    /// All sizes for `world_size` ranks, by DeepSpeed's rules: two of them determine the third; if there is only one,
+    /// other than the number of steps, that number is 1.
     ///
     /// # Errors
     ///

@@ -20,18 +20,18 @@ pub enum ConfigError {
         /// The nearest valid key of the same section.
         nearest: Option<String>,
     },
-    /// A key that stands twice in its section. Which of the values counts would be a guess.
+    /// A key that occurs twice in its section.
     #[error("{path}: the key stands there twice")]
     DuplicateKey {
         /// Where.
         path: String,
     },
-    /// A value of another type, or none of a choice.
+    /// A value of a wrong type, or an unknown choice.
     #[error("{path}: {message}")]
     WrongType {
         /// Where.
         path: String,
-        /// What is there, and what was expected.
+        /// The value, and what was expected.
         message: String,
     },
     /// A value out of bounds.

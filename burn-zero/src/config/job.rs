@@ -1,10 +1,10 @@
-//! The choices of a job: where state lives, in which precision operations compute, which optimizer trains.
+//! Settings of a job: the memory of optimizer state, the precision of operations, the optimizer.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the optimizer state of a rank's shard lives and is updated (ZeRO-Offload, Ren et al., arXiv 2101.06840).
+/// The memory in which the optimizer state of a rank's shard is kept and updated (ZeRO-Offload, Ren et al., arXiv 2101.06840).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum OptimizerOffload {
@@ -28,8 +28,7 @@ impl OptimizerOffload {
     }
 }
 
-/// What stage 3 keeps, fetches and releases. It is read with DeepSpeed's names and defaults, and nothing uses it yet: stage 3
-/// is refused.
+/// Settings of stage 3, with DeepSpeed's names and defaults. They are read but not used: stage 3 is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Stage3Config {
@@ -75,7 +74,7 @@ impl Default for Stage3Config {
     }
 }
 
-/// What operations compute in. Parameters, gradients and optimizer state are f32 in all of them: under burn-amp the casts
+/// The type in which operations compute. Parameters, gradients and optimizer state are always f32: under burn-amp the casts
 /// are part of the operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -94,7 +93,7 @@ pub enum Precision {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum LossScaling {
-    /// A scale that does not move.
+    /// A constant scale.
     Fixed {
         /// The scale.
         scale: f32,
@@ -107,7 +106,7 @@ pub enum LossScaling {
         window: u32,
         /// Overflows since the scale last grew before it halves.
         hysteresis: u32,
-        /// The scale never gets below.
+        /// The least scale.
         min_scale: f32,
     },
 }
@@ -130,7 +129,7 @@ impl Default for LossScaling {
 pub enum OptimizerConfig {
     /// Adam with L2 regularisation: weight decay is added to the gradient (`adam_w_mode: false`).
     Adam(AdamParams),
-    /// Adam with decoupled weight decay. What DeepSpeed makes of `"Adam"` too, unless `adam_w_mode` is false.
+    /// Adam with decoupled weight decay; in DeepSpeed's files also `"Adam"`, unless `adam_w_mode` is false.
     AdamW(AdamParams),
     /// Stochastic gradient descent.
     Sgd(SgdParams),

@@ -1,4 +1,4 @@
-//! How a job trains: stages, batches, precision, offload. Values only: nothing here knows Burn or another crate of the suite.
+//! The configuration of a job: stage, batches, precision, offload. Values only, independent of Burn and of the other crates.
 
 mod batch;
 mod deepspeed;

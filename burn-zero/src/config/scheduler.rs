@@ -98,7 +98,7 @@ impl Warmup {
         self.steps.max(2)
     }
 
-    /// From 0 to 1, or `None` once it is over.
+    /// The progress of the warm-up from 0 to 1; `None` after it.
     fn risen(self, step: u64) -> Option<f64> {
         let steps = self.len();
         (step < steps).then(|| match self.shape {

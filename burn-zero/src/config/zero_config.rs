@@ -14,8 +14,8 @@ use crate::{Memory, Stage, ZeroSettings};
 /// How a job trains over its ranks. Written by hand, read from DeepSpeed's JSON
 /// ([`from_deepspeed_json`](Self::from_deepspeed_json)), or from its own (serde), which refuses unknown names too.
 ///
-/// Defaults are those of DeepSpeed 0.19.8 but for the bucket sizes: its 5e8 would put all gradients of most models into one
-/// bucket, which can only be reduced when backward is over.
+/// Defaults are those of DeepSpeed 0.19.8 except for the bucket sizes: its 5e8 would put all gradients of most models into one
+/// bucket, which could only be reduced after backward.
 ///
 /// ```
 /// use burn_zero::{OptimizerOffload, Stage, ZeroConfig};
@@ -45,7 +45,7 @@ pub struct ZeroConfig {
     pub stage: Stage,
     /// Batch sizes. Default none: one must be set before [`resolve`](Self::resolve).
     pub batch: BatchConfig,
-    /// What operations compute in. Default f32.
+    /// The type in which operations compute. Default f32.
     pub precision: Precision,
     /// Gradients are scaled down to this norm over all parameters and ranks. Default 1; `None` (0 in DeepSpeed's file) for no
     /// clipping.
@@ -57,15 +57,15 @@ pub struct ZeroConfig {
     /// Elements of parameters that are gathered at a time, at most. Default 8,388,608. Both fill the same buckets: the smaller
     /// of the two sizes counts.
     pub allgather_bucket_size: u64,
-    /// What gradients are sent in. Default f32, which they are.
+    /// The type in which gradients are sent. Default f32, their own type.
     pub communication_dtype: BufferDtype,
-    /// What the file says for stage 3, which is refused for now.
+    /// The file's settings of stage 3, which is refused for now.
     pub stage_3: Stage3Config,
     /// The optimizer, if the configuration names it.
     pub optimizer: Option<OptimizerConfig>,
     /// The learning-rate schedule, if the configuration names it.
     pub scheduler: Option<SchedulerConfig>,
-    /// What the file says and has no meaning here.
+    /// Keys of the file that have no effect here.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ignored: Vec<IgnoredKey>,
 }
@@ -111,9 +111,9 @@ impl Default for ZeroConfig {
 }
 
 impl ZeroConfig {
-    /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1 or 2 as users have it: integers may be written as
-    /// `5e8`, `null` is the default, and a key may stand there that has no meaning here: it is listed in
-    /// [`ignored`](Self::ignored) with the reason. `"auto"` is filled in where nobody is needed for it: see [`AutoValues`].
+    /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1 or 2: integers may be written as
+    /// `5e8`, `null` is the default, and keys without effect here are listed in
+    /// [`ignored`](Self::ignored) with the reason. `"auto"` is replaced by a default where there is one: see [`AutoValues`].
     ///
     /// # Errors
     ///
@@ -165,8 +165,8 @@ impl ZeroConfig {
         })
     }
 
-    /// What it says to a [`ZeroOptimizer`](crate::ZeroOptimizer). Gradients become their mean over ranks, as in DeepSpeed;
-    /// parameters are cut at any element: see [`ZeroSettings::partition`] for the optimizers that need another one.
+    /// The settings for a [`ZeroOptimizer`](crate::ZeroOptimizer). Gradients are averaged over ranks, as in DeepSpeed;
+    /// parameters are cut at any element: see [`ZeroSettings::partition`] for optimizers that need the other partition.
     ///
     /// ```
     /// use burn_zero::{ZeroSettings, Stage, ZeroConfig};
@@ -181,11 +181,11 @@ impl ZeroConfig {
     pub fn settings(&self) -> ZeroSettings {
         let bucket_size = self.reduce_bucket_size.min(self.allgather_bucket_size);
         ZeroSettings {
-            // Longer than any buffer there is.
+            // Saturated: longer than any buffer.
             bucket_elements: usize::try_from(bucket_size).unwrap_or(usize::MAX),
             communication_dtype: self.communication_dtype,
             gradients: match self.offload_optimizer.ratio() {
-                // What stays on the device would come back to it.
+                // Gradients whose state stays on the device would have to be uploaded again.
                 ratio if ratio < 1.0 => Memory::Device,
                 _ => Memory::Host,
             },
@@ -291,7 +291,7 @@ impl ZeroConfig {
     }
 }
 
-/// The least value, the one that all are below, and what an error says.
+/// The least value, the exclusive upper bound, and the text for an error.
 type Limits = (f64, f64, &'static str);
 
 const POSITIVE: Limits = (f64::MIN_POSITIVE, f64::INFINITY, "finite and above 0");

@@ -3,13 +3,13 @@
 use super::ProcessGroup;
 use crate::ZeroError;
 
-/// Small values on which all ranks agree: each gives its own, all get the same. Every call is one small collective.
+/// Agreement on small values: each rank gives its own, all get the same result. Every call is one small collective.
 ///
 /// # Errors
 ///
 /// Those of [`ProcessGroup`].
 pub trait Agree: ProcessGroup {
-    /// Whether any rank says yes: one rank's non-finite gradient makes all skip.
+    /// Whether `value` is true on any rank: one rank's non-finite gradient makes all skip.
     fn agree_any(&self, label: &str, value: bool) -> Result<bool, ZeroError> {
         Ok(self
             .gather_bytes(label, vec![value.into()])?
@@ -34,7 +34,7 @@ pub trait Agree: ProcessGroup {
         Ok(self.gather_f64(label, value)?.into_iter().sum())
     }
 
-    /// Refuses to go on unless all ranks have the same text, such as their settings.
+    /// Checks that all ranks have the same text, such as their settings.
     ///
     /// # Errors
     ///

@@ -38,8 +38,7 @@ impl fmt::Display for BufferDtype {
     }
 }
 
-/// A flat buffer in host memory. Collectives take it and give one back, so that nothing is copied on the way to another
-/// thread.
+/// A flat buffer in host memory. Collectives take it by value and return one, so that it moves to another thread without a copy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostBuffer {
     /// f32 elements.

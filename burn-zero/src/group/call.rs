@@ -1,4 +1,4 @@
-//! What a rank calls, as it goes over the wire and starts every collective; and how buffers are cut into parts.
+//! The description of a collective that ranks compare before it starts, and the cut of a buffer into one part a rank.
 
 use std::{fmt, ops::Range};
 
@@ -27,7 +27,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Whether ranks bring byte strings, whose lengths may differ.
+    /// Whether ranks give byte strings, whose lengths may differ.
     fn is_of_bytes(self) -> bool {
         matches!(self, Self::GatherBytes | Self::GatherBytesTo)
     }
@@ -62,13 +62,13 @@ pub struct Call {
     pub elements: u64,
     /// How elements are reduced, if they are.
     pub reduce: Option<ReduceOp>,
-    /// The rank that everything comes from, for a broadcast; that everything goes to, for [`Operation::GatherBytesTo`].
+    /// The sender of a [`Operation::Broadcast`], or the receiver of a [`Operation::GatherBytesTo`].
     pub root: Option<usize>,
     /// Hash of the parts' sizes where the caller chose them, else 0.
     pub split: u64,
     /// What the rank has declared ([`ProcessGroup::declare_settings`](super::ProcessGroup::declare_settings)), else empty.
     pub settings: String,
-    /// What the caller calls it, such as "gradients of bucket 3 (blocks.0.mlp.weight)".
+    /// The caller's name for it, such as "gradients of bucket 3 (blocks.0.mlp.weight)".
     pub label: String,
 }
 
@@ -107,7 +107,7 @@ impl Call {
         }
     }
 
-    /// Refuses a buffer of so many elements unless it `fits`.
+    /// Returns [`ZeroError::BufferLength`] unless the buffer of `elements` elements `fits`.
     pub(super) fn require(
         &self,
         fits: bool,
@@ -171,7 +171,7 @@ impl fmt::Display for Call {
 /// Longest declaration in bytes.
 const DECLARED_BYTES: usize = 100;
 
-/// What a rank declares, as far as it fits a message; of a longer text the hash of all of it.
+/// The rank's declaration; a text that does not fit the message is cut, and the hash of all of it added.
 pub(super) fn declaration(text: &str) -> String {
     if text.len() <= DECLARED_BYTES {
         return text.to_owned();
@@ -193,7 +193,7 @@ pub enum Split {
     /// Equally long parts: the buffer's length is a multiple of the world size.
     #[default]
     Equal,
-    /// So many elements a rank, zero included; the same list on all ranks.
+    /// Elements of each rank's part, possibly 0; the same list on all ranks.
     Counts(Vec<usize>),
 }
 
@@ -208,7 +208,7 @@ impl Split {
         }
     }
 
-    /// Where each rank's part of a whole buffer begins, and the end.
+    /// The offsets of the ranks' parts in a whole buffer, and its end.
     pub(super) fn of_whole(
         &self,
         elements: usize,
@@ -224,7 +224,7 @@ impl Split {
         Ok(offsets)
     }
 
-    /// Where each rank's part begins, and the end, where this rank's has so many elements.
+    /// The offsets of the ranks' parts, and the end, given the number of elements of this rank's part.
     pub(super) fn of_part(
         &self,
         elements: usize,
@@ -241,7 +241,7 @@ impl Split {
         Ok(offsets)
     }
 
-    /// Fewer than world size + 1 offsets if the parts cannot be counted.
+    /// The offsets of the parts; fewer than world size + 1 if a sum overflows.
     fn offsets(&self, equal: usize, world_size: usize) -> Vec<usize> {
         let counts = match self {
             Self::Equal => vec![equal; world_size],
@@ -255,7 +255,7 @@ impl Split {
     }
 }
 
-/// Where parts begin whose lengths differ by at most 1, and the end.
+/// The offsets of parts whose lengths differ by at most 1, and the end.
 pub(super) fn balanced(elements: usize, world_size: usize) -> Vec<usize> {
     let (each, longer) = (elements / world_size, elements % world_size);
     (0..=world_size)

@@ -1,4 +1,4 @@
-//! The communication thread: collectives, made of a transport's movements.
+//! The communication thread: collectives, composed of the operations of a transport.
 
 use std::{
     any::Any,
@@ -23,7 +23,7 @@ pub(super) struct Engine<T> {
     queue: Arc<Queue>,
     /// Collectives so far.
     calls: u64,
-    /// What the rank had declared when the running job was given.
+    /// What the rank had declared when the running job was submitted.
     settings: String,
     /// Whether the other ranks know that the group is lost.
     spread: bool,
@@ -47,7 +47,7 @@ impl<T: Transport> Engine<T> {
         }
     }
 
-    /// Runs a rank's jobs until its group is dropped or lost, and tells the others which.
+    /// Runs a rank's jobs until its group is dropped or lost, and then notifies the other ranks.
     pub fn work(mut self) -> T {
         let worked = catch_unwind(AssertUnwindSafe(|| self.run_all()));
         if let Err(panic) = worked {
@@ -83,7 +83,7 @@ impl<T: Transport> Engine<T> {
         self.queue.fail(fault);
     }
 
-    /// Makes a call: nothing is sent before all ranks have said that they make the same.
+    /// Makes a call. Ranks first exchange its description: data is sent only if all make the same call.
     fn make<R>(
         &mut self,
         call: Call,
@@ -286,7 +286,7 @@ fn to_all<T: Transport, P: Pod + Send + Sync>(
     transport.transfer(call, &Arc::new(part), &sends, &parts(offsets), into)
 }
 
-/// Where each rank's byte string begins, and the end: the lengths have come with the calls.
+/// The offsets of the ranks' byte strings, and the end; the calls contain the lengths.
 fn lengths(calls: &[Call]) -> Vec<usize> {
     let mut offsets = vec![0];
     for call in calls {

@@ -1,4 +1,4 @@
-//! Why ranks cannot go on together.
+//! Faults of a group, after which no collective is possible.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum GroupFault {
-    /// Ranks did not come to a call in time: they hang, or are slower than the deadline allows.
+    /// Ranks did not join a call in time: they hang, or are slower than the deadline allows.
     #[error(
         "rank {rank} waited {deadline:?} in {call} for {}; a rank that computes longer than that between collectives \
          needs a longer GroupOptions::deadline",
@@ -19,10 +19,9 @@ pub enum GroupFault {
     Deadline {
         /// The rank that waited.
         rank: usize,
-        /// What it waited in.
+        /// The call in which it waited.
         call: String,
-        /// The ranks that did not come. Where one stopped in the middle of a transfer, ranks that wait for it as well may be
-        /// named beside it.
+        /// The ranks that did not join. If one stopped in the middle of a transfer, ranks that wait for it may be listed too.
         missing: Vec<usize>,
         /// How long it waited.
         deadline: Duration,
@@ -33,11 +32,11 @@ pub enum GroupFault {
     Mismatch {
         /// The rank that found it.
         rank: usize,
-        /// What it called.
+        /// Its call.
         call: String,
-        /// The rank that called something else.
+        /// The rank that made another call.
         peer: usize,
-        /// What that was.
+        /// That call.
         peer_call: String,
     },
 

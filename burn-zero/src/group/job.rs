@@ -1,4 +1,4 @@
-//! Work for a rank's communication thread, and what it gives.
+//! Jobs of a rank's communication thread, and their results.
 
 use std::{
     collections::VecDeque,
@@ -20,13 +20,13 @@ pub struct Job {
 type Work = Box<dyn FnOnce(&mut dyn Collectives) + Send>;
 
 impl Job {
-    /// Runs the work, with the collectives of its rank.
+    /// Runs the job with the collectives of its rank.
     pub fn run(self, collectives: &mut dyn Collectives) {
         (self.work)(collectives);
     }
 }
 
-/// What a job gives, when it has run. Dropping it does not cancel the job: other ranks count on this one.
+/// The result of a job, once it has run. Dropping it does not cancel the job, because other ranks wait for its collectives.
 #[derive(Debug)]
 #[must_use = "a collective's result or error is lost unless it is waited for"]
 pub struct Pending<T>(Arc<Slot<T>>);
@@ -37,7 +37,7 @@ struct Slot<T> {
     filled: Condvar,
 }
 
-/// A result that a lost group fills, whatever its type.
+/// A pending result of any type that a lost group sets to an error.
 trait Fail: Send + Sync {
     fn fail(&self, fault: &GroupFault);
 }
@@ -56,8 +56,8 @@ impl<T: Send> Fail for Slot<T> {
 }
 
 impl<T: Send + 'static> Pending<T> {
-    /// Gives work to the communication thread of this rank: it runs when all work that was given before has. It may make several
-    /// collectives, and compute in between. It must not wait for other work that is given to the same group, nor hold the group.
+    /// Submits a job to the communication thread of this rank, which runs it after all earlier ones. It may make several
+    /// collectives and compute in between. It must not wait for another job of the same group, nor own the group.
     ///
     /// ```
     /// use burn_zero::{GroupOptions, ProcessGroup, ReduceOp, ThreadGroup, group::Pending};
@@ -95,7 +95,7 @@ impl<T> Pending<T> {
     ///
     /// # Errors
     ///
-    /// Those of the work; [`ZeroError::Group`] if the group is lost before it has run.
+    /// Those of the job; [`ZeroError::Group`] if the group is lost before it has run.
     pub fn wait(self) -> Result<T, ZeroError> {
         let mut result = self.0.result.lock();
         loop {
@@ -130,7 +130,7 @@ pub(super) struct Queue {
 
 #[derive(Default)]
 struct State {
-    /// Each with what the rank had declared when it was given.
+    /// Each with the rank's declaration at the time of its submission.
     waiting: VecDeque<(Job, String)>,
     running: Option<Arc<dyn Fail>>,
     settings: String,
@@ -141,7 +141,7 @@ struct State {
 /// What the communication thread does next.
 pub(super) enum Next {
     Job(Job, String),
-    /// Nothing came in the time that it waited.
+    /// No job was submitted in time.
     Nothing,
     /// The group is dropped and everything is done, or the group is lost.
     End,
@@ -159,7 +159,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits for the next job, for so long at most. The one before has run.
+    /// Waits for the next job, at most for `patience`. Called after the previous one has run.
     pub fn next(&self, patience: Option<Duration>) -> Next {
         let until = patience.map(|patience| Instant::now() + patience);
         let mut state = self.state.lock();
@@ -186,7 +186,7 @@ impl Queue {
         }
     }
 
-    /// Fails every job that is running, waiting, or still to be given. The first fault stays.
+    /// Fails every job that is running, waiting, or submitted later. Only the first fault is kept.
     pub fn fail(&self, fault: GroupFault) {
         let mut state = self.state.lock();
         let fault = state.fault.get_or_insert(fault).clone();
@@ -203,7 +203,7 @@ impl Queue {
         self.state.lock().fault.clone()
     }
 
-    /// Lets the communication thread end when everything is done.
+    /// Lets the communication thread end after the last job.
     pub fn close(&self) {
         self.state.lock().closed = true;
         self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! What a launcher tells the processes that it starts, before any of them knows MPI.
+//! The environment variables of a launcher, readable before MPI is initialized.
 
 use std::env;
 
@@ -16,12 +16,12 @@ pub struct Launched {
 
 /// The job that `mpirun` or `srun` started this process in; `None` for a process that is alone.
 ///
-/// A program that was built without MPI asks here, so as not to run once in every process.
+/// A program that was built without MPI checks this, so as not to run the whole training in every process.
 pub fn launched() -> Option<Launched> {
     find(|name| env::var(name).ok())
 }
 
-/// This process's number among those on its machine, as the launcher says: the device that it should take.
+/// This process's number among those on its machine, from the launcher: the index of the device that it should use.
 pub fn local_rank() -> Option<usize> {
     const VARIABLES: [&str; 3] = [
         "OMPI_COMM_WORLD_LOCAL_RANK",

@@ -8,20 +8,20 @@
 //! # What every group keeps
 //!
 //! - **One rounding.** Half-precision buffers are added in f32 and rounded once, at the end ([`ReduceOp`]).
-//! - **The same bits.** Elements are added in the order of ranks, whatever arrives first: all ranks hold the same bits,
+//! - **The same bits.** Elements are added in the order of ranks, whichever message arrives first: all ranks hold the same bits,
 //!   all groups give the same bits, and an all-reduce gives those of a reduce-scatter.
 //! - **No hang.** A rank waits at most [`GroupOptions::deadline`] for the next message of another. A rank that hangs,
 //!   leaves, panics or makes another call is a [`GroupFault`] that names it, on all ranks. After a fault the group is
 //!   lost: every further call returns that fault. Processes that do not end by themselves are ended; a thread that does not ends
 //!   the process ([`AfterFault`]).
-//! - **Counted.** [`ProcessGroup::traffic`]: what this rank has sent, by operation.
+//! - **Counted traffic.** [`ProcessGroup::traffic`]: what this rank has sent, by operation.
 //!
 //! # How it works
 //!
-//! Each rank has one communication thread, which runs the rank's [jobs](Pending::start) in the order in which they were given, so
-//! that collectives go on while the rank computes. A collective starts with a small message to every other rank that
-//! says what this rank is about to do ([`Call`]); nothing is added to anything before all ranks have said the same.
-//! `engine` is that thread, `transport` the few movements of data it needs, `thread` and `mpi` carry them out.
+//! Each rank has one communication thread, which runs the rank's [jobs](Pending::start) first in, first out, while the rank computes.
+//! A collective starts with a small message to every other rank that describes this rank's call ([`Call`]); data is sent
+//! only after all descriptions agree. `engine` is that thread, `transport` the trait of the data movements it needs, `thread` and `mpi`
+//! its implementations.
 
 mod agree;
 mod buffer;

@@ -1,4 +1,4 @@
-//! What can be chosen for a group.
+//! Options of a group.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::ZeroError;
 pub struct GroupOptions {
     /// Longest time that a rank waits for the next message of another, 10 minutes by default, as PyTorch for NCCL. It must be
     /// longer than what one rank computes between two collectives while the others wait: the evaluation of one rank alone, or a first
-    /// step in which one rank compiles or tunes kernels that the others have cached, which may take minutes. Nothing but time tells such
-    /// a rank from one that hangs. Panics, ranks that leave and processes that die are found at once. After its last collective a process
-    /// may take [longer](Self::longest_stay).
+    /// step in which one rank compiles or tunes kernels that the others have cached, which may take minutes. Only the time distinguishes
+    /// such a rank from one that hangs. Panics, ranks that leave and processes that die are found at once. After its last collective a
+    /// process may take [longer](Self::longest_stay).
     pub deadline: Duration,
-    /// Longest time that a process may go on, after its last collective, once another has left the group: then that one ends the job. `None`
-    /// by default, any time: nobody sees from outside whether a program that lives writes its results or hangs. MPI only; ranks
+    /// Longest time that a process may run after its last collective once another has left the group; then the other ends the job.
+    /// Default `None`, unlimited: whether a live process writes its results or hangs is not visible from outside. MPI only; ranks
     /// that are threads end with their process.
     pub longest_stay: Option<Duration>,
     /// Most elements in one message, 65,536 by default: MPI counts with 31 bits, and chunks of this size are added
@@ -27,18 +27,18 @@ pub struct GroupOptions {
     pub after_fault: AfterFault,
 }
 
-/// What happens where ranks are threads, their group is lost, some have ended, and others have not: they hang, or compute on and
-/// do not know yet. Nobody can end a thread from outside.
+/// What happens to ranks that are threads when their group is lost, some have ended and others have not, because they hang or still
+/// compute. A thread cannot be ended from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AfterFault {
-    /// Says so on stderr, gives them a grace, and ends the process, with status 1 and the fault on stderr. What MPI does, without the
-    /// grace. By default after 10 s.
+    /// Reports them on stderr, waits for `grace`, by default 10 s, and ends the process with status 1 and the fault on stderr. MPI does
+    /// the same without `grace`.
     EndProcess {
         /// From when the first rank has ended in a lost group.
         grace: Duration,
     },
-    /// Says so on stderr and waits for them, however long it takes: for programs that do more than this training, or that end
-    /// what hangs themselves.
+    /// Reports them on stderr and waits for them without limit: for programs that do more than this training, or that end
+    /// hanging threads themselves.
     Wait,
 }
 
@@ -64,7 +64,7 @@ impl Default for GroupOptions {
 /// Most elements in a message of at most 2^31 - 1 bytes.
 const MOST_CHUNK_ELEMENTS: usize = 1 << 28;
 
-/// Clocks overflow long after it.
+/// Well below the overflow of clocks.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl GroupOptions {
@@ -107,8 +107,7 @@ impl GroupOptions {
     }
 }
 
-/// How often a rank at work tells those who wait for it that it is: several times in a deadline, and often enough for a failure
-/// to be known soon.
+/// How often a rank at work tells waiting ranks so: several times in a deadline, and often enough that a failure is known soon.
 pub(crate) fn round(deadline: Duration) -> Duration {
     (deadline / 4).min(Duration::from_secs(5))
 }

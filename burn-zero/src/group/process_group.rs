@@ -1,4 +1,4 @@
-//! The interfaces to other ranks: of a rank's program, and of the work on its communication thread.
+//! The interfaces to other ranks: for a rank's program, and for jobs on its communication thread.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -8,10 +8,10 @@ use crate::ZeroError;
 /// One rank's view of a group of ranks. Object-safe: hold it as `Arc<dyn ProcessGroup>`.
 ///
 /// All ranks must make the same calls with the same labels in the same order. Each rank has one communication thread, which runs
-/// its collectives in the order in which they were given, from whatever thread. Buffers are taken and given back.
+/// its collectives in the order of submission, from any thread. Buffers are taken by value and returned.
 ///
-/// Every method that is a collective waits for it. [`Pending::start`] does not: it gives work with collectives to the communication
-/// thread, behind what is there. Small values are agreed on by the methods of [`Agree`](super::Agree).
+/// Every method that is a collective waits for its end. [`Pending::start`] does not: it submits a job with collectives to the
+/// communication thread. Small values are agreed on by the methods of [`Agree`](super::Agree).
 ///
 /// ```
 /// use burn_zero::{GroupOptions, ProcessGroup, ReduceOp, ThreadGroup};
@@ -26,8 +26,8 @@ use crate::ZeroError;
 ///
 /// # Errors
 ///
-/// All collectives fail with [`ZeroError::Group`] if a rank hangs, leaves, panics or calls something else, and with
-/// [`ZeroError::BufferLength`] or [`ZeroError::NoSuchRank`] if the request makes no sense; the latter send nothing.
+/// All collectives fail with [`ZeroError::Group`] if a rank hangs, leaves, panics or makes another call, and with
+/// [`ZeroError::BufferLength`] or [`ZeroError::NoSuchRank`] if the request is invalid, before anything is sent.
 ///
 /// # Cost
 ///
@@ -41,7 +41,7 @@ pub trait ProcessGroup: Send + Sync + Debug {
     /// Number of ranks.
     fn world_size(&self) -> usize;
 
-    /// Gives work to this rank's communication thread and returns at once; a group of one rank may run it before it returns. See
+    /// Submits a job to this rank's communication thread and returns at once; a group of one rank may run it before it returns. See
     /// [`Pending::start`].
     fn submit(&self, job: Job);
 
@@ -49,8 +49,7 @@ pub trait ProcessGroup: Send + Sync + Debug {
     /// processes of an MPI job are ended as well; the reason is printed.
     fn abort(&self, reason: &str);
 
-    /// How long other ranks wait for this one: [`GroupOptions::deadline`]. Whoever works longer between collectives
-    /// joins in some that say so.
+    /// How long other ranks wait for this one: [`GroupOptions::deadline`]. Work that takes longer must join collectives in between.
     fn deadline(&self) -> Duration {
         GroupOptions::default().deadline
     }
@@ -58,9 +57,9 @@ pub trait ProcessGroup: Send + Sync + Debug {
     /// What this rank has sent so far.
     fn traffic(&self) -> Traffic;
 
-    /// Adds `text` to all calls that are given from now on, so that ranks that declare something else stop at their next collective,
-    /// which shows both, instead of training on. For settings, and for where a rank is in a loop of one's own, at no collective of its
-    /// own: `group.declare_settings(&format!("iteration {iteration}"))`. Of a long text the beginning is shown and a hash compared.
+    /// Adds `text` to all later calls, so that ranks with different texts stop at their next collective, with both texts in the error.
+    /// For settings, and for the position in one's own training loop, without an additional collective:
+    /// `group.declare_settings(&format!("iteration {iteration}"))`. A long text is compared by its hash; its beginning is shown.
     fn declare_settings(&self, text: &str);
 
     /// Sum or mean of all ranks' buffers.
@@ -89,7 +88,7 @@ pub trait ProcessGroup: Send + Sync + Debug {
         .wait()
     }
 
-    /// All ranks' parts, one behind the other.
+    /// All ranks' parts, concatenated in the order of ranks.
     fn all_gather(
         &self,
         label: &str,
@@ -99,8 +98,8 @@ pub trait ProcessGroup: Send + Sync + Debug {
         self.start_all_gather(label, part, split, None).wait()
     }
 
-    /// Starts [`all_gather`](Self::all_gather). The result is written into the memory of `into`, if given: as long as
-    /// the result, of the same type.
+    /// Starts [`all_gather`](Self::all_gather). The result is written into the memory of `into`, if given, which has the length
+    /// and the type of the result.
     fn start_all_gather(
         &self,
         label: &str,
@@ -125,7 +124,7 @@ pub trait ProcessGroup: Send + Sync + Debug {
         Pending::start(self, move |ranks| ranks.broadcast(&label, root, buffer)).wait()
     }
 
-    /// Waits until all ranks are here.
+    /// Waits until all ranks have called it.
     fn barrier(&self, label: &str) -> Result<(), ZeroError> {
         let label = label.to_owned();
         Pending::start(self, move |ranks| ranks.barrier(&label)).wait()
@@ -153,7 +152,7 @@ pub trait ProcessGroup: Send + Sync + Debug {
     }
 }
 
-/// The collectives, as work on the communication thread makes them: see the methods of the same names of [`ProcessGroup`].
+/// The collectives for jobs on the communication thread: see the methods of the same names of [`ProcessGroup`].
 pub trait Collectives {
     /// See [`ProcessGroup::all_reduce`].
     fn all_reduce(

@@ -10,7 +10,7 @@ use super::{
     job::Queue, transport::Transport,
 };
 
-/// A group of one rank: every collective returns what it was given, and nothing is sent. Work runs on the thread that gives it.
+/// A group of one rank: every collective returns its argument and sends nothing. Jobs run on the thread that submits them.
 pub struct SingleRank {
     queue: Arc<Queue>,
     engine: Mutex<Engine<Alone>>,
@@ -64,7 +64,7 @@ impl ProcessGroup for SingleRank {
     fn declare_settings(&self, _: &str) {}
 }
 
-/// Nobody else.
+/// The collectives of one rank.
 struct Alone;
 
 impl Transport for Alone {

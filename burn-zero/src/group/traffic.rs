@@ -11,7 +11,7 @@ pub struct Sent {
     pub calls: u64,
     /// Elements of buffers; what a rank keeps for itself does not count.
     pub elements: u64,
-    /// The same in bytes.
+    /// These elements in bytes.
     pub data_bytes: u64,
     /// Bytes of the messages that start each call.
     pub header_bytes: u64,

@@ -1,4 +1,4 @@
-//! The few movements of data of which all collectives are made.
+//! The data movements of which all collectives are composed.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -8,13 +8,13 @@ use super::{Call, GroupFault, ReduceOp, Sent, buffer::Element};
 
 /// Moves data between this rank and the others.
 ///
-/// All methods wait for other ranks, each at most for the deadline, and find their faults. Empty parts are not sent.
+/// All methods wait for other ranks, each at most for the deadline, and return their faults. Empty parts are not sent.
 pub(super) trait Transport {
     fn rank(&self) -> usize;
 
     fn world_size(&self) -> usize;
 
-    /// Tells all ranks what this one calls and returns the calls of all, in the order of ranks.
+    /// Sends this rank's call to all ranks and returns the calls of all, in the order of ranks.
     fn announce(&mut self, call: &Call) -> Result<Vec<Call>, GroupFault>;
 
     /// Reduces the parts `rank` of all ranks' buffers, in the order of ranks. Part `p` is `offsets[p]..offsets[p + 1]`.
@@ -37,20 +37,20 @@ pub(super) trait Transport {
         into: impl FnOnce() -> Vec<P>,
     ) -> Result<Vec<P>, GroupFault>;
 
-    /// What was sent since the last time.
+    /// What was sent since the last call of this method.
     fn take_sent(&mut self) -> Sent;
 
-    /// How long this rank may have no job to run before it says that it is still there; `None` if nobody asks.
+    /// How long the communication thread waits for a job before it calls [`stay`](Self::stay); `None` for no limit.
     fn patience(&self) -> Option<Duration> {
         None
     }
 
-    /// Tells ranks that have left that this one is still there.
+    /// Tells ranks that have left that this one is alive.
     fn stay(&mut self) {}
 
     /// Tells all other ranks that the group is lost.
     fn spread(&mut self, fault: &GroupFault);
 
-    /// Tells all other ranks that this one takes part in no more than `calls` collectives.
+    /// Tells all other ranks that this one takes part in no collective after `calls` of them.
     fn leave(&mut self, calls: u64);
 }

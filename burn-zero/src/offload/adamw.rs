@@ -26,8 +26,8 @@ use super::{DecayMode, HostAdamWConfig, OffloadConfig, OffloadError, raise, shar
 /// 2101.06840; DeepSpeed's `offload_optimizer`).
 ///
 /// An `Optimizer` of Burn for any module on any autodiff backend, alone or inside of a
-/// [`ZeroOptimizer`](crate::ZeroOptimizer), where each rank's host holds that rank's part. Gradients go to the host as they
-/// are, f32, bf16 or f16; parameters come back in their own type. The numbers are [`HostAdamW`](crate::HostAdamW)'s: those of
+/// [`ZeroOptimizer`](crate::ZeroOptimizer), where each rank's host holds that rank's shard. Gradients are downloaded and parameters
+/// uploaded in their own types: f32, bf16 or f16. The numbers are [`HostAdamW`](crate::HostAdamW)'s: those of
 /// PyTorch to f32 rounding.
 ///
 /// ```
@@ -52,17 +52,17 @@ use super::{DecayMode, HostAdamWConfig, OffloadConfig, OffloadError, raise, shar
 /// # Ok::<(), burn_zero::OffloadError>(())
 /// ```
 ///
-/// # Who else changes state and parameters
+/// # Clones, and weights changed outside of steps
 ///
-/// A clone has its own state: they share it until one of them steps, which then copies it. A loss scaler that takes steps back
-/// (burn-amp's `Detection::Deferred`) keeps a clone of each step and so costs a copy of the state a step: `Detection::Sync`
+/// Clones share state until one of them steps, which copies it first. A loss scaler that undoes steps
+/// (burn-amp's `Detection::Deferred`) keeps a clone and so costs a copy of the state a step; `Detection::Sync`
 /// does not.
 ///
-/// Weights that are loaded, clamped or averaged between steps are other leaves of the autodiff graph than those that the last step
-/// made. They are downloaded in the next step and become the masters, unless these round to them. On a backend that does not show
-/// its leaves, which is one that is neither `Autodiff` nor has [`Sharded`](crate::Sharded) in it, each step downloads all parameters.
+/// Weights that are loaded, clamped or averaged between steps are new leaves of the autodiff graph. The next step downloads them, and
+/// they become the masters, unless the masters round to them. On a backend that does not expose
+/// its leaves (neither `Autodiff` nor with [`Sharded`](crate::Sharded) in it) each step downloads all parameters.
 ///
-/// A parameter without gradient in a step is left alone, as Burn does. A gradient that is infinite or NaN ends in the moments,
+/// A parameter without gradient in a step is not updated, as in Burn. An infinite or NaN gradient makes the moments non-finite,
 /// as in Burn and PyTorch; a warning in the log names the parameter.
 ///
 /// # Panics
@@ -74,17 +74,16 @@ use super::{DecayMode, HostAdamWConfig, OffloadConfig, OffloadError, raise, shar
 ///
 /// # Cost
 ///
-/// 12 bytes of host memory an element, and on a [`Sharded`](crate::Sharded) backend 4 for its gradient. Of the device:
+/// 12 bytes of host memory an element, and on a [`Sharded`](crate::Sharded) backend 4 for its gradient. On the device:
 /// during backward three [buckets](OffloadConfig::bucket_elements) of gradients, and during a step
-/// [`staging`](OffloadConfig::staging) parameters on their way; on other backends all gradients until the step. A backward pass moves
-/// each gradient down, while it goes on, and a step each parameter up, the first step each parameter down; updating a parameter
-/// overlaps with the transfers of those before and behind it. Inside of a [`ZeroOptimizer`](crate::ZeroOptimizer) updated shards stay in host memory
-/// until the update of all is over: there they are gathered from the host, and uploaded with those of all ranks.
+/// [`staging`](OffloadConfig::staging) parameters in transfer; on other backends all gradients until the step. Backward downloads
+/// each gradient, a step uploads each parameter, and the first step also downloads each; the update of a parameter
+/// overlaps with the transfers of its neighbours. Inside a [`ZeroOptimizer`](crate::ZeroOptimizer) updated shards stay in host memory,
+/// are gathered from there, and are uploaded with those of all ranks.
 #[derive(Clone)]
 pub struct OffloadedAdamW<B: AutodiffBackend> {
     config: OffloadConfig,
-    /// Parameters whose state is on the device. Decided once; the same model at the same ratio is placed the same way in every
-    /// process, so that a record need not say.
+    /// Parameters whose state is on the device. Decided once, and a function of model and ratio, so that records need not contain it.
     on_device: Option<HashSet<ParamId>>,
     parameters: HashMap<ParamId, Known<B::InnerBackend>>,
     gradients: HostGradients,
@@ -98,7 +97,7 @@ struct Known<I: Backend> {
 }
 
 impl<B: AutodiffBackend> OffloadedAdamW<B> {
-    /// Before the first step: [`OffloadConfig::init`].
+    /// An optimizer before its first step: see [`OffloadConfig::init`].
     pub(super) fn new(config: OffloadConfig) -> Result<Self, OffloadError> {
         config.validate()?;
         Ok(Self {
@@ -114,8 +113,8 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
         &self.config
     }
 
-    /// Makes the gradients of a model leave the device in its first backward pass too; a step does so for the model that it returns.
-    /// On the thread that trains. Of no effect on a backend that is not a [`Sharded`](crate::Sharded) one, and inside of a
+    /// Makes the gradients of a model leave the device in its first backward pass; a step does so for the model that it returns.
+    /// To be called on the thread that trains. Has no effect on a backend that is not [`Sharded`](crate::Sharded), nor inside a
     /// [`ZeroOptimizer`](crate::ZeroOptimizer), whose own [`prepare`](crate::ZeroOptimizer::prepare) does it.
     pub fn prepare<M: AutodiffModule<B>>(&mut self, module: &M) {
         let parameters = raise(parameters::<B, M>(module, GradientsParams::new().into()));
@@ -131,8 +130,8 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
         )
     }
 
-    /// Bytes of state on the host (masters and moments) and on the device (moments), of parameters that have taken a step: of
-    /// the buffers and tensors that there are.
+    /// Bytes of state on the host (masters and moments) and on the device (moments), of parameters that have taken a step: the sizes
+    /// of the actual buffers and tensors.
     pub fn state_bytes(&self) -> (usize, usize) {
         self.count(
             |state| 3 * size_of_val(state.adamw.master()),
@@ -174,7 +173,7 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
             .is_some_and(|placed| placed.contains(&id))
     }
 
-    /// From now on the gradients of what is on the host go there during backward.
+    /// From now on gradients of parameters whose state is on the host are copied there during backward.
     fn attach<M: AutodiffModule<B>>(&mut self, module: &M) -> Result<(), OffloadError> {
         let bucket_elements = self.config.bucket_elements;
         let mut gradients = core::mem::take(&mut self.gradients);
@@ -185,7 +184,7 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
 
     /// # Errors
     ///
-    /// What a step refuses of a parameter with a gradient.
+    /// If a step cannot update this parameter.
     fn check(&self, parameter: &StepParameter<B::InnerBackend>) -> Result<(), OffloadError> {
         let dtype = parameter.dtype();
         if !self.is_on_device(parameter.id)
@@ -277,8 +276,8 @@ impl<B: AutodiffBackend> OffloadedAdamW<B> {
     }
 }
 
-/// Which parameters stay on the device, given their elements and whether they are of a low precision: the first ones that fit into
-/// the device's part, which is never exceeded. One of a low precision has a master, which is on the host.
+/// Which parameters' state stays on the device, given their elements and whether they have low precision: in order, those that fit
+/// into the device's part, which is never exceeded. A low-precision parameter has a master, so its state is on the host.
 fn stay(parameters: &[(usize, bool)], ratio: f64) -> Vec<bool> {
     let total: usize = parameters.iter().map(|(elements, _)| elements).sum();
     let mut room = ((1.0 - ratio) * total as f64) as usize;
@@ -290,7 +289,7 @@ fn stay(parameters: &[(usize, bool)], ratio: f64) -> Vec<bool> {
     fits.collect()
 }
 
-/// Burn's AdamW with these numbers, in f32 as it takes them.
+/// Burn's AdamW with this configuration, in f32.
 fn burns(config: &HostAdamWConfig) -> AdamW {
     AdamWConfig::new()
         .with_beta_1(config.beta_1 as f32)
@@ -301,7 +300,7 @@ fn burns(config: &HostAdamWConfig) -> AdamW {
         .build()
 }
 
-/// A step of Burn's AdamW, which is elementwise: its tensors need not know their dimensions.
+/// A step of Burn's AdamW. It is elementwise, so its tensors are used flat.
 fn on_device_step<I: Backend>(
     (burns, lr): (&AdamW, LearningRate),
     parameter: FloatTensor<I>,

@@ -53,9 +53,9 @@ where
 /// for bit those on the device where that is the same backend. It meets the parameters as [`ParameterShards`], with the ids that the
 /// module gives them, and all of a step at once, so that it may clip by the norm of all.
 ///
-/// A clone has its own state. Parameters that are changed between steps are noticed as by
-/// [`OffloadedAdamW`](crate::OffloadedAdamW#who-else-changes-state-and-parameters); those on the host are no state, and in no
-/// record.
+/// A clone has its own state. Parameters that are changed between steps are downloaded as by
+/// [`OffloadedAdamW`](crate::OffloadedAdamW#clones-and-weights-changed-outside-of-steps). The host's copies of parameters are not
+/// part of the record.
 ///
 /// # Panics
 ///
@@ -64,9 +64,9 @@ where
 ///
 /// # Cost
 ///
-/// The parameters and the optimizer's state in host memory. A step moves each gradient down and each parameter up, and the
-/// first step each parameter down; all downloads are under way before the first is waited for, and all uploads come after
-/// the update. On a [`Sharded`](crate::Sharded) backend gradients go down during backward already.
+/// The parameters and the optimizer's state in host memory. A step downloads each gradient and uploads each parameter, and the
+/// first step also downloads each parameter; all downloads are started before the first is waited for, and all uploads come after
+/// the update. On a [`Sharded`](crate::Sharded) backend gradients are downloaded during backward.
 #[derive(Clone)]
 pub struct HostOffload<H: Backend, O> {
     inner: O,
@@ -164,7 +164,7 @@ impl<H: Backend, O> HostOffload<H, O> {
         for (id, value, gradient) in downloads {
             let value = value.unwrap_or_else(upload);
             values.push((id, Autodiff::<H>::from_inner(value)));
-            // The container does not know the number of dimensions.
+            // The container does not store the number of dimensions.
             let gradient = Tensor::<H, 1>::from_primitive(TensorPrimitive::Float(upload(gradient)));
             gradients.register(id, gradient);
         }
@@ -227,8 +227,8 @@ impl<H: Backend, O: fmt::Debug> fmt::Debug for HostOffload<H, O> {
     }
 }
 
-/// The record of an optimizer on the host's backend `A`, as one of any backend: in a file it is that of the optimizer on the
-/// device, both ways.
+/// The record of an optimizer on the host's backend `A`, as a record of any backend: its file is interchangeable with that of the
+/// optimizer on the device.
 #[derive(Clone, Debug)]
 pub struct HostRecord<A, R>(R, PhantomData<fn() -> A>);
 

@@ -18,12 +18,12 @@ pub struct OffloadConfig {
     /// gets those that fit into its part, in the order of the module, and never more. Those of bf16 and f16 have their
     /// masters on the host and go there at any ratio.
     pub ratio: f64,
-    /// Parameters that are under way at once, at least 1: downloaded, updated or uploaded. Default 3, one of each. So many
-    /// bound the memory of the transfers, on the host and on the device.
+    /// Parameters in transfer at once, at least 1: downloaded, updated or uploaded. Default 3, one of each. This bounds the memory of
+    /// transfers, on the host and on the device.
     pub staging: usize,
-    /// Elements of gradients that leave the device at once during backward, about, at least 1 (DeepSpeed's
-    /// `reduce_bucket_size`). Default 8,388,608. Three such buckets at most are on their way. Inside of a
-    /// [`ZeroOptimizer`](crate::ZeroOptimizer) it is [`ZeroSettings::bucket_elements`](crate::ZeroSettings::bucket_elements) that counts.
+    /// Approximate elements of gradients that leave the device at once during backward, at least 1 (DeepSpeed's
+    /// `reduce_bucket_size`). Default 8,388,608. At most three such buckets are in transfer. Inside a
+    /// [`ZeroOptimizer`](crate::ZeroOptimizer) [`ZeroSettings::bucket_elements`](crate::ZeroSettings::bucket_elements) is used instead.
     pub bucket_elements: usize,
 }
 
@@ -47,7 +47,7 @@ impl OffloadConfig {
         }
     }
 
-    /// As a [`ZeroConfig`](crate::ZeroConfig) says where the state is; `None` where it says the device.
+    /// The configuration for a [`ZeroConfig`](crate::ZeroConfig)'s setting; `None` if that is the device.
     pub fn of(offload: &OptimizerOffload, adamw: HostAdamWConfig) -> Option<Self> {
         match offload {
             OptimizerOffload::None => None,

@@ -1,4 +1,4 @@
-//! Gradients that are brought to the host during backward, for an optimizer that is not inside of a `ZeroOptimizer`.
+//! Gradients that are copied to the host during backward, for an optimizer that is not inside a `ZeroOptimizer`.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{Memory, ZeroError, ZeroSettings};
 pub(super) struct HostGradients(Option<Arc<GradientReducer>>);
 
 impl HostGradients {
-    /// From now on the gradients of these parameters go to the host in this thread's backward passes, in buckets of so many
+    /// From now on the gradients of these parameters are copied to the host in this thread's backward passes, in buckets of this many
     /// elements.
     ///
     /// # Errors
@@ -36,7 +36,7 @@ impl HostGradients {
             .filter(|((id, _), _)| is_on_host(*id))
             .map(|((_, parameter), node)| (parameter, node))
             .unzip();
-        // The shards that a `ZeroOptimizer` makes are no leaves.
+        // The shards that a `ZeroOptimizer` makes are not leaves.
         if list.is_empty() || nodes.contains(&None) {
             return Ok(());
         }

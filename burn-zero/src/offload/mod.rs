@@ -2,8 +2,8 @@
 //!
 //! `host_adamw` is AdamW's arithmetic, on slices. `adamw` is the optimizer of modules on top of it: `pipeline` overlaps its downloads,
 //! updates and uploads, `record` saves its state. `any` puts any other optimizer of Burn on a backend of the host. Both use
-//! `parameters`, what a step reads and makes of a module; `gradients`, which brings gradients to the host during backward; and
-//! `shards`, which ties them to a [`ZeroOptimizer`](crate::ZeroOptimizer) around them.
+//! `parameters`, which reads and updates the parameters of a module; `gradients`, which copies gradients to the host during backward; and
+//! `shards`, which passes shards between them and a [`ZeroOptimizer`](crate::ZeroOptimizer) around them.
 
 mod adamw;
 mod any;
@@ -28,7 +28,7 @@ pub(crate) use parameters::leaf_node;
 pub use record::{EntryItem, OffloadRecord, Ranked, StateItem};
 pub(crate) use shards::{HostShards, step_on_shards};
 
-/// Panics with the message of an error: a step has no other way to fail.
+/// Panics with the message of an error, because the signature of a step has no error.
 fn raise<T>(result: Result<T, OffloadError>) -> T {
     result.unwrap_or_else(|error| panic!("{error}"))
 }

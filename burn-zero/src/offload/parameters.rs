@@ -1,8 +1,7 @@
-//! The parameters that a step meets, and the leaves that it makes.
+//! The parameters of a step, and the leaves that it makes.
 //!
-//! The host's copy of a parameter is ahead of the device's in nothing but precision, as long as only the optimizer changes it. Loaded
-//! weights, a clamp, an average of weights in its place make another leaf: a parameter whose leaf is not the one that the
-//! optimizer made is downloaded.
+//! As long as only the optimizer changes a parameter, the host's copy differs from the device's in precision only. Loaded, clamped or
+//! averaged weights are another leaf: a parameter whose leaf is not the one that the optimizer made is downloaded.
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
@@ -27,10 +26,10 @@ pub(super) struct StepParameter<I: Backend> {
     pub(super) id: ParamId,
     pub(super) path: String,
     pub(super) value: FloatTensor<I>,
-    /// The number of its leaf, if the backend shows it.
+    /// The node of its leaf, if the backend exposes it.
     node: Option<u64>,
     pub(super) gradient: Option<FloatTensor<I>>,
-    /// Where the updated parameter belongs.
+    /// The device of the updated parameter.
     pub(super) device: Device<I>,
 }
 
@@ -43,13 +42,13 @@ impl<I: Backend> StepParameter<I> {
         self.value.dtype()
     }
 
-    /// Whether it is as the optimizer made it.
+    /// Whether it is the leaf that the optimizer made.
     pub(super) fn is(&self, leaf: &Leaf) -> bool {
         self.node.is_some() && self.node == leaf.0.get().copied()
     }
 }
 
-/// The leaf that holds a parameter as an optimizer made it: set once it is on the device. Clones of the optimizer share it.
+/// The leaf that an optimizer made of a parameter; set when it is on the device. Clones of the optimizer share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leaf(Arc<OnceLock<u64>>);
 
@@ -63,7 +62,7 @@ impl Leaf {
 }
 
 /// The number of a tensor's node in the autodiff graph. Two tensors with one number have the same elements. `None` if the backend does
-/// not show it: it is neither `Autodiff` nor has [`Sharded`](crate::Sharded) in it.
+/// not expose it: it is neither `Autodiff` nor has [`Sharded`](crate::Sharded) in it.
 pub(crate) fn leaf_node<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<u64> {
     let shown = node_behind(|| {
         B::float_is_require_grad(tensor);
@@ -75,7 +74,7 @@ pub(crate) fn leaf_node<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<u
     })
 }
 
-/// All parameters that require gradients or have some, in the order of the module. One that the module holds twice is one
+/// All parameters that require or have gradients, in the order of the module. A tensor that the module holds twice is one
 /// parameter, under its first path.
 ///
 /// # Errors
@@ -170,9 +169,9 @@ pub(super) enum NewValue<I: Backend> {
     Device(FloatTensor<I>),
 }
 
-/// The module with new values. `update` says that of each parameter that has a device in `devices`, given its id, its old value,
-/// whose memory can be free before the new one comes, the device, and the leaf that will be made of it. A parameter that the module
-/// holds twice stays one leaf.
+/// The module with new values. `update` returns the value of each parameter with a device in `devices`, given its id, its old value
+/// (dropped as early as possible to free its memory), the device, and the leaf that will be made of the new value. A parameter that the
+/// module holds twice stays one leaf.
 pub(super) fn update_module<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     devices: HashMap<ParamId, Device<B>>,

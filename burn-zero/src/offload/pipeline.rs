@@ -1,4 +1,4 @@
-//! Updates of parameters on the host: while one is updated, the next ones are on their way down and the last one is on its way up.
+//! Updates of parameters on the host: while one is updated, the gradients of the next are downloaded and the last one is uploaded.
 //!
 //! ```text
 //! device to host   gradient 1 | gradient 2 | gradient 3 | ..
@@ -29,31 +29,31 @@ use crate::host::{HostRead, floats, is_finite};
 pub(super) struct HostState {
     pub(super) adamw: HostAdamW,
     pub(super) shape: Vec<usize>,
-    /// Of the parameter; the master is f32.
+    /// Type of the parameter; the master is f32.
     pub(super) dtype: DType,
 }
 
-/// What an update starts from.
+/// The state that an update starts from.
 pub(super) enum Start {
     /// State of earlier steps.
     Known(Arc<HostState>),
-    /// State of a record. The update comes with a value.
+    /// State of a record. The update has a value.
     Saved(Arc<StateItem>),
-    /// Nothing. The update comes with a value.
+    /// No state. The update has a value.
     New,
 }
 
-/// The update of a parameter: with tensors of the device, or with those on their way to the host.
+/// The update of a parameter: with tensors on the device, or with started downloads.
 pub(super) struct Update<T> {
     pub(super) id: ParamId,
     pub(super) path: String,
     pub(super) start: Start,
-    /// The parameter, where the host does not know it.
+    /// The parameter, if the host has no current copy.
     pub(super) value: Option<T>,
     pub(super) gradient: T,
 }
 
-/// Updates in the order of the module, of which so many are on their way to the host.
+/// Updates in the order of the module, of which a limited number are being downloaded.
 pub(super) struct Downloads<I: Backend> {
     waiting: VecDeque<Update<FloatTensor<I>>>,
     underway: VecDeque<Update<HostRead>>,
@@ -69,7 +69,7 @@ impl<I: Backend> Downloads<I> {
         }
     }
 
-    /// The update of a parameter; `None` if it has none.
+    /// Takes the update of a parameter; `None` if it has none.
     pub(super) fn take(&mut self, id: ParamId) -> Option<Update<HostRead>> {
         loop {
             while self.underway.len() < self.staging
@@ -80,7 +80,7 @@ impl<I: Backend> Downloads<I> {
             if let Some(at) = self.underway.iter().position(|update| update.id == id) {
                 return self.underway.remove(at);
             }
-            // A module that is mapped in another order than it is visited in: further on.
+            // A module may be mapped in another order than it is visited in: search on.
             let update = self.waiting.pop_front()?;
             self.underway.push_back(update.start_download::<I>());
         }
@@ -100,7 +100,7 @@ impl<T> Update<T> {
 }
 
 impl Update<HostRead> {
-    /// Waits for what is on its way, and updates: the new state and value.
+    /// Waits for the downloads, and updates. Returns the new state and value.
     ///
     /// # Errors
     ///
@@ -131,7 +131,7 @@ impl Update<HostRead> {
 }
 
 impl HostState {
-    /// The state to update, of one owner. A value that the master does not round to becomes the master.
+    /// The state to update, with a single owner. A value that the master does not round to becomes the master.
     fn start(
         start: Start,
         value: Option<TensorData>,
@@ -145,7 +145,7 @@ impl HostState {
             {
                 state
             }
-            // Another optimizer or a record has it too.
+            // A clone of the optimizer or a record shares the state: copy it.
             Start::Known(state) => Arc::new(Self {
                 adamw: HostAdamW::from_state(config.clone(), state.adamw.state())?,
                 shape: state.shape.clone(),
@@ -187,7 +187,7 @@ impl HostState {
         })
     }
 
-    /// Whether this is the parameter's value to the bit.
+    /// Whether the master, rounded, is the parameter's value bit for bit.
     fn rounds_to(&self, value: &TensorData) -> bool {
         fn same<E: Element + Sync, Bits: PartialEq>(
             master: &[f32],
@@ -234,7 +234,7 @@ impl HostState {
             }
             _ => {
                 adamw.step(args, view(&gradient), None)?;
-                // The gradient's memory takes the parameter back.
+                // The gradient's memory is reused for the new parameter.
                 let mut out = floats(gradient);
                 copy(adamw.master(), &mut out);
                 Ok(TensorData::new(out, shape))

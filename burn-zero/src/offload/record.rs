@@ -31,7 +31,7 @@ pub(super) struct DeviceState<I: Backend> {
 }
 
 impl<I: Backend> State<I> {
-    /// The shapes that belong to its parameter.
+    /// The shapes of its tensors, which must equal the parameter's.
     pub(super) fn shapes(&self) -> Vec<Vec<usize>> {
         match self {
             Self::Host(state) => vec![state.shape.clone()],
@@ -45,7 +45,7 @@ impl<I: Backend> State<I> {
         }
     }
 
-    /// As it is in a record. What is on the device is copied to the host.
+    /// The state for a record. State on the device is copied to the host.
     pub(super) fn save(self) -> Arc<StateItem> {
         let (time, moment_1, moment_2, master) = match self {
             Self::Saved(saved) => return saved,
@@ -72,14 +72,14 @@ impl<I: Backend> State<I> {
     }
 }
 
-/// State of an [`OffloadedAdamW`](super::OffloadedAdamW), on the host: nothing of it goes through the device.
+/// State of an [`OffloadedAdamW`](super::OffloadedAdamW) in host memory; loading and saving do not use the device.
 ///
-/// Written with named fields (`NamedMpkFileRecorder`, JSON) it is a record of Burn's AdamW and the other way round: moments and
-/// step counts by parameter. Where a parameter is of a lower precision than f32 there is its `master` too, which Burn skips; if
-/// none comes, or one that is not of the module's weights, the weights are the master. It says nothing of the ratio and
-/// loads at any.
+/// Written with named fields (`NamedMpkFileRecorder`, JSON) it is interchangeable with a record of Burn's AdamW: moments and
+/// step counts by parameter. A parameter of a lower precision than f32 also has its `master`, which Burn ignores; if
+/// that is missing, or does not round to the module's weights, the weights become the master. The record does not contain the ratio and
+/// can be loaded with any.
 ///
-/// It shares the optimizer's state: a step that is taken while it is alive copies what it changes.
+/// It shares the optimizer's state: a step during its lifetime copies what it changes.
 #[derive(Clone)]
 pub struct OffloadRecord<I: Backend>(pub(super) HashMap<ParamId, State<I>>);
 
@@ -149,7 +149,7 @@ pub enum EntryItem {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StateItem {
     pub(super) momentum: MomentumItem,
-    /// The f32 master of a parameter of a lower precision. That of an f32 parameter is the parameter.
+    /// The f32 master of a low-precision parameter. An f32 parameter is its own master.
     #[serde(default)]
     pub(super) master: Option<TensorData>,
 }

@@ -1,8 +1,8 @@
-//! What a `ZeroOptimizer` and an offloaded optimizer inside of it tell each other during a step.
+//! State shared by a `ZeroOptimizer` and an offloaded optimizer inside it during a step.
 //!
-//! An updated shard is sent to the other ranks and comes to the device with theirs, so it stays in host memory: if it were uploaded
-//! at once, it would be downloaded again to be sent. And the optimizer meets shards that are cut anew for each step, so only the
-//! `ZeroOptimizer` knows which leaf they are of. Others may stand between the two (clipping, a scaler); what both see is the thread.
+//! An updated shard is sent to the other ranks and uploaded with theirs, so it stays in host memory: if it were uploaded
+//! at once, it would have to be downloaded again for sending. And shards are cut anew in each step, so only the
+//! `ZeroOptimizer` knows their leaves. Layers between the two (clipping, a scaler) pass nothing on, so the state is a thread-local.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -30,13 +30,13 @@ struct ShardStep {
 pub(crate) struct HostShards(HashMap<ParamId, HostShard>);
 
 struct HostShard {
-    /// Until it is sent.
+    /// Taken when it is sent.
     data: Option<Arc<TensorData>>,
-    /// What the optimizer is to know of the parameter that holds it.
+    /// Shared with the optimizer: the leaf of the parameter that the shard becomes part of.
     leaf: Leaf,
 }
 
-/// Gives the thread back what it had, also where a step panics.
+/// Restores the thread's earlier state when dropped, also by a panic.
 struct Before(Option<ShardStep>);
 
 impl Drop for Before {
@@ -45,7 +45,7 @@ impl Drop for Before {
     }
 }
 
-/// Runs a step on shards, given the nodes of the leaves that they are cut from; what it updates on the host stays there.
+/// Runs a step on shards, given the nodes of the leaves that they are cut from. Shards that it updates on the host stay there.
 pub(crate) fn step_on_shards<R>(
     nodes: HashMap<ParamId, u64>,
     step: impl FnOnce() -> R,
@@ -67,9 +67,8 @@ pub(super) fn are_stepped() -> bool {
     STEP.with_borrow(Option::is_some)
 }
 
-/// An updated shard that stays in host memory: a parameter that is uploaded if someone looks at it before it is taken, as Burn's lazy
-/// ones are made when they are asked for.
-/// `leaf` is told which leaf it gets into.
+/// An updated shard that stays in host memory, as a lazy parameter: it is uploaded only if it is read before it is taken. `leaf` is set
+/// to the leaf that it becomes part of.
 pub(super) fn leave_on_host<B: AutodiffBackend, const D: usize>(
     id: ParamId,
     data: TensorData,
@@ -97,17 +96,17 @@ pub(super) fn leave_on_host<B: AutodiffBackend, const D: usize>(
 }
 
 impl HostShards {
-    /// A shard as it was updated, which its parameter shares; `None` if it was not updated on the host.
+    /// Takes an updated shard, whose data its parameter shares; `None` if it was not updated on the host.
     pub(crate) fn take(&mut self, id: ParamId) -> Option<Arc<TensorData>> {
         self.0.get_mut(&id)?.data.take()
     }
 
-    /// Someone looked at the shard and may have changed it: the optimizer reads it again in its next step.
+    /// Discards a shard that was read as a tensor and may have changed: the optimizer downloads it again in its next step.
     pub(crate) fn forget(&mut self, id: ParamId) {
         self.0.remove(&id);
     }
 
-    /// The shard is in the leaf of this node.
+    /// Notes that the shard became part of the leaf of this node.
     pub(crate) fn is_in(&mut self, id: ParamId, node: Option<u64>) {
         if let Some(shard) = self.0.remove(&id) {
             shard.leaf.set(node);

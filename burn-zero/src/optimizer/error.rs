@@ -1,4 +1,4 @@
-//! What cannot be sharded.
+//! Errors of sharded training.
 
 use burn_backend::DType;
 use thiserror::Error;
@@ -14,7 +14,7 @@ pub enum ZeroOptimizerError {
     )]
     NotPrepared,
 
-    /// A step without the ranks that a strategy brings.
+    /// A step in a Learner whose strategy has set no rank context.
     #[error(
         "this ZeroOptimizer was made for a Learner (`ZeroOptimizer::in_learner`) whose strategy brings the ranks: pass \
          `ZeroStrategy::threads(n).into()` or `ZeroStrategy::process(group).into()` to `with_training_strategy`, or make it \
@@ -48,7 +48,7 @@ pub enum ZeroOptimizerError {
         again: String,
     },
 
-    /// A gradient that is neither whole nor this rank's shard, as the others of the step are.
+    /// A gradient that is neither whole nor this rank's shard, unlike the others of the step.
     #[error(
         "the gradient of {path} has {elements} elements where {expected} belong: all gradients of a step come from \
          the model that the ZeroOptimizer prepared or returned last; after loading weights prepare it again"
@@ -56,9 +56,9 @@ pub enum ZeroOptimizerError {
     ForeignGradient {
         /// Path of the parameter.
         path: String,
-        /// Elements that came.
+        /// Elements of the gradient.
         elements: usize,
-        /// Elements of the others' kind.
+        /// Elements that it should have.
         expected: usize,
     },
 
@@ -72,7 +72,7 @@ pub enum ZeroOptimizerError {
         backend: String,
     },
 
-    /// Random numbers of a rank's own cannot be drawn.
+    /// The backend cannot draw different random numbers on each rank.
     #[error(
         "`with_seed` gives each rank random numbers of its own, which the backend {backend} cannot draw: use `Sharded<Autodiff<..>>`"
     )]
@@ -81,7 +81,7 @@ pub enum ZeroOptimizerError {
         backend: String,
     },
 
-    /// A type that ranks do not exchange.
+    /// A type that collectives do not support.
     #[error(
         "{path} is {dtype:?}: gradients and parameters are exchanged as f32, bf16 and f16 only"
     )]
@@ -92,7 +92,7 @@ pub enum ZeroOptimizerError {
         dtype: DType,
     },
 
-    /// A parameter that no optimizer of Burn can meet whole.
+    /// A parameter with more dimensions than a whole shard can have.
     #[error(
         "{path} has {dimensions} dimensions: with `partition: Partition::Whole` the optimizer meets parameters in their shape, and \
          Burn's optimizers keep state of tensors of at most 8; hold it in fewer dimensions and reshape it in `forward`"
@@ -104,7 +104,7 @@ pub enum ZeroOptimizerError {
         dimensions: usize,
     },
 
-    /// Cut at any element, the optimizer's update would be another.
+    /// The optimizer is not elementwise: its update would differ if parameters were cut at any element.
     #[error(
         "{optimizer} does not update each element by itself, so that pieces of tensors would be updated in another way than whole \
          ones (seen on a trial tensor: {whole:?} whole, {cut:?} in pieces): set `partition: Partition::Whole`, \
@@ -115,7 +115,7 @@ pub enum ZeroOptimizerError {
         optimizer: String,
         /// The trial tensor, updated whole.
         whole: Vec<f32>,
-        /// The same, updated in pieces.
+        /// The same, updated in shards.
         cut: Vec<f32>,
     },
 
@@ -126,7 +126,7 @@ pub enum ZeroOptimizerError {
         reason: String,
     },
 
-    /// What happens to a tensor depends on the others, which are on other ranks.
+    /// The update of a tensor depends on other tensors, which may be on other ranks.
     #[error(
         "{optimizer} updates a tensor in a way that depends on all it meets, which is one rank's shard (seen on trial \
          tensors: {together:?} together, {alone:?} with one optimizer each): if it clips by the global norm, hand it the norm over \

@@ -1,4 +1,4 @@
-//! The updated shards of all ranks becoming parameters.
+//! The gather of updated shards into parameters.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,7 +17,7 @@ use crate::offload::{HostShards, leaf_node};
 use crate::reduce::{Layout, StepTag};
 use crate::shard::Bucket;
 
-/// The shards that the optimizer has updated, on their way to all ranks.
+/// The gather of the shards that the optimizer has updated.
 pub(super) struct Gather<'a, I: Backend> {
     layout: &'a Layout,
     group: &'a dyn ProcessGroup,
@@ -29,11 +29,11 @@ pub(super) struct Gather<'a, I: Backend> {
     /// Shards on the host, until they are sent.
     sending: HashMap<usize, Vec<f32>>,
     underway: BTreeMap<usize, Pending<HostBuffer>>,
-    /// The first buckets are gathered.
+    /// Number of buckets gathered so far, in their order.
     gathered: usize,
-    /// Parameters that are gathered in part, or were not asked for yet.
+    /// Parameters that are gathered in part, or not taken yet.
     arriving: HashMap<usize, Vec<f32>>,
-    /// The pieces of this rank that its optimizer has updated on the host.
+    /// The shards that this rank's optimizer has updated on the host.
     on_host: HostShards,
 }
 
@@ -60,7 +60,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         }
     }
 
-    /// The module with its updated parameters, as new leaves. One bucket is gathered ahead; at no time are there two copies of
+    /// The module with its updated parameters, as new leaves. One bucket is gathered ahead; there are never two copies of
     /// all parameters.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         B: AutodiffBackend<InnerBackend = I>,
         M: AutodiffModule<B>,
     {
-        // One that the module holds twice stays one leaf.
+        // A parameter that the module holds twice stays one leaf.
         let mut leaves: HashMap<usize, FloatTensor<B>> = HashMap::new();
         let mut failed = None;
         let module = map_floats(module, |_, id, old: FloatTensor<B>| {
@@ -102,7 +102,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         failed.map_or(Ok(module), Err)
     }
 
-    /// The new value of a parameter; `None` if it has not changed. Parameters are asked for in their order.
+    /// The new value of a parameter; `None` if it has not changed. To be called in the order of parameters.
     fn take(
         &mut self,
         parameter: usize,
@@ -131,7 +131,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         Ok(Some(I::float_from_data(data, device)))
     }
 
-    /// Gathers all buckets up to this one, and starts with the one behind it.
+    /// Gathers all buckets up to this one, and starts to gather the next.
     fn gather_to(&mut self, last: usize) -> Result<(), ZeroError> {
         while self.gathered <= last {
             let bucket = self.gathered;
@@ -196,7 +196,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         self.underway.insert(bucket, pending);
     }
 
-    /// The narrowest type that holds the bucket's parameters as they are.
+    /// The narrowest type that holds the bucket's parameters exactly.
     fn dtype(&self, bucket: &Bucket) -> BufferDtype {
         let all = |dtype| {
             let parameters = self.layout.parameters();

@@ -1,4 +1,4 @@
-//! The module that the wrapped optimizer meets: this rank's shards of the parameters.
+//! The module that the wrapped optimizer steps on: this rank's shards of the parameters.
 #![allow(missing_docs, reason = "records and fields that Burn's derive makes")]
 
 use std::sync::Arc;
@@ -13,16 +13,17 @@ use crate::offload::HostShards;
 
 /// This rank's shards, in the order of the parameters: what a wrapped optimizer is an `Optimizer<ParameterShards<B>, B>` of. Rust infers it.
 ///
-/// Each shard keeps its id for the whole training, the same in every process. The shards exist during a step only; what stays
-/// is the optimizer's state, by id.
+/// Each shard has one id for the whole training, the same in every process. The shards exist during a step only; the optimizer
+/// keeps their state by id.
 #[derive(Module, Debug)]
 pub struct ParameterShards<B: Backend> {
     shards: Vec<ParameterShard<B>>,
 }
 
-/// An optimizer that a [`ZeroOptimizer`](crate::ZeroOptimizer) can run: every `Optimizer<ParameterShards<B>, B>`. It is for the compiler's message.
+/// An optimizer that a [`ZeroOptimizer`](crate::ZeroOptimizer) can run: every `Optimizer<ParameterShards<B>, B>`. The trait exists for its
+/// compiler message.
 ///
-/// An optimizer that is typed for the model is not one:
+/// An optimizer that is typed for the model does not implement it:
 ///
 /// ```compile_fail,E0277
 /// # use burn::{backend::Autodiff, nn::Linear, optim::{AdamConfig, Optimizer}};
@@ -55,7 +56,7 @@ pub enum ParameterShard<B: Backend> {
     Rank8(Param<Tensor<B, 8>>),
 }
 
-/// Dimensions of a shard at most: Burn's records of optimizers end there too.
+/// Most dimensions of a shard, as in Burn's records of optimizers.
 pub(crate) const MOST_DIMENSIONS: usize = 8;
 
 /// The first bytes of a shard's id spell "zero": `ParamId`s are random 64-bit numbers, these are the same in every process.
@@ -133,7 +134,7 @@ impl<B: Backend> ParameterShards<B> {
         self.shards.into_iter().map(|shard| {
             let (id, seen) = with_param!(&shard, param => (param.id, param.is_initialized()));
             let data = match seen {
-                // Whoever looked may have changed it: the optimizer is to look too.
+                // The shard was read as a tensor and may have changed: the optimizer must read it again.
                 true => {
                     on_host.forget(id);
                     None

@@ -13,19 +13,19 @@ use crate::module::for_each_float;
 use crate::offload::leaf_node;
 use crate::reduce::Parameter;
 
-/// The parameters of a module that require gradients. `ParamId`s are random in each process: what ranks have in common are
-/// paths.
+/// The parameters of a module that require gradients. `ParamId`s are random in each process, so ranks identify parameters by
+/// path.
 #[derive(Default)]
 pub(crate) struct Parameters {
     pub(crate) list: Vec<Parameter>,
-    /// The nodes of their leaves, as far as the backend shows them.
+    /// The graph nodes of their leaves; `None` if the backend does not expose them.
     pub(crate) nodes: Vec<Option<u64>>,
-    /// Position in the list. One that the module holds twice is one parameter, under its first path.
+    /// Position in the list. A tensor that the module holds twice is one parameter, under its first path.
     pub(crate) index: HashMap<ParamId, usize>,
     /// Whether the module holds any of them twice.
     pub(crate) tied: bool,
     ids: Vec<ParamId>,
-    /// The first that is another leaf at a later path: its position, and that path.
+    /// The first parameter that is a different leaf at a later path: its position, and that path.
     apart: Option<(usize, String)>,
 }
 
@@ -71,7 +71,7 @@ impl Parameters {
         values
     }
 
-    /// Which parameter a tensor of the module is. A frozen copy under the same id is none.
+    /// The position of a tensor of the module; `None` for a frozen copy under the same id.
     pub(super) fn position<B: AutodiffBackend>(
         &self,
         id: ParamId,
@@ -81,7 +81,7 @@ impl Parameters {
         index.filter(|_| B::float_is_require_grad(tensor))
     }
 
-    /// The nodes of their leaves, as far as they are known, by the ids of this rank's shards.
+    /// The known nodes of their leaves, by the ids of this rank's shards.
     pub(crate) fn leaf_nodes<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: &M,
@@ -102,7 +102,7 @@ impl Parameters {
         self.ids.clone()
     }
 
-    /// Whether ranks can exchange them.
+    /// Checks that collectives support their types.
     ///
     /// # Errors
     ///
@@ -117,7 +117,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Whether an optimizer can meet them in their shape.
+    /// Checks that whole shards can have their shapes.
     ///
     /// # Errors
     ///
@@ -134,7 +134,7 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::TiedApart`] if one that the module holds twice is not one leaf, as far as the backend shows.
+    /// [`ZeroOptimizerError::TiedApart`] if a parameter that the module holds twice is not one leaf, where the backend exposes leaves.
     pub(crate) fn check_tied(&self) -> Result<(), ZeroOptimizerError> {
         match &self.apart {
             None => Ok(()),
@@ -161,7 +161,7 @@ impl Parameters {
         }
     }
 
-    /// What all ranks must have alike.
+    /// A description that must be equal on all ranks.
     pub(super) fn describe(&self) -> String {
         let all: Vec<_> = self.list.iter().map(describe).collect();
         all.join(", ")

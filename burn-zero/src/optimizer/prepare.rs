@@ -1,4 +1,4 @@
-//! Preparing a model, before its first forward: what ranks must have alike is compared, and all get the weights of rank 0.
+//! Preparing a model before its first forward: the ranks' models and optimizers are compared, and rank 0's weights broadcast.
 
 use std::sync::{Arc, Weak};
 
@@ -16,17 +16,17 @@ use crate::module::replace_tensors;
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, Partition, Stage, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 
-/// What an optimizer needs to know of itself for its model to be prepared.
+/// The properties of an optimizer that the preparation of its model needs.
 #[derive(Debug)]
 pub(crate) struct PrepareRequest {
     pub(crate) settings: ZeroSettings,
-    /// Of each rank's own random numbers.
+    /// Seed of the rank's own random numbers.
     pub(crate) seed: Option<u64>,
-    /// What it made of the trial, or why it cannot be sharded so.
+    /// The result of the trial, or why the optimizer cannot be sharded with these settings.
     pub(crate) tried: Result<Vec<f32>, ZeroOptimizerError>,
 }
 
-/// The model with the weights of rank 0, and its gradient reducer. This thread draws its rank's numbers from now on.
+/// The model with the weights of rank 0, and its gradient reducer. From now on this thread draws random numbers of its rank.
 ///
 /// # Errors
 ///
@@ -74,7 +74,8 @@ pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
     Ok((module, reducer))
 }
 
-/// From now on this thread hooks the leaves of the model, and decides with its ranks. The ids of its parameters, in their order.
+/// From now on this thread hooks the leaves of the model, and its collective decisions ask these ranks. Returns the ids of the
+/// parameters, in their order.
 pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
     reducer: &Arc<GradientReducer>,
     module: &M,
@@ -110,9 +111,9 @@ impl Ranks for GradientReducer {
 /// Rank 0's module on every rank, with leaves and running statistics of this rank's own: all its tensors, frozen ones and buffers
 /// included.
 ///
-/// Running statistics hold a lock while they are mapped, which clones on other ranks would wait for: so each rank's are made its own
-/// first, and theirs are exchanged outside of any mapper. Parameters have no lock. They are exchanged one by one as they are
-/// replaced, and there is never a second copy of all of them.
+/// Mapping running statistics holds a lock that clones on other ranks would wait for. So each rank first gets statistics of its own,
+/// and they are broadcast outside of any mapper. Parameters have no lock: each is broadcast when it is replaced, so that there is
+/// never a second copy of all of them.
 ///
 /// # Errors
 ///

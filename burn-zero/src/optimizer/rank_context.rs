@@ -1,7 +1,7 @@
-//! How a strategy and the [`ZeroOptimizer`] inside of its Learner find each other: on the thread that trains.
+//! The connection between a strategy and the [`ZeroOptimizer`] inside its Learner: a context on the thread that trains.
 //!
-//! A Learner hides its optimizer, and wrappers hide it from each other. What the strategy and the optimizer both see is the thread, and a thread
-//! is a rank. The strategy leaves a [`RankContext`] on it and sends [`Message::Ranks`]; the optimizer does what the context asks for.
+//! A Learner does not expose its optimizer, nor do wrappers. But a thread is a rank, and both strategy and optimizer run on it. The
+//! strategy sets a [`RankContext`] for the thread and sends [`Message::Ranks`]; the optimizer does what the context asks for.
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
@@ -29,9 +29,9 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct RankContext {
     pub(crate) group: Arc<dyn ProcessGroup>,
-    /// What the rank computes on.
+    /// The rank's device.
     device: DeviceId,
-    /// The ids of the model's parameters, in the order of the layout, once an optimizer was prepared.
+    /// The ids of the model's parameters, in the order of the layout; set when an optimizer was prepared.
     ids: OnceLock<Vec<ParamId>>,
     request: Mutex<Request>,
     recording: Recording,
@@ -48,13 +48,13 @@ struct Request {
 
 #[derive(Clone, Copy, Debug)]
 enum Ask {
-    /// To take the ranks and get to know the model.
+    /// Take the group from the context and prepare the model.
     Prepare,
-    /// To send its part of a record that rank 0 makes.
+    /// Send this rank's part of a record that rank 0 makes.
     Record,
 }
 
-/// Takes the context away from the thread.
+/// Removes the context from the thread when dropped.
 pub(crate) struct OnThread(Option<Arc<RankContext>>);
 
 impl Drop for OnThread {
@@ -85,8 +85,8 @@ impl RankContext {
         guard
     }
 
-    /// Lets the optimizer inside of `step`, a step without gradients, take its ranks. The step returns the model on the rank's device, with the
-    /// weights of rank 0 and leaves and running statistics of its own. All ranks call it.
+    /// Lets the optimizer that `step`, a step without gradients, reaches take its group. That step returns the model on the rank's device,
+    /// with the weights of rank 0, and with leaves and running statistics of its own. All ranks call it.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl RankContext {
         self.ids.get().map_or(&[], Vec::as_slice)
     }
 
-    /// How many optimizers have answered.
+    /// Runs `step` with this request, and returns how many optimizers have answered.
     fn ask(&self, what: Ask, step: impl FnOnce()) -> Result<usize, ZeroError> {
         self.request.lock().what = Some(what);
         message::send(Message::Ranks, step);
@@ -114,8 +114,8 @@ impl RankContext {
         request.failed.map_or(Ok(request.answers), Err)
     }
 
-    /// On rank 0: runs `write`, in which Burn may make a record. The other ranks, in [`take_part`](Self::take_part), send their parts of it, and
-    /// wait until `write` returns, however long a disk takes: a thread tells them from time to time that rank 0 is at work.
+    /// On rank 0: runs `write`, in which Burn may make a record. The other ranks, in [`take_part`](Self::take_part), send their parts and
+    /// wait until `write` returns, however long that takes: a thread tells them regularly that rank 0 is at work.
     ///
     /// # Errors
     ///
@@ -142,7 +142,8 @@ impl RankContext {
         Ok(written)
     }
 
-    /// On the other ranks: sends this rank's part of each record that rank 0 makes, until it is done. The optimizer is inside of `step`.
+    /// On the other ranks: sends this rank's part of each record that rank 0 makes, until `write` has returned there. `step` reaches the
+    /// optimizer.
     ///
     /// # Errors
     ///
@@ -158,7 +159,7 @@ impl RankContext {
     }
 }
 
-/// Rank 0's state while it makes records, as it tells the other ranks in rounds.
+/// Rank 0's state while it makes records, sent to the other ranks repeatedly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Done,
@@ -169,21 +170,21 @@ enum State {
 
 const STATES: [State; 3] = [State::Done, State::Record, State::Working];
 
-/// A round. What rank 0 has told.
+/// One round of that: a collective that returns rank 0's state.
 fn tell(group: &dyn ProcessGroup, own: State) -> Result<State, ZeroError> {
     let told = group.gather_bytes("whether rank 0 makes a record", vec![own as u8])?;
     let state = told.first().and_then(|state| state.first());
     Ok(state.map_or(State::Done, |&state| STATES[usize::from(state)]))
 }
 
-/// Which thread of rank 0 calls the others: the one that holds the lock.
+/// Of rank 0's threads only the one that holds the lock makes collectives.
 #[derive(Debug, Default)]
 struct Recording {
     others_wait: Mutex<bool>,
     changed: Condvar,
 }
 
-/// Ends the rounds, also where making a record panics.
+/// Ends the rounds when dropped, also by a panic.
 struct Ends<'a>(&'a Recording);
 
 impl Drop for Ends<'_> {
@@ -208,7 +209,7 @@ impl Recording {
 }
 
 impl<O> ZeroOptimizer<O> {
-    /// Does what a step that is a message asks for. Returns the model.
+    /// Handles a step that is a message of the strategy. Returns the model.
     pub(super) fn receive<B, M>(&mut self, module: M) -> M
     where
         B: AutodiffBackend,
@@ -246,7 +247,7 @@ impl<O> ZeroOptimizer<O> {
     {
         let device = B::Device::from_id(context.device);
         if context.group.world_size() > 1 {
-            // Before it is moved: moving a running statistic moves it in all clones of the model.
+            // Before the move to the device: that moves a running statistic in all clones of the model.
             module = independent_if_shared::<B, M>(module);
         }
         let module = module.fork(&device);
@@ -269,7 +270,7 @@ impl<O> ZeroOptimizer<O> {
         B: AutodiffBackend,
         O: Optimizer<ParameterShards<B>, B>,
     {
-        // Held until the record is made, so that nothing else is told meanwhile.
+        // Held until the record is made, so that the other thread makes no collective meanwhile.
         let others_wait = context.recording.others_wait.lock();
         if *others_wait {
             tell(&*self.group, State::Record)?;

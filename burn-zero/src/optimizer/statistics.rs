@@ -1,7 +1,7 @@
-//! Running statistics: tensors that clones of a module share, behind a lock, and that a forward pass changes.
+//! Running statistics: tensors that a forward pass changes and that clones of a module share, behind a lock.
 //!
-//! Burn's `RunningState`, of which BatchNorm has two, holds its lock while a visitor or a mapper looks at it. So nothing in here
-//! waits for another rank while a module is visited or mapped: tensors are collected, exchanged, and then put back.
+//! Burn's `RunningState`, of which BatchNorm has two, holds its lock while a visitor or a mapper runs on it. So this module makes no
+//! collective while a module is visited or mapped: tensors are collected, broadcast, and then put back.
 
 use core::any::Any;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -17,10 +17,10 @@ use crate::ZeroError;
 use crate::group::ProcessGroup;
 use crate::module::{AnyTensor, for_each_float, map_floats, replace_tensors};
 
-/// A copy of a module that shares nothing with it: clones share running statistics, such as BatchNorm's, and a copy has its own. The
+/// A clone of a module with running statistics of its own, such as BatchNorm's, which ordinary clones share. The
 /// parameters are the same leaves under the same ids, as in a clone; no data is copied.
 ///
-/// For ranks that are threads and begin with one model: each must train its own. [`ZeroOptimizer::prepare`](crate::ZeroOptimizer::prepare)
+/// For ranks that are threads and start from one model. [`ZeroOptimizer::prepare`](crate::ZeroOptimizer::prepare)
 /// and [`ZeroStrategy`](crate::ZeroStrategy) make such a copy themselves:
 ///
 /// ```
@@ -36,11 +36,11 @@ use crate::module::{AnyTensor, for_each_float, map_floats, replace_tensors};
 /// assert_ne!(mean(&own), mean(&norm));
 /// ```
 pub fn independent<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> M {
-    // First of all, for it initialises parameters that are lazy, which each clone would do for itself.
+    // First, because it initialises lazy parameters, which otherwise each clone would initialise for itself.
     let inner = module.valid();
     let mut params = Params(VecDeque::new());
     module.visit(&mut params);
-    // The way to the inner backend and back makes new running statistics, and loses leaves and mappers of parameters.
+    // Conversion to the inner backend and back makes new running statistics, but loses leaves and mappers: these are put back.
     M::from_inner(inner).map(&mut params)
 }
 
@@ -89,8 +89,8 @@ impl<B: AutodiffBackend> ModuleMapper<B> for Params {
 pub(crate) struct Statistics(BTreeSet<String>);
 
 impl Statistics {
-    /// They are told from frozen parameters by what makes them special: what a mapper does to those of a clone, it does to those of
-    /// the module. Tried on a copy, which nobody else has.
+    /// Distinguished from frozen parameters by a trial on a copy that nothing else shares: a mapper that changes a clone's running
+    /// statistics changes the module's too.
     pub(crate) fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
         let copy = M::from_inner(module.valid());
         let frozen = untrained::<B, M>(&copy);
@@ -109,11 +109,11 @@ impl Statistics {
         self.0.contains(path)
     }
 
-    /// Gives the module, and with it all its clones, those of rank 0. One collective, if there are any.
+    /// Gives the module, and with it all its clones, the running statistics of rank 0. One collective, if there are any.
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Disagreement`] if rank 0's are of another size; those of the group.
+    /// [`ZeroError::Disagreement`] if rank 0's have another size; those of the group.
     pub(crate) fn share<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: &M,
@@ -122,7 +122,7 @@ impl Statistics {
         if group.world_size() == 1 || self.is_empty() {
             return Ok(());
         }
-        drop(module.valid()); // brings them up to date with the last forward pass
+        drop(module.valid()); // applies pending updates of the last forward pass
         let mut own: Vec<(String, FloatTensor<B>)> = Vec::new();
         for_each_float(module, |path, _, tensor| {
             if self.contains(path) {
@@ -159,7 +159,7 @@ impl Statistics {
             arrived.insert(path, data);
         }
         if group.rank() != 0 {
-            // Those of a clone are those of the module.
+            // Mapping a clone changes the module's statistics too.
             drop(replace_tensors::<B, M>(module.clone(), &mut |path, _| {
                 arrived.remove(path)
             }));

@@ -1,4 +1,4 @@
-//! A step: gradients of all ranks, the wrapped optimizer on this rank's shards, parameters for all ranks.
+//! A step: reduces gradients, runs the wrapped optimizer on this rank's shards, and gathers the parameters.
 
 use core::ops::Range;
 
@@ -55,7 +55,7 @@ impl<O> ZeroOptimizer<O> {
         let held = held::<B::InnerBackend>(layout, reduced)?;
         self.provide_norm::<B::InnerBackend>(layout, &held)?;
         for (parameter, gradient) in held {
-            // The container does not know the number of dimensions.
+            // The container does not store the number of dimensions.
             let gradient = TensorPrimitive::Float(gradient);
             let gradient = Tensor::<B::InnerBackend, 1>::from_primitive(gradient);
             gradients.register(shard_id(parameter), gradient);
@@ -75,7 +75,7 @@ impl<O> ZeroOptimizer<O> {
         Ok(module)
     }
 
-    /// Gradients of this rank alone become those of all ranks, as far as this rank holds the parameters; by parameter.
+    /// Reduces local gradients; returns this rank's shards, by parameter.
     fn reduce<B: AutodiffBackend>(
         &self,
         reducer: &GradientReducer,
@@ -97,7 +97,7 @@ impl<O> ZeroOptimizer<O> {
         }
         reducer.begin_step(at);
         for (parameter, gradient) in own.iter_mut().enumerate().rev() {
-            // From here on the reducer counts it.
+            // The reducer counts it now.
             drop(tracked[parameter].take());
             let read = gradient.take().map(HostRead::start::<B::InnerBackend>);
             reducer.submit(parameter, read);
@@ -114,7 +114,7 @@ impl<O> ZeroOptimizer<O> {
         Ok(reduced.collect())
     }
 
-    /// Hands the norm over all ranks on.
+    /// Gives the norm over all ranks to its receiver.
     fn provide_norm<I: Backend>(
         &self,
         layout: &Layout,
@@ -130,7 +130,7 @@ impl<O> ZeroOptimizer<O> {
     }
 }
 
-/// The gradients of several devices as those of one: each parameter's are added up.
+/// The gradients of several devices, added up by parameter.
 pub(super) fn merge<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: &M,
     mut gradients: MultiGradientsParams,
@@ -140,7 +140,7 @@ pub(super) fn merge<B: AutodiffBackend, M: AutodiffModule<B>>(
         let gradient = gradients.remove::<B::InnerBackend, 1>(id);
         all.extend(gradient.map(|(gradient, _)| (id, gradient)));
     });
-    // What else travels with them is for an optimizer inside.
+    // Entries that belong to no parameter are kept for the wrapped optimizer.
     let first = gradients.grads.into_iter().next();
     let mut merged = first.map_or_else(GradientsParams::new, |(gradients, _)| gradients);
     for (id, gradient) in all {
@@ -153,8 +153,7 @@ fn take<I: Backend>(gradient: Tensor<I, 1>) -> Option<FloatTensor<I>> {
     Some(gradient.into_primitive().tensor())
 }
 
-/// The reduced gradients that this rank holds, in the shape in which the wrapped optimizer meets them, and the positions of their
-/// parameters.
+/// This rank's reduced gradients, in the shapes for the wrapped optimizer, and the positions of their parameters.
 ///
 /// # Errors
 ///
@@ -165,7 +164,7 @@ fn held<I: Backend>(
 ) -> Result<Vec<(usize, FloatTensor<I>)>, ZeroOptimizerError> {
     let mut held = Vec::new();
     for (parameter, gradient) in reduced.into_iter().enumerate() {
-        // A rank that holds nothing of a parameter meets a single zero.
+        // A rank without elements of a parameter has a single zero.
         let elements = layout.held(parameter);
         check::<I>(layout, parameter, &gradient, elements.max(1))?;
         if let Some(gradient) = gradient.filter(|_| elements > 0) {
@@ -229,7 +228,7 @@ pub(super) fn cut_one<I: Backend>(
     I::float_reshape(shard, Shape::from(layout.piece_shape(parameter)))
 }
 
-/// The sum of the squares of this rank's shard of the gradient. In stage 0 too, where it holds all: every stage finds the
+/// The sum of the squares of this rank's shard of the gradient. In stage 0 too, though it holds all, so that every stage has the
 /// same bits.
 fn squared_norm<I: Backend>(layout: &Layout, held: &[(usize, FloatTensor<I>)]) -> f64 {
     let own = held

@@ -1,5 +1,5 @@
-//! Whether an optimizer can be sharded as asked, and whether all ranks have it with the same settings: seen in some steps on tensors that
-//! all ranks know. Wrong training without a sign would be worse than this small cost.
+//! Trial steps on fixed tensors: checks that an optimizer can be sharded as asked and has the same settings on all ranks, because
+//! training would otherwise be wrong without any error.
 
 use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::{Shape, Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend};
@@ -12,34 +12,34 @@ use crate::host::HostRead;
 use crate::shard::Partition;
 use crate::{ZeroError, ZeroOptimizerError, ZeroSettings};
 
-/// Two matrices of four elements: optimizers for matrices refuse other tensors by a panic.
+/// Two matrices of four elements: optimizers for matrices panic on other tensors.
 const WEIGHTS: [f32; 8] = [0.5, -1.5, 2.0, -0.25, 1.25, -0.75, 0.125, 3.0];
-/// Far beyond any threshold of clipping, of very different sizes, and one element next to an epsilon.
+/// Above any clipping threshold, of very different magnitudes, and one element near an epsilon.
 const GRADIENTS: [[f32; 8]; 3] = [
     [3.0e4, -0.125, 6.0, 2.0e2, -1.0, 2.0e-7, 40.0, -7.0e2],
     [-1.0e2, 8.0, 5.0e3, -0.5, 0.25, -3.0e-7, 0.5, 90.0],
     [7.0, 0.5, -2.0e3, 1.0e3, -3.0, 1.0e-7, -2.0e4, 0.0625],
 ];
 const LR: f64 = 0.1;
-/// Positions of the trial's tensors: no parameter's, of which the optimizer may have state.
+/// Positions of the trial's tensors, above those of parameters, for which the optimizer may have state.
 const TRIAL: usize = 1 << 31;
-/// Of results that are computed alike but for the order of sums: relative to an element, or to 1.
+/// Tolerance for results that differ in the order of sums only: relative to an element, or to 1.
 const EXACT: f32 = 1e-5;
-/// Of results that are computed alike on machines whose kernels round otherwise.
+/// Tolerance for the same computation on machines whose kernels round differently.
 const ROUNDING: f32 = 1e-6;
 
-/// Who is handed the norm over all ranks: [`with_norm`](crate::ZeroOptimizer::with_norm).
+/// The receiver of the norm over all ranks: [`with_norm`](crate::ZeroOptimizer::with_norm).
 pub(super) type NormReceiver = SharedFn<f32, ()>;
 
-/// What clones of the optimizer make of the trial's tensors. The optimizer itself is left as it is.
+/// The trial's tensors, updated by clones of the optimizer, which itself does not change.
 ///
-/// One clone updates the two matrices; then they are updated as ranks would at worst: cut into single elements, or whole with
-/// [`Partition::Whole`], each with a clone of its own if there are other ranks. Both must come to the same.
+/// One clone updates the two matrices. Then they are updated in the finest sharding: cut into single elements, or whole with
+/// [`Partition::Whole`], each by a clone of its own if there are other ranks. Both results must agree.
 ///
 /// # Errors
 ///
 /// [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`] if the results differ by more than rounding;
-/// [`ZeroOptimizerError::SharedState`] if the trial cannot tell, because clones share what their updates depend on.
+/// [`ZeroOptimizerError::SharedState`] if the trial has no result, because clones share state that their updates depend on.
 pub(super) fn run<B, O>(
     optimizer: &O,
     settings: &ZeroSettings,
@@ -90,8 +90,7 @@ where
     })
 }
 
-/// Compares what the optimizers of all ranks made of the trial with rank 0's, which all ranks see alike. Also ranks whose optimizer was
-/// refused call it.
+/// Compares the trial's results of all ranks with rank 0's. Ranks whose optimizer was refused call it too.
 ///
 /// # Errors
 ///
@@ -101,7 +100,7 @@ pub(super) fn agree(
     own: Result<Vec<f32>, ZeroOptimizerError>,
 ) -> Result<(), ZeroError> {
     let label = "settings of the optimizer, seen in what it makes of a trial";
-    // One that is refused has made nothing.
+    // A refused optimizer has no result.
     let bytes = own.as_deref().map_or(&[][..], bytemuck::cast_slice);
     let all = group.gather_bytes(label, bytes.to_vec())?;
     own?;
@@ -182,7 +181,7 @@ mod tests {
     use super::*;
     use crate::{GroupOptions, ThreadGroup};
 
-    /// Ranks whose results are a little apart, each within the tolerance of the next: what one returns, all return.
+    /// Results that differ slightly, each within the tolerance of the next rank's: all ranks return the same verdict.
     #[test]
     fn ranks_agree_on_whether_they_agree() {
         let told = |results: [f32; 3]| {

@@ -1,6 +1,6 @@
 //! The state of all ranks as a record of the whole model, and back: what a `Learner` saves and loads.
 //!
-//! A record is the same whatever the number of ranks, and that of an optimizer without any.
+//! The record does not depend on the number of ranks and equals that of the wrapped optimizer alone.
 
 use core::ops::Range;
 use std::collections::HashMap;
@@ -19,13 +19,12 @@ use crate::state::{StateIds, StateTensor, cut, join, refuse, split, to_record};
 use crate::{Stage, ZeroError, ZeroOptimizerError, ZeroSettings};
 
 impl<O> ZeroOptimizer<O> {
-    /// The state of all ranks under the ids of the model's parameters. All ranks call it; rank 0 gets it, the others
-    /// their own. One tensor after the other goes to rank 0 alone: every other rank sends its part once and receives nothing. The
-    /// record is on `device`.
+    /// The state of all ranks under the ids of the model's parameters, on `device`. All ranks call it; rank 0 gets the whole, the others
+    /// their own state. Tensors are gathered to rank 0 one by one: every other rank sends its shard once and receives nothing.
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::State`]; [`ZeroError::Disagreement`] if ranks have other step
+    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::State`]; [`ZeroError::Disagreement`] if ranks have different step
     /// counts for the same parameter; those of the group.
     pub(in crate::optimizer) fn to_whole_record<B>(
         &self,
@@ -70,7 +69,7 @@ impl<O> ZeroOptimizer<O> {
         }
     }
 
-    /// What the wrapped optimizer has loaded of the whole model becomes the state of this rank's shards. Costs two copies of the
+    /// Cuts the state of the whole model, which the wrapped optimizer has loaded, to this rank's shards. Costs two copies of the
     /// whole state in host memory, and one of the shards.
     ///
     /// # Errors
@@ -120,7 +119,7 @@ impl<O> ZeroOptimizer<O> {
         Ok(reducer.ok_or(ZeroOptimizerError::NotPrepared)?.layout())
     }
 
-    /// All ranks' parts of what is no tensor.
+    /// The trees of all ranks, united.
     fn unite(&self, own: Json) -> Result<Json, ZeroError> {
         let label = "state of the optimizer";
         let all = self
@@ -152,7 +151,7 @@ fn whole(layout: &Layout) -> Result<Layout, ZeroError> {
     Layout::new(layout.parameters().to_vec(), 1, 0, &settings)
 }
 
-/// So many bytes of a tensor from those of each rank's ranges.
+/// The bytes of a whole tensor from those of each rank's ranges.
 fn gather<'a>(
     bytes: usize,
     size: usize,

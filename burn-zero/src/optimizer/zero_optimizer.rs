@@ -1,4 +1,4 @@
-//! The wrapper: what it is made of, and what Burn calls.
+//! The wrapper: its fields, its methods, and the implementation of Burn's `Optimizer`.
 
 use core::fmt;
 use std::sync::Arc;
@@ -28,17 +28,17 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 ///     parameters = all_gather(shards)         # stage 0: nothing to do
 /// ```
 ///
-/// The wrapped optimizer is any of Burn's: it meets [`ParameterShards`] instead of the module, and keeps the state of those only. With
-/// one rank a step is the wrapped optimizer's, bit for bit. A parameter that has a gradient on some ranks takes part with
-/// zeros on the others; one that has none on any rank is left alone, as Burn does.
+/// The wrapped optimizer is any of Burn's: it steps on [`ParameterShards`] instead of the module, and keeps the state of those only. With
+/// one rank a step is the wrapped optimizer's, bit for bit. A parameter with a gradient on some ranks counts as zero on the others;
+/// one without a gradient on any rank is not updated, as in Burn.
 ///
 /// # Order of layers
 ///
-/// `scaler.wrap(MultiSteps::new(zero, accumulation)?)`, and in `zero` the clipping, and in that the optimizer. Who skips a step or drops a
-/// micro-batch for a gradient that is non-finite on this rank must do so on all: a loss scaler and an accumulation ask all ranks, in
-/// one small collective a call ([`non_finite_on_any_rank`](burn_decorator::gradient::non_finite_on_any_rank)); a loop that skips by
-/// itself asks with [`Agree::agree_any`]. What needs the norm of the gradient over all parameters goes inside and is handed it:
-/// [`with_norm`](Self::with_norm).
+/// `scaler.wrap(MultiSteps::new(zero, accumulation)?)`, with the clipping inside `zero` and the optimizer inside the clipping. A layer that
+/// skips a step or drops a micro-batch because a gradient is non-finite on one rank must do so on all: loss scaler and accumulation ask
+/// all ranks, in one small collective a decision ([`non_finite_on_any_rank`](burn_decorator::gradient::non_finite_on_any_rank)); a loop
+/// that skips by itself uses [`Agree::agree_any`]. A layer that needs the norm of the gradient over all parameters goes inside and gets
+/// it by [`with_norm`](Self::with_norm).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -72,21 +72,21 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 ///
 /// A parameter that the module holds at several paths, clones of one `Param`, is one parameter: it is sharded once, under its
 /// first path, its gradient is the sum over all its uses, and every step returns it as one leaf at all its paths. Burn's own
-/// optimizers update the first path only and leave the others behind.
+/// optimizers update the first path only.
 ///
-/// # What ranks must do alike
+/// # What must be the same on all ranks
 ///
-/// Ranks that differ stop, with a message that shows both sides:
+/// Ranks that differ stop, with a message that shows both values:
 ///
 /// - in [`new`](Self::new) and [`prepare`](Self::prepare), if settings, optimizers or models differ. An optimizer's settings are compared by
-///   what they make of the same trial tensors: one that makes no difference to 3 steps is not seen;
-/// - in the step itself, if its learning rate differs in a single bit: it stands in the labels of the step's collectives;
-/// - at the next collective, if one makes another call: it skipped a step after its backward pass, say.
+///   3 steps on the same trial tensors: a setting without effect on these is not compared;
+/// - in the step itself, if its learning rate differs in a single bit: it is part of the labels of the step's collectives;
+/// - at the next collective, if one rank makes another call, for example because it skipped a step after its backward pass.
 ///
-/// A rank that leaves out a whole iteration makes the same calls as the others, one batch ahead of them; what it adds is still a
-/// gradient of the weights that all have. It is found by its learning rate where that changes with the iteration, and at the latest at the
-/// end, where it leaves a step too early; at once in a loop that says where it is: `group.declare_settings(&format!("iteration
-/// {iteration}"))`. The loop of [`ZeroStrategy`](crate::ZeroStrategy) cannot come apart in this way.
+/// A rank that leaves out a whole iteration makes the same calls as the others, one batch ahead; what it adds is still a
+/// gradient of the common weights. It is found by its learning rate if that changes with the iteration, and at the latest at the
+/// end, where it leaves a step too early; or at once in a loop that declares its position: `group.declare_settings(&format!("iteration
+/// {iteration}"))`. The loop of [`ZeroStrategy`](crate::ZeroStrategy) compares the ranks after every step.
 ///
 /// # Panics
 ///
@@ -99,7 +99,7 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// gradients' half of it once a backward pass. It holds `1 / N` of the optimizer's state in stages 1 and 2, and in stage
 /// 2 of the gradients, plus at most three buckets in backward: one that backward fills, one that waits, one that is copied into the
 /// buffer that is sent. Gradients and parameters of every backend go through the host's memory, those of a GPU over its bus.
-/// [`estimate`](crate::estimate()) has all figures, [`peak_gradient_bytes`](Self::peak_gradient_bytes) what came of it.
+/// [`estimate`](crate::estimate()) has all figures, [`peak_gradient_bytes`](Self::peak_gradient_bytes) the measured peak.
 ///
 /// Under MPI a panic that the program does not catch ends the whole job, with its message: see `MpiGroup`.
 pub struct ZeroOptimizer<O> {
@@ -112,12 +112,12 @@ pub struct ZeroOptimizer<O> {
     pub(super) reducer: Option<Arc<GradientReducer>>,
 }
 
-/// Who brings the ranks.
+/// Where the group comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
-    /// Whoever made the optimizer.
+    /// Given to [`ZeroOptimizer::new`].
     Own,
-    /// The strategy of the Learner that the optimizer is in; until then there is one rank.
+    /// Taken from the rank context of the Learner's strategy; until then the group has one rank.
     Learner,
 }
 
@@ -158,11 +158,11 @@ impl<O> ZeroOptimizer<O> {
         })
     }
 
-    /// Wraps `inner` for a `Learner` that trains with [`ZeroStrategy`](crate::ZeroStrategy), which brings the ranks and
-    /// prepares the model. What cannot be sharded is refused there, before the first step.
+    /// Wraps `inner` for a `Learner` that trains with [`ZeroStrategy`](crate::ZeroStrategy), which provides the group and
+    /// prepares the model. An optimizer or model that cannot be sharded is refused there, before the first step.
     ///
-    /// Its record is that of the whole model, as the wrapped optimizer would write it without ranks: it is loaded by
-    /// any number of ranks, and by the wrapped optimizer alone.
+    /// Its record is that of the whole model, as the wrapped optimizer would write it without ranks: any number of ranks, and the
+    /// wrapped optimizer alone, can load it.
     pub fn in_learner(inner: O, settings: ZeroSettings) -> Self {
         Self {
             inner,
@@ -175,7 +175,7 @@ impl<O> ZeroOptimizer<O> {
         }
     }
 
-    /// Hands the norm of the gradient over all parameters and ranks to `receive` before each step of the wrapped optimizer.
+    /// Calls `receive` with the norm of the gradient over all parameters and ranks before each step of the wrapped optimizer.
     ///
     /// For clipping by the global norm: burn-accum's `ClipGlobalNorm` takes it through `clip.norm().provide(value)`.
     /// Costs one pass over this rank's shards, a host read and a collective of one element.
@@ -186,22 +186,22 @@ impl<O> ZeroOptimizer<O> {
     }
 
     /// Gives each rank random numbers of its own: what its thread draws on the backend, such as dropout masks, depends only on this
-    /// seed, the rank and how often it has drawn. Without it ranks that are threads draw from the one generator of the process, in
-    /// an order that differs from run to run. With one rank the backend's generator is used as it is.
+    /// seed, the rank and the number of earlier draws. Without it ranks that are threads share the generator of the process, and draw in
+    /// an order that differs from run to run. With one rank the backend's generator is not changed.
     ///
     /// The backend must be a [`Sharded`](crate::Sharded) one, in every stage. `Backend::seed` on the rank's thread restarts its
     /// numbers with another seed; [`prepare`](Self::prepare) with this one.
     ///
-    /// Each draw seeds the backend's generator and waits for those of other ranks in the process. That is nothing on Flex; Fusion
-    /// executes what it has collected before it is seeded.
+    /// Each draw seeds the backend's generator and waits for draws of other ranks in the process. That is cheap on Flex; Fusion
+    /// executes its queued operations before it is seeded.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// Makes of this rank's number of items (tokens) in a micro-batch the number that its reduced gradients count: the sum over
-    /// all ranks, or their mean where [`ZeroSettings::reduction`] is the mean.
+    /// A function from this rank's number of items (tokens) in a micro-batch to the number that normalizes the reduced gradients: the sum
+    /// over all ranks, or their mean if [`ZeroSettings::reduction`] is the mean.
     ///
     /// For burn-accum's `Normalization::Tokens` where ranks hold different numbers of items:
     /// `MultiSteps::new(zero, config)?.with_items_of_all_ranks(items)`. The update is then the gradient of the sum of all losses of all
@@ -239,7 +239,7 @@ impl<O> ZeroOptimizer<O> {
         self.inner
     }
 
-    /// The ranks.
+    /// The group.
     pub fn group(&self) -> &Arc<dyn ProcessGroup> {
         &self.group
     }
@@ -249,21 +249,20 @@ impl<O> ZeroOptimizer<O> {
         &self.settings
     }
 
-    /// The most bytes of gradients that this rank ever held at once since it got to know the model, as counted where they come and go:
-    /// under stage 2 during backward (its shard and the buckets under way), in the other stages whole when they arrive at the step. Those
-    /// in host memory ([`Memory::Host`](crate::Memory::Host)) count as those on the device do.
-    /// Sums of an accumulation around this optimizer are not among them. 0 before the first step.
+    /// The peak of gradient bytes on this rank since [`prepare`](Self::prepare), by the memory tracker: under stage 2 during backward (its
+    /// shard and the buckets in transfer), in the other stages in the step. Gradients in host memory
+    /// ([`Memory::Host`](crate::Memory::Host)) count too, sums of an accumulation around this optimizer do not. 0 before the first step.
     ///
-    /// [`Estimate::peak_gradient_bytes`](crate::Estimate::peak_gradient_bytes) is what to expect, and in host memory
-    /// [`host_gradient_bytes`](crate::Estimate::host_gradient_bytes) besides.
+    /// To be compared with [`Estimate::peak_gradient_bytes`](crate::Estimate::peak_gradient_bytes), plus
+    /// [`host_gradient_bytes`](crate::Estimate::host_gradient_bytes) in host memory.
     pub fn peak_gradient_bytes(&self) -> u64 {
         let reducer = self.reducer.as_ref();
         reducer.map_or(0, |reducer| reducer.tracker().peak_bytes())
     }
 
-    /// Gets to know a model and gives every rank the weights of rank 0: before the first forward, on the thread that
-    /// trains, and after its weights were loaded or its parameters frozen. All ranks call it. Tied parameters are one leaf
-    /// afterwards, and running statistics, such as BatchNorm's, are shared with no clone of the module that was given.
+    /// Registers a model and gives every rank the weights of rank 0. To be called on the thread that trains, before the first forward and
+    /// again after weights were loaded or parameters frozen. All ranks call it. Tied parameters are one leaf
+    /// afterwards, and running statistics, such as BatchNorm's, are not shared with clones of the given module.
     ///
     /// # Errors
     ///
@@ -273,9 +272,9 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Cost
     ///
-    /// A broadcast of all parameters, in which rank 0 sends them about twice, a comparison of all paths and shapes, and three steps of nine clones of the wrapped optimizer with up to eight
-    /// elements each: the trial that shows whether it can be sharded exactly, and that all ranks have it with the same settings. A
-    /// receiver of the [norm](Self::with_norm) gets that of the trial's gradients in each of them.
+    /// A broadcast of all parameters, in which rank 0 sends them about twice; a comparison of all paths and shapes; and three trial steps of
+    /// nine clones of the wrapped optimizer with up to eight elements each, which check that it can be sharded exactly and has the same
+    /// settings on all ranks. A receiver of the [norm](Self::with_norm) is called with the norm of the trial's gradients too.
     pub fn prepare<B, M>(&mut self, module: M) -> Result<M, ZeroError>
     where
         B: AutodiffBackend,
@@ -290,9 +289,9 @@ impl<O> ZeroOptimizer<O> {
         Ok(module)
     }
 
-    /// Gives the model on every rank, and all its clones, the running statistics of rank 0, such as those of BatchNorm, which each rank
-    /// makes of its own batches: before ranks validate together, as PyTorch's `DistributedDataParallel(broadcast_buffers=True)` does
-    /// before each forward. [`Recorder::save`] and [`ZeroStrategy`](crate::ZeroStrategy) do it themselves. All ranks call it.
+    /// Gives the model on every rank, and all its clones, the running statistics of rank 0, such as BatchNorm's, which each rank
+    /// computes from its own batches. For use before ranks validate together; PyTorch's `DistributedDataParallel(broadcast_buffers=True)`
+    /// does it before each forward. [`Recorder::save`] and [`ZeroStrategy`](crate::ZeroStrategy) do it themselves. All ranks call it.
     ///
     /// # Errors
     ///
@@ -300,8 +299,8 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Cost
     ///
-    /// One collective, in which rank 0 sends all of them to each other rank; none for a model without. Frozen parameters are
-    /// not sent.
+    /// One collective, in which rank 0 sends them to each other rank; none for a model without running statistics. Frozen parameters
+    /// are not sent.
     pub fn share_statistics<B, M>(&self, module: &M) -> Result<(), ZeroError>
     where
         B: AutodiffBackend,
@@ -310,11 +309,11 @@ impl<O> ZeroOptimizer<O> {
         Statistics::of::<B, M>(module).share::<B, M>(module, &*self.group)
     }
 
-    /// Saves and loads whole trainings with this optimizer in them, however it is wrapped: see [`Recorder`].
+    /// Saves and loads whole trainings with this optimizer, in whatever layers: see [`Recorder`].
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NotPrepared`]: in a `Learner` its own records are what is saved.
+    /// [`ZeroOptimizerError::NotPrepared`], also in a `Learner`, which saves records of its own.
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
         let reducer = self
             .reducer
@@ -323,7 +322,7 @@ impl<O> ZeroOptimizer<O> {
         Ok(Recorder::new(reducer, self.settings.clone()))
     }
 
-    /// What these ranks need to know to prepare a model for it.
+    /// The properties of this optimizer for the preparation of its model.
     pub(super) fn prepare_request<B: AutodiffBackend>(
         &self,
         group: &dyn ProcessGroup,
@@ -340,12 +339,12 @@ impl<O> ZeroOptimizer<O> {
         }
     }
 
-    /// Whether the strategy of a Learner brings the ranks.
+    /// Whether the group is taken from a Learner's strategy.
     pub(super) fn is_in_learner(&self) -> bool {
         self.origin == Origin::Learner
     }
 
-    /// What to do before the first step.
+    /// The error of a step before [`prepare`](Self::prepare).
     pub(super) fn unprepared(&self) -> ZeroOptimizerError {
         match self.origin {
             Origin::Own => ZeroOptimizerError::NotPrepared,
@@ -360,7 +359,7 @@ where
     M: AutodiffModule<B>,
     B: AutodiffBackend,
 {
-    /// That of the wrapped optimizer, of this rank's shard; in a `Learner` that of the whole model, as without ranks.
+    /// The wrapped optimizer's record, of this rank's shards; in a `Learner` of the whole model, as without ranks.
     type Record = O::Record;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {

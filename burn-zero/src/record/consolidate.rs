@@ -29,8 +29,8 @@ const MODEL: &str = "model";
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// and so does any other program that reads safetensors. A file that is there is replaced at once, when the new one is on the
-/// disk. Needs memory for a mebibyte, and one read and one write of the model.
+/// and so does any other program that reads safetensors. An existing file is replaced atomically, when the new one is on the
+/// disk. Costs one read and one write of the model, and a mebibyte of memory.
 ///
 /// # Errors
 ///
@@ -60,7 +60,7 @@ impl ShardedRecord {
             Ok(bytes)
         });
         if written.is_err() {
-            // The error is the one that matters, and the file may not be there.
+            // The first error is returned; the file may not exist.
             let _ = fs::remove_file(&temporary);
         }
         let rate = rate(start, written?);
@@ -96,7 +96,7 @@ impl ShardedRecord {
             (path.clone(), shape, TensorSlice::whole(spec.clone()))
         });
         let header = safetensors_header(metadata, infos);
-        // What a killed call left behind.
+        // Left over from a killed call.
         let _ = fs::remove_file(path);
         let mut file = SyncedFile::create(Disk::PLAIN, path)?;
         file.write(&header)?;

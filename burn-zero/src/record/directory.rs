@@ -1,4 +1,4 @@
-//! A directory of records: names, what is in it, and what a save does to the file system.
+//! A directory of records: names, listing, and the file-system operations of a save.
 
 use std::fmt;
 use std::fs::{self, File, TryLockError};
@@ -18,7 +18,7 @@ const LOCK: &str = ".lock";
 
 /// Name of a record's directory: `000007-step-1200` is the seventh record of its directory, saved after 1200 updates.
 ///
-/// The number orders the records in time, which the step does not: a run that goes back to an older record passes a step twice.
+/// The number orders the records in time. The step does not, because a run that resumes from an older record repeats steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct RecordName {
     pub number: u64,
@@ -42,7 +42,7 @@ impl RecordName {
             number: number.parse().ok()?,
             step: step.parse().ok()?,
         };
-        // `+7` and `7` are numbers too, but nothing that this program names a record.
+        // `+7` and `7` parse as numbers too, but are no names of records.
         (parsed.complete() == name).then_some(parsed)
     }
 }
@@ -60,7 +60,7 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// What is in `dir`; nothing if it does not exist. Names of others are passed over.
+    /// The records in `dir`; none if it does not exist. Other names are ignored.
     pub fn read(dir: &Path) -> Result<Self, RecordError> {
         let mut listing = Self::default();
         if !dir.exists() {
@@ -82,7 +82,7 @@ impl Listing {
         Ok(listing)
     }
 
-    /// A number above all there are.
+    /// A number greater than all existing ones.
     pub fn next_number(&self) -> u64 {
         let all = self.complete.iter().chain(&self.partial);
         let next = all.map(|record| record.number.saturating_add(1));
@@ -106,14 +106,14 @@ impl Listing {
 /// Whether a record can be loaded, as far as names and lengths tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Completeness {
-    /// All files are there in full length.
+    /// All files exist with their full lengths.
     Complete {
         /// Ranks that saved it.
         world_size: usize,
     },
-    /// Its writers were ended, or still write.
+    /// The save was interrupted, or is still running.
     Partial,
-    /// It was complete and is not any more, or is of another version.
+    /// It was complete and is damaged, or has another version.
     Broken {
         /// What is wrong.
         reason: String,
@@ -127,7 +127,7 @@ pub struct RecordInfo {
     pub path: PathBuf,
     /// Updates taken when it was saved.
     pub step: u64,
-    /// Bytes of the files that are there.
+    /// Bytes of the existing files.
     pub bytes: u64,
     /// Whether it can be loaded.
     pub completeness: Completeness,
@@ -138,7 +138,7 @@ pub struct RecordInfo {
 pub struct Records {
     /// The directory.
     pub dir: PathBuf,
-    /// Those that are complete or were, then those that are not finished.
+    /// Complete and broken ones first, then partial ones.
     pub records: Vec<RecordInfo>,
 }
 
@@ -147,7 +147,7 @@ pub struct Records {
 ///
 /// # Errors
 ///
-/// If a directory cannot be read. A record that cannot be loaded is an answer, not an error.
+/// If a directory cannot be read. A record that cannot be loaded is listed as [`Completeness::Broken`], not an error.
 pub fn inspect(dir: &Path) -> Result<Records, RecordError> {
     let listing = Listing::read(dir)?;
     let complete = listing.complete.iter().map(|name| {
@@ -248,9 +248,9 @@ impl Disk<'_> {
         })
     }
 
-    /// Makes `dir` and what it is in, each on the disk before the next.
+    /// Makes `dir` and its missing parents, each synced before the next.
     pub fn make_dirs(self, dir: &Path) -> Result<(), RecordError> {
-        // Where the program runs has no parent that could be made, even if someone removed it.
+        // The working directory has no parent to make, even if it was removed.
         if dir.is_dir() || dir == Path::new(".") {
             return Ok(());
         }
@@ -260,8 +260,8 @@ impl Disk<'_> {
         self.sync_dir(parent)
     }
 
-    /// Removes a directory file by file and calls `removed` after each: a record may be hundreds of files of any size. A file that
-    /// stays costs space, but no record.
+    /// Removes a directory file by file and calls `removed` after each, because a record may be hundreds of large files. A file that
+    /// cannot be removed costs only space.
     pub fn remove(self, dir: &Path, mut removed: impl FnMut()) {
         let mut remove = || {
             for file in fs::read_dir(dir).map_err(io_error("list", dir))? {
@@ -331,7 +331,7 @@ impl<'a> SyncedFile<'a> {
     }
 }
 
-/// Keeps other processes from saving into `dir`; the operating system lets go if this one dies.
+/// Keeps other processes from saving into `dir`; the operating system unlocks it if this process dies.
 pub(super) fn lock(dir: &Path) -> Result<File, RecordError> {
     let path = dir.join(LOCK);
     let mut options = fs::OpenOptions::new();
@@ -352,7 +352,7 @@ pub(super) fn lock(dir: &Path) -> Result<File, RecordError> {
 
 /// The directory that `path` is in.
 pub(super) fn parent(path: &Path) -> &Path {
-    // The parent of `records` is the empty path: where the program runs.
+    // The parent of `records` is the empty path, which means the working directory.
     let parent = path.parent();
     let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
     parent.unwrap_or(Path::new("."))

@@ -1,4 +1,4 @@
-//! What a rank gives to a record and wants from one: a contiguous slice of a named tensor.
+//! What a rank saves to a record or loads from it: a contiguous slice of a named tensor.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -32,7 +32,7 @@ impl TensorSpec {
         }
     }
 
-    /// How many elements the whole tensor has, `None` if the machine cannot count that far.
+    /// Elements of the whole tensor; `None` if that overflows `usize`.
     pub fn elements(&self) -> Option<usize> {
         let mut dims = self.shape.iter();
         dims.try_fold(1_usize, |product, &dim| product.checked_mul(dim))
@@ -43,7 +43,7 @@ impl TensorSpec {
         self.dtype.bitsize() / 8
     }
 
-    /// That the name can be one, and that `range` is in the tensor and can be addressed on this machine.
+    /// Checks that the name is valid, and that `range` is in the tensor and can be addressed on this machine.
     pub(super) fn check(&self, range: &Range<usize>) -> Result<(), RecordError> {
         if let Some(reason) = why_no_name(&self.name) {
             return Err(self.error(format!("cannot name an entry: {reason}")));
@@ -72,7 +72,7 @@ impl TensorSpec {
     }
 }
 
-/// Why a name is refused: it could be no key of a safetensors file, or would leave a directory if a tool made paths of names.
+/// Why a name is refused: it cannot be a key of a safetensors file, or would point outside a directory if a tool made paths of names.
 fn why_no_name(name: &str) -> Option<&'static str> {
     if name.len() > MAX_NAME_BYTES {
         Some("it is longer than 1024 bytes")
@@ -106,7 +106,7 @@ impl TensorSlice {
     ///
     /// # Panics
     ///
-    /// If the machine cannot count them.
+    /// If their number overflows `usize`.
     pub fn whole(tensor: TensorSpec) -> Self {
         let elements = tensor.elements();
         let elements = elements.expect("a tensor in memory has a countable number of elements");
@@ -122,7 +122,7 @@ impl TensorSlice {
         self.tensor.check(&self.range)
     }
 
-    /// That `bytes` are as many as the slice has.
+    /// Checks that `bytes` is the length of the slice.
     pub(super) fn check_length(&self, bytes: usize) -> Result<(), RecordError> {
         let expected = self.bytes();
         if bytes == expected {
@@ -133,7 +133,7 @@ impl TensorSlice {
     }
 }
 
-/// Why the caller that saves or loads could not give or take the bytes of a slice.
+/// Error of the caller's code that provides or receives the bytes of a slice.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 enum Source<'a> {
@@ -148,7 +148,7 @@ pub struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// A slice whose bytes are at hand, borrowed or owned.
+    /// A slice with its bytes in memory, borrowed or owned.
     pub fn new(slice: TensorSlice, bytes: impl Into<Cow<'a, [u8]>>) -> Self {
         Self {
             slice,
@@ -168,12 +168,12 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// What it holds of which tensor.
+    /// The slice.
     pub fn slice(&self) -> &TensorSlice {
         &self.slice
     }
 
-    /// That what can be known before writing is right.
+    /// Checks what is known before the bytes are read.
     pub(super) fn check(&self) -> Result<(), RecordError> {
         self.slice.check()?;
         match &self.source {

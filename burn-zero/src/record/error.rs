@@ -1,4 +1,4 @@
-//! What can go wrong with a record, with the values.
+//! The errors of records, with the values.
 
 use std::io;
 use std::path::PathBuf;
@@ -45,7 +45,7 @@ pub enum RecordError {
         dir: PathBuf,
         /// The step that was asked for, `None` for the last.
         step: Option<u64>,
-        /// How many records there are that their writers did not finish.
+        /// Number of unfinished records.
         partial: usize,
     },
     /// A record in another version of the format.

@@ -1,4 +1,4 @@
-//! Ranks that go on together or not at all.
+//! Work that succeeds on all ranks or fails on all.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -16,19 +16,19 @@ type Ended = Result<Json, Option<String>>;
 
 /// Work that each rank does by itself and that all end together.
 ///
-/// A disk may take longer than the deadline of a collective. So ranks that wait for others do it in rounds, one collective each,
-/// in which also those that are still at work take part: a rank that misses a round hangs. In the round after a rank failed all
-/// others know it and stop.
+/// A disk may take longer than the deadline of a collective. So waiting ranks repeat a small collective, in which ranks at work take
+/// part too: only a rank that misses one hangs. After a rank has failed, the next of these collectives tells all others to
+/// stop.
 pub(crate) struct JointWork<'g> {
     group: &'g dyn ProcessGroup,
     label: &'static str,
     last_round: Instant,
-    /// By rank, of those whose work has ended.
+    /// The ranks whose work has ended.
     ended: BTreeMap<usize, Ended>,
 }
 
 impl<'g> JointWork<'g> {
-    /// Begins work of this name. Collective, as all else here.
+    /// Begins work of this name. Collective, as are all methods.
     pub fn new(group: &'g dyn ProcessGroup, label: &'static str) -> Self {
         Self {
             group,
@@ -38,7 +38,7 @@ impl<'g> JointWork<'g> {
         }
     }
 
-    /// Tells the others from time to time that this rank is at work; to be called often.
+    /// Takes part in a round if one is due, to show that this rank is at work; to be called often.
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ impl<'g> JointWork<'g> {
     }
 
     /// Waits until all have ended their work. Returns this rank's value, or an error on every rank if one has failed: on that
-    /// rank its own, on the others one that names it. Every rank calls it, whatever has happened to it.
+    /// rank its own, on the others one that names it. Every rank must call it, also after an error.
     pub fn end<T>(self, own: Result<T, RecordError>) -> Result<T, RecordError> {
         let (value, done) = match own {
             Ok(value) => (Some(value), Ok(())),
@@ -75,7 +75,7 @@ impl<'g> JointWork<'g> {
         });
         while self.ended.len() < self.group.world_size() {
             if let Err(lost) = self.round(ended.take()) {
-                // A lost group hides no error of this rank.
+                // This rank's own error takes precedence over a lost group.
                 return Err(own.err().unwrap_or(lost));
             }
         }
@@ -88,7 +88,7 @@ impl<'g> JointWork<'g> {
         values.collect()
     }
 
-    /// One collective, in which this rank says how it ended if it has just done so.
+    /// One collective, with this rank's result if its work has just ended.
     fn round(&mut self, ended: Option<Ended>) -> Result<(), RecordError> {
         let own = serde_json::to_vec(&ended).map_err(message)?;
         let all = self.group.gather_bytes(self.label, own)?;

@@ -50,8 +50,8 @@ impl ShardedRecord {
     ///
     /// # Errors
     ///
-    /// [`RecordError::NoRecord`] if there is none; an error that names the file if it is torn, foreign or of another version:
-    /// an older record is then opened with [`open_step`](Self::open_step).
+    /// [`RecordError::NoRecord`] if there is none; an error that names the file if the record is damaged or of another version:
+    /// then [`open_step`](Self::open_step) opens an older one.
     pub fn open(dir: &Path) -> Result<Self, RecordError> {
         Self::open_record(&Listing::locate(dir, None)?)
     }
@@ -146,8 +146,8 @@ impl ShardedRecord {
         self.bytes_read
     }
 
-    /// The small state. With `generator` of the rank that asks if as many ranks ask as saved; else that is `null`, for no
-    /// state of theirs is that of one of these.
+    /// The state that is no tensor. `generator` is that of `rank` if `world_size` ranks have saved the record, else `null`, because it
+    /// belongs to no rank of another world size.
     pub fn state(&self, rank: usize, world_size: usize) -> TrainingState {
         let mut state = self.manifest.state.clone();
         if world_size == self.manifest.world_size {
@@ -168,8 +168,8 @@ impl ShardedRecord {
         self.manifest.tensors.get(name).map(|row| row.spec(name))
     }
 
-    /// The bytes of a slice, little-endian. Reads only the parts of files in which they are, at most a mebibyte more on each
-    /// side of each.
+    /// The bytes of a slice, little-endian. Reads only the parts of files that contain them, and at most a mebibyte more on each
+    /// side of each part.
     ///
     /// # Errors
     ///
@@ -230,7 +230,7 @@ impl ShardedRecord {
         Ok(())
     }
 
-    /// Reads all of it and forgets it again: an error if a byte is not what was written. Costs memory for one chunk.
+    /// Reads and checks every byte of the record. Costs memory for one chunk.
     ///
     /// # Errors
     ///
@@ -239,7 +239,7 @@ impl ShardedRecord {
         let tensors: Vec<_> = self.tensors().collect();
         let mut tensors = tensors.iter();
         tensors.try_for_each(|tensor| self.for_each_chunk(tensor, |_| Ok(())))?;
-        // A rank that holds nothing has a file too.
+        // A rank without elements has a file too.
         (0..self.world_size()).try_for_each(|rank| self.verify_header(rank))
     }
 
@@ -301,7 +301,7 @@ impl ShardedRecord {
         verify(&self.file(chunk.rank), &what, chunk.crc32, out)
     }
 
-    /// Reads and verifies the header of a rank's file, if that was not done yet: whether it is a file of this record.
+    /// Verifies once that a rank's file has the header of this record.
     fn verify_header(&mut self, rank: usize) -> Result<(), RecordError> {
         if !self.verified.insert(rank) {
             return Ok(());
@@ -345,12 +345,12 @@ impl ShardedRecord {
         self.path.join(&self.manifest.files[rank].file)
     }
 
-    /// Loads the slices that this rank wants: each is given to `take` with its place in `wanted`, one after the other.
-    /// Collective: returns on all ranks when all have what they want.
+    /// Loads the slices in `wanted`: `take` is called with the index and the bytes of each, one after the other.
+    /// Collective: returns when all ranks have loaded theirs.
     ///
     /// # Errors
     ///
-    /// On all ranks if on one; what `take` received until then is then no whole state.
+    /// On all ranks if on one; `take` may then have received a part of the state.
     pub fn load(
         &mut self,
         group: &dyn ProcessGroup,
@@ -359,7 +359,7 @@ impl ShardedRecord {
     ) -> Result<TrainingState, RecordError> {
         let start = Instant::now();
         let before = self.bytes_read;
-        // What is not there is found before anything is taken.
+        // Missing tensors are found before `take` is called.
         let known = wanted.iter().try_for_each(|slice| self.check(slice));
         JointWork::new(group, "look for entries").end(known)?;
         let mut work = JointWork::new(group, "load a record");
@@ -382,15 +382,15 @@ impl ShardedRecord {
 /// Loads slices of the last complete record in `dir`, or of that of `step`: any slices, at any world size, bit for bit what
 /// was saved. Collective: every rank calls it with the slices that it wants, which may overlap those of other ranks.
 ///
-/// The bytes of each slice (little-endian) are given to `take` with its place in `wanted`, one after the other, so that there
-/// is never a second copy of the state. Each rank reads the parts of files in which its slices are, and no more. Who has to
-/// look into the record before knowing what to want opens it with [`ShardedRecord::open_with`]. Each call of `take` has to return within
+/// `take` is called with the index in `wanted` and the bytes (little-endian) of each slice, one after the other, so that there
+/// is never a second copy of the state. Each rank reads only the parts of files that contain its slices. To
+/// inspect a record before choosing slices, open it with [`ShardedRecord::open_with`]. Each call of `take` must return within
 /// the group's deadline; reading may take longer.
 ///
 /// # Errors
 ///
-/// On all ranks if on one: [`RecordError::OtherRank`] on those that did not fail themselves. A record that is torn, foreign,
-/// of another version or of another model is named, with the file or the entry; an older one is not silently taken instead.
+/// On all ranks if on one: [`RecordError::OtherRank`] on those that did not fail themselves. The error for a record that is damaged,
+/// of another version or of another model names the file or the entry; an older record is never loaded instead.
 pub fn load_sharded(
     dir: &Path,
     group: &dyn ProcessGroup,

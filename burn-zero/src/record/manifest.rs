@@ -1,4 +1,4 @@
-//! The manifest: which elements of which tensor are where, and the state that is no tensor. Pure values.
+//! The manifest: which file has which elements of which tensor, and the state that is no tensor. Pure values.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,13 +16,13 @@ use super::RecordError;
 use super::directory::{io_error, rank_file};
 use super::entry::{TensorSlice, TensorSpec};
 
-/// What the envelope of every manifest says it is.
+/// The format name in every manifest.
 const FORMAT: &str = "burn-zero sharded record";
 
 /// The version that this program writes and reads.
 const VERSION: u32 = 1;
 
-/// Bytes under one checksum: what is read at least to verify a part of a slice.
+/// Bytes under one checksum, the smallest unit that is read to verify a part of a slice.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 /// What training needs besides tensors, as JSON.
@@ -40,15 +40,15 @@ pub struct TrainingState {
     /// State of the learning-rate scheduler.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub scheduler: Value,
-    /// All of the optimizer's state that is no tensor, such as step counts: of each rank what it has, together the whole. The
+    /// All of the optimizer's state that is no tensor, such as step counts: the union of the ranks' trees. The
     /// [`Recorder`](crate::Recorder) fills it in.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub optimizer: Value,
-    /// Whatever else: position in the data, configuration, metrics.
+    /// The caller's own state: position in the data, configuration, metrics.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub user: Map<String, Value>,
     /// State of this rank's random generators: what [`with_generator`](Self::with_generator) takes, or the caller's own. Each rank
-    /// has its own, so it comes back only at the same world size. Nobody fills it in unasked.
+    /// has its own, so it is loaded only at the same world size. Not filled in by default.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub generator: Value,
 }
@@ -89,7 +89,7 @@ struct Envelope {
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
     pub world_size: usize,
-    /// Bytes under each checksum but a slice's last, which is that of the rest.
+    /// Bytes under each checksum but a slice's last, which covers the rest.
     pub chunk_bytes: usize,
     /// What all ranks have in common.
     pub state: TrainingState,
@@ -140,17 +140,17 @@ pub(super) struct SliceRow {
     pub file_offset: u64,
 }
 
-/// What a rank tells rank 0 of its file.
+/// The description of a rank's file, sent to rank 0.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct RankTable {
     pub file: FileRow,
     pub state: TrainingState,
-    /// In the order in which the rank gave them; empty slices too, for they declare a tensor.
+    /// In the order of the rank's entries, empty slices included, because they declare a tensor.
     pub tensors: Vec<(String, TensorRow)>,
 }
 
 impl SliceRow {
-    /// The elements. Of a foreign slice that no machine can count, as many as it can: no tensor has them.
+    /// The elements. An end that overflows is saturated, and then fails every check.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset.saturating_add(self.len)
     }
@@ -236,7 +236,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// That every element of every tensor is in exactly one slice, and that each slice is in a file and under checksums.
+    /// Checks that every element of every tensor is in exactly one slice, and that each slice has a file and checksums.
     fn check(&self) -> Result<(), RecordError> {
         for (name, row) in &self.tensors {
             let spec = row.spec(name);
@@ -314,7 +314,7 @@ impl Manifest {
         let manifest = envelope.manifest.get();
         verify(path, "its manifest", envelope.crc32, manifest.as_bytes())?;
         let mut manifest: Self = serde_json::from_str(manifest).map_err(no_json)?;
-        // What follows is wrong only if another program wrote it, for the checksum is right.
+        // The checksum is right, so the following errors are possible only in a file of another program.
         let ranks = manifest.world_size;
         let mut files = manifest.files.iter().enumerate();
         if (manifest.files.len(), manifest.generators.len()) != (ranks, ranks)
@@ -332,7 +332,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Finds out where the slices are in their files: they follow each other to the end, in the order of safetensors.
+    /// Computes the offsets of the slices in their files, where they are contiguous, in the order of safetensors.
     fn locate(&mut self) -> Option<()> {
         self.files
             .iter_mut()
@@ -350,7 +350,7 @@ impl Manifest {
         Some(())
     }
 
-    /// Whether the files of the record in `dir` are there in full length: what can be known without reading them.
+    /// Checks that the files of the record in `dir` exist with their full lengths, without reading them.
     pub fn check_lengths(&self, dir: &Path) -> Result<(), RecordError> {
         for row in &self.files {
             let path = &dir.join(&row.file);
@@ -367,7 +367,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// That the record in `dir` has what is wanted.
+    /// Checks that the record in `dir` has the wanted slice.
     pub fn check_wanted(&self, dir: &Path, wanted: &TensorSlice) -> Result<(), RecordError> {
         wanted.check()?;
         let TensorSpec { name, dtype, shape } = &wanted.tensor;
@@ -396,7 +396,7 @@ impl Manifest {
     }
 }
 
-/// Adds to `ours` what it does not have yet, key by key: each rank knows the parameters of its shard. Both values where they
+/// Adds the missing keys of `theirs` to `ours`, because each rank has the parameters of its shard. `Err` has the first two values that
 /// differ.
 pub(crate) fn unite(ours: &mut Value, theirs: Value) -> Result<(), (Value, Value)> {
     match (ours, theirs) {
@@ -413,7 +413,7 @@ pub(crate) fn unite(ours: &mut Value, theirs: Value) -> Result<(), (Value, Value
     Ok(())
 }
 
-/// That `bytes` have the CRC-32 with which they were written.
+/// Checks the CRC-32 of `bytes`.
 pub(super) fn verify(
     path: &Path,
     what: &str,

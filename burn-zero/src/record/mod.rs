@@ -1,11 +1,11 @@
-//! Saved training state of all ranks: each rank writes its share, and any number of ranks reads it back.
+//! Saved training state of all ranks: each rank writes its shard, and any number of ranks reads it back.
 //!
-//! A *record* is a directory with the saved state of one moment. It holds *tensors*, named `section/path`, each cut into
+//! A *record* is a directory with the state after one step. It holds *tensors*, named `section/path`, each cut into
 //! *slices* of flat elements. A *rank file* is the safetensors file with the slices of one rank; the *manifest* is the JSON file
 //! that says which slice is where. `docs/sharded-records.md` describes the files.
 //!
-//! `save` and `load` are the two directions, `consolidate` makes one ordinary file. `entry` and `manifest` are values,
-//! `directory` has the names and what a save does to the file system, `joint` is how ranks fail together.
+//! `save` writes and `load` reads records, `consolidate` makes one ordinary file. `entry` and `manifest` are values,
+//! `directory` has the names and the file-system operations, `joint` makes an error of one rank an error of all.
 
 mod consolidate;
 mod directory;

@@ -1,4 +1,4 @@
-//! Saving: each rank writes its file, then one rename makes a record of them.
+//! Saving: each rank writes its file, then a rename makes the record complete.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use super::manifest::{CHUNK_BYTES, FileRow, Manifest, RankTable, SliceRow, Tenso
 use super::{RecordError, TrainingState};
 use crate::ProcessGroup;
 
-/// The key of the safetensors metadata that says which file of which record a file is.
+/// The key of the safetensors metadata with the file's [`identity`].
 pub(super) const IDENTITY: &str = "burn-zero";
 
 /// How many records stay in a directory.
@@ -27,12 +27,12 @@ pub(super) const IDENTITY: &str = "burn-zero";
 pub enum Keep {
     /// All of them.
     All,
-    /// The last so many, this one included.
+    /// The last ones, this one included.
     Last(NonZeroUsize),
 }
 
 impl Default for Keep {
-    /// The last two: one to go back to if the last turns out to be damaged.
+    /// The last two, so that there is another if the last is damaged.
     fn default() -> Self {
         Self::Last(NonZeroUsize::MIN.saturating_add(1))
     }
@@ -47,18 +47,18 @@ pub struct Saved {
     pub bytes: u64,
 }
 
-/// Saves what all ranks hold as one record in `dir`, a directory of records that is made if it is not there. Collective:
-/// every rank calls it, with the slices that it alone holds and the state that all have.
+/// Saves the state of all ranks as one record in `dir`, a directory of records, made if it does not exist. Collective:
+/// every rank calls it, with the slices that it alone holds and the state that is common to all.
 ///
-/// The record is complete when this returns, and no sooner visible: each rank writes its file into a temporary directory
-/// and waits until it is on the disk; then rank 0 checks that every element of every tensor is in exactly one file, writes
-/// the manifest and renames the directory. Whatever ends the ranks before that, or fills the disk, leaves the earlier
-/// records as they are. Older ones than `keep` says are removed afterwards, and all ranks wait for that.
+/// The record becomes visible when it is complete, before this returns: each rank writes its file into a temporary directory
+/// and syncs it; then rank 0 checks that every element of every tensor is in exactly one file, writes
+/// the manifest and renames the directory. A crash or a full disk before that leaves earlier
+/// records unchanged. Records beyond `keep` are removed afterwards, and all ranks wait for that.
 ///
-/// `entries` are written one after the other; lazy ones need memory for one at a time. State goes as JSON
-/// ([`TrainingState`]). A lazy entry has to arrive within the group's deadline, and so does each single operation on the disk;
-/// writing a record and removing old ones may take longer. One job saves into a directory at a time. The directory is on a file
-/// system that all ranks share.
+/// `entries` are written one after the other; lazy ones need memory for one at a time. State is written as JSON
+/// ([`TrainingState`]). A lazy entry must be read within the group's deadline, as must each single operation on the disk end;
+/// writing a record and removing old ones may take longer. Only one job may save into a directory at a time. The directory must be on a
+/// file system that all ranks share.
 ///
 /// ```
 /// use burn_zero::record::{Dtype, Entry, Keep, TensorSlice, TensorSpec, TrainingState};
@@ -147,7 +147,7 @@ pub(super) fn save_on(
             saved.expect("rank 0 completed the record if all agree")
         })
         .inspect_err(|_| {
-            // The next save tries again. The others wait until it is removed, if there is still a group.
+            // If removal fails, the next save tries again. The other ranks wait for it, unless the group is lost.
             let mut work = JointWork::new(group, "remove an unfinished record");
             if let Some(draft) = &draft {
                 disk.remove(&draft.partial(), || drop(work.at_work()));
@@ -156,7 +156,7 @@ pub(super) fn save_on(
         })
 }
 
-/// Writes this rank's file into `dir` and says what is in it when it is on the disk. Calls `at_work` after every chunk, and
+/// Writes and syncs this rank's file in `dir` and returns its description. Calls `at_work` after every chunk, and
 /// stops if it fails.
 fn write_rank_file(
     disk: Disk,
@@ -230,13 +230,13 @@ fn write_rank_file(
     })
 }
 
-/// As safetensors orders: the widest elements first, so that all are aligned.
+/// The order of safetensors: the widest elements first, so that all are aligned.
 fn order(slice: &TensorSlice) -> (Reverse<Dtype>, &str, usize) {
     let tensor = &slice.tensor;
     (Reverse(tensor.dtype), &tensor.name, slice.range.start)
 }
 
-/// Which file of which record a file is, as it says of itself.
+/// The text in a rank's file that identifies its record and rank.
 pub(super) fn identity(step: u64, rank: usize, world_size: usize) -> String {
     format!("step {step}, rank {rank} of {world_size}")
 }
@@ -247,12 +247,12 @@ fn slice_key(slice: &TensorSlice) -> String {
     format!("{}[{}..{}]", tensor.name, range.start, range.end)
 }
 
-/// Length and text of a safetensors header, padded so that the first tensor is aligned: of tensors that follow each other,
-/// each with its name, its shape and what is in it.
+/// Length and text of a safetensors header for contiguous tensors, each with its name, shape and slice; padded so that the first
+/// tensor is aligned.
 ///
 /// # Panics
 ///
-/// If a name comes twice.
+/// If a name occurs twice.
 pub(super) fn safetensors_header(
     (key, value): (&str, String),
     tensors: impl Iterator<Item = (String, Vec<usize>, TensorSlice)>,
@@ -283,14 +283,14 @@ struct Draft<'a> {
     disk: Disk<'a>,
     dir: &'a Path,
     name: RecordName,
-    /// Complete records that were there before, oldest first.
+    /// Earlier complete records, oldest first.
     earlier: Vec<RecordName>,
-    /// Keeps other jobs out until it is dropped.
+    /// Keeps other jobs from saving until it is dropped.
     _lock: File,
 }
 
 impl<'a> Draft<'a> {
-    /// Makes the temporary directory. `removed` is called between the files of unfinished records, which are removed.
+    /// Removes unfinished records, calling `removed` after each file, and makes the temporary directory.
     fn begin(
         disk: Disk<'a>,
         dir: &'a Path,
@@ -321,7 +321,7 @@ impl<'a> Draft<'a> {
         self.dir.join(self.name.partial())
     }
 
-    /// Makes a record of the files. Its rename is the moment from which on it exists.
+    /// Makes a record of the files. It exists from the rename on.
     fn commit(&self, tables: Vec<RankTable>) -> Result<Saved, RecordError> {
         let partial = self.partial();
         let manifest = Manifest::assemble(tables)?;
@@ -342,12 +342,12 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// Removes the records that are not to be kept, after this one is complete. `removed` is called between their files.
+    /// Removes surplus records after this one is complete, calling `removed` after each file.
     fn remove_surplus(&self, keep: Keep, mut removed: impl FnMut()) {
         let Keep::Last(records) = keep else { return };
         let surplus = (self.earlier.len() + 1).saturating_sub(records.get());
         for old in &self.earlier[..surplus] {
-            // Renamed first: half of a record must never bear a complete one's name.
+            // Renamed first, so that a partly removed record never has a complete one's name.
             let complete = self.dir.join(old.complete());
             let partial = self.dir.join(old.partial());
             let rename = || fs::rename(&complete, &partial);
@@ -359,11 +359,11 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Bytes and seconds for people.
+/// Bytes and seconds as text for the log.
 pub(super) fn rate(start: Instant, bytes: u64) -> String {
     let seconds = start.elapsed().as_secs_f64();
     let megabytes = bytes as f64 / 1e6;
-    // A time too short to measure makes no rate.
+    // Avoids a division by zero.
     let rate = megabytes / seconds.max(1e-9);
     format!("{megabytes:.1} MB in {seconds:.2} s ({rate:.0} MB/s)")
 }

@@ -61,7 +61,7 @@ fn names(dir: &Path) -> Vec<String> {
     names.filter(|name| name != ".lock").collect()
 }
 
-/// What a loss of power may take back, for it was not synced.
+/// A change that a loss of power may undo, because it was not synced.
 #[derive(Clone, Debug, PartialEq)]
 enum Volatile {
     /// A name in a directory.
@@ -95,7 +95,7 @@ fn renamed(path: &Path) -> PathBuf {
     path.with_file_name(complete.map_or_else(|| format!(".{name}.partial"), str::to_owned))
 }
 
-/// Saves until operation `until`, with which and after which all fail. What comes of it, and what was not synced by then.
+/// Saves with all operations from number `until` on failing. Returns the result, and the changes not synced by then.
 fn save_until(dir: &Path, until: usize) -> (Result<Saved, RecordError>, Vec<Volatile>) {
     let left = Cell::new(until);
     let volatile = RefCell::new(Vec::<Volatile>::new());
@@ -104,7 +104,7 @@ fn save_until(dir: &Path, until: usize) -> (Result<Saved, RecordError>, Vec<Vola
         let here = || path.to_owned();
         if left.get() == 0 {
             if action == "write" {
-                // A full disk takes what still fits.
+                // A full disk writes what still fits.
                 let file = fs::OpenOptions::new().append(true).open(path)?;
                 io::Write::write_all(&mut &file, b"half")?;
             }
@@ -121,7 +121,7 @@ fn save_until(dir: &Path, until: usize) -> (Result<Saved, RecordError>, Vec<Vola
             }),
             "sync" => volatile.retain(|what| *what != Volatile::Content(here())),
             "rename" => volatile.push(Volatile::Renamed(here(), renamed(path))),
-            // Removing is the one thing that is assumed to reach the disk at once: the worst order.
+            // Only removals are assumed to reach the disk at once, which is the worst case.
             "remove" => volatile.retain(|what| match what {
                 Volatile::Created(at) | Volatile::Content(at) => !at.starts_with(path),
                 Volatile::Renamed(_, to) => to != path,
@@ -134,7 +134,7 @@ fn save_until(dir: &Path, until: usize) -> (Result<Saved, RecordError>, Vec<Vola
     (saved, volatile.into_inner())
 }
 
-/// Each operation of a save fails, by an error and by a loss of power that takes with it all that was not synced, or only the
+/// Each operation of a save fails, by an error and by a loss of power that undoes all changes that were not synced, or only the
 /// content of files.
 #[test]
 fn every_operation_may_be_the_last() {
@@ -163,7 +163,7 @@ fn every_operation_may_be_the_last() {
                 }
                 Err(RecordError::Io { .. }) => {
                     failed += 1;
-                    // The sync after the last rename may fail after the record is complete.
+                    // If the sync after the last rename fails, the record is complete already.
                     match found {
                         Ok(step) => assert!(step == 2 || earlier && step == 1, "{until}"),
                         Err(RecordError::NoRecord { .. }) => assert!(!earlier, "{until}"),

@@ -6,16 +6,16 @@ use serde_json::{Value, json};
 use crate::record::TrainingState;
 
 impl TrainingState {
-    /// With what is needed to draw on from here: for dropout and the like, in a loop that saves with a
+    /// Adds the state of the backend's generator, for dropout and the like, in a loop that saves with a
     /// [`Recorder`](crate::Recorder).
     ///
-    /// No backend of Burn 0.21 gives its generator's state out, so a new seed is drawn from it, and the generator is seeded with that.
-    /// A training that goes on and one that [`resumes`](Self::seed_generator) then draw the same, and a training that saves at
-    /// the same steps without a break does, too. One that does not save draws other numbers from here on.
+    /// No backend of Burn 0.21 exposes its generator's state, so a new seed is drawn, saved, and given to the generator.
+    /// A training that continues and one that [`resumes`](Self::seed_generator) then draw the same numbers, if they save at
+    /// the same steps. A training that does not save draws other numbers from here on.
     ///
     /// A backend has one generator a process. So this is exact where a process is a rank; ranks that are threads draw from the
-    /// same one in an order that no record can restore. Generators of one's own, such as a loader's, are the caller's to save, in
-    /// [`user`](Self::user) or as functions of the step.
+    /// same one in an order that no record can restore. The caller saves other generators, such as a loader's, in
+    /// [`user`](Self::user), or derives them from the step.
     #[must_use]
     pub fn with_generator<B: Backend>(mut self, device: &B::Device) -> Self {
         let seed = draw_seed::<B>(device);

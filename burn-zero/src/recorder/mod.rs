@@ -1,7 +1,6 @@
 //! Whole trainings in sharded records: the model, the optimizer with all its layers, the scheduler and the small state.
 //!
-//! `model.rs` knows the tensors of a module, [`state`](crate::state) those of an optimizer; `generator.rs` has what dropout draws
-//! from.
+//! `model.rs` handles the tensors of a module, [`state`](crate::state) those of an optimizer, `generator.rs` the random generator.
 
 mod generator;
 mod model;
@@ -31,8 +30,8 @@ use crate::record::{
 use crate::reduce::{Arriving, GradientReducer, Layout};
 use crate::state::{self, Item, StateIds, StateTensor, WINDOW, from_file, refuse};
 
-/// What trains: a model, its optimizer with all layers around it, and the schedule of its learning rate (a number, if it is
-/// constant).
+/// A training: a model, its optimizer with all layers around it, and its learning-rate scheduler (or a number, for a constant
+/// rate).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Training<M, O, S> {
     /// The model.
@@ -55,8 +54,8 @@ impl<M, O, S> Training<M, O, S> {
     }
 }
 
-/// Saves and loads trainings whose optimizer has a [`ZeroOptimizer`](crate::ZeroOptimizer) in it, wherever that is: made by
-/// [`ZeroOptimizer::recorder`](crate::ZeroOptimizer::recorder) before the optimizer moves into its layers or into a `Learner`.
+/// Saves and loads trainings whose optimizer contains a [`ZeroOptimizer`](crate::ZeroOptimizer). Made by
+/// [`ZeroOptimizer::recorder`](crate::ZeroOptimizer::recorder) before that optimizer moves into its layers.
 ///
 /// One record holds
 ///
@@ -70,7 +69,7 @@ impl<M, O, S> Training<M, O, S> {
 /// | a seed for the backend's generator, if the caller [takes one](crate::record::TrainingState::with_generator) | the manifest | each rank its own |
 ///
 /// so any number of ranks, at any stage, loads it bit for bit, and [`consolidate`](crate::consolidate) makes a file of it that
-/// plain Burn loads. A window that is not complete comes back at the same number of ranks and the same sharding only: save
+/// plain Burn loads. An incomplete window can be loaded only with the same number of ranks and the same sharding: save
 /// after an update.
 ///
 /// ```
@@ -121,7 +120,7 @@ pub struct Recorder {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OptimizerState {
-    /// How it was sharded.
+    /// The settings that it was saved with.
     #[serde(rename = "sharding")]
     settings: ZeroSettings,
     /// All of its record that is no tensor.
@@ -146,17 +145,17 @@ impl Recorder {
 
     /// Saves a training as one record in `dir`, as [`save_sharded`] does. Collective: all ranks call it, between two steps.
     ///
-    /// `state` has what the record cannot know: the number of updates, which names it, and if wanted
-    /// [this rank's generator](TrainingState::with_generator) and the caller's own. The optimizer's and the scheduler's are filled in.
+    /// `state` has the number of updates, which names the record, and if wanted
+    /// [this rank's generator](TrainingState::with_generator) and state of the caller. The optimizer's and the scheduler's are filled in.
     ///
-    /// Costs one write of this rank's share of model and optimizer, and host memory for its share of the optimizer's state;
+    /// Costs one write of this rank's shard of model and optimizer, and host memory for its shard of the optimizer's state;
     /// the model is read from the device tensor by tensor. Running statistics, such as BatchNorm's, become those of rank 0 on all
     /// ranks ([`share_statistics`](crate::ZeroOptimizer::share_statistics)).
     ///
     /// # Errors
     ///
-    /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be split,
-    /// [`ZeroOptimizerError::OtherModel`](crate::ZeroOptimizerError::OtherModel) in it; [`RecordError::RanksDiffer`] if ranks are not at the same step; those of
+    /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be split, or with
+    /// [`ZeroOptimizerError::OtherModel`](crate::ZeroOptimizerError::OtherModel); [`RecordError::RanksDiffer`] if ranks are not at the same step; those of
     /// [`save_sharded`].
     pub fn save<B, M, O, S>(
         &self,
@@ -173,7 +172,7 @@ impl Recorder {
     {
         let work = JointWork::new(self.group(), "split a training");
         let (state, entries) = work.end(self.split::<B, M, O, S>(&training, state))?;
-        // The record has rank 0's: who goes on has what who resumes will have.
+        // The record has rank 0's statistics: a training that continues must have the same as one that resumes.
         Statistics::of::<B, M>(training.model).share::<B, M>(training.model, self.group())?;
         save_sharded(dir, self.group(), entries, state, keep)
     }
@@ -216,7 +215,7 @@ impl Recorder {
             let elements = tensor.shape.iter().product();
             let ranges = match tensor.parameter {
                 Some(parameter) if elements > 0 => layout.shard(parameter).to_vec(),
-                // What is not trained is the same on all ranks.
+                // Frozen tensors and buffers are the same on all ranks, so rank 0 saves them.
                 _ if self.group().rank() == 0 => core::iter::once(0..elements).collect(),
                 _ => Vec::new(),
             };
@@ -225,13 +224,13 @@ impl Recorder {
         Ok((state, entries))
     }
 
-    /// Loads the last record in `dir`, or that of `step`, into a training that was made as the saved one: bit for bit what was
+    /// Loads the last record in `dir`, or that of `step`, into a training constructed like the saved one: bit for bit what was
     /// saved, at any number of ranks and any stage. Collective; the optimizer must be
-    /// [prepared](crate::ZeroOptimizer::prepare). Returns the training and the rest of what was saved: the backend's generator is as it
-    /// was until [`seed_generator`](TrainingState::seed_generator).
+    /// [prepared](crate::ZeroOptimizer::prepare). Returns the training and the saved state. The backend's generator does not change
+    /// until [`seed_generator`](TrainingState::seed_generator).
     ///
-    /// Costs a read of the whole model and of this rank's share of the optimizer's state on every rank, and host memory
-    /// for them, for the share twice.
+    /// Costs a read of the whole model and of this rank's shard of the optimizer's state on every rank, and host memory
+    /// for the model and twice the shard.
     ///
     /// # Errors
     ///
@@ -254,11 +253,11 @@ impl Recorder {
         self.load_from::<B, M, O, S>(record, training)
     }
 
-    /// [`load`](Self::load)s the last record in `dir` if there is any; else gives the training back as it came. Collective.
+    /// [`load`](Self::load)s the last record in `dir` if there is one; otherwise returns the training unchanged. Collective.
     ///
     /// # Errors
     ///
-    /// Those of [`load`](Self::load). A record that is there and cannot be read is an error, not a new start.
+    /// Those of [`load`](Self::load). A record that exists and cannot be read is an error.
     #[allow(
         clippy::type_complexity,
         reason = "the training that came, and what was found"
@@ -301,7 +300,7 @@ impl Recorder {
         Ok((work.end(joined)?, state))
     }
 
-    /// A training with all that it has in a record.
+    /// The training with its state from a record.
     fn join<B, M, O, S>(
         &self,
         record: &mut ShardedRecord,
@@ -360,7 +359,7 @@ impl Recorder {
             let mut spec = wanted.spec.clone();
             let mut ranges = wanted.ranges.clone();
             if wanted.key.is_local {
-                // A rank that had no gradient of the parameter has none.
+                // No tensor was saved for a parameter that had no gradient.
                 let Some(saved) = record.tensor(&spec.name) else {
                     return Ok(None);
                 };
@@ -378,10 +377,10 @@ impl Recorder {
         let scheduler = scheduler.load_record::<B>(record);
 
         let model = replace_tensors::<B, M>(model, &mut |path, _| loaded.remove(path));
-        if world_size > 1 {
+        if !self.reducer.is_idle() {
             attach(&self.reducer, &Parameters::of::<B, M>(&model).nodes);
-            if in_window && self.settings.stage.shards_gradients() {
-                // The sums of the window that goes on are of gradients that were reduced.
+            if world_size > 1 && in_window && self.settings.stage.shards_gradients() {
+                // The sums of the continued window are of reduced gradients.
                 self.reducer.note(Arriving::Reduced);
             }
         }

@@ -18,7 +18,7 @@ pub(super) struct ModelTensor {
     pub(super) path: String,
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
-    /// Which of the optimizer's parameters it is. Not where the module holds one again.
+    /// Its position among the optimizer's parameters; `None` for a further path of a tied parameter.
     pub(super) parameter: Option<usize>,
     read: Rc<dyn Fn(Range<usize>) -> Vec<u8>>,
 }
@@ -34,13 +34,13 @@ pub(super) fn tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
         path: Vec::new(),
         found: Vec::new(),
     };
-    // Without graphs, and with the running statistics of all threads.
+    // `valid` detaches from graphs and updates running statistics.
     Module::<B::InnerBackend>::visit(&module.valid(), &mut collect);
     collect.found
 }
 
 impl ModelTensor {
-    /// As a record knows it.
+    /// Its description in a record.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl ModelTensor {
         Ok(TensorSpec::new(name, dtype, self.shape.clone()))
     }
 
-    /// Some of its elements as entries of a record, read from the device when they are written.
+    /// The elements in `ranges` as lazy entries of a record, read from the device when they are written.
     ///
     /// # Errors
     ///
@@ -143,7 +143,7 @@ impl<B: Backend> ModuleVisitor<B> for Collect<'_> {
     }
 }
 
-/// The path of a record's tensor of this name, if it is of a model that has it where this one has not.
+/// The path of a record's model tensor, if this model has no such tensor.
 pub(super) fn unknown(name: &str, model: &[ModelTensor]) -> Option<String> {
     let path = name.strip_prefix(MODEL)?.strip_prefix('/')?;
     let is_known = model.iter().any(|tensor| tensor.path == path);

@@ -8,12 +8,12 @@ use super::layout::Layout;
 use super::memory_tracker::TrackedBytes;
 use crate::host::HostRead;
 
-/// The gradients of a backward pass on their way to the host. The device holds at most two buckets of them and one gradient.
+/// The gradients of a backward pass, being copied to the host. The device holds at most two buckets of them and one gradient.
 pub(super) struct Landing {
     /// By parameter.
     gradients: Vec<Option<Gradient>>,
     arrived: Vec<bool>,
-    /// Those whose copies have not been waited for, the oldest first.
+    /// Parameters whose copies were started and not waited for, the oldest first.
     underway: VecDeque<usize>,
     underway_elements: usize,
 }
@@ -52,7 +52,7 @@ impl Landing {
         self.arrived[parameter]
     }
 
-    /// Waits for the oldest copies while too much is under way.
+    /// Keeps a started copy, and waits for the oldest copies while more than two buckets of elements are in transfer.
     pub(super) fn submit(
         &mut self,
         layout: &Layout,

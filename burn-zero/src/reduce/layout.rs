@@ -1,4 +1,4 @@
-//! What this rank knows about the parameters: which elements it holds, and how those fill buckets.
+//! The parameters, the elements of them that this rank holds, and their buckets.
 
 use core::ops::Range;
 
@@ -8,7 +8,7 @@ use super::step_tag::StepTag;
 use crate::shard::{self, Bucket, Partition, Segment, ShardMap};
 use crate::{Stage, ZeroError, ZeroSettings};
 
-/// A parameter as all ranks know it.
+/// A parameter, described equally on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Parameter {
     /// Its path in the module, such as `blocks.0.mlp.weight`.
@@ -22,12 +22,12 @@ impl Parameter {
         self.shape.iter().product()
     }
 
-    /// Size of it, and of its gradient.
+    /// Size of the parameter, and of its gradient.
     pub(crate) fn bytes(&self) -> usize {
         self.elements() * self.dtype.size()
     }
 
-    /// The shape of `elements` of it: of its rank, so that a tensor of the parameter's type can hold them.
+    /// The shape of a shard of `elements`: as many dimensions as the parameter has, so that a tensor of its type can hold it.
     pub(crate) fn piece_shape(&self, elements: usize) -> Vec<usize> {
         let mut shape = vec![1; self.shape.len()];
         if let Some(last) = shape.last_mut() {
@@ -82,12 +82,12 @@ impl Layout {
         shard_of(&self.map, rank)
     }
 
-    /// Who owns which elements.
+    /// The map from elements to ranks.
     pub(crate) fn map(&self) -> &ShardMap {
         &self.map
     }
 
-    /// Whose shard it is.
+    /// The rank of this shard.
     pub(crate) fn rank(&self) -> usize {
         self.rank
     }
@@ -125,7 +125,7 @@ impl Layout {
         }
     }
 
-    /// The shape in which the wrapped optimizer meets this rank's piece of a parameter.
+    /// The shape of this rank's shard of a parameter for the wrapped optimizer.
     pub(crate) fn piece_shape(&self, parameter: usize) -> Vec<usize> {
         match self.map.partition() {
             Partition::Flat => vec![self.held(parameter)],
@@ -133,7 +133,7 @@ impl Layout {
         }
     }
 
-    /// Where an element that this rank holds is in its piece of the parameter.
+    /// The offset of an element of a parameter in this rank's shard of the parameter.
     pub(crate) fn position(&self, parameter: usize, element: usize) -> usize {
         if self.holds_all {
             return element;
@@ -148,22 +148,22 @@ impl Layout {
         unreachable!("element {element} of parameter {parameter} is in the shard of another rank")
     }
 
-    /// What is in a part of a bucket, without padding.
+    /// The segments in a part of a bucket, without padding.
     pub(crate) fn slots(&self, bucket: usize, part: Range<usize>) -> impl Iterator<Item = Segment> {
         self.map.buckets()[bucket].segments_in(part)
     }
 
-    /// The part of a bucket that is of this rank's shard.
+    /// This rank's part of a bucket.
     pub(crate) fn own_part(&self, bucket: usize) -> Range<usize> {
         self.map.buckets()[bucket].part(self.rank)
     }
 
-    /// What a message about a bucket calls it.
+    /// The name of a bucket in labels.
     pub(crate) fn bucket_name(&self, bucket: usize, at: StepTag) -> String {
         self.name_of(bucket, &self.map.buckets()[bucket], at)
     }
 
-    /// The name of a bucket of any plan. The moment comes before paths: long labels are cut.
+    /// The name of a bucket of any plan. The step tag comes before the paths, because long labels are cut at the end.
     pub(super) fn name_of(&self, number: usize, bucket: &Bucket, at: StepTag) -> String {
         let segments = bucket.segments().iter();
         let mut all: Vec<_> = segments.map(|segment| segment.parameter).collect();
@@ -190,7 +190,7 @@ fn shard_of(map: &ShardMap, rank: usize) -> Vec<Vec<Range<usize>>> {
     shard
 }
 
-/// Adds a range, to the last one if it continues it.
+/// Adds a range, merged with the last one if they are adjacent.
 fn join(ranges: &mut Vec<Range<usize>>, next: Range<usize>) {
     match ranges.last_mut() {
         Some(last) if last.end == next.start => last.end = next.end,

@@ -1,9 +1,9 @@
-//! How many bytes of gradients a rank holds, counted where they come and go.
+//! The bytes of gradients that a rank holds, counted when they are allocated and freed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts bytes. Clones count together.
+/// Counts bytes. Clones share the count.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MemoryTracker(Arc<Counts>);
 
@@ -13,7 +13,7 @@ struct Counts {
     peak: AtomicU64,
 }
 
-/// Bytes that are there as long as this is.
+/// Bytes that count until this is dropped.
 #[derive(Debug)]
 pub(crate) struct TrackedBytes {
     tracker: MemoryTracker,
@@ -21,7 +21,7 @@ pub(crate) struct TrackedBytes {
 }
 
 impl MemoryTracker {
-    /// From now on there are so many bytes more.
+    /// Counts `bytes` until the result is dropped.
     pub(crate) fn hold(&self, bytes: usize) -> TrackedBytes {
         let bytes = bytes as u64;
         let now = self.0.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -32,7 +32,7 @@ impl MemoryTracker {
         }
     }
 
-    /// The most there ever were at once.
+    /// The maximum of the count so far.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.0.peak.load(Ordering::Relaxed)
     }

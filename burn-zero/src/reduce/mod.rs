@@ -1,4 +1,4 @@
-//! Gradients of all ranks becoming one, bucket by bucket, while backward goes on.
+//! The reduction of gradients over ranks, bucket by bucket, overlapped with backward.
 
 mod landing;
 mod layout;

@@ -1,10 +1,10 @@
-//! A gradient that all ranks have added to.
+//! A gradient reduced over all ranks.
 
 use burn_backend::TensorData;
 
 use super::layout::Parameter;
 
-/// The reduced gradient of a parameter: this rank's piece of it, or all of it in stage 0.
+/// The reduced gradient of a parameter: this rank's shard of it, or all of it in stage 0.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reduced {
     /// The elements, flat; empty if this rank holds none.
@@ -12,14 +12,14 @@ pub(crate) struct Reduced {
     pub(crate) state: State,
 }
 
-/// What the ranks agreed on about a gradient.
+/// What is known about a gradient, the same on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
     /// No rank has one.
     #[default]
     Missing,
     Finite,
-    /// Some rank has, or the sum over the ranks is, infinite or NaN.
+    /// The reduced gradient has an infinite or NaN element on some rank.
     NonFinite,
 }
 
@@ -29,10 +29,10 @@ impl Reduced {
         self.state != State::Missing
     }
 
-    /// As [`piece_shape`](Parameter::piece_shape) says; `None` if there is no gradient.
+    /// The gradient in its [`piece_shape`](Parameter::piece_shape); `None` if no rank has one.
     pub(crate) fn into_piece(self, parameter: &Parameter) -> Option<TensorData> {
         let mut elements = self.elements;
-        // A rank without elements takes part with a zero: it must meet what all ranks meet.
+        // A rank without elements gets a single zero, so that all ranks see a gradient of the same parameters.
         if elements.is_empty() {
             elements.push(0.0);
         }

@@ -1,4 +1,4 @@
-//! The gradient reducer: fills buckets with the gradients of this rank and gives them to its group.
+//! The gradient reducer: collects the gradients of this rank by bucket and submits full buckets as jobs to its group.
 
 use core::fmt;
 use std::collections::VecDeque;
@@ -22,24 +22,24 @@ use crate::{Memory, Stage, ZeroError, ZeroSettings};
 /// When gradients are reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timing {
-    /// Bucket by bucket, while backward goes on: stage 2.
+    /// Bucket by bucket during backward: stage 2.
     DuringBackward,
-    /// When the optimizer gets them, once a window of micro-batches: stages 0 and 1.
+    /// In the optimizer's step, once a window of micro-batches: stages 0 and 1.
     AtTheStep,
 }
 
-/// What the optimizer's next step meets.
+/// The gradients that the optimizer's next step gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Arriving {
     /// Gradients of this rank alone.
     #[default]
     Local,
-    /// What is reduced already, as far as this rank holds it.
+    /// This rank's shards of reduced gradients.
     Reduced,
 }
 
-/// Gives full buckets to the group's communication thread, in the order of a plan, which is the same on every rank whatever the order
-/// in which gradients arrive.
+/// Submits full buckets to the communication thread in the order of a plan, which is the same on every rank, whatever the order in
+/// which backward completes gradients.
 pub(crate) struct GradientReducer {
     number: u64,
     group: Arc<dyn ProcessGroup>,
@@ -48,27 +48,27 @@ pub(crate) struct GradientReducer {
     pass: Mutex<Option<Pass>>,
     /// Steps of the optimizer.
     steps: AtomicU64,
-    /// Of a step, which gets gradients from the last parameter to the first.
+    /// For reductions in the step: from the last parameter to the first.
     step_plan: Arc<ReducePlan>,
-    /// Of backward passes: in the order in which rank 0 used its parameters in the first, backwards.
+    /// For reductions in backward: the order of rank 0's first backward pass.
     backward_plan: OnceLock<Arc<ReducePlan>>,
     arriving: Mutex<Arriving>,
 }
 
-/// The gradients that have arrived since a pass began.
+/// The gradients that were submitted since a pass began.
 enum Pass {
     Reduce(Reducing),
     Land(Landing),
 }
 
-/// Buckets in the hands of the communication thread: one that is sent and one that waits. With the one that is filled there are
+/// Buckets submitted to the communication thread: one that is sent and one that waits. With the one that backward fills there are
 /// three.
 const GIVEN_BUCKETS: usize = 2;
 
 struct Reducing {
     plan: Arc<ReducePlan>,
     progress: Progress,
-    /// By bucket, until it is full.
+    /// By bucket; taken when it is full.
     gradients: Vec<Vec<Arc<LocalGradient>>>,
     given: VecDeque<Pending<()>>,
     sum: Arc<Mutex<Sum>>,
@@ -122,7 +122,7 @@ impl GradientReducer {
         &self.how.tracker
     }
 
-    /// One rank has nothing to reduce, whatever the stage.
+    /// When gradients are reduced. With one rank nothing is, so backward is not involved in any stage.
     pub(crate) fn timing(&self) -> Timing {
         match self.how.stage {
             Stage::Gradients if self.group.world_size() > 1 => Timing::DuringBackward,
@@ -135,38 +135,38 @@ impl GradientReducer {
         self.memory
     }
 
-    /// Whether there is anything to do before the step.
+    /// Whether there is nothing to do before the step.
     pub(crate) fn is_idle(&self) -> bool {
         self.group.world_size() == 1 && self.memory == Memory::Device
     }
 
-    /// Whether gradients leave the device while backward goes on.
+    /// Whether gradients leave the device during backward.
     pub(crate) fn takes_in_backward(&self) -> bool {
         self.timing() == Timing::DuringBackward || self.memory == Memory::Host
     }
 
-    /// Notes what the next step meets.
+    /// Sets which gradients the next step gets.
     pub(crate) fn note(&self, arriving: Arriving) {
         *self.arriving.lock() = arriving;
     }
 
-    /// What this step meets.
+    /// Takes what [`note`](Self::note) has set.
     pub(crate) fn take_arriving(&self) -> Arriving {
         core::mem::take(&mut self.arriving.lock())
     }
 
-    /// The optimizer is about to take a step.
+    /// Counts a step of the optimizer, and returns its tag.
     pub(crate) fn next_step(&self, lr: f64) -> StepTag {
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         StepTag::Step { number, lr }
     }
 
-    /// Starts the pass of a backward pass: gradients are reduced now, or stay on the host until they are. `order` is the order
-    /// in which this rank expects the gradients of the parameters that its graph uses.
+    /// Starts the pass of a backward pass: gradients are reduced in it, or copied to the host for the step. `order` returns the
+    /// parameters that this rank's graph uses, in the expected order of their gradients.
     ///
     /// # Errors
     ///
-    /// Those of the group, of which the first pass asks for the order of rank 0.
+    /// Those of the group: the first pass gathers the order of rank 0.
     pub(crate) fn begin_backward(
         &self,
         order: impl FnOnce() -> Vec<usize>,
@@ -182,7 +182,7 @@ impl GradientReducer {
         Ok(())
     }
 
-    /// The plan of all backward passes, once rank 0's graph has used any parameter.
+    /// The plan of all backward passes, fixed by the first in which rank 0's graph uses a parameter.
     fn plan_backward(
         &self,
         order: impl FnOnce() -> Vec<usize>,
@@ -236,7 +236,8 @@ impl GradientReducer {
         }
     }
 
-    /// Brings a gradient, or tells that there is none. Waits if too many buckets are under way.
+    /// Submits a parameter's gradient, or that there is none. Blocks if that fills a bucket while [`GIVEN_BUCKETS`] others are not
+    /// reduced yet.
     pub(crate) fn submit(&self, parameter: usize, gradient: Option<HostRead>) {
         let mut pass = self.pass.lock();
         let bytes = self.layout().parameters()[parameter].bytes();
@@ -262,7 +263,7 @@ impl GradientReducer {
         sum.finish(self.group())
     }
 
-    /// Ends the pass of gradients that stay on the host as they are: by parameter, in their own types.
+    /// Ends the pass of gradients that are copied to the host unreduced: by parameter, in their own types.
     pub(crate) fn finish_landing(&self) -> Vec<Option<TensorData>> {
         match self.pass.lock().take() {
             Some(Pass::Land(landing)) => landing.finish(),
@@ -370,7 +371,7 @@ mod tests {
         Some(HostRead::start::<Flex>(gradient.into_primitive().tensor()))
     }
 
-    /// The calls of rank 0's reducer are those that rank 1 makes here by itself, with the same labels in the same order.
+    /// Rank 1 makes by hand the collectives that rank 0's reducer must make, with the same labels in the same order.
     #[test]
     fn buckets_are_reduced_in_the_order_of_the_first_graph_while_backward_goes_on() {
         let mut groups = ThreadGroup::new(2, GroupOptions::default()).unwrap();

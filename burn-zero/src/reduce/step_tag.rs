@@ -1,9 +1,9 @@
-//! Where in the training a collective belongs.
+//! The backward pass or step that a collective belongs to.
 
 use core::fmt;
 
-/// Stands in the labels of collectives, so that ranks that differ in it stop there with both sides shown, at no cost in bytes
-/// that would not be sent anyway.
+/// Part of the labels of collectives, so that ranks that differ in it stop with both labels in the error. Costs no additional
+/// message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum StepTag {
     /// A backward pass.
@@ -15,7 +15,7 @@ pub(crate) enum StepTag {
     Step {
         /// Counted from 1.
         number: u64,
-        /// Its learning rate: written so that other bits are another text.
+        /// Its learning rate, written so that different bits give different texts.
         lr: f64,
     },
 }

@@ -1,4 +1,4 @@
-//! Buckets of gradients, on the communication thread: filled, reduced over the ranks, and handed to their parameters.
+//! Buckets of gradients on the communication thread: filled, reduced over the ranks, and distributed to their parameters.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,7 +13,7 @@ use crate::host::HostRead;
 use crate::shard::ReducePlan;
 use crate::{Stage, ZeroError};
 
-/// The gradient of this rank, on its way to the host, for all buckets that it is in.
+/// A gradient of this rank that is being copied to the host, shared by all buckets that contain elements of it.
 pub(super) struct LocalGradient {
     parameter: usize,
     read: Mutex<Option<HostRead>>,
@@ -31,7 +31,7 @@ impl LocalGradient {
         }
     }
 
-    /// Waits for the elements, the first time.
+    /// The elements; the first call waits for the copy.
     fn elements(&self) -> &[f32] {
         self.elements.get_or_init(|| {
             let read = self.read.lock().take();
@@ -49,7 +49,7 @@ pub(super) struct Reduction {
     pub(super) tracker: MemoryTracker,
 }
 
-/// A bucket whose gradients are all there.
+/// A bucket whose gradients are all submitted.
 pub(super) struct FullBucket {
     pub(super) plan: Arc<ReducePlan>,
     /// Its place in the plan.
@@ -63,10 +63,10 @@ const PRESENT: u8 = 1;
 /// The reduced gradient is infinite or NaN in this rank's part.
 const NON_FINITE: u8 = 2;
 
-/// What the buckets of one pass add up to, as far as they are reduced.
+/// The reduced gradients of one pass, as far as its buckets are reduced.
 pub(super) struct Sum {
     reduced: Vec<Reduced>,
-    /// By parameter, what this rank can tell.
+    /// By parameter, this rank's flags: [`PRESENT`], [`NON_FINITE`].
     findings: Vec<u8>,
     held: Vec<TrackedBytes>,
 }
@@ -81,7 +81,7 @@ impl Sum {
         }
     }
 
-    /// Reduces a bucket, and adds it.
+    /// Reduces a bucket and stores its elements.
     pub(super) fn add(
         &mut self,
         how: &Reduction,
@@ -107,7 +107,7 @@ impl Sum {
                 buffer[segment.in_bucket()].copy_from_slice(elements);
             }
         }
-        // They are gone before anything is sent.
+        // Freed before the bucket is sent, so that only the buffer is held meanwhile.
         drop(gradients);
 
         let buffer = HostBuffer::from_f32(how.dtype, buffer);
@@ -144,7 +144,7 @@ impl Sum {
         Ok(())
     }
 
-    /// Tells the other ranks what this one has found, and learns what they have.
+    /// Combines the findings of all ranks, in one collective.
     pub(super) fn finish(self, group: &dyn ProcessGroup) -> Result<Vec<Reduced>, ZeroError> {
         let label = "which gradients there are, and which are non-finite";
         let findings = group.gather_bytes(label, self.findings)?;

@@ -11,7 +11,7 @@ pub struct Segment {
     pub parameter: usize,
     /// Elements of the parameter.
     pub range: Range<usize>,
-    /// Where they start in the bucket.
+    /// Offset of the first in the bucket.
     pub start: usize,
 }
 
@@ -52,7 +52,7 @@ impl Bucket {
             .map_or(0, |segment| segment.in_bucket().end)
     }
 
-    /// Elements of parameters and the padding behind them: what is sent.
+    /// Elements of parameters and padding: what is sent.
     pub fn padded_elements(&self) -> usize {
         self.offsets[self.offsets.len() - 1]
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{Bucket, Segment, bucket, whole};
 use crate::ZeroError;
 
-/// A parameter, as far as sharding is concerned.
+/// A parameter as sharding needs it: path and size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parameter {
     /// Path in the module, such as `blocks.0.mlp.weight`.
@@ -26,7 +26,7 @@ impl Parameter {
     }
 }
 
-/// How elements are given to ranks.
+/// How elements are assigned to ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Partition {
     /// Equal parts of every bucket, through parameters.
@@ -67,7 +67,7 @@ pub struct OwnedRange {
     pub parameter: usize,
     /// Elements of the parameter.
     pub range: Range<usize>,
-    /// Where they start in the rank's shard.
+    /// Offset of the first in the rank's shard.
     pub shard_start: usize,
 }
 
@@ -145,7 +145,7 @@ impl ShardMap {
         })
     }
 
-    /// How elements are given to ranks.
+    /// How elements are assigned to ranks.
     pub fn partition(&self) -> Partition {
         self.partition
     }
@@ -165,14 +165,14 @@ impl ShardMap {
         self.elements
     }
 
-    /// The buckets, in the order of the parameters. During backward gradients may travel in others: see
+    /// The buckets, in the order of the parameters. During backward gradients may be reduced in other buckets: see
     /// [`ReducePlan`](super::ReducePlan).
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
     }
 
-    /// Where a parameter lies: indices of buckets, with the segment in each, in the order of its elements. Looks through the segments
-    /// of each of its buckets.
+    /// The buckets of a parameter, by index, with its segment in each, in the order of its elements. Costs a search through the
+    /// segments of each of these buckets.
     pub fn segments(&self, parameter: usize) -> impl Iterator<Item = (usize, &Segment)> {
         let start = self.global_offsets[parameter];
         let end = start + self.parameters[parameter].elements;
@@ -238,8 +238,8 @@ impl ShardMap {
         self.buckets.iter().map(range).collect()
     }
 
-    /// What a rank owns, in the order of its shard. Pieces that continue each other in parameter and shard are one. Goes through all
-    /// segments of all buckets: keep it.
+    /// The ranges that a rank owns, in the order of its shard; ranges adjacent in both parameter and shard are merged. Costs a pass
+    /// over all segments of all buckets: keep the result.
     pub fn pieces(&self, rank: usize) -> Vec<OwnedRange> {
         let mut pieces: Vec<OwnedRange> = Vec::new();
         for (bucket, shard) in self.buckets.iter().zip(self.shard_ranges(rank)) {
@@ -257,7 +257,7 @@ impl ShardMap {
     }
 }
 
-/// Adds a piece, to the last one if it continues it.
+/// Adds a range, merged with the last one if they are adjacent.
 fn append(pieces: &mut Vec<OwnedRange>, next: OwnedRange) {
     match pieces.last_mut() {
         Some(last)
@@ -288,7 +288,7 @@ fn check(world_size: usize, bucket_elements: usize) -> Result<(), ZeroError> {
     Ok(())
 }
 
-/// Where each parameter starts with all laid end to end, and the end.
+/// The offsets of the parameters laid end to end, and the end.
 fn global_offsets(parameters: &[Parameter]) -> Result<(Vec<usize>, usize), ZeroError> {
     let mut end = 0_usize;
     let mut offsets = Vec::with_capacity(parameters.len());

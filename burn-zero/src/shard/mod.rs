@@ -1,9 +1,9 @@
-//! Which rank owns which elements: integers, and nothing of Burn.
+//! Which rank owns which elements: integer arithmetic, independent of Burn.
 //!
 //! # Terms
 //!
-//! *Parameters* come in a fixed order, by path, and have so many *elements*. They are laid end to end and cut into
-//! *buckets*, the units of communication: a large parameter may span several, a bucket may hold many. Each bucket is cut
+//! *Parameters* have a fixed order and a number of *elements* each. They are laid end to end and cut into
+//! *buckets*: a large parameter may span several, a bucket may hold many. Each bucket is cut
 //! into one part a rank. A rank's *shard* is its parts of all buckets, end to end. An *owned range* is a range
 //! of one parameter that one rank owns. *Padding* is what the flat partition adds behind a bucket's elements to give all ranks equally
 //! much; it belongs to no parameter and is never saved.
@@ -15,8 +15,8 @@
 //! | `Flat` | equally long, cutting through parameters; at most world size - 1 elements of padding in all | elementwise optimizers |
 //! | `Whole` | the parameters of each rank, whole, balanced by size over the model; no padding | optimizers that need a parameter's shape or norm |
 //!
-//! `map` is the map, `bucket` how parameters fill buckets, `whole` how whole parameters are dealt to ranks, `plan`
-//! which gradients are reduced together during backward, and when.
+//! `map` is the map, `bucket` fills buckets with parameters, `whole` assigns whole parameters to ranks, `plan` orders the
+//! reduction of gradients during backward.
 
 mod bucket;
 mod map;

@@ -1,4 +1,4 @@
-//! What is reduced with what during backward, and in which order.
+//! The buckets of gradients during backward, and the order of their reduction.
 
 use std::ops::Range;
 
@@ -6,9 +6,9 @@ use super::{Bucket, Segment, ShardMap};
 
 /// The buckets of gradients, in the order in which they are reduced: the same on every rank.
 ///
-/// Which rank owns an element is the map's to say. A plan only says which gradients travel together: those that are there at the same
-/// time, so that a bucket does not wait for one that comes much later. So a plan may be made anew where the map, of which optimizer
-/// state and saved records depend, must stay.
+/// The map decides which rank owns an element; a plan only which gradients share a bucket: those that are complete at about the same
+/// time, so that no bucket waits for a much later gradient. So a plan can change while the map, on which optimizer state and records
+/// depend, must not.
 #[derive(Clone, Debug)]
 pub struct ReducePlan {
     buckets: Vec<Bucket>,
@@ -22,8 +22,8 @@ impl ReducePlan {
         Self::new(map, map.buckets().iter().rev().cloned().collect())
     }
 
-    /// Buckets of the same size, filled by parameters in `order`, and then by those that it lacks, from the last to the first. Each
-    /// bucket is cut by owner; there is no padding.
+    /// Buckets of the same size, filled with the parameters of `order`, then with all others from the last to the first. Each
+    /// bucket is cut by owner, without padding.
     pub fn in_order(map: &ShardMap, order: &[usize]) -> Self {
         let mut is_placed = vec![false; map.parameters().len()];
         let rest = (0..is_placed.len()).rev();
@@ -85,8 +85,8 @@ impl ReducePlan {
     }
 }
 
-/// Follows one backward pass and says which buckets of a [`ReducePlan`] can be reduced: in their order, whatever the order in which
-/// gradients come, because all ranks must reduce them in the same order.
+/// Tracks one backward pass and releases the buckets of a [`ReducePlan`] in the order of the plan, whatever the order of the
+/// gradients, because all ranks must reduce them in the same order.
 #[derive(Clone, Debug)]
 pub struct Progress {
     /// By bucket, the parameters that it waits for.
@@ -96,7 +96,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Nothing has arrived.
+    /// Before the first gradient.
     pub fn new(plan: &ReducePlan) -> Self {
         let mut missing = vec![0; plan.buckets.len()];
         plan.buckets_of
@@ -110,8 +110,8 @@ impl Progress {
         }
     }
 
-    /// Notes a parameter's gradient, the first time, and returns the buckets that are released by it, in the order in
-    /// which to reduce them.
+    /// Notes a parameter's gradient, which counts once, and returns the buckets that it releases, in the order of
+    /// reduction.
     pub fn arrive(&mut self, plan: &ReducePlan, parameter: usize) -> Range<usize> {
         if !core::mem::replace(&mut self.arrived[parameter], true) {
             for &bucket in plan.buckets_of(parameter) {
@@ -126,12 +126,12 @@ impl Progress {
         first..self.released
     }
 
-    /// Whether a parameter's gradient has arrived.
+    /// Whether a parameter's gradient was noted.
     pub fn has(&self, parameter: usize) -> bool {
         self.arrived[parameter]
     }
 
-    /// Parameters whose gradients have not come. At the end of a pass they arrive as zeros.
+    /// Parameters without a noted gradient. At the end of a pass they count as zeros.
     pub fn missing(&self) -> Vec<usize> {
         let all = 0..self.arrived.len();
         all.filter(|&parameter| !self.arrived[parameter]).collect()

@@ -1,11 +1,11 @@
-//! Whole parameters dealt to ranks.
+//! The assignment of whole parameters to ranks.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use super::Parameter;
 
-/// The owner of each parameter: the largest first, each to the rank that has least (Graham's LPT rule, within 4/3 of the
-/// best possible). Equal sizes go by position, equal loads by rank, so that all ranks deal alike.
+/// The owner of each parameter: the largest first, each to the rank with the fewest elements (Graham's LPT rule, within 4/3 of the
+/// optimum). Ties are broken by position and by rank, so that all ranks compute the same owners.
 pub(super) fn owners(parameters: &[Parameter], world_size: usize) -> Vec<usize> {
     let mut largest_first: Vec<usize> = (0..parameters.len()).collect();
     largest_first.sort_by_key(|&index| (Reverse(parameters[index].elements), index));

@@ -1,4 +1,4 @@
-//! Burn's checkpointer, which writes in the background, where the process may have to end.
+//! Burn's checkpointer, which writes in the background, made safe for a process that ends because of a fault.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 
 use crate::group::unfinished;
 
-/// Writes the records. Before the process ends because of a fault, the files that are being written are finished, so that none is cut off
-/// and none that was complete has been deleted for one that is not.
+/// Writes the records. Before the process ends because of a fault, files that are being written are finished, so that none is cut off
+/// and no complete one is deleted for an incomplete one.
 pub(super) struct Checkpoints<LC: LearningComponentsTypes> {
     checkpointer: Arc<Mutex<Option<LearningCheckpointer<LC>>>>,
     /// Registered for as long as it lives.
@@ -20,7 +20,7 @@ impl<LC: LearningComponentsTypes + 'static> Checkpoints<LC> {
     pub(super) fn new(checkpointer: LearningCheckpointer<LC>) -> Self {
         let checkpointer = Arc::new(Mutex::new(Some(checkpointer)));
         let held = checkpointer.clone();
-        // Its drop waits until it has written. The lock waits for what it is told to write.
+        // Dropping the checkpointer waits for its writes. The lock waits for a running `write`.
         let finish: Arc<dyn Fn() + Send + Sync> = Arc::new(move || drop(held.lock().take()));
         unfinished::register(&finish);
         Self {

@@ -94,7 +94,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         Ok(())
     }
 
-    /// Whether there is a next step: every rank has a batch for it, or those that have none begin their data anew.
+    /// Whether there is a next step: every rank has a batch for it, or ranks without one repeat their data.
     fn all_go_on(&self, all: &Statuses, steps: usize, epoch: usize) -> Result<bool, ZeroError> {
         let Some(rank) = all.all().position(|status| !status.has_batch) else {
             return Ok(true);
@@ -114,8 +114,8 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         }
     }
 
-    /// Validates on all of the data, or until interrupted: a batch a round on each rank that has one. Rank 0 gets the items of a round rank
-    /// by rank.
+    /// Validates on all of the data, or until interrupted. In each round every rank that has a batch validates one, and rank 0 gets the
+    /// items in the order of ranks.
     pub(super) fn validate(&mut self, epochs: &Progress) -> Result<(), ZeroError> {
         let epoch = epochs.items_processed;
         log::info!("Executing validation step for epoch {epoch}");
@@ -160,7 +160,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         Ok(())
     }
 
-    /// The items of all, and this rank's batches, each with how many items are done with it.
+    /// The number of items of all ranks, and this rank's batches, each with the number of items done after it.
     fn valid_batches<'a>(
         &self,
         loader: &'a ValidLoader<LC>,
@@ -168,7 +168,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         let (rank, ranks) = (self.group.rank(), self.group.world_size());
         let own = loader.num_items();
         if ranks == 1 || !self.valid_items.are_shared() {
-            // Rank 0 alone. The others wait for the end of each batch, so that no deadline passes.
+            // Only rank 0 validates. The others wait for each of its batches, so that no deadline passes.
             let batches: ValidBatches<'a, LC> = match rank {
                 0 => with_progress(loader.iter(), own),
                 _ => Box::new(core::iter::empty()),
@@ -180,7 +180,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             let items = parts.iter().sum::<i64>() as usize;
             return Ok((items, with_progress(loader.iter(), items)));
         }
-        // The batches that one rank alone would have, dealt in turn. A loader does not say how long they are: the first is loaded.
+        // The batches of a single rank, assigned round-robin. A loader does not expose the batch size, so the first batch is loaded.
         let mut batches = loader.iter();
         let first = batches.next().map(|_| batches.progress().items_processed);
         let label = "items in a batch to validate on";
@@ -215,7 +215,7 @@ fn training_item<T>(
     )
 }
 
-/// The batches, each with the loader's progress as one over the `items` of all ranks.
+/// The batches, each with the loader's progress scaled to the `items` of all ranks.
 fn with_progress<'a, I: 'a>(
     mut batches: Box<dyn DataLoaderIterator<I> + 'a>,
     items: usize,
@@ -227,11 +227,11 @@ fn with_progress<'a, I: 'a>(
     }))
 }
 
-/// A rank's way through its data in an epoch.
+/// A rank's iteration over its data in an epoch.
 struct Batches<'a, B: Backend, I> {
     loader: &'a dyn DataLoader<B, I>,
     iterator: Box<dyn DataLoaderIterator<I> + 'a>,
-    /// Whether the rank has gone through all of it.
+    /// Whether all data was used once.
     is_over: bool,
 }
 
@@ -244,7 +244,7 @@ impl<'a, B: Backend, I> Batches<'a, B, I> {
         }
     }
 
-    /// The next batch, until all of the data was gone through.
+    /// The next batch; `None` after the end of the data.
     fn next(&mut self) -> Option<I> {
         if self.is_over {
             return None;
@@ -254,7 +254,7 @@ impl<'a, B: Backend, I> Batches<'a, B, I> {
         batch
     }
 
-    /// The next batch after that: the data begins anew, as often as it must.
+    /// A further batch after the end: repeats the data.
     fn repeat(&mut self) -> Option<I> {
         self.iterator.next().or_else(|| {
             self.iterator = self.loader.iter();
@@ -262,7 +262,7 @@ impl<'a, B: Backend, I> Batches<'a, B, I> {
         })
     }
 
-    /// How far all ranks are with `items` of theirs, as far as this rank can tell.
+    /// The progress of all ranks after `items` items, estimated from this rank's.
     fn progress_of(&self, items: usize) -> Progress {
         match self.is_over {
             true => Progress::new(items, items),
@@ -271,7 +271,7 @@ impl<'a, B: Backend, I> Batches<'a, B, I> {
     }
 }
 
-/// This rank's progress as one over the `items` of all ranks.
+/// This rank's progress scaled to the `items` of all ranks.
 fn scaled(own: &Progress, items: usize) -> Progress {
     let done = own.items_processed as u128 * items as u128;
     let done = done.checked_div(own.items_total as u128);

@@ -1,4 +1,4 @@
-//! What a Learner cannot be trained with.
+//! Errors of the strategy.
 
 use thiserror::Error;
 
@@ -8,7 +8,7 @@ use super::Loaders;
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum StrategyError {
-    /// The Learner has no optimizer that takes part.
+    /// The Learner's optimizer contains no `ZeroOptimizer`.
     #[error(
         "ZeroStrategy trains a Learner with one `ZeroOptimizer::in_learner(optimizer, settings)`, alone or inside of other \
          wrappers, but {optimizer} has {found} of them"
@@ -20,7 +20,7 @@ pub enum StrategyError {
         found: usize,
     },
 
-    /// Burn's own accumulation does not know of ranks.
+    /// Burn's own accumulation does not support ranks.
     #[error(
         "the Learner accumulates gradients itself (`grads_accumulation({steps})`), which knows nothing of ranks: use burn-accum's \
          `MultiSteps` around the ZeroOptimizer"
@@ -63,20 +63,20 @@ pub enum StrategyError {
         items: Vec<usize>,
     },
 
-    /// Validation data is in parts, and nobody sees all of it.
+    /// Validation data is in parts, and no rank has all of it.
     #[error(
         "each process has its part of the validation data (`Loaders::Split`), and rank 0 sees its own only: add `.sharing_items()`, or \
          load all of the validation data everywhere and say `Loaders::TrainSplit`"
     )]
     ItemsStay,
 
-    /// Threads have one loader.
+    /// Ranks that are threads share one loader.
     #[error(
         "ranks that are threads share one loader, which the strategy cuts: `Loaders::{loaders:?}` is for `ZeroStrategy::process`, where \
          each process loads its own part"
     )]
     OneLoader {
-        /// What was said of the loaders.
+        /// The setting.
         loaders: Loaders,
     },
 

@@ -1,4 +1,4 @@
-//! The way of items to rank 0, which computes the metrics of all ranks.
+//! Transport of items to rank 0, which computes the metrics of all ranks.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -9,13 +9,13 @@ use crate::group::ProcessGroup;
 
 /// How a rank's items get to rank 0.
 pub(super) enum Items<T> {
-    /// They stay where they are: rank 0 shows its own.
+    /// Not at all: rank 0 shows its own.
     Stay,
-    /// To a thread.
+    /// To rank 0's thread.
     Send(Sender<T>),
-    /// From the threads of the other ranks, in their order.
+    /// On rank 0, from the threads of the other ranks, in their order.
     Receive(Vec<Receiver<T>>),
-    /// As bytes over the group, each behind its length. Those of the current step.
+    /// As bytes over the group: the items of the current step, each after its length.
     Bytes(Format<T>, Vec<u8>),
 }
 
@@ -65,7 +65,7 @@ impl<T> Items<T> {
     pub(super) fn give(&mut self, item: T) {
         match self {
             Self::Stay | Self::Receive(_) => {}
-            // Without rank 0 the exchange of statuses fails, with the reason.
+            // If rank 0 is gone, the exchange of statuses reports the fault.
             Self::Send(sender) => drop(sender.send(item)),
             Self::Bytes(format, bytes) => {
                 let item = (format.pack)(item);

@@ -19,7 +19,7 @@ use super::{Ranks, StrategyError, ZeroStrategy};
 use crate::ZeroError;
 use crate::group::{ProcessGroup, SingleRank, ThreadGroup};
 
-/// What a training begins with.
+/// The start of a training.
 pub(super) struct Start<LC: LearningComponentsTypes> {
     pub(super) components: TrainingComponents<LC>,
     pub(super) learner: Learner<LC>,
@@ -90,7 +90,7 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
             false => split(&start.train, ranks, self.uneven)?.swap_remove(own),
         };
         let (job, rank_0, learner) = self.divide(start);
-        // What shows nothing is kept: it holds the renderer.
+        // The silent parts are kept alive, because they own the renderer.
         let (rank_0, silent) = match own {
             0 => (Some(rank_0), None),
             _ => (None, Some(rank_0.processor)),
@@ -138,7 +138,7 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
                 let learner = learner.clone();
                 Some(move || {
                     guarded(group, |group| {
-                        // Rank 0 takes its first step after collectives of all ranks, so that nothing changes while it is copied.
+                        // Rank 0 takes its first step after collectives of all ranks, so its Learner does not change during the copy.
                         let learner = match rank_0 {
                             Some(_) => learner,
                             None => {
@@ -184,7 +184,7 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
         result_of_all::<LC>(results, &first)
     }
 
-    /// What all ranks have alike, what rank 0 has, and the Learner.
+    /// Splits the start into what all ranks share, what rank 0 alone has, and the Learner.
     fn divide(&self, start: Start<LC>) -> (Job<LC>, Rank0<LC>, Learner<LC>) {
         let components = start.components;
         let job = Job {
@@ -205,7 +205,7 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
     }
 }
 
-/// Runs a rank; whatever ends it ends the others.
+/// Runs a rank; if it fails, the group is aborted.
 fn guarded<R>(
     group: ThreadGroup,
     run: impl FnOnce(ThreadGroup) -> Result<R, ZeroError>,
@@ -215,7 +215,7 @@ fn guarded<R>(
     result.inspect_err(|error| member.abort(&error.to_string()))
 }
 
-/// The model of rank 0, or why there is none: what ended one rank comes to the others as a fault of the group.
+/// The model of rank 0, or the error: a failure of one rank is a fault of the group on the others.
 fn result_of_all<LC: LearningComponentsTypes>(
     results: Vec<Result<Trained<LC>, ZeroError>>,
     group: &ThreadGroup,
@@ -238,8 +238,8 @@ fn result_of_all<LC: LearningComponentsTypes>(
     }
 }
 
-/// The device of the first parameter, as Burn's Learner has it by default. Unlike `Module::devices` it initialises none: in a copy of a model
-/// they would get other values than in the model itself. (As in burn-accum's strategy: too little for a crate of its own.)
+/// The device of the first parameter, the default of Burn's Learner. Unlike `Module::devices` it does not initialise lazy parameters,
+/// which would get other values in a copy of the model. (Duplicated in burn-accum's strategy, because it is too small for a crate.)
 fn device_of<B: Backend, M: Module<B>>(module: &M) -> Device<B> {
     let mut first = First::<B>(None);
     module.visit(&mut first);

@@ -1,7 +1,7 @@
 //! Training in Burn's `Learner` with several ranks.
 //!
 //! `launch.rs` starts the ranks; `rank.rs` is the loop over epochs that each rank runs, with the training and the validation of `epoch.rs`. `split.rs`
-//! cuts the data, `status.rs` is what ranks tell each other after each step, `items.rs` and `rank_item.rs` bring what the metrics need to rank 0,
+//! cuts the data, `status.rs` is the step status, `items.rs` and `rank_item.rs` send items to rank 0 for the metrics,
 //! and `checkpoints.rs` finishes Burn's records before the process ends.
 
 mod checkpoints;
@@ -81,8 +81,8 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// the program; those that are not rank 0 [stay silent](SilentRenderer).
 ///
 /// With one rank it is Burn's training on one device, bit for bit: model, metrics, records, validation, events, resuming, early
-/// stopping, interrupter. Only early stopping and the choice of records, which in Burn may be asked before the metrics of
-/// an epoch's last items are computed, wait for them.
+/// stopping, interrupter. The only difference: early stopping and the choice of records wait for the metrics of an epoch's last
+/// items; Burn may decide before.
 ///
 /// # Data
 ///
@@ -102,10 +102,10 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Records
 ///
-/// They are Burn's, of the whole model and its optimizer's whole state, written by rank 0, to which the state comes tensor by tensor.
-/// Training is resumed from them at any number of ranks and without ranks, and ranks go on with those of a training without. Each rank reads them
-/// whole: where that is too much, [`save_sharded`](crate::save_sharded) in a loop of one's own. What wrappers keep is rank 0's. Burn's records have
-/// no generator: dropout draws anew after a resumption, unless the loader seeds the backend at the start of each epoch.
+/// They are Burn's, of the whole model and its optimizer's whole state, written by rank 0, which gathers the state tensor by tensor.
+/// They are interchangeable between any numbers of ranks and training without ranks. Each rank reads them whole; if that is too much, use
+/// [`save_sharded`](crate::save_sharded) in a loop of your own. State of wrappers is rank 0's. Burn's records contain no generator: dropout
+/// draws other numbers after a resumption, unless the loader seeds the backend at the start of each epoch.
 ///
 /// Burn writes in the background. Where a rank has failed and the process must end, the files that are being written are finished first.
 ///
@@ -116,22 +116,22 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// that share state between clones follow [`burn_decorator::ranks`]. At the end of an epoch all ranks get the running statistics of rank 0, and an
 /// open accumulation window is applied with its true weights, before validation and record.
 ///
-/// The optimizer is reached by messages, steps without gradients ([`burn_decorator::message`]): one before the first step, one at the end of an
-/// epoch, and one for a record. A `TrainStep::optimize` of one's own is called with them too.
+/// The strategy sends messages to the optimizer, as steps without gradients ([`burn_decorator::message`]): one before the first step, one at
+/// the end of an epoch, and one for a record. A custom `TrainStep::optimize` is called with them too.
 ///
 /// # Cost
 ///
 /// With one rank, none. With `N`, beside the [`ZeroOptimizer`](crate::ZeroOptimizer)'s: one small collective a step, the status of each rank in
 /// some hundred bytes of JSON; with `sharing_items` a second, in which each process sends a batch's outputs to rank 0; for a record each rank's part
-/// of the optimizer's state, to rank 0; running statistics once an epoch. Burn's Learner keeps the parameters from before a step until it is over,
-/// with any strategy: as many bytes again as there are parameters.
+/// of the optimizer's state, to rank 0; running statistics once an epoch. Burn's Learner keeps the old parameters during a step, with any
+/// strategy, which doubles the bytes of parameters.
 ///
 /// # Panics
 ///
 /// Before the first step with the message of a [`StrategyError`], a [`ZeroOptimizerError`](crate::ZeroOptimizerError) or a
-/// [`ZeroError`](crate::ZeroError). A rank that panics ends all ranks, with its message: at once if they wait for it. Nobody can end
-/// a thread from outside, so that if one hangs, or computes on for longer than a grace, the process ends with the message on
-/// stderr: [`AfterFault`](crate::group::AfterFault), in [`with_options`](Self::with_options).
+/// [`ZeroError`](crate::ZeroError). A rank that panics ends all ranks, with its message: at once if they wait for it. A thread cannot be
+/// ended from outside: if one hangs, or computes for longer than the grace of [`AfterFault`](crate::group::AfterFault), the process ends
+/// with the message on stderr; see [`with_options`](Self::with_options).
 pub struct ZeroStrategy<LC: LearningComponentsTypes> {
     ranks: Ranks<LC>,
     uneven: Uneven,
@@ -153,7 +153,7 @@ enum Ranks<LC: LearningComponentsTypes> {
 }
 
 impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
-    /// So many ranks, each a thread. All compute on the model's device unless [`with_devices`](Self::with_devices) says otherwise.
+    /// `world_size` ranks, each a thread. All compute on the model's device unless set by [`with_devices`](Self::with_devices).
     pub fn threads(world_size: usize) -> Self {
         Self::new(Ranks::Threads {
             world_size,
@@ -189,7 +189,7 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         }
     }
 
-    /// The device of each rank, in their order; of a process its own alone.
+    /// The device of each rank, in their order; for a process only its own.
     #[must_use]
     pub fn with_devices(mut self, named: Vec<Device<TrainingBackend<LC>>>) -> Self {
         match &mut self.ranks {
@@ -215,10 +215,10 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         self
     }
 
-    /// What the loaders of this process hold. Default [`Loaders::Whole`]. All processes say the same.
+    /// What the loaders of this process hold. Default [`Loaders::Whole`]. Must be the same in all processes.
     ///
-    /// With [`Loaders::TrainSplit`] or [`Loaders::Split`] nothing is cut: each process trains on what its loader gives. How many items
-    /// the others have is compared before the first step, and [`Uneven`] says what happens where some have fewer.
+    /// With [`Loaders::TrainSplit`] or [`Loaders::Split`] nothing is cut: each process trains on what its loader gives. The numbers of
+    /// items are compared before the first step, and [`Uneven`] decides what happens if they differ.
     #[must_use]
     pub fn with_loaders(mut self, loaders: Loaders) -> Self {
         self.loaders = loaders;
@@ -248,7 +248,7 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
 }
 
 impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for ZeroStrategy<LC> {
-    /// Burn's own on rank 0; elsewhere the same without events.
+    /// Burn's own training on rank 0; on other ranks the same without events.
     fn train(
         &self,
         learner: Learner<LC>,

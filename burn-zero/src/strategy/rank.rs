@@ -1,4 +1,4 @@
-//! One rank's training: Burn's loop over epochs, in which all ranks take each decision together.
+//! One rank's training: Burn's loop over epochs, with the same decisions on all ranks.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::ZeroError;
 use crate::group::{Agree, ProcessGroup};
 use crate::optimizer::{RankContext, Statistics};
 
-/// What a rank trains with.
+/// The state of a rank's training.
 pub(super) struct Rank<LC: LearningComponentsTypes> {
     pub(super) group: Arc<dyn ProcessGroup>,
     pub(super) device: Device<TrainingBackend<LC>>,
@@ -32,11 +32,11 @@ pub(super) struct Rank<LC: LearningComponentsTypes> {
     pub(super) train_items: Items<TrainItem<LC>>,
     pub(super) valid_items: Items<ValidItem<LC>>,
     pub(super) job: Job<LC>,
-    /// Rank 0 has it.
+    /// On rank 0 only.
     pub(super) rank_0: Option<Rank0<LC>>,
 }
 
-/// What all ranks have alike.
+/// What is the same on all ranks.
 pub(super) struct Job<LC: LearningComponentsTypes> {
     /// All of the data, of which each rank validates its share; this rank's part, if the processes have loaded parts.
     pub(super) valid: ValidLoader<LC>,
@@ -59,14 +59,14 @@ impl<LC: LearningComponentsTypes> Clone for Job<LC> {
     }
 }
 
-/// What the user sees, and what is decided by it.
+/// Rank 0's renderer, loggers, records and early stopping.
 pub(super) struct Rank0<LC: LearningComponentsTypes> {
     pub(super) processor: SupervisedTrainingEventProcessor<LC>,
     pub(super) checkpoints: Option<Checkpoints<LC>>,
     pub(super) early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
 }
 
-/// What is left of a training.
+/// The result of a training.
 pub(super) type Trained<LC> = (
     TrainingModel<LC>,
     Option<SupervisedTrainingEventProcessor<LC>>,
@@ -90,7 +90,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         for epoch in self.job.first_epoch..=self.job.last_epoch {
             let progress = Progress::new(epoch, self.job.last_epoch);
             self.train(&progress, items)?;
-            // What is validated, recorded and returned is one model.
+            // The same model is validated, recorded and returned.
             let model = self.learner.model();
             statistics.share::<TrainingBackend<LC>, _>(&model, &*self.group)?;
             if self.is_interrupted()? {
@@ -107,7 +107,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         Ok((model, self.rank_0.map(|rank_0| rank_0.processor)))
     }
 
-    /// Whether the ranks train the same. The items that all train on in an epoch.
+    /// Checks that the ranks' trainings agree. Returns the number of items of all ranks in an epoch.
     fn check(&self) -> Result<usize, ZeroError> {
         let Job {
             valid,
@@ -154,7 +154,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         Ok(interrupted)
     }
 
-    /// Rank 0 writes, if it is the time.
+    /// Lets rank 0 write a record, if one is due.
     fn save(&mut self, epoch: usize, context: &RankContext) -> Result<(), ZeroError> {
         let learner = &mut self.learner;
         match &self.rank_0 {
@@ -167,7 +167,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         }
     }
 
-    /// Rank 0 decides.
+    /// Whether to stop early, as rank 0 decides.
     fn stops_early(&mut self, epoch: usize) -> Result<bool, ZeroError> {
         let rank_0 = self.rank_0.as_mut();
         let early_stopping = rank_0.and_then(|rank_0| rank_0.early_stopping.as_mut());
@@ -188,11 +188,11 @@ impl<LC: LearningComponentsTypes> Rank0<LC> {
             .process_valid(LearnerEvent::ProcessedItem(item));
     }
 
-    /// Waits until the metrics of all items are with the loggers, where early stopping and the choice of records look for
-    /// them; Burn may decide without the last ones.
+    /// Waits until the metrics of all items are logged, because early stopping and the choice of records read them there. Burn may
+    /// decide without the last ones.
     ///
-    /// The channel to the thread that computes metrics holds one event. So a second more is only accepted when all
-    /// before the first have been dealt with. Metrics do nothing at the start of a validation.
+    /// The channel to the thread that computes metrics holds one event. So after two further events are accepted, all
+    /// earlier ones have been processed. The events are starts of a validation, which metrics ignore.
     pub(super) fn settle_metrics(&mut self) {
         for _ in 0..2 {
             self.processor.process_valid(LearnerEvent::Start);

@@ -7,7 +7,7 @@ use burn::train::{
 };
 use burn_backend::DType;
 
-/// An output of a model that goes from one process to another, so that rank 0 computes the metrics of all: see
+/// An output of a model that is sent to rank 0's process, which computes the metrics of all ranks: see
 /// [`ZeroStrategy::sharing_items`](crate::ZeroStrategy::sharing_items).
 ///
 /// Burn's outputs are such items. For one of your own, write what its metrics need:
@@ -32,14 +32,14 @@ use burn_backend::DType;
 /// }
 /// ```
 pub trait RankItem: ItemLazy {
-    /// All that the metrics need.
+    /// The data that the metrics need.
     fn into_bytes(self) -> Vec<u8>;
 
     /// The item, from the bytes of the same program on another rank.
     ///
     /// # Errors
     ///
-    /// What is wrong with them.
+    /// What is wrong with the bytes.
     fn from_bytes(bytes: &[u8]) -> Result<Self, String>
     where
         Self: Sized;
@@ -55,7 +55,7 @@ impl RankItem for () {
     }
 }
 
-/// Tensors one behind the other: type and shape as JSON, then the elements.
+/// Concatenated tensors: of each the type and shape as JSON, then the elements.
 fn pack(tensors: impl IntoIterator<Item = TensorData>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for data in tensors {

@@ -6,8 +6,8 @@ use burn::train::renderer::{
     MetricsRendererTraining, ProgressType, TrainingProgress,
 };
 
-/// Shows nothing. Burn makes its own renderer, which takes the terminal, before a strategy is asked: give this to the Learner of a process
-/// that is not rank 0.
+/// Shows nothing. Burn makes its own renderer, which takes over the terminal, before it calls a strategy: so set this one in processes other
+/// than rank 0.
 ///
 /// ```no_run
 /// # use burn::train::{LearningComponentsTypes, SupervisedTraining};

@@ -13,7 +13,7 @@ use super::StrategyError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Loaders {
-    /// All of the data, of which the strategy gives each rank a part. The default.
+    /// All of the data, which the strategy cuts into one part a rank. The default.
     #[default]
     Whole,
     /// This rank's part of the training data, as with PyTorch's `DistributedSampler`, and all of the validation data.
@@ -34,11 +34,11 @@ impl Loaders {
 #[serde(rename_all = "snake_case")]
 pub enum Uneven {
     /// Parts overlap: fewer items than there are ranks are trained on twice an epoch (PyTorch's `DistributedSampler`). The
-    /// default. A process that loaded its own part and has no batch left begins it anew, until the longest part is at its end.
+    /// default. A process that loaded its own part repeats it until the longest part is at its end.
     #[default]
     Repeat,
-    /// Fewer items than there are ranks, always the last ones, are left out (`drop_last`). Of parts that processes loaded
-    /// themselves, what the shortest has no batch for.
+    /// Fewer items than there are ranks, always the last ones, are left out (`drop_last`). If processes loaded their own parts, the
+    /// epoch ends with the shortest.
     Drop,
     /// It is an error, before the first step.
     Refuse,
@@ -67,7 +67,7 @@ pub(super) fn parts(
         .collect())
 }
 
-/// Whether ranks can train on parts of so many items, which their processes loaded themselves.
+/// Checks that ranks can train on parts of these numbers of items, which their processes loaded.
 ///
 /// # Errors
 ///
@@ -91,8 +91,8 @@ pub(super) fn check_parts(items: &[usize], uneven: Uneven) -> Result<(), Strateg
 
 /// A loader for each rank. A loader that shuffles does so within each part, as Burn's `split_dataloader`.
 ///
-/// All parts are made wherever one of them is needed: a shuffling loader gives each its own order, and so it does not
-/// matter whether ranks are threads or processes.
+/// All parts are made on every rank: a shuffling loader gives each part another order, which must not depend on whether
+/// ranks are threads or processes.
 ///
 /// # Errors
 ///

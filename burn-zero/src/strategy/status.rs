@@ -1,4 +1,4 @@
-//! What ranks tell each other after each step.
+//! The step status: what ranks tell each other after each step.
 
 use burn::train::Interrupter;
 use serde::{Deserialize, Serialize};
@@ -11,13 +11,13 @@ use crate::group::ProcessGroup;
 pub(super) struct StepStatus {
     /// Whether the rank has a batch for the next step.
     pub(super) has_batch: bool,
-    /// Items of the last step that the rank has for rank 0.
+    /// Items of the last step that the rank sends to rank 0.
     pub(super) items: usize,
-    /// Items of the data, of all, that are done with those.
+    /// Items of all ranks' data that are done after them.
     pub(super) done: usize,
-    /// The learning rate of the last step, bit for bit.
+    /// The bits of the last step's learning rate.
     pub(super) lr: Option<u64>,
-    /// The reason, empty if there is none, if the rank is interrupted.
+    /// If the rank is interrupted, the reason, or an empty text.
     pub(super) interrupted: Option<String>,
 }
 
@@ -77,7 +77,7 @@ impl Statuses {
         self.0.iter()
     }
 
-    /// Whether to stop: one rank was interrupted, and so all are, with its reason.
+    /// Whether to stop. If one rank was interrupted, interrupts this one too, with the same reason.
     pub(super) fn stop(&self, interrupter: &Interrupter) -> bool {
         let reason = self.all().find_map(|status| status.interrupted.as_deref());
         if let (Some(reason), false) = (reason, interrupter.should_stop()) {

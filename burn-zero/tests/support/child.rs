@@ -3,7 +3,7 @@
 use std::env;
 use std::io::Read;
 use std::process::{Command, Stdio};
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 const CHILD: &str = "BURN_ZERO_TEST_CHILD";
@@ -22,6 +22,13 @@ pub fn ended(test: &str, bound: Duration) -> (Option<i32>, String) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    // Read while the child runs: one that fills the pipe would wait for ever.
+    let mut stderr = child.stderr.take().unwrap();
+    let text = thread::spawn(move || {
+        let mut text = String::new();
+        stderr.read_to_string(&mut text).unwrap();
+        text
+    });
     let start = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -34,7 +41,5 @@ pub fn ended(test: &str, bound: Duration) -> (Option<i32>, String) {
         }
         sleep(Duration::from_millis(20));
     };
-    let mut text = String::new();
-    child.stderr.unwrap().read_to_string(&mut text).unwrap();
-    (status.code(), text)
+    (status.code(), text.join().unwrap())
 }

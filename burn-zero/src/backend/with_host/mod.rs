@@ -18,12 +18,12 @@ use rayon::prelude::*;
 use crate::host::is_finite;
 
 /// The backend `B`, some of whose float tensors are in host memory: gradients that left the device during backward and whose
-/// optimizer is on the host. It is what [`Sharded`](super::Sharded) has for its inner backend, so that whoever stands between
-/// backward and the optimizer (loss scalers, accumulation, clipping) works on such gradients where they are.
+/// optimizer is on the host. It is the inner backend of [`Sharded`](super::Sharded), so that layers between
+/// backward and the optimizer (loss scalers, accumulation, clipping) compute on such gradients in host memory.
 ///
-/// What those layers do is computed on the host, for tensors of f32: adding, scaling, sums, casts, reading, looking for what is
-/// not finite. A sum is of f64 terms, rounded once; all else has the bits of the device's f32. Any other operation first brings its
-/// operands to the device, where all results stay. A tensor that is on the device costs nothing more than without this layer.
+/// The operations of those layers are computed on the host for f32 tensors: addition, scaling, sums, casts, reads, tests for
+/// non-finite elements. A sum is computed in f64 and rounded once; all else has the bits of the device's f32. Any other operation first
+/// uploads its operands, and its result stays on the device. A tensor on the device costs nothing more than without this layer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WithHost<B> {
     inner: PhantomData<B>,
@@ -56,16 +56,22 @@ thread_local! {
 
 /// A tensor of data that stays in host memory, if the backend has a [`WithHost`] in it; otherwise one on the device.
 pub(crate) fn on_host<I: Backend>(data: TensorData, device: &I::Device) -> FloatTensor<I> {
+    /// Also where a backend outside of this one panics.
+    struct Restore;
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            STAYS.set(false);
+        }
+    }
+    let _restore = Restore;
     STAYS.set(true);
-    let tensor = I::float_from_data(data, device);
-    STAYS.set(false);
-    tensor
+    I::float_from_data(data, device)
 }
 
 /// A float tensor of [`WithHost`].
 #[derive(Clone, Debug)]
 pub enum PlacedTensor<T, D> {
-    /// Of the inner backend.
+    /// On the device.
     Device(T),
     /// In host memory.
     Host(HostTensor<D>),
@@ -76,12 +82,12 @@ pub enum PlacedTensor<T, D> {
 pub struct HostTensor<D> {
     data: Arc<TensorData>,
     shape: Shape,
-    /// Where it goes when an operation needs it there.
+    /// The device to which operations upload it.
     device: D,
 }
 
 impl<T: TensorMetadata, D: Clone> PlacedTensor<T, D> {
-    /// The tensor on its device.
+    /// Uploads the tensor.
     pub(crate) fn up<B>(self) -> T
     where
         B: Backend<Device = D, FloatTensorPrimitive = T>,
@@ -135,10 +141,10 @@ impl<D: fmt::Debug> fmt::Debug for HostTensor<D> {
     }
 }
 
-/// Elements that a thread computes with at once: with one thread the speed of the memory is not reached.
+/// Elements of one task: one thread alone does not reach the speed of the memory.
 const CHUNK: usize = 1 << 16;
 
-/// What is computed on the host. `Err` is the tensor itself, of a type or shape that is left to the device.
+/// The operations on the host. `Err` returns the tensor itself, if its type or shape must be computed on the device.
 impl<D> HostTensor<D> {
     fn new(data: TensorData, device: D) -> Self {
         Self {
@@ -165,7 +171,7 @@ impl<D> HostTensor<D> {
         Self::new(TensorData::new(values, shape), self.device)
     }
 
-    /// Each element of an f32 tensor.
+    /// Maps each element of an f32 tensor.
     fn map(mut self, f: impl Fn(f32) -> f32 + Sync) -> Result<Self, Self> {
         if self.data.dtype != DType::F32 {
             return Err(self);
@@ -176,7 +182,7 @@ impl<D> HostTensor<D> {
         Ok(self)
     }
 
-    /// The elements of two f32 tensors of one shape.
+    /// Combines the elements of two f32 tensors of one shape.
     fn zip(mut self, other: &Self, f: impl Fn(f32, f32) -> f32 + Sync) -> Result<Self, Self> {
         let Some(others) = other.floats().filter(|_| self.shape == other.shape) else {
             return Err(self);
@@ -199,7 +205,7 @@ impl<D> HostTensor<D> {
             return Err(self);
         };
         let sum = |chunk: &[f32]| chunk.iter().copied().map(f64::from).sum::<f64>();
-        // Sums of chunks are added in their order: the same bits whatever the threads do.
+        // Sums of chunks are added in order, so that the bits do not depend on threads.
         let sums: Vec<_> = values.par_chunks(CHUNK).map(sum).collect();
         let sum = sums.iter().sum::<f64>() as f32;
         Ok(self.flat(vec![sum]))

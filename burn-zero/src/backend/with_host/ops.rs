@@ -1,4 +1,4 @@
-//! Every operation, made from its row: its operands are brought to the device. The rows that are computed on the host come first.
+//! Every operation, made from its row: its operands are uploaded. Rows that are computed on the host come first.
 #![deny(clippy::missing_trait_methods)]
 
 use burn_backend::{Backend, TensorMetadata};
@@ -9,7 +9,7 @@ use super::PlacedTensor::{Device as OnDevice, Host};
 use super::{HostTensor, STAYS, WithHost};
 use crate::host::HostRead;
 
-/// On the device, or what `$host` makes of a tensor in host memory, if it does.
+/// An operation on one tensor: by `$host` if the tensor is in host memory and `$host` supports it, else on the device.
 macro_rules! unary {
     ($op:ident($($arg:ident: $type:ty)?), $host:expr) => {
         #[inline]
@@ -26,7 +26,7 @@ macro_rules! unary {
     };
 }
 
-/// Elementwise on two tensors in host memory, or one there and a number, which is read where it is on the device.
+/// An elementwise operation on two tensors in host memory, or on one and a single number, which is downloaded if necessary.
 macro_rules! binary {
     ($op:ident, $f:expr) => {
         #[inline]
@@ -51,7 +51,7 @@ macro_rules! binary {
     };
 }
 
-/// Which elements are not finite: that none is so is told without sending anything up.
+/// A test for non-finite elements: nothing is uploaded if all are finite.
 macro_rules! find {
     ($op:ident) => {
         #[inline]

@@ -1,4 +1,4 @@
-//! Tensors in host memory are those of the device, operation by operation.
+//! Each operation has the same result on tensors in host memory as on the device.
 
 use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
 use burn_flex::Flex;
@@ -24,7 +24,7 @@ fn is_on_host<const D: usize>(tensor: &One<D>) -> bool {
     matches!(primitive, PlacedTensor::Host(_))
 }
 
-/// The bits, and that they are where they belong.
+/// Compares bits, and checks which memory the results are in.
 #[track_caller]
 fn same<const D: usize>(on_host: One<D>, on_device: One<D>) {
     assert!(is_on_host(&on_host) && !is_on_host(&on_device));
@@ -38,8 +38,8 @@ fn matrix(values: &[f32]) -> TensorData {
     TensorData::new(values.to_vec(), [values.len() / 3, 3])
 }
 
-/// Flex casts by way of f64, whose conversion does not look at the lowest three bits that an f32 has: a value that only they lift
-/// above the middle of two is rounded down there. On the host it is rounded to the nearest, as `half` does and as GPUs do.
+/// Clears the lowest bits of an f32. Flex casts through f64 with a conversion that ignores the lowest three bits, so that a value
+/// just above the middle of two is rounded down. On the host it is rounded to nearest, as by `half` and by GPUs.
 fn without_lowest_bits(x: f32) -> f32 {
     f32::from_bits(x.to_bits() & !7)
 }
@@ -71,7 +71,7 @@ proptest! {
         both(&|a, _| a.square());
         both(&|a, _| a.clone() * a.clone() + a);
         both(&|a, b| {
-            // Nobody's elements change under others that share them.
+            // An operation must not change elements that another tensor shares.
             let kept = a.clone();
             let _ = a.mul_scalar(2.0) + b;
             kept

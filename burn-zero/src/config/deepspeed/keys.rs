@@ -1,4 +1,4 @@
-//! Every key of DeepSpeed 0.19.8's JSON, and what it means here.
+//! The table of all keys of DeepSpeed 0.19.8's JSON, with their treatment here.
 
 use serde_json::Value;
 
@@ -6,8 +6,8 @@ use serde_json::Value;
 #[derive(Clone, Copy)]
 pub(super) struct Key {
     pub(super) name: &'static str,
-    /// `read`; `stage 3`: read for stage 3, and listed as ignored before; `ignored`: listed as that; `refused ..`: it would change
-    /// what is trained, unless its value asks for nothing ([`is_harmless`](Self::is_harmless)).
+    /// `read`; `stage 3`: read for stage 3, and listed as ignored in other stages; `ignored`: listed as ignored; `refused ..`: an error,
+    /// because it would change the training, unless its value has no effect ([`is_harmless`](Self::is_harmless)).
     pub(super) rule: &'static str,
     /// Why it is ignored, or what to do instead.
     pub(super) reason: &'static str,
@@ -26,7 +26,7 @@ pub(super) fn keys(section: &str) -> impl Iterator<Item = Key> {
 }
 
 impl Key {
-    /// Whether a value of a refused key asks for nothing.
+    /// Whether a value of a refused key has no effect.
     pub(super) fn is_harmless(&self, value: &Value) -> bool {
         match (self.rule, value) {
             ("refused if false", value) => *value != false,

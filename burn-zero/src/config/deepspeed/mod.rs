@@ -20,11 +20,11 @@ use super::{
 use crate::Stage;
 use crate::group::BufferDtype;
 
-/// What fills in `"auto"`, which the templates of Accelerate and Transformers say where those know better: the program's options
-/// and its model. A field is needed only where the file says `"auto"` for it.
+/// Values for `"auto"`, which the templates of Accelerate and Transformers have for values of the program's options
+/// and its model. A field is needed only if the file has `"auto"` for it.
 ///
-/// Without help `"auto"` is the default of `gradient_clipping`, of `scheduler.params.warmup_min_lr` and of what is in
-/// `zero_optimization`, as it is for Accelerate and DeepSpeed; a batch size is as if it were not there.
+/// Without a field, `"auto"` means the default for `gradient_clipping`, for `scheduler.params.warmup_min_lr` and for keys of
+/// `zero_optimization`, as in Accelerate and DeepSpeed; a batch size counts as missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AutoValues {
     /// Fills `fp16.enabled` and `bf16.enabled`: which of them, if any. The loss scaling is the file's.
@@ -54,7 +54,7 @@ impl AutoValues {
         let square = self.hidden_size.map(|size| size.saturating_mul(size));
         let is_f16 = |precision| matches!(precision, Precision::F16(_));
         let is_bf16 = |precision| precision == Precision::Bf16;
-        // What only the program knows.
+        // Values that only the program knows.
         let (value, option) = match path {
             "fp16.enabled" => (self.precision.map(is_f16).into(), "precision"),
             "bf16.enabled" | "bfloat16.enabled" => {
@@ -76,7 +76,7 @@ impl AutoValues {
             }
             "train_batch_size" | "train_micro_batch_size_per_gpu" => return Ok(None),
             "gradient_accumulation_steps" | "scheduler.params.warmup_min_lr" => return Ok(None),
-            // Whoever reads it says what it must be.
+            // Passed on: the reader of the stage reports the error.
             "zero_optimization.stage" => return Ok(Some("auto".into())),
             _ if path.starts_with("zero_optimization.") || path.starts_with("fp16.") => {
                 return Ok(None);
@@ -95,7 +95,7 @@ impl AutoValues {
 
 /// The configuration of a file, its numbers not yet checked.
 pub(super) fn read(text: &str, auto: &AutoValues) -> Result<ZeroConfig, ConfigError> {
-    // The whole first: what comes after finds nothing but JSON.
+    // The whole text is parsed first, so that later steps can rely on valid JSON.
     if let Err(error) = serde_json::from_str::<Value>(text) {
         let message = error.to_string();
         return Err(ConfigError::Syntax { message });
@@ -122,7 +122,7 @@ struct Section {
     entries: BTreeMap<String, String>,
 }
 
-/// Keys and values of an object as they stand there. `serde_json::Value` keeps one of two equal keys and forgets the other.
+/// Keys and values of an object in their order, duplicates included, which `serde_json::Value` would drop.
 struct Entries(Vec<(String, Box<RawValue>)>);
 
 impl<'de> Deserialize<'de> for Entries {
@@ -194,7 +194,7 @@ impl Section {
         let kind = self.entries.get_key_value("type");
         let mut some = Map::new();
         for (key, text) in kind.into_iter().chain(&self.entries) {
-            // With one more at a time, for serde does not tell at which key it stops.
+            // Keys are added one by one, because serde's error does not name the key.
             some.insert(key.clone(), value(text));
             if let Err(error) = T::deserialize(&Value::Object(some.clone())) {
                 return Err(self.wrong_type(key, &error));
@@ -224,7 +224,7 @@ impl Section {
 }
 
 impl Reader {
-    /// Sorts the keys of the object at `path` by what the table says of them in `section`.
+    /// Treats the keys of the object at `path` by the rules of the table for `section`.
     fn open(&mut self, path: &str, text: &str, section: &str) -> Result<Section, ConfigError> {
         let Ok(Entries(found)) = serde_json::from_str(text) else {
             let place = if path.is_empty() {
@@ -312,7 +312,7 @@ impl Reader {
     fn precision(&mut self, top: &mut Section) -> Result<Precision, ConfigError> {
         let fp16 = self.open_in(top, "fp16")?;
         let scaling = loss_scaling(&fp16)?;
-        // Its older name counts where the newer is not there.
+        // The older name is used if the newer is missing.
         let older = self.open_in(top, "bfloat16")?.get("enabled")?;
         let bf16 = self.open_in(top, "bf16")?.get("enabled")?;
         let bf16 = bf16.or(older).unwrap_or(false);
@@ -387,8 +387,8 @@ impl Reader {
         Ok(Some(params))
     }
 
-    /// DeepSpeed makes AdamW of `"Adam"` unless `adam_w_mode` is false, and of `"AdamW"` whatever it is. With `torch_adam` the
-    /// optimizer is PyTorch's, with the weight decay that AdamW has there.
+    /// In DeepSpeed `"Adam"` is AdamW unless `adam_w_mode` is false, and `"AdamW"` always is. With `torch_adam` the
+    /// optimizer is PyTorch's, with the default weight decay of its AdamW.
     fn optimizer(&mut self, top: &mut Section) -> Result<Option<OptimizerConfig>, ConfigError> {
         let Some(mut params) = self.typed(top, "optimizer")? else {
             return Ok(None);

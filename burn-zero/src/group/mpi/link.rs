@@ -40,8 +40,8 @@ pub(super) struct Link {
     left: RefCell<Vec<Option<u64>>>,
     /// When each rank gave notice of itself last, or this one began to wait for it.
     heard: RefCell<Vec<Instant>>,
-    /// The fault of the earliest call that another rank has told of, and the call it was in: what all ranks have sent for calls before
-    /// that one is still under way.
+    /// The fault with the earliest call that another rank has reported, and that call: messages of calls before it may still
+    /// arrive.
     lost: RefCell<Option<(u64, GroupFault)>>,
     /// This rank's call.
     calling: Cell<u64>,
@@ -81,7 +81,7 @@ impl Link {
         (0..self.world_size()).filter(move |&rank| rank != own)
     }
 
-    /// Sends to and receives from other ranks at the same time, and returns how many bytes came into each buffer.
+    /// Sends to and receives from other ranks at the same time, and returns how many bytes each buffer received.
     ///
     /// On a fault it does not return: MPI cannot take back buffers that it was given. The rank's calls fail with
     /// the fault, and this thread parks.
@@ -151,7 +151,7 @@ impl Link {
         }
     }
 
-    /// A fault that another thread or another rank has found, or a rank that left before `call`.
+    /// A fault found by another thread or another rank, or a rank that left before `call`.
     fn news(&self, call: &Call, mut awaited: impl Iterator<Item = usize>) -> Option<GroupFault> {
         if let Some(fault) = self.queue.fault() {
             return Some(fault);
@@ -173,7 +173,7 @@ impl Link {
         })
     }
 
-    /// Reads what has come.
+    /// Reads the notices that have arrived.
     fn read_notices(&self) {
         while let Some(probed) = self
             .world
@@ -261,7 +261,7 @@ impl Link {
         }
     }
 
-    /// Tells those who wait in [`leave`](Self::leave) that this process lives: it may have to do what is no concern of theirs.
+    /// Tells the ranks that wait in [`leave`](Self::leave) that this process is alive: it may work without collectives.
     pub fn stay(&self) {
         self.read_notices();
         let waiting = self
@@ -289,7 +289,7 @@ impl Link {
             if let Some((_, fault)) = self.lost.take() {
                 eprintln!("rank {} has left its group: {fault}", self.rank());
                 self.queue.fail(fault);
-                // This process may be about to exit with success; those that failed come first.
+                // This process may be about to exit with success: processes that failed shall exit before it.
                 thread::sleep(GRACE);
                 self.park();
             }

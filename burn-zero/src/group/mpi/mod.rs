@@ -115,7 +115,7 @@ impl MpiGroup {
             longest_stay,
             after_fault: _, // of threads
         } = options;
-        // Short: it is sent in chunks whose size may already differ.
+        // Kept short, because it is sent in chunks whose size may already differ.
         let text = format!("{deadline:?}, chunk_elements: {chunk_elements}, {longest_stay:?}");
         group.agree_equal("group options", &text)?;
         Ok(group)
@@ -279,8 +279,8 @@ thread_local! {
     static LAST_PANIC: Cell<String> = const { Cell::new(String::new()) };
 }
 
-/// From now on every thread knows the message of its last panic, which is printed as before: a group that is dropped while its thread
-/// unwinds names it.
+/// Installs a panic hook that keeps the message of each thread's last panic, beside printing it: a group that is dropped during
+/// unwinding reports that message.
 fn remember_panics() {
     let previous = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
@@ -289,7 +289,7 @@ fn remember_panics() {
     }));
 }
 
-/// Has the communication thread print the fault and end the job; ends this process if that thread does not come to it.
+/// Has the communication thread print the fault and end the job; ends this process if that thread does not do so in time.
 fn end_job(queue: &Queue, fault: GroupFault) -> ! {
     if queue.fault().is_none() {
         queue.fail(fault.clone());
@@ -299,10 +299,10 @@ fn end_job(queue: &Queue, fault: GroupFault) -> ! {
     process::abort()
 }
 
-/// Prints in one piece: launchers mix the pieces of ranks and lose those that come late.
+/// Prints with one write: launchers interleave the writes of ranks and lose late ones.
 fn print_end(fault: &GroupFault) {
     let text = format!("{fault}; the job ends\n");
-    let _ = std::io::stderr().write_all(text.as_bytes()); // there is nobody else to tell
+    let _ = std::io::stderr().write_all(text.as_bytes()); // a failure cannot be reported anywhere else
     thread::sleep(FORWARDING);
 }
 

@@ -1,4 +1,4 @@
-//! What ranks tell each other outside of collectives.
+//! Messages between ranks outside of collectives.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,9 +7,9 @@ use crate::group::GroupFault;
 /// A message under its own tag.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Notice {
-    /// The rank takes part in no more than so many collectives.
+    /// The rank takes part in no collective after this many.
     Left(u64),
-    /// The rank has no collective to run, and has not left: to those that have.
+    /// To ranks that have left: this rank has no collective to run and has not left.
     Staying,
     /// The group is lost.
     Lost {

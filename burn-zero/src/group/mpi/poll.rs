@@ -1,4 +1,4 @@
-//! Waiting for messages without giving the core away too early or keeping it too long.
+//! Polling for messages: at first without pauses, for latency, then with growing pauses, to free the core.
 
 use std::{
     thread,
@@ -42,7 +42,7 @@ pub(super) fn open<'a, 'm, S: Scope<'a>>(
         .map(|(rank, _)| *rank)
 }
 
-/// Polling that gets slower: a rank that waits for long leaves its core to those who compute.
+/// Polling that gets slower, so that a rank that waits for long frees its core for threads that compute.
 pub(super) struct Wait {
     deadline: Duration,
     since: Instant,
@@ -52,9 +52,9 @@ pub(super) struct Wait {
 impl Wait {
     /// Polls without a pause, about 10 us.
     const EAGER: u32 = 50;
-    /// Polls that let others run, up to this one.
+    /// Up to this poll each one yields the core.
     const YIELDING: u32 = 500;
-    /// Polls with short pauses, up to this one.
+    /// Up to this poll each one is followed by a short pause.
     const NAPPING: u32 = 1000;
 
     pub fn new(deadline: Duration) -> Self {

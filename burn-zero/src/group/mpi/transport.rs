@@ -1,4 +1,4 @@
-//! Movements of data as messages: every pair of ranks exchanges its parts directly, in chunks.
+//! The transport by messages: every pair of ranks exchanges its parts directly, in chunks.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 

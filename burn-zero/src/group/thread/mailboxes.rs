@@ -1,4 +1,4 @@
-//! Where the ranks of one process leave messages for each other, and what is known of their threads.
+//! Mailboxes between the ranks of one process, and the state of their threads.
 
 use std::{
     any::Any,
@@ -12,18 +12,18 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::group::{Call, GroupFault};
 
-/// What one rank leaves for another.
+/// A message from one rank to another.
 pub(super) enum Message {
-    /// What it calls.
+    /// The sender's call.
     Call(Arc<Call>),
-    /// A vector of the type that the call says, and the elements of it that are for the receiver.
+    /// A vector of the call's type, and the range of its elements for the receiver.
     Values(Arc<dyn Any + Send + Sync>, Range<usize>),
 }
 
-/// The mailboxes of all ranks, under one lock, which is held for as long as a message is put or taken.
+/// The mailboxes of all ranks, under one lock, which is held only while a message is put or taken.
 pub(super) struct Mailboxes {
     state: Mutex<State>,
-    /// By rank: something has changed for it.
+    /// By rank: notified when a message for it or the state of the group has changed.
     changed: Vec<Condvar>,
     /// A thread has ended, or the group is lost.
     ended: Condvar,
@@ -34,9 +34,9 @@ struct State {
     messages: Vec<Vec<VecDeque<Message>>>,
     /// Collectives in which each rank took part, if it has left.
     left: Vec<Option<u64>>,
-    /// Whose threads have ended.
+    /// By rank: whether its thread has ended.
     ended: Vec<bool>,
-    /// The fault of the earliest call, and that call, from which on it ends everything.
+    /// The fault with the earliest call, and that call: it and all later ones fail.
     fault: Option<(u64, GroupFault)>,
 }
 
@@ -64,8 +64,8 @@ impl Mailboxes {
         self.changed[to].notify_one();
     }
 
-    /// Marks the group as lost, from the call `sequence` on: what all have sent for calls before that one
-    /// may still be under way. The fault of the earliest call stays.
+    /// Marks the group as lost, from the call `sequence` on: messages of earlier calls may still be taken. The fault with the
+    /// earliest call is kept.
     pub fn fail(&self, sequence: u64, fault: &GroupFault) {
         self.tell_all(|state| match &state.fault {
             Some((earliest, _)) if *earliest <= sequence => {}
@@ -90,7 +90,7 @@ impl Mailboxes {
         self.ended.notify_all();
     }
 
-    /// Waits until all threads have ended, and returns nothing, or until one has in a lost group.
+    /// Waits until all threads have ended, and returns `None`, or until one has ended in a lost group.
     pub fn wait_for_fault(&self) -> Option<GroupFault> {
         let mut state = self.state.lock();
         while state.ended.contains(&false) {
@@ -102,7 +102,7 @@ impl Mailboxes {
         None
     }
 
-    /// Waits for all threads to end, so long if there is a limit. Those that have not.
+    /// Waits for all threads to end, at most for `limit`. Returns the ranks whose threads still run.
     pub fn wait_for_ends(&self, limit: Option<Duration>) -> Vec<usize> {
         let until = limit.map(|limit| Instant::now() + limit);
         let mut state = self.state.lock();

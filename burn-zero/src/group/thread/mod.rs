@@ -38,8 +38,8 @@ struct Member {
 }
 
 impl ThreadGroup {
-    /// The ranks of a new group, in order, to be moved to threads of your own. Nobody watches over those: a thread that hangs is told to
-    /// the others as a fault, and who joins it waits.
+    /// The ranks of a new group, in order, to be moved to threads of your own. These are not watched: a thread that hangs is a fault
+    /// for the other ranks, but a `join` on it waits forever.
     ///
     /// # Errors
     ///
@@ -77,11 +77,11 @@ impl ThreadGroup {
         }))
     }
 
-    /// Runs `rank` on `world_size` threads, each with its rank, and returns what they return, in the order of ranks: when all have
+    /// Runs `rank` on `world_size` threads, each with its rank, and returns their results in the order of ranks, when all have
     /// ended.
     ///
-    /// A thread cannot be ended from outside. Where ranks have failed and others do not end, because they hang or compute on, the process
-    /// ends after a grace, with the fault on stderr: [`AfterFault`](super::AfterFault) in the options, by default 10 s after the first rank has ended.
+    /// A thread cannot be ended from outside. If ranks have failed and others do not end, because they hang or still compute, the process
+    /// ends with the fault on stderr, by default 10 s after the first rank has ended: [`AfterFault`](super::AfterFault) in the options.
     ///
     /// # Errors
     ///
@@ -112,7 +112,7 @@ impl ThreadGroup {
 }
 
 impl ThreadGroup {
-    /// What watches over the threads of the group, each of which runs under [`guard`](Self::guard).
+    /// The watch on the threads of the group, each of which runs under [`guard`](Self::guard).
     pub(crate) fn watch(&self) -> Watch {
         Watch::new(self.0.mailboxes.clone(), self.0.options.after_fault)
     }
@@ -152,7 +152,7 @@ impl Drop for Member {
         }
         self.queue.close();
         if let Some(thread) = self.communication.take() {
-            let _ = thread.join(); // its panics are faults of the group
+            let _ = thread.join(); // a panic is already a fault of the group
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks that read each other's buffers: nothing is copied on the way.
+//! The transport by shared memory: ranks read each other's buffers without a copy.
 
 use std::{ops::Range, sync::Arc};
 

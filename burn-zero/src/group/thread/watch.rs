@@ -1,20 +1,20 @@
-//! A job of threads ends in bounded time, whatever one of them does.
+//! Ends the process in bounded time when a group of threads is lost and one of them does not end.
 
 use std::{io::Write, process, sync::Arc, thread, time::Duration};
 
 use super::mailboxes::Mailboxes;
 use crate::group::{AfterFault, GroupFault, unfinished};
 
-/// Ranks that learn of a fault while they compute end within this, mostly: nothing is said of them.
+/// Ranks that compute usually learn of a fault and end within this time: they are not reported before.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// What runs at the end of a process may wait for the thread that hangs.
+/// Limit for exit handlers, which may wait for the thread that hangs.
 const LAST: Duration = Duration::from_secs(2);
 
-/// Files that are being written have so long to be complete before the process ends.
+/// Limit for completing files that are being written, before the process ends.
 const LONGEST_WRITE: Duration = Duration::from_secs(600);
 
-/// Waits for the threads of a group. It is no member: the group does not live longer for it.
+/// Waits for the threads of a group, without keeping the group alive.
 pub(crate) struct Watch {
     mailboxes: Arc<Mailboxes>,
     after_fault: AfterFault,
@@ -53,7 +53,7 @@ impl Watch {
                     return;
                 }
                 let complete = unfinished::finish(LONGEST_WRITE);
-                // One that waited for its files may have ended.
+                // A rank may have ended while files were completed.
                 let running = self.mailboxes.wait_for_ends(Some(QUIET));
                 if !running.is_empty() {
                     let ends = match complete {
@@ -68,12 +68,12 @@ impl Watch {
     }
 }
 
-/// In one piece, with the ranks that still run.
+/// Reports the fault and the ranks that still run, with one write.
 fn say(fault: &GroupFault, running: &[usize], verbs: [&str; 2], what: &str) {
     let ranks: Vec<_> = running.iter().map(|rank| format!("rank {rank}")).collect();
     let verb = verbs[usize::from(ranks.len() > 1)];
     let text = format!("{fault}; {} {verb} {what}\n", ranks.join(" and "));
-    let _ = std::io::stderr().write_all(text.as_bytes()); // there is nobody else to tell
+    let _ = std::io::stderr().write_all(text.as_bytes()); // a failure cannot be reported anywhere else
 }
 
 fn end_process() -> ! {

@@ -1,4 +1,4 @@
-//! What AdamW is told once, and what it is told at every step.
+//! The configuration of AdamW, and the arguments of a step.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::offload::error::{NOT_NEGATIVE, not_negative, require};
 /// Configuration of a [`HostAdamW`](super::HostAdamW), under the names of Burn's `AdamWConfig` and with the defaults of
 /// PyTorch's `torch.optim.AdamW`, which differ from Burn's (`epsilon` 1e-5, `weight_decay` 1e-4).
 ///
-/// AMSGrad is not there: it needs a third moment, a third more memory and traffic. Names that do not exist, `amsgrad`
+/// AMSGrad is not supported: it needs a third moment, a third more memory and traffic. Unknown names, `amsgrad`
 /// among them, are refused when read from a file.
 ///
 /// The factors are f64: `1 - 0.999` is 0.001 here, as in PyTorch, where Burn's f32 makes it 0.00099998713.
@@ -81,7 +81,7 @@ impl HostAdamWConfig {
     }
 }
 
-/// What one step is updated with. Made by [`HostAdamWConfig::at`] and changed with struct update syntax.
+/// The arguments of one step. Made by [`HostAdamWConfig::at`] and changed with struct update syntax.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
     /// Learning rate.

@@ -9,7 +9,7 @@ use super::{AdamWStep, DecayMode, HostAdamWConfig};
 /// Elements a task: 1.8 MiB of traffic, enough to hide the cost of a task and few enough to balance the threads.
 pub(super) const CHUNK: usize = 64 * 1024;
 
-/// Elements in a block, whose f16 is converted at a time, and how far ahead of its use memory is asked for. Two blocks of 16
+/// Elements in a block: the unit of f16 conversion, and the prefetch distance. Two blocks of 16
 /// bytes an element stay in a first-level cache of 48 KiB, so that a step is one pass over memory; 512 to 768 was fastest.
 const BLOCK: usize = 768;
 
@@ -128,7 +128,7 @@ impl Factors {
     }
 }
 
-/// All that a range of elements needs. The slices are of one length.
+/// The state and gradients of a range of elements, in slices of one length.
 pub(super) struct Elements<'a> {
     pub(super) gradients: Gradients<'a>,
     pub(super) master: &'a mut [f32],
@@ -263,7 +263,7 @@ impl Elements<'_> {
         }
     }
 
-    /// Asks for all that the element at `index` needs.
+    /// Prefetches all slices at `index`.
     #[inline(always)]
     fn prefetch(&self, index: usize) {
         with_slice!(&self.gradients, Gradients F32 Bf16 F16, slice => prefetch(slice, index));
@@ -276,9 +276,9 @@ impl Elements<'_> {
     }
 }
 
-/// Asks for the cache line of the element at `index`, if there is one. Changes no value, waits for nothing.
+/// Prefetches the cache line of the element at `index`, if it exists. Does not block.
 ///
-/// Only on x86-64, where safe code can do it: elsewhere the processor's own prefetcher has to do.
+/// Only on x86-64, where safe code can do it; elsewhere the processor's own prefetcher is used.
 #[inline(always)]
 fn prefetch<T>(slice: &[T], index: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -289,9 +289,9 @@ fn prefetch<T>(slice: &[T], index: usize) {
     let _ = (slice, index);
 }
 
-/// Updates line by line, each while the line of the same place in the next block is on its way.
+/// Updates line by line, and prefetches the same line of the next block meanwhile.
 ///
-/// All slices are of one length.
+/// All slices have one length.
 #[inline(always)]
 fn sweep<G: Widen, O: Narrow, const CAUTIOUS: bool>(
     factors: &Factors,
@@ -342,7 +342,7 @@ fn sweep<G: Widen, O: Narrow, const CAUTIOUS: bool>(
     }
 }
 
-/// A gradient as it arrives.
+/// A type of gradients, widened to f32.
 trait Widen: Copy {
     fn widen(self) -> f32;
 }
@@ -361,7 +361,7 @@ impl Widen for bf16 {
     }
 }
 
-/// A parameter as it leaves; `()` where none does.
+/// A type of parameters that are written for the upload; `()` for none.
 trait Narrow: Copy {
     fn narrow(value: f32) -> Self;
 }
@@ -372,7 +372,7 @@ impl Narrow for () {
 }
 
 impl Narrow for bf16 {
-    /// The bits of `bf16::from_f32`, without its branches: they would keep the loop from becoming vectors.
+    /// The bits of `bf16::from_f32` without its branches, which would prevent vectorization.
     #[inline(always)]
     fn narrow(value: f32) -> Self {
         let bits = value.to_bits();

@@ -45,7 +45,7 @@ pub use simd::InstructionSet;
 /// # Cost
 ///
 /// 12 bytes of host memory an element. A step with f32 gradients moves 28 bytes an element and runs at the speed of the
-/// memory: on x86-64 each block is asked for while the one before is updated. bf16 in and out saves and adds two each. It
+/// memory: on x86-64 each block is prefetched while the previous one is updated. bf16 gradients save 2 bytes, a bf16 output adds 2. It
 /// runs on the current rayon pool (`pool.install(|| adamw.step(..))` chooses another).
 #[derive(Debug)]
 pub struct HostAdamW {
@@ -58,7 +58,7 @@ pub struct HostAdamW {
     instruction_set: InstructionSet,
 }
 
-/// All that a later run needs to go on bit for bit, borrowed. Slices are of one length, in f32.
+/// The state with which a later run continues bit for bit, borrowed. Slices of one length, in f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWState<'a> {
     /// Steps taken.
@@ -82,7 +82,7 @@ impl HostAdamW {
         Self::of(config, 0, [Pages::copy_of(master)?, moment_1, moment_2])
     }
 
-    /// An optimizer that goes on from a copy of `state`.
+    /// An optimizer that continues from a copy of `state`.
     ///
     /// # Errors
     ///
@@ -170,7 +170,7 @@ impl HostAdamW {
         self.master.elements()
     }
 
-    /// Master parameters to overwrite, as at the start when rank 0 broadcasts its own.
+    /// Master parameters, mutable: for example to overwrite them with rank 0's.
     pub fn master_mut(&mut self) -> &mut [f32] {
         self.master.elements_mut()
     }
@@ -191,9 +191,9 @@ impl HostAdamW {
         }
     }
 
-    /// Updates every element and counts the step. Not to be called is to skip the step: every bit stays.
+    /// Updates every element and counts the step. To skip a step, do not call it: no bit changes.
     ///
-    /// The gradients must be finite: an infinite or NaN one ends in the moments, as in PyTorch.
+    /// The gradients must be finite: an infinite or NaN one makes the moments non-finite, as in PyTorch.
     ///
     /// # Errors
     ///
@@ -237,7 +237,7 @@ fn same_length(what: &'static str, expected: usize, actual: usize) -> Result<(),
 /// f32 elements in memory of their own: aligned to a page, in huge pages where the system has them (a stream of four
 /// arrays is bound by address translation otherwise), and touched once at creation, so that the first step faults no page in.
 ///
-/// Each thread touches what it will update, which places the pages near it on machines of several sockets.
+/// Each thread touches the elements that it will update, which places their pages near it on machines with several sockets.
 #[derive(Debug)]
 struct Pages(MmapMut);
 
@@ -259,7 +259,7 @@ impl Pages {
         let bytes = len.saturating_mul(size_of::<f32>());
         let map = MmapMut::map_anon(bytes)
             .map_err(|source| OffloadError::OutOfMemory { bytes, source })?;
-        // A kernel without huge pages refuses; ordinary ones do.
+        // Fails on a kernel without huge pages; then ordinary pages are used.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         Ok(Self(map))
