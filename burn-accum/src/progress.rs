@@ -80,7 +80,7 @@ impl UpdateCounter {
         self.seen.0.lock().tally
     }
 
-    /// How often a `MultiSteps` has shown that it is there.
+    /// Number of answers of a `MultiSteps` to the strategy.
     pub(crate) fn answers(&self) -> u64 {
         self.seen.0.lock().answers
     }

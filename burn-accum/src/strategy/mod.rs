@@ -104,8 +104,8 @@ pub enum EpochTail {
     /// The default.
     #[default]
     Apply,
-    /// It goes on in the next epoch (DeepSpeed), and the record holds it. For epochs that are only pauses in an endless
-    /// stream, to validate and to save. What is left when training ends is applied to the model that is returned, and
+    /// It continues in the next epoch (DeepSpeed), and the record holds it. For epochs that only interrupt an endless
+    /// stream, to validate and to save. A window open at the end of training is applied to the returned model, and
     /// also remains in the record: training that is resumed continues as if it had not ended.
     Carry,
 }

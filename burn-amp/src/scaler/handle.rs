@@ -285,7 +285,7 @@ impl GradScaler {
         self.state().fail(error);
     }
 
-    /// Ends the training thread if an error has to and nobody else was asked to.
+    /// Panics if there is an error and no interrupter to stop the training.
     pub(super) fn raise(&self) {
         let state = self.state();
         if let (Some(error), None) = (state.error.clone(), &state.interrupter) {
