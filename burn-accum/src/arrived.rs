@@ -1,4 +1,4 @@
-//! The gradients of one micro-step, from one device or several, and what travels with them.
+//! The gradients of one micro-step, from one device or several, and the other entries of their containers.
 
 use burn::{
     module::ParamId,
@@ -9,8 +9,8 @@ use burn::{
     },
 };
 
-/// Not ids of parameters but of what travels with gradients; `ParamId`s are random 64-bit numbers, and the names of
-/// these spell "burn" and a word.
+/// Ids of entries that are no gradients. `ParamId`s are random 64-bit numbers; the bytes of these ids spell "burn" and a
+/// name.
 const COUNT: u64 = u64::from_be_bytes(*b"burnitem");
 const FLUSH: u64 = u64::from_be_bytes(*b"burnlast");
 const ANSWER: u64 = u64::from_be_bytes(*b"burnhere");
@@ -20,12 +20,12 @@ pub(crate) fn count_id() -> ParamId {
     ParamId::from(COUNT)
 }
 
-/// Gradients that are none, but ask something of the [`MultiSteps`](crate::MultiSteps) which gets them.
+/// A request to a [`MultiSteps`](crate::MultiSteps), in a gradients container without gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Request {
     /// Apply the partial window.
     Flush,
-    /// Show that you are there, in the `UpdateCounter`.
+    /// Count an answer in the `UpdateCounter`.
     Answer,
 }
 
@@ -117,7 +117,7 @@ impl From<MultiGradientsParams> for Arrived {
 }
 
 impl Arrived {
-    /// What these ask for, if they are no gradients.
+    /// The request in the container, if it has one.
     pub(crate) fn request<I: Backend>(&self) -> Option<Request> {
         Request::ALL
             .into_iter()

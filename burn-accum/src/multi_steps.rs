@@ -85,7 +85,7 @@ pub struct MultiSteps<O> {
     tally: Tally,
     sums: AnySums,
     counter: UpdateCounter,
-    /// From the items of this rank's micro-batch those that its reduced gradients count.
+    /// Converts the items of this rank's micro-batch to those that normalize its reduced gradients.
     items_of_all_ranks: Option<SharedFn<f64, f64>>,
     /// Whether the optimizer inside was asked what it is.
     order_checked: bool,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::UpdateCounter;
 
 /// A scheduler that advances once an update: it may be stepped for every micro-batch, as Burn's `Learner` does, and
-/// stands still within a window and when an update was skipped (what Accelerate's `AcceleratedScheduler` does).
+/// does not advance within a window or when an update was skipped (as Accelerate's `AcceleratedScheduler`).
 ///
 /// ```
 /// use burn::{lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig}, nn::Linear};
@@ -103,7 +103,7 @@ impl<S: LrScheduler> LrScheduler for PerUpdate<S> {
         for _ in 0..advance {
             lr = self.inner.step();
         }
-        // An update that was taken back (by a scaler that learns late of an overflow) is not followed twice.
+        // An update that was undone (by a scaler with deferred detection) is not followed twice.
         let updates = match self.state {
             State::Running { updates: seen, .. } => updates.max(seen),
             _ => updates,

@@ -1,4 +1,4 @@
-//! What others may see of a `MultiSteps`, wherever it is: a handle and a metric.
+//! The progress of a `MultiSteps`: a handle and a metric.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ struct Seen {
     answers: u64,
 }
 
-/// A micro-batch that was dropped from its window, for it had non-finite gradients.
+/// A micro-batch that was dropped from its window because of non-finite gradients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Dropped {
     /// Number of the micro-batch, counted from 1 since the training began.
@@ -52,7 +52,7 @@ impl UpdateCounter {
         self.tally().updates
     }
 
-    /// Windows that were no update, for all of their micro-batches were dropped.
+    /// Windows that were no update, because all of their micro-batches were dropped.
     pub fn skipped_updates(&self) -> u64 {
         self.tally().skipped_updates
     }
@@ -62,7 +62,7 @@ impl UpdateCounter {
         self.tally().micro_batches
     }
 
-    /// Micro-batches that were dropped, for they had non-finite gradients.
+    /// Micro-batches that were dropped because of non-finite gradients.
     pub fn dropped(&self) -> u64 {
         self.tally().dropped
     }
@@ -72,7 +72,7 @@ impl UpdateCounter {
         self.tally().window.micro_steps
     }
 
-    /// The last micro-batch that was dropped, with the parameters to blame.
+    /// The last micro-batch that was dropped, with the parameters whose gradients were non-finite.
     pub fn last_dropped(&self) -> Option<Dropped> {
         self.seen.0.lock().last_dropped.clone()
     }
@@ -81,7 +81,7 @@ impl UpdateCounter {
         self.seen.0.lock().tally
     }
 
-    /// How often a `MultiSteps` has shown that it is there.
+    /// Number of answers of a `MultiSteps` to the strategy.
     pub(crate) fn answers(&self) -> u64 {
         self.seen.0.lock().answers
     }

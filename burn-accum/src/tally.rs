@@ -1,4 +1,4 @@
-//! The arithmetic of windows, as integers. No burn import.
+//! The arithmetic of windows, in integers. Independent of Burn.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::{AccumError, Normalization};
 pub(crate) struct Tally {
     /// Windows that became a step of the wrapped optimizer.
     pub(crate) updates: u64,
-    /// Windows that did not, for all of their micro-batches were dropped.
+    /// Windows that did not, because all of their micro-batches were dropped.
     pub(crate) skipped_updates: u64,
     pub(crate) skipped_in_a_row: u64,
     /// Micro-batches that arrived, dropped ones included.
@@ -52,14 +52,14 @@ impl Tally {
         self.window = WindowTally::default();
     }
 
-    /// The window came to nothing.
+    /// The window ended without an update.
     pub(crate) fn skipped(&mut self) {
         self.skipped_updates += 1;
         self.skipped_in_a_row += 1;
         self.window = WindowTally::default();
     }
 
-    /// What the sum of the current window is to be divided by.
+    /// The divisor of the current window's sum.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
-//! What backends and optimizer decorators of different crates have to know about gradients, on the thread that trains.
+//! Facts about gradients that backends and optimizer decorators of different crates share on the thread that trains.
 //!
-//! Two facts, each a value of the thread, because Burn's traits leave no argument to pass them in: that data from the host is a
-//! gradient, and which ranks take a decision about gradients together.
+//! There are two, each a thread-local, because Burn's traits have no argument for them: that data from the host is a
+//! gradient, and which ranks decide together about gradients.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Weak;
@@ -11,8 +11,8 @@ thread_local! {
     static RANKS: RefCell<Vec<Weak<dyn Ranks>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `load`, whose tensors from host data are gradients or sums of them: a backend that treats gradients in another way than
-/// activations, such as autocast, marks them as it marks those that backward computes.
+/// Runs `load`, in which tensors from host data are gradients or sums of gradients: a backend that treats gradients differently from
+/// activations, such as autocast, then marks them like gradients that backward computes.
 ///
 /// ```
 /// use burn_decorator::gradient::{is_loading, load};
@@ -20,7 +20,7 @@ thread_local! {
 /// assert!(load(is_loading) && !is_loading());
 /// ```
 pub fn load<R>(load: impl FnOnce() -> R) -> R {
-    /// Restores the value also where `load` panics.
+    /// Restores the value, also if `load` panics.
     struct Restore(bool);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -31,20 +31,20 @@ pub fn load<R>(load: impl FnOnce() -> R) -> R {
     load()
 }
 
-/// Whether host data that becomes a tensor now is a gradient: inside of [`load`].
+/// Whether the caller is inside [`load`], where tensors from host data are gradients.
 #[inline]
 pub fn is_loading() -> bool {
     LOADING.get()
 }
 
-/// Ranks that train one model, each of which may meet a non-finite gradient that the others do not.
+/// Ranks that train one model. A gradient may be non-finite on some of them only.
 pub trait Ranks: Send + Sync {
     /// The union of the ranks' lists, sorted, the same on all of them. A collective: all ranks call it.
     fn union(&self, names: Vec<String>) -> Vec<String>;
 }
 
-/// From now on decisions of this thread are taken together with `ranks`, as long as they live, or until others are named. The
-/// training holds the `Arc`: when it is over the thread decides alone again.
+/// From now on this thread decides together with `ranks`, until they are dropped or replaced. The
+/// training holds the `Arc`: after it the thread decides alone again.
 pub fn decide_with(ranks: Weak<dyn Ranks>) {
     RANKS.with_borrow_mut(|all| {
         all.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&ranks));
@@ -52,8 +52,8 @@ pub fn decide_with(ranks: Weak<dyn Ranks>) {
     });
 }
 
-/// The names of the parameters with a non-finite gradient on any rank, from those of this rank. Who skips a step or drops a
-/// micro-batch because of them calls it once for the decision, also if this rank found none; without ranks it costs nothing.
+/// The names of the parameters with a non-finite gradient on any rank, from those of this rank. A decorator that skips a step or drops a
+/// micro-batch because of them calls it once for each decision, even if this rank found none. Costs nothing without ranks.
 pub fn non_finite_on_any_rank(own: Vec<String>) -> Vec<String> {
     let ranks = RANKS.with_borrow(|all| all.iter().rev().find_map(Weak::upgrade));
     match ranks {

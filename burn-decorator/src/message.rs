@@ -1,9 +1,9 @@
-//! Messages to optimizers that are hidden in others.
+//! Messages to optimizers inside other optimizers.
 //!
-//! A `Learner` hides its optimizer, and decorators hide theirs. A message reaches them on the way of the gradients: the sender calls `step`
-//! of the outermost optimizer without gradients inside of [`send`]. A decorator looks for a message first of all in its `step`. If there is
-//! one, it does what the message says of decorators of its kind, and otherwise calls `step` of the optimizer that it wraps, without counting, checking
-//! or scaling anything. An optimizer that knows no messages sees a step without gradients, which changes nothing.
+//! A `Learner` does not expose its optimizer, nor do decorators. A message takes the path of the gradients: the sender calls `step`
+//! of the outermost optimizer without gradients, inside [`send`]. A decorator first checks for a message in its `step`. If there is
+//! one for its kind, it handles it; otherwise it calls `step` of the optimizer that it wraps, without counting, checking
+//! or scaling anything. An optimizer without support for messages gets a step without gradients, which changes nothing.
 //!
 //! ```
 //! use burn_decorator::message::{self, Message};
@@ -29,22 +29,22 @@
 
 use core::cell::Cell;
 
-/// What a step without gradients asks for.
+/// The request of a step without gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
     /// An accumulation of gradients applies its open window with its true weights, in [`answer`], so that the update is an ordinary step of the
     /// optimizer inside.
     Flush,
-    /// Each decorator [`report`]s what those around it must know: see [`describe`].
+    /// Each decorator [`report`]s what the decorators around it need: see [`describe`].
     Describe,
-    /// To the optimizer that works with other ranks. What it is to do is between it and the sender, who is of the same crate.
+    /// To the optimizer that works with other ranks. Its content is defined by the sender, which is in the same crate.
     Ranks,
 }
 
-/// What is inside of an optimizer.
+/// The decorators inside an optimizer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inside {
-    /// A loss scaler, which looks at the gradients of each step.
+    /// A loss scaler, which checks the gradients of each step.
     pub loss_scaler: bool,
     /// An optimizer that reduces gradients over ranks, and waits for the device in each step.
     pub ranks: bool,
@@ -55,7 +55,7 @@ thread_local! {
     static INSIDE: Cell<Inside> = const { Cell::new(Inside { loss_scaler: false, ranks: false }) };
 }
 
-/// Sets a cell for as long as it lives.
+/// Sets a cell until it is dropped.
 struct Scope<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
 
 impl<T: Copy> Scope<T> {
@@ -81,7 +81,7 @@ pub fn received() -> Option<Message> {
     MESSAGE.get()
 }
 
-/// Runs `act`, what a message asks for. Steps in it are ordinary ones.
+/// Runs `act`, the handling of a message, in which steps are ordinary ones.
 pub fn answer<R>(act: impl FnOnce() -> R) -> R {
     let _scope = Scope::enter(&MESSAGE, None);
     act()

@@ -5,7 +5,7 @@
 //! of [`copy_for_rank`]; there, a clone of a [`Shared`] value has its own value, and all clones of the same value made in one call share
 //! the new one, as in Python's `copy.deepcopy`. An optimizer and a scheduler that shared a counter share the copy of it.
 //!
-//! That works through types that hide what they hold, such as a `Learner`, for it needs no bound but `Clone`.
+//! This works through types with private fields, such as a `Learner`, because it needs no bound but `Clone`.
 //!
 //! ```
 //! use burn_decorator::ranks::{ForRank, Shared, copy_for_rank};
@@ -34,21 +34,21 @@ use core::ops::Deref;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The copies of one [`copy_for_rank`], by the addresses of what they are copies of.
+/// The copies of one [`copy_for_rank`], by the addresses of their originals.
 type Copies = HashMap<usize, Box<dyn Any>>;
 
 thread_local! {
     static COPIES: RefCell<Option<Copies>> = const { RefCell::new(None) };
 }
 
-/// State that clones share, and of which a rank can have its own.
+/// State that clones share, and that can be copied for a rank.
 pub trait ForRank {
-    /// A copy with the same settings and values that shares nothing that changes.
+    /// A copy with the same settings and values that shares no mutable state.
     fn for_rank(&self) -> Self;
 }
 
 /// Runs `copy`, in which clones of [`Shared`] values have values of their own. Call it on the thread of the rank that gets the copy: a value
-/// may belong to a thread, such as a loss scaler. What is copied must live until `copy` returns.
+/// may belong to a thread, such as a loss scaler. The originals must live until `copy` returns.
 pub fn copy_for_rank<R>(copy: impl FnOnce() -> R) -> R {
     struct Restore(Option<Copies>);
     impl Drop for Restore {
@@ -65,7 +65,7 @@ pub fn is_copying() -> bool {
     COPIES.with_borrow(Option::is_some)
 }
 
-/// An `Arc` whose clones share its value, but for those made in [`copy_for_rank`].
+/// An `Arc` whose clones share its value, except clones made in [`copy_for_rank`].
 pub struct Shared<T>(Arc<T>);
 
 impl<T> Shared<T> {

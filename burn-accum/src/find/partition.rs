@@ -105,7 +105,7 @@ impl Partition {
 
     /// The configuration under which a window of these micro-batches is one batch of their union.
     ///
-    /// `Sum` is taken at its word: the loss is itself a share of the update's.
+    /// With `Sum` the loss must itself be a share of the update's.
     ///
     /// # Errors
     ///

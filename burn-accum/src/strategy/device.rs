@@ -1,12 +1,12 @@
-//! Where a model is.
+//! The device of a model.
 
 use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::{Bool, Device, Int, Tensor, backend::Backend},
 };
 
-/// The device of the first parameter. Unlike `Module::devices` it initialises none: this is a copy of the model, in
-/// which they would get other values than in the model itself.
+/// The device of the first parameter. Unlike `Module::devices` it does not initialise lazy parameters, which would get
+/// other values in this copy than in the model itself.
 pub(super) fn of<B: Backend, M: Module<B>>(model: &M) -> Device<B> {
     let mut first = First::<B>(None);
     model.visit(&mut first);

@@ -28,8 +28,8 @@ use training::Training;
 /// an epoch is applied with its true weights before the model is validated and recorded.
 ///
 /// Everything else is as Burn does it: metrics, validation, records, resuming, early stopping, interrupter, summary,
-/// events. With windows of one micro-batch the two are the same, bit for bit. Only early stopping and the choice of
-/// records, which in Burn may be asked before the metrics of an epoch's last items are computed, wait for them.
+/// events. With windows of one micro-batch the two are the same, bit for bit. The only difference: early stopping and the
+/// choice of records wait for the metrics of an epoch's last items; Burn may decide before.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -104,8 +104,8 @@ pub enum EpochTail {
     /// The default.
     #[default]
     Apply,
-    /// It goes on in the next epoch (DeepSpeed), and the record holds it. For epochs that are only pauses in an endless
-    /// stream, to validate and to save. What is left when training ends is applied to the model that is returned, and
+    /// It continues in the next epoch (DeepSpeed), and the record holds it. For epochs that only interrupt an endless
+    /// stream, to validate and to save. A window open at the end of training is applied to the returned model, and
     /// also remains in the record: training that is resumed continues as if it had not ended.
     Carry,
 }
@@ -135,7 +135,7 @@ impl<B: AutodiffBackend> AccumulatingStrategy<B> {
         self
     }
 
-    /// Whether the optimizer counts in our counter. Asked, for what is inside of wrappers cannot be seen.
+    /// Whether the optimizer counts in this strategy's counter. Found by a request, because wrappers do not expose their inside.
     fn check_optimizer<LC>(
         &self,
         learner: &mut Learner<LC>,

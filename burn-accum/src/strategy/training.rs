@@ -1,4 +1,4 @@
-//! The passes over the data: Burn's loop, written anew, for its own is private.
+//! The passes over the data: Burn's loop, reimplemented because its own is private.
 
 use burn::{
     data::dataloader::Progress,
@@ -44,7 +44,7 @@ impl<LC: LearningComponentsTypes> Training<LC> {
             let output = self.learner.train_step(batch);
             self.learner.optimizer_step(output.grads);
 
-            // Fewer than before if a scaler has taken an update of the last epoch back.
+            // Fewer than before if a scaler has undone an update of the last epoch.
             let updates = self.updates.updates().saturating_sub(updates_before);
             log::info!(
                 "Micro-batch {}, {updates} updates in epoch {epoch}",

@@ -1,4 +1,4 @@
-//! The backward pass: the loss is scaled on its way in, gradients are unscaled where they are read.
+//! The backward pass: the loss is scaled before it, gradients are unscaled when they are read.
 
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
@@ -13,8 +13,8 @@ use crate::scaler::{ActiveScale, active_scale};
 
 /// The gradients of a backward pass of [`Autocast`], which were computed from a scaled loss.
 ///
-/// Whoever reads one gets the true gradient, unscaled in f32: clipping, accumulation, optimizers and the Learner never meet a
-/// scaled one. The scale is the one that this backward pass used, whatever a [`GradScaler`](crate::GradScaler) says by now.
+/// Reading one returns the true gradient, unscaled in f32: clipping, accumulation, optimizers and the Learner never get a
+/// scaled one. The scale is the one that this backward pass used, even if the [`GradScaler`](crate::GradScaler)'s has changed since.
 pub struct ScaledGradients<B: AutodiffBackend> {
     inner: B::Gradients,
     scale: Scale<FloatTensor<B::InnerBackend>>,
@@ -84,7 +84,7 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
     fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
         let loss = loss.tensor;
         let device = B::float_device(&loss);
-        // bf16 and f32 have the range; a scaler that was made on this thread is used all the same.
+        // bf16 and f32 have the range and need no scale; a scaler that was made on this thread is still used.
         let needs = current::<P>().low() == Some(FloatDType::F16);
         let unscaled = || flat_inner::<B, P>(&loss);
         let (loss, scale) = match active_scale(&device, needs, unscaled) {

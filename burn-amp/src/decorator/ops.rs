@@ -1,7 +1,7 @@
 //! Every operation, made from its row.
 //!
-//! A method looks at its float operands, asks the policy for the type they share, brings them to it, calls the inner
-//! backend and wraps what comes back. The macros below say what that means for each kind of operand and result.
+//! A method gets the common type of its float operands from the policy, casts them to it, calls the inner
+//! backend and wraps the result. The macros below do so for each kind of operand and result.
 #![deny(clippy::missing_trait_methods)]
 
 use burn_backend::{Backend, FloatDType, TensorMetadata};
@@ -41,7 +41,7 @@ macro_rules! see {
     ($kind:tt $x:ident $operands:ident) => {};
 }
 
-/// An operand as the inner backend takes it.
+/// An operand, converted for the inner backend.
 macro_rules! unwrap {
     (Float $x:ident $target:ident $operands:ident) => {
         bring::<B>($x.tensor, $target)
@@ -90,7 +90,7 @@ macro_rules! unwrap {
     };
 }
 
-/// A result as this backend gives it.
+/// A result, wrapped for this backend.
 macro_rules! wrap {
     (Float $y:expr, $lineage:expr) => {
         AutocastTensor::with_lineage($y, $lineage)
@@ -162,7 +162,7 @@ macro_rules! implement {
     };
 }
 
-/// The type that the operands of an operation are brought to under the mode of this thread.
+/// The type to which the operands of an operation are cast under the mode of this thread.
 #[inline]
 fn target<P: Policy>(
     operands: &Operands,

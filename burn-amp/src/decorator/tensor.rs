@@ -56,7 +56,7 @@ pub(crate) fn within(value: Scalar, dtype: Option<FloatDType>) -> Scalar {
     }
 }
 
-/// Brings a tensor of the inner backend to `target`, if there is one and it has another type.
+/// Casts a tensor of the inner backend to `target`, if that is given and differs from its type.
 #[inline]
 pub(crate) fn bring<B: Backend>(
     tensor: FloatTensor<B>,

@@ -1,4 +1,4 @@
-//! The scale that `backward` asks for.
+//! The scale that `backward` uses.
 
 use burn::tensor::{Device, Tensor, backend::Backend};
 
@@ -15,7 +15,7 @@ pub(crate) enum ActiveScale<I: Backend> {
         /// The gradients are multiplied with this.
         inv: f32,
     },
-    /// The device is about to know the scale, f32 `[1]` each: the outcome of the last step has not been read yet.
+    /// The scale is on the device, f32 `[1]` each, because the outcome of the last step has not been read yet.
     Device {
         /// The loss is multiplied with this.
         scale: Tensor<I, 1>,
@@ -196,7 +196,7 @@ mod tests {
                 Some(OverflowCause::Gradient),
                 "losses are forgotten"
             );
-            // Not the first steps: they are skipped, and training goes on.
+            // Not the first steps, which are skipped without an error.
             assert_eq!(scaler.error(), None);
         }
     }

@@ -1,4 +1,4 @@
-//! How the loss scale moves.
+//! The configuration of the loss scale.
 
 use serde::{Deserialize, Serialize};
 

@@ -83,8 +83,8 @@ impl Pending {
         })
     }
 
-    /// Waits for the outcome: whose step it was, the parameters with non-finite gradients, the step's losses, and where to put
-    /// the verdict.
+    /// Waits for the outcome: the optimizer of the step, the parameters with non-finite gradients, the step's losses, and where to
+    /// store the verdict.
     pub(super) fn wait(self) -> (OptimizerId, Vec<String>, Vec<LossProbe>, Verdict) {
         (
             self.optimizer,

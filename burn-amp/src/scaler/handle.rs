@@ -1,4 +1,4 @@
-//! The handle that everything shares.
+//! The handle of a scaler, shared by all its users.
 
 use std::borrow::Borrow;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::AmpError;
 /// A scaler is a handle: clones share one scale. [`wrap`](Self::wrap) the optimizer with it, and that is all:
 /// `backward` of [`Autocast`](crate::Autocast) multiplies the loss by the scale, gradients are unscaled where they are
 /// read, and the wrapped optimizer skips a step with a non-finite gradient and moves the scale. So there is no
-/// `scaler.scale(loss)`, `unscale_` or `update`, and clipping and accumulation only ever meet true gradients.
+/// `scaler.scale(loss)`, `unscale_` or `update`, and clipping and accumulation only get true gradients.
 ///
 /// One scaler serves one training run, with all of the run's optimizers and worker threads: as in PyTorch, the optimizers of
 /// a GAN share one, and the scale is updated once an iteration: grows when all of them have taken their steps, or one steps again,
@@ -227,7 +227,7 @@ impl GradScaler {
         self.skipped_last_step()
     }
 
-    /// The last step that was skipped, with the parameters to blame.
+    /// The last step that was skipped, with the parameters whose gradients were non-finite.
     pub fn last_overflow(&self) -> Option<Overflow> {
         self.settled().last_overflow.clone()
     }
@@ -285,7 +285,7 @@ impl GradScaler {
         self.state().fail(error);
     }
 
-    /// Ends the training thread if an error has to and nobody else was asked to.
+    /// Panics if there is an error and no interrupter to stop the training.
     pub(super) fn raise(&self) {
         let state = self.state();
         if let (Some(error), None) = (state.error.clone(), &state.interrupter) {

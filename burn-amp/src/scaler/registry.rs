@@ -51,7 +51,7 @@ pub(super) fn bind_device<B: Backend>(scaler: &Arc<Shared>, device: &Device<B>) 
 
 /// The scaler of this thread; else, where the loss `needs` one, that of `device`, or the only one there is.
 ///
-/// A loss that needs none must not meet the scaler of another run.
+/// A loss that needs none must not use the scaler of another run.
 pub(super) fn lookup<B: Backend>(device: &Device<B>, needs: bool) -> Option<Arc<Shared>> {
     OF_THREAD.with_borrow(Weak::upgrade).or_else(|| {
         if needs {

@@ -91,7 +91,7 @@ pub(super) fn check_parts(items: &[usize], uneven: Uneven) -> Result<(), Strateg
 
 /// A loader for each rank. A loader that shuffles does so within each part, as Burn's `split_dataloader`.
 ///
-/// All parts are made on every rank: a shuffling loader gives each part another order, which must not depend on whether
+/// Each process makes all parts: a shuffling loader gives each part another order, which must not depend on whether
 /// ranks are threads or processes.
 ///
 /// # Errors
