@@ -3,7 +3,6 @@
 mod attention;
 mod errors;
 mod golden;
-mod golden_training;
 mod linear_cross_entropy;
 mod mixed_operands;
 mod precision;
