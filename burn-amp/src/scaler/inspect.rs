@@ -10,7 +10,7 @@ use std::{
 use burn::{
     module::{AutodiffModule, ModuleVisitor, Param, ParamId},
     tensor::{
-        Bool, DType, Device, Tensor, TensorData,
+        BasicOps, Bool, DType, Device, Tensor, TensorData,
         backend::{AutodiffBackend, Backend, ExecutionError},
         read_sync,
     },
@@ -94,12 +94,7 @@ impl<I: Backend> Inspection<I> {
 
     /// Whether all sums are finite. One host read.
     pub(super) fn has_finite_sums(&self) -> bool {
-        let device = self.sums[0].device();
-        let sums = self.sums.iter().map(|sum| match sum.device() == device {
-            true => sum.clone(),
-            false => sum.clone().to_device(&device),
-        });
-        let sums = Tensor::cat(sums.collect(), 0).into_data();
+        let sums = joined(&self.sums).into_data();
         sums.iter::<f64>().all(f64::is_finite)
     }
 
@@ -109,15 +104,7 @@ impl<I: Backend> Inspection<I> {
     ///
     /// If there are no gradients.
     pub(super) fn flags(&self) -> Tensor<I, 1, Bool> {
-        let device = self.flags[0].device();
-        let flags = self.flags.iter().map(|flag| {
-            if flag.device() == device {
-                flag.clone()
-            } else {
-                flag.clone().to_device(&device)
-            }
-        });
-        Tensor::cat(flags.collect(), 0)
+        joined(&self.flags)
     }
 
     /// Starts to read `flags`.
@@ -127,6 +114,18 @@ impl<I: Backend> Inspection<I> {
             flags: HostRead::start(flags.into_data_async()),
         }
     }
+}
+
+/// All as one vector, on the first one's device.
+fn joined<I: Backend, K: BasicOps<I>>(tensors: &[Tensor<I, 1, K>]) -> Tensor<I, 1, K> {
+    let device = tensors[0].device();
+    let tensors = tensors
+        .iter()
+        .map(|tensor| match tensor.device() == device {
+            true => tensor.clone(),
+            false => tensor.clone().to_device(&device),
+        });
+    Tensor::cat(tensors.collect(), 0)
 }
 
 /// The paths of the parameters with a non-finite gradient, on their way to the host.
