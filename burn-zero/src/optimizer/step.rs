@@ -23,6 +23,9 @@ use crate::offload::step_on_shards;
 use crate::reduce::{Arriving, GradientReducer, Layout, StepTag};
 use crate::{Memory, ZeroError, ZeroOptimizerError};
 
+/// By parameter.
+type Gradients<I> = Vec<Option<FloatTensor<I>>>;
+
 impl<O> ZeroOptimizer<O> {
     /// # Errors
     ///
@@ -83,9 +86,9 @@ impl<O> ZeroOptimizer<O> {
         &self,
         reducer: &GradientReducer,
         at: StepTag,
-        mut own: Vec<Option<FloatTensor<B::InnerBackend>>>,
+        mut own: Gradients<B::InnerBackend>,
         device: &B::Device,
-    ) -> Result<Option<Vec<Option<FloatTensor<B::InnerBackend>>>>, ZeroError> {
+    ) -> Result<Option<Gradients<B::InnerBackend>>, ZeroError> {
         let hold = |gradient: &FloatTensor<B::InnerBackend>| {
             let bytes = gradient.shape().num_elements() * gradient.dtype().size();
             reducer.tracker().hold(bytes)
@@ -170,7 +173,7 @@ fn take<I: Backend>(gradient: Tensor<I, 1>) -> Option<FloatTensor<I>> {
 /// [`ZeroOptimizerError::ForeignGradient`].
 fn held<I: Backend>(
     layout: &Layout,
-    reduced: Vec<Option<FloatTensor<I>>>,
+    reduced: Gradients<I>,
 ) -> Result<Vec<(usize, FloatTensor<I>)>, ZeroOptimizerError> {
     let mut held = Vec::new();
     for (parameter, gradient) in reduced.into_iter().enumerate() {
