@@ -110,7 +110,7 @@ impl GradScaler {
     }
 
     /// Stops training through `interrupter` (that of Burn's `SupervisedTraining`) where a step would panic: see
-    /// [`ScaledOptimizer`].
+    /// [`ScaledOptimizer`](crate::ScaledOptimizer).
     #[must_use]
     pub fn with_interrupter(self, interrupter: Interrupter) -> Self {
         self.state().interrupter = Some(interrupter);

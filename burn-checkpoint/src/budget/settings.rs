@@ -48,7 +48,7 @@ use crate::error::RematError;
 /// A budget drops the recipes of what it finds to be a step's result, and of what it finds to have been made in an earlier step. It takes
 /// a tensor `[1]` of ones for the begin of a backward pass. For the begin of a forward pass it takes what comes next of: a linear
 /// layer, a convolution or attention on anything but gradients; a module or activation function on new parameters; an upload of a
-/// batch; a scope. Where a forward pass has none of these, [`InstalledBudget::step`] has to be called after each backward pass, or,
+/// batch; a scope. Where a forward pass has none of these, [`InstalledBudget::step`](crate::InstalledBudget::step) has to be called after each backward pass, or,
 /// if an optimizer step follows, after that: what steps hand on, such as running statistics, would else be recipes through all of them.
 ///
 /// A forward pass that makes a tensor `[1]` of ones itself is taken for a backward pass from there on: what is computed from that tensor is
@@ -56,7 +56,7 @@ use crate::error::RematError;
 /// spends more on replays and searches than it computes is counted in
 /// [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) when it is over, or when the budget ends; the log says so as soon
 /// as it is certain. At 32 times what it computes, and 0.1 s, the limit is raised to twice itself, or twice what is needed then if that
-/// is more, so that the step ends; not if the budget is [strict](Self::strict). It stays raised, and [`InstalledBudget::limit_bytes`] tells.
+/// is more, so that the step ends; not if the budget is [strict](Self::strict). It stays raised, and [`InstalledBudget::limit_bytes`](crate::InstalledBudget::limit_bytes) tells.
 ///
 /// ```
 /// use burn::backend::Autodiff;
