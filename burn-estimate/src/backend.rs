@@ -4,6 +4,7 @@
 //! defaults of Burn's traits, and rows that it has a kernel for where the router has none are one operation here: what `Meta` allocates
 //! is what burn-flex allocates.
 
+use burn_backend::ops::conv::calculate_pool_output_size;
 use burn_backend::{Backend, BackendTypes, DTypeUsageSet, TensorMetadata};
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
@@ -111,7 +112,7 @@ macro_rules! booleans {
         fn $op($tensor: Tensor, $dtype: BoolDType) -> Tensor {
             announce!($trait $work $op);
             let shape = $tensor.shape();
-            native(vec![$tensor], shape, $dtype.into())
+            native(vec![$tensor], vec![(shape, $dtype.into())]).remove(0)
         }
     };
 }
@@ -184,6 +185,35 @@ macro_rules! method {
     ($trait:ident $work:ident softmax($($args:tt)*) -> $ret:tt) => { like_first! { $trait $work softmax($($args)*) } };
     ($trait:ident $work:ident float_is_nan($tensor:ident: $kind:tt, $dtype:ident: $type:tt) -> $ret:tt) => { booleans! { $trait $work float_is_nan($tensor, $dtype) } };
     ($trait:ident $work:ident float_is_inf($tensor:ident: $kind:tt, $dtype:ident: $type:tt) -> $ret:tt) => { booleans! { $trait $work float_is_inf($tensor, $dtype) } };
+
+    // Its indices are of 64 bits there.
+    ($trait:ident $work:ident max_pool2d_with_indices($($args:tt)*) -> $ret:tt) => {
+        fn max_pool2d_with_indices(
+            x: Tensor,
+            kernel_size: [usize; 2],
+            stride: [usize; 2],
+            padding: [usize; 2],
+            dilation: [usize; 2],
+            ceil_mode: bool,
+        ) -> MaxPool2dWithIndices<Self> {
+            announce!($trait $work max_pool2d_with_indices);
+            let (mut shape, dtype) = (x.shape(), x.dtype());
+            for dim in 0..2 {
+                shape[dim + 2] = calculate_pool_output_size(
+                    kernel_size[dim],
+                    stride[dim],
+                    padding[dim],
+                    dilation[dim],
+                    shape[dim + 2],
+                    ceil_mode,
+                );
+            }
+            let results = vec![(shape.clone(), dtype), (shape, DType::I64)];
+            let mut results = native(vec![x], results).into_iter();
+            let mut next = || results.next().expect("two results");
+            MaxPool2dWithIndices::new(next(), next())
+        }
+    };
 
     // The router makes f32 of data of any type.
     ($trait:ident $work:ident float_into_data($($args:tt)*) -> $ret:tt) => {

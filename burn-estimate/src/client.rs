@@ -83,20 +83,20 @@ pub(crate) fn label(name: &str, touch: impl FnOnce()) {
     LABEL.set(None);
 }
 
-/// One operation on `operands` with a result of this shape and type, as a kernel of its own.
-pub(crate) fn native(operands: Vec<Tensor>, shape: Shape, dtype: DType) -> Tensor {
+/// One operation on `operands` with a result of each shape and type, as a kernel of its own.
+pub(crate) fn native(operands: Vec<Tensor>, results: Vec<(Shape, DType)>) -> Vec<Tensor> {
     let client = operands[0].client.clone();
-    let out = TensorIr::uninit(client.create_empty_handle(), shape, dtype);
+    let result = |(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype);
+    let results: Vec<_> = results.into_iter().map(result).collect();
     let operands: Vec<_> = operands.into_iter().map(RouterTensor::into_ir).collect();
-    let op = CustomOpIr::new(ROW.get().name, &operands, &[out]);
-    let mut results = client.register(OperationIr::Custom(op));
-    results.remove(0)
+    let op = CustomOpIr::new(ROW.get().name, &operands, &results);
+    client.register(OperationIr::Custom(op))
 }
 
 /// A result like the first operand.
 pub(crate) fn native_like(operands: Vec<Tensor>) -> Tensor {
-    let (shape, dtype) = (operands[0].shape(), operands[0].dtype());
-    native(operands, shape, dtype)
+    let result = (operands[0].shape(), operands[0].dtype());
+    native(operands, vec![result]).remove(0)
 }
 
 #[derive(Clone, Debug)]

@@ -134,8 +134,9 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand]) -> Plan {
         }
         OperationIr::Float(_, FloatOperationIr::Matmul(product)) => {
             plan.flops *= 2 * product.lhs.shape[product.lhs.shape.num_dims() - 1] as u64;
+            plan.workspace_bytes = matmul(&operands[0], &product.out);
             if product.out.dtype == DType::BF16 {
-                plan.workspace_bytes = converted(op) + copies(operands);
+                plan.workspace_bytes += converted(op) + copies(operands);
             }
             return plan;
         }
@@ -157,6 +158,9 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand]) -> Plan {
         }
         ([only], Some(out)) if is_elementwise(row) && keeps_strides(only, out) => {
             plan.placements = vec![Placement::New(Some(only.view.strides.clone()))];
+        }
+        ([], Some(out)) if row.name.ends_with("_zeros") || row.name.ends_with("_empty") => {
+            plan.workspace_bytes = bytes(out) as u64;
         }
         ([], _) => {}
         _ if is_elementwise(row) => {}
@@ -268,6 +272,28 @@ fn copies(operands: &[Operand]) -> u64 {
     operands.iter().map(Operand::copied).sum()
 }
 
+/// What a product takes beside its result. Results of unaligned bytes are allocated twice, before the product; during it the left matrix is
+/// packed if its rows are not contiguous. (The right one is packed too, in some cases, and smaller.)
+fn matmul(lhs: &Operand, out: &TensorIr) -> u64 {
+    /// Columns that are packed at once, on processors of today.
+    const PACKED: usize = 1024;
+    let dims = lhs.tensor.shape.num_dims();
+    let [rows, columns] = [dims - 2, dims - 1].map(|dim| lhs.tensor.shape[dim]);
+    let packed = match lhs.view.strides[dims - 1] {
+        1 => 0,
+        _ => {
+            let products = out.shape.num_elements() / (rows * out.shape[dims - 1]).max(1);
+            products.min(threads()) * rows * columns.min(PACKED) * lhs.tensor.dtype.size()
+        }
+    };
+    bytes(out).max(packed) as u64
+}
+
+/// Threads that burn-flex computes on.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// bf16 operands and results in f32.
 fn converted(op: &OperationIr) -> u64 {
     let tensors = op.inputs().chain(op.outputs());
@@ -281,18 +307,19 @@ fn workspace(op: &OperationIr, row: &Row, operands: &[Operand]) -> u64 {
     match row.name {
         // All of it in f64.
         "float_cast" => copies(operands) + 8 * elements,
-        // A dimension of a matrix, or the last or first one, is reduced where it is.
+        // Summed in aligned memory and then copied, unless along the last dimension. Only some orders of the operand are read as they are.
         "float_sum_dim" | "float_mean_dim" if first.tensor.dtype == DType::F32 => {
-            let out = op.outputs().next();
-            let dims = first.tensor.shape.num_dims();
-            let reduced = out
-                .and_then(|out| (0..dims).find(|&dim| out.shape[dim] != first.tensor.shape[dim]));
-            match reduced {
-                Some(dim) if !first.is_contiguous() && (dim > 1 || dims - dim > 2) => {
-                    bytes(first.tensor) as u64
-                }
-                _ => 0,
-            }
+            let shape = &first.tensor.shape;
+            let dims = shape.num_dims();
+            let sums = op.outputs().next();
+            let reduced = sums.and_then(|out| (0..dims).find(|&dim| out.shape[dim] != shape[dim]));
+            let (Some(out), Some(dim)) = (sums, reduced) else {
+                return bytes(first.tensor) as u64;
+            };
+            let ordered = first.is_contiguous() || (dim < 2 && dims - dim < 3);
+            let copied = if ordered { 0 } else { bytes(first.tensor) };
+            let aligned = if dim + 1 < dims { bytes(out) } else { 0 };
+            (copied + aligned) as u64
         }
         "float_sum" | "float_mean" if first.tensor.dtype == DType::F32 => 0,
         "float_cat" | "int_cat" | "bool_cat" => match op {
@@ -305,6 +332,10 @@ fn workspace(op: &OperationIr, row: &Row, operands: &[Operand]) -> u64 {
             }
             _ => copies(operands),
         },
+        name if name.ends_with("repeat_dim") => {
+            let out = op.outputs().map(bytes).sum::<usize>();
+            copies(operands) + out as u64
+        }
         _ => copies(operands) + indices(op),
     }
 }
@@ -381,9 +412,8 @@ fn unfolded(
     } else {
         let pixels = out.shape[2..].iter().product::<usize>();
         let tiles = x.shape[0] * pixels.div_ceil(TILE);
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let tile = pixels.min(TILE) * (window + channels_out / groups);
-        bytes(x) + bytes(weight) + tiles.min(threads) * tile * x.dtype.size()
+        bytes(x) + bytes(weight) + tiles.min(threads()) * tile * x.dtype.size()
     };
     (flops as u64, workspace as u64)
 }

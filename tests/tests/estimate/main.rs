@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use burn::backend::Autodiff;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, Bf16, F16};
 use burn_checkpoint::{MemoryBudget, Remat};
