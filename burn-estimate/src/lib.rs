@@ -17,7 +17,7 @@
 //! let mut optimizer = AdamWConfig::new().init::<B, Linear<B>>();
 //!
 //! let (estimate, _) = estimate_step::<B, _>(model, |model| {
-//!     let loss = model.forward(Tensor::zeros([64, 4096], &device)).mean();
+//!     let loss = model.forward(Tensor::<B, 2>::zeros([64, 4096], &device)).mean();
 //!     let grads = GradientsParams::from_grads(loss.backward(), &model);
 //!     optimizer.step(1e-3, model, grads)
 //! });
