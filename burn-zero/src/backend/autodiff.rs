@@ -12,7 +12,7 @@ use super::sharded::Sharded;
 use super::tape::Tape;
 use super::with_host::{PlacedTensor, WithHost, on_host};
 use crate::Memory;
-use crate::reduce::{Arriving, GradientReducer, Reduced, Timing};
+use crate::reduce::{GradientReducer, Timing};
 
 /// The gradients of a backward pass of [`Sharded`].
 ///
@@ -134,16 +134,14 @@ impl<A: Tape> ShardedGradients<A> {
             Timing::DuringBackward => {
                 let reduced = crate::raise(reducer.finish());
                 // No gradient was reduced for a model with other leaves, such as one whose weights were loaded: the step reduces them.
-                reducer.note(match reduced.iter().any(Reduced::is_present) {
-                    true => Arriving::Reduced,
-                    false => Arriving::Local,
-                });
-                let reduced = reduced.into_iter().zip(reducer.layout().parameters());
-                reduced
-                    .map(|(reduced, parameter)| reduced.into_piece(parameter))
-                    .collect()
+                match reduced.iter().any(Option::is_some) {
+                    true => reducer.set_reduced(),
+                    false => drop(reducer.take_reduced()),
+                }
+                let reduced = reduced.into_iter();
+                reduced.map(|reduced| Some(reduced?.data)).collect()
             }
-            Timing::AtTheStep => reducer.finish_landing(),
+            Timing::AtTheStep => reducer.finish_copies(),
         };
         let mut all: Vec<_> = all
             .into_iter()
