@@ -133,10 +133,9 @@ impl<A: Tape> ShardedGradients<A> {
         let all: Vec<Option<TensorData>> = match reducer.timing() {
             Timing::DuringBackward => {
                 let reduced = crate::raise(reducer.finish());
-                // No gradient was reduced for a model with other leaves, such as one whose weights were loaded: the step reduces them.
-                match reduced.iter().any(Option::is_some) {
-                    true => reducer.set_reduced(),
-                    false => drop(reducer.take_reduced()),
+                // There are none for another model, or for one whose weights were loaded, whose gradients the step reduces.
+                if reduced.iter().any(Option::is_some) {
+                    reducer.set_reduced();
                 }
                 let reduced = reduced.into_iter();
                 reduced.map(|reduced| Some(reduced?.data)).collect()
