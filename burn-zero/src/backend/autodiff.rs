@@ -12,7 +12,7 @@ use super::sharded::Sharded;
 use super::tape::Tape;
 use super::with_host::{PlacedTensor, WithHost, on_host};
 use crate::Memory;
-use crate::reduce::{Arriving, GradientReducer, Reduced, Timing};
+use crate::reduce::{GradientReducer, Timing};
 
 /// The gradients of a backward pass of [`Sharded`].
 ///
@@ -134,15 +134,13 @@ impl<A: Tape> ShardedGradients<A> {
             Timing::DuringBackward => {
                 let reduced = crate::raise(reducer.finish());
                 // There are none for another model, or for one whose weights were loaded, whose gradients the step reduces.
-                if reduced.iter().any(Reduced::is_present) {
-                    reducer.note(Arriving::Reduced);
+                if reduced.iter().any(Option::is_some) {
+                    reducer.set_reduced();
                 }
-                let reduced = reduced.into_iter().zip(reducer.layout().parameters());
-                reduced
-                    .map(|(reduced, parameter)| reduced.into_piece(parameter))
-                    .collect()
+                let reduced = reduced.into_iter();
+                reduced.map(|reduced| Some(reduced?.data)).collect()
             }
-            Timing::AtTheStep => reducer.finish_landing(),
+            Timing::AtTheStep => reducer.finish_copies(),
         };
         let mut all: Vec<_> = all
             .into_iter()
