@@ -2,11 +2,14 @@
 //!
 //! A thread is a rank: the optimizer that shards its leaves registers them here whenever it makes new ones.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
+use burn_autodiff::Autodiff;
 use burn_backend::tensor::FloatTensor;
+use burn_backend::{AutodiffBackend, Backend};
 
 use super::tape::Tape;
 use crate::reduce::GradientReducer;
@@ -200,10 +203,24 @@ pub(super) fn ask<A: Tape>(tensor: &FloatTensor<A>) {
     ASKED.set(Some(A::node(tensor)));
 }
 
-/// The node of the leaf inside a tensor. `ask` queries whether the tensor requires gradients, which reaches that leaf; `None` if its
-/// backend has no [`Sharded`](super::Sharded) in it.
-pub(crate) fn node_behind(ask: impl FnOnce()) -> Option<u64> {
+/// Whether the tensor's backend has a [`Sharded`](super::Sharded) in it, which can hook the leaf.
+pub(crate) fn is_hooked<B: Backend>(tensor: &FloatTensor<B>) -> bool {
+    node_behind::<B>(tensor).is_some()
+}
+
+/// The number of a tensor's node in the autodiff graph. Two tensors with one number have the same elements. `None` if the backend does
+/// not expose it: it is neither `Autodiff` nor has a [`Sharded`](super::Sharded) in it.
+pub(crate) fn leaf_node<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<u64> {
+    node_behind::<B>(tensor).or_else(|| {
+        let tensor: &dyn Any = tensor;
+        let tensor = tensor.downcast_ref::<FloatTensor<Autodiff<B::InnerBackend>>>()?;
+        Some(tensor.node.id.value)
+    })
+}
+
+/// The node of the leaf inside a tensor: the question whether it requires gradients reaches that leaf through all decorators.
+fn node_behind<B: Backend>(tensor: &FloatTensor<B>) -> Option<u64> {
     ASKED.set(None);
-    ask();
+    B::float_is_require_grad(tensor);
     ASKED.take()
 }

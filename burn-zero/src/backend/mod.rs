@@ -12,7 +12,7 @@ pub(crate) mod stream;
 mod tape;
 mod with_host;
 
-pub(crate) use attached::{attach, node_behind};
+pub(crate) use attached::{attach, is_hooked, leaf_node};
 pub use autodiff::ShardedGradients;
 pub use sharded::Sharded;
 pub use tape::Tape;
