@@ -14,7 +14,7 @@ use std::sync::Arc;
 use burn::module::{AutodiffModule, ModuleMapper, Param, ParamId};
 use burn::optim::adaptor::GradAdaptor;
 use burn::tensor::{
-    DType, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive, backend::AutodiffBackend,
+    Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive, backend::AutodiffBackend,
 };
 use burn_backend::Backend;
 use burn_backend::ops::FloatTensorOps;
