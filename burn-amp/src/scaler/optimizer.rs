@@ -6,14 +6,15 @@ use burn::{
     tensor::backend::AutodiffBackend,
 };
 use burn_decorator::gradient::{catch_overflow, non_finite_on_any_rank};
-
 use burn_decorator::message;
 
 use super::{
-    Detection, GradScaler, ScaledRecord,
+    config::Detection,
     deferred::{Pending, Undo, Verdict},
     gradients::StepGradients,
+    handle::GradScaler,
     inspect::{Inspection, Probe},
+    record::ScaledRecord,
     registry,
     shared_scale::OptimizerId,
 };
@@ -58,6 +59,24 @@ struct PendingStep<O> {
     verdict: Verdict,
     /// The optimizer before the step.
     older: O,
+}
+
+impl GradScaler {
+    /// Puts `optimizer` under this scaler's control. Binds the current thread.
+    ///
+    /// ```
+    /// use burn::{backend::Autodiff, nn::Linear, optim::SgdConfig};
+    /// use burn_amp::{GradScaler, GradScalerConfig};
+    ///
+    /// type B = Autodiff<burn_flex::Flex>;
+    /// let scaler = GradScaler::new(GradScalerConfig::fixed(128.0))?;
+    /// let optimizer = scaler.wrap(SgdConfig::new().init::<B, Linear<B>>());
+    /// # let _ = optimizer;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    pub fn wrap<O>(&self, optimizer: O) -> ScaledOptimizer<O> {
+        ScaledOptimizer::new(optimizer, self.clone())
+    }
 }
 
 impl<O> ScaledOptimizer<O> {
