@@ -152,11 +152,7 @@ mod state;
 mod strategy;
 
 pub use backend::{HostTensor, PlacedTensor, Sharded, ShardedGradients, Tape, WithHost};
-pub use config::{
-    AdagradParams, AdamParams, AutoValues, BatchConfig, BatchSizes, ConfigError, IgnoredKey,
-    LossScaling, OptimizerConfig, OptimizerOffload, Precision, ResolvedConfig, SchedulerConfig,
-    SgdParams, Stage3Config, Warmup, WarmupShape, ZeroConfig,
-};
+pub use config::{BatchConfig, BatchSizes, ConfigError, OptimizerOffload, ZeroConfig};
 pub use error::ZeroError;
 pub use estimate::{Estimate, EstimateTable, ModelStates, StateLayout, estimate, estimate_map};
 #[cfg(feature = "mpi")]
