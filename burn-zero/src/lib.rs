@@ -154,7 +154,7 @@ mod strategy;
 pub use backend::{HostTensor, PlacedTensor, Sharded, ShardedGradients, Tape, WithHost};
 pub use config::{BatchConfig, BatchSizes, ConfigError, OptimizerOffload, ZeroConfig};
 pub use error::ZeroError;
-pub use estimate::{Estimate, EstimateTable, ModelStates, StateLayout, estimate, estimate_map};
+pub use estimate::{Estimate, ModelStates, StateLayout, estimate, estimate_map, estimate_table};
 #[cfg(feature = "mpi")]
 pub use group::MpiGroup;
 pub use group::{
@@ -173,7 +173,7 @@ pub use settings::{Memory, ZeroSettings};
 pub use shard::{Partition, ShardMap};
 pub use stage::Stage;
 pub use state::tensor_bytes;
-pub use strategy::{Loaders, RankItem, SilentRenderer, StrategyError, Uneven, ZeroStrategy};
+pub use strategy::{Loaders, RankItem, SilentRenderer, Uneven, ZeroStrategy};
 
 /// Types of modules and records, public because Burn's traits require it; programs need not name them.
 pub mod parts {

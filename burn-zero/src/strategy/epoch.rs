@@ -12,9 +12,8 @@ use burn::train::{
 };
 use burn_decorator::message::{self, Message};
 
-use super::rank::Rank;
-use super::status::{Statuses, StepStatus};
-use super::{Loaders, StrategyError, Uneven};
+use super::rank::{Rank, Rank0, StepStatus};
+use super::{Loaders, TrainItem, Uneven, ValidItem};
 use crate::ZeroError;
 use crate::group::Agree;
 
@@ -47,14 +46,14 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             };
             status.has_batch = batch.is_some();
             let label = format!("training, epoch {epoch}, step {steps}");
-            let all = status.exchange(&*self.group, &label)?;
+            let all = self.exchange(status, &label)?;
             let lr = self.learner.lr_current();
             for (_, item) in self.train_items.collect(&*self.group, &all)? {
                 if let Some(rank_0) = &mut self.rank_0 {
                     rank_0.show_train(training_item(item, &progress, epochs, steps, lr));
                 }
             }
-            if all.stop(&self.job.interrupter) || !self.all_go_on(&all, steps, epoch)? {
+            if self.is_interrupted(&all) || !self.all_go_on(&all, steps, epoch)? {
                 break;
             }
             let Some(batch) = batch.or_else(|| batches.repeat()) else {
@@ -75,7 +74,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
                 None => self.train_items.give(output.item),
             }
             status = StepStatus {
-                items: 1,
+                has_item: true,
                 lr: Some(lr.to_bits()),
                 ..StepStatus::default()
             };
@@ -95,16 +94,19 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     }
 
     /// Whether there is a next step: every rank has a batch for it, or ranks without one repeat their data.
-    fn all_go_on(&self, all: &Statuses, steps: usize, epoch: usize) -> Result<bool, ZeroError> {
-        let Some(rank) = all.all().position(|status| !status.has_batch) else {
+    fn all_go_on(&self, all: &[StepStatus], steps: usize, epoch: usize) -> Result<bool, ZeroError> {
+        let Some(rank) = all.iter().position(|status| !status.has_batch) else {
             return Ok(true);
         };
-        if all.all().all(|status| !status.has_batch) {
+        if all.iter().all(|status| !status.has_batch) {
             return Ok(false);
         }
         match self.job.uneven {
-            Uneven::Refuse => Err(StrategyError::RanOut { rank, steps, epoch }.into()),
-            Uneven::Repeat if self.job.loaders.split_training() => Ok(true),
+            Uneven::Refuse => Err(ZeroError::Strategy(format!(
+                "rank {rank} has no batch left after {steps} steps of epoch {epoch}, but others have, and `Uneven::Refuse` asks for \
+                 equally many"
+            ))),
+            Uneven::Repeat if self.job.loaders != Loaders::Whole => Ok(true),
             Uneven::Repeat | Uneven::Drop => {
                 log::warn!(
                     "epoch {epoch} ends after {steps} steps: rank {rank} has no more batches"
@@ -131,7 +133,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         for round in 1.. {
             let mut status = StepStatus::default();
             if let Some((batch, done)) = batches.next() {
-                (status.items, status.done) = (1, done);
+                (status.has_item, status.done) = (true, done);
                 let item = model.step(batch);
                 match &mut self.rank_0 {
                     Some(rank_0) => rank_0.show_valid(shown(item, done)),
@@ -140,14 +142,14 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             }
             let label = format!("validation, epoch {epoch}, step {round}");
             let status = status.interrupted(&self.job.interrupter);
-            let all = status.exchange(&*self.group, &label)?;
+            let all = self.exchange(status, &label)?;
             for (rank, item) in self.valid_items.collect(&*self.group, &all)? {
                 if let Some(rank_0) = &mut self.rank_0 {
-                    rank_0.show_valid(shown(item, all.of(rank).done));
+                    rank_0.show_valid(shown(item, all[rank].done));
                 }
             }
-            let is_over = all.all().all(|status| status.items == 0);
-            if is_over || all.stop(&self.job.interrupter) {
+            let is_over = all.iter().all(|status| !status.has_item);
+            if is_over || self.is_interrupted(&all) {
                 break;
             }
         }
@@ -193,6 +195,29 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             batches.into_iter().map(move |batch| (batch, end))
         });
         Ok((own, Box::new(dealt)))
+    }
+}
+
+impl<LC: LearningComponentsTypes> Rank0<LC> {
+    pub(super) fn show_train(&mut self, item: TrainingItem<TrainItem<LC>>) {
+        self.processor
+            .process_train(LearnerEvent::ProcessedItem(item));
+    }
+
+    pub(super) fn show_valid(&mut self, item: TrainingItem<ValidItem<LC>>) {
+        self.processor
+            .process_valid(LearnerEvent::ProcessedItem(item));
+    }
+
+    /// Waits until the metrics of all items are logged, because early stopping and the choice of records read them there. Burn may
+    /// decide without the last ones.
+    ///
+    /// The channel to the thread that computes metrics holds one event. So after two further events are accepted, all
+    /// earlier ones have been processed. The events are starts of a validation, which metrics ignore.
+    pub(super) fn settle_metrics(&mut self) {
+        for _ in 0..2 {
+            self.processor.process_valid(LearnerEvent::Start);
+        }
     }
 }
 
