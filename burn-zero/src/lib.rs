@@ -24,14 +24,8 @@
 //! [`group`] has [`ProcessGroup`] and its implementations [`SingleRank`], [`ThreadGroup`] and, with the feature
 //! `mpi`, `MpiGroup`. [`shard`] says which rank owns which elements: [`ShardMap`], integers only.
 //!
-//! Ranks that are processes are started by the cluster's own launcher and find each other through it:
-//!
-//! | MPI | Debian packages, with `libclang-dev clang` to build | build | start |
-//! |---|---|---|---|
-//! | Open MPI | `libopenmpi-dev openmpi-bin` | `cargo build --features mpi` | `mpirun -n 4 program`, `srun -n 4 --mpi=pmix program` |
-//! | MPICH | `libmpich-dev mpich` | `MPICC=mpicc.mpich cargo build --features mpi` | `mpirun.mpich -n 4 program`, `srun -n 4 --mpi=pmi2 program` |
-//!
-//! Open MPI refuses to start as root without `--allow-run-as-root`, and more ranks than cores without `--oversubscribe`.
+//! Ranks that are processes are started by the cluster's own launcher, such as `mpirun -n 4 program`, and find each other over MPI: `docs/zero.md`
+//! has the packages to install and the commands.
 //!
 //! # Sharded training
 //!
@@ -147,7 +141,6 @@ mod recorder;
 mod reduce;
 mod settings;
 pub mod shard;
-mod stage;
 mod state;
 mod strategy;
 
@@ -169,9 +162,8 @@ pub use offload::{
 pub use optimizer::{ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};
 pub use recorder::{Recorder, Training};
-pub use settings::{Memory, ZeroSettings};
+pub use settings::{Memory, Stage, ZeroSettings};
 pub use shard::{Partition, ShardMap};
-pub use stage::Stage;
 pub use state::tensor_bytes;
 pub use strategy::{Loaders, RankItem, SilentRenderer, Uneven, ZeroStrategy};
 

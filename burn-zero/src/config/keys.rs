@@ -58,8 +58,8 @@ const TABLE: &str = "
 section: fp16 bf16 bfloat16 zero_optimization optimizer scheduler
 read or default: train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
 read: communication_data_type
-ignored: steps_per_print wall_clock_breakdown memory_breakdown dump_state log_level timers comms_logger | logging: use the Learner's metrics and loggers
-ignored: flops_profiler tensorboard wandb comet csv_monitor monitor_config | logging: use the Learner's metrics and loggers
+ignored: steps_per_print wall_clock_breakdown memory_breakdown dump_state log_level timers comms_logger flops_profiler tensorboard wandb comet \
+    csv_monitor monitor_config | logging: use the Learner's metrics and loggers
 ignored: checkpoint nebula datastates_ckpt | records are saved and loaded by this crate's own functions
 ignored: prescale_gradients gradient_predivide_factor | gradients are summed in f32 and divided once
 ignored: disable_allgather | gradients are always reduced and parameters gathered in whole flat buckets
@@ -105,24 +105,18 @@ refused unless off: bf16_optimizer_states | optimizer state is f32: remove it
 section: offload_optimizer
 read: stage
 read or default: reduce_bucket_size allgather_bucket_size cpu_offload
-ignored: offload_param cpu_offload_param | of stage 3, as in DeepSpeed
-ignored: sub_group_size stage3_prefetch_bucket_size prefetch_bucket_size | of stage 3, as in DeepSpeed
-ignored: stage3_param_persistence_threshold param_persistence_threshold | of stage 3, as in DeepSpeed
-ignored: stage3_model_persistence_threshold model_persistence_threshold | of stage 3, as in DeepSpeed
-ignored: stage3_max_live_parameters max_live_parameters stage3_max_reuse_distance max_reuse_distance | of stage 3, as in DeepSpeed
-ignored: stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save | of stage 3, as in DeepSpeed
-ignored: stage3_gather_fp16_weights_on_model_save | of stage 3, as in DeepSpeed
-ignored: stage3_module_granularity_threshold module_granularity_threshold leaf_module | of stage 3, as in DeepSpeed
-ignored: stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params | of stage 3, as in DeepSpeed
-ignored: stage3_allgather_sequential allgather_sequential | of stage 3, as in DeepSpeed
-ignored: stage3_partition_stream_chunk_size partition_stream_chunk_size | of stage 3, as in DeepSpeed
-ignored: zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights | of stage 3, as in DeepSpeed
-ignored: mics_shard_size mics_hierarchical_params_gather memory_efficient_linear | of stage 3, as in DeepSpeed
-ignored: pipeline_loading_checkpoint override_module_apply save_muon_momentum_buffer_in_memory | of stage 3, as in DeepSpeed
+ignored: offload_param cpu_offload_param sub_group_size stage3_prefetch_bucket_size prefetch_bucket_size stage3_param_persistence_threshold \
+    param_persistence_threshold stage3_model_persistence_threshold model_persistence_threshold stage3_max_live_parameters max_live_parameters \
+    stage3_max_reuse_distance max_reuse_distance stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save \
+    stage3_gather_fp16_weights_on_model_save stage3_module_granularity_threshold module_granularity_threshold leaf_module \
+    stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params stage3_allgather_sequential allgather_sequential \
+    stage3_partition_stream_chunk_size partition_stream_chunk_size zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights \
+    mics_shard_size mics_hierarchical_params_gather memory_efficient_linear pipeline_loading_checkpoint override_module_apply \
+    save_muon_momentum_buffer_in_memory | of stage 3, as in DeepSpeed
 ignored: overlap_comm | stage 2 always reduces gradients while backward goes on, the other stages do in the step
 ignored: cpu_offload_use_pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice
-ignored: contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce | gradients are always reduced and parameters gathered in whole flat buckets
-ignored: allgather_partitions round_robin_gradients legacy_stage1 | gradients are always reduced and parameters gathered in whole flat buckets
+ignored: contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions round_robin_gradients legacy_stage1 | gradients are \
+    always reduced and parameters gathered in whole flat buckets
 ignored: load_from_fp32_weights | records are saved and loaded by this crate's own functions
 ignored: elastic_checkpoint | records load at any number of ranks
 ignored: ignore_unused_parameters | a parameter without a gradient takes part with zeros

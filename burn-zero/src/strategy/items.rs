@@ -1,6 +1,7 @@
 //! Outputs of models on their way to rank 0, which computes the metrics of all ranks.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::vec::IntoIter;
 
 use burn::tensor::{BasicOps, Tensor, TensorData, backend::Backend};
@@ -8,6 +9,7 @@ use burn::train::{
     ClassificationOutput, ItemLazy, MultiLabelClassificationOutput, RegressionOutput,
     SequenceOutput,
 };
+use parking_lot::Mutex;
 
 use super::rank::StepStatus;
 use crate::ZeroError;
@@ -17,10 +19,8 @@ use crate::group::ProcessGroup;
 pub(super) enum Items<T> {
     /// Not at all: rank 0 shows its own.
     Stay,
-    /// To rank 0's thread.
-    Send(Sender<T>),
-    /// On rank 0, from the threads of the other ranks, in their order.
-    Receive(Vec<Receiver<T>>),
+    /// Between threads: this rank, and a queue for each rank.
+    Queues(usize, Arc<Vec<Mutex<VecDeque<T>>>>),
     /// As bytes over the group: the item of the current step.
     Bytes(Format<T>, Vec<u8>),
 }
@@ -30,11 +30,9 @@ pub(super) type Format<T> = (fn(T) -> Vec<u8>, fn(&[u8]) -> Result<T, String>);
 
 impl<T> Items<T> {
     /// For ranks that are threads, in their order.
-    pub(super) fn between_threads(ranks: usize) -> Vec<Self> {
-        let (senders, receivers): (Vec<_>, Vec<_>) = (1..ranks).map(|_| channel()).unzip();
-        let others = senders.into_iter().map(Self::Send);
-        let first = core::iter::once(Self::Receive(receivers));
-        first.chain(others).collect()
+    pub(super) fn between_threads(ranks: usize) -> impl Iterator<Item = Self> {
+        let queues: Arc<Vec<_>> = Arc::new((0..ranks).map(|_| Mutex::default()).collect());
+        (0..ranks).map(move |rank| Self::Queues(rank, queues.clone()))
     }
 
     /// For a rank that is a process.
@@ -50,9 +48,8 @@ impl<T> Items<T> {
     /// Sends an item, before the ranks exchange their status.
     pub(super) fn give(&mut self, item: T) {
         match self {
-            Self::Stay | Self::Receive(_) => {}
-            // If rank 0 is gone, the exchange of statuses reports the fault.
-            Self::Send(sender) => drop(sender.send(item)),
+            Self::Stay => {}
+            Self::Queues(rank, queues) => queues[*rank].lock().push_back(item),
             Self::Bytes((pack, _), bytes) => *bytes = pack(item),
         }
     }
@@ -69,10 +66,10 @@ impl<T> Items<T> {
     ) -> Result<Vec<(usize, T)>, ZeroError> {
         let senders: Vec<_> = (1..all.len()).filter(|&rank| all[rank].has_item).collect();
         match self {
-            Self::Receive(receivers) => {
-                // They were sent before the status.
-                let receive = |rank: usize| Some((rank, receivers[rank - 1].try_recv().ok()?));
-                Ok(senders.into_iter().filter_map(receive).collect())
+            Self::Queues(0, queues) => {
+                // They were given before the status.
+                let next = |rank: usize| Some((rank, queues[rank].lock().pop_front()?));
+                Ok(senders.into_iter().filter_map(next).collect())
             }
             Self::Bytes((_, unpack), own) if !senders.is_empty() => {
                 let own = core::mem::take(own);

@@ -127,8 +127,7 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
             )));
         }
         let parts = split(&train, ranks, self.uneven)?;
-        let items = Items::between_threads(ranks).into_iter();
-        let items = items.zip(Items::between_threads(ranks));
+        let items = Items::between_threads(ranks).zip(Items::between_threads(ranks));
         let mut rank_0 = Some(rank_0);
         let (first, watch) = (groups[0].clone(), groups[0].watch());
         let members = groups.into_iter().zip(devices).zip(parts).zip(items);
@@ -191,20 +190,15 @@ fn result_of_all<LC: LearningComponentsTypes>(
     results: Vec<Result<Trained<LC>, ZeroError>>,
     group: &ThreadGroup,
 ) -> Result<Fitted<LC>, ZeroError> {
-    let cause = |result: &Result<_, ZeroError>| match result {
-        Err(error) if !matches!(error, ZeroError::Group(_)) => Some(error.clone()),
-        _ => None,
-    };
-    if let Some(error) = results.iter().find_map(cause) {
-        return Err(error);
+    let is_fault = |error: &ZeroError| matches!(error, ZeroError::Group(_));
+    let errors = || results.iter().filter_map(|result| result.as_ref().err());
+    if let Some(error) = errors().find(|error| !is_fault(error)) {
+        return Err(error.clone());
     }
-    if results.iter().any(Result::is_err) {
+    if errors().next().is_some() {
         // Fails with the fault of the group.
         group.barrier("end of the training")?;
     }
-    match results.into_iter().next() {
-        Some(Ok((model, Some(processor)))) => Ok((model, processor)),
-        Some(Err(error)) => Err(error),
-        _ => unreachable!("rank 0 returns what it was given"),
-    }
+    let (model, processor) = results.into_iter().next().expect("there is a rank 0")?;
+    Ok((model, processor.expect("rank 0 returns its processor")))
 }
