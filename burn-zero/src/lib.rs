@@ -119,13 +119,8 @@
 //! ```
 //!
 //! The device then holds about a bucket of gradients, and an element of an f32 parameter takes 4 bytes there and 16 on the host: from
-//! the second backward pass on, or from the first after [`OffloadedAdamW::prepare`]. Gradients on the host stay there ([`WithHost`]):
-//! loss scaler, accumulation and clipping compute in host memory. Inside a [`ZeroOptimizer`] that is [`Memory::Host`]: reduced
-//! gradients stay in host memory too. On another backend gradients stay on the device until the step, whose downloads overlap with
-//! updates.
-//!
-//! At most [`staging`](OffloadConfig::staging) parameters are in transfer at once. The loss scaler decides before the step whether it
-//! is taken: a skipped step leaves the host state unchanged, bit for bit.
+//! the second backward pass on, or from the first after [`OffloadedAdamW::prepare`]. Loss scaler, accumulation and clipping compute on gradients
+//! in host memory ([`WithHost`]). `docs/zero.md` has the cases of other backends and of several ranks ([`Memory::Host`]).
 
 mod backend;
 mod config;
