@@ -7,6 +7,7 @@ use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn_decorator::message;
+use parking_lot::Mutex;
 
 use super::parameter_shards::{ParameterShards, ShardOptimizer};
 use super::prepare::{PrepareRequest, attach_to, prepare};
@@ -15,6 +16,7 @@ use super::statistics::Statistics;
 use super::step::merge;
 use super::trial::{self, NormReceiver};
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
+use crate::recorder::PreparedReducer;
 use crate::reduce::GradientReducer;
 use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 
@@ -110,6 +112,8 @@ pub struct ZeroOptimizer<O> {
     pub(super) norm: Option<NormReceiver>,
     seed: Option<u64>,
     pub(super) reducer: Option<Arc<GradientReducer>>,
+    /// The same for the recorders of this optimizer.
+    recorded: PreparedReducer,
 }
 
 /// Where the group comes from.
@@ -131,6 +135,7 @@ impl<O: Clone> Clone for ZeroOptimizer<O> {
             norm: self.norm.clone(),
             seed: self.seed,
             reducer: self.reducer.clone(),
+            recorded: Arc::new(Mutex::new(self.recorded.lock().clone())),
         }
     }
 }
@@ -155,6 +160,7 @@ impl<O> ZeroOptimizer<O> {
             norm: None,
             seed: None,
             reducer: None,
+            recorded: PreparedReducer::default(),
         })
     }
 
@@ -172,6 +178,7 @@ impl<O> ZeroOptimizer<O> {
             norm: None,
             seed: None,
             reducer: None,
+            recorded: PreparedReducer::default(),
         }
     }
 
@@ -285,6 +292,7 @@ impl<O> ZeroOptimizer<O> {
         let request = self.prepare_request::<B>(&*self.group, &device);
         let (module, reducer) = prepare::<B, M>(module, &self.group, request)?;
         attach_to::<B, M>(&reducer, &module);
+        *self.recorded.lock() = Arc::downgrade(&reducer);
         self.reducer = Some(reducer);
         Ok(module)
     }
@@ -309,17 +317,17 @@ impl<O> ZeroOptimizer<O> {
         Statistics::of::<B, M>(module).share::<B, M>(module, &*self.group)
     }
 
-    /// Saves and loads whole trainings with this optimizer, in whatever layers: see [`Recorder`].
+    /// Saves and loads whole trainings with this optimizer, in whatever layers: see [`Recorder`]. It is for the model that was
+    /// [prepared](Self::prepare) last, and fails after this optimizer was dropped.
     ///
     /// # Errors
     ///
     /// [`ZeroOptimizerError::NotPrepared`], also in a `Learner`, which saves records of its own.
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
-        let reducer = self
-            .reducer
-            .clone()
-            .ok_or(ZeroOptimizerError::NotPrepared)?;
-        Ok(Recorder::new(reducer, self.settings.clone()))
+        match self.reducer {
+            Some(_) => Ok(Recorder::new(self.recorded.clone(), self.settings.clone())),
+            None => Err(ZeroOptimizerError::NotPrepared.into()),
+        }
     }
 
     /// The properties of this optimizer for the preparation of its model.
