@@ -268,7 +268,7 @@ impl<K, T> Walk<K, T> {
                 None => Err(refused(&self.place, "is of no parameter").into()),
             },
             Value::Map(fields) => {
-                let mut found = Fields::new();
+                let (mut found, mut is_left_out) = (Fields::new(), false);
                 for (key, value) in fields {
                     let Value::Text(old) = key else {
                         return Err(refused(&self.place, "has a key that is no text").into());
@@ -283,11 +283,11 @@ impl<K, T> Walk<K, T> {
                     self.place.pop();
                     match value {
                         Some(value) => found.push((Value::Text(new), value)),
-                        None if of.is_some() => return Ok(None),
-                        None => {}
+                        // The walk goes on: its calls are the same on all ranks.
+                        None => is_left_out |= of.is_some(),
                     }
                 }
-                Ok(Some(Value::Map(found)))
+                Ok((!is_left_out).then_some(Value::Map(found)))
             }
             // JSON has neither bytes nor numbers that are not finite.
             Value::Float(number) if !number.is_finite() => {
