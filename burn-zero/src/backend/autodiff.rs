@@ -133,11 +133,10 @@ impl<A: Tape> ShardedGradients<A> {
         let all: Vec<Option<TensorData>> = match reducer.timing() {
             Timing::DuringBackward => {
                 let reduced = crate::raise(reducer.finish());
-                // No gradient was reduced for a model with other leaves, such as one whose weights were loaded: the step reduces them.
-                reducer.note(match reduced.iter().any(Reduced::is_present) {
-                    true => Arriving::Reduced,
-                    false => Arriving::Local,
-                });
+                // There are none for another model, or for one whose weights were loaded, whose gradients the step reduces.
+                if reduced.iter().any(Reduced::is_present) {
+                    reducer.note(Arriving::Reduced);
+                }
                 let reduced = reduced.into_iter().zip(reducer.layout().parameters());
                 reduced
                     .map(|(reduced, parameter)| reduced.into_piece(parameter))

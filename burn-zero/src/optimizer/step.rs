@@ -23,6 +23,9 @@ use crate::offload::step_on_shards;
 use crate::reduce::{Arriving, GradientReducer, Layout, StepTag};
 use crate::{Memory, ZeroError, ZeroOptimizerError};
 
+/// By parameter.
+type Gradients<I> = Vec<Option<FloatTensor<I>>>;
+
 impl<O> ZeroOptimizer<O> {
     /// # Errors
     ///
@@ -50,7 +53,9 @@ impl<O> ZeroOptimizer<O> {
         let own = own.map(|id| take::<B::InnerBackend>(gradients.remove(id)?));
         let own = own.collect();
         let at = reducer.next_step(lr);
-        let reduced = self.reduce::<B>(&reducer, at, own, &device)?;
+        let Some(reduced) = self.reduce::<B>(&reducer, at, own, &device)? else {
+            return Ok(module);
+        };
         let changed = reduced.iter().map(Option::is_some).collect();
         let held = held::<B::InnerBackend>(layout, reduced)?;
         self.provide_norm::<B::InnerBackend>(layout, &held)?;
@@ -75,21 +80,22 @@ impl<O> ZeroOptimizer<O> {
         Ok(module)
     }
 
-    /// Reduces local gradients; returns this rank's shards, by parameter.
+    /// Reduces local gradients; returns this rank's shards, by parameter. `None` if any overflowed and a loss scaler takes note of it: all
+    /// ranks leave the step out.
     fn reduce<B: AutodiffBackend>(
         &self,
         reducer: &GradientReducer,
         at: StepTag,
-        mut own: Vec<Option<FloatTensor<B::InnerBackend>>>,
+        mut own: Gradients<B::InnerBackend>,
         device: &B::Device,
-    ) -> Result<Vec<Option<FloatTensor<B::InnerBackend>>>, ZeroError> {
+    ) -> Result<Option<Gradients<B::InnerBackend>>, ZeroError> {
         let hold = |gradient: &FloatTensor<B::InnerBackend>| {
             let bytes = gradient.shape().num_elements() * gradient.dtype().size();
             reducer.tracker().hold(bytes)
         };
         let mut tracked: Vec<_> = own.iter().map(|g| g.as_ref().map(hold)).collect();
         if self.group.world_size() == 1 || reducer.take_arriving() == Arriving::Reduced {
-            return Ok(own);
+            return Ok(Some(own));
         }
         for (parameter, gradient) in own.iter().enumerate() {
             let elements = reducer.layout().parameters()[parameter].elements();
@@ -102,8 +108,15 @@ impl<O> ZeroOptimizer<O> {
             let read = gradient.take().map(HostRead::start::<B::InnerBackend>);
             reducer.submit(parameter, read);
         }
-        let reduced = reducer.finish()?.into_iter();
-        let reduced = reduced.zip(reducer.layout().parameters());
+        let reduced = reducer.finish()?;
+        let parameters = reducer.layout().parameters();
+        let overflowed = reduced.iter().zip(parameters);
+        let overflowed = overflowed.filter(|(reduced, _)| reduced.is_non_finite());
+        let overflowed: Vec<_> = overflowed.map(|(_, known)| known.path.clone()).collect();
+        if !overflowed.is_empty() && gradient::report_overflow(overflowed) {
+            return Ok(None);
+        }
+        let reduced = reduced.into_iter().zip(parameters);
         let reduced = reduced.map(|(reduced, parameter)| {
             let data = reduced.into_piece(parameter)?;
             Some(gradient::load(|| match reducer.memory() {
@@ -111,7 +124,7 @@ impl<O> ZeroOptimizer<O> {
                 Memory::Host => on_host::<B::InnerBackend>(data, device),
             }))
         });
-        Ok(reduced.collect())
+        Ok(Some(reduced.collect()))
     }
 
     /// Gives the norm over all ranks to its receiver.
@@ -160,7 +173,7 @@ fn take<I: Backend>(gradient: Tensor<I, 1>) -> Option<FloatTensor<I>> {
 /// [`ZeroOptimizerError::ForeignGradient`].
 fn held<I: Backend>(
     layout: &Layout,
-    reduced: Vec<Option<FloatTensor<I>>>,
+    reduced: Gradients<I>,
 ) -> Result<Vec<(usize, FloatTensor<I>)>, ZeroOptimizerError> {
     let mut held = Vec::new();
     for (parameter, gradient) in reduced.into_iter().enumerate() {

@@ -29,6 +29,11 @@ impl Reduced {
         self.state != State::Missing
     }
 
+    /// Whether the reduced gradient is non-finite on any rank.
+    pub(crate) fn is_non_finite(&self) -> bool {
+        self.state == State::NonFinite
+    }
+
     /// The gradient in its [`piece_shape`](Parameter::piece_shape); `None` if no rank has one.
     pub(crate) fn into_piece(self, parameter: &Parameter) -> Option<TensorData> {
         let mut elements = self.elements;

@@ -4,7 +4,7 @@ use burn_backend::Shape;
 
 /// What is known of an operand.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Operand {
+pub(crate) struct Operand {
     pub elements: f64,
     first_dim: f64,
     last_dim: f64,
@@ -37,7 +37,7 @@ impl Operand {
 }
 
 /// Multiplications that give a result of so many elements from the first three operands.
-pub(super) fn multiplications(op: &str, [a, b, c]: &[Operand; 3], elements: f64) -> f64 {
+pub(crate) fn multiplications(op: &str, [a, b, c]: &[Operand; 3], elements: f64) -> f64 {
     match op {
         // [d, k] and [.., n, k]: the features of the result add up over k.
         "linear_x_backward" => elements * b.last_dim,

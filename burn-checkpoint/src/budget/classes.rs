@@ -5,11 +5,11 @@
 //! what is connected no more: all classes are forgotten from time to time and made anew from what is evicted then.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
-use crate::node::AnyEntry;
+use crate::entry::{AnyEntry, ClassSlot};
 
 /// So many members are never forgotten.
 const LEAST: usize = 1024;
@@ -20,13 +20,9 @@ const STALE: usize = 2;
 /// So many operations are looked at each.
 const FEW: usize = 32;
 
-/// The classes of one budget. A node knows its member by its [`Place`].
+/// The classes of one budget. A node knows its member by its [`ClassSlot`].
 #[derive(Default)]
-pub(crate) struct Neighbours(Mutex<Classes>);
-
-/// A node's member: its number, and in which generation of classes. 0 where there is none.
-#[derive(Debug, Default)]
-pub(crate) struct Place(AtomicU64);
+pub(crate) struct CostClasses(Mutex<Classes>);
 
 #[derive(Default)]
 struct Classes {
@@ -47,14 +43,12 @@ struct Member {
     beside: Vec<u32>,
 }
 
-impl Place {
-    /// Whether a node was ever met.
-    pub fn is_taken(&self) -> bool {
-        self.0.load(Ordering::Relaxed) != 0
-    }
+/// Whether a node ever was a member.
+fn is_taken(slot: &ClassSlot) -> bool {
+    slot.0.load(Ordering::Relaxed) != 0
 }
 
-impl Neighbours {
+impl CostClasses {
     /// Nanoseconds to bring these back: their own, and those of what is evicted and has to come back first. Of few operations each is
     /// looked at; of more the classes of the evicted inputs stand for them.
     pub fn cost_ns(&self, nodes: &[Arc<dyn AnyEntry>]) -> f64 {
@@ -90,7 +84,7 @@ impl Neighbours {
             for source in evicted {
                 self.evicted(&source);
                 let mut classes = self.0.lock();
-                if let Some(member) = classes.known(source.place()) {
+                if let Some(member) = classes.known(source.class()) {
                     roots.push(classes.root(member));
                 }
             }
@@ -108,14 +102,14 @@ impl Neighbours {
         let mut stack = vec![node.clone()];
         while let Some(node) = stack.pop() {
             let cost_ns = node.cost_ns();
-            if !self.0.lock().evict(node.place(), cost_ns) {
+            if !self.0.lock().evict(node.class(), cost_ns) {
                 continue;
             }
             node.sources(&mut |source, resident| {
                 let is_new = self
                     .0
                     .lock()
-                    .connect(node.place(), source.place(), resident);
+                    .connect(node.class(), source.class(), resident);
                 if is_new && !resident {
                     stack.push(source.clone());
                 }
@@ -124,9 +118,9 @@ impl Neighbours {
     }
 
     /// A node is resident again.
-    pub fn came_back(&self, place: &Place) {
-        if place.is_taken() {
-            self.0.lock().came_back(place);
+    pub fn came_back(&self, slot: &ClassSlot) {
+        if is_taken(slot) {
+            self.0.lock().came_back(slot);
         }
     }
 
@@ -136,9 +130,12 @@ impl Neighbours {
     }
 
     /// A node is gone.
-    pub fn gone(&self, place: &Place) {
+    pub fn gone(&self, slot: &ClassSlot) {
+        if !is_taken(slot) {
+            return;
+        }
         let mut classes = self.0.lock();
-        if let Some(member) = classes.known(place) {
+        if let Some(member) = classes.known(slot) {
             classes.remove(member);
         }
     }
@@ -155,23 +152,23 @@ impl Classes {
         (u64::from(self.generation) + 1) << 32
     }
 
-    fn known(&self, place: &Place) -> Option<usize> {
-        let place = place.0.load(Ordering::Relaxed);
-        let member = place.wrapping_sub(self.tag());
+    fn known(&self, slot: &ClassSlot) -> Option<usize> {
+        let slot = slot.0.load(Ordering::Relaxed);
+        let member = slot.wrapping_sub(self.tag());
         (member < self.members.len() as u64).then_some(member as usize)
     }
 
     /// The member of a node, a new one if it has none.
-    fn member(&mut self, place: &Place) -> usize {
-        match self.known(place) {
+    fn member(&mut self, slot: &ClassSlot) -> usize {
+        match self.known(slot) {
             Some(member) => member,
-            None => self.add(place, Vec::new()),
+            None => self.add(slot, Vec::new()),
         }
     }
 
-    fn add(&mut self, place: &Place, beside: Vec<u32>) -> usize {
+    fn add(&mut self, slot: &ClassSlot, beside: Vec<u32>) -> usize {
         let member = self.members.len();
-        place.0.store(self.tag() + member as u64, Ordering::Relaxed);
+        slot.0.store(self.tag() + member as u64, Ordering::Relaxed);
         self.members.push(Member {
             parent: member as u32,
             own_ns: 0.0,
@@ -204,11 +201,11 @@ impl Classes {
     }
 
     /// Whether a node was not known to be evicted.
-    fn evict(&mut self, place: &Place, cost_ns: f32) -> bool {
+    fn evict(&mut self, slot: &ClassSlot, cost_ns: f32) -> bool {
         if self.members.len() >= LEAST + STALE * self.evicted {
             self.forget();
         }
-        let member = self.member(place);
+        let member = self.member(slot);
         if self.members[member].evicted {
             return false;
         }
@@ -224,7 +221,7 @@ impl Classes {
     }
 
     /// An evicted node has an input. Returns whether that one is not known to be evicted.
-    fn connect(&mut self, node: &Place, input: &Place, resident: bool) -> bool {
+    fn connect(&mut self, node: &ClassSlot, input: &ClassSlot, resident: bool) -> bool {
         let (node, input) = (self.member(node), self.member(input));
         if !resident {
             self.merge(node, input);
@@ -255,12 +252,12 @@ impl Classes {
         was_evicted
     }
 
-    fn came_back(&mut self, place: &Place) {
-        if let Some(member) = self.known(place)
+    fn came_back(&mut self, slot: &ClassSlot) {
+        if let Some(member) = self.known(slot)
             && self.remove(member)
         {
             // What is left of the class is next to it.
-            self.add(place, vec![member as u32]);
+            self.add(slot, vec![member as u32]);
         }
     }
 }

@@ -1,20 +1,12 @@
-//! A tensor in host memory.
-//!
-//! `line.rs` knows what backward will ask for next, and `fetch.rs` brings back what it asks for.
-
-mod fetch;
-mod line;
+//! The copy of a tensor in host memory. `prefetch.rs` has the order in which they are asked for.
 
 use burn::tensor::{Bytes, read_sync};
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, TensorData};
 
 use crate::kind::{Download, Upload, Value};
-use crate::node::Head;
+use crate::prefetch::Position;
 use crate::verify;
-
-pub(crate) use fetch::fetch;
-pub(crate) use line::{Line, Place};
 
 /// Estimated nanoseconds to bring a byte back: pageable memory over PCIe 4 goes at about 10 GB/s. Only its ratio to the costs of
 /// operations matters.
@@ -29,10 +21,10 @@ pub(crate) struct HostCopy<B: Backend> {
     upload: Upload<B>,
     /// Uploaded before it was asked for.
     ahead: Option<Value<B>>,
-    /// What the tensor held, in verify mode.
-    witness: Option<u64>,
-    /// Its place among what backward will ask for.
-    pub place: Place,
+    /// Of what the tensor held, in verify mode.
+    pub checksum: Option<u64>,
+    /// Its position in the order of what backward will ask for.
+    pub position: Position,
 }
 
 enum HostData {
@@ -43,24 +35,21 @@ enum HostData {
 }
 
 impl<B: Backend> HostCopy<B> {
-    /// Starts the copy; `None` for what is not one tensor or cannot be read.
-    pub fn start(head: &Head<B>, value: &Value<B>) -> Option<Self> {
+    /// Starts the copy of a result of `op`; `None` for what is not one tensor or cannot be read.
+    pub fn start(value: &Value<B>, op: &str, position: impl FnOnce() -> Position) -> Option<Self> {
         let (download, upload) = value.clone().download()?;
         let mut data = HostData::Underway(download);
         data.poll();
         if let HostData::Lost(reason) = &data {
-            log::warn!(
-                "the result of `{}` cannot be moved to the host: {reason}",
-                head.op.name
-            );
+            log::warn!("the result of `{op}` cannot be moved to the host: {reason}");
             return None;
         }
         Some(Self {
             data,
             upload,
             ahead: None,
-            witness: verify::of_host_copy(value),
-            place: head.ledger.line().place(head.id),
+            checksum: verify::checksum(value),
+            position: position(),
         })
     }
 
@@ -76,7 +65,7 @@ impl<B: Backend> HostCopy<B> {
     }
 
     /// Uploads it if its data is there, before it is asked for.
-    pub fn go_ahead(&mut self, device: &Device<B>) -> bool {
+    pub fn prefetch(&mut self, device: &Device<B>) -> bool {
         if self.ahead.is_none() && self.has_arrived() {
             self.ahead = self.send(device).ok();
         }
@@ -84,7 +73,7 @@ impl<B: Backend> HostCopy<B> {
     }
 
     /// Gives up what was uploaded before it was asked for.
-    pub fn fall_back(&mut self) -> Option<Value<B>> {
+    pub fn drop_prefetched(&mut self) -> Option<Value<B>> {
         self.ahead.take()
     }
 
@@ -94,16 +83,14 @@ impl<B: Backend> HostCopy<B> {
     /// # Errors
     ///
     /// Why the data cannot be had, if the backend could not read it.
-    pub fn tensor(&mut self, head: &Head<B>) -> Result<Value<B>, String> {
+    pub fn tensor(&mut self, device: &Device<B>) -> Result<Value<B>, String> {
         if self.ahead.is_none() {
             self.data.wait();
         }
-        let value = match &self.ahead {
-            Some(value) => value.clone(),
-            None => self.send(&head.device)?,
-        };
-        verify::compare_host_copy(head, self.witness, &value);
-        Ok(value)
+        match &self.ahead {
+            Some(value) => Ok(value.clone()),
+            None => self.send(device),
+        }
     }
 
     fn send(&self, device: &Device<B>) -> Result<Value<B>, String> {

@@ -1,9 +1,31 @@
-//! Telling forward from backward, below autodiff.
+//! The thread's operation count, and where in a step a thread is.
 //!
-//! Gradients and what an optimizer makes of them are not worth a recipe: it would keep a step's whole tape for the sake of a
-//! tensor that is needed at once, and steps would chain. They are known by their descent from the seed of a backward pass.
+//! Gradients and what an optimizer makes of them get no recipe: it would keep a step's whole tape for a tensor that is needed at
+//! once, and the recipes of one step would refer to those before. A gradient is what descends from the seed of a backward pass;
+//! backward starts there, and a forward pass starts at an operation that only forward passes run.
 
-use crate::op::{OpInfo, Work};
+use std::cell::Cell;
+
+use crate::op::OpInfo;
+use crate::work::Work;
+
+thread_local! {
+    static OPERATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Counts an operation of this thread, and gives its number.
+#[inline]
+pub(crate) fn tick() -> u64 {
+    let number = OPERATIONS.get() + 1;
+    OPERATIONS.set(number);
+    number
+}
+
+/// The number of this thread's last operation.
+#[inline]
+pub(crate) fn now() -> u64 {
+    OPERATIONS.get()
+}
 
 /// Where in a step a thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,13 +70,21 @@ impl Step {
     }
 }
 
-/// Whether an operation is one that only forward passes use, on activations and parameters.
+/// What a tensor was computed from, under a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lineage {
+    Activation,
+    /// The seed of a backward pass, or what was computed from it.
+    Gradient,
+}
+
+/// Whether only forward passes run an operation, on activations and parameters.
 pub(crate) fn is_forward_only(op: &OpInfo) -> bool {
     matches!(op.group, "ModuleOps" | "ActivationOps") && !is_backward_only(op)
 }
 
-/// Whether an operation is the product of a layer: linear, convolutions, attention. No backward pass runs one, unless on gradients; what
-/// autodiff computes once more itself is cheaper than they are.
+/// Whether an operation is the product of a layer: linear, convolutions, attention. A backward pass runs one only on gradients; what
+/// autodiff itself computes again is cheaper.
 pub(crate) fn is_layer(op: &OpInfo) -> bool {
     op.work == Work::Compute && is_forward_only(op)
 }

@@ -1,27 +1,24 @@
 //! Making room on a device.
 
-use std::cmp::Ordering as Order;
 use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use burn_backend::Backend;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::Neighbours;
-use super::candidates::Candidates;
+use super::candidates::{Candidates, Group, Scored, groups};
+use super::classes::CostClasses;
 use super::need::{Need, Needs};
-use super::score::Group;
+use super::settings::{LimitSetting, MemoryBudget, Overflow};
 use super::thrashing::Thrashing;
-use super::{Expected, Limit, MemoryBudget, Overflow};
-use crate::context;
+use crate::clock::{self, Lineage};
+use crate::cost::ResultKey;
+use crate::entry::{AnyEntry, ClassSlot};
 use crate::error::size;
-use crate::ledger::Ledger;
-use crate::node::{AnyEntry, Entry, Facts, Lineage};
+use crate::memory::Limit;
 use crate::stats::RematStats;
-use crate::verify;
 
 /// What a pass frees beyond what is asked for, as a part of the limit: a pass looks at everything, so it should not be needed
 /// at every operation.
@@ -50,9 +47,9 @@ pub(crate) struct Budget {
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
     thrashing: Thrashing,
-    pub neighbours: Neighbours,
+    classes: CostClasses,
     needs: Needs,
-    expected: Mutex<FxHashMap<Expected, u64>>,
+    expected: Mutex<FxHashMap<ResultKey, u64>>,
 }
 
 /// The nodes that a budget knows.
@@ -77,8 +74,8 @@ impl Nodes {
 impl Budget {
     pub fn new(settings: MemoryBudget) -> Self {
         let limit = match settings.limit {
-            Limit::Bytes(bytes) => bytes,
-            Limit::Fraction(_) => u64::MAX,
+            LimitSetting::Bytes(bytes) => bytes,
+            LimitSetting::Fraction(_) => u64::MAX,
         };
         Self {
             settings,
@@ -89,15 +86,10 @@ impl Budget {
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
             thrashing: Thrashing::default(),
-            neighbours: Neighbours::default(),
+            classes: CostClasses::default(),
             needs: Needs::default(),
             expected: Mutex::default(),
         }
-    }
-
-    /// Whether there is a limit, or will be.
-    pub fn may_evict(&self) -> bool {
-        self.settings.limit != Limit::Bytes(u64::MAX)
     }
 
     pub fn live(&self) -> u64 {
@@ -113,96 +105,9 @@ impl Budget {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
     }
 
-    /// Whether what several recipes start from is kept without handles: in forward, once there is a limit.
-    pub fn keeps_junctions(&self) -> bool {
-        !self.differentiated.load(Ordering::Relaxed) && self.limit().is_some()
-    }
-
-    pub fn add(&self, bytes: u64) {
-        let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if live > self.peak.load(Ordering::Relaxed) {
-            self.peak.fetch_max(live, Ordering::Relaxed);
-        }
-    }
-
-    /// As [`Self::add`], of what the peak does not show.
-    pub fn add_unseen(&self, bytes: u64) {
-        self.live.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    pub fn remove(&self, bytes: u64) {
-        let live = self.live.fetch_sub(bytes, Ordering::Relaxed);
-        let live = live.saturating_sub(bytes);
-        if live < self.stuck.load(Ordering::Relaxed) {
-            // What comes instead may be evicted.
-            self.stuck.store(u64::MAX, Ordering::Relaxed);
-        }
-    }
-
-    /// Counts work that was done once more.
-    pub fn replayed(&self, cost_ns: f32) {
-        self.thrashing.replayed(cost_ns);
-    }
-
-    /// Counts work.
-    pub fn computed(&self, cost_ns: f32) {
-        self.thrashing.computed(cost_ns);
-    }
-
-    /// Remembers the size of an operation's result.
-    pub fn expect(&self, key: Expected, bytes: u64) {
-        let mut expected = self.expected.lock();
-        if expected.len() >= EXPECTED {
-            // Shapes vary: those of steps to come are other ones.
-            expected.clear();
-        }
-        expected.insert(key, bytes);
-    }
-
-    /// The size of an operation's result as it was last time.
-    pub fn expected(&self, key: Expected) -> Option<u64> {
-        self.expected.lock().get(&key).copied()
-    }
-
-    /// What the search for tensors to evict took and how many steps thrashed; all else is 0.
-    pub fn stats(&self) -> RematStats {
-        let (searched_tensors, search_time) = self.thrashing.search();
-        RematStats {
-            searched_tensors,
-            search_time,
-            thrashing_steps: self.thrashing.steps(),
-            ..RematStats::ZERO
-        }
-    }
-
-    pub fn reset_stats(&self) {
-        self.thrashing.reset();
-    }
-
-    /// Takes a new node into consideration.
-    pub fn register<B: Backend>(&self, node: &Arc<dyn Entry<B>>) {
-        let head = node.head();
-        let weak: Weak<dyn Entry<B>> = Arc::downgrade(node);
-        let mut nodes = self.nodes.lock();
-        if !head.listed.swap(true, Ordering::Relaxed) {
-            nodes.candidates.add(head.owner().id, weak.clone());
-        }
-        nodes.remember(weak);
-    }
-
-    /// Takes a node that is resident to be one that may be evicted.
-    pub fn list<B: Backend>(&self, node: &Arc<dyn Entry<B>>) {
-        let head = node.head();
-        self.neighbours.came_back(&head.place);
-        if !head.listed.swap(true, Ordering::Relaxed) {
-            let weak: Weak<dyn Entry<B>> = Arc::downgrade(node);
-            self.nodes.lock().candidates.add(head.owner().id, weak);
-        }
-    }
-
     /// A limit that is measured is known once the first step is over: what it took at most, gradients included.
     fn measured(&self) {
-        if let Limit::Fraction(fraction) = self.settings.limit
+        if let LimitSetting::Fraction(fraction) = self.settings.limit
             && self.limit().is_none()
         {
             let limit = (self.peak() as f64 * fraction) as u64;
@@ -226,7 +131,7 @@ impl Budget {
 
     /// What the budget did to a step is known.
     pub fn step_is_over(&self) {
-        self.neighbours.forget();
+        self.classes.forget();
         self.thrashing.judge(self.limit());
         if let Some(limit) = self.limit() {
             self.needs.say(limit);
@@ -243,8 +148,8 @@ impl Budget {
     /// Drops the recipes of single numbers: a loss that the training loop holds would keep the whole forward pass.
     fn settle_scalars(&self) {
         for node in self.alive() {
-            let facts = node.facts();
-            if facts.bytes <= LARGEST_ELEMENT_BYTES && facts.users > 0 {
+            let info = node.info();
+            if info.bytes <= LARGEST_ELEMENT_BYTES && info.users > 0 {
                 node.settle();
             }
         }
@@ -254,7 +159,7 @@ impl Budget {
     pub fn forward_begins(&self) {
         self.ends_step();
         for node in self.alive() {
-            if node.facts().lineage == Lineage::Gradient {
+            if node.info().lineage == Lineage::Gradient {
                 node.retire();
             }
         }
@@ -274,22 +179,11 @@ impl Budget {
         nodes.all.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Evicts until `bytes` more fit.
-    #[inline]
-    pub fn make_room(&self, op: &'static str, bytes: u64) {
-        let limit = self.limit.load(Ordering::Relaxed);
-        if self.live().saturating_add(bytes) > limit {
-            self.evict_for(op, bytes, limit);
-        } else if limit == u64::MAX && self.needs.is_time() {
-            self.look(op, bytes);
-        }
-    }
-
     /// Looks at what an unconstrained step needs, if its limit is being measured.
     #[cold]
     fn look(&self, op: &'static str, bytes: u64) {
-        if matches!(self.settings.limit, Limit::Fraction(_)) {
-            self.needs.look(&self.alive(), context::clock(), op, bytes);
+        if matches!(self.settings.limit, LimitSetting::Fraction(_)) {
+            self.needs.look(&self.alive(), clock::now(), op, bytes);
         }
     }
 
@@ -320,13 +214,13 @@ impl Budget {
         }
         if !evicted {
             self.stuck.store(self.live(), Ordering::Relaxed);
-            self.overflows(op, bytes, limit, context::clock());
+            self.overflows(op, bytes, limit, clock::now());
         }
     }
 
     /// Evicts until so many bytes fit below the limit and some more. Returns whether they fit, and how many tensors it looked at.
     fn evict(&self, bytes: u64, limit: u64) -> (bool, u64) {
-        let now = context::clock();
+        let now = clock::now();
         let mut searched = 0;
         let parts = self.nodes.lock().candidates.parts();
         let ahead = match parts {
@@ -359,7 +253,7 @@ impl Budget {
         {
             // What is in the heap is a lower bound, or was right before others were evicted: both can only be too cheap.
             searched += 1;
-            cheapest.score = cheapest.group.score(&self.neighbours, now);
+            cheapest.score = cheapest.group.score(&self.classes, now);
             if heap.peek().is_some_and(|next| *next > cheapest) {
                 heap.push(cheapest);
                 continue;
@@ -367,7 +261,7 @@ impl Budget {
             for member in &cheapest.group.members {
                 member.clone().rehearse();
                 member.evict();
-                self.neighbours.evicted(member);
+                self.classes.evicted(member);
             }
         }
         searched
@@ -390,84 +284,108 @@ impl Budget {
     }
 }
 
-/// Makes room for the result of an operation, if its ledger has a budget.
-pub(crate) fn make_room(ledger: &Ledger, op: &'static str, bytes: u64) {
-    if let Some(budget) = ledger.budget()
-        && !verify::is_rehearsing()
-    {
-        budget.make_room(op, bytes);
+impl Limit for Budget {
+    /// Also while the limit is measured.
+    fn may_evict(&self) -> bool {
+        self.settings.limit != LimitSetting::Bytes(u64::MAX)
     }
-}
 
-/// The storages that can be freed.
-fn groups(candidates: Vec<(Facts, Arc<dyn AnyEntry>)>, now: u64) -> Vec<Group> {
-    let mut groups: Vec<(Group, u32)> = Vec::with_capacity(candidates.len());
-    let mut shared: FxHashMap<usize, usize> = FxHashMap::default();
-    for (facts, node) in candidates {
-        if facts.locked || facts.last_used == now || facts.bytes == 0 {
-            continue;
+    /// In forward, once there is a limit.
+    fn keeps_branch_points(&self) -> bool {
+        !self.differentiated.load(Ordering::Relaxed) && self.limit().is_some()
+    }
+
+    fn add(&self, bytes: u64) {
+        let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if live > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(live, Ordering::Relaxed);
         }
-        let new = groups.len();
-        let index = match facts.residents {
-            1 => new,
-            _ => *shared.entry(facts.owner).or_insert(new),
-        };
-        if index == new {
-            let group = Group {
-                members: Vec::with_capacity(facts.residents as usize),
-                bytes: facts.owner_bytes,
-                last_used: 0,
-                has_users: false,
-            };
-            groups.push((group, facts.residents));
+    }
+
+    fn add_unseen(&self, bytes: u64) {
+        self.live.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn remove(&self, bytes: u64) {
+        let live = self.live.fetch_sub(bytes, Ordering::Relaxed);
+        let live = live.saturating_sub(bytes);
+        if live < self.stuck.load(Ordering::Relaxed) {
+            // What comes instead may be evicted.
+            self.stuck.store(u64::MAX, Ordering::Relaxed);
         }
-        let group = &mut groups[index].0;
-        group.has_users |= facts.users > 0;
-        group.members.push(node);
-        group.last_used = group.last_used.max(facts.last_used);
     }
-    // A member that has to stay keeps the storage.
-    let whole = groups.into_iter();
-    whole
-        .filter(|(group, residents)| group.members.len() as u32 == *residents)
-        .map(|(group, _)| group)
-        .collect()
-}
 
-/// A group in the heap, the lowest score on top; by age where scores are equal.
-struct Scored {
-    score: f64,
-    order: usize,
-    group: Group,
-}
+    fn replayed(&self, cost_ns: f32) {
+        self.thrashing.replayed(cost_ns);
+    }
 
-impl Ord for Scored {
-    fn cmp(&self, other: &Self) -> Order {
-        other
-            .score
-            .total_cmp(&self.score)
-            .then_with(|| other.order.cmp(&self.order))
+    fn computed(&self, cost_ns: f32) {
+        self.thrashing.computed(cost_ns);
+    }
+
+    fn expect(&self, key: ResultKey, bytes: u64) {
+        let mut expected = self.expected.lock();
+        if expected.len() >= EXPECTED {
+            // Shapes vary: those of steps to come are other ones.
+            expected.clear();
+        }
+        expected.insert(key, bytes);
+    }
+
+    fn expected(&self, key: ResultKey) -> Option<u64> {
+        self.expected.lock().get(&key).copied()
+    }
+
+    fn stats(&self) -> RematStats {
+        let (searched_tensors, search_time) = self.thrashing.search();
+        RematStats {
+            searched_tensors,
+            search_time,
+            thrashing_steps: self.thrashing.steps(),
+            ..RematStats::ZERO
+        }
+    }
+
+    fn reset_stats(&self) {
+        self.thrashing.reset();
+    }
+
+    fn register(&self, node: &Arc<dyn AnyEntry>) {
+        let listed = node.list();
+        let mut nodes = self.nodes.lock();
+        if let Some(storage) = listed {
+            nodes.candidates.add(storage, Arc::downgrade(node));
+        }
+        nodes.remember(Arc::downgrade(node));
+    }
+
+    fn list(&self, node: &Arc<dyn AnyEntry>) {
+        self.classes.came_back(node.class());
+        if let Some(storage) = node.list() {
+            let mut nodes = self.nodes.lock();
+            nodes.candidates.add(storage, Arc::downgrade(node));
+        }
+    }
+
+    fn gone(&self, class: &ClassSlot) {
+        self.classes.gone(class);
+    }
+
+    #[inline]
+    fn make_room(&self, op: &'static str, bytes: u64) {
+        let limit = self.limit.load(Ordering::Relaxed);
+        if self.live().saturating_add(bytes) > limit {
+            self.evict_for(op, bytes, limit);
+        } else if limit == u64::MAX && self.needs.is_time() {
+            self.look(op, bytes);
+        }
     }
 }
-
-impl PartialOrd for Scored {
-    fn partial_cmp(&self, other: &Self) -> Option<Order> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Scored {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Order::Equal
-    }
-}
-
-impl Eq for Scored {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::OpCost;
+    use crate::cost::OpCost;
     use crate::op::op_table;
 
     #[test]

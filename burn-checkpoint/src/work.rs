@@ -1,9 +1,33 @@
-//! What operations take: `cargo bench --workspace --bench calibrate` prints what they take on Flex, on one thread, beside it.
+//! Work classes of operations, and the time that their elements take: `cargo bench --workspace --bench calibrate` prints measured
+//! times on Flex, on one thread, beside these.
 
-use crate::op::Work;
+/// What it takes to have an operation's result once more: the work class of its row in `burn-decorator`'s table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// A product: matmul, convolution, attention. Its cost grows faster than its bytes.
+    Compute,
+    /// Sorting, a Fourier transform, dynamic programming.
+    Sort,
+    /// Several passes with exponentials or roots: softmax, layer norm.
+    Norm,
+    /// A transcendental function of each element.
+    Math,
+    /// A pass over the input: sums, extrema, scans.
+    Reduce,
+    /// Moving elements by index or by windows: gather, embedding, pooling.
+    Index,
+    /// A few instructions an element: arithmetic, comparisons, casts, copies.
+    Cheap,
+    /// None, or a copy: the result may share the operand's storage.
+    View,
+    /// Cannot be done again: random numbers, data from the host, new tensors, shapes that depend on data.
+    Fixed,
+    /// No tensor results: what asks, or reads to the host.
+    Pass,
+}
 
 /// Nanoseconds to start any operation.
-pub(super) const START_NS: f64 = 300.0;
+pub(crate) const START_NS: f64 = 300.0;
 
 /// Elements that a core's cache holds.
 const CACHED: f64 = 262_144.0;
@@ -20,7 +44,7 @@ const fn rate(cached: f64, memory: f64) -> Rate {
 }
 
 /// A copy in another order.
-pub(super) const COPY: Rate = rate(0.3, 1.2);
+pub(crate) const COPY: Rate = rate(0.3, 1.2);
 
 impl Rate {
     /// Nanoseconds of so many elements.
@@ -126,7 +150,7 @@ const fn has(name: &str, part: &str) -> bool {
 }
 
 /// Nanoseconds of a product: those of its multiplications, or, of a matrix and a vector, those of reading the matrix.
-pub(super) fn product_ns(op: &str, multiplications: f64, largest: f64) -> f64 {
+pub(crate) fn product_ns(op: &str, multiplications: f64, largest: f64) -> f64 {
     let each = match op {
         _ if op.starts_with("deform") => 2.0,
         _ if op.starts_with("conv_transpose") => 0.1,

@@ -1,9 +1,4 @@
-//! What an operation costs, and how large its result will be.
-//!
-//! `cost/rates.rs` has what was measured, `cost/products.rs` counts multiplications.
-
-mod products;
-mod rates;
+//! What an operation costs, and the key by which the size of its result is remembered.
 
 use std::fmt::{Debug, Write};
 use std::hash::{Hash, Hasher};
@@ -12,11 +7,18 @@ use std::time::Instant;
 use burn_backend::{DType, Shape};
 use rustc_hash::FxHasher;
 
-use super::Costs;
-use crate::op::{OpInfo, Work};
-pub(crate) use rates::Rate;
+use crate::op::OpInfo;
+use crate::products::{Operand, multiplications};
+use crate::work::{self, Work};
 
-use products::{Operand, multiplications};
+/// Where an eviction's cost comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Costs {
+    /// The operation and the shapes of its operands.
+    Estimated,
+    /// The time that the operation took.
+    Measured,
+}
 
 /// What is known of an operation before it runs, collected from its operands.
 pub(crate) struct OpCost {
@@ -34,9 +36,9 @@ pub(crate) struct OpCost {
 }
 
 /// The time an operation takes, where that is its cost.
-pub(crate) struct Clock(Option<Instant>);
+pub(crate) struct Timer(Option<Instant>);
 
-impl Clock {
+impl Timer {
     /// Starts now if costs are measured.
     #[inline]
     pub fn start(costs: Costs) -> Self {
@@ -52,7 +54,7 @@ impl Clock {
 
 /// The key by which the size of results is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Expected(u64);
+pub(crate) struct ResultKey(u64);
 
 impl OpInfo {
     /// Nanoseconds that a [`MemoryBudget`](crate::MemoryBudget) takes this operation to cost on operands of these shapes. Only
@@ -132,12 +134,12 @@ impl OpCost {
         let ns = match (&self.operands, self.op.work) {
             (Some(operands), _) => {
                 let products = multiplications(self.op.name, operands, elements as f64);
-                rates::product_ns(self.op.name, products, largest)
+                work::product_ns(self.op.name, products, largest)
             }
-            (None, Work::View) if self.copies => rates::COPY.ns(largest),
+            (None, Work::View) if self.copies => work::COPY.ns(largest),
             _ => self.op.rate.ns(largest),
         };
-        (rates::START_NS + ns) as f32
+        (work::START_NS + ns) as f32
     }
 
     /// Bytes of the largest operand, if its elements have four.
@@ -146,8 +148,8 @@ impl OpCost {
     }
 
     /// The key of this operation on operands of these shapes and types with these arguments.
-    pub fn key(&self) -> Expected {
-        Expected(self.hasher.finish())
+    pub fn key(&self) -> ResultKey {
+        ResultKey(self.hasher.finish())
     }
 }
 
@@ -157,7 +159,7 @@ mod tests {
     use crate::op::op_table;
 
     /// The key of a cast of so many elements.
-    fn cast(elements: usize, from: DType, to: DType) -> Expected {
+    fn cast(elements: usize, from: DType, to: DType) -> ResultKey {
         let op = op_table()
             .find(|op| op.name == "float_cast")
             .expect("a row");
