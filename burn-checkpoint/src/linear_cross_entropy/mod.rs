@@ -20,9 +20,9 @@
 
 mod chunk;
 mod config;
-mod held;
 mod items;
 mod sum;
+mod tracking;
 
 pub use config::{Chunk, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, OutOfRange};
 pub use items::{TargetOutOfRange, Targets};
@@ -31,12 +31,11 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
 
 use crate::context;
-use crate::policy::{Fate, Policy};
+use crate::policy::{Policy, SavePolicy};
 use crate::scope::checkpoint_with;
 use chunk::{Gradients, Logits, add_to};
-pub(crate) use held::tape;
-use held::{Tracking, untracked};
 use items::Items;
+use tracking::{Tracking, untracked};
 
 /// What [`linear_cross_entropy`] gives.
 #[derive(Clone, Debug)]
@@ -156,7 +155,7 @@ pub fn linear_cross_entropy<B: Backend>(
     };
     match context::records() {
         // An inner scope that keeps all, and is told of no results: those would be the outer scope's, which evicts.
-        true => checkpoint_with(Policy::per_operation(|_| Fate::Keep), compute),
+        true => checkpoint_with(Policy::per_operation(|_| SavePolicy::Keep), compute),
         false => compute(),
     }
     let (mut loss, gradients) = found.expect("computed above");
