@@ -14,12 +14,9 @@ mod parameters;
 
 pub use adamw::OffloadedAdamW;
 pub use any::{HostOffload, HostRecord, offload};
-pub use config::OffloadConfig;
+pub use config::{AdamWStep, DecayMode, HostAdamWConfig, OffloadConfig};
 pub use error::OffloadError;
-pub use host_adamw::{
-    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, InstructionSet,
-    ParamsOut,
-};
+pub use host_adamw::{AdamWState, Gradients, HostAdamW, InstructionSet, ParamsOut};
 pub use host_state::{EntryItem, OffloadRecord, Ranked, StateItem};
 pub(crate) use parameters::{HostShards, step_on_shards};
 

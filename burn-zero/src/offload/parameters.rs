@@ -19,8 +19,9 @@ use burn::tensor::{
 use burn_backend::Backend;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
+use burn_decorator::message;
 
-use super::OffloadError;
+use super::{OffloadError, raise};
 use crate::backend::{attach, leaf_node};
 use crate::group::SingleRank;
 use crate::module::for_each_float;
@@ -59,6 +60,18 @@ pub(crate) fn step_on_shards<R>(
     let result = step();
     let updated = STEP.take().map(|step| step.updated).unwrap_or_default();
     (result, updated)
+}
+
+/// A step of an optimizer on the host, which passes no messages on. Panics with the error's message.
+pub(super) fn host_step<M>(
+    module: M,
+    gradients: impl Into<GradAdaptor>,
+    step: impl FnOnce(M, GradAdaptor) -> Result<M, OffloadError>,
+) -> M {
+    match message::received() {
+        Some(_) => module,
+        None => raise(step(module, gradients.into())),
+    }
 }
 
 /// A parameter of a step.

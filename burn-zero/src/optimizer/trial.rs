@@ -201,25 +201,3 @@ fn close(a: &[f32], b: &[f32], tolerance: f32) -> bool {
     };
     a.len() == b.len() && a.iter().zip(b).all(close)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{GroupOptions, ThreadGroup};
-
-    /// Results that differ slightly, each within the tolerance of the next rank's: all ranks return the same verdict.
-    #[test]
-    fn ranks_agree_on_whether_they_agree() {
-        let told = |results: [f32; 3]| {
-            let told = ThreadGroup::spawn(3, GroupOptions::default(), |group| {
-                let own = vec![results[group.rank()]];
-                agree(&group, Ok(own)).is_err()
-            });
-            told.unwrap()
-        };
-        let near = 8.0 * f32::EPSILON;
-        assert!(near < ROUNDING && 2.0 * near > ROUNDING);
-        assert_eq!(told([1.0, 1.0 + near, 1.0 + near]), [false; 3]);
-        assert_eq!(told([1.0, 1.0 + near, 1.0 + 2.0 * near]), [true; 3]);
-    }
-}

@@ -36,7 +36,9 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// `scaler.wrap(MultiSteps::new(zero, accumulation)?)`, with the clipping inside `zero` and the optimizer inside the clipping. A layer that
 /// skips a step or drops a micro-batch because a gradient is non-finite on one rank must do so on all: loss scaler and accumulation ask
 /// all ranks, in one small collective a decision ([`non_finite_on_any_rank`](burn_decorator::gradient::non_finite_on_any_rank)); a loop
-/// that skips by itself uses [`Agree::agree_any`]. A layer that needs the norm of the gradient over all parameters goes inside and gets
+/// that skips by itself uses [`Agree::agree_any`]. In stages 0 and 1 gradients are reduced after that decision: where one overflows then, in
+/// the sum or in [`communication_dtype`](ZeroSettings::communication_dtype), all ranks leave the step out and a loss scaler counts it as
+/// skipped, as in stage 2. Both layers are refused inside of `zero`. A layer that needs the norm of the gradient over all parameters goes inside and gets
 /// it by [`with_norm`](Self::with_norm).
 ///
 /// ```
@@ -105,22 +107,14 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 pub struct ZeroOptimizer<O> {
     pub(super) inner: O,
     pub(super) group: Arc<dyn ProcessGroup>,
-    origin: Origin,
+    /// Whether the group is taken from the rank context of the Learner's strategy; until then it has one rank.
+    pub(super) in_learner: bool,
     pub(super) settings: ZeroSettings,
     pub(super) norm: Option<NormReceiver>,
     pub(super) seed: Option<u64>,
     pub(super) reducer: Option<Arc<GradientReducer>>,
     /// The nodes of the leaves that contain shards as the wrapped optimizer left them on the host.
     pub(super) leaves: HashMap<usize, u64>,
-}
-
-/// Where the group comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
-    /// Given to [`ZeroOptimizer::new`].
-    Own,
-    /// Taken from the rank context of the Learner's strategy; until then the group has one rank.
-    Learner,
 }
 
 impl<O> ZeroOptimizer<O> {
@@ -135,7 +129,7 @@ impl<O> ZeroOptimizer<O> {
         settings: ZeroSettings,
     ) -> Result<Self, ZeroError> {
         group.agree_equal("settings", &format!("{settings:?}"))?;
-        Ok(Self::of(inner, group, Origin::Own, settings))
+        Ok(Self::of(inner, group, false, settings))
     }
 
     /// Wraps `inner` for a `Learner` that trains with [`ZeroStrategy`](crate::ZeroStrategy), which provides the group and
@@ -144,19 +138,19 @@ impl<O> ZeroOptimizer<O> {
     /// Its record is that of the whole model, as the wrapped optimizer would write it without ranks: any number of ranks, and the
     /// wrapped optimizer alone, can load it.
     pub fn in_learner(inner: O, settings: ZeroSettings) -> Self {
-        Self::of(
-            inner,
-            Arc::new(SingleRank::new()),
-            Origin::Learner,
-            settings,
-        )
+        Self::of(inner, Arc::new(SingleRank::new()), true, settings)
     }
 
-    fn of(inner: O, group: Arc<dyn ProcessGroup>, origin: Origin, settings: ZeroSettings) -> Self {
+    fn of(
+        inner: O,
+        group: Arc<dyn ProcessGroup>,
+        in_learner: bool,
+        settings: ZeroSettings,
+    ) -> Self {
         Self {
             inner,
             group,
-            origin,
+            in_learner,
             settings,
             norm: None,
             seed: None,
@@ -203,11 +197,11 @@ impl<O> ZeroOptimizer<O> {
     pub fn items_of_all_ranks(
         &self,
     ) -> impl Fn(f64) -> f64 + Clone + Send + Sync + use<O> + 'static {
-        let (own_group, origin, reduction) =
-            (self.group.clone(), self.origin, self.settings.reduction);
+        let (own_group, in_learner, reduction) =
+            (self.group.clone(), self.in_learner, self.settings.reduction);
         move |own| {
             // In a Learner the ranks are those of the thread that trains.
-            let context = RankContext::here().filter(|_| origin == Origin::Learner);
+            let context = RankContext::here().filter(|_| in_learner);
             let group = context
                 .as_ref()
                 .map_or(&own_group, |context| &context.group);
@@ -257,7 +251,7 @@ impl<O> ZeroOptimizer<O> {
     /// # Errors
     ///
     /// [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`], [`ZeroOptimizerError::SharedState`],
-    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::SeedNotSharded`], [`ZeroOptimizerError::UnsupportedDtype`];
+    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`];
     /// [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
     ///
     /// # Cost
@@ -309,16 +303,11 @@ impl<O> ZeroOptimizer<O> {
         Ok(Recorder::new(reducer, self.settings.clone()))
     }
 
-    /// Whether the group is taken from a Learner's strategy.
-    pub(super) fn is_in_learner(&self) -> bool {
-        self.origin == Origin::Learner
-    }
-
     /// The error of a step before [`prepare`](Self::prepare).
     pub(super) fn unprepared(&self) -> ZeroOptimizerError {
-        match self.origin {
-            Origin::Own => ZeroOptimizerError::NotPrepared,
-            Origin::Learner => ZeroOptimizerError::NoStrategy,
+        match self.in_learner {
+            false => ZeroOptimizerError::NotPrepared,
+            true => ZeroOptimizerError::NoStrategy,
         }
     }
 }
@@ -345,7 +334,7 @@ where
 
     fn to_record(&self) -> Self::Record {
         match RankContext::here() {
-            Some(context) if self.is_in_learner() && self.reducer.is_some() => {
+            Some(context) if self.in_learner && self.reducer.is_some() => {
                 raise(self.lead_whole_record::<B>(&context))
             }
             _ => self.inner.to_record(),
