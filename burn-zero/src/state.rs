@@ -347,7 +347,7 @@ where
         let dims = key.strip_prefix("Rank").map(str::parse::<usize>);
         match (of, dims) {
             (Some(of), Some(Ok(_))) if !of.is_local => {
-                format!("Rank{}", self.layout.piece_shape(of.parameter).len())
+                format!("Rank{}", self.layout.shard_shape(of.parameter).len())
             }
             _ => key.to_owned(),
         }
@@ -378,7 +378,7 @@ where
         };
         let shape = match key.is_local {
             true => shape,
-            false => self.layout.piece_shape(key.parameter),
+            false => self.layout.shard_shape(key.parameter),
         };
         let wanted = shape.iter().product::<usize>() * tensor.spec.element_bytes();
         if bytes.len() != wanted {

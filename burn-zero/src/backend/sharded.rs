@@ -14,7 +14,7 @@ use super::stream;
 use super::tape::{self, Tape};
 use super::with_host::{PlacedTensor, WithHost, on_host};
 use crate::Memory;
-use crate::reduce::{Arriving, GradientReducer, Reduced, Timing};
+use crate::reduce::{GradientReducer, Timing};
 
 /// A backend whose gradients are reduced, or copied to the host, during backward: `Sharded<Autodiff<Cuda>>`.
 ///
@@ -187,15 +187,13 @@ impl<A: Tape> ShardedGradients<A> {
             Timing::DuringBackward => {
                 let reduced = crate::raise(reducer.finish());
                 // There are none for another model, or for one whose weights were loaded, whose gradients the step reduces.
-                if reduced.iter().any(Reduced::is_present) {
-                    reducer.note(Arriving::Reduced);
+                if reduced.iter().any(Option::is_some) {
+                    reducer.set_reduced();
                 }
-                let reduced = reduced.into_iter().zip(reducer.layout().parameters());
-                reduced
-                    .map(|(reduced, parameter)| reduced.into_piece(parameter))
-                    .collect()
+                let reduced = reduced.into_iter();
+                reduced.map(|reduced| Some(reduced?.data)).collect()
             }
-            Timing::AtTheStep => reducer.finish_landing(),
+            Timing::AtTheStep => reducer.finish_copies(),
         };
         let mut all: Vec<_> = all
             .into_iter()

@@ -79,7 +79,7 @@ impl<'a, I: Backend> Gather<'a, I> {
             });
             return Ok(shard.map(|shard| I::float_reshape(shard, shape)));
         }
-        if let Some(last) = self.layout.buckets_of(parameter).last() {
+        if let Some((last, _)) = self.layout.map().segments(parameter).last() {
             self.gather_to(last)?;
         }
         let Some(elements) = self.arriving.remove(&parameter) else {
@@ -95,7 +95,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         while self.gathered <= last {
             let bucket = self.gathered;
             self.start(bucket);
-            if bucket + 1 < self.layout.buckets().len() {
+            if bucket + 1 < self.layout.map().buckets().len() {
                 self.start(bucket + 1);
             }
             self.gathered += 1;
@@ -103,7 +103,7 @@ impl<'a, I: Backend> Gather<'a, I> {
                 continue;
             };
             let elements = pending.wait()?.into_f32();
-            for slot in self.layout.slots(bucket, 0..elements.len()) {
+            for slot in self.layout.map().buckets()[bucket].segments() {
                 if !self.changed[slot.parameter] {
                     continue;
                 }
@@ -111,7 +111,7 @@ impl<'a, I: Backend> Gather<'a, I> {
                 let arriving = self.arriving.entry(slot.parameter);
                 let arriving = arriving.or_insert_with(|| vec![0.0; whole]);
                 let at = slot.in_bucket();
-                arriving[slot.range].copy_from_slice(&elements[at]);
+                arriving[slot.range.clone()].copy_from_slice(&elements[at]);
             }
         }
         Ok(())
@@ -120,7 +120,7 @@ impl<'a, I: Backend> Gather<'a, I> {
     /// Starts to gather a bucket, unless nothing in it has changed.
     fn start(&mut self, bucket: usize) {
         let layout = self.layout;
-        let known = &layout.buckets()[bucket];
+        let known = &layout.map().buckets()[bucket];
         let changed = known
             .segments()
             .iter()
@@ -128,9 +128,9 @@ impl<'a, I: Backend> Gather<'a, I> {
         if !changed || self.underway.contains_key(&bucket) {
             return;
         }
-        let own = layout.own_part(bucket);
+        let own = known.part(layout.rank());
         let mut part = vec![0.0; own.len()];
-        for slot in layout.slots(bucket, own.clone()) {
+        for slot in known.segments_in(own.clone()) {
             if let Some(shard) = self.shards.remove(&slot.parameter) {
                 let elements = match shard {
                     Updated::Device(shard) => HostRead::start::<I>(shard).wait(),
@@ -150,7 +150,10 @@ impl<'a, I: Backend> Gather<'a, I> {
         }
         let part = HostBuffer::from_f32(self.dtype(known), part);
         let split = Split::Counts(known.counts());
-        let label = format!("parameters of {}", layout.bucket_name(bucket, self.at));
+        let label = format!(
+            "parameters of {}",
+            layout.bucket_name(bucket, known, self.at)
+        );
         let pending = self.group.start_all_gather(&label, part, split, None);
         self.underway.insert(bucket, pending);
     }

@@ -21,7 +21,7 @@ use crate::group::Agree;
 use crate::host::HostRead;
 use crate::module::map_floats;
 use crate::offload::step_on_shards;
-use crate::reduce::{Arriving, GradientReducer, Layout, StepTag};
+use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::{Memory, ZeroError, ZeroOptimizerError};
 
 /// By parameter.
@@ -160,7 +160,7 @@ fn reduce<I: Backend>(
         reducer.tracker().hold(bytes)
     };
     let mut tracked: Vec<_> = own.iter().map(|g| g.as_ref().map(hold)).collect();
-    if reducer.group().world_size() == 1 || reducer.take_arriving() == Arriving::Reduced {
+    if reducer.group().world_size() == 1 || reducer.take_reduced() {
         return Ok(Some(own));
     }
     let parameters = reducer.layout().parameters();
@@ -177,14 +177,14 @@ fn reduce<I: Backend>(
     }
     let reduced = reducer.finish()?;
     let overflowed = reduced.iter().zip(parameters);
-    let overflowed = overflowed.filter(|(reduced, _)| reduced.is_non_finite());
+    let overflowed =
+        overflowed.filter(|(reduced, _)| reduced.as_ref().is_some_and(|it| !it.is_finite));
     let overflowed: Vec<_> = overflowed.map(|(_, known)| known.path.clone()).collect();
     if !overflowed.is_empty() && gradient::report_overflow(overflowed) {
         return Ok(None);
     }
-    let reduced = reduced.into_iter().zip(parameters);
-    let reduced = reduced.map(|(reduced, parameter)| {
-        let data = reduced.into_piece(parameter)?;
+    let reduced = reduced.into_iter().map(|reduced| {
+        let data = reduced?.data;
         Some(gradient::load(|| match reducer.memory() {
             Memory::Device => I::float_from_data(data, device),
             Memory::Host => on_host::<I>(data, device),
@@ -208,7 +208,7 @@ fn held<I: Backend>(
         let elements = layout.held(parameter);
         check::<I>(layout, parameter, &gradient, elements.max(1))?;
         if let Some(gradient) = gradient.filter(|_| elements > 0) {
-            let shape = Shape::from(layout.piece_shape(parameter));
+            let shape = Shape::from(layout.shard_shape(parameter));
             held.push((parameter, I::float_reshape(gradient, shape)));
         }
     }
@@ -247,7 +247,7 @@ fn cut_one<I: Backend>(layout: &Layout, parameter: usize, value: FloatTensor<I>)
         true => value,
         false => pick::<I>(value, layout.shard(parameter)),
     };
-    I::float_reshape(shard, Shape::from(layout.piece_shape(parameter)))
+    I::float_reshape(shard, Shape::from(layout.shard_shape(parameter)))
 }
 
 /// The sum of the squares of this rank's shard of the gradient. In stage 0 too, though it holds all, so that every stage has the

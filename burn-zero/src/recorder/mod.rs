@@ -27,7 +27,7 @@ use crate::record::{
     AtWork, Entry, JointWork, Keep, RecordError, Saved, ShardedRecord, TensorSlice, TrainingState,
     save_sharded,
 };
-use crate::reduce::{Arriving, GradientReducer, Layout};
+use crate::reduce::{GradientReducer, Layout};
 use crate::state::{self, Item, StateIds, StateTensor, WINDOW, from_file, refuse};
 
 /// A training: a model, its optimizer with all layers around it, and its learning-rate scheduler (or a number, for a constant
@@ -381,7 +381,7 @@ impl Recorder {
             attach(&self.reducer, &Parameters::of::<B, M>(&model).nodes);
             if world_size > 1 && in_window && self.settings.stage.shards_gradients() {
                 // The sums of the continued window are of reduced gradients.
-                self.reducer.note(Arriving::Reduced);
+                self.reducer.set_reduced();
             }
         }
         Ok(Training {

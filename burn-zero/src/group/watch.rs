@@ -2,8 +2,7 @@
 
 use std::{io::Write, process, sync::Arc, thread, time::Duration};
 
-use super::mailboxes::Mailboxes;
-use crate::group::{AfterFault, GroupFault, unfinished};
+use super::{AfterFault, GroupFault, threads::Mailboxes, unfinished};
 
 /// Ranks that compute usually learn of a fault and end within this time: they are not reported before.
 const QUIET: Duration = Duration::from_millis(500);
