@@ -4,7 +4,7 @@ use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 
 use super::{OffloadError, OffloadedAdamW};
-use crate::{AdamParams, OptimizerOffload, ZeroSettings};
+use crate::{OptimizerOffload, ZeroSettings};
 
 /// Configuration of an [`OffloadedAdamW`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -82,19 +82,6 @@ impl OffloadConfig {
         counts
             .into_iter()
             .try_for_each(|(name, count)| require(name, count, count > 0, "at least 1"))
-    }
-}
-
-impl From<&AdamParams> for HostAdamWConfig {
-    /// With decoupled weight decay.
-    fn from(params: &AdamParams) -> Self {
-        Self {
-            beta_1: params.betas.0,
-            beta_2: params.betas.1,
-            epsilon: params.eps,
-            weight_decay: params.weight_decay,
-            ..Self::default()
-        }
     }
 }
 
