@@ -8,12 +8,14 @@ use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn_decorator::message;
+use parking_lot::Mutex;
 
 use super::parameter_shards::ShardOptimizer;
 use super::rank_context::RankContext;
 use super::statistics::Statistics;
 use super::trial::NormReceiver;
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
+use crate::recorder::PreparedReducer;
 use crate::reduce::GradientReducer;
 use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 
@@ -103,7 +105,6 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// [`estimate`](crate::estimate()) has all figures, [`peak_gradient_bytes`](Self::peak_gradient_bytes) the measured peak.
 ///
 /// Under MPI a panic that the program does not catch ends the whole job, with its message: see `MpiGroup`.
-#[derive(Clone)]
 pub struct ZeroOptimizer<O> {
     pub(super) inner: O,
     pub(super) group: Arc<dyn ProcessGroup>,
@@ -115,6 +116,22 @@ pub struct ZeroOptimizer<O> {
     pub(super) reducer: Option<Arc<GradientReducer>>,
     /// The nodes of the leaves that contain shards as the wrapped optimizer left them on the host.
     pub(super) leaves: HashMap<usize, u64>,
+    /// The reducer for the recorders of this optimizer.
+    pub(super) recorded: PreparedReducer,
+}
+
+impl<O: Clone> Clone for ZeroOptimizer<O> {
+    fn clone(&self) -> Self {
+        let (inner, settings) = (self.inner.clone(), self.settings.clone());
+        Self {
+            norm: self.norm.clone(),
+            seed: self.seed,
+            reducer: self.reducer.clone(),
+            leaves: self.leaves.clone(),
+            recorded: Arc::new(Mutex::new(self.recorded.lock().clone())),
+            ..Self::of(inner, self.group.clone(), self.in_learner, settings)
+        }
+    }
 }
 
 impl<O> ZeroOptimizer<O> {
@@ -156,6 +173,7 @@ impl<O> ZeroOptimizer<O> {
             seed: None,
             reducer: None,
             leaves: HashMap::new(),
+            recorded: PreparedReducer::default(),
         }
     }
 
@@ -290,17 +308,17 @@ impl<O> ZeroOptimizer<O> {
         Statistics::of::<B, M>(module).share::<B, M>(module, &*self.group)
     }
 
-    /// Saves and loads whole trainings with this optimizer, in whatever layers: see [`Recorder`].
+    /// Saves and loads whole trainings with this optimizer, in whatever layers: see [`Recorder`]. It is for the model that was
+    /// [prepared](Self::prepare) last, and fails after this optimizer was dropped.
     ///
     /// # Errors
     ///
     /// [`ZeroOptimizerError::NotPrepared`], also in a `Learner`, which saves records of its own.
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
-        let reducer = self
-            .reducer
-            .clone()
-            .ok_or(ZeroOptimizerError::NotPrepared)?;
-        Ok(Recorder::new(reducer, self.settings.clone()))
+        match self.reducer {
+            Some(_) => Ok(Recorder::new(self.recorded.clone(), self.settings.clone())),
+            None => Err(ZeroOptimizerError::NotPrepared.into()),
+        }
     }
 
     /// The error of a step before [`prepare`](Self::prepare).
