@@ -394,7 +394,8 @@ fn up<B: Backend>(tensor: FloatTensor<WithHost<B>>) -> FloatTensor<B> {
     tensor.up::<B>()
 }
 
-/// An f32 operand of a tensor in host memory of this shape: one in host memory too, or a single number of as many dimensions, wherever it is.
+/// An f32 operand of a tensor in host memory of this shape: one in host memory too, or a single number of as many dimensions,
+/// wherever it is.
 fn operand<'a, B: Backend>(
     tensor: &'a FloatTensor<WithHost<B>>,
     shape: &Shape,

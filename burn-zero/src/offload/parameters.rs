@@ -4,8 +4,8 @@
 //! averaged weights are another leaf: a parameter whose leaf is not the one that the optimizer made is downloaded.
 //!
 //! Inside a `ZeroOptimizer` an updated shard stays in host memory: it is sent to the other ranks and uploaded with theirs. Shards are
-//! cut anew in each step, so only the `ZeroOptimizer` knows their leaves. Layers between the two (clipping, for example) pass nothing on, so
-//! [`ShardStep`] is a thread-local.
+//! cut anew in each step, so only the `ZeroOptimizer` knows their leaves. Layers between the two (clipping, for example) pass nothing on,
+//! so [`ShardStep`] is a thread-local.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -174,8 +174,8 @@ impl HostLink {
         Ok(found)
     }
 
-    /// The module with new values of the parameters that have a device in `devices`. `update` gets their ids and old values, dropped as early as
-    /// possible to free their memory. A parameter that the module holds twice stays one leaf.
+    /// The module with new values of the parameters that have a device in `devices`. `update` gets their ids and old values, and drops
+    /// those as early as possible to free their memory. A parameter that the module holds twice stays one leaf.
     pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
         module: M,

@@ -38,10 +38,10 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// `scaler.wrap(MultiSteps::new(zero, accumulation)?)`, with the clipping inside `zero` and the optimizer inside the clipping. A layer that
 /// skips a step or drops a micro-batch because a gradient is non-finite on one rank must do so on all: loss scaler and accumulation ask
 /// all ranks, in one small collective a decision ([`non_finite_on_any_rank`](burn_decorator::gradient::non_finite_on_any_rank)); a loop
-/// that skips by itself uses [`Agree::agree_any`]. In stages 0 and 1 gradients are reduced after that decision: where one overflows then, in
-/// the sum or in [`communication_dtype`](ZeroSettings::communication_dtype), all ranks leave the step out and a loss scaler counts it as
-/// skipped, as in stage 2. Both layers are refused inside of `zero`. A layer that needs the norm of the gradient over all parameters goes inside and gets
-/// it by [`with_norm`](Self::with_norm).
+/// that skips by itself uses [`Agree::agree_any`]. In stages 0 and 1 gradients are reduced after that decision: where one overflows then,
+/// in the sum or in [`communication_dtype`](ZeroSettings::communication_dtype), all ranks leave the step out and a loss scaler counts it as
+/// skipped, as in stage 2. Both layers are refused inside of `zero`. A layer that needs the norm of the gradient over all parameters goes
+/// inside and gets it by [`with_norm`](Self::with_norm).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -269,8 +269,8 @@ impl<O> ZeroOptimizer<O> {
     /// # Errors
     ///
     /// [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`], [`ZeroOptimizerError::SharedState`],
-    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`];
-    /// [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
+    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::UnsupportedDtype`],
+    /// [`ZeroOptimizerError::TooManyDimensions`]; [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
     ///
     /// # Cost
     ///
