@@ -160,7 +160,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
 
     /// The shape of what is managed or being collected: apart, so that the usual way is short enough to be inlined.
     #[inline(never)]
-    fn shape_apart(&self) -> Shape {
+    pub(crate) fn shape_apart(&self) -> Shape {
         if context::is_collecting() {
             context::collect(match self {
                 Self::Resident(_) => None,
@@ -230,33 +230,6 @@ impl<B: Backend> fmt::Debug for Managed<B> {
             .field("dtype", &meta.dtype)
             .field("resident", &self.node().state().is_resident())
             .finish()
-    }
-}
-
-impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
-    #[inline]
-    fn dtype(&self) -> DType {
-        match self {
-            Self::Resident(tensor) => tensor.dtype(),
-            Self::Managed(managed) => managed.node().meta().dtype,
-        }
-    }
-
-    /// Also how a scope finds its results: they are asked for their shape while it collects them.
-    #[inline]
-    fn shape(&self) -> Shape {
-        match self {
-            Self::Resident(tensor) if !context::is_collecting() => tensor.shape(),
-            _ => self.shape_apart(),
-        }
-    }
-
-    #[inline]
-    fn rank(&self) -> usize {
-        match self {
-            Self::Resident(tensor) => tensor.rank(),
-            Self::Managed(managed) => managed.node().meta().shape.num_dims(),
-        }
     }
 }
 

@@ -83,10 +83,11 @@ macro_rules! forward_device {
     };
 }
 
-/// The methods of `TensorMetadata`, those of the tensor in a field: for the body of an `impl`.
+/// The methods of `TensorMetadata`, those of the tensor in a field: for the body of an `impl`. With `wrapped by`, the function that
+/// makes the whole from that field, a [`tape`](crate::tape) is found through the tensor.
 #[macro_export]
 macro_rules! forward_metadata {
-    ($tensor:ident) => {
+    ($tensor:ident $(, wrapped by $wrap:expr)?) => {
         #[inline]
         fn dtype(&self) -> $crate::types::DType {
             self.$tensor.dtype()
@@ -99,7 +100,9 @@ macro_rules! forward_metadata {
 
         #[inline]
         fn rank(&self) -> usize {
-            self.$tensor.rank()
+            let rank = self.$tensor.rank();
+            $($crate::tape::wrap(|this: &Self| &this.$tensor, |this: Self| this.$tensor, $wrap);)?
+            rank
         }
     };
 }

@@ -70,7 +70,8 @@
 //!
 //! What decorators of optimizers have in common: [`record`], saved state that wraps the saved state of what they wrap; [`ranks`], how clones that
 //! share state make a copy of their own for a rank; [`message`], how one is reached inside of others;
-//! [`gradient`], what backends and optimizers must know about gradients.
+//! [`gradient`], what backends and optimizers must know about gradients; [`tape`], how code above
+//! decorators reaches autodiff's tensors below them.
 //!
 //! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
 //! the pinned Burn source and names every operation without a row.
@@ -85,6 +86,7 @@ pub mod message;
 pub mod ranks;
 pub mod record;
 mod table;
+pub mod tape;
 
 /// The types that rows mention, for the module in which a decorator expands the table.
 pub mod types {

@@ -40,8 +40,8 @@ impl<T> AutocastTensor<T> {
     }
 }
 
-impl<T: TensorMetadata> TensorMetadata for AutocastTensor<T> {
-    burn_decorator::forward_metadata!(tensor);
+impl<T: TensorMetadata + 'static> TensorMetadata for AutocastTensor<T> {
+    burn_decorator::forward_metadata!(tensor, wrapped by Self::new);
 }
 
 /// A scalar that is about to be written into a tensor of type `dtype`, kept finite if it is.

@@ -6,6 +6,7 @@ use burn::tensor::{DType, IndexingUpdateOp, Tensor};
 use super::Wanted;
 use super::config::LinearCrossEntropyLossConfig;
 use super::items::Items;
+use super::sum::Sum;
 
 /// The logits of some rows, as what their gradient is made from.
 pub(super) struct Logits<B: Backend> {
@@ -93,29 +94,25 @@ pub(super) struct Gradients<B: Backend> {
     largest_weight: Option<Tensor<B, 1>>,
     /// A part for each chunk.
     hidden_rows: Vec<Tensor<B, 2>>,
-    /// Parts of the width: a chunk's product of one part is in memory at a time.
-    weight_parts: Vec<Option<Tensor<B, 2>>>,
     pub hidden: Option<Tensor<B, 2>>,
-    pub weight: Option<Tensor<B, 2>>,
+    pub weight: Option<Sum<B>>,
     pub bias: Option<Tensor<B, 1>>,
 }
 
-/// Parts that the gradient of the weight is added up in: with 4 a chunk and a part fit beside the gradient into twice its bytes.
-const PARTS: usize = 4;
+/// Parts of the width that the gradient of the weight is added up by, one after the other: a chunk's product of one part is in memory at
+/// a time.
+const PARTS: usize = 8;
 /// A quarter of f16's largest number, for the rounding of sums.
 const F16_RANGE: f32 = 16_384.0;
 
 impl<B: Backend> Gradients<B> {
     pub fn new(wanted: Wanted, weight: &Tensor<B, 2>) -> Self {
-        let [width, _] = weight.dims();
-        let parts = if wanted.weight { PARTS.min(width) } else { 0 };
         let is_f16 = weight.dtype() == DType::F16;
         let largest_weight = (is_f16 && wanted.any()).then(|| largest(weight.clone()));
         Self {
             wanted,
             largest_weight,
             hidden_rows: Vec::new(),
-            weight_parts: vec![None; parts],
             hidden: None,
             weight: None,
             bias: None,
@@ -147,18 +144,24 @@ impl<B: Backend> Gradients<B> {
             let product = logits.clone().matmul(weight.clone().transpose());
             self.hidden_rows.push(unscaled(product));
         }
-        let parts = self.weight_parts.len();
-        for (number, sum) in self.weight_parts.iter_mut().enumerate() {
-            let range = number * width / parts..(number + 1) * width / parts;
-            let inputs = hidden.clone().slice([0..rows, range]).transpose();
-            add_to(sum, unscaled(inputs.matmul(logits.clone())));
+        if self.wanted.weight {
+            let device = hidden.device();
+            let mut sum = self.weight.take();
+            let parts = PARTS.min(width);
+            for number in 0..parts {
+                let range = number * width / parts..(number + 1) * width / parts;
+                let inputs = hidden.clone().slice([0..rows, range.clone()]).transpose();
+                let part = unscaled(inputs.matmul(logits.clone()));
+                let before = sum.unwrap_or_else(|| Sum::zeros(weight.dims(), full, &device));
+                sum = Some(before.add(range, part));
+            }
+            self.weight = sum;
         }
     }
 
     pub fn finish(mut self) -> Self {
-        let join = |parts: Vec<_>| (!parts.is_empty()).then(|| Tensor::cat(parts, 0));
-        self.hidden = join(std::mem::take(&mut self.hidden_rows));
-        self.weight = join(self.weight_parts.drain(..).flatten().collect());
+        let rows = std::mem::take(&mut self.hidden_rows);
+        self.hidden = (!rows.is_empty()).then(|| Tensor::cat(rows, 0));
         self
     }
 }

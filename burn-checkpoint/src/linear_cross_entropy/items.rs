@@ -8,7 +8,7 @@ use burn::tensor::{Bool, DType, ElementConversion, Int, Tensor};
 use thiserror::Error;
 
 use super::config::{LinearCrossEntropyLossConfig, OutOfRange};
-use super::tracked::untracked;
+use super::tracking::untracked;
 
 /// The class of each row, and how much it counts. A tensor of classes is one: every row counts once.
 #[derive(Clone, Debug)]

@@ -2,16 +2,18 @@
 //!
 //! For rows `x` of `hidden` the loss is that of `logits = x * weight + bias`, a matrix of rows times classes, which in a language model is
 //! larger than all other activations together. Here the rows are taken in chunks. One chunk's logits become its part of the loss, then
-//! its part of the gradients, and go. Autodiff gets the finished gradients by a term of value 0:
+//! its part of the gradients, and go: the gradients are computed in the forward pass. Backward multiplies them with that of the loss, be
+//! it 1, a loss scale or the share of a micro-batch.
+//!
+//! With [`Remat`](crate::Remat) below autodiff that is an operation of its own on the tape, which multiplies in place and is reached through
+//! decorators ([`burn_decorator::tape`]). On other backends it is a term of value 0 made from Burn's operations,
 //!
 //! ```text
 //! loss = L + (s - detach(s)),   s = sum(hidden * dL/dhidden) + sum(weight * dL/dweight) + sum(bias * dL/dbias)
 //! ```
 //!
-//! in which `L` and its gradients are constants. So the backward pass multiplies the gradients with that of the loss, be it 1, a loss
-//! scale or the share of a micro-batch, and everything is plain tensor code on any backend and below any decorator. What is held
-//! from forward to backward are gradients, of the size of `hidden` and of `weight`. Chunks that are computed once more in backward
-//! cost a fourth product and save nothing: autodiff runs equally deep operations together, and so brings all logits back
+//! in which `L` and its gradients are constants; its backward needs a second tensor of each gradient's size. Chunks that are computed once
+//! more in backward cost a fourth product and save nothing: autodiff runs equally deep operations together, and so brings all logits back
 //! (docs/linear-cross-entropy.md has both measured).
 //!
 //! Liger Kernel (arXiv 2410.10989) computes gradients in the forward pass as well; Cut Cross-Entropy (arXiv 2411.09009) needs kernels of its own.
@@ -19,7 +21,8 @@
 mod chunk;
 mod config;
 mod items;
-mod tracked;
+mod sum;
+mod tracking;
 
 pub use config::{Chunk, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, OutOfRange};
 pub use items::{TargetOutOfRange, Targets};
@@ -32,7 +35,7 @@ use crate::policy::{Policy, SavePolicy};
 use crate::scope::checkpoint_with;
 use chunk::{Gradients, Logits, add_to};
 use items::Items;
-use tracked::{is_tracked, untracked};
+use tracking::{Tracking, untracked};
 
 /// What [`linear_cross_entropy`] gives.
 #[derive(Clone, Debug)]
@@ -65,11 +68,12 @@ pub struct LinearCrossEntropy<B: Backend> {
 /// # Cost
 ///
 /// On a backend with autodiff the gradients are computed here: 3 products for each chunk, and in backward one pass over each gradient.
-/// Operands that need no gradient, such as a frozen weight, save their product. Few rows ([`Chunk::Auto`]) are one chunk that autodiff
+/// With [`Remat`](crate::Remat) below autodiff operands that need no gradient, such as a frozen weight, save their product; without it only
+/// leaves of autodiff are known, so all count as tracked. Few rows ([`Chunk::Auto`]) are one chunk that autodiff
 /// differentiates as usual. Without autodiff (`valid()`) only the loss is computed.
 ///
-/// Peak bytes beyond the operands: twice the gradient of `weight`, the gradient of `hidden`, and small parts; the chunks of
-/// [`Chunk::Auto`] fit within. In a [`checkpoint`](crate::checkpoint()) scope and under a [`MemoryBudget`](crate::MemoryBudget) the
+/// Peak bytes beyond the operands, with [`Remat`](crate::Remat) below autodiff: one and two thirds of the gradient of `weight`, with
+/// the chunks of [`Chunk::Auto`], the gradient of `hidden`, and small parts. Without it twice the gradient of `weight`. In a [`checkpoint`](crate::checkpoint()) scope and under a [`MemoryBudget`](crate::MemoryBudget) the
 /// gradients stay resident: they cost more to compute than anything else of their size.
 ///
 /// One number is read from the device, unless [`OutOfRange::Nan`] is chosen.
@@ -129,10 +133,11 @@ pub fn linear_cross_entropy<B: Backend>(
         items: items.total,
     };
 
+    let tracking = Tracking::of(&hidden);
     let wanted = Wanted {
-        hidden: is_tracked(&hidden),
-        weight: is_tracked(&weight),
-        bias: bias.as_ref().is_some_and(is_tracked),
+        hidden: tracking.is_tracked(&hidden),
+        weight: tracking.is_tracked(&weight),
+        bias: bias.as_ref().is_some_and(|bias| tracking.is_tracked(bias)),
     };
     let chunk_rows = config.chunk.rows(rows, width, classes);
     if wanted.any() && config.chunk.leaves_to_autodiff(rows, width) {
@@ -155,25 +160,15 @@ pub fn linear_cross_entropy<B: Backend>(
     }
     let (mut loss, gradients) = found.expect("computed above");
     if let Some(gradient) = gradients.hidden {
-        loss = with_gradient(loss, hidden, gradient);
+        loss = tracking.attach(loss, hidden, gradient);
     }
     if let Some(gradient) = gradients.weight {
-        loss = with_gradient(loss, weight, gradient);
+        loss = tracking.attach(loss, weight, gradient.finish());
     }
     if let (Some(bias), Some(gradient)) = (bias, gradients.bias) {
-        loss = with_gradient(loss, bias, gradient);
+        loss = tracking.attach(loss, bias, gradient);
     }
     Ok(output(loss, items))
-}
-
-/// `loss`, whose gradient with respect to `operand` is `gradient` on top of what it has.
-fn with_gradient<B: Backend, const D: usize>(
-    loss: Tensor<B, 1>,
-    operand: Tensor<B, D>,
-    gradient: Tensor<B, D>,
-) -> Tensor<B, 1> {
-    let product = (operand.cast(gradient.dtype()) * gradient).sum();
-    loss + (product.clone() - untracked(product))
 }
 
 /// The operands that a gradient is computed for.

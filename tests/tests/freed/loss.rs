@@ -40,7 +40,7 @@ fn chunks_take_a_small_part_of_the_logits<I: Backend>() {
         let loss = CrossEntropyLossConfig::new().init(&hidden.device());
         loss.forward(hidden.matmul(weight), targets)
     });
-    let config = LinearCrossEntropyLossConfig::new().with_chunk(Chunk::Rows(WIDTH / 2));
+    let config = LinearCrossEntropyLossConfig::new().with_chunk(Chunk::Rows(WIDTH / 4));
     let chunked = peak::<Autodiff<Remat<I>>>(|hidden, weight, targets| {
         config.init().forward(hidden, weight, None, targets)
     });
@@ -49,11 +49,11 @@ fn chunks_take_a_small_part_of_the_logits<I: Backend>() {
     println!("{name}: {chunked} of {full} bytes, logits {logits}");
     // The logits and two tensors of their size in backward.
     assert!(full as f64 > 2.9 * logits, "{full}");
-    // Twice the weight is 4.2 % of three times the logits. A device counts the pages of each size at their most, at whatever time
-    // that was.
+    // The weight's gradient, twice a quarter of it for the logits of a chunk and an eighth for a part are 3.4 %. On the heap there are
+    // the tape's nodes too: 43 kB a chunk. A device counts the pages of each size at their most, at whatever time that was.
     let part = match counters::<I>() {
-        BackendName::Flex => 0.053,
-        _ => 0.10,
+        BackendName::Flex => 0.05,
+        _ => 0.04,
     };
     assert!((chunked as f64) < part * full as f64, "{chunked} of {full}");
 }

@@ -1,0 +1,80 @@
+//! A handle as decorators above see it: its metadata, and autodiff's tape.
+
+use burn::backend::Autodiff;
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use burn_decorator::tape::{self, Tape};
+
+use super::Remat;
+use crate::context;
+use crate::handle::Handle;
+use crate::kind::Kind;
+
+impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
+    #[inline]
+    fn dtype(&self) -> DType {
+        match self {
+            Self::Resident(tensor) => tensor.dtype(),
+            Self::Managed(managed) => managed.node().meta().dtype,
+        }
+    }
+
+    /// Also how a scope finds its results: they are asked for their shape while it collects them.
+    #[inline]
+    fn shape(&self) -> Shape {
+        match self {
+            Self::Resident(tensor) if !context::is_collecting() => tensor.shape(),
+            _ => self.shape_apart(),
+        }
+    }
+
+    /// Also how code above finds autodiff's tape: see [`tape`].
+    #[inline]
+    fn rank(&self) -> usize {
+        tape::offer(tape::<B>);
+        match self {
+            Self::Resident(tensor) => tensor.rank(),
+            Self::Managed(managed) => managed.node().meta().shape.num_dims(),
+        }
+    }
+}
+
+/// The tape of autodiff over [`Remat`].
+fn tape<B: Backend>() -> Tape<FloatTensor<Autodiff<Remat<B>>>> {
+    Tape::new(
+        |tensor: &FloatTensor<Autodiff<Remat<B>>>| tensor.is_tracked(),
+        |loss, operand, gradient| {
+            let nodes = [loss.node, operand.node];
+            let prepared = Backward::<Remat<B>, 2>::prepare::<NoCheckpointing>(Held, nodes);
+            match prepared.compute_bound().stateful() {
+                OpsKind::Tracked(prepared) => prepared.finish(gradient.primitive, loss.primitive),
+                OpsKind::UnTracked(prepared) => prepared.finish(loss.primitive),
+            }
+        },
+    )
+}
+
+/// Adds the gradient that is its state, times that of the loss, to the operand's.
+#[derive(Debug)]
+struct Held;
+
+impl<B: Backend> Backward<B, 2> for Held {
+    type State = FloatTensor<B>;
+
+    fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let of_loss = gradients.consume::<B>(&ops.node);
+        let [loss, operand] = ops.parents;
+        if let Some(operand) = operand {
+            let scalar = Shape::from(vec![1; ops.state.rank()]);
+            let factor = B::float_reshape(of_loss.clone(), scalar);
+            gradients.register::<B>(operand.id, B::float_mul(ops.state, factor));
+        }
+        if let Some(loss) = loss {
+            gradients.register::<B>(loss.id, of_loss);
+        }
+    }
+}

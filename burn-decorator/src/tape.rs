@@ -1,0 +1,106 @@
+//! Autodiff's tensors below decorators, reached by code that is generic over any backend.
+//!
+//! Such code can neither ask autodiff whether a tensor that is no leaf is tracked, nor put an operation of its own on the tape: it
+//! cannot name the backend that autodiff differentiates. A decorator of that backend can, so it [`offer`]s a [`Tape`] for the tensors of
+//! autodiff above it, and a decorator above autodiff [`wrap`]s the tape for its own tensors. Both do so in
+//! `TensorMetadata::rank`, which every tensor passes on to the one inside of it, while [`find`] asks.
+//!
+//! ```
+//! use burn_decorator::tape::{self, Tape};
+//!
+//! struct Inner(f32);
+//! struct Outer(Inner);
+//! impl Inner {
+//!     fn rank(&self) -> usize {
+//!         tape::offer(|| Tape::<Inner>::new(|x| x.0 > 0.0, |loss, _, _| loss));
+//!         1
+//!     }
+//! }
+//! impl Outer {
+//!     fn rank(&self) -> usize {
+//!         let rank = self.0.rank();
+//!         tape::wrap(|x: &Outer| &x.0, |x: Outer| x.0, Outer);
+//!         rank
+//!     }
+//! }
+//!
+//! let x = Outer(Inner(2.0));
+//! let tape = tape::find::<Outer>(|| x.rank()).unwrap();
+//! assert!(tape.is_tracked(&x));
+//! assert!(tape::find::<Inner>(|| x.rank()).is_none(), "the tape is of other tensors");
+//! ```
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+
+/// What can be done with tensors `T` of a backend with autodiff.
+pub struct Tape<T> {
+    is_tracked: Box<dyn Fn(&T) -> bool>,
+    attach: Box<dyn Fn(T, T, T) -> T>,
+}
+
+impl<T: 'static> Tape<T> {
+    /// See [`Self::is_tracked`] and [`Self::attach`].
+    pub fn new(
+        is_tracked: impl Fn(&T) -> bool + 'static,
+        attach: impl Fn(T, T, T) -> T + 'static,
+    ) -> Self {
+        Self {
+            is_tracked: Box::new(is_tracked),
+            attach: Box::new(attach),
+        }
+    }
+
+    /// Whether autodiff tracks the tensor, a leaf or not: whether backward computes a gradient of it.
+    pub fn is_tracked(&self, tensor: &T) -> bool {
+        (self.is_tracked)(tensor)
+    }
+
+    /// `loss`, a scalar of shape `[1]`, whose gradient with respect to `operand` is `gradient` on top of what it has. Backward multiplies
+    /// `gradient` by that of the loss, in place if nothing else holds it. `gradient` is a constant of the operand's shape; all three have
+    /// one type.
+    pub fn attach(&self, loss: T, operand: T, gradient: T) -> T {
+        (self.attach)(loss, operand, gradient)
+    }
+}
+
+thread_local! {
+    static ASKED: Cell<bool> = const { Cell::new(false) };
+    static FOUND: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+}
+
+/// The tape of tensors `T`, where `rank` is `TensorMetadata::rank` of one of them; `None` where no decorator below autodiff offers one.
+pub fn find<T: 'static>(rank: impl FnOnce() -> usize) -> Option<Tape<T>> {
+    ASKED.set(true);
+    rank();
+    ASKED.set(false);
+    let found = FOUND.take()?.downcast::<Tape<T>>().ok()?;
+    Some(*found)
+}
+
+/// Offers the tape of the tensors of autodiff directly above, if [`find`] asks.
+#[inline]
+pub fn offer<T: 'static>(tape: impl FnOnce() -> Tape<T>) {
+    if ASKED.get() {
+        FOUND.set(Some(Box::new(tape())));
+    }
+}
+
+/// Makes the tape of inner tensors `T`, if one was offered, that of tensors `W` which hold one each.
+#[inline]
+pub fn wrap<T: 'static, W: 'static>(peek: fn(&W) -> &T, unwrap: fn(W) -> T, wrap: fn(T) -> W) {
+    if !ASKED.get() {
+        return;
+    }
+    let Some(Ok(inner)) = FOUND.take().map(|found| found.downcast::<Tape<T>>()) else {
+        return;
+    };
+    let Tape { is_tracked, attach } = *inner;
+    let outer = Tape::<W>::new(
+        move |tensor| is_tracked(peek(tensor)),
+        move |loss, operand, gradient| {
+            wrap(attach(unwrap(loss), unwrap(operand), unwrap(gradient)))
+        },
+    );
+    FOUND.set(Some(Box::new(outer)));
+}
