@@ -47,7 +47,7 @@ impl InstalledBudget {
     ///
     /// # Panics
     ///
-    /// With [`RematError::BudgetTooSmall`] if this was the step that measures a fraction that is too small, and the budget is
+    /// With [`RematError::BudgetTooSmall`](crate::RematError::BudgetTooSmall) if this was the step that measures a fraction that is too small, and the budget is
     /// [strict](MemoryBudget::strict).
     pub fn step(&self) {
         context::forward_begins();

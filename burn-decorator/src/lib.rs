@@ -70,16 +70,21 @@
 //!
 //! What decorators of optimizers have in common: [`record`], saved state that wraps the saved state of what they wrap; [`ranks`], how clones that
 //! share state make a copy of their own for a rank; [`message`], how one is reached inside of others;
-//! [`gradient`], what backends and optimizers must know about gradients.
+//! [`gradient`], what backends and optimizers must know about gradients. With the feature `train`: `non_finite`, which gradients are
+//! infinite or NaN; `gauge`, a number as a metric of the Learner.
 //!
 //! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
 //! the pinned Burn source and names every operation without a row.
 
 mod forward;
+#[cfg(feature = "train")]
+pub mod gauge;
 pub mod gradient;
 mod kind;
 mod map;
 pub mod message;
+#[cfg(feature = "train")]
+pub mod non_finite;
 pub mod ranks;
 pub mod record;
 mod table;

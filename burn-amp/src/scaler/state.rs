@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use burn::train::Interrupter;
+use burn_decorator::non_finite::name_some;
 use burn_decorator::ranks::ForRank;
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     config::{Detection, GradScalerConfig},
     deferred::Pending,
-    overflow::{LossProbe, Overflow, OverflowCause, name_some},
+    overflow::{LossProbe, Overflow, OverflowCause},
     shared_scale::{OptimizerId, SharedScale},
 };
 use crate::{AmpError, LossScale, LossScaleState, ScaleUpdate};
