@@ -93,12 +93,12 @@ fn a_chain_is_the_plain_loop_bit_for_bit_whatever_the_plan() {
     let (blocks, x) = chain(&[64, 16, 48, 96, 16, 32], 0.2);
     let plain = step(&blocks, &x, None);
     let named = [
-        "0-5",
-        "[0] [1] [2] [3] [4] [5]",
-        "[0-2] [3-5]",
-        "[[0 1] [2 [3] 4] 5]",
+        "[0, 1, 2, 3, 4, 5]",
+        "[[0], [1], [2], [3], [4], [5]]",
+        "[[0, 1, 2], [3, 4, 5]]",
+        "[[[0, 1], [2, [3], 4], 5]]",
     ];
-    let named = named.map(|text: &str| text.parse().unwrap());
+    let named = named.map(|text: &str| serde_json::from_str(text).unwrap());
     for plan in named.into_iter().chain(any_plans(6, 40)) {
         assert_eq!(step(&blocks, &x, Some(&plan)), plain, "{plan}");
     }

@@ -26,7 +26,8 @@
 //! | `index` | moving elements by index, or by windows: gather, embedding, pooling |
 //! | `cheap` | a few instructions an element: arithmetic, comparisons, casts, copies |
 //! | `view` | nothing, or a copy: the result may share the operand's storage |
-//! | `fixed` | not possible: random numbers, data from the host, new tensors, shapes that depend on data |
+//! | `new` | a function of plain arguments: zeros, ones, full, arange |
+//! | `fixed` | not possible: random numbers, data from the host, uninitialised tensors, shapes that depend on data |
 //! | `pass` | not applicable: the result is no tensor (queries, reads to the host) |
 //!
 //! | kind | Rust type over a backend `B` |

@@ -37,7 +37,7 @@ impl Order {
         match op.work {
             // New, whatever the operands are.
             Work::Compute => is_product(op),
-            Work::Fixed => true,
+            Work::New | Work::Fixed => true,
             // A reshape of what lies in another order may be a copy or a view.
             Work::View => self.odd_elements == 0 && keeps_order(op),
             Work::Norm if op.name == "layer_norm" => ordered,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape};
 
+use super::given::Room;
 use super::operands::{Operands, Shares};
 use super::results::Results;
 use crate::clock::{self, Lineage, Phase};
@@ -61,6 +62,31 @@ impl<B: Backend> Call<B> {
             // Before the operation runs: it may then write into its operands.
             *recipe = None;
         }
+    }
+
+    /// As [`Self::begin`], for a new tensor that takes `room`: a function of plain arguments. It is recorded in forward passes; in backward
+    /// and in the optimizer it is a gradient or state, and at once written to.
+    pub fn begin_new(&mut self, room: Room, recipe: &mut Option<impl Recipe<B>>) {
+        room.make(self.op);
+        if let Some(step) = self.op_context.step {
+            let mut cost = OpCost::new(self.op);
+            cost.expected = Some(room.bytes());
+            self.operands.cost = Some(cost);
+            let is_seed = self.op.name == "float_ones" && room.is_scalar();
+            if is_seed {
+                // Autodiff starts a backward pass with it.
+                self.op_context.step = context::backward_begins();
+                self.lineage = Lineage::Gradient;
+            }
+            self.records = step.phase == Phase::Forward && !is_seed;
+        } else {
+            self.records = true;
+        }
+        self.records &= self.op_context.save_policy != SavePolicy::Keep;
+        if !self.records {
+            *recipe = None;
+        }
+        self.timer = Timer::start(self.op_context.costs);
     }
 
     fn decide(&mut self) {

@@ -36,7 +36,6 @@ mod schedule;
 mod simulate;
 #[cfg(test)]
 mod tests;
-mod text;
 
 pub use error::PlanError;
 pub use nesting::{Node, Plan};
