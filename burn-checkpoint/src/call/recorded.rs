@@ -1,7 +1,7 @@
 //! One operation that is recorded.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::AtomicU32;
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape};
@@ -12,7 +12,7 @@ use super::results::Results;
 use crate::clock::{self, Lineage, Phase};
 use crate::context::{self, OpContext};
 use crate::cost::{Costs, OpCost, Timer};
-use crate::entry::{AnyEntry, ClassSlot, Origin};
+use crate::entry::{AnyEntry, Origin};
 use crate::handle::Managed;
 use crate::kind::Value;
 use crate::memory::MemoryStats;
@@ -230,24 +230,22 @@ impl<B: Backend> Call<B> {
             Some(Shares::With(source)) => (Some(source.clone()), true),
         };
         TensorMeta {
-            op: self.op,
-            id: self.op_context.number,
             bytes: if own { bytes(elements, dtype) } else { 0 },
             contiguous: self.op.work != Work::View || is_contiguous(self.op),
             row_major: self.operands.order.is_kept(self.op, elements),
-            shape,
-            dtype,
-            device,
             group,
-            residents: AtomicU32::new(0),
-            listed: AtomicBool::new(false),
-            class: ClassSlot::default(),
-            retired: AtomicBool::new(false),
             users: AtomicU32::new(1),
-            memory,
             cost_ns: cost_ns(elements),
             step: self.step(),
             lineage: self.lineage,
+            ..TensorMeta::new(
+                self.op,
+                self.op_context.number,
+                shape,
+                dtype,
+                device,
+                memory,
+            )
         }
     }
 

@@ -34,8 +34,6 @@ mod nesting;
 mod profile;
 mod schedule;
 mod simulate;
-#[cfg(test)]
-mod tests;
 
 pub use error::PlanError;
 pub use nesting::{Node, Plan};

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::{BlockProfile, Node, Plan, PlanError, Profile, TailProfile, plan, simulate};
+use burn_checkpoint::plan::{
+    BlockProfile, Node, Plan, PlanError, Profile, TailProfile, plan, simulate,
+};
 
 /// Every way to nest scopes around so many blocks, but for a scope that holds nothing but a scope.
 fn every_plan(blocks: usize) -> Vec<Plan> {
