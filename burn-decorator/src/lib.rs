@@ -77,6 +77,8 @@
 //! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
 //! the pinned Burn source and names every operation without a row.
 
+#[cfg(feature = "module")]
+pub mod device;
 mod forward;
 #[cfg(feature = "train")]
 pub mod gauge;

@@ -5,7 +5,7 @@ use burn::{
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
     tensor::backend::AutodiffBackend,
 };
-use burn_decorator::gradient::non_finite_on_any_rank;
+use burn_decorator::gradient::{catch_overflow, non_finite_on_any_rank};
 use burn_decorator::message;
 use burn_decorator::non_finite::{Inspection, Probe, non_finite_paths};
 
@@ -154,8 +154,13 @@ impl<O> ScaledOptimizer<O> {
 
         if inspection.ids().is_empty() {
             // Entries that belong to no parameter are a message to an optimizer inside, not a step.
-            if gradients.is_empty() && self.is_skipped(Vec::new()) {
-                return module;
+            if gradients.is_empty() {
+                let culprits = non_finite_on_any_rank(Vec::new());
+                let skipped = !culprits.is_empty();
+                self.record(culprits);
+                if skipped {
+                    return module;
+                }
             }
             return gradients.step(&mut self.inner, lr, module);
         }
@@ -194,16 +199,13 @@ impl<O> ScaledOptimizer<O> {
         self.inner.step(lr, module, grads)
     }
 
-    /// Takes note of the step, given the parameters whose gradients are non-finite on this rank. Whether it is skipped, which all ranks
-    /// decide alike.
-    fn is_skipped(&self, culprits: Vec<String>) -> bool {
-        let culprits = non_finite_on_any_rank(culprits);
+    /// Takes note of a step, given the parameters whose gradients were non-finite on any rank: with any it was skipped.
+    fn record(&self, culprits: Vec<String>) {
         let found_inf = !culprits.is_empty();
         self.scaler.record_step(&self.id, culprits);
         if found_inf {
             self.scaler.raise();
         }
-        found_inf
     }
 
     fn step_if_finite<B, M>(
@@ -222,10 +224,14 @@ impl<O> ScaledOptimizer<O> {
             (true, _) => Vec::new(),
             (false, _) => non_finite_paths::<B, M>(&module, &gradients),
         };
-        if self.is_skipped(culprits) {
-            return module;
+        let mut culprits = non_finite_on_any_rank(culprits);
+        let mut module = module;
+        if culprits.is_empty() {
+            let step = || gradients.step(&mut self.inner, lr, module);
+            (module, culprits) = catch_overflow(step);
         }
-        gradients.step(&mut self.inner, lr, module)
+        self.record(culprits);
+        module
     }
 
     fn step_and_undo<B, M>(
