@@ -6,7 +6,7 @@
 //! ```
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use burn_backend::DeviceId;
@@ -70,7 +70,7 @@ impl MemoryStats {
             device,
             live: AtomicU64::new(0),
             peak: AtomicU64::new(0),
-            counted: Mutex::new(RematStats::ZERO),
+            counted: Mutex::default(),
             limit,
             current: AtomicBool::new(true),
             thread: thread.clone(),
@@ -173,7 +173,7 @@ impl MemoryStats {
     }
 
     pub fn stats(&self) -> RematStats {
-        let of_limit = self.limit().map_or(RematStats::ZERO, Limit::stats);
+        let of_limit = self.limit().map_or_else(RematStats::default, Limit::stats);
         RematStats {
             live_bytes: self.live(),
             peak_bytes: self.peak.load(Ordering::Relaxed),
@@ -184,7 +184,7 @@ impl MemoryStats {
     /// Counters to 0, the peak to what is live now.
     fn reset(&self) {
         self.peak.store(self.live(), Ordering::Relaxed);
-        *self.counted.lock() = RematStats::ZERO;
+        *self.counted.lock() = RematStats::default();
         if let Some(limit) = self.limit() {
             limit.reset_stats();
         }
@@ -202,7 +202,7 @@ impl Drop for MemoryStats {
 static THREADS: Mutex<Vec<Weak<Totals>>> = Mutex::new(Vec::new());
 
 /// What threads that ended counted.
-static ENDED: Mutex<RematStats> = Mutex::new(RematStats::ZERO);
+static ENDED: LazyLock<Mutex<RematStats>> = LazyLock::new(Mutex::default);
 
 /// The sum over the managed tensors of one thread.
 #[derive(Default)]
@@ -244,7 +244,7 @@ impl Totals {
             .partition(|memory| memory.current.load(Ordering::Relaxed));
         let sum = current
             .iter()
-            .fold(RematStats::ZERO, |sum, memory| sum + memory.stats());
+            .fold(RematStats::default(), |sum, memory| sum + memory.stats());
         let past = *self.past.lock();
         let before = before.iter().map(|memory| memory.stats());
         before.fold(sum.then(past), RematStats::then)
@@ -256,7 +256,7 @@ impl Totals {
         let mut reset = self.reset.lock();
         *reset = *reset + self.stats().without_bytes_held();
         self.counters().iter().for_each(|memory| memory.reset());
-        *self.past.lock() = RematStats::ZERO;
+        *self.past.lock() = RematStats::default();
     }
 }
 
@@ -272,7 +272,7 @@ impl Drop for Totals {
 pub(crate) fn of_process() -> RematStats {
     let ended = ENDED.lock();
     let threads: Vec<_> = THREADS.lock().iter().filter_map(Weak::upgrade).collect();
-    let sum = threads.iter().fold(RematStats::ZERO, |sum, thread| {
+    let sum = threads.iter().fold(RematStats::default(), |sum, thread| {
         let reset = thread.reset.lock();
         sum + thread.stats() + *reset
     });

@@ -342,7 +342,7 @@ impl Limit for Budget {
             searched_tensors,
             search_time,
             thrashing_steps: self.thrashing.steps(),
-            ..RematStats::ZERO
+            ..RematStats::default()
         }
     }
 

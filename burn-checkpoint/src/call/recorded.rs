@@ -75,7 +75,7 @@ impl<B: Backend> Call<B> {
             let is_seed = self.op.name == "float_ones" && room.is_scalar();
             if is_seed {
                 // Autodiff starts a backward pass with it.
-                self.op_context.step = context::backward_begins();
+                self.op_context.step = context::begin(Phase::Backward);
                 self.lineage = Lineage::Gradient;
             }
             self.records = step.phase == Phase::Forward && !is_seed;
@@ -294,7 +294,7 @@ fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineag
     };
     if clock::is_backward_only(op) {
         if step.phase == Phase::Forward {
-            op_context.step = context::backward_begins();
+            op_context.step = context::begin(Phase::Backward);
         }
         return Lineage::Gradient;
     }
@@ -303,7 +303,7 @@ fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineag
         Lineage::Activation => step.phase == Phase::Backward && clock::is_layer(op),
     };
     if begins {
-        op_context.step = context::forward_begins();
+        op_context.step = context::begin(Phase::Forward);
         return Lineage::Activation;
     }
     operands
