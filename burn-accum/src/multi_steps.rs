@@ -146,7 +146,7 @@ impl<O> MultiSteps<O> {
         self
     }
 
-    /// A handle that tells how far the training is, also when the optimizer is out of reach.
+    /// A handle to the progress of the training, also when the optimizer is owned by the Learner.
     pub fn updates(&self) -> UpdateCounter {
         self.counter.clone()
     }

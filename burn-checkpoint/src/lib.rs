@@ -34,7 +34,7 @@
 //!                                            v
 //!           +---------------- storage: Resident <--------------+
 //!           |                           |      |               |
-//!           | the scope ends, or        |      | Offload       | somebody uses the tensor (replay.rs):
+//!           | the scope ends, or        |      | Offload       | the tensor is used (replay.rs):
 //!           | the budget needs room     |      v               |   its inputs come back, its operation runs again;
 //!           | (scope.rs, budget/)       |  Host copy --upload->|   what no handle refers to goes right after
 //!           v                           |                      |

@@ -18,7 +18,7 @@ use crate::prefetch::Prefetch;
 use crate::stats::RematStats;
 use crate::verify;
 
-/// A limit on the bytes of one device: a budget implements it. Counters tell it what they count.
+/// A limit on the bytes of one device; a budget implements it. Counters report to it what they count.
 pub(crate) trait Limit: Send + Sync {
     fn add(&self, bytes: u64);
     /// As [`Self::add`], but no peak shows it.

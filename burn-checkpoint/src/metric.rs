@@ -76,7 +76,7 @@ impl RematMetric {
 }
 
 /// Reads the process's counters as they were when this is made, and as they are. Other threads count meanwhile, and what a thread
-/// counted may be on its way from one sum to another, so a difference may be negative: it is taken to be 0.
+/// counted may just be moved from one sum to another, so a difference may be negative: it is taken to be 0.
 fn gauge(
     name: &str,
     about: &'static str,

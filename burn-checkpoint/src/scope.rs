@@ -126,7 +126,7 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // After a panic: what was made is on its way out.
+        // After a panic: the tensors of the scope are being dropped.
         if let Some(depth) = self.depth {
             context::pop(depth);
         }

@@ -7,8 +7,8 @@
 //! | `handle` | [`GradScaler`], the handle that everything shares |
 //! | `state` | what a step's outcome does to scale, counters and errors |
 //! | `shared_scale` | one scale for several optimizers: an update an iteration |
-//! | `registry` | which scaler is meant by a thread, a device, a process |
-//! | `active` | the scale that `backward` asks for |
+//! | `registry` | finds the scaler of a thread, a device, a process |
+//! | `active` | the scale that `backward` uses |
 //! | `gradients` | the gradients of one step, from one device or several |
 //! | `deferred` | flags that are read one step late |
 //! | `optimizer` | [`ScaledOptimizer`], the wrapper |

@@ -186,7 +186,7 @@ impl<O> ScaledOptimizer<O> {
         (module, !inside.ranks)
     }
 
-    /// What is meant for an optimizer inside, and no step.
+    /// Passes a message on to an optimizer inside; no step is taken.
     fn pass_on<B, M>(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M
     where
         B: AutodiffBackend,

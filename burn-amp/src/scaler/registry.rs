@@ -1,4 +1,4 @@
-//! Which scaler is meant: by a thread, by a device, by the process. Nothing is kept alive by being found here.
+//! Finds the scaler of a thread, of a device, or of the process. It holds weak references only.
 
 use std::{
     any::TypeId,

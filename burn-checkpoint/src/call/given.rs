@@ -17,7 +17,7 @@ use crate::op::OpInfo;
 use crate::recipe::{Never, Recipe};
 use crate::recorded::Node;
 
-/// The room that an operation without operands needs, as its arguments tell it one after the other.
+/// The size of the result of an operation without operands, computed from its arguments.
 #[derive(Default)]
 pub(crate) struct Room {
     device: Option<DeviceId>,
@@ -83,7 +83,7 @@ pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, mut value: Value<B>) -> Res
     call.finish(&mut value, &mut None::<Never>)
 }
 
-/// A tensor that somebody else delivers.
+/// A tensor that a user's function delivers.
 pub(crate) fn source<B: Backend, R: Recipe<B>>(
     op: &'static OpInfo,
     (shape, dtype, device): (Shape, DType, Device<B>),

@@ -9,7 +9,7 @@ use burn_backend::Shape;
 use crate::op::OpInfo;
 use crate::work::Work;
 
-/// What the operands tell of the order.
+/// What is known of the operands' order.
 #[derive(Default)]
 pub(super) struct Order {
     /// Elements of the largest operand that may lie in another order: a managed one that may, or an unmanaged one.

@@ -270,7 +270,7 @@ impl<B: Backend> Call<B> {
         })
     }
 
-    /// Counts a new node, and tells its scope and its budget of it.
+    /// Counts a new node, and adds it to its scope and its budget.
     fn enter(&self, node: Arc<dyn Entry<B>>) -> Managed<B> {
         let meta = node.meta();
         meta.storage_added();
@@ -286,7 +286,7 @@ impl<B: Backend> Call<B> {
     }
 }
 
-/// What a result descends from; an operation that only one direction has says where in a step the thread is.
+/// What a result descends from. An operation that only forward or only backward passes run changes the thread's phase.
 #[inline]
 fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineage {
     let Some(step) = op_context.step else {

@@ -175,7 +175,7 @@ macro_rules! load {
     };
 }
 
-/// Tells what an argument says about the room that a new tensor needs.
+/// Adds what an argument determines of a new tensor's size.
 macro_rules! room {
     (DeviceRef $x:expr, $room:expr) => {
         $room.on($x)

@@ -151,7 +151,7 @@ fn bernoulli<B: Backend>(
     room.make(DRAW);
     let numbers = B::float_random(shape, distribution, device, dtype);
     let mask = B::float_greater_elem(numbers.clone(), 0.5.into(), booleans);
-    // Two handles until the end: an operand that nobody else refers to would be given up for its result.
+    // Two handles until the end: an operand without other references would be given up for its result.
     let mask = Handle::<B, Bool>::Managed(call::fixed::<B>(DRAW, Value::Bool(mask)).expect());
     let handles = (mask.clone(), mask);
     let saved = handles.0.save();

@@ -27,7 +27,7 @@ pub enum PlanError {
         /// Blocks there are.
         blocks: usize,
     },
-    /// A profile of tensors that nobody counts.
+    /// A profile of tensors that are not counted, because their backend has no `Remat`.
     #[error(
         "block {block} cannot be measured: its backend has no `Remat` in it; use `Autodiff<Remat<B>>` in place of \
          `Autodiff<B>`"
