@@ -54,7 +54,7 @@ impl<B: Backend> Managed<B> {
         self.0.clone()
     }
 
-    /// The storage: a clone of it, or itself if nobody else has use for it.
+    /// The storage itself if this is the last reference, else a clone.
     fn take<K: Kind<B>>(self) -> K::Primitive {
         let node = self.node();
         loop {
@@ -181,7 +181,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     }
 }
 
-/// A clone. The type's own goes by an iterator, which takes longer, and every operation asks for shapes.
+/// A clone, without the iterator of the type's own: every operation reads shapes.
 #[inline]
 fn copy_of(shape: &Shape) -> Shape {
     match *shape.as_slice() {

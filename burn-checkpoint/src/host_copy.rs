@@ -12,10 +12,10 @@ use crate::verify;
 /// operations matters.
 pub(crate) const UPLOAD_NS_PER_BYTE: f32 = 0.1;
 
-/// The copy of a tensor in host memory, or on its way there.
+/// The copy of a tensor in host memory, complete or under way.
 ///
 /// The read is queued on the device before the tensor is released, so the device's memory is free as soon as the copy is
-/// done; nobody waits for it before the tensor is used again.
+/// done. The host waits for the copy only when the tensor is used again.
 pub(crate) struct HostCopy<B: Backend> {
     data: HostData,
     upload: Upload<B>,

@@ -19,14 +19,14 @@ pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
     /// Where the tensor is.
     fn device(tensor: &Self::Primitive) -> Device<B>;
 
-    /// The tensor on its way to the host.
+    /// Starts to read the tensor to the host.
     fn download(tensor: Self::Primitive) -> Download;
 
     /// The tensor of data on the host.
     fn upload(data: TensorData, device: &Device<B>) -> Self::Primitive;
 }
 
-/// Data on its way to the host.
+/// A read to the host.
 pub(crate) type Download =
     std::pin::Pin<Box<dyn Future<Output = Result<TensorData, ExecutionError>> + Send>>;
 
@@ -149,7 +149,7 @@ macro_rules! kinds {
         })*
 
         impl<B: Backend> Value<B> {
-            /// Starts to move the tensor to the host, and says how it comes back; `None` for what is not one tensor.
+            /// Starts to read the tensor to the host, and returns the function that uploads it; `None` for what is not one tensor.
             pub(crate) fn download(self) -> Option<(Download, Upload<B>)> {
                 match self {
                     $(Self::$kind(x) => Some((

@@ -1,4 +1,4 @@
-//! Tensors that no recipe of this thread computes: random numbers, data, what others deliver.
+//! Tensors that no recipe of this thread computes: random numbers, data, what others deliver; and the room for new tensors.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape, TensorData};
 
 use super::recorded::Call;
 use super::results::Results;
-use crate::clock::{Lineage, Phase};
+use crate::clock::Phase;
 use crate::context;
 use crate::entry::Origin;
 use crate::handle::Managed;
@@ -17,7 +17,7 @@ use crate::op::OpInfo;
 use crate::recipe::{Never, Recipe};
 use crate::recorded::Node;
 
-/// The room that an operation without operands needs, as its arguments tell it one after the other.
+/// The size of the result of an operation without operands, computed from its arguments.
 #[derive(Default)]
 pub(crate) struct Room {
     device: Option<DeviceId>,
@@ -53,31 +53,37 @@ impl Room {
         self.elements = self.elements.div_ceil((step as u64).max(1));
     }
 
+    pub fn bytes(&self) -> u64 {
+        self.bytes.unwrap_or(self.elements * self.element_bytes)
+    }
+
+    /// Whether the result is one number.
+    pub fn is_scalar(&self) -> bool {
+        self.elements == 1
+    }
+
     /// Makes it, where a device was told of.
-    pub fn make(self, op: &'static OpInfo) {
-        let Some(device) = self.device else { return };
-        let bytes = self.bytes.unwrap_or(self.elements * self.element_bytes);
-        context::memory_on(device).make_room(op.name, bytes);
+    pub fn make(&self, op: &'static OpInfo) {
+        if let Some(device) = self.device {
+            context::memory_on(device).make_room(op.name, self.bytes());
+        }
     }
 }
 
 /// What cannot be computed again, counted.
 pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, mut value: Value<B>) -> Results<B> {
     let mut call = Call::new(op);
-    if let Some(step) = call.op_context.step {
-        let elements = value.shape().num_elements();
-        if op.name == "float_ones" && elements == 1 {
-            // What autodiff starts a backward pass with.
-            call.op_context.step = context::backward_begins();
-            call.lineage = Lineage::Gradient;
-        } else if op.name.ends_with("from_data") && elements > 1 && step.phase == Phase::Backward {
-            call.op_context.step = context::forward_begins();
-        }
+    if let Some(step) = call.op_context.step
+        && step.phase == Phase::Backward
+        && op.name.ends_with("from_data")
+        && value.shape().num_elements() > 1
+    {
+        call.op_context.step = context::begin(Phase::Forward);
     }
     call.finish(&mut value, &mut None::<Never>)
 }
 
-/// A tensor that somebody else delivers.
+/// A tensor that a user's function delivers.
 pub(crate) fn source<B: Backend, R: Recipe<B>>(
     op: &'static OpInfo,
     (shape, dtype, device): (Shape, DType, Device<B>),

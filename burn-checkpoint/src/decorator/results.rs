@@ -53,16 +53,13 @@ macro_rules! value {
 
 /// Handles of nodes.
 macro_rules! handles {
-    (Float $results:ident) => { Handle::Managed($results.expect()) };
-    (Int $results:ident) => { Handle::Managed($results.expect()) };
-    (Bool $results:ident) => { Handle::Managed($results.expect()) };
-    (Quant $results:ident) => { Handle::Managed($results.expect()) };
     (FloatOpt $results:ident) => { $results.next().map(Handle::Managed) };
     (Tensor $results:ident) => { tensor($results.expect()) };
     (($a:tt, $b:tt) $results:ident) => { (handles!($a $results), handles!($b $results)) };
     ({$name:ident $($field:ident: $kind:tt),+} $results:ident) => {
         $name { $($field: handles!($kind $results)),+ }
     };
+    ($handle:ident $results:ident) => { Handle::Managed($results.expect()) };
 }
 
 pub(super) use {handles, plain, value};

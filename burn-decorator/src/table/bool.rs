@@ -7,8 +7,8 @@ macro_rules! bool_ops {
         $callback! {
             BoolTensorOps
             keep    fixed   bool_empty(shape: [Shape], device: DeviceRef, dtype: [BoolDType]) -> Bool;
-            keep    fixed   bool_zeros(shape: [Shape], device: DeviceRef, dtype: [BoolDType]) -> Bool;
-            keep    fixed   bool_ones(shape: [Shape], device: DeviceRef, dtype: [BoolDType]) -> Bool;
+            keep    new     bool_zeros(shape: [Shape], device: DeviceRef, dtype: [BoolDType]) -> Bool;
+            keep    new     bool_ones(shape: [Shape], device: DeviceRef, dtype: [BoolDType]) -> Bool;
             keep    pass    bool_into_data(tensor: Bool) -> Data;
             keep    fixed   bool_from_data(data: [TensorData], device: DeviceRef) -> Bool;
             keep    cheap   bool_into_int(tensor: Bool, out_dtype: [IntDType]) -> Int;

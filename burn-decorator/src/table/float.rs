@@ -8,9 +8,9 @@ macro_rules! float_ops {
             FloatTensorOps
             keep    fixed   float_from_data(data: [TensorData], device: DeviceRef) -> Float;
             keep    fixed   float_random(shape: [Shape], distribution: [Distribution], device: DeviceRef, dtype: [FloatDType]) -> Float;
-            keep    fixed   float_zeros(shape: [Shape], device: DeviceRef, dtype: [FloatDType]) -> Float;
-            keep    fixed   float_ones(shape: [Shape], device: DeviceRef, dtype: [FloatDType]) -> Float;
-            keep    fixed   float_full(shape: [Shape], fill_value: [Scalar], device: DeviceRef, dtype: [FloatDType]) -> Float;
+            keep    new     float_zeros(shape: [Shape], device: DeviceRef, dtype: [FloatDType]) -> Float;
+            keep    new     float_ones(shape: [Shape], device: DeviceRef, dtype: [FloatDType]) -> Float;
+            keep    new     float_full(shape: [Shape], fill_value: [Scalar], device: DeviceRef, dtype: [FloatDType]) -> Float;
             keep    pass    float_into_data(tensor: Float) -> Data;
             keep    pass    float_device(tensor: FloatRef) -> Device;
             keep    cheap   float_to_device(tensor: Float, device: DeviceRef) -> Float;

@@ -55,9 +55,9 @@ macro_rules! int_ops {
             keep    math    int_remainder_scalar(lhs: Int, rhs: [Scalar]) -> Int;
             keep    compute int_matmul(lhs: Int, rhs: Int) -> Int;
             keep    cheap   int_neg(tensor: Int) -> Int;
-            keep    fixed   int_zeros(shape: [Shape], device: DeviceRef, dtype: [IntDType]) -> Int;
-            keep    fixed   int_ones(shape: [Shape], device: DeviceRef, dtype: [IntDType]) -> Int;
-            keep    fixed   int_full(shape: [Shape], fill_value: [Scalar], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    new     int_zeros(shape: [Shape], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    new     int_ones(shape: [Shape], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    new     int_full(shape: [Shape], fill_value: [Scalar], device: DeviceRef, dtype: [IntDType]) -> Int;
             keep    reduce  int_sum(tensor: Int) -> Int;
             keep    reduce  int_sum_dim(tensor: Int, dim: [usize]) -> Int;
             keep    reduce  int_prod(tensor: Int) -> Int;
@@ -86,8 +86,8 @@ macro_rules! int_ops {
             keep    view    int_permute(tensor: Int, axes: {usize}) -> Int;
             keep    view    int_flip(tensor: Int, axes: {usize}) -> Int;
             keep    fixed   int_random(shape: [Shape], distribution: [Distribution], device: DeviceRef, dtype: [IntDType]) -> Int;
-            keep    fixed   int_arange_step(range: [Range<i64>], step: [usize], device: DeviceRef, dtype: [IntDType]) -> Int;
-            keep    fixed   int_arange(range: [Range<i64>], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    new     int_arange_step(range: [Range<i64>], step: [usize], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    new     int_arange(range: [Range<i64>], device: DeviceRef, dtype: [IntDType]) -> Int;
             keep    reduce  int_any(tensor: Int, out_dtype: [BoolDType]) -> Bool;
             keep    reduce  int_any_dim(tensor: Int, dim: [usize], out_dtype: [BoolDType]) -> Bool;
             keep    reduce  int_all(tensor: Int, out_dtype: [BoolDType]) -> Bool;
