@@ -120,10 +120,8 @@ impl Link {
                     (since, polls) = (Instant::now(), 0);
                     continue;
                 }
-                let awaited = open
-                    .iter()
-                    .filter_map(|(from, into, _)| into.map(|_| *from));
-                if let Some(fault) = self.fault(awaited) {
+                let awaited = open.iter().filter(|(_, into, _)| into.is_some());
+                if let Some(fault) = self.fault(awaited.map(|(from, ..)| *from)) {
                     self.lose(&fault);
                 }
                 if since.elapsed() > self.options.deadline {
@@ -155,12 +153,8 @@ impl Link {
     /// Reads the notices that have arrived.
     fn read_notices(&mut self) {
         let world = SimpleCommunicator::world();
-        let probe = || {
-            world
-                .any_process()
-                .immediate_matched_probe_with_tag(NOTICES)
-        };
-        while let Some(probed) = probe() {
+        let any = world.any_process();
+        while let Some(probed) = any.immediate_matched_probe_with_tag(NOTICES) {
             let (bytes, status) = probed.matched_receive_vec::<u8>();
             let from = status.source_rank() as usize;
             self.heard[from] = Instant::now();
@@ -216,10 +210,8 @@ impl Link {
 
     /// The ranks that have not left.
     fn staying(&self) -> Vec<usize> {
-        let others = self.others();
-        others
-            .filter(|&rank| self.peers.left[rank].is_none())
-            .collect()
+        let left = &self.peers.left;
+        self.others().filter(|&rank| left[rank].is_none()).collect()
     }
 }
 
@@ -264,41 +256,30 @@ impl Transport for Link {
     ) -> Result<(), GroupFault> {
         let (rank, own) = (self.rank, (**own).as_ref());
         let size = self.options.chunk_elements * size_of::<f32>();
-        let others = |of: &dyn Fn(usize) -> usize| self.others().map(of).max().unwrap_or(0);
-        let (longest_send, longest) =
-            (others(&|to| sends[to].len()), others(&|from| lengths[from]));
-        let chunks = longest_send
-            .max(longest)
-            .max(sends[rank].len())
-            .div_ceil(size)
-            .max(1);
+        let received = lengths.iter().copied().max().unwrap_or(0);
+        let longest = sends.iter().map(Range::len).fold(received, usize::max);
         // Of f32, so that the bytes are aligned for elements of all types.
-        let mut staging = vec![vec![0_f32; longest.min(size).div_ceil(4)]; sends.len()];
-        for at in (0..chunks).map(|chunk| chunk * size) {
-            let chunk = |length: usize| at.min(length)..(at + size).min(length);
-            let of_own = |to: usize| &own[sends[to].clone()][chunk(sends[to].len())];
-            let out = self.others().map(|to| (to, of_own(to)));
-            let out: Vec<_> = out.filter(|(_, bytes)| !bytes.is_empty()).collect();
-            let into = staging
-                .iter_mut()
-                .enumerate()
-                .filter(|(from, _)| *from != rank);
-            let into = into.map(|(from, into)| {
-                let into: &mut [u8] = cast_slice_mut(into);
-                (from, &mut into[..chunk(lengths[from]).len()])
-            });
-            let mut into: Vec<_> = into.filter(|(_, bytes)| !bytes.is_empty()).collect();
-            self.swap(DATA, &out, &mut into);
-            let part = |(from, staged)| match from {
-                from if from == rank => of_own(rank),
-                from => &cast_slice(staged)[..chunk(lengths[from]).len()],
+        let mut staging = vec![vec![0_f32; received.min(size).div_ceil(4)]; sends.len()];
+        for at in (0..longest.max(1)).step_by(size) {
+            let chunk = |part: Range<usize>| {
+                let start = part.end.min(part.start + at);
+                start..part.end.min(start + size)
             };
-            let parts: Vec<&[u8]> = staging
-                .iter()
-                .map(Vec::as_slice)
-                .enumerate()
-                .map(part)
-                .collect();
+            let out = self.others().map(|to| (to, &own[chunk(sends[to].clone())]));
+            let out: Vec<_> = out.filter(|(_, bytes)| !bytes.is_empty()).collect();
+            let mut into: Vec<(usize, &mut [u8])> = Vec::new();
+            for (from, staged) in staging.iter_mut().enumerate() {
+                let length = chunk(0..lengths[from]).len();
+                if from != rank && length > 0 {
+                    into.push((from, &mut cast_slice_mut(staged)[..length]));
+                }
+            }
+            self.swap(DATA, &out, &mut into);
+            let part = |from: usize| match from == rank {
+                true => &own[chunk(sends[from].clone())],
+                false => &cast_slice(&staging[from])[..chunk(0..lengths[from]).len()],
+            };
+            let parts: Vec<&[u8]> = (0..sends.len()).map(part).collect();
             if at == 0 || parts.iter().any(|part| !part.is_empty()) {
                 take(at, &parts);
             }
@@ -309,9 +290,8 @@ impl Transport for Link {
     /// A process may work without collectives for as long as it likes.
     fn stay(&mut self) {
         self.read_notices();
-        let waiting = self
-            .others()
-            .filter(|&rank| self.peers.left[rank].is_some());
+        let left = &self.peers.left;
+        let waiting = self.others().filter(|&rank| left[rank].is_some());
         self.notify(waiting, &Notice::Staying);
     }
 
