@@ -1,23 +1,18 @@
 //! The gather of updated shards into parameters.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
 
-use burn::module::AutodiffModule;
-use burn::tensor::{DType, Shape, TensorData};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{AutodiffBackend, Backend};
+use burn_backend::{Backend, DType, Shape, TensorData};
 
-use super::parameter_shards::{Updated, shard_id};
-use super::parameters::Parameters;
+use super::parameter_shards::Updated;
 use crate::ZeroError;
 use crate::group::{BufferDtype, HostBuffer, Pending, ProcessGroup, Split};
 use crate::host::{HostRead, floats};
-use crate::module::map_floats;
-use crate::offload::{HostShards, leaf_node};
-use crate::reduce::{Layout, StepTag};
+use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::shard::Bucket;
 
-/// The gather of the shards that the optimizer has updated.
+/// The gather of the shards that the optimizer has updated. One bucket is gathered ahead; there are never two copies of all parameters.
 pub(super) struct Gather<'a, I: Backend> {
     layout: &'a Layout,
     group: &'a dyn ProcessGroup,
@@ -28,82 +23,46 @@ pub(super) struct Gather<'a, I: Backend> {
     changed: Vec<bool>,
     /// Shards on the host, until they are sent.
     sending: HashMap<usize, Vec<f32>>,
-    underway: BTreeMap<usize, Pending<HostBuffer>>,
+    underway: HashMap<usize, Pending<HostBuffer>>,
     /// Number of buckets gathered so far, in their order.
     gathered: usize,
     /// Parameters that are gathered in part, or not taken yet.
     arriving: HashMap<usize, Vec<f32>>,
-    /// The shards that this rank's optimizer has updated on the host.
-    on_host: HostShards,
 }
 
 impl<'a, I: Backend> Gather<'a, I> {
     pub(super) fn new(
-        layout: &'a Layout,
-        group: &'a dyn ProcessGroup,
+        reducer: &'a GradientReducer,
         at: StepTag,
         shards: HashMap<usize, Updated<I>>,
         changed: Vec<bool>,
-        on_host: HostShards,
     ) -> Self {
         Self {
-            layout,
-            group,
+            layout: reducer.layout(),
+            group: reducer.group(),
             at,
             shards,
             changed,
             sending: HashMap::new(),
-            underway: BTreeMap::new(),
+            underway: HashMap::new(),
             gathered: 0,
             arriving: HashMap::new(),
-            on_host,
         }
     }
 
-    /// The module with its updated parameters, as new leaves. One bucket is gathered ahead; there are never two copies of
-    /// all parameters.
+    /// The parameters whose shards this rank's optimizer has updated on the host.
+    pub(super) fn on_host(&self) -> HashSet<usize> {
+        let shards = self.shards.iter();
+        let on_host = shards.filter(|(_, shard)| matches!(shard, Updated::Host(_)));
+        on_host.map(|(parameter, _)| *parameter).collect()
+    }
+
+    /// The new value of a parameter; `None` if it has not changed. To be called in the order of parameters.
     ///
     /// # Errors
     ///
     /// Those of the group.
-    pub(super) fn update<B, M>(mut self, module: M, parameters: &Parameters) -> Result<M, ZeroError>
-    where
-        B: AutodiffBackend<InnerBackend = I>,
-        M: AutodiffModule<B>,
-    {
-        // A parameter that the module holds twice stays one leaf.
-        let mut leaves: HashMap<usize, FloatTensor<B>> = HashMap::new();
-        let mut failed = None;
-        let module = map_floats(module, |_, id, old: FloatTensor<B>| {
-            let Some(index) = parameters.position::<B>(id, &old) else {
-                return old;
-            };
-            if let Some(leaf) = leaves.get(&index) {
-                return leaf.clone();
-            }
-            if failed.is_some() {
-                return old;
-            }
-            let device = I::float_device(&B::inner(old.clone()));
-            match self.take(index, &device) {
-                Ok(None) => old,
-                Ok(Some(value)) => {
-                    let leaf = B::float_set_require_grad(B::from_inner(value), true);
-                    self.on_host.is_in(shard_id(index), leaf_node::<B>(&leaf));
-                    leaves.insert(index, leaf.clone());
-                    leaf
-                }
-                Err(error) => {
-                    failed = Some(error);
-                    old
-                }
-            }
-        });
-        failed.map_or(Ok(module), Err)
-    }
-
-    /// The new value of a parameter; `None` if it has not changed. To be called in the order of parameters.
-    fn take(
+    pub(super) fn take(
         &mut self,
         parameter: usize,
         device: &I::Device,

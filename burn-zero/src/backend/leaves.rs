@@ -2,13 +2,15 @@
 //!
 //! A thread is a rank: the optimizer that shards its leaves registers them here whenever it makes new ones.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use burn_backend::tensor::FloatTensor;
+use burn_backend::{AutodiffBackend, Backend};
 
-use super::tape::Tape;
+use super::tape::{self, AutodiffTensor};
 use crate::reduce::GradientReducer;
 
 thread_local! {
@@ -44,10 +46,6 @@ pub struct Use {
     pub(super) reducer: Arc<GradientReducer>,
     pub(super) parameter: usize,
 }
-
-/// The reducers that take gradients during a backward pass.
-#[derive(Debug)]
-pub struct Reducers(pub(super) Vec<Arc<GradientReducer>>);
 
 /// A reducer's parameters on this thread, with their nodes.
 pub(super) fn leaves(reducer: &Arc<GradientReducer>) -> Vec<(usize, u64)> {
@@ -104,9 +102,9 @@ pub(crate) fn attach(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
 
 /// The reducers that take gradients during a backward pass of this thread, in order of construction, which is the same on every
 /// rank. If there are several, only those whose parameters a graph uses.
-pub(super) fn reducers() -> Reducers {
+pub(super) fn reducers() -> Vec<Arc<GradientReducer>> {
     if DEPTH.get().is_none() {
-        return Reducers(Vec::new());
+        return Vec::new();
     }
     LEAVES.with_borrow(|leaves| {
         let mut found: Vec<(Arc<GradientReducer>, bool)> = Vec::new();
@@ -121,7 +119,7 @@ pub(super) fn reducers() -> Reducers {
         let only = found.len() == 1;
         found.retain(|(reducer, used)| (only || *used) && reducer.takes_in_backward());
         found.sort_by_key(|(reducer, _)| reducer.number());
-        Reducers(found.into_iter().map(|(reducer, _)| reducer).collect())
+        found.into_iter().map(|(reducer, _)| reducer).collect()
     })
 }
 
@@ -145,17 +143,17 @@ impl Depth {
 
     /// Raises the depth to that of an operand.
     #[inline]
-    pub(super) fn see<A: Tape>(&mut self, operand: &FloatTensor<A>) {
+    pub(super) fn see<B: Backend>(&mut self, operand: &AutodiffTensor<B>) {
         if let Some(depth) = &mut self.0 {
-            *depth = A::depth(operand).unwrap_or(0).max(*depth);
+            *depth = tape::depth(operand).unwrap_or(0).max(*depth);
         }
     }
 
     /// Notes the depth of a result.
     #[inline]
-    pub(super) fn leave<A: Tape>(self, result: FloatTensor<A>) -> FloatTensor<A> {
+    pub(super) fn leave<B: Backend>(self, result: AutodiffTensor<B>) -> AutodiffTensor<B> {
         if self.0.is_some()
-            && let Some(depth) = A::depth(&result)
+            && let Some(depth) = tape::depth(&result)
         {
             DEPTH.set(DEPTH.get().max(Some(depth)));
         }
@@ -163,19 +161,18 @@ impl Depth {
     }
 }
 
-/// An operand of an operation that is recorded.
+/// An operand of an operation that is recorded: a leaf that requires gradients is hooked if it is registered.
 #[inline]
-pub(super) fn enter<A: Tape>(operand: FloatTensor<A>, depth: Depth) -> FloatTensor<A> {
+pub(super) fn enter<B: Backend>(operand: AutodiffTensor<B>, depth: Depth) -> AutodiffTensor<B> {
     match depth.0 {
-        Some(depth) if A::depth(&operand) == Some(0) => hook::<A>(operand, depth),
+        Some(depth) if tape::depth(&operand) == Some(0) => hook(operand, depth),
         _ => operand,
     }
 }
 
-/// A leaf that requires gradients, hooked if it is registered.
-fn hook<A: Tape>(leaf: FloatTensor<A>, depth: usize) -> FloatTensor<A> {
+fn hook<B: Backend>(leaf: AutodiffTensor<B>, depth: usize) -> AutodiffTensor<B> {
     let by = LEAVES.with_borrow_mut(|leaves| {
-        let leaf = leaves.get_mut(&A::node(&leaf))?;
+        let leaf = leaves.get_mut(&tape::node(&leaf))?;
         if let Some(by) = leaf.uses.upgrade() {
             return Some(by);
         }
@@ -189,21 +186,35 @@ fn hook<A: Tape>(leaf: FloatTensor<A>, depth: usize) -> FloatTensor<A> {
     });
     match by {
         // Deeper than the last operation of the tape, which has depth 1.
-        Some(by) => A::hook(leaf, depth.max(1), by),
+        Some(by) => tape::hook(leaf, depth.max(1), by),
         None => leaf,
     }
 }
 
 /// Remembers the node that was queried: decorators that hide their tensors forward the query to this backend.
 #[inline]
-pub(super) fn ask<A: Tape>(tensor: &FloatTensor<A>) {
-    ASKED.set(Some(A::node(tensor)));
+pub(super) fn ask<B: Backend>(tensor: &AutodiffTensor<B>) {
+    ASKED.set(Some(tape::node(tensor)));
 }
 
-/// The node of the leaf inside a tensor. `ask` queries whether the tensor requires gradients, which reaches that leaf; `None` if its
-/// backend has no [`Sharded`](super::Sharded) in it.
-pub(crate) fn node_behind(ask: impl FnOnce()) -> Option<u64> {
+/// Whether the tensor's backend has a [`Sharded`](super::Sharded) in it, which can hook the leaf.
+pub(crate) fn is_hooked<B: Backend>(tensor: &FloatTensor<B>) -> bool {
+    node_behind::<B>(tensor).is_some()
+}
+
+/// The number of a tensor's node in the autodiff graph. Two tensors with one number have the same elements. `None` if the backend does
+/// not expose it: it is neither `Autodiff` nor has a [`Sharded`](super::Sharded) in it.
+pub(crate) fn leaf_node<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<u64> {
+    node_behind::<B>(tensor).or_else(|| {
+        let tensor: &dyn Any = tensor;
+        let tensor = tensor.downcast_ref::<AutodiffTensor<B::InnerBackend>>()?;
+        Some(tape::node(tensor))
+    })
+}
+
+/// The node of the leaf inside a tensor: the question whether it requires gradients reaches that leaf through all decorators.
+fn node_behind<B: Backend>(tensor: &FloatTensor<B>) -> Option<u64> {
     ASKED.set(None);
-    ask();
+    B::float_is_require_grad(tensor);
     ASKED.take()
 }

@@ -1,17 +1,33 @@
 //! Each operation has the same result on tensors in host memory as on the device.
 
-use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
+use burn::backend::Autodiff;
+use burn::module::{Module, Param};
+use burn::prelude::*;
+use burn::tensor::{DType, TensorData};
 use burn_flex::Flex;
+use burn_zero::{OffloadConfig, PlacedTensor, Sharded, WithHost};
 use proptest::prelude::*;
-
-use super::{PlacedTensor, WithHost, on_host};
 
 type H = WithHost<Flex>;
 type One<const D: usize> = Tensor<H, D>;
 
+#[derive(Module, Debug)]
+struct Weight<B: Backend, const D: usize> {
+    weight: Param<Tensor<B, D>>,
+}
+
+/// A tensor in host memory: a gradient that left the device during backward.
 fn host<const D: usize>(data: TensorData) -> One<D> {
-    let primitive = on_host::<H>(data, &Default::default());
-    Tensor::from_primitive(TensorPrimitive::Float(primitive))
+    type B = Sharded<Autodiff<Flex>>;
+    let data = Tensor::<B, D>::from_data(data.clone(), (&Default::default(), data.dtype));
+    let weight = Param::from_tensor(data.zeros_like());
+    let model = Weight { weight };
+    let mut optimizer = OffloadConfig::default().init::<B>().unwrap();
+    optimizer.prepare(&model);
+    let gradients = (model.weight.val() * data).sum().backward();
+    let gradient = model.weight.val().grad(&gradients).unwrap();
+    assert!(is_on_host(&gradient));
+    gradient
 }
 
 fn device<const D: usize>(data: TensorData) -> One<D> {
