@@ -64,6 +64,7 @@ impl<O> ZeroOptimizer<O> {
             stream::begin(&reducer, rank, seed);
         }
         let ids = attach_to::<B, M>(&reducer, &module);
+        *self.recorded.lock() = Arc::downgrade(&reducer);
         (self.group, self.reducer) = (group, Some(reducer));
         Ok((module, ids))
     }

@@ -8,12 +8,14 @@ use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn_decorator::message;
+use parking_lot::Mutex;
 
 use super::parameter_shards::ShardOptimizer;
 use super::rank_context::RankContext;
 use super::statistics::Statistics;
 use super::trial::NormReceiver;
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
+use crate::recorder::PreparedReducer;
 use crate::reduce::GradientReducer;
 use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 
@@ -104,7 +106,6 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// [`estimate`](crate::estimate()) has all figures, [`peak_gradient_bytes`](Self::peak_gradient_bytes) the measured peak.
 ///
 /// Under MPI a panic that the program does not catch ends the whole job, with its message: see `MpiGroup`.
-#[derive(Clone)]
 pub struct ZeroOptimizer<O> {
     pub(super) inner: O,
     pub(super) group: Arc<dyn ProcessGroup>,
@@ -115,6 +116,8 @@ pub struct ZeroOptimizer<O> {
     pub(super) reducer: Option<Arc<GradientReducer>>,
     /// The nodes of the leaves that contain shards as the wrapped optimizer left them on the host.
     pub(super) leaves: HashMap<usize, u64>,
+    /// The same for the recorders of this optimizer.
+    pub(super) recorded: PreparedReducer,
 }
 
 /// Where the group comes from.
@@ -124,6 +127,22 @@ enum Origin {
     Own,
     /// Taken from the rank context of the Learner's strategy; until then the group has one rank.
     Learner,
+}
+
+impl<O: Clone> Clone for ZeroOptimizer<O> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            group: self.group.clone(),
+            origin: self.origin,
+            settings: self.settings.clone(),
+            norm: self.norm.clone(),
+            seed: self.seed,
+            reducer: self.reducer.clone(),
+            leaves: self.leaves.clone(),
+            recorded: Arc::new(Mutex::new(self.recorded.lock().clone())),
+        }
+    }
 }
 
 impl<O> ZeroOptimizer<O> {
@@ -165,6 +184,7 @@ impl<O> ZeroOptimizer<O> {
             seed: None,
             reducer: None,
             leaves: HashMap::new(),
+            recorded: PreparedReducer::default(),
         }
     }
 
@@ -299,17 +319,17 @@ impl<O> ZeroOptimizer<O> {
         Statistics::of::<B, M>(module).share::<B, M>(module, &*self.group)
     }
 
-    /// Saves and loads whole trainings with this optimizer, in whatever layers: see [`Recorder`].
+    /// Saves and loads whole trainings with this optimizer, in whatever layers: see [`Recorder`]. It is for the model that was
+    /// [prepared](Self::prepare) last, and fails after this optimizer was dropped.
     ///
     /// # Errors
     ///
     /// [`ZeroOptimizerError::NotPrepared`], also in a `Learner`, which saves records of its own.
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
-        let reducer = self
-            .reducer
-            .clone()
-            .ok_or(ZeroOptimizerError::NotPrepared)?;
-        Ok(Recorder::new(reducer, self.settings.clone()))
+        match self.reducer {
+            Some(_) => Ok(Recorder::new(self.recorded.clone(), self.settings.clone())),
+            None => Err(ZeroOptimizerError::NotPrepared.into()),
+        }
     }
 
     /// Whether the group is taken from a Learner's strategy.

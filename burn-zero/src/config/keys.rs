@@ -3,11 +3,13 @@
 use serde_json::Value;
 
 /// A line of the table, for one of its names.
-#[derive(Clone, Copy)]
 pub(super) struct Key {
     pub(super) name: &'static str,
-    /// `read`; `stage 3`: read for stage 3, and listed as ignored in other stages; `ignored`: listed as ignored; `refused ..`: an error,
-    /// because it would change the training, unless its value has no effect ([`is_harmless`](Self::is_harmless)).
+    /// - `section`: an object, with a table of its own;
+    /// - `read`; `read or default`: `"auto"` is the default if the program does not fill it in;
+    /// - `ignored`: listed as ignored;
+    /// - `refused ..`: an error, because it would change the training, unless its value has no effect
+    ///   ([`is_harmless`](Self::is_harmless)).
     pub(super) rule: &'static str,
     /// Why it is ignored, or what to do instead.
     pub(super) reason: &'static str,
@@ -53,10 +55,11 @@ impl Key {
 /// Sections by the paths of their objects, `params` by what it configures. A line has a rule, the names and the reason.
 const TABLE: &str = "
 []
-read: train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
-read: fp16 bf16 bfloat16 zero_optimization optimizer scheduler communication_data_type
-ignored: steps_per_print wall_clock_breakdown memory_breakdown dump_state log_level timers comms_logger | logging: use the Learner's metrics and loggers
-ignored: flops_profiler tensorboard wandb comet csv_monitor monitor_config | logging: use the Learner's metrics and loggers
+section: fp16 bf16 bfloat16 zero_optimization optimizer scheduler
+read or default: train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
+read: communication_data_type
+ignored: steps_per_print wall_clock_breakdown memory_breakdown dump_state log_level timers comms_logger flops_profiler tensorboard wandb comet \
+    csv_monitor monitor_config | logging: use the Learner's metrics and loggers
 ignored: checkpoint nebula datastates_ckpt | records are saved and loaded by this crate's own functions
 ignored: prescale_gradients gradient_predivide_factor | gradients are summed in f32 and divided once
 ignored: disable_allgather | gradients are always reduced and parameters gathered in whole flat buckets
@@ -86,7 +89,8 @@ refused unless off: curriculum_learning data_efficiency | the data pipeline is t
 refused unless off: compression_training quantize_training weight_quantization eigenvalue | train without it
 refused unless off: hybrid_engine | there is no inference engine
 [fp16]
-read: enabled loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale
+read: enabled
+read or default: loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale
 ignored: auto_cast | inputs are cast by the operations that compute in f16
 ignored: fused_mode | the optimizer is always fused where it can be
 refused unless off: consecutive_hysteresis | the overflows are counted since the scale last grew: remove it
@@ -98,25 +102,21 @@ ignored: check_grad_overflow | wrap the optimizer with burn_amp::GradScaler to s
 refused unless off: bf16_master_weights_and_grads | master parameters and gradients are f32: remove it
 refused unless off: bf16_optimizer_states | optimizer state is f32: remove it
 [zero_optimization]
-read: stage reduce_bucket_size allgather_bucket_size offload_optimizer cpu_offload
-stage 3: offload_param cpu_offload_param | of stage 3, as in DeepSpeed
-stage 3: sub_group_size stage3_prefetch_bucket_size prefetch_bucket_size | of stage 3, as in DeepSpeed
-stage 3: stage3_param_persistence_threshold param_persistence_threshold | of stage 3, as in DeepSpeed
-stage 3: stage3_model_persistence_threshold model_persistence_threshold | of stage 3, as in DeepSpeed
-stage 3: stage3_max_live_parameters max_live_parameters stage3_max_reuse_distance max_reuse_distance | of stage 3, as in DeepSpeed
-stage 3: stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save | of stage 3, as in DeepSpeed
-stage 3: stage3_gather_fp16_weights_on_model_save | of stage 3, as in DeepSpeed
-ignored: stage3_module_granularity_threshold module_granularity_threshold leaf_module | of stage 3, as in DeepSpeed
-ignored: stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params | of stage 3, as in DeepSpeed
-ignored: stage3_allgather_sequential allgather_sequential | of stage 3, as in DeepSpeed
-ignored: stage3_partition_stream_chunk_size partition_stream_chunk_size | of stage 3, as in DeepSpeed
-ignored: zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights | of stage 3, as in DeepSpeed
-ignored: mics_shard_size mics_hierarchical_params_gather memory_efficient_linear | of stage 3, as in DeepSpeed
-ignored: pipeline_loading_checkpoint override_module_apply save_muon_momentum_buffer_in_memory | of stage 3, as in DeepSpeed
+section: offload_optimizer
+read: stage
+read or default: reduce_bucket_size allgather_bucket_size cpu_offload
+ignored: offload_param cpu_offload_param sub_group_size stage3_prefetch_bucket_size prefetch_bucket_size stage3_param_persistence_threshold \
+    param_persistence_threshold stage3_model_persistence_threshold model_persistence_threshold stage3_max_live_parameters max_live_parameters \
+    stage3_max_reuse_distance max_reuse_distance stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save \
+    stage3_gather_fp16_weights_on_model_save stage3_module_granularity_threshold module_granularity_threshold leaf_module \
+    stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params stage3_allgather_sequential allgather_sequential \
+    stage3_partition_stream_chunk_size partition_stream_chunk_size zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights \
+    mics_shard_size mics_hierarchical_params_gather memory_efficient_linear pipeline_loading_checkpoint override_module_apply \
+    save_muon_momentum_buffer_in_memory | of stage 3, as in DeepSpeed
 ignored: overlap_comm | stage 2 always reduces gradients while backward goes on, the other stages do in the step
 ignored: cpu_offload_use_pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice
-ignored: contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce | gradients are always reduced and parameters gathered in whole flat buckets
-ignored: allgather_partitions round_robin_gradients legacy_stage1 | gradients are always reduced and parameters gathered in whole flat buckets
+ignored: contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions round_robin_gradients legacy_stage1 | gradients are \
+    always reduced and parameters gathered in whole flat buckets
 ignored: load_from_fp32_weights | records are saved and loaded by this crate's own functions
 ignored: elastic_checkpoint | records load at any number of ranks
 ignored: ignore_unused_parameters | a parameter without a gradient takes part with zeros
@@ -125,15 +125,12 @@ ignored: log_trace_cache_warnings | logging: use the Learner's metrics and logge
 refused unless off: zero_quantized_gradients zeropp_loco_param | set communication_data_type to bf16 to send half the bytes
 refused unless off: zenflow | each step updates all parameters
 [zero_optimization.offload_optimizer]
-read: device ratio
+read or default: device ratio
 ignored: pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice
 ignored: nvme_path buffer_count fast_init | nothing is offloaded to a disk
 ignored: pipeline pipeline_read pipeline_write | AdamW's transfers and updates always overlap; those of an optimizer on the host's backend never do
 ignored: convert_grad_on_cpu | low-precision gradients are widened within the update
 ignored: super_offload cpuadam_cores_perc | of stage 3, as in DeepSpeed
-[zero_optimization.offload_param]
-read: device
-ignored: pin_memory nvme_path buffer_count buffer_size max_in_cpu | of stage 3, as in DeepSpeed
 [optimizer]
 read: type params
 ignored: legacy_fusion | the optimizer is always fused where it can be
@@ -157,7 +154,8 @@ refused unless 0: max_grad_norm | set gradient_clipping instead
 [scheduler]
 read: type params
 [scheduler.WarmupLR | scheduler.WarmupDecayLR]
-read: warmup_min_lr warmup_max_lr warmup_num_steps warmup_type total_num_steps
+read: warmup_max_lr warmup_num_steps warmup_type total_num_steps
+read or default: warmup_min_lr
 ignored: last_batch_iteration | records are saved and loaded by this crate's own functions
 [scheduler.WarmupCosineLR]
 read: warmup_min_ratio cos_min_ratio warmup_num_steps warmup_type total_num_steps

@@ -1,22 +1,67 @@
-//! A save whose operations on the file system fail or take long. All else is tested in `tests/records`.
+//! A save that crashes before any of its operations on the file system, or whose operations fail or take long. The log shows them.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::Write;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Once;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::directory::Disk;
-use super::save::save_on;
+use burn_zero::SingleRank;
+use burn_zero::record::{Completeness, RecordInfo, ShardedRecord, inspect};
+
 use super::*;
-use crate::{GroupOptions, ProcessGroup, SingleRank, ThreadGroup};
 
 const LAST: Keep = Keep::Last(NonZeroUsize::MIN);
 
+/// Called with each operation of a thread and its path, before it is made.
+type Before = Box<dyn Fn(&str, &Path)>;
+
+thread_local! {
+    static BEFORE: RefCell<Option<Before>> = const { RefCell::new(None) };
+}
+
+struct Operations;
+
+impl log::Log for Operations {
+    fn enabled(&self, metadata: &log::Metadata) -> bool {
+        metadata.target().starts_with("burn_zero::record")
+    }
+
+    fn log(&self, record: &log::Record) {
+        if record.level() != log::Level::Trace || !self.enabled(record.metadata()) {
+            return;
+        }
+        // Taken, because it may read records itself.
+        let Some(before) = BEFORE.take() else { return };
+        let text = record.args().to_string();
+        let (action, path) = text.split_once(" /").unwrap();
+        before(action, Path::new(&format!("/{path}")));
+        BEFORE.set(Some(before));
+    }
+
+    fn flush(&self) {}
+}
+
+/// What `work` returns, in which `before` is called.
+fn observed<T>(before: impl Fn(&str, &Path) + 'static, work: impl FnOnce() -> T) -> T {
+    static LOGGER: Once = Once::new();
+    LOGGER.call_once(|| {
+        log::set_logger(&Operations).unwrap();
+        log::set_max_level(log::LevelFilter::Trace);
+    });
+    BEFORE.set(Some(Box::new(before)));
+    let done = work();
+    BEFORE.set(None);
+    done
+}
+
 /// The slice of one rank of two tensors whose bytes depend on the step.
-fn entries(step: u64, rank: usize, world_size: usize) -> Vec<Entry<'static>> {
+fn entries_of(step: u64, rank: usize, world_size: usize) -> Vec<Entry<'static>> {
     let tensors = [("model/a", Dtype::F32, 12), ("optimizer/b", Dtype::F16, 5)];
     let entries = tensors.map(|(name, dtype, elements)| {
         let tensor = TensorSpec::new(name, dtype, [elements]);
@@ -28,16 +73,9 @@ fn entries(step: u64, rank: usize, world_size: usize) -> Vec<Entry<'static>> {
     entries.into()
 }
 
-fn save(disk: Disk, dir: &Path, step: u64, keep: Keep) -> Result<Saved, RecordError> {
-    let state = TrainingState::at_step(step);
-    save_on(
-        disk,
-        dir,
-        &SingleRank::new(),
-        entries(step, 0, 1),
-        state,
-        keep,
-    )
+fn save_one(dir: &Path, step: u64, keep: Keep) -> Result<Saved, RecordError> {
+    let (state, entries) = (TrainingState::at_step(step), entries_of(step, 0, 1));
+    save_sharded(dir, &SingleRank::new(), entries, state, keep)
 }
 
 /// The step of the last record, all of which is of that step.
@@ -45,20 +83,13 @@ fn last_step(dir: &Path) -> Result<u64, RecordError> {
     let mut record = ShardedRecord::open(dir)?;
     record.verify()?;
     let step = record.state(0, 1).step;
-    for entry in entries(step, 0, 1) {
+    for entry in entries_of(step, 0, 1) {
         assert_eq!(
             record.read(entry.slice())?,
             vec![step as u8; entry.slice().bytes()]
         );
     }
     Ok(step)
-}
-
-/// Names of records, finished or not.
-fn names(dir: &Path) -> Vec<String> {
-    let files = fs::read_dir(dir).unwrap();
-    let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    names.filter(|name| name != ".lock").collect()
 }
 
 /// A change that a loss of power may undo, because it was not synced.
@@ -95,20 +126,22 @@ fn renamed(path: &Path) -> PathBuf {
     path.with_file_name(complete.map_or_else(|| format!(".{name}.partial"), str::to_owned))
 }
 
-/// Saves with all operations from number `until` on failing. Returns the result, and the changes not synced by then.
-fn save_until(dir: &Path, until: usize) -> (Result<Saved, RecordError>, Vec<Volatile>) {
-    let left = Cell::new(until);
-    let volatile = RefCell::new(Vec::<Volatile>::new());
-    let before = |action: &'static str, path: &Path| {
-        let volatile = &mut *volatile.borrow_mut();
+/// Saves, and crashes before operation number `until`: then there is no result. Returns also the changes not synced by then.
+fn save_until(dir: &Path, until: usize) -> (Option<Result<Saved, RecordError>>, Vec<Volatile>) {
+    let volatile = Rc::new(RefCell::new(Vec::<Volatile>::new()));
+    let (all, left) = (volatile.clone(), Cell::new(until));
+    let before = move |action: &str, path: &Path| {
+        let volatile = &mut *all.borrow_mut();
         let here = || path.to_owned();
+        if matches!(action, "list" | "look at" | "open") {
+            return;
+        }
         if left.get() == 0 {
             if action == "write" {
-                // A full disk writes what still fits.
-                let file = fs::OpenOptions::new().append(true).open(path)?;
-                io::Write::write_all(&mut &file, b"half")?;
+                let mut file = fs::OpenOptions::new().append(true).open(path).unwrap();
+                file.write_all(b"half").unwrap();
             }
-            return Err(ErrorKind::StorageFull.into());
+            resume_unwind(Box::new("the machine stops"));
         }
         left.set(left.get() - 1);
         match action {
@@ -128,13 +161,14 @@ fn save_until(dir: &Path, until: usize) -> (Result<Saved, RecordError>, Vec<Vola
             }),
             other => panic!("{other} is no operation of a save"),
         }
-        Ok(())
     };
-    let saved = save(Disk { before: &before }, dir, 2, LAST);
-    (saved, volatile.into_inner())
+    let save = || observed(before, || save_one(dir, 2, LAST));
+    let saved = catch_unwind(AssertUnwindSafe(save)).ok();
+    let volatile = volatile.take();
+    (saved, volatile)
 }
 
-/// Each operation of a save fails, by an error and by a loss of power that undoes all changes that were not synced, or only the
+/// A save stops at each of its operations: killed, or by a loss of power that undoes all changes that were not synced, or only the
 /// content of files.
 #[test]
 fn every_operation_may_be_the_last() {
@@ -150,29 +184,29 @@ fn every_operation_may_be_the_last() {
             let root = tempfile::tempdir().unwrap();
             let dir = &root.path().join("runs/today");
             if earlier {
-                save(Disk::PLAIN, dir, 1, Keep::All).unwrap();
+                save_one(dir, 1, Keep::All).unwrap();
             }
             let (saved, volatile) = save_until(dir, until);
             let lost = volatile.into_iter().rev().filter(is_lost);
             lost.for_each(Volatile::lose);
             let found = last_step(dir);
-            match &saved {
-                Ok(_) => {
+            match saved {
+                Some(saved) => {
                     came_through += 1;
+                    saved.unwrap();
                     assert_eq!(found.unwrap(), 2, "{until}: it said that it was saved");
                 }
-                Err(RecordError::Io { .. }) => {
+                None => {
                     failed += 1;
-                    // If the sync after the last rename fails, the record is complete already.
+                    // After the last rename the record is complete already.
                     match found {
                         Ok(step) => assert!(step == 2 || earlier && step == 1, "{until}"),
                         Err(RecordError::NoRecord { .. }) => assert!(!earlier, "{until}"),
                         Err(other) => panic!("{until}: {other}"),
                     }
                 }
-                Err(other) => panic!("{until}: {other}"),
             }
-            save(Disk::PLAIN, dir, 3, Keep::default()).unwrap();
+            save_one(dir, 3, Keep::default()).unwrap();
             assert_eq!(last_step(dir).unwrap(), 3);
             let left = inspect(dir).unwrap().records;
             let is_complete =
@@ -183,25 +217,65 @@ fn every_operation_may_be_the_last() {
     }
 }
 
+/// Something stands in the way of what a save makes, creates or renames to.
+#[test]
+fn what_the_file_system_refuses_costs_no_record() {
+    for (refused, found) in [("make", 1), ("create", 1), ("rename", 1), ("rename", 2)] {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path();
+        save_one(dir, 1, Keep::All).unwrap();
+        let renames = Cell::new(0);
+        let before = move |action: &str, path: &Path| {
+            let in_the_way = match action {
+                "rename" => renamed(path),
+                _ => path.to_owned(),
+            };
+            if action == "rename" {
+                renames.set(renames.get() + 1);
+            }
+            // The second one is that of the old record, whose removal may fail.
+            if action == refused && (action != "rename" || renames.get() == found) {
+                fs::create_dir_all(in_the_way.join("something")).unwrap();
+            }
+        };
+        let saved = observed(before, || save_one(dir, 2, LAST));
+        match found {
+            1 => assert!(matches!(saved, Err(RecordError::Io { .. })), "{refused}"),
+            _ => assert!(saved.is_ok(), "{saved:?}"),
+        }
+        if refused == "rename" && found == 1 {
+            // What was in the way has the name of a record.
+            fs::remove_dir_all(dir.join("000002-step-2")).unwrap();
+        }
+        assert_eq!(last_step(dir).unwrap(), found, "{refused}");
+        save_one(dir, 3, LAST).unwrap();
+        assert_eq!(last_step(dir).unwrap(), 3);
+    }
+}
+
 /// The new record is whole and on the disk before an old one is removed.
 #[test]
 fn what_is_removed_is_removed_last() {
-    let dir = tempfile::tempdir().unwrap();
-    save(Disk::PLAIN, dir.path(), 1, Keep::All).unwrap();
-    let removed = RefCell::new(Vec::new());
-    let before = |action: &'static str, path: &Path| {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().to_owned();
+    save_one(&dir, 1, Keep::All).unwrap();
+    let removed = Rc::new(RefCell::new(Vec::new()));
+    let (all, at) = (removed.clone(), dir.clone());
+    let before = move |action: &str, path: &Path| {
         if action == "remove" {
-            assert_eq!(last_step(dir.path()).unwrap(), 2);
-            removed.borrow_mut().push(path.to_owned());
+            assert_eq!(last_step(&at).unwrap(), 2);
+            all.borrow_mut().push(path.to_owned());
         }
-        Ok(())
     };
-    save(Disk { before: &before }, dir.path(), 2, LAST).unwrap();
-    let partial = dir.path().join(".000001-step-1.partial");
+    observed(before, || save_one(&dir, 2, LAST).unwrap());
+    let partial = dir.join(".000001-step-1.partial");
     assert_eq!(removed.borrow().last(), Some(&partial));
 
-    let (saved, volatile) = save_until(dir.path(), usize::MAX);
-    assert!(saved.is_ok() && volatile.is_empty(), "{volatile:?}");
+    let (saved, volatile) = save_until(&dir, usize::MAX);
+    assert!(
+        saved.unwrap().is_ok() && volatile.is_empty(),
+        "{volatile:?}"
+    );
 }
 
 /// Records of many files are removed for longer than the deadline of a collective; the others wait, and take part in the next
@@ -218,7 +292,7 @@ fn removing_may_take_longer_than_the_deadline() {
     let slowly = |dir: &Path, fails: bool| -> Vec<Result<Saved, RecordError>> {
         let partial = dir.join(".000001-step-9.partial");
         let saved = ThreadGroup::spawn(2, GroupOptions::with_deadline(DEADLINE), |group| {
-            let mut entries = entries(9, group.rank(), 2);
+            let mut entries = entries_of(9, group.rank(), 2);
             if fails && group.rank() == 1 {
                 let slice = entries[0].slice().clone();
                 let partial = partial.clone();
@@ -227,15 +301,14 @@ fn removing_may_take_longer_than_the_deadline() {
                     Err("device lost".into())
                 });
             }
-            let before = |action: &'static str, path: &Path| {
+            let before = |action: &str, path: &Path| {
                 if action == "remove" && !path.is_dir() {
                     sleep(FILE);
                 }
-                Ok(())
             };
-            let disk = Disk { before: &before };
             let state = TrainingState::at_step(9);
-            let saved = save_on(disk, dir, &group, entries, state, LAST);
+            let save = || save_sharded(dir, &group, entries, state, LAST);
+            let saved = observed(before, save);
             group.barrier("the next step").unwrap();
             saved
         });
@@ -244,7 +317,7 @@ fn removing_may_take_longer_than_the_deadline() {
     // Old records.
     let dir = tempfile::tempdir().unwrap();
     for step in 1..=3 {
-        let saved = save(Disk::PLAIN, dir.path(), step, Keep::All).unwrap();
+        let saved = save_one(dir.path(), step, Keep::All).unwrap();
         half(&saved.path);
     }
     assert!(slowly(dir.path(), false).iter().all(Result::is_ok));

@@ -1,6 +1,6 @@
 //! DeepSpeed's schedules, update by update.
 
-use burn_zero::{SchedulerConfig, Warmup, WarmupShape};
+use examples::gpt::scheduler::{SchedulerConfig, Warmup, WarmupShape};
 
 #[track_caller]
 fn close(actual: f64, expected: f64) {

@@ -7,7 +7,7 @@ use burn::data::dataloader::DataLoader;
 use burn::tensor::backend::Backend;
 use serde::{Deserialize, Serialize};
 
-use super::StrategyError;
+use crate::ZeroError;
 
 /// What the loaders of a process hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,13 +20,6 @@ pub enum Loaders {
     TrainSplit,
     /// This rank's part of the training data and of the validation data.
     Split,
-}
-
-impl Loaders {
-    /// Whether the training data came in parts.
-    pub(super) fn split_training(self) -> bool {
-        self != Self::Whole
-    }
 }
 
 /// What happens to training data that does not divide by the number of ranks. Every rank must take equally many steps.
@@ -48,17 +41,18 @@ pub enum Uneven {
 ///
 /// # Errors
 ///
-/// [`StrategyError::Uneven`].
-pub(super) fn parts(
-    items: usize,
-    ranks: usize,
-    uneven: Uneven,
-) -> Result<Vec<Range<usize>>, StrategyError> {
+/// [`ZeroError::Strategy`] if there are none and [`Uneven::Refuse`] asks for them.
+fn parts(items: usize, ranks: usize, uneven: Uneven) -> Result<Vec<Range<usize>>, ZeroError> {
     let (length, last) = match uneven {
         _ if items.is_multiple_of(ranks) => (items / ranks, items - items / ranks),
         Uneven::Repeat => (items.div_ceil(ranks), items - items.div_ceil(ranks)),
         Uneven::Drop => (items / ranks, items / ranks * (ranks - 1)),
-        Uneven::Refuse => return Err(StrategyError::Uneven { items, ranks }),
+        Uneven::Refuse => {
+            return Err(ZeroError::Strategy(format!(
+                "{items} items cannot be cut into {ranks} equal parts, and `Uneven::Refuse` asks for that: choose \
+                 `Uneven::Repeat` or `Uneven::Drop`"
+            )));
+        }
     };
     // The first one begins at 0 and the last at `last`, the others evenly between.
     let start = |rank| rank * last / (ranks - 1).max(1);
@@ -71,22 +65,22 @@ pub(super) fn parts(
 ///
 /// # Errors
 ///
-/// [`StrategyError::NoItems`], [`StrategyError::UnevenParts`].
-pub(super) fn check_parts(items: &[usize], uneven: Uneven) -> Result<(), StrategyError> {
-    let all = || items.to_vec();
-    let nothing = items.iter().all(|&items| items == 0);
-    if let Some(rank) = items
-        .iter()
-        .position(|&items| items == 0)
-        .filter(|_| !nothing)
-    {
-        return Err(StrategyError::NoItems { rank, items: all() });
+/// [`ZeroError::Strategy`] if one has none, or if they differ and [`Uneven::Refuse`] asks for equal ones.
+pub(super) fn check_parts(items: &[i64], uneven: Uneven) -> Result<(), ZeroError> {
+    let refused = |reason| Err(ZeroError::Strategy(reason));
+    let is_equal = items.windows(2).all(|pair| pair[0] == pair[1]);
+    if let (Some(rank), false) = (items.iter().position(|&items| items == 0), is_equal) {
+        return refused(format!(
+            "rank {rank} has no items to train on, but others have {items:?}, rank by rank: every process needs a part"
+        ));
     }
-    let equal = items.windows(2).all(|pair| pair[0] == pair[1]);
-    match uneven {
-        Uneven::Refuse if !equal => Err(StrategyError::UnevenParts { items: all() }),
-        _ => Ok(()),
+    if uneven == Uneven::Refuse && !is_equal {
+        return refused(format!(
+            "the processes have {items:?} items to train on, rank by rank, and `Uneven::Refuse` asks for equally many: load \
+             equal parts, or choose `Uneven::Repeat` or `Uneven::Drop`"
+        ));
     }
+    Ok(())
 }
 
 /// A loader for each rank. A loader that shuffles does so within each part, as Burn's `split_dataloader`.
@@ -96,12 +90,12 @@ pub(super) fn check_parts(items: &[usize], uneven: Uneven) -> Result<(), Strateg
 ///
 /// # Errors
 ///
-/// [`StrategyError::Uneven`].
+/// As [`parts`].
 pub(super) fn split<B: Backend, O>(
     loader: &Arc<dyn DataLoader<B, O>>,
     ranks: usize,
     uneven: Uneven,
-) -> Result<Vec<Arc<dyn DataLoader<B, O>>>, StrategyError> {
+) -> Result<Vec<Arc<dyn DataLoader<B, O>>>, ZeroError> {
     if ranks == 1 {
         return Ok(vec![loader.clone()]);
     }

@@ -1,15 +1,13 @@
-//! The device of a model.
+//! The device of a module, for a training that is not told one.
 
-use burn::{
-    module::{Module, ModuleVisitor, Param},
-    tensor::{Bool, Device, Int, Tensor, backend::Backend},
-};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Bool, Device, Int, Tensor, backend::Backend};
 
-/// The device of the first parameter. Unlike `Module::devices` it does not initialise lazy parameters, which would get
-/// other values in this copy than in the model itself.
-pub(super) fn of<B: Backend, M: Module<B>>(model: &M) -> Device<B> {
+/// The device of the module's first parameter; the default device if it has none. Unlike Burn's `Module::devices` it does not
+/// initialise lazy parameters, which would get other values in this copy than in the model itself.
+pub fn device_of<B: Backend, M: Module<B>>(module: &M) -> Device<B> {
     let mut first = First::<B>(None);
-    model.visit(&mut first);
+    module.visit(&mut first);
     first.0.unwrap_or_default()
 }
 
