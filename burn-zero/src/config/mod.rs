@@ -85,53 +85,6 @@ impl Default for ZeroConfig {
 }
 
 impl ZeroConfig {
-    /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1 or 2: integers may be written as
-    /// `5e8`, `null` is the default, and keys without effect here are listed in
-    /// [`ignored`](Self::ignored) with the reason. `"auto"` is the default where Accelerate and DeepSpeed take one: for batch sizes
-    /// (they count as missing), `gradient_clipping`, the loss scaling, the sizes of buckets and `scheduler.params.warmup_min_lr`.
-    ///
-    /// # Errors
-    ///
-    /// No JSON, an unknown or doubled key, a wrong type or value, an `"auto"` that only the program can fill in, and what DeepSpeed
-    /// has and this crate has not. Stage 3 comes later; NVMe is not supported.
-    pub fn from_deepspeed_json(text: &str) -> Result<Self, ConfigError> {
-        Self::from_deepspeed_json_with(text, &|_| None)
-    }
-
-    /// Reads DeepSpeed's JSON. `auto` gives the value of a key that says `"auto"`, by its path, from the program's options or its model.
-    ///
-    /// ```
-    /// use burn_zero::ZeroConfig;
-    ///
-    /// let file = r#"{"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, "gradient_clipping": "auto",
-    ///     "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "train_micro_batch_size_per_gpu": "auto"}"#;
-    /// let error = ZeroConfig::from_deepspeed_json(file).unwrap_err();
-    /// assert_eq!(
-    ///     error.to_string(),
-    ///     "optimizer.params.lr: \"auto\", and nothing fills it in: let the program give it, or put a value there",
-    /// );
-    /// let hidden_size = 768;
-    /// let auto = |path: &str| match path {
-    ///     "optimizer.params.lr" => Some(3e-4.into()),
-    ///     "zero_optimization.reduce_bucket_size" => Some((hidden_size * hidden_size).into()), // as Transformers does
-    ///     _ => None,
-    /// };
-    /// let config = ZeroConfig::from_deepspeed_json_with(file, &auto)?;
-    /// assert_eq!(config.sections["optimizer"]["params"]["lr"], 3e-4);
-    /// assert_eq!((config.reduce_bucket_size, config.gradient_clipping), (768 * 768, Some(1.0)));
-    /// # Ok::<(), burn_zero::ConfigError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`from_deepspeed_json`](Self::from_deepspeed_json).
-    pub fn from_deepspeed_json_with(
-        text: &str,
-        auto: &dyn Fn(&str) -> Option<Value>,
-    ) -> Result<Self, ConfigError> {
-        deepspeed::read(text, auto)
-    }
-
     /// The settings for a [`ZeroOptimizer`](crate::ZeroOptimizer). Gradients are averaged over ranks, as in DeepSpeed;
     /// parameters are cut at any element: see [`ZeroSettings::partition`] for optimizers that need the other partition.
     ///

@@ -29,15 +29,14 @@ pub(super) enum Items<T> {
 pub(super) type Format<T> = (fn(T) -> Vec<u8>, fn(&[u8]) -> Result<T, String>);
 
 impl<T> Items<T> {
-    /// For ranks that are threads, in their order.
-    pub(super) fn between_threads(ranks: usize) -> impl Iterator<Item = Self> {
+    /// For the ranks of this process, in their order: one, or threads.
+    pub(super) fn of_ranks(ranks: usize, format: Option<Format<T>>) -> impl Iterator<Item = Self> {
         let queues: Arc<Vec<_>> = Arc::new((0..ranks).map(|_| Mutex::default()).collect());
-        (0..ranks).map(move |rank| Self::Queues(rank, queues.clone()))
-    }
-
-    /// For a rank that is a process.
-    pub(super) fn of_process(format: Option<Format<T>>) -> Self {
-        format.map_or(Self::Stay, |format| Self::Bytes(format, Vec::new()))
+        (0..ranks).map(move |rank| match (ranks, format) {
+            (1, None) => Self::Stay,
+            (1, Some(format)) => Self::Bytes(format, Vec::new()),
+            _ => Self::Queues(rank, queues.clone()),
+        })
     }
 
     /// Whether rank 0 gets the items of all.
