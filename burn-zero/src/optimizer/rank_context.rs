@@ -15,7 +15,6 @@ use burn_decorator::message::{self, Message};
 use parking_lot::{Condvar, Mutex};
 
 use super::parameter_shards::ParameterShards;
-use super::prepare::{attach_to, prepare};
 use super::statistics::independent_if_shared;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::ZeroError;
@@ -244,13 +243,9 @@ impl<O> ZeroOptimizer<O> {
             module = independent_if_shared::<B, M>(module);
         }
         let module = module.fork(&device);
-        let request = self.prepare_request::<B>(&*context.group, &device);
-        let settings = format!("{:?}", request.settings);
+        let settings = format!("{:?}", self.settings);
         context.group.agree_equal("settings", &settings)?;
-        let (module, reducer) = prepare::<B, M>(module, &context.group, request)?;
-        let ids = attach_to::<B, M>(&reducer, &module);
-        self.group = context.group.clone();
-        self.reducer = Some(reducer);
+        let (module, ids) = self.prepare_on::<B, M>(context.group.clone(), module, &device)?;
         self.cut_state::<B>(&ids, &device)?;
         // A context belongs to one training.
         let _ = context.ids.set(ids);
