@@ -176,51 +176,49 @@ impl BatchConfig {
     /// [`ConfigError::Key`] for a size of 0 or a product above 2^64; [`ConfigError::Batch`] for sizes that contradict each other or do
     /// not divide evenly, for none at all, and for no ranks.
     pub fn resolve(&self, world_size: usize) -> Result<BatchSizes, ConfigError> {
-        let (train, micro, given) = (
+        let (train, micro, steps) = (
             self.train_batch_size,
             self.train_micro_batch_size_per_gpu,
             self.gradient_accumulation_steps,
         );
-        for (name, size) in [(TRAIN, train), (MICRO, micro), (STEPS, given)] {
+        for (name, size) in [(TRAIN, train), (MICRO, micro), (STEPS, steps)] {
             ConfigError::require(size != Some(0), name, "0", "at least 1")?;
         }
         let refused = |reason: String| Err(ConfigError::Batch(reason));
         if world_size == 0 {
             return refused("a world of 0 ranks: there must be at least 1".to_owned());
         }
-        let ranks = world_size as u64;
-        let divide = |train: u64, name, value: u64| {
-            let divisor = u128::from(value) * u128::from(ranks);
-            match u64::try_from(divisor) {
-                Ok(divisor) if train.is_multiple_of(divisor) => Ok(train / divisor),
-                _ => Err(ConfigError::Batch(format!(
-                    "train_batch_size {train} is no multiple of {ranks} ranks x {name} {value} = {divisor}"
-                ))),
-            }
-        };
-        let steps = given.unwrap_or(1);
-        let (micro, steps) = match (train, micro) {
-            (None, None) => {
+        let times = |size: u64| u128::from(size) * world_size as u128;
+        // Exact, because it is not above `train`.
+        let divide = |train: u64, size: u64| (u128::from(train) / times(size)) as u64;
+        let (micro, steps, divisor) = match (train, micro, steps) {
+            (None, None, _) => {
                 return refused(format!(
                     "neither {TRAIN} nor {MICRO} has a number: put one there, or set it in ZeroConfig::batch"
                 ));
             }
-            (Some(train), None) => (divide(train, STEPS, steps)?, steps),
-            (Some(train), Some(micro)) if given.is_none() => (micro, divide(train, MICRO, micro)?),
-            (_, Some(micro)) => (micro, steps),
-        };
-        let product = [steps, ranks].into_iter().try_fold(micro, u64::checked_mul);
-        match (train, product) {
-            (None, None) => {
-                let product = format!("{micro} x {steps} x {ranks}");
-                Err(ConfigError::invalid(TRAIN, product, "below 2^64"))
+            (Some(train), None, steps) => {
+                let steps = steps.unwrap_or(1);
+                (divide(train, steps), steps, Some((STEPS, steps)))
             }
-            (Some(train), product) if product != Some(train) => refused(format!(
-                "{TRAIN} {train}, but {MICRO} {micro} x {STEPS} {steps} x {ranks} ranks = {}",
-                product.map_or("more than 2^64".to_owned(), |product| product.to_string())
+            (Some(train), Some(micro), None) => (micro, divide(train, micro), Some((MICRO, micro))),
+            (_, Some(micro), steps) => (micro, steps.unwrap_or(1), None),
+        };
+        let product = times(micro).saturating_mul(steps.into());
+        let Ok(product) = u64::try_from(product) else {
+            let product = format!("{micro} x {steps} x {world_size}");
+            return Err(ConfigError::invalid(TRAIN, product, "below 2^64"));
+        };
+        match (train.filter(|train| *train != product), divisor) {
+            (Some(train), Some((name, value))) => refused(format!(
+                "{TRAIN} {train} is no multiple of {world_size} ranks x {name} {value} = {}",
+                times(value)
             )),
-            (_, product) => Ok(BatchSizes {
-                train: product.or(train).unwrap_or_default(),
+            (Some(train), None) => refused(format!(
+                "{TRAIN} {train}, but {MICRO} {micro} x {STEPS} {steps} x {world_size} ranks = {product}"
+            )),
+            (None, _) => Ok(BatchSizes {
+                train: product,
                 micro,
                 steps,
                 world_size,
