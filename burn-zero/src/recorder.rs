@@ -26,7 +26,7 @@ use crate::record::{
     Entry, JointWork, Keep, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec,
     TrainingState, save_sharded,
 };
-use crate::reduce::{Arriving, GradientReducer};
+use crate::reduce::GradientReducer;
 use crate::state::{self, Item, WINDOW, from_file, in_file, refuse, to_file};
 
 /// A training: a model, its optimizer with all layers around it, and its learning-rate scheduler (or a number, for a constant
@@ -346,7 +346,7 @@ impl Recorder {
                 attach(reducer, &Parameters::of::<B, M>(&model).nodes);
                 if world_size > 1 && in_window && self.settings.stage.shards_gradients() {
                     // The sums of the continued window are of reduced gradients.
-                    reducer.note(Arriving::Reduced);
+                    reducer.set_reduced();
                 }
             }
             Ok(Training {

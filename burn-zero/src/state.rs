@@ -168,7 +168,7 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
                 .strip_prefix("Rank")
                 .is_some_and(|rank| rank.parse::<usize>().is_ok());
             let key = match of.filter(|of| is_rank && !of.is_local) {
-                Some(of) => format!("Rank{}", layout.piece_shape(of.parameter).len()),
+                Some(of) => format!("Rank{}", layout.shard_shape(of.parameter).len()),
                 None => key.to_owned(),
             };
             return Ok(Some((key, of)));
@@ -193,7 +193,7 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
             return Ok(None);
         };
         if !key.is_local {
-            shape = layout.piece_shape(key.parameter);
+            shape = layout.shard_shape(key.parameter);
         }
         let wanted = shape.iter().product::<usize>() * tensor.spec.element_bytes();
         if bytes.len() != wanted {
