@@ -29,8 +29,8 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 ///     parameters = all_gather(shards)         # stage 0: nothing to do
 /// ```
 ///
-/// The wrapped optimizer is any of Burn's: it steps on [`ParameterShards`] instead of the module, and keeps the state of those only. With
-/// one rank a step is the wrapped optimizer's, bit for bit. A parameter with a gradient on some ranks counts as zero on the others;
+/// The wrapped optimizer is any of Burn's: it steps on [`ParameterShards`](crate::ParameterShards) instead of the module, and keeps the
+/// state of those only. With one rank a step is the wrapped optimizer's, bit for bit. A parameter with a gradient on some ranks counts as zero on the others;
 /// one without a gradient on any rank is not updated, as in Burn.
 ///
 /// # Order of layers
