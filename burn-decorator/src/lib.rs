@@ -71,11 +71,12 @@
 //!
 //! What decorators of optimizers have in common: [`record`], saved state that wraps the saved state of what they wrap; [`ranks`], how clones that
 //! share state make a copy of their own for a rank; [`message`], how one is reached inside of others;
-//! [`gradient`], what backends and optimizers must know about gradients. With the feature `train`: `non_finite`, which gradients are
-//! infinite or NaN; `gauge`, a number as a metric of the Learner.
+//! [`gradient`], what backends and optimizers must know about gradients.
 //!
 //! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
 //! the pinned Burn source and names every operation without a row.
+//!
+//! With the feature `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of the Learner.
 
 #[cfg(feature = "module")]
 pub mod device;
