@@ -77,6 +77,8 @@
 //!
 //! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
 //! the pinned Burn source and names every operation without a row.
+//!
+//! With the feature `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of the Learner.
 
 #[cfg(feature = "module")]
 pub mod device;

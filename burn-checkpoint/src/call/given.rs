@@ -1,9 +1,9 @@
-//! Tensors that no recipe of this thread computes: random numbers, data, what others deliver; and the room for new tensors.
+//! Tensors that no recipe of this thread computes: random numbers, data, what others deliver.
 
 use std::sync::Arc;
 
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape, TensorData};
+use burn_backend::{Backend, DType, DeviceOps, Shape};
 
 use super::recorded::Call;
 use super::results::Results;
@@ -16,59 +16,6 @@ use crate::node::{Source, State, Storage, TensorMeta};
 use crate::op::OpInfo;
 use crate::recipe::{Never, Recipe};
 use crate::recorded::Node;
-
-/// The size of the result of an operation without operands, computed from its arguments.
-#[derive(Default)]
-pub(crate) struct Room {
-    device: Option<DeviceId>,
-    bytes: Option<u64>,
-    elements: u64,
-    element_bytes: u64,
-}
-
-impl Room {
-    pub fn on<D: DeviceOps>(&mut self, device: &D) {
-        self.device = Some(device.id());
-    }
-
-    pub fn shape(&mut self, shape: &Shape) {
-        self.elements = shape.num_elements() as u64;
-    }
-
-    /// The type of an element; of several the elements have all.
-    pub fn dtype(&mut self, dtype: impl Into<DType>) {
-        self.element_bytes += dtype.into().size() as u64;
-    }
-
-    pub fn data(&mut self, data: &TensorData) {
-        self.bytes = Some(data.bytes.len() as u64);
-    }
-
-    pub fn range(&mut self, range: &std::ops::Range<i64>) {
-        self.elements = range.end.saturating_sub(range.start).max(0) as u64;
-    }
-
-    /// The step of a range.
-    pub fn step(&mut self, step: usize) {
-        self.elements = self.elements.div_ceil((step as u64).max(1));
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.bytes.unwrap_or(self.elements * self.element_bytes)
-    }
-
-    /// Whether the result is one number.
-    pub fn is_scalar(&self) -> bool {
-        self.elements == 1
-    }
-
-    /// Makes it, where a device was told of.
-    pub fn make(&self, op: &'static OpInfo) {
-        if let Some(device) = self.device {
-            context::memory_on(device).make_room(op.name, self.bytes());
-        }
-    }
-}
 
 /// What cannot be computed again, counted.
 pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, mut value: Value<B>) -> Results<B> {

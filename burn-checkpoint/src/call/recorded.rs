@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicU32;
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape};
 
-use super::given::Room;
 use super::operands::{Operands, Shares};
 use super::results::Results;
+use super::room::Room;
 use crate::clock::{self, Lineage, Phase};
 use crate::context::{self, OpContext};
 use crate::cost::{Costs, OpCost, Timer};
