@@ -4,11 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use burn_backend::quantization::{QuantPropagation, QuantScheme};
-use burn_backend::tensor::{Device, QuantizedTensor};
-use burn_backend::{Backend, DType, QTensorPrimitive, Shape, TensorMetadata};
-
-use burn_std::quantization::QuantAcc;
+use burn_backend::tensor::Device;
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::context;
 use crate::kind::{Float, Kind, Quant, Value};
@@ -268,31 +265,6 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
             Self::Managed(managed) => managed.node().head().shape.num_dims(),
         }
     }
-}
 
-#[deny(clippy::missing_trait_methods)]
-impl<B: Backend> QTensorPrimitive for Handle<B, Quant> {
-    fn scheme(&self) -> &QuantScheme {
-        match self {
-            Self::Resident(tensor) => tensor.scheme(),
-            Self::Managed(managed) => match &managed.node().head().dtype {
-                DType::QFloat(scheme) => scheme,
-                other => unreachable!("a quantized tensor has a scheme in its type, not {other:?}"),
-            },
-        }
-    }
-
-    /// Brings the tensor back if it is not resident: only the inner backend knows.
-    fn acc_precision(&self) -> QuantAcc {
-        self.to_inner().acc_precision()
-    }
-
-    /// As [`Self::acc_precision`].
-    fn propagation(&self) -> QuantPropagation {
-        self.to_inner().propagation()
-    }
-
-    fn default_scheme() -> QuantScheme {
-        QuantizedTensor::<B>::default_scheme()
-    }
+    burn_decorator::metadata_of_release!(Device<B>, Handle::device, Handle::can_mut);
 }

@@ -4,8 +4,7 @@ use std::cell::Cell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::marker::PhantomData;
 
-use burn::tensor::read_sync;
-use burn_backend::Backend;
+use burn_backend::{Backend, read_sync};
 
 use crate::error::RematError;
 use crate::kind::Value;

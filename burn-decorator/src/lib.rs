@@ -42,7 +42,7 @@
 //! | `Transaction`, `TransactionData` | `TransactionPrimitive<B>` and what it reads |
 //! | `Device`, `DeviceRef` | `B::Device`, and a reference to it |
 //! | `Data` | a future of the tensor's data on the host |
-//! | `FutureInt` | a future of an int tensor |
+//! | `FutureInt`, `FutureFloat`, `FutureBool` | a future of a tensor |
 //! | `(A, B)` | a pair of kinds |
 //! | `[T]` | the plain type `T` |
 //! | `{T}` | a slice `&[T]` |
@@ -72,8 +72,8 @@
 //! share state make a copy of their own for a rank; [`message`], how one is reached inside of others;
 //! [`gradient`], what backends and optimizers must know about gradients.
 //!
-//! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
-//! the pinned Burn source and names every operation without a row.
+//! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that only this release has; a test of the
+//! workspace walks the traits of the pinned Burn source and names every operation without a row.
 
 mod forward;
 pub mod gradient;

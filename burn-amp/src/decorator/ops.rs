@@ -10,7 +10,8 @@ use burn_decorator::types::*;
 
 use super::attention;
 use super::backend::Autocast;
-use super::tensor::{AutocastTensor, bring, within};
+use super::bring::{bring, within};
+use super::tensor::AutocastTensor;
 use crate::cast::{Arithmetic, Cast, Operands};
 use crate::policy::{Policy, current};
 use crate::table::class;

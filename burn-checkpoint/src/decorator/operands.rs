@@ -24,7 +24,7 @@ macro_rules! inner {
         }
     };
     (QuantParams $x:expr) => {
-        QuantizationParametersPrimitive { scales: $x.scales.into_inner() }
+        burn_decorator::map_operand!(QuantParams $x, Handle::into_inner)
     };
     (Transaction $x:expr) => {
         TransactionPrimitive::new(
@@ -76,7 +76,7 @@ macro_rules! save {
         save_tensor::<B>(&$x)
     };
     (QuantParams $x:expr) => {
-        $x.scales.save()
+        burn_decorator::list_qparams!($x, Handle::save)
     };
     (Fill $x:expr) => {
         $x
@@ -134,7 +134,7 @@ macro_rules! show {
         $x.show($visit)
     };
     (QuantParams $x:expr, $visit:expr) => {
-        $x.show($visit)
+        $x.iter().for_each(|x| x.show($visit))
     };
     (DeviceRef $x:expr, $visit:expr) => {
         ($visit)(Input::To($x))
@@ -199,7 +199,7 @@ macro_rules! load {
         }
     };
     (QuantParams $x:expr) => {
-        QuantizationParametersPrimitive { scales: $x.load() }
+        burn_decorator::collect_qparams!($x.iter().map(Saved::load))
     };
     (Fill $x:expr) => {
         *$x

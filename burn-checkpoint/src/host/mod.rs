@@ -5,9 +5,8 @@
 mod fetch;
 mod line;
 
-use burn::tensor::{Bytes, read_sync};
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, TensorData};
+use burn_backend::{Backend, Bytes, TensorData, read_sync};
 
 use crate::kind::{Download, Upload, Value};
 use crate::node::Head;
