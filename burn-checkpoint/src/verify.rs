@@ -148,7 +148,7 @@ fn hash<B: Backend>(value: &Value<B>) -> u64 {
         let data = read_sync(download).unwrap_or_else(|error| {
             panic!("a tensor cannot be compared, for it cannot be read: {error}")
         });
-        data.bytes.hash(&mut hasher);
+        data.as_bytes().hash(&mut hasher);
     }
     hasher.finish()
 }

@@ -162,10 +162,9 @@ fn shared(data: TensorData) -> TensorData {
             &self.0
         }
     }
-    let property = data.bytes.property();
-    let bytes = bytes::Bytes::from_owner(Owner(data.bytes));
-    TensorData {
-        bytes: Bytes::from_shared(bytes, property),
-        ..data
-    }
+    let (shape, dtype) = burn_decorator::shape_and_dtype!(data);
+    let bytes = data.into_bytes();
+    let property = bytes.property();
+    let bytes = bytes::Bytes::from_owner(Owner(bytes));
+    TensorData::from_bytes(Bytes::from_shared(bytes, property), shape, dtype)
 }

@@ -94,3 +94,12 @@ macro_rules! collect_qparams {
         }
     };
 }
+
+/// The shape and the type of `TensorData`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! shape_and_dtype {
+    ($data:expr) => {
+        ($data.shape.clone(), $data.dtype)
+    };
+}

@@ -1,0 +1,64 @@
+//! `burn-checkpoint` for Burn 0.22.1: the engine by path, over burn-backend alone.
+//!
+//! burn-dispatch depends on this crate, so it knows no `Tensor`: `burn-decorated` has what takes one. Its own are `outputs.rs` and
+//! `decorator/backend.rs`.
+#![allow(dead_code, unused_imports, unused_macros, reason = "the shared sources have more than is used here")]
+
+#[path = "../../../burn-checkpoint/src/budget/mod.rs"]
+mod budget;
+#[path = "../../../burn-checkpoint/src/call/mod.rs"]
+mod call;
+#[path = "../../../burn-checkpoint/src/context.rs"]
+mod context;
+mod decorator;
+#[path = "../../../burn-checkpoint/src/error.rs"]
+mod error;
+#[path = "../../../burn-checkpoint/src/handle.rs"]
+mod handle;
+#[path = "../../../burn-checkpoint/src/host/mod.rs"]
+mod host;
+#[path = "../../../burn-checkpoint/src/kind.rs"]
+mod kind;
+#[path = "../../../burn-checkpoint/src/ledger.rs"]
+mod ledger;
+#[path = "../../../burn-checkpoint/src/node/mod.rs"]
+mod node;
+#[path = "../../../burn-checkpoint/src/op.rs"]
+mod op;
+mod outputs;
+#[path = "../../../burn-checkpoint/src/policy.rs"]
+mod policy;
+#[path = "../../../burn-checkpoint/src/recipe.rs"]
+mod recipe;
+#[path = "../../../burn-checkpoint/src/replay.rs"]
+mod replay;
+#[path = "../../../burn-checkpoint/src/scope.rs"]
+mod scope;
+#[path = "../../../burn-checkpoint/src/stack.rs"]
+mod stack;
+#[path = "../../../burn-checkpoint/src/stats.rs"]
+mod stats;
+#[path = "../../../burn-checkpoint/src/tiny.rs"]
+mod tiny;
+#[path = "../../../burn-checkpoint/src/totals.rs"]
+mod totals;
+#[path = "../../../burn-checkpoint/src/trace.rs"]
+pub mod trace;
+#[path = "../../../burn-checkpoint/src/verify.rs"]
+mod verify;
+
+pub use budget::{InstalledBudget, MemoryBudget};
+pub use decorator::Remat;
+pub use error::RematError;
+pub use handle::{Handle, Managed};
+pub use op::{OpInfo, Work, op_table};
+pub use outputs::{Outputs, touched};
+pub use policy::{Fate, PerOperation, Policy};
+pub use scope::{checkpoint, checkpoint_labelled, checkpoint_with, evict};
+pub use stats::RematStats;
+pub use verify::Verify;
+
+/// The kinds of tensors.
+pub mod kinds {
+    pub use crate::kind::{Bool, Float, Int, Kind, Quant, Value};
+}
