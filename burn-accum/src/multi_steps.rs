@@ -196,6 +196,7 @@ impl<O> MultiSteps<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
+        message::report(|inside| inside.accumulation = true);
         match message::received() {
             Some(Message::Flush) => return message::answer(|| self.flush(lr, module)),
             Some(_) => return self.inner.step(lr, module, arrived.into_one()),

@@ -1,19 +1,21 @@
-//! What this thread is doing: open scopes, an installed budget, its counters.
+//! What this thread is doing: its open scopes, the budget in force, its counters.
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Weak};
 
-use burn_backend::DeviceId;
+use burn_backend::{Backend, DeviceId, DeviceOps};
 
-use crate::budget::{Costs, Installed, Phase, Step};
-use crate::ledger::Ledger;
-use crate::node::AnyEntry;
+use crate::budget::Installed;
+use crate::clock::{self, Phase, Step};
+use crate::cost::Costs;
+use crate::entry::AnyEntry;
+use crate::memory::{self, MemoryStats, Totals};
 use crate::op::OpInfo;
-use crate::policy::Fate;
-use crate::scope::{Frame, Scope};
+use crate::policy::SavePolicy;
+use crate::region::Region;
 use crate::stack::{Stack, Ticket};
 use crate::stats::RematStats;
-use crate::totals::Totals;
+use crate::tiny::Sizes;
 
 thread_local! {
     static RECORDS: Cell<bool> = const { Cell::new(false) };
@@ -21,16 +23,24 @@ thread_local! {
     static CONTEXT: RefCell<Context> = const { RefCell::new(Context::new()) };
 }
 
+/// An open scope.
+pub(crate) struct Frame {
+    pub region: Arc<Region>,
+    /// Its number in a trace.
+    pub number: u64,
+    /// The tensors that were made in it so far.
+    pub nodes: Vec<Weak<dyn AnyEntry>>,
+    pub sizes: Sizes,
+}
+
 struct Context {
-    /// Operations so far.
-    clock: u64,
     frames: Vec<Frame>,
     /// Those of all guards, of which the newest is in force; `None` where budgets are suspended.
     budgets: Stack<Option<Arc<Installed>>>,
     step: Step,
-    /// The ledgers in use, one a device.
-    ledgers: Vec<Arc<Ledger>>,
-    /// What all ledgers of the thread add up to, those of budgets that ended too.
+    /// The counters of new tensors, one a device.
+    counters: Vec<Arc<MemoryStats>>,
+    /// What all counters of the thread add up to, those of budgets that ended too.
     totals: Option<Arc<Totals>>,
     collected: Vec<Arc<dyn AnyEntry>>,
     /// Room for the tensors of the next scope: that of one that ended.
@@ -42,11 +52,10 @@ struct Context {
 impl Context {
     const fn new() -> Self {
         Self {
-            clock: 0,
             frames: Vec::new(),
             budgets: Stack::new(),
             step: Step::FIRST,
-            ledgers: Vec::new(),
+            counters: Vec::new(),
             totals: None,
             collected: Vec::new(),
             spare: Vec::new(),
@@ -58,22 +67,18 @@ impl Context {
         self.totals.get_or_insert_with(Totals::new)
     }
 
-    fn ledger(&mut self, device: DeviceId) -> Arc<Ledger> {
-        if let Some(ledger) = self.ledgers.iter().find(|x| x.device() == device) {
-            return ledger.clone();
+    fn memory(&mut self, device: DeviceId) -> Arc<MemoryStats> {
+        if let Some(memory) = self.counters.iter().find(|x| x.device() == device) {
+            return memory.clone();
         }
         let totals = self.totals().clone();
-        let ledger = match self.budget() {
+        let memory = match self.budget() {
             Some(budget) => budget.on(device, &totals),
-            None => {
-                let ledger = Arc::new(Ledger::new(device, None, totals.clone()));
-                totals.add(&ledger);
-                ledger
-            }
+            None => MemoryStats::new(device, None, &totals),
         };
-        ledger.set_current(true);
-        self.ledgers.push(ledger.clone());
-        ledger
+        memory.set_current(true);
+        self.counters.push(memory.clone());
+        memory
     }
 
     /// The budget in force.
@@ -81,10 +86,10 @@ impl Context {
         self.budgets.top()?.as_ref()
     }
 
-    /// Another budget is in force: the ledgers are put aside, and the next tensors counted under it.
+    /// Another budget is in force: the counters are put aside, and the next tensors counted under it.
     fn change_budget(&mut self) {
-        for ledger in self.ledgers.drain(..) {
-            ledger.set_current(false);
+        for memory in self.counters.drain(..) {
+            memory.set_current(false);
         }
         self.step = self.step.forward();
         self.update();
@@ -101,107 +106,119 @@ pub(crate) fn records() -> bool {
     RECORDS.get()
 }
 
-/// What an operation that is to be recorded has to know.
-pub(crate) struct Moment {
+/// What an operation has to know of its thread in order to be recorded.
+pub(crate) struct OpContext {
     /// The number of the operation.
-    pub clock: u64,
+    pub number: u64,
     /// The innermost scope.
-    pub scope: Option<Arc<Scope>>,
+    pub region: Option<Arc<Region>>,
     /// What that scope does with the result.
-    pub fate: Fate,
+    pub save_policy: SavePolicy,
     /// Where in a step the thread is, under a budget.
     pub step: Option<Step>,
     /// Where that budget takes costs from.
     pub costs: Costs,
     /// The counters of the device that was met last: most often those of the operation.
-    recent: Option<Arc<Ledger>>,
+    recent: Option<Arc<MemoryStats>>,
 }
 
-impl Moment {
+impl OpContext {
     /// The counters for results on a device.
     #[inline]
-    pub fn ledger(&self, device: DeviceId) -> Arc<Ledger> {
+    pub fn memory(&self, device: DeviceId) -> Arc<MemoryStats> {
         match &self.recent {
-            Some(ledger) if ledger.device() == device => ledger.clone(),
-            _ => ledger(device),
+            Some(memory) if memory.device() == device => memory.clone(),
+            _ => memory_on(device),
         }
     }
 }
 
 /// Begins an operation.
 #[inline]
-pub(crate) fn tick(op: &OpInfo) -> Moment {
-    let mut moment = CONTEXT.with_borrow_mut(|context| {
-        context.clock += 1;
+pub(crate) fn tick(op: &OpInfo) -> OpContext {
+    let mut op_context = CONTEXT.with_borrow_mut(|context| {
         context.met = true;
         let budget = context.budget();
-        Moment {
-            clock: context.clock,
-            scope: context.frames.last().map(|frame| frame.scope.clone()),
-            fate: Fate::Recompute,
+        OpContext {
+            number: clock::tick(),
+            region: context.frames.last().map(|frame| frame.region.clone()),
+            save_policy: SavePolicy::Recompute,
             step: budget.map(|_| context.step),
             costs: budget.map_or(Costs::Estimated, |budget| budget.costs()),
-            recent: context.ledgers.last().cloned(),
+            recent: context.counters.last().cloned(),
         }
     });
     // Outside of the borrow: it may be a function of the user's.
-    if let Some(scope) = &moment.scope {
-        moment.fate = scope.policy.fate(op);
+    if let Some(region) = &op_context.region {
+        op_context.save_policy = region.policy.save_policy(op);
     }
-    moment
+    op_context
 }
 
 /// The counters for new tensors on a device.
-pub(crate) fn ledger(device: DeviceId) -> Arc<Ledger> {
-    CONTEXT.with_borrow_mut(|context| context.ledger(device))
-}
-
-/// The number of the last operation.
-pub(crate) fn clock() -> u64 {
-    CONTEXT.with_borrow(|context| context.clock)
+pub(crate) fn memory_on(device: DeviceId) -> Arc<MemoryStats> {
+    CONTEXT.with_borrow_mut(|context| context.memory(device))
 }
 
 /// A backward pass begins.
 pub(crate) fn backward_begins() -> Option<Step> {
-    change_phase(Phase::Backward, Step::backward, Installed::backward_begins)
-}
-
-/// A forward pass begins.
-pub(crate) fn forward_begins() -> Option<Step> {
-    change_phase(Phase::Forward, Step::forward, Installed::forward_begins)
-}
-
-fn change_phase(phase: Phase, next: fn(Step) -> Step, tell: fn(&Installed)) -> Option<Step> {
-    let (step, changed) = CONTEXT.with_borrow_mut(|context| {
-        let budget = context.budget().cloned()?;
-        // Backward after backward, where nothing told that there was a forward pass in between.
-        let changed = phase == Phase::Backward || context.step.phase != phase;
-        let changed = changed.then_some(budget);
-        context.step = next(context.step);
-        Some((context.step, changed))
-    })?;
-    if let Some(budget) = changed {
-        tell(&budget);
+    let (step, budget) = change_phase(Phase::Backward, Step::backward)?;
+    for budget in budget.iter().flat_map(|budget| budget.budgets()) {
+        budget.backward_begins();
     }
     Some(step)
 }
 
-/// Opens a scope, which is told of the one around it and gets an empty list. Returns how many were open.
-pub(crate) fn push(
-    make: impl FnOnce(Option<&Arc<Scope>>, Vec<Weak<dyn AnyEntry>>) -> Frame,
-) -> usize {
+/// A forward pass begins.
+pub(crate) fn forward_begins() -> Option<Step> {
+    let (step, budget) = change_phase(Phase::Forward, Step::forward)?;
+    for budget in budget.iter().flat_map(|budget| budget.budgets()) {
+        budget.forward_begins();
+    }
+    Some(step)
+}
+
+/// The thread's step from now on, and the budget in force if that is a change. `None` without a budget.
+fn change_phase(phase: Phase, next: fn(Step) -> Step) -> Option<(Step, Option<Arc<Installed>>)> {
+    CONTEXT.with_borrow_mut(|context| {
+        let budget = context.budget().cloned()?;
+        // Backward after backward, where nothing told that there was a forward pass in between.
+        let changed = phase == Phase::Backward || context.step.phase != phase;
+        context.step = next(context.step);
+        Some((context.step, changed.then_some(budget)))
+    })
+}
+
+/// Opens a scope. `make` gets the region around it and gives its own with its number in a trace. Returns how many were open.
+pub(crate) fn push(make: impl FnOnce(Option<Arc<Region>>) -> (Region, u64)) -> usize {
     forward_begins();
     CONTEXT.with_borrow_mut(|context| {
         let depth = context.frames.len();
         if depth == 0 {
             context.met = false;
         }
-        let spare = std::mem::take(&mut context.spare);
-        let frame = make(context.frames.last().map(|frame| &frame.scope), spare);
-        context.frames.push(frame);
+        let parent = context.frames.last().map(|frame| frame.region.clone());
+        let (region, number) = make(parent);
+        context.frames.push(Frame {
+            region: Arc::new(region),
+            number,
+            nodes: std::mem::take(&mut context.spare),
+            sizes: Sizes::default(),
+        });
         context.update();
         depth
     })
+}
+
+/// Adds a tensor to the innermost scope, if one is open, and the bytes of a storage of its own.
+#[inline]
+pub(crate) fn enlist(node: Weak<dyn AnyEntry>, bytes: u64) {
+    CONTEXT.with_borrow_mut(|context| {
+        if let Some(frame) = context.frames.last_mut() {
+            frame.nodes.push(node);
+            frame.sizes.add(bytes);
+        }
+    });
 }
 
 /// Closes all scopes but the outermost `depth`, and gives the last of those that it closes.
@@ -215,7 +232,7 @@ pub(crate) fn pop(depth: usize) -> Option<Frame> {
     })
 }
 
-/// So many tensors a scope may have for its lists to be kept for the next one.
+/// The lists of a scope are kept for the next one if they have room for at most this many tensors.
 const USUAL_OPERATIONS: usize = 1024;
 
 /// Takes back the lists of a scope that ended, for the next one.
@@ -236,8 +253,8 @@ pub(crate) fn give_back(mut nodes: Vec<Weak<dyn AnyEntry>>, mut results: Vec<Arc
 }
 
 /// The innermost scope.
-pub(crate) fn scope() -> Option<Arc<Scope>> {
-    CONTEXT.with_borrow(|context| context.frames.last().map(|frame| frame.scope.clone()))
+pub(crate) fn region() -> Option<Arc<Region>> {
+    CONTEXT.with_borrow(|context| context.frames.last().map(|frame| frame.region.clone()))
 }
 
 /// Whether a tensor of `Remat` was met since the outermost scope began.
@@ -313,12 +330,36 @@ pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
 /// What new tensors of this thread are counted in, all devices: not those made under another budget.
 pub(crate) fn current_stats() -> RematStats {
     CONTEXT.with_borrow(|context| {
-        let ledgers = context.ledgers.iter();
-        ledgers.fold(RematStats::ZERO, |sum, ledger| sum + ledger.stats())
+        let counters = context.counters.iter();
+        counters.fold(RematStats::ZERO, |sum, memory| sum + memory.stats())
     })
 }
 
 /// What all managed tensors of this thread add up to.
 pub(crate) fn totals() -> Arc<Totals> {
     CONTEXT.with_borrow_mut(|context| context.totals().clone())
+}
+
+impl RematStats {
+    /// The sum over all devices of what this thread made. The peak is that of all devices together under one budget, the
+    /// largest where there was one after the other.
+    pub fn of_thread() -> Self {
+        totals().stats()
+    }
+
+    /// What this thread made on one device under the budget of now, or without one if there is none.
+    pub fn of_device<B: Backend>(device: &B::Device) -> Self {
+        memory_on(device.id()).stats()
+    }
+
+    /// The sum over all threads and devices since the process began, whatever has ended or was reset since then. Peaks of the threads
+    /// that there are are added up; that of a thread that ended counts where it is larger than this sum.
+    pub fn of_process() -> Self {
+        memory::of_process()
+    }
+
+    /// Sets this thread's counters to 0 and its peaks to what is live.
+    pub fn reset_thread() {
+        totals().reset();
+    }
 }

@@ -8,9 +8,10 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::context;
-use crate::kind::{Float, Kind, Quant, Value};
-use crate::node::{Entry, Origin, Storage, take_value, vacate};
-use crate::recipe::{Saved, SavedTensor, Source};
+use crate::entry::Origin;
+use crate::kind::{Kind, Value};
+use crate::node::{Entry, Source, Storage, take_value, vacate};
+use crate::recipe::Saved;
 use crate::replay;
 use crate::trace::EventKind;
 
@@ -31,7 +32,7 @@ pub struct Managed<B: Backend>(Source<B>);
 impl<B: Backend> Managed<B> {
     /// A further reference.
     pub(crate) fn new(source: Source<B>) -> Self {
-        source.node().head().users.fetch_add(1, Ordering::Relaxed);
+        source.node().meta().users.fetch_add(1, Ordering::Relaxed);
         Self(source)
     }
 
@@ -57,15 +58,15 @@ impl<B: Backend> Managed<B> {
             let mut state = node.state();
             if let Storage::Resident(value) = &state.storage {
                 // The owner of a buffer may write into it: the last user hands it on.
-                let last = node.head().users() == 1 && state.locks == 0 && !state.junction;
+                let last = node.meta().users() == 1 && state.locks == 0 && !state.branch_point;
                 let wanted = state.origin == Origin::Fixed && Arc::strong_count(node) > 1;
                 if !last || wanted || state.origin == Origin::Source {
                     return peek_kind::<B, K>(value).clone();
                 }
-                if state.outlasts_handles(node.head(), Arc::strong_count(node) - 1) {
+                if state.outlasts_handles(node.meta(), Arc::strong_count(node) - 1) {
                     continue;
                 }
-                if let Some(value) = take_value(node.head(), &mut state) {
+                if let Some(value) = take_value(node.meta(), &mut state) {
                     return unwrap_kind::<B, K>(value);
                 }
             }
@@ -94,19 +95,19 @@ impl<B: Backend> Clone for Managed<B> {
 impl<B: Backend> Drop for Managed<B> {
     fn drop(&mut self) {
         let node = self.node();
-        let head = node.head();
-        if head.users.fetch_sub(1, Ordering::AcqRel) != 1 {
+        let meta = node.meta();
+        if meta.users.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
         let mut state = node.state();
-        if state.outlasts_handles(head, Arc::strong_count(node) - 1) {
+        if state.outlasts_handles(meta, Arc::strong_count(node) - 1) {
             return;
         }
-        let vacated = vacate(head, &mut state);
+        let vacated = vacate(meta, &mut state);
         drop(state);
         if let Some((storage, bytes)) = vacated {
             drop(storage);
-            head.emit(|op, node| EventKind::Free { op, node }, bytes);
+            meta.emit(|op, node| EventKind::Free { op, node }, bytes);
         }
     }
 }
@@ -142,7 +143,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     pub fn device(&self) -> Device<B> {
         match self {
             Self::Resident(tensor) => K::device(tensor),
-            Self::Managed(managed) => managed.node().head().device.clone(),
+            Self::Managed(managed) => managed.node().meta().device.clone(),
         }
     }
 
@@ -165,7 +166,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         }
         match self {
             Self::Resident(tensor) => tensor.shape(),
-            Self::Managed(managed) => copy_of(&managed.node().head().shape),
+            Self::Managed(managed) => copy_of(&managed.node().meta().shape),
         }
     }
 
@@ -198,17 +199,6 @@ fn peek_kind<B: Backend, K: Kind<B>>(value: &Value<B>) -> &K::Primitive {
     K::peek(value).expect("a node's kind is that of its handles")
 }
 
-/// As a recipe keeps an operand that is float or quantized.
-pub(crate) fn save_tensor<B: Backend>(
-    tensor: &burn_backend::TensorPrimitive<crate::Remat<B>>,
-) -> SavedTensor<B> {
-    use burn_backend::TensorPrimitive;
-    match tensor {
-        TensorPrimitive::Float(x) => SavedTensor::Float(Handle::<B, Float>::save(x)),
-        TensorPrimitive::QFloat(x) => SavedTensor::Quant(Handle::<B, Quant>::save(x)),
-    }
-}
-
 impl<B: Backend, K: Kind<B>> Clone for Handle<B, K> {
     #[inline]
     fn clone(&self) -> Self {
@@ -230,11 +220,11 @@ impl<B: Backend, K: Kind<B>> fmt::Debug for Handle<B, K> {
 
 impl<B: Backend> fmt::Debug for Managed<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let head = self.node().head();
+        let meta = self.node().meta();
         f.debug_struct("Managed")
-            .field("op", &head.op.name)
-            .field("shape", &head.shape)
-            .field("dtype", &head.dtype)
+            .field("op", &meta.op.name)
+            .field("shape", &meta.shape)
+            .field("dtype", &meta.dtype)
             .field("resident", &self.node().state().is_resident())
             .finish()
     }
@@ -245,7 +235,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     fn dtype(&self) -> DType {
         match self {
             Self::Resident(tensor) => tensor.dtype(),
-            Self::Managed(managed) => managed.node().head().dtype,
+            Self::Managed(managed) => managed.node().meta().dtype,
         }
     }
 
@@ -262,7 +252,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     fn rank(&self) -> usize {
         match self {
             Self::Resident(tensor) => tensor.rank(),
-            Self::Managed(managed) => managed.node().head().shape.num_dims(),
+            Self::Managed(managed) => managed.node().meta().shape.num_dims(),
         }
     }
 

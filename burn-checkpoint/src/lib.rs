@@ -27,7 +27,7 @@
 //!                                            v
 //!                                  +--------------------+
 //!              Handle --counted--> | Node               |        Node of an input
-//!        (the user's, autodiff's   |   head: shape, ... |       +----------------+
+//!        (the user's, autodiff's   |   meta: shape, ... |       +----------------+
 //!         tape's)                  |   recipe ----------|-----> |  ...           |
 //!                                  |   state            |  not  +----------------+
 //!                                  +---------|----------+ counted
@@ -44,31 +44,53 @@
 //!                          the recipe stays for the recipes of others
 //! ```
 //!
-//! A [`Handle`] is what `Remat` calls a tensor: the inner backend's own, which passes through at next to no cost where there is no
-//! scope and no budget, or a reference to a node. A node's *head* never changes: shape, type, device, bytes, who counts them.
-//! Its *storage* comes and goes. Its *recipe* is the operation with its input handles, and is
-//! dropped as soon as nobody can need it. Autodiff's tape holds handles, so backward brings tensors back by using them: no
-//! nested backward pass, no hook, nothing to annotate.
+//! A [`Handle`] is the tensor of `Remat`: the inner backend's own, which passes through at next to no cost where there is no scope and no
+//! budget, or a reference to a *node*, the record of a managed tensor. A node's *meta* never changes: shape, type, device, bytes. Its
+//! *storage* comes and goes. Its *recipe* is the operation with its input handles, and is dropped when no replay can need it.
+//! Autodiff's tape holds handles, so backward brings tensors back by using them: no nested backward pass, no hook, no annotation.
 //!
 //! - What cannot be computed again keeps its storage as long as anybody refers to it, recipes included.
 //! - An operation that is the last to use a tensor gets its buffer, so backends still write in place.
 //! - Views count the bytes of what they are views of, once; evicting a storage is evicting all of its views.
 //! - A replay plans first and runs then; neither it nor a drop recurses, however long the chain.
 //!
-//! Which operations are recorded says the *work* column of `burn-decorator`'s table: [`op_table`] lists them, `docs/operations.md`
-//! is printed from it.
+//! The *work* column of `burn-decorator`'s table says which operations are recorded: [`op_table`] lists them, `docs/operations.md` is
+//! printed from it.
+//!
+//! # Layers
+//!
+//! A file imports only from layers above its own in this table:
+//!
+//! | layer | files | what |
+//! |---|---|---|
+//! | work and clock | `work`, `op`, `products`, `cost`, `clock` | what an operation costs; the operation count, forward or backward |
+//! | values | `kind`, `error`, `stack`, `trace`, `stats`, `verify` | tensors of the inner backend, errors, events, counters, checksums |
+//! | region | `policy`, `region` | what a scope does with its tensors; a scope as its tensors refer to it |
+//! | entry | `entry`, `tiny` | a node as scopes and budgets see it, of any backend |
+//! | memory | `prefetch`, `host_copy`, `memory` | host copies and their order; counters, and the `Limit` that a budget sets on them |
+//! | node | `node`, `recipe` | meta, storage and recipe of a managed tensor |
+//! | replay | `replay`, `recorded` | bringing a node back; the node with its recipe |
+//! | budget | `budget` | what is evicted when memory is short |
+//! | context | `context`, `install` | a thread's open scopes, budget in force, counters |
+//! | handle | `handle`, `outputs`, `scope`, `call` | the tensor of `Remat`; the ends of scopes; recording an operation |
+//! | backend | `decorator` | `Remat` from the table of operations |
+//! | tools | `chain`, `plan`, `plot`, `metric`, `linear_cross_entropy` | what is built on the public API |
 
 mod budget;
 mod call;
 mod chain;
+mod clock;
 mod context;
+mod cost;
 mod decorator;
+mod entry;
 mod error;
 mod handle;
-mod host;
+mod host_copy;
+mod install;
 mod kind;
-mod ledger;
 mod linear_cross_entropy;
+mod memory;
 mod metric;
 mod node;
 mod op;
@@ -77,32 +99,38 @@ pub mod plan;
 #[cfg(feature = "plot")]
 pub mod plot;
 mod policy;
+mod prefetch;
+mod products;
 mod recipe;
+mod recorded;
+mod region;
 mod replay;
 mod scope;
 mod stack;
 mod stats;
 mod tiny;
-mod totals;
 pub mod trace;
 mod verify;
+mod work;
 
-pub use budget::{InstalledBudget, MemoryBudget};
+pub use budget::MemoryBudget;
 pub use chain::{checkpoint_chain, profile_chain, profile_tail};
 pub use decorator::Remat;
 pub use error::RematError;
 pub use handle::{Handle, Managed};
+pub use install::InstalledBudget;
 pub use linear_cross_entropy::{
     Chunk, LinearCrossEntropy, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, OutOfRange,
     TargetOutOfRange, Targets, linear_cross_entropy,
 };
 pub use metric::RematMetric;
-pub use op::{OpInfo, Work, op_table};
+pub use op::{OpInfo, op_table};
 pub use outputs::Outputs;
-pub use policy::{Fate, PerOperation, Policy};
+pub use policy::{PerOperation, Policy, SavePolicy};
 pub use scope::{checkpoint, checkpoint_labelled, checkpoint_with, evict};
 pub use stats::RematStats;
 pub use verify::Verify;
+pub use work::Work;
 
 /// The kinds of tensors.
 pub mod kinds {

@@ -184,7 +184,7 @@ mod tests {
                 let operations = RematMetric::replayed_operations().read();
                 let seconds = RematMetric::replay_time().read();
                 let mebibytes = RematMetric::evicted_bytes().read();
-                // Of the moment between two looks, in this and in other tests.
+                // Of the op_context between two looks, in this and in other tests.
                 assert!(operations < 1e6 && seconds < 1e3 && mebibytes < 1e3);
             }
             over.store(true, Ordering::Relaxed);

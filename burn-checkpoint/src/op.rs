@@ -2,32 +2,7 @@
 
 use std::fmt;
 
-use crate::budget::Rate;
-
-/// What it takes to have an operation's result once more: the work class of its row in `burn-decorator`'s table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Work {
-    /// A product: matmul, convolution, attention. Its cost grows faster than its bytes.
-    Compute,
-    /// Sorting, a Fourier transform, dynamic programming.
-    Sort,
-    /// Several passes with exponentials or roots: softmax, layer norm.
-    Norm,
-    /// A transcendental function of each element.
-    Math,
-    /// A pass over the input: sums, extrema, scans.
-    Reduce,
-    /// Moving elements by index or by windows: gather, embedding, pooling.
-    Index,
-    /// A few instructions an element: arithmetic, comparisons, casts, copies.
-    Cheap,
-    /// None, or a copy: the result may share the operand's storage.
-    View,
-    /// Cannot be done again: random numbers, data from the host, new tensors, shapes that depend on data.
-    Fixed,
-    /// No tensor results: what asks, or reads to the host.
-    Pass,
-}
+use crate::work::{Rate, Work};
 
 /// An operation of Burn's backend.
 #[derive(Clone, Copy)]
@@ -83,34 +58,34 @@ impl fmt::Debug for OpInfo {
 
 macro_rules! work {
     (compute) => {
-        $crate::op::Work::Compute
+        $crate::work::Work::Compute
     };
     (sort) => {
-        $crate::op::Work::Sort
+        $crate::work::Work::Sort
     };
     (norm) => {
-        $crate::op::Work::Norm
+        $crate::work::Work::Norm
     };
     (math) => {
-        $crate::op::Work::Math
+        $crate::work::Work::Math
     };
     (reduce) => {
-        $crate::op::Work::Reduce
+        $crate::work::Work::Reduce
     };
     (index) => {
-        $crate::op::Work::Index
+        $crate::work::Work::Index
     };
     (cheap) => {
-        $crate::op::Work::Cheap
+        $crate::work::Work::Cheap
     };
     (view) => {
-        $crate::op::Work::View
+        $crate::work::Work::View
     };
     (fixed) => {
-        $crate::op::Work::Fixed
+        $crate::work::Work::Fixed
     };
     (pass) => {
-        $crate::op::Work::Pass
+        $crate::work::Work::Pass
     };
 }
 pub(crate) use work;

@@ -10,7 +10,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{BasicOps, Tensor, TensorKind};
 
 use crate::context;
-use crate::node::AnyEntry;
+use crate::entry::AnyEntry;
 
 /// What a scope may return: tensors of any backend, rank and kind, in tuples, `Vec`, `Option`, arrays, `Box`, `Result`, and
 /// structs by [`outputs!`](crate::outputs!). A tensor that is forgotten is evicted with the rest and computed once more when it is used: only

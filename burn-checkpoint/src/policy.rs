@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::op::{OpInfo, Work};
+use crate::op::OpInfo;
+use crate::work::Work;
 
 /// What a scope does with the tensors that were made in it, are still used when it ends and are not its results: what
 /// autodiff's tape saved. What a module stores stays under any policy if it is tiny: see [`checkpoint`](crate::checkpoint).
@@ -54,7 +55,7 @@ pub enum Policy {
 
 /// What becomes of one tensor at the end of its scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum SavePolicy {
     /// It stays.
     Keep,
     /// It is evicted and computed once more when asked for.
@@ -65,7 +66,7 @@ pub enum Fate {
 
 /// A function from operations to fates.
 #[derive(Clone)]
-pub struct PerOperation(Arc<dyn Fn(&OpInfo) -> Fate + Send + Sync>);
+pub struct PerOperation(Arc<dyn Fn(&OpInfo) -> SavePolicy + Send + Sync>);
 
 thread_local! {
     static ASKING: Cell<bool> = const { Cell::new(false) };
@@ -73,7 +74,7 @@ thread_local! {
 
 impl PerOperation {
     /// Asks, unless it is the function itself that runs the operation.
-    fn ask(&self, op: &OpInfo) -> Fate {
+    fn ask(&self, op: &OpInfo) -> SavePolicy {
         struct Asked;
         impl Drop for Asked {
             fn drop(&mut self) {
@@ -81,7 +82,7 @@ impl PerOperation {
             }
         }
         if ASKING.replace(true) {
-            return Fate::Keep;
+            return SavePolicy::Keep;
         }
         let _asked = Asked;
         (self.0)(op)
@@ -94,25 +95,27 @@ impl Policy {
     /// time. What it computes itself with tensors is not asked about, and kept.
     ///
     /// ```
-    /// use burn_checkpoint::{Fate, Policy, Work};
+    /// use burn_checkpoint::{SavePolicy, Policy, Work};
     ///
     /// let policy = Policy::per_operation(|op| match op.work {
-    ///     Work::Compute | Work::Norm => Fate::Keep,
-    ///     _ => Fate::Recompute,
+    ///     Work::Compute | Work::Norm => SavePolicy::Keep,
+    ///     _ => SavePolicy::Recompute,
     /// });
     /// ```
-    pub fn per_operation(fate: impl Fn(&OpInfo) -> Fate + Send + Sync + 'static) -> Self {
-        Self::PerOperation(PerOperation(Arc::new(fate)))
+    pub fn per_operation(
+        save_policy: impl Fn(&OpInfo) -> SavePolicy + Send + Sync + 'static,
+    ) -> Self {
+        Self::PerOperation(PerOperation(Arc::new(save_policy)))
     }
 
     /// What becomes of the result of an operation.
     #[inline]
-    pub fn fate(&self, op: &OpInfo) -> Fate {
+    pub fn save_policy(&self, op: &OpInfo) -> SavePolicy {
         match self {
-            Self::Recompute => Fate::Recompute,
-            Self::KeepCompute if op.work == Work::Compute => Fate::Keep,
-            Self::KeepCompute => Fate::Recompute,
-            Self::Offload => Fate::Offload,
+            Self::Recompute => SavePolicy::Recompute,
+            Self::KeepCompute if op.work == Work::Compute => SavePolicy::Keep,
+            Self::KeepCompute => SavePolicy::Recompute,
+            Self::Offload => SavePolicy::Offload,
             Self::PerOperation(policy) => policy.ask(op),
         }
     }

@@ -1,17 +1,14 @@
-//! Recipes: how a tensor comes back, and what they need for it.
+//! Recipes: how a tensor comes back.
 //!
 //! A recipe refers to its inputs by [`Source`]s, which are not counted as users: a tensor that only recipes refer to has no
 //! storage, unless it cannot come back.
 
-use std::cell::{Cell, RefCell};
-use std::fmt::Debug;
 use std::sync::{Arc, OnceLock, Weak};
 
-use burn_backend::tensor::Device;
-use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 
 use crate::kind::{Float, Kind, Quant, Value};
-use crate::node::{AnyEntry, Entry, Storage, take_value};
+use crate::node::{Entry, Input, Source, Storage, take_value};
 
 /// How the result of an operation is computed once more.
 pub(crate) trait Recipe<B: Backend>: Send + Sync + 'static {
@@ -23,20 +20,6 @@ pub(crate) trait Recipe<B: Backend>: Send + Sync + 'static {
     fn siblings(&self, _visit: &mut dyn FnMut(Arc<dyn Entry<B>>)) {}
     /// Computes the result. Every input is resident.
     fn run(&self) -> Value<B>;
-}
-
-/// An input of a recipe.
-pub(crate) enum Input<'a, B: Backend> {
-    /// A managed tensor.
-    Node(&'a Source<B>),
-    /// An unmanaged tensor, which the recipe holds itself: its shape and type, and where it is.
-    Leaf(&'a dyn Fn() -> (Shape, DType, Device<B>)),
-    /// The device that the result is to be on, where it need not be that of the operands.
-    To(&'a Device<B>),
-    /// A plain number, such as a dimension.
-    Number(usize),
-    /// Any other plain argument, such as a type or the options of a convolution.
-    Plain(&'a dyn Debug),
 }
 
 /// The recipe that an operation's row makes: one closure that can do both.
@@ -121,68 +104,6 @@ impl<B: Backend, F: Fn() -> Value<B> + Send + Sync + 'static> Recipe<B> for Deli
     }
 }
 
-/// A recipe's reference to a node.
-///
-/// Dropped without recursion: the last reference to a node at the end of a chain would otherwise drop the whole chain on
-/// one stack.
-pub(crate) struct Source<B: Backend>(Option<Arc<dyn Entry<B>>>);
-
-impl<B: Backend> Source<B> {
-    pub fn new(node: Arc<dyn Entry<B>>) -> Self {
-        Self(Some(node))
-    }
-
-    #[inline]
-    pub fn node(&self) -> &Arc<dyn Entry<B>> {
-        self.0.as_ref().expect("taken only in drop")
-    }
-}
-
-impl<B: Backend> Clone for Source<B> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
-impl<B: Backend> Drop for Source<B> {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(node) = self.0.take()
-            && Arc::strong_count(&node) == 1
-        {
-            drop_later(node);
-        }
-    }
-}
-
-thread_local! {
-    static DROPPING: Cell<bool> = const { Cell::new(false) };
-    static DROPS: RefCell<Vec<Arc<dyn AnyEntry>>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Drops what may be the last reference to a node: now, or after the one that is being dropped.
-fn drop_later(node: Arc<dyn AnyEntry>) {
-    struct Done;
-    impl Drop for Done {
-        fn drop(&mut self) {
-            DROPPING.set(false);
-        }
-    }
-    if DROPPING.replace(true) {
-        let mut node = Some(node);
-        // While a thread ends its queue may be gone: the node is dropped here and now.
-        let _ = DROPS.try_with(|drops| drops.borrow_mut().extend(node.take()));
-        return;
-    }
-    let _done = Done;
-    let mut next = Some(node);
-    while let Some(node) = next {
-        drop(node);
-        let queued = DROPS.try_with(|drops| drops.borrow_mut().pop());
-        next = queued.ok().flatten();
-    }
-}
-
 /// A tensor operand as a recipe keeps it.
 pub(crate) enum Saved<B: Backend, K: Kind<B>> {
     Leaf(K::Primitive),
@@ -209,7 +130,7 @@ impl<B: Backend, K: Kind<B>> Saved<B, K> {
         let mut state = node.state();
         let value = match &state.storage {
             Storage::Resident(_) if state.hand_over && state.locks == 1 => {
-                take_value(node.head(), &mut state)
+                take_value(node.meta(), &mut state)
             }
             Storage::Resident(value) => Some(value.clone()),
             Storage::Evicted | Storage::Host(_) => None,

@@ -1,4 +1,4 @@
-//! Bringing tensors back.
+//! Bringing tensors back: from their host copy, or by a replay.
 //!
 //! A replay plans first: what has to run, in which order, and how often each result is needed. Then it runs, and drops what
 //! no handle refers to right after its last use. No step of it recurses.
@@ -9,11 +9,11 @@ use std::time::Instant;
 use burn_backend::Backend;
 use rustc_hash::FxHashMap;
 
-use crate::host::fetch;
-use crate::node::{Entry, Origin, Storage, vacate};
-use crate::recipe::Input;
+use crate::entry::{AnyEntry, Origin};
+use crate::error::RematError;
+use crate::node::{Entry, Input, Storage, vacate};
 use crate::trace::EventKind;
-use crate::{budget, verify};
+use crate::verify;
 
 /// Brings nodes back, with what they need.
 pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<dyn Entry<B>>>) {
@@ -25,6 +25,97 @@ pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<dyn E
     }
 }
 
+/// Brings a node back that is in host memory, and uploads ahead what backward will ask for next. Returns whether the node is
+/// resident.
+pub(crate) fn fetch<B: Backend>(node: &Arc<dyn Entry<B>>) -> bool {
+    let meta = node.meta();
+    let ahead = match &node.state().storage {
+        Storage::Resident(_) => return true,
+        Storage::Evicted => return false,
+        Storage::Host(copy) => copy.is_ahead(),
+    };
+    if !ahead {
+        meta.memory.make_room(meta.op.name, meta.bytes);
+    }
+    let mut state = node.state();
+    let Storage::Host(copy) = &mut state.storage else {
+        return state.is_resident();
+    };
+    let ahead = copy.is_ahead();
+    let value = match copy.tensor(&meta.device) {
+        Ok(value) => {
+            verify::compare(copy.checksum, &value, || RematError::HostCopyDiffers {
+                op: meta.op.name,
+                shape: meta.shape.to_vec(),
+                dtype: meta.dtype,
+                number: meta.id,
+            });
+            value
+        }
+        Err(reason) => {
+            drop(state);
+            return lost(node, reason);
+        }
+    };
+    let position = copy.position;
+    let storage = std::mem::replace(&mut state.storage, Storage::Resident(value));
+    let unneeded = match storage {
+        // The budget may want the room once more: then there is a copy already.
+        Storage::Host(copy) if meta.memory.may_evict() => {
+            state.copy = Some(copy);
+            None
+        }
+        storage => {
+            state.origin = Origin::Fixed;
+            Some(storage)
+        }
+    };
+    if !ahead {
+        meta.storage_restored();
+    }
+    drop(state);
+    drop(unneeded);
+    node.forget_recipe();
+    if !ahead {
+        meta.uploaded();
+    }
+    if let Some(limit) = meta.memory.limit() {
+        // Nothing is uploaded ahead under a budget: what it evicts would depend on when copies arrive.
+        meta.memory.prefetch().forget(position);
+        limit.list(&any(node));
+    } else {
+        meta.memory.prefetch().asked_for(position);
+    }
+    true
+}
+
+/// What could not be read from the device is computed once more, if it can be.
+fn lost<B: Backend>(node: &Arc<dyn Entry<B>>, reason: String) -> bool {
+    let meta = node.meta();
+    let error = RematError::HostCopyLost {
+        op: meta.op.name,
+        shape: meta.shape.to_vec(),
+        dtype: meta.dtype,
+        reason,
+    };
+    assert!(node.has_recipe(), "{error}");
+    log::warn!("{error}; it is computed once more");
+    let mut state = node.state();
+    let storage = match &state.storage {
+        Storage::Host(_) => std::mem::replace(&mut state.storage, Storage::Evicted),
+        Storage::Resident(_) | Storage::Evicted => return state.is_resident(),
+    };
+    state.origin = Origin::Recorded;
+    drop(state);
+    drop(storage);
+    false
+}
+
+/// The node as its budget sees it.
+fn any<B: Backend>(node: &Arc<dyn Entry<B>>) -> Arc<dyn AnyEntry> {
+    node.clone()
+}
+
 /// In verify mode: replays a node that is about to be evicted, and compares. It is resident after it as before.
 pub(crate) fn rehearse<B: Backend>(node: &Arc<dyn Entry<B>>) {
     let mut state = node.state();
@@ -32,7 +123,7 @@ pub(crate) fn rehearse<B: Backend>(node: &Arc<dyn Entry<B>>) {
         return;
     }
     let viewed = state.viewed.take();
-    let Some((storage, _)) = vacate(node.head(), &mut state) else {
+    let Some((storage, _)) = vacate(node.meta(), &mut state) else {
         state.viewed = viewed;
         return;
     };
@@ -150,24 +241,22 @@ impl<B: Backend> Plan<B> {
             let Some(planned) = self.planned.get(&key(input)) else {
                 return;
             };
-            let unused = planned.uses == 1 && input.head().users() == 0;
+            let unused = planned.uses == 1 && input.meta().users() == 0;
             let mut state = input.state();
-            state.hand_over =
-                unused && state.locks == 1 && state.origin == Origin::Recorded && !state.junction;
+            state.hand_over = unused
+                && state.locks == 1
+                && state.origin == Origin::Recorded
+                && !state.branch_point;
         });
     }
 
     /// Runs one recipe and stores what it gives.
     fn step(&self, node: &Arc<dyn Entry<B>>) {
-        let head = node.head();
+        let meta = node.meta();
         if node.state().is_resident() {
             return;
         }
-        budget::make_room(
-            &head.ledger,
-            head.op.name,
-            if head.group.is_some() { 0 } else { head.bytes },
-        );
+        meta.memory.make_room(meta.op.name, meta.own_bytes());
         let rehearsing = verify::is_rehearsing();
         let start = Instant::now();
         let Some(value) = node.run() else { return };
@@ -177,20 +266,25 @@ impl<B: Backend> Plan<B> {
             return;
         }
         // What differs is forgotten, and compared once more at the next try.
-        verify::compare(head, state.witness, &value);
-        state.witness = None;
+        verify::compare(state.checksum, &value, || RematError::ReplayDiffers {
+            op: meta.op.name,
+            shape: meta.shape.to_vec(),
+            dtype: meta.dtype,
+            number: meta.id,
+        });
+        state.checksum = None;
         state.storage = Storage::Resident(value);
-        head.came_back();
+        meta.storage_restored();
         drop(state);
-        if let Some(budget) = head.ledger.budget() {
-            budget.list(node);
+        if let Some(limit) = meta.memory.limit() {
+            limit.list(&any(node));
         }
         if rehearsing {
             return;
         }
-        head.ledger
-            .replayed(head.bytes, node.computes(), head.cost_ns, time);
-        head.emit(|op, node| EventKind::Replay { op, node, time }, head.bytes);
+        meta.memory
+            .replayed(meta.bytes, node.computes(), meta.cost_ns, time);
+        meta.emit(|op, node| EventKind::Replay { op, node, time }, meta.bytes);
     }
 
     /// One use of each input is over.
@@ -217,7 +311,7 @@ impl<B: Backend> Plan<B> {
     /// Whether a node has no storage and would keep it.
     fn is_wanted(&self, node: &Arc<dyn Entry<B>>) -> bool {
         let evicted = matches!(node.state().storage, Storage::Evicted);
-        evicted && node.head().users() > 0 && self.is_kept(node)
+        evicted && node.meta().users() > 0 && self.is_kept(node)
     }
 
     /// Whether a node that came back stays: somebody uses it or an inner scope is replayed from it, and it belongs to the
@@ -230,20 +324,20 @@ impl<B: Backend> Plan<B> {
             return false;
         }
         let state = node.state();
-        if node.head().users() == 0 && !state.feeds_inner_scope && !state.junction {
+        if node.meta().users() == 0 && !state.feeds_inner_scope && !state.branch_point {
             return false;
         }
-        let scope = state.scope.clone();
+        let region = state.region.clone();
         drop(state);
-        let Some(scope) = scope else { return true };
-        let target = self.target.state().scope.clone();
-        target.is_some_and(|target| target.is_within(&scope))
+        let Some(region) = region else { return true };
+        let target = self.target.state().region.clone();
+        target.is_some_and(|target| target.is_within(&region))
     }
 
     fn unlock(&self, planned: &Planned<B>) {
         let node = &planned.node;
         let kept = if planned.found {
-            node.head().users() > 0 || node.state().junction
+            node.meta().users() > 0 || node.state().branch_point
         } else {
             self.is_kept(node)
         };
@@ -253,26 +347,26 @@ impl<B: Backend> Plan<B> {
         let vacated = if kept {
             None
         } else if verify::is_rehearsing() && !planned.found {
-            // A replay that this one interrupts may have locked it: that one brings it back in its turn.
+            // A replay that this one interrupts may have locked it: that replay brings it back itself.
             let locks = std::mem::take(&mut state.locks);
-            let vacated = vacate(node.head(), &mut state);
+            let vacated = vacate(node.meta(), &mut state);
             state.locks = locks;
             vacated
         } else {
-            vacate(node.head(), &mut state)
+            vacate(node.meta(), &mut state)
         };
         drop(state);
         if let Some((storage, bytes)) = vacated {
             drop(storage);
             if !verify::is_rehearsing() {
-                node.head()
+                node.meta()
                     .emit(|op, node| EventKind::Free { op, node }, bytes);
             }
         }
     }
 }
 
-/// Whatever happens, a panic of a recipe too, no lock stays.
+/// Unlocks all nodes, also when a recipe panics.
 impl<B: Backend> Drop for Plan<B> {
     fn drop(&mut self) {
         for planned in std::mem::take(&mut self.planned).into_values() {
@@ -283,7 +377,7 @@ impl<B: Backend> Drop for Plan<B> {
 
 /// A tensor that is back needs its recipe no more, unless a budget may evict it once more.
 fn settle_after_replay<B: Backend>(node: &Arc<dyn Entry<B>>) {
-    if !node.head().ledger.may_evict() && !verify::is_rehearsing() {
+    if !node.meta().memory.may_evict() && !verify::is_rehearsing() {
         node.settle();
     }
 }

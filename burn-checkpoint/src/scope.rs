@@ -2,63 +2,14 @@
 
 use std::sync::{Arc, Once, Weak};
 
-use parking_lot::Mutex;
-
-use crate::context;
-use crate::node::AnyEntry;
+use crate::context::{self, Frame};
+use crate::entry::AnyEntry;
 use crate::outputs::{self, Outputs};
-use crate::policy::{Fate, Policy};
-use crate::tiny::{self, Sizes};
+use crate::policy::{Policy, SavePolicy};
+use crate::region::Region;
+use crate::tiny;
 use crate::trace::{self, EventKind};
 use crate::verify;
-
-/// A scope that is open, or was when its tensors were made.
-pub(crate) struct Scope {
-    pub policy: Policy,
-    label: Option<String>,
-    parent: Option<Arc<Scope>>,
-    made: Mutex<Made>,
-}
-
-/// What was made in a scope so far.
-#[derive(Default)]
-struct Made {
-    nodes: Vec<Weak<dyn AnyEntry>>,
-    sizes: Sizes,
-}
-
-impl Scope {
-    /// Whether this is `other` or inside of it.
-    pub fn is_within(self: &Arc<Self>, other: &Arc<Self>) -> bool {
-        let mut scope = Some(self);
-        while let Some(inner) = scope {
-            if Arc::ptr_eq(inner, other) {
-                return true;
-            }
-            scope = inner.parent.as_ref();
-        }
-        false
-    }
-
-    /// Adds a tensor, and so many bytes of a storage of its own.
-    #[inline]
-    pub fn enlist(&self, node: Weak<dyn AnyEntry>, bytes: u64) {
-        let mut made = self.made.lock();
-        made.nodes.push(node);
-        made.sizes.add(bytes);
-    }
-
-    fn label(&self) -> &str {
-        self.label.as_deref().unwrap_or(self.policy.name())
-    }
-}
-
-/// An open scope.
-pub(crate) struct Frame {
-    pub scope: Arc<Scope>,
-    /// Its number in a trace.
-    number: u64,
-}
 
 /// Runs `region` and drops what only backward will need of it; backward computes that once more, bit for bit
 /// (`torch.utils.checkpoint`).
@@ -152,18 +103,10 @@ struct Open {
 
 impl Open {
     fn new(policy: Policy, label: Option<String>) -> Self {
-        let depth = context::push(|parent, nodes| {
-            let scope = Arc::new(Scope {
-                policy,
-                label,
-                parent: parent.cloned(),
-                made: Mutex::new(Made {
-                    nodes,
-                    sizes: Sizes::default(),
-                }),
-            });
-            let number = trace::scope_begins(scope.label());
-            Frame { scope, number }
+        let depth = context::push(|parent| {
+            let region = Region::new(policy, label, parent);
+            let number = trace::scope_begins(region.label());
+            (region, number)
         });
         Self { depth: Some(depth) }
     }
@@ -175,7 +118,7 @@ impl Open {
         }
         let depth = self.depth.take();
         if let Some(frame) = depth.and_then(context::pop) {
-            frame.end(results);
+            end(frame, results);
         }
     }
 }
@@ -189,69 +132,73 @@ impl Drop for Open {
     }
 }
 
-impl Frame {
-    /// Evicts what is neither a result nor unused.
-    fn end(self, mut results: Vec<Arc<dyn AnyEntry>>) {
-        let Self { scope, number } = self;
-        let Made { nodes, sizes } = std::mem::take(&mut *scope.made.lock());
-        let tiny = sizes.tiny(|| {
-            let nodes = nodes.iter().filter_map(Weak::upgrade);
-            let ends = nodes.filter(tiny::is_end);
-            ends.map(|node| node.storage_bytes())
-        });
-        let stays = |node: &Arc<dyn AnyEntry>| {
-            !tiny.is_empty() && tiny.contains(&node.storage_bytes()) && tiny::is_end(node)
+/// Evicts what is neither a result nor unused.
+fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
+    let Frame {
+        region,
+        number,
+        nodes,
+        sizes,
+    } = frame;
+    let tiny = sizes.tiny(|| {
+        let nodes = nodes.iter().filter_map(Weak::upgrade);
+        let ends = nodes.filter(tiny::is_end);
+        ends.map(|node| node.storage_bytes())
+    });
+    let stays = |node: &Arc<dyn AnyEntry>| {
+        !tiny.is_empty() && tiny.contains(&node.storage_bytes()) && tiny::is_end(node)
+    };
+    let saved = |weak: &Weak<dyn AnyEntry>| {
+        let node = weak.upgrade()?;
+        let op = node.used()?;
+        // There are few results.
+        if results.iter().any(|result| Arc::ptr_eq(result, &node)) {
+            return None;
+        }
+        let save_policy = match stays(&node) {
+            true => SavePolicy::Keep,
+            false => region.policy.save_policy(op),
         };
-        let saved = |weak: &Weak<dyn AnyEntry>| {
-            let node = weak.upgrade()?;
-            let op = node.used()?;
-            // There are few results.
-            if results.iter().any(|result| Arc::ptr_eq(result, &node)) {
-                return None;
+        Some((node, save_policy))
+    };
+    if verify::is_on() {
+        // All of them before any goes: each is replayed from what is resident.
+        let goes = nodes.iter().filter_map(saved);
+        let goes = goes.filter(|(_, save_policy)| *save_policy != SavePolicy::Keep);
+        goes.for_each(|(node, _)| node.rehearse());
+    }
+    for (node, save_policy) in nodes.iter().filter_map(saved) {
+        match save_policy {
+            // A view may have a recipe still, and what is tiny has.
+            SavePolicy::Keep => node.settle(),
+            SavePolicy::Recompute => {
+                node.evict();
             }
-            let fate = match stays(&node) {
-                true => Fate::Keep,
-                false => scope.policy.fate(op),
-            };
-            Some((node, fate))
-        };
-        if verify::is_on() {
-            // All of them before any goes: each is replayed from what is resident.
-            let goes = nodes.iter().filter_map(saved);
-            let goes = goes.filter(|(_, fate)| *fate != Fate::Keep);
-            goes.for_each(|(node, _)| node.rehearse());
+            SavePolicy::Offload => move_to_host(&node),
         }
-        for (node, fate) in nodes.iter().filter_map(saved) {
-            match fate {
-                // A view may have a recipe still, and what is tiny has.
-                Fate::Keep => node.settle(),
-                Fate::Recompute => {
-                    node.evict();
-                }
-                Fate::Offload => move_to_host(&node),
-            }
+    }
+    let outer = context::region();
+    for result in results.drain(..) {
+        if let Some(bytes) = result.leave(&region, outer.as_ref()) {
+            context::enlist(Arc::downgrade(&result), bytes);
         }
-        let outer = context::scope();
-        for result in results.drain(..) {
-            result.leave(&scope, outer.as_ref());
-        }
-        context::give_back(nodes, results);
-        if trace::is_on() {
-            let (scope, label) = (number, scope.label().to_owned());
-            trace::emit(EventKind::ScopeEnd { scope, label }, 0, 0, None);
-        }
+    }
+    context::give_back(nodes, results);
+    if trace::is_on() {
+        let (scope, label) = (number, region.label().to_owned());
+        trace::emit(EventKind::ScopeEnd { scope, label }, 0, 0, None);
     }
 }
 
 /// Moves what lies in the order of its shape; what may not is computed once more, for it would come back in another order, which a
 /// matmul may add up in another order.
 fn move_to_host(node: &Arc<dyn AnyEntry>) {
-    let facts = node.facts();
-    if facts.shared || facts.permuted {
+    let info = node.info();
+    if info.shared || info.permuted {
         // A view comes back as a view, and a reshaped copy as one: what it is of moves, unless that has handles of its own and
         // has moved already.
         if let Some(viewed) = node.restore_viewed()
-            && (viewed.facts().permuted || !viewed.offload(Arc::downgrade(&viewed)))
+            && (viewed.info().permuted || !viewed.offload(Arc::downgrade(&viewed)))
         {
             viewed.evict();
         }

@@ -3,10 +3,6 @@
 use std::ops::Add;
 use std::time::Duration;
 
-use burn_backend::{Backend, DeviceOps};
-
-use crate::{context, totals};
-
 /// What managed tensors take and cost.
 ///
 /// Counted per thread and device: ranks that are threads sharing a device have their own. A tensor is counted where it was
@@ -69,28 +65,6 @@ impl RematStats {
         searched_tensors: 0,
         thrashing_steps: 0,
     };
-
-    /// The sum over all devices of what this thread made. The peak is that of all devices together under one budget, the
-    /// largest where there was one after the other.
-    pub fn of_thread() -> Self {
-        context::totals().stats()
-    }
-
-    /// What this thread made on one device under the budget of now, or without one if there is none.
-    pub fn of_device<B: Backend>(device: &B::Device) -> Self {
-        context::ledger(device.id()).stats()
-    }
-
-    /// The sum over all threads and devices since the process began, whatever has ended or was reset since then. Peaks of the threads
-    /// that there are are added up; that of a thread that ended counts where it is larger than this sum.
-    pub fn of_process() -> Self {
-        totals::of_process()
-    }
-
-    /// Sets this thread's counters to 0 and its peaks to what is live.
-    pub fn reset_thread() {
-        context::totals().reset();
-    }
 
     /// These and later ones: counters add up, peaks do not.
     pub(crate) fn then(self, later: Self) -> Self {

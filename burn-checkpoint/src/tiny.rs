@@ -10,7 +10,7 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use crate::node::AnyEntry;
+use crate::entry::AnyEntry;
 
 /// Tiny is what has at most this part of the bytes of the scope's largest tensor, the smallest first, and together at most this part
 /// of the bytes of all that was made in the scope.
@@ -21,7 +21,7 @@ const WORTH: u64 = 16 << 10;
 
 /// Whether handles refer to a tensor, and no recipe does.
 pub(crate) fn is_end(node: &Arc<dyn AnyEntry>) -> bool {
-    let users = node.facts().users as usize;
+    let users = node.info().users as usize;
     // One more reference is the one that is given.
     users > 0 && Arc::strong_count(node) == users + 1
 }

@@ -8,7 +8,6 @@ use burn_backend::{Backend, read_sync};
 
 use crate::error::RematError;
 use crate::kind::Value;
-use crate::node::{Head, Origin};
 
 thread_local! {
     /// How many guards there are.
@@ -90,52 +89,27 @@ pub(crate) fn rehearse(replay: impl FnOnce()) {
     replay();
 }
 
-/// The hash of a storage that is about to go and can come back by its recipe, in verify mode.
+/// The checksum of a storage that is dropped or moved, in verify mode.
 #[inline]
-pub(crate) fn witness<B: Backend>(origin: Origin, value: &Value<B>) -> Option<u64> {
-    (is_on() && origin == Origin::Recorded).then(|| hash(value))
-}
-
-/// The hash of what is moved to host memory, in verify mode.
-pub(crate) fn of_host_copy<B: Backend>(value: &Value<B>) -> Option<u64> {
+pub(crate) fn checksum<B: Backend>(value: &Value<B>) -> Option<u64> {
     is_on().then(|| hash(value))
 }
 
-/// Compares what came back with what went.
-pub(crate) fn compare<B: Backend>(head: &Head<B>, witness: Option<u64>, value: &Value<B>) {
-    if differs(witness, value) {
-        fail(RematError::ReplayDiffers {
-            op: head.op.name,
-            shape: head.shape.to_vec(),
-            dtype: head.dtype,
-            number: head.id,
-        });
-    }
-}
-
-/// Compares what came back from host memory with what went there.
-pub(crate) fn compare_host_copy<B: Backend>(
-    head: &Head<B>,
-    witness: Option<u64>,
+/// Compares what came back with the checksum of what went.
+///
+/// # Panics
+///
+/// With `error` if they differ and this thread compares.
+pub(crate) fn compare<B: Backend>(
+    checksum: Option<u64>,
     value: &Value<B>,
+    error: impl FnOnce() -> RematError,
 ) {
-    if differs(witness, value) {
-        fail(RematError::HostCopyDiffers {
-            op: head.op.name,
-            shape: head.shape.to_vec(),
-            dtype: head.dtype,
-            number: head.id,
-        });
+    if checksum.is_some_and(|checksum| is_on() && hash(value) != checksum) {
+        let error = error();
+        log::error!("{error}");
+        panic!("{error}");
     }
-}
-
-fn differs<B: Backend>(witness: Option<u64>, value: &Value<B>) -> bool {
-    witness.is_some_and(|witness| is_on() && hash(value) != witness)
-}
-
-fn fail(error: RematError) -> ! {
-    log::error!("{error}");
-    panic!("{error}");
 }
 
 fn hash<B: Backend>(value: &Value<B>) -> u64 {

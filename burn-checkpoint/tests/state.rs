@@ -11,7 +11,7 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig2d};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Tensor};
-use burn_checkpoint::{Fate, MemoryBudget, Policy, Remat, Work, checkpoint_with};
+use burn_checkpoint::{MemoryBudget, Policy, Remat, SavePolicy, Work, checkpoint_with};
 use burn_flex::Flex;
 use parking_lot::{Mutex, MutexGuard};
 use peak_alloc::PeakAlloc;
@@ -126,9 +126,9 @@ fn running_statistics_made_in_scopes_hold_no_activations() {
     let bare = steps::<Plain>(3, None, Input::Drawn, || {});
     println!("bare {bare:?}");
     let by_class = Policy::per_operation(|op| match op.work {
-        Work::Math => Fate::Offload,
-        Work::Norm => Fate::Keep,
-        _ => Fate::Recompute,
+        Work::Math => SavePolicy::Offload,
+        Work::Norm => SavePolicy::Keep,
+        _ => SavePolicy::Recompute,
     });
     for (policy, runs) in [
         (Policy::Recompute, 2),

@@ -1,7 +1,7 @@
 //! Facts about gradients that backends and optimizer decorators of different crates share on the thread that trains.
 //!
-//! There are two, each a thread-local, because Burn's traits have no argument for them: that data from the host is a
-//! gradient, and which ranks decide together about gradients.
+//! There are three, each a thread-local, because Burn's traits have no argument for them: that data from the host is a
+//! gradient, which ranks decide together about gradients, and which gradients overflowed after a loss scaler had found them finite.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Weak;
@@ -9,6 +9,8 @@ use std::sync::Weak;
 thread_local! {
     static LOADING: Cell<bool> = const { Cell::new(false) };
     static RANKS: RefCell<Vec<Weak<dyn Ranks>>> = const { RefCell::new(Vec::new()) };
+    /// The names that [`report_overflow`] was given; `None` outside of [`catch_overflow`].
+    static OVERFLOWED: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
 }
 
 /// Runs `load`, in which tensors from host data are gradients or sums of gradients: a backend that treats gradients differently from
@@ -60,4 +62,40 @@ pub fn non_finite_on_any_rank(own: Vec<String>) -> Vec<String> {
         Some(ranks) => ranks.union(own),
         None => own,
     }
+}
+
+/// Runs `step`, a step with gradients that a loss scaler found finite, and returns the names of those that overflowed later, inside of it:
+/// gradients that are reduced in the step may do so in a sum over ranks or in the type in which they are sent. If there are any, no parameter
+/// was updated, and the caller counts the step as skipped.
+///
+/// ```
+/// use burn_decorator::gradient::{catch_overflow, report_overflow};
+///
+/// let (stepped, names) = catch_overflow(|| !report_overflow(vec!["weight".to_owned()]));
+/// assert_eq!((stepped, names), (false, vec!["weight".to_owned()]));
+/// assert!(!report_overflow(Vec::new()), "no loss scaler takes note");
+/// ```
+pub fn catch_overflow<R>(step: impl FnOnce() -> R) -> (R, Vec<String>) {
+    /// Restores the value, also if `step` panics.
+    struct Restore(Option<Vec<String>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            OVERFLOWED.set(self.0.take());
+        }
+    }
+    let _restore = Restore(OVERFLOWED.replace(Some(Vec::new())));
+    let result = step();
+    (result, OVERFLOWED.take().unwrap_or_default())
+}
+
+/// Tells a loss scaler around this step which parameters' gradients overflowed, the same on all ranks. Returns whether there is one: then
+/// the caller leaves its step out.
+pub fn report_overflow(names: Vec<String>) -> bool {
+    OVERFLOWED.with_borrow_mut(|overflowed| match overflowed {
+        Some(overflowed) => {
+            overflowed.extend(names);
+            true
+        }
+        None => false,
+    })
 }

@@ -75,6 +75,8 @@
 //! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that only this release has; a test of the
 //! workspace walks the traits of the pinned Burn source and names every operation without a row.
 
+#[cfg(feature = "module")]
+pub mod device;
 mod forward;
 pub mod gradient;
 mod kind;

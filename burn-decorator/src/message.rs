@@ -46,13 +46,17 @@ pub enum Message {
 pub struct Inside {
     /// A loss scaler, which checks the gradients of each step.
     pub loss_scaler: bool,
+    /// An accumulation, which steps once in a window of micro-batches.
+    pub accumulation: bool,
     /// An optimizer that reduces gradients over ranks, and waits for the device in each step.
     pub ranks: bool,
 }
 
 thread_local! {
     static MESSAGE: Cell<Option<Message>> = const { Cell::new(None) };
-    static INSIDE: Cell<Inside> = const { Cell::new(Inside { loss_scaler: false, ranks: false }) };
+    static INSIDE: Cell<Inside> = const {
+        Cell::new(Inside { loss_scaler: false, accumulation: false, ranks: false })
+    };
 }
 
 /// Sets a cell until it is dropped.

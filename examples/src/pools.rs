@@ -48,6 +48,43 @@ impl Pools {
         }
     }
 
+    /// Runs `task` on this thread and tells the most bytes that these pools reserved in it, everything included that was in use
+    /// before; nothing on the CPU. `task` waits for the device itself.
+    ///
+    /// Counted, not sampled: free pages are given back first, each tensor of the task gets a page of exactly its size, and a page is
+    /// kept until the count is read. Tensors of the same size use a page one after the other, others do not: the count is the bytes
+    /// in use at most, or above them.
+    #[allow(
+        unused_variables,
+        reason = "without a device there is nothing to count"
+    )]
+    pub fn most_reserved(&self, task: impl FnOnce() + Send) -> Option<u64> {
+        match self.backend {
+            BackendName::Flex => None,
+            #[cfg(feature = "cuda")]
+            BackendName::Cuda => self.most_reserved_of::<cubecl::cuda::CudaRuntime>(task),
+            #[cfg(feature = "vulkan")]
+            BackendName::Vulkan => self.most_reserved_of::<cubecl::wgpu::WgpuRuntime>(task),
+            #[allow(
+                unreachable_patterns,
+                reason = "reached unless every backend is compiled in"
+            )]
+            _ => None,
+        }
+    }
+
+    #[cfg(any(feature = "cuda", feature = "vulkan"))]
+    fn most_reserved_of<R: cubecl::Runtime>(&self, task: impl FnOnce() + Send) -> Option<u64> {
+        let client = R::client(&R::Device::default());
+        client.memory_cleanup();
+        // CubeCL's allocations of a size for good: pages of that size, which stay.
+        let done = client.memory_persistent_allocation((), |()| task());
+        done.ok()?;
+        let reserved = self.read().map(|bytes| bytes.reserved_bytes);
+        client.memory_cleanup();
+        reserved
+    }
+
     #[cfg(any(feature = "cuda", feature = "vulkan"))]
     fn read_device<R: cubecl::Runtime>(&self) -> Option<PoolBytes> {
         let read = || R::client(&R::Device::default()).memory_usage().ok();

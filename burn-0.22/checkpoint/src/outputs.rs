@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use crate::context;
-use crate::node::AnyEntry;
+use crate::entry::AnyEntry;
 
 /// What a scope may return.
 pub trait Outputs {

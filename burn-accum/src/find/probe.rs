@@ -161,11 +161,22 @@ mod tests {
     #[test]
     fn a_gauge_keeps_the_most_of_one_trial() {
         let level = Arc::new(AtomicU64::new(5));
-        let read = level.clone();
-        let mut probe = SampledGauge::new(move || read.load(Ordering::Acquire));
+        let looks = Arc::new(AtomicU64::new(0));
+        let mut probe = SampledGauge::new({
+            let (level, looks) = (level.clone(), looks.clone());
+            move || {
+                let level = level.load(Ordering::Acquire);
+                looks.fetch_add(1, Ordering::AcqRel);
+                level
+            }
+        });
         assert_eq!(probe.begin(), 5);
         level.store(9, Ordering::Release);
-        thread::sleep(100 * INTERVAL);
+        // The first look to end may have begun before the store, and the third ends after what the second saw is kept.
+        let enough = looks.load(Ordering::Acquire) + 3;
+        while looks.load(Ordering::Acquire) < enough {
+            thread::sleep(INTERVAL);
+        }
         level.store(4, Ordering::Release);
         assert_eq!(probe.end(), 9);
         assert_eq!((probe.begin(), probe.end()), (4, 4), "a new trial");

@@ -2,27 +2,8 @@
 
 use burn::tensor::{Device, Tensor, backend::Backend};
 
+use super::deferred::{ActiveScale, inverse};
 use super::{overflow::LossProbe, registry};
-
-/// The factor for a loss, and its inverse for the gradients, on the backend `I` without autodiff.
-pub(crate) enum ActiveScale<I: Backend> {
-    /// Losses are not scaled.
-    None,
-    /// The host knows the scale.
-    Host {
-        /// The loss is multiplied with this.
-        scale: f32,
-        /// The gradients are multiplied with this.
-        inv: f32,
-    },
-    /// The scale is on the device, f32 `[1]` each, because the outcome of the last step has not been read yet.
-    Device {
-        /// The loss is multiplied with this.
-        scale: Tensor<I, 1>,
-        /// The gradients are multiplied with this.
-        inv: Tensor<I, 1>,
-    },
-}
 
 /// The scale for a loss on `device` that is about to be differentiated on this thread; `needs` if its gradients would
 /// underflow without one (f16).
@@ -54,11 +35,6 @@ pub(crate) fn active_scale<I: Backend>(
     });
     state.observe(LossProbe::new(unscaled()));
     scale
-}
-
-/// Rounded once, from f64, as PyTorch's `scale.double().reciprocal().float()`.
-pub(super) fn inverse(scale: f32) -> f32 {
-    (1.0 / f64::from(scale)) as f32
 }
 
 #[cfg(test)]

@@ -148,3 +148,26 @@ fn check(
         expected,
     })
 }
+
+/// How a wrapped optimizer learns whether a gradient is non-finite. The results are the same, bit for bit.
+///
+/// On 2026-11-21 an AdamW step over 4.2 M parameters on Flex and two busy cores took 16 ms plain, 22 ms with `Sync` and 28 ms with
+/// `Deferred` (`cargo bench --bench scaled_optimizer`): where there is no queue to stall, nothing is gained by deferring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Detection {
+    /// Read a flag from the device before each step: simple, but the host waits for the backward pass.
+    #[default]
+    Sync,
+    /// Read the flag one step late. The step is taken at once, undone on the device if the flag is set (a masked copy of
+    /// each parameter), and the optimizer's older copy is put back when the flag is read. Nothing waits; the cost is
+    /// one select per parameter, and memory: the older parameters live until that select, the older moments until the next
+    /// step.
+    ///
+    /// The wrapped optimizer must keep its state where a clone does not share it (all of Burn's do), and must bear
+    /// non-finite gradients without reading them on the host.
+    ///
+    /// Around burn-zero's `ZeroOptimizer` it is the same as [`Sync`](Self::Sync): gradients that come from other ranks have been
+    /// waited for, and undoing a step would keep a second copy of the parameters and make new leaves, whose gradients stage 2
+    /// could not reduce during backward.
+    Deferred,
+}

@@ -16,12 +16,32 @@ use burn::{
     },
 };
 
-use super::{
-    active::{ActiveScale, inverse},
-    inspect::CulpritRead,
-    overflow::LossProbe,
-    shared_scale::OptimizerId,
-};
+use super::{inspect::CulpritRead, overflow::LossProbe, shared_scale::OptimizerId};
+
+/// The factor for a loss, and its inverse for the gradients, on the backend `I` without autodiff.
+pub(crate) enum ActiveScale<I: Backend> {
+    /// Losses are not scaled.
+    None,
+    /// The host knows the scale.
+    Host {
+        /// The loss is multiplied with this.
+        scale: f32,
+        /// The gradients are multiplied with this.
+        inv: f32,
+    },
+    /// The scale is on the device, f32 `[1]` each, because the outcome of the last step has not been read yet.
+    Device {
+        /// The loss is multiplied with this.
+        scale: Tensor<I, 1>,
+        /// The gradients are multiplied with this.
+        inv: Tensor<I, 1>,
+    },
+}
+
+/// Rounded once, from f64, as PyTorch's `scale.double().reciprocal().float()`.
+pub(super) fn inverse(scale: f32) -> f32 {
+    (1.0 / f64::from(scale)) as f32
+}
 
 /// Whether a step overflowed, once that is known.
 pub(super) type Verdict = Arc<OnceLock<bool>>;

@@ -4,16 +4,16 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 
 use burn::train::Interrupter;
-use burn_decorator::ranks::{self, ForRank};
-use parking_lot::{Mutex, MutexGuard};
+use burn_decorator::ranks;
+use parking_lot::MutexGuard;
 
 use super::{
-    GradScalerConfig, Overflow, ScaledOptimizer, ScalerState,
+    config::{Detection, GradScalerConfig},
     deferred::{Pending, Verdict},
-    overflow::LossProbe,
+    overflow::{LossProbe, Overflow},
     registry,
     shared_scale::OptimizerId,
-    state::State,
+    state::{ScalerState, Shared, State},
 };
 use crate::AmpError;
 
@@ -80,34 +80,6 @@ impl Clone for GradScaler {
     }
 }
 
-/// How a wrapped optimizer learns whether a gradient is non-finite. The results are the same, bit for bit.
-///
-/// On 2026-11-21 an AdamW step over 4.2 M parameters on Flex and two busy cores took 16 ms plain, 22 ms with `Sync` and 28 ms with
-/// `Deferred` (`cargo bench --bench scaled_optimizer`): where there is no queue to stall, nothing is gained by deferring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Detection {
-    /// Read a flag from the device before each step: simple, but the host waits for the backward pass.
-    #[default]
-    Sync,
-    /// Read the flag one step late. The step is taken at once, undone on the device if the flag is set (a masked copy of
-    /// each parameter), and the optimizer's older copy is put back when the flag is read. Nothing waits; the cost is
-    /// one select per parameter, and memory: the older parameters live until that select, the older moments until the next
-    /// step.
-    ///
-    /// The wrapped optimizer must keep its state where a clone does not share it (all of Burn's do), and must bear
-    /// non-finite gradients without reading them on the host.
-    ///
-    /// Around burn-zero's `ZeroOptimizer` it is the same as [`Sync`](Self::Sync): gradients that come from other ranks have been
-    /// waited for, and undoing a step would keep a second copy of the parameters and make new leaves, whose gradients stage 2
-    /// could not reduce during backward.
-    Deferred,
-}
-
-pub(super) struct Shared {
-    config: GradScalerConfig,
-    state: Mutex<State>,
-}
-
 impl GradScaler {
     /// A scaler with its own state. Binds the current thread.
     ///
@@ -118,10 +90,7 @@ impl GradScaler {
         let config = config.borrow();
         config.validate()?;
         let scaler = Self {
-            shared: ranks::Shared::new(Shared {
-                config: config.clone(),
-                state: Mutex::new(State::new(config)),
-            }),
+            shared: ranks::Shared::new(Shared::new(config)),
         };
         registry::register(scaler.shared());
         scaler.bind_thread();
@@ -141,27 +110,11 @@ impl GradScaler {
     }
 
     /// Stops training through `interrupter` (that of Burn's `SupervisedTraining`) where a step would panic: see
-    /// [`ScaledOptimizer`].
+    /// [`ScaledOptimizer`](crate::ScaledOptimizer).
     #[must_use]
     pub fn with_interrupter(self, interrupter: Interrupter) -> Self {
         self.state().interrupter = Some(interrupter);
         self
-    }
-
-    /// Puts `optimizer` under this scaler's control. Binds the current thread.
-    ///
-    /// ```
-    /// use burn::{backend::Autodiff, nn::Linear, optim::SgdConfig};
-    /// use burn_amp::{GradScaler, GradScalerConfig};
-    ///
-    /// type B = Autodiff<burn_flex::Flex>;
-    /// let scaler = GradScaler::new(GradScalerConfig::fixed(128.0))?;
-    /// let optimizer = scaler.wrap(SgdConfig::new().init::<B, Linear<B>>());
-    /// # let _ = optimizer;
-    /// # Ok::<(), burn_amp::AmpError>(())
-    /// ```
-    pub fn wrap<O>(&self, optimizer: O) -> ScaledOptimizer<O> {
-        ScaledOptimizer::new(optimizer, self.clone())
     }
 
     /// Makes this the scaler of all `backward` calls of the current thread.
@@ -188,7 +141,7 @@ impl GradScaler {
 
     /// The configuration.
     pub fn config(&self) -> &GradScalerConfig {
-        &self.shared.config
+        self.shared.config()
     }
 
     /// How wrapped optimizers learn about overflows.
@@ -238,7 +191,7 @@ impl GradScaler {
     }
 
     pub(super) fn is_enabled(&self) -> bool {
-        self.shared.config.enabled
+        self.shared.is_enabled()
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -247,7 +200,7 @@ impl GradScaler {
 
     /// The state as of the last flag that was read. Never waits.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock()
+        self.shared.lock()
     }
 
     /// The state as of the last step. Waits for its flag.
@@ -312,31 +265,6 @@ impl GradScaler {
                 state.reset();
             }
         }
-    }
-}
-
-impl ForRank for Shared {
-    fn for_rank(&self) -> Self {
-        Self {
-            config: self.config.clone(),
-            state: Mutex::new(self.settled().for_rank()),
-        }
-    }
-}
-
-impl Shared {
-    pub(super) fn is_enabled(&self) -> bool {
-        self.config.enabled
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
-    pub(super) fn settled(&self) -> MutexGuard<'_, State> {
-        let mut state = self.state.lock();
-        state.settle();
-        state
     }
 }
 

@@ -31,11 +31,13 @@ mod registry;
 mod shared_scale;
 mod state;
 
-pub(crate) use active::{ActiveScale, active_scale};
-pub use config::GradScalerConfig;
-pub use handle::{Detection, GradScaler};
+pub(crate) use active::active_scale;
+pub use config::{Detection, GradScalerConfig};
+pub(crate) use deferred::ActiveScale;
+pub use handle::GradScaler;
 pub use metric::{LossScaleMetric, SkippedStepsMetric};
 pub use optimizer::ScaledOptimizer;
 pub(crate) use overflow::name_some;
 pub use overflow::{Overflow, OverflowCause};
-pub use record::{ScaledRecord, ScalerState};
+pub use record::ScaledRecord;
+pub use state::ScalerState;

@@ -5,15 +5,16 @@ use burn::{
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
     tensor::backend::AutodiffBackend,
 };
-use burn_decorator::gradient::non_finite_on_any_rank;
-
+use burn_decorator::gradient::{catch_overflow, non_finite_on_any_rank};
 use burn_decorator::message;
 
 use super::{
-    Detection, GradScaler, ScaledRecord,
+    config::Detection,
     deferred::{Pending, Undo, Verdict},
     gradients::StepGradients,
+    handle::GradScaler,
     inspect::{Inspection, Probe},
+    record::ScaledRecord,
     registry,
     shared_scale::OptimizerId,
 };
@@ -58,6 +59,24 @@ struct PendingStep<O> {
     verdict: Verdict,
     /// The optimizer before the step.
     older: O,
+}
+
+impl GradScaler {
+    /// Puts `optimizer` under this scaler's control. Binds the current thread.
+    ///
+    /// ```
+    /// use burn::{backend::Autodiff, nn::Linear, optim::SgdConfig};
+    /// use burn_amp::{GradScaler, GradScalerConfig};
+    ///
+    /// type B = Autodiff<burn_flex::Flex>;
+    /// let scaler = GradScaler::new(GradScalerConfig::fixed(128.0))?;
+    /// let optimizer = scaler.wrap(SgdConfig::new().init::<B, Linear<B>>());
+    /// # let _ = optimizer;
+    /// # Ok::<(), burn_amp::AmpError>(())
+    /// ```
+    pub fn wrap<O>(&self, optimizer: O) -> ScaledOptimizer<O> {
+        ScaledOptimizer::new(optimizer, self.clone())
+    }
 }
 
 impl<O> ScaledOptimizer<O> {
@@ -135,8 +154,13 @@ impl<O> ScaledOptimizer<O> {
 
         if inspection.is_empty() {
             // Entries that belong to no parameter are a message to an optimizer inside, not a step.
-            if gradients.is_empty() && self.is_skipped(Vec::new()) {
-                return module;
+            if gradients.is_empty() {
+                let culprits = non_finite_on_any_rank(Vec::new());
+                let skipped = !culprits.is_empty();
+                self.record(culprits);
+                if skipped {
+                    return module;
+                }
             }
             return gradients.step(&mut self.inner, lr, module);
         }
@@ -175,16 +199,13 @@ impl<O> ScaledOptimizer<O> {
         self.inner.step(lr, module, grads)
     }
 
-    /// Takes note of the step, given the parameters whose gradients are non-finite on this rank. Whether it is skipped, which all ranks
-    /// decide alike.
-    fn is_skipped(&self, culprits: Vec<String>) -> bool {
-        let culprits = non_finite_on_any_rank(culprits);
+    /// Takes note of a step, given the parameters whose gradients were non-finite on any rank: with any it was skipped.
+    fn record(&self, culprits: Vec<String>) {
         let found_inf = !culprits.is_empty();
         self.scaler.record_step(&self.id, culprits);
         if found_inf {
             self.scaler.raise();
         }
-        found_inf
     }
 
     fn step_if_finite<B, M>(
@@ -208,10 +229,14 @@ impl<O> ScaledOptimizer<O> {
                 exact.read(flags).wait()
             }
         };
-        if self.is_skipped(culprits) {
-            return module;
+        let mut culprits = non_finite_on_any_rank(culprits);
+        let mut module = module;
+        if culprits.is_empty() {
+            let step = || gradients.step(&mut self.inner, lr, module);
+            (module, culprits) = catch_overflow(step);
         }
-        gradients.step(&mut self.inner, lr, module)
+        self.record(culprits);
+        module
     }
 
     fn step_and_undo<B, M>(

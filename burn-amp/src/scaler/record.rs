@@ -6,10 +6,8 @@ use burn::{
     tensor::backend::Backend,
 };
 use burn_decorator::record::{OwnState, WrappedItem};
-use serde::{Deserialize, Serialize};
 
-use super::state::Counters;
-use crate::LossScaleState;
+use super::state::ScalerState;
 
 /// The record of a [`ScaledOptimizer`](crate::ScaledOptimizer): training resumed from it continues as if it had not
 /// stopped.
@@ -23,13 +21,6 @@ pub struct ScaledRecord<R> {
     pub scaler: Option<ScalerState>,
     /// The optimizer's own record.
     pub inner: R,
-}
-
-/// The part of a [`GradScaler`](crate::GradScaler) that a record keeps. The configuration is not in it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ScalerState {
-    pub(super) loss_scale: LossScaleState,
-    pub(super) counters: Counters,
 }
 
 impl OwnState for ScalerState {

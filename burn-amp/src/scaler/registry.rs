@@ -13,7 +13,7 @@ use burn::{
 };
 use parking_lot::Mutex;
 
-use super::handle::Shared;
+use super::state::Shared;
 
 thread_local! {
     static OF_THREAD: RefCell<Weak<Shared>> = const { RefCell::new(Weak::new()) };

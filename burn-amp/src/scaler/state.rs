@@ -3,15 +3,61 @@
 use std::collections::VecDeque;
 
 use burn::train::Interrupter;
+use burn_decorator::ranks::ForRank;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Detection, GradScalerConfig, Overflow, OverflowCause, ScalerState,
+    config::{Detection, GradScalerConfig},
     deferred::Pending,
-    overflow::{LossProbe, name_some},
+    overflow::{LossProbe, Overflow, OverflowCause, name_some},
     shared_scale::{OptimizerId, SharedScale},
 };
-use crate::{AmpError, LossScale, ScaleUpdate};
+use crate::{AmpError, LossScale, LossScaleState, ScaleUpdate};
+
+/// What all handles of one scaler share.
+pub(super) struct Shared {
+    config: GradScalerConfig,
+    state: Mutex<State>,
+}
+
+impl Shared {
+    pub(super) fn new(config: &GradScalerConfig) -> Self {
+        Self {
+            config: config.clone(),
+            state: Mutex::new(State::new(config)),
+        }
+    }
+
+    pub(super) fn config(&self) -> &GradScalerConfig {
+        &self.config
+    }
+
+    pub(super) fn is_enabled(&self) -> bool {
+        self.config.enabled
+    }
+
+    /// The state as of the last flag that was read. Never waits.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// The state as of the last step. Waits for its flag.
+    pub(super) fn settled(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        state.settle();
+        state
+    }
+}
+
+impl ForRank for Shared {
+    fn for_rank(&self) -> Self {
+        Self {
+            config: self.config.clone(),
+            state: Mutex::new(self.settled().for_rank()),
+        }
+    }
+}
 
 /// So many non-finite losses in a row, with no step ever taken, stop training. One or two may be unlucky batches.
 const NON_FINITE_LOSS_PATIENCE: u32 = 3;
@@ -34,6 +80,13 @@ pub(crate) struct State {
     /// The step whose outcome is not known yet.
     pub(super) pending: Option<Pending>,
     losses: VecDeque<LossProbe>,
+}
+
+/// The part of a [`GradScaler`](crate::GradScaler) that a record keeps. The configuration is not in it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScalerState {
+    pub(super) loss_scale: LossScaleState,
+    pub(super) counters: Counters,
 }
 
 /// What has been counted so far.

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use crate::clock::Lineage;
+use crate::entry::{AnyEntry, Origin};
 use crate::error::RematError;
-use crate::node::{AnyEntry, Lineage, Origin};
-use crate::op::Work;
+use crate::work::Work;
 
 /// A need that is larger than another one by more than this part of it is clearly larger.
 const CLEARLY: u64 = 16;
@@ -37,24 +38,24 @@ impl Need {
         // A storage is as fixed as the most fixed of its views.
         let mut storages: FxHashMap<usize, (Why, u64)> = FxHashMap::default();
         for node in alive {
-            let facts = node.facts();
-            if !facts.resident || facts.retired {
+            let info = node.info();
+            if !info.resident || info.retired {
                 continue;
             }
-            let why = if facts.locked || facts.last_used == now {
+            let why = if info.locked || info.last_used == now {
                 Why::InUse
-            } else if facts.origin != Origin::Fixed {
+            } else if info.origin != Origin::Fixed {
                 Why::Evictable
-            } else if facts.lineage == Lineage::Gradient {
+            } else if info.lineage == Lineage::Gradient {
                 Why::Gradient
-            } else if facts.op.work == Work::Fixed {
+            } else if info.op.work == Work::Fixed {
                 Why::Random
             } else {
                 Why::Kept
             };
             let storage = storages
-                .entry(facts.owner)
-                .or_insert((why, facts.owner_bytes));
+                .entry(info.owner)
+                .or_insert((why, info.owner_bytes));
             storage.0 = storage.0.max(why);
         }
         let mut need = Self {

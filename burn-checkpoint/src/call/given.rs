@@ -4,16 +4,18 @@ use std::sync::Arc;
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceId, DeviceOps, Shape, TensorData};
-use parking_lot::Mutex;
 
-use super::{Call, Results};
-use crate::budget::{self, Phase};
+use super::recorded::Call;
+use super::results::Results;
+use crate::clock::{Lineage, Phase};
 use crate::context;
+use crate::entry::Origin;
 use crate::handle::Managed;
 use crate::kind::Value;
-use crate::node::{Head, Lineage, Node, Origin, State, Storage};
+use crate::node::{Source, State, Storage, TensorMeta};
 use crate::op::OpInfo;
-use crate::recipe::{Never, Recipe, Source};
+use crate::recipe::{Never, Recipe};
+use crate::recorded::Node;
 
 /// The room that an operation without operands needs, as its arguments tell it one after the other.
 #[derive(Default)]
@@ -55,21 +57,21 @@ impl Room {
     pub fn make(self, op: &'static OpInfo) {
         let Some(device) = self.device else { return };
         let bytes = self.bytes.unwrap_or(self.elements * self.element_bytes);
-        budget::make_room(&context::ledger(device), op.name, bytes);
+        context::memory_on(device).make_room(op.name, bytes);
     }
 }
 
 /// What cannot be computed again, counted.
 pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, mut value: Value<B>) -> Results<B> {
     let mut call = Call::new(op);
-    if let Some(step) = call.moment.step {
+    if let Some(step) = call.op_context.step {
         let elements = value.shape().num_elements();
         if op.name == "float_ones" && elements == 1 {
             // What autodiff starts a backward pass with.
-            call.moment.step = context::backward_begins();
+            call.op_context.step = context::backward_begins();
             call.lineage = Lineage::Gradient;
         } else if op.name.ends_with("from_data") && elements > 1 && step.phase == Phase::Backward {
-            call.moment.step = context::forward_begins();
+            call.op_context.step = context::forward_begins();
         }
     }
     call.finish(&mut value, &mut None::<Never>)
@@ -81,12 +83,9 @@ pub(crate) fn source<B: Backend, R: Recipe<B>>(
     (shape, dtype, device): (Shape, DType, Device<B>),
     recipe: R,
 ) -> Managed<B> {
-    let moment = context::tick(op);
-    let ledger = context::ledger(device.id());
-    let state = State::new(Storage::Evicted, Origin::Source, moment.clock, None);
-    Managed::new(Source::new(Arc::new(Node {
-        head: Head::new(op, moment.clock, shape, dtype, device, ledger),
-        state: Mutex::new(state),
-        recipe: Mutex::new(Some(recipe)),
-    })))
+    let op_context = context::tick(op);
+    let memory = context::memory_on(device.id());
+    let state = State::new(Storage::Evicted, Origin::Source, op_context.number, None);
+    let meta = TensorMeta::new(op, op_context.number, shape, dtype, device, memory);
+    Managed::new(Source::new(Arc::new(Node::new(meta, state, Some(recipe)))))
 }

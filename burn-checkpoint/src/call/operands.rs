@@ -5,12 +5,14 @@ use std::sync::Arc;
 use burn_backend::{Backend, DeviceId, DeviceOps};
 
 use super::order::Order;
-use crate::budget::{OpCost, Phase};
-use crate::context::Moment;
-use crate::node::{Entry, Head, Lineage, Origin, State, Storage, Viewed};
-use crate::op::{OpInfo, Work};
-use crate::recipe::{Input, Source};
+use crate::clock::{Lineage, Phase};
+use crate::context::OpContext;
+use crate::cost::OpCost;
+use crate::entry::Origin;
+use crate::node::{Entry, Input, Source, State, Storage, TensorMeta, Viewed};
+use crate::op::OpInfo;
 use crate::replay;
+use crate::work::Work;
 
 /// Whose storage the result has, if not its own.
 pub(super) enum Shares<B: Backend> {
@@ -60,7 +62,7 @@ impl<B: Backend> Operands<B> {
         }
     }
 
-    pub fn see(&mut self, input: Input<'_, B>, moment: &Moment) {
+    pub fn see(&mut self, input: Input<'_, B>, op_context: &OpContext) {
         let source = match input {
             Input::Node(source) => source,
             Input::Leaf(leaf) => {
@@ -68,7 +70,7 @@ impl<B: Backend> Operands<B> {
                     self.shares = Some(Shares::Leaf);
                 }
                 // In which order it lies is not known. How large it is matters only where something may be offloaded.
-                if may_offload(moment) {
+                if may_offload(op_context) {
                     self.order.see(&leaf().0, false);
                 } else {
                     self.order.odd_elements = usize::MAX;
@@ -104,26 +106,26 @@ impl<B: Backend> Operands<B> {
             }
         };
         let node = source.node();
-        let head = node.head();
+        let meta = node.meta();
         let mut state = node.state();
         if let Some(cost) = &mut self.cost {
-            cost.operand(&head.shape, head.dtype);
-            self.device.get_or_insert_with(|| head.ledger.device());
+            cost.operand(&meta.shape, meta.dtype);
+            self.device.get_or_insert_with(|| meta.memory.device());
         }
-        if let Some(step) = moment.step
+        if let Some(step) = op_context.step
             && step.phase == Phase::Backward
-            && head.lineage == Lineage::Gradient
-            && head.step == step.number
+            && meta.lineage == Lineage::Gradient
+            && meta.step == step.number
         {
             self.lineage = Lineage::Gradient;
         }
-        self.order.see(&head.shape, head.row_major);
+        self.order.see(&meta.shape, meta.row_major);
         if self.is_first_of_view() {
-            self.copies = !head.contiguous && self.op.name.ends_with("reshape");
-            self.shares = match &head.group {
+            self.copies = !meta.contiguous && self.op.name.ends_with("reshape");
+            self.shares = match &meta.group {
                 _ if self.copies => None,
                 Some(group) => Some(Shares::With(group.clone())),
-                None if head.bytes == 0 => Some(Shares::Leaf),
+                None if meta.bytes == 0 => Some(Shares::Leaf),
                 None => Some(Shares::With(source.clone())),
             };
             if self.copies
@@ -131,25 +133,25 @@ impl<B: Backend> Operands<B> {
             {
                 cost.copies();
             }
-            if may_offload(moment) {
-                self.viewed = viewed(source, head, &state);
+            if may_offload(op_context) {
+                self.viewed = viewed(source, meta, &state);
             }
         }
-        self.largest = self.largest.max(head.bytes);
-        state.last_used = moment.clock;
-        if let (Some(own), Some(user)) = (&state.scope, &moment.scope)
+        self.largest = self.largest.max(meta.bytes);
+        state.last_used = op_context.number;
+        if let (Some(own), Some(user)) = (&state.region, &op_context.region)
             && !Arc::ptr_eq(user, own)
         {
             state.feeds_inner_scope |= user.is_within(own);
         }
-        if !state.is_resident() || outlived(head, &state, moment) {
+        if !state.is_resident() || outlived(meta, &state, op_context) {
             self.waiting.push(node.clone());
         }
-        if state.origin == Origin::Fixed && head.bytes > 0 {
+        if state.origin == Origin::Fixed && meta.bytes > 0 {
             // The operand's handle and what was saved for a recipe are two references.
-            let last = head.users() == 1 && Arc::strong_count(node) == 2;
+            let last = meta.users() == 1 && Arc::strong_count(node) == 2;
             if last {
-                self.given_up = self.given_up.max(head.bytes);
+                self.given_up = self.given_up.max(meta.bytes);
             }
         }
     }
@@ -161,11 +163,11 @@ impl<B: Backend> Operands<B> {
 
     /// Brings back what is evicted. None of it is referred to from here on: who is the last to refer to an operand may have it.
     #[inline]
-    pub fn bring_back(&mut self, moment: &Moment) {
+    pub fn bring_back(&mut self, op_context: &OpContext) {
         if !self.waiting.is_empty() {
             let waiting = std::mem::take(&mut self.waiting);
             replay::bring_back(waiting.iter().cloned());
-            settle_outlived(waiting, moment);
+            settle_outlived(waiting, op_context);
         }
     }
 
@@ -176,37 +178,37 @@ impl<B: Backend> Operands<B> {
     }
 
     /// Makes room for the result, on the device that it will be on.
-    pub fn make_room(&mut self, moment: &Moment) {
+    pub fn make_room(&mut self, op_context: &OpContext) {
         let (Some(cost), Some(device)) = (&mut self.cost, self.device) else {
             return;
         };
         if self.op.work == Work::View {
             return;
         }
-        let ledger = moment.ledger(device);
-        if let Some(budget) = ledger.budget() {
-            cost.expected = budget.expected(cost.key());
+        let memory = op_context.memory(device);
+        if let Some(limit) = memory.limit() {
+            cost.expected = limit.expected(cost.key());
             let bytes = cost.expected.unwrap_or(cost.largest_bytes());
-            budget.make_room(self.op.name, bytes);
+            limit.make_room(self.op.name, bytes);
         }
     }
 }
 
 /// Whether the innermost scope may move anything to the host.
 #[inline]
-fn may_offload(moment: &Moment) -> bool {
-    let scope = moment.scope.as_ref();
-    scope.is_some_and(|scope| scope.policy.may_offload())
+fn may_offload(op_context: &OpContext) -> bool {
+    let region = op_context.region.as_ref();
+    region.is_some_and(|region| region.policy.may_offload())
 }
 
 /// What a view of this tensor is a view of: this, or what this is a view of itself.
 fn viewed<B: Backend>(
     source: &Source<B>,
-    head: &Head<B>,
+    meta: &TensorMeta<B>,
     state: &State<B>,
 ) -> Option<Box<Viewed<B>>> {
-    match (&state.storage, &head.group) {
-        (Storage::Resident(value), None) if head.row_major => Some(Box::new(Viewed {
+    match (&state.storage, &meta.group) {
+        (Storage::Resident(value), None) if meta.row_major => Some(Box::new(Viewed {
             owner: source.clone(),
             value: value.clone(),
         })),
@@ -215,9 +217,9 @@ fn viewed<B: Backend>(
 }
 
 /// Recipes must not reach through the steps.
-fn settle_outlived<B: Backend>(nodes: Vec<Arc<dyn Entry<B>>>, moment: &Moment) {
+fn settle_outlived<B: Backend>(nodes: Vec<Arc<dyn Entry<B>>>, op_context: &OpContext) {
     for node in nodes {
-        let outlived = outlived(node.head(), &node.state(), moment);
+        let outlived = outlived(node.meta(), &node.state(), op_context);
         if outlived {
             node.settle();
             node.retire();
@@ -226,9 +228,9 @@ fn settle_outlived<B: Backend>(nodes: Vec<Arc<dyn Entry<B>>>, moment: &Moment) {
 }
 
 /// Whether a tensor was recorded before a backward pass and is used after it: state, such as running statistics.
-fn outlived<B: Backend>(head: &Head<B>, state: &State<B>, moment: &Moment) -> bool {
-    moment
+fn outlived<B: Backend>(meta: &TensorMeta<B>, state: &State<B>, op_context: &OpContext) -> bool {
+    op_context
         .step
-        .is_some_and(|step| step.phase == Phase::Forward && head.step < step.number)
+        .is_some_and(|step| step.phase == Phase::Forward && meta.step < step.number)
         && state.origin == Origin::Recorded
 }

@@ -6,7 +6,8 @@
 
 use burn_backend::Shape;
 
-use crate::op::{OpInfo, Work};
+use crate::op::OpInfo;
+use crate::work::Work;
 
 /// What the operands tell of the order.
 #[derive(Default)]

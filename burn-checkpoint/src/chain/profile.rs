@@ -7,7 +7,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 
 use crate::node::bytes;
 use crate::plan::{BlockProfile, PlanError, Profile, TailProfile};
-use crate::policy::{Fate, Policy};
+use crate::policy::{Policy, SavePolicy};
 use crate::stats::RematStats;
 use crate::{checkpoint, checkpoint_with, context};
 
@@ -99,7 +99,7 @@ fn of_tail<B: AutodiffBackend, const D: usize>(
 
 /// Runs something in a scope that evicts nothing: in a scope all tensors are counted.
 fn counted(run: impl FnOnce()) {
-    checkpoint_with(Policy::per_operation(|_| Fate::Keep), run);
+    checkpoint_with(Policy::per_operation(|_| SavePolicy::Keep), run);
 }
 
 /// A block and its input.

@@ -8,8 +8,9 @@ use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, Shape, TensorMet
 use crate::call;
 use crate::handle::Handle;
 use crate::kind::{Bool, Float, Int, Quant, Value};
-use crate::op::{OpInfo, Work};
+use crate::op::OpInfo;
 use crate::recipe::Deliver;
+use crate::work::Work;
 
 /// A backend whose tensors can leave memory and come back: `Autodiff<Remat<Cuda>>`.
 ///

@@ -14,16 +14,26 @@ use super::operands::{inner, load, room, save, show};
 use super::results::{handles, plain, value};
 use crate::call::{self, Call};
 use crate::context;
-use crate::handle::{Handle, Managed, save_tensor};
+use crate::handle::{Handle, Managed};
 use crate::kind::{Bool, Float, Value};
-use crate::op::{OpInfo, Work, work};
-use crate::recipe::{Input, Operation, Saved, SavedTensor};
+use crate::node::Input;
+use crate::op::{OpInfo, work};
+use crate::recipe::{Operation, Saved, SavedTensor};
+use crate::work::Work;
 
 /// A handle whose kind only the node knows.
 fn tensor<B: Backend>(result: Managed<B>) -> TensorPrimitive<Remat<B>> {
-    match result.node().head().dtype {
+    match result.node().meta().dtype {
         DType::QFloat(_) => TensorPrimitive::QFloat(Handle::Managed(result)),
         _ => TensorPrimitive::Float(Handle::Managed(result)),
+    }
+}
+
+/// As a recipe keeps an operand that is float or quantized.
+fn save_tensor<B: Backend>(tensor: &TensorPrimitive<Remat<B>>) -> SavedTensor<B> {
+    match tensor {
+        TensorPrimitive::Float(x) => SavedTensor::Float(x.save()),
+        TensorPrimitive::QFloat(x) => SavedTensor::Quant(x.save()),
     }
 }
 
@@ -97,7 +107,7 @@ macro_rules! managed {
 /// The type of the device's booleans, if they take less than numbers of this type; `None` too where the innermost scope offloads: the
 /// numbers themselves then leave the device.
 fn smaller_booleans<B: Backend>(device: &B::Device, dtype: FloatDType) -> Option<BoolDType> {
-    let offloads = context::scope().is_some_and(|scope| scope.policy.may_offload());
+    let offloads = context::region().is_some_and(|region| region.policy.may_offload());
     let booleans = get_device_settings::<B>(device).bool_dtype;
     let is_smaller = DType::from(booleans).size() < DType::from(dtype).size();
     (is_smaller && !offloads).then_some(booleans)

@@ -28,7 +28,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
 
 use crate::context;
-use crate::policy::{Fate, Policy};
+use crate::policy::{Policy, SavePolicy};
 use crate::scope::checkpoint_with;
 use chunk::{Gradients, Logits, add_to};
 use items::Items;
@@ -150,7 +150,7 @@ pub fn linear_cross_entropy<B: Backend>(
     };
     match context::records() {
         // An inner scope that keeps all, and is told of no results: those would be the outer scope's, which evicts.
-        true => checkpoint_with(Policy::per_operation(|_| Fate::Keep), compute),
+        true => checkpoint_with(Policy::per_operation(|_| SavePolicy::Keep), compute),
         false => compute(),
     }
     let (mut loss, gradients) = found.expect("computed above");

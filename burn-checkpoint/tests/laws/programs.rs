@@ -4,7 +4,7 @@ use burn::backend::Autodiff;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Bool, Int, Tensor, TensorData, activation};
 use burn_checkpoint::{
-    Fate, MemoryBudget, Policy, Remat, RematStats, Verify, checkpoint_with, evict,
+    MemoryBudget, Policy, Remat, RematStats, SavePolicy, Verify, checkpoint_with, evict,
 };
 use burn_flex::Flex;
 use proptest::collection::vec;
@@ -80,9 +80,9 @@ fn policy(number: u8) -> Policy {
         1 => Policy::KeepCompute,
         2 => Policy::Offload,
         _ => Policy::per_operation(|op| match op.name.len() % 3 {
-            0 => Fate::Keep,
-            1 => Fate::Recompute,
-            _ => Fate::Offload,
+            0 => SavePolicy::Keep,
+            1 => SavePolicy::Recompute,
+            _ => SavePolicy::Offload,
         }),
     }
 }

@@ -8,7 +8,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn_checkpoint::trace::{EventKind, record};
 use burn_checkpoint::{
-    Fate, MemoryBudget, Policy, Remat, RematStats, Verify, Work, checkpoint, checkpoint_with,
+    MemoryBudget, Policy, Remat, RematStats, SavePolicy, Verify, Work, checkpoint, checkpoint_with,
     op_table,
 };
 use burn_flex::Flex;
@@ -51,9 +51,9 @@ pub fn policies() -> [Policy; 4] {
         Policy::KeepCompute,
         Policy::Offload,
         Policy::per_operation(|op| match op.work {
-            Work::Math => Fate::Offload,
-            Work::Norm | Work::Reduce => Fate::Keep,
-            _ => Fate::Recompute,
+            Work::Math => SavePolicy::Offload,
+            Work::Norm | Work::Reduce => SavePolicy::Keep,
+            _ => SavePolicy::Recompute,
         }),
     ]
 }
@@ -170,8 +170,8 @@ fn what_a_policy_keeps_is_not_computed_again() {
         for keep in &all {
             let kept = keep.clone();
             let policy = Policy::per_operation(move |op| match format!("{:?}", op.work) {
-                class if class == kept => Fate::Keep,
-                _ => Fate::Recompute,
+                class if class == kept => SavePolicy::Keep,
+                _ => SavePolicy::Recompute,
             });
             let (replayed, offloaded) = come_back::<M>(policy);
             assert!(!replayed.contains(keep), "{keep}: {replayed:?}");
@@ -182,8 +182,8 @@ fn what_a_policy_keeps_is_not_computed_again() {
             return;
         }
         let policy = Policy::per_operation(|op| match op.work {
-            Work::Compute => Fate::Offload,
-            _ => Fate::Keep,
+            Work::Compute => SavePolicy::Offload,
+            _ => SavePolicy::Keep,
         });
         let (replayed, offloaded) = come_back::<M>(policy);
         assert!(!replayed.contains("Compute"), "{replayed:?}");
@@ -205,8 +205,8 @@ fn a_policy_may_use_what_it_decides_about() {
         let x = Tensor::<Remat<Flex>, 1>::from_floats([1.0, 2.0], &Default::default());
         let three: f32 = checkpoint(|| x.sum()).into_scalar();
         match op.name.len() as u64 + stats.evicted_operations + three as u64 {
-            _ if op.work == Work::Compute => Fate::Keep,
-            _ => Fate::Recompute,
+            _ if op.work == Work::Compute => SavePolicy::Keep,
+            _ => SavePolicy::Recompute,
         }
     });
     RematStats::reset_thread();

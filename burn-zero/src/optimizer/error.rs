@@ -142,6 +142,15 @@ pub enum ZeroOptimizerError {
         alone: Vec<f32>,
     },
 
+    /// A layer inside the sharded optimizer that decides about whole steps: there it sees one rank's shards.
+    #[error(
+        "a {layer} is inside the ZeroOptimizer: put it outside, as in `scaler.wrap(MultiSteps::new(zero, accumulation)?)`"
+    )]
+    LayerInside {
+        /// Which one.
+        layer: &'static str,
+    },
+
     /// An optimizer that cannot be tried.
     #[error(
         "clones of {optimizer} share what their updates depend on, so that a trial with clones cannot show whether \

@@ -4,7 +4,8 @@
 use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::{Shape, Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend};
 use burn_backend::ops::FloatTensorOps;
-use burn_decorator::ranks::SharedFn;
+use burn_decorator::message;
+use burn_decorator::ranks::{SharedFn, copy_for_rank};
 
 use super::parameter_shards::{ParameterShards, shard_id};
 use crate::group::ProcessGroup;
@@ -51,8 +52,12 @@ where
     B: AutodiffBackend,
     O: Optimizer<ParameterShards<B>, B>,
 {
+    // Handles of the optimizer, such as the norm's, are the copy's own.
+    let copy = || copy_for_rank(|| (optimizer.clone(), norm.cloned()));
+    refuse_layers::<B, O>(copy().0)?;
     let together = |shape: [usize; 2], firsts: &[usize]| {
-        take_steps::<B, O>(optimizer.clone(), shape, firsts, norm, device)
+        let (optimizer, norm) = copy();
+        take_steps::<B, O>(optimizer, shape, firsts, norm.as_ref(), device)
     };
     let whole = || together([2, 2], &[0, 4]);
     let shape = match settings.partition {
@@ -88,6 +93,27 @@ where
             cut: cut_together,
         },
     })
+}
+
+/// # Errors
+///
+/// [`ZeroOptimizerError::LayerInside`].
+fn refuse_layers<B, O>(mut optimizer: O) -> Result<(), ZeroOptimizerError>
+where
+    B: AutodiffBackend,
+    O: Optimizer<ParameterShards<B>, B>,
+{
+    let nothing = ParameterShards::with_ids([].into_iter());
+    let ask = || optimizer.step(LR, nothing, GradientsParams::new());
+    let (_, inside) = message::describe(ask);
+    let layers = [
+        ("loss scaler", inside.loss_scaler),
+        ("accumulation", inside.accumulation),
+    ];
+    match layers.into_iter().find(|(_, is_inside)| *is_inside) {
+        Some((layer, _)) => Err(ZeroOptimizerError::LayerInside { layer }),
+        None => Ok(()),
+    }
 }
 
 /// Compares the trial's results of all ranks with rank 0's. Ranks whose optimizer was refused call it too.
@@ -146,9 +172,9 @@ where
     };
     let weights = firsts.iter().map(|&first| {
         let weights = B::from_inner(tensor(&WEIGHTS, first));
-        (TRIAL + first, weights)
+        (shard_id(TRIAL + first), weights)
     });
-    let mut shards = ParameterShards::new(weights.collect());
+    let mut shards = ParameterShards::with_ids(weights);
     for gradients in GRADIENTS {
         if let Some(receive) = norm {
             let squares = gradients.map(|gradient| f64::from(gradient).powi(2));
@@ -163,7 +189,7 @@ where
         }
         shards = optimizer.step(LR, shards, params);
     }
-    let shards = shards.into_shards();
+    let shards = shards.into_ids();
     shards
         .flat_map(|(_, shard)| HostRead::start::<B::InnerBackend>(B::inner(shard)).wait())
         .collect()

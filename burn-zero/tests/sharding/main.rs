@@ -6,6 +6,7 @@ mod compose;
 mod families;
 mod gan;
 mod interrupted;
+mod layers;
 mod missing;
 mod mixed;
 mod models;

@@ -4,16 +4,15 @@ use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_checkpoint::{Remat, RematStats};
 use examples::gpt::model::Activations;
-use examples::pools::memory_probe;
 
-use super::{Hold, Training, counters, in_use, turn};
+use super::{Hold, Training, counters, idle, in_use, most_in_use, turn};
 
 /// Bytes in use beyond what was there before.
 #[derive(Clone, Copy, Debug)]
 struct Bytes {
     /// After the forward pass: what the tape holds.
     forward: u64,
-    /// At most, in three steps; on a device from samples, so it may be a little more.
+    /// At most, in three steps; on a device it may be less.
     peak: u64,
     /// After backward, once the gradients are gone.
     left: u64,
@@ -31,13 +30,14 @@ fn measure<I: Backend, B: AutodiffBackend<Device = I::Device>>(hold: Hold) -> By
     drop(loss);
     let left = beyond(in_use::<B>(counters));
 
-    let mut probe = memory_probe(counters);
-    probe.begin();
-    for _ in 0..3 {
-        drop(training.loss().backward());
-        in_use::<B>(counters);
-    }
-    let peak = beyond(probe.end());
+    let before = idle::<B>(counters);
+    let most = most_in_use(counters, move || {
+        for _ in 0..3 {
+            drop(training.loss().backward());
+            in_use::<B>(counters);
+        }
+    });
+    let peak = most - before;
     drop(budget);
     Bytes {
         forward,

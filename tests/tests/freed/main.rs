@@ -50,6 +50,28 @@ fn in_use<B: Backend>(counters: BackendName) -> u64 {
     }
 }
 
+/// The most bytes in use during a task that waits for the device: exact on the heap, on a device at least what it was (see
+/// [`Pools::most_reserved`]).
+fn most_in_use(counters: BackendName, task: impl FnOnce() + Send) -> u64 {
+    match counters {
+        BackendName::Flex => {
+            HEAP.reset_peak_usage();
+            task();
+            HEAP.peak_usage() as u64
+        }
+        device => {
+            let pools = Pools::of_this_thread(device);
+            pools.most_reserved(task).expect("the runtime tells")
+        }
+    }
+}
+
+/// Bytes that a device reserves, or are on the heap, before a task.
+fn idle<B: Backend>(counters: BackendName) -> u64 {
+    in_use::<B>(counters);
+    most_in_use(counters, || ())
+}
+
 /// How activations are held: by the model's scopes, or by a budget of so many bytes.
 #[derive(Clone, Copy, Debug)]
 enum Hold {

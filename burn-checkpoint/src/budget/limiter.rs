@@ -1,0 +1,403 @@
+//! Making room on a device.
+
+use std::collections::BinaryHeap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use super::candidates::{Candidates, Group, Scored, groups};
+use super::classes::CostClasses;
+use super::need::{Need, Needs};
+use super::settings::{LimitSetting, MemoryBudget, Overflow};
+use super::thrashing::Thrashing;
+use crate::clock::{self, Lineage};
+use crate::cost::ResultKey;
+use crate::entry::{AnyEntry, ClassSlot};
+use crate::error::size;
+use crate::memory::Limit;
+use crate::stats::RematStats;
+
+/// What a pass frees beyond what is asked for, as a part of the limit: a pass looks at everything, so it should not be needed
+/// at every operation.
+const AHEAD: u64 = 64;
+
+/// The same where a pass looks at one part of many, of its share of the limit: small parts know little of what is cheapest,
+/// large ones take long.
+const AHEAD_OF_PART: u64 = 16;
+
+/// The sizes of so many results are remembered: some 100 KiB.
+const EXPECTED: usize = 8192;
+
+/// Bytes of an f64.
+const LARGEST_ELEMENT_BYTES: u64 = 8;
+
+/// The budget of one device.
+pub(crate) struct Budget {
+    settings: MemoryBudget,
+    /// `u64::MAX` while it is measured.
+    limit: AtomicU64,
+    /// Whether the step under way had its backward pass.
+    differentiated: AtomicBool,
+    live: AtomicU64,
+    peak: AtomicU64,
+    /// Bytes that were live when nothing more could be evicted.
+    stuck: AtomicU64,
+    nodes: Mutex<Nodes>,
+    thrashing: Thrashing,
+    classes: CostClasses,
+    needs: Needs,
+    expected: Mutex<FxHashMap<ResultKey, u64>>,
+}
+
+/// The nodes that a budget knows.
+#[derive(Default)]
+struct Nodes {
+    all: Vec<Weak<dyn AnyEntry>>,
+    candidates: Candidates,
+    /// How many there may be before those that are gone are forgotten.
+    tidy_at: usize,
+}
+
+impl Nodes {
+    fn remember(&mut self, node: Weak<dyn AnyEntry>) {
+        self.all.push(node);
+        if self.all.len() > self.tidy_at {
+            self.all.retain(|node| node.strong_count() > 0);
+            self.tidy_at = self.all.len() * 3 / 2 + 64;
+        }
+    }
+}
+
+impl Budget {
+    pub fn new(settings: MemoryBudget) -> Self {
+        let limit = match settings.limit {
+            LimitSetting::Bytes(bytes) => bytes,
+            LimitSetting::Fraction(_) => u64::MAX,
+        };
+        Self {
+            settings,
+            limit: AtomicU64::new(limit),
+            differentiated: AtomicBool::new(false),
+            live: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            stuck: AtomicU64::new(u64::MAX),
+            nodes: Mutex::default(),
+            thrashing: Thrashing::default(),
+            classes: CostClasses::default(),
+            needs: Needs::default(),
+            expected: Mutex::default(),
+        }
+    }
+
+    pub fn live(&self) -> u64 {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    /// The limit; `None` while it is measured.
+    pub fn limit(&self) -> Option<u64> {
+        Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
+    }
+
+    /// A limit that is measured is known once the first step is over: what it took at most, gradients included.
+    fn measured(&self) {
+        if let LimitSetting::Fraction(fraction) = self.settings.limit
+            && self.limit().is_none()
+        {
+            let limit = (self.peak() as f64 * fraction) as u64;
+            self.limit.store(limit, Ordering::Relaxed);
+            let need = self.needs.largest();
+            if self.settings.overflow == Overflow::Panic && need.bytes() > limit {
+                panic!("{}", need.error(limit));
+            }
+        }
+    }
+
+    /// A backward pass begins.
+    pub fn backward_begins(&self) {
+        if self.differentiated.swap(true, Ordering::Relaxed) {
+            // Where no begin of a forward pass was noticed, the step before ends here.
+            self.measured();
+            self.step_is_over();
+        }
+        self.settle_scalars();
+    }
+
+    /// What the budget did to a step is known.
+    pub fn step_is_over(&self) {
+        self.classes.forget();
+        self.thrashing.judge(self.limit());
+        if let Some(limit) = self.limit() {
+            self.needs.say(limit);
+        }
+    }
+
+    fn ends_step(&self) {
+        if self.differentiated.swap(false, Ordering::Relaxed) {
+            self.measured();
+        }
+        self.step_is_over();
+    }
+
+    /// Drops the recipes of single numbers: a loss that the training loop holds would keep the whole forward pass.
+    fn settle_scalars(&self) {
+        for node in self.alive() {
+            let info = node.info();
+            if info.bytes <= LARGEST_ELEMENT_BYTES && info.users > 0 {
+                node.settle();
+            }
+        }
+    }
+
+    /// What descends from gradients and is alive is state: it is counted no more.
+    pub fn forward_begins(&self) {
+        self.ends_step();
+        for node in self.alive() {
+            if node.info().lineage == Lineage::Gradient {
+                node.retire();
+            }
+        }
+    }
+
+    /// Whatever is alive is state.
+    pub fn step_ends(&self) {
+        self.ends_step();
+        for node in self.alive() {
+            node.settle();
+            node.retire();
+        }
+    }
+
+    fn alive(&self) -> Vec<Arc<dyn AnyEntry>> {
+        let nodes = self.nodes.lock();
+        nodes.all.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Looks at what an unconstrained step needs, if its limit is being measured.
+    #[cold]
+    fn look(&self, op: &'static str, bytes: u64) {
+        if matches!(self.settings.limit, LimitSetting::Fraction(_)) {
+            self.needs.look(&self.alive(), clock::now(), op, bytes);
+        }
+    }
+
+    #[cold]
+    fn evict_for(&self, op: &'static str, bytes: u64, limit: u64) {
+        // Where nothing can be evicted, looking again is worth it only after something has changed.
+        let stuck = self.stuck.load(Ordering::Relaxed);
+        let little = self.live().saturating_sub(stuck) <= stuck / AHEAD && self.live() >= stuck;
+        // Unless it would be said that more is needed than was known, or the operation is refused.
+        let known = !self.needs.is_clearly_larger(self.live() + bytes);
+        if little && known && self.settings.overflow == Overflow::Warn {
+            return;
+        }
+        self.stuck.store(u64::MAX, Ordering::Relaxed);
+        let start = Instant::now();
+        let (evicted, searched) = self.evict(bytes, limit);
+        self.thrashing.searched(searched, start.elapsed(), limit);
+        if self.settings.overflow == Overflow::Warn && self.thrashing.is_endless() {
+            let limit = 2 * limit.max(self.live() + bytes);
+            self.limit.store(limit, Ordering::Relaxed);
+            log::warn!(
+                "the memory budget is raised to {}: under it a step would not end in reasonable time",
+                size(limit)
+            );
+            if self.live().saturating_add(bytes) <= limit {
+                return;
+            }
+        }
+        if !evicted {
+            self.stuck.store(self.live(), Ordering::Relaxed);
+            self.overflows(op, bytes, limit, clock::now());
+        }
+    }
+
+    /// Evicts until so many bytes fit below the limit and some more. Returns whether they fit, and how many tensors it looked at.
+    fn evict(&self, bytes: u64, limit: u64) -> (bool, u64) {
+        let now = clock::now();
+        let mut searched = 0;
+        let parts = self.nodes.lock().candidates.parts();
+        let ahead = match parts {
+            1 => limit / AHEAD,
+            _ => limit / AHEAD_OF_PART / parts as u64,
+        };
+        let aim = limit.saturating_sub(bytes).saturating_sub(ahead);
+        for _ in 0..parts {
+            let part = self.nodes.lock().candidates.next_part();
+            searched += part.len() as u64;
+            searched += self.evict_cheapest(groups(part, now), now, aim);
+            if self.live().saturating_add(bytes) <= limit {
+                return (true, searched);
+            }
+        }
+        (false, searched)
+    }
+
+    /// Evicts the groups of lowest score until no more than `aim` bytes are live. Returns how many it took a closer look at.
+    fn evict_cheapest(&self, groups: Vec<Group>, now: u64, aim: u64) -> u64 {
+        let mut searched = 0;
+        let scored = groups.into_iter().enumerate().map(|(order, group)| Scored {
+            score: group.least_score(now),
+            order,
+            group,
+        });
+        let mut heap: BinaryHeap<_> = scored.collect();
+        while self.live() > aim
+            && let Some(mut cheapest) = heap.pop()
+        {
+            // What is in the heap is a lower bound, or was right before others were evicted: both can only be too cheap.
+            searched += 1;
+            cheapest.score = cheapest.group.score(&self.classes, now);
+            if heap.peek().is_some_and(|next| *next > cheapest) {
+                heap.push(cheapest);
+                continue;
+            }
+            for member in &cheapest.group.members {
+                member.clone().rehearse();
+                member.evict();
+                self.classes.evicted(member);
+            }
+        }
+        searched
+    }
+
+    fn overflows(&self, op: &'static str, bytes: u64, limit: u64, now: u64) {
+        let refuses = self.settings.overflow == Overflow::Panic;
+        if !refuses && !self.needs.is_clearly_larger(self.live() + bytes) {
+            return;
+        }
+        let need = Need::of(&self.alive(), now, op, bytes).with_all_of(self.live());
+        if refuses {
+            panic!("{}", need.error(limit));
+        }
+        self.needs.keep(need);
+        if self.needs.is_silent() {
+            // At once; the largest need of each step is said at its end.
+            self.needs.say(limit);
+        }
+    }
+}
+
+impl Limit for Budget {
+    /// Also while the limit is measured.
+    fn may_evict(&self) -> bool {
+        self.settings.limit != LimitSetting::Bytes(u64::MAX)
+    }
+
+    /// In forward, once there is a limit.
+    fn keeps_branch_points(&self) -> bool {
+        !self.differentiated.load(Ordering::Relaxed) && self.limit().is_some()
+    }
+
+    fn add(&self, bytes: u64) {
+        let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if live > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(live, Ordering::Relaxed);
+        }
+    }
+
+    fn add_unseen(&self, bytes: u64) {
+        self.live.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn remove(&self, bytes: u64) {
+        let live = self.live.fetch_sub(bytes, Ordering::Relaxed);
+        let live = live.saturating_sub(bytes);
+        if live < self.stuck.load(Ordering::Relaxed) {
+            // What comes instead may be evicted.
+            self.stuck.store(u64::MAX, Ordering::Relaxed);
+        }
+    }
+
+    fn replayed(&self, cost_ns: f32) {
+        self.thrashing.replayed(cost_ns);
+    }
+
+    fn computed(&self, cost_ns: f32) {
+        self.thrashing.computed(cost_ns);
+    }
+
+    fn expect(&self, key: ResultKey, bytes: u64) {
+        let mut expected = self.expected.lock();
+        if expected.len() >= EXPECTED {
+            // Shapes vary: those of steps to come are other ones.
+            expected.clear();
+        }
+        expected.insert(key, bytes);
+    }
+
+    fn expected(&self, key: ResultKey) -> Option<u64> {
+        self.expected.lock().get(&key).copied()
+    }
+
+    fn stats(&self) -> RematStats {
+        let (searched_tensors, search_time) = self.thrashing.search();
+        RematStats {
+            searched_tensors,
+            search_time,
+            thrashing_steps: self.thrashing.steps(),
+            ..RematStats::ZERO
+        }
+    }
+
+    fn reset_stats(&self) {
+        self.thrashing.reset();
+    }
+
+    fn register(&self, node: &Arc<dyn AnyEntry>) {
+        let listed = node.list();
+        let mut nodes = self.nodes.lock();
+        if let Some(storage) = listed {
+            nodes.candidates.add(storage, Arc::downgrade(node));
+        }
+        nodes.remember(Arc::downgrade(node));
+    }
+
+    fn list(&self, node: &Arc<dyn AnyEntry>) {
+        self.classes.came_back(node.class());
+        if let Some(storage) = node.list() {
+            let mut nodes = self.nodes.lock();
+            nodes.candidates.add(storage, Arc::downgrade(node));
+        }
+    }
+
+    fn gone(&self, class: &ClassSlot) {
+        self.classes.gone(class);
+    }
+
+    #[inline]
+    fn make_room(&self, op: &'static str, bytes: u64) {
+        let limit = self.limit.load(Ordering::Relaxed);
+        if self.live().saturating_add(bytes) > limit {
+            self.evict_for(op, bytes, limit);
+        } else if limit == u64::MAX && self.needs.is_time() {
+            self.look(op, bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::OpCost;
+    use crate::op::op_table;
+
+    #[test]
+    fn few_sizes_are_remembered_where_shapes_vary() {
+        let budget = Budget::new(MemoryBudget::bytes(1));
+        let op = op_table().find(|op| op.name == "float_exp").expect("a row");
+        for elements in 0..3 * EXPECTED {
+            let mut cost = OpCost::new(op);
+            cost.operand(&[elements].into(), burn_backend::DType::F32);
+            budget.expect(cost.key(), 1);
+            assert_eq!(budget.expected(cost.key()), Some(1));
+        }
+        assert!(budget.expected.lock().len() <= EXPECTED);
+    }
+}

@@ -1,0 +1,294 @@
+//! One operation that is recorded.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+
+use burn_backend::tensor::Device;
+use burn_backend::{Backend, DType, DeviceOps, Shape};
+
+use super::operands::{Operands, Shares};
+use super::results::Results;
+use crate::clock::{self, Lineage, Phase};
+use crate::context::{self, OpContext};
+use crate::cost::{Costs, OpCost, Timer};
+use crate::entry::{AnyEntry, ClassSlot, Origin};
+use crate::handle::Managed;
+use crate::kind::Value;
+use crate::memory::MemoryStats;
+use crate::node::{Entry, Source, State, Storage, TensorMeta, bytes};
+use crate::op::OpInfo;
+use crate::policy::SavePolicy;
+use crate::recipe::{Never, Part, Parts, Recipe};
+use crate::recorded::Node;
+use crate::trace::EventKind;
+use crate::work::Work;
+
+/// An operation under way. Made in place and changed there: it is large, and there is one an operation.
+pub(crate) struct Call<B: Backend> {
+    op: &'static OpInfo,
+    pub op_context: OpContext,
+    operands: Operands<B>,
+    /// Whether the result keeps its recipe.
+    records: bool,
+    timer: Timer,
+    pub lineage: Lineage,
+}
+
+impl<B: Backend> Call<B> {
+    #[inline]
+    pub fn new(op: &'static OpInfo) -> Self {
+        Self {
+            op,
+            op_context: context::tick(op),
+            operands: Operands::new(op),
+            records: false,
+            timer: Timer::start(Costs::Estimated),
+            lineage: Lineage::Activation,
+        }
+    }
+
+    /// Looks at the operands, brings them back, and decides what becomes of the result: whether it keeps its recipe.
+    pub fn begin(&mut self, recipe: &mut Option<impl Recipe<B>>) {
+        if self.op_context.step.is_some() {
+            self.operands.cost = Some(OpCost::new(self.op));
+        }
+        if let Some(recipe) = &*recipe {
+            let (operands, op_context) = (&mut self.operands, &self.op_context);
+            recipe.inputs(&mut |input| operands.see(input, op_context));
+        }
+        self.decide();
+        if !self.records {
+            // Before the operation runs: it may then write into its operands.
+            *recipe = None;
+        }
+    }
+
+    fn decide(&mut self) {
+        self.operands.bring_back(&self.op_context);
+        self.lineage = lineage(&mut self.op_context, self.op, self.operands.lineage);
+        self.records = !self.operands.gives_up()
+            && self.op_context.save_policy != SavePolicy::Keep
+            && self.lineage == Lineage::Activation;
+        if self.op_context.step.is_some() {
+            self.operands.make_room(&self.op_context);
+        }
+        self.timer = Timer::start(self.op_context.costs);
+    }
+
+    /// The result with its recipe, if it gets one. Both are taken from where they are: they are large, and what is passed on by
+    /// value is copied each time.
+    #[inline]
+    pub fn finish<R: Recipe<B>>(
+        &mut self,
+        value: &mut Value<B>,
+        recipe: &mut Option<R>,
+    ) -> Results<B> {
+        if let Value::Many(parts) = value {
+            return self.finish_many(std::mem::take(parts), recipe.take());
+        }
+        let node = self.node(value, recipe, |elements| self.cost_ns(elements));
+        let meta = &node.meta;
+        if let Some(viewed) = self.operands.viewed.take()
+            && (meta.group.is_some() || !meta.row_major)
+        {
+            node.state.lock().viewed = Some(viewed);
+        }
+        self.computed(&meta.memory, meta.cost_ns, meta.bytes);
+        Results::One(Some(self.enter(node)))
+    }
+
+    fn finish_many<R: Recipe<B>>(&self, parts: Vec<Value<B>>, recipe: Option<R>) -> Results<B> {
+        if let Some(recipe) = recipe {
+            return self.finish_parts(parts, recipe);
+        }
+        let parts = parts.into_iter().map(|part| match part {
+            Value::Absent => None,
+            part => Some(self.enter_part(part, None::<Never>)),
+        });
+        Results::many(parts.collect())
+    }
+
+    /// The results are nodes that hand out what one more node, the operation's, computes.
+    fn finish_parts<R: Recipe<B>>(&self, parts: Vec<Value<B>>, recipe: R) -> Results<B> {
+        let elements = parts.iter().map(|part| part.shape().num_elements()).sum();
+        let cost_ns = self.cost_ns(elements);
+        let device = parts.iter().find_map(Value::device).unwrap_or_default();
+        let memory = self.memory(&device);
+        let whole = self.whole(device, memory.clone(), cost_ns, recipe);
+        let siblings = Arc::new(Parts::new());
+        let results: Vec<_> = parts
+            .into_iter()
+            .enumerate()
+            .map(|(index, part)| {
+                if matches!(part, Value::Absent) {
+                    return None;
+                }
+                let recipe = Part {
+                    whole: whole.clone(),
+                    index,
+                    siblings: siblings.clone(),
+                };
+                Some(self.enter_part(part, Some(recipe)))
+            })
+            .collect();
+        let nodes = || results.iter().flatten().map(Managed::node);
+        siblings.set(nodes());
+        let bytes = nodes().map(|node| node.meta().bytes).sum();
+        self.computed(&memory, cost_ns, bytes);
+        Results::many(results)
+    }
+
+    /// One of several results, whose cost is known of all together.
+    fn enter_part<R: Recipe<B>>(&self, mut part: Value<B>, mut recipe: Option<R>) -> Managed<B> {
+        self.enter(self.node(&mut part, &mut recipe, |_| 0.0))
+    }
+
+    /// The node of an operation with several results, which holds them only while a replay hands them out.
+    fn whole<R: Recipe<B>>(
+        &self,
+        device: Device<B>,
+        memory: Arc<MemoryStats>,
+        cost_ns: f32,
+        recipe: R,
+    ) -> Source<B> {
+        let (op, id) = (self.op, self.op_context.number);
+        let mut meta = TensorMeta::new(op, id, Shape::new([]), DType::U8, device, memory);
+        meta.bytes = 0;
+        meta.cost_ns = cost_ns;
+        meta.step = self.step();
+        meta.lineage = self.lineage;
+        let region = self.op_context.region.clone();
+        let state = State::new(Storage::Evicted, Origin::Recorded, id, region);
+        Source::new(Arc::new(Node::new(meta, state, Some(recipe))))
+    }
+
+    /// The counters for a result on this device.
+    fn memory(&self, device: &Device<B>) -> Arc<MemoryStats> {
+        self.op_context.memory(device.id())
+    }
+
+    /// What it took to give so many elements; 0 without a budget.
+    #[inline]
+    fn cost_ns(&self, elements: usize) -> f32 {
+        let Some(cost) = &self.operands.cost else {
+            return 0.0;
+        };
+        self.timer.ns().unwrap_or_else(|| cost.ns(elements as u64))
+    }
+
+    /// Tells the budget what the operation took and gave.
+    fn computed(&self, memory: &MemoryStats, cost_ns: f32, bytes: u64) {
+        if let (Some(limit), Some(cost)) = (memory.limit(), &self.operands.cost) {
+            limit.computed(cost_ns);
+            if cost.expected != Some(bytes) {
+                limit.expect(cost.key(), bytes);
+            }
+        }
+    }
+
+    fn step(&self) -> u64 {
+        self.op_context.step.map_or(0, |step| step.number)
+    }
+
+    /// With one handle, which is made when the node is entered.
+    #[inline]
+    fn meta(&self, value: &Value<B>, cost_ns: impl FnOnce(usize) -> f32) -> TensorMeta<B> {
+        let device = value.device().unwrap_or_default();
+        let memory = self.memory(&device);
+        let shape = value.shape();
+        let dtype = value.dtype();
+        let elements = shape.num_elements();
+        let (group, own) = match &self.operands.shares {
+            None => (None, true),
+            Some(Shares::Leaf) => (None, false),
+            Some(Shares::With(source)) => (Some(source.clone()), true),
+        };
+        TensorMeta {
+            op: self.op,
+            id: self.op_context.number,
+            bytes: if own { bytes(elements, dtype) } else { 0 },
+            contiguous: self.op.work != Work::View || is_contiguous(self.op),
+            row_major: self.operands.order.is_kept(self.op, elements),
+            shape,
+            dtype,
+            device,
+            group,
+            residents: AtomicU32::new(0),
+            listed: AtomicBool::new(false),
+            class: ClassSlot::default(),
+            retired: AtomicBool::new(false),
+            users: AtomicU32::new(1),
+            memory,
+            cost_ns: cost_ns(elements),
+            step: self.step(),
+            lineage: self.lineage,
+        }
+    }
+
+    /// Made in its place: `Arc::new` would make it on the stack and copy it, and this allocates first.
+    #[inline]
+    fn node<R: Recipe<B>>(
+        &self,
+        value: &mut Value<B>,
+        recipe: &mut Option<R>,
+        cost_ns: impl FnOnce(usize) -> f32,
+    ) -> Arc<Node<B, R>> {
+        let origin = match recipe {
+            Some(_) => Origin::Recorded,
+            None => Origin::Fixed,
+        };
+        Arc::new_cyclic(|_| {
+            let meta = self.meta(value, cost_ns);
+            let region = self.op_context.region.clone();
+            let storage = Storage::Resident(std::mem::replace(value, Value::Absent));
+            let state = State::new(storage, origin, self.op_context.number, region);
+            Node::new(meta, state, recipe.take())
+        })
+    }
+
+    /// Counts a new node, and tells its scope and its budget of it.
+    fn enter(&self, node: Arc<dyn Entry<B>>) -> Managed<B> {
+        let meta = node.meta();
+        meta.storage_added();
+        meta.emit(|op, node| EventKind::Alloc { op, node }, meta.bytes);
+        let any: Arc<dyn AnyEntry> = node.clone();
+        if self.op_context.region.is_some() {
+            context::enlist(Arc::downgrade(&any), meta.own_bytes());
+        }
+        if let Some(limit) = meta.memory.limit() {
+            limit.register(&any);
+        }
+        Managed::first(Source::new(node))
+    }
+}
+
+/// What a result descends from; an operation that only one direction has says where in a step the thread is.
+#[inline]
+fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineage {
+    let Some(step) = op_context.step else {
+        return Lineage::Activation;
+    };
+    if clock::is_backward_only(op) {
+        if step.phase == Phase::Forward {
+            op_context.step = context::backward_begins();
+        }
+        return Lineage::Gradient;
+    }
+    let begins = match operands {
+        Lineage::Gradient => clock::is_forward_only(op),
+        Lineage::Activation => step.phase == Phase::Backward && clock::is_layer(op),
+    };
+    if begins {
+        op_context.step = context::forward_begins();
+        return Lineage::Activation;
+    }
+    operands
+}
+
+/// Whether the result of a view operation is contiguous if its operand is.
+#[inline]
+fn is_contiguous(op: &OpInfo) -> bool {
+    ["reshape", "detach", "set_require_grad"]
+        .iter()
+        .any(|name| op.name.ends_with(name))
+}

@@ -1,0 +1,95 @@
+//! The thread's operation count, and where in a step a thread is.
+//!
+//! Gradients and what an optimizer makes of them get no recipe: it would keep a step's whole tape for a tensor that is needed at
+//! once, and the recipes of one step would refer to those before. A gradient is what descends from the seed of a backward pass;
+//! backward starts there, and a forward pass starts at an operation that only forward passes run.
+
+use std::cell::Cell;
+
+use crate::op::OpInfo;
+use crate::work::Work;
+
+thread_local! {
+    static OPERATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Counts an operation of this thread, and gives its number.
+#[inline]
+pub(crate) fn tick() -> u64 {
+    let number = OPERATIONS.get() + 1;
+    OPERATIONS.set(number);
+    number
+}
+
+/// The number of this thread's last operation.
+#[inline]
+pub(crate) fn now() -> u64 {
+    OPERATIONS.get()
+}
+
+/// Where in a step a thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Operations are recorded.
+    Forward,
+    /// What descends from the seed is not recorded.
+    Backward,
+}
+
+/// The number of a step and where in it a thread is. A step begins with its backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub phase: Phase,
+    /// Backward passes so far.
+    pub number: u64,
+}
+
+impl Step {
+    pub const FIRST: Self = Self {
+        phase: Phase::Forward,
+        number: 0,
+    };
+
+    /// A backward pass begins.
+    pub fn backward(self) -> Self {
+        match self.phase {
+            Phase::Backward => self,
+            Phase::Forward => Self {
+                phase: Phase::Backward,
+                number: self.number + 1,
+            },
+        }
+    }
+
+    /// A forward pass begins.
+    pub fn forward(self) -> Self {
+        Self {
+            phase: Phase::Forward,
+            ..self
+        }
+    }
+}
+
+/// What a tensor was computed from, under a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lineage {
+    Activation,
+    /// The seed of a backward pass, or what was computed from it.
+    Gradient,
+}
+
+/// Whether only forward passes run an operation, on activations and parameters.
+pub(crate) fn is_forward_only(op: &OpInfo) -> bool {
+    matches!(op.group, "ModuleOps" | "ActivationOps") && !is_backward_only(op)
+}
+
+/// Whether an operation is the product of a layer: linear, convolutions, attention. A backward pass runs one only on gradients; what
+/// autodiff itself computes again is cheaper.
+pub(crate) fn is_layer(op: &OpInfo) -> bool {
+    op.work == Work::Compute && is_forward_only(op)
+}
+
+/// Whether an operation computes gradients.
+pub(crate) fn is_backward_only(op: &OpInfo) -> bool {
+    op.name.ends_with("_backward")
+}

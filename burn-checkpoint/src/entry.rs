@@ -1,0 +1,90 @@
+//! A node as scopes, budgets and the prefetch queue see it, whatever its backend and its recipe.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
+
+use crate::clock::Lineage;
+use crate::op::OpInfo;
+use crate::region::Region;
+
+/// A node of any backend.
+pub(crate) trait AnyEntry: Send + Sync {
+    /// The operation that made the storage, if there are handles of the node: a view is asked for as what it is a view of.
+    fn used(&self) -> Option<&'static OpInfo>;
+    /// Bytes of its storage, a view's too.
+    fn storage_bytes(&self) -> u64;
+    fn info(&self) -> NodeInfo;
+    /// Drops the storage if it can come back. Returns the bytes that this frees.
+    fn evict(&self) -> u64;
+    /// In verify mode: replays what is about to be evicted, and compares.
+    fn rehearse(self: Arc<Self>);
+    /// Starts to move the storage to host memory. `own` is this node. Returns whether it did.
+    fn offload(&self, own: Weak<dyn AnyEntry>) -> bool;
+    /// What it is a view or a reshaped copy of, if it holds that tensor's storage and that tensor was evicted: it is made resident.
+    fn restore_viewed(&self) -> Option<Arc<dyn AnyEntry>>;
+    /// Whether the copy to the host is complete. If so, the recipe is dropped.
+    fn has_arrived(&self) -> bool;
+    /// Uploads the host copy before it is asked for, if it is complete. Returns whether it is on the device now.
+    fn prefetch(&self) -> bool;
+    /// Drops what was uploaded before it was asked for; the host copy stays.
+    fn drop_prefetched(&self);
+    /// Marks it as a candidate for eviction. The number of its storage, if it was not marked before.
+    fn list(&self) -> Option<u64>;
+    /// Takes the mark of [`Self::list`] off.
+    fn unlist(&self);
+    /// If it is resident, drops its recipe and its host copy: the storage stays. Does nothing to what is not resident.
+    fn settle(&self);
+    /// Takes it out of the counters: it is state that outlives its step.
+    fn retire(&self);
+    /// A scope ends that it is a result of. It belongs to the scope around from then on, and gives up its recipe if there is none and no
+    /// budget may evict it. What was made outside of the ended scope stays as it is. Returns the bytes of a storage of its own
+    /// if the outer scope has to list it.
+    fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64>;
+    /// Shows the nodes that a replay starts from, and whether each is resident; not those that never go.
+    fn sources(&self, visit: &mut dyn FnMut(&Arc<dyn AnyEntry>, bool));
+    /// Where its budget notes its cost class.
+    fn class(&self) -> &ClassSlot;
+    /// Estimated nanoseconds to run this node's recipe alone, or to upload it.
+    fn cost_ns(&self) -> f32;
+}
+
+/// The state of a node at one time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodeInfo {
+    pub origin: Origin,
+    pub resident: bool,
+    pub locked: bool,
+    /// The storage is that of another managed tensor, or of an unmanaged one.
+    pub shared: bool,
+    /// A copy on the host would come back with another order of elements, which a matmul may add up in another order.
+    pub permuted: bool,
+    pub users: u32,
+    pub bytes: u64,
+    pub last_used: u64,
+    /// The address of the node that counts the storage's bytes.
+    pub owner: usize,
+    pub owner_bytes: u64,
+    /// How many tensors with this storage are resident.
+    pub residents: u32,
+    /// The storage is counted no more.
+    pub retired: bool,
+    pub op: &'static OpInfo,
+    pub lineage: Lineage,
+}
+
+/// Whether and how a tensor without storage can come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// It cannot: its storage stays as long as the node.
+    Fixed,
+    /// By its recipe.
+    Recorded,
+    /// By its recipe, which is never dropped: it stands for data elsewhere.
+    Source,
+    /// By its copy in host memory.
+    Hosted,
+}
+
+/// The member of a node in its budget's cost classes: a number with the generation of the classes, 0 where there is none.
+#[derive(Debug, Default)]
+pub(crate) struct ClassSlot(pub AtomicU64);

@@ -1,0 +1,95 @@
+//! Putting a memory budget into force on a thread.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use crate::budget::{Installed, MemoryBudget};
+use crate::context;
+use crate::stack::Ticket;
+
+impl MemoryBudget {
+    /// Puts the limit into force on this thread until the guard is dropped. Of several the newest is in force, in whichever order the
+    /// guards go: `budget = MemoryBudget::bytes(n).install();` changes one for another.
+    ///
+    /// # Cost
+    ///
+    /// Nothing by itself. Every operation of the thread is then recorded: about one allocation each, and its operands live as long as its
+    /// result may be needed. Where room has to be made, the tensors that may be evicted are looked at: all of some thousands, parts of
+    /// more; [`RematStats::search_time`](crate::RematStats::search_time) is what that took.
+    pub fn install(self) -> InstalledBudget {
+        let installed = Installed::new(self);
+        let ticket = context::install(Some(installed.clone()));
+        InstalledBudget {
+            installed,
+            ticket,
+            thread: PhantomData,
+        }
+    }
+}
+
+/// The guard of an installed [`MemoryBudget`]: ends it when dropped.
+#[must_use = "the budget ends when this is dropped"]
+pub struct InstalledBudget {
+    installed: Arc<Installed>,
+    ticket: Ticket,
+    thread: PhantomData<*const ()>,
+}
+
+impl std::fmt::Debug for InstalledBudget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.installed.settings.fmt(f)
+    }
+}
+
+impl InstalledBudget {
+    /// Says that a step is over: what is alive is parameters, optimizer state and results, and is neither evicted nor counted any
+    /// more. Takes time with the number of tensors that are alive.
+    ///
+    /// # Panics
+    ///
+    /// With [`RematError::BudgetTooSmall`] if this was the step that measures a fraction that is too small, and the budget is
+    /// [strict](MemoryBudget::strict).
+    pub fn step(&self) {
+        context::forward_begins();
+        self.installed
+            .budgets()
+            .iter()
+            .for_each(|budget| budget.step_ends());
+    }
+
+    /// The limit on each device in bytes; `None` while it is measured.
+    pub fn limit_bytes(&self) -> Vec<Option<u64>> {
+        self.installed
+            .budgets()
+            .iter()
+            .map(|budget| budget.limit())
+            .collect()
+    }
+
+    /// Bytes counted now, of all devices.
+    pub fn live_bytes(&self) -> u64 {
+        self.installed
+            .budgets()
+            .iter()
+            .map(|budget| budget.live())
+            .sum()
+    }
+
+    /// The most bytes that were counted at one time on any device.
+    pub fn peak_bytes(&self) -> u64 {
+        self.installed
+            .budgets()
+            .iter()
+            .map(|budget| budget.peak())
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+impl Drop for InstalledBudget {
+    fn drop(&mut self) {
+        let budgets = self.installed.budgets();
+        budgets.iter().for_each(|budget| budget.step_is_over());
+        context::uninstall(self.ticket);
+    }
+}

@@ -1,0 +1,318 @@
+//! Counters of managed tensors: of a thread on one device, of a thread, of the process.
+//!
+//! ```text
+//! process = what ended threads counted + threads
+//! thread  = what ended counters counted + what was reset (process only) + counters of each device and budget
+//! ```
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use burn_backend::DeviceId;
+use parking_lot::Mutex;
+
+use crate::cost::ResultKey;
+use crate::entry::{AnyEntry, ClassSlot};
+use crate::prefetch::Prefetch;
+use crate::stats::RematStats;
+use crate::verify;
+
+/// A limit on the bytes of one device: a budget implements it. Counters tell it what they count.
+pub(crate) trait Limit: Send + Sync {
+    fn add(&self, bytes: u64);
+    /// As [`Self::add`], but no peak shows it.
+    fn add_unseen(&self, bytes: u64);
+    fn remove(&self, bytes: u64);
+    /// Whether a tensor that came back may be evicted again.
+    fn may_evict(&self) -> bool;
+    /// Whether a branch point, which several recipes start from, is kept without handles.
+    fn keeps_branch_points(&self) -> bool;
+    /// Evicts until `bytes` more fit.
+    fn make_room(&self, op: &'static str, bytes: u64);
+    /// Adds a new node.
+    fn register(&self, node: &Arc<dyn AnyEntry>);
+    /// Adds a node that is resident again to those that may be evicted.
+    fn list(&self, node: &Arc<dyn AnyEntry>);
+    /// A node is dropped.
+    fn gone(&self, class: &ClassSlot);
+    /// Counts the work of an operation.
+    fn computed(&self, cost_ns: f32);
+    /// Counts the work of a replay.
+    fn replayed(&self, cost_ns: f32);
+    /// Remembers the size of an operation's result.
+    fn expect(&self, key: ResultKey, bytes: u64);
+    /// The size that an operation's result had last time.
+    fn expected(&self, key: ResultKey) -> Option<u64>;
+    /// Its own counters; all others are 0.
+    fn stats(&self) -> RematStats;
+    fn reset_stats(&self);
+}
+
+/// Counters of one thread's managed tensors on one device. A tensor keeps those of the thread that made it, wherever it is used.
+pub(crate) struct MemoryStats {
+    device: DeviceId,
+    live: AtomicU64,
+    peak: AtomicU64,
+    evicted: Counter,
+    replayed: Counter,
+    offloaded_bytes: AtomicU64,
+    uploaded_bytes: AtomicU64,
+    replay_nanos: AtomicU64,
+    limit: Option<Arc<dyn Limit>>,
+    /// Whether new tensors are counted here: not after the thread's budget was changed for another one.
+    current: AtomicBool,
+    thread: Arc<Totals>,
+    prefetch: Prefetch,
+}
+
+/// Bytes and how many operations they belong to.
+#[derive(Default)]
+struct Counter {
+    bytes: AtomicU64,
+    operations: AtomicU64,
+}
+
+impl Counter {
+    fn add(&self, bytes: u64, operations: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.operations.fetch_add(operations, Ordering::Relaxed);
+    }
+}
+
+impl MemoryStats {
+    /// Those of a thread on a device, which [`Totals::stats`] of the thread includes from now on.
+    pub fn new(device: DeviceId, limit: Option<Arc<dyn Limit>>, thread: &Arc<Totals>) -> Arc<Self> {
+        let memory = Arc::new(Self {
+            device,
+            live: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            evicted: Counter::default(),
+            replayed: Counter::default(),
+            offloaded_bytes: AtomicU64::new(0),
+            uploaded_bytes: AtomicU64::new(0),
+            replay_nanos: AtomicU64::new(0),
+            limit,
+            current: AtomicBool::new(true),
+            thread: thread.clone(),
+            prefetch: Prefetch::default(),
+        });
+        thread.add(&memory);
+        memory
+    }
+
+    #[inline]
+    pub fn prefetch(&self) -> &Prefetch {
+        &self.prefetch
+    }
+
+    #[inline]
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    #[inline]
+    pub fn limit(&self) -> Option<&dyn Limit> {
+        self.limit.as_deref()
+    }
+
+    /// Whether new tensors are counted here from now on.
+    pub fn set_current(&self, current: bool) {
+        self.current.store(current, Ordering::Relaxed);
+    }
+
+    /// Whether a tensor that came back may be evicted again.
+    #[inline]
+    pub fn may_evict(&self) -> bool {
+        self.limit().is_some_and(Limit::may_evict)
+    }
+
+    /// Makes room for the result of an operation, if there is a limit; not for a replay that only compares.
+    pub fn make_room(&self, op: &'static str, bytes: u64) {
+        if let Some(limit) = self.limit()
+            && !verify::is_rehearsing()
+        {
+            limit.make_room(op, bytes);
+        }
+    }
+
+    pub fn live(&self) -> u64 {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub fn add(&self, bytes: u64) {
+        let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if live > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(live, Ordering::Relaxed);
+        }
+        if let Some(limit) = self.limit() {
+            limit.add(bytes);
+        }
+    }
+
+    #[inline]
+    pub fn remove(&self, bytes: u64) {
+        self.live.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(limit) = self.limit() {
+            limit.remove(bytes);
+        }
+    }
+
+    /// As [`Self::add`], of what is there for a comparison only: no peak shows it.
+    pub fn add_unseen(&self, bytes: u64) {
+        self.live.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(limit) = self.limit() {
+            limit.add_unseen(bytes);
+        }
+    }
+
+    pub fn evicted(&self, bytes: u64) {
+        self.evicted.add(bytes, 1);
+    }
+
+    /// Counts bytes that came back, and the operation that was run for them if one was.
+    pub fn replayed(&self, bytes: u64, ran: bool, cost_ns: f32, time: Duration) {
+        self.replayed.add(bytes, u64::from(ran));
+        self.replay_nanos
+            .fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        if let Some(limit) = self.limit() {
+            limit.replayed(cost_ns);
+        }
+    }
+
+    pub fn offloaded(&self, bytes: u64) {
+        self.offloaded_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub fn uploaded(&self, bytes: u64) {
+        self.uploaded_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub fn stats(&self) -> RematStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        RematStats {
+            live_bytes: self.live(),
+            peak_bytes: read(&self.peak),
+            evicted_bytes: read(&self.evicted.bytes),
+            evicted_operations: read(&self.evicted.operations),
+            replayed_bytes: read(&self.replayed.bytes),
+            replayed_operations: read(&self.replayed.operations),
+            offloaded_bytes: read(&self.offloaded_bytes),
+            uploaded_bytes: read(&self.uploaded_bytes),
+            replay_time: Duration::from_nanos(read(&self.replay_nanos)),
+            ..self.limit().map_or(RematStats::ZERO, Limit::stats)
+        }
+    }
+
+    /// Counters to 0, the peak to what is live now.
+    fn reset(&self) {
+        self.peak.store(self.live(), Ordering::Relaxed);
+        for counter in [
+            &self.evicted.bytes,
+            &self.evicted.operations,
+            &self.replayed.bytes,
+            &self.replayed.operations,
+            &self.offloaded_bytes,
+            &self.uploaded_bytes,
+            &self.replay_nanos,
+        ] {
+            counter.store(0, Ordering::Relaxed);
+        }
+        if let Some(limit) = self.limit() {
+            limit.reset_stats();
+        }
+    }
+}
+
+impl Drop for MemoryStats {
+    fn drop(&mut self) {
+        let mut past = self.thread.past.lock();
+        *past = past.then(self.stats());
+    }
+}
+
+/// The counters of all threads that are alive, or of which a tensor is.
+static THREADS: Mutex<Vec<Weak<Totals>>> = Mutex::new(Vec::new());
+
+/// What threads that ended counted.
+static ENDED: Mutex<RematStats> = Mutex::new(RematStats::ZERO);
+
+/// The sum over the managed tensors of one thread.
+#[derive(Default)]
+pub(crate) struct Totals {
+    counters: Mutex<Vec<Weak<MemoryStats>>>,
+    /// Of counters that were dropped.
+    past: Mutex<RematStats>,
+    /// What counters held when they were set to 0: no longer the thread's, but the process's.
+    reset: Mutex<RematStats>,
+}
+
+impl Totals {
+    /// Those of a new thread.
+    pub fn new() -> Arc<Self> {
+        let totals = Arc::new(Self::default());
+        let mut threads = THREADS.lock();
+        threads.retain(|thread| thread.strong_count() > 0);
+        threads.push(Arc::downgrade(&totals));
+        totals
+    }
+
+    /// Adds the counters of one more device, or of one more budget.
+    fn add(&self, memory: &Arc<MemoryStats>) {
+        let mut counters = self.counters.lock();
+        counters.retain(|memory| memory.strong_count() > 0);
+        counters.push(Arc::downgrade(memory));
+    }
+
+    fn counters(&self) -> Vec<Arc<MemoryStats>> {
+        let counters = self.counters.lock();
+        counters.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Since the last reset. Peaks of several devices under one budget are added up; of budgets one after the other the largest counts.
+    pub fn stats(&self) -> RematStats {
+        let counters = self.counters();
+        let (current, before): (Vec<_>, Vec<_>) = counters
+            .iter()
+            .partition(|memory| memory.current.load(Ordering::Relaxed));
+        let sum = current
+            .iter()
+            .fold(RematStats::ZERO, |sum, memory| sum + memory.stats());
+        let past = *self.past.lock();
+        let before = before.iter().map(|memory| memory.stats());
+        before.fold(sum.then(past), RematStats::then)
+    }
+
+    /// Counters to 0, peaks to what is live.
+    pub fn reset(&self) {
+        // Locked until the end, so that the process's sum misses nothing that is counted here.
+        let mut reset = self.reset.lock();
+        *reset = *reset + self.stats().without_bytes_held();
+        self.counters().iter().for_each(|memory| memory.reset());
+        *self.past.lock() = RematStats::ZERO;
+    }
+}
+
+impl Drop for Totals {
+    fn drop(&mut self) {
+        let mut ended = ENDED.lock();
+        let own = *self.past.get_mut() + *self.reset.get_mut();
+        *ended = ended.then(own);
+    }
+}
+
+/// The sum over all threads, since the process began.
+pub(crate) fn of_process() -> RematStats {
+    let ended = ENDED.lock();
+    let threads: Vec<_> = THREADS.lock().iter().filter_map(Weak::upgrade).collect();
+    let sum = threads.iter().fold(RematStats::ZERO, |sum, thread| {
+        let reset = thread.reset.lock();
+        sum + thread.stats() + *reset
+    });
+    let sum = sum.then(*ended);
+    // The last reference to a thread's counters may be among these, which then end.
+    drop(ended);
+    drop(threads);
+    sum
+}

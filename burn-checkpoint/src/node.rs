@@ -1,0 +1,419 @@
+//! A node: the record of a managed tensor. [`TensorMeta`] never changes; its storage comes and goes ([`State`]); recipes refer to it by a
+//! [`Source`].
+
+use std::cell::{Cell, RefCell};
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use burn_backend::tensor::Device;
+use burn_backend::{Backend, DType, Shape};
+use parking_lot::MutexGuard;
+
+use crate::clock::Lineage;
+use crate::entry::{AnyEntry, ClassSlot, Origin};
+use crate::host_copy::HostCopy;
+use crate::kind::Value;
+use crate::memory::{Limit, MemoryStats};
+use crate::op::OpInfo;
+use crate::region::Region;
+use crate::trace::{self, EventKind};
+use crate::verify;
+
+/// A node of backend `B`, whatever its recipe.
+pub(crate) trait Entry<B: Backend>: AnyEntry {
+    fn meta(&self) -> &TensorMeta<B>;
+    fn state(&self) -> MutexGuard<'_, State<B>>;
+    /// Shows the recipe's inputs, none if it has no recipe.
+    fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>));
+    /// Shows the other results of the operation that this is one of several results of.
+    fn siblings(&self, visit: &mut dyn FnMut(Arc<dyn Entry<B>>));
+    /// Whether the recipe runs an operation, rather than taking one of the results that another node holds.
+    fn computes(&self) -> bool;
+    /// Runs the recipe; `None` if there is none.
+    fn run(&self) -> Option<Value<B>>;
+    fn has_recipe(&self) -> bool;
+    /// Drops the recipe: it is not needed any more.
+    fn forget_recipe(&self);
+}
+
+/// An input of a recipe.
+pub(crate) enum Input<'a, B: Backend> {
+    /// A managed tensor.
+    Node(&'a Source<B>),
+    /// An unmanaged tensor, which the recipe holds itself: its shape and type, and where it is.
+    Leaf(&'a dyn Fn() -> (Shape, DType, Device<B>)),
+    /// The device that the result is to be on, where it need not be that of the operands.
+    To(&'a Device<B>),
+    /// A plain number, such as a dimension.
+    Number(usize),
+    /// Any other plain argument, such as a type or the options of a convolution.
+    Plain(&'a dyn Debug),
+}
+
+/// A recipe's reference to a node, which is not counted as a user.
+///
+/// Dropped without recursion: the last reference to a node at the end of a chain would otherwise drop the whole chain on
+/// one stack.
+pub(crate) struct Source<B: Backend>(Option<Arc<dyn Entry<B>>>);
+
+impl<B: Backend> Source<B> {
+    pub fn new(node: Arc<dyn Entry<B>>) -> Self {
+        Self(Some(node))
+    }
+
+    #[inline]
+    pub fn node(&self) -> &Arc<dyn Entry<B>> {
+        self.0.as_ref().expect("taken only in drop")
+    }
+}
+
+impl<B: Backend> Clone for Source<B> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<B: Backend> Drop for Source<B> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(node) = self.0.take()
+            && Arc::strong_count(&node) == 1
+        {
+            drop_later(node);
+        }
+    }
+}
+
+thread_local! {
+    static DROPPING: Cell<bool> = const { Cell::new(false) };
+    static DROPS: RefCell<Vec<Arc<dyn AnyEntry>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Drops what may be the last reference to a node: now, or after the one that is being dropped.
+fn drop_later(node: Arc<dyn AnyEntry>) {
+    struct Done;
+    impl Drop for Done {
+        fn drop(&mut self) {
+            DROPPING.set(false);
+        }
+    }
+    if DROPPING.replace(true) {
+        let mut node = Some(node);
+        // While a thread ends its queue may be gone: the node is dropped here and now.
+        let _ = DROPS.try_with(|drops| drops.borrow_mut().extend(node.take()));
+        return;
+    }
+    let _done = Done;
+    let mut next = Some(node);
+    while let Some(node) = next {
+        drop(node);
+        let queued = DROPS.try_with(|drops| drops.borrow_mut().pop());
+        next = queued.ok().flatten();
+    }
+}
+
+/// What is known of a tensor for good, and the counters of its storage.
+pub(crate) struct TensorMeta<B: Backend> {
+    /// The operation that made the tensor.
+    pub op: &'static OpInfo,
+    /// Its number on the thread that made it, in the order of operations.
+    pub id: u64,
+    pub shape: Shape,
+    pub dtype: DType,
+    pub device: Device<B>,
+    /// Bytes of the storage if it is the tensor's own, 0 if it is that of an unmanaged tensor.
+    pub bytes: u64,
+    /// Whether a reshape of it is a view.
+    pub contiguous: bool,
+    /// Whether its elements are sure to lie in the order that its shape says, as they do when they come back from the host.
+    pub row_major: bool,
+    /// The tensor whose storage this one shares.
+    pub group: Option<Source<B>>,
+    /// How many tensors that share this one's storage are resident, itself included.
+    pub residents: AtomicU32,
+    /// Whether its budget has it among what may be evicted.
+    pub listed: AtomicBool,
+    /// Where its budget notes its cost class.
+    pub class: ClassSlot,
+    /// Whether its bytes are no longer counted.
+    pub retired: AtomicBool,
+    /// How many handles there are; recipes are not counted.
+    pub users: AtomicU32,
+    pub memory: Arc<MemoryStats>,
+    /// Estimated nanoseconds to run the operation again.
+    pub cost_ns: f32,
+    /// The step of the thread's budget in which it was made.
+    pub step: u64,
+    pub lineage: Lineage,
+}
+
+/// Bytes of a tensor's elements.
+#[inline]
+pub(crate) fn bytes(elements: usize, dtype: DType) -> u64 {
+    elements as u64 * dtype.size() as u64
+}
+
+impl<B: Backend> TensorMeta<B> {
+    /// A tensor with a storage of its own, made outside of budgets.
+    #[inline]
+    pub fn new(
+        op: &'static OpInfo,
+        id: u64,
+        shape: Shape,
+        dtype: DType,
+        device: Device<B>,
+        memory: Arc<MemoryStats>,
+    ) -> Self {
+        Self {
+            op,
+            id,
+            bytes: bytes(shape.num_elements(), dtype),
+            shape,
+            dtype,
+            device,
+            contiguous: true,
+            row_major: true,
+            group: None,
+            residents: AtomicU32::new(0),
+            listed: AtomicBool::new(false),
+            class: ClassSlot::default(),
+            retired: AtomicBool::new(false),
+            users: AtomicU32::new(0),
+            memory,
+            cost_ns: 0.0,
+            step: 0,
+            lineage: Lineage::Activation,
+        }
+    }
+
+    /// The node that counts the bytes of the storage.
+    #[inline]
+    pub fn owner(&self) -> &TensorMeta<B> {
+        match &self.group {
+            Some(group) => group.node().meta(),
+            None => self,
+        }
+    }
+
+    /// Bytes of a storage that is no other tensor's.
+    #[inline]
+    pub fn own_bytes(&self) -> u64 {
+        match self.group {
+            Some(_) => 0,
+            None => self.bytes,
+        }
+    }
+
+    /// Counts a storage that is resident from now on.
+    #[inline]
+    pub fn storage_added(&self) {
+        let owner = self.owner();
+        if owner.residents.fetch_add(1, Ordering::AcqRel) == 0 {
+            // Views may be made under other budgets, or by other threads.
+            owner.memory.add(owner.bytes);
+        }
+    }
+
+    /// Counts a storage that was brought back. A replay that only compares may bring tensors back on several devices: no peak shows it.
+    pub fn storage_restored(&self) {
+        if !verify::is_rehearsing() {
+            return self.storage_added();
+        }
+        let owner = self.owner();
+        if owner.residents.fetch_add(1, Ordering::AcqRel) == 0 {
+            owner.memory.add_unseen(owner.bytes);
+        }
+    }
+
+    /// Counts a storage that is resident no more. Returns the bytes this frees.
+    #[inline]
+    pub fn storage_removed(&self) -> u64 {
+        let owner = self.owner();
+        if owner.residents.fetch_sub(1, Ordering::AcqRel) == 1 {
+            owner.memory.remove(owner.bytes);
+            owner.bytes
+        } else {
+            0
+        }
+    }
+
+    /// Tells the counters of storage that has come from the host.
+    pub fn uploaded(&self) {
+        self.memory.uploaded(self.bytes);
+        self.emit(|op, node| EventKind::Upload { op, node }, self.bytes);
+    }
+
+    #[inline]
+    pub fn users(&self) -> u32 {
+        self.users.load(Ordering::Acquire)
+    }
+
+    pub fn emit(&self, kind: impl FnOnce(&'static str, u64) -> EventKind, bytes: u64) {
+        if trace::is_on() {
+            let device = self.memory.device();
+            trace::emit(
+                kind(self.op.name, self.id),
+                bytes,
+                self.memory.live(),
+                Some(device),
+            );
+        }
+    }
+}
+
+/// What changes.
+pub(crate) struct State<B: Backend> {
+    pub storage: Storage<B>,
+    pub origin: Origin,
+    /// Replays under way that need the storage.
+    pub locks: u32,
+    /// The next load is the last one of a replay and may have the storage itself.
+    pub hand_over: bool,
+    /// The scope that evicts it: replays for tensors of other scopes do not keep it resident.
+    pub region: Option<Arc<Region>>,
+    /// Whether a scope inside of that one has used it: that scope is replayed from it, so a replay keeps it even without users.
+    pub feeds_inner_scope: bool,
+    /// A branch point: several recipes start from it, as from a residual stream, or a scope does, as from the result of another one.
+    /// Under a budget it stays when its last handle is dropped.
+    pub branch_point: bool,
+    /// The thread's operation count at the last use.
+    pub last_used: u64,
+    /// Of what the storage held when it was dropped, in verify mode.
+    pub checksum: Option<u64>,
+    /// The copy in host memory of a storage that is resident, and may go once more.
+    pub copy: Option<Box<HostCopy<B>>>,
+    /// Of a view or a reshaped copy, where the scope may offload: what it is a view of.
+    pub viewed: Option<Box<Viewed<B>>>,
+}
+
+/// A tensor that others are views of, and its storage, which may have been dropped with that tensor's last handle. Theirs may lie in
+/// another order than their shapes', this one does not.
+pub(crate) struct Viewed<B: Backend> {
+    pub owner: Source<B>,
+    pub value: Value<B>,
+}
+
+impl<B: Backend> Clone for Viewed<B> {
+    fn clone(&self) -> Self {
+        Self {
+            owner: self.owner.clone(),
+            value: self.value.clone(),
+        }
+    }
+}
+
+pub(crate) enum Storage<B: Backend> {
+    Resident(Value<B>),
+    Evicted,
+    /// Boxed, for it is larger than a tensor.
+    Host(Box<HostCopy<B>>),
+}
+
+impl<B: Backend> State<B> {
+    #[inline]
+    pub fn new(
+        storage: Storage<B>,
+        origin: Origin,
+        last_used: u64,
+        region: Option<Arc<Region>>,
+    ) -> Self {
+        Self {
+            storage,
+            origin,
+            locks: 0,
+            hand_over: false,
+            region,
+            feeds_inner_scope: false,
+            branch_point: false,
+            last_used,
+            checksum: None,
+            copy: None,
+            viewed: None,
+        }
+    }
+
+    /// Whether the storage stays when the last handle is dropped: that of a branch point does.
+    ///
+    /// Autodiff may save nothing of a residual stream. What is evicted of a block could then be replayed only from the beginning of
+    /// the model.
+    #[inline]
+    pub fn outlasts_handles(&mut self, meta: &TensorMeta<B>, recipes: usize) -> bool {
+        if !self.branch_point
+            && recipes > 1
+            && self.origin == Origin::Recorded
+            && self.region.is_none()
+        {
+            self.branch_point = meta.memory.limit().is_some_and(Limit::keeps_branch_points);
+        }
+        self.branch_point
+    }
+
+    #[inline]
+    pub fn is_resident(&self) -> bool {
+        matches!(self.storage, Storage::Resident(_))
+    }
+
+    /// Whether it takes the device's memory: resident, or uploaded before it is asked for.
+    pub fn occupies_device(&self) -> bool {
+        match &self.storage {
+            Storage::Resident(_) => true,
+            Storage::Evicted => false,
+            Storage::Host(copy) => copy.is_ahead(),
+        }
+    }
+
+    /// What the storage becomes when it goes.
+    fn gone(&mut self) -> Storage<B> {
+        match self.copy.take() {
+            Some(copy) => Storage::Host(copy),
+            None => Storage::Evicted,
+        }
+    }
+}
+
+/// Takes the storage out of a node, if it can come back, and says how many bytes that frees. The storage is to be dropped
+/// after the lock.
+#[inline]
+pub(crate) fn vacate<B: Backend>(
+    meta: &TensorMeta<B>,
+    state: &mut State<B>,
+) -> Option<(Storage<B>, u64)> {
+    if state.origin == Origin::Fixed || state.locks > 0 || !state.is_resident() {
+        return None;
+    }
+    let bytes = about_to_go(meta, state);
+    let gone = state.gone();
+    Some((std::mem::replace(&mut state.storage, gone), bytes))
+}
+
+/// Takes the storage out of a node for somebody who goes on with it.
+#[inline]
+pub(crate) fn take_value<B: Backend>(
+    meta: &TensorMeta<B>,
+    state: &mut State<B>,
+) -> Option<Value<B>> {
+    if !state.is_resident() {
+        return None;
+    }
+    about_to_go(meta, state);
+    let gone = state.gone();
+    match std::mem::replace(&mut state.storage, gone) {
+        Storage::Resident(value) => Some(value),
+        Storage::Evicted | Storage::Host(_) => None,
+    }
+}
+
+/// Counts storage that is there but not for long. Returns the bytes that this frees.
+#[inline]
+fn about_to_go<B: Backend>(meta: &TensorMeta<B>, state: &mut State<B>) -> u64 {
+    if let Storage::Resident(value) = &state.storage {
+        state.checksum = match state.origin {
+            Origin::Recorded => verify::checksum(value),
+            _ => None,
+        };
+    }
+    state.hand_over = false;
+    state.viewed = None;
+    meta.storage_removed()
+}

@@ -1,0 +1,112 @@
+//! Which host copies backward will ask for, and in which order: the next are uploaded before it does.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::entry::AnyEntry;
+
+/// Tensors uploaded before they are asked for: the next transfer overlaps with what runs on the last one, and memory holds
+/// little that is not needed yet.
+const AHEAD: usize = 2;
+
+/// The position of a host copy in the order in which a thread's tensors were made: the number of the operation, and a number that no other
+/// copy has.
+pub(crate) type Position = (u64, u64);
+
+/// The host copies of one thread's tensors on one device.
+///
+/// Backward asks for them from the last position to the first, across scopes. When one is asked for, those before it are uploaded
+/// ahead, so the chain goes on whether a tensor was ahead or not.
+#[derive(Default)]
+pub(crate) struct Prefetch(Mutex<Queue>);
+
+#[derive(Default)]
+struct Queue {
+    copies: u64,
+    waiting: BTreeMap<Position, Weak<dyn AnyEntry>>,
+    ahead: Vec<(Position, Weak<dyn AnyEntry>)>,
+    /// Copies that were not complete at the last poll, in order.
+    underway: VecDeque<Weak<dyn AnyEntry>>,
+}
+
+impl Prefetch {
+    /// The position of a new copy of what the operation of this number made.
+    pub fn position(&self, operation: u64) -> Position {
+        let mut queue = self.0.lock();
+        queue.copies += 1;
+        (operation, queue.copies)
+    }
+
+    /// Adds a copy that has been started, while its node is locked.
+    pub fn add(&self, position: Position, node: Weak<dyn AnyEntry>, arrived: bool) {
+        let mut queue = self.0.lock();
+        queue.waiting.insert(position, node.clone());
+        if !arrived {
+            queue.underway.push_back(node);
+        }
+    }
+
+    /// Looks whether copies have arrived, in their order.
+    pub fn poll(&self) {
+        while let Some(first) = {
+            let queue = self.0.lock();
+            queue.underway.front().cloned()
+        } {
+            if first.upgrade().is_some_and(|node| !node.has_arrived()) {
+                return;
+            }
+            let mut queue = self.0.lock();
+            if queue.underway.front().is_some_and(|now| now.ptr_eq(&first)) {
+                queue.underway.pop_front();
+            }
+        }
+    }
+
+    /// Removes a copy that is gone.
+    pub fn forget(&self, position: Position) {
+        let mut queue = self.0.lock();
+        queue.waiting.remove(&position);
+        queue.ahead.retain(|(ahead, _)| *ahead != position);
+    }
+
+    /// The copy at this position was asked for: it leaves the queue, and those that come next are uploaded ahead. Others that were
+    /// uploaded for another order go back.
+    pub fn asked_for(&self, position: Position) {
+        self.forget(position);
+        let (next, others) = self.next(position);
+        for (_, node) in &others {
+            if let Some(node) = node.upgrade() {
+                node.drop_prefetched();
+            }
+        }
+        for (position, node) in next {
+            if node.prefetch() {
+                let mut queue = self.0.lock();
+                if !queue.ahead.iter().any(|(ahead, _)| *ahead == position) {
+                    queue.ahead.push((position, Arc::downgrade(&node)));
+                }
+            }
+        }
+    }
+
+    /// What comes next after a position, and what is ahead but does not.
+    #[expect(clippy::type_complexity, reason = "both ends of one look at the queue")]
+    fn next(
+        &self,
+        position: Position,
+    ) -> (
+        Vec<(Position, Arc<dyn AnyEntry>)>,
+        Vec<(Position, Weak<dyn AnyEntry>)>,
+    ) {
+        let mut queue = self.0.lock();
+        let before = queue.waiting.range(..position).rev();
+        let alive = before.filter_map(|(position, node)| Some((*position, node.upgrade()?)));
+        let next: Vec<_> = alive.take(AHEAD).collect();
+        let is_next = |position: &Position| next.iter().any(|(next, _)| next == position);
+        let others = queue.ahead.extract_if(.., |(ahead, _)| !is_next(ahead));
+        let others = others.collect();
+        (next, others)
+    }
+}

@@ -1,0 +1,315 @@
+//! A node with its recipe: the one implementation of [`Entry`] and [`AnyEntry`].
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use burn_backend::Backend;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::entry::{AnyEntry, ClassSlot, NodeInfo, Origin};
+use crate::host_copy::{HostCopy, UPLOAD_NS_PER_BYTE};
+use crate::kind::Value;
+use crate::node::{Entry, Input, State, Storage, TensorMeta, vacate};
+use crate::op::OpInfo;
+use crate::recipe::Recipe;
+use crate::region::Region;
+use crate::trace::EventKind;
+use crate::{replay, verify};
+
+/// A node with its recipe.
+pub(crate) struct Node<B: Backend, R> {
+    pub meta: TensorMeta<B>,
+    pub state: Mutex<State<B>>,
+    pub recipe: Mutex<Option<R>>,
+}
+
+impl<B: Backend, R: Recipe<B>> Node<B, R> {
+    pub fn new(meta: TensorMeta<B>, state: State<B>, recipe: Option<R>) -> Self {
+        Self {
+            meta,
+            state: Mutex::new(state),
+            recipe: Mutex::new(recipe),
+        }
+    }
+}
+
+impl<B: Backend, R: Recipe<B>> Entry<B> for Node<B, R> {
+    fn meta(&self) -> &TensorMeta<B> {
+        &self.meta
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<B>> {
+        self.state.lock()
+    }
+
+    fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
+        if let Some(recipe) = &*self.recipe.lock() {
+            recipe.inputs(visit);
+        }
+    }
+
+    fn siblings(&self, visit: &mut dyn FnMut(Arc<dyn Entry<B>>)) {
+        if let Some(recipe) = &*self.recipe.lock() {
+            recipe.siblings(visit);
+        }
+    }
+
+    fn computes(&self) -> bool {
+        R::COMPUTES
+    }
+
+    fn run(&self) -> Option<Value<B>> {
+        self.recipe.lock().as_ref().map(Recipe::run)
+    }
+
+    fn has_recipe(&self) -> bool {
+        self.recipe.lock().is_some()
+    }
+
+    fn forget_recipe(&self) {
+        let recipe = self.recipe.lock().take();
+        drop(recipe);
+    }
+}
+
+impl<B: Backend, R> Drop for Node<B, R> {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        if state.occupies_device() {
+            let bytes = self.meta.storage_removed();
+            self.meta
+                .emit(|op, node| EventKind::Free { op, node }, bytes);
+        }
+        if let Storage::Host(copy) = &state.storage {
+            self.meta.memory.prefetch().forget(copy.position);
+        }
+        if let Some(limit) = self.meta.memory.limit() {
+            limit.gone(&self.meta.class);
+        }
+    }
+}
+
+impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
+    fn used(&self) -> Option<&'static OpInfo> {
+        (self.meta.users() > 0).then(|| self.meta.owner().op)
+    }
+
+    fn storage_bytes(&self) -> u64 {
+        self.meta.owner().bytes
+    }
+
+    fn info(&self) -> NodeInfo {
+        let state = self.state.lock();
+        let owner = self.meta.owner();
+        NodeInfo {
+            origin: state.origin,
+            resident: state.is_resident(),
+            locked: state.locks > 0,
+            shared: self.meta.group.is_some() || self.meta.bytes == 0,
+            permuted: !self.meta.row_major,
+            users: self.meta.users(),
+            bytes: self.meta.bytes,
+            last_used: state.last_used,
+            owner: std::ptr::from_ref(owner) as usize,
+            owner_bytes: owner.bytes,
+            residents: owner.residents.load(Ordering::Acquire),
+            retired: owner.retired.load(Ordering::Acquire),
+            op: self.meta.op,
+            lineage: self.meta.lineage,
+        }
+    }
+
+    fn evict(&self) -> u64 {
+        let vacated = vacate(&self.meta, &mut self.state.lock());
+        let Some((storage, bytes)) = vacated else {
+            return 0;
+        };
+        drop(storage);
+        self.meta.memory.evicted(bytes);
+        self.meta
+            .emit(|op, node| EventKind::Evict { op, node }, bytes);
+        bytes
+    }
+
+    fn rehearse(self: Arc<Self>) {
+        if verify::is_on() {
+            let node: Arc<dyn Entry<B>> = self;
+            replay::rehearse(&node);
+        }
+    }
+
+    fn offload(&self, own: Weak<dyn AnyEntry>) -> bool {
+        let prefetch = self.meta.memory.prefetch();
+        let mut state = self.state.lock();
+        let Storage::Resident(value) = &state.storage else {
+            return false;
+        };
+        if state.locks > 0 || state.origin == Origin::Source {
+            return false;
+        }
+        if state.copy.is_none() {
+            let Some(copy) =
+                HostCopy::start(value, self.meta.op.name, || prefetch.position(self.meta.id))
+            else {
+                return false;
+            };
+            state.copy = Some(Box::new(copy));
+            state.origin = Origin::Hosted;
+        }
+        let bytes = self.meta.bytes;
+        let Some((storage, _)) = vacate(&self.meta, &mut state) else {
+            return false;
+        };
+        let Storage::Host(copy) = &mut state.storage else {
+            return false;
+        };
+        let (position, arrived) = (copy.position, copy.has_arrived());
+        prefetch.add(position, own, arrived);
+        drop(state);
+        drop(storage);
+        if arrived {
+            self.forget_recipe();
+        }
+        self.meta.memory.offloaded(bytes);
+        self.meta
+            .emit(|op, node| EventKind::Offload { op, node }, bytes);
+        prefetch.poll();
+        true
+    }
+
+    fn restore_viewed(&self) -> Option<Arc<dyn AnyEntry>> {
+        let viewed = *self.state.lock().viewed.take()?;
+        let owner = viewed.owner.node();
+        let mut state = owner.state();
+        if !matches!(state.storage, Storage::Evicted) || state.origin != Origin::Recorded {
+            return None;
+        }
+        state.storage = Storage::Resident(viewed.value);
+        state.checksum = None;
+        owner.meta().storage_added();
+        drop(state);
+        Some(owner.clone())
+    }
+
+    fn has_arrived(&self) -> bool {
+        let arrived = match &mut self.state.lock().storage {
+            Storage::Host(copy) => copy.has_arrived(),
+            Storage::Resident(_) | Storage::Evicted => return true,
+        };
+        if arrived {
+            self.forget_recipe();
+        }
+        arrived
+    }
+
+    fn prefetch(&self) -> bool {
+        let mut state = self.state.lock();
+        let Storage::Host(copy) = &mut state.storage else {
+            return false;
+        };
+        if copy.is_ahead() {
+            return true;
+        }
+        // What has not arrived would have to be waited for.
+        if !copy.prefetch(&self.meta.device) {
+            return false;
+        }
+        self.meta.storage_added();
+        drop(state);
+        self.meta.uploaded();
+        true
+    }
+
+    fn drop_prefetched(&self) {
+        let mut state = self.state.lock();
+        let Storage::Host(copy) = &mut state.storage else {
+            return;
+        };
+        let Some(value) = copy.drop_prefetched() else {
+            return;
+        };
+        let bytes = self.meta.storage_removed();
+        drop(state);
+        drop(value);
+        self.meta
+            .emit(|op, node| EventKind::Free { op, node }, bytes);
+    }
+
+    fn list(&self) -> Option<u64> {
+        let listed = self.meta.listed.swap(true, Ordering::Relaxed);
+        (!listed).then(|| self.meta.owner().id)
+    }
+
+    fn unlist(&self) {
+        self.meta.listed.store(false, Ordering::Relaxed);
+    }
+
+    fn settle(&self) {
+        let mut state = self.state.lock();
+        let comes_back = matches!(state.origin, Origin::Recorded | Origin::Hosted);
+        if comes_back && state.is_resident() {
+            state.origin = Origin::Fixed;
+            let unneeded = (state.copy.take(), state.viewed.take());
+            drop(state);
+            drop(unneeded);
+            self.forget_recipe();
+        }
+    }
+
+    fn retire(&self) {
+        let owner = self.meta.owner();
+        if owner.retired.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // One resident more than there are: the storage is never seen to come or go again.
+        if owner.residents.fetch_add(1, Ordering::AcqRel) > 0 {
+            owner.memory.remove(owner.bytes);
+        }
+    }
+
+    fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64> {
+        let mut state = self.state.lock();
+        if !matches!(&state.region, Some(own) if Arc::ptr_eq(own, ended)) {
+            return None;
+        }
+        state.region = outer.cloned();
+        let viewed = state.viewed.take();
+        let may_go = outer.is_none() && self.meta.memory.may_evict();
+        // The scopes that follow are replayed from it, so it stays without handles too, until the budget needs its room.
+        state.branch_point |= may_go && state.origin == Origin::Recorded;
+        drop(state);
+        drop(viewed);
+        if outer.is_none() && !may_go {
+            self.settle();
+        }
+        outer.map(|_| self.meta.own_bytes())
+    }
+
+    fn sources(&self, visit: &mut dyn FnMut(&Arc<dyn AnyEntry>, bool)) {
+        if self.state.lock().origin == Origin::Hosted {
+            return;
+        }
+        self.inputs(&mut |input| {
+            if let Input::Node(source) = input {
+                let state = source.node().state();
+                let (origin, resident) = (state.origin, state.is_resident());
+                drop(state);
+                if origin != Origin::Fixed {
+                    let node: Arc<dyn AnyEntry> = source.node().clone();
+                    visit(&node, resident);
+                }
+            }
+        });
+    }
+
+    fn class(&self) -> &ClassSlot {
+        &self.meta.class
+    }
+
+    fn cost_ns(&self) -> f32 {
+        match self.state.lock().origin {
+            Origin::Hosted => self.meta.bytes as f32 * UPLOAD_NS_PER_BYTE,
+            Origin::Fixed | Origin::Recorded | Origin::Source => self.meta.cost_ns,
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! A checkpoint scope as its tensors refer to it.
+
+use std::sync::Arc;
+
+use crate::policy::Policy;
+
+/// The code that runs in one checkpoint scope. Its tensors refer to it, also after its end.
+pub(crate) struct Region {
+    pub policy: Policy,
+    label: Option<String>,
+    parent: Option<Arc<Region>>,
+}
+
+impl Region {
+    pub fn new(policy: Policy, label: Option<String>, parent: Option<Arc<Region>>) -> Self {
+        Self {
+            policy,
+            label,
+            parent,
+        }
+    }
+
+    /// Whether this is `other` or inside of it.
+    pub fn is_within(self: &Arc<Self>, other: &Arc<Self>) -> bool {
+        let mut region = Some(self);
+        while let Some(inner) = region {
+            if Arc::ptr_eq(inner, other) {
+                return true;
+            }
+            region = inner.parent.as_ref();
+        }
+        false
+    }
+
+    /// The name in traces.
+    pub fn label(&self) -> &str {
+        self.label.as_deref().unwrap_or(self.policy.name())
+    }
+}

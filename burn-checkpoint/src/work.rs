@@ -1,0 +1,163 @@
+//! Work classes of operations, and the time that their elements take: `cargo bench --workspace --bench calibrate` prints measured
+//! times on Flex, on one thread, beside these.
+
+/// What it takes to have an operation's result once more: the work class of its row in `burn-decorator`'s table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// A product: matmul, convolution, attention. Its cost grows faster than its bytes.
+    Compute,
+    /// Sorting, a Fourier transform, dynamic programming.
+    Sort,
+    /// Several passes with exponentials or roots: softmax, layer norm.
+    Norm,
+    /// A transcendental function of each element.
+    Math,
+    /// A pass over the input: sums, extrema, scans.
+    Reduce,
+    /// Moving elements by index or by windows: gather, embedding, pooling.
+    Index,
+    /// A few instructions an element: arithmetic, comparisons, casts, copies.
+    Cheap,
+    /// None, or a copy: the result may share the operand's storage.
+    View,
+    /// Cannot be done again: random numbers, data from the host, new tensors, shapes that depend on data.
+    Fixed,
+    /// No tensor results: what asks, or reads to the host.
+    Pass,
+}
+
+/// Nanoseconds to start any operation.
+pub(crate) const START_NS: f64 = 300.0;
+
+/// Elements that a core's cache holds.
+const CACHED: f64 = 262_144.0;
+
+/// Nanoseconds an element, of those that fit the cache and of those beyond.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rate {
+    cached: f64,
+    memory: f64,
+}
+
+const fn rate(cached: f64, memory: f64) -> Rate {
+    Rate { cached, memory }
+}
+
+/// A copy in another order.
+pub(crate) const COPY: Rate = rate(0.3, 1.2);
+
+impl Rate {
+    /// Nanoseconds of so many elements.
+    pub fn ns(self, elements: f64) -> f64 {
+        let cached = elements.min(CACHED);
+        self.cached * cached + self.memory * (elements - cached)
+    }
+
+    /// The rate of an operation that is no product. Those of a class differ less than the classes do, but for a few.
+    pub const fn of(name: &str, work: Work) -> Rate {
+        match work {
+            Work::Sort if has(name, "fft") => rate(6.5, 10.0),
+            Work::Sort if has(name, "arg") => rate(36.0, 56.0),
+            Work::Sort => rate(23.0, 32.0),
+
+            Work::Norm if has(name, "layer_norm") => rate(0.6, 2.6),
+            Work::Norm => rate(3.5, 7.0),
+
+            Work::Math if has(name, "powi") => rate(0.11, 0.9),
+            Work::Math if has(name, "tanh") || has(name, "log1p") || has(name, "atan") => {
+                rate(10.0, 11.0)
+            }
+            Work::Math if has(name, "remainder") || has(name, "log_sigmoid") => rate(11.0, 13.0),
+            Work::Math => rate(4.3, 5.5),
+
+            Work::Reduce if has(name, "prod") => rate(3.0, 1.7),
+            Work::Reduce if has(name, "max_dim") || has(name, "min_dim") || has(name, "arg") => {
+                rate(1.4, 2.2)
+            }
+            Work::Reduce if has(name, "cum") => rate(0.6, 2.0),
+            Work::Reduce if has(name, "int_") => rate(0.75, 2.3),
+            Work::Reduce => rate(0.11, 0.22),
+
+            Work::Index if has(name, "gather") || has(name, "scatter") => rate(1.7, 10.0),
+            Work::Index if has(name, "select") || has(name, "embedding") => rate(0.16, 1.3),
+            Work::Index if has(name, "adaptive") => rate(1.8, 2.2),
+            Work::Index if has(name, "max_pool") => rate(22.0, 25.0),
+            Work::Index if has(name, "pool") => rate(7.0, 7.3),
+            Work::Index if has(name, "interpolate") => rate(12.0, 13.0),
+            Work::Index => rate(19.0, 20.0),
+
+            Work::Cheap
+                if has(name, "round")
+                    || has(name, "floor")
+                    || has(name, "ceil")
+                    || has(name, "trunc") =>
+            {
+                rate(2.0, 2.3)
+            }
+            Work::Cheap if has(name, "cast") => rate(1.2, 6.0),
+            Work::Cheap if has(name, "sqrt") || has(name, "into_int") => rate(0.85, 1.0),
+            Work::Cheap if has(name, "clamp") => rate(0.55, 0.7),
+            Work::Cheap if has(name, "repeat") || has(name, "assign") => rate(0.2, 3.4),
+            Work::Cheap if has(name, "mask") => rate(0.18, 1.6),
+            Work::Cheap if one_pass(name) => rate(0.11, 0.35),
+            Work::Cheap => rate(0.19, 0.95),
+
+            Work::Compute | Work::View | Work::Fixed | Work::Pass => rate(0.0, 0.0),
+        }
+    }
+}
+
+/// Whether an operation reads one tensor and may write into it.
+const fn one_pass(name: &str) -> bool {
+    let parts = [
+        "_scalar",
+        "_neg",
+        "_abs",
+        "_recip",
+        "_sign",
+        "_is_nan",
+        "_elem",
+        "bool_and",
+        "bool_not",
+        "relu",
+        "hard_sigmoid",
+    ];
+    let mut index = 0;
+    while index < parts.len() {
+        if has(name, parts[index]) {
+            return true;
+        }
+        index += 1;
+    }
+    false
+}
+
+/// Whether a name has this part, at compile time.
+const fn has(name: &str, part: &str) -> bool {
+    let (name, part) = (name.as_bytes(), part.as_bytes());
+    let mut start = 0;
+    while start + part.len() <= name.len() {
+        let mut same = 0;
+        while same < part.len() && name[start + same] == part[same] {
+            same += 1;
+        }
+        if same == part.len() {
+            return true;
+        }
+        start += 1;
+    }
+    false
+}
+
+/// Nanoseconds of a product: those of its multiplications, or, of a matrix and a vector, those of reading the matrix.
+pub(crate) fn product_ns(op: &str, multiplications: f64, largest: f64) -> f64 {
+    let each = match op {
+        _ if op.starts_with("deform") => 2.0,
+        _ if op.starts_with("conv_transpose") => 0.1,
+        _ if op.starts_with("conv") => 0.2,
+        _ if op.starts_with("linear") => 0.075,
+        _ if op.starts_with("int") => 0.17,
+        _ => 0.095,
+    };
+    (each * multiplications).max(0.5 * largest)
+}

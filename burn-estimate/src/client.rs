@@ -1,0 +1,204 @@
+//! The device, and the channel through which Burn's router hands over every operation.
+//!
+//! The router computes the shape and type of each result before it registers the operation, and tells when a tensor is used for the last
+//! time. The [`Ledger`] of the device keeps account of it; nothing is computed.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use burn_backend::{
+    DType, DTypeUsageSet, DeviceOps, ExecutionError, Shape, TensorData, TensorMetadata,
+};
+use burn_ir::{CustomOpIr, OperationIr, TensorId, TensorIr};
+use burn_router::{BackendRouter, MultiBackendBridge, RouterTensor, RunnerChannel, RunnerClient};
+use burn_std::device::{Device, DeviceId};
+use burn_std::future::DynFut;
+use parking_lot::Mutex;
+
+use crate::ledger::Ledger;
+
+/// A device without memory. Devices of different numbers are accounted apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct MetaDevice {
+    /// The number of the device.
+    pub index: u16,
+}
+
+impl MetaDevice {
+    /// The device of a number.
+    pub fn new(index: u16) -> Self {
+        Self { index }
+    }
+
+    pub(crate) fn ledger(self) -> Arc<Mutex<Ledger>> {
+        burn_router::get_client::<Channel>(&self).ledger
+    }
+}
+
+impl Device for MetaDevice {
+    fn from_id(id: DeviceId) -> Self {
+        Self::new(id.index_id)
+    }
+
+    fn to_id(&self) -> DeviceId {
+        DeviceId::new(0, self.index)
+    }
+}
+
+impl DeviceOps for MetaDevice {}
+
+/// The router's backend, which computes shapes.
+pub(crate) type Router = BackendRouter<Channel>;
+/// A tensor of any kind.
+pub(crate) type Tensor = RouterTensor<Client>;
+
+/// What an operation is, beyond its operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row {
+    /// The operation of Burn's backend.
+    pub name: &'static str,
+    /// Its work class in the operation table.
+    pub work: &'static str,
+    /// Its trait.
+    pub group: &'static str,
+}
+
+thread_local! {
+    /// The operation that this thread registers.
+    static ROW: Cell<&'static Row> = const { Cell::new(&Row { name: "", work: "fixed", group: "" }) };
+    /// The parameter that this thread names, if it does.
+    static LABEL: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
+}
+
+/// Says which operation the router registers next.
+pub(crate) fn announce(row: &'static Row) {
+    ROW.set(row);
+}
+
+/// Calls `touch`: what the operations in it take is the parameter of this name.
+pub(crate) fn label(name: &str, touch: impl FnOnce()) {
+    LABEL.set(Some(name.into()));
+    touch();
+    LABEL.set(None);
+}
+
+/// One operation on `operands` with a result of each shape and type, as a kernel of its own.
+pub(crate) fn native(operands: Vec<Tensor>, results: Vec<(Shape, DType)>) -> Vec<Tensor> {
+    let client = operands[0].client.clone();
+    let result = |(shape, dtype)| TensorIr::uninit(client.create_empty_handle(), shape, dtype);
+    let results: Vec<_> = results.into_iter().map(result).collect();
+    let operands: Vec<_> = operands.into_iter().map(RouterTensor::into_ir).collect();
+    let op = CustomOpIr::new(ROW.get().name, &operands, &results);
+    client.register(OperationIr::Custom(op))
+}
+
+/// A result like the first operand.
+pub(crate) fn native_like(operands: Vec<Tensor>) -> Tensor {
+    let result = (operands[0].shape(), operands[0].dtype());
+    native(operands, vec![result]).remove(0)
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Channel;
+
+#[derive(Clone)]
+pub struct Client {
+    device: MetaDevice,
+    ledger: Arc<Mutex<Ledger>>,
+}
+
+impl RunnerClient for Client {
+    type Device = MetaDevice;
+
+    fn register_op(&self, op: OperationIr) {
+        let label = LABEL.with_borrow(|label| label.clone());
+        self.ledger.lock().register(&op, ROW.get(), label);
+    }
+
+    fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
+        self.ledger.lock().read(&tensor);
+        let bytes = vec![0; bytes(&tensor)];
+        let data = TensorData::from_bytes_vec(bytes, tensor.shape, tensor.dtype);
+        Box::pin(async move { Ok(data) })
+    }
+
+    fn sync(&self) -> Result<(), ExecutionError> {
+        Ok(())
+    }
+
+    fn create_empty_handle(&self) -> TensorId {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        TensorId::new(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn register_tensor_data(&self, data: TensorData) -> RouterTensor<Self> {
+        let id = self.create_empty_handle();
+        let tensor = TensorIr::uninit(id, data.shape.clone(), data.dtype);
+        self.ledger.lock().write(&tensor, ROW.get());
+        RouterTensor::new(id, data.shape, data.dtype, self.clone())
+    }
+
+    fn device(&self) -> Self::Device {
+        self.device
+    }
+
+    fn seed(&self, _seed: u64) {}
+
+    fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {
+        match dtype {
+            DType::QFloat(_) => DTypeUsageSet::empty(),
+            _ => burn_backend::DTypeUsage::general(),
+        }
+    }
+}
+
+/// Bytes of a tensor's elements.
+pub(crate) fn bytes(tensor: &TensorIr) -> usize {
+    tensor.shape.num_elements() * tensor.dtype.size()
+}
+
+impl RunnerChannel for Channel {
+    type Device = MetaDevice;
+    type Bridge = Bridge;
+    type Client = Client;
+    type FloatElem = f32;
+    type IntElem = i32;
+    type BoolElem = bool;
+
+    fn name(_device: &MetaDevice) -> String {
+        "meta".into()
+    }
+
+    fn init_client(device: &MetaDevice) -> Client {
+        Client {
+            device: *device,
+            ledger: Arc::default(),
+        }
+    }
+
+    fn get_tensor_handle(tensor: &TensorIr, client: &Client) {
+        client.ledger.lock().read(tensor);
+    }
+
+    fn register_tensor(client: &Client, (): (), shape: Shape, dtype: DType) -> Tensor {
+        let id = client.create_empty_handle();
+        let tensor = TensorIr::uninit(id, shape.clone(), dtype);
+        client.ledger.lock().write(&tensor, ROW.get());
+        RouterTensor::new(id, shape, dtype, client.clone())
+    }
+}
+
+/// Between devices goes nothing but the shape.
+pub(crate) struct Bridge;
+
+impl MultiBackendBridge for Bridge {
+    type TensorHandle = ();
+    type Device = MetaDevice;
+
+    fn change_backend_float(_tensor: (), _shape: Shape, _device: &MetaDevice) {}
+
+    fn change_backend_int(_tensor: (), _shape: Shape, _device: &MetaDevice) {}
+
+    fn change_backend_bool(_tensor: (), _shape: Shape, _device: &MetaDevice) {}
+}

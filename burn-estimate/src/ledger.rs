@@ -1,0 +1,320 @@
+//! What is alive on a device, and a recording of what was.
+//!
+//! A *storage* is memory that one or more tensors share: views of each other. It is freed with the last of them. The clock counts
+//! allocations and frees.
+
+use std::sync::Arc;
+
+use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
+use rustc_hash::FxHashMap;
+
+use crate::client::{Row, bytes};
+use crate::rules::{self, Operand, Placement, View};
+
+/// A part of a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The loss is computed.
+    Forward,
+    /// Gradients are computed.
+    Backward,
+    /// The optimizer steps.
+    Update,
+}
+
+/// Memory that tensors share.
+#[derive(Clone, Debug)]
+pub(crate) struct Storage {
+    pub bytes: u64,
+    /// Tensors on it.
+    tensors: usize,
+    /// The operation that allocated it.
+    pub row: &'static Row,
+    /// The module whose parameter was used last before it was allocated.
+    pub owner: Option<Arc<str>>,
+    /// The parameter that it is.
+    pub parameter: Option<Arc<str>>,
+    /// Whether its elements are booleans or random numbers.
+    pub is_mask: bool,
+    pub born: u64,
+    /// The largest number while it is alive.
+    pub died: u64,
+}
+
+/// What one operation does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cost {
+    /// Bytes that it reads and writes.
+    pub bytes: u64,
+    /// Floating-point operations: of products; of all else one an element of the result.
+    pub flops: u64,
+    /// Whether it computes in a type of two bytes.
+    pub is_half: bool,
+}
+
+/// A recording.
+#[derive(Debug, Default)]
+pub(crate) struct Recording {
+    /// When it began.
+    pub start: u64,
+    /// Bytes that were alive then.
+    pub start_bytes: u64,
+    pub peak_bytes: u64,
+    /// The first time at which so many bytes were alive.
+    pub peak_at: u64,
+    /// All storages that were alive at some time of it.
+    pub storages: Vec<Storage>,
+    /// When phases began.
+    pub phases: Vec<(u64, Phase)>,
+    pub costs: Vec<Cost>,
+    pub uploaded_bytes: u64,
+    pub downloaded_bytes: u64,
+}
+
+/// The account of a device.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    tensors: FxHashMap<TensorId, View>,
+    storages: FxHashMap<u64, Storage>,
+    next: u64,
+    clock: u64,
+    live_bytes: u64,
+    phase: Phase,
+    owner: Option<Arc<str>>,
+    recording: Option<Recording>,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self {
+            tensors: FxHashMap::default(),
+            storages: FxHashMap::default(),
+            next: 0,
+            clock: 0,
+            live_bytes: 0,
+            phase: Phase::Forward,
+            owner: None,
+            recording: None,
+        }
+    }
+}
+
+impl Ledger {
+    /// Begins a recording.
+    pub fn start(&mut self) {
+        self.phase = Phase::Forward;
+        self.owner = None;
+        self.recording = Some(Recording {
+            start: self.clock,
+            start_bytes: self.live_bytes,
+            peak_bytes: self.live_bytes,
+            peak_at: self.clock,
+            phases: vec![(self.clock, Phase::Forward)],
+            ..Recording::default()
+        });
+    }
+
+    /// Ends the recording.
+    pub fn stop(&mut self) -> Recording {
+        let mut recording = self.recording.take().unwrap_or_default();
+        recording.storages.extend(self.storages.values().cloned());
+        recording
+    }
+
+    /// An operation, or the end of a tensor. With a label the operation's operands are the parameter of this name, and it does nothing.
+    pub fn register(&mut self, op: &OperationIr, row: &'static Row, label: Option<Arc<str>>) {
+        match op {
+            OperationIr::Drop(tensor) => return self.forget(tensor.id),
+            // `write` has registered it.
+            OperationIr::Init(_) => return,
+            _ => {}
+        }
+        let inputs: Vec<_> = op.inputs().collect();
+        if label.is_some() {
+            self.touch(&inputs, op, label);
+            return;
+        }
+        self.follow(op, row);
+        let plan = {
+            let operands: Vec<_> = inputs.iter().map(|input| self.operand(input)).collect();
+            rules::plan(op, row, &operands)
+        };
+        let workspace = plan.workspace_bytes;
+        self.grow(workspace);
+        for (output, placement) in op.outputs().zip(plan.placements) {
+            let view = match placement {
+                Placement::Shared(view) => view,
+                Placement::New(strides) => View {
+                    storage: self.allocate(output, row),
+                    strides: strides.unwrap_or_else(|| rules::row_major(&output.shape)),
+                    offset: 0,
+                },
+            };
+            self.insert(output.id, view);
+        }
+        self.shrink(workspace, row);
+        for input in inputs {
+            if input.status == TensorStatus::ReadWrite {
+                self.forget(input.id);
+            }
+        }
+        if let Some(recording) = &mut self.recording {
+            let moved = op.inputs().chain(op.outputs()).map(bytes).sum::<usize>();
+            recording.costs.push(Cost {
+                bytes: if plan.moves { moved as u64 } else { 0 },
+                flops: plan.flops,
+                is_half: op.outputs().any(|output| output.dtype.size() == 2),
+            });
+        }
+    }
+
+    /// Data of the host.
+    pub fn write(&mut self, tensor: &TensorIr, row: &'static Row) {
+        let view = View {
+            storage: self.allocate(tensor, row),
+            strides: rules::row_major(&tensor.shape),
+            offset: 0,
+        };
+        self.insert(tensor.id, view);
+        if let Some(recording) = &mut self.recording {
+            recording.uploaded_bytes += bytes(tensor) as u64;
+        }
+    }
+
+    /// Data to the host.
+    pub fn read(&mut self, tensor: &TensorIr) {
+        if let Some(recording) = &mut self.recording {
+            recording.downloaded_bytes += bytes(tensor) as u64;
+        }
+        if tensor.status == TensorStatus::ReadWrite {
+            self.forget(tensor.id);
+        }
+    }
+
+    fn touch(&mut self, inputs: &[&TensorIr], op: &OperationIr, label: Option<Arc<str>>) {
+        let view = self.tensors[&inputs[0].id].clone();
+        if let Some(storage) = self.storages.get_mut(&view.storage) {
+            storage.parameter = label;
+        }
+        for output in op.outputs() {
+            self.insert(output.id, view.clone());
+        }
+        for input in inputs {
+            if input.status == TensorStatus::ReadWrite {
+                self.forget(input.id);
+            }
+        }
+    }
+
+    /// Follows the phases, and the module whose parameters are in use.
+    fn follow(&mut self, op: &OperationIr, row: &Row) {
+        let parameter = op.inputs().find_map(|input| {
+            let view = self.tensors.get(&input.id)?;
+            self.storages.get(&view.storage)?.parameter.clone()
+        });
+        if parameter.is_some() {
+            self.owner = parameter;
+        }
+        let phase = match self.phase {
+            _ if rules::begins_backward(op, row) => Phase::Backward,
+            Phase::Backward if rules::is_forward(row) => Phase::Forward,
+            phase => phase,
+        };
+        if phase != self.phase {
+            self.phase = phase;
+            if let Some(recording) = &mut self.recording {
+                recording.phases.push((self.clock, phase));
+            }
+        }
+    }
+
+    fn operand<'a>(&'a self, tensor: &'a TensorIr) -> Operand<'a> {
+        let view = &self.tensors[&tensor.id];
+        let storage = &self.storages[&view.storage];
+        Operand {
+            tensor,
+            view,
+            storage_bytes: storage.bytes,
+            is_unique: tensor.status == TensorStatus::ReadWrite && storage.tensors == 1,
+        }
+    }
+
+    fn insert(&mut self, id: TensorId, view: View) {
+        if let Some(storage) = self.storages.get_mut(&view.storage) {
+            storage.tensors += 1;
+        }
+        self.tensors.insert(id, view);
+    }
+
+    fn forget(&mut self, id: TensorId) {
+        // An operand that is listed twice is forgotten once.
+        let Some(view) = self.tensors.remove(&id) else {
+            return;
+        };
+        let Some(storage) = self.storages.get_mut(&view.storage) else {
+            return;
+        };
+        storage.tensors -= 1;
+        if storage.tensors > 0 {
+            return;
+        }
+        if let Some(mut storage) = self.storages.remove(&view.storage) {
+            self.clock += 1;
+            self.live_bytes -= storage.bytes;
+            storage.died = self.clock;
+            if let Some(recording) = &mut self.recording {
+                recording.storages.push(storage);
+            }
+        }
+    }
+
+    fn storage(&self, bytes: u64, row: &'static Row, is_mask: bool) -> Storage {
+        Storage {
+            bytes,
+            tensors: 0,
+            row,
+            owner: self.owner.clone(),
+            parameter: None,
+            is_mask,
+            born: self.clock,
+            died: u64::MAX,
+        }
+    }
+
+    fn allocate(&mut self, tensor: &TensorIr, row: &'static Row) -> u64 {
+        let bytes = bytes(tensor) as u64;
+        self.grow(bytes);
+        let is_mask = tensor.dtype.is_bool() || row.name.ends_with("_random");
+        let storage = self.storage(bytes, row, is_mask);
+        self.next += 1;
+        self.storages.insert(self.next, storage);
+        self.next
+    }
+
+    fn grow(&mut self, bytes: u64) {
+        self.clock += 1;
+        self.live_bytes += bytes;
+        if let Some(recording) = &mut self.recording
+            && self.live_bytes > recording.peak_bytes
+        {
+            recording.peak_bytes = self.live_bytes;
+            recording.peak_at = self.clock;
+        }
+    }
+
+    /// Frees what a kernel took beyond its result; it was allocated before the result.
+    fn shrink(&mut self, bytes: u64, row: &'static Row) {
+        if bytes == 0 {
+            return;
+        }
+        self.clock += 1;
+        self.live_bytes -= bytes;
+        let mut workspace = self.storage(bytes, row, false);
+        workspace.died = self.clock;
+        if let Some(recording) = &mut self.recording {
+            // Alive with every result of the operation.
+            workspace.born -= 1;
+            recording.storages.push(workspace);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What a device can do.
+
+use std::time::{Duration, Instant};
+
+use burn::tensor::backend::Backend;
+use burn::tensor::{Tensor, TensorPrimitive};
+
+use crate::ledger::Cost;
+
+/// What a device can do, for an [estimate of time](crate::Estimate::time). The constants are the makers' figures for dense products: no
+/// kernel reaches them, so the time by them is a lower bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceProfile {
+    /// What one operation takes at least.
+    pub launch: Duration,
+    /// Bytes a second that kernels read and write.
+    pub bytes_per_second: f64,
+    /// Floating-point operations a second in f32.
+    pub f32_flops: f64,
+    /// Floating-point operations a second in f16 and bf16.
+    pub half_flops: f64,
+    /// Bytes a second between host and device, in one direction.
+    pub host_bytes_per_second: f64,
+}
+
+const LAUNCH: Duration = Duration::from_micros(5);
+
+impl DeviceProfile {
+    /// NVIDIA H100 SXM; f32 without TF32.
+    pub const H100: Self = Self {
+        launch: LAUNCH,
+        bytes_per_second: 3.35e12,
+        f32_flops: 67e12,
+        half_flops: 989e12,
+        host_bytes_per_second: 64e9,
+    };
+    /// NVIDIA A100 of 80 GB, SXM; f32 without TF32.
+    pub const A100: Self = Self {
+        launch: LAUNCH,
+        bytes_per_second: 2.04e12,
+        f32_flops: 19.5e12,
+        half_flops: 312e12,
+        host_bytes_per_second: 32e9,
+    };
+    /// NVIDIA GeForce RTX 4090; halves with sums in f32.
+    pub const RTX_4090: Self = Self {
+        launch: LAUNCH,
+        bytes_per_second: 1.01e12,
+        f32_flops: 82.6e12,
+        half_flops: 165e12,
+        host_bytes_per_second: 32e9,
+    };
+    /// NVIDIA GeForce RTX 3090; halves with sums in f32.
+    pub const RTX_3090: Self = Self {
+        launch: LAUNCH,
+        bytes_per_second: 0.936e12,
+        f32_flops: 35.6e12,
+        half_flops: 71e12,
+        host_bytes_per_second: 32e9,
+    };
+
+    /// Measures a device: small additions, a large one, and a product of `size` by `size` in f32, whose speed is taken for halves too.
+    /// Some hundred milliseconds at a `size` of 1024 on a CPU, and 12 times `size`² bytes.
+    pub fn measure<B: Backend>(device: &B::Device, size: usize) -> Self {
+        let seconds = |runs: u32, run: &dyn Fn() -> Tensor<B, 2>| {
+            let wait = |result: Tensor<B, 2>| {
+                let TensorPrimitive::Float(_) = result.into_primitive() else {
+                    unreachable!("sums and products of floats are floats");
+                };
+                B::sync(device).expect("the device works");
+            };
+            wait(run());
+            let start = Instant::now();
+            (0..runs).for_each(|_| drop(run()));
+            wait(run());
+            start.elapsed().as_secs_f64() / f64::from(runs + 1)
+        };
+        let small = Tensor::<B, 2>::ones([1, 1], device);
+        let large = Tensor::<B, 2>::ones([size, size], device);
+        let launch = seconds(1000, &|| small.clone() + small.clone());
+        let sum = seconds(10, &|| large.clone() + large.clone());
+        let product = seconds(3, &|| large.clone().matmul(large.clone()));
+        let size = size as f64;
+        let flops = 2.0 * size.powi(3) / product;
+        let bytes_per_second = 12.0 * size * size / sum;
+        Self {
+            launch: Duration::from_secs_f64(launch),
+            bytes_per_second,
+            f32_flops: flops,
+            half_flops: flops,
+            host_bytes_per_second: bytes_per_second,
+        }
+    }
+
+    /// The time of one operation.
+    pub(crate) fn seconds(&self, cost: &Cost) -> f64 {
+        let flops = if cost.is_half {
+            self.half_flops
+        } else {
+            self.f32_flops
+        };
+        let moved = cost.bytes as f64 / self.bytes_per_second;
+        let computed = cost.flops as f64 / flops;
+        // A view is made on the host.
+        if cost.bytes == 0 {
+            return 0.0;
+        }
+        moved.max(computed).max(self.launch.as_secs_f64())
+    }
+}

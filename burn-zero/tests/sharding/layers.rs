@@ -1,0 +1,126 @@
+//! Layers around the sharded optimizer and inside of it.
+
+use burn::nn::LinearConfig;
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
+use burn_amp::{GradScaler, GradScalerConfig};
+use burn_zero::group::BufferDtype;
+use burn_zero::{ParameterShards, Stage, ZeroOptimizer, ZeroOptimizerError, ZeroSettings};
+
+use super::support::*;
+
+/// Trains with a loss scaler and f16 communication; the gradients of the step `large` are finite in f32 and overflow in f16.
+/// Returns the skipped steps, the scale and the parameters.
+fn train_in_f16(stage: Stage, steps: &[usize], large: usize) -> (u64, f32, Vec<Vec<f32>>) {
+    on_ranks(2, |group| {
+        let rank = group.rank();
+        let settings = ZeroSettings {
+            communication_dtype: BufferDtype::F16,
+            ..small_buckets(stage)
+        };
+        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, settings)?;
+        let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
+        let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
+        let mut optimizer = scaler.wrap(zero);
+        for &step in steps {
+            let mut loss = model.loss(batch(step, rank, 2));
+            if step == large {
+                loss = loss * 1e9;
+            }
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(0.05, model, gradients);
+        }
+        Ok((scaler.skipped_steps(), scaler.scale(), parameters(&model)))
+    })
+}
+
+#[test]
+fn a_gradient_that_overflows_when_it_is_sent_skips_the_step_in_every_stage() {
+    let initial_scale = GradScalerConfig::default().init_scale;
+    for stage in STAGES {
+        let skipped = train_in_f16(stage, &[0, 1, 2, 3], 2);
+        let left_out = train_in_f16(stage, &[0, 1, 3], usize::MAX);
+        assert_eq!((skipped.0, left_out.0), (1, 0), "{stage}");
+        assert_eq!(skipped.1, initial_scale / 2.0, "{stage}");
+        assert_eq!(
+            skipped.2, left_out.2,
+            "{stage}: state or parameters changed"
+        );
+    }
+}
+
+fn refused(optimizer: impl Optimizer<ParameterShards<B>, B>) -> Option<burn_zero::ZeroError> {
+    let group = std::sync::Arc::new(burn_zero::SingleRank::new());
+    let mut zero = ZeroOptimizer::new(optimizer, group, ZeroSettings::default()).unwrap();
+    zero.prepare::<B, _>(Net::new(&Default::default())).err()
+}
+
+#[test]
+fn layers_that_belong_outside_are_refused_inside_and_not_tried() {
+    let adam = || AdamWConfig::new().init();
+    let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
+    let multi = || MultiSteps::new(adam(), AccumConfig::mean(2)).unwrap();
+    let window = multi();
+    let counter = window.updates();
+    for (error, layer) in [
+        (refused(window), "accumulation"),
+        (refused(scaler.wrap(adam())), "loss scaler"),
+        (refused(scaler.wrap(multi())), "loss scaler"),
+    ] {
+        let error = error.expect("it is refused");
+        let order = burn_zero::ZeroError::Optimizer(ZeroOptimizerError::LayerInside { layer });
+        assert_eq!(error, order);
+    }
+    assert_eq!(
+        (
+            counter.updates() + counter.micro_batches(),
+            scaler.skipped_steps()
+        ),
+        (0, 0)
+    );
+    assert_eq!(scaler.scale(), GradScalerConfig::default().init_scale);
+}
+
+#[test]
+fn the_trial_leaves_no_trace_in_handles() {
+    for world_size in [1, 2] {
+        on_ranks(world_size, |group| {
+            let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();
+            let (norm, provided) = (clip.norm(), clip.norm());
+            let zero = ZeroOptimizer::new(clip, group, ZeroSettings::default())?;
+            let mut zero = zero.with_norm(move |value| provided.provide(value));
+            let model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
+            assert_eq!(norm.last(), None, "before the first update");
+            let loss = model.loss(batch(0, 0, 1));
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            zero.step(0.05, model, gradients);
+            assert!(norm.last().is_some_and(|norm| norm > 0.0));
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_backward_pass_of_another_model_may_come_before_the_step() {
+    let train = |stage, another: bool| {
+        on_ranks(2, |group| {
+            let rank = group.rank();
+            let adam = AdamWConfig::new().init();
+            let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
+            let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
+            let other = LinearConfig::new(7, 2).init::<B>(&Default::default());
+            for step in 0..3 {
+                let loss = model.loss(batch(step, rank, 2));
+                let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                if another {
+                    other.forward(batch(step, rank, 2)).mean().backward();
+                }
+                model = optimizer.step(0.05, model, gradients);
+            }
+            Ok(parameters(&model))
+        })
+    };
+    for stage in STAGES {
+        assert_eq!(train(stage, false), train(stage, true), "{stage}");
+    }
+}

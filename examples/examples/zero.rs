@@ -1,0 +1,112 @@
+//! ZeRO with ranks that are threads: the backend's alias gets `Sharded`, and the optimizer goes into a `ZeroOptimizer`.
+//!
+//! `cargo run --release --example zero`. Under `mpirun` a rank is a process: `MpiGroup::init()?` takes the place of `ThreadGroup`.
+
+use std::sync::{Arc, Mutex};
+
+use burn::backend::Autodiff;
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::activation::gelu;
+use burn::tensor::{Distribution, Tensor, backend::Backend};
+use burn_flex::Flex;
+use burn_zero::{
+    GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
+    ZeroSettings, tensor_bytes,
+};
+
+/// Was: `Autodiff<Flex>`. On a GPU: `Sharded<Autodiff<Cuda>>`.
+type B = Sharded<Autodiff<Flex>>;
+
+const RANKS: usize = 4;
+const ROWS: usize = 32;
+const WIDTH: usize = 128;
+const STEPS: usize = 5;
+
+#[derive(Module, Debug)]
+struct Model<B: Backend> {
+    layers: Vec<Linear<B>>,
+}
+
+impl Model<B> {
+    fn new() -> Self {
+        let device = Default::default();
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
+        Self {
+            layers: (0..8).map(layer).collect(),
+        }
+    }
+
+    fn loss(&self, x: Tensor<B, 2>) -> Tensor<B, 1> {
+        let layers = self.layers.iter();
+        let output = layers.fold(x.clone(), |x, layer| gelu(layer.forward(x)));
+        (output - x).square().mean()
+    }
+}
+
+struct Trained {
+    /// Of the optimizer's state, of gradients at the peak, sent in a step.
+    bytes: [u64; 3],
+    weights: Vec<f32>,
+}
+
+/// One rank: the program that you would write for one device, but for two lines.
+fn train(
+    group: Arc<ThreadGroup>,
+    stage: Stage,
+    model: Model<B>,
+    batch: &[f32],
+) -> Result<Trained, ZeroError> {
+    let device = Default::default();
+    // This rank's part of the batch.
+    let rows = ROWS / group.world_size();
+    let part = batch
+        .chunks_exact(rows * WIDTH)
+        .nth(group.rank())
+        .expect("a part for each rank");
+    let x = Tensor::<B, 1>::from_floats(part, &device).reshape([rows, WIDTH]);
+
+    // Was: AdamWConfig::new().init().
+    let settings = ZeroSettings {
+        bucket_elements: 1 << 14,
+        ..ZeroSettings::stage(stage)
+    };
+    let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group.clone(), settings)?;
+    let mut model = optimizer.prepare(model)?; // gives all ranks rank 0's weights
+    let before = group.traffic().total().data_bytes;
+    for _ in 0..STEPS {
+        let gradients = GradientsParams::from_grads(model.loss(x.clone()).backward(), &model);
+        model = optimizer.step(1e-3, model, gradients);
+    }
+    let state = tensor_bytes::<B, _>(Optimizer::<Model<B>, B>::to_record(&optimizer))?;
+    let sent = (group.traffic().total().data_bytes - before) / STEPS as u64;
+    let weights = model.layers[0].weight.val().into_data().to_vec();
+    Ok(Trained {
+        bytes: [state, optimizer.peak_gradient_bytes(), sent],
+        weights: weights.expect("f32"),
+    })
+}
+
+fn main() -> Result<(), ZeroError> {
+    let device = Default::default();
+    let model = Mutex::new(Model::new().fork(&device)); // weights are drawn here, once for all stages
+    let batch = Tensor::<Flex, 1>::random([ROWS * WIDTH], Distribution::Normal(0.0, 1.0), &device);
+    let batch: Vec<f32> = batch.into_data().to_vec().expect("f32");
+    println!("a rank of {RANKS}, KiB:  optimizer state  gradients at the peak  sent a step");
+    let mut weights = Vec::new();
+    for stage in Stage::ALL {
+        let ranks = ThreadGroup::spawn(RANKS, GroupOptions::default(), |group| {
+            let model = model.lock().expect("no rank failed").clone();
+            train(Arc::new(group), stage, model.fork(&device), &batch)
+        })?;
+        let ranks = ranks.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let [state, gradients, sent] = ranks[0].bytes.map(|bytes| bytes / 1024);
+        let stage = stage.number();
+        println!("stage {stage:<19} {state:15} {gradients:22} {sent:12}");
+        weights.extend(ranks.into_iter().map(|rank| rank.weights));
+    }
+    assert!(weights.windows(2).all(|pair| pair[0] == pair[1]));
+    println!("The weights of all ranks in all stages are equal, bit for bit.");
+    Ok(())
+}

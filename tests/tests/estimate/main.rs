@@ -1,0 +1,199 @@
+//! The estimate of a step against the heap of the same step on burn-flex.
+//!
+//! The heap is the process's, so the tests take turns.
+
+mod programs;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn::backend::Autodiff;
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::AutodiffBackend;
+use burn_accum::{AccumConfig, MultiSteps};
+use burn_amp::{Autocast, Bf16, F16};
+use burn_checkpoint::{MemoryBudget, Remat};
+use burn_estimate::{Estimate, Meta, MetaDevice, estimate_step};
+use burn_flex::Flex;
+use examples::gpt::model::Activations;
+use peak_alloc::PeakAlloc;
+use programs::{Cnn, EncoderDecoder, Gpt, Mlp, Program, Recurrent};
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+/// A turn with the heap and the default device.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A program's optimizer: AdamW over windows of so many micro-batches.
+type Windows<B, M> = MultiSteps<OptimizerAdaptor<AdamW, M, B>>;
+
+/// One update.
+fn update<B: AutodiffBackend, P: Program>(
+    program: &P,
+    mut model: P::Model<B>,
+    optimizer: &mut impl Optimizer<P::Model<B>, B>,
+    micro_batches: usize,
+) -> P::Model<B> {
+    let device = B::Device::default();
+    for _ in 0..micro_batches {
+        let gradients = program.loss(&model, &device).backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        model = optimizer.step(1e-3, model, gradients);
+    }
+    model
+}
+
+/// What is measured or estimated of a program.
+struct Case<'a, P> {
+    program: &'a P,
+    micro_batches: usize,
+    budget_bytes: Option<u64>,
+}
+
+impl<P: Program> Case<'_, P> {
+    fn run<B: AutodiffBackend, R>(
+        &self,
+        run: impl FnOnce(P::Model<B>, &mut dyn FnMut(P::Model<B>) -> P::Model<B>) -> R,
+    ) -> R {
+        let _budget = self
+            .budget_bytes
+            .map(|bytes| MemoryBudget::bytes(bytes).install());
+        let model = self.program.model::<B>(&B::Device::default());
+        let windows = self.micro_batches;
+        if windows == 1 {
+            let mut optimizer = AdamWConfig::new().init::<B, P::Model<B>>();
+            return run(model, &mut |model| {
+                update(self.program, model, &mut optimizer, 1)
+            });
+        }
+        let optimizer = AdamWConfig::new().init::<B, P::Model<B>>();
+        let mut optimizer: Windows<B, P::Model<B>> =
+            MultiSteps::new(optimizer, AccumConfig::mean(windows)).expect("a window of steps");
+        run(model, &mut |model| {
+            update(self.program, model, &mut optimizer, windows)
+        })
+    }
+
+    /// The peak of the second step's heap beyond what was there before the program.
+    fn heap<B: AutodiffBackend>(&self) -> u64 {
+        let before = HEAP.current_usage();
+        self.run::<B, _>(|model, step| {
+            let model = step(model);
+            HEAP.reset_peak_usage();
+            drop(step(model));
+            (HEAP.peak_usage() - before) as u64
+        })
+    }
+
+    fn estimate<B: AutodiffBackend<Device = MetaDevice>>(&self) -> Estimate {
+        self.run::<B, _>(|model, step| estimate_step::<B, _>(model, step).0)
+    }
+
+    /// Checks that the estimate is within 2 % of the heap.
+    fn check<F, E>(&self, name: &str)
+    where
+        F: AutodiffBackend,
+        E: AutodiffBackend<Device = MetaDevice>,
+    {
+        // Worker threads and their stacks.
+        self.heap::<F>();
+        let heap = self.heap::<F>();
+        let estimate = self.estimate::<E>();
+        let ratio = estimate.peak_bytes as f64 / heap as f64;
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        println!(
+            "{name}: {:.2} MiB estimated, {:.2} MiB of heap: {ratio:.4}",
+            mib(estimate.peak_bytes),
+            mib(heap)
+        );
+        println!("{estimate}");
+        assert!(
+            (0.98..=1.02).contains(&ratio),
+            "{name}: {ratio}\n{estimate}"
+        );
+    }
+}
+
+fn once<P>(program: &P) -> Case<'_, P> {
+    Case {
+        program,
+        micro_batches: 1,
+        budget_bytes: None,
+    }
+}
+
+#[test]
+fn gpt() {
+    let _turn = turn();
+    once(&Gpt(Activations::Keep)).check::<Autodiff<Flex>, Autodiff<Meta>>("gpt");
+}
+
+#[test]
+fn gpt_of_two_micro_batches() {
+    let _turn = turn();
+    let case = Case {
+        micro_batches: 2,
+        ..once(&Gpt(Activations::Keep))
+    };
+    case.check::<Autodiff<Flex>, Autodiff<Meta>>("gpt, two micro-batches");
+}
+
+#[test]
+fn gpt_with_scopes() {
+    let _turn = turn();
+    once(&Gpt(Activations::Recompute))
+        .check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>("gpt, every block recomputed");
+}
+
+#[test]
+fn gpt_with_a_budget() {
+    let _turn = turn();
+    let case = Case {
+        budget_bytes: Some(48 << 20),
+        ..once(&Gpt(Activations::Keep))
+    };
+    case.check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>("gpt, a budget");
+}
+
+#[test]
+fn gpt_in_bf16() {
+    let _turn = turn();
+    once(&Gpt(Activations::Keep))
+        .check::<Autocast<Autodiff<Flex>, Bf16>, Autocast<Autodiff<Meta>, Bf16>>("gpt, bf16");
+}
+
+#[test]
+fn encoder_decoder_in_f16() {
+    let _turn = turn();
+    once(&EncoderDecoder).check::<Autocast<Autodiff<Flex>, F16>, Autocast<Autodiff<Meta>, F16>>(
+        "encoder and decoder, f16",
+    );
+}
+
+#[test]
+fn encoder_decoder() {
+    let _turn = turn();
+    once(&EncoderDecoder).check::<Autodiff<Flex>, Autodiff<Meta>>("encoder and decoder");
+}
+
+#[test]
+fn cnn() {
+    let _turn = turn();
+    once(&Cnn).check::<Autodiff<Flex>, Autodiff<Meta>>("cnn");
+}
+
+#[test]
+fn lstm() {
+    let _turn = turn();
+    once(&Recurrent).check::<Autodiff<Flex>, Autodiff<Meta>>("lstm");
+}
+
+#[test]
+fn mlp() {
+    let _turn = turn();
+    once(&Mlp).check::<Autodiff<Flex>, Autodiff<Meta>>("mlp");
+}
