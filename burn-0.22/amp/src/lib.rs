@@ -2,7 +2,12 @@
 //!
 //! burn-dispatch depends on this crate. Its own are `decorator/`, whose tensors carry no mark, and `scaler.rs`, the scale that backward
 //! multiplies the loss with; `burn-decorated` has what steps an optimizer.
-#![allow(dead_code, unused_imports, unused_macros, reason = "the shared sources have more than is used here")]
+#![allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "the shared sources have more than is used here"
+)]
 
 #[path = "../../../burn-amp/src/cast.rs"]
 mod cast;

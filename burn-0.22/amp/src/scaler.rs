@@ -48,7 +48,9 @@ impl GradScaler {
 
 /// The scale of this thread's scaler.
 pub(crate) fn active() -> Option<f32> {
-    OF_THREAD.with_borrow(Weak::upgrade).map(|scale| scale.lock().scale())
+    OF_THREAD
+        .with_borrow(Weak::upgrade)
+        .map(|scale| scale.lock().scale())
 }
 
 /// Some of `parameters`, and how many there are.

@@ -2,7 +2,12 @@
 //!
 //! burn-dispatch depends on this crate, so it knows no `Tensor`: `burn-decorated` has what takes one. Its own are `outputs.rs` and
 //! `decorator/backend.rs`.
-#![allow(dead_code, unused_imports, unused_macros, reason = "the shared sources have more than is used here")]
+#![allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "the shared sources have more than is used here"
+)]
 
 #[path = "../../../burn-checkpoint/src/budget/mod.rs"]
 mod budget;

@@ -27,7 +27,10 @@ fn device() -> Device {
 }
 
 fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data_as::<f32>().into_vec::<f32>().expect("f32")
+    tensor
+        .into_data_as::<f32>()
+        .try_into_vec::<f32>()
+        .expect("f32")
 }
 
 fn param<const D: usize>(values: &[f32], shape: [usize; D]) -> Param<Tensor<D>> {
@@ -52,7 +55,9 @@ fn norm(gamma: &[f32], beta: &[f32]) -> LayerNorm {
 
 fn floats(values: &Value) -> Vec<f32> {
     let values = values.as_array().expect("a list").iter();
-    values.map(|x| x.as_f64().expect("a number") as f32).collect()
+    values
+        .map(|x| x.as_f64().expect("a number") as f32)
+        .collect()
 }
 
 fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
@@ -74,7 +79,11 @@ fn golden_mlp(case: &str, config: AmpConfig, epsilon: f32) {
     let x = TensorData::new(floats(&golden["x"]), [16, 12]);
     let y: Vec<i64> = floats(&golden["y"]).into_iter().map(|y| y as i64).collect();
     let hidden = linear1.forward(Tensor::<2>::from_data(x, &device()));
-    let lowered = if case == "f32" { DType::F32 } else { DType::from(low(case)) };
+    let lowered = if case == "f32" {
+        DType::F32
+    } else {
+        DType::from(low(case))
+    };
     assert_eq!(hidden.dtype(), lowered);
     let logits = linear2.forward(Gelu::new().forward(layer_norm.forward(hidden)));
     let loss = cross_entropy(logits, Tensor::from_ints(y.as_slice(), &device()));
@@ -83,7 +92,10 @@ fn golden_mlp(case: &str, config: AmpConfig, epsilon: f32) {
     let expected_loss = expected["loss"].as_f64().expect("a loss") as f32;
     let found = values(loss.clone())[0];
     let apart = (found - expected_loss).abs();
-    assert!(apart <= epsilon * expected_loss, "{case}: {found}, PyTorch's {expected_loss}");
+    assert!(
+        apart <= epsilon * expected_loss,
+        "{case}: {found}, PyTorch's {expected_loss}"
+    );
     let grads = loss.backward();
     let compare = |name: &str, dtype: DType, found: Vec<f32>| {
         assert_eq!(dtype, DType::F32, "{case}: gradient of {name}");
@@ -93,7 +105,10 @@ fn golden_mlp(case: &str, config: AmpConfig, epsilon: f32) {
         for (found, expected) in found.iter().zip(&expected) {
             // Sums of 16 rounded terms on both sides.
             let error = (found - expected).abs() / largest;
-            assert!(error <= 4.0 * epsilon, "{case}: gradient of {name} differs by {error}");
+            assert!(
+                error <= 4.0 * epsilon,
+                "{case}: gradient of {name} differs by {error}"
+            );
         }
     };
     macro_rules! grad {
@@ -121,7 +136,11 @@ fn low(case: &str) -> burn::tensor::FloatDType {
 #[test]
 fn the_golden_mlp() {
     golden_mlp("f32", AmpConfig::off(), 2e-6);
-    golden_mlp("bf16", AmpConfig::bf16(), low("bf16").finfo().epsilon as f32);
+    golden_mlp(
+        "bf16",
+        AmpConfig::bf16(),
+        low("bf16").finfo().epsilon as f32,
+    );
     golden_mlp("f16", AmpConfig::f16(), low("f16").finfo().epsilon as f32);
 }
 
@@ -267,8 +286,12 @@ impl Block {
         let key = split(self.key.forward(x.clone()));
         let value = split(self.value.forward(x.clone()));
         let scores = query.matmul(key.swap_dims(2, 3)) / (head as f64).sqrt();
-        let future = Tensor::<2>::ones([length, length], &x.device()).triu(1).bool();
-        let future = future.unsqueeze::<4>().expand([batch, self.heads, length, length]);
+        let future = Tensor::<2>::ones([length, length], &x.device())
+            .triu(1)
+            .bool();
+        let future = future
+            .unsqueeze::<4>()
+            .expand([batch, self.heads, length, length]);
         let weights = softmax(scores.mask_fill(future, -1e4), 3);
         let mixed = weights.matmul(value).swap_dims(1, 2);
         self.output.forward(mixed.reshape([batch, length, width]))
@@ -301,7 +324,10 @@ impl ModuleVisitor for Times<'_> {
 /// The largest relative differences of the losses and of the gradients' norms from PyTorch's.
 fn differences(golden: &Golden, expected: &Run, scaler: GradScaler) -> (f32, f32) {
     let mut model = Transformer::of(golden);
-    let adamw = AdamWConfig::new().with_beta_2(0.98).with_epsilon(1e-8).with_weight_decay(0.05);
+    let adamw = AdamWConfig::new()
+        .with_beta_2(0.98)
+        .with_epsilon(1e-8)
+        .with_weight_decay(0.05);
     let mut optimizer = ScaledOptimizer::new(adamw.build(), scaler);
     let mut window = GradientsAccumulator::new();
     let relative = |found: f32, expected: f32| (found - expected).abs() / expected;
@@ -352,9 +378,15 @@ fn the_golden_training() {
         config.install().expect("no operations are named");
         let scaler = scaler(scale);
         let found = differences(&golden, expected, scaler.clone());
-        println!("{config:?}: losses differ by {:e}, norms by {:e}", found.0, found.1);
+        println!(
+            "{config:?}: losses differ by {:e}, norms by {:e}",
+            found.0, found.1
+        );
         assert_eq!(scaler.scale(), scale, "no step was skipped");
-        assert!(found.0 <= tolerance.0 && found.1 <= tolerance.1, "{config:?}: {found:?}");
+        assert!(
+            found.0 <= tolerance.0 && found.1 <= tolerance.1,
+            "{config:?}: {found:?}"
+        );
     }
     AmpConfig::off().install().expect("no operations are named");
 }
@@ -364,7 +396,9 @@ fn the_golden_training() {
 #[test]
 fn what_belongs_to_autodiff_is_lowered() {
     let _turn = turn();
-    AmpConfig::bf16().install().expect("no operations are named");
+    AmpConfig::bf16()
+        .install()
+        .expect("no operations are named");
     let plain = Tensor::<2>::ones([4, 4], &Device::flex());
     let recorded = Tensor::<2>::ones([4, 4], &device()).require_grad();
     let square = |x: &Tensor<2>| x.clone().matmul(x.clone());
@@ -386,7 +420,8 @@ fn an_overflow_is_skipped() {
     struct Bits(Vec<u32>);
     impl ModuleMapper for Bits {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            self.0.extend(values(param.val()).into_iter().map(f32::to_bits));
+            self.0
+                .extend(values(param.val()).into_iter().map(f32::to_bits));
             param
         }
     }
@@ -407,7 +442,11 @@ fn an_overflow_is_skipped() {
     };
     let before = bits(&model);
     model = step(model, 1e4);
-    assert_eq!(bits(&model), before, "f16 overflows: a gradient of 1e4 at scale 65536");
+    assert_eq!(
+        bits(&model),
+        before,
+        "f16 overflows: a gradient of 1e4 at scale 65536"
+    );
     assert_eq!(scaler.scale(), 32768.0);
     model = step(model, 1.0);
     assert_ne!(bits(&model), before);

@@ -31,7 +31,9 @@ fn burn_backend() -> PathBuf {
     assert!(output.status.success(), "{error}");
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let packages = metadata["packages"].as_array().expect("packages");
-    let package = packages.iter().find(|package| package["name"] == "burn-backend");
+    let package = packages
+        .iter()
+        .find(|package| package["name"] == "burn-backend");
     let package = package.expect("burn-backend is a dependency");
     assert_eq!(package["version"], "0.22.1");
     let manifest = PathBuf::from(package["manifest_path"].as_str().expect("a path"));
@@ -62,7 +64,10 @@ fn every_operation_has_exactly_one_row() {
     }
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for row in op_table() {
-        found.entry(row.group.to_owned()).or_default().push(row.op.to_owned());
+        found
+            .entry(row.group.to_owned())
+            .or_default()
+            .push(row.op.to_owned());
     }
     assert_eq!(found.len(), 7);
     assert_eq!(op_table().len(), 429);

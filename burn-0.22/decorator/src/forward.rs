@@ -47,7 +47,9 @@ macro_rules! forward_device {
             $inner::memory_cleanup(device);
         }
 
-        fn memory_pool_report(device: &Self::Device) -> Option<Vec<burn_backend::SlicedPoolReport>> {
+        fn memory_pool_report(
+            device: &Self::Device,
+        ) -> Option<Vec<burn_backend::SlicedPoolReport>> {
             $inner::memory_pool_report(device)
         }
 

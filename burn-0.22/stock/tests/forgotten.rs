@@ -5,8 +5,14 @@ use burn_decorated::{AmpConfig, GradScaler, GradScalerConfig, MemoryBudget, Scal
 #[track_caller]
 fn is_told(call: impl FnOnce() + std::panic::UnwindSafe) {
     let panic = std::panic::catch_unwind(call).expect_err("the call goes on without the patch");
-    let message = panic.downcast_ref::<String>().expect("a message");
-    for part in ["[patch.crates-io]", "was not used in the crate graph", "cargo update"] {
+    let message = panic
+        .downcast_ref::<&str>()
+        .expect("a message without values");
+    for part in [
+        "[patch.crates-io]",
+        "was not used in the crate graph",
+        "cargo update",
+    ] {
         assert!(message.contains(part), "{message}");
     }
 }
@@ -21,6 +27,9 @@ fn every_first_call_panics_and_says_what_to_do() {
     is_told(|| burn_decorated::autocast::<burn_decorated::Bf16, _>(|| ()));
     is_told(|| {
         let scaler = GradScaler::new(&GradScalerConfig::default()).expect("the defaults are valid");
-        drop(ScaledOptimizer::new(burn::optim::AdamWConfig::new().build(), scaler));
+        drop(ScaledOptimizer::new(
+            burn::optim::AdamWConfig::new().build(),
+            scaler,
+        ));
     });
 }

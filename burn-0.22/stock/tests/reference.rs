@@ -20,5 +20,8 @@ fn the_reference_is_what_stock_burn_gives() {
         std::fs::write(path, &found).expect("reference.json is written");
     }
     let expected = std::fs::read_to_string(path).expect("reference.json");
-    assert!(found == expected, "stock Burn gives other bits than reference.json");
+    assert!(
+        found == expected,
+        "stock Burn gives other bits than reference.json"
+    );
 }

@@ -2,7 +2,9 @@
 
 use std::marker::PhantomData;
 
-use burn_backend::distributed::{CollectiveTensor, DistributedConfig, DistributedOps, ReduceOperation};
+use burn_backend::distributed::{
+    CollectiveTensor, DistributedConfig, DistributedOps, ReduceOperation,
+};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, BackendTypes, DeviceId};
 
