@@ -123,7 +123,8 @@ impl Backward<Flex, 1> for Recompute {
 }
 
 fn checkpoint(block: &Block, x: Tensor<3>) -> Tensor<3> {
-    let y = block.valid().run(x.clone().inner()); // nothing is recorded
+    // Recorded, and the record dropped: without autodiff Flex takes its own layer norm, whose results differ in the last bits.
+    let y = block.run(x.clone().detach()).inner();
     let y = y.try_into_primitive::<Flex>().expect("on Flex");
     let inner = x.clone().inner();
     let node = x.try_into_primitive::<Ad>().expect("on Flex").node();
@@ -154,22 +155,7 @@ fn a_block_is_recomputed_by_a_custom_operation() {
         found
     };
     let plain = run(&|block, x| block.run(x));
-    let found = run(&checkpoint);
-    let floats = |bytes: &[u8]| -> Vec<f32> {
-        let chunks = bytes.as_chunks::<4>().0;
-        chunks.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()
-    };
-    let mut equal = 0;
-    for (found, plain) in found.iter().zip(&plain) {
-        equal += usize::from(found == plain);
-        let (found, plain) = (floats(found), floats(plain));
-        let largest = plain.iter().fold(0_f32, |max, x| max.max(x.abs()));
-        for (found, plain) in found.iter().zip(&plain) {
-            let error = (found - plain).abs() / largest;
-            assert!(error <= 1e-6, "{found} in place of {plain}, {error:e}");
-        }
-    }
-    println!("{equal} of {} gradients are equal bit for bit", plain.len());
+    assert!(run(&checkpoint) == plain, "bit for bit");
 }
 
 #[derive(Module, Debug)]
@@ -207,12 +193,20 @@ fn masters_compute_in_a_low_type() {
     let linear = LinearConfig::new(8, 8).init(&device);
     let x = Tensor::<2>::random([4, 8], Distribution::Default, &device);
     let low = x.cast(FloatDType::BF16);
-    let lowered = linear.clone().apply_reparameterization(Lower(FloatDType::BF16));
+    let lowered = linear
+        .clone()
+        .apply_reparameterization(Lower(FloatDType::BF16));
     let y = lowered.forward(low.clone());
     assert_eq!(y.dtype(), DType::BF16);
     let found = gradients(&linear, &y.cast(FloatDType::F32).mean().backward());
     let by_hand = low.matmul(linear.weight.val().cast(FloatDType::BF16))
-        + linear.bias.as_ref().expect("a bias").val().cast(FloatDType::BF16).unsqueeze();
+        + linear
+            .bias
+            .as_ref()
+            .expect("a bias")
+            .val()
+            .cast(FloatDType::BF16)
+            .unsqueeze();
     let expected = gradients(&linear, &by_hand.cast(FloatDType::F32).mean().backward());
     assert!(found == expected, "bit for bit");
 }
@@ -229,7 +223,10 @@ fn the_loss_is_scaled_by_hand() {
     let scaled = (loss() * scale.scale()).backward();
     let expected = block.up.weight.val().grad(&plain).expect("a gradient");
     let found = block.up.weight.val().grad(&scaled).expect("a gradient") / scale.scale();
-    assert_eq!(found.into_data().as_bytes(), expected.into_data().as_bytes());
+    assert_eq!(
+        found.into_data().as_bytes(),
+        expected.into_data().as_bytes()
+    );
     let _ = scale.update(true);
     assert_eq!(scale.scale(), 32768.0);
 }
