@@ -4,15 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use burn_backend::quantization::{QuantPropagation, QuantScheme};
-use burn_backend::tensor::{Device, QuantizedTensor};
-use burn_backend::{Backend, DType, QTensorPrimitive, Shape, TensorMetadata};
-
-use burn_std::quantization::QuantAcc;
+use burn_backend::tensor::Device;
+use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
 use crate::context;
 use crate::entry::Origin;
-use crate::kind::{Kind, Quant, Value};
+use crate::kind::{Kind, Value};
 use crate::node::{Entry, Source, Storage, take_value, vacate};
 use crate::recipe::Saved;
 use crate::replay;
@@ -230,32 +227,5 @@ impl<B: Backend> fmt::Debug for Managed<B> {
             .field("dtype", &meta.dtype)
             .field("resident", &self.node().state().is_resident())
             .finish()
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<B: Backend> QTensorPrimitive for Handle<B, Quant> {
-    fn scheme(&self) -> &QuantScheme {
-        match self {
-            Self::Resident(tensor) => tensor.scheme(),
-            Self::Managed(managed) => match &managed.node().meta().dtype {
-                DType::QFloat(scheme) => scheme,
-                other => unreachable!("a quantized tensor has a scheme in its type, not {other:?}"),
-            },
-        }
-    }
-
-    /// Brings the tensor back if it is not resident: only the inner backend knows.
-    fn acc_precision(&self) -> QuantAcc {
-        self.to_inner().acc_precision()
-    }
-
-    /// As [`Self::acc_precision`].
-    fn propagation(&self) -> QuantPropagation {
-        self.to_inner().propagation()
-    }
-
-    fn default_scheme() -> QuantScheme {
-        QuantizedTensor::<B>::default_scheme()
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor, QuantizedTensor};
 use burn_backend::{Backend, DType, ExecutionError, Shape, TensorData, TensorMetadata};
+use burn_decorator::device_of;
 
 /// A kind of tensor of a backend: [`Float`], [`Int`], [`Bool`] or [`Quant`].
 pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
@@ -104,10 +105,10 @@ impl<B: Backend> Value<B> {
     /// Where a tensor is.
     pub(crate) fn device(&self) -> Option<Device<B>> {
         match self {
-            Self::Float(x) => Some(B::float_device(x)),
-            Self::Int(x) => Some(B::int_device(x)),
-            Self::Bool(x) => Some(B::bool_device(x)),
-            Self::Quant(x) => Some(B::q_device(x)),
+            Self::Float(x) => Some(device_of!(B, float_device, x)),
+            Self::Int(x) => Some(device_of!(B, int_device, x)),
+            Self::Bool(x) => Some(device_of!(B, bool_device, x)),
+            Self::Quant(x) => Some(device_of!(B, q_device, x)),
             Self::Many(_) | Self::Absent => None,
         }
     }
@@ -136,7 +137,7 @@ macro_rules! kinds {
 
             #[inline]
             fn device(tensor: &$tensor<B>) -> Device<B> {
-                B::$device(tensor)
+                device_of!(B, $device, tensor)
             }
 
             fn download(tensor: $tensor<B>) -> Download {

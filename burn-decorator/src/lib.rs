@@ -43,7 +43,7 @@
 //! | `Transaction`, `TransactionData` | `TransactionPrimitive<B>` and what it reads |
 //! | `Device`, `DeviceRef` | `B::Device`, and a reference to it |
 //! | `Data` | a future of the tensor's data on the host |
-//! | `FutureInt` | a future of an int tensor |
+//! | `FutureInt`, `FutureFloat`, `FutureBool` | a future of a tensor |
 //! | `(A, B)` | a pair of kinds |
 //! | `[T]` | the plain type `T` |
 //! | `{T}` | a slice `&[T]` |
@@ -75,10 +75,8 @@
 //! tensors below them. With the feature `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
 //! the Learner.
 //!
-//! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
-//! the pinned Burn source and names every operation without a row.
-//!
-//! With the feature `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of the Learner.
+//! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that only this release has; a test of the
+//! workspace walks the traits of the pinned Burn source and names every operation without a row.
 
 #[cfg(feature = "module")]
 pub mod device;

@@ -10,7 +10,8 @@ use burn_decorator::{kind_type, map_operand, map_result};
 
 use super::attention;
 use super::backend::Autocast;
-use super::tensor::{AutocastTensor, bring, within};
+use super::bring::{bring, within};
+use super::tensor::AutocastTensor;
 use crate::cast::{Arithmetic, Cast, Operands};
 use crate::policy::{Policy, current};
 

@@ -29,7 +29,7 @@ impl Room {
     }
 
     pub fn data(&mut self, data: &TensorData) {
-        self.bytes = Some(data.bytes.len() as u64);
+        self.bytes = Some(data.as_bytes().len() as u64);
     }
 
     pub fn range(&mut self, range: &std::ops::Range<i64>) {

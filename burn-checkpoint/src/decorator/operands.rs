@@ -19,7 +19,7 @@ macro_rules! inner {
         }
     };
     (QuantParams $x:expr) => {
-        QuantizationParametersPrimitive { scales: $x.scales.into_inner() }
+        burn_decorator::map_operand!(QuantParams $x, Handle::into_inner)
     };
     (Transaction $x:expr) => {
         TransactionPrimitive::new(
@@ -60,7 +60,7 @@ macro_rules! save {
         save_tensor::<B>(&$x)
     };
     (QuantParams $x:expr) => {
-        $x.scales.save()
+        burn_decorator::list_qparams!($x, Handle::save)
     };
     (Fill $x:expr) => {
         $x
@@ -100,6 +100,9 @@ macro_rules! show {
         $x.iter().for_each(|x| x.show($visit))
     };
     (Quants $x:expr, $visit:expr) => {
+        $x.iter().for_each(|x| x.show($visit))
+    };
+    (QuantParams $x:expr, $visit:expr) => {
         $x.iter().for_each(|x| x.show($visit))
     };
     (DeviceRef $x:expr, $visit:expr) => {
@@ -153,7 +156,7 @@ macro_rules! load {
         }
     };
     (QuantParams $x:expr) => {
-        QuantizationParametersPrimitive { scales: $x.load() }
+        burn_decorator::collect_qparams!($x.iter().map(Saved::load))
     };
     (Fill $x:expr) => {
         *$x

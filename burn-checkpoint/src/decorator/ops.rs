@@ -68,6 +68,8 @@ macro_rules! managed {
     ($trait:ident pass $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {};
     // Its shape is known only when the future is done: not counted.
     ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureInt) => {};
+    ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureFloat) => {};
+    ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureBool) => {};
     ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {
             const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::Fixed, stringify!($trait));

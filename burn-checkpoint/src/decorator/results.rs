@@ -7,7 +7,10 @@ macro_rules! plain {
     (Bool $y:expr) => { Handle::Resident($y) };
     (Quant $y:expr) => { Handle::Resident($y) };
     (FloatOpt $y:expr) => { $y.map(Handle::Resident) };
-    (FutureInt $y:expr) => {{
+    (FutureInt $y:expr) => { plain!(future $y) };
+    (FutureFloat $y:expr) => { plain!(future $y) };
+    (FutureBool $y:expr) => { plain!(future $y) };
+    (future $y:expr) => {{
         let y = $y;
         async move { Handle::Resident(y.await) }
     }};

@@ -1,15 +1,14 @@
-//! Operations on int tensors: `IntTensorOps`, 104 rows.
+//! Operations on int tensors: `IntTensorOps`.
 
 /// Hands every row of [`IntTensorOps`](burn_backend::ops::IntTensorOps) to a macro; see [the crate's documentation](crate).
 #[macro_export]
 macro_rules! int_ops {
     ($callback:ident) => {
-        $callback! {
-            IntTensorOps
+        $crate::rows_of_release! {
+            $callback IntTensorOps
             keep    fixed   int_empty(shape: [Shape], device: DeviceRef, dtype: [IntDType]) -> Int;
             keep    pass    int_into_data(tensor: Int) -> Data;
             keep    fixed   int_from_data(data: [TensorData], device: DeviceRef) -> Int;
-            keep    pass    int_device(tensor: IntRef) -> Device;
             keep    cheap   int_to_device(tensor: Int, device: DeviceRef) -> Int;
             keep    view    int_reshape(tensor: Int, shape: [Shape]) -> Int;
             keep    view    int_slice(tensor: Int, slices: {Slice}) -> Int;
@@ -18,11 +17,9 @@ macro_rules! int_ops {
             keep    cheap   int_mask_where(tensor: Int, mask: Bool, value: Int) -> Int;
             keep    cheap   int_mask_fill(tensor: Int, mask: Bool, value: [Scalar]) -> Int;
             keep    index   int_gather(dim: [usize], tensor: Int, indices: Int) -> Int;
-            keep    index   int_scatter_add(dim: [usize], tensor: Int, indices: Int, value: Int) -> Int;
             keep    index   int_scatter_nd(data: Int, indices: Int, values: Int, reduction: [IndexingUpdateOp]) -> Int;
             keep    index   int_gather_nd(data: Int, indices: Int) -> Int;
             keep    index   int_select(tensor: Int, dim: [usize], indices: Int) -> Int;
-            keep    index   int_select_add(tensor: Int, dim: [usize], indices: Int, value: Int) -> Int;
             keep    cheap   int_repeat_dim(tensor: Int, dim: [usize], times: [usize]) -> Int;
             keep    cheap   int_cat(tensors: Ints, dim: [usize]) -> Int;
             keep    cheap   int_equal(lhs: Int, rhs: Int, out_dtype: [BoolDType]) -> Bool;
