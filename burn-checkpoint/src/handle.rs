@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use burn_backend::{Backend, Shape, TensorMetadata};
 
 use crate::context;
 use crate::entry::Origin;
