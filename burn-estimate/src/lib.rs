@@ -35,6 +35,7 @@
 mod backend;
 mod client;
 mod estimate;
+mod group;
 mod ledger;
 mod plan;
 mod profile;
@@ -43,6 +44,7 @@ mod rules;
 pub use backend::Meta;
 pub use client::MetaDevice;
 pub use estimate::{Estimate, Holder, Kind, estimate_on, estimate_step};
+pub use group::SimulatedGroup;
 pub use ledger::Phase;
 pub use plan::{Plan, Planned, plan};
 pub use profile::DeviceProfile;
