@@ -75,6 +75,8 @@
 //! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
 //! the pinned Burn source and names every operation without a row.
 
+#[cfg(feature = "module")]
+pub mod device;
 mod forward;
 pub mod gradient;
 mod kind;

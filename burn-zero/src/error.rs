@@ -2,8 +2,8 @@
 
 use thiserror::Error;
 
+use crate::ZeroOptimizerError;
 use crate::group::GroupFault;
-use crate::{StrategyError, ZeroOptimizerError};
 
 /// Errors of ZeRO.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -17,9 +17,9 @@ pub enum ZeroError {
     #[error(transparent)]
     Optimizer(#[from] ZeroOptimizerError),
 
-    /// A Learner that cannot be trained with ranks.
-    #[error(transparent)]
-    Strategy(#[from] StrategyError),
+    /// A Learner, or data, that [`ZeroStrategy`](crate::ZeroStrategy) cannot train with these ranks: why, and what to do instead.
+    #[error("{0}")]
+    Strategy(String),
 
     /// A buffer cannot be cut as the call asks. Found before anything is sent.
     #[error("{call}: the buffer has {elements} elements, but {expected}")]

@@ -1,7 +1,5 @@
 //! Formulas for what a rank holds and sends.
 
-use std::fmt;
-
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
@@ -42,19 +40,11 @@ pub enum StateLayout {
 }
 
 impl StateLayout {
-    /// Bytes of an element of a parameter on the device, and of a gradient.
-    fn element_bytes(self) -> u64 {
+    /// Bytes on the device of an element of a parameter or a gradient, and of the master beside it.
+    fn bytes(self) -> (u64, u64) {
         match self {
-            Self::F32 => 4,
-            Self::MixedPrecision => 2,
-        }
-    }
-
-    /// Bytes of a master's element beside it on the device.
-    fn master_bytes(self) -> u64 {
-        match self {
-            Self::F32 => 0,
-            Self::MixedPrecision => 4,
+            Self::F32 => (4, 0),
+            Self::MixedPrecision => (2, 4),
         }
     }
 }
@@ -75,14 +65,10 @@ impl ModelStates {
     /// ```
     pub fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
         let parameters = Parameters::of::<B, M>(module).list;
-        let sizes = || {
-            parameters
-                .iter()
-                .map(|parameter| parameter.elements() as u64)
-        };
+        let sizes = parameters.iter().map(|parameter| parameter.elements());
         Self {
-            largest_parameter: sizes().max().unwrap_or(0),
-            ..Self::adam(sizes().sum())
+            largest_parameter: sizes.clone().max().unwrap_or(0) as u64,
+            ..Self::adam(sizes.sum::<usize>() as u64)
         }
     }
 
@@ -152,21 +138,13 @@ impl Estimate {
 
     /// Gradients on the device at their peak, during backward.
     pub fn peak_gradient_bytes(&self) -> u64 {
-        let window = if self.gradients_on_host() {
-            0
-        } else {
-            self.window_bytes
-        };
+        let window = if_(!self.gradients_on_host(), self.window_bytes);
         self.gradient_bytes + self.underway_bytes + self.spanning_bytes + window
     }
 
     /// In host memory: the optimizer's state and masters, gradients and their sums. Without the [buffer](Self::buffer_bytes).
     pub fn kept_host_bytes(&self) -> u64 {
-        let window = if self.gradients_on_host() {
-            self.window_bytes
-        } else {
-            0
-        };
+        let window = if_(self.gradients_on_host(), self.window_bytes);
         self.host_bytes + self.host_gradient_bytes + window
     }
 
@@ -205,13 +183,14 @@ impl Estimate {
 pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> Estimate {
     let ranks = (world_size as u64).max(1);
     let bucket = config.settings().bucket_elements as u64;
-    let padded = padded(model.elements, bucket, ranks);
+    let bucket = bucket.clamp(1, model.elements.max(1));
+    let (buckets, rest) = (model.elements / bucket, model.elements % bucket);
+    let padded = buckets * bucket.next_multiple_of(ranks) + rest.next_multiple_of(ranks);
     let cut = Cut {
         ranks,
         padded,
         shards: vec![padded / ranks],
         bucket: bucket.min(model.elements),
-        largest: model.largest_parameter,
     };
     formulas(model, config, &cut)
 }
@@ -233,18 +212,18 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
 pub fn estimate_map(model: &ModelStates, config: &ZeroConfig, map: &ShardMap) -> Estimate {
     let buckets = || map.buckets().iter().map(Bucket::padded_elements);
     let shards = (0..map.world_size()).map(|rank| map.shard_elements(rank) as u64);
-    let parameters = map.parameters().iter();
+    let sizes = map.parameters().iter().map(|parameter| parameter.elements);
+    let model = ModelStates {
+        largest_parameter: sizes.max().unwrap_or(0) as u64,
+        ..*model
+    };
     let cut = Cut {
-        largest: parameters
-            .map(|parameter| parameter.elements)
-            .max()
-            .unwrap_or(0) as u64,
         ranks: map.world_size() as u64,
         padded: buckets().sum::<usize>() as u64,
         shards: shards.collect(),
         bucket: buckets().max().unwrap_or(0) as u64,
     };
-    formulas(model, config, &cut)
+    formulas(&model, config, &cut)
 }
 
 /// How a model is cut, in elements.
@@ -254,49 +233,39 @@ struct Cut {
     /// The sizes that shards have.
     shards: Vec<u64>,
     bucket: u64,
-    /// The largest parameter.
-    largest: u64,
 }
 
 /// Buckets of gradients that exist at once during backward: one that backward fills, one in the queue of the communication thread,
 /// and one that it reduces.
 const BUCKETS_UNDER_WAY: u64 = 3;
 
-/// All figures of a rank. `if_` returns an amount if a condition holds, else 0.
+/// `amount` where the condition holds, else 0.
+fn if_(holds: bool, amount: u64) -> u64 {
+    u64::from(holds) * amount
+}
+
+/// All figures of a rank.
 fn formulas(model: &ModelStates, config: &ZeroConfig, cut: &Cut) -> Estimate {
-    let if_ = |there: bool, amount: u64| if there { amount } else { 0 };
-    let Cut {
-        ranks,
-        padded,
-        bucket,
-        largest,
-        ref shards,
-    } = *cut;
-    let ModelStates {
-        elements, layout, ..
-    } = *model;
+    let (elements, ranks, padded) = (model.elements, cut.ranks, cut.padded);
     let stage = config.stage;
     let steps = config.batch.gradient_accumulation_steps.unwrap_or(1);
     let several = ranks > 1;
     let gathers = several && stage.shards_optimizer_state();
     let to_host = config.settings().gradients == Memory::Host;
-    let leaves = several && stage.shards_gradients();
 
     // Elements.
-    let shard = shards.iter().copied().max().unwrap_or(0);
+    let shard = cut.shards.iter().copied().max().unwrap_or(0);
     let share = |sharded: bool| if sharded { shard } else { elements };
     let states = share(stage.shards_optimizer_state());
     let gradients = share(stage.shards_gradients());
     let offloaded = (states as f64 * config.offload_optimizer.ratio()).round() as u64;
     let offloaded = offloaded.min(states);
     // Reduced gradients on the host are additional to the buckets in transfer; on the device they replace them.
-    let leaving = if to_host {
-        elements
-    } else {
-        if_(leaves, elements.saturating_sub(shard))
+    let leaving = match to_host {
+        true => elements,
+        false => if_(several, elements.saturating_sub(gradients)),
     };
-    let underway = leaving.min(BUCKETS_UNDER_WAY * bucket);
-    let spanning = if_((several || to_host) && largest > bucket, largest);
+    let spans = (several || to_host) && model.largest_parameter > cut.bucket;
     let downloaded = if to_host { steps * elements } else { offloaded };
 
     // What a rank with this shard sends for one update, given the weight of an element: 1, or its bytes.
@@ -308,24 +277,23 @@ fn formulas(model: &ModelStates, config: &ZeroConfig, cut: &Cut) -> Estimate {
     };
     let sent = |gradient, parameter| {
         let of_rank = |&shard: &u64| sent_by(shard, gradient, parameter);
-        shards.iter().map(of_rank).max().unwrap_or(0)
+        cut.shards.iter().map(of_rank).max().unwrap_or(0)
     };
 
     // Bytes.
-    let bytes = layout.element_bytes();
-    let state_bytes = model.optimizer_bytes + layout.master_bytes();
+    let (bytes, master_bytes) = model.layout.bytes();
     let sent_as = config.communication_dtype.size_bytes() as u64;
     Estimate {
         padded_elements: padded,
         shard_elements: shard,
         parameter_bytes: bytes * elements,
         gradient_bytes: if_(!to_host, bytes * gradients),
-        underway_bytes: bytes * underway,
-        spanning_bytes: bytes * spanning,
+        underway_bytes: bytes * leaving.min(BUCKETS_UNDER_WAY * cut.bucket),
+        spanning_bytes: if_(spans, bytes * model.largest_parameter),
         window_bytes: if_(steps > 1, bytes * gradients),
         piece_bytes: if_(gathers, bytes * shard),
-        optimizer_bytes: state_bytes * (states - offloaded),
-        buffer_bytes: if_(several, sent_as * bucket),
+        optimizer_bytes: (model.optimizer_bytes + master_bytes) * (states - offloaded),
+        buffer_bytes: if_(several, sent_as * cut.bucket),
         host_bytes: (model.optimizer_bytes + 4) * offloaded,
         host_gradient_bytes: if_(to_host, bytes * gradients),
         sent_elements: sent(1, 1),
@@ -335,93 +303,48 @@ fn formulas(model: &ModelStates, config: &ZeroConfig, cut: &Cut) -> Estimate {
     }
 }
 
-/// `elements` in buckets of `bucket`, each padded to a multiple of `ranks`.
-fn padded(elements: u64, bucket: u64, ranks: u64) -> u64 {
-    let bucket = bucket.clamp(1, elements.max(1));
-    let rest = elements % bucket;
-    elements / bucket * bucket.next_multiple_of(ranks) + rest.next_multiple_of(ranks)
-}
-
-/// Estimates for 1 to 8 ranks at every stage, all else as configured. Its display is a table.
+/// A table of estimates for 1 to 8 ranks at every stage, all else as configured.
 ///
 /// ```
-/// use burn_zero::{EstimateTable, ModelStates, ZeroConfig};
+/// use burn_zero::{ModelStates, ZeroConfig, estimate_table};
 ///
-/// let table = EstimateTable::new(&ModelStates::adam(124_000_000), &ZeroConfig::default());
-/// assert_eq!(table.to_string().lines().nth(2), Some("    1    1.85 GiB    1.85 GiB    1.85 GiB           0 B"));
+/// let table = estimate_table(&ModelStates::adam(124_000_000), &ZeroConfig::default());
+/// assert_eq!(table.lines().nth(2), Some("    1    1.85 GiB    1.85 GiB    1.85 GiB           0 B"));
 /// ```
-#[derive(Clone, Debug, PartialEq)]
-pub struct EstimateTable {
-    model: ModelStates,
-    /// Ranks, and the estimate of each stage.
-    rows: Vec<(usize, [Estimate; 3])>,
-}
-
-impl EstimateTable {
-    /// The table of a model.
-    pub fn new(model: &ModelStates, config: &ZeroConfig) -> Self {
-        let at = |stage, ranks| {
-            estimate(
-                model,
-                &ZeroConfig {
-                    stage,
-                    ..config.clone()
-                },
-                ranks,
-            )
-        };
-        let rows = (1..=8).map(|ranks| (ranks, Stage::ALL.map(|stage| at(stage, ranks))));
-        Self {
-            model: *model,
-            rows: rows.collect(),
-        }
+pub fn estimate_table(model: &ModelStates, config: &ZeroConfig) -> String {
+    let mut table = format!(
+        "{} elements; memory of a device at the highest, activations apart:\n\
+         ranks     stage 0     stage 1     stage 2  sent an update (stage 2)\n",
+        model.elements
+    );
+    for ranks in 1..=8 {
+        let [zero, one, two] = Stage::ALL.map(|stage| {
+            let config = ZeroConfig {
+                stage,
+                ..config.clone()
+            };
+            estimate(model, &config, ranks)
+        });
+        let peaks = [zero, one, two].map(|estimate| in_units(estimate.peak_device_bytes()));
+        let sent = in_units(two.sent_bytes);
+        table += &format!(
+            "{ranks:5}{:>12}{:>12}{:>12}{sent:>14}\n",
+            peaks[0], peaks[1], peaks[2]
+        );
     }
-
-    /// Ranks, and the estimates of stages 0, 1 and 2.
-    pub fn rows(&self) -> &[(usize, [Estimate; 3])] {
-        &self.rows
+    let alone = estimate(model, config, 1);
+    if alone.host_bytes > 0 {
+        let kept = in_units(alone.kept_host_bytes());
+        table += &format!("and {kept} / ranks of host memory\n");
     }
-}
-
-impl fmt::Display for EstimateTable {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let elements = self.model.elements;
-        writeln!(
-            formatter,
-            "{elements} elements; memory of a device at the highest, activations apart:"
-        )?;
-        writeln!(
-            formatter,
-            "ranks     stage 0     stage 1     stage 2  sent an update (stage 2)"
-        )?;
-        for (ranks, estimates) in &self.rows {
-            write!(formatter, "{ranks:5}")?;
-            for estimate in estimates {
-                write!(formatter, "{:>12}", in_units(estimate.peak_device_bytes()))?;
-            }
-            writeln!(formatter, "{:>14}", in_units(estimates[2].sent_bytes))?;
-        }
-        if let Some((_, [_, _, sharded])) = self.rows.first()
-            && sharded.host_bytes > 0
-        {
-            writeln!(
-                formatter,
-                "and {} / ranks of host memory",
-                in_units(sharded.kept_host_bytes())
-            )?;
-        }
-        Ok(())
-    }
+    table
 }
 
 fn in_units(bytes: u64) -> String {
-    let bytes = bytes as f64;
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    let fitting = units
-        .into_iter()
-        .find(|(_, power)| bytes >= 2f64.powi(*power));
+    let fitting = units.iter().find(|(_, power)| bytes >= 1 << power);
     match fitting {
-        Some((unit, power)) => format!("{:.2} {unit}", bytes / 2f64.powi(power)),
+        Some((unit, power)) => format!("{:.2} {unit}", bytes as f64 / 2f64.powi(*power)),
         None => format!("{bytes} B"),
     }
 }

@@ -30,6 +30,11 @@ impl HostRead {
         }
     }
 
+    /// Waits for the copy.
+    pub(crate) fn arrived(self) -> Self {
+        Self::Arrived(Ok(self.data()))
+    }
+
     /// Waits for the elements, in f32.
     pub(crate) fn wait(self) -> Vec<f32> {
         floats(self.data())

@@ -24,14 +24,8 @@
 //! [`group`] has [`ProcessGroup`] and its implementations [`SingleRank`], [`ThreadGroup`] and, with the feature
 //! `mpi`, `MpiGroup`. [`shard`] says which rank owns which elements: [`ShardMap`], integers only.
 //!
-//! Ranks that are processes are started by the cluster's own launcher and find each other through it:
-//!
-//! | MPI | Debian packages, with `libclang-dev clang` to build | build | start |
-//! |---|---|---|---|
-//! | Open MPI | `libopenmpi-dev openmpi-bin` | `cargo build --features mpi` | `mpirun -n 4 program`, `srun -n 4 --mpi=pmix program` |
-//! | MPICH | `libmpich-dev mpich` | `MPICC=mpicc.mpich cargo build --features mpi` | `mpirun.mpich -n 4 program`, `srun -n 4 --mpi=pmi2 program` |
-//!
-//! Open MPI refuses to start as root without `--allow-run-as-root`, and more ranks than cores without `--oversubscribe`.
+//! Ranks that are processes are started by the cluster's own launcher, such as `mpirun -n 4 program`, and find each other over MPI: `docs/zero.md`
+//! has the packages to install and the commands.
 //!
 //! # Sharded training
 //!
@@ -125,13 +119,8 @@
 //! ```
 //!
 //! The device then holds about a bucket of gradients, and an element of an f32 parameter takes 4 bytes there and 16 on the host: from
-//! the second backward pass on, or from the first after [`OffloadedAdamW::prepare`]. Gradients on the host stay there ([`WithHost`]):
-//! loss scaler, accumulation and clipping compute in host memory. Inside a [`ZeroOptimizer`] that is [`Memory::Host`]: reduced
-//! gradients stay in host memory too. On another backend gradients stay on the device until the step, whose downloads overlap with
-//! updates.
-//!
-//! At most [`staging`](OffloadConfig::staging) parameters are in transfer at once. The loss scaler decides before the step whether it
-//! is taken: a skipped step leaves the host state unchanged, bit for bit.
+//! the second backward pass on, or from the first after [`OffloadedAdamW::prepare`]. Loss scaler, accumulation and clipping compute on gradients
+//! in host memory ([`WithHost`]). `docs/zero.md` has the cases of other backends and of several ranks ([`Memory::Host`]).
 
 mod backend;
 mod config;
@@ -147,18 +136,13 @@ mod recorder;
 mod reduce;
 mod settings;
 pub mod shard;
-mod stage;
 mod state;
 mod strategy;
 
 pub use backend::{HostTensor, PlacedTensor, Sharded, ShardedGradients, Tape, WithHost};
-pub use config::{
-    AdagradParams, AdamParams, AutoValues, BatchConfig, BatchSizes, ConfigError, IgnoredKey,
-    LossScaling, OptimizerConfig, OptimizerOffload, Precision, ResolvedConfig, SchedulerConfig,
-    SgdParams, Stage3Config, Warmup, WarmupShape, ZeroConfig,
-};
+pub use config::{BatchConfig, BatchSizes, ConfigError, OptimizerOffload, ZeroConfig};
 pub use error::ZeroError;
-pub use estimate::{Estimate, EstimateTable, ModelStates, StateLayout, estimate, estimate_map};
+pub use estimate::{Estimate, ModelStates, StateLayout, estimate, estimate_map, estimate_table};
 #[cfg(feature = "mpi")]
 pub use group::MpiGroup;
 pub use group::{
@@ -173,11 +157,10 @@ pub use offload::{
 pub use optimizer::{ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};
 pub use recorder::{Recorder, Training};
-pub use settings::{Memory, ZeroSettings};
+pub use settings::{Memory, Stage, ZeroSettings};
 pub use shard::{Partition, ShardMap};
-pub use stage::Stage;
 pub use state::tensor_bytes;
-pub use strategy::{Loaders, RankItem, SilentRenderer, StrategyError, Uneven, ZeroStrategy};
+pub use strategy::{Loaders, RankItem, SilentRenderer, Uneven, ZeroStrategy};
 
 /// Types of modules and records, public because Burn's traits require it; programs need not name them.
 pub mod parts {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{
-    BasicOps, Bool, Float, Int, Tensor, TensorData, TensorPrimitive,
+    BasicOps, Bool, DType, Float, Int, Tensor, TensorData, TensorMetadata, TensorPrimitive,
     backend::{AutodiffBackend, Backend},
 };
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
@@ -23,6 +23,15 @@ impl<B: Backend> AnyTensor<B> {
         match self {
             Self::Float(TensorPrimitive::Float(tensor)) => B::float_is_require_grad(tensor),
             _ => false,
+        }
+    }
+
+    /// Its type and its shape.
+    pub(crate) fn kind(&self) -> (DType, Vec<usize>) {
+        match self {
+            Self::Float(tensor) => (tensor.dtype(), tensor.shape().to_vec()),
+            Self::Int(tensor) => (tensor.dtype(), tensor.shape().to_vec()),
+            Self::Bool(tensor) => (tensor.dtype(), tensor.shape().to_vec()),
         }
     }
 

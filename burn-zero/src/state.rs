@@ -6,10 +6,11 @@
 //!
 //! | in the JSON tree | stands for |
 //! |---|---|
-//! | `{"$parameters": {path: ..}}` | a map by the ids of parameters, whose tensors are cut over ranks: `optimizer/<place>` |
-//! | `{"$local": {path: ..}}` | a map by the ids of parameters, whose tensors are this rank's alone: `window/<rank>/<place>` |
+//! | `"$parameter path": ..` | state under the id of a parameter, whose tensors are cut over ranks: `optimizer/<place>` |
+//! | `"$local path": ..` | state under the id of a parameter, whose tensors are this rank's alone: `window/<rank>/<place>` |
 //! | `{"$tensor": type}` | a tensor, named by its place: the keys from the root, joined by dots |
 
+use core::iter;
 use core::ops::Range;
 use std::collections::HashMap;
 
@@ -18,7 +19,7 @@ use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::backend::Backend;
 use burn::tensor::{BoolStore, DType, TensorData};
 use ciborium::Value;
-use serde_json::{Map, Value as Json, json};
+use serde_json::Value as Json;
 
 use crate::ZeroOptimizerError;
 use crate::optimizer::{Parameters, shard_id};
@@ -28,12 +29,11 @@ use crate::reduce::Layout;
 /// A record as Burn serializes it.
 pub(crate) type Item<R, B> = <R as Record<B>>::Item<FullPrecisionSettings>;
 
-/// The section of the optimizer's tensors, and that of windows that are not complete.
-const OPTIMIZER: &str = "optimizer";
-pub(crate) const WINDOW: &str = "window";
+/// The section of windows that are not complete.
+pub(crate) const WINDOW: &str = "window/";
 
-const PARAMETERS: &str = "$parameters";
-const LOCAL: &str = "$local";
+const PARAMETER: &str = "$parameter ";
+const LOCAL: &str = "$local ";
 const TENSOR: &str = "$tensor";
 
 /// The key of a parameter's state.
@@ -47,36 +47,30 @@ pub(crate) struct StateKey {
 }
 
 /// The ids in a record, with their keys.
-pub(crate) struct StateIds(HashMap<String, StateKey>);
+pub(crate) type StateIds = HashMap<String, StateKey>;
 
-impl StateIds {
-    /// For the record of an optimizer that steps on shards of this many parameters.
-    pub(crate) fn of_shards(parameters: usize) -> Self {
-        Self::of_ids((0..parameters).map(shard_id), false)
-    }
+/// Of parameters in their order.
+pub(crate) fn state_ids(ids: impl IntoIterator<Item = ParamId>, is_local: bool) -> StateIds {
+    let ids = ids.into_iter().enumerate().map(|(parameter, id)| {
+        let key = StateKey {
+            parameter,
+            is_local,
+        };
+        (id.serialize(), key)
+    });
+    ids.collect()
+}
 
-    /// For the record of an optimizer that steps on a module with parameters of these ids.
-    pub(crate) fn of_module(ids: &[ParamId]) -> Self {
-        Self::of_ids(ids.iter().copied(), false)
-    }
+/// Of the record of an optimizer that steps on shards.
+pub(crate) fn ids_of_shards(layout: &Layout) -> StateIds {
+    state_ids((0..layout.parameters().len()).map(shard_id), false)
+}
 
-    /// For the record of layers around an optimizer that steps on shards: layers use the ids of the module's parameters.
-    pub(crate) fn of_layers(parameters: &Parameters) -> Self {
-        let Self(mut ids) = Self::of_shards(parameters.list.len());
-        ids.extend(Self::of_ids(parameters.ids().into_iter(), true).0);
-        Self(ids)
-    }
-
-    fn of_ids(ids: impl Iterator<Item = ParamId>, is_local: bool) -> Self {
-        let ids = ids.enumerate().map(|(parameter, id)| {
-            let key = StateKey {
-                parameter,
-                is_local,
-            };
-            (id.serialize(), key)
-        });
-        Self(ids.collect())
-    }
+/// Of the record of layers around an optimizer that steps on shards: layers use the ids of the module's parameters.
+pub(crate) fn ids_of_layers(layout: &Layout, parameters: &Parameters) -> StateIds {
+    let mut ids = ids_of_shards(layout);
+    ids.extend(state_ids(parameters.ids(), true));
+    ids
 }
 
 /// The part of a record's tensor that a layout holds.
@@ -85,7 +79,7 @@ pub(crate) struct StateTensor {
     pub(crate) spec: TensorSpec,
     /// The state that it belongs to.
     pub(crate) key: StateKey,
-    /// The elements that the layout holds; all, if it is local.
+    /// The elements that the layout holds; of a local tensor all, or none if it is not read yet.
     pub(crate) ranges: Vec<Range<usize>>,
 }
 
@@ -109,137 +103,51 @@ pub(crate) fn split<B: Backend, R: Record<B>>(
     let item: Item<R, B> = record.into_item();
     let tree = Value::serialized(&item).map_err(refuse)?;
     drop(item);
-    let mut split = Split {
-        layout,
-        ids,
-        path: Vec::new(),
-        tensors: Vec::new(),
+    let mut tensors = Vec::new();
+    let rename = |id: &str, of| {
+        Ok(Some(match ids.get(id) {
+            None => (id.to_owned(), of),
+            Some(key) => {
+                let mark = if key.is_local { LOCAL } else { PARAMETER };
+                let path = &layout.parameters()[key.parameter].path;
+                (format!("{mark}{path}"), Some(*key))
+            }
+        }))
     };
-    let tree = split.value(tree, None)?;
-    Ok((tree, split.tensors))
-}
-
-struct Split<'a> {
-    layout: &'a Layout,
-    ids: &'a StateIds,
-    path: Vec<String>,
-    tensors: Tensors,
-}
-
-impl Split<'_> {
-    fn value(&mut self, value: Value, of: Option<StateKey>) -> Result<Json, ZeroOptimizerError> {
-        Ok(match value {
-            Value::Null => Json::Null,
-            Value::Bool(value) => value.into(),
-            Value::Text(value) => value.into(),
-            Value::Float(value) if value.is_finite() => value.into(),
-            Value::Integer(value) => match i64::try_from(value) {
-                Ok(value) => value.into(),
-                Err(_) => u64::try_from(value).map_err(refuse)?.into(),
-            },
-            Value::Array(values) => {
-                let values = values.into_iter().enumerate();
-                let values = values.map(|(index, value)| self.child(index.to_string(), value, of));
-                values.collect::<Result<Vec<_>, _>>()?.into()
-            }
-            Value::Map(mut fields) => match take_tensor(&mut fields)? {
-                Some(data) => self.tensor(data, of)?,
-                None => self.map(fields, of)?,
-            },
-            // A float that is not finite would become null in JSON.
-            other => return Err(refuse(format!("{} is {other:?}", self.path.join(".")))),
-        })
-    }
-
-    fn child(
-        &mut self,
-        key: String,
-        value: Value,
-        of: Option<StateKey>,
-    ) -> Result<Json, ZeroOptimizerError> {
-        self.path.push(key);
-        let found = self.value(value, of);
-        self.path.pop();
-        found
-    }
-
-    fn map(
-        &mut self,
-        fields: Vec<(Value, Value)>,
-        of: Option<StateKey>,
-    ) -> Result<Json, ZeroOptimizerError> {
-        let (mut named, mut shards, mut local) = (Map::new(), Map::new(), Map::new());
-        for (key, value) in fields {
-            let Value::Text(key) = key else {
-                let path = self.path.join(".");
-                return Err(refuse(format!("{path} has a key that is no text")));
-            };
-            let (map, key, of) = match self.ids.0.get(&key) {
-                None => (&mut named, key, of),
-                Some(known) => {
-                    let path = self.layout.parameters()[known.parameter].path.clone();
-                    let map = if known.is_local {
-                        &mut local
-                    } else {
-                        &mut shards
-                    };
-                    (map, path, Some(*known))
-                }
-            };
-            map.insert(key.clone(), self.child(key, value, of)?);
+    let take = |place: &str, key: StateKey, fields: Fields| {
+        let data = tensor_data(fields)?;
+        let in_tree = Value::serialized(&data.dtype).map_err(refuse)?;
+        let mut tensor = at_place(place, key, data.dtype, layout)?;
+        let (has, mut held) = (data.num_elements(), layout.held(key.parameter));
+        if key.is_local {
+            tensor.spec.shape = data.shape.to_vec();
+            tensor.ranges = iter::once(0..has).collect();
+            held = has;
         }
-        for (key, found) in [(PARAMETERS, shards), (LOCAL, local)] {
-            if !found.is_empty() {
-                named.insert(key.to_owned(), found.into());
-            }
-        }
-        Ok(named.into())
-    }
-
-    /// Takes a tensor out.
-    fn tensor(
-        &mut self,
-        data: TensorData,
-        of: Option<StateKey>,
-    ) -> Result<Json, ZeroOptimizerError> {
-        let place = self.path.join(".");
-        let Some(key) = of else {
-            return Err(refuse(format!("{place} is of no parameter")));
-        };
-        let in_tree = json!({ TENSOR: data.dtype });
-        let name = name(&place, key, self.layout);
-        let dtype = in_file(&name, data.dtype)?;
-        let (spec, ranges, held) = match key.is_local {
-            true => {
-                let spec = TensorSpec::new(name, dtype, data.shape.to_vec());
-                let all = core::iter::once(0..data.num_elements()).collect();
-                (spec, all, data.num_elements())
-            }
-            false => {
-                let shape = self.layout.parameters()[key.parameter].shape.clone();
-                let ranges = self.layout.shard(key.parameter).to_vec();
-                let held = self.layout.held(key.parameter);
-                (TensorSpec::new(name, dtype, shape), ranges, held)
-            }
-        };
-        if data.num_elements() != held {
-            let has = data.num_elements();
+        if has != held {
             return Err(refuse(format!(
                 "{place} has {has} elements, its parameter {held}: it cannot be cut"
             )));
         }
         let mut bytes = to_file(data);
-        if ranges.iter().map(Range::len).sum::<usize>() != held {
-            bytes = cut(&bytes, &ranges, spec.element_bytes());
+        if Some(held) == tensor.spec.elements() {
+            bytes = cut(bytes, &tensor.ranges, &tensor.spec);
         }
-        let tensor = StateTensor { spec, key, ranges };
-        self.tensors.push((tensor, bytes));
-        Ok(in_tree)
+        tensors.push((tensor, bytes));
+        let fields = vec![(Value::Text(TENSOR.to_owned()), in_tree)];
+        Ok(Some(Value::Map(fields)))
+    };
+    let tree = Walk {
+        rename,
+        replace: take,
+        place: Vec::new(),
     }
+    .value(tree, None)?;
+    Ok((serde_json::to_value(tree).map_err(refuse)?, tensors))
 }
 
 /// A record from its tree and its tensors: `load` returns the elements that the layout holds, and is called in the
-/// order of the tree. A tensor for which it returns none is null in the record. See [`to_record`].
+/// order of the tree. State whose tensor it does not return is left out. See [`to_record`].
 ///
 /// # Errors
 ///
@@ -248,18 +156,67 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
     tree: &Json,
     layout: &Layout,
     ids: &StateIds,
-    load: impl FnMut(&StateTensor) -> Result<Option<Elements>, E>,
+    mut load: impl FnMut(&StateTensor) -> Result<Option<Elements>, E>,
 ) -> Result<Value, E> {
     let paths = layout.parameters().iter().enumerate();
-    let ids = ids.0.iter();
-    let mut join = Join {
-        layout,
-        parameters: paths.map(|(index, it)| (&*it.path, index)).collect(),
-        ids: ids.map(|(id, key)| (*key, &**id)).collect(),
-        path: Vec::new(),
-        load,
+    let paths: HashMap<_, _> = paths.map(|(index, it)| (&*it.path, index)).collect();
+    let ids: HashMap<_, _> = ids.iter().map(|(id, key)| (*key, id)).collect();
+    let rename = |key: &str, of: Option<StateKey>| {
+        let Some((path, is_local)) = parameter_path(key) else {
+            // Burn's records name the number of dimensions of a parameter's state, such as `Rank2`: here the shard's.
+            let is_rank = key
+                .strip_prefix("Rank")
+                .is_some_and(|rank| rank.parse::<usize>().is_ok());
+            let key = match of.filter(|of| is_rank && !of.is_local) {
+                Some(of) => format!("Rank{}", layout.shard_shape(of.parameter).len()),
+                None => key.to_owned(),
+            };
+            return Ok(Some((key, of)));
+        };
+        let parameter = paths.get(path).copied();
+        let parameter =
+            parameter.ok_or_else(|| refuse(format!("the model has no parameter {path}")))?;
+        let key = StateKey {
+            parameter,
+            is_local,
+        };
+        let is_held = is_local || layout.held(parameter) > 0;
+        Ok(is_held.then(|| (ids[&key].clone(), Some(key))))
     };
-    join.value(tree, None)
+    let put = |place: &str, key: StateKey, fields: Fields| -> Result<_, E> {
+        let dtype: DType = fields[0].1.deserialized().map_err(refuse)?;
+        let mut tensor = at_place(place, key, dtype, layout)?;
+        if !key.is_local && layout.holds_all() {
+            tensor.ranges = iter::once(0..layout.held(key.parameter)).collect();
+        }
+        let Some((mut shape, bytes)) = load(&tensor)? else {
+            return Ok(None);
+        };
+        if !key.is_local {
+            shape = layout.shard_shape(key.parameter);
+        }
+        let wanted = shape.iter().product::<usize>() * tensor.spec.element_bytes();
+        if bytes.len() != wanted {
+            let (name, has) = (tensor.spec.name, bytes.len());
+            return Err(refuse(format!("{name} has {has} bytes, but {wanted} are needed")).into());
+        }
+        let shape = Value::serialized(&shape).map_err(refuse)?;
+        let dtype = Value::serialized(&on_host(dtype)).map_err(refuse)?;
+        let values = [Value::Bytes(bytes), shape, dtype];
+        let fields = DATA
+            .map(|key| Value::Text(key.to_owned()))
+            .into_iter()
+            .zip(values);
+        Ok(Some(Value::Map(fields.collect())))
+    };
+    let tree = Value::serialized(tree).map_err(refuse)?;
+    let found = Walk {
+        rename,
+        replace: put,
+        place: Vec::new(),
+    }
+    .value(tree, None)?;
+    Ok(found.unwrap_or(Value::Null))
 }
 
 /// The record of a tree that [`join`] has made. Costs a copy of the tensors in host memory.
@@ -276,168 +233,135 @@ pub(crate) fn to_record<B: Backend, R: Record<B>>(
     Ok(R::from_item(item, device))
 }
 
-struct Join<'a, F> {
-    layout: &'a Layout,
-    parameters: HashMap<&'a str, usize>,
-    ids: HashMap<StateKey, &'a str>,
-    path: Vec<String>,
-    load: F,
+/// The entries of a map in a tree.
+type Fields = Vec<(Value, Value)>;
+
+/// Walks a tree with two functions: `rename` gets every key of a map, `replace` every tensor. What they return `None` for is left
+/// out, with all state of its parameter.
+struct Walk<K, T> {
+    rename: K,
+    replace: T,
+    /// The keys from the root, with the path of a parameter for its id.
+    place: Vec<String>,
 }
 
-impl<E, F> Join<'_, F>
-where
-    E: From<ZeroOptimizerError>,
-    F: FnMut(&StateTensor) -> Result<Option<Elements>, E>,
-{
-    fn value(&mut self, value: &Json, of: Option<StateKey>) -> Result<Value, E> {
+impl<K, T> Walk<K, T> {
+    fn value<E>(&mut self, value: Value, of: Option<StateKey>) -> Result<Option<Value>, E>
+    where
+        E: From<ZeroOptimizerError>,
+        K: FnMut(&str, Option<StateKey>) -> Result<Option<(String, Option<StateKey>)>, E>,
+        T: FnMut(&str, StateKey, Fields) -> Result<Option<Value>, E>,
+    {
+        let refused = |place: &[String], what: &str| refuse(format!("{} {what}", place.join(".")));
         match value {
-            Json::Array(values) => {
-                let values = values.iter().enumerate();
-                let values = values.map(|(index, value)| self.child(&index.to_string(), value, of));
-                Ok(Value::Array(values.collect::<Result<_, _>>()?))
+            Value::Array(values) => {
+                let mut found = Vec::new();
+                for (index, value) in values.into_iter().enumerate() {
+                    self.place.push(index.to_string());
+                    found.push(self.value(value, of)?.unwrap_or(Value::Null));
+                    self.place.pop();
+                }
+                Ok(Some(Value::Array(found)))
             }
-            Json::Object(fields) => match fields.get(TENSOR) {
-                Some(dtype) => self.tensor(dtype, of),
-                None => self.map(fields, of),
+            Value::Map(fields) if is_tensor(&fields) => match of {
+                Some(of) => (self.replace)(&self.place.join("."), of, fields),
+                None => Err(refused(&self.place, "is of no parameter").into()),
             },
-            leaf => Ok(Value::serialized(leaf).map_err(refuse)?),
-        }
-    }
-
-    fn child(&mut self, key: &str, value: &Json, of: Option<StateKey>) -> Result<Value, E> {
-        self.path.push(key.to_owned());
-        let found = self.value(value, of);
-        self.path.pop();
-        found
-    }
-
-    fn map(&mut self, fields: &Map<String, Json>, of: Option<StateKey>) -> Result<Value, E> {
-        let mut found = Vec::new();
-        for (key, value) in fields {
-            let is_local = key == LOCAL;
-            if !is_local && key != PARAMETERS {
-                let value = self.child(key, value, of)?;
-                found.push((Value::Text(self.key(key, of)), value));
-                continue;
-            }
-            for (path, value) in value.as_object().into_iter().flatten() {
-                let known = self.parameters.get(&**path);
-                let &parameter =
-                    known.ok_or_else(|| refuse(format!("the model has no parameter {path}")))?;
-                if !is_local && self.layout.held(parameter) == 0 {
-                    continue;
+            Value::Map(fields) => {
+                let (mut found, mut is_left_out) = (Fields::new(), false);
+                for (key, value) in fields {
+                    let Value::Text(old) = key else {
+                        return Err(refused(&self.place, "has a key that is no text").into());
+                    };
+                    let Some((new, of_child)) = (self.rename)(&old, of)? else {
+                        continue;
+                    };
+                    let path = parameter_path(&new).or(parameter_path(&old));
+                    let step = path.map_or(&*old, |(path, _)| path);
+                    self.place.push(step.to_owned());
+                    let value = self.value(value, of_child)?;
+                    self.place.pop();
+                    match value {
+                        Some(value) => found.push((Value::Text(new), value)),
+                        // The walk goes on: its calls are the same on all ranks.
+                        None => is_left_out |= of.is_some(),
+                    }
                 }
-                let key = StateKey {
-                    parameter,
-                    is_local,
-                };
-                let value = self.child(path, value, Some(key))?;
-                // State of another rank.
-                if is_local && value == Value::Null {
-                    continue;
-                }
-                found.push((Value::Text(self.ids[&key].to_owned()), value));
+                Ok((!is_left_out).then_some(Value::Map(found)))
             }
+            // JSON has neither bytes nor numbers that are not finite.
+            Value::Float(number) if !number.is_finite() => {
+                Err(refused(&self.place, &format!("is {number}")).into())
+            }
+            Value::Bytes(_) | Value::Tag(..) => {
+                Err(refused(&self.place, "is neither a tensor nor JSON").into())
+            }
+            leaf => Ok(Some(leaf)),
         }
-        Ok(Value::Map(found))
     }
+}
 
-    /// The key of an entry. Burn's records name the number of dimensions of a parameter's state, such as `Rank2`: here the shard's.
-    fn key(&self, key: &str, of: Option<StateKey>) -> String {
-        let dims = key.strip_prefix("Rank").map(str::parse::<usize>);
-        match (of, dims) {
-            (Some(of), Some(Ok(_))) if !of.is_local => {
-                format!("Rank{}", self.layout.piece_shape(of.parameter).len())
-            }
-            _ => key.to_owned(),
-        }
-    }
-
-    fn tensor(&mut self, dtype: &Json, of: Option<StateKey>) -> Result<Value, E> {
-        let place = self.path.join(".");
-        let Some(key) = of else {
-            return Err(refuse(format!("{place} is of no parameter")).into());
-        };
-        let dtype: DType = serde_json::from_value(dtype.clone()).map_err(refuse)?;
-        let name = name(&place, key, self.layout);
-        let in_file = in_file(&name, dtype)?;
-        let (shape, ranges) = match key.is_local {
-            true => (Vec::new(), Vec::new()),
-            false => {
-                let shape = self.layout.parameters()[key.parameter].shape.clone();
-                (shape, held(self.layout, key.parameter))
-            }
-        };
-        let tensor = StateTensor {
-            spec: TensorSpec::new(name, in_file, shape),
-            key,
-            ranges,
-        };
-        let Some((shape, bytes)) = (self.load)(&tensor)? else {
-            return Ok(Value::Null);
-        };
-        let shape = match key.is_local {
-            true => shape,
-            false => self.layout.piece_shape(key.parameter),
-        };
-        let wanted = shape.iter().product::<usize>() * tensor.spec.element_bytes();
-        if bytes.len() != wanted {
-            let (name, has) = (tensor.spec.name, bytes.len());
-            return Err(refuse(format!("{name} has {has} bytes, but {wanted} are needed")).into());
-        }
-        let shape = Value::serialized(&shape).map_err(refuse)?;
-        let dtype = Value::serialized(&on_host(dtype)).map_err(refuse)?;
-        let fields = [(BYTES, Value::Bytes(bytes)), (SHAPE, shape), (DTYPE, dtype)];
-        let fields = fields.map(|(key, value)| (Value::Text(key.to_owned()), value));
-        Ok(Value::Map(fields.into()))
-    }
+/// The path of the parameter that a key of the JSON tree names, and whether its state is local.
+fn parameter_path(key: &str) -> Option<(&str, bool)> {
+    let sharded = key.strip_prefix(PARAMETER).map(|path| (path, false));
+    sharded.or_else(|| Some((key.strip_prefix(LOCAL)?, true)))
 }
 
 /// The fields of a serialized [`TensorData`].
-const BYTES: &str = "bytes";
-const SHAPE: &str = "shape";
-const DTYPE: &str = "dtype";
+const DATA: [&str; 3] = ["bytes", "shape", "dtype"];
 
-/// The tensor, if these are the fields of one, without a copy.
-fn take_tensor(fields: &mut [(Value, Value)]) -> Result<Option<TensorData>, ZeroOptimizerError> {
-    let at = |name: &str| {
-        fields
-            .iter()
-            .position(|(key, _)| key.as_text() == Some(name))
+/// Whether these are the fields of a tensor, in Burn's tree or in JSON.
+fn is_tensor(fields: &Fields) -> bool {
+    let has = |name| fields.iter().any(|(key, _)| key.as_text() == Some(name));
+    has(TENSOR) || fields.len() == DATA.len() && DATA.into_iter().all(has)
+}
+
+/// The tensor of these fields, without a copy.
+fn tensor_data(mut fields: Fields) -> Result<TensorData, ZeroOptimizerError> {
+    let mut take = |name| {
+        let mut fields = fields.iter_mut();
+        let found = fields.find(|(key, _)| key.as_text() == Some(name));
+        found.map_or(Value::Null, |(_, value)| {
+            core::mem::replace(value, Value::Null)
+        })
     };
-    let (3, Some(bytes), Some(shape), Some(dtype)) =
-        (fields.len(), at(BYTES), at(SHAPE), at(DTYPE))
-    else {
-        return Ok(None);
-    };
-    let shape: Vec<usize> = fields[shape].1.deserialized().map_err(refuse)?;
-    let dtype: DType = fields[dtype].1.deserialized().map_err(refuse)?;
-    let bytes = core::mem::replace(&mut fields[bytes].1, Value::Null);
+    let [bytes, shape, dtype] = DATA.map(&mut take);
     let bytes = bytes.into_bytes();
-    let bytes = bytes.map_err(|other| refuse(format!("the bytes of a tensor are {other:?}")))?;
-    Ok(Some(TensorData::from_bytes_vec(bytes, shape, dtype)))
+    Ok(TensorData::from_bytes_vec(
+        bytes.map_err(|_| refuse("a tensor has no bytes"))?,
+        shape.deserialized::<Vec<usize>>().map_err(refuse)?,
+        dtype.deserialized().map_err(refuse)?,
+    ))
 }
 
-/// The name of the tensor at a place of the tree.
-fn name(place: &str, key: StateKey, layout: &Layout) -> String {
-    match key.is_local {
-        true => format!("{WINDOW}/{}/{place}", layout.rank()),
-        false => format!("{OPTIMIZER}/{place}"),
+/// The tensor at a place of the tree, with this rank's shard; the shape and the elements of a local one are not known.
+fn at_place(
+    place: &str,
+    key: StateKey,
+    dtype: DType,
+    layout: &Layout,
+) -> Result<StateTensor, ZeroOptimizerError> {
+    let (name, shape, ranges) = match key.is_local {
+        true => (format!("{WINDOW}{}/{place}", layout.rank()), vec![], vec![]),
+        false => {
+            let shape = layout.parameters()[key.parameter].shape.clone();
+            let ranges = layout.shard(key.parameter).to_vec();
+            (format!("optimizer/{place}"), shape, ranges)
+        }
+    };
+    let spec = TensorSpec::new(&*name, in_file(&name, dtype)?, shape);
+    Ok(StateTensor { spec, key, ranges })
+}
+
+/// The bytes of the elements in `ranges` of a tensor, one range behind the other.
+pub(crate) fn cut(bytes: Vec<u8>, ranges: &[Range<usize>], tensor: &TensorSpec) -> Vec<u8> {
+    if Some(ranges.iter().map(Range::len).sum()) == tensor.elements() {
+        return bytes;
     }
-}
-
-/// The elements of a parameter that a layout holds.
-fn held(layout: &Layout, parameter: usize) -> Vec<Range<usize>> {
-    match layout.holds_all() {
-        true => core::iter::once(0..layout.held(parameter)).collect(),
-        false => layout.shard(parameter).to_vec(),
-    }
-}
-
-/// The elements in `ranges`, concatenated.
-pub(crate) fn cut(bytes: &[u8], ranges: &[Range<usize>], element_bytes: usize) -> Vec<u8> {
-    let ranges = ranges.iter();
-    let parts = ranges.map(|range| &bytes[range.start * element_bytes..range.end * element_bytes]);
+    let size = tensor.element_bytes();
+    let parts = ranges
+        .iter()
+        .map(|range| &bytes[range.start * size..range.end * size]);
     parts.collect::<Vec<_>>().concat()
 }
 

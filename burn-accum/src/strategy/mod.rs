@@ -1,6 +1,5 @@
 //! Burn's training loop on one device, in which windows end where epochs do.
 
-mod device;
 mod progress;
 mod training;
 
@@ -18,6 +17,8 @@ use burn::{
         TrainingModel, TrainingStrategy, ValidLoader,
     },
 };
+
+use burn_decorator::device::device_of;
 
 pub use progress::AccumProgress;
 
@@ -171,7 +172,7 @@ impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC>
         }
         let device = match &self.device {
             Some(device) => device.clone(),
-            None => device::of::<TrainingBackend<LC>, _>(&learner.model()),
+            None => device_of::<TrainingBackend<LC>, _>(&learner.model()),
         };
         learner.fork(&device);
         raise(self.check_optimizer(&mut learner, &device));

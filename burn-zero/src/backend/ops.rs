@@ -8,7 +8,7 @@ use core::convert::identity;
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
-use super::attached::{Depth, ask, enter};
+use super::leaves::{Depth, ask, enter};
 use super::sharded::Sharded;
 use super::stream::draw;
 use super::tape::Tape;
@@ -16,24 +16,20 @@ use super::tape::Tape;
 /// Notes the depth of an operand.
 macro_rules! see {
     (Float $x:ident $depth:ident) => {
-        $depth.see::<A>(&$x)
+        $depth.see(&$x)
     };
     (Follow $x:ident $depth:ident) => {
-        $depth.see::<A>(&$x)
+        $depth.see(&$x)
     };
     (FloatOpt $x:ident $depth:ident) => {
-        if let Some(x) = &$x {
-            $depth.see::<A>(x)
-        }
+        $x.iter().for_each(|x| $depth.see(x))
     };
     (Floats $x:ident $depth:ident) => {
-        for x in &$x {
-            $depth.see::<A>(x)
-        }
+        $x.iter().for_each(|x| $depth.see(x))
     };
     (Tensor $x:ident $depth:ident) => {
         if let TensorPrimitive::Float(x) = &$x {
-            $depth.see::<A>(x)
+            $depth.see(x)
         }
     };
     ($kind:tt $x:ident $depth:ident) => {};
@@ -47,7 +43,7 @@ macro_rules! method {
     (float_is_require_grad($tensor:ident: FloatRef) -> $ret:tt) => {
         #[inline]
         fn float_is_require_grad($tensor: kind_type!(FloatRef)) -> kind_type!($ret) {
-            ask::<A>($tensor);
+            ask($tensor);
             A::float_is_require_grad($tensor)
         }
     };
@@ -66,7 +62,7 @@ macro_rules! method {
             #[allow(unused_mut, unused_variables, reason = "rows without float operands or results")]
             let mut depth = Depth::now();
             $(see!($kind $arg depth);)*
-            map_result!($ret A::$op($(map_operand!($kind $arg, |x| enter::<A>(x, depth))),*), |y| depth.leave::<A>(y))
+            map_result!($ret A::$op($(map_operand!($kind $arg, |x| enter(x, depth))),*), |y| depth.leave(y))
         }
     };
     (@draw $op:ident($shape:ident: $a:tt, $distribution:ident: $b:tt, $device:ident: $c:tt, $dtype:ident: $d:tt) -> $ret:tt) => {

@@ -1,11 +1,20 @@
-//! `Sharded` as a backend.
+//! `Sharded` as a backend. In its backward pass gradients leave for the reducer, and are replaced by this rank's shards, on the device or
+//! in host memory.
 
+use std::collections::HashMap;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
-use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet};
+use burn_backend::ops::FloatTensorOps;
+use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
+use burn_backend::{AutodiffBackend, Backend, BackendTypes, DType, DTypeUsageSet, TensorData};
 
+use super::leaves::{arrival_order, forget_depth, leaves, reducers, submit_unused};
 use super::stream;
-use super::tape::Tape;
+use super::tape::{self, Tape};
+use super::with_host::{PlacedTensor, WithHost, on_host};
+use crate::Memory;
+use crate::reduce::{GradientReducer, Timing};
 
 /// A backend whose gradients are reduced, or copied to the host, during backward: `Sharded<Autodiff<Cuda>>`.
 ///
@@ -39,5 +48,145 @@ impl<A: Tape> Backend for Sharded<A> {
 
     fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
         A::dtype_usage(device, dtype)
+    }
+}
+
+/// The gradients of a backward pass of [`Sharded`].
+///
+/// Under stage 2 the gradient of a parameter is this rank's shard of the reduced gradient: a tensor with as many dimensions as the
+/// parameter, all 1 but the last, which is the length of the shard. A rank without elements of the parameter gets a single 0
+/// (or NaN, if the gradient is non-finite anywhere), so that all ranks have gradients of the same parameters.
+///
+/// With [`Memory::Host`] it is in host memory, as are the whole gradients of stages 0 and 1 and of an optimizer on the host alone.
+pub struct ShardedGradients<A: Tape> {
+    inner: A::Gradients,
+    /// By node, of parameters whose gradients left; `None` for one that has no gradient on any rank.
+    left: HashMap<u64, Option<Gradient<A>>>,
+}
+
+type Inner<A> = WithHost<<A as AutodiffBackend>::InnerBackend>;
+type Gradient<A> = FloatTensor<Inner<A>>;
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Tape> AutodiffBackend for Sharded<A> {
+    type InnerBackend = Inner<A>;
+    type Gradients = ShardedGradients<A>;
+
+    fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
+        let reducers = reducers();
+        let device = A::float_device(&loss);
+        let loss = match tape::depth(&loss) {
+            Some(_) if !reducers.is_empty() => {
+                for reducer in &reducers {
+                    crate::raise(reducer.begin_backward(|| arrival_order(reducer)));
+                    submit_unused(reducer);
+                }
+                tape::close(loss, reducers.clone())
+            }
+            // A loss that depends on no parameter is refused by the inner backend.
+            _ => loss,
+        };
+        let mut gradients = ShardedGradients {
+            inner: A::backward(loss),
+            left: HashMap::new(),
+        };
+        forget_depth();
+        for reducer in &reducers {
+            gradients.finish(reducer, &device);
+        }
+        gradients
+    }
+
+    fn grad(
+        tensor: &FloatTensor<Self>,
+        grads: &Self::Gradients,
+    ) -> Option<FloatTensor<Self::InnerBackend>> {
+        match grads.left.get(&tape::node(tensor)) {
+            Some(gradient) => gradient.clone(),
+            None => A::grad(tensor, &grads.inner).map(PlacedTensor::Device),
+        }
+    }
+
+    fn grad_remove(
+        tensor: &FloatTensor<Self>,
+        grads: &mut Self::Gradients,
+    ) -> Option<FloatTensor<Self::InnerBackend>> {
+        match grads.left.get_mut(&tape::node(tensor)) {
+            Some(gradient) => gradient.take(),
+            None => A::grad_remove(tensor, &mut grads.inner).map(PlacedTensor::Device),
+        }
+    }
+
+    fn grad_replace(
+        tensor: &FloatTensor<Self>,
+        grads: &mut Self::Gradients,
+        grad: FloatTensor<Self::InnerBackend>,
+    ) {
+        match grads.left.get_mut(&tape::node(tensor)) {
+            Some(gradient) => *gradient = Some(grad),
+            None => A::grad_replace(tensor, &mut grads.inner, grad.up::<A::InnerBackend>()),
+        }
+    }
+
+    fn inner(tensor: FloatTensor<Self>) -> FloatTensor<Self::InnerBackend> {
+        PlacedTensor::Device(A::inner(tensor))
+    }
+
+    fn int_inner(tensor: IntTensor<Self>) -> IntTensor<Self::InnerBackend> {
+        A::int_inner(tensor)
+    }
+
+    fn bool_inner(tensor: BoolTensor<Self>) -> BoolTensor<Self::InnerBackend> {
+        A::bool_inner(tensor)
+    }
+
+    fn q_inner(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self::InnerBackend> {
+        A::q_inner(tensor)
+    }
+
+    fn from_inner(tensor: FloatTensor<Self::InnerBackend>) -> FloatTensor<Self> {
+        A::from_inner(tensor.up::<A::InnerBackend>())
+    }
+
+    fn int_from_inner(tensor: IntTensor<Self::InnerBackend>) -> IntTensor<Self> {
+        A::int_from_inner(tensor)
+    }
+
+    fn bool_from_inner(tensor: BoolTensor<Self::InnerBackend>) -> BoolTensor<Self> {
+        A::bool_from_inner(tensor)
+    }
+
+    fn q_from_inner(tensor: QuantizedTensor<Self::InnerBackend>) -> QuantizedTensor<Self> {
+        A::q_from_inner(tensor)
+    }
+}
+
+impl<A: Tape> ShardedGradients<A> {
+    /// Waits for the gradients that left: reduced ones, or local ones copied to the host.
+    fn finish(&mut self, reducer: &Arc<GradientReducer>, device: &A::Device) {
+        let all: Vec<Option<TensorData>> = match reducer.timing() {
+            Timing::DuringBackward => {
+                let reduced = crate::raise(reducer.finish());
+                // There are none for another model, or for one whose weights were loaded, whose gradients the step reduces.
+                if reduced.iter().any(Option::is_some) {
+                    reducer.set_reduced();
+                }
+                let reduced = reduced.into_iter();
+                reduced.map(|reduced| Some(reduced?.data)).collect()
+            }
+            Timing::AtTheStep => reducer.finish_copies(),
+        };
+        let mut all: Vec<_> = all
+            .into_iter()
+            .map(|data| {
+                data.map(|data| match reducer.memory() {
+                    Memory::Device => Inner::<A>::float_from_data(data, device),
+                    Memory::Host => on_host::<Inner<A>>(data, device),
+                })
+            })
+            .collect();
+        for (parameter, node) in leaves(reducer) {
+            self.left.insert(node, all[parameter].take());
+        }
     }
 }

@@ -12,67 +12,65 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops};
 use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{AutodiffBackend, Backend, Shape, TensorMetadata};
+use burn_backend::{AutodiffBackend, Backend, BackendTypes, Shape, TensorMetadata};
 
-use super::attached::{Reducers, Use, leaves};
+use super::leaves::{Use, leaves};
 use crate::host::HostRead;
+use crate::reduce::GradientReducer;
+
+/// A tensor of Burn's `Autodiff`, with its node in the graph.
+pub type AutodiffTensor<B> = FloatTensor<Autodiff<B>>;
 
 /// An autodiff backend whose leaves can be hooked: Burn's `Autodiff`.
-pub trait Tape: AutodiffBackend + sealed::Hooks {}
+pub trait Tape:
+    AutodiffBackend
+    + BackendTypes<FloatTensorPrimitive = AutodiffTensor<<Self as AutodiffBackend>::InnerBackend>>
+{
+}
 
 impl<B: Backend, C: CheckpointStrategy> Tape for Autodiff<B, C> {}
 
-pub(crate) mod sealed {
-    use super::*;
+/// The depth of a tensor in its graph; `None` if it is not part of one.
+pub(super) fn depth<B: Backend>(tensor: &AutodiffTensor<B>) -> Option<usize> {
+    (!tensor.node.requirement.is_none()).then_some(tensor.node.order)
+}
 
-    pub trait Hooks: AutodiffBackend {
-        /// The depth of a tensor in its graph; `None` if it is not part of one.
-        fn depth(tensor: &FloatTensor<Self>) -> Option<usize>;
+/// The number of a tensor's node.
+pub(super) fn node<B: Backend>(tensor: &AutodiffTensor<B>) -> u64 {
+    tensor.node.id.value
+}
 
-        /// The number of a tensor's node.
-        fn node(tensor: &FloatTensor<Self>) -> u64;
+/// The leaf, for one use at `depth`.
+pub(super) fn hook<B: Backend>(
+    leaf: AutodiffTensor<B>,
+    depth: usize,
+    by: Arc<Use>,
+) -> AutodiffTensor<B> {
+    let mut anchor = Autodiff::<B>::from_inner(leaf.primitive.clone());
+    Arc::get_mut(&mut anchor.node)
+        .expect("a tensor that was just made has one owner")
+        .order = depth;
+    let nodes = [leaf.node.clone(), anchor.node];
+    Backward::<B, 2>::prepare::<NoCheckpointing>(Hook { by }, nodes)
+        .compute_bound()
+        .stateless(leaf.primitive)
+}
 
-        /// The leaf, for one use at `depth`.
-        fn hook(leaf: FloatTensor<Self>, depth: usize, by: Arc<Use>) -> FloatTensor<Self>;
-
-        /// The loss, with a last operation on the tape that submits the remaining gradients.
-        fn close(loss: FloatTensor<Self>, reducers: Reducers) -> FloatTensor<Self>;
-    }
-
-    impl<B: Backend, C: CheckpointStrategy> Hooks for Autodiff<B, C> {
-        fn depth(tensor: &FloatTensor<Self>) -> Option<usize> {
-            (!tensor.node.requirement.is_none()).then_some(tensor.node.order)
-        }
-
-        fn node(tensor: &FloatTensor<Self>) -> u64 {
-            tensor.node.id.value
-        }
-
-        fn hook(leaf: FloatTensor<Self>, depth: usize, by: Arc<Use>) -> FloatTensor<Self> {
-            let mut anchor = Self::from_inner(leaf.primitive.clone());
-            Arc::get_mut(&mut anchor.node)
-                .expect("a tensor that was just made has one owner")
-                .order = depth;
-            let nodes = [leaf.node.clone(), anchor.node];
-            let hook = Hook { by };
-            Backward::<B, 2>::prepare::<NoCheckpointing>(hook, nodes)
-                .compute_bound()
-                .stateless(leaf.primitive)
-        }
-
-        fn close(loss: FloatTensor<Self>, reducers: Reducers) -> FloatTensor<Self> {
-            let device = B::float_device(&loss.primitive);
-            let dtype = loss.primitive.dtype().into();
-            let nothing = B::float_zeros(Shape::from([1]), &device, dtype);
-            let leaf = Self::from_inner(nothing.clone()).require_grad();
-            let last = Backward::<B, 1>::prepare::<NoCheckpointing>(Last { reducers }, [leaf.node])
-                .compute_bound()
-                .stateless(nothing.clone());
-            Backward::<B, 2>::prepare::<NoCheckpointing>(First, [loss.node, last.node])
-                .compute_bound()
-                .stateless(loss.primitive)
-        }
-    }
+/// The loss, with a last operation on the tape that submits the remaining gradients.
+pub(super) fn close<B: Backend>(
+    loss: AutodiffTensor<B>,
+    reducers: Vec<Arc<GradientReducer>>,
+) -> AutodiffTensor<B> {
+    let device = B::float_device(&loss.primitive);
+    let dtype = loss.primitive.dtype().into();
+    let nothing = B::float_zeros(Shape::from([1]), &device, dtype);
+    let leaf = Autodiff::<B>::from_inner(nothing.clone()).require_grad();
+    let last = Backward::<B, 1>::prepare::<NoCheckpointing>(Last { reducers }, [leaf.node])
+        .compute_bound()
+        .stateless(nothing);
+    Backward::<B, 2>::prepare::<NoCheckpointing>(First, [loss.node, last.node])
+        .compute_bound()
+        .stateless(loss.primitive)
 }
 
 /// A tensor with the node of a leaf, as the key for looking up its gradient.
@@ -143,7 +141,7 @@ impl<B: Backend> Backward<B, 2> for First {
 /// rank.
 #[derive(Debug)]
 struct Last {
-    reducers: Reducers,
+    reducers: Vec<Arc<GradientReducer>>,
 }
 
 impl<B: Backend> Backward<B, 1> for Last {
@@ -151,7 +149,7 @@ impl<B: Backend> Backward<B, 1> for Last {
 
     fn backward(self, ops: Ops<(), 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let like = gradients.consume::<B>(&ops.node);
-        for reducer in &self.reducers.0 {
+        for reducer in &self.reducers {
             for (parameter, node) in leaves(reducer) {
                 if reducer.takes(parameter) {
                     let gradient = gradients.remove(&leaf::<B>(node, like.clone()));

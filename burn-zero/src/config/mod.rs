@@ -1,18 +1,327 @@
-//! The configuration of a job: stage, batches, precision, offload. Values only, independent of Burn and of the other crates.
+//! The configuration of a job: stage, batches, communication, offload. Values only, independent of Burn and of the other crates.
 
-mod batch;
 mod deepspeed;
-mod error;
-mod job;
-mod scheduler;
-mod zero_config;
+mod keys;
 
-pub use batch::{BatchConfig, BatchSizes};
-pub use deepspeed::AutoValues;
-pub use error::ConfigError;
-pub use job::{
-    AdagradParams, AdamParams, LossScaling, OptimizerConfig, OptimizerOffload, Precision,
-    SgdParams, Stage3Config,
-};
-pub use scheduler::{SchedulerConfig, Warmup, WarmupShape};
-pub use zero_config::{IgnoredKey, ResolvedConfig, ZeroConfig};
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use thiserror::Error;
+
+use crate::group::BufferDtype;
+use crate::{Memory, Stage, ZeroSettings};
+
+/// How a job trains over its ranks. Written by hand, read from DeepSpeed's JSON
+/// ([`from_deepspeed_json`](Self::from_deepspeed_json)), or from its own (serde), which refuses unknown names too.
+///
+/// Defaults are those of DeepSpeed 0.19.8 except for the bucket sizes: its 5e8 would put all gradients of most models into one
+/// bucket, which could only be reduced after backward.
+///
+/// ```
+/// use burn_zero::{OptimizerOffload, Stage, ZeroConfig};
+///
+/// let config = ZeroConfig::from_deepspeed_json(
+///     r#"{"train_batch_size": 64, "fp16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer":
+///         {"device": "cpu", "pin_memory": true}, "offload_param": {"device": "cpu"}}}"#,
+/// )?;
+/// assert_eq!(config.stage, Stage::Gradients);
+/// assert_eq!(config.offload_optimizer, OptimizerOffload::Host { ratio: 1.0 });
+/// assert_eq!(config.gradient_clipping, Some(1.0)); // DeepSpeed's default since June 2026
+/// assert_eq!(config.sections["fp16"]["enabled"], true); // for the program, which makes burn-amp's settings of it
+/// let ignored: Vec<_> = config.ignored.keys().collect();
+/// assert_eq!(ignored, ["zero_optimization.offload_optimizer.pin_memory", "zero_optimization.offload_param"]);
+///
+/// let batch = config.batch.resolve(4)?;
+/// assert_eq!((batch.micro, batch.steps), (16, 1));
+///
+/// let error = ZeroConfig::from_deepspeed_json(r#"{"zero_optimisation": {"stage": 2}}"#).unwrap_err();
+/// assert_eq!(error.to_string(), "zero_optimisation: there is no such key; the nearest is `zero_optimization`");
+/// # Ok::<(), burn_zero::ConfigError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ZeroConfig {
+    /// What is sharded. Default nothing.
+    pub stage: Stage,
+    /// Batch sizes. Default none: one must be set before [`BatchConfig::resolve`].
+    pub batch: BatchConfig,
+    /// Gradients are scaled down to this norm over all parameters and ranks. Default 1; `None` (0 in DeepSpeed's file) for no
+    /// clipping.
+    pub gradient_clipping: Option<f64>,
+    /// Where optimizer state lives. Default the device.
+    pub offload_optimizer: OptimizerOffload,
+    /// Elements of gradients that are reduced at a time, at most. Default 8,388,608.
+    pub reduce_bucket_size: u64,
+    /// Elements of parameters that are gathered at a time, at most. Default 8,388,608. Both fill the same buckets: the smaller
+    /// of the two sizes counts.
+    pub allgather_bucket_size: u64,
+    /// The type in which gradients are sent. Default f32, their own type.
+    pub communication_dtype: BufferDtype,
+    /// The sections `fp16`, `bf16`, `optimizer` and `scheduler` of DeepSpeed's file, which this crate does not use: the program reads
+    /// them. They have only keys that DeepSpeed reads, without those that have no effect, with `"auto"` filled in.
+    pub sections: BTreeMap<String, Value>,
+    /// Keys of the file that have no effect here, as paths, and why they have none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub ignored: BTreeMap<String, String>,
+}
+
+impl Default for ZeroConfig {
+    fn default() -> Self {
+        let settings = ZeroSettings::stage(Stage::DataParallel);
+        let bucket_size = settings.bucket_elements as u64;
+        Self {
+            stage: settings.stage,
+            batch: BatchConfig::default(),
+            gradient_clipping: Some(1.0),
+            offload_optimizer: OptimizerOffload::None,
+            reduce_bucket_size: bucket_size,
+            allgather_bucket_size: bucket_size,
+            communication_dtype: settings.communication_dtype,
+            sections: BTreeMap::new(),
+            ignored: BTreeMap::new(),
+        }
+    }
+}
+
+impl ZeroConfig {
+    /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1 or 2: integers may be written as
+    /// `5e8`, `null` is the default, and keys without effect here are listed in
+    /// [`ignored`](Self::ignored) with the reason. `"auto"` is the default where Accelerate and DeepSpeed take one: for batch sizes
+    /// (they count as missing), `gradient_clipping`, the loss scaling, the sizes of buckets and `scheduler.params.warmup_min_lr`.
+    ///
+    /// # Errors
+    ///
+    /// No JSON, an unknown or doubled key, a wrong type or value, an `"auto"` that only the program can fill in, and what DeepSpeed
+    /// has and this crate has not. Stage 3 comes later; NVMe is not supported.
+    pub fn from_deepspeed_json(text: &str) -> Result<Self, ConfigError> {
+        Self::from_deepspeed_json_with(text, &|_| None)
+    }
+
+    /// Reads DeepSpeed's JSON. `auto` gives the value of a key that says `"auto"`, by its path, from the program's options or its model.
+    ///
+    /// ```
+    /// use burn_zero::ZeroConfig;
+    ///
+    /// let file = r#"{"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, "gradient_clipping": "auto",
+    ///     "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "train_micro_batch_size_per_gpu": "auto"}"#;
+    /// let error = ZeroConfig::from_deepspeed_json(file).unwrap_err();
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "optimizer.params.lr: \"auto\", and nothing fills it in: let the program give it, or put a value there",
+    /// );
+    /// let hidden_size = 768;
+    /// let auto = |path: &str| match path {
+    ///     "optimizer.params.lr" => Some(3e-4.into()),
+    ///     "zero_optimization.reduce_bucket_size" => Some((hidden_size * hidden_size).into()), // as Transformers does
+    ///     _ => None,
+    /// };
+    /// let config = ZeroConfig::from_deepspeed_json_with(file, &auto)?;
+    /// assert_eq!(config.sections["optimizer"]["params"]["lr"], 3e-4);
+    /// assert_eq!((config.reduce_bucket_size, config.gradient_clipping), (768 * 768, Some(1.0)));
+    /// # Ok::<(), burn_zero::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`from_deepspeed_json`](Self::from_deepspeed_json).
+    pub fn from_deepspeed_json_with(
+        text: &str,
+        auto: &dyn Fn(&str) -> Option<Value>,
+    ) -> Result<Self, ConfigError> {
+        deepspeed::read(text, auto)
+    }
+
+    /// The settings for a [`ZeroOptimizer`](crate::ZeroOptimizer). Gradients are averaged over ranks, as in DeepSpeed;
+    /// parameters are cut at any element: see [`ZeroSettings::partition`] for optimizers that need the other partition.
+    ///
+    /// ```
+    /// use burn_zero::{ZeroSettings, Stage, ZeroConfig};
+    ///
+    /// let config = ZeroConfig::from_deepspeed_json(
+    ///     r#"{"zero_optimization": {"stage": 2, "reduce_bucket_size": 2e6, "allgather_bucket_size": 1e6}}"#,
+    /// )?;
+    /// let expected = ZeroSettings { bucket_elements: 1_000_000, ..ZeroSettings::stage(Stage::Gradients) };
+    /// assert_eq!(config.settings(), expected);
+    /// # Ok::<(), burn_zero::ConfigError>(())
+    /// ```
+    pub fn settings(&self) -> ZeroSettings {
+        let bucket_size = self.reduce_bucket_size.min(self.allgather_bucket_size);
+        ZeroSettings {
+            // Saturated: longer than any buffer.
+            bucket_elements: usize::try_from(bucket_size).unwrap_or(usize::MAX),
+            communication_dtype: self.communication_dtype,
+            gradients: match self.offload_optimizer.ratio() {
+                // Gradients whose state stays on the device would have to be uploaded again.
+                ratio if ratio < 1.0 => Memory::Device,
+                _ => Memory::Host,
+            },
+            ..ZeroSettings::stage(self.stage)
+        }
+    }
+}
+
+/// The memory in which the optimizer state of a rank's shard is kept and updated (ZeRO-Offload, Ren et al., arXiv 2101.06840).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum OptimizerOffload {
+    /// On the device.
+    #[default]
+    None,
+    /// In host memory, updated by the host's processor.
+    Host {
+        /// The part of the elements that is offloaded, 0 to 1; the rest stays on the device.
+        ratio: f64,
+    },
+}
+
+impl OptimizerOffload {
+    /// The part of the elements that is offloaded.
+    pub fn ratio(&self) -> f64 {
+        match self {
+            Self::None => 0.0,
+            Self::Host { ratio } => *ratio,
+        }
+    }
+}
+
+/// The batch sizes that a configuration names. [`resolve`](Self::resolve) gives the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BatchConfig {
+    /// Items an update, over all ranks and all accumulated micro-batches.
+    pub train_batch_size: Option<u64>,
+    /// Items a forward pass of one rank.
+    pub train_micro_batch_size_per_gpu: Option<u64>,
+    /// Micro-batches that a rank accumulates for an update.
+    pub gradient_accumulation_steps: Option<u64>,
+}
+
+/// All batch sizes: `train = micro x steps x world_size`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct BatchSizes {
+    /// Items an update, over all ranks and all accumulated micro-batches.
+    pub train: u64,
+    /// Items a forward pass of one rank.
+    pub micro: u64,
+    /// Micro-batches that a rank accumulates for an update.
+    pub steps: u64,
+    /// Ranks.
+    pub world_size: usize,
+}
+
+const TRAIN: &str = "train_batch_size";
+const MICRO: &str = "train_micro_batch_size_per_gpu";
+const STEPS: &str = "gradient_accumulation_steps";
+
+impl BatchConfig {
+    /// All sizes for `world_size` ranks, by DeepSpeed's rules: two of them determine the third; if there is only one,
+    /// other than the number of steps, that number is 1.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Key`] for a size of 0 or a product above 2^64; [`ConfigError::Batch`] for sizes that contradict each other or do
+    /// not divide evenly, for none at all, and for no ranks.
+    pub fn resolve(&self, world_size: usize) -> Result<BatchSizes, ConfigError> {
+        let (train, micro, given) = (
+            self.train_batch_size,
+            self.train_micro_batch_size_per_gpu,
+            self.gradient_accumulation_steps,
+        );
+        for (name, size) in [(TRAIN, train), (MICRO, micro), (STEPS, given)] {
+            ConfigError::require(size != Some(0), name, "0", "at least 1")?;
+        }
+        let refused = |reason: String| Err(ConfigError::Batch(reason));
+        if world_size == 0 {
+            return refused("a world of 0 ranks: there must be at least 1".to_owned());
+        }
+        let ranks = world_size as u64;
+        let divide = |train: u64, name, value: u64| {
+            let divisor = u128::from(value) * u128::from(ranks);
+            match u64::try_from(divisor) {
+                Ok(divisor) if train.is_multiple_of(divisor) => Ok(train / divisor),
+                _ => Err(ConfigError::Batch(format!(
+                    "train_batch_size {train} is no multiple of {ranks} ranks x {name} {value} = {divisor}"
+                ))),
+            }
+        };
+        let steps = given.unwrap_or(1);
+        let (micro, steps) = match (train, micro) {
+            (None, None) => {
+                return refused(format!(
+                    "neither {TRAIN} nor {MICRO} has a number: put one there, or set it in ZeroConfig::batch"
+                ));
+            }
+            (Some(train), None) => (divide(train, STEPS, steps)?, steps),
+            (Some(train), Some(micro)) if given.is_none() => (micro, divide(train, MICRO, micro)?),
+            (_, Some(micro)) => (micro, steps),
+        };
+        let product = [steps, ranks].into_iter().try_fold(micro, u64::checked_mul);
+        match (train, product) {
+            (None, None) => {
+                let product = format!("{micro} x {steps} x {ranks}");
+                Err(ConfigError::invalid(TRAIN, product, "below 2^64"))
+            }
+            (Some(train), product) if product != Some(train) => refused(format!(
+                "{TRAIN} {train}, but {MICRO} {micro} x {STEPS} {steps} x {ranks} ranks = {}",
+                product.map_or("more than 2^64".to_owned(), |product| product.to_string())
+            )),
+            (_, product) => Ok(BatchSizes {
+                train: product.or(train).unwrap_or_default(),
+                micro,
+                steps,
+                world_size,
+            }),
+        }
+    }
+}
+
+/// Errors of [`ZeroConfig`].
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The text is no JSON. Comments, trailing commas, `NaN` and `Infinity` are none either. What the parser says, with the line and the
+    /// column.
+    #[error("the configuration is no JSON: {0}")]
+    Syntax(String),
+    /// A key or its value is refused.
+    #[error("{path}: {reason}")]
+    Key {
+        /// Where: `zero_optimization.offload_optimizer.device`.
+        path: String,
+        /// Why, with the value, and what to put there instead.
+        reason: String,
+    },
+    /// The batch sizes do not give the third one.
+    #[error("{0}")]
+    Batch(String),
+}
+
+impl ConfigError {
+    /// Where in the JSON, if the error is about one place.
+    pub fn path(&self) -> Option<&str> {
+        match self {
+            Self::Key { path, .. } => Some(path),
+            _ => None,
+        }
+    }
+
+    fn key(path: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Key {
+            path: path.into(),
+            reason: reason.into(),
+        }
+    }
+
+    fn invalid(path: &str, value: impl ToString, expected: &str) -> Self {
+        let value = value.to_string();
+        Self::key(path, format!("{value}, but it must be {expected}"))
+    }
+
+    fn require(is_met: bool, path: &str, value: impl ToString, expected: &str) -> Result<(), Self> {
+        match is_met {
+            true => Ok(()),
+            false => Err(Self::invalid(path, value, expected)),
+        }
+    }
+}

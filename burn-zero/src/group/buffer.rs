@@ -1,8 +1,8 @@
-//! Buffers in host memory, in the types that ranks exchange.
+//! Buffers in host memory, in the types that ranks exchange, and their reduction, defined once for all groups.
 
 use std::fmt;
 
-use bytemuck::Pod;
+use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use serde::{Deserialize, Serialize};
 
@@ -53,13 +53,12 @@ pub enum HostBuffer {
 macro_rules! with_values {
     ($buffer:expr, $values:ident => $body:expr) => {
         match $buffer {
-            $crate::group::HostBuffer::F32($values) => $body,
-            $crate::group::HostBuffer::Bf16($values) => $body,
-            $crate::group::HostBuffer::F16($values) => $body,
+            HostBuffer::F32($values) => $body,
+            HostBuffer::Bf16($values) => $body,
+            HostBuffer::F16($values) => $body,
         }
     };
 }
-pub(crate) use with_values;
 
 impl HostBuffer {
     /// A buffer of zeros.
@@ -115,7 +114,28 @@ impl HostBuffer {
 
     /// The elements as bytes, in this machine's order.
     pub fn as_bytes(&self) -> &[u8] {
-        with_values!(self, values => bytemuck::cast_slice(values))
+        with_values!(self, values => cast_slice(values))
+    }
+
+    /// Reduces `parts`, one a rank in the order of ranks, into the elements from the byte `at` on. All parts are equally long.
+    pub(super) fn reduce(&mut self, at: usize, op: ReduceOp, parts: &[&[u8]]) {
+        let start = at / self.dtype().size_bytes();
+        with_values!(self, out => {
+            let parts: Vec<_> = parts.iter().map(|part| cast_slice(part)).collect();
+            reduce(op, &parts, &mut out[start..start + parts[0].len()]);
+        });
+    }
+}
+
+impl AsRef<[u8]> for HostBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
+    }
+}
+
+impl AsMut<[u8]> for HostBuffer {
+    fn as_mut(&mut self) -> &mut [u8] {
+        with_values!(self, values => cast_slice_mut(values))
     }
 }
 
@@ -137,17 +157,85 @@ impl From<Vec<f16>> for HostBuffer {
     }
 }
 
-/// An element that can be reduced: through f32.
-pub(crate) trait Element: Pod + Send + Sync {
+/// How the elements of all ranks become one.
+///
+/// Both add in f32, rank after rank from 0 on, and round to the buffer's type once, at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ReduceOp {
+    /// `x0 + x1 + ...`
+    Sum,
+    /// The sum divided by the world size, before it is rounded.
+    Mean,
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sum => "sum",
+            Self::Mean => "mean",
+        })
+    }
+}
+
+/// Elements that are reduced at a time: the f32 accumulators stay in the first-level cache.
+const BLOCK: usize = 1024;
+
+fn reduce<E: Element>(op: ReduceOp, parts: &[&[E]], out: &mut [E]) {
+    let (mut sum, mut next) = ([0.0; BLOCK], [0.0; BLOCK]);
+    for (index, out) in out.chunks_mut(BLOCK).enumerate() {
+        let at = index * BLOCK..index * BLOCK + out.len();
+        let (sum, next) = (&mut sum[..out.len()], &mut next[..out.len()]);
+        E::widen(&parts[0][at.clone()], sum);
+        for part in &parts[1..] {
+            E::widen(&part[at.clone()], next);
+            for (sum, next) in sum.iter_mut().zip(&*next) {
+                *sum += next;
+            }
+        }
+        if op == ReduceOp::Mean {
+            let ranks = parts.len() as f32;
+            sum.iter_mut().for_each(|sum| *sum /= ranks);
+        }
+        E::round(sum, out);
+    }
+}
+
+/// An element that is reduced through f32.
+trait Element: Pod {
     /// Widens `values` into `out`, exactly.
     fn widen(values: &[Self], out: &mut [f32]);
 
     /// Rounds `values` into `out`.
     fn round(values: &[f32], out: &mut [Self]);
-
-    /// The vector inside a buffer of this type.
-    fn unwrap(buffer: HostBuffer) -> Option<Vec<Self>>;
 }
+
+impl Element for f32 {
+    fn widen(values: &[Self], out: &mut [f32]) {
+        out.copy_from_slice(values);
+    }
+
+    fn round(values: &[f32], out: &mut [Self]) {
+        out.copy_from_slice(values);
+    }
+}
+
+/// For a type of two bytes.
+macro_rules! half_element {
+    ($half:ty) => {
+        impl Element for $half {
+            fn widen(values: &[Self], out: &mut [f32]) {
+                values.convert_to_f32_slice(out);
+            }
+
+            fn round(values: &[f32], out: &mut [Self]) {
+                out.convert_from_f32_slice(values);
+            }
+        }
+    };
+}
+
+half_element!(bf16);
+half_element!(f16);
 
 fn rounded<E: Element>(values: &[f32]) -> Vec<E> {
     let mut out = vec![E::zeroed(); values.len()];
@@ -160,45 +248,3 @@ fn widened<E: Element>(values: &[E]) -> Vec<f32> {
     E::widen(values, &mut out);
     out
 }
-
-impl Element for f32 {
-    fn widen(values: &[Self], out: &mut [f32]) {
-        out.copy_from_slice(values);
-    }
-
-    fn round(values: &[f32], out: &mut [Self]) {
-        out.copy_from_slice(values);
-    }
-
-    fn unwrap(buffer: HostBuffer) -> Option<Vec<Self>> {
-        match buffer {
-            HostBuffer::F32(values) => Some(values),
-            _ => None,
-        }
-    }
-}
-
-/// For a type of two bytes, by its variant of the buffer.
-macro_rules! half_element {
-    ($half:ident, $variant:ident) => {
-        impl Element for $half {
-            fn widen(values: &[Self], out: &mut [f32]) {
-                values.convert_to_f32_slice(out);
-            }
-
-            fn round(values: &[f32], out: &mut [Self]) {
-                out.convert_from_f32_slice(values);
-            }
-
-            fn unwrap(buffer: HostBuffer) -> Option<Vec<Self>> {
-                match buffer {
-                    HostBuffer::$variant(values) => Some(values),
-                    _ => None,
-                }
-            }
-        }
-    };
-}
-
-half_element!(bf16, Bf16);
-half_element!(f16, F16);

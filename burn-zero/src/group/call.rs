@@ -1,14 +1,14 @@
-//! The description of a collective that ranks compare before it starts, and the cut of a buffer into one part a rank.
+//! What a collective is: its operation, the description that ranks compare before it starts, the cut of its buffer into one
+//! part a rank, and the count of what it has sent.
 
-use std::{fmt, ops::Range};
+use std::{collections::BTreeMap, fmt, ops::Range};
 
 use serde::{Deserialize, Serialize};
 
-use super::{BufferDtype, GroupFault, HostBuffer, ReduceOp};
-use crate::ZeroError;
+use super::{GroupFault, HostBuffer};
 
 /// The collectives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Operation {
     /// Every rank gets the reduction of all buffers.
     AllReduce,
@@ -26,13 +26,6 @@ pub enum Operation {
     GatherBytesTo,
 }
 
-impl Operation {
-    /// Whether ranks give byte strings, whose lengths may differ.
-    fn is_of_bytes(self) -> bool {
-        matches!(self, Self::GatherBytes | Self::GatherBytesTo)
-    }
-}
-
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -47,86 +40,51 @@ impl fmt::Display for Operation {
     }
 }
 
-/// A collective as one rank calls it. Ranks that do not make the same call in the same place stop with
-/// [`GroupFault::Mismatch`], which shows both.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
+/// A collective as one rank calls it: a text, which all ranks compare, and the length of this rank's byte string, if it has one,
+/// which may differ.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Call {
     /// Position in this rank's sequence of collectives, counted from 0.
     pub sequence: u64,
-    /// What is called.
-    pub operation: Operation,
-    /// Type of the buffer's elements, if there is a buffer.
-    pub dtype: Option<BufferDtype>,
-    /// Elements of the whole buffer; bytes of this rank's own string for [`Operation::GatherBytes`] and
-    /// [`Operation::GatherBytesTo`], where ranks may differ.
-    pub elements: u64,
-    /// How elements are reduced, if they are.
-    pub reduce: Option<ReduceOp>,
-    /// The sender of a [`Operation::Broadcast`], or the receiver of a [`Operation::GatherBytesTo`].
-    pub root: Option<usize>,
-    /// Hash of the parts' sizes where the caller chose them, else 0.
-    pub split: u64,
-    /// What the rank has declared ([`ProcessGroup::declare_settings`](super::ProcessGroup::declare_settings)), else empty.
-    pub settings: String,
-    /// The caller's name for it, such as "gradients of bucket 3 (blocks.0.mlp.weight)".
-    pub label: String,
+    /// The operation and its position.
+    name: String,
+    label: String,
+    pub bytes: Option<u64>,
+    /// Elements, reduction, root and split, if there are any, and what the rank has declared.
+    details: String,
 }
 
 /// Longest label in bytes: the rest is cut off, so that a call fits a message of fixed size.
 const LABEL_BYTES: usize = 400;
 
 impl Call {
-    /// Whether `other` is the same call on another rank.
-    pub fn matches(&self, other: &Self) -> bool {
-        let mut other = other.clone();
-        if self.operation.is_of_bytes() {
-            other.elements = self.elements;
-        }
-        *self == other
-    }
-
-    pub(super) fn new(operation: Operation, label: &str) -> Self {
+    pub fn new(operation: Operation, sequence: u64, label: &str) -> Self {
         Self {
-            sequence: 0,
-            operation,
-            dtype: None,
-            elements: 0,
-            reduce: None,
-            root: None,
-            split: 0,
-            settings: String::new(),
+            sequence,
+            name: format!("{operation} #{sequence}"),
             label: label[..label.floor_char_boundary(LABEL_BYTES)].to_owned(),
+            bytes: None,
+            details: String::new(),
         }
     }
 
-    pub(super) fn of_buffer(operation: Operation, label: &str, buffer: &HostBuffer) -> Self {
-        Self {
-            dtype: Some(buffer.dtype()),
-            elements: buffer.len() as u64,
-            ..Self::new(operation, label)
-        }
+    /// Adds the type and the number of elements of the whole buffer.
+    pub fn of(self, elements: usize, buffer: &HostBuffer) -> Self {
+        self.with(format_args!(" of {elements} {}", buffer.dtype()))
     }
 
-    /// Returns [`ZeroError::BufferLength`] unless the buffer of `elements` elements `fits`.
-    pub(super) fn require(
-        &self,
-        fits: bool,
-        elements: usize,
-        expected: impl FnOnce() -> String,
-    ) -> Result<(), ZeroError> {
-        match fits {
-            true => Ok(()),
-            false => Err(ZeroError::BufferLength {
-                call: format!("{} `{}`", self.operation, self.label),
-                elements,
-                expected: expected(),
-            }),
-        }
+    /// Adds to the text.
+    pub fn with(mut self, detail: fmt::Arguments) -> Self {
+        self.details += &detail.to_string();
+        self
     }
 
     /// The first rank whose call differs from this one.
-    pub(super) fn check(&self, rank: usize, calls: &[Self]) -> Result<(), GroupFault> {
-        match calls.iter().position(|call| !self.matches(call)) {
+    pub fn check(&self, rank: usize, calls: &[Self]) -> Result<(), GroupFault> {
+        let differs = |other: &Self| {
+            (&self.name, &self.label, &self.details) != (&other.name, &other.label, &other.details)
+        };
+        match calls.iter().position(differs) {
             None => Ok(()),
             Some(peer) => Err(GroupFault::Mismatch {
                 rank,
@@ -140,31 +98,11 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} #{} `{}`", self.operation, self.sequence, self.label)?;
-        match (self.dtype, self.operation) {
-            (Some(dtype), _) => write!(f, " of {} {dtype}", self.elements)?,
-            (None, operation) if operation.is_of_bytes() => {
-                write!(f, " of {} bytes", self.elements)?;
-            }
-            (None, _) => {}
+        write!(f, "{} `{}`", self.name, self.label)?;
+        if let Some(bytes) = self.bytes {
+            write!(f, " of {bytes} bytes")?;
         }
-        if let Some(op) = self.reduce {
-            write!(f, ", {op}")?;
-        }
-        if let Some(root) = self.root {
-            let way = match self.operation {
-                Operation::GatherBytesTo => "to",
-                _ => "from",
-            };
-            write!(f, ", {way} rank {root}")?;
-        }
-        if self.split != 0 {
-            write!(f, ", split {:x}", self.split)?;
-        }
-        if !self.settings.is_empty() {
-            write!(f, ", in `{}`", self.settings)?;
-        }
-        Ok(())
+        f.write_str(&self.details)
     }
 }
 
@@ -198,60 +136,29 @@ pub enum Split {
 }
 
 impl Split {
-    pub(super) fn hash(&self) -> u64 {
+    /// The detail of a call that differs if the split does.
+    pub(super) fn describe(&self) -> String {
         match self {
-            Self::Equal => 0,
+            Self::Equal => String::new(),
             Self::Counts(counts) => {
                 let counts = counts.iter().map(|&count| count as u64);
-                stable_hash(counts.flat_map(u64::to_le_bytes))
+                let hash = stable_hash(counts.flat_map(u64::to_le_bytes));
+                format!(", split {hash:x}")
             }
         }
     }
 
-    /// The offsets of the ranks' parts in a whole buffer, and its end.
-    pub(super) fn of_whole(
-        &self,
-        elements: usize,
-        world_size: usize,
-        call: &Call,
-    ) -> Result<Vec<usize>, ZeroError> {
-        let offsets = self.offsets(elements / world_size, world_size);
-        let total = offsets[offsets.len() - 1];
-        let fits = total == elements && offsets.len() == world_size + 1;
-        call.require(fits, elements, || {
-            format!("the parts of {world_size} ranks must add up to it: {total}")
-        })?;
-        Ok(offsets)
-    }
-
-    /// The offsets of the ranks' parts, and the end, given the number of elements of this rank's part.
-    pub(super) fn of_part(
-        &self,
-        elements: usize,
-        rank: usize,
-        world_size: usize,
-        call: &Call,
-    ) -> Result<Vec<usize>, ZeroError> {
-        let offsets = self.offsets(elements, world_size);
-        let own = offsets.get(rank + 1).map(|end| end - offsets[rank]);
-        let fits = own == Some(elements) && offsets.len() == world_size + 1;
-        call.require(fits, elements, || {
-            format!("the split says {own:?} for rank {rank} of {world_size}")
-        })?;
-        Ok(offsets)
-    }
-
-    /// The offsets of the parts; fewer than world size + 1 if a sum overflows.
-    fn offsets(&self, equal: usize, world_size: usize) -> Vec<usize> {
+    /// The offsets of the ranks' parts, and the end, where equal parts have `equal` elements; `None` unless there is one part a rank.
+    pub(super) fn offsets(&self, world_size: usize, equal: usize) -> Option<Vec<usize>> {
         let counts = match self {
             Self::Equal => vec![equal; world_size],
             Self::Counts(counts) => counts.clone(),
         };
-        let ends = counts.iter().scan(0_usize, |end, &count| {
-            *end = end.checked_add(count)?;
-            Some(*end)
-        });
-        std::iter::once(0).chain(ends).collect()
+        let mut offsets = vec![0_usize];
+        for count in counts {
+            offsets.push(offsets[offsets.len() - 1].checked_add(count)?);
+        }
+        (offsets.len() == world_size + 1).then_some(offsets)
     }
 }
 
@@ -263,7 +170,52 @@ pub(super) fn balanced(elements: usize, world_size: usize) -> Vec<usize> {
         .collect()
 }
 
-/// Each rank's part.
-pub(super) fn parts(offsets: &[usize]) -> Vec<Range<usize>> {
-    offsets.windows(2).map(|part| part[0]..part[1]).collect()
+/// Each rank's part, in units of `size`.
+pub(super) fn parts(offsets: &[usize], size: usize) -> Vec<Range<usize>> {
+    let parts = offsets.windows(2);
+    parts.map(|part| part[0] * size..part[1] * size).collect()
+}
+
+/// What a rank has sent to others in one kind of operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Completed calls.
+    pub calls: u64,
+    /// Elements of buffers; what a rank keeps for itself does not count.
+    pub elements: u64,
+    /// These elements in bytes.
+    pub data_bytes: u64,
+    /// Bytes of the messages that start each call.
+    pub header_bytes: u64,
+}
+
+impl Sent {
+    fn add(&mut self, other: Self) {
+        self.calls += other.calls;
+        self.elements += other.elements;
+        self.data_bytes += other.data_bytes;
+        self.header_bytes += other.header_bytes;
+    }
+}
+
+/// What a rank has sent, by operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Traffic(BTreeMap<Operation, Sent>);
+
+impl Traffic {
+    /// What was sent in one operation. An all-reduce counts as such, although it is a reduce-scatter and an all-gather.
+    pub fn of(&self, operation: Operation) -> Sent {
+        self.0.get(&operation).copied().unwrap_or_default()
+    }
+
+    /// What was sent in all operations.
+    pub fn total(&self) -> Sent {
+        let mut total = Sent::default();
+        self.0.values().for_each(|sent| total.add(*sent));
+        total
+    }
+
+    pub(super) fn record(&mut self, operation: Operation, sent: Sent) {
+        self.0.entry(operation).or_default().add(sent);
+    }
 }

@@ -13,15 +13,16 @@ use crate::ZeroError;
 
 /// Work that makes collectives: made by [`Pending::start`], given to [`ProcessGroup::submit`].
 pub struct Job {
-    work: Work,
-    result: Arc<dyn Fail>,
+    work: Box<dyn FnOnce(&mut Collectives) + Send>,
+    /// Sets the result to an error, if there is none yet.
+    fail: Fail,
 }
 
-type Work = Box<dyn FnOnce(&mut dyn Collectives) + Send>;
+type Fail = Arc<dyn Fn(&GroupFault) + Send + Sync>;
 
 impl Job {
     /// Runs the job with the collectives of its rank.
-    pub fn run(self, collectives: &mut dyn Collectives) {
+    pub fn run(self, collectives: &mut Collectives) {
         (self.work)(collectives);
     }
 }
@@ -37,21 +38,10 @@ struct Slot<T> {
     filled: Condvar,
 }
 
-/// A pending result of any type that a lost group sets to an error.
-trait Fail: Send + Sync {
-    fn fail(&self, fault: &GroupFault);
-}
-
 impl<T> Slot<T> {
     fn fill(&self, result: Result<T, ZeroError>) {
         self.result.lock().get_or_insert(result);
         self.filled.notify_all();
-    }
-}
-
-impl<T: Send> Fail for Slot<T> {
-    fn fail(&self, fault: &GroupFault) {
-        self.fill(Err(fault.clone().into()));
     }
 }
 
@@ -75,16 +65,16 @@ impl<T: Send + 'static> Pending<T> {
     /// ```
     pub fn start(
         group: &(impl ProcessGroup + ?Sized),
-        work: impl FnOnce(&mut dyn Collectives) -> Result<T, ZeroError> + Send + 'static,
+        work: impl FnOnce(&mut Collectives) -> Result<T, ZeroError> + Send + 'static,
     ) -> Self {
         let slot = Arc::new(Slot {
             result: Mutex::new(None),
             filled: Condvar::new(),
         });
-        let filled = slot.clone();
+        let (filled, failed) = (slot.clone(), slot.clone());
         group.submit(Job {
             work: Box::new(move |ranks| filled.fill(work(ranks))),
-            result: slot.clone(),
+            fail: Arc::new(move |fault| failed.fill(Err(fault.clone().into()))),
         });
         Self(slot)
     }
@@ -132,19 +122,10 @@ pub(super) struct Queue {
 struct State {
     /// Each with the rank's declaration at the time of its submission.
     waiting: VecDeque<(Job, String)>,
-    running: Option<Arc<dyn Fail>>,
+    running: Option<Fail>,
     settings: String,
-    closed: bool,
+    is_closed: bool,
     fault: Option<GroupFault>,
-}
-
-/// What the communication thread does next.
-pub(super) enum Next {
-    Job(Job, String),
-    /// No job was submitted in time.
-    Nothing,
-    /// The group is dropped and everything is done, or the group is lost.
-    End,
 }
 
 impl Queue {
@@ -152,36 +133,28 @@ impl Queue {
     pub fn submit(&self, job: Job) {
         let mut state = self.state.lock();
         if let Some(fault) = &state.fault {
-            return job.result.fail(fault);
+            return (job.fail)(fault);
         }
         let settings = state.settings.clone();
         state.waiting.push_back((job, settings));
         self.changed.notify_all();
     }
 
-    /// Waits for the next job, at most for `patience`. Called after the previous one has run.
-    pub fn next(&self, patience: Option<Duration>) -> Next {
-        let until = patience.map(|patience| Instant::now() + patience);
+    /// Waits for the next job; `None` if the group is dropped and everything is done, or if it is lost. Calls `stay` each time that none
+    /// was submitted for `patience`. Called after the previous job has run.
+    pub fn next(&self, patience: Duration, mut stay: impl FnMut()) -> Option<(Job, String)> {
         let mut state = self.state.lock();
         state.running = None;
         loop {
-            if state.fault.is_some() {
-                return Next::End;
+            if state.fault.is_some() || (state.waiting.is_empty() && state.is_closed) {
+                return None;
             }
             if let Some((job, settings)) = state.waiting.pop_front() {
-                state.running = Some(job.result.clone());
-                return Next::Job(job, settings);
+                state.running = Some(job.fail.clone());
+                return Some((job, settings));
             }
-            if state.closed {
-                return Next::End;
-            }
-            match until {
-                None => self.changed.wait(&mut state),
-                Some(until) => {
-                    if self.changed.wait_until(&mut state, until).timed_out() {
-                        return Next::Nothing;
-                    }
-                }
+            if self.changed.wait_for(&mut state, patience).timed_out() {
+                parking_lot::MutexGuard::unlocked(&mut state, &mut stay);
             }
         }
     }
@@ -194,8 +167,8 @@ impl Queue {
         let running = state.running.take();
         self.changed.notify_all();
         drop(state);
-        let results = waiting.iter().map(|(job, _)| &job.result).chain(&running);
-        results.for_each(|result| result.fail(&fault));
+        let fails = waiting.iter().map(|(job, _)| &job.fail).chain(&running);
+        fails.for_each(|fail| fail(&fault));
     }
 
     /// Why the group is lost, if it is.
@@ -205,7 +178,7 @@ impl Queue {
 
     /// Lets the communication thread end after the last job.
     pub fn close(&self) {
-        self.state.lock().closed = true;
+        self.state.lock().is_closed = true;
         self.changed.notify_all();
     }
 

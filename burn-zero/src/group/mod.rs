@@ -1,10 +1,5 @@
 //! Ranks that compute together: the collectives that ZeRO needs, over host buffers.
 //!
-//! # Terms
-//!
-//! A *rank* is one member of a group of *world size* members. A *collective* is a call that every rank makes, in the
-//! same order. *Reduce* is summing or averaging over ranks, element by element.
-//!
 //! # What every group keeps
 //!
 //! - **One rounding.** Half-precision buffers are added in f32 and rounded once, at the end ([`ReduceOp`]).
@@ -19,40 +14,33 @@
 //! # How it works
 //!
 //! Each rank has one communication thread, which runs the rank's [jobs](Pending::start) first in, first out, while the rank computes.
-//! A collective starts with a small message to every other rank that describes this rank's call ([`Call`]); data is sent
-//! only after all descriptions agree. `engine` is that thread, `transport` the trait of the data movements it needs, `thread` and `mpi`
-//! its implementations.
+//! A collective starts with a small message to every other rank that describes this rank's call; data is sent only after all
+//! descriptions agree. [`Collectives`] composes all collectives of one exchange of bytes, the trait `Transport`, which `threads` and
+//! `mpi` implement.
 
-mod agree;
 mod buffer;
 mod call;
-mod engine;
-mod fault;
+mod collectives;
 mod job;
 mod launcher;
+mod member;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod options;
 mod process_group;
-mod reduce;
-mod single;
-mod thread;
-mod traffic;
-mod transport;
+mod threads;
 pub(crate) mod unfinished;
+mod watch;
 
-pub use agree::Agree;
-pub use buffer::{BufferDtype, HostBuffer};
-pub use call::{Call, Operation, Split};
-pub use fault::GroupFault;
+pub use buffer::{BufferDtype, HostBuffer, ReduceOp};
+pub use call::{Operation, Sent, Split, Traffic};
+pub use collectives::Collectives;
 pub use job::{Job, Pending};
 pub use launcher::{Launched, launched, local_rank};
+pub use member::SingleRank;
 #[cfg(feature = "mpi")]
 pub use mpi::MpiGroup;
 pub(crate) use options::round;
-pub use options::{AfterFault, GroupOptions};
-pub use process_group::{Collectives, ProcessGroup};
-pub use reduce::ReduceOp;
-pub use single::SingleRank;
-pub use thread::ThreadGroup;
-pub use traffic::{Sent, Traffic};
+pub use options::{AfterFault, GroupFault, GroupOptions};
+pub use process_group::{Agree, ProcessGroup};
+pub use threads::ThreadGroup;

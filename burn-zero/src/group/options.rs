@@ -1,8 +1,9 @@
-//! Options of a group.
+//! Options of a group, and its faults.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 use crate::ZeroError;
 
@@ -20,8 +21,8 @@ pub struct GroupOptions {
     /// Default `None`, unlimited: whether a live process writes its results or hangs is not visible from outside. MPI only; ranks
     /// that are threads end with their process.
     pub longest_stay: Option<Duration>,
-    /// Most elements in one message, 65,536 by default: MPI counts with 31 bits, and chunks of this size are added
-    /// while they are in the cache. Threads read each other's buffers and send no messages.
+    /// Most f32 elements in one message, 65,536 by default, and twice as many of two bytes: MPI counts with 31 bits, and chunks of this
+    /// size are added while they are in the cache. Threads read each other's buffers and send no messages.
     pub chunk_elements: usize,
     /// What happens to threads that do not end when their group is lost. [`ThreadGroup`](super::ThreadGroup) only.
     pub after_fault: AfterFault,
@@ -76,38 +77,105 @@ impl GroupOptions {
         }
     }
 
-    pub(crate) fn check(&self) -> Result<(), ZeroError> {
-        let check = |holds, setting, value: String, expected| match holds {
-            true => Ok(()),
-            false => Err(ZeroError::InvalidSetting {
-                setting,
-                value,
-                expected,
-            }),
-        };
+    pub(super) fn check(&self) -> Result<(), ZeroError> {
         let (chunk, deadline) = (self.chunk_elements, self.deadline);
-        check(
-            (1..=MOST_CHUNK_ELEMENTS).contains(&chunk),
-            "chunk_elements",
-            chunk.to_string(),
-            "from 1 to 2^28",
-        )?;
-        check(
-            !deadline.is_zero() && deadline <= LONGEST_DEADLINE,
-            "deadline",
-            format!("{deadline:?}"),
-            "longer than nothing and at most a year",
-        )?;
-        check(
-            self.longest_stay != Some(Duration::ZERO),
-            "longest_stay",
-            "0".to_owned(),
-            "longer than nothing, or none",
-        )
+        let (setting, value, expected) = if !(1..=MOST_CHUNK_ELEMENTS).contains(&chunk) {
+            ("chunk_elements", chunk.to_string(), "from 1 to 2^28")
+        } else if deadline.is_zero() || deadline > LONGEST_DEADLINE {
+            let expected = "longer than nothing and at most a year";
+            ("deadline", format!("{deadline:?}"), expected)
+        } else if self.longest_stay == Some(Duration::ZERO) {
+            (
+                "longest_stay",
+                "0".to_owned(),
+                "longer than nothing, or none",
+            )
+        } else {
+            return Ok(());
+        };
+        Err(ZeroError::InvalidSetting {
+            setting,
+            value,
+            expected,
+        })
     }
 }
 
 /// How often a rank at work tells waiting ranks so: several times in a deadline, and often enough that a failure is known soon.
 pub(crate) fn round(deadline: Duration) -> Duration {
     (deadline / 4).min(Duration::from_secs(5))
+}
+
+/// The reason for which a group is lost. A rank that finds it tells all others, and every rank reports the
+/// first that it learns of.
+#[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum GroupFault {
+    /// Ranks did not join a call in time: they hang, or are slower than the deadline allows.
+    #[error(
+        "rank {rank} waited {deadline:?} in {call} for {}; a rank that computes longer than that between collectives \
+         needs a longer GroupOptions::deadline",
+        name_ranks(.missing)
+    )]
+    Deadline {
+        /// The rank that waited.
+        rank: usize,
+        /// The call in which it waited.
+        call: String,
+        /// The ranks that did not join. If one stopped in the middle of a transfer, ranks that wait for it may be listed too.
+        missing: Vec<usize>,
+        /// How long it waited.
+        deadline: Duration,
+    },
+
+    /// Two ranks called different collectives in the same place.
+    #[error("ranks differ: rank {rank} calls {call}, but rank {peer} calls {peer_call}")]
+    Mismatch {
+        /// The rank that found it.
+        rank: usize,
+        /// Its call.
+        call: String,
+        /// The rank that made another call.
+        peer: usize,
+        /// That call.
+        peer_call: String,
+    },
+
+    /// A rank panicked.
+    #[error("rank {rank} panicked: {message}")]
+    PeerPanicked {
+        /// The rank.
+        rank: usize,
+        /// The panic's message.
+        message: String,
+    },
+
+    /// A rank dropped its group while others still called.
+    #[error("rank {peer} left after {calls} collectives, but rank {rank} calls {call}")]
+    PeerLeft {
+        /// The rank that found it.
+        rank: usize,
+        /// What it called.
+        call: String,
+        /// The rank that left.
+        peer: usize,
+        /// Collectives in which that rank took part.
+        calls: u64,
+    },
+
+    /// A rank called [`ProcessGroup::abort`](super::ProcessGroup::abort).
+    #[error("rank {rank} gave up: {reason}")]
+    Aborted {
+        /// The rank.
+        rank: usize,
+        /// Its reason.
+        reason: String,
+    },
+}
+
+/// "rank 2" or "ranks 1, 2".
+fn name_ranks(ranks: &[usize]) -> String {
+    let names: Vec<_> = ranks.iter().map(usize::to_string).collect();
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{noun} {}", names.join(", "))
 }

@@ -14,9 +14,8 @@ use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 use burn_decorator::message;
 
-use super::gradients::HostGradients;
-use super::parameters::{Leaf, NewValue, parameters, update_module};
-use super::{OffloadError, raise, shards};
+use super::parameters::{HostLink, NewValue};
+use super::{OffloadError, raise};
 use crate::host::HostRead;
 use crate::optimizer::MOST_DIMENSIONS;
 use crate::{ParameterShards, ZeroSettings};
@@ -70,9 +69,9 @@ where
 #[derive(Clone)]
 pub struct HostOffload<H: Backend, O> {
     inner: O,
-    /// The parameters on the host, with the leaves that were made of them.
-    parameters: HashMap<ParamId, (FloatTensor<H>, Leaf)>,
-    gradients: HostGradients,
+    /// The parameters on the host.
+    parameters: HashMap<ParamId, FloatTensor<H>>,
+    link: HostLink,
 }
 
 impl<H: Backend, O> HostOffload<H, O> {
@@ -81,7 +80,7 @@ impl<H: Backend, O> HostOffload<H, O> {
         Self {
             inner,
             parameters: HashMap::new(),
-            gradients: HostGradients::default(),
+            link: HostLink::default(),
         }
     }
 
@@ -97,7 +96,7 @@ impl<H: Backend, O> HostOffload<H, O> {
 
     /// Bytes of the parameters that the host keeps beside the optimizer's state.
     pub fn parameter_bytes(&self) -> usize {
-        let values = self.parameters.values().map(|(value, _)| value);
+        let values = self.parameters.values();
         values
             .map(|value| value.shape().num_elements() * value.dtype().size())
             .sum()
@@ -106,17 +105,9 @@ impl<H: Backend, O> HostOffload<H, O> {
     /// Makes the gradients of a model leave the device in its first backward pass too: as
     /// [`OffloadedAdamW::prepare`](crate::OffloadedAdamW::prepare).
     pub fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
-        raise(self.attach::<B, M>(module));
-    }
-
-    fn attach<B, M>(&mut self, module: &M) -> Result<(), OffloadError>
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-    {
         let bucket_elements = ZeroSettings::default().bucket_elements;
-        let gradients = &mut self.gradients;
-        Ok(gradients.attach::<B, M>(module, bucket_elements, |_| true)?)
+        let attached = self.link.attach::<B, M>(module, bucket_elements, |_| true);
+        raise(attached.map_err(OffloadError::from));
     }
 
     fn advance<B, M>(
@@ -130,10 +121,10 @@ impl<H: Backend, O> HostOffload<H, O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let mut parameters = parameters::<B, M>(&module, gradients)?;
+        let mut parameters = self.link.parameters::<B, M>(&module, gradients)?;
         parameters.retain(|parameter| parameter.gradient.is_some());
         for parameter in &parameters {
-            let dimensions = parameter.shape().len();
+            let dimensions = parameter.value.shape().num_dims();
             if dimensions > MOST_DIMENSIONS {
                 let path = parameter.path.clone();
                 return Err(OffloadError::TooManyDimensions { path, dimensions });
@@ -144,16 +135,11 @@ impl<H: Backend, O> HostOffload<H, O> {
         let mut downloads = Vec::new();
         for parameter in parameters {
             let known = self.parameters.remove(&parameter.id);
-            let known = known.filter(|(_, leaf)| parameter.is(leaf));
-            let Some(gradient) = parameter.gradient else {
-                continue;
-            };
+            let known = known.filter(|_| parameter.is_known);
+            let download = HostRead::start::<B::InnerBackend>;
+            let value = known.ok_or_else(|| download(parameter.value));
+            let gradient = parameter.gradient.map(download);
             devices.insert(parameter.id, parameter.device);
-            let gradient = HostRead::start::<B::InnerBackend>(gradient);
-            let value = match known {
-                Some((value, _)) => Ok(value),
-                None => Err(HostRead::start::<B::InnerBackend>(parameter.value)),
-            };
             downloads.push((parameter.id, value, gradient));
         }
 
@@ -165,25 +151,20 @@ impl<H: Backend, O> HostOffload<H, O> {
             let value = value.unwrap_or_else(upload);
             values.push((id, Autodiff::<H>::from_inner(value)));
             // The container does not store the number of dimensions.
-            let gradient = Tensor::<H, 1>::from_primitive(TensorPrimitive::Float(upload(gradient)));
-            gradients.register(id, gradient);
+            let tensor = |value| Tensor::<H, 1>::from_primitive(TensorPrimitive::Float(value));
+            if let Some(gradient) = gradient {
+                gradients.register(id, tensor(upload(gradient)));
+            }
         }
         let shards = ParameterShards::with_ids(values.into_iter());
         let updated = self.inner.step(lr, shards, gradients).into_ids();
-        let updated = updated.map(|(id, value)| (id, Autodiff::<H>::inner(value)));
-
-        let mut updated: HashMap<_, _> = updated.collect();
-        let module = update_module(module, devices, |id, _, _, leaf| {
-            let value = updated
-                .remove(&id)
-                .expect("what has a gradient was updated");
-            let data = HostRead::start::<H>(value.clone()).data();
-            self.parameters.insert(id, (value, leaf));
-            NewValue::Host(data)
+        self.parameters
+            .extend(updated.map(|(id, value)| (id, Autodiff::<H>::inner(value))));
+        let values = &self.parameters;
+        let module = self.link.update(module, devices, |id, _| {
+            NewValue::Host(HostRead::start::<H>(values[&id].clone()).data())
         });
-        if !shards::are_stepped() {
-            self.attach::<B, M>(&module)?;
-        }
+        self.prepare::<B, M>(&module);
         Ok(module)
     }
 }

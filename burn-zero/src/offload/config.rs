@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::require;
 use super::{HostAdamWConfig, OffloadError, OffloadedAdamW};
-use crate::{AdamParams, OptimizerOffload, ZeroSettings};
+use crate::{OptimizerOffload, ZeroSettings};
 
 /// Configuration of an [`OffloadedAdamW`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -86,35 +86,16 @@ impl OffloadConfig {
     }
 }
 
-impl From<&AdamParams> for HostAdamWConfig {
-    /// With decoupled weight decay.
-    fn from(params: &AdamParams) -> Self {
-        Self {
-            beta_1: params.betas.0,
-            beta_2: params.betas.1,
-            epsilon: params.eps,
-            weight_decay: params.weight_decay,
-            ..Self::default()
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn deepspeeds_settings_become_these() {
-        let params = AdamParams {
-            betas: (0.8, 0.95),
-            eps: 1e-7,
-            weight_decay: 0.1,
-            ..AdamParams::default()
+        let adamw = HostAdamWConfig {
+            beta_1: 0.8,
+            ..HostAdamWConfig::default()
         };
-        let adamw = HostAdamWConfig::from(&params);
-        assert_eq!((adamw.beta_1, adamw.beta_2), params.betas);
-        assert_eq!((adamw.epsilon, adamw.weight_decay), (1e-7, 0.1));
-
         let offload = OptimizerOffload::Host { ratio: 0.4 };
         let config = OffloadConfig::of(&offload, adamw.clone()).unwrap();
         assert_eq!((config.ratio, &config.adamw), (0.4, &adamw));

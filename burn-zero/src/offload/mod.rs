@@ -1,20 +1,16 @@
 //! Optimizer state in host memory.
 //!
-//! `host_adamw` is AdamW's arithmetic, on slices. `adamw` is the optimizer of modules on top of it: `pipeline` overlaps its downloads,
-//! updates and uploads, `record` saves its state. `any` puts any other optimizer of Burn on a backend of the host. Both use
-//! `parameters`, which reads and updates the parameters of a module; `gradients`, which copies gradients to the host during backward; and
-//! `shards`, which passes shards between them and a [`ZeroOptimizer`](crate::ZeroOptimizer) around them.
+//! `host_adamw` is AdamW's arithmetic, on slices. `adamw` is the optimizer of modules on top of it, `host_state` a parameter's state and its
+//! record. `any` puts any other optimizer of Burn on a backend of the host. Both use `parameters`, which reads and updates the parameters of a
+//! module, copies gradients to the host during backward, and passes shards to a [`ZeroOptimizer`](crate::ZeroOptimizer) around them.
 
 mod adamw;
 mod any;
 mod config;
 mod error;
-mod gradients;
 mod host_adamw;
+mod host_state;
 mod parameters;
-mod pipeline;
-mod record;
-mod shards;
 
 pub use adamw::OffloadedAdamW;
 pub use any::{HostOffload, HostRecord, offload};
@@ -24,9 +20,8 @@ pub use host_adamw::{
     AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, InstructionSet,
     ParamsOut,
 };
-pub(crate) use parameters::leaf_node;
-pub use record::{EntryItem, OffloadRecord, Ranked, StateItem};
-pub(crate) use shards::{HostShards, step_on_shards};
+pub use host_state::{EntryItem, OffloadRecord, Ranked, StateItem};
+pub(crate) use parameters::{HostShards, step_on_shards};
 
 /// Panics with the message of an error, because the signature of a step has no error.
 fn raise<T>(result: Result<T, OffloadError>) -> T {

@@ -1,165 +1,98 @@
-//! The parameters of a step, and the leaves that it makes.
+//! The link between an optimizer on the host and the parameters that it updates.
 //!
 //! As long as only the optimizer changes a parameter, the host's copy differs from the device's in precision only. Loaded, clamped or
 //! averaged weights are another leaf: a parameter whose leaf is not the one that the optimizer made is downloaded.
+//!
+//! Inside a `ZeroOptimizer` an updated shard stays in host memory: it is sent to the other ranks and uploaded with theirs. Shards are
+//! cut anew in each step, so only the `ZeroOptimizer` knows their leaves. Layers between the two (clipping, for example) pass nothing on, so
+//! [`ShardStep`] is a thread-local.
 
-use std::any::Any;
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{AutodiffModule, ModuleMapper, Param, ParamId};
 use burn::optim::adaptor::GradAdaptor;
 use burn::tensor::{
-    DType, Tensor, TensorData, TensorMetadata, TensorPrimitive, backend::AutodiffBackend,
+    Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive, backend::AutodiffBackend,
 };
-use burn_autodiff::Autodiff;
 use burn_backend::Backend;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
 
 use super::OffloadError;
-use super::shards::{are_stepped, leave_on_host, node_of_shard};
-use crate::backend::node_behind;
+use crate::backend::{attach, leaf_node};
+use crate::group::SingleRank;
+use crate::module::for_each_float;
+use crate::optimizer::Parameters;
+use crate::reduce::{GradientReducer, Layout};
+use crate::{Memory, ZeroError, ZeroSettings};
 
-/// A parameter with a gradient, before the step.
+thread_local! {
+    /// During a step of a `ZeroOptimizer`.
+    static STEP: RefCell<Option<ShardStep>> = const { RefCell::new(None) };
+}
+
+struct ShardStep {
+    /// The shards that are as the optimizer inside left them on the host.
+    known: HashSet<ParamId>,
+    updated: HostShards,
+}
+
+/// Updated shards in host memory.
+pub(crate) type HostShards = HashMap<ParamId, Arc<TensorData>>;
+
+/// Runs a step on shards, of which `known` are as the last such step left them. Returns those that it updated on the host.
+pub(crate) fn step_on_shards<R>(
+    known: HashSet<ParamId>,
+    step: impl FnOnce() -> R,
+) -> (R, HostShards) {
+    /// Restores the thread's earlier state, also if the step panics.
+    struct Restore(Option<ShardStep>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            STEP.set(self.0.take());
+        }
+    }
+    let updated = HostShards::new();
+    let _restore = Restore(STEP.replace(Some(ShardStep { known, updated })));
+    let result = step();
+    let updated = STEP.take().map(|step| step.updated).unwrap_or_default();
+    (result, updated)
+}
+
+/// A parameter of a step.
 pub(super) struct StepParameter<I: Backend> {
     pub(super) id: ParamId,
     pub(super) path: String,
     pub(super) value: FloatTensor<I>,
-    /// The node of its leaf, if the backend exposes it.
-    node: Option<u64>,
     pub(super) gradient: Option<FloatTensor<I>>,
     /// The device of the updated parameter.
     pub(super) device: Device<I>,
+    /// Whether it is as the optimizer's last update left it.
+    pub(super) is_known: bool,
 }
 
 impl<I: Backend> StepParameter<I> {
-    pub(super) fn shape(&self) -> Vec<usize> {
-        self.value.shape().to_vec()
-    }
-
-    pub(super) fn dtype(&self) -> DType {
-        self.value.dtype()
-    }
-
-    /// Whether it is the leaf that the optimizer made.
-    pub(super) fn is(&self, leaf: &Leaf) -> bool {
-        self.node.is_some() && self.node == leaf.0.get().copied()
-    }
-}
-
-/// The leaf that an optimizer made of a parameter; set when it is on the device. Clones of the optimizer share it.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Leaf(Arc<OnceLock<u64>>);
-
-impl Leaf {
-    pub(super) fn set(&self, node: Option<u64>) {
-        if let Some(node) = node {
-            // An update makes one leaf.
-            let _ = self.0.set(node);
+    /// # Errors
+    ///
+    /// [`OffloadError::OtherShape`] unless `found` is the parameter's.
+    pub(super) fn check_shape(
+        &self,
+        what: &'static str,
+        found: &[usize],
+    ) -> Result<(), OffloadError> {
+        let expected = self.value.shape().to_vec();
+        if *found == *expected {
+            return Ok(());
         }
-    }
-}
-
-/// The number of a tensor's node in the autodiff graph. Two tensors with one number have the same elements. `None` if the backend does
-/// not expose it: it is neither `Autodiff` nor has [`Sharded`](crate::Sharded) in it.
-pub(crate) fn leaf_node<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<u64> {
-    let shown = node_behind(|| {
-        B::float_is_require_grad(tensor);
-    });
-    shown.or_else(|| {
-        let tensor: &dyn Any = tensor;
-        let tensor = tensor.downcast_ref::<FloatTensor<Autodiff<B::InnerBackend>>>()?;
-        Some(tensor.node.id.value)
-    })
-}
-
-/// All parameters that require or have gradients, in the order of the module. A tensor that the module holds twice is one
-/// parameter, under its first path.
-///
-/// # Errors
-///
-/// [`OffloadError::OtherShape`] for a gradient.
-pub(super) fn parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
-    module: &M,
-    gradients: GradAdaptor,
-) -> Result<Vec<StepParameter<B::InnerBackend>>, OffloadError> {
-    let mut collect = Collect::<B> {
-        gradients,
-        path: Vec::new(),
-        seen: HashSet::new(),
-        found: Vec::new(),
-    };
-    module.visit(&mut collect);
-    for parameter in &collect.found {
-        let Some(gradient) = &parameter.gradient else {
-            continue;
-        };
-        check_shape("the gradient", parameter, gradient.shape().to_vec())?;
-    }
-    Ok(collect.found)
-}
-
-/// # Errors
-///
-/// [`OffloadError::OtherShape`] unless `found` is the parameter's.
-pub(super) fn check_shape<I: Backend>(
-    what: &'static str,
-    parameter: &StepParameter<I>,
-    found: Vec<usize>,
-) -> Result<(), OffloadError> {
-    let expected = parameter.shape();
-    if found == expected {
-        return Ok(());
-    }
-    Err(OffloadError::OtherShape {
-        what,
-        path: parameter.path.clone(),
-        found,
-        expected,
-    })
-}
-
-struct Collect<B: AutodiffBackend> {
-    gradients: GradAdaptor,
-    path: Vec<String>,
-    seen: HashSet<ParamId>,
-    found: Vec<StepParameter<B::InnerBackend>>,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<B> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let id = param.id;
-        if self.seen.contains(&id) {
-            return;
-        }
-        let tensor = param.val();
-        let gradient = self.gradients.remove::<B::InnerBackend, D>(id);
-        if gradient.is_none() && !tensor.is_require_grad() {
-            return;
-        }
-        self.seen.insert(id);
-        let (gradient, device) = match gradient {
-            Some((gradient, device)) => (Some(gradient.into_primitive().tensor()), device),
-            None => (None, tensor.device()),
-        };
-        self.found.push(StepParameter {
-            id,
-            path: self.path.join("."),
-            node: node_of_shard(id)
-                .unwrap_or_else(|| leaf_node::<B>(&tensor.clone().into_primitive().tensor())),
-            value: tensor.inner().into_primitive().tensor(),
-            gradient,
-            device,
-        });
+        let (path, found) = (self.path.clone(), found.to_vec());
+        Err(OffloadError::OtherShape {
+            what,
+            path,
+            found,
+            expected,
+        })
     }
 }
 
@@ -169,62 +102,185 @@ pub(super) enum NewValue<I: Backend> {
     Device(FloatTensor<I>),
 }
 
-/// The module with new values. `update` returns the value of each parameter with a device in `devices`, given its id, its old value
-/// (dropped as early as possible to free its memory), the device, and the leaf that will be made of the new value. A parameter that the
-/// module holds twice stays one leaf.
-pub(super) fn update_module<B: AutodiffBackend, M: AutodiffModule<B>>(
-    module: M,
-    devices: HashMap<ParamId, Device<B>>,
-    update: impl FnMut(
-        ParamId,
-        FloatTensor<B::InnerBackend>,
-        &Device<B>,
-        Leaf,
-    ) -> NewValue<B::InnerBackend>,
-) -> M {
-    module.map(&mut UpdateMapper::<B, _> {
-        devices,
-        update,
-        made: HashMap::new(),
-    })
+/// What an optimizer on the host knows about the module.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HostLink {
+    /// The nodes of the leaves that it made.
+    leaves: HashMap<ParamId, u64>,
+    /// Copies gradients to the host during backward. `None` before there is a model, on a backend that is not
+    /// [`Sharded`](crate::Sharded), and inside a `ZeroOptimizer`, which has its own.
+    reducer: Option<Arc<GradientReducer>>,
 }
 
-struct UpdateMapper<B: AutodiffBackend, F> {
+impl HostLink {
+    /// All parameters that require or have gradients, in the order of the module. A tensor that the module holds twice is one
+    /// parameter, under its first path.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::OtherShape`] for a gradient.
+    pub(super) fn parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        module: &M,
+        mut gradients: GradAdaptor,
+    ) -> Result<Vec<StepParameter<B::InnerBackend>>, OffloadError> {
+        let mut found: Vec<StepParameter<B::InnerBackend>> = Vec::new();
+        let mut seen = HashSet::new();
+        for_each_float(module, |path, id, tensor: FloatTensor<B>| {
+            if seen.contains(&id) {
+                return;
+            }
+            // The container does not store the number of dimensions.
+            let gradient = gradients.remove::<B::InnerBackend, 1>(id);
+            if gradient.is_none() && !B::float_is_require_grad(&tensor) {
+                return;
+            }
+            seen.insert(id);
+            let is_known = STEP.with_borrow(|step| match step {
+                Some(step) => step.known.contains(&id),
+                None => {
+                    let node = leaf_node::<B>(&tensor);
+                    node.is_some() && self.leaves.get(&id) == node.as_ref()
+                }
+            });
+            let (gradient, device) = gradient.unzip();
+            found.push(StepParameter {
+                id,
+                path: path.to_owned(),
+                gradient: gradient.map(|gradient| gradient.into_primitive().tensor()),
+                device: device.unwrap_or_else(|| B::float_device(&tensor)),
+                value: B::inner(tensor),
+                is_known,
+            });
+        });
+        for parameter in &found {
+            if let Some(gradient) = &parameter.gradient {
+                parameter.check_shape("the gradient", &gradient.shape())?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// The module with new values of the parameters that have a device in `devices`. `update` gets their ids and old values, dropped as early as
+    /// possible to free their memory. A parameter that the module holds twice stays one leaf.
+    pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &mut self,
+        module: M,
+        devices: HashMap<ParamId, Device<B>>,
+        update: impl FnMut(ParamId, FloatTensor<B::InnerBackend>) -> NewValue<B::InnerBackend>,
+    ) -> M {
+        let leaves = &mut self.leaves;
+        let made = HashMap::new();
+        module.map(&mut UpdateMapper::<B, _> {
+            devices,
+            update,
+            made,
+            leaves,
+        })
+    }
+
+    /// From now on the gradients of these parameters are copied to the host in this thread's backward passes, in buckets of this many
+    /// elements. Does nothing inside a `ZeroOptimizer`.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::InvalidSetting`] for buckets of nothing.
+    pub(super) fn attach<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &mut self,
+        module: &M,
+        bucket_elements: usize,
+        is_on_host: impl Fn(&ParamId) -> bool,
+    ) -> Result<(), ZeroError> {
+        if STEP.with_borrow(Option::is_some) {
+            return Ok(());
+        }
+        let known = self.reducer.take();
+        let all = Parameters::of::<B, M>(module);
+        let ids = all.ids();
+        let found = ids.iter().zip(all.list).zip(all.nodes);
+        let (list, nodes): (Vec<_>, Vec<_>) = found
+            .filter(|((id, _), _)| is_on_host(id))
+            .map(|((_, parameter), node)| (parameter, node))
+            .unzip();
+        if list.is_empty() || !all.are_hooked {
+            return Ok(());
+        }
+        let reducer = match known.filter(|known| known.layout().parameters() == list) {
+            Some(known) => known,
+            None => {
+                let settings = ZeroSettings {
+                    bucket_elements,
+                    gradients: Memory::Host,
+                    ..ZeroSettings::default()
+                };
+                let layout = Layout::new(list, 1, 0, &settings)?;
+                let group = Arc::new(SingleRank::new());
+                Arc::new(GradientReducer::new(layout, group, &settings))
+            }
+        };
+        attach(&reducer, &nodes);
+        self.reducer = Some(reducer);
+        Ok(())
+    }
+}
+
+struct UpdateMapper<'a, B: AutodiffBackend, F> {
     devices: HashMap<ParamId, Device<B>>,
     update: F,
     made: HashMap<ParamId, FloatTensor<B>>,
+    leaves: &'a mut HashMap<ParamId, u64>,
 }
 
-impl<B, F> ModuleMapper<B> for UpdateMapper<B, F>
+impl<B, F> ModuleMapper<B> for UpdateMapper<'_, B, F>
 where
     B: AutodiffBackend,
-    F: FnMut(ParamId, FloatTensor<B::InnerBackend>, &Device<B>, Leaf) -> NewValue<B::InnerBackend>,
+    F: FnMut(ParamId, FloatTensor<B::InnerBackend>) -> NewValue<B::InnerBackend>,
 {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let tensor = |leaf| Tensor::<B, D>::from_primitive(TensorPrimitive::Float(leaf));
         if let Some(made) = self.made.get(&param.id) {
             let (id, _, mapper) = param.consume();
-            let leaf = Tensor::from_primitive(TensorPrimitive::Float(made.clone()));
-            return Param::from_mapped_value(id, leaf, mapper);
+            return Param::from_mapped_value(id, tensor(made.clone()), mapper);
         }
         let Some(device) = self.devices.remove(&param.id) else {
             return param;
         };
         let (id, old, mapper) = param.consume();
         let requires_grad = old.is_require_grad();
-        let old = old.inner().into_primitive().tensor();
-        let leaf = Leaf::default();
-        let new = match (self.update)(id, old, &device, leaf.clone()) {
-            NewValue::Host(data) if are_stepped() => {
-                return leave_on_host(id, data, &device, requires_grad, leaf);
+        let new = match (self.update)(id, old.inner().into_primitive().tensor()) {
+            NewValue::Host(data) if STEP.with_borrow(Option::is_some) => {
+                return leave_on_host(id, data, &device, requires_grad);
             }
             NewValue::Host(data) => B::InnerBackend::float_from_data(data, &device),
             NewValue::Device(value) => value,
         };
-        let new = Tensor::from_primitive(TensorPrimitive::Float(new));
-        let new = Tensor::<B, D>::from_inner(new).set_require_grad(requires_grad);
-        let primitive = new.clone().into_primitive().tensor();
-        leaf.set(leaf_node::<B>(&primitive));
-        self.made.insert(id, primitive);
-        Param::from_mapped_value(id, new, mapper)
+        let new = B::float_set_require_grad(B::from_inner(new), requires_grad);
+        if let Some(node) = leaf_node::<B>(&new) {
+            self.leaves.insert(id, node);
+        }
+        self.made.insert(id, new.clone());
+        Param::from_mapped_value(id, tensor(new), mapper)
     }
+}
+
+/// An updated shard that stays in host memory, as a lazy parameter: it is uploaded only if it is read before the `ZeroOptimizer` takes it.
+fn leave_on_host<B: AutodiffBackend, const D: usize>(
+    id: ParamId,
+    data: TensorData,
+    device: &Device<B>,
+    requires_grad: bool,
+) -> Param<Tensor<B, D>> {
+    let shape = Shape::from(data.shape.to_vec());
+    let data = Arc::new(data);
+    STEP.with_borrow_mut(|step| {
+        if let Some(step) = step {
+            step.updated.insert(id, data.clone());
+        }
+    });
+    let upload = move |device: &Device<B>, requires_grad: bool| {
+        let value = B::float_from_data(TensorData::clone(&data), device);
+        let value = Tensor::<B, D>::from_primitive(TensorPrimitive::Float(value));
+        value.set_require_grad(requires_grad)
+    };
+    Param::uninitialized(id, upload, device.clone(), requires_grad, shape)
 }

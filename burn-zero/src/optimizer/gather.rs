@@ -1,23 +1,18 @@
 //! The gather of updated shards into parameters.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
 
-use burn::module::AutodiffModule;
-use burn::tensor::{DType, Shape, TensorData};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{AutodiffBackend, Backend};
+use burn_backend::{Backend, DType, Shape, TensorData};
 
-use super::parameter_shards::{Updated, shard_id};
-use super::parameters::Parameters;
+use super::parameter_shards::Updated;
 use crate::ZeroError;
 use crate::group::{BufferDtype, HostBuffer, Pending, ProcessGroup, Split};
 use crate::host::{HostRead, floats};
-use crate::module::map_floats;
-use crate::offload::{HostShards, leaf_node};
-use crate::reduce::{Layout, StepTag};
+use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::shard::Bucket;
 
-/// The gather of the shards that the optimizer has updated.
+/// The gather of the shards that the optimizer has updated. One bucket is gathered ahead; there are never two copies of all parameters.
 pub(super) struct Gather<'a, I: Backend> {
     layout: &'a Layout,
     group: &'a dyn ProcessGroup,
@@ -28,82 +23,46 @@ pub(super) struct Gather<'a, I: Backend> {
     changed: Vec<bool>,
     /// Shards on the host, until they are sent.
     sending: HashMap<usize, Vec<f32>>,
-    underway: BTreeMap<usize, Pending<HostBuffer>>,
+    underway: HashMap<usize, Pending<HostBuffer>>,
     /// Number of buckets gathered so far, in their order.
     gathered: usize,
     /// Parameters that are gathered in part, or not taken yet.
     arriving: HashMap<usize, Vec<f32>>,
-    /// The shards that this rank's optimizer has updated on the host.
-    on_host: HostShards,
 }
 
 impl<'a, I: Backend> Gather<'a, I> {
     pub(super) fn new(
-        layout: &'a Layout,
-        group: &'a dyn ProcessGroup,
+        reducer: &'a GradientReducer,
         at: StepTag,
         shards: HashMap<usize, Updated<I>>,
         changed: Vec<bool>,
-        on_host: HostShards,
     ) -> Self {
         Self {
-            layout,
-            group,
+            layout: reducer.layout(),
+            group: reducer.group(),
             at,
             shards,
             changed,
             sending: HashMap::new(),
-            underway: BTreeMap::new(),
+            underway: HashMap::new(),
             gathered: 0,
             arriving: HashMap::new(),
-            on_host,
         }
     }
 
-    /// The module with its updated parameters, as new leaves. One bucket is gathered ahead; there are never two copies of
-    /// all parameters.
+    /// The parameters whose shards this rank's optimizer has updated on the host.
+    pub(super) fn on_host(&self) -> HashSet<usize> {
+        let shards = self.shards.iter();
+        let on_host = shards.filter(|(_, shard)| matches!(shard, Updated::Host(_)));
+        on_host.map(|(parameter, _)| *parameter).collect()
+    }
+
+    /// The new value of a parameter; `None` if it has not changed. To be called in the order of parameters.
     ///
     /// # Errors
     ///
     /// Those of the group.
-    pub(super) fn update<B, M>(mut self, module: M, parameters: &Parameters) -> Result<M, ZeroError>
-    where
-        B: AutodiffBackend<InnerBackend = I>,
-        M: AutodiffModule<B>,
-    {
-        // A parameter that the module holds twice stays one leaf.
-        let mut leaves: HashMap<usize, FloatTensor<B>> = HashMap::new();
-        let mut failed = None;
-        let module = map_floats(module, |_, id, old: FloatTensor<B>| {
-            let Some(index) = parameters.position::<B>(id, &old) else {
-                return old;
-            };
-            if let Some(leaf) = leaves.get(&index) {
-                return leaf.clone();
-            }
-            if failed.is_some() {
-                return old;
-            }
-            let device = I::float_device(&B::inner(old.clone()));
-            match self.take(index, &device) {
-                Ok(None) => old,
-                Ok(Some(value)) => {
-                    let leaf = B::float_set_require_grad(B::from_inner(value), true);
-                    self.on_host.is_in(shard_id(index), leaf_node::<B>(&leaf));
-                    leaves.insert(index, leaf.clone());
-                    leaf
-                }
-                Err(error) => {
-                    failed = Some(error);
-                    old
-                }
-            }
-        });
-        failed.map_or(Ok(module), Err)
-    }
-
-    /// The new value of a parameter; `None` if it has not changed. To be called in the order of parameters.
-    fn take(
+    pub(super) fn take(
         &mut self,
         parameter: usize,
         device: &I::Device,
@@ -120,7 +79,7 @@ impl<'a, I: Backend> Gather<'a, I> {
             });
             return Ok(shard.map(|shard| I::float_reshape(shard, shape)));
         }
-        if let Some(last) = self.layout.buckets_of(parameter).last() {
+        if let Some((last, _)) = self.layout.map().segments(parameter).last() {
             self.gather_to(last)?;
         }
         let Some(elements) = self.arriving.remove(&parameter) else {
@@ -136,7 +95,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         while self.gathered <= last {
             let bucket = self.gathered;
             self.start(bucket);
-            if bucket + 1 < self.layout.buckets().len() {
+            if bucket + 1 < self.layout.map().buckets().len() {
                 self.start(bucket + 1);
             }
             self.gathered += 1;
@@ -144,7 +103,7 @@ impl<'a, I: Backend> Gather<'a, I> {
                 continue;
             };
             let elements = pending.wait()?.into_f32();
-            for slot in self.layout.slots(bucket, 0..elements.len()) {
+            for slot in self.layout.map().buckets()[bucket].segments() {
                 if !self.changed[slot.parameter] {
                     continue;
                 }
@@ -152,7 +111,7 @@ impl<'a, I: Backend> Gather<'a, I> {
                 let arriving = self.arriving.entry(slot.parameter);
                 let arriving = arriving.or_insert_with(|| vec![0.0; whole]);
                 let at = slot.in_bucket();
-                arriving[slot.range].copy_from_slice(&elements[at]);
+                arriving[slot.range.clone()].copy_from_slice(&elements[at]);
             }
         }
         Ok(())
@@ -161,7 +120,7 @@ impl<'a, I: Backend> Gather<'a, I> {
     /// Starts to gather a bucket, unless nothing in it has changed.
     fn start(&mut self, bucket: usize) {
         let layout = self.layout;
-        let known = &layout.buckets()[bucket];
+        let known = &layout.map().buckets()[bucket];
         let changed = known
             .segments()
             .iter()
@@ -169,9 +128,9 @@ impl<'a, I: Backend> Gather<'a, I> {
         if !changed || self.underway.contains_key(&bucket) {
             return;
         }
-        let own = layout.own_part(bucket);
+        let own = known.part(layout.rank());
         let mut part = vec![0.0; own.len()];
-        for slot in layout.slots(bucket, own.clone()) {
+        for slot in known.segments_in(own.clone()) {
             if let Some(shard) = self.shards.remove(&slot.parameter) {
                 let elements = match shard {
                     Updated::Device(shard) => HostRead::start::<I>(shard).wait(),
@@ -191,7 +150,10 @@ impl<'a, I: Backend> Gather<'a, I> {
         }
         let part = HostBuffer::from_f32(self.dtype(known), part);
         let split = Split::Counts(known.counts());
-        let label = format!("parameters of {}", layout.bucket_name(bucket, self.at));
+        let label = format!(
+            "parameters of {}",
+            layout.bucket_name(bucket, known, self.at)
+        );
         let pending = self.group.start_all_gather(&label, part, split, None);
         self.underway.insert(bucket, pending);
     }

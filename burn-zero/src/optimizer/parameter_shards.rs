@@ -1,6 +1,7 @@
 //! The module that the wrapped optimizer steps on: this rank's shards of the parameters.
 #![allow(missing_docs, reason = "records and fields that Burn's derive makes")]
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::{Module, Param, ParamId};
@@ -67,10 +68,6 @@ pub(crate) fn shard_id(parameter: usize) -> ParamId {
     ParamId::from(FIRST_ID | parameter as u64)
 }
 
-fn parameter_of(shard: ParamId) -> usize {
-    (shard.val() & !FIRST_ID) as usize
-}
-
 /// Evaluates `$body` with `$param` bound to the shard's parameter, whatever its rank.
 macro_rules! with_param {
     ($shard:expr, $param:ident => $body:expr) => {
@@ -95,22 +92,7 @@ pub(super) enum Updated<B: Backend> {
     Host(TensorData),
 }
 
-impl<B: AutodiffBackend> Updated<B> {
-    pub(super) fn inner(self) -> Updated<B::InnerBackend> {
-        match self {
-            Self::Device(shard) => Updated::Device(B::inner(shard)),
-            Self::Host(data) => Updated::Host(data),
-        }
-    }
-}
-
 impl<B: Backend> ParameterShards<B> {
-    /// From the shards and the positions of their parameters.
-    pub(super) fn new(shards: Vec<(usize, FloatTensor<B>)>) -> Self {
-        let shards = shards.into_iter();
-        Self::with_ids(shards.map(|(index, shard)| (shard_id(index), shard)))
-    }
-
     /// From tensors of at most [`MOST_DIMENSIONS`] dimensions and their ids.
     pub(crate) fn with_ids(shards: impl Iterator<Item = (ParamId, FloatTensor<B>)>) -> Self {
         Self {
@@ -120,36 +102,27 @@ impl<B: Backend> ParameterShards<B> {
         }
     }
 
-    /// The shards and the positions of their parameters.
-    pub(super) fn into_shards(self) -> impl Iterator<Item = (usize, FloatTensor<B>)> {
-        let shards = self.into_ids();
-        shards.map(|(id, shard)| (parameter_of(id), shard))
-    }
-
-    /// The shards and the positions of their parameters, after a [step on shards](crate::offload::step_on_shards).
+    /// The positions of the parameters and their shards, after a [step on shards](crate::offload::step_on_shards) that left some on the host.
     pub(super) fn into_updated(
         self,
-        on_host: &mut HostShards,
-    ) -> impl Iterator<Item = (usize, Updated<B>)> {
-        self.shards.into_iter().map(|shard| {
-            let (id, seen) = with_param!(&shard, param => (param.id, param.is_initialized()));
-            let data = match seen {
-                // The shard was read as a tensor and may have changed: the optimizer must read it again.
-                true => {
-                    on_host.forget(id);
-                    None
-                }
-                false => on_host.take(id),
-            };
-            let updated = match data {
-                Some(data) => {
+        mut on_host: HostShards,
+    ) -> HashMap<usize, Updated<B::InnerBackend>>
+    where
+        B: AutodiffBackend,
+    {
+        let shards = self.shards.into_iter().map(|shard| {
+            let (id, was_read) = with_param!(&shard, param => (param.id, param.is_initialized()));
+            let updated = match on_host.remove(&id) {
+                // One that was read as a tensor may have changed since.
+                Some(data) if !was_read => {
                     drop(shard); // which shares the data
                     Updated::Host(Arc::unwrap_or_clone(data))
                 }
-                None => Updated::Device(shard.into_parts().1),
+                _ => Updated::Device(B::inner(shard.into_parts().1)),
             };
-            (parameter_of(id), updated)
-        })
+            ((id.val() & !FIRST_ID) as usize, updated)
+        });
+        shards.collect()
     }
 
     /// The shards and their ids.

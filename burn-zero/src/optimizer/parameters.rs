@@ -6,12 +6,11 @@ use burn::module::{AutodiffModule, ParamId};
 use burn::tensor::{DType, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
 
-use super::parameter_shards::{MOST_DIMENSIONS, shard_id};
-use crate::ZeroOptimizerError;
-use crate::backend::node_behind;
+use super::parameter_shards::MOST_DIMENSIONS;
+use crate::backend::{is_hooked, leaf_node};
 use crate::module::for_each_float;
-use crate::offload::leaf_node;
 use crate::reduce::Parameter;
+use crate::{Partition, ZeroOptimizerError};
 
 /// The parameters of a module that require gradients. `ParamId`s are random in each process, so ranks identify parameters by
 /// path.
@@ -20,6 +19,8 @@ pub(crate) struct Parameters {
     pub(crate) list: Vec<Parameter>,
     /// The graph nodes of their leaves; `None` if the backend does not expose them.
     pub(crate) nodes: Vec<Option<u64>>,
+    /// Whether the backend has a [`Sharded`](crate::Sharded) in it, which can hook them.
+    pub(crate) are_hooked: bool,
     /// Position in the list. A tensor that the module holds twice is one parameter, under its first path.
     pub(crate) index: HashMap<ParamId, usize>,
     /// Whether the module holds any of them twice.
@@ -31,13 +32,16 @@ pub(crate) struct Parameters {
 
 impl Parameters {
     pub(crate) fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
-        let mut found = Self::default();
+        let mut found = Self {
+            are_hooked: true,
+            ..Self::default()
+        };
         for_each_float(module, |path, id, tensor: FloatTensor<B>| {
-            let mut requires_grad = false;
-            let node = node_behind(|| requires_grad = B::float_is_require_grad(&tensor));
-            if !requires_grad {
+            if !B::float_is_require_grad(&tensor) {
                 return;
             }
+            let node = leaf_node::<B>(&tensor);
+            found.are_hooked &= is_hooked::<B>(&tensor);
             if let Some(&index) = found.index.get(&id) {
                 found.tied = true;
                 if found.nodes[index] != node && found.apart.is_none() {
@@ -81,51 +85,26 @@ impl Parameters {
         index.filter(|_| B::float_is_require_grad(tensor))
     }
 
-    /// The known nodes of their leaves, by the ids of this rank's shards.
-    pub(crate) fn leaf_nodes<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &self,
-        module: &M,
-    ) -> HashMap<ParamId, u64> {
-        let mut nodes = HashMap::new();
-        for_each_float(module, |_, id, tensor: FloatTensor<B>| {
-            if let Some(index) = self.position::<B>(id, &tensor)
-                && let Some(node) = leaf_node::<B>(&tensor)
-            {
-                nodes.entry(shard_id(index)).or_insert(node);
-            }
-        });
-        nodes
-    }
-
     /// Their ids, by position.
     pub(crate) fn ids(&self) -> Vec<ParamId> {
         self.ids.clone()
     }
 
-    /// Checks that collectives support their types.
-    ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::UnsupportedDtype`].
-    pub(crate) fn check_dtypes(&self) -> Result<(), ZeroOptimizerError> {
-        for Parameter { path, dtype, .. } in &self.list {
-            if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
-                let (path, dtype) = (path.clone(), *dtype);
+    /// [`ZeroOptimizerError::UnsupportedDtype`] if collectives do not support a type; [`ZeroOptimizerError::TooManyDimensions`] if whole shards
+    /// cannot have a shape.
+    pub(super) fn check(
+        &self,
+        ranks: usize,
+        partition: Partition,
+    ) -> Result<(), ZeroOptimizerError> {
+        for Parameter { path, shape, dtype } in &self.list {
+            let (path, dtype, dimensions) = (path.clone(), *dtype, shape.len());
+            if ranks > 1 && !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
                 return Err(ZeroOptimizerError::UnsupportedDtype { path, dtype });
             }
-        }
-        Ok(())
-    }
-
-    /// Checks that whole shards can have their shapes.
-    ///
-    /// # Errors
-    ///
-    /// [`ZeroOptimizerError::TooManyDimensions`].
-    pub(crate) fn check_dimensions(&self) -> Result<(), ZeroOptimizerError> {
-        for Parameter { path, shape, .. } in &self.list {
-            if shape.len() > MOST_DIMENSIONS {
-                let (path, dimensions) = (path.clone(), shape.len());
+            if partition == Partition::Whole && dimensions > MOST_DIMENSIONS {
                 return Err(ZeroOptimizerError::TooManyDimensions { path, dimensions });
             }
         }
@@ -134,31 +113,30 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::TiedApart`] if a parameter that the module holds twice is not one leaf, where the backend exposes leaves.
-    pub(crate) fn check_tied(&self) -> Result<(), ZeroOptimizerError> {
-        match &self.apart {
-            None => Ok(()),
-            Some((first, again)) => Err(ZeroOptimizerError::TiedApart {
-                first: self.list[*first].path.clone(),
-                again: again.clone(),
-            }),
-        }
-    }
-
-    /// # Errors
-    ///
     /// [`ZeroOptimizerError::OtherModel`] unless these are `expected`.
     pub(crate) fn check_same(&self, expected: &[Parameter]) -> Result<(), ZeroOptimizerError> {
         let longest = self.list.len().max(expected.len());
         let differs = |&index: &usize| self.list.get(index) != expected.get(index);
-        match (0..longest).find(differs) {
-            None => Ok(()),
-            Some(index) => Err(ZeroOptimizerError::OtherModel {
-                index,
-                found: self.list.get(index).map_or("none".to_owned(), describe),
-                expected: expected.get(index).map_or("none".to_owned(), describe),
-            }),
-        }
+        let Some(index) = (0..longest).find(differs) else {
+            return Ok(());
+        };
+        let describe = |found: Option<&Parameter>| found.map_or("none".to_owned(), describe);
+        Err(ZeroOptimizerError::OtherModel {
+            index,
+            found: describe(self.list.get(index)),
+            expected: describe(expected.get(index)),
+        })
+    }
+
+    /// # Errors
+    ///
+    /// [`ZeroOptimizerError::TiedApart`] if a parameter that the module holds twice is not one leaf.
+    pub(super) fn check_tied(&self) -> Result<(), ZeroOptimizerError> {
+        let Some((first, again)) = &self.apart else {
+            return Ok(());
+        };
+        let (first, again) = (self.list[*first].path.clone(), again.clone());
+        Err(ZeroOptimizerError::TiedApart { first, again })
     }
 
     /// A description that must be equal on all ranks.

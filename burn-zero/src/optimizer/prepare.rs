@@ -1,77 +1,73 @@
 //! Preparing a model before its first forward: the ranks' models and optimizers are compared, and rank 0's weights broadcast.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
 use burn::module::{AutodiffModule, ParamId};
+use burn::optim::Optimizer;
 use burn::tensor::{DType, TensorData, backend::AutodiffBackend};
 use burn_decorator::gradient::{Ranks, decide_with};
 
+use super::parameter_shards::ParameterShards;
 use super::parameters::Parameters;
 use super::statistics::{Statistics, independent_if_shared};
 use super::trial;
+use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::{attach, stream};
 use crate::group::{Agree, BufferDtype, HostBuffer, ProcessGroup};
 use crate::host::floats;
 use crate::module::replace_tensors;
 use crate::reduce::{GradientReducer, Layout};
-use crate::{Memory, Partition, Stage, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
+use crate::{Memory, Stage, ZeroError, ZeroOptimizerError, raise};
 
-/// The properties of an optimizer that the preparation of its model needs.
-#[derive(Debug)]
-pub(crate) struct PrepareRequest {
-    pub(crate) settings: ZeroSettings,
-    /// Seed of the rank's own random numbers.
-    pub(crate) seed: Option<u64>,
-    /// The result of the trial, or why the optimizer cannot be sharded with these settings.
-    pub(crate) tried: Result<Vec<f32>, ZeroOptimizerError>,
-}
-
-/// The model with the weights of rank 0, and its gradient reducer. From now on this thread draws random numbers of its rank.
-///
-/// # Errors
-///
-/// Why the optimizer was refused; [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::SeedNotSharded`],
-/// [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`]; [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
-pub(crate) fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(
-    module: M,
-    group: &Arc<dyn ProcessGroup>,
-    request: PrepareRequest,
-) -> Result<(M, Arc<GradientReducer>), ZeroError> {
-    let PrepareRequest {
-        settings,
-        seed,
-        tried,
-    } = request;
-    let (ranks, rank) = (group.world_size(), group.rank());
-    let seed = seed.filter(|_| ranks > 1);
-    let parameters = Parameters::of::<B, M>(&module);
-    if parameters.nodes.contains(&None) {
-        let device = module.devices().into_iter().next().unwrap_or_default();
-        let backend = B::name(&device);
-        let leave = ranks > 1 && settings.stage == Stage::Gradients;
-        if leave || settings.gradients == Memory::Host {
-            return Err(ZeroOptimizerError::NotSharded { backend }.into());
+impl<O> ZeroOptimizer<O> {
+    /// The model with the weights of rank 0, hooked on this thread, which draws random numbers of its rank from now on. Returns the ids of
+    /// its parameters too, in their order.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ZeroOptimizer::prepare`].
+    pub(super) fn prepare_on<B, M>(
+        &mut self,
+        group: Arc<dyn ProcessGroup>,
+        module: M,
+        device: &B::Device,
+    ) -> Result<(M, Vec<ParamId>), ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<ParameterShards<B>, B>,
+    {
+        let (ranks, rank, settings) = (group.world_size(), group.rank(), &self.settings);
+        let norm = self.norm.as_ref();
+        let tried = trial::run::<B, O>(&self.inner, settings, ranks, norm, device);
+        let seed = self.seed.filter(|_| ranks > 1);
+        let parameters = Parameters::of::<B, M>(&module);
+        if !parameters.are_hooked {
+            let backend = B::name(device);
+            let leave = ranks > 1 && settings.stage == Stage::Gradients;
+            if leave || settings.gradients == Memory::Host {
+                return Err(ZeroOptimizerError::NotSharded { backend }.into());
+            }
+            if seed.is_some() {
+                return Err(ZeroOptimizerError::SeedNotSharded { backend }.into());
+            }
         }
-        if seed.is_some() {
-            return Err(ZeroOptimizerError::SeedNotSharded { backend }.into());
-        }
-    }
-    if settings.partition == Partition::Whole {
-        parameters.check_dimensions()?;
-    }
-    if ranks > 1 {
-        parameters.check_dtypes()?;
-    }
-    trial::agree(&**group, tried)?;
-    group.agree_equal("parameters", &parameters.describe())?;
+        parameters.check(ranks, settings.partition)?;
+        trial::agree(&*group, tried)?;
+        group.agree_equal("parameters", &parameters.describe())?;
 
-    let module = broadcast::<B, M>(module, &**group)?;
-    let layout = Layout::new(parameters.list, ranks, rank, &settings)?;
-    let reducer = Arc::new(GradientReducer::new(layout, group.clone(), &settings));
-    if let Some(seed) = seed {
-        stream::begin(&reducer, rank, seed);
+        let module = broadcast::<B, M>(module, &*group)?;
+        let layout = Layout::new(parameters.list, ranks, rank, settings)?;
+        let reducer = Arc::new(GradientReducer::new(layout, group.clone(), settings));
+        if let Some(seed) = seed {
+            stream::begin(&reducer, rank, seed);
+        }
+        let ids = attach_to::<B, M>(&reducer, &module);
+        *self.recorded.lock() = Arc::downgrade(&reducer);
+        (self.group, self.reducer) = (group, Some(reducer));
+        Ok((module, ids))
     }
-    Ok((module, reducer))
 }
 
 /// From now on this thread hooks the leaves of the model, and its collective decisions ask these ranks. Returns the ids of the
@@ -95,16 +91,11 @@ impl Ranks for GradientReducer {
             return names;
         }
         let label = "which gradients are non-finite";
-        let all = raise(
-            self.group()
-                .gather_bytes(label, names.join("\n").into_bytes()),
-        );
+        let own = names.join("\n").into_bytes();
+        let all = raise(self.group().gather_bytes(label, own));
         let all: Vec<_> = all.iter().map(|own| String::from_utf8_lossy(own)).collect();
-        let names = all.iter().flat_map(|own| own.lines().map(str::to_owned));
-        let mut names: Vec<_> = names.collect();
-        names.sort_unstable();
-        names.dedup();
-        names
+        let names: BTreeSet<_> = all.iter().flat_map(|own| own.lines()).collect();
+        names.into_iter().map(str::to_owned).collect()
     }
 }
 

@@ -15,11 +15,10 @@ use burn_decorator::message::{self, Message};
 use parking_lot::{Condvar, Mutex};
 
 use super::parameter_shards::ParameterShards;
-use super::prepare::{attach_to, prepare};
 use super::statistics::independent_if_shared;
 use super::zero_optimizer::ZeroOptimizer;
+use crate::ZeroError;
 use crate::group::{Agree, ProcessGroup, round};
-use crate::{StrategyError, ZeroError};
 
 thread_local! {
     static CONTEXT: RefCell<Option<Arc<RankContext>>> = const { RefCell::new(None) };
@@ -33,17 +32,14 @@ pub(crate) struct RankContext {
     device: DeviceId,
     /// The ids of the model's parameters, in the order of the layout; set when an optimizer was prepared.
     ids: OnceLock<Vec<ParamId>>,
-    request: Mutex<Request>,
-    recording: Recording,
-}
-
-/// What the strategy asks of the optimizer.
-#[derive(Debug, Default)]
-struct Request {
-    what: Option<Ask>,
-    /// The optimizers that have answered.
-    answers: usize,
-    failed: Option<ZeroError>,
+    /// What the strategy asks of the optimizer.
+    asked: Mutex<Option<Ask>>,
+    /// One of each optimizer that was reached.
+    answers: Mutex<Vec<Result<(), ZeroError>>>,
+    /// On rank 0: whether the others wait for a record. Of its threads only the one that holds the lock makes collectives.
+    others_wait: Mutex<bool>,
+    /// Notified when that ends.
+    ended: Condvar,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +55,7 @@ pub(crate) struct OnThread(Option<Arc<RankContext>>);
 
 impl Drop for OnThread {
     fn drop(&mut self) {
-        CONTEXT.with_borrow_mut(|context| core::mem::swap(context, &mut self.0));
+        CONTEXT.set(self.0.take());
     }
 }
 
@@ -69,8 +65,10 @@ impl RankContext {
             group,
             device,
             ids: OnceLock::new(),
-            request: Mutex::default(),
-            recording: Recording::default(),
+            asked: Mutex::default(),
+            answers: Mutex::default(),
+            others_wait: Mutex::new(false),
+            ended: Condvar::new(),
         })
     }
 
@@ -80,9 +78,7 @@ impl RankContext {
     }
 
     pub(crate) fn put_on_thread(self: &Arc<Self>) -> OnThread {
-        let mut guard = OnThread(Some(self.clone()));
-        CONTEXT.with_borrow_mut(|context| core::mem::swap(context, &mut guard.0));
-        guard
+        OnThread(CONTEXT.replace(Some(self.clone())))
     }
 
     /// Lets the optimizer that `step`, a step without gradients, reaches take its group. That step returns the model on the rank's device,
@@ -90,15 +86,14 @@ impl RankContext {
     ///
     /// # Errors
     ///
-    /// [`StrategyError::NoZeroOptimizer`]; those of [`ZeroOptimizer::prepare`].
-    pub(crate) fn prepare(
-        &self,
-        optimizer: &'static str,
-        step: impl FnOnce(),
-    ) -> Result<(), ZeroError> {
+    /// [`ZeroError::Strategy`] unless it reaches one; those of [`ZeroOptimizer::prepare`].
+    pub(crate) fn prepare(&self, optimizer: &str, step: impl FnOnce()) -> Result<(), ZeroError> {
         match self.ask(Ask::Prepare, step)? {
             1 => Ok(()),
-            found => Err(StrategyError::NoZeroOptimizer { optimizer, found }.into()),
+            found => Err(ZeroError::Strategy(format!(
+                "ZeroStrategy trains a Learner with one `ZeroOptimizer::in_learner(optimizer, settings)`, alone or inside of other \
+                 wrappers, but {optimizer} has {found} of them"
+            ))),
         }
     }
 
@@ -108,10 +103,13 @@ impl RankContext {
 
     /// Runs `step` with this request, and returns how many optimizers have answered.
     fn ask(&self, what: Ask, step: impl FnOnce()) -> Result<usize, ZeroError> {
-        self.request.lock().what = Some(what);
+        *self.asked.lock() = Some(what);
         message::send(Message::Ranks, step);
-        let request = core::mem::take(&mut *self.request.lock());
-        request.failed.map_or(Ok(request.answers), Err)
+        *self.asked.lock() = None;
+        let answers = core::mem::take(&mut *self.answers.lock());
+        let found = answers.len();
+        answers.into_iter().collect::<Result<(), _>>()?;
+        Ok(found)
     }
 
     /// On rank 0: runs `write`, in which Burn may make a record. The other ranks, in [`take_part`](Self::take_part), send their parts and
@@ -120,26 +118,45 @@ impl RankContext {
     /// # Errors
     ///
     /// Those of the group.
-    pub(crate) fn lead_record<R>(&self, write: impl FnOnce() -> R) -> Result<R, ZeroError> {
-        if self.group.world_size() == 1 {
-            return Ok(write());
+    pub(crate) fn lead_record(&self, write: impl FnOnce()) -> Result<(), ZeroError> {
+        /// Ends the rounds when dropped, also by a panic.
+        struct Ends<'a>(&'a RankContext);
+
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                *self.0.others_wait.lock() = false;
+                self.0.ended.notify_all();
+            }
         }
-        *self.recording.others_wait.lock() = true;
-        let written = thread::scope(|scope| {
-            let recording = &self.recording;
-            let ends = Ends(recording);
-            let tell = || recording.tell_others(&*self.group);
+
+        if self.group.world_size() == 1 {
+            write();
+            return Ok(());
+        }
+        *self.others_wait.lock() = true;
+        thread::scope(|scope| {
+            let ends = Ends(self);
             let telling = thread::Builder::new()
                 .name("rank 0, at work".to_owned())
-                .spawn_scoped(scope, tell)
+                .spawn_scoped(scope, || self.tell_others())
                 .expect("the system starts a thread");
-            let written = write();
+            write();
             drop(ends);
-            let told = telling.join().expect("it only calls the group");
-            told.map(|()| written)
+            telling.join().expect("it only calls the group")
         })?;
-        tell(&*self.group, State::Done)?;
-        Ok(written)
+        self.tell(RecordStatus::Done).map(drop)
+    }
+
+    fn tell_others(&self) -> Result<(), ZeroError> {
+        let round = round(self.group.deadline());
+        let mut others_wait = self.others_wait.lock();
+        while *others_wait {
+            let waited = self.ended.wait_for(&mut others_wait, round);
+            if waited.timed_out() && *others_wait {
+                self.tell(RecordStatus::Working)?;
+            }
+        }
+        Ok(())
     }
 
     /// On the other ranks: sends this rank's part of each record that rank 0 makes, until `write` has returned there. `step` reaches the
@@ -150,62 +167,36 @@ impl RankContext {
     /// Those of the group, and of a record.
     pub(crate) fn take_part(&self, mut step: impl FnMut()) -> Result<(), ZeroError> {
         loop {
-            match tell(&*self.group, State::Working)? {
-                State::Done => return Ok(()),
-                State::Record => self.ask(Ask::Record, &mut step).map(drop)?,
-                State::Working => {}
+            match self.tell(RecordStatus::Working)? {
+                RecordStatus::Done => return Ok(()),
+                RecordStatus::Record => self.ask(Ask::Record, &mut step).map(drop)?,
+                RecordStatus::Working => {}
             }
         }
     }
+
+    /// A collective that returns rank 0's status.
+    fn tell(&self, own: RecordStatus) -> Result<RecordStatus, ZeroError> {
+        let label = "whether rank 0 makes a record";
+        let told = self.group.gather_bytes(label, vec![own as u8])?;
+        const ALL: [RecordStatus; 3] = [
+            RecordStatus::Done,
+            RecordStatus::Record,
+            RecordStatus::Working,
+        ];
+        Ok(ALL[usize::from(told[0][0])])
+    }
 }
 
-/// Rank 0's state while it makes records, sent to the other ranks repeatedly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+/// What rank 0 does while the others wait for a record.
+#[derive(Clone, Copy)]
+enum RecordStatus {
+    /// It has written what there was to write.
     Done,
-    /// A record follows, in which all ranks take part.
+    /// It makes a record, in which all ranks take part.
     Record,
+    /// Something else, such as writing.
     Working,
-}
-
-const STATES: [State; 3] = [State::Done, State::Record, State::Working];
-
-/// One round of that: a collective that returns rank 0's state.
-fn tell(group: &dyn ProcessGroup, own: State) -> Result<State, ZeroError> {
-    let told = group.gather_bytes("whether rank 0 makes a record", vec![own as u8])?;
-    let state = told.first().and_then(|state| state.first());
-    Ok(state.map_or(State::Done, |&state| STATES[usize::from(state)]))
-}
-
-/// Of rank 0's threads only the one that holds the lock makes collectives.
-#[derive(Debug, Default)]
-struct Recording {
-    others_wait: Mutex<bool>,
-    changed: Condvar,
-}
-
-/// Ends the rounds when dropped, also by a panic.
-struct Ends<'a>(&'a Recording);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        *self.0.others_wait.lock() = false;
-        self.0.changed.notify_all();
-    }
-}
-
-impl Recording {
-    fn tell_others(&self, group: &dyn ProcessGroup) -> Result<(), ZeroError> {
-        let round = round(group.deadline());
-        let mut others_wait = self.others_wait.lock();
-        while *others_wait {
-            let waited = self.changed.wait_for(&mut others_wait, round);
-            if waited.timed_out() && *others_wait {
-                tell(group, State::Working)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 impl<O> ZeroOptimizer<O> {
@@ -221,8 +212,7 @@ impl<O> ZeroOptimizer<O> {
         let (Some(Message::Ranks), Some(context)) = (message::received(), context) else {
             return module;
         };
-        context.request.lock().answers += 1;
-        let what = context.request.lock().what;
+        let what = *context.asked.lock();
         let before = module.clone();
         let done = message::answer(|| match what {
             Some(Ask::Prepare) => self.take_ranks::<B, M>(&context, module),
@@ -233,10 +223,12 @@ impl<O> ZeroOptimizer<O> {
             }
             None => Ok(module),
         });
-        done.unwrap_or_else(|error| {
-            context.request.lock().failed = Some(error);
-            before
-        })
+        let (module, answer) = match done {
+            Ok(module) => (module, Ok(())),
+            Err(error) => (before, Err(error)),
+        };
+        context.answers.lock().push(answer);
+        module
     }
 
     fn take_ranks<B, M>(&mut self, context: &RankContext, mut module: M) -> Result<M, ZeroError>
@@ -251,13 +243,9 @@ impl<O> ZeroOptimizer<O> {
             module = independent_if_shared::<B, M>(module);
         }
         let module = module.fork(&device);
-        let request = self.prepare_request::<B>(&*context.group, &device);
-        let settings = format!("{:?}", request.settings);
+        let settings = format!("{:?}", self.settings);
         context.group.agree_equal("settings", &settings)?;
-        let (module, reducer) = prepare::<B, M>(module, &context.group, request)?;
-        let ids = attach_to::<B, M>(&reducer, &module);
-        self.group = context.group.clone();
-        self.reducer = Some(reducer);
+        let (module, ids) = self.prepare_on::<B, M>(context.group.clone(), module, &device)?;
         self.cut_state::<B>(&ids, &device)?;
         // A context belongs to one training.
         let _ = context.ids.set(ids);
@@ -271,9 +259,9 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<ParameterShards<B>, B>,
     {
         // Held until the record is made, so that the other thread makes no collective meanwhile.
-        let others_wait = context.recording.others_wait.lock();
+        let others_wait = context.others_wait.lock();
         if *others_wait {
-            tell(&*self.group, State::Record)?;
+            context.tell(RecordStatus::Record)?;
         }
         self.to_whole_record::<B>(context.ids(), &B::Device::from_id(context.device))
     }

@@ -1,11 +1,12 @@
 //! A step: reduces gradients, runs the wrapped optimizer on this rank's shards, and gathers the parameters.
 
 use core::ops::Range;
+use std::collections::{HashMap, HashSet};
 
 use burn::module::AutodiffModule;
-use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
+use burn::optim::adaptor::GradAdaptor;
+use burn::optim::{GradientsParams, LearningRate, Optimizer};
 use burn::tensor::{Shape, Tensor, TensorPrimitive};
-use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice, TensorMetadata};
 use burn_decorator::gradient;
@@ -15,12 +16,12 @@ use super::parameter_shards::{ParameterShards, shard_id};
 use super::parameters::Parameters;
 use super::prepare::attach_to;
 use super::zero_optimizer::ZeroOptimizer;
-use crate::backend::on_host;
+use crate::backend::{leaf_node, on_host};
 use crate::group::Agree;
 use crate::host::HostRead;
-use crate::module::for_each_float;
+use crate::module::map_floats;
 use crate::offload::step_on_shards;
-use crate::reduce::{Arriving, GradientReducer, Layout, StepTag};
+use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::{Memory, ZeroError, ZeroOptimizerError};
 
 /// By parameter.
@@ -35,7 +36,7 @@ impl<O> ZeroOptimizer<O> {
         &mut self,
         lr: LearningRate,
         module: M,
-        mut gradients: GradientsParams,
+        mut gradients: GradAdaptor,
     ) -> Result<M, ZeroError>
     where
         B: AutodiffBackend,
@@ -49,121 +50,147 @@ impl<O> ZeroOptimizer<O> {
         parameters.check_same(layout.parameters())?;
         parameters.check_tied()?;
 
-        let own = parameters.ids().into_iter();
-        let own = own.map(|id| take::<B::InnerBackend>(gradients.remove(id)?));
-        let own = own.collect();
+        let own = parameters.ids().into_iter().map(|id| {
+            let (gradient, _) = gradients.remove::<B::InnerBackend, 1>(id)?;
+            Some(gradient.into_primitive().tensor())
+        });
         let at = reducer.next_step(lr);
-        let Some(reduced) = self.reduce::<B>(&reducer, at, own, &device)? else {
+        let Some(reduced) = reduce::<B::InnerBackend>(&reducer, at, own.collect(), &device)? else {
             return Ok(module);
         };
         let changed = reduced.iter().map(Option::is_some).collect();
         let held = held::<B::InnerBackend>(layout, reduced)?;
-        self.provide_norm::<B::InnerBackend>(layout, &held)?;
+        if let Some(receive) = &self.norm {
+            let own = squared_norm::<B::InnerBackend>(layout, &held);
+            let all = self.group.agree_sum("squared norm of the gradient", own)?;
+            receive.call(all.sqrt() as f32);
+        }
+        let mut gradients = GradientsParams::new();
         for (parameter, gradient) in held {
             // The container does not store the number of dimensions.
             let gradient = TensorPrimitive::Float(gradient);
             let gradient = Tensor::<B::InnerBackend, 1>::from_primitive(gradient);
             gradients.register(shard_id(parameter), gradient);
         }
-        let shards = ParameterShards::new(cut::<B, M>(&module, &parameters, layout));
-        let nodes = parameters.leaf_nodes::<B, M>(&module);
-        let step = || self.inner.step(lr, shards, gradients);
-        let (shards, mut on_host) = step_on_shards(nodes, step);
 
-        let shards = shards
-            .into_updated(&mut on_host)
-            .map(|(parameter, shard)| (parameter, shard.inner()));
-        let shards = shards.collect();
-        let gather = Gather::new(layout, &*self.group, at, shards, changed, on_host);
-        let module = gather.update::<B, M>(module, &parameters)?;
+        let leaves = &self.leaves;
+        let is_known = |(index, node): &(usize, &Option<u64>)| {
+            node.is_some() && leaves.get(index) == node.as_ref()
+        };
+        let known = parameters.nodes.iter().enumerate().filter(is_known);
+        let known: HashSet<_> = known.map(|(index, _)| shard_id(index)).collect();
+        let values = parameters.values::<B, M>(&module).into_iter();
+        let shards = values.filter(|(parameter, _)| layout.held(*parameter) > 0);
+        let shards = shards.map(|(parameter, value)| {
+            let shard = cut_one::<B::InnerBackend>(layout, parameter, value);
+            (shard_id(parameter), B::from_inner(shard))
+        });
+        let shards = ParameterShards::with_ids(shards);
+        let (shards, on_host) = step_on_shards(known, || self.inner.step(lr, shards, gradients));
+
+        let shards = shards.into_updated(on_host);
+        let gather = Gather::new(&reducer, at, shards, changed);
+        let module = self.update::<B, M>(module, &parameters, gather)?;
         attach_to::<B, M>(&reducer, &module);
         Ok(module)
     }
 
-    /// Reduces local gradients; returns this rank's shards, by parameter. `None` if any overflowed and a loss scaler takes note of it: all
-    /// ranks leave the step out.
-    fn reduce<B: AutodiffBackend>(
-        &self,
-        reducer: &GradientReducer,
-        at: StepTag,
-        mut own: Gradients<B::InnerBackend>,
-        device: &B::Device,
-    ) -> Result<Option<Gradients<B::InnerBackend>>, ZeroError> {
-        let hold = |gradient: &FloatTensor<B::InnerBackend>| {
-            let bytes = gradient.shape().num_elements() * gradient.dtype().size();
-            reducer.tracker().hold(bytes)
-        };
-        let mut tracked: Vec<_> = own.iter().map(|g| g.as_ref().map(hold)).collect();
-        if self.group.world_size() == 1 || reducer.take_arriving() == Arriving::Reduced {
-            return Ok(Some(own));
-        }
-        for (parameter, gradient) in own.iter().enumerate() {
-            let elements = reducer.layout().parameters()[parameter].elements();
-            check::<B::InnerBackend>(reducer.layout(), parameter, gradient, elements)?;
-        }
-        reducer.begin_step(at);
-        for (parameter, gradient) in own.iter_mut().enumerate().rev() {
-            // The reducer counts it now.
-            drop(tracked[parameter].take());
-            let read = gradient.take().map(HostRead::start::<B::InnerBackend>);
-            reducer.submit(parameter, read);
-        }
-        let reduced = reducer.finish()?;
-        let parameters = reducer.layout().parameters();
-        let overflowed = reduced.iter().zip(parameters);
-        let overflowed = overflowed.filter(|(reduced, _)| reduced.is_non_finite());
-        let overflowed: Vec<_> = overflowed.map(|(_, known)| known.path.clone()).collect();
-        if !overflowed.is_empty() && gradient::report_overflow(overflowed) {
-            return Ok(None);
-        }
-        let reduced = reduced.into_iter().zip(parameters);
-        let reduced = reduced.map(|(reduced, parameter)| {
-            let data = reduced.into_piece(parameter)?;
-            Some(gradient::load(|| match reducer.memory() {
-                Memory::Device => B::InnerBackend::float_from_data(data, device),
-                Memory::Host => on_host::<B::InnerBackend>(data, device),
-            }))
+    /// The module with its updated parameters, as new leaves.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    fn update<B, M>(
+        &mut self,
+        module: M,
+        parameters: &Parameters,
+        mut gather: Gather<'_, B::InnerBackend>,
+    ) -> Result<M, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let on_host = gather.on_host();
+        // A parameter that the module holds twice stays one leaf.
+        let mut made: HashMap<usize, FloatTensor<B>> = HashMap::new();
+        let mut failed = None;
+        let module = map_floats(module, |_, id, old: FloatTensor<B>| {
+            let Some(index) = parameters.position::<B>(id, &old) else {
+                return old;
+            };
+            if let Some(leaf) = made.get(&index) {
+                return leaf.clone();
+            }
+            if failed.is_some() {
+                return old;
+            }
+            match gather.take(index, &B::float_device(&old)) {
+                Ok(None) => old,
+                Ok(Some(value)) => {
+                    let leaf = B::float_set_require_grad(B::from_inner(value), true);
+                    self.leaves.remove(&index);
+                    if on_host.contains(&index)
+                        && let Some(node) = leaf_node::<B>(&leaf)
+                    {
+                        self.leaves.insert(index, node);
+                    }
+                    made.insert(index, leaf.clone());
+                    leaf
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    old
+                }
+            }
         });
-        Ok(Some(reduced.collect()))
-    }
-
-    /// Gives the norm over all ranks to its receiver.
-    fn provide_norm<I: Backend>(
-        &self,
-        layout: &Layout,
-        held: &[(usize, FloatTensor<I>)],
-    ) -> Result<(), ZeroError> {
-        let Some(receive) = &self.norm else {
-            return Ok(());
-        };
-        let own = squared_norm::<I>(layout, held);
-        let all = self.group.agree_sum("squared norm of the gradient", own)?;
-        receive.call(all.sqrt() as f32);
-        Ok(())
+        failed.map_or(Ok(module), Err)
     }
 }
 
-/// The gradients of several devices, added up by parameter.
-pub(super) fn merge<B: AutodiffBackend, M: AutodiffModule<B>>(
-    module: &M,
-    mut gradients: MultiGradientsParams,
-) -> GradientsParams {
-    let mut all = Vec::new();
-    for_each_float(module, |_, id, _: FloatTensor<B>| {
-        let gradient = gradients.remove::<B::InnerBackend, 1>(id);
-        all.extend(gradient.map(|(gradient, _)| (id, gradient)));
+/// Reduces this rank's gradients, unless backward has; returns this rank's shards. `None` if any overflowed in the reduction and a loss
+/// scaler takes note of it: all ranks leave the step out.
+fn reduce<I: Backend>(
+    reducer: &GradientReducer,
+    at: StepTag,
+    mut own: Gradients<I>,
+    device: &I::Device,
+) -> Result<Option<Gradients<I>>, ZeroError> {
+    let hold = |gradient: &FloatTensor<I>| {
+        let bytes = gradient.shape().num_elements() * gradient.dtype().size();
+        reducer.tracker().hold(bytes)
+    };
+    let mut tracked: Vec<_> = own.iter().map(|g| g.as_ref().map(hold)).collect();
+    if reducer.group().world_size() == 1 || reducer.take_reduced() {
+        return Ok(Some(own));
+    }
+    let parameters = reducer.layout().parameters();
+    for (parameter, gradient) in own.iter().enumerate() {
+        let elements = parameters[parameter].elements();
+        check::<I>(reducer.layout(), parameter, gradient, elements)?;
+    }
+    reducer.begin_step(at);
+    for (parameter, gradient) in own.iter_mut().enumerate().rev() {
+        // The reducer counts it now.
+        drop(tracked[parameter].take());
+        let read = gradient.take().map(HostRead::start::<I>);
+        reducer.submit(parameter, read);
+    }
+    let reduced = reducer.finish()?;
+    let overflowed = reduced.iter().zip(parameters);
+    let overflowed =
+        overflowed.filter(|(reduced, _)| reduced.as_ref().is_some_and(|it| !it.is_finite));
+    let overflowed: Vec<_> = overflowed.map(|(_, known)| known.path.clone()).collect();
+    if !overflowed.is_empty() && gradient::report_overflow(overflowed) {
+        return Ok(None);
+    }
+    let reduced = reduced.into_iter().map(|reduced| {
+        let data = reduced?.data;
+        Some(gradient::load(|| match reducer.memory() {
+            Memory::Device => I::float_from_data(data, device),
+            Memory::Host => on_host::<I>(data, device),
+        }))
     });
-    // Entries that belong to no parameter are kept for the wrapped optimizer.
-    let first = gradients.grads.into_iter().next();
-    let mut merged = first.map_or_else(GradientsParams::new, |(gradients, _)| gradients);
-    for (id, gradient) in all {
-        merged.register(id, gradient);
-    }
-    merged
-}
-
-fn take<I: Backend>(gradient: Tensor<I, 1>) -> Option<FloatTensor<I>> {
-    Some(gradient.into_primitive().tensor())
+    Ok(Some(reduced.collect()))
 }
 
 /// This rank's reduced gradients, in the shapes for the wrapped optimizer, and the positions of their parameters.
@@ -181,7 +208,7 @@ fn held<I: Backend>(
         let elements = layout.held(parameter);
         check::<I>(layout, parameter, &gradient, elements.max(1))?;
         if let Some(gradient) = gradient.filter(|_| elements > 0) {
-            let shape = Shape::from(layout.piece_shape(parameter));
+            let shape = Shape::from(layout.shard_shape(parameter));
             held.push((parameter, I::float_reshape(gradient, shape)));
         }
     }
@@ -203,8 +230,9 @@ fn check<I: Backend>(
         .map(|gradient| gradient.shape().num_elements());
     match elements {
         Some(elements) if elements != expected && known.elements() != 0 => {
+            let path = known.path.clone();
             Err(ZeroOptimizerError::ForeignGradient {
-                path: known.path.clone(),
+                path,
                 elements,
                 expected,
             })
@@ -213,32 +241,13 @@ fn check<I: Backend>(
     }
 }
 
-/// This rank's shards of the parameters, with their positions.
-fn cut<B: AutodiffBackend, M: AutodiffModule<B>>(
-    module: &M,
-    parameters: &Parameters,
-    layout: &Layout,
-) -> Vec<(usize, FloatTensor<B>)> {
-    let values = parameters.values::<B, M>(module).into_iter();
-    let held = values.filter(|(parameter, _)| layout.held(*parameter) > 0);
-    let shards = held.map(|(parameter, value)| {
-        let shard = cut_one::<B::InnerBackend>(layout, parameter, value);
-        (parameter, B::from_inner(shard))
-    });
-    shards.collect()
-}
-
 /// This rank's shard of a parameter.
-pub(super) fn cut_one<I: Backend>(
-    layout: &Layout,
-    parameter: usize,
-    value: FloatTensor<I>,
-) -> FloatTensor<I> {
+fn cut_one<I: Backend>(layout: &Layout, parameter: usize, value: FloatTensor<I>) -> FloatTensor<I> {
     let shard = match layout.holds_all() {
         true => value,
         false => pick::<I>(value, layout.shard(parameter)),
     };
-    I::float_reshape(shard, Shape::from(layout.piece_shape(parameter)))
+    I::float_reshape(shard, Shape::from(layout.shard_shape(parameter)))
 }
 
 /// The sum of the squares of this rank's shard of the gradient. In stage 0 too, though it holds all, so that every stage has the

@@ -103,7 +103,7 @@ where
     B: AutodiffBackend,
     O: Optimizer<ParameterShards<B>, B>,
 {
-    let nothing = ParameterShards::new(Vec::new());
+    let nothing = ParameterShards::with_ids([].into_iter());
     let ask = || optimizer.step(LR, nothing, GradientsParams::new());
     let (_, inside) = message::describe(ask);
     let layers = [
@@ -172,9 +172,9 @@ where
     };
     let weights = firsts.iter().map(|&first| {
         let weights = B::from_inner(tensor(&WEIGHTS, first));
-        (TRIAL + first, weights)
+        (shard_id(TRIAL + first), weights)
     });
-    let mut shards = ParameterShards::new(weights.collect());
+    let mut shards = ParameterShards::with_ids(weights);
     for gradients in GRADIENTS {
         if let Some(receive) = norm {
             let squares = gradients.map(|gradient| f64::from(gradient).powi(2));
@@ -189,7 +189,7 @@ where
         }
         shards = optimizer.step(LR, shards, params);
     }
-    let shards = shards.into_shards();
+    let shards = shards.into_ids();
     shards
         .flat_map(|(_, shard)| HostRead::start::<B::InnerBackend>(B::inner(shard)).wait())
         .collect()

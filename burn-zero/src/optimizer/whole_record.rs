@@ -2,7 +2,6 @@
 //!
 //! The record does not depend on the number of ranks and equals that of the wrapped optimizer alone.
 
-use core::ops::Range;
 use std::collections::HashMap;
 
 use burn::module::ParamId;
@@ -15,7 +14,9 @@ use super::zero_optimizer::ZeroOptimizer;
 use crate::record::unite;
 use crate::reduce::Layout;
 use crate::shard::Partition;
-use crate::state::{StateIds, StateTensor, cut, join, refuse, split, to_record};
+use crate::state::{
+    StateTensor, Tensors, cut, ids_of_shards, join, refuse, split, state_ids, to_record,
+};
 use crate::{Stage, ZeroError, ZeroOptimizerError, ZeroSettings};
 
 impl<O> ZeroOptimizer<O> {
@@ -36,33 +37,33 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<ParameterShards<B>, B>,
     {
         let layout = self.layout()?;
-        let ids_of_shards = StateIds::of_shards(layout.parameters().len());
-        let (own, tensors) = split::<B, _>(self.inner.to_record(), layout, &ids_of_shards)?;
+        let of_shards = ids_of_shards(layout);
+        let (own, tensors) = split::<B, _>(self.inner.to_record(), layout, &of_shards)?;
         let tree = self.unite(own)?;
-        let tensors = tensors.into_iter();
-        let mut own: HashMap<_, _> = tensors
-            .map(|(tensor, bytes)| (tensor.spec.name, bytes))
-            .collect();
-        let shards: Vec<_> = (0..self.group.world_size())
-            .map(|rank| layout.shards_of(rank))
-            .collect();
-        let tree = join(
-            &tree,
-            &whole(layout)?,
-            &StateIds::of_module(ids),
-            |tensor| {
-                let StateTensor { spec, key, .. } = tensor;
-                let label = format!("state of the optimizer: {}", spec.name);
-                let own = own.remove(&spec.name).unwrap_or_default();
-                let Some(parts) = self.group.gather_bytes_to(&label, 0, own)? else {
-                    return Ok(None);
-                };
-                let ranges = shards.iter().map(|shard| &shard[key.parameter][..]);
-                let bytes = spec.elements().unwrap_or_default() * spec.element_bytes();
-                let bytes = gather(bytes, spec.element_bytes(), ranges.zip(&parts));
-                Ok::<_, ZeroError>(Some((Vec::new(), bytes)))
-            },
-        )?;
+        let mut own = by_name(tensors);
+        let ranks = 0..self.group.world_size();
+        let shards: Vec<_> = ranks.map(|rank| layout.shards_of(rank)).collect();
+        let of_module = state_ids(ids.iter().copied(), false);
+        let tree = join(&tree, &whole(layout)?, &of_module, |tensor| {
+            let StateTensor { spec, key, .. } = tensor;
+            let label = format!("state of the optimizer: {}", spec.name);
+            let own = own.remove(&spec.name).unwrap_or_default();
+            let Some(parts) = self.group.gather_bytes_to(&label, 0, own)? else {
+                return Ok(None);
+            };
+            let size = spec.element_bytes();
+            let mut bytes = vec![0; spec.elements().unwrap_or_default() * size];
+            for (shard, part) in shards.iter().zip(&parts) {
+                let mut rest = &part[..];
+                // Empty if the rank has no state of this parameter.
+                for range in shard[key.parameter].iter().filter(|_| !part.is_empty()) {
+                    let (bytes_of_range, after) = rest.split_at(range.len() * size);
+                    bytes[range.start * size..range.end * size].copy_from_slice(bytes_of_range);
+                    rest = after;
+                }
+            }
+            Ok::<_, ZeroError>(Some((Vec::new(), bytes)))
+        })?;
         match self.group.rank() {
             0 => Ok(to_record::<B, _>(tree, device)?),
             _ => Ok(self.inner.to_record()),
@@ -85,30 +86,18 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<ParameterShards<B>, B>,
     {
         let layout = self.layout()?;
-        let of_module = StateIds::of_module(ids);
+        let of_module = state_ids(ids.iter().copied(), false);
         let (tree, tensors) = split::<B, _>(self.inner.to_record(), &whole(layout)?, &of_module)?;
         if tensors.is_empty() {
             return Ok(()); // nothing was loaded
         }
-        let tensors = tensors.into_iter();
-        let mut loaded: HashMap<_, _> = tensors
-            .map(|(tensor, bytes)| (tensor.spec.name, bytes))
-            .collect();
-        let of_shards = StateIds::of_shards(layout.parameters().len());
-        let tree = join(
-            &tree,
-            layout,
-            &of_shards,
-            |StateTensor { spec, ranges, .. }| {
-                let mut bytes = loaded.remove(&spec.name).unwrap_or_default();
-                let held: usize = ranges.iter().map(Range::len).sum();
-                if Some(held) != spec.elements() {
-                    bytes = cut(&bytes, ranges, spec.element_bytes());
-                }
-                Ok::<_, ZeroError>(Some((Vec::new(), bytes)))
-            },
-        )?;
-        drop(loaded);
+        let mut loaded = by_name(tensors);
+        let tree = join(&tree, layout, &ids_of_shards(layout), |tensor| {
+            let StateTensor { spec, ranges, .. } = tensor;
+            let bytes = loaded.remove(&spec.name).unwrap_or_default();
+            let bytes = cut(bytes, ranges, spec);
+            Ok::<_, ZeroError>(Some((Vec::new(), bytes)))
+        })?;
         let record = to_record::<B, _>(tree, device)?;
         self.inner = self.inner.clone().load_record(record);
         Ok(())
@@ -142,6 +131,13 @@ impl<O> ZeroOptimizer<O> {
     }
 }
 
+fn by_name(tensors: Tensors) -> HashMap<String, Vec<u8>> {
+    let tensors = tensors.into_iter();
+    tensors
+        .map(|(tensor, bytes)| (tensor.spec.name, bytes))
+        .collect()
+}
+
 /// The layout of one rank that holds all parameters in their shapes.
 fn whole(layout: &Layout) -> Result<Layout, ZeroError> {
     let settings = ZeroSettings {
@@ -149,24 +145,4 @@ fn whole(layout: &Layout) -> Result<Layout, ZeroError> {
         ..ZeroSettings::stage(Stage::DataParallel)
     };
     Layout::new(layout.parameters().to_vec(), 1, 0, &settings)
-}
-
-/// The bytes of a whole tensor from those of each rank's ranges.
-fn gather<'a>(
-    bytes: usize,
-    size: usize,
-    parts: impl Iterator<Item = (&'a [Range<usize>], &'a Vec<u8>)>,
-) -> Vec<u8> {
-    let mut whole = vec![0; bytes];
-    for (ranges, part) in parts {
-        let mut rest = &part[..];
-        for range in ranges {
-            let Some((bytes, after)) = rest.split_at_checked(range.len() * size) else {
-                break; // a rank that has no state of this parameter
-            };
-            whole[range.start * size..range.end * size].copy_from_slice(bytes);
-            rest = after;
-        }
-    }
-    whole
 }

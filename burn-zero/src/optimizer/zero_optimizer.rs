@@ -1,20 +1,21 @@
 //! The wrapper: its fields, its methods, and the implementation of Burn's `Optimizer`.
 
 use core::fmt;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn_decorator::message;
+use parking_lot::Mutex;
 
-use super::parameter_shards::{ParameterShards, ShardOptimizer};
-use super::prepare::{PrepareRequest, attach_to, prepare};
+use super::parameter_shards::ShardOptimizer;
 use super::rank_context::RankContext;
 use super::statistics::Statistics;
-use super::step::merge;
-use super::trial::{self, NormReceiver};
+use super::trial::NormReceiver;
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
+use crate::recorder::PreparedReducer;
 use crate::reduce::GradientReducer;
 use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 
@@ -106,10 +107,14 @@ pub struct ZeroOptimizer<O> {
     pub(super) inner: O,
     pub(super) group: Arc<dyn ProcessGroup>,
     origin: Origin,
-    settings: ZeroSettings,
+    pub(super) settings: ZeroSettings,
     pub(super) norm: Option<NormReceiver>,
-    seed: Option<u64>,
+    pub(super) seed: Option<u64>,
     pub(super) reducer: Option<Arc<GradientReducer>>,
+    /// The nodes of the leaves that contain shards as the wrapped optimizer left them on the host.
+    pub(super) leaves: HashMap<usize, u64>,
+    /// The same for the recorders of this optimizer.
+    pub(super) recorded: PreparedReducer,
 }
 
 /// Where the group comes from.
@@ -131,6 +136,8 @@ impl<O: Clone> Clone for ZeroOptimizer<O> {
             norm: self.norm.clone(),
             seed: self.seed,
             reducer: self.reducer.clone(),
+            leaves: self.leaves.clone(),
+            recorded: Arc::new(Mutex::new(self.recorded.lock().clone())),
         }
     }
 }
@@ -147,15 +154,7 @@ impl<O> ZeroOptimizer<O> {
         settings: ZeroSettings,
     ) -> Result<Self, ZeroError> {
         group.agree_equal("settings", &format!("{settings:?}"))?;
-        Ok(Self {
-            inner,
-            group,
-            origin: Origin::Own,
-            settings,
-            norm: None,
-            seed: None,
-            reducer: None,
-        })
+        Ok(Self::of(inner, group, Origin::Own, settings))
     }
 
     /// Wraps `inner` for a `Learner` that trains with [`ZeroStrategy`](crate::ZeroStrategy), which provides the group and
@@ -164,14 +163,25 @@ impl<O> ZeroOptimizer<O> {
     /// Its record is that of the whole model, as the wrapped optimizer would write it without ranks: any number of ranks, and the
     /// wrapped optimizer alone, can load it.
     pub fn in_learner(inner: O, settings: ZeroSettings) -> Self {
+        Self::of(
+            inner,
+            Arc::new(SingleRank::new()),
+            Origin::Learner,
+            settings,
+        )
+    }
+
+    fn of(inner: O, group: Arc<dyn ProcessGroup>, origin: Origin, settings: ZeroSettings) -> Self {
         Self {
             inner,
-            group: Arc::new(SingleRank::new()),
-            origin: Origin::Learner,
+            group,
+            origin,
             settings,
             norm: None,
             seed: None,
             reducer: None,
+            leaves: HashMap::new(),
+            recorded: PreparedReducer::default(),
         }
     }
 
@@ -267,7 +277,7 @@ impl<O> ZeroOptimizer<O> {
     /// # Errors
     ///
     /// [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`], [`ZeroOptimizerError::SharedState`],
-    /// [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::SeedNotSharded`], [`ZeroOptimizerError::UnsupportedDtype`];
+    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::SeedNotSharded`], [`ZeroOptimizerError::UnsupportedDtype`];
     /// [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
     ///
     /// # Cost
@@ -282,11 +292,8 @@ impl<O> ZeroOptimizer<O> {
         O: ShardOptimizer<B>,
     {
         let device = module.devices().into_iter().next().unwrap_or_default();
-        let request = self.prepare_request::<B>(&*self.group, &device);
-        let (module, reducer) = prepare::<B, M>(module, &self.group, request)?;
-        attach_to::<B, M>(&reducer, &module);
-        self.reducer = Some(reducer);
-        Ok(module)
+        let prepared = self.prepare_on::<B, M>(self.group.clone(), module, &device);
+        prepared.map(|(module, _)| module)
     }
 
     /// Gives the model on every rank, and all its clones, the running statistics of rank 0, such as BatchNorm's, which each rank
@@ -309,33 +316,16 @@ impl<O> ZeroOptimizer<O> {
         Statistics::of::<B, M>(module).share::<B, M>(module, &*self.group)
     }
 
-    /// Saves and loads whole trainings with this optimizer, in whatever layers: see [`Recorder`].
+    /// Saves and loads whole trainings with this optimizer, in whatever layers: see [`Recorder`]. It is for the model that was
+    /// [prepared](Self::prepare) last, and fails after this optimizer was dropped.
     ///
     /// # Errors
     ///
     /// [`ZeroOptimizerError::NotPrepared`], also in a `Learner`, which saves records of its own.
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
-        let reducer = self
-            .reducer
-            .clone()
-            .ok_or(ZeroOptimizerError::NotPrepared)?;
-        Ok(Recorder::new(reducer, self.settings.clone()))
-    }
-
-    /// The properties of this optimizer for the preparation of its model.
-    pub(super) fn prepare_request<B: AutodiffBackend>(
-        &self,
-        group: &dyn ProcessGroup,
-        device: &B::Device,
-    ) -> PrepareRequest
-    where
-        O: Optimizer<ParameterShards<B>, B>,
-    {
-        let (ranks, norm) = (group.world_size(), self.norm.as_ref());
-        PrepareRequest {
-            settings: self.settings.clone(),
-            seed: self.seed,
-            tried: trial::run::<B, O>(&self.inner, &self.settings, ranks, norm, device),
+        match self.reducer {
+            Some(_) => Ok(Recorder::new(self.recorded.clone(), self.settings.clone())),
+            None => Err(ZeroOptimizerError::NotPrepared.into()),
         }
     }
 
@@ -365,13 +355,12 @@ where
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
         match message::received() {
             Some(_) => self.receive::<B, M>(module),
-            None => raise(self.advance(lr, module, grads)),
+            None => raise(self.advance(lr, module, grads.into())),
         }
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        let grads = merge::<B, M>(&module, grads);
-        raise(self.advance(lr, module, grads))
+        raise(self.advance(lr, module, grads.into()))
     }
 
     fn to_record(&self) -> Self::Record {

@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::fs::{self, File, TryLockError};
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::RecordError;
-use super::manifest::Manifest;
+use super::joint::JointWork;
+use super::{RecordError, ShardedRecord};
 
 /// The file that makes a record of a directory.
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -66,8 +66,8 @@ impl Listing {
         if !dir.exists() {
             return Ok(listing);
         }
-        for entry in fs::read_dir(dir).map_err(io_error("list", dir))? {
-            let name = entry.map_err(io_error("list", dir))?.file_name();
+        for entry in run("list", dir, || fs::read_dir(dir))? {
+            let name = run("list", dir, || entry)?.file_name();
             let name = name.to_string_lossy();
             let hidden = name.strip_prefix('.');
             let partial = hidden.and_then(|name| name.strip_suffix(".partial"));
@@ -89,17 +89,16 @@ impl Listing {
         next.max().unwrap_or(1)
     }
 
-    /// The directory of the last record in `dir`, or of the last one of `step`.
-    pub fn locate(dir: &Path, step: Option<u64>) -> Result<PathBuf, RecordError> {
+    /// The last complete record in `dir`, or the last one of `step`.
+    pub fn locate(dir: &Path, step: Option<u64>) -> Result<RecordName, RecordError> {
         let listing = Self::read(dir)?;
-        let mut newest_first = listing.complete.iter().rev();
+        let mut newest_first = listing.complete.into_iter().rev();
         let found = newest_first.find(|record| step.is_none_or(|step| record.step == step));
-        let found = found.ok_or_else(|| RecordError::NoRecord {
+        found.ok_or_else(|| RecordError::NoRecord {
             dir: dir.to_owned(),
             step,
             partial: listing.partial.len(),
-        })?;
-        Ok(dir.join(found.complete()))
+        })
     }
 }
 
@@ -143,21 +142,20 @@ pub struct Records {
 }
 
 /// Lists the records in `dir` with step, world size, bytes and completeness. Reads manifests and lengths, no tensors:
-/// [`ShardedRecord::verify`](super::ShardedRecord::verify) reads all.
+/// [`ShardedRecord::verify`] reads all.
 ///
 /// # Errors
 ///
 /// If a directory cannot be read. A record that cannot be loaded is listed as [`Completeness::Broken`], not an error.
 pub fn inspect(dir: &Path) -> Result<Records, RecordError> {
     let listing = Listing::read(dir)?;
-    let complete = listing.complete.iter().map(|name| {
+    let complete = listing.complete.iter();
+    let complete = complete.map(|name| {
         let path = dir.join(name.complete());
-        let checked = Manifest::read(&path.join(MANIFEST)).and_then(|manifest| {
-            manifest.check_lengths(&path)?;
-            Ok(manifest.world_size)
-        });
-        let completeness = match checked {
-            Ok(world_size) => Completeness::Complete { world_size },
+        let completeness = match ShardedRecord::open_record(&path) {
+            Ok(record) => Completeness::Complete {
+                world_size: record.world_size(),
+            },
             Err(error) => Completeness::Broken {
                 reason: error.to_string(),
             },
@@ -167,22 +165,20 @@ pub fn inspect(dir: &Path) -> Result<Records, RecordError> {
     let partial = listing.partial.iter();
     let partial = partial.map(|name| (dir.join(name.partial()), name.step, Completeness::Partial));
     let records = complete.chain(partial).map(|(path, step, completeness)| {
-        let mut bytes = 0;
-        for file in fs::read_dir(&path).map_err(io_error("list", &path))? {
-            let metadata = file.and_then(|file| file.metadata());
-            bytes += metadata.map_err(io_error("look at", &path))?.len();
-        }
+        let lengths = || {
+            let files = fs::read_dir(&path)?;
+            files.map(|file| Ok(file?.metadata()?.len())).sum()
+        };
         Ok(RecordInfo {
+            bytes: run("list", &path, lengths)?,
             path,
             step,
-            bytes,
             completeness,
         })
     });
-    Ok(Records {
-        dir: dir.to_owned(),
-        records: records.collect::<Result<_, RecordError>>()?,
-    })
+    let records = records.collect::<Result<_, RecordError>>()?;
+    let dir = dir.to_owned();
+    Ok(Records { dir, records })
 }
 
 impl fmt::Display for RecordInfo {
@@ -213,121 +209,104 @@ impl fmt::Display for Records {
     }
 }
 
-/// The file system as a save uses it: each operation has a name and a path, and passes `before`, which fails or delays it in
-/// tests.
-#[derive(Clone, Copy)]
-pub(super) struct Disk<'a> {
-    pub before: &'a dyn Fn(&'static str, &Path) -> io::Result<()>,
+/// An operation on the file system. Tests see it in the log, and crash or delay it there.
+///
+/// # Errors
+///
+/// [`RecordError::Io`], with the operation and the path.
+pub(super) fn run<T>(
+    action: &'static str,
+    path: &Path,
+    operation: impl FnOnce() -> io::Result<T>,
+) -> Result<T, RecordError> {
+    log::trace!("{action} {}", path.display());
+    operation().map_err(|source| RecordError::Io {
+        action,
+        path: path.to_owned(),
+        source,
+    })
 }
 
-impl Disk<'_> {
-    /// The file system as it is.
-    pub const PLAIN: Disk<'static> = Disk {
-        before: &|_, _| Ok(()),
+/// Returns when the names in the directory are on the disk.
+pub(super) fn sync_dir(path: &Path) -> Result<(), RecordError> {
+    run("sync", path, || {
+        // Windows neither opens a directory as a file nor needs it synced.
+        match cfg!(unix) {
+            true => File::open(path)?.sync_all(),
+            false => Ok(()),
+        }
+    })
+}
+
+/// Makes `dir` and its missing parents, each synced before the next.
+pub(super) fn make_dirs(dir: &Path) -> Result<(), RecordError> {
+    // The working directory has no parent to make, even if it was removed.
+    if dir.is_dir() || dir == Path::new(".") {
+        return Ok(());
+    }
+    let parent = parent(dir);
+    make_dirs(parent)?;
+    run("make", dir, || fs::create_dir(dir))?;
+    sync_dir(parent)
+}
+
+/// Removes a directory file by file, because a record may be hundreds of large files, and tells waiting ranks after each. A
+/// file that cannot be removed costs only space.
+pub(super) fn remove(dir: &Path, work: &mut JointWork) {
+    let mut remove = || {
+        for file in run("list", dir, || fs::read_dir(dir))? {
+            let file = run("list", dir, || file)?.path();
+            if !file.is_dir() {
+                run("remove", &file, || fs::remove_file(&file))?;
+                drop(work.at_work());
+            }
+        }
+        run("remove", dir, || fs::remove_dir_all(dir))
     };
-
-    /// One operation.
-    pub fn run<T>(
-        self,
-        action: &'static str,
-        path: &Path,
-        operation: impl FnOnce() -> io::Result<T>,
-    ) -> Result<T, RecordError> {
-        let done = (self.before)(action, path).and_then(|()| operation());
-        done.map_err(io_error(action, path))
+    match remove() {
+        Err(error) if !error.is_not_found() => log::warn!("{error}"),
+        _ => {}
     }
-
-    /// Returns when the names in the directory are on the disk.
-    pub fn sync_dir(self, path: &Path) -> Result<(), RecordError> {
-        self.run("sync", path, || {
-            // Windows neither opens a directory as a file nor needs it synced.
-            match cfg!(unix) {
-                true => File::open(path)?.sync_all(),
-                false => Ok(()),
-            }
-        })
-    }
-
-    /// Makes `dir` and its missing parents, each synced before the next.
-    pub fn make_dirs(self, dir: &Path) -> Result<(), RecordError> {
-        // The working directory has no parent to make, even if it was removed.
-        if dir.is_dir() || dir == Path::new(".") {
-            return Ok(());
-        }
-        let parent = parent(dir);
-        self.make_dirs(parent)?;
-        self.run("make", dir, || fs::create_dir(dir))?;
-        self.sync_dir(parent)
-    }
-
-    /// Removes a directory file by file and calls `removed` after each, because a record may be hundreds of large files. A file that
-    /// cannot be removed costs only space.
-    pub fn remove(self, dir: &Path, mut removed: impl FnMut()) {
-        let mut remove = || {
-            for file in fs::read_dir(dir).map_err(io_error("list", dir))? {
-                let file = file.map_err(io_error("list", dir))?.path();
-                if !file.is_dir() {
-                    self.run("remove", &file, || fs::remove_file(&file))?;
-                    removed();
-                }
-            }
-            self.run("remove", dir, || fs::remove_dir_all(dir))
-        };
-        match remove() {
-            Err(RecordError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => log::warn!("{error}"),
-            Ok(()) => {}
-        }
-        removed();
-    }
-}
-
-/// A file that is written and synced piecemeal, and counts its bytes.
-pub(super) struct SyncedFile<'a> {
-    disk: Disk<'a>,
-    path: &'a Path,
-    file: File,
-    bytes: u64,
-    unsynced_bytes: u64,
+    drop(work.at_work());
 }
 
 /// Bytes written between two syncs: the last sync of a large file would take minutes, in which a rank could not tell the
 /// others that it is at work.
 const SYNC_BYTES: u64 = 64 << 20;
 
+/// A file that is written and synced piecemeal, and counts its bytes.
+pub(super) struct SyncedFile<'a> {
+    path: &'a Path,
+    file: File,
+    bytes: u64,
+    synced_bytes: u64,
+}
+
 impl<'a> SyncedFile<'a> {
     /// A new file; one that exists is refused.
-    pub fn create(disk: Disk<'a>, path: &'a Path) -> Result<Self, RecordError> {
+    pub fn create(path: &'a Path) -> Result<Self, RecordError> {
         Ok(Self {
-            disk,
             path,
-            file: disk.run("create", path, || File::create_new(path))?,
+            file: run("create", path, || File::create_new(path))?,
             bytes: 0,
-            unsynced_bytes: 0,
+            synced_bytes: 0,
         })
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), RecordError> {
-        let file = &mut self.file;
-        let write = || io::Write::write_all(file, bytes);
-        self.disk.run("write", self.path, write)?;
+        run("write", self.path, || self.file.write_all(bytes))?;
         self.bytes += bytes.len() as u64;
-        self.unsynced_bytes += bytes.len() as u64;
-        match self.unsynced_bytes >= SYNC_BYTES {
-            true => self.sync(),
-            false => Ok(()),
+        if self.bytes - self.synced_bytes >= SYNC_BYTES {
+            self.sync()?;
         }
+        Ok(())
     }
 
     /// Returns the bytes written when they are on the disk.
-    pub fn finish(mut self) -> Result<u64, RecordError> {
-        self.sync()?;
+    pub fn sync(&mut self) -> Result<u64, RecordError> {
+        run("sync", self.path, || self.file.sync_all())?;
+        self.synced_bytes = self.bytes;
         Ok(self.bytes)
-    }
-
-    fn sync(&mut self) -> Result<(), RecordError> {
-        self.unsynced_bytes = 0;
-        self.disk.run("sync", self.path, || self.file.sync_all())
     }
 }
 
@@ -335,14 +314,13 @@ impl<'a> SyncedFile<'a> {
 pub(super) fn lock(dir: &Path) -> Result<File, RecordError> {
     let path = dir.join(LOCK);
     let mut options = fs::OpenOptions::new();
-    let opened = options.create(true).truncate(false).write(true).open(&path);
-    let file = opened.map_err(io_error("open", &path))?;
+    options.create(true).truncate(false).write(true);
+    let file = run("open", &path, || options.open(&path))?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            return Err(RecordError::Busy {
-                dir: dir.to_owned(),
-            });
+            let dir = dir.to_owned();
+            return Err(RecordError::Busy { dir });
         }
         // Some network file systems have no locks.
         Err(TryLockError::Error(error)) => log::warn!("cannot lock {}: {error}", path.display()),
@@ -356,14 +334,4 @@ pub(super) fn parent(path: &Path) -> &Path {
     let parent = path.parent();
     let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
     parent.unwrap_or(Path::new("."))
-}
-
-/// An error of the file system, with what was tried on which path.
-pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RecordError {
-    let path = path.to_owned();
-    move |source| RecordError::Io {
-        action,
-        path,
-        source,
-    }
 }

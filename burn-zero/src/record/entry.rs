@@ -117,43 +117,22 @@ impl TensorSlice {
     pub fn bytes(&self) -> usize {
         self.range.len() * self.tensor.element_bytes()
     }
-
-    pub(super) fn check(&self) -> Result<(), RecordError> {
-        self.tensor.check(&self.range)
-    }
-
-    /// Checks that `bytes` is the length of the slice.
-    pub(super) fn check_length(&self, bytes: usize) -> Result<(), RecordError> {
-        let expected = self.bytes();
-        if bytes == expected {
-            return Ok(());
-        }
-        let reason = format!("was given {bytes} bytes for a slice of {expected} bytes");
-        Err(self.tensor.error(reason))
-    }
 }
 
 /// Error of the caller's code that provides or receives the bytes of a slice.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-enum Source<'a> {
-    Ready(Cow<'a, [u8]>),
-    Lazy(Box<dyn FnOnce() -> Result<Cow<'a, [u8]>, Failure> + 'a>),
-}
-
 /// A slice and its bytes: little-endian elements, nothing between them.
 pub struct Entry<'a> {
     slice: TensorSlice,
-    source: Source<'a>,
+    read: Box<dyn FnOnce() -> Result<Cow<'a, [u8]>, Failure> + 'a>,
 }
 
 impl<'a> Entry<'a> {
     /// A slice with its bytes in memory, borrowed or owned.
     pub fn new(slice: TensorSlice, bytes: impl Into<Cow<'a, [u8]>>) -> Self {
-        Self {
-            slice,
-            source: Source::Ready(bytes.into()),
-        }
+        let bytes = bytes.into();
+        Self::lazy(slice, || Ok(bytes))
     }
 
     /// A slice whose bytes are read when they are written, one entry after the other, so that there is never a second copy of
@@ -162,10 +141,8 @@ impl<'a> Entry<'a> {
         slice: TensorSlice,
         bytes: impl FnOnce() -> Result<Cow<'a, [u8]>, Failure> + 'a,
     ) -> Self {
-        Self {
-            slice,
-            source: Source::Lazy(Box::new(bytes)),
-        }
+        let read = Box::new(bytes);
+        Self { slice, read }
     }
 
     /// The slice.
@@ -173,26 +150,17 @@ impl<'a> Entry<'a> {
         &self.slice
     }
 
-    /// Checks what is known before the bytes are read.
-    pub(super) fn check(&self) -> Result<(), RecordError> {
-        self.slice.check()?;
-        match &self.source {
-            Source::Ready(bytes) => self.slice.check_length(bytes.len()),
-            Source::Lazy(_) => Ok(()),
+    /// The slice and its bytes, as many as it has.
+    pub(super) fn into_bytes(self) -> Result<(TensorSlice, Cow<'a, [u8]>), RecordError> {
+        let error = |reason| self.slice.tensor.error(reason);
+        let bytes = (self.read)();
+        let bytes = bytes.map_err(|it| error(format!("cannot be read by its owner: {it}")))?;
+        let (given, expected) = (bytes.len(), self.slice.bytes());
+        if given != expected {
+            let reason = format!("was given {given} bytes for a slice of {expected} bytes");
+            return Err(error(reason));
         }
-    }
-
-    /// Its bytes, as many as the slice has.
-    pub(super) fn into_bytes(self) -> Result<Cow<'a, [u8]>, RecordError> {
-        let bytes = match self.source {
-            Source::Ready(bytes) => bytes,
-            Source::Lazy(read) => read().map_err(|reason| {
-                let tensor = &self.slice.tensor;
-                tensor.error(format!("cannot be read by its owner: {reason}"))
-            })?,
-        };
-        self.slice.check_length(bytes.len())?;
-        Ok(bytes)
+        Ok((self.slice, bytes))
     }
 }
 

@@ -129,12 +129,13 @@ pub enum RecordError {
     /// The group of ranks is lost: one hangs, left, panicked or did something else.
     #[error(transparent)]
     Group(ZeroError),
-    /// A message between ranks that cannot be written or read: they run different programs, or a path is not UTF-8.
-    #[error("a message between ranks cannot be understood: {reason}")]
-    Message {
-        /// Why.
-        reason: String,
-    },
+}
+
+impl RecordError {
+    /// Whether the file system has no such file.
+    pub(super) fn is_not_found(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
 }
 
 impl From<ZeroError> for RecordError {

@@ -54,11 +54,8 @@ impl<'g> JointWork<'g> {
     /// Waits until all have ended their work. Returns this rank's value, or an error on every rank if one has failed: on that
     /// rank its own, on the others one that names it. Every rank must call it, also after an error.
     pub fn end<T>(self, own: Result<T, RecordError>) -> Result<T, RecordError> {
-        let (value, done) = match own {
-            Ok(value) => (Some(value), Ok(())),
-            Err(error) => (None, Err(error)),
-        };
-        self.share(done)?;
+        let mut value = None;
+        self.share(own.map(|own| value = Some(own)))?;
         Ok(value.expect("this rank succeeded if all did"))
     }
 
@@ -67,9 +64,8 @@ impl<'g> JointWork<'g> {
         mut self,
         own: Result<T, RecordError>,
     ) -> Result<Vec<T>, RecordError> {
-        let own = own.and_then(|value| serde_json::to_value(value).map_err(message));
         let mut ended = Some(match &own {
-            Ok(value) => Ok(value.clone()),
+            Ok(value) => Ok(serde_json::to_value(value).expect("values for ranks are JSON")),
             Err(RecordError::OtherRank { .. }) => Err(None),
             Err(error) => Err(Some(error.to_string())),
         });
@@ -83,19 +79,19 @@ impl<'g> JointWork<'g> {
         if let Some(failure) = self.failure() {
             return Err(failure);
         }
-        let values = self.ended.into_values().flatten();
-        let values = values.map(|value| serde_json::from_value(value).map_err(message));
-        values.collect()
+        let values = self.ended.into_iter();
+        let values = values.filter_map(|(rank, value)| Some((rank, value.ok()?)));
+        let read = |(rank, value)| serde_json::from_value(value).map_err(unreadable(rank));
+        values.map(read).collect()
     }
 
     /// One collective, with this rank's result if its work has just ended.
     fn round(&mut self, ended: Option<Ended>) -> Result<(), RecordError> {
-        let own = serde_json::to_vec(&ended).map_err(message)?;
+        let own = serde_json::to_vec(&ended).expect("JSON values are JSON");
         let all = self.group.gather_bytes(self.label, own)?;
         for (rank, bytes) in all.iter().enumerate() {
-            if let Some(ended) = serde_json::from_slice(bytes).map_err(message)? {
-                self.ended.insert(rank, ended);
-            }
+            let ended: Option<_> = serde_json::from_slice(bytes).map_err(unreadable(rank))?;
+            self.ended.extend(ended.map(|ended| (rank, ended)));
         }
         self.last_round = Instant::now();
         Ok(())
@@ -111,8 +107,10 @@ impl<'g> JointWork<'g> {
     }
 }
 
-fn message(error: serde_json::Error) -> RecordError {
-    RecordError::Message {
-        reason: error.to_string(),
+/// The error for a rank that runs another program.
+fn unreadable(rank: usize) -> impl FnOnce(serde_json::Error) -> RecordError {
+    move |error| RecordError::OtherRank {
+        rank,
+        message: format!("its message cannot be understood: {error}"),
     }
 }

@@ -1,24 +1,23 @@
 //! Loading: a record is read in any slices, by any number of ranks.
 
+use std::cmp::Reverse;
 use std::collections::HashSet;
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::RecordError;
-use super::directory::{Listing, MANIFEST, io_error};
+use super::directory::{Listing, MANIFEST, RecordName, SyncedFile, parent, run, sync_dir};
 use super::entry::{Failure, TensorSlice, TensorSpec};
 use super::joint::JointWork;
 use super::manifest::{Manifest, TrainingState, torn, verify};
-use super::save::{IDENTITY, identity, rate};
-use crate::ProcessGroup;
-
-/// What is called while bytes are read; reading stops if it fails.
-pub(crate) type AtWork<'a> = &'a mut dyn FnMut() -> Result<(), RecordError>;
+use super::save::{IDENTITY, identity, safetensors_header};
+use crate::{ProcessGroup, SingleRank};
 
 /// A complete record, opened to read any slices of it.
 ///
@@ -26,23 +25,12 @@ pub(crate) type AtWork<'a> = &'a mut dyn FnMut() -> Result<(), RecordError>;
 #[derive(Debug)]
 pub struct ShardedRecord {
     path: PathBuf,
-    manifest: Manifest,
+    manifest: Arc<Manifest>,
     /// Ranks whose files have the headers that were written.
     verified: HashSet<usize>,
     /// One file is open at a time: a record may have more than a process may open.
     open: Option<(usize, File)>,
     bytes_read: u64,
-}
-
-/// Bytes under one checksum.
-struct Chunk {
-    /// Whose file they are in.
-    rank: usize,
-    /// Where in the file.
-    file_offset: u64,
-    /// Which bytes of the whole tensor they are.
-    bytes: Range<usize>,
-    crc32: u32,
 }
 
 impl ShardedRecord {
@@ -53,7 +41,7 @@ impl ShardedRecord {
     /// [`RecordError::NoRecord`] if there is none; an error that names the file if the record is damaged or of another version:
     /// then [`open_step`](Self::open_step) opens an older one.
     pub fn open(dir: &Path) -> Result<Self, RecordError> {
-        Self::open_record(&Listing::locate(dir, None)?)
+        Self::open_record(&dir.join(Listing::locate(dir, None)?.complete()))
     }
 
     /// The last complete record of `step` in the directory `dir`.
@@ -62,7 +50,7 @@ impl ShardedRecord {
     ///
     /// Those of [`open`](Self::open).
     pub fn open_step(dir: &Path, step: u64) -> Result<Self, RecordError> {
-        Self::open_record(&Listing::locate(dir, Some(step))?)
+        Self::open_record(&dir.join(Listing::locate(dir, Some(step))?.complete()))
     }
 
     /// The record whose own directory is `path`, wherever it was copied to.
@@ -75,7 +63,7 @@ impl ShardedRecord {
         manifest.check_lengths(path)?;
         Ok(Self {
             path: path.to_owned(),
-            manifest,
+            manifest: Arc::new(manifest),
             verified: HashSet::new(),
             open: None,
             bytes_read: 0,
@@ -93,7 +81,7 @@ impl ShardedRecord {
         group: &dyn ProcessGroup,
         step: Option<u64>,
     ) -> Result<Self, RecordError> {
-        let record = Self::open_chosen(group, || Listing::locate(dir, step).map(Some))?;
+        let record = Self::open_chosen(dir, group, || Listing::locate(dir, step).map(Some))?;
         Ok(record.expect("rank 0 chose a record if all agree"))
     }
 
@@ -103,27 +91,25 @@ impl ShardedRecord {
     ///
     /// On all ranks if on one.
     pub fn open_last(dir: &Path, group: &dyn ProcessGroup) -> Result<Option<Self>, RecordError> {
-        Self::open_chosen(group, || match Listing::locate(dir, None) {
+        Self::open_chosen(dir, group, || match Listing::locate(dir, None) {
             Err(RecordError::NoRecord { .. }) => Ok(None),
             located => located.map(Some),
         })
     }
 
-    /// Opens what rank 0 chooses.
     fn open_chosen(
+        dir: &Path,
         group: &dyn ProcessGroup,
-        choose: impl FnOnce() -> Result<Option<PathBuf>, RecordError>,
+        choose: impl FnOnce() -> Result<Option<RecordName>, RecordError>,
     ) -> Result<Option<Self>, RecordError> {
         let chosen = match group.rank() {
             0 => choose(),
             _ => Ok(None),
         };
         let chosen = JointWork::new(group, "choose a record").share(chosen)?;
-        let Some(path) = chosen.into_iter().flatten().next() else {
-            return Ok(None);
-        };
-        let opened = Self::open_record(&path);
-        JointWork::new(group, "open a record").end(opened.map(Some))
+        let name = chosen.into_iter().flatten().next();
+        let opened = name.map(|name| Self::open_record(&dir.join(name.complete())));
+        JointWork::new(group, "open a record").end(opened.transpose())
     }
 
     /// Its directory.
@@ -176,58 +162,29 @@ impl ShardedRecord {
     /// If the record has no such tensor, or one of another type or shape, or what is in the files is not what was written.
     pub fn read(&mut self, wanted: &TensorSlice) -> Result<Vec<u8>, RecordError> {
         let TensorSlice { tensor, range } = wanted;
-        self.read_ranges(tensor, core::slice::from_ref(range), &mut || Ok(()))
+        let group = SingleRank::new();
+        let mut work = JointWork::new(&group, "read a record");
+        self.read_ranges(tensor, core::slice::from_ref(range), &mut work)
     }
 
-    /// Several ranges of a tensor, one behind the other. Calls `at_work` after every chunk.
+    /// Several ranges of a tensor, one behind the other, during joint work.
     pub(crate) fn read_ranges(
         &mut self,
         tensor: &TensorSpec,
         ranges: &[Range<usize>],
-        at_work: AtWork,
+        work: &mut JointWork,
     ) -> Result<Vec<u8>, RecordError> {
-        let slices = ranges.iter();
-        let slices = slices.map(|range| TensorSlice::new(tensor.clone(), range.clone()));
-        let slices: Vec<_> = slices.collect();
-        slices.iter().try_for_each(|slice| self.check(slice))?;
-        let mut bytes = vec![0; slices.iter().map(TensorSlice::bytes).sum()];
-        let mut rest = &mut bytes[..];
-        for slice in &slices {
-            let (out, after) = rest.split_at_mut(slice.bytes());
-            self.fill(slice, out, at_work)?;
-            rest = after;
+        let wanted = |range| self.manifest.check_wanted(&self.path, tensor, range);
+        ranges.iter().try_for_each(wanted)?;
+        let elements: usize = ranges.iter().map(Range::len).sum();
+        let mut found = Vec::with_capacity(elements * tensor.element_bytes());
+        for range in ranges {
+            self.for_each_part(tensor, range, |bytes| {
+                found.extend_from_slice(bytes);
+                work.at_work()
+            })?;
         }
-        Ok(bytes)
-    }
-
-    fn check(&self, wanted: &TensorSlice) -> Result<(), RecordError> {
-        self.manifest.check_wanted(&self.path, wanted)
-    }
-
-    /// Reads a slice that was checked, into as many bytes as it has.
-    fn fill(
-        &mut self,
-        wanted: &TensorSlice,
-        out: &mut [u8],
-        at_work: AtWork,
-    ) -> Result<(), RecordError> {
-        let size = wanted.tensor.element_bytes();
-        let all = wanted.range.start * size..wanted.range.end * size;
-        let mut partial = Vec::new();
-        for chunk in self.chunks(&wanted.tensor, &wanted.range) {
-            let bytes = chunk.bytes.clone();
-            let common = all.start.max(bytes.start)..all.end.min(bytes.end);
-            let out = &mut out[common.start - all.start..common.end - all.start];
-            if common == bytes {
-                self.read_chunk(&wanted.tensor, &chunk, out)?;
-            } else {
-                partial.resize(bytes.len(), 0);
-                self.read_chunk(&wanted.tensor, &chunk, &mut partial)?;
-                out.copy_from_slice(&partial[common.start - bytes.start..common.end - bytes.start]);
-            }
-            at_work()?;
-        }
-        Ok(())
+        Ok(found)
     }
 
     /// Reads and checks every byte of the record. Costs memory for one chunk.
@@ -236,82 +193,55 @@ impl ShardedRecord {
     ///
     /// Those of [`read`](Self::read).
     pub fn verify(&mut self) -> Result<(), RecordError> {
-        let tensors: Vec<_> = self.tensors().collect();
-        let mut tensors = tensors.iter();
-        tensors.try_for_each(|tensor| self.for_each_chunk(tensor, |_| Ok(())))?;
+        let tensors = self.tensors().map(TensorSlice::whole);
+        for TensorSlice { tensor, range } in tensors.collect::<Vec<_>>() {
+            self.for_each_part(&tensor, &range, |_| Ok(()))?;
+        }
         // A rank without elements has a file too.
         (0..self.world_size()).try_for_each(|rank| self.verify_header(rank))
     }
 
-    /// Reads a whole tensor of the record chunk by chunk as it was saved, so that no byte is read twice.
-    pub(super) fn for_each_chunk(
+    /// Reads elements of a tensor in order, chunk by chunk as they were saved. `take` gets the wanted bytes of each chunk.
+    fn for_each_part(
         &mut self,
         tensor: &TensorSpec,
+        elements: &Range<usize>,
         mut take: impl FnMut(&[u8]) -> Result<(), RecordError>,
     ) -> Result<(), RecordError> {
-        let whole = TensorSlice::whole(tensor.clone());
-        let mut bytes = Vec::new();
-        for chunk in self.chunks(tensor, &whole.range) {
-            bytes.resize(chunk.bytes.len(), 0);
-            self.read_chunk(tensor, &chunk, &mut bytes)?;
-            take(&bytes)?;
+        let size = tensor.element_bytes();
+        let (manifest, mut chunk) = (self.manifest.clone(), Vec::new());
+        for slice in &manifest.tensors[&tensor.name].slices {
+            let (start, end) = (slice.offset * size, slice.range().end * size);
+            for (index, &crc32) in slice.crc32.iter().enumerate() {
+                let offset = index * manifest.chunk_bytes;
+                let first = start + offset;
+                // The bytes of the tensor in this chunk, and those of them that are wanted.
+                let bytes = first..end.min(first.saturating_add(manifest.chunk_bytes));
+                let part =
+                    bytes.start.max(elements.start * size)..bytes.end.min(elements.end * size);
+                if part.is_empty() {
+                    continue;
+                }
+                self.verify_header(slice.rank)?;
+                chunk.resize(bytes.len(), 0);
+                self.read_at(slice.rank, slice.file_offset + offset as u64, &mut chunk)?;
+                let what = format!("bytes {bytes:?} of `{}`", tensor.name);
+                verify(&self.file(slice.rank), &what, crc32, &chunk)?;
+                take(&chunk[part.start - first..part.end - first])?;
+            }
         }
         Ok(())
     }
 
-    /// The chunks in which some elements of a tensor are, in order.
-    fn chunks(&self, tensor: &TensorSpec, elements: &Range<usize>) -> Vec<Chunk> {
-        let size = tensor.element_bytes();
-        let wanted = elements.start * size..elements.end * size;
-        let slices = &self.manifest.tensors[&tensor.name].slices;
-        let first = slices.partition_point(|slice| slice.range().end <= elements.start);
-        let slices = slices[first..].iter();
-        let slices = slices.take_while(|slice| slice.offset < elements.end);
-        let chunks = slices.flat_map(|slice| {
-            let chunk_bytes = self.manifest.chunk_bytes;
-            let (start, end) = (slice.offset * size, slice.range().end * size);
-            let chunks = slice.crc32.iter().enumerate();
-            chunks.map(move |(index, &crc32)| {
-                let offset = index * chunk_bytes;
-                let chunk = start + offset;
-                Chunk {
-                    rank: slice.rank,
-                    file_offset: slice.file_offset + offset as u64,
-                    bytes: chunk..end.min(chunk.saturating_add(chunk_bytes)),
-                    crc32,
-                }
-            })
-        });
-        let overlaps =
-            |chunk: &Chunk| chunk.bytes.start < wanted.end && wanted.start < chunk.bytes.end;
-        chunks
-            .filter(|chunk| !wanted.is_empty() && overlaps(chunk))
-            .collect()
-    }
-
-    fn read_chunk(
-        &mut self,
-        tensor: &TensorSpec,
-        chunk: &Chunk,
-        out: &mut [u8],
-    ) -> Result<(), RecordError> {
-        self.verify_header(chunk.rank)?;
-        self.read_at(chunk.rank, chunk.file_offset, out)?;
-        let what = format!("bytes {:?} of `{}`", chunk.bytes, tensor.name);
-        verify(&self.file(chunk.rank), &what, chunk.crc32, out)
-    }
-
     /// Verifies once that a rank's file has the header of this record.
     fn verify_header(&mut self, rank: usize) -> Result<(), RecordError> {
-        if !self.verified.insert(rank) {
+        if self.verified.contains(&rank) {
             return Ok(());
         }
-        let row = self.manifest.files[rank].clone();
-        let mut header = vec![0; row.header_bytes as usize];
+        let row = &self.manifest.files[rank];
+        let (mut header, crc32) = (vec![0; row.header_bytes as usize], row.header_crc32);
         self.read_at(rank, 0, &mut header)?;
-        let verified = verify(&self.file(rank), "its header", row.header_crc32, &header);
-        verified.map_err(|error| {
-            self.verified.remove(&rank);
+        verify(&self.file(rank), "its header", crc32, &header).map_err(|error| {
             let header = String::from_utf8_lossy(&header);
             let expected = identity(self.manifest.state.step, rank, self.world_size());
             let found = header.split_once(&format!("\"{IDENTITY}\":\""));
@@ -322,7 +252,9 @@ impl ShardedRecord {
                 ),
                 _ => error,
             }
-        })
+        })?;
+        self.verified.insert(rank);
+        Ok(())
     }
 
     fn read_at(&mut self, rank: usize, offset: u64, out: &mut [u8]) -> Result<(), RecordError> {
@@ -330,13 +262,15 @@ impl ShardedRecord {
         let file = match &mut self.open {
             Some((open, file)) if *open == rank => file,
             open => {
-                let file = File::open(&path).map_err(io_error("open", &path))?;
-                &mut open.insert((rank, file)).1
+                &mut open
+                    .insert((rank, run("open", &path, || File::open(&path))?))
+                    .1
             }
         };
-        let found = file.seek(SeekFrom::Start(offset));
-        let read = found.and_then(|_| file.read_exact(out));
-        read.map_err(io_error("read", &path))?;
+        run("read", &path, || {
+            file.seek(SeekFrom::Start(offset))?;
+            file.read_exact(out)
+        })?;
         self.bytes_read += out.len() as u64;
         Ok(())
     }
@@ -357,25 +291,80 @@ impl ShardedRecord {
         wanted: &[TensorSlice],
         mut take: impl FnMut(usize, Vec<u8>) -> Result<(), Failure>,
     ) -> Result<TrainingState, RecordError> {
-        let start = Instant::now();
-        let before = self.bytes_read;
         // Missing tensors are found before `take` is called.
-        let known = wanted.iter().try_for_each(|slice| self.check(slice));
+        let check = |wanted: &TensorSlice| {
+            let TensorSlice { tensor, range } = wanted;
+            self.manifest.check_wanted(&self.path, tensor, range)
+        };
+        let known = wanted.iter().try_for_each(check);
         JointWork::new(group, "look for entries").end(known)?;
         let mut work = JointWork::new(group, "load a record");
         let loaded = wanted.iter().enumerate().try_for_each(|(index, wanted)| {
             let TensorSlice { tensor, range } = wanted;
-            let range = core::slice::from_ref(range);
-            let bytes = self.read_ranges(tensor, range, &mut || work.at_work())?;
+            let bytes = self.read_ranges(tensor, core::slice::from_ref(range), &mut work)?;
             let not_taken =
                 |reason| tensor.error(format!("was read, but could not be used: {reason}"));
             take(index, bytes).map_err(not_taken)
         });
         work.end(loaded)?;
-        let (rank, path) = (group.rank(), self.path.display());
-        let rate = rate(start, self.bytes_read - before);
-        log::info!("rank {rank} loaded its share of {path}: {rate}");
-        Ok(self.state(rank, group.world_size()))
+        log::info!("rank {} loaded {}", group.rank(), self.path.display());
+        Ok(self.state(group.rank(), group.world_size()))
+    }
+
+    /// Writes one section of the record into the file `out`, as [`consolidate`] does with the section `model`: all entries
+    /// whose name is the section, a slash and a path, under that path.
+    ///
+    /// # Errors
+    ///
+    /// [`RecordError::OtherModel`] if there are none, and those of [`consolidate`].
+    pub fn consolidate(&mut self, section: &str, out: &Path) -> Result<(), RecordError> {
+        let in_section = |spec: TensorSpec| {
+            let path = spec.name.strip_prefix(section)?.strip_prefix('/')?;
+            Some((path.to_owned(), TensorSlice::whole(spec)))
+        };
+        let mut tensors: Vec<_> = self.tensors().filter_map(in_section).collect();
+        if tensors.is_empty() {
+            let names = self.manifest.tensors.keys();
+            let mut sections: Vec<_> = names.filter_map(|name| name.split('/').next()).collect();
+            sections.dedup();
+            let sections = sections.join(", ");
+            return Err(RecordError::OtherModel {
+                path: self.path.clone(),
+                reason: format!(
+                    "has no entries in the section `{section}`; its sections are {sections}"
+                ),
+            });
+        }
+        // As safetensors orders; the names are in order.
+        tensors.sort_by_key(|(_, slice)| Reverse(slice.tensor.dtype));
+        let step = self.manifest.state.step.to_string();
+        let infos = tensors.iter();
+        let infos = infos.map(|(path, whole)| (path.clone(), whole.tensor.shape.clone(), whole));
+        let header = safetensors_header("step", step, infos);
+
+        // Beside `out`, so that it can be renamed to it.
+        let mut name = OsString::from(".");
+        name.push(out.file_name().unwrap_or_default());
+        name.push(".partial");
+        let temporary = out.with_file_name(name);
+        // Left over from a killed call.
+        let _ = fs::remove_file(&temporary);
+        let mut write = || {
+            let mut file = SyncedFile::create(&temporary)?;
+            file.write(&header)?;
+            for (_, TensorSlice { tensor, range }) in &tensors {
+                self.for_each_part(tensor, range, |bytes| file.write(bytes))?;
+            }
+            let bytes = file.sync()?;
+            run("rename", &temporary, || fs::rename(&temporary, out))?;
+            sync_dir(parent(out))?;
+            log::info!("{section} of a record in {}: {bytes} bytes", out.display());
+            Ok(())
+        };
+        write().inspect_err(|_| {
+            // The first error is returned; the file may not exist.
+            let _ = fs::remove_file(&temporary);
+        })
     }
 }
 
@@ -399,4 +388,28 @@ pub fn load_sharded(
     take: impl FnMut(usize, Vec<u8>) -> Result<(), Failure>,
 ) -> Result<TrainingState, RecordError> {
     ShardedRecord::open_with(dir, group, step)?.load(group, wanted, take)
+}
+
+/// Writes the model of the last complete record in `dir` into the file `out`: whole tensors by their path in the module,
+/// which is what Burn's `SafetensorsStore` reads:
+///
+/// ```no_run
+/// # use burn::nn::{Linear, LinearConfig};
+/// # use burn_flex::Flex;
+/// use burn_store::{ModuleSnapshot, SafetensorsStore};
+///
+/// # let mut model: Linear<Flex> = LinearConfig::new(2, 2).init(&Default::default());
+/// burn_zero::consolidate("records".as_ref(), "model.safetensors".as_ref())?;
+/// model.load_from(&mut SafetensorsStore::from_file("model.safetensors"))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// and so does any other program that reads safetensors. An existing file is replaced atomically, when the new one is on the
+/// disk. Costs one read and one write of the model, and a mebibyte of memory.
+///
+/// # Errors
+///
+/// Those of [`ShardedRecord::read`], or of the file system.
+pub fn consolidate(dir: &Path, out: &Path) -> Result<(), RecordError> {
+    ShardedRecord::open(dir)?.consolidate("model", out)
 }

@@ -3,18 +3,17 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
 
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::RecordError;
-use super::directory::{io_error, rank_file};
-use super::entry::{TensorSlice, TensorSpec};
+use super::directory::{rank_file, run};
+use super::entry::TensorSpec;
 
 /// The format name in every manifest.
 const FORMAT: &str = "burn-zero sharded record";
@@ -62,13 +61,12 @@ impl TrainingState {
         }
     }
 
-    /// What must be the same on all ranks.
-    fn common(&self) -> BTreeMap<String, Value> {
+    /// What must be the same on all ranks, but the optimizer's.
+    fn common(&self) -> Map<String, Value> {
         let user = self.user.iter();
-        let mut common: BTreeMap<_, _> = user
-            .map(|(key, value)| (format!("user state {key}"), value.clone()))
-            .collect();
-        common.insert("step".into(), json!(self.step));
+        let user = user.map(|(key, value)| (format!("user state {key}"), value.clone()));
+        let mut common: Map<_, _> = user.collect();
+        common.insert("step".into(), self.step.into());
         common.insert("scaler".into(), self.scaler.clone());
         common.insert("scheduler".into(), self.scheduler.clone());
         common
@@ -84,7 +82,7 @@ struct Envelope {
     manifest: Box<RawValue>,
 }
 
-/// A record's table of contents.
+/// A record's table of contents, or what one rank adds to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
@@ -140,15 +138,6 @@ pub(super) struct SliceRow {
     pub file_offset: u64,
 }
 
-/// The description of a rank's file, sent to rank 0.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct RankTable {
-    pub file: FileRow,
-    pub state: TrainingState,
-    /// In the order of the rank's entries, empty slices included, because they declare a tensor.
-    pub tensors: Vec<(String, TensorRow)>,
-}
-
 impl SliceRow {
     /// The elements. An end that overflows is saturated, and then fails every check.
     pub fn range(&self) -> Range<usize> {
@@ -160,28 +149,32 @@ impl TensorRow {
     pub fn spec(&self, name: &str) -> TensorSpec {
         TensorSpec::new(name, self.dtype, self.shape.clone())
     }
-
-    fn kind(&self) -> String {
-        format!("{} {:?}", self.dtype, self.shape)
-    }
 }
 
 impl Manifest {
-    /// The record whose ranks wrote `tables`, if each element of each tensor is on exactly one of them.
-    pub fn assemble(tables: Vec<RankTable>) -> Result<Self, RecordError> {
-        let mut manifest = Self {
-            world_size: tables.len(),
+    /// What a rank adds that has written nothing yet.
+    pub fn of_rank(mut state: TrainingState) -> Self {
+        Self {
+            world_size: 1,
             chunk_bytes: CHUNK_BYTES,
-            state: TrainingState::default(),
-            generators: Vec::new(),
+            generators: vec![state.generator.take()],
+            state,
             files: Vec::new(),
             tensors: BTreeMap::new(),
-        };
-        for (rank, mut table) in tables.into_iter().enumerate() {
-            manifest.generators.push(table.state.generator.take());
-            manifest.files.push(table.file);
-            manifest.add_state(rank, table.state)?;
-            for (name, row) in table.tensors {
+        }
+    }
+
+    /// The record whose ranks wrote these, if each element of each tensor is on exactly one of them.
+    pub fn assemble(ranks: Vec<Self>) -> Result<Self, RecordError> {
+        let world_size = ranks.len();
+        let mut ranks = ranks.into_iter();
+        let mut manifest = ranks.next().expect("a group has ranks");
+        manifest.world_size = world_size;
+        for (rank, theirs) in (1..).zip(ranks) {
+            manifest.generators.extend(theirs.generators);
+            manifest.files.extend(theirs.files);
+            manifest.add_state(rank, theirs.state)?;
+            for (name, row) in theirs.tensors {
                 manifest.add_tensor(rank, name, row)?;
             }
         }
@@ -194,10 +187,6 @@ impl Manifest {
     }
 
     fn add_state(&mut self, rank: usize, theirs: TrainingState) -> Result<(), RecordError> {
-        if rank == 0 {
-            self.state = theirs;
-            return Ok(());
-        }
         let differ = |what: &str, theirs: Option<&Value>, ours: Option<&Value>| {
             let text = |value: Option<&Value>| value.map_or("nothing".to_owned(), Value::to_string);
             RecordError::RanksDiffer {
@@ -218,18 +207,25 @@ impl Manifest {
         united.map_err(|(ours, theirs)| differ("optimizer state", Some(&theirs), Some(&ours)))
     }
 
-    fn add_tensor(&mut self, rank: usize, name: String, row: TensorRow) -> Result<(), RecordError> {
+    /// Adds slices of a tensor that a rank has.
+    pub fn add_tensor(
+        &mut self,
+        rank: usize,
+        name: String,
+        row: TensorRow,
+    ) -> Result<(), RecordError> {
         let Some(known) = self.tensors.get_mut(&name) else {
             self.tensors.insert(name, row);
             return Ok(());
         };
         if (known.dtype, &known.shape) != (row.dtype, &row.shape) {
+            let kind = |row: &TensorRow| format!("{} {:?}", row.dtype, row.shape);
             return Err(RecordError::RanksDiffer {
                 what: format!("`{name}` as"),
                 rank,
-                theirs: row.kind(),
+                theirs: kind(&row),
                 other: known.slices[0].rank,
-                ours: known.kind(),
+                ours: kind(known),
             });
         }
         known.slices.extend(row.slices);
@@ -290,17 +286,10 @@ impl Manifest {
 
     /// The manifest in the file at `path`.
     pub fn read(path: &Path) -> Result<Self, RecordError> {
-        let text = fs::read(path).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => missing(path),
-            _ => io_error("read", path)(error),
-        })?;
-        Self::parse(path, &text)
-    }
-
-    fn parse(path: &Path, text: &[u8]) -> Result<Self, RecordError> {
+        let text = run("read", path, || fs::read(path)).map_err(missing)?;
         let no_manifest = |reason: String| torn(path, format!("is no manifest: {reason}"));
         let no_json = |error: serde_json::Error| no_manifest(error.to_string());
-        let envelope: Envelope = serde_json::from_slice(text).map_err(no_json)?;
+        let envelope: Envelope = serde_json::from_slice(&text).map_err(no_json)?;
         if envelope.format != FORMAT {
             return Err(no_manifest(format!("its format is `{}`", envelope.format)));
         }
@@ -354,11 +343,8 @@ impl Manifest {
     pub fn check_lengths(&self, dir: &Path) -> Result<(), RecordError> {
         for row in &self.files {
             let path = &dir.join(&row.file);
-            let found = fs::metadata(path).map_err(|error| match error.kind() {
-                ErrorKind::NotFound => missing(path),
-                _ => io_error("look at", path)(error),
-            })?;
-            let (found, written) = (found.len(), row.bytes);
+            let found = run("look at", path, || Ok(fs::metadata(path)?.len())).map_err(missing)?;
+            let written = row.bytes;
             if found != written {
                 let reason = format!("holds {found} bytes, but {written} were written");
                 return Err(torn(path, reason));
@@ -367,10 +353,15 @@ impl Manifest {
         Ok(())
     }
 
-    /// Checks that the record in `dir` has the wanted slice.
-    pub fn check_wanted(&self, dir: &Path, wanted: &TensorSlice) -> Result<(), RecordError> {
-        wanted.check()?;
-        let TensorSpec { name, dtype, shape } = &wanted.tensor;
+    /// Checks that the record in `dir` has these elements of the tensor.
+    pub fn check_wanted(
+        &self,
+        dir: &Path,
+        wanted: &TensorSpec,
+        range: &Range<usize>,
+    ) -> Result<(), RecordError> {
+        wanted.check(range)?;
+        let TensorSpec { name, dtype, shape } = wanted;
         let reason = match self.tensors.get(name) {
             None => {
                 let nearest = self.tensors.keys();
@@ -382,17 +373,13 @@ impl Manifest {
                 format!("has `{name}` as {}, but {dtype} is wanted", row.dtype)
             }
             Some(row) if row.shape != *shape => {
-                format!(
-                    "has `{name}` of shape {:?}, but {shape:?} is wanted",
-                    row.shape
-                )
+                let found = &row.shape;
+                format!("has `{name}` of shape {found:?}, but {shape:?} is wanted")
             }
             Some(_) => return Ok(()),
         };
-        Err(RecordError::OtherModel {
-            path: dir.to_owned(),
-            reason,
-        })
+        let path = dir.to_owned();
+        Err(RecordError::OtherModel { path, reason })
     }
 }
 
@@ -428,8 +415,12 @@ pub(super) fn verify(
     Err(torn(path, reason))
 }
 
-fn missing(path: &Path) -> RecordError {
-    torn(path, "is missing".to_owned())
+/// The error for a file of a record that cannot be read.
+fn missing(error: RecordError) -> RecordError {
+    match &error {
+        RecordError::Io { path, .. } if error.is_not_found() => torn(path, "is missing".to_owned()),
+        _ => error,
+    }
 }
 
 pub(super) fn torn(path: &Path, reason: String) -> RecordError {

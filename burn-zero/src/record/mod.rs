@@ -4,10 +4,9 @@
 //! *slices* of flat elements. A *rank file* is the safetensors file with the slices of one rank; the *manifest* is the JSON file
 //! that says which slice is where. `docs/sharded-records.md` describes the files.
 //!
-//! `save` writes and `load` reads records, `consolidate` makes one ordinary file. `entry` and `manifest` are values,
-//! `directory` has the names and the file-system operations, `joint` makes an error of one rank an error of all.
+//! `save` writes and `load` reads records. `entry` and `manifest` are values, `directory` has names and file-system operations,
+//! `joint` makes an error of one rank an error of all. Each operation of a save is logged before it is made, at the level trace.
 
-mod consolidate;
 mod directory;
 mod entry;
 mod error;
@@ -15,16 +14,12 @@ mod joint;
 mod load;
 mod manifest;
 mod save;
-#[cfg(test)]
-mod tests;
 
-pub use consolidate::consolidate;
 pub use directory::{Completeness, RecordInfo, Records, inspect};
 pub use entry::{Entry, Failure, TensorSlice, TensorSpec};
 pub use error::RecordError;
 pub(crate) use joint::JointWork;
-pub(crate) use load::AtWork;
-pub use load::{ShardedRecord, load_sharded};
+pub use load::{ShardedRecord, consolidate, load_sharded};
 pub use manifest::TrainingState;
 pub(crate) use manifest::unite;
 pub use save::{Keep, Saved, save_sharded};

@@ -1,21 +1,20 @@
 //! Saving: each rank writes its file, then a rename makes the record complete.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fs::{self, File};
-use std::io;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use safetensors::Dtype;
-use safetensors::tensor::{Metadata, TensorInfo};
-use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
-use super::directory::{Disk, Listing, MANIFEST, RecordName, SyncedFile, lock, rank_file};
+use super::directory::{
+    Listing, MANIFEST, RecordName, SyncedFile, lock, make_dirs, rank_file, remove, run, sync_dir,
+};
 use super::entry::{Entry, TensorSlice};
 use super::joint::JointWork;
-use super::manifest::{CHUNK_BYTES, FileRow, Manifest, RankTable, SliceRow, TensorRow};
+use super::manifest::{CHUNK_BYTES, FileRow, Manifest, SliceRow, TensorRow};
 use super::{RecordError, TrainingState};
 use crate::ProcessGroup;
 
@@ -39,7 +38,7 @@ impl Default for Keep {
 }
 
 /// A record that was saved.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Saved {
     /// Its directory.
     pub path: PathBuf,
@@ -101,104 +100,96 @@ pub fn save_sharded(
     state: TrainingState,
     keep: Keep,
 ) -> Result<Saved, RecordError> {
-    save_on(Disk::PLAIN, dir, group, entries, state, keep)
+    let mut draft = None;
+    let saved = save_draft(&mut draft, dir, group, entries, state, keep);
+    if saved.is_err() {
+        // If removal fails, the next save tries again. The other ranks wait for it, unless the group is lost.
+        let mut work = JointWork::new(group, "remove an unfinished record");
+        if let Some(draft) = &draft {
+            remove(&draft.partial(), &mut work);
+        }
+        drop(work.end(Ok(())));
+    }
+    saved
 }
 
-/// [`save_sharded`] on a file system.
-pub(super) fn save_on(
-    disk: Disk,
-    dir: &Path,
+fn save_draft<'a>(
+    draft: &mut Option<Draft<'a>>,
+    dir: &'a Path,
     group: &dyn ProcessGroup,
     entries: Vec<Entry>,
     state: TrainingState,
     keep: Keep,
 ) -> Result<Saved, RecordError> {
-    let start = Instant::now();
-    let mut draft = None;
     let mut work = JointWork::new(group, "begin a record");
-    let begun = entries.iter().try_for_each(Entry::check).and_then(|()| {
+    let mut slices = entries.iter().map(Entry::slice);
+    let checked = slices.try_for_each(|slice| slice.tensor.check(&slice.range));
+    let begun = checked.and_then(|()| {
         if group.rank() == 0 {
-            let removed = || drop(work.at_work());
-            draft = Some(Draft::begin(disk, dir, state.step, removed)?);
+            *draft = Some(Draft::begin(dir, state.step, &mut work)?);
         }
         Ok(draft.as_ref().map(|draft| draft.name))
     });
-    let saved = work.share(begun).and_then(|names| {
-        let name = names.into_iter().flatten().next();
-        let name = name.expect("rank 0 began the record if all agree");
-        let mut work = JointWork::new(group, "write a record");
-        let partial = dir.join(name.partial());
-        let written = write_rank_file(disk, &partial, group, entries, state, || work.at_work());
-        let tables = work.share(written)?;
+    let name = work.share(begun)?.into_iter().flatten().next();
+    let name = name.expect("rank 0 began the record if all agree");
 
-        let mut work = JointWork::new(group, "complete a record");
-        let saved = draft.as_ref().map(|draft| {
-            let saved = draft.commit(tables)?;
-            let path = saved.path.display();
-            log::info!("saved {path}: {}", rate(start, saved.bytes));
-            draft.remove_surplus(keep, || drop(work.at_work()));
-            Ok(saved)
-        });
-        work.share(saved.transpose())
+    let mut work = JointWork::new(group, "write a record");
+    let partial = dir.join(name.partial());
+    let written = write_rank_file(&partial, group, entries, state, &mut work);
+    let tables = work.share(written)?;
+
+    let mut work = JointWork::new(group, "complete a record");
+    let completed = draft.as_ref().map(|draft| {
+        let bytes = draft.commit(tables)?;
+        draft.remove_surplus(keep, &mut work);
+        Ok(bytes)
     });
-    saved
-        .map(|saved| {
-            let saved = saved.into_iter().flatten().next();
-            saved.expect("rank 0 completed the record if all agree")
-        })
-        .inspect_err(|_| {
-            // If removal fails, the next save tries again. The other ranks wait for it, unless the group is lost.
-            let mut work = JointWork::new(group, "remove an unfinished record");
-            if let Some(draft) = &draft {
-                disk.remove(&draft.partial(), || drop(work.at_work()));
-            }
-            drop(work.end(Ok(())));
-        })
+    let bytes = work.share(completed.transpose())?;
+    let bytes = bytes.into_iter().flatten().next();
+    Ok(Saved {
+        path: dir.join(name.complete()),
+        bytes: bytes.expect("rank 0 completed the record if all agree"),
+    })
 }
 
-/// Writes and syncs this rank's file in `dir` and returns its description. Calls `at_work` after every chunk, and
-/// stops if it fails.
+/// Writes and syncs this rank's file in `dir` and returns its manifest.
 fn write_rank_file(
-    disk: Disk,
     dir: &Path,
     group: &dyn ProcessGroup,
     mut entries: Vec<Entry>,
     state: TrainingState,
-    mut at_work: impl FnMut() -> Result<(), RecordError>,
-) -> Result<RankTable, RecordError> {
-    let start = Instant::now();
+    work: &mut JointWork,
+) -> Result<Manifest, RecordError> {
     let (rank, world_size) = (group.rank(), group.world_size());
     entries.sort_by(|a, b| order(a.slice()).cmp(&order(b.slice())));
-    let slices = entries.iter().map(|entry| entry.slice().clone());
+    let slices = entries.iter().map(Entry::slice);
     let slices = slices.filter(|slice| !slice.range.is_empty());
-    let tensors: Vec<_> = slices
-        .map(|slice| (slice_key(&slice), vec![slice.range.len()], slice))
-        .collect();
-    if let Some(again) = tensors.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        let tensor = &again[0].2.tensor;
-        return Err(tensor.error(format!("was given twice: {}", again[0].0)));
-    }
-    let metadata = (IDENTITY, identity(state.step, rank, world_size));
-    let header = safetensors_header(metadata, tensors.into_iter());
+    let tensors = slices.map(|slice| (slice_key(slice), vec![slice.range.len()], slice));
+    let header = safetensors_header(IDENTITY, identity(state.step, rank, world_size), tensors);
 
     let file = rank_file(rank, world_size);
     let path = dir.join(&file);
-    let mut out = SyncedFile::create(disk, &path).map_err(|error| match error {
-        RecordError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-            let path = dir.to_owned();
-            RecordError::NotShared { rank, path }
-        }
-        error => error,
+    let mut out = SyncedFile::create(&path).map_err(|error| match error.is_not_found() {
+        true => RecordError::NotShared {
+            rank,
+            path: dir.to_owned(),
+        },
+        false => error,
     })?;
     out.write(&header)?;
-    let mut tensors = Vec::new();
+    let (mut manifest, mut written) = (Manifest::of_rank(state), HashSet::new());
     for entry in entries {
-        let TensorSlice { tensor, range } = entry.slice().clone();
+        let (slice, bytes) = entry.into_bytes()?;
+        let key = slice_key(&slice);
+        let TensorSlice { tensor, range } = slice;
+        if !range.is_empty() && !written.insert(key.clone()) {
+            return Err(tensor.error(format!("was given twice: {key}")));
+        }
         let mut crc32 = Vec::new();
-        for chunk in entry.into_bytes()?.chunks(CHUNK_BYTES) {
+        for chunk in bytes.chunks(CHUNK_BYTES) {
             crc32.push(crc32fast::hash(chunk));
             out.write(chunk)?;
-            at_work()?;
+            work.at_work()?;
         }
         let slice = SliceRow {
             rank,
@@ -212,22 +203,18 @@ fn write_rank_file(
             shape: tensor.shape,
             slices: vec![slice],
         };
-        tensors.push((tensor.name, row));
+        manifest.add_tensor(rank, tensor.name, row)?;
     }
-    let bytes = out.finish()?;
-    disk.sync_dir(dir)?;
-    log::debug!("{}: {}", path.display(), rate(start, bytes));
-    let file = FileRow {
+    let bytes = out.sync()?;
+    sync_dir(dir)?;
+    log::debug!("wrote {}: {bytes} bytes", path.display());
+    manifest.files.push(FileRow {
         file,
         bytes,
         header_crc32: crc32fast::hash(&header),
-        header_bytes: header.len() as u64,
-    };
-    Ok(RankTable {
-        file,
-        state,
-        tensors,
-    })
+        header_bytes: 0,
+    });
+    Ok(manifest)
 }
 
 /// The order of safetensors: the widest elements first, so that all are aligned.
@@ -247,40 +234,29 @@ fn slice_key(slice: &TensorSlice) -> String {
     format!("{}[{}..{}]", tensor.name, range.start, range.end)
 }
 
-/// Length and text of a safetensors header for contiguous tensors, each with its name, shape and slice; padded so that the first
-/// tensor is aligned.
-///
-/// # Panics
-///
-/// If a name occurs twice.
-pub(super) fn safetensors_header(
-    (key, value): (&str, String),
-    tensors: impl Iterator<Item = (String, Vec<usize>, TensorSlice)>,
+/// Length and text of a safetensors header for contiguous tensors, each with its name, shape and slice, and one entry of metadata;
+/// padded so that the first tensor is aligned.
+pub(super) fn safetensors_header<'a>(
+    key: &str,
+    value: String,
+    tensors: impl Iterator<Item = (String, Vec<usize>, &'a TensorSlice)>,
 ) -> Vec<u8> {
-    let mut offset = 0;
-    let infos = tensors.map(|(name, shape, slice)| {
-        let start = offset;
-        offset += slice.bytes();
-        let info = TensorInfo {
-            dtype: slice.tensor.dtype,
-            shape,
-            data_offsets: (start, offset),
-        };
-        (name, info)
-    });
-    let metadata = HashMap::from([(key.to_owned(), value)]);
-    let metadata = Metadata::new(Some(metadata), infos.collect());
-    let metadata = metadata.expect("the tensors follow each other");
-    let mut text = serde_json::to_vec(&metadata).expect("strings and integers are JSON");
+    let mut fields = Map::from_iter([("__metadata__".to_owned(), json!({ key: value }))]);
+    let mut start = 0;
+    for (name, shape, slice) in tensors {
+        let end = start + slice.bytes();
+        let dtype = slice.tensor.dtype;
+        let info = json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, end] });
+        fields.insert(name, info);
+        start = end;
+    }
+    let mut text = Value::from(fields).to_string().into_bytes();
     text.resize(text.len().next_multiple_of(size_of::<u64>()), b' ');
-    let mut header = (text.len() as u64).to_le_bytes().to_vec();
-    header.append(&mut text);
-    header
+    [&(text.len() as u64).to_le_bytes(), &text[..]].concat()
 }
 
 /// A record that rank 0 has begun.
 struct Draft<'a> {
-    disk: Disk<'a>,
     dir: &'a Path,
     name: RecordName,
     /// Earlier complete records, oldest first.
@@ -290,30 +266,24 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    /// Removes unfinished records, calling `removed` after each file, and makes the temporary directory.
-    fn begin(
-        disk: Disk<'a>,
-        dir: &'a Path,
-        step: u64,
-        mut removed: impl FnMut(),
-    ) -> Result<Self, RecordError> {
-        disk.make_dirs(dir)?;
+    /// Removes unfinished records and makes the temporary directory.
+    fn begin(dir: &'a Path, step: u64, work: &mut JointWork) -> Result<Self, RecordError> {
+        make_dirs(dir)?;
         let lock = lock(dir)?;
         let listing = Listing::read(dir)?;
         for stale in &listing.partial {
             log::info!("{} was not finished: removed", stale.complete());
-            disk.remove(&dir.join(stale.partial()), &mut removed);
+            remove(&dir.join(stale.partial()), work);
         }
         let number = listing.next_number();
         let draft = Self {
-            disk,
             dir,
             name: RecordName { number, step },
             earlier: listing.complete,
             _lock: lock,
         };
         let partial = draft.partial();
-        disk.run("make", &partial, || fs::create_dir(&partial))?;
+        run("make", &partial, || fs::create_dir(&partial))?;
         Ok(draft)
     }
 
@@ -321,49 +291,37 @@ impl<'a> Draft<'a> {
         self.dir.join(self.name.partial())
     }
 
-    /// Makes a record of the files. It exists from the rename on.
-    fn commit(&self, tables: Vec<RankTable>) -> Result<Saved, RecordError> {
+    /// Makes a record of the files and returns their bytes. The record exists from the rename on.
+    fn commit(&self, tables: Vec<Manifest>) -> Result<u64, RecordError> {
         let partial = self.partial();
         let manifest = Manifest::assemble(tables)?;
         manifest.check_lengths(&partial)?;
         let path = partial.join(MANIFEST);
-        let mut file = SyncedFile::create(self.disk, &path)?;
+        let mut file = SyncedFile::create(&path)?;
         file.write(manifest.to_json().as_bytes())?;
-        file.finish()?;
-        self.disk.sync_dir(&partial)?;
+        file.sync()?;
+        sync_dir(&partial)?;
 
         let complete = self.dir.join(self.name.complete());
-        let rename = || fs::rename(&partial, &complete);
-        self.disk.run("rename", &partial, rename)?;
-        self.disk.sync_dir(self.dir)?;
-        Ok(Saved {
-            path: complete,
-            bytes: manifest.bytes(),
-        })
+        run("rename", &partial, || fs::rename(&partial, &complete))?;
+        sync_dir(self.dir)?;
+        let bytes = manifest.bytes();
+        log::info!("saved {}: {bytes} bytes", complete.display());
+        Ok(bytes)
     }
 
-    /// Removes surplus records after this one is complete, calling `removed` after each file.
-    fn remove_surplus(&self, keep: Keep, mut removed: impl FnMut()) {
+    /// Removes surplus records after this one is complete.
+    fn remove_surplus(&self, keep: Keep, work: &mut JointWork) {
         let Keep::Last(records) = keep else { return };
         let surplus = (self.earlier.len() + 1).saturating_sub(records.get());
         for old in &self.earlier[..surplus] {
             // Renamed first, so that a partly removed record never has a complete one's name.
             let complete = self.dir.join(old.complete());
             let partial = self.dir.join(old.partial());
-            let rename = || fs::rename(&complete, &partial);
-            match self.disk.run("rename", &complete, rename) {
-                Ok(()) => self.disk.remove(&partial, &mut removed),
+            match run("rename", &complete, || fs::rename(&complete, &partial)) {
+                Ok(()) => remove(&partial, work),
                 Err(error) => log::warn!("{error}"),
             }
         }
     }
-}
-
-/// Bytes and seconds as text for the log.
-pub(super) fn rate(start: Instant, bytes: u64) -> String {
-    let seconds = start.elapsed().as_secs_f64();
-    let megabytes = bytes as f64 / 1e6;
-    // Avoids a division by zero.
-    let rate = megabytes / seconds.max(1e-9);
-    format!("{megabytes:.1} MB in {seconds:.2} s ({rate:.0} MB/s)")
 }

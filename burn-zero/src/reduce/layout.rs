@@ -1,11 +1,10 @@
-//! The parameters, the elements of them that this rank holds, and their buckets.
+//! The parameters, the elements of them that this rank holds, and the names of collectives.
 
-use core::ops::Range;
+use core::{fmt, ops::Range};
 
 use burn_backend::DType;
 
-use super::step_tag::StepTag;
-use crate::shard::{self, Bucket, Partition, Segment, ShardMap};
+use crate::shard::{self, Bucket, Partition, ShardMap};
 use crate::{Stage, ZeroError, ZeroSettings};
 
 /// A parameter, described equally on all ranks.
@@ -28,7 +27,7 @@ impl Parameter {
     }
 
     /// The shape of a shard of `elements`: as many dimensions as the parameter has, so that a tensor of its type can hold it.
-    pub(crate) fn piece_shape(&self, elements: usize) -> Vec<usize> {
+    pub(crate) fn shard_shape(&self, elements: usize) -> Vec<usize> {
         let mut shape = vec![1; self.shape.len()];
         if let Some(last) = shape.last_mut() {
             *last = elements;
@@ -59,14 +58,15 @@ impl Layout {
         rank: usize,
         settings: &ZeroSettings,
     ) -> Result<Self, ZeroError> {
-        let list = parameters
-            .iter()
-            .map(|parameter| shard::Parameter::new(&*parameter.path, parameter.elements()));
-        let map = match settings.partition {
-            Partition::Flat => ShardMap::flat,
-            Partition::Whole => ShardMap::whole,
-        };
-        let map = map(list.collect(), world_size, settings.bucket_elements)?;
+        let sizes = parameters.iter();
+        let sizes = sizes.map(|it| shard::Parameter::new(&*it.path, it.elements()));
+        let bucket_elements = settings.bucket_elements;
+        let map = ShardMap::new(
+            settings.partition,
+            sizes.collect(),
+            world_size,
+            bucket_elements,
+        )?;
         let shard = shard_of(&map, rank);
         Ok(Self {
             parameters,
@@ -96,16 +96,6 @@ impl Layout {
         &self.parameters
     }
 
-    /// In the order of the parameters.
-    pub(crate) fn buckets(&self) -> &[Bucket] {
-        self.map.buckets()
-    }
-
-    /// The buckets of a parameter's elements, in their order.
-    pub(crate) fn buckets_of(&self, parameter: usize) -> impl Iterator<Item = usize> {
-        self.map.segments(parameter).map(|(bucket, _)| bucket)
-    }
-
     /// Whether this rank holds all elements of all parameters.
     pub(crate) fn holds_all(&self) -> bool {
         self.holds_all
@@ -126,7 +116,7 @@ impl Layout {
     }
 
     /// The shape of this rank's shard of a parameter for the wrapped optimizer.
-    pub(crate) fn piece_shape(&self, parameter: usize) -> Vec<usize> {
+    pub(crate) fn shard_shape(&self, parameter: usize) -> Vec<usize> {
         match self.map.partition() {
             Partition::Flat => vec![self.held(parameter)],
             Partition::Whole => self.parameters[parameter].shape.clone(),
@@ -148,23 +138,8 @@ impl Layout {
         unreachable!("element {element} of parameter {parameter} is in the shard of another rank")
     }
 
-    /// The segments in a part of a bucket, without padding.
-    pub(crate) fn slots(&self, bucket: usize, part: Range<usize>) -> impl Iterator<Item = Segment> {
-        self.map.buckets()[bucket].segments_in(part)
-    }
-
-    /// This rank's part of a bucket.
-    pub(crate) fn own_part(&self, bucket: usize) -> Range<usize> {
-        self.map.buckets()[bucket].part(self.rank)
-    }
-
-    /// The name of a bucket in labels.
-    pub(crate) fn bucket_name(&self, bucket: usize, at: StepTag) -> String {
-        self.name_of(bucket, &self.map.buckets()[bucket], at)
-    }
-
-    /// The name of a bucket of any plan. The step tag comes before the paths, because long labels are cut at the end.
-    pub(super) fn name_of(&self, number: usize, bucket: &Bucket, at: StepTag) -> String {
+    /// The name of a bucket in labels. The step tag comes before the paths, because long labels are cut at the end.
+    pub(crate) fn bucket_name(&self, number: usize, bucket: &Bucket, at: StepTag) -> String {
         let segments = bucket.segments().iter();
         let mut all: Vec<_> = segments.map(|segment| segment.parameter).collect();
         all.sort_unstable();
@@ -181,58 +156,41 @@ impl Layout {
     }
 }
 
-/// The elements of each parameter in a rank's shard, ascending.
+/// The elements of each parameter in a rank's shard, ascending, adjacent ranges merged.
 fn shard_of(map: &ShardMap, rank: usize) -> Vec<Vec<Range<usize>>> {
-    let mut shard = vec![Vec::new(); map.parameters().len()];
-    for piece in map.pieces(rank) {
-        join(&mut shard[piece.parameter], piece.range);
+    let mut shard: Vec<Vec<Range<usize>>> = vec![Vec::new(); map.parameters().len()];
+    for owned in map.pieces(rank) {
+        match shard[owned.parameter].last_mut() {
+            Some(last) if last.end == owned.range.start => last.end = owned.range.end,
+            _ => shard[owned.parameter].push(owned.range),
+        }
     }
     shard
 }
 
-/// Adds a range, merged with the last one if they are adjacent.
-fn join(ranges: &mut Vec<Range<usize>>, next: Range<usize>) {
-    match ranges.last_mut() {
-        Some(last) if last.end == next.start => last.end = next.end,
-        _ => ranges.push(next),
-    }
+/// The backward pass or step that a collective belongs to: part of its label, so that ranks that differ in it stop with both labels in
+/// the error. Costs no additional message.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum StepTag {
+    /// A backward pass.
+    Backward {
+        /// Steps of the optimizer so far.
+        steps: u64,
+    },
+    /// A step of the optimizer.
+    Step {
+        /// Counted from 1.
+        number: u64,
+        /// Its learning rate, written so that different bits give different texts.
+        lr: f64,
+    },
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn pieces_of_all_ranks_are_the_parameters(
-            shapes in prop::collection::vec(prop::collection::vec(0_usize..9, 1..4), 0..12),
-            world_size in 1_usize..9,
-            bucket_elements in 1_usize..200,
-            partition in prop_oneof![Just(Partition::Flat), Just(Partition::Whole)],
-        ) {
-            let parameters: Vec<_> = shapes.iter().enumerate().map(|(index, shape)| Parameter {
-                path: format!("p{index}"),
-                shape: shape.clone(),
-                dtype: DType::F32,
-            }).collect();
-            let mut found: Vec<_> = parameters.iter().map(|p| vec![0; p.elements()]).collect();
-            for rank in 0..world_size {
-                let settings = ZeroSettings { bucket_elements, partition, ..ZeroSettings::default() };
-                let layout = Layout::new(parameters.clone(), world_size, rank, &settings).unwrap();
-                let mut pieces: Vec<_> = (0..parameters.len()).map(|p| vec![false; layout.held(p)]).collect();
-                for bucket in 0..layout.buckets().len() {
-                    for slot in layout.slots(bucket, layout.own_part(bucket)) {
-                        for element in slot.range {
-                            found[slot.parameter][element] += 1;
-                            pieces[slot.parameter][layout.position(slot.parameter, element)] = true;
-                        }
-                    }
-                }
-                prop_assert!(pieces.iter().flatten().all(|&filled| filled));
-            }
-            prop_assert!(found.iter().flatten().all(|&ranks| ranks == 1));
+impl fmt::Display for StepTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Backward { steps } => write!(f, "after step {steps}"),
+            Self::Step { number, lr } => write!(f, "step {number}, lr {lr:?}"),
         }
     }
 }

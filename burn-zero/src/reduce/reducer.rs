@@ -2,21 +2,17 @@
 
 use core::fmt;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use burn_backend::TensorData;
 use parking_lot::Mutex;
 
-use super::landing::Landing;
-use super::layout::Layout;
+use super::layout::{Layout, StepTag};
 use super::memory_tracker::{MemoryTracker, TrackedBytes};
-use super::reduced::Reduced;
-use super::step_tag::StepTag;
-use super::sum::{FullBucket, LocalGradient, Reduction, Sum};
-use crate::group::{Pending, ProcessGroup};
+use crate::group::{BufferDtype, Collectives, HostBuffer, Pending, ProcessGroup, ReduceOp, Split};
 use crate::host::HostRead;
-use crate::shard::{Progress, ReducePlan};
+use crate::shard::{Bucket, Progress, ReducePlan};
 use crate::{Memory, Stage, ZeroError, ZeroSettings};
 
 /// When gradients are reduced.
@@ -28,52 +24,51 @@ pub(crate) enum Timing {
     AtTheStep,
 }
 
-/// The gradients that the optimizer's next step gets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Arriving {
-    /// Gradients of this rank alone.
-    #[default]
-    Local,
-    /// This rank's shards of reduced gradients.
-    Reduced,
+/// The reduced gradient of a parameter that any rank has a gradient of; the same on all ranks but for the elements.
+#[derive(Debug)]
+pub(crate) struct Reduced {
+    /// This rank's shard of it, or all of it in stage 0, in its [`shard_shape`](super::Parameter::shard_shape): a single 0 if this rank
+    /// holds no elements, so that all ranks see a gradient of the same parameters; all NaN unless it is finite on all ranks.
+    pub(crate) data: TensorData,
+    /// Whether it is finite on all ranks.
+    pub(crate) is_finite: bool,
 }
 
 /// Submits full buckets to the communication thread in the order of a plan, which is the same on every rank, whatever the order in
 /// which backward completes gradients.
+///
+/// Several reducers may share a group, as those of a GAN do. Each backward pass makes the collectives of those whose parameters its graph
+/// uses, in the order in which they were made. So all ranks must run backward passes over the same models in the same order: ranks whose
+/// graphs use the parameters of different reducers make different collectives, which ends in
+/// [`GroupFault::Mismatch`](crate::GroupFault::Mismatch). Within one reducer graphs may differ.
 pub(crate) struct GradientReducer {
     number: u64,
     group: Arc<dyn ProcessGroup>,
     how: Arc<Reduction>,
     memory: Memory,
-    pass: Mutex<Option<Pass>>,
+    /// Where submitted gradients go; none between backward passes and steps.
+    destination: Mutex<Option<Destination>>,
     /// Steps of the optimizer.
     steps: AtomicU64,
     /// For reductions in the step: from the last parameter to the first.
     step_plan: Arc<ReducePlan>,
     /// For reductions in backward: the order of rank 0's first backward pass.
     backward_plan: OnceLock<Arc<ReducePlan>>,
-    arriving: Mutex<Arriving>,
+    are_reduced: AtomicBool,
 }
 
-/// The gradients that were submitted since a pass began.
-enum Pass {
-    Reduce(Reducing),
-    Land(Landing),
+/// How gradients are reduced.
+struct Reduction {
+    layout: Layout,
+    stage: Stage,
+    op: ReduceOp,
+    dtype: BufferDtype,
+    tracker: MemoryTracker,
 }
 
-/// Buckets submitted to the communication thread: one that is sent and one that waits. With the one that backward fills there are
-/// three.
-const GIVEN_BUCKETS: usize = 2;
-
-struct Reducing {
-    plan: Arc<ReducePlan>,
-    progress: Progress,
-    /// By bucket; taken when it is full.
-    gradients: Vec<Vec<Arc<LocalGradient>>>,
-    given: VecDeque<Pending<()>>,
-    sum: Arc<Mutex<Sum>>,
-    at: StepTag,
-    failed: Option<ZeroError>,
+enum Destination {
+    Buckets(Buckets),
+    Host(HostCopies),
 }
 
 impl GradientReducer {
@@ -83,24 +78,22 @@ impl GradientReducer {
         settings: &ZeroSettings,
     ) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let step_plan = Arc::new(ReducePlan::of_map(layout.map()));
-        let how = Reduction {
-            layout,
-            stage: settings.stage,
-            op: settings.reduction,
-            dtype: settings.communication_dtype,
-            tracker: MemoryTracker::default(),
-        };
         Self {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             group,
-            how: Arc::new(how),
             memory: settings.gradients,
-            pass: Mutex::default(),
+            destination: Mutex::default(),
             steps: AtomicU64::new(0),
-            step_plan,
+            step_plan: Arc::new(ReducePlan::of_map(layout.map())),
             backward_plan: OnceLock::new(),
-            arriving: Mutex::default(),
+            are_reduced: AtomicBool::new(false),
+            how: Arc::new(Reduction {
+                layout,
+                stage: settings.stage,
+                op: settings.reduction,
+                dtype: settings.communication_dtype,
+                tracker: MemoryTracker::default(),
+            }),
         }
     }
 
@@ -145,14 +138,14 @@ impl GradientReducer {
         self.timing() == Timing::DuringBackward || self.memory == Memory::Host
     }
 
-    /// Sets which gradients the next step gets.
-    pub(crate) fn note(&self, arriving: Arriving) {
-        *self.arriving.lock() = arriving;
+    /// The next step gets this rank's shards of reduced gradients, not gradients of this rank alone.
+    pub(crate) fn set_reduced(&self) {
+        self.are_reduced.store(true, Ordering::Relaxed);
     }
 
-    /// Takes what [`note`](Self::note) has set.
-    pub(crate) fn take_arriving(&self) -> Arriving {
-        core::mem::take(&mut self.arriving.lock())
+    /// Takes back what [`set_reduced`](Self::set_reduced) has set, and returns whether it was.
+    pub(crate) fn take_reduced(&self) -> bool {
+        self.are_reduced.swap(false, Ordering::Relaxed)
     }
 
     /// Counts a step of the optimizer, and returns its tag.
@@ -161,12 +154,12 @@ impl GradientReducer {
         StepTag::Step { number, lr }
     }
 
-    /// Starts the pass of a backward pass: gradients are reduced in it, or copied to the host for the step. `order` returns the
-    /// parameters that this rank's graph uses, in the expected order of their gradients.
+    /// Starts to collect the gradients of a backward pass, which are reduced in it, or copied to the host for the step. `order` returns
+    /// the parameters that this rank's graph uses, in the expected order of their gradients.
     ///
     /// # Errors
     ///
-    /// Those of the group: the first pass gathers the order of rank 0.
+    /// Those of the group: the first backward pass gathers the order of rank 0.
     pub(crate) fn begin_backward(
         &self,
         order: impl FnOnce() -> Vec<usize>,
@@ -177,7 +170,10 @@ impl GradientReducer {
                 let plan = self.plan_backward(order)?;
                 self.begin(plan, StepTag::Backward { steps });
             }
-            Timing::AtTheStep => *self.pass.lock() = Some(Pass::Land(Landing::new(self.layout()))),
+            Timing::AtTheStep => {
+                let copies = Destination::Host(HostCopies::new(self.layout()));
+                *self.destination.lock() = Some(copies);
+            }
         }
         Ok(())
     }
@@ -190,15 +186,15 @@ impl GradientReducer {
         if let Some(plan) = self.backward_plan.get() {
             return Ok(plan.clone());
         }
-        let own: Vec<u64> = match self.group.rank() {
-            0 => order()
-                .into_iter()
-                .map(|parameter| parameter as u64)
-                .collect(),
+        let own = match self.group.rank() {
+            0 => order(),
             _ => Vec::new(),
         };
-        let own = own.into_iter().flat_map(u64::to_le_bytes).collect();
-        let all = self.group.gather_bytes("order of the gradients", own)?;
+        let own = own.into_iter();
+        let own = own.flat_map(|parameter| (parameter as u64).to_le_bytes());
+        let all = self
+            .group
+            .gather_bytes("order of the gradients", own.collect())?;
         let order = all[0].as_chunks().0.iter();
         let order: Vec<_> = order
             .map(|&bytes| u64::from_le_bytes(bytes) as usize)
@@ -210,13 +206,13 @@ impl GradientReducer {
         Ok(self.backward_plan.get_or_init(plan).clone())
     }
 
-    /// Starts the pass of a step, which reduces all gradients.
+    /// Starts to collect the gradients of a step, which are reduced in it.
     pub(crate) fn begin_step(&self, at: StepTag) {
         self.begin(self.step_plan.clone(), at);
     }
 
     fn begin(&self, plan: Arc<ReducePlan>, at: StepTag) {
-        *self.pass.lock() = Some(Pass::Reduce(Reducing {
+        let buckets = Destination::Buckets(Buckets {
             progress: Progress::new(&plan),
             gradients: vec![Vec::new(); plan.buckets().len()],
             given: VecDeque::new(),
@@ -224,109 +220,58 @@ impl GradientReducer {
             plan,
             at,
             failed: None,
-        }));
+        });
+        *self.destination.lock() = Some(buckets);
     }
 
-    /// Whether a pass is under way that waits for this parameter.
+    /// Whether gradients are being collected, and this parameter's was not submitted yet.
     pub(crate) fn takes(&self, parameter: usize) -> bool {
-        match &*self.pass.lock() {
+        match &*self.destination.lock() {
             None => false,
-            Some(Pass::Reduce(pass)) => !pass.progress.has(parameter),
-            Some(Pass::Land(pass)) => !pass.has(parameter),
+            Some(Destination::Buckets(buckets)) => !buckets.progress.has(parameter),
+            Some(Destination::Host(copies)) => !copies.arrived[parameter],
         }
     }
 
     /// Submits a parameter's gradient, or that there is none. Blocks if that fills a bucket while [`GIVEN_BUCKETS`] others are not
     /// reduced yet.
     pub(crate) fn submit(&self, parameter: usize, gradient: Option<HostRead>) {
-        let mut pass = self.pass.lock();
+        let mut destination = self.destination.lock();
         let bytes = self.layout().parameters()[parameter].bytes();
         let gradient = gradient.map(|read| (read, self.how.tracker.hold(bytes)));
-        match &mut *pass {
+        match &mut *destination {
             None => {}
-            Some(Pass::Reduce(pass)) => pass.submit(self, parameter, gradient),
-            Some(Pass::Land(pass)) => pass.submit(self.layout(), parameter, gradient),
+            Some(Destination::Buckets(buckets)) => buckets.submit(self, parameter, gradient),
+            Some(Destination::Host(copies)) => copies.submit(self.layout(), parameter, gradient),
         }
     }
 
-    /// Ends the pass: the reduced gradients, by parameter. Parameters that were not submitted have no gradient on this rank.
+    /// Ends the collection: the reduced gradients, by parameter, `None` of those that no rank has. Parameters that were not submitted
+    /// have no gradient on this rank.
     ///
     /// # Errors
     ///
     /// Those of the group.
-    pub(crate) fn finish(&self) -> Result<Vec<Reduced>, ZeroError> {
-        let sum = match self.pass.lock().take() {
-            Some(Pass::Reduce(pass)) => pass.finish(self)?,
+    pub(crate) fn finish(&self) -> Result<Vec<Option<Reduced>>, ZeroError> {
+        let sum = match self.destination.lock().take() {
+            Some(Destination::Buckets(buckets)) => buckets.finish(self)?,
             // A backward pass that began without this reducer.
             _ => Sum::new(self.layout()),
         };
-        sum.finish(self.group())
+        sum.finish(self)
     }
 
-    /// Ends the pass of gradients that are copied to the host unreduced: by parameter, in their own types.
-    pub(crate) fn finish_landing(&self) -> Vec<Option<TensorData>> {
-        match self.pass.lock().take() {
-            Some(Pass::Land(landing)) => landing.finish(),
+    /// Ends the collection of gradients that are copied to the host unreduced: by parameter, in their own types.
+    pub(crate) fn finish_copies(&self) -> Vec<Option<TensorData>> {
+        let copies = match self.destination.lock().take() {
+            Some(Destination::Host(copies)) => copies,
             // A backward pass that began without this reducer.
-            _ => vec![None; self.layout().parameters().len()],
-        }
-    }
-}
-
-impl Reducing {
-    fn submit(
-        &mut self,
-        reducer: &GradientReducer,
-        parameter: usize,
-        gradient: Option<(HostRead, TrackedBytes)>,
-    ) {
-        debug_assert!(!self.progress.has(parameter), "one gradient a parameter");
-        if let Some((read, held)) = gradient {
-            let gradient = Arc::new(LocalGradient::new(parameter, read, held));
-            for &bucket in self.plan.buckets_of(parameter) {
-                self.gradients[bucket].push(gradient.clone());
-            }
-        }
-        for number in self.progress.arrive(&self.plan, parameter) {
-            while self.given.len() >= GIVEN_BUCKETS
-                && let Some(oldest) = self.given.pop_front()
-            {
-                self.wait(oldest);
-            }
-            let bucket = FullBucket {
-                plan: self.plan.clone(),
-                number,
-                gradients: core::mem::take(&mut self.gradients[number]),
-                at: self.at,
-            };
-            let (how, sum) = (reducer.how.clone(), self.sum.clone());
-            let given = Pending::start(reducer.group(), move |ranks| {
-                sum.lock().add(&how, bucket, ranks)
-            });
-            self.given.push_back(given);
-        }
-    }
-
-    fn wait(&mut self, given: Pending<()>) {
-        if let Err(error) = given.wait() {
-            self.failed.get_or_insert(error);
-        }
-    }
-
-    fn finish(mut self, reducer: &GradientReducer) -> Result<Sum, ZeroError> {
-        for parameter in self.progress.missing() {
-            self.submit(reducer, parameter, None);
-        }
-        while let Some(given) = self.given.pop_front() {
-            self.wait(given);
-        }
-        match self.failed {
-            Some(error) => Err(error),
-            None => Ok(core::mem::replace(
-                &mut *self.sum.lock(),
-                Sum::new(reducer.layout()),
-            )),
-        }
+            _ => HostCopies::new(self.layout()),
+        };
+        let gradients = copies.gradients.into_iter();
+        gradients
+            .map(|copy| copy.map(|(read, _)| read.data()))
+            .collect()
     }
 }
 
@@ -335,6 +280,236 @@ impl fmt::Debug for GradientReducer {
         f.debug_struct("GradientReducer")
             .field("number", &self.number)
             .finish_non_exhaustive()
+    }
+}
+
+/// Gradients that stay as they are until the step, being copied to the host. The device holds at most two buckets of them and one
+/// gradient.
+struct HostCopies {
+    /// By parameter.
+    gradients: Vec<Option<(HostRead, TrackedBytes)>>,
+    arrived: Vec<bool>,
+    /// Parameters whose copies were started and not waited for, the oldest first.
+    underway: VecDeque<usize>,
+    underway_elements: usize,
+}
+
+impl HostCopies {
+    fn new(layout: &Layout) -> Self {
+        let parameters = layout.parameters().len();
+        Self {
+            gradients: (0..parameters).map(|_| None).collect(),
+            arrived: vec![false; parameters],
+            underway: VecDeque::new(),
+            underway_elements: 0,
+        }
+    }
+
+    /// Keeps a started copy, and waits for the oldest copies while more than two buckets of elements are in transfer.
+    fn submit(
+        &mut self,
+        layout: &Layout,
+        parameter: usize,
+        gradient: Option<(HostRead, TrackedBytes)>,
+    ) {
+        self.arrived[parameter] = true;
+        if gradient.is_none() {
+            return;
+        }
+        self.gradients[parameter] = gradient;
+        self.underway.push_back(parameter);
+        let elements = |parameter: usize| layout.parameters()[parameter].elements();
+        self.underway_elements += elements(parameter);
+        let most = layout.map().bucket_elements().saturating_mul(2);
+        while self.underway_elements > most
+            && self.underway.len() > 1
+            && let Some(oldest) = self.underway.pop_front()
+        {
+            self.underway_elements -= elements(oldest);
+            let copy = self.gradients[oldest].take();
+            self.gradients[oldest] = copy.map(|(read, held)| (read.arrived(), held));
+        }
+    }
+}
+
+/// Buckets submitted to the communication thread: one that is sent and one that waits. With the one that backward fills there are
+/// three.
+const GIVEN_BUCKETS: usize = 2;
+
+/// Gradients that are reduced bucket by bucket.
+struct Buckets {
+    plan: Arc<ReducePlan>,
+    progress: Progress,
+    /// By bucket; taken when it is full.
+    gradients: Vec<Vec<Arc<LocalGradient>>>,
+    given: VecDeque<Pending<()>>,
+    sum: Arc<Mutex<Sum>>,
+    at: StepTag,
+    failed: Option<ZeroError>,
+}
+
+/// A gradient of this rank that is being copied to the host, shared by all buckets that contain elements of it.
+struct LocalGradient {
+    parameter: usize,
+    /// The first use waits for the copy.
+    elements: LazyLock<Vec<f32>, Box<dyn FnOnce() -> Vec<f32> + Send>>,
+    _held: TrackedBytes,
+}
+
+impl Buckets {
+    fn submit(
+        &mut self,
+        reducer: &GradientReducer,
+        parameter: usize,
+        gradient: Option<(HostRead, TrackedBytes)>,
+    ) {
+        debug_assert!(!self.progress.has(parameter), "one gradient a parameter");
+        if let Some((read, _held)) = gradient {
+            let gradient = Arc::new(LocalGradient {
+                parameter,
+                elements: LazyLock::new(Box::new(|| read.wait())),
+                _held,
+            });
+            for &bucket in self.plan.buckets_of(parameter) {
+                self.gradients[bucket].push(gradient.clone());
+            }
+        }
+        for number in self.progress.arrive(&self.plan, parameter) {
+            while self.given.len() >= GIVEN_BUCKETS {
+                self.wait_for_oldest();
+            }
+            let (how, sum, plan) = (reducer.how.clone(), self.sum.clone(), self.plan.clone());
+            let gradients = core::mem::take(&mut self.gradients[number]);
+            let at = self.at;
+            let given = Pending::start(reducer.group(), move |ranks| {
+                let bucket = &plan.buckets()[number];
+                let name = how.layout.bucket_name(number, bucket, at);
+                let label = format!("gradients of {name}");
+                sum.lock().add(&how, bucket, gradients, &label, ranks)
+            });
+            self.given.push_back(given);
+        }
+    }
+
+    fn wait_for_oldest(&mut self) {
+        if let Some(Err(error)) = self.given.pop_front().map(Pending::wait) {
+            self.failed.get_or_insert(error);
+        }
+    }
+
+    fn finish(mut self, reducer: &GradientReducer) -> Result<Sum, ZeroError> {
+        for parameter in self.progress.missing() {
+            self.submit(reducer, parameter, None);
+        }
+        while !self.given.is_empty() {
+            self.wait_for_oldest();
+        }
+        match self.failed {
+            Some(error) => Err(error),
+            None => Ok(core::mem::take(&mut *self.sum.lock())),
+        }
+    }
+}
+
+/// This rank has a gradient.
+const PRESENT: u8 = 1;
+/// The reduced gradient is infinite or NaN in this rank's part.
+const NON_FINITE: u8 = 2;
+
+/// The reduced gradients, as far as their buckets are reduced.
+#[derive(Default)]
+struct Sum {
+    /// By parameter: the elements that this rank holds, flat; none before the first.
+    elements: Vec<Vec<f32>>,
+    /// By parameter, this rank's flags: [`PRESENT`], [`NON_FINITE`].
+    findings: Vec<u8>,
+    held: Vec<TrackedBytes>,
+}
+
+impl Sum {
+    fn new(layout: &Layout) -> Self {
+        let parameters = layout.parameters().len();
+        Self {
+            elements: vec![Vec::new(); parameters],
+            findings: vec![0; parameters],
+            held: Vec::new(),
+        }
+    }
+
+    /// Reduces a bucket whose gradients are all submitted, on the communication thread, and stores its elements.
+    fn add(
+        &mut self,
+        how: &Reduction,
+        bucket: &Bucket,
+        gradients: Vec<Arc<LocalGradient>>,
+        label: &str,
+        ranks: &mut Collectives,
+    ) -> Result<(), ZeroError> {
+        // Zeros where this rank has no gradient.
+        let mut buffer = vec![0.0; bucket.padded_elements()];
+        for segment in bucket.segments() {
+            let mut gradients = gradients.iter();
+            if let Some(gradient) = gradients.find(|it| it.parameter == segment.parameter) {
+                self.findings[segment.parameter] |= PRESENT;
+                let elements = &gradient.elements[segment.range.clone()];
+                buffer[segment.in_bucket()].copy_from_slice(elements);
+            }
+        }
+        // Freed before the bucket is sent, so that only the buffer is held meanwhile.
+        drop(gradients);
+
+        let buffer = HostBuffer::from_f32(how.dtype, buffer);
+        let (part, elements) = match how.stage {
+            Stage::DataParallel => {
+                let all = 0..buffer.len();
+                (all, ranks.all_reduce(label, how.op, buffer)?)
+            }
+            Stage::OptimizerState | Stage::Gradients => {
+                let split = Split::Counts(bucket.counts());
+                let elements = ranks.reduce_scatter(label, how.op, buffer, &split)?;
+                (bucket.part(how.layout.rank()), elements)
+            }
+        };
+        let elements = elements.into_f32();
+        for segment in bucket.segments_in(part.clone()) {
+            let parameter = segment.parameter;
+            let at = segment.start - part.start;
+            let elements = &elements[at..at + segment.range.len()];
+            if elements.iter().any(|element| !element.is_finite()) {
+                self.findings[parameter] |= NON_FINITE;
+            }
+            let (whole, held) = (&mut self.elements[parameter], how.layout.held(parameter));
+            if whole.is_empty() {
+                self.held.push(how.tracker.hold(held * size_of::<f32>()));
+                whole.resize(held, 0.0);
+            }
+            let to = how.layout.position(parameter, segment.range.start);
+            whole[to..to + elements.len()].copy_from_slice(elements);
+        }
+        Ok(())
+    }
+
+    /// Combines the findings of all ranks, in one collective.
+    fn finish(self, reducer: &GradientReducer) -> Result<Vec<Option<Reduced>>, ZeroError> {
+        let label = "which gradients there are, and which are non-finite";
+        let findings = reducer.group.gather_bytes(label, self.findings)?;
+        let parameters = reducer.layout().parameters().iter().enumerate();
+        let reduced = parameters.zip(self.elements);
+        let reduced = reduced.map(|((index, parameter), mut elements)| {
+            let found = findings.iter().fold(0, |all, rank| all | rank[index]);
+            if found & PRESENT == 0 {
+                return None;
+            }
+            elements.resize(elements.len().max(1), 0.0);
+            let is_finite = found & NON_FINITE == 0;
+            if !is_finite {
+                elements.fill(f32::NAN);
+            }
+            let shape = parameter.shard_shape(elements.len());
+            let data = TensorData::new(elements, shape).convert_dtype(parameter.dtype);
+            Some(Reduced { data, is_finite })
+        });
+        Ok(reduced.collect())
     }
 }
 
@@ -409,9 +584,10 @@ mod tests {
             assert_eq!([next(), next()], ["p3", "p2"], "whatever came first");
             let reduced = reducer.finish().unwrap();
             assert_eq!(next(), "p0");
-            assert!(!reduced[0].is_present() && !reducer.takes(0));
+            assert!(reduced[0].is_none() && !reducer.takes(0));
             for (parameter, reduced) in reduced.iter().enumerate().skip(1) {
-                assert_eq!(reduced.elements, [parameter as f32; 5]);
+                let data = reduced.as_ref().unwrap().data.as_slice::<f32>();
+                assert_eq!(data.unwrap(), [parameter as f32; 5]);
             }
             reducer.next_step(0.1);
         }

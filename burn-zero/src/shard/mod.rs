@@ -15,14 +15,10 @@
 //! | `Flat` | equally long, cutting through parameters; at most world size - 1 elements of padding in all | elementwise optimizers |
 //! | `Whole` | the parameters of each rank, whole, balanced by size over the model; no padding | optimizers that need a parameter's shape or norm |
 //!
-//! `map` is the map, `bucket` fills buckets with parameters, `whole` assigns whole parameters to ranks, `plan` orders the
-//! reduction of gradients during backward.
+//! `map` cuts and assigns; `plan` orders the reduction of gradients during backward.
 
-mod bucket;
 mod map;
 mod plan;
-mod whole;
 
-pub use bucket::{Bucket, Segment};
-pub use map::{OwnedRange, Parameter, Partition, ShardMap};
+pub use map::{Bucket, OwnedRange, Parameter, Partition, Segment, ShardMap};
 pub use plan::{Progress, ReducePlan};

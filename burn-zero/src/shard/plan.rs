@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Bucket, Segment, ShardMap};
+use super::{Bucket, ShardMap, map::Fill};
 
 /// The buckets of gradients, in the order in which they are reduced: the same on every rank.
 ///
@@ -26,36 +26,18 @@ impl ReducePlan {
     /// bucket is cut by owner, without padding.
     pub fn in_order(map: &ShardMap, order: &[usize]) -> Self {
         let mut is_placed = vec![false; map.parameters().len()];
+        let mut fill = Fill::new(map.bucket_elements());
         let rest = (0..is_placed.len()).rev();
-        let (mut buckets, mut open, mut filled) = (Vec::new(), Vec::new(), 0);
-        let mut close = |open: &mut Vec<_>| {
-            buckets.push(Bucket::cut_by_owner(
-                core::mem::take(open),
-                map.world_size(),
-            ));
-        };
         for parameter in order.iter().copied().chain(rest) {
-            if core::mem::replace(&mut is_placed[parameter], true) {
-                continue;
-            }
-            for (owner, mut range) in map.owners(parameter) {
-                while !range.is_empty() {
-                    let taken = range.len().min(map.bucket_elements() - filled);
-                    let end = range.start + taken;
-                    open.push((owner, Segment::new(parameter, range.start..end)));
-                    filled += taken;
-                    range.start = end;
-                    if filled == map.bucket_elements() {
-                        close(&mut open);
-                        filled = 0;
-                    }
+            if !core::mem::replace(&mut is_placed[parameter], true) {
+                for (owner, range) in map.owners(parameter) {
+                    fill.add(owner, parameter, range);
                 }
             }
         }
-        if !open.is_empty() {
-            close(&mut open);
-        }
-        Self::new(map, buckets)
+        let buckets = fill.buckets.into_iter();
+        let buckets = buckets.map(|owned| Bucket::by_owner(owned, map.world_size()));
+        Self::new(map, buckets.collect())
     }
 
     fn new(map: &ShardMap, buckets: Vec<Bucket>) -> Self {

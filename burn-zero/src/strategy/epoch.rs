@@ -2,19 +2,17 @@
 
 use core::iter::from_fn;
 
-use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
+use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::module::AutodiffModule;
 use burn::optim::GradientsParams;
-use burn::tensor::backend::Backend;
 use burn::train::{
     EventProcessorTraining, InferenceStep, LearnerEvent, LearningComponentsTypes, TrainingItem,
     ValidLoader,
 };
 use burn_decorator::message::{self, Message};
 
-use super::rank::Rank;
-use super::status::{Statuses, StepStatus};
-use super::{Loaders, StrategyError, Uneven};
+use super::rank::{Rank, Rank0, StepStatus};
+use super::{Loaders, TrainItem, Uneven, ValidItem};
 use crate::ZeroError;
 use crate::group::Agree;
 
@@ -32,7 +30,9 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         let epoch = epochs.items_processed;
         log::info!("Executing training step for epoch {epoch}");
         let loader = self.train.clone();
-        let mut batches = Batches::of(&*loader);
+        let mut batches = loader.iter();
+        // Whether all of this rank's data was used once.
+        let mut is_over = false;
         let mut steps = 0;
         let mut status = StepStatus::default();
         let mut progress = Progress::new(0, items);
@@ -41,41 +41,46 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             if steps > 0 {
                 status = status.interrupted(&self.job.interrupter);
             }
-            let batch = match status.interrupted {
-                Some(_) => None,
-                None => batches.next(),
-            };
+            let mut batch = None;
+            if status.interrupted.is_none() && !is_over {
+                batch = batches.next();
+                is_over = batch.is_none();
+            }
             status.has_batch = batch.is_some();
             let label = format!("training, epoch {epoch}, step {steps}");
-            let all = status.exchange(&*self.group, &label)?;
+            let all = self.exchange(status, &label)?;
             let lr = self.learner.lr_current();
             for (_, item) in self.train_items.collect(&*self.group, &all)? {
                 if let Some(rank_0) = &mut self.rank_0 {
-                    rank_0.show_train(training_item(item, &progress, epochs, steps, lr));
+                    rank_0.show_train(item, &progress, epochs, steps, lr);
                 }
             }
-            if all.stop(&self.job.interrupter) || !self.all_go_on(&all, steps, epoch)? {
+            if self.is_interrupted(&all) || !self.all_go_on(&all, steps, epoch)? {
                 break;
             }
-            let Some(batch) = batch.or_else(|| batches.repeat()) else {
-                break;
-            };
+            // A rank whose data is over repeats it.
+            let batch = batch.or_else(|| batches.next()).or_else(|| {
+                batches = loader.iter();
+                batches.next()
+            });
+            let Some(batch) = batch else { break };
             steps += 1;
             self.learner.lr_step();
             log::info!("Iteration {steps}");
-            progress = batches.progress_of(items);
+            progress = match is_over {
+                true => Progress::new(items, items),
+                false => scaled(&batches.progress(), items),
+            };
             let output = self.learner.train_step(batch);
             self.learner.optimizer_step(output.grads);
 
             let lr = self.learner.lr_current();
             match &mut self.rank_0 {
-                Some(rank_0) => {
-                    rank_0.show_train(training_item(output.item, &progress, epochs, steps, lr));
-                }
+                Some(rank_0) => rank_0.show_train(output.item, &progress, epochs, steps, lr),
                 None => self.train_items.give(output.item),
             }
             status = StepStatus {
-                items: 1,
+                has_item: true,
                 lr: Some(lr.to_bits()),
                 ..StepStatus::default()
             };
@@ -95,16 +100,19 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     }
 
     /// Whether there is a next step: every rank has a batch for it, or ranks without one repeat their data.
-    fn all_go_on(&self, all: &Statuses, steps: usize, epoch: usize) -> Result<bool, ZeroError> {
-        let Some(rank) = all.all().position(|status| !status.has_batch) else {
+    fn all_go_on(&self, all: &[StepStatus], steps: usize, epoch: usize) -> Result<bool, ZeroError> {
+        let Some(rank) = all.iter().position(|status| !status.has_batch) else {
             return Ok(true);
         };
-        if all.all().all(|status| !status.has_batch) {
+        if all.iter().all(|status| !status.has_batch) {
             return Ok(false);
         }
         match self.job.uneven {
-            Uneven::Refuse => Err(StrategyError::RanOut { rank, steps, epoch }.into()),
-            Uneven::Repeat if self.job.loaders.split_training() => Ok(true),
+            Uneven::Refuse => Err(ZeroError::Strategy(format!(
+                "rank {rank} has no batch left after {steps} steps of epoch {epoch}, but others have, and `Uneven::Refuse` asks for \
+                 equally many"
+            ))),
+            Uneven::Repeat if self.job.loaders != Loaders::Whole => Ok(true),
             Uneven::Repeat | Uneven::Drop => {
                 log::warn!(
                     "epoch {epoch} ends after {steps} steps: rank {rank} has no more batches"
@@ -131,7 +139,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         for round in 1.. {
             let mut status = StepStatus::default();
             if let Some((batch, done)) = batches.next() {
-                (status.items, status.done) = (1, done);
+                (status.has_item, status.done) = (true, done);
                 let item = model.step(batch);
                 match &mut self.rank_0 {
                     Some(rank_0) => rank_0.show_valid(shown(item, done)),
@@ -140,14 +148,14 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             }
             let label = format!("validation, epoch {epoch}, step {round}");
             let status = status.interrupted(&self.job.interrupter);
-            let all = status.exchange(&*self.group, &label)?;
+            let all = self.exchange(status, &label)?;
             for (rank, item) in self.valid_items.collect(&*self.group, &all)? {
                 if let Some(rank_0) = &mut self.rank_0 {
-                    rank_0.show_valid(shown(item, all.of(rank).done));
+                    rank_0.show_valid(shown(item, all[rank].done));
                 }
             }
-            let is_over = all.all().all(|status| status.items == 0);
-            if is_over || all.stop(&self.job.interrupter) {
+            let is_over = all.iter().all(|status| !status.has_item);
+            if is_over || self.is_interrupted(&all) {
                 break;
             }
         }
@@ -196,24 +204,40 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     }
 }
 
+impl<LC: LearningComponentsTypes> Rank0<LC> {
+    fn show_train(
+        &mut self,
+        item: TrainItem<LC>,
+        progress: &Progress,
+        epochs: &Progress,
+        steps: usize,
+        lr: f64,
+    ) {
+        let (progress, epochs) = (progress.clone(), epochs.clone());
+        let item = TrainingItem::new(item, progress, epochs, Some(steps), Some(lr));
+        let event = LearnerEvent::ProcessedItem(item);
+        self.processor.process_train(event);
+    }
+
+    fn show_valid(&mut self, item: TrainingItem<ValidItem<LC>>) {
+        self.processor
+            .process_valid(LearnerEvent::ProcessedItem(item));
+    }
+
+    /// Waits until the metrics of all items are logged, because early stopping and the choice of records read them there. Burn may
+    /// decide without the last ones.
+    ///
+    /// The channel to the thread that computes metrics holds one event. So after two further events are accepted, all
+    /// earlier ones have been processed. The events are starts of a validation, which metrics ignore.
+    fn settle_metrics(&mut self) {
+        for _ in 0..2 {
+            self.processor.process_valid(LearnerEvent::Start);
+        }
+    }
+}
+
 type ValidInput<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Input;
 type ValidBatches<'a, LC> = Box<dyn Iterator<Item = (ValidInput<LC>, usize)> + 'a>;
-
-fn training_item<T>(
-    item: T,
-    progress: &Progress,
-    epochs: &Progress,
-    steps: usize,
-    lr: f64,
-) -> TrainingItem<T> {
-    TrainingItem::new(
-        item,
-        progress.clone(),
-        epochs.clone(),
-        Some(steps),
-        Some(lr),
-    )
-}
 
 /// The batches, each with the loader's progress scaled to the `items` of all ranks.
 fn with_progress<'a, I: 'a>(
@@ -225,50 +249,6 @@ fn with_progress<'a, I: 'a>(
         let progress = scaled(&batches.progress(), items);
         Some((batch, progress.items_processed))
     }))
-}
-
-/// A rank's iteration over its data in an epoch.
-struct Batches<'a, B: Backend, I> {
-    loader: &'a dyn DataLoader<B, I>,
-    iterator: Box<dyn DataLoaderIterator<I> + 'a>,
-    /// Whether all data was used once.
-    is_over: bool,
-}
-
-impl<'a, B: Backend, I> Batches<'a, B, I> {
-    fn of(loader: &'a dyn DataLoader<B, I>) -> Self {
-        Self {
-            loader,
-            iterator: loader.iter(),
-            is_over: false,
-        }
-    }
-
-    /// The next batch; `None` after the end of the data.
-    fn next(&mut self) -> Option<I> {
-        if self.is_over {
-            return None;
-        }
-        let batch = self.iterator.next();
-        self.is_over = batch.is_none();
-        batch
-    }
-
-    /// A further batch after the end: repeats the data.
-    fn repeat(&mut self) -> Option<I> {
-        self.iterator.next().or_else(|| {
-            self.iterator = self.loader.iter();
-            self.iterator.next()
-        })
-    }
-
-    /// The progress of all ranks after `items` items, estimated from this rank's.
-    fn progress_of(&self, items: usize) -> Progress {
-        match self.is_over {
-            true => Progress::new(items, items),
-            false => scaled(&self.iterator.progress(), items),
-        }
-    }
 }
 
 /// This rank's progress scaled to the `items` of all ranks.

@@ -1,54 +1,38 @@
-//! Transport of items to rank 0, which computes the metrics of all ranks.
+//! Outputs of models on their way to rank 0, which computes the metrics of all ranks.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::vec::IntoIter;
 
-use super::status::Statuses;
-use super::{RankItem, StrategyError};
+use burn::tensor::{BasicOps, Tensor, TensorData, backend::Backend};
+use burn::train::{
+    ClassificationOutput, ItemLazy, MultiLabelClassificationOutput, RegressionOutput,
+    SequenceOutput,
+};
+use parking_lot::Mutex;
+
+use super::rank::StepStatus;
 use crate::ZeroError;
 use crate::group::ProcessGroup;
 
-/// How a rank's items get to rank 0.
+/// How a rank's items get to rank 0: at most one a step.
 pub(super) enum Items<T> {
     /// Not at all: rank 0 shows its own.
     Stay,
-    /// To rank 0's thread.
-    Send(Sender<T>),
-    /// On rank 0, from the threads of the other ranks, in their order.
-    Receive(Vec<Receiver<T>>),
-    /// As bytes over the group: the items of the current step, each after its length.
+    /// Between threads: this rank, and a queue for each rank.
+    Queues(usize, Arc<Vec<Mutex<VecDeque<T>>>>),
+    /// As bytes over the group: the item of the current step.
     Bytes(Format<T>, Vec<u8>),
 }
 
-/// Items as bytes.
-pub(super) struct Format<T> {
-    pack: fn(T) -> Vec<u8>,
-    unpack: fn(&[u8]) -> Result<T, String>,
-}
-
-impl<T> Clone for Format<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Format<T> {}
-
-impl<T: RankItem> Format<T> {
-    pub(super) fn new() -> Self {
-        Self {
-            pack: T::into_bytes,
-            unpack: T::from_bytes,
-        }
-    }
-}
+/// Makes bytes of an item, and an item of bytes.
+pub(super) type Format<T> = (fn(T) -> Vec<u8>, fn(&[u8]) -> Result<T, String>);
 
 impl<T> Items<T> {
     /// For ranks that are threads, in their order.
-    pub(super) fn between_threads(ranks: usize) -> Vec<Self> {
-        let (senders, receivers): (Vec<_>, Vec<_>) = (1..ranks).map(|_| channel()).unzip();
-        let others = senders.into_iter().map(Self::Send);
-        let first = core::iter::once(Self::Receive(receivers));
-        first.chain(others).collect()
+    pub(super) fn between_threads(ranks: usize) -> impl Iterator<Item = Self> {
+        let queues: Arc<Vec<_>> = Arc::new((0..ranks).map(|_| Mutex::default()).collect());
+        (0..ranks).map(move |rank| Self::Queues(rank, queues.clone()))
     }
 
     /// For a rank that is a process.
@@ -64,14 +48,9 @@ impl<T> Items<T> {
     /// Sends an item, before the ranks exchange their status.
     pub(super) fn give(&mut self, item: T) {
         match self {
-            Self::Stay | Self::Receive(_) => {}
-            // If rank 0 is gone, the exchange of statuses reports the fault.
-            Self::Send(sender) => drop(sender.send(item)),
-            Self::Bytes(format, bytes) => {
-                let item = (format.pack)(item);
-                bytes.extend_from_slice(&(item.len() as u64).to_le_bytes());
-                bytes.extend_from_slice(&item);
-            }
+            Self::Stay => {}
+            Self::Queues(rank, queues) => queues[*rank].lock().push_back(item),
+            Self::Bytes((pack, _), bytes) => *bytes = pack(item),
         }
     }
 
@@ -79,47 +58,183 @@ impl<T> Items<T> {
     ///
     /// # Errors
     ///
-    /// [`StrategyError::Item`]; those of the group.
+    /// [`ZeroError::Strategy`] for bytes that are no item; those of the group.
     pub(super) fn collect(
         &mut self,
         group: &dyn ProcessGroup,
-        statuses: &Statuses,
+        all: &[StepStatus],
     ) -> Result<Vec<(usize, T)>, ZeroError> {
-        let mut collected = Vec::new();
+        let senders: Vec<_> = (1..all.len()).filter(|&rank| all[rank].has_item).collect();
         match self {
-            Self::Stay | Self::Send(_) => {}
-            Self::Receive(receivers) => {
-                for (rank, receiver) in (1..).zip(receivers) {
-                    for _ in 0..statuses.of(rank).items {
-                        // They were sent before the status.
-                        collected.extend(receiver.try_recv().map(|item| (rank, item)));
-                    }
-                }
+            Self::Queues(0, queues) => {
+                // They were given before the status.
+                let next = |rank: usize| Some((rank, queues[rank].lock().pop_front()?));
+                Ok(senders.into_iter().filter_map(next).collect())
             }
-            Self::Bytes(format, items) => {
-                if statuses.all().skip(1).all(|status| status.items == 0) {
-                    return Ok(collected);
-                }
-                let own = core::mem::take(items);
+            Self::Bytes((_, unpack), own) if !senders.is_empty() => {
+                let own = core::mem::take(own);
                 let all = group.gather_bytes_to("items for rank 0", 0, own)?;
-                for (rank, bytes) in all.iter().flatten().enumerate().skip(1) {
-                    let read = unpack(*format, bytes);
-                    let read = read.map_err(|reason| StrategyError::Item { rank, reason })?;
-                    collected.extend(read.into_iter().map(|item| (rank, item)));
-                }
+                let read = |rank: usize, bytes: &[u8]| match unpack(bytes) {
+                    Ok(item) => Ok((rank, item)),
+                    Err(reason) => {
+                        let reason = format!("an item of rank {rank} cannot be read: {reason}");
+                        Err(ZeroError::Strategy(reason))
+                    }
+                };
+                let of_all = |all: Vec<Vec<u8>>| {
+                    let items = senders.iter().map(|&rank| read(rank, &all[rank]));
+                    items.collect()
+                };
+                all.map_or(Ok(Vec::new()), of_all)
             }
+            _ => Ok(Vec::new()),
         }
-        Ok(collected)
     }
 }
 
-fn unpack<T>(format: Format<T>, mut bytes: &[u8]) -> Result<Vec<T>, String> {
-    let mut items = Vec::new();
-    while let Some((length, rest)) = bytes.split_first_chunk() {
-        let length = u64::from_le_bytes(*length) as usize;
-        let (item, rest) = rest.split_at_checked(length).ok_or("it is cut off")?;
-        items.push((format.unpack)(item)?);
-        bytes = rest;
+/// An output of a model that is sent to rank 0's process, which computes the metrics of all ranks: see
+/// [`ZeroStrategy::sharing_items`](crate::ZeroStrategy::sharing_items).
+///
+/// Burn's outputs are such items. For one of your own, write what its metrics need:
+///
+/// ```
+/// use burn::train::ItemLazy;
+/// use burn_zero::RankItem;
+///
+/// struct Loss(f32);
+///
+/// impl ItemLazy for Loss {
+///     type ItemSync = Self;
+///     fn sync(self) -> Self { self }
+/// }
+///
+/// impl RankItem for Loss {
+///     fn into_bytes(self) -> Vec<u8> { self.0.to_le_bytes().into() }
+///     fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+///         let bytes = bytes.try_into().map_err(|_| "a loss has four bytes")?;
+///         Ok(Self(f32::from_le_bytes(bytes)))
+///     }
+/// }
+/// ```
+pub trait RankItem: ItemLazy {
+    /// The data that the metrics need.
+    fn into_bytes(self) -> Vec<u8>;
+
+    /// The item, from the bytes of the same program on another rank.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the bytes.
+    fn from_bytes(bytes: &[u8]) -> Result<Self, String>
+    where
+        Self: Sized;
+}
+
+impl RankItem for () {
+    fn into_bytes(self) -> Vec<u8> {
+        Vec::new()
     }
-    Ok(items)
+
+    fn from_bytes(_: &[u8]) -> Result<Self, String> {
+        Ok(())
+    }
+}
+
+fn pack(tensors: &[TensorData]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    ciborium::into_writer(tensors, &mut bytes).expect("a vector takes all bytes");
+    bytes
+}
+
+fn unpack(bytes: &[u8]) -> Result<IntoIter<TensorData>, String> {
+    let tensors = ciborium::from_reader::<Vec<_>, _>(bytes);
+    tensors.map_or_else(
+        |error| Err(error.to_string()),
+        |tensors| Ok(tensors.into_iter()),
+    )
+}
+
+fn next<B: Backend, const D: usize, K: BasicOps<B>>(
+    tensors: &mut IntoIter<TensorData>,
+) -> Result<Tensor<B, D, K>, String> {
+    let data = tensors.next().ok_or("a tensor is missing")?;
+    let dtype = data.dtype;
+    Ok(Tensor::from_data(data, (&Default::default(), dtype)))
+}
+
+/// For an output that is a loss, an output and targets.
+macro_rules! three_tensors {
+    ($($item:ident)*) => {
+        $(impl<B: Backend> RankItem for $item<B> {
+            fn into_bytes(self) -> Vec<u8> {
+                let (loss, output) = (self.loss.into_data(), self.output.into_data());
+                pack(&[loss, output, self.targets.into_data()])
+            }
+
+            fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+                let mut tensors = unpack(bytes)?;
+                let (loss, output) = (next(&mut tensors)?, next(&mut tensors)?);
+                Ok(Self::new(loss, output, next(&mut tensors)?))
+            }
+        })*
+    };
+}
+
+three_tensors!(ClassificationOutput MultiLabelClassificationOutput RegressionOutput);
+
+impl<B: Backend> RankItem for SequenceOutput<B> {
+    fn into_bytes(self) -> Vec<u8> {
+        let (loss, logits) = (self.loss.into_data(), self.logits.into_data());
+        let mut tensors = vec![loss, logits, self.targets.into_data()];
+        tensors.extend(self.predictions.map(Tensor::into_data));
+        pack(&tensors)
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
+        let mut tensors = unpack(bytes)?;
+        let (loss, logits) = (next(&mut tensors)?, next(&mut tensors)?);
+        let targets = next(&mut tensors)?;
+        let predictions = match tensors.len() {
+            0 => None,
+            _ => Some(next(&mut tensors)?),
+        };
+        Ok(Self::new(loss, logits, predictions, targets))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Int;
+    use burn_flex::Flex;
+
+    use super::*;
+
+    #[test]
+    fn outputs_come_back_bit_for_bit() {
+        let device = Default::default();
+        let loss = Tensor::<Flex, 1>::from_floats([0.1], &device);
+        let output =
+            Tensor::<Flex, 2>::from_floats([[0.3, -0.7], [f32::MIN_POSITIVE, 1e30]], &device);
+        let targets = Tensor::<Flex, 1, Int>::from_ints([1, 0], &device);
+        let item = ClassificationOutput::new(loss.clone(), output.clone(), targets.clone());
+        let back = ClassificationOutput::<Flex>::from_bytes(&item.into_bytes()).unwrap();
+        assert_eq!(back.loss.into_data(), loss.clone().into_data());
+        assert_eq!(back.output.into_data(), output.clone().into_data());
+        assert_eq!(back.targets.into_data(), targets.into_data());
+
+        for predictions in [None, Some(Tensor::from_ints([[3, 4]], &device))] {
+            let targets = Tensor::<Flex, 2, Int>::from_ints([[1, 0]], &device);
+            let item = SequenceOutput::<Flex>::new(
+                loss.clone(),
+                output.clone().unsqueeze(),
+                predictions.clone(),
+                targets,
+            );
+            let bytes = item.into_bytes();
+            let back = SequenceOutput::<Flex>::from_bytes(&bytes).unwrap();
+            let data = |tensor: Option<Tensor<Flex, 2, Int>>| tensor.map(Tensor::into_data);
+            assert_eq!(data(back.predictions), data(predictions));
+            assert!(SequenceOutput::<Flex>::from_bytes(&bytes[..bytes.len() - 1]).is_err());
+        }
+    }
 }

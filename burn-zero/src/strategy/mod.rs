@@ -1,39 +1,36 @@
 //! Training in Burn's `Learner` with several ranks.
 //!
-//! `launch.rs` starts the ranks; `rank.rs` is the loop over epochs that each rank runs, with the training and the validation of `epoch.rs`. `split.rs`
-//! cuts the data, `status.rs` is the step status, `items.rs` and `rank_item.rs` send items to rank 0 for the metrics,
-//! and `checkpoints.rs` finishes Burn's records before the process ends.
+//! `launch.rs` starts the ranks; `rank.rs` is the loop over epochs that each rank runs, with the training and the validation of `epoch.rs`. `data.rs`
+//! cuts the data, `items.rs` sends items to rank 0 for the metrics.
 
-mod checkpoints;
+mod data;
 mod epoch;
-mod error;
 mod items;
 mod launch;
 mod rank;
-mod rank_item;
-mod silent;
-mod split;
-mod status;
 
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use burn::tensor::Device;
+use burn::train::metric::MetricDefinition;
+use burn::train::renderer::{
+    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
+    MetricsRendererTraining, ProgressType, TrainingProgress,
+};
 use burn::train::{
     EventProcessorTraining, InferenceStep, Learner, LearningComponentsTypes, LearningResult,
     SupervisedLearningStrategy, TrainLoader, TrainStep, TrainingBackend, TrainingComponents,
     TrainingModel, TrainingStrategy, ValidLoader,
 };
 
-pub use error::StrategyError;
-pub use rank_item::RankItem;
-pub use silent::SilentRenderer;
-pub use split::{Loaders, Uneven};
+pub use data::{Loaders, Uneven};
+pub use items::RankItem;
 
 use crate::group::{GroupOptions, ProcessGroup};
 use crate::raise;
 use items::Format;
-use launch::{Fitted, Start};
+use launch::Fitted;
 
 type TrainItem<LC> = <TrainingModel<LC> as TrainStep>::Output;
 type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Output;
@@ -128,37 +125,33 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Panics
 ///
-/// Before the first step with the message of a [`StrategyError`], a [`ZeroOptimizerError`](crate::ZeroOptimizerError) or a
-/// [`ZeroError`](crate::ZeroError). A rank that panics ends all ranks, with its message: at once if they wait for it. A thread cannot be
+/// Before the first step with the message of a [`ZeroError`](crate::ZeroError). A rank that panics ends all ranks, with its message: at once if they wait for it. A thread cannot be
 /// ended from outside: if one hangs, or computes for longer than the grace of [`AfterFault`](crate::group::AfterFault), the process ends
 /// with the message on stderr; see [`with_options`](Self::with_options).
 pub struct ZeroStrategy<LC: LearningComponentsTypes> {
-    ranks: Ranks<LC>,
+    ranks: Ranks,
+    devices: Option<Vec<Device<TrainingBackend<LC>>>>,
     uneven: Uneven,
     loaders: Loaders,
     train_format: Option<Format<TrainItem<LC>>>,
     valid_format: Option<Format<ValidItem<LC>>>,
 }
 
-enum Ranks<LC: LearningComponentsTypes> {
+enum Ranks {
     Threads {
         world_size: usize,
         options: GroupOptions,
-        devices: Option<Vec<Device<TrainingBackend<LC>>>>,
     },
-    Process {
-        group: Arc<dyn ProcessGroup>,
-        device: Option<Device<TrainingBackend<LC>>>,
-    },
+    Process(Arc<dyn ProcessGroup>),
 }
 
 impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     /// `world_size` ranks, each a thread. All compute on the model's device unless set by [`with_devices`](Self::with_devices).
     pub fn threads(world_size: usize) -> Self {
+        let options = GroupOptions::default();
         Self::new(Ranks::Threads {
             world_size,
-            options: GroupOptions::default(),
-            devices: None,
+            options,
         })
     }
 
@@ -173,15 +166,13 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     /// ZeroStrategy::process(group).with_devices(vec![device])
     /// ```
     pub fn process(group: Arc<dyn ProcessGroup>) -> Self {
-        Self::new(Ranks::Process {
-            group,
-            device: None,
-        })
+        Self::new(Ranks::Process(group))
     }
 
-    fn new(ranks: Ranks<LC>) -> Self {
+    fn new(ranks: Ranks) -> Self {
         Self {
             ranks,
+            devices: None,
             uneven: Uneven::default(),
             loaders: Loaders::default(),
             train_format: None,
@@ -191,11 +182,8 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
 
     /// The device of each rank, in their order; for a process only its own.
     #[must_use]
-    pub fn with_devices(mut self, named: Vec<Device<TrainingBackend<LC>>>) -> Self {
-        match &mut self.ranks {
-            Ranks::Threads { devices, .. } => *devices = Some(named),
-            Ranks::Process { device, .. } => *device = named.into_iter().next(),
-        }
+    pub fn with_devices(mut self, devices: Vec<Device<TrainingBackend<LC>>>) -> Self {
+        self.devices = Some(devices);
         self
     }
 
@@ -233,8 +221,8 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         TrainItem<LC>: RankItem,
         ValidItem<LC>: RankItem,
     {
-        self.train_format = Some(Format::new());
-        self.valid_format = Some(Format::new());
+        self.train_format = Some((RankItem::into_bytes, RankItem::from_bytes));
+        self.valid_format = Some((RankItem::into_bytes, RankItem::from_bytes));
         self
     }
 
@@ -242,7 +230,7 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     fn has_rank_0(&self) -> bool {
         match &self.ranks {
             Ranks::Threads { .. } => true,
-            Ranks::Process { group, .. } => group.rank() == 0,
+            Ranks::Process(group) => group.rank() == 0,
         }
     }
 }
@@ -281,13 +269,7 @@ impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for Z
         valid: ValidLoader<LC>,
         epoch: usize,
     ) -> Fitted<LC> {
-        raise(self.try_fit(Start {
-            components,
-            learner,
-            train,
-            valid,
-            epoch,
-        }))
+        raise(self.try_fit(components, learner, train, valid, epoch))
     }
 }
 
@@ -312,4 +294,37 @@ impl<LC: LearningComponentsTypes + 'static> From<ZeroStrategy<LC>> for TrainingS
     fn from(strategy: ZeroStrategy<LC>) -> Self {
         Self::Custom(Arc::new(strategy))
     }
+}
+
+/// Shows nothing. Burn makes its own renderer, which takes over the terminal, before it calls a strategy: so set this one in processes other
+/// than rank 0.
+///
+/// ```no_run
+/// # use burn::train::{LearningComponentsTypes, SupervisedTraining};
+/// # use burn_zero::{ProcessGroup, SilentRenderer};
+/// # fn quiet<LC: LearningComponentsTypes + Send + 'static>(mut training: SupervisedTraining<LC>, group: &dyn ProcessGroup) -> SupervisedTraining<LC> {
+/// if group.rank() != 0 {
+///     training = training.renderer(SilentRenderer).with_application_logger(None);
+/// }
+/// # training
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SilentRenderer;
+
+impl MetricsRendererTraining for SilentRenderer {
+    fn update_train(&mut self, _: MetricState) {}
+    fn update_valid(&mut self, _: MetricState) {}
+    fn render_train(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
+    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRendererEvaluation for SilentRenderer {
+    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
+    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRenderer for SilentRenderer {
+    fn manual_close(&mut self) {}
+    fn register_metric(&mut self, _: MetricDefinition) {}
 }

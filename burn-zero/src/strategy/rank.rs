@@ -7,19 +7,19 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, backend::DeviceOps};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
-    CloneEarlyStoppingStrategy, EventProcessorTraining, Interrupter, Learner, LearnerEvent,
+    CloneEarlyStoppingStrategy, Interrupter, Learner, LearningCheckpointer,
     LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader, TrainingBackend,
-    TrainingItem, TrainingModel, ValidLoader,
+    TrainingModel, ValidLoader,
 };
 use burn_backend::Device as _;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
-use super::checkpoints::Checkpoints;
+use super::data::check_parts;
 use super::items::Items;
-use super::split::check_parts;
-use super::status::StepStatus;
-use super::{Loaders, StrategyError, TrainItem, Uneven, ValidItem};
+use super::{Loaders, TrainItem, Uneven, ValidItem};
 use crate::ZeroError;
-use crate::group::{Agree, ProcessGroup};
+use crate::group::{Agree, ProcessGroup, unfinished};
 use crate::optimizer::{RankContext, Statistics};
 
 /// The state of a rank's training.
@@ -93,7 +93,12 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             // The same model is validated, recorded and returned.
             let model = self.learner.model();
             statistics.share::<TrainingBackend<LC>, _>(&model, &*self.group)?;
-            if self.is_interrupted()? {
+            let status = StepStatus::default().interrupted(&self.job.interrupter);
+            let all = self.exchange(status, "end of the epoch")?;
+            if self.is_interrupted(&all) {
+                let reason = self.job.interrupter.get_message();
+                let reason = reason.as_deref().unwrap_or("Reason unknown");
+                log::info!("Training interrupted: {reason}");
                 break;
             }
             self.validate(&progress)?;
@@ -128,40 +133,72 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         );
         self.group.agree_equal("training", &text)?;
         let ranks = self.group.world_size();
-        if !loaders.split_training() {
+        if *loaders == Loaders::Whole {
             return Ok(train * ranks);
         }
         if *loaders == Loaders::Split && ranks > 1 && !self.valid_items.are_shared() {
-            return Err(StrategyError::ItemsStay.into());
+            let reason = "each process has its part of the validation data (`Loaders::Split`), and rank 0 sees its own only: add \
+                          `.sharing_items()`, or load all of the validation data everywhere and say `Loaders::TrainSplit`";
+            return Err(ZeroError::Strategy(reason.to_owned()));
         }
         let parts = self.group.gather_i64("items to train on", train as i64)?;
-        let parts: Vec<_> = parts.into_iter().map(|items| items as usize).collect();
         check_parts(&parts, *uneven)?;
-        Ok(parts.iter().sum())
+        Ok(parts.iter().sum::<i64>() as usize)
     }
 
-    /// Whether any rank was interrupted; the reason goes to the log.
-    fn is_interrupted(&self) -> Result<bool, ZeroError> {
-        let interrupter = &self.job.interrupter;
-        let status = StepStatus::default().interrupted(interrupter);
-        let all = status.exchange(&*self.group, "end of the epoch")?;
-        let interrupted = all.stop(interrupter);
-        if interrupted {
-            let reason = interrupter.get_message();
-            let reason = reason.unwrap_or_else(|| "Reason unknown".to_owned());
-            log::info!("Training interrupted: {reason}");
+    /// The statuses of all ranks, in their order. One collective.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::Disagreement`] if learning rates differ; those of the group.
+    pub(super) fn exchange(
+        &self,
+        status: StepStatus,
+        label: &str,
+    ) -> Result<Vec<StepStatus>, ZeroError> {
+        let group = &self.group;
+        if group.world_size() == 1 {
+            return Ok(vec![status]);
         }
-        Ok(interrupted)
+        let bytes = serde_json::to_vec(&status).expect("a status has only plain fields");
+        let all = group.gather_bytes(label, bytes)?;
+        let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
+        let all: Result<Vec<StepStatus>, _> = all.collect();
+        let all = all.expect("ranks run the same program");
+        match all.iter().position(|other| other.lr != status.lr) {
+            None => Ok(all),
+            Some(peer) => {
+                let show = |lr: Option<u64>| {
+                    lr.map_or("none".to_owned(), |lr| f64::from_bits(lr).to_string())
+                };
+                Err(ZeroError::Disagreement {
+                    label: format!("learning rate, {label}"),
+                    rank: group.rank(),
+                    value: show(status.lr),
+                    peer,
+                    peer_value: show(all[peer].lr),
+                })
+            }
+        }
+    }
+
+    /// Whether any rank was interrupted. Then it interrupts this one too, with the same reason.
+    pub(super) fn is_interrupted(&self, all: &[StepStatus]) -> bool {
+        let reason = all.iter().find_map(|status| status.interrupted.as_deref());
+        if let (Some(reason), false) = (reason, self.job.interrupter.should_stop()) {
+            let reason = Some(reason).filter(|reason| !reason.is_empty());
+            self.job.interrupter.stop(reason);
+        }
+        reason.is_some()
     }
 
     /// Lets rank 0 write a record, if one is due.
     fn save(&mut self, epoch: usize, context: &RankContext) -> Result<(), ZeroError> {
-        let learner = &mut self.learner;
+        let (learner, store) = (&mut self.learner, &self.job.store);
         match &self.rank_0 {
             Some(rank_0) => context.lead_record(|| {
-                if let Some(checkpoints) = &rank_0.checkpoints {
-                    checkpoints.write(learner, epoch, &self.job.store);
-                }
+                let checkpoints = rank_0.checkpoints.iter();
+                checkpoints.for_each(|checkpoints| checkpoints.write(learner, epoch, store));
             }),
             None => context.take_part(|| learner.optimizer_step(GradientsParams::new())),
         }
@@ -177,25 +214,61 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     }
 }
 
-impl<LC: LearningComponentsTypes> Rank0<LC> {
-    pub(super) fn show_train(&mut self, item: TrainingItem<TrainItem<LC>>) {
-        self.processor
-            .process_train(LearnerEvent::ProcessedItem(item));
-    }
+/// The step status of one rank: what ranks tell each other after each step.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct StepStatus {
+    /// Whether the rank has a batch for the next step.
+    pub(super) has_batch: bool,
+    /// Whether the last step has an item for rank 0.
+    pub(super) has_item: bool,
+    /// Items of all ranks' data that are done after it.
+    pub(super) done: usize,
+    /// The bits of the last step's learning rate.
+    pub(super) lr: Option<u64>,
+    /// If the rank is interrupted, the reason, or an empty text.
+    pub(super) interrupted: Option<String>,
+}
 
-    pub(super) fn show_valid(&mut self, item: TrainingItem<ValidItem<LC>>) {
-        self.processor
-            .process_valid(LearnerEvent::ProcessedItem(item));
+impl StepStatus {
+    /// Notes whether the rank is interrupted.
+    pub(super) fn interrupted(mut self, interrupter: &Interrupter) -> Self {
+        let reason = || interrupter.get_message().unwrap_or_default();
+        self.interrupted = interrupter.should_stop().then(reason);
+        self
     }
+}
 
-    /// Waits until the metrics of all items are logged, because early stopping and the choice of records read them there. Burn may
-    /// decide without the last ones.
-    ///
-    /// The channel to the thread that computes metrics holds one event. So after two further events are accepted, all
-    /// earlier ones have been processed. The events are starts of a validation, which metrics ignore.
-    pub(super) fn settle_metrics(&mut self) {
-        for _ in 0..2 {
-            self.processor.process_valid(LearnerEvent::Start);
+/// Burn's checkpointer, which writes records in the background. Before the process ends because of a fault, files that are being written are finished, so that none is cut off
+/// and no complete one is deleted for an incomplete one.
+pub(super) struct Checkpoints<LC: LearningComponentsTypes> {
+    checkpointer: Arc<Mutex<Option<LearningCheckpointer<LC>>>>,
+    /// Registered for as long as it lives.
+    finish: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl<LC: LearningComponentsTypes + 'static> Checkpoints<LC> {
+    pub(super) fn new(checkpointer: LearningCheckpointer<LC>) -> Self {
+        let checkpointer = Arc::new(Mutex::new(Some(checkpointer)));
+        let held = checkpointer.clone();
+        // Dropping the checkpointer waits for its writes. The lock waits for a running `write`.
+        let finish: Arc<dyn Fn() + Send + Sync> = Arc::new(move || drop(held.lock().take()));
+        unfinished::register(&finish);
+        Self {
+            checkpointer,
+            finish,
         }
+    }
+
+    /// Writes the records of an epoch, if the user's strategy wants them, and deletes old ones. Returns while they are written.
+    pub(super) fn write(&self, learner: &Learner<LC>, epoch: usize, store: &EventStoreClient) {
+        if let Some(checkpointer) = &mut *self.checkpointer.lock() {
+            checkpointer.checkpoint(learner, epoch, store);
+        }
+    }
+}
+
+impl<LC: LearningComponentsTypes> Drop for Checkpoints<LC> {
+    fn drop(&mut self) {
+        (self.finish)();
     }
 }

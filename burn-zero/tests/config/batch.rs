@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use burn_zero::{BatchConfig, BatchSizes, ConfigError};
+use burn_zero::{BatchConfig, BatchSizes};
 
 fn config(train: Option<u64>, micro: Option<u64>, steps: Option<u64>) -> BatchConfig {
     BatchConfig {
@@ -48,8 +48,11 @@ fn one_size_means_one_step() {
     );
     assert_eq!(config(None, Some(2), None).resolve(4), Ok(sizes(8, 2, 1)));
     assert_eq!(
-        config(None, None, Some(2)).resolve(4),
-        Err(ConfigError::NoBatchSize)
+        config(None, None, Some(2))
+            .resolve(4)
+            .unwrap_err()
+            .to_string(),
+        "neither train_batch_size nor train_micro_batch_size_per_gpu has a number: put one there, or set it in ZeroConfig::batch"
     );
 }
 

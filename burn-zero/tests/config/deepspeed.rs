@@ -1,13 +1,12 @@
 //! DeepSpeed's JSON, read and refused.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use burn_zero::group::BufferDtype;
-use burn_zero::{
-    AdamParams, BatchConfig, ConfigError, LossScaling, OptimizerConfig, OptimizerOffload,
-    Precision, SchedulerConfig, Stage, Stage3Config, Warmup, WarmupShape, ZeroConfig,
-};
+use burn_zero::{BatchConfig, ConfigError, OptimizerOffload, Stage, ZeroConfig};
 
 /// The file that must load unmodified.
 const UNMODIFIED: &str = r#"{"train_batch_size": 64, "fp16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu",
@@ -30,6 +29,10 @@ const FULL: &str = r#"{
   "steps_per_print": 2000, "wall_clock_breakdown": false, "flops_profiler": {"enabled": true}, "amp": {"enabled": false}
 }"#;
 
+fn sections(json: Value) -> BTreeMap<String, Value> {
+    serde_json::from_value(json).unwrap()
+}
+
 #[track_caller]
 fn error(json: Value) -> ConfigError {
     ZeroConfig::from_deepspeed_json(&json.to_string()).expect_err(&json.to_string())
@@ -44,46 +47,21 @@ fn the_file_users_bring_loads_unmodified() {
             train_batch_size: Some(64),
             ..Default::default()
         },
-        precision: Precision::F16(LossScaling::Dynamic {
-            initial_scale: 65536.0,
-            window: 1000,
-            hysteresis: 2,
-            min_scale: 1.0,
-        }),
         offload_optimizer: OptimizerOffload::Host { ratio: 1.0 },
-        stage_3: Stage3Config {
-            offload_param: true,
-            ..Default::default()
-        },
+        sections: sections(json!({"fp16": {"enabled": true}})),
         ignored: config.ignored.clone(),
         ..Default::default()
     };
     assert_eq!(config, expected);
-    let ignored: Vec<&str> = config.ignored.iter().map(|key| key.path.as_str()).collect();
+    let ignored: Vec<&String> = config.ignored.keys().collect();
     assert_eq!(
         ignored,
         [
+            "zero_optimization.offload_optimizer.pin_memory",
             "zero_optimization.offload_param",
-            "zero_optimization.offload_optimizer.pin_memory"
         ]
     );
-
-    let resolved = config.resolve(4).unwrap();
-    assert_eq!(
-        resolved.to_string(),
-        "\
-ZeRO stage 2 (optimizer state and gradients sharded) over 4 ranks
-  batch              64 = 16 a micro-batch x 1 accumulated x 4 ranks
-  precision          f16 under autocast, f32 parameters, losses times 65536 at first, doubled after 1000 finite steps, halved \
-at overflow 2, at least 1
-  gradient clipping  to a global norm of 1
-  optimizer state    in host memory, 100 % of it
-  communication      gradients during backward, in f32; 8388608 elements a bucket
-  ignored            zero_optimization.offload_param: of stage 3, as in DeepSpeed
-  ignored            zero_optimization.offload_optimizer.pin_memory: transfers go through the backend's own buffers, and whether \
-those are page-locked is its choice
-"
-    );
+    assert_eq!(config.batch.resolve(4).unwrap().micro, 16);
 }
 
 #[test]
@@ -96,37 +74,23 @@ fn every_section_is_read() {
             train_micro_batch_size_per_gpu: Some(4),
             gradient_accumulation_steps: Some(8),
         },
-        precision: Precision::F16(LossScaling::Dynamic {
-            initial_scale: 4096.0,
-            window: 500,
-            hysteresis: 3,
-            min_scale: 2.0,
-        }),
         gradient_clipping: Some(1.0),
         offload_optimizer: OptimizerOffload::Host { ratio: 0.5 },
         reduce_bucket_size: 200_000_000,
         allgather_bucket_size: 200_000_000,
         communication_dtype: BufferDtype::Bf16,
-        optimizer: Some(OptimizerConfig::AdamW(AdamParams {
-            lr: 3e-5,
-            betas: (0.8, 0.99),
-            eps: 1e-6,
-            weight_decay: 0.1,
+        sections: sections(json!({
+            "fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 3,
+                "min_loss_scale": 2},
+            "bf16": {"enabled": false},
+            "optimizer": {"type": "adamw", "params": {"lr": 3e-5, "betas": [0.8, 0.99], "eps": 1e-6, "weight_decay": 0.1}},
+            "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 3e-5,
+                "warmup_num_steps": 500, "total_num_steps": 10000, "warmup_type": "linear"}},
         })),
-        scheduler: Some(SchedulerConfig::WarmupDecayLR {
-            warmup: Warmup {
-                steps: 500,
-                shape: WarmupShape::Linear,
-            },
-            min_lr: 0.0,
-            max_lr: 3e-5,
-            total_steps: 10_000,
-        }),
-        stage_3: Stage3Config::default(),
         ignored: config.ignored.clone(),
     };
     assert_eq!(config, expected);
-    assert_eq!(config.resolve(2).unwrap().batch.train, 64);
+    assert_eq!(config.batch.resolve(2).unwrap().train, 64);
     for path in [
         "zero_optimization.stage3_prefetch_bucket_size",
         "zero_optimization.overlap_comm",
@@ -134,7 +98,7 @@ fn every_section_is_read() {
         "steps_per_print",
         "fp16.auto_cast",
     ] {
-        assert!(config.ignored.iter().any(|key| key.path == path), "{path}");
+        assert!(config.ignored.contains_key(path), "{path}");
     }
 }
 
@@ -150,7 +114,10 @@ fn what_is_left_out_is_the_default() {
     );
     let expected = ZeroConfig {
         gradient_clipping: None,
-        optimizer: Some(OptimizerConfig::AdamW(AdamParams::default())),
+        sections: sections(json!({
+            "fp16": {"enabled": false, "initial_scale_power": 3},
+            "optimizer": {"type": "adam", "params": {}},
+        })),
         ..Default::default()
     };
     assert_eq!(config.unwrap(), expected);
@@ -165,20 +132,8 @@ fn variants_of_the_file_are_read_too() {
     );
     let deprecated = read(json!({"zero_optimization": {"stage": 2, "cpu_offload": true}}));
     assert_eq!(deprecated.offload_optimizer.ratio(), 1.0);
-    assert_eq!(
-        read(json!({"bfloat16": {"enabled": true}})).precision,
-        Precision::Bf16
-    );
-    let fixed = read(json!({"fp16": {"enabled": true, "loss_scale": 128}}));
-    assert_eq!(
-        fixed.precision,
-        Precision::F16(LossScaling::Fixed { scale: 128.0 })
-    );
-    let l2 = read(json!({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}}));
-    assert_eq!(
-        l2.optimizer,
-        Some(OptimizerConfig::Adam(AdamParams::default()))
-    );
+    let older = read(json!({"bfloat16": {"enabled": true}}));
+    assert_eq!(older.sections, sections(json!({"bf16": {"enabled": true}})));
 }
 
 #[test]
@@ -190,7 +145,7 @@ fn errors_name_the_path_and_what_to_put() {
     );
     says(
         json!({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}),
-        "optimizer.params.lr: \"auto\", and nothing fills it in: set AutoValues::lr, or put a value there",
+        "optimizer.params.lr: \"auto\", and nothing fills it in: let the program give it, or put a value there",
     );
     says(
         json!({"zero_optimization": {"stage": 3}}),
@@ -207,16 +162,8 @@ fn errors_name_the_path_and_what_to_put() {
         "train_batch_size: invalid type: floating point `1.5`, expected u64",
     );
     says(
-        json!({"fp16": {"enabled": "yes"}}),
-        "fp16.enabled: invalid type: string \"yes\", expected a boolean",
-    );
-    says(
         json!([1]),
         "the configuration: [1], but it must be an object",
-    );
-    says(
-        json!({"fp16": {"enabled": true}, "bf16": {"enabled": true}}),
-        "fp16.enabled and bf16.enabled are both there: operations compute in one of them",
     );
     says(
         json!({"optimizer": {"type": "OneBitAdam"}}),
@@ -229,12 +176,7 @@ fn errors_name_the_path_and_what_to_put() {
     );
     says(
         json!({"zero_optimization": {"cpu_offload": true, "offload_optimizer": {"device": "none"}}}),
-        "zero_optimization.cpu_offload and zero_optimization.offload_optimizer.device are both there: the first, the older form, \
-         asks for host memory and the second for none",
-    );
-    says(
-        json!({"scheduler": {"type": "WarmupDecayLR", "params": {}}}),
-        "scheduler.params.total_num_steps: 0, but it must be at least 1",
+        "zero_optimization.offload_optimizer.device: none, but zero_optimization.cpu_offload, the older form, asks for host memory",
     );
     for (json, path) in [
         (
@@ -245,14 +187,6 @@ fn errors_name_the_path_and_what_to_put() {
         (
             json!({"zero_optimization": {"reduce_bucket_size": 0}}),
             "zero_optimization.reduce_bucket_size",
-        ),
-        (
-            json!({"fp16": {"enabled": true, "initial_scale_power": 128}}),
-            "fp16.initial_scale_power",
-        ),
-        (
-            json!({"fp16": {"enabled": true, "min_loss_scale": 1e6}}),
-            "fp16.min_loss_scale",
         ),
         (
             json!({"zero_optimization": {"offload_optimizer": {"device": "none", "ratio": 7}}}),
@@ -266,10 +200,6 @@ fn errors_name_the_path_and_what_to_put() {
         (
             json!({"data_types": {"grad_accum_dtype": "bf16"}}),
             "data_types",
-        ),
-        (
-            json!({"optimizer": {"type": "adam", "params": {"betas": [0.9, 1.0]}}}),
-            "optimizer.params.betas",
         ),
         (
             json!({"optimizer": {"type": "adam", "params": {"max_grad_norm": 1.0}}}),
@@ -289,19 +219,18 @@ fn a_doubled_key_and_a_comment_are_refused() {
     let read = |text| ZeroConfig::from_deepspeed_json(text).unwrap_err();
     let doubled = read(r#"{"fp16": {"enabled": true, "enabled": false}}"#);
     assert_eq!(
-        doubled,
-        ConfigError::DuplicateKey {
-            path: "fp16.enabled".to_owned()
-        }
+        doubled.to_string(),
+        "fp16.enabled: the key stands there twice"
     );
-    assert!(matches!(read("{} // no"), ConfigError::Syntax { .. }));
+    assert_eq!(doubled.path(), Some("fp16.enabled"));
+    assert!(matches!(read("{} // no"), ConfigError::Syntax(_)));
     assert!(matches!(
         read(r#"{"gradient_clipping": NaN}"#),
-        ConfigError::Syntax { .. }
+        ConfigError::Syntax(_)
     ));
     assert!(matches!(
         read(r#"{"gradient_clipping": 1e999}"#),
-        ConfigError::Syntax { .. }
+        ConfigError::Syntax(_)
     ));
 }
 
@@ -351,16 +280,10 @@ fn full_and_its_path(index: usize) -> (Value, Vec<String>) {
     (full, path)
 }
 
-/// Whatever is read goes through our own form unchanged and can be resolved and printed.
+/// Whatever is read goes through our own form unchanged.
 fn check_accepted(config: &ZeroConfig) {
     let text = serde_json::to_string(config).unwrap();
     assert_eq!(&serde_json::from_str::<ZeroConfig>(&text).unwrap(), config);
-    if let Ok(resolved) = config.resolve(2) {
-        assert!(resolved.to_string().starts_with("ZeRO stage"));
-    }
-    if let Some(scheduler) = &config.scheduler {
-        assert!(!scheduler.lr(600, 1.0).is_nan());
-    }
 }
 
 proptest! {
@@ -392,7 +315,7 @@ proptest! {
         let expected = [parents, &[renamed]].concat().join(".");
         let error = ZeroConfig::from_deepspeed_json(&full.to_string()).unwrap_err();
         prop_assert_eq!(error.path(), Some(expected.as_str()));
-        prop_assert!(matches!(error, ConfigError::UnknownKey { nearest: Some(_), .. }), "{}", error);
+        prop_assert!(error.to_string().contains("there is no such key; the nearest is `"), "{}", error);
     }
 
     #[test]
@@ -403,8 +326,8 @@ proptest! {
             Ok(config) => {
                 check_accepted(&config);
                 // A section that is still there is still read.
-                for (key, read) in [("optimizer", config.optimizer.is_some()), ("scheduler", config.scheduler.is_some())] {
-                    prop_assert_eq!(full.get(key).is_some(), read, "{} without {}", key, path.join("."));
+                for key in ["optimizer", "scheduler"] {
+                    prop_assert_eq!(full.get(key).is_some(), config.sections.contains_key(key), "{} without {}", key, path.join("."));
                 }
             }
             Err(error) => {
@@ -417,7 +340,7 @@ proptest! {
     #[test]
     fn a_cut_file_is_no_json(end in 0..FULL.len() - 1) {
         let error = ZeroConfig::from_deepspeed_json(&FULL[..end]).unwrap_err();
-        let is_syntax = matches!(error, ConfigError::Syntax { .. });
+        let is_syntax = matches!(error, ConfigError::Syntax(_));
         prop_assert!(is_syntax, "{}", error);
     }
 
@@ -441,7 +364,7 @@ fn deep_nesting_is_refused_without_using_up_the_stack() {
     for (open, close) in [("[", "]"), ("{\"fp16\":", "}")] {
         let text = format!("{}1{}", open.repeat(100_000), close.repeat(100_000));
         let error = ZeroConfig::from_deepspeed_json(&text).unwrap_err();
-        assert!(matches!(error, ConfigError::Syntax { .. }));
+        assert!(matches!(error, ConfigError::Syntax(_)));
     }
 }
 

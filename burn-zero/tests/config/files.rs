@@ -4,7 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use burn_zero::{AutoValues, ConfigError, LossScaling, Precision, ZeroConfig};
+use burn_zero::{ConfigError, ZeroConfig};
+use serde_json::json;
 
 /// What stands here for a file that loads without any help.
 const LOADS: &str = "loads";
@@ -43,39 +44,39 @@ const FILES: &[(&str, &str)] = &[
     ("auto_buckets", LOADS),
     (
         "auto_fp16",
-        "fp16.enabled: \"auto\", and nothing fills it in: set AutoValues::precision, or put a value there",
+        "fp16.enabled: \"auto\", and nothing fills it in: let the program give it, or put a value there",
     ),
     (
         "auto_bf16",
-        "bf16.enabled: \"auto\", and nothing fills it in: set AutoValues::precision, or put a value there",
+        "bf16.enabled: \"auto\", and nothing fills it in: let the program give it, or put a value there",
     ),
     (
         "auto_lr",
-        "optimizer.params.lr: \"auto\", and nothing fills it in: set AutoValues::lr, or put a value there",
+        "optimizer.params.lr: \"auto\", and nothing fills it in: let the program give it, or put a value there",
     ),
     (
         "auto_betas",
-        "optimizer.params.betas: \"auto\", and nothing fills it in: set AutoValues::betas, or put a value there",
+        "optimizer.params.betas: \"auto\", and nothing fills it in: let the program give it, or put a value there",
     ),
     (
         "auto_eps",
-        "optimizer.params.eps: \"auto\", and nothing fills it in: set AutoValues::eps, or put a value there",
+        "optimizer.params.eps: \"auto\", and nothing fills it in: let the program give it, or put a value there",
     ),
     (
         "auto_weight_decay",
-        "optimizer.params.weight_decay: \"auto\", and nothing fills it in: set AutoValues::weight_decay, or put a value there",
+        "optimizer.params.weight_decay: \"auto\", and nothing fills it in: let the program give it, or put a value there",
     ),
     (
         "auto_warmup",
-        "scheduler.params.warmup_max_lr: \"auto\", and nothing fills it in: set AutoValues::lr, or put a value there",
+        "scheduler.params.warmup_max_lr: \"auto\", and nothing fills it in: let the program give it, or put a value there",
     ),
     (
         "auto_warmup_steps",
-        "scheduler.params.warmup_num_steps: \"auto\", and nothing fills it in: set AutoValues::warmup_steps, or put a value there",
+        "scheduler.params.warmup_num_steps: \"auto\", and nothing fills it in: let the program give it, or put a value there",
     ),
     (
         "auto_total_steps",
-        "scheduler.params.total_num_steps: \"auto\", and nothing fills it in: set AutoValues::total_steps, or put a value there",
+        "scheduler.params.total_num_steps: \"auto\", and nothing fills it in: let the program give it, or put a value there",
     ),
     (
         "auto_optimizer",
@@ -187,16 +188,13 @@ fn every_file_loads_or_says_why_not() {
     let found = fs::read_dir(&directory).unwrap().count();
     assert_eq!(found, FILES.len(), "files beside those of the table");
 
-    let auto = AutoValues {
-        precision: Some(Precision::F16(LossScaling::default())),
-        lr: Some(1e-3),
-        betas: Some((0.9, 0.95)),
-        eps: Some(1e-8),
-        weight_decay: Some(0.1),
-        warmup_steps: Some(10),
-        total_steps: Some(100),
-        hidden_size: Some(64),
-        gradient_clipping: Some(2.0),
+    let auto = |path: &str| match path {
+        "zero_optimization.reduce_bucket_size" => Some(json!(64 * 64)),
+        "gradient_clipping" => Some(json!(2.0)),
+        "optimizer.params.betas" => Some(json!([0.9, 0.95])),
+        "fp16.enabled" | "bf16.enabled" => Some(json!(false)),
+        path if path.contains(".params.") => Some(json!(1)),
+        _ => None,
     };
     let says = |config: Result<ZeroConfig, ConfigError>| {
         config.map_or_else(|error| error.to_string(), |_| LOADS.to_owned())

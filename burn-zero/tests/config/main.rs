@@ -1,8 +1,7 @@
-//! DeepSpeed's JSON, the batch sizes, the schedules and the estimate, by what users see of them.
+//! DeepSpeed's JSON, the batch sizes and the estimate, by what users see of them.
 
 mod batch;
 mod deepspeed;
 mod estimate;
 mod faults;
 mod files;
-mod scheduler;

@@ -4,6 +4,7 @@ mod backend;
 mod changes;
 #[path = "../golden/mod.rs"]
 mod golden;
+mod host_tensors;
 mod layers;
 mod parity;
 mod record;

@@ -82,6 +82,34 @@ fn fifty_steps_are_those_of_burns_adamw_at_any_ratio() {
 }
 
 #[test]
+fn the_first_that_fit_stay_on_the_device_and_what_has_a_master_does_not() {
+    type Vectors = Vec<Param<Tensor<B, 1>>>;
+    let device = Default::default();
+    for (elements, low, ratio, on_device) in [
+        (&[4, 8, 3, 1][..], usize::MAX, 0.5, 8),
+        (&[4, 8], usize::MAX, 1.0, 0),
+        (&[4, 0, 8], usize::MAX, 0.0, 12),
+        (&[4, 8, 3], 0, 0.0, 11),
+        (&[9, 1, 9], usize::MAX, 0.6, 1),
+    ] {
+        let vector = |(index, &elements): (usize, &usize)| {
+            let vector = Tensor::<B, 1>::ones([elements], &device);
+            let dtype = [DType::F32, DType::BF16][usize::from(index == low)];
+            Param::from_tensor(vector.cast(dtype))
+        };
+        let model: Vectors = elements.iter().enumerate().map(vector).collect();
+        let mut gradients = GradientsParams::new();
+        for param in &model {
+            gradients.register(param.id, param.val().inner());
+        }
+        let mut optimizer = config(ratio).init::<B>().unwrap();
+        optimizer.step(0.1, model, gradients);
+        let total: usize = elements.iter().sum();
+        assert_eq!(optimizer.elements(), (total - on_device, on_device));
+    }
+}
+
+#[test]
 fn a_low_precision_parameter_is_its_masters_rounding() {
     let full = train(&mut config(1.0).init().unwrap(), Net::new(DType::F32), 0..1);
     for dtype in [DType::BF16, DType::F16] {

@@ -3,6 +3,7 @@
 mod burn;
 mod crash;
 mod damage;
+mod disk;
 mod faults;
 mod round_trip;
 

@@ -17,6 +17,7 @@ use burn::optim::{
 use burn::prelude::*;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{GradScaler, GradScalerConfig, ScaledOptimizer};
+use burn_decorator::gradient::non_finite_on_any_rank;
 use burn_flex::Flex;
 use burn_store::{ModuleSnapshot, SafetensorsStore};
 use burn_zero::record::{Keep, ShardedRecord, TrainingState};
@@ -421,4 +422,62 @@ fn all_that_a_module_holds_comes_back_and_plain_burn_loads_it() {
     );
     // It trains on.
     run(3, 2, true);
+}
+
+/// A model is prepared again after parameters were frozen or weights loaded: the recorder is for that one.
+#[test]
+fn a_recorder_is_for_the_model_that_was_prepared_last() {
+    let dir = tempdir().unwrap();
+    let losses = on_ranks(2, |group| {
+        let adam = AdamWConfig::new().init();
+        let mut zero = ZeroOptimizer::new(adam, group.clone(), small_buckets(Stage::Gradients))?;
+        let mut net = zero.prepare::<B, _>(Net::new(&Default::default()))?;
+        let recorder = zero.recorder()?;
+        net.sometimes = net.sometimes.no_grad();
+        let model = zero.prepare::<B, _>(net)?;
+        let run = Training {
+            model,
+            optimizer: zero,
+            scheduler: 0.05,
+        };
+        let state = TrainingState::at_step(1);
+        let saved = recorder.save::<B, _, _, _>(dir.path(), run.by_ref(), state, Keep::All);
+        saved.unwrap();
+        let (mut run, _) = recorder.load::<B, _, _, _>(dir.path(), None, run).unwrap();
+        let before = parameters(&run.model);
+        let loss = run.model.loss(batch(0, group.rank(), 2));
+        let gradients = GradientsParams::from_grads(loss.backward(), &run.model);
+        run.model = run.optimizer.step(0.05, run.model, gradients);
+        assert_ne!(before, parameters(&run.model));
+        Ok(parameters(&run.model))
+    });
+    assert!(!losses.is_empty());
+}
+
+/// A thread whose optimizer was dropped decides alone again, though its recorder is still there.
+#[test]
+fn a_recorder_keeps_no_dropped_optimizer() {
+    let dir = tempdir().unwrap();
+    on_ranks(2, |group| {
+        let (run, recorder) = build(
+            group.clone(),
+            Stage::Gradients,
+            Net::new(&Default::default()),
+        )
+        .unwrap();
+        let state = TrainingState::at_step(1);
+        let saved = recorder.save::<B, _, _, _>(dir.path(), run.by_ref(), state.clone(), Keep::All);
+        saved.unwrap();
+        drop(run);
+        if group.rank() == 0 {
+            let own = vec!["first.weight".to_owned()];
+            assert_eq!(non_finite_on_any_rank(own.clone()), own);
+        }
+        group.barrier("rank 0 decided alone")?;
+
+        let (run, _) = build(group, Stage::Gradients, Net::new(&Default::default())).unwrap();
+        let saved = recorder.save::<B, _, _, _>(dir.path(), run.by_ref(), state, Keep::All);
+        assert!(saved.unwrap_err().to_string().contains("was dropped"));
+        Ok(())
+    });
 }

@@ -69,10 +69,10 @@ mod tests {
     use burn::optim::{GradientsParams, Optimizer};
     use burn::prelude::*;
     use burn_flex::Flex;
-    use burn_zero::{HostAdamWConfig, OffloadConfig, OptimizerConfig, SgdParams};
+    use burn_zero::{HostAdamWConfig, OffloadConfig};
 
     use super::*;
-    use crate::gpt::optimizer::{default_optimizer, optimizer};
+    use crate::gpt::optimizer::{OptimizerConfig, SgdParams, default_optimizer, optimizer};
 
     type B = Autodiff<Flex>;
 

@@ -2,10 +2,10 @@
 //!
 //! From the command to the report:
 //!
-//! - [`options`]: the command line; [`settings`]: that and the file of `--config`; [`plan`]: how the steps fall into epochs;
+//! - [`options`]: the command line; [`job`]: the file of `--config`; [`settings`]: both; [`plan`]: how the steps fall into epochs;
 //!   [`error`]: what can go wrong;
 //! - [`text`]: the bytes; [`windows`]: which of them are a batch; [`loader`]: batches from several threads, in order;
-//! - [`model`]: the transformer; [`step`]: its loss, and what the Learner asks of it; [`schedule`]: the learning rate;
+//! - [`model`]: the transformer; [`step`]: its loss, and what the Learner asks of it; [`schedule`]: the learning rate; [`scheduler`]: DeepSpeed's;
 //! - [`optimizer`]: the one that the settings name; [`placement`]: whole or sharded, on the device or on the host; [`held`]:
 //!   what it came to hold; [`carry`]: from a run with its state in one place to one with it in another;
 //! - [`precision`]: mixed precision, [`accumulation`]: windows of micro-batches, [`recompute`]: what becomes of activations,
@@ -18,6 +18,7 @@ pub mod carry;
 pub mod error;
 pub mod held;
 pub mod history;
+pub mod job;
 pub mod loader;
 pub mod metric;
 pub mod model;
@@ -33,6 +34,7 @@ pub mod report;
 pub mod run_dir;
 pub mod sample;
 pub mod schedule;
+pub mod scheduler;
 pub mod settings;
 pub mod step;
 pub mod text;

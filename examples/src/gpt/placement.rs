@@ -12,16 +12,17 @@ use burn_accum::ClipGlobalNorm;
 use burn_decorator::message;
 use burn_flex::Flex;
 use burn_zero::{
-    HostAdamWConfig, HostOffload, OffloadConfig, OffloadRecord, OffloadedAdamW, OptimizerConfig,
-    ParameterShards, ZeroConfig, ZeroOptimizer, tensor_bytes,
+    HostOffload, OffloadConfig, OffloadRecord, OffloadedAdamW, ParameterShards, ZeroOptimizer,
+    tensor_bytes,
 };
 
 use super::accumulation::clipped;
 use super::carry::{self, OfNamed};
 use super::error::GptError;
 use super::held::{Held, gradient_bytes};
+use super::job::JobConfig;
 use super::model::Gpt;
-use super::optimizer::Named;
+use super::optimizer::{Named, OptimizerConfig, host_adamw};
 
 /// An optimizer with its state on the device or on the host.
 #[derive(Clone)]
@@ -60,16 +61,18 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Located<B, M> {
     /// # Errors
     ///
     /// [`GptError::Offload`].
-    fn new(config: &ZeroConfig, held: &Held) -> Result<Self, GptError> {
+    fn new(config: &JobConfig, held: &Held) -> Result<Self, GptError> {
         let optimizer = config.optimizer.as_ref().expect("settings name one");
         let adamw = match optimizer {
-            OptimizerConfig::AdamW(params) => Some(HostAdamWConfig::from(params)),
+            OptimizerConfig::AdamW(params) => Some(host_adamw(params)),
             _ => None,
         };
-        let offload =
-            OffloadConfig::of(&config.offload_optimizer, adamw.clone().unwrap_or_default());
+        let offload = OffloadConfig::of(
+            &config.zero.offload_optimizer,
+            adamw.clone().unwrap_or_default(),
+        );
         let offload = offload.map(|offload| OffloadConfig {
-            bucket_elements: config.settings().bucket_elements,
+            bucket_elements: config.zero.settings().bucket_elements,
             ..offload
         });
         let place = match (offload, adamw) {
@@ -214,15 +217,15 @@ impl<B: AutodiffBackend> Placed<B> {
     /// # Errors
     ///
     /// [`GptError::Offload`], [`GptError::Options`].
-    pub fn new(config: &ZeroConfig, ranks: usize, held: &Held) -> Result<Self, GptError> {
-        let max_norm = config.gradient_clipping;
+    pub fn new(config: &JobConfig, ranks: usize, held: &Held) -> Result<Self, GptError> {
+        let max_norm = config.zero.gradient_clipping;
         let ranks = if ranks == 1 {
             Ranks::One(clipped(Located::new(config, held)?, max_norm))
         } else {
             let clip = clipped(Located::new(config, held)?, max_norm);
             // A rank meets a shard of the gradients, and only all together know the norm.
             let norm = clip.norm();
-            let zero = ZeroOptimizer::in_learner(clip, config.settings());
+            let zero = ZeroOptimizer::in_learner(clip, config.zero.settings());
             Ranks::Many(zero.with_norm(move |value| norm.provide(value)))
         };
         let held = held.clone();

@@ -10,7 +10,7 @@ use burn_amp::{
     SkippedStepsMetric,
 };
 use burn_checkpoint::Remat;
-use burn_zero::{LossScaling, Sharded};
+use burn_zero::Sharded;
 
 use super::error::GptError;
 use super::options::Amp;
@@ -20,58 +20,12 @@ use super::options::Amp;
 pub type Training<B> = Autocast<Sharded<Autodiff<Remat<B>>>, Configured>;
 
 impl Amp {
-    /// Autocast and loss scaling: only f16 is in need of the latter.
+    /// Autocast and PyTorch's loss scaling: only f16 is in need of the latter.
     pub fn configs(self) -> (AmpConfig, GradScalerConfig) {
-        configs(&self.precision())
-    }
-
-    /// The precision in burn-zero's terms: f16 with PyTorch's loss scaling.
-    pub fn precision(self) -> burn_zero::Precision {
-        let torch = GradScalerConfig::default();
         match self {
-            Self::Off => burn_zero::Precision::F32,
-            Self::Bf16 => burn_zero::Precision::Bf16,
-            Self::F16 => burn_zero::Precision::F16(LossScaling::Dynamic {
-                initial_scale: torch.init_scale,
-                window: torch.growth_interval,
-                hysteresis: torch.hysteresis,
-                min_scale: torch.min_scale,
-            }),
-        }
-    }
-
-    /// What `--amp` would be for this precision, whatever the loss scaling.
-    pub fn of(precision: &burn_zero::Precision) -> Self {
-        match precision {
-            burn_zero::Precision::F32 => Self::Off,
-            burn_zero::Precision::Bf16 => Self::Bf16,
-            burn_zero::Precision::F16(_) => Self::F16,
-        }
-    }
-}
-
-/// A precision of burn-zero in burn-amp's terms.
-fn configs(precision: &burn_zero::Precision) -> (AmpConfig, GradScalerConfig) {
-    match *precision {
-        burn_zero::Precision::F32 => (AmpConfig::off(), GradScalerConfig::disabled()),
-        burn_zero::Precision::Bf16 => (AmpConfig::bf16(), GradScalerConfig::disabled()),
-        burn_zero::Precision::F16(LossScaling::Fixed { scale }) => {
-            (AmpConfig::f16(), GradScalerConfig::fixed(scale))
-        }
-        burn_zero::Precision::F16(LossScaling::Dynamic {
-            initial_scale,
-            window,
-            hysteresis,
-            min_scale,
-        }) => {
-            let scaler = GradScalerConfig {
-                init_scale: initial_scale,
-                growth_interval: window,
-                hysteresis,
-                min_scale,
-                ..GradScalerConfig::default()
-            };
-            (AmpConfig::f16(), scaler)
+            Self::Off => (AmpConfig::off(), GradScalerConfig::disabled()),
+            Self::Bf16 => (AmpConfig::bf16(), GradScalerConfig::disabled()),
+            Self::F16 => (AmpConfig::f16(), GradScalerConfig::default()),
         }
     }
 }
@@ -90,16 +44,17 @@ impl Precision {
     ///
     /// [`GptError::Precision`].
     pub fn install<B: AutodiffBackend>(
-        precision: &burn_zero::Precision,
+        amp: Amp,
+        config: &GradScalerConfig,
         device: &B::Device,
     ) -> Result<Self, GptError> {
-        let (policy, config) = configs(precision);
+        let (policy, _) = amp.configs();
         policy.check::<B>(device)?;
         policy.install()?;
-        let scaler = GradScaler::new(&config)?;
+        let scaler = GradScaler::new(config)?;
         Ok(Self {
-            amp: Amp::of(precision),
-            config,
+            amp,
+            config: config.clone(),
             scaler,
         })
     }
@@ -156,27 +111,5 @@ impl Precision {
     /// Why the training cannot go on in this precision, if so.
     pub fn error(&self) -> Option<GptError> {
         self.scaler.error().map(GptError::from)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn loss_scaling_is_burn_amps() {
-        assert_eq!(Amp::F16.configs().1, GradScalerConfig::default());
-        assert!(!Amp::Bf16.configs().1.enabled);
-        let deepspeeds = configs(&burn_zero::Precision::F16(LossScaling::default())).1;
-        assert_eq!(
-            (deepspeeds.growth_interval, deepspeeds.hysteresis),
-            (1000, 2)
-        );
-        let fixed = LossScaling::Fixed { scale: 8.0 };
-        let fixed = configs(&burn_zero::Precision::F16(fixed)).1;
-        assert_eq!((fixed.init_scale, fixed.dynamic), (8.0, false));
-        for amp in [Amp::Off, Amp::Bf16, Amp::F16] {
-            assert_eq!(Amp::of(&amp.precision()), amp);
-        }
     }
 }

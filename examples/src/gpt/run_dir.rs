@@ -8,13 +8,14 @@ use burn::prelude::Backend;
 use burn::record::{
     FileRecorder, FullPrecisionSettings, NamedMpkFileRecorder, Recorder, RecorderError,
 };
-use burn_zero::{OptimizerConfig, SchedulerConfig};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::GptError;
+use super::optimizer::OptimizerConfig;
 use super::options::Options;
+use super::scheduler::SchedulerConfig;
 use super::settings::Settings;
 use super::text::Text;
 use super::windows::hash;
@@ -80,7 +81,7 @@ pub fn open(settings: &Settings, text: &Text) -> Result<Option<usize>, GptError>
         effective_batch: settings.sequences_per_update(),
         optimizer: config.optimizer.clone(),
         scheduler: config.scheduler,
-        gradient_clipping: config.gradient_clipping,
+        gradient_clipping: config.zero.gradient_clipping,
         text_bytes: text.len(),
         text_hash: fingerprint(text),
     };

@@ -5,7 +5,8 @@ use std::f64::consts::PI;
 use burn::lr_scheduler::LrScheduler;
 use burn::optim::LearningRate;
 use burn::tensor::backend::Backend;
-use burn_zero::SchedulerConfig;
+
+use super::scheduler::SchedulerConfig;
 
 /// A learning rate that is a function of the number of the update alone, so that the whole state is that number.
 #[derive(Clone, Copy, Debug)]
@@ -93,8 +94,8 @@ impl LrScheduler for Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpt::scheduler::{Warmup, WarmupShape};
     use burn_flex::Flex;
-    use burn_zero::{Warmup, WarmupShape};
 
     fn rates(mut schedule: Schedule, count: usize) -> Vec<f64> {
         (0..count).map(|_| schedule.step()).collect()

@@ -48,7 +48,10 @@ pub fn train<B: AutodiffBackend>(
     world: World,
     device: B::Device,
 ) -> Result<Option<Report>, GptError> {
-    let precision = Precision::install::<B>(&settings.job.config.precision, &device)?;
+    let precision = {
+        let config = &settings.job.config;
+        Precision::install::<B>(config.amp, &config.scaler, &device)?
+    };
     // What cannot be is found before anything is written.
     Placed::<B>::new(&settings.job.config, world.size(), &Held::default())?;
     let text = Text::load(&settings.options.text)?;
@@ -187,7 +190,7 @@ impl<B: AutodiffBackend> Run<B> {
             micro_batch: window.micro_batch,
             window: window.steps,
             effective_batch: settings.sequences_per_update(),
-            stage: settings.job.config.stage.number(),
+            stage: settings.job.config.zero.stage.number(),
             expected,
             ranks,
             precision: precision.name().into(),

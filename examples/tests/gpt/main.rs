@@ -3,7 +3,9 @@
 //! Burn's CPU backend draws all random numbers of a process from one generator, so two trainings at once would disturb
 //! each other: the tests here take turns.
 
+mod job;
 mod ranks;
+mod scheduler;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,33 +1,26 @@
 //! Ranks as processes, started by the cluster's own launcher.
 
 mod link;
-mod notice;
-mod poll;
-mod transport;
 
 use std::{
-    cell::Cell,
     fmt,
     io::Write,
     panic::{self, AssertUnwindSafe},
     process,
-    sync::{
-        Arc,
-        mpsc::{self, Receiver, Sender},
-    },
+    sync::{Arc, mpsc::Sender},
     thread,
     time::Duration,
 };
 
 use ::mpi::{Threading, environment::Universe};
 use link::Link;
-use transport::MpiTransport;
 
 use super::{
-    Agree, GroupFault, GroupOptions, Job, ProcessGroup, Traffic,
-    engine::{Engine, panic_message},
+    Agree, GroupFault, GroupOptions, ProcessGroup,
+    collectives::panic_message,
     job::Queue,
     launcher::launched,
+    member::{LAST_PANIC, Member, process_group},
 };
 use crate::ZeroError;
 
@@ -54,15 +47,11 @@ use crate::ZeroError;
 /// of itself, and one that does not for a whole deadline ends the job, as does one that stays for longer than
 /// [`GroupOptions::longest_stay`], if that is set.
 #[derive(Clone)]
-pub struct MpiGroup(Arc<Member>);
-
-struct Member {
-    rank: usize,
-    world_size: usize,
-    queue: Arc<Queue>,
-    deadline: Duration,
-    ended: parking_lot::Mutex<Receiver<()>>,
+pub struct MpiGroup {
+    member: Arc<Member>,
 }
+
+process_group!(MpiGroup);
 
 /// How long a process that ends the job waits to be ended.
 const GRACE: Duration = Duration::from_secs(2);
@@ -87,27 +76,14 @@ impl MpiGroup {
     /// [`ZeroError::Disagreement`] if the ranks' options differ; [`ZeroError::InvalidSetting`] for an impossible option.
     pub fn with_options(options: GroupOptions) -> Result<Self, ZeroError> {
         options.check()?;
-        let queue = Arc::new(Queue::default());
-        let (started, start) = mpsc::channel();
-        let (end, ended) = mpsc::channel();
-        thread::Builder::new()
-            .name("MPI".to_owned())
-            .spawn({
-                let (queue, options) = (queue.clone(), options.clone());
-                move || work(&queue, options, &started, &end)
-            })
-            .map_err(|error| ZeroError::Mpi {
-                reason: error.to_string(),
-            })?;
-        let (rank, world_size) = start.recv().unwrap_or_else(|_| Err(lost_worker()))?;
+        let member = Member::start("MPI".to_owned(), options.clone(), end_process, {
+            let options = options.clone();
+            move |queue, end| connect(queue, options, end)
+        })?;
         remember_panics();
-        let group = Self(Arc::new(Member {
-            rank,
-            world_size,
-            queue,
-            deadline: options.deadline,
-            ended: parking_lot::Mutex::new(ended),
-        }));
+        let world_size = member.world_size;
+        let member = Arc::new(member);
+        let group = Self { member };
         check_launcher(world_size)?;
         let GroupOptions {
             deadline,
@@ -143,7 +119,7 @@ impl MpiGroup {
     ) -> Result<R, E> {
         let group = Self::with_options(options)?;
         let result = panic::catch_unwind(AssertUnwindSafe(|| rank(&group)));
-        let alone = group.world_size() == 1 || group.0.queue.fault().is_some();
+        let alone = group.world_size() == 1 || group.member.queue.fault().is_some();
         match result {
             Ok(result) => {
                 if let Err(error) = &result
@@ -156,35 +132,23 @@ impl MpiGroup {
             Err(panic) if alone => panic::resume_unwind(panic),
             Err(panic) => {
                 let (rank, message) = (group.rank(), panic_message(&*panic));
-                end_job(&group.0.queue, GroupFault::PeerPanicked { rank, message })
+                group
+                    .member
+                    .fail(GroupFault::PeerPanicked { rank, message });
+                panic::resume_unwind(panic)
             }
         }
     }
 }
 
-/// The thread that makes all calls of MPI.
-fn work(
-    queue: &Arc<Queue>,
+/// Starts MPI on this thread, which makes all its calls. What is returned beside the connection finalizes MPI and then says so.
+fn connect(
+    queue: Arc<Queue>,
     options: GroupOptions,
-    started: &Sender<Result<(usize, usize), ZeroError>>,
-    end: &Sender<()>,
-) {
-    let universe = match start() {
-        Ok(universe) => universe,
-        Err(error) => {
-            let _ = started.send(Err(error));
-            return;
-        }
-    };
-    let link = Link::new(universe.world(), queue.clone(), options, end.clone());
-    let _ = started.send(Ok((link.rank(), link.world_size())));
-    let transport = Engine::new(MpiTransport::new(link), queue.clone()).work();
-    if queue.fault().is_some() {
-        transport.into_link().park();
-    }
-    drop(transport);
-    drop(universe);
-    let _ = end.send(());
+    end: Sender<()>,
+) -> Result<(Link, (Universe, Sender<()>)), ZeroError> {
+    let universe = start()?;
+    Ok((Link::new(queue, options, end.clone()), (universe, end)))
 }
 
 fn start() -> Result<Universe, ZeroError> {
@@ -201,12 +165,6 @@ fn start() -> Result<Universe, ZeroError> {
         ));
     }
     Ok(universe)
-}
-
-fn lost_worker() -> ZeroError {
-    ZeroError::Mpi {
-        reason: "its thread ended while it started".to_owned(),
-    }
 }
 
 /// Launchers of one MPI start as many groups of one as there are processes of a program linked to another MPI.
@@ -229,73 +187,20 @@ fn check_launcher(world_size: usize) -> Result<(), ZeroError> {
     }
 }
 
-impl Drop for Member {
-    fn drop(&mut self) {
-        if thread::panicking() && self.world_size > 1 && self.queue.fault().is_none() {
-            let (rank, message) = (self.rank, LAST_PANIC.take());
-            end_job(&self.queue, GroupFault::PeerPanicked { rank, message });
-        }
-        self.queue.close();
-        let _ = self.ended.lock().recv(); // finalized, or lost
-    }
-}
-
-impl ProcessGroup for MpiGroup {
-    fn rank(&self) -> usize {
-        self.0.rank
-    }
-
-    fn world_size(&self) -> usize {
-        self.0.world_size
-    }
-
-    fn submit(&self, job: Job) {
-        self.0.queue.submit(job);
-    }
-
-    fn abort(&self, reason: &str) {
-        let fault = GroupFault::Aborted {
-            rank: self.rank(),
-            reason: reason.to_owned(),
-        };
-        end_job(&self.0.queue, fault);
-    }
-
-    fn deadline(&self) -> Duration {
-        self.0.deadline
-    }
-
-    fn traffic(&self) -> Traffic {
-        self.0.queue.traffic.lock().clone()
-    }
-
-    fn declare_settings(&self, text: &str) {
-        self.0.queue.declare_settings(text);
-    }
-}
-
-thread_local! {
-    /// The message of this thread's last panic.
-    static LAST_PANIC: Cell<String> = const { Cell::new(String::new()) };
-}
-
 /// Installs a panic hook that keeps the message of each thread's last panic, beside printing it: a group that is dropped during
 /// unwinding reports that message.
 fn remember_panics() {
     let previous = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
         previous(panic);
-        LAST_PANIC.set(panic_message(panic.payload()));
+        LAST_PANIC.set(Some(panic_message(panic.payload())));
     }));
 }
 
-/// Has the communication thread print the fault and end the job; ends this process if that thread does not do so in time.
-fn end_job(queue: &Queue, fault: GroupFault) -> ! {
-    if queue.fault().is_none() {
-        queue.fail(fault.clone());
-        thread::sleep(GRACE);
-    }
-    print_end(&fault);
+/// Ends this process by a fault of this rank. The communication thread prints the fault and ends the job; unless it is stuck.
+fn end_process(fault: &GroupFault) {
+    thread::sleep(GRACE);
+    print_end(fault);
     process::abort()
 }
 
@@ -304,10 +209,4 @@ fn print_end(fault: &GroupFault) {
     let text = format!("{fault}; the job ends\n");
     let _ = std::io::stderr().write_all(text.as_bytes()); // a failure cannot be reported anywhere else
     thread::sleep(FORWARDING);
-}
-
-impl fmt::Debug for MpiGroup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MpiGroup(rank {} of {})", self.rank(), self.world_size())
-    }
 }

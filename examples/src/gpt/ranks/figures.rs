@@ -3,12 +3,13 @@
 use std::fmt;
 
 use burn_zero::group::Operation;
-use burn_zero::{Estimate, ModelStates, ResolvedConfig, estimate};
+use burn_zero::{Estimate, ModelStates, estimate};
 use serde::{Deserialize, Serialize};
 
 use super::Rank;
 use crate::gpt::error::GptError;
 use crate::gpt::held::Held;
+use crate::gpt::job::Job;
 use crate::gpt::optimizer::state_bytes;
 
 /// What one rank has sent and held.
@@ -36,12 +37,12 @@ pub struct Expected(pub Estimate);
 
 impl Expected {
     /// Of a model under the job's optimizer.
-    pub fn of(model: ModelStates, job: &ResolvedConfig) -> Self {
+    pub fn of(model: ModelStates, job: &Job) -> Self {
         let model = ModelStates {
             optimizer_bytes: job.config.optimizer.as_ref().map_or(0, state_bytes),
             ..model
         };
-        let mut config = job.config.clone();
+        let mut config = job.config.zero.clone();
         // The file may leave it to the two batch sizes.
         config.batch.gradient_accumulation_steps = Some(job.batch.steps);
         Self(estimate(&model, &config, job.batch.world_size))

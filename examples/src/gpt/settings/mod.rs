@@ -2,10 +2,11 @@
 
 mod sources;
 
-use burn_zero::{OptimizerOffload, ResolvedConfig};
+use burn_zero::OptimizerOffload;
 
 use super::error::GptError;
-use super::options::{Amp, Options};
+use super::job::Job;
+use super::options::Options;
 use super::schedule::Schedule;
 use sources::Sources;
 
@@ -18,7 +19,7 @@ pub struct Settings {
     /// The options, filled in.
     pub options: Options,
     /// The job: stage, batch sizes, precision, clipping, offload and optimizer.
-    pub job: ResolvedConfig,
+    pub job: Job,
 }
 
 impl Settings {
@@ -36,12 +37,11 @@ impl Settings {
         }
         let sources = Sources::read(options)?;
         let config = sources.merge()?;
-        let job = config
-            .resolve(world_size)
-            .map_err(|error| sources.error(error))?;
+        let batch = config.zero.batch.resolve(world_size);
+        let batch = batch.map_err(|error| sources.error(error))?;
         let mut settings = Self {
             options: options.clone(),
-            job,
+            job: Job { config, batch },
         };
         settings.fill_in();
         Ok(settings)
@@ -76,21 +76,21 @@ impl Settings {
 
     /// Makes the options, and the batch sizes of the configuration, those that count.
     fn fill_in(&mut self) {
-        let ResolvedConfig { config, batch } = &mut self.job;
-        config.batch.train_batch_size = Some(batch.train);
-        config.batch.train_micro_batch_size_per_gpu = Some(batch.micro);
-        config.batch.gradient_accumulation_steps = Some(batch.steps);
+        let Job { config, batch } = &mut self.job;
+        config.zero.batch.train_batch_size = Some(batch.train);
+        config.zero.batch.train_micro_batch_size_per_gpu = Some(batch.micro);
+        config.zero.batch.gradient_accumulation_steps = Some(batch.steps);
         let plan = self.options.plan();
         self.options = Options {
-            amp: Some(Amp::of(&config.precision)),
+            amp: Some(config.amp),
             batch: Some(batch.micro as usize),
             accum: Some(batch.steps as usize),
             lr: config.optimizer.as_ref().map(|optimizer| optimizer.lr()),
             warmup: config.scheduler.is_none().then(|| self.options.warmup()),
             eval_every: Some(plan.longest()),
-            zero: Some(config.stage),
+            zero: Some(config.zero.stage),
             ranks: Some(batch.world_size),
-            offload: config.offload_optimizer != OptimizerOffload::None,
+            offload: config.zero.offload_optimizer != OptimizerOffload::None,
             ..self.options.clone()
         };
     }
@@ -101,8 +101,10 @@ mod tests {
     use super::*;
     use std::fs;
 
-    use crate::gpt::optimizer::default_optimizer;
-    use burn_zero::{LossScaling, OptimizerConfig, Precision, Stage};
+    use crate::gpt::optimizer::{OptimizerConfig, default_optimizer};
+    use crate::gpt::options::Amp;
+    use burn_amp::GradScalerConfig;
+    use burn_zero::Stage;
     use clap::Parser;
 
     fn settle(file: &str, arguments: &str, world_size: usize) -> Result<Settings, String> {
@@ -125,7 +127,7 @@ mod tests {
         };
         let plain = settle("", 1);
         assert_eq!((plain.sequences_per_update(), plain.lr()), (16, 2e-3));
-        assert_eq!(plain.job.config.gradient_clipping, Some(1.0));
+        assert_eq!(plain.job.config.zero.gradient_clipping, Some(1.0));
         assert_eq!(plain.options.warmup, Some(120));
 
         let given = settle(
@@ -133,17 +135,15 @@ mod tests {
             2,
         );
         assert_eq!(given.sequences_per_update(), 24);
-        assert_eq!(given.job.config.stage, Stage::Gradients);
-        assert_eq!(given.job.config.offload_optimizer.ratio(), 1.0);
+        assert_eq!(given.job.config.zero.stage, Stage::Gradients);
+        assert_eq!(given.job.config.zero.offload_optimizer.ratio(), 1.0);
         assert_eq!((given.lr(), given.options.ranks), (0.1, Some(2)));
         // PyTorch's scaler, as burn-amp's.
-        let scaling = LossScaling::Dynamic {
-            initial_scale: 65536.0,
-            window: 2000,
-            hysteresis: 1,
-            min_scale: 1.0,
-        };
-        assert_eq!(given.job.config.precision, Precision::F16(scaling));
+        let config = &given.job.config;
+        assert_eq!(
+            (config.amp, &config.scaler),
+            (Amp::F16, &GradScalerConfig::default())
+        );
     }
 
     #[test]
@@ -165,17 +165,19 @@ mod tests {
         assert_eq!((amp, warmup), (Some(Amp::F16), None));
         assert_eq!(zero, Some(Stage::OptimizerState));
         let config = settings.job.config;
-        assert_eq!(config.gradient_clipping, Some(1.0));
+        assert_eq!(config.zero.gradient_clipping, Some(1.0));
         assert!(matches!(config.optimizer, Some(OptimizerConfig::Sgd(_))));
-        let scaling = LossScaling::Fixed { scale: 128.0 };
-        assert_eq!(config.precision, Precision::F16(scaling));
+        assert_eq!(
+            (config.amp, config.scaler),
+            (Amp::F16, GradScalerConfig::fixed(128.0))
+        );
 
         // The same once more is no contradiction, and what the file leaves open is filled in.
         settle(file, "--amp f16 --zero 1 --lr 0.5 --accum 4 --batch 8", 2).unwrap();
         let open = r#"{"train_batch_size": 64}"#;
         let filled = settle(open, "--batch 8 --zero 2 --amp bf16 --lr 0.25", 2).unwrap();
         assert_eq!(filled.options.accum, Some(4));
-        assert_eq!(filled.job.config.stage, Stage::Gradients);
+        assert_eq!(filled.job.config.zero.stage, Stage::Gradients);
         assert_eq!((filled.options.amp, filled.lr()), (Some(Amp::Bf16), 0.25));
         let neither = settle("{}", "", 3).unwrap();
         assert_eq!(neither.sequences_per_update(), 48);
@@ -192,9 +194,9 @@ mod tests {
         let settings = settle(file, options, 2).unwrap();
         assert_eq!((settings.sequences_per_update(), settings.lr()), (12, 0.5));
         let config = &settings.job.config;
-        assert_eq!(config.gradient_clipping, Some(1.0));
-        assert_eq!(config.precision, Precision::Bf16);
-        assert_eq!(config.reduce_bucket_size, 32 * 32);
+        assert_eq!(config.zero.gradient_clipping, Some(1.0));
+        assert_eq!(config.amp, Amp::Bf16);
+        assert_eq!(config.zero.reduce_bucket_size, 32 * 32);
         assert_eq!(config.optimizer, Some(default_optimizer(0.5)));
         let scheduler = config.scheduler.unwrap();
         assert_eq!((scheduler.warmup().steps, scheduler.lr(5, 9.0)), (4, 0.5));
@@ -203,7 +205,7 @@ mod tests {
         // The defaults of the options fill it in as well.
         let settings = settle(file, "", 1).unwrap();
         assert_eq!((settings.sequences_per_update(), settings.lr()), (16, 2e-3));
-        assert_eq!(settings.job.config.precision, Precision::F32);
+        assert_eq!(settings.job.config.amp, Amp::Off);
         let scheduler = settings.job.config.scheduler.unwrap();
         assert_eq!(scheduler.warmup().steps, 120);
     }

@@ -4,9 +4,10 @@ use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn_zero::{AutoValues, ConfigError, OptimizerOffload, Precision, Stage, ZeroConfig};
+use burn_zero::{ConfigError, OptimizerOffload, Stage};
 
 use crate::gpt::error::GptError;
+use crate::gpt::job::{AutoValues, JobConfig};
 use crate::gpt::optimizer::{default_optimizer, default_params};
 use crate::gpt::options::{Amp, Options};
 
@@ -20,7 +21,7 @@ const LEARNING_RATE: f64 = 2e-3;
 pub(super) struct Sources<'a> {
     options: &'a Options,
     /// Its path, and what is in it.
-    file: Option<(PathBuf, ZeroConfig)>,
+    file: Option<(PathBuf, JobConfig)>,
 }
 
 impl<'a> Sources<'a> {
@@ -30,7 +31,7 @@ impl<'a> Sources<'a> {
     pub(super) fn read(options: &'a Options) -> Result<Self, GptError> {
         let read = |path: &PathBuf| {
             let text = fs::read_to_string(path).map_err(GptError::io("read", path))?;
-            let config = ZeroConfig::from_deepspeed_json_with(&text, &auto_values(options));
+            let config = JobConfig::read(&text, &auto_values(options));
             let config = config.map_err(|source| GptError::Config {
                 place: path.display().to_string(),
                 source,
@@ -46,7 +47,7 @@ impl<'a> Sources<'a> {
     /// # Errors
     ///
     /// [`GptError::Contradiction`].
-    pub(super) fn merge(&self) -> Result<ZeroConfig, GptError> {
+    pub(super) fn merge(&self) -> Result<JobConfig, GptError> {
         let Options {
             amp,
             zero,
@@ -56,25 +57,27 @@ impl<'a> Sources<'a> {
             ..
         } = *self.options;
         let file = self.file.as_ref();
-        let mut config = file.map_or_else(ZeroConfig::default, |(_, config)| config.clone());
+        let mut config = file.map_or_else(JobConfig::default, |(_, config)| config.clone());
 
-        let sharded = (config.stage != Stage::DataParallel).then(|| config.stage.number());
+        let sharded =
+            (config.zero.stage != Stage::DataParallel).then(|| config.zero.stage.number());
         let stage = self.either(
             ("--zero", zero.map(Stage::number)),
             ("zero_optimization.stage", sharded),
         )?;
-        config.stage = stage
+        config.zero.stage = stage
             .and_then(|number| Stage::try_from(number).ok())
             .unwrap_or_default();
 
-        let reduced = (config.precision != Precision::F32).then(|| Amp::of(&config.precision));
+        let reduced = Some(config.amp).filter(|amp| *amp != Amp::Off);
         let amp = self.either(("--amp", amp), ("a precision of", reduced))?;
         if reduced.is_none() {
-            config.precision = amp.unwrap_or(Amp::Off).precision();
+            config.amp = amp.unwrap_or(Amp::Off);
+            config.scaler = config.amp.configs().1;
         }
 
-        if offload && config.offload_optimizer == OptimizerOffload::None {
-            config.offload_optimizer = OptimizerOffload::Host { ratio: 1.0 };
+        if offload && config.zero.offload_optimizer == OptimizerOffload::None {
+            config.zero.offload_optimizer = OptimizerOffload::Host { ratio: 1.0 };
         }
 
         let named = config.optimizer.as_ref().map(|optimizer| optimizer.lr());
@@ -90,14 +93,14 @@ impl<'a> Sources<'a> {
         Ok(config)
     }
 
-    fn merge_batch(&self, config: &mut ZeroConfig) -> Result<(), GptError> {
+    fn merge_batch(&self, config: &mut JobConfig) -> Result<(), GptError> {
         let Options {
             batch,
             accum,
             effective_batch,
             ..
         } = *self.options;
-        let sizes = &mut config.batch;
+        let sizes = &mut config.zero.batch;
         if let Some(effective_batch) = effective_batch {
             let named = [
                 ("train_batch_size", sizes.train_batch_size),
@@ -174,17 +177,12 @@ impl<'a> Sources<'a> {
 
 /// What fills in the file's `"auto"`: the options, their defaults where they are not given, and the model.
 fn auto_values(options: &Options) -> AutoValues {
-    let params = default_params(options.lr.unwrap_or(LEARNING_RATE));
     AutoValues {
-        precision: Some(options.amp.unwrap_or(Amp::Off).precision()),
-        gradient_clipping: None,
-        lr: Some(params.lr),
-        betas: Some(params.betas),
-        eps: Some(params.eps),
-        weight_decay: Some(params.weight_decay),
-        warmup_steps: Some(options.warmup() as u64),
-        total_steps: Some(options.steps as u64),
-        hidden_size: Some(options.width as u64),
+        amp: options.amp.unwrap_or(Amp::Off),
+        adam: default_params(options.lr.unwrap_or(LEARNING_RATE)),
+        warmup_steps: options.warmup() as u64,
+        total_steps: options.steps as u64,
+        hidden_size: options.width as u64,
     }
 }
 

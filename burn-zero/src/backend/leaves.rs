@@ -1,0 +1,220 @@
+//! The parameters that this thread's operations hook.
+//!
+//! A thread is a rank: the optimizer that shards its leaves registers them here whenever it makes new ones.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{AutodiffBackend, Backend};
+
+use super::tape::{self, AutodiffTensor};
+use crate::reduce::GradientReducer;
+
+thread_local! {
+    /// The depth of the graph, if any leaf is to be hooked.
+    static DEPTH: Cell<Option<usize>> = const { Cell::new(None) };
+    static LEAVES: RefCell<Leaves> = RefCell::default();
+    /// The node of the last leaf that was asked whether it requires gradients.
+    static ASKED: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// By node.
+type Leaves = HashMap<u64, Leaf>;
+
+struct Leaf {
+    /// Weak, so that a dropped optimizer is freed with its group.
+    reducer: Weak<GradientReducer>,
+    parameter: usize,
+    /// The uses in graphs that are alive.
+    uses: Weak<Use>,
+    /// The depth of the graph at the first use: backward runs the deepest operations first.
+    depth: usize,
+}
+
+impl Leaf {
+    fn is_of(&self, reducer: &Arc<GradientReducer>) -> bool {
+        Arc::as_ptr(reducer) == self.reducer.as_ptr()
+    }
+}
+
+/// The uses of a parameter in a graph. Each hook holds a reference; the last hook to run has the complete gradient.
+#[derive(Debug)]
+pub struct Use {
+    pub(super) reducer: Arc<GradientReducer>,
+    pub(super) parameter: usize,
+}
+
+/// A reducer's parameters on this thread, with their nodes.
+pub(super) fn leaves(reducer: &Arc<GradientReducer>) -> Vec<(usize, u64)> {
+    LEAVES.with_borrow(|leaves| {
+        let own = leaves.iter().filter(|(_, leaf)| leaf.is_of(reducer));
+        let mut own: Vec<_> = own.map(|(node, leaf)| (leaf.parameter, *node)).collect();
+        own.sort_unstable();
+        own
+    })
+}
+
+/// Submits the absence of a gradient for parameters that no graph uses, so that their buckets do not wait for them.
+pub(super) fn submit_unused(reducer: &Arc<GradientReducer>) {
+    let unused: Vec<_> = LEAVES.with_borrow(|leaves| {
+        let own = leaves.values().filter(|leaf| leaf.is_of(reducer));
+        let unused = own.filter(|leaf| leaf.uses.strong_count() == 0);
+        unused.map(|leaf| leaf.parameter).collect()
+    });
+    for parameter in unused {
+        if reducer.takes(parameter) {
+            reducer.submit(parameter, None);
+        }
+    }
+}
+
+/// The parameters that a graph uses, in the order in which backward completes their gradients.
+pub(super) fn arrival_order(reducer: &Arc<GradientReducer>) -> Vec<usize> {
+    LEAVES.with_borrow(|leaves| {
+        let own = leaves.values().filter(|leaf| leaf.is_of(reducer));
+        let used = own.filter(|leaf| leaf.uses.strong_count() > 0);
+        let mut order: Vec<_> = used.map(|leaf| (leaf.depth, leaf.parameter)).collect();
+        order.sort_unstable_by(|a, b| b.cmp(a));
+        order.into_iter().map(|(_, parameter)| parameter).collect()
+    })
+}
+
+/// From now on this thread hooks exactly these leaves of `reducer`, given by their nodes in the order of parameters.
+pub(crate) fn attach(reducer: &Arc<GradientReducer>, nodes: &[Option<u64>]) {
+    LEAVES.with_borrow_mut(|leaves| {
+        leaves.retain(|_, leaf| leaf.reducer.strong_count() > 0 && !leaf.is_of(reducer));
+        for (parameter, node) in nodes.iter().enumerate() {
+            let Some(node) = node else { continue };
+            let leaf = Leaf {
+                reducer: Arc::downgrade(reducer),
+                parameter,
+                uses: Weak::new(),
+                depth: 0,
+            };
+            leaves.insert(*node, leaf);
+        }
+        DEPTH.set((!leaves.is_empty()).then_some(0));
+    });
+}
+
+/// The reducers that take gradients during a backward pass of this thread, in order of construction, which is the same on every
+/// rank. If there are several, only those whose parameters a graph uses.
+pub(super) fn reducers() -> Vec<Arc<GradientReducer>> {
+    if DEPTH.get().is_none() {
+        return Vec::new();
+    }
+    LEAVES.with_borrow(|leaves| {
+        let mut found: Vec<(Arc<GradientReducer>, bool)> = Vec::new();
+        for leaf in leaves.values() {
+            let used = leaf.uses.strong_count() > 0;
+            if let Some((_, any)) = found.iter_mut().find(|(other, _)| leaf.is_of(other)) {
+                *any |= used;
+            } else if let Some(reducer) = leaf.reducer.upgrade() {
+                found.push((reducer, used));
+            }
+        }
+        let only = found.len() == 1;
+        found.retain(|(reducer, used)| (only || *used) && reducer.takes_in_backward());
+        found.sort_by_key(|(reducer, _)| reducer.number());
+        found.into_iter().map(|(reducer, _)| reducer).collect()
+    })
+}
+
+/// Resets the depth after a graph was consumed.
+pub(super) fn forget_depth() {
+    if DEPTH.get().is_some() {
+        DEPTH.set(Some(0));
+    }
+}
+
+/// The depth of the graph at an operation; `None` if no leaf is to be hooked.
+#[derive(Clone, Copy)]
+pub(super) struct Depth(Option<usize>);
+
+impl Depth {
+    /// The depth of this thread's last operations.
+    #[inline]
+    pub(super) fn now() -> Self {
+        Self(DEPTH.get())
+    }
+
+    /// Raises the depth to that of an operand.
+    #[inline]
+    pub(super) fn see<B: Backend>(&mut self, operand: &AutodiffTensor<B>) {
+        if let Some(depth) = &mut self.0 {
+            *depth = tape::depth(operand).unwrap_or(0).max(*depth);
+        }
+    }
+
+    /// Notes the depth of a result.
+    #[inline]
+    pub(super) fn leave<B: Backend>(self, result: AutodiffTensor<B>) -> AutodiffTensor<B> {
+        if self.0.is_some()
+            && let Some(depth) = tape::depth(&result)
+        {
+            DEPTH.set(DEPTH.get().max(Some(depth)));
+        }
+        result
+    }
+}
+
+/// An operand of an operation that is recorded: a leaf that requires gradients is hooked if it is registered.
+#[inline]
+pub(super) fn enter<B: Backend>(operand: AutodiffTensor<B>, depth: Depth) -> AutodiffTensor<B> {
+    match depth.0 {
+        Some(depth) if tape::depth(&operand) == Some(0) => hook(operand, depth),
+        _ => operand,
+    }
+}
+
+fn hook<B: Backend>(leaf: AutodiffTensor<B>, depth: usize) -> AutodiffTensor<B> {
+    let by = LEAVES.with_borrow_mut(|leaves| {
+        let leaf = leaves.get_mut(&tape::node(&leaf))?;
+        if let Some(by) = leaf.uses.upgrade() {
+            return Some(by);
+        }
+        let by = Arc::new(Use {
+            reducer: leaf.reducer.upgrade()?,
+            parameter: leaf.parameter,
+        });
+        leaf.uses = Arc::downgrade(&by);
+        leaf.depth = depth;
+        Some(by)
+    });
+    match by {
+        // Deeper than the last operation of the tape, which has depth 1.
+        Some(by) => tape::hook(leaf, depth.max(1), by),
+        None => leaf,
+    }
+}
+
+/// Remembers the node that was queried: decorators that hide their tensors forward the query to this backend.
+#[inline]
+pub(super) fn ask<B: Backend>(tensor: &AutodiffTensor<B>) {
+    ASKED.set(Some(tape::node(tensor)));
+}
+
+/// Whether the tensor's backend has a [`Sharded`](super::Sharded) in it, which can hook the leaf.
+pub(crate) fn is_hooked<B: Backend>(tensor: &FloatTensor<B>) -> bool {
+    node_behind::<B>(tensor).is_some()
+}
+
+/// The number of a tensor's node in the autodiff graph. Two tensors with one number have the same elements. `None` if the backend does
+/// not expose it: it is neither `Autodiff` nor has a [`Sharded`](super::Sharded) in it.
+pub(crate) fn leaf_node<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<u64> {
+    node_behind::<B>(tensor).or_else(|| {
+        let tensor: &dyn Any = tensor;
+        let tensor = tensor.downcast_ref::<AutodiffTensor<B::InnerBackend>>()?;
+        Some(tape::node(tensor))
+    })
+}
+
+/// The node of the leaf inside a tensor: the question whether it requires gradients reaches that leaf through all decorators.
+fn node_behind<B: Backend>(tensor: &FloatTensor<B>) -> Option<u64> {
+    ASKED.set(None);
+    B::float_is_require_grad(tensor);
+    ASKED.take()
+}

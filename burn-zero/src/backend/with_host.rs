@@ -1,0 +1,416 @@
+//! A backend that can leave a tensor in host memory.
+#![deny(clippy::missing_trait_methods)]
+
+use core::fmt;
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use burn_backend::{Backend, BackendTypes, DTypeUsageSet, TensorMetadata};
+use burn_decorator::types::*;
+use burn_decorator::{kind_type, map_operand, map_result};
+use rayon::prelude::*;
+
+use PlacedTensor::{Device as OnDevice, Host};
+
+use crate::host::{HostRead, is_finite};
+
+/// The backend `B`, some of whose float tensors are in host memory: gradients that left the device during backward and whose
+/// optimizer is on the host. It is the inner backend of [`Sharded`](super::Sharded), so that layers between
+/// backward and the optimizer (loss scalers, accumulation, clipping) compute on such gradients in host memory.
+///
+/// The operations of those layers are computed on the host for f32 tensors: addition, scaling, sums, casts, reads, tests for
+/// non-finite elements. A sum is computed in f64 and rounded once; all else has the bits of the device's f32. Any other operation first
+/// uploads its operands, and its result stays on the device. A tensor on the device costs nothing more than without this layer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WithHost<B> {
+    inner: PhantomData<B>,
+}
+
+impl<B: Backend> BackendTypes for WithHost<B> {
+    burn_decorator::forward_types!(B, float tensor: PlacedTensor<B::FloatTensorPrimitive, B::Device>);
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<B: Backend> Backend for WithHost<B> {
+    burn_decorator::forward_device!(B);
+
+    fn name(device: &Self::Device) -> String {
+        B::name(device)
+    }
+
+    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
+        B::supports_dtype(device, dtype)
+    }
+
+    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
+        B::dtype_usage(device, dtype)
+    }
+}
+
+thread_local! {
+    static STAYS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A tensor of data that stays in host memory, if the backend has a [`WithHost`] in it; otherwise one on the device.
+pub(crate) fn on_host<I: Backend>(data: TensorData, device: &I::Device) -> FloatTensor<I> {
+    /// Also where a backend outside of this one panics.
+    struct Restore;
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            STAYS.set(false);
+        }
+    }
+    let _restore = Restore;
+    STAYS.set(true);
+    I::float_from_data(data, device)
+}
+
+/// A float tensor of [`WithHost`].
+#[derive(Clone, Debug)]
+pub enum PlacedTensor<T, D> {
+    /// On the device.
+    Device(T),
+    /// In host memory.
+    Host(HostTensor<D>),
+}
+
+/// A tensor in host memory. Clones share its elements until one of them is changed.
+#[derive(Clone)]
+pub struct HostTensor<D> {
+    data: Arc<TensorData>,
+    shape: Shape,
+    /// The device to which operations upload it.
+    device: D,
+}
+
+impl<T: TensorMetadata, D: Clone> PlacedTensor<T, D> {
+    /// Uploads the tensor.
+    pub(crate) fn up<B>(self) -> T
+    where
+        B: Backend<Device = D, FloatTensorPrimitive = T>,
+    {
+        match self {
+            Self::Device(tensor) => tensor,
+            Self::Host(tensor) => {
+                let device = tensor.device.clone();
+                B::float_from_data(tensor.into_data(), &device)
+            }
+        }
+    }
+}
+
+impl<T: TensorMetadata, D> TensorMetadata for PlacedTensor<T, D>
+where
+    Self: Clone + Send + Sync + fmt::Debug,
+{
+    #[inline]
+    fn dtype(&self) -> DType {
+        match self {
+            Self::Device(tensor) => tensor.dtype(),
+            Self::Host(tensor) => tensor.data.dtype,
+        }
+    }
+
+    #[inline]
+    fn shape(&self) -> Shape {
+        match self {
+            Self::Device(tensor) => tensor.shape(),
+            Self::Host(tensor) => tensor.shape.clone(),
+        }
+    }
+
+    #[inline]
+    fn rank(&self) -> usize {
+        match self {
+            Self::Device(tensor) => tensor.rank(),
+            Self::Host(tensor) => tensor.shape.num_dims(),
+        }
+    }
+}
+
+impl<D: fmt::Debug> fmt::Debug for HostTensor<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostTensor")
+            .field("dtype", &self.data.dtype)
+            .field("shape", &self.shape)
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Elements of one task: one thread alone does not reach the speed of the memory.
+const CHUNK: usize = 1 << 16;
+
+/// The operations on the host. `Err` returns the tensor itself, if its type or shape must be computed on the device.
+impl<D> HostTensor<D> {
+    fn new(data: TensorData, device: D) -> Self {
+        Self {
+            shape: data.shape.clone(),
+            data: Arc::new(data),
+            device,
+        }
+    }
+
+    /// Its elements. Copies them if other tensors share them.
+    fn into_data(self) -> TensorData {
+        let mut data = Arc::unwrap_or_clone(self.data);
+        data.shape = self.shape;
+        data
+    }
+
+    fn floats(&self) -> Option<&[f32]> {
+        self.data.as_slice().ok()
+    }
+
+    /// A flat tensor of other elements.
+    fn flat(self, values: Vec<f32>) -> Self {
+        let shape = Shape::from([values.len()]);
+        Self::new(TensorData::new(values, shape), self.device)
+    }
+
+    /// Maps each element of an f32 tensor.
+    fn map(mut self, f: impl Fn(f32) -> f32 + Sync) -> Result<Self, Self> {
+        if self.data.dtype != DType::F32 {
+            return Err(self);
+        }
+        let own = Arc::make_mut(&mut self.data).as_mut_slice::<f32>();
+        let chunks = own.expect("elements of f32").par_chunks_mut(CHUNK);
+        chunks.for_each(|chunk| chunk.iter_mut().for_each(|x| *x = f(*x)));
+        Ok(self)
+    }
+
+    /// Combines the elements of two f32 tensors of one shape.
+    fn zip(mut self, other: &Self, f: impl Fn(f32, f32) -> f32 + Sync) -> Result<Self, Self> {
+        let Some(others) = other.floats().filter(|_| self.shape == other.shape) else {
+            return Err(self);
+        };
+        if self.data.dtype != DType::F32 {
+            return Err(self);
+        }
+        let own = Arc::make_mut(&mut self.data).as_mut_slice::<f32>();
+        let chunks = own.expect("elements of f32").par_chunks_mut(CHUNK);
+        let pairs = chunks.zip(others.par_chunks(CHUNK));
+        pairs.for_each(|(own, others)| {
+            own.iter_mut().zip(others).for_each(|(x, y)| *x = f(*x, *y));
+        });
+        Ok(self)
+    }
+
+    /// The sum of an f32 tensor, rounded once.
+    fn sum(self) -> Result<Self, Self> {
+        let Some(values) = self.floats() else {
+            return Err(self);
+        };
+        let sum = |chunk: &[f32]| chunk.iter().copied().map(f64::from).sum::<f64>();
+        // Sums of chunks are added in order, so that the bits do not depend on threads.
+        let sums: Vec<_> = values.par_chunks(CHUNK).map(sum).collect();
+        let sum = sums.iter().sum::<f64>() as f32;
+        Ok(self.flat(vec![sum]))
+    }
+
+    fn cast(self, dtype: FloatDType) -> Self
+    where
+        D: Clone,
+    {
+        if self.data.dtype == dtype.into() {
+            return self;
+        }
+        let device = self.device.clone();
+        Self::new(self.into_data().convert_dtype(dtype.into()), device)
+    }
+
+    /// Whether all elements are known to be finite.
+    fn is_finite(&self) -> bool {
+        matches!(self.data.dtype, DType::F32 | DType::BF16 | DType::F16) && is_finite(&self.data)
+    }
+}
+
+// Every operation, made from its row: its operands are uploaded. Rows that are computed on the host come first.
+
+/// An operation on one tensor: by `$host` if the tensor is in host memory and `$host` supports it, else on the device.
+macro_rules! unary {
+    ($op:ident($($arg:ident: $type:ty)?), $host:expr) => {
+        #[inline]
+        fn $op(tensor: FloatTensor<Self>, $($arg: $type)?) -> FloatTensor<Self> {
+            let tensor = match tensor {
+                OnDevice(tensor) => tensor,
+                Host(tensor) => match $host(tensor) {
+                    Ok(tensor) => return Host(tensor),
+                    Err(tensor) => up::<B>(Host(tensor)),
+                },
+            };
+            OnDevice(B::$op(tensor $(, $arg)?))
+        }
+    };
+}
+
+/// An elementwise operation on two tensors in host memory, or on one and a single number, which is downloaded if necessary.
+macro_rules! binary {
+    ($op:ident, $f:expr) => {
+        #[inline]
+        fn $op(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+            let lhs = match lhs {
+                OnDevice(lhs) => lhs,
+                Host(lhs) => {
+                    let f: fn(f32, f32) -> f32 = $f;
+                    let computed = match (&rhs, number::<B>(&rhs, lhs.shape.num_dims())) {
+                        (Host(rhs), _) if rhs.shape == lhs.shape => lhs.zip(rhs, f),
+                        (_, Some(number)) => lhs.map(|x| f(x, number)),
+                        _ => Err(lhs),
+                    };
+                    match computed {
+                        Ok(tensor) => return Host(tensor),
+                        Err(lhs) => up::<B>(Host(lhs)),
+                    }
+                }
+            };
+            OnDevice(B::$op(lhs, up::<B>(rhs)))
+        }
+    };
+}
+
+/// A test for non-finite elements: nothing is uploaded if all are finite.
+macro_rules! find {
+    ($op:ident) => {
+        #[inline]
+        fn $op(tensor: FloatTensor<Self>, out_dtype: BoolDType) -> BoolTensor<Self> {
+            match &tensor {
+                Host(host) if host.is_finite() => {
+                    B::bool_zeros(host.shape.clone(), &host.device, out_dtype)
+                }
+                _ => B::$op(up::<B>(tensor), out_dtype),
+            }
+        }
+    };
+}
+
+/// One method.
+macro_rules! method {
+    (float_from_data($($arg:tt)*) -> $ret:tt) => {
+        #[inline]
+        fn float_from_data(data: TensorData, device: &Device<Self>) -> FloatTensor<Self> {
+            match STAYS.get() {
+                true => Host(HostTensor::new(data, device.clone())),
+                false => OnDevice(B::float_from_data(data, device)),
+            }
+        }
+    };
+    (float_into_data($($arg:tt)*) -> $ret:tt) => {
+        async fn float_into_data(tensor: FloatTensor<Self>) -> Result<TensorData, ExecutionError> {
+            match tensor {
+                OnDevice(tensor) => B::float_into_data(tensor).await,
+                Host(tensor) => Ok(tensor.into_data()),
+            }
+        }
+    };
+    (float_device($($arg:tt)*) -> $ret:tt) => {
+        #[inline]
+        fn float_device(tensor: &FloatTensor<Self>) -> Device<Self> {
+            match tensor {
+                OnDevice(tensor) => B::float_device(tensor),
+                Host(tensor) => tensor.device.clone(),
+            }
+        }
+    };
+    (float_is_require_grad($($arg:tt)*) -> $ret:tt) => {
+        #[inline]
+        fn float_is_require_grad(tensor: &FloatTensor<Self>) -> bool {
+            matches!(tensor, OnDevice(tensor) if B::float_is_require_grad(tensor))
+        }
+    };
+    (float_cat($($arg:tt)*) -> $ret:tt) => {
+        #[inline]
+        fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
+            let flat = tensors.iter().map(|tensor| match tensor {
+                Host(tensor) if tensor.shape.num_dims() == 1 => tensor.floats(),
+                _ => None,
+            });
+            match (tensors.first(), flat.collect::<Option<Vec<_>>>()) {
+                (Some(Host(first)), Some(flat)) => Host(first.clone().flat(flat.concat())),
+                _ => OnDevice(B::float_cat(tensors.into_iter().map(up::<B>).collect(), dim)),
+            }
+        }
+    };
+    (float_slice($($arg:tt)*) -> $ret:tt) => {
+        unary! { float_slice(slices: &[Slice]), |host: HostTensor<_>| match (slices, host.floats()) {
+            ([Slice { start, end: Some(end), step: 1 }], Some(all))
+                if host.shape.num_dims() == 1 && 0 <= *start && start <= end =>
+            {
+                let part = all[*start as usize..*end as usize].to_vec();
+                Ok(host.flat(part))
+            }
+            _ => Err(host),
+        } }
+    };
+    (float_to_device($($arg:tt)*) -> $ret:tt) => {
+        unary! { float_to_device(device: &Device<Self>), |host| {
+            Ok(HostTensor { device: device.clone(), ..host })
+        } }
+    };
+    (float_reshape($($arg:tt)*) -> $ret:tt) => {
+        unary! { float_reshape(shape: Shape), |host| Ok(HostTensor { shape: shape.clone(), ..host }) }
+    };
+    (float_cast($($arg:tt)*) -> $ret:tt) => {
+        unary! { float_cast(dtype: FloatDType), |host: HostTensor<_>| Ok(host.cast(dtype)) }
+    };
+    (float_sum($($arg:tt)*) -> $ret:tt) => { unary! { float_sum(), HostTensor::sum } };
+    (float_powi_scalar($($arg:tt)*) -> $ret:tt) => {
+        unary! { float_powi_scalar(power: Scalar), |host: HostTensor<_>| match power.elem::<i64>() {
+            2 => host.map(|x| x * x),
+            _ => Err(host),
+        } }
+    };
+    (float_mul_scalar($($arg:tt)*) -> $ret:tt) => {
+        unary! { float_mul_scalar(value: Scalar), |host: HostTensor<_>| {
+            let value: f32 = value.elem();
+            host.map(|x| x * value)
+        } }
+    };
+    (float_div_scalar($($arg:tt)*) -> $ret:tt) => {
+        unary! { float_div_scalar(value: Scalar), |host: HostTensor<_>| {
+            let value: f32 = value.elem();
+            host.map(|x| x / value)
+        } }
+    };
+    (float_add($($arg:tt)*) -> $ret:tt) => { binary! { float_add, |x, y| x + y } };
+    (float_mul($($arg:tt)*) -> $ret:tt) => { binary! { float_mul, |x, y| x * y } };
+    (float_is_nan($($arg:tt)*) -> $ret:tt) => { find! { float_is_nan } };
+    (float_is_inf($($arg:tt)*) -> $ret:tt) => { find! { float_is_inf } };
+
+    ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        #[inline]
+        fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
+            map_result!($ret B::$op($(map_operand!($kind $arg, up::<B>)),*), OnDevice)
+        }
+    };
+}
+
+fn up<B: Backend>(tensor: FloatTensor<WithHost<B>>) -> FloatTensor<B> {
+    tensor.up::<B>()
+}
+
+/// The only element of an f32 tensor of so many dimensions.
+fn number<B: Backend>(tensor: &FloatTensor<WithHost<B>>, dimensions: usize) -> Option<f32> {
+    if tensor.shape().num_elements() != 1
+        || tensor.rank() != dimensions
+        || tensor.dtype() != DType::F32
+    {
+        return None;
+    }
+    match tensor {
+        Host(tensor) => tensor.floats()?.first().copied(),
+        OnDevice(tensor) => HostRead::start::<B>(tensor.clone()).wait().first().copied(),
+    }
+}
+
+/// One trait.
+macro_rules! implement {
+    ($trait:ident $($class:ident $recipe:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+        impl<B: Backend> $trait<Self> for WithHost<B> {
+            $(method! { $op($($arg: $kind),*) -> $ret })*
+        }
+    };
+}
+
+burn_decorator::every_ops!(implement);

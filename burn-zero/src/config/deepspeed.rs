@@ -1,0 +1,325 @@
+//! Reads DeepSpeed's JSON: the table of keys says which are read, and serde reads those.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use strsim::damerau_levenshtein;
+
+use super::keys::keys;
+use super::{BatchConfig, ConfigError, MICRO, OptimizerOffload, STEPS, TRAIN, ZeroConfig};
+use crate::Stage;
+use crate::group::BufferDtype;
+
+pub(super) fn read(
+    text: &str,
+    auto: &dyn Fn(&str) -> Option<Value>,
+) -> Result<ZeroConfig, ConfigError> {
+    let file: Value =
+        serde_json::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))?;
+    refuse_doubled(text, "")?;
+    let mut reader = Reader {
+        auto,
+        ignored: BTreeMap::new(),
+    };
+    let mut top = reader.section("", "", file)?;
+    for key in ["optimizer", "scheduler"] {
+        reader.params(&mut top, key)?;
+    }
+    let default = ZeroConfig::default();
+    let clipping = top.take("gradient_clipping")?;
+    let clipping = clipping.or(default.gradient_clipping);
+    let clipping = clipping.filter(|norm: &f64| *norm != 0.0);
+    if let Some(norm) = clipping {
+        let key = "gradient_clipping";
+        ConfigError::require(norm > 0.0, key, norm, "finite and above 0")?;
+    }
+    let mut zero = top.take_section("zero_optimization");
+    let mut bucket_size = |key| {
+        let size = zero.take(key)?.unwrap_or(default.reduce_bucket_size);
+        ConfigError::require(size > 0, &zero.path_of(key), size, "at least 1")?;
+        Ok(size)
+    };
+    Ok(ZeroConfig {
+        reduce_bucket_size: bucket_size("reduce_bucket_size")?,
+        allgather_bucket_size: bucket_size("allgather_bucket_size")?,
+        stage: stage(&mut zero)?,
+        offload_optimizer: offload_optimizer(&mut zero)?,
+        batch: BatchConfig {
+            train_batch_size: top.take(TRAIN)?,
+            train_micro_batch_size_per_gpu: top.take(MICRO)?,
+            gradient_accumulation_steps: top.take(STEPS)?,
+        },
+        gradient_clipping: clipping,
+        communication_dtype: communication_dtype(&mut top)?.unwrap_or(default.communication_dtype),
+        sections: sections(top),
+        ignored: reader.ignored,
+    })
+}
+
+fn stage(zero: &mut Section) -> Result<Stage, ConfigError> {
+    const INSTEAD: &str = "sharded parameters come later; stage 2, with offload_optimizer, is the one that needs least memory now";
+
+    match zero.take("stage")?.unwrap_or(0) {
+        3 => Err(zero.unsupported("stage", "3", INSTEAD)),
+        number => Stage::try_from(number)
+            .map_err(|_| ConfigError::invalid(&zero.path_of("stage"), number, "0, 1 or 2")),
+    }
+}
+
+fn offload_optimizer(zero: &mut Section) -> Result<OptimizerOffload, ConfigError> {
+    const INSTEAD: &str = "put \"cpu\": optimizer state is offloaded to host memory, not to a disk";
+
+    #[derive(Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Device {
+        None,
+        Cpu,
+        Nvme,
+    }
+    // The form of DeepSpeed's first releases.
+    let older = zero.take("cpu_offload")? == Some(true);
+    let mut offload = zero.take_section("offload_optimizer");
+    let ratio: f64 = offload.take("ratio")?.unwrap_or(1.0);
+    let path = offload.path_of("ratio");
+    ConfigError::require((0.0..=1.0).contains(&ratio), &path, ratio, "from 0 to 1")?;
+    match offload.take("device")? {
+        Some(Device::Nvme) => Err(offload.unsupported("device", "\"nvme\"", INSTEAD)),
+        Some(Device::None) if older => Err(ConfigError::key(
+            offload.path_of("device"),
+            "none, but zero_optimization.cpu_offload, the older form, asks for host memory",
+        )),
+        None if !older => Ok(OptimizerOffload::None),
+        Some(Device::None) => Ok(OptimizerOffload::None),
+        Some(Device::Cpu) | None => Ok(OptimizerOffload::Host { ratio }),
+    }
+}
+
+fn communication_dtype(top: &mut Section) -> Result<Option<BufferDtype>, ConfigError> {
+    const KEY: &str = "communication_data_type";
+
+    let name = top.take::<String>(KEY)?;
+    let name = name.map(|name| name.to_ascii_lowercase());
+    match name.as_deref() {
+        None | Some("none") => Ok(None),
+        Some("fp32") => Ok(Some(BufferDtype::F32)),
+        Some("bf16" | "bfp16") => Ok(Some(BufferDtype::Bf16)),
+        Some("fp16") => Ok(Some(BufferDtype::F16)),
+        Some(name) => {
+            let expected = "\"fp32\", \"bf16\" or \"fp16\"";
+            Err(ConfigError::invalid(KEY, format!("{name:?}"), expected))
+        }
+    }
+}
+
+/// What is left for the program. `bfloat16` is an older name of `bf16`, whose keys count.
+fn sections(top: Section) -> BTreeMap<String, Value> {
+    let mut entries = top.entries;
+    if let Some(Value::Object(mut bf16)) = entries.remove("bfloat16") {
+        if let Some(Value::Object(newer)) = entries.remove("bf16") {
+            bf16.extend(newer);
+        }
+        entries.insert("bf16".to_owned(), bf16.into());
+    }
+    entries.into_iter().collect()
+}
+
+/// The keys of an object that are read: with `"auto"` filled in, without those that are null.
+struct Section {
+    path: String,
+    entries: Map<String, Value>,
+}
+
+impl Section {
+    fn path_of(&self, key: &str) -> String {
+        join(&self.path, key)
+    }
+
+    /// Removes the value of a key, if it is there.
+    fn take<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>, ConfigError> {
+        let value = self.entries.remove(key);
+        let read = value.map(T::deserialize).transpose();
+        read.map_err(|error| ConfigError::key(self.path_of(key), error.to_string()))
+    }
+
+    /// Removes an object, which is empty if it is not there.
+    fn take_section(&mut self, key: &str) -> Section {
+        let path = self.path_of(key);
+        match self.entries.remove(key) {
+            Some(Value::Object(entries)) => Self { path, entries },
+            _ => Self {
+                path,
+                entries: Map::new(),
+            },
+        }
+    }
+
+    fn unsupported(&self, key: &str, value: &str, instead: &str) -> ConfigError {
+        let reason = format!("{value} is not supported: {instead}");
+        ConfigError::key(self.path_of(key), reason)
+    }
+}
+
+struct Reader<'a> {
+    auto: &'a dyn Fn(&str) -> Option<Value>,
+    ignored: BTreeMap<String, String>,
+}
+
+impl Reader<'_> {
+    /// Treats the keys of the object at `path` by the rules of `table`.
+    fn section(&mut self, path: &str, table: &str, object: Value) -> Result<Section, ConfigError> {
+        let found = match object {
+            Value::Object(found) => found,
+            // The form of DeepSpeed's first releases.
+            Value::Bool(on) if path == "zero_optimization" => {
+                Map::from_iter([("stage".to_owned(), u8::from(on).into())])
+            }
+            other => {
+                let place = if path.is_empty() {
+                    "the configuration"
+                } else {
+                    path
+                };
+                let reason = format!("{}, but it must be an object", preview(&other));
+                return Err(ConfigError::key(place, reason));
+            }
+        };
+        let mut read = Section {
+            path: path.to_owned(),
+            entries: Map::new(),
+        };
+        for (name, value) in found {
+            let path = read.path_of(&name);
+            let Some(key) = keys(table).find(|key| key.name == name) else {
+                let near = keys(table).min_by_key(|key| damerau_levenshtein(key.name, &name));
+                let near = near.map_or("", |key| key.name);
+                let reason = format!("there is no such key; the nearest is `{near}`");
+                return Err(ConfigError::key(path, reason));
+            };
+            let value = whole(value);
+            let value = match key.rule {
+                "section" if value.is_null() => None,
+                "section" => Some(self.section(&path, &path, value)?.entries.into()),
+                "ignored" => {
+                    self.ignored.insert(path, key.reason.to_owned());
+                    None
+                }
+                "read" | "read or default" if value == "auto" => match (self.auto)(&path) {
+                    None if key.rule == "read" => {
+                        let reason = "\"auto\", and nothing fills it in: let the program give it, or put a value there";
+                        return Err(ConfigError::key(path, reason));
+                    }
+                    filled => filled,
+                },
+                "read" | "read or default" => Some(value),
+                _ if key.is_harmless(&value) => {
+                    self.ignored.insert(path, "asks for nothing".to_owned());
+                    None
+                }
+                _ => return Err(read.unsupported(&name, &preview(&value), key.reason)),
+            };
+            if let Some(value) = value.filter(|value| !value.is_null()) {
+                read.entries.insert(name, value);
+            }
+        }
+        Ok(read)
+    }
+
+    /// Treats the `params` of the optimizer or the scheduler, whose keys depend on the `type`. Only an empty section may be without one.
+    fn params(&mut self, top: &mut Section, key: &str) -> Result<(), ConfigError> {
+        const INSTEAD: &str = "Adam, AdamW, SGD and Adagrad, WarmupLR, WarmupDecayLR and WarmupCosineLR are read from here; build \
+                               any other of Burn's in the program and leave this section out";
+
+        let mut section = top.take_section(key);
+        let params = section.entries.remove("params");
+        let Some(name) = section.take::<String>("type")? else {
+            let expected = "there, as the section has other keys";
+            let missing = ConfigError::invalid(&section.path_of("type"), "missing", expected);
+            return params.map_or(Ok(()), |_| Err(missing));
+        };
+        let kind = match key {
+            "optimizer" => name.to_ascii_lowercase(),
+            _ => name.clone(),
+        };
+        let table = format!("{key}.{kind}");
+        if keys(&table).next().is_none() {
+            return Err(section.unsupported("type", &json!(name).to_string(), INSTEAD));
+        }
+        let params = params.unwrap_or_else(|| json!({}));
+        let params = self.section(&section.path_of("params"), &table, params)?;
+        let value = json!({"type": kind, "params": params.entries});
+        top.entries.insert(key.to_owned(), value);
+        Ok(())
+    }
+}
+
+fn join(path: &str, key: &str) -> String {
+    match path {
+        "" => key.to_owned(),
+        path => format!("{path}.{key}"),
+    }
+}
+
+/// A value whose integer may be written as `5e8`.
+fn whole(value: Value) -> Value {
+    /// Integers up to here are exact in f64.
+    const LARGEST: f64 = (1u64 << 53) as f64;
+
+    match value.as_f64() {
+        Some(number) if number.fract() == 0.0 && (0.0..=LARGEST).contains(&number) => {
+            Value::from(number as u64)
+        }
+        _ => value,
+    }
+}
+
+/// The beginning of a value.
+fn preview(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(40) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text,
+    }
+}
+
+/// Refuses a key that stands twice in its object, of which `serde_json::Value` would drop one.
+fn refuse_doubled(text: &str, path: &str) -> Result<(), ConfigError> {
+    let Ok(Entries(entries)) = serde_json::from_str(text) else {
+        return Ok(());
+    };
+    for (index, (key, value)) in entries.iter().enumerate() {
+        let path = join(path, key);
+        if entries[..index].iter().any(|(earlier, _)| earlier == key) {
+            return Err(ConfigError::key(path, "the key stands there twice"));
+        }
+        refuse_doubled(value.get(), &path)?;
+    }
+    Ok(())
+}
+
+/// Keys and values of an object in their order.
+struct Entries(Vec<(String, Box<RawValue>)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let next = std::iter::from_fn(|| map.next_entry().transpose());
+                next.collect::<Result<_, _>>().map(Entries)
+            }
+        }
+
+        deserializer.deserialize_map(Object)
+    }
+}

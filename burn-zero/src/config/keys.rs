@@ -1,0 +1,163 @@
+//! The table of all keys of DeepSpeed 0.19.8's JSON, with their treatment here.
+
+use serde_json::Value;
+
+/// A line of the table, for one of its names.
+pub(super) struct Key {
+    pub(super) name: &'static str,
+    /// - `section`: an object, with a table of its own;
+    /// - `read`; `read or default`: `"auto"` is the default if the program does not fill it in;
+    /// - `ignored`: listed as ignored;
+    /// - `refused ..`: an error, because it would change the training, unless its value has no effect
+    ///   ([`is_harmless`](Self::is_harmless)).
+    pub(super) rule: &'static str,
+    /// Why it is ignored, or what to do instead.
+    pub(super) reason: &'static str,
+}
+
+/// The keys of a section; none if there is no such section.
+pub(super) fn keys(section: &str) -> impl Iterator<Item = Key> {
+    let sections = TABLE.split("\n[").filter_map(|text| text.split_once("]\n"));
+    let found = sections.filter(move |(names, _)| names.split(" | ").any(|name| name == section));
+    let lines = found.flat_map(|(_, lines)| lines.lines());
+    let lines = lines.filter_map(|line| line.split_once(": "));
+    lines.flat_map(|(rule, rest)| {
+        let (names, reason) = rest.split_once(" | ").unwrap_or((rest, ""));
+        names.split(' ').map(move |name| Key { name, rule, reason })
+    })
+}
+
+impl Key {
+    /// Whether a value of a refused key has no effect.
+    pub(super) fn is_harmless(&self, value: &Value) -> bool {
+        match (self.rule, value) {
+            ("refused if false", value) => *value != false,
+            ("refused if sum", value) => !value
+                .as_str()
+                .is_some_and(|text| text.eq_ignore_ascii_case("sum")),
+            (_, Value::Null) => true,
+            ("refused unless 0", value) => *value == 0,
+            ("refused unless 1", value) => *value == 1,
+            ("refused unless off", Value::Bool(on)) => !on,
+            ("refused unless off", Value::Object(entries)) => match entries.get("enabled") {
+                Some(enabled) => self.is_harmless(enabled),
+                None => entries.is_empty(),
+            },
+            ("refused unless f32", Value::Object(entries)) => {
+                let mut values = entries.values();
+                values.all(|value| value.is_null() || *value == "fp32")
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Sections by the paths of their objects, `params` by what it configures. A line has a rule, the names and the reason.
+const TABLE: &str = "
+[]
+section: fp16 bf16 bfloat16 zero_optimization optimizer scheduler
+read or default: train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
+read: communication_data_type
+ignored: steps_per_print wall_clock_breakdown memory_breakdown dump_state log_level timers comms_logger flops_profiler tensorboard wandb comet \
+    csv_monitor monitor_config | logging: use the Learner's metrics and loggers
+ignored: checkpoint nebula datastates_ckpt | records are saved and loaded by this crate's own functions
+ignored: prescale_gradients gradient_predivide_factor | gradients are summed in f32 and divided once
+ignored: disable_allgather | gradients are always reduced and parameters gathered in whole flat buckets
+ignored: compile graph_harvesting | Burn's backends compile by themselves
+ignored: aio | nothing is offloaded to a disk
+ignored: dataloader_drop_last | the data pipeline is the program's own
+ignored: cuda_visible_devices | the program names its devices
+ignored: sparse_gradients | gradients are dense in Burn
+ignored: vocabulary_size | DeepSpeed only warns about it
+ignored: managed_gradient_accumulation | burn_accum::MultiSteps accumulates
+ignored: use_data_before_expert_parallelism | there is no expert parallelism
+ignored: seq_parallel_communication_data_type | there is no sequence parallelism
+ignored: zero_allow_untested_optimizer | optimizers that cannot be sharded exactly are found by a trial, and refused
+ignored: zero_force_ds_cpu_optimizer | AdamW is offloaded to HostAdamW, others to Burn's host backend
+ignored: activation_checkpointing | checkpoints are scopes in the program: burn_checkpoint::checkpoint(..)
+ignored: autotuning | nothing is tuned: see burn_zero::estimate and burn_accum::find_micro_batch
+refused if sum: gradient_allreduce_op | gradients are averaged over ranks: scale the loss instead
+refused unless f32: data_types | gradients accumulate, and parameters stay, in f32: remove it
+refused unless off: amp | NVIDIA's Apex: enable fp16 or bf16 instead
+refused unless off: torch_autocast | enable fp16 or bf16 instead, which is autocast over f32 parameters here
+refused unless off: elasticity | the number of ranks is fixed while a job runs; its record loads at any other number
+refused unless off: tensor_parallel expert_parallel pipeline | ranks share data only
+refused unless 1: sequence_parallel_size | ranks share data only
+refused unless off: sparse_attention | attention is the model's own
+refused unless off: progressive_layer_drop | dropping layers is the model's own
+refused unless off: curriculum_learning data_efficiency | the data pipeline is the program's own
+refused unless off: compression_training quantize_training weight_quantization eigenvalue | train without it
+refused unless off: hybrid_engine | there is no inference engine
+[fp16]
+read: enabled
+read or default: loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale
+ignored: auto_cast | inputs are cast by the operations that compute in f16
+ignored: fused_mode | the optimizer is always fused where it can be
+refused unless off: consecutive_hysteresis | the overflows are counted since the scale last grew: remove it
+refused unless off: fp16_master_weights_and_grads | master parameters and gradients are f32: remove it
+[bf16 | bfloat16]
+read: enabled
+ignored: immediate_grad_update | gradients are f32 as soon as backward gives them out
+ignored: check_grad_overflow | wrap the optimizer with burn_amp::GradScaler to skip non-finite gradients
+refused unless off: bf16_master_weights_and_grads | master parameters and gradients are f32: remove it
+refused unless off: bf16_optimizer_states | optimizer state is f32: remove it
+[zero_optimization]
+section: offload_optimizer
+read: stage
+read or default: reduce_bucket_size allgather_bucket_size cpu_offload
+ignored: offload_param cpu_offload_param sub_group_size stage3_prefetch_bucket_size prefetch_bucket_size stage3_param_persistence_threshold \
+    param_persistence_threshold stage3_model_persistence_threshold model_persistence_threshold stage3_max_live_parameters max_live_parameters \
+    stage3_max_reuse_distance max_reuse_distance stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save \
+    stage3_gather_fp16_weights_on_model_save stage3_module_granularity_threshold module_granularity_threshold leaf_module \
+    stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params stage3_allgather_sequential allgather_sequential \
+    stage3_partition_stream_chunk_size partition_stream_chunk_size zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights \
+    mics_shard_size mics_hierarchical_params_gather memory_efficient_linear pipeline_loading_checkpoint override_module_apply \
+    save_muon_momentum_buffer_in_memory | of stage 3, as in DeepSpeed
+ignored: overlap_comm | stage 2 always reduces gradients while backward goes on, the other stages do in the step
+ignored: cpu_offload_use_pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice
+ignored: contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions round_robin_gradients legacy_stage1 | gradients are \
+    always reduced and parameters gathered in whole flat buckets
+ignored: load_from_fp32_weights | records are saved and loaded by this crate's own functions
+ignored: elastic_checkpoint | records load at any number of ranks
+ignored: ignore_unused_parameters | a parameter without a gradient takes part with zeros
+ignored: enable_sanity_checks | collectives are always checked across ranks
+ignored: log_trace_cache_warnings | logging: use the Learner's metrics and loggers
+refused unless off: zero_quantized_gradients zeropp_loco_param | set communication_data_type to bf16 to send half the bytes
+refused unless off: zenflow | each step updates all parameters
+[zero_optimization.offload_optimizer]
+read or default: device ratio
+ignored: pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice
+ignored: nvme_path buffer_count fast_init | nothing is offloaded to a disk
+ignored: pipeline pipeline_read pipeline_write | AdamW's transfers and updates always overlap; those of an optimizer on the host's backend never do
+ignored: convert_grad_on_cpu | low-precision gradients are widened within the update
+ignored: super_offload cpuadam_cores_perc | of stage 3, as in DeepSpeed
+[optimizer]
+read: type params
+ignored: legacy_fusion | the optimizer is always fused where it can be
+[optimizer.adam | optimizer.adamw]
+read: lr betas eps weight_decay adam_w_mode torch_adam
+ignored: fused foreach capturable | the optimizer is always fused where it can be
+refused if false: fp32_optimizer_states | optimizer state is f32: remove it
+refused if false: bias_correction | moments are always corrected: remove it
+refused unless off: amsgrad | build the optimizer in the program and leave it out here
+refused unless off: maximize | negate the loss instead
+refused unless 0: max_grad_norm | set gradient_clipping instead
+[optimizer.sgd]
+read: lr momentum dampening nesterov weight_decay
+ignored: fused foreach | the optimizer is always fused where it can be
+refused unless off: maximize | negate the loss instead
+refused unless 0: max_grad_norm | set gradient_clipping instead
+[optimizer.adagrad]
+read: lr eps weight_decay
+ignored: amsgrad | Adagrad has none, as in DeepSpeed
+refused unless 0: max_grad_norm | set gradient_clipping instead
+[scheduler]
+read: type params
+[scheduler.WarmupLR | scheduler.WarmupDecayLR]
+read: warmup_max_lr warmup_num_steps warmup_type total_num_steps
+read or default: warmup_min_lr
+ignored: last_batch_iteration | records are saved and loaded by this crate's own functions
+[scheduler.WarmupCosineLR]
+read: warmup_min_ratio cos_min_ratio warmup_num_steps warmup_type total_num_steps
+ignored: last_batch_iteration | records are saved and loaded by this crate's own functions
+";

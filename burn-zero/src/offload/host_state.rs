@@ -1,0 +1,362 @@
+//! The state of a parameter, and the record: that of Burn's AdamW, and masters of low-precision parameters.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::ParamId;
+use burn::optim::AdamWState as BurnsState;
+use burn::record::{PrecisionSettings, Record};
+use burn::tensor::{DType, Element, TensorData, TensorMetadata, backend::Backend};
+use half::{bf16, f16};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::host_adamw::copy;
+use super::{
+    AdamWState, AdamWStep, Gradients, HostAdamW, HostAdamWConfig, OffloadError, ParamsOut,
+};
+use crate::host::{HostRead, floats};
+
+/// State of a parameter, wherever it is. Clones share what is in host memory until one of them steps.
+#[derive(Clone)]
+pub(super) enum State<I: Backend> {
+    Host(Arc<HostState>),
+    /// With tensors in the parameter's shape.
+    Device(BurnsState<I, 1>),
+    /// From a record, until the parameter's first step.
+    Saved(Arc<StateItem>),
+}
+
+impl<I: Backend> State<I> {
+    /// The shapes of its tensors, which must equal the parameter's.
+    pub(super) fn shapes(&self) -> Vec<Vec<usize>> {
+        match self {
+            Self::Host(state) => vec![state.shape.clone()],
+            Self::Device(state) => vec![moments(state)[0].shape().to_vec()],
+            Self::Saved(saved) => {
+                let momentum = &saved.momentum;
+                let moments = [&momentum.moment_1, &momentum.moment_2].into_iter();
+                let all = moments.chain(&saved.master);
+                all.map(|data| data.shape.to_vec()).collect()
+            }
+        }
+    }
+
+    /// The state for a record. State on the device is copied to the host.
+    pub(super) fn save(self) -> Arc<StateItem> {
+        let (time, [moment_1, moment_2], master) = match self {
+            Self::Saved(saved) => return saved,
+            Self::Device(state) => {
+                let reads = moments(&state).map(HostRead::start::<I>);
+                (state.momentum.time, reads.map(HostRead::data), None)
+            }
+            Self::Host(state) => {
+                let data = |values: &[f32]| TensorData::new(values.to_vec(), state.shape.clone());
+                let (moment_1, moment_2) = state.adamw.moments();
+                let master = (state.dtype != DType::F32).then(|| data(state.adamw.master()));
+                let time = state.adamw.steps() as usize;
+                (time, [data(moment_1), data(moment_2)], master)
+            }
+        };
+        let momentum = MomentumItem {
+            time,
+            moment_1,
+            moment_2,
+            max_moment_2: None,
+        };
+        Arc::new(StateItem { momentum, master })
+    }
+}
+
+/// Both moments on the device.
+pub(super) fn moments<I: Backend>(state: &BurnsState<I, 1>) -> [I::FloatTensorPrimitive; 2] {
+    let momentum = &state.momentum;
+    let moments = [&momentum.moment_1, &momentum.moment_2];
+    moments.map(|moment| moment.clone().into_primitive().tensor())
+}
+
+/// A parameter whose state is on the host.
+#[derive(Debug)]
+pub(super) struct HostState {
+    pub(super) adamw: HostAdamW,
+    shape: Vec<usize>,
+    /// Type of the parameter; the master is f32.
+    dtype: DType,
+}
+
+impl HostState {
+    /// The state that a step starts from, with a single owner. Without a state on the host there must be a value. A value that the master
+    /// does not round to becomes the master.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`HostAdamW`].
+    pub(super) fn new<I: Backend>(
+        state: Option<State<I>>,
+        value: Option<TensorData>,
+        config: &HostAdamWConfig,
+        path: &str,
+    ) -> Result<Self, OffloadError> {
+        let (mut own, value) = match (state, value) {
+            (Some(State::Host(state)), value) => {
+                let own = match Arc::try_unwrap(state) {
+                    Ok(own) if own.adamw.config() == config => own,
+                    Ok(other) => other.copy(config)?,
+                    // A clone of the optimizer or a record has it too.
+                    Err(shared) => shared.copy(config)?,
+                };
+                let Some(value) = value else { return Ok(own) };
+                (own, value)
+            }
+            (state, value) => {
+                let value = value.expect("a parameter's first step comes with its value");
+                let adamw = match state.map(State::save) {
+                    None => HostAdamW::new(config.clone(), &widened(&value))?,
+                    Some(saved) => {
+                        let momentum = &saved.momentum;
+                        let state = AdamWState {
+                            steps: momentum.time as u64,
+                            master: &widened(saved.master.as_ref().unwrap_or(&value)),
+                            moment_1: &widened(&momentum.moment_1),
+                            moment_2: &widened(&momentum.moment_2),
+                        };
+                        HostAdamW::from_state(config.clone(), state)?
+                    }
+                };
+                let (shape, dtype) = (value.shape.to_vec(), value.dtype);
+                (
+                    Self {
+                        adamw,
+                        shape,
+                        dtype,
+                    },
+                    value,
+                )
+            }
+        };
+        if !own.rounds_to(&value) {
+            copy(&floats(value), own.adamw.master_mut());
+            log::info!(
+                "{path}: the weights were changed since the last step, and the host follows"
+            );
+        }
+        Ok(own)
+    }
+
+    fn copy(&self, config: &HostAdamWConfig) -> Result<Self, OffloadError> {
+        Ok(Self {
+            adamw: HostAdamW::from_state(config.clone(), self.adamw.state())?,
+            shape: self.shape.clone(),
+            dtype: self.dtype,
+        })
+    }
+
+    /// Whether the master, rounded, is the parameter's value.
+    fn rounds_to(&self, value: &TensorData) -> bool {
+        fn same<E: Element + PartialEq + Sync>(
+            master: &[f32],
+            value: &TensorData,
+            round: fn(f32) -> E,
+        ) -> bool {
+            let value = value.as_slice::<E>().unwrap_or_default();
+            let is_same = |(master, value): (&f32, &E)| round(*master) == *value;
+            value.len() == master.len() && master.par_iter().zip(value).all(is_same)
+        }
+        let master = self.adamw.master();
+        match self.dtype {
+            DType::BF16 => same(master, value, bf16::from_f32),
+            DType::F16 => same(master, value, f16::from_f32),
+            _ => same(master, value, |x| x),
+        }
+    }
+
+    /// A step: the new value of the parameter, in its own type.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`HostAdamW::step`].
+    pub(super) fn update(
+        &mut self,
+        args: AdamWStep,
+        gradient: TensorData,
+    ) -> Result<TensorData, OffloadError> {
+        let gradient = match gradient.dtype {
+            DType::F32 | DType::BF16 | DType::F16 => gradient,
+            _ => gradient.convert_dtype(DType::F32),
+        };
+        let view = match gradient.dtype {
+            DType::BF16 => Gradients::Bf16(gradient.as_slice().expect(ALIGNED)),
+            DType::F16 => Gradients::F16(gradient.as_slice().expect(ALIGNED)),
+            _ => Gradients::F32(gradient.as_slice().expect(ALIGNED)),
+        };
+        let (elements, shape) = (self.adamw.len(), self.shape.clone());
+        match self.dtype {
+            DType::BF16 => {
+                let mut out = vec![bf16::ZERO; elements];
+                self.adamw
+                    .step(args, view, Some(ParamsOut::Bf16(&mut out)))?;
+                Ok(TensorData::new(out, shape))
+            }
+            DType::F16 => {
+                let mut out = vec![f16::ZERO; elements];
+                self.adamw
+                    .step(args, view, Some(ParamsOut::F16(&mut out)))?;
+                Ok(TensorData::new(out, shape))
+            }
+            _ => {
+                self.adamw.step(args, view, None)?;
+                // The gradient's memory is reused for the new parameter.
+                let mut out = floats(gradient);
+                copy(self.adamw.master(), &mut out);
+                Ok(TensorData::new(out, shape))
+            }
+        }
+    }
+}
+
+const ALIGNED: &str = "elements of the type that the data says";
+
+/// The elements in f32.
+fn widened(data: &TensorData) -> Cow<'_, [f32]> {
+    match data.dtype {
+        DType::F32 => Cow::Borrowed(data.as_slice().expect(ALIGNED)),
+        _ => Cow::Owned(floats(data.clone())),
+    }
+}
+
+/// State of an [`OffloadedAdamW`](super::OffloadedAdamW) in host memory; loading and saving do not use the device.
+///
+/// Written with named fields (`NamedMpkFileRecorder`, JSON) it is interchangeable with a record of Burn's AdamW: moments and
+/// step counts by parameter. A parameter of a lower precision than f32 also has its `master`, which Burn ignores; if
+/// that is missing, or does not round to the module's weights, the weights become the master. The record does not contain the ratio and
+/// can be loaded with any.
+///
+/// It shares the optimizer's state: a step during its lifetime copies what it changes.
+#[derive(Clone)]
+pub struct OffloadRecord<I: Backend>(pub(super) HashMap<ParamId, State<I>>);
+
+impl<I: Backend> OffloadRecord<I> {
+    /// Parameters that it has state of.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none: before the first step.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// # Errors
+    ///
+    /// [`OffloadError::AmsGrad`] if there is a third moment.
+    pub(super) fn check(&self) -> Result<(), OffloadError> {
+        let amsgrad = |state: &State<I>| match state {
+            State::Saved(saved) => saved.momentum.max_moment_2.is_some(),
+            _ => false,
+        };
+        match self.0.values().any(amsgrad) {
+            true => Err(OffloadError::AmsGrad),
+            false => Ok(()),
+        }
+    }
+}
+
+impl<I: Backend> core::fmt::Debug for OffloadRecord<I> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("OffloadRecord")
+            .field("parameters", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Any backend: its tensors are on the host.
+impl<I: Backend, B: Backend> Record<B> for OffloadRecord<I> {
+    type Item<S: PrecisionSettings> = HashMap<String, EntryItem>;
+
+    fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {
+        let items = self.0.into_iter().map(|(id, state)| {
+            let item = Arc::unwrap_or_clone(state.save()).convert::<S>();
+            (id.serialize(), EntryItem::V1(Ranked::new(item)))
+        });
+        items.collect()
+    }
+
+    fn from_item<S: PrecisionSettings>(item: Self::Item<S>, _device: &B::Device) -> Self {
+        let states = item.into_iter().map(|(id, EntryItem::V1(ranked))| {
+            let state = State::Saved(Arc::new(ranked.into_inner()));
+            (ParamId::deserialize(&id), state)
+        });
+        Self(states.collect())
+    }
+}
+
+/// A parameter's entry in a file: Burn's `AdaptorRecordItem` of AdamW, name for name.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum EntryItem {
+    /// The only version.
+    V1(Ranked),
+}
+
+/// State of AdamW: Burn's, and the master.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StateItem {
+    pub(super) momentum: MomentumItem,
+    /// The f32 master of a low-precision parameter. An f32 parameter is its own master.
+    #[serde(default)]
+    pub(super) master: Option<TensorData>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct MomentumItem {
+    pub(super) time: usize,
+    pub(super) moment_1: TensorData,
+    pub(super) moment_2: TensorData,
+    #[serde(default)]
+    max_moment_2: Option<TensorData>,
+}
+
+impl StateItem {
+    fn convert<S: PrecisionSettings>(self) -> Self {
+        let convert = |data: TensorData| data.convert::<S::FloatElem>();
+        let momentum = self.momentum;
+        Self {
+            momentum: MomentumItem {
+                moment_1: convert(momentum.moment_1),
+                moment_2: convert(momentum.moment_2),
+                ..momentum
+            },
+            master: self.master.map(convert),
+        }
+    }
+}
+
+macro_rules! ranked {
+    ($($rank:ident = $dimensions:literal),*) => {
+        /// An entry, by the dimensions of its parameter.
+        #[derive(Clone, Debug, Serialize, Deserialize)]
+        #[allow(missing_docs, reason = "names are what they say")]
+        pub enum Ranked {
+            $($rank(StateItem)),*
+        }
+
+        impl Ranked {
+            fn new(item: StateItem) -> Self {
+                match item.momentum.moment_1.rank() {
+                    $($dimensions => Self::$rank(item),)*
+                    _ => unreachable!("Burn's optimizers have no records of more than 8 dimensions"),
+                }
+            }
+
+            fn into_inner(self) -> StateItem {
+                match self {
+                    $(Self::$rank(item) => item),*
+                }
+            }
+        }
+    };
+}
+
+ranked! {
+    Rank0 = 0, Rank1 = 1, Rank2 = 2, Rank3 = 3, Rank4 = 4, Rank5 = 5, Rank6 = 6, Rank7 = 7, Rank8 = 8
+}
