@@ -35,7 +35,6 @@
 mod backend;
 mod client;
 mod estimate;
-mod group;
 mod ledger;
 mod plan;
 mod profile;
@@ -44,7 +43,6 @@ mod rules;
 pub use backend::Meta;
 pub use client::MetaDevice;
 pub use estimate::{Estimate, Holder, Kind, estimate_on, estimate_step};
-pub use group::SimulatedGroup;
 pub use ledger::Phase;
 pub use plan::{Plan, Planned, plan};
 pub use profile::DeviceProfile;

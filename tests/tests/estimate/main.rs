@@ -3,7 +3,6 @@
 //! The heap is the process's, so the tests take turns.
 
 mod programs;
-mod ranks;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
