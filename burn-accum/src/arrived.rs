@@ -9,6 +9,8 @@ use burn::{
     },
 };
 
+use burn_decorator::non_finite::{GradientsOf, widen};
+
 /// Ids of entries that are no gradients. `ParamId`s are random 64-bit numbers; the bytes of these ids spell "burn" and a
 /// name.
 const COUNT: u64 = u64::from_be_bytes(*b"burnitem");
@@ -74,14 +76,6 @@ pub(crate) fn constant<I: Backend>(value: f64, device: &Device<I>) -> Tensor<I, 
     Tensor::from_data(TensorData::from([value as f32]), (device, DType::F32))
 }
 
-/// `tensor` in a type to add in: at least f32.
-pub(crate) fn widen<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, D> {
-    match tensor.dtype() {
-        DType::F32 | DType::F64 => tensor,
-        _ => tensor.cast(DType::F32),
-    }
-}
-
 /// `tensor` on `device`.
 pub(crate) fn on<I: Backend, const D: usize>(
     tensor: Tensor<I, D>,
@@ -121,7 +115,7 @@ impl Arrived {
     pub(crate) fn request<I: Backend>(&self) -> Option<Request> {
         Request::ALL
             .into_iter()
-            .find(|request| self.each::<I, 1>(request.id()).next().is_some())
+            .find(|request| !self.each::<I, 1>(request.id()).is_empty())
     }
 
     /// How many micro-batches these are, once the counts are taken out. A device that ran out of data brings no
@@ -164,16 +158,6 @@ impl Arrived {
         sums
     }
 
-    /// The gradients of a parameter, as they arrived.
-    pub(crate) fn each<I: Backend, const D: usize>(
-        &self,
-        id: ParamId,
-    ) -> impl Iterator<Item = Tensor<I, D>> {
-        self.devices
-            .iter()
-            .filter_map(move |gradients| gradients.get(id))
-    }
-
     /// Takes the gradients of a parameter out and adds them to `sum`, in f32 and in place, on the device where Burn's
     /// `MultiGradientsParams::remove` puts them: each parameter has its home.
     pub(crate) fn add_to<I: Backend, const D: usize>(
@@ -196,5 +180,12 @@ impl Arrived {
             });
         }
         sum
+    }
+}
+
+impl GradientsOf for Arrived {
+    fn each<I: Backend, const D: usize>(&self, id: ParamId) -> Vec<Tensor<I, D>> {
+        let devices = self.devices.iter();
+        devices.filter_map(|gradients| gradients.get(id)).collect()
     }
 }

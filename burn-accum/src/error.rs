@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::progress::name_some;
+use burn_decorator::non_finite::name_some;
 
 /// Errors of gradient accumulation.
 ///

@@ -6,14 +6,15 @@ use burn::{
     tensor::{Tensor, backend::AutodiffBackend},
 };
 use burn_decorator::message::{self, Message};
+use burn_decorator::non_finite::{name_some, read_numbers};
 use burn_decorator::ranks::SharedFn;
 
 use crate::{
     AccumConfig, AccumError, AccumRecord, NonFinite, Normalization, PartialWindow, UpdateCounter,
     WindowSchedule,
     arrived::{Arrived, Request},
-    inspect::{Findings, inspect, read},
-    progress::{Dropped, name_some},
+    inspect::{Findings, inspect},
+    progress::Dropped,
     sums::AnySums,
     tally::Tally,
 };
@@ -145,7 +146,7 @@ impl<O> MultiSteps<O> {
         self
     }
 
-    /// A handle that tells how far the training is, also when the optimizer is out of reach.
+    /// A handle to the progress of the training, also when the optimizer is owned by the Learner.
     pub fn updates(&self) -> UpdateCounter {
         self.counter.clone()
     }
@@ -249,7 +250,7 @@ impl<O> MultiSteps<O> {
             NonFinite::Drop => inspect::<B, M>(module, arrived, counts),
             NonFinite::Propagate => Findings {
                 culprits: Vec::new(),
-                counts: read(counts),
+                counts: read_numbers(counts),
             },
         }
     }

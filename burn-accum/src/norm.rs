@@ -1,14 +1,8 @@
 //! The global norm of the last update's gradient: a handle and a metric.
 
-use std::sync::Arc;
-
-use burn::{
-    tensor::{Tensor, backend::Backend},
-    train::metric::{
-        Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes,
-        NumericEntry, SerializedEntry,
-    },
-};
+use burn::tensor::{Tensor, backend::Backend};
+use burn_decorator::gauge::Gauge;
+use burn_decorator::gauge_metric;
 use burn_decorator::ranks::{ForRank, Shared};
 use parking_lot::Mutex;
 
@@ -88,59 +82,16 @@ impl core::fmt::Debug for GradNorm {
 /// The gradient norm of the last update, before clipping; NaN before the first one. An epoch's value is the last one,
 /// not a mean.
 #[derive(Clone)]
-pub struct GradNormMetric {
-    norm: GradNorm,
-    name: MetricName,
-    value: f64,
-}
+pub struct GradNormMetric(Gauge);
 
 impl GradNormMetric {
     /// The metric of `norm`: see [`ClipGlobalNorm::norm`](crate::ClipGlobalNorm::norm).
     pub fn new(norm: &GradNorm) -> Self {
-        Self {
-            norm: norm.clone(),
-            name: Arc::new("Gradient Norm".to_owned()),
-            value: f64::NAN,
-        }
+        let norm = norm.clone();
+        let read = move || norm.last().map_or(f64::NAN, f64::from);
+        let about = "L2 norm of the last update's gradient over all parameters, before clipping";
+        Self(Gauge::new("Gradient Norm", about, f64::NAN, read).format(|norm| format!("{norm:.4}")))
     }
 }
 
-impl Metric for GradNormMetric {
-    type Input = ();
-
-    fn name(&self) -> MetricName {
-        self.name.clone()
-    }
-
-    fn description(&self) -> Option<String> {
-        Some(
-            "L2 norm of the last update's gradient over all parameters, before clipping".to_owned(),
-        )
-    }
-
-    fn attributes(&self) -> MetricAttributes {
-        NumericAttributes {
-            unit: None,
-            higher_is_better: false,
-        }
-        .into()
-    }
-
-    fn update(&mut self, _item: &(), _metadata: &MetricMetadata) -> SerializedEntry {
-        self.value = self.norm.last().map_or(f64::NAN, f64::from);
-        SerializedEntry::new(format!("{:.4}", self.value), self.value().serialize())
-    }
-
-    /// Nothing is accumulated over an epoch.
-    fn clear(&mut self) {}
-}
-
-impl Numeric for GradNormMetric {
-    fn value(&self) -> NumericEntry {
-        NumericEntry::Value(self.value)
-    }
-
-    fn running_value(&self) -> NumericEntry {
-        self.value()
-    }
-}
+gauge_metric!(GradNormMetric);

@@ -1,11 +1,7 @@
 //! The progress of a `MultiSteps`: a handle and a metric.
 
-use std::sync::Arc;
-
-use burn::train::metric::{
-    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
-    SerializedEntry,
-};
+use burn_decorator::gauge::Gauge;
+use burn_decorator::gauge_metric;
 use burn_decorator::ranks::{ForRank, Shared};
 use parking_lot::Mutex;
 
@@ -99,73 +95,23 @@ impl UpdateCounter {
     }
 }
 
-/// How many paths a message spells out.
-const NAMED: usize = 8;
-
-/// The first few of `parameters`, and how many there are.
-pub(crate) fn name_some(parameters: &[String]) -> String {
-    let named = parameters[..parameters.len().min(NAMED)].join(", ");
-    match parameters.len() {
-        0 => "no parameter".to_owned(),
-        count if count > NAMED => format!("{named}, ... ({count} parameters)"),
-        _ => named,
-    }
-}
-
 /// The number of updates since the training began, for a `Learner`: Burn's own iterations are micro-batches. As of when
 /// the metric is computed, which Burn does while training goes on. Never waits for a device.
 #[derive(Clone)]
-pub struct UpdatesMetric {
-    counter: UpdateCounter,
-    name: MetricName,
-    updates: f64,
-}
+pub struct UpdatesMetric(Gauge);
 
 impl UpdatesMetric {
     /// The metric of `counter`: see [`MultiSteps::updates`](crate::MultiSteps::updates).
     pub fn new(counter: &UpdateCounter) -> Self {
-        Self {
-            counter: counter.clone(),
-            name: Arc::new("Updates".to_owned()),
-            updates: counter.updates() as f64,
-        }
+        let counter = counter.clone();
+        let read = move || counter.updates() as f64;
+        let about = "Optimizer updates, each made of a window of micro-batches";
+        Self(
+            Gauge::new("Updates", about, read(), read)
+                .unit("updates")
+                .rising(),
+        )
     }
 }
 
-impl Metric for UpdatesMetric {
-    type Input = ();
-
-    fn name(&self) -> MetricName {
-        self.name.clone()
-    }
-
-    fn description(&self) -> Option<String> {
-        Some("Optimizer updates, each made of a window of micro-batches".to_owned())
-    }
-
-    fn attributes(&self) -> MetricAttributes {
-        NumericAttributes {
-            unit: Some("updates".to_owned()),
-            higher_is_better: true,
-        }
-        .into()
-    }
-
-    fn update(&mut self, _item: &(), _metadata: &MetricMetadata) -> SerializedEntry {
-        self.updates = self.counter.updates() as f64;
-        SerializedEntry::new(self.updates.to_string(), self.value().serialize())
-    }
-
-    /// Nothing is accumulated over an epoch.
-    fn clear(&mut self) {}
-}
-
-impl Numeric for UpdatesMetric {
-    fn value(&self) -> NumericEntry {
-        NumericEntry::Value(self.updates)
-    }
-
-    fn running_value(&self) -> NumericEntry {
-        self.value()
-    }
-}
+gauge_metric!(UpdatesMetric);

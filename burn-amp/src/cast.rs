@@ -24,6 +24,17 @@ pub enum Cast {
 }
 
 impl Cast {
+    /// The class that a row of the table names.
+    pub(crate) const fn of(name: &str) -> Self {
+        match name.as_bytes() {
+            b"lower" => Cast::Lower,
+            b"full" => Cast::Full,
+            b"promote" => Cast::Promote,
+            b"keep" => Cast::Keep,
+            _ => panic!("not a cast class"),
+        }
+    }
+
     /// The name used in the table, in the documentation and in [`AmpConfig`](crate::AmpConfig).
     pub const fn name(self) -> &'static str {
         match self {

@@ -3,8 +3,8 @@
 use burn_backend::{DType, FloatDType};
 use thiserror::Error;
 
-use crate::scaler::name_some;
 use crate::table;
+use burn_decorator::non_finite::name_some;
 
 /// Errors of automatic mixed precision.
 #[derive(Clone, Debug, PartialEq, Error)]

@@ -97,59 +97,27 @@ pub struct Off;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Configured;
 
-impl Policy for Bf16 {
-    #[inline]
-    fn mode() -> Mode {
-        Mode::BF16
-    }
+macro_rules! policies {
+    ($($policy:ident $name:literal $mode:expr;)*) => {
+        $(impl Policy for $policy {
+            #[inline]
+            fn mode() -> Mode {
+                $mode
+            }
 
-    fn name() -> &'static str {
-        "bf16"
-    }
+            fn name() -> &'static str {
+                $name
+            }
+        })*
+    };
 }
 
-impl Policy for F16 {
-    #[inline]
-    fn mode() -> Mode {
-        Mode::F16
-    }
-
-    fn name() -> &'static str {
-        "f16"
-    }
-}
-
-impl Policy for F32 {
-    #[inline]
-    fn mode() -> Mode {
-        Mode::F32
-    }
-
-    fn name() -> &'static str {
-        "f32"
-    }
-}
-
-impl Policy for Off {
-    #[inline]
-    fn mode() -> Mode {
-        Mode::OFF
-    }
-
-    fn name() -> &'static str {
-        "off"
-    }
-}
-
-impl Policy for Configured {
-    #[inline]
-    fn mode() -> Mode {
-        *CONFIGURED.read()
-    }
-
-    fn name() -> &'static str {
-        "configured"
-    }
+policies! {
+    Bf16 "bf16" Mode::BF16;
+    F16 "f16" Mode::F16;
+    F32 "f32" Mode::F32;
+    Off "off" Mode::OFF;
+    Configured "configured" *CONFIGURED.read();
 }
 
 static CONFIGURED: RwLock<Mode> = RwLock::new(Mode::OFF);

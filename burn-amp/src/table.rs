@@ -26,51 +26,22 @@ impl OpRow {
     }
 }
 
-macro_rules! class {
-    (lower) => {
-        Cast::Lower
-    };
-    (full) => {
-        Cast::Full
-    };
-    (promote) => {
-        Cast::Promote
-    };
-    (keep) => {
-        Cast::Keep
-    };
-}
-pub(crate) use class;
-
-macro_rules! is_float_operand {
-    (Float) => {
-        true
-    };
-    (FloatOpt) => {
-        true
-    };
-    (Floats) => {
-        true
-    };
-    (Follow) => {
-        true
-    };
-    (Tensor) => {
-        true
-    };
-    ($other:tt) => {
-        false
-    };
+/// Whether an operand of this kind may be a float tensor.
+const fn is_float(kind: &str) -> bool {
+    matches!(
+        kind.as_bytes(),
+        b"Float" | b"FloatOpt" | b"Floats" | b"Follow" | b"Tensor"
+    )
 }
 
 macro_rules! rows {
     ($group:ident $($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
         &[$(OpRow {
             op: stringify!($op),
-            cast: class!($class),
+            cast: Cast::of(stringify!($class)),
             reason: concat!($($why)?),
             group: stringify!($group),
-            float_operands: false $(|| is_float_operand!($kind))*,
+            float_operands: false $(|| is_float(stringify!($kind)))*,
         }),*]
     };
 }

@@ -50,22 +50,12 @@ impl Step {
         number: 0,
     };
 
-    /// A backward pass begins.
-    pub fn backward(self) -> Self {
-        match self.phase {
-            Phase::Backward => self,
-            Phase::Forward => Self {
-                phase: Phase::Backward,
-                number: self.number + 1,
-            },
-        }
-    }
-
-    /// A forward pass begins.
-    pub fn forward(self) -> Self {
+    /// A pass begins.
+    pub fn begin(self, phase: Phase) -> Self {
+        let is_new = phase == Phase::Backward && self.phase == Phase::Forward;
         Self {
-            phase: Phase::Forward,
-            ..self
+            phase,
+            number: self.number + u64::from(is_new),
         }
     }
 }

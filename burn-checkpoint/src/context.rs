@@ -91,7 +91,7 @@ impl Context {
         for memory in self.counters.drain(..) {
             memory.set_current(false);
         }
-        self.step = self.step.forward();
+        self.step = self.step.begin(Phase::Forward);
         self.update();
     }
 
@@ -144,7 +144,7 @@ pub(crate) fn tick(op: &OpInfo) -> OpContext {
             region: context.frames.last().map(|frame| frame.region.clone()),
             save_policy: SavePolicy::Recompute,
             step: budget.map(|_| context.step),
-            costs: budget.map_or(Costs::Estimated, |budget| budget.costs()),
+            costs: budget.map_or(Costs::Estimated, |budget| budget.settings.costs),
             recent: context.counters.last().cloned(),
         }
     });
@@ -160,38 +160,27 @@ pub(crate) fn memory_on(device: DeviceId) -> Arc<MemoryStats> {
     CONTEXT.with_borrow_mut(|context| context.memory(device))
 }
 
-/// A backward pass begins.
-pub(crate) fn backward_begins() -> Option<Step> {
-    let (step, budget) = change_phase(Phase::Backward, Step::backward)?;
-    for budget in budget.iter().flat_map(|budget| budget.budgets()) {
-        budget.backward_begins();
-    }
-    Some(step)
-}
-
-/// A forward pass begins.
-pub(crate) fn forward_begins() -> Option<Step> {
-    let (step, budget) = change_phase(Phase::Forward, Step::forward)?;
-    for budget in budget.iter().flat_map(|budget| budget.budgets()) {
-        budget.forward_begins();
-    }
-    Some(step)
-}
-
-/// The thread's step from now on, and the budget in force if that is a change. `None` without a budget.
-fn change_phase(phase: Phase, next: fn(Step) -> Step) -> Option<(Step, Option<Arc<Installed>>)> {
-    CONTEXT.with_borrow_mut(|context| {
+/// A forward or backward pass begins. The thread's step from then on, `None` without a budget.
+pub(crate) fn begin(phase: Phase) -> Option<Step> {
+    let (step, changed) = CONTEXT.with_borrow_mut(|context| {
         let budget = context.budget().cloned()?;
         // Backward after backward, where nothing told that there was a forward pass in between.
         let changed = phase == Phase::Backward || context.step.phase != phase;
-        context.step = next(context.step);
+        context.step = context.step.begin(phase);
         Some((context.step, changed.then_some(budget)))
-    })
+    })?;
+    for budget in changed.iter().flat_map(|budget| budget.budgets()) {
+        match phase {
+            Phase::Forward => budget.forward_begins(),
+            Phase::Backward => budget.backward_begins(),
+        }
+    }
+    Some(step)
 }
 
 /// Opens a scope. `make` gets the region around it and gives its own with its number in a trace. Returns how many were open.
 pub(crate) fn push(make: impl FnOnce(Option<Arc<Region>>) -> (Region, u64)) -> usize {
-    forward_begins();
+    begin(Phase::Forward);
     CONTEXT.with_borrow_mut(|context| {
         let depth = context.frames.len();
         if depth == 0 {
@@ -331,7 +320,7 @@ pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
 pub(crate) fn current_stats() -> RematStats {
     CONTEXT.with_borrow(|context| {
         let counters = context.counters.iter();
-        counters.fold(RematStats::ZERO, |sum, memory| sum + memory.stats())
+        counters.fold(RematStats::default(), |sum, memory| sum + memory.stats())
     })
 }
 

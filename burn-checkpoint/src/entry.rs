@@ -9,7 +9,7 @@ use crate::region::Region;
 
 /// A node of any backend.
 pub(crate) trait AnyEntry: Send + Sync {
-    /// The operation that made the storage, if there are handles of the node: a view is asked for as what it is a view of.
+    /// The operation that made the storage (for a view: the operation of the tensor it is a view of), if there are handles of the node.
     fn used(&self) -> Option<&'static OpInfo>;
     /// Bytes of its storage, a view's too.
     fn storage_bytes(&self) -> u64;

@@ -4,15 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use burn_backend::quantization::{QuantPropagation, QuantScheme};
-use burn_backend::tensor::{Device, QuantizedTensor};
-use burn_backend::{Backend, DType, QTensorPrimitive, Shape, TensorMetadata};
-
-use burn_std::quantization::QuantAcc;
+use burn_backend::tensor::Device;
+use burn_backend::{Backend, Shape, TensorMetadata};
 
 use crate::context;
 use crate::entry::Origin;
-use crate::kind::{Kind, Quant, Value};
+use crate::kind::{Kind, Value};
 use crate::node::{Entry, Source, Storage, take_value, vacate};
 use crate::recipe::Saved;
 use crate::replay;
@@ -54,7 +51,7 @@ impl<B: Backend> Managed<B> {
         self.0.clone()
     }
 
-    /// The storage: a clone of it, or itself if nobody else has use for it.
+    /// The storage itself if this is the last reference, else a clone.
     fn take<K: Kind<B>>(self) -> K::Primitive {
         let node = self.node();
         loop {
@@ -181,7 +178,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     }
 }
 
-/// A clone. The type's own goes by an iterator, which takes longer, and every operation asks for shapes.
+/// A clone, without the iterator of the type's own: every operation reads shapes.
 #[inline]
 fn copy_of(shape: &Shape) -> Shape {
     match *shape.as_slice() {
@@ -230,32 +227,5 @@ impl<B: Backend> fmt::Debug for Managed<B> {
             .field("dtype", &meta.dtype)
             .field("resident", &self.node().state().is_resident())
             .finish()
-    }
-}
-
-#[deny(clippy::missing_trait_methods)]
-impl<B: Backend> QTensorPrimitive for Handle<B, Quant> {
-    fn scheme(&self) -> &QuantScheme {
-        match self {
-            Self::Resident(tensor) => tensor.scheme(),
-            Self::Managed(managed) => match &managed.node().meta().dtype {
-                DType::QFloat(scheme) => scheme,
-                other => unreachable!("a quantized tensor has a scheme in its type, not {other:?}"),
-            },
-        }
-    }
-
-    /// Brings the tensor back if it is not resident: only the inner backend knows.
-    fn acc_precision(&self) -> QuantAcc {
-        self.to_inner().acc_precision()
-    }
-
-    /// As [`Self::acc_precision`].
-    fn propagation(&self) -> QuantPropagation {
-        self.to_inner().propagation()
-    }
-
-    fn default_scheme() -> QuantScheme {
-        QuantizedTensor::<B>::default_scheme()
     }
 }

@@ -1,8 +1,7 @@
 //! The copy of a tensor in host memory. `prefetch.rs` has the order in which they are asked for.
 
-use burn::tensor::{Bytes, read_sync};
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, TensorData};
+use burn_backend::{Backend, Bytes, TensorData, read_sync};
 
 use crate::kind::{Download, Upload, Value};
 use crate::prefetch::Position;
@@ -12,10 +11,10 @@ use crate::verify;
 /// operations matters.
 pub(crate) const UPLOAD_NS_PER_BYTE: f32 = 0.1;
 
-/// The copy of a tensor in host memory, or on its way there.
+/// The copy of a tensor in host memory, complete or under way.
 ///
 /// The read is queued on the device before the tensor is released, so the device's memory is free as soon as the copy is
-/// done; nobody waits for it before the tensor is used again.
+/// done. The host waits for the copy only when the tensor is used again.
 pub(crate) struct HostCopy<B: Backend> {
     data: HostData,
     upload: Upload<B>,
@@ -150,10 +149,9 @@ fn shared(data: TensorData) -> TensorData {
             &self.0
         }
     }
-    let property = data.bytes.property();
-    let bytes = bytes::Bytes::from_owner(Owner(data.bytes));
-    TensorData {
-        bytes: Bytes::from_shared(bytes, property),
-        ..data
-    }
+    let (shape, dtype) = burn_decorator::shape_and_dtype!(data);
+    let bytes = data.into_bytes();
+    let property = bytes.property();
+    let bytes = bytes::Bytes::from_owner(Owner(bytes));
+    TensorData::from_bytes(Bytes::from_shared(bytes, property), shape, dtype)
 }

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::budget::{Installed, MemoryBudget};
+use crate::clock::Phase;
 use crate::context;
 use crate::stack::Ticket;
 
@@ -47,10 +48,10 @@ impl InstalledBudget {
     ///
     /// # Panics
     ///
-    /// With [`RematError::BudgetTooSmall`] if this was the step that measures a fraction that is too small, and the budget is
+    /// With [`RematError::BudgetTooSmall`](crate::RematError::BudgetTooSmall) if this was the step that measures a fraction that is too small, and the budget is
     /// [strict](MemoryBudget::strict).
     pub fn step(&self) {
-        context::forward_begins();
+        context::begin(Phase::Forward);
         self.installed
             .budgets()
             .iter()

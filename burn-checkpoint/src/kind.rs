@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use burn_backend::tensor::{BoolTensor, Device, FloatTensor, IntTensor, QuantizedTensor};
 use burn_backend::{Backend, DType, ExecutionError, Shape, TensorData, TensorMetadata};
+use burn_decorator::device_of;
 
 /// A kind of tensor of a backend: [`Float`], [`Int`], [`Bool`] or [`Quant`].
 pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
@@ -19,14 +20,14 @@ pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
     /// Where the tensor is.
     fn device(tensor: &Self::Primitive) -> Device<B>;
 
-    /// The tensor on its way to the host.
+    /// Starts to read the tensor to the host.
     fn download(tensor: Self::Primitive) -> Download;
 
     /// The tensor of data on the host.
     fn upload(data: TensorData, device: &Device<B>) -> Self::Primitive;
 }
 
-/// Data on its way to the host.
+/// A read to the host.
 pub(crate) type Download =
     std::pin::Pin<Box<dyn Future<Output = Result<TensorData, ExecutionError>> + Send>>;
 
@@ -104,10 +105,10 @@ impl<B: Backend> Value<B> {
     /// Where a tensor is.
     pub(crate) fn device(&self) -> Option<Device<B>> {
         match self {
-            Self::Float(x) => Some(B::float_device(x)),
-            Self::Int(x) => Some(B::int_device(x)),
-            Self::Bool(x) => Some(B::bool_device(x)),
-            Self::Quant(x) => Some(B::q_device(x)),
+            Self::Float(x) => Some(device_of!(B, float_device, x)),
+            Self::Int(x) => Some(device_of!(B, int_device, x)),
+            Self::Bool(x) => Some(device_of!(B, bool_device, x)),
+            Self::Quant(x) => Some(device_of!(B, q_device, x)),
             Self::Many(_) | Self::Absent => None,
         }
     }
@@ -136,7 +137,7 @@ macro_rules! kinds {
 
             #[inline]
             fn device(tensor: &$tensor<B>) -> Device<B> {
-                B::$device(tensor)
+                device_of!(B, $device, tensor)
             }
 
             fn download(tensor: $tensor<B>) -> Download {
@@ -149,7 +150,7 @@ macro_rules! kinds {
         })*
 
         impl<B: Backend> Value<B> {
-            /// Starts to move the tensor to the host, and says how it comes back; `None` for what is not one tensor.
+            /// Starts to read the tensor to the host, and returns the function that uploads it; `None` for what is not one tensor.
             pub(crate) fn download(self) -> Option<(Download, Upload<B>)> {
                 match self {
                     $(Self::$kind(x) => Some((

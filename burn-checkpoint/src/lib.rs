@@ -34,7 +34,7 @@
 //!                                            v
 //!           +---------------- storage: Resident <--------------+
 //!           |                           |      |               |
-//!           | the scope ends, or        |      | Offload       | somebody uses the tensor (replay.rs):
+//!           | the scope ends, or        |      | Offload       | the tensor is used (replay.rs):
 //!           | the budget needs room     |      v               |   its inputs come back, its operation runs again;
 //!           | (scope.rs, budget/)       |  Host copy --upload->|   what no handle refers to goes right after
 //!           v                           |                      |
@@ -74,7 +74,7 @@
 //! | context | `context`, `install` | a thread's open scopes, budget in force, counters |
 //! | handle | `handle`, `outputs`, `scope`, `call` | the tensor of `Remat`; the ends of scopes; recording an operation |
 //! | backend | `decorator` | `Remat` from the table of operations |
-//! | tools | `chain`, `plan`, `plot`, `metric`, `linear_cross_entropy` | what is built on the public API |
+//! | tools | `chain`, `module`, `plan`, `plot`, `metric`, `linear_cross_entropy` | what is built on the public API |
 
 mod budget;
 mod call;
@@ -92,6 +92,7 @@ mod kind;
 mod linear_cross_entropy;
 mod memory;
 mod metric;
+mod module;
 mod node;
 mod op;
 mod outputs;
@@ -114,7 +115,7 @@ mod verify;
 mod work;
 
 pub use budget::MemoryBudget;
-pub use chain::{checkpoint_chain, profile_chain, profile_tail};
+pub use chain::{checkpoint_chain, checkpoint_sequential, profile_chain, profile_tail};
 pub use decorator::Remat;
 pub use error::RematError;
 pub use handle::{Handle, Managed};
@@ -124,6 +125,7 @@ pub use linear_cross_entropy::{
     TargetOutOfRange, Targets, linear_cross_entropy,
 };
 pub use metric::RematMetric;
+pub use module::Checkpointed;
 pub use op::{OpInfo, op_table};
 pub use outputs::Outputs;
 pub use policy::{PerOperation, Policy, SavePolicy};

@@ -6,7 +6,7 @@
 //! ```
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use burn_backend::DeviceId;
@@ -18,7 +18,7 @@ use crate::prefetch::Prefetch;
 use crate::stats::RematStats;
 use crate::verify;
 
-/// A limit on the bytes of one device: a budget implements it. Counters tell it what they count.
+/// A limit on the bytes of one device; a budget implements it. Counters report to it what they count.
 pub(crate) trait Limit: Send + Sync {
     fn add(&self, bytes: u64);
     /// As [`Self::add`], but no peak shows it.
@@ -54,30 +54,13 @@ pub(crate) struct MemoryStats {
     device: DeviceId,
     live: AtomicU64,
     peak: AtomicU64,
-    evicted: Counter,
-    replayed: Counter,
-    offloaded_bytes: AtomicU64,
-    uploaded_bytes: AtomicU64,
-    replay_nanos: AtomicU64,
+    /// Evictions, replays and transfers; not live and peak bytes, which every operation changes.
+    counted: Mutex<RematStats>,
     limit: Option<Arc<dyn Limit>>,
     /// Whether new tensors are counted here: not after the thread's budget was changed for another one.
     current: AtomicBool,
     thread: Arc<Totals>,
     prefetch: Prefetch,
-}
-
-/// Bytes and how many operations they belong to.
-#[derive(Default)]
-struct Counter {
-    bytes: AtomicU64,
-    operations: AtomicU64,
-}
-
-impl Counter {
-    fn add(&self, bytes: u64, operations: u64) {
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.operations.fetch_add(operations, Ordering::Relaxed);
-    }
 }
 
 impl MemoryStats {
@@ -87,11 +70,7 @@ impl MemoryStats {
             device,
             live: AtomicU64::new(0),
             peak: AtomicU64::new(0),
-            evicted: Counter::default(),
-            replayed: Counter::default(),
-            offloaded_bytes: AtomicU64::new(0),
-            uploaded_bytes: AtomicU64::new(0),
-            replay_nanos: AtomicU64::new(0),
+            counted: Mutex::default(),
             limit,
             current: AtomicBool::new(true),
             thread: thread.clone(),
@@ -168,57 +147,44 @@ impl MemoryStats {
     }
 
     pub fn evicted(&self, bytes: u64) {
-        self.evicted.add(bytes, 1);
+        let mut counted = self.counted.lock();
+        counted.evicted_bytes += bytes;
+        counted.evicted_operations += 1;
     }
 
     /// Counts bytes that came back, and the operation that was run for them if one was.
     pub fn replayed(&self, bytes: u64, ran: bool, cost_ns: f32, time: Duration) {
-        self.replayed.add(bytes, u64::from(ran));
-        self.replay_nanos
-            .fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        let mut counted = self.counted.lock();
+        counted.replayed_bytes += bytes;
+        counted.replayed_operations += u64::from(ran);
+        counted.replay_time += time;
+        drop(counted);
         if let Some(limit) = self.limit() {
             limit.replayed(cost_ns);
         }
     }
 
     pub fn offloaded(&self, bytes: u64) {
-        self.offloaded_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.counted.lock().offloaded_bytes += bytes;
     }
 
     pub fn uploaded(&self, bytes: u64) {
-        self.uploaded_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.counted.lock().uploaded_bytes += bytes;
     }
 
     pub fn stats(&self) -> RematStats {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let of_limit = self.limit().map_or_else(RematStats::default, Limit::stats);
         RematStats {
             live_bytes: self.live(),
-            peak_bytes: read(&self.peak),
-            evicted_bytes: read(&self.evicted.bytes),
-            evicted_operations: read(&self.evicted.operations),
-            replayed_bytes: read(&self.replayed.bytes),
-            replayed_operations: read(&self.replayed.operations),
-            offloaded_bytes: read(&self.offloaded_bytes),
-            uploaded_bytes: read(&self.uploaded_bytes),
-            replay_time: Duration::from_nanos(read(&self.replay_nanos)),
-            ..self.limit().map_or(RematStats::ZERO, Limit::stats)
+            peak_bytes: self.peak.load(Ordering::Relaxed),
+            ..*self.counted.lock() + of_limit
         }
     }
 
     /// Counters to 0, the peak to what is live now.
     fn reset(&self) {
         self.peak.store(self.live(), Ordering::Relaxed);
-        for counter in [
-            &self.evicted.bytes,
-            &self.evicted.operations,
-            &self.replayed.bytes,
-            &self.replayed.operations,
-            &self.offloaded_bytes,
-            &self.uploaded_bytes,
-            &self.replay_nanos,
-        ] {
-            counter.store(0, Ordering::Relaxed);
-        }
+        *self.counted.lock() = RematStats::default();
         if let Some(limit) = self.limit() {
             limit.reset_stats();
         }
@@ -236,7 +202,7 @@ impl Drop for MemoryStats {
 static THREADS: Mutex<Vec<Weak<Totals>>> = Mutex::new(Vec::new());
 
 /// What threads that ended counted.
-static ENDED: Mutex<RematStats> = Mutex::new(RematStats::ZERO);
+static ENDED: LazyLock<Mutex<RematStats>> = LazyLock::new(Mutex::default);
 
 /// The sum over the managed tensors of one thread.
 #[derive(Default)]
@@ -278,7 +244,7 @@ impl Totals {
             .partition(|memory| memory.current.load(Ordering::Relaxed));
         let sum = current
             .iter()
-            .fold(RematStats::ZERO, |sum, memory| sum + memory.stats());
+            .fold(RematStats::default(), |sum, memory| sum + memory.stats());
         let past = *self.past.lock();
         let before = before.iter().map(|memory| memory.stats());
         before.fold(sum.then(past), RematStats::then)
@@ -290,7 +256,7 @@ impl Totals {
         let mut reset = self.reset.lock();
         *reset = *reset + self.stats().without_bytes_held();
         self.counters().iter().for_each(|memory| memory.reset());
-        *self.past.lock() = RematStats::ZERO;
+        *self.past.lock() = RematStats::default();
     }
 }
 
@@ -306,7 +272,7 @@ impl Drop for Totals {
 pub(crate) fn of_process() -> RematStats {
     let ended = ENDED.lock();
     let threads: Vec<_> = THREADS.lock().iter().filter_map(Weak::upgrade).collect();
-    let sum = threads.iter().fold(RematStats::ZERO, |sum, thread| {
+    let sum = threads.iter().fold(RematStats::default(), |sum, thread| {
         let reset = thread.reset.lock();
         sum + thread.stats() + *reset
     });

@@ -1,11 +1,7 @@
-//! What the Learner shows.
+//! Counters of managed tensors as metrics of the Learner.
 
-use std::sync::Arc;
-
-use burn::train::metric::{
-    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
-    SerializedEntry,
-};
+use burn_decorator::gauge::Gauge;
+use burn_decorator::gauge_metric;
 
 use crate::RematStats;
 
@@ -16,124 +12,80 @@ use crate::RematStats;
 /// The Learner computes metrics on a thread of its own, so a value may be that of a step later. An epoch's value is the
 /// last one, not a mean.
 #[derive(Clone, Debug)]
-pub struct RematMetric {
-    quantity: Quantity,
-    name: MetricName,
-    /// What the process had counted when this was made.
-    start: RematStats,
-    value: f64,
-}
+pub struct RematMetric(Gauge);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Quantity {
-    PeakBytes,
-    LiveBytes,
-    EvictedBytes,
-    ReplayedOperations,
-    ReplayTime,
-}
+gauge_metric!(RematMetric);
 
 impl RematMetric {
     /// The most bytes that managed tensors occupied since the last [`RematStats::reset_thread`], in MiB.
     pub fn peak_bytes() -> Self {
-        Self::new(Quantity::PeakBytes, "Activation Peak")
+        let about = "The most bytes that managed tensors occupied";
+        Self::mebibytes("Activation Peak", about, |_, now| now.peak_bytes)
     }
 
     /// Bytes that managed tensors occupy, in MiB.
     pub fn live_bytes() -> Self {
-        Self::new(Quantity::LiveBytes, "Activations")
+        let about = "Bytes that managed tensors occupy";
+        Self::mebibytes("Activations", about, |_, now| now.live_bytes)
     }
 
     /// Bytes that were evicted since this was made, in MiB.
     pub fn evicted_bytes() -> Self {
-        Self::new(Quantity::EvictedBytes, "Evicted")
+        Self::mebibytes("Evicted", "Bytes that evictions freed", |start, now| {
+            now.evicted_bytes.saturating_sub(start.evicted_bytes)
+        })
     }
 
     /// Operations that were run again since this was made.
     pub fn replayed_operations() -> Self {
-        Self::new(Quantity::ReplayedOperations, "Replayed Operations")
+        let read = |start: RematStats, now: RematStats| {
+            let operations = now.replayed_operations;
+            operations.saturating_sub(start.replayed_operations) as f64
+        };
+        let gauge = gauge(
+            "Replayed Operations",
+            "Operations that were run again",
+            read,
+        );
+        Self(gauge.format(|operations| format!("{operations:.0}")))
     }
 
     /// Seconds spent in replays since this was made.
     pub fn replay_time() -> Self {
-        Self::new(Quantity::ReplayTime, "Replay Time")
-    }
-
-    fn new(quantity: Quantity, name: &str) -> Self {
-        Self {
-            quantity,
-            name: Arc::new(name.to_owned()),
-            start: RematStats::of_process(),
-            value: 0.0,
-        }
-    }
-
-    fn unit(&self) -> Option<&'static str> {
-        match self.quantity {
-            Quantity::PeakBytes | Quantity::LiveBytes | Quantity::EvictedBytes => Some("MiB"),
-            Quantity::ReplayedOperations => None,
-            Quantity::ReplayTime => Some("s"),
-        }
-    }
-
-    /// Other threads count meanwhile, and what a thread counted may be on its way from one sum to another: such a difference is 0.
-    fn read(&self) -> f64 {
-        let (stats, start) = (RematStats::of_process(), self.start);
-        let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        match self.quantity {
-            Quantity::PeakBytes => mebibytes(stats.peak_bytes),
-            Quantity::LiveBytes => mebibytes(stats.live_bytes),
-            Quantity::EvictedBytes => {
-                mebibytes(stats.evicted_bytes.saturating_sub(start.evicted_bytes))
-            }
-            Quantity::ReplayedOperations => {
-                let operations = stats.replayed_operations;
-                operations.saturating_sub(start.replayed_operations) as f64
-            }
-            Quantity::ReplayTime => {
-                let time = stats.replay_time.saturating_sub(start.replay_time);
-                time.as_secs_f64()
-            }
-        }
-    }
-}
-
-impl Metric for RematMetric {
-    type Input = ();
-
-    fn name(&self) -> MetricName {
-        self.name.clone()
-    }
-
-    fn attributes(&self) -> MetricAttributes {
-        NumericAttributes {
-            unit: self.unit().map(str::to_owned),
-            higher_is_better: false,
-        }
-        .into()
-    }
-
-    fn update(&mut self, _item: &(), _metadata: &MetricMetadata) -> SerializedEntry {
-        self.value = self.read();
-        let formatted = match self.unit() {
-            Some(unit) => format!("{:.1} {unit}", self.value),
-            None => format!("{:.0}", self.value),
+        let read = |start: RematStats, now: RematStats| {
+            let time = now.replay_time.saturating_sub(start.replay_time);
+            time.as_secs_f64()
         };
-        SerializedEntry::new(formatted, self.value().serialize())
+        let gauge = gauge(
+            "Replay Time",
+            "Time spent in operations that were run again",
+            read,
+        );
+        Self(gauge.unit("s").format(|seconds| format!("{seconds:.1} s")))
     }
 
-    /// Nothing is accumulated over an epoch.
-    fn clear(&mut self) {}
+    fn mebibytes(
+        name: &str,
+        about: &'static str,
+        bytes: impl Fn(RematStats, RematStats) -> u64 + Send + Sync + 'static,
+    ) -> Self {
+        let read = move |start, now| bytes(start, now) as f64 / f64::from(1 << 20);
+        let gauge = gauge(name, about, read).unit("MiB");
+        Self(gauge.format(|mebibytes| format!("{mebibytes:.1} MiB")))
+    }
 }
 
-impl Numeric for RematMetric {
-    fn value(&self) -> NumericEntry {
-        NumericEntry::Value(self.value)
-    }
-
-    fn running_value(&self) -> NumericEntry {
-        self.value()
-    }
+/// Reads the process's counters as they were when this is made, and as they are. Other threads count meanwhile, and what a thread
+/// counted may just be moved from one sum to another, so a difference may be negative: it is taken to be 0.
+fn gauge(
+    name: &str,
+    about: &'static str,
+    read: impl Fn(RematStats, RematStats) -> f64 + Send + Sync + 'static,
+) -> Gauge {
+    let start = RematStats::of_process();
+    Gauge::new(name, about, 0.0, move || {
+        read(start, RematStats::of_process())
+    })
 }
 
 #[cfg(test)]
@@ -160,7 +112,7 @@ mod tests {
         let metric = RematMetric::replayed_operations();
         replay();
         let here = RematStats::of_thread().replayed_operations;
-        let read = move || metric.read();
+        let read = move || metric.0.read();
         let there = std::thread::spawn(read).join().expect("no panic");
         // Other tests replay, too.
         assert!(there >= (here / 2) as f64 && here > 0, "{there}");
@@ -181,9 +133,9 @@ mod tests {
                 }
             });
             for _ in 0..20_000 {
-                let operations = RematMetric::replayed_operations().read();
-                let seconds = RematMetric::replay_time().read();
-                let mebibytes = RematMetric::evicted_bytes().read();
+                let operations = RematMetric::replayed_operations().0.read();
+                let seconds = RematMetric::replay_time().0.read();
+                let mebibytes = RematMetric::evicted_bytes().0.read();
                 // Of the op_context between two looks, in this and in other tests.
                 assert!(operations < 1e6 && seconds < 1e3 && mebibytes < 1e3);
             }
@@ -214,6 +166,6 @@ mod tests {
             });
             expected += thread.join().expect("no panic");
         }
-        assert!(metric.read() >= expected as f64);
+        assert!(metric.0.read() >= expected as f64);
     }
 }

@@ -372,7 +372,7 @@ impl<B: Backend> State<B> {
     }
 }
 
-/// Takes the storage out of a node, if it can come back, and says how many bytes that frees. The storage is to be dropped
+/// Takes the storage out of a node, if it can come back, and returns the bytes that this frees. The storage is to be dropped
 /// after the lock.
 #[inline]
 pub(crate) fn vacate<B: Backend>(
@@ -387,7 +387,7 @@ pub(crate) fn vacate<B: Backend>(
     Some((std::mem::replace(&mut state.storage, gone), bytes))
 }
 
-/// Takes the storage out of a node for somebody who goes on with it.
+/// Takes the storage out of a node for the caller to use.
 #[inline]
 pub(crate) fn take_value<B: Backend>(
     meta: &TensorMeta<B>,

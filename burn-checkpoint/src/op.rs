@@ -56,43 +56,9 @@ impl fmt::Debug for OpInfo {
     }
 }
 
-macro_rules! work {
-    (compute) => {
-        $crate::work::Work::Compute
-    };
-    (sort) => {
-        $crate::work::Work::Sort
-    };
-    (norm) => {
-        $crate::work::Work::Norm
-    };
-    (math) => {
-        $crate::work::Work::Math
-    };
-    (reduce) => {
-        $crate::work::Work::Reduce
-    };
-    (index) => {
-        $crate::work::Work::Index
-    };
-    (cheap) => {
-        $crate::work::Work::Cheap
-    };
-    (view) => {
-        $crate::work::Work::View
-    };
-    (fixed) => {
-        $crate::work::Work::Fixed
-    };
-    (pass) => {
-        $crate::work::Work::Pass
-    };
-}
-pub(crate) use work;
-
 macro_rules! rows {
     ($group:ident $($cast:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
-        &[$(OpInfo::new(stringify!($op), work!($work), stringify!($group))),*]
+        &[$(OpInfo::new(stringify!($op), Work::of(stringify!($work)), stringify!($group))),*]
     };
 }
 
@@ -165,8 +131,8 @@ mod tests {
         let view = "float_reshape float_transpose float_swap_dims float_permute float_slice float_expand float_detach int_reshape \
                     bool_reshape";
         // What cannot be done again: these would come back as something else, or with another shape.
-        let fixed = "float_random int_random float_from_data int_from_data bool_from_data float_zeros float_ones float_full \
-                     float_empty bool_argwhere";
+        let fixed = "float_random int_random float_from_data int_from_data bool_from_data float_empty bool_argwhere";
+        let new = "float_zeros float_ones float_full int_zeros int_ones int_full int_arange int_arange_step bool_zeros bool_ones";
         let pass =
             "float_into_data int_into_data bool_into_data q_into_data float_device tr_execute";
         for (names, expected) in [
@@ -177,6 +143,7 @@ mod tests {
             (index, Work::Index),
             (cheap, Work::Cheap),
             (view, Work::View),
+            (new, Work::New),
             (fixed, Work::Fixed),
             (pass, Work::Pass),
         ] {

@@ -18,7 +18,7 @@ pub enum Policy {
     /// Keeps the results of matmuls, convolutions and attention and evicts the rest (PyTorch's selective activation
     /// checkpointing). Less than half of the bytes are saved in a transformer, and little time is lost.
     KeepCompute,
-    /// Moves them to host memory, and back when backward asks for them.
+    /// Moves them to host memory, and back when backward uses them.
     ///
     /// The copies are started at the end of the scope and waited for at the use. While backward works on one tensor, the two that it
     /// will ask for next are uploaded, across scopes; under a budget none is, for what a budget evicts must not depend on when
@@ -90,7 +90,7 @@ impl PerOperation {
 }
 
 impl Policy {
-    /// A policy that is asked for each operation: when it begins, and, of those whose results are still used, once more at the
+    /// A policy that is called for each operation: when it begins, and, of those whose results are still used, once more at the
     /// scope's end (twice in verify mode), where of a view the operation counts that made its storage. It has to say the same each
     /// time. What it computes itself with tensors is not asked about, and kept.
     ///

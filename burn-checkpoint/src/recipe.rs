@@ -93,7 +93,7 @@ impl<B: Backend> Recipe<B> for Never {
     }
 }
 
-/// A tensor that someone else delivers, as often as it is asked for.
+/// A tensor that a user's function delivers, at each use while it is not resident.
 pub(crate) struct Deliver<F>(pub F);
 
 impl<B: Backend, F: Fn() -> Value<B> + Send + Sync + 'static> Recipe<B> for Deliver<F> {

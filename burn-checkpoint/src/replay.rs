@@ -60,7 +60,7 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<dyn Entry<B>>) -> bool {
     let position = copy.position;
     let storage = std::mem::replace(&mut state.storage, Storage::Resident(value));
     let unneeded = match storage {
-        // The budget may want the room once more: then there is a copy already.
+        // The copy is kept: the budget may evict the tensor again.
         Storage::Host(copy) if meta.memory.may_evict() => {
             state.copy = Some(copy);
             None
@@ -138,7 +138,7 @@ fn key<B: Backend>(node: &Arc<dyn Entry<B>>) -> usize {
     Arc::as_ptr(node).cast::<()>() as usize
 }
 
-/// Locks a node for a replay, and says whether its storage is there and will stay. Found and locked as one: in between another thread
+/// Locks a node for a replay, and returns whether its storage is there and will stay. Looking and locking are one step: in between another thread
 /// may drop its last handle.
 fn lock<B: Backend>(node: &Arc<dyn Entry<B>>) -> bool {
     loop {
@@ -314,7 +314,7 @@ impl<B: Backend> Plan<B> {
         evicted && node.meta().users() > 0 && self.is_kept(node)
     }
 
-    /// Whether a node that came back stays: somebody uses it or an inner scope is replayed from it, and it belongs to the
+    /// Whether a node that came back stays: it has handles or an inner scope is replayed from it, and it belongs to the
     /// target's scope or one around it.
     fn is_kept(&self, node: &Arc<dyn Entry<B>>) -> bool {
         if Arc::ptr_eq(node, &self.target) {

@@ -10,6 +10,7 @@ use crate::region::Region;
 use crate::tiny;
 use crate::trace::{self, EventKind};
 use crate::verify;
+use crate::work::Work;
 
 /// Runs `region` and drops what only backward will need of it; backward computes that once more, bit for bit
 /// (`torch.utils.checkpoint`).
@@ -125,7 +126,7 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // After a panic: what was made is on its way out.
+        // After a panic: the tensors of the scope are being dropped.
         if let Some(depth) = self.depth {
             context::pop(depth);
         }
@@ -194,7 +195,10 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
 /// matmul may add up in another order.
 fn move_to_host(node: &Arc<dyn AnyEntry>) {
     let info = node.info();
-    if info.shared || info.permuted {
+    if info.op.work == Work::New {
+        // A copy on the host would cost more than the operation.
+        node.evict();
+    } else if info.shared || info.permuted {
         // A view comes back as a view, and a reshaped copy as one: what it is of moves, unless that has handles of its own and
         // has moved already.
         if let Some(viewed) = node.restore_viewed()

@@ -51,21 +51,6 @@ pub struct RematStats {
 }
 
 impl RematStats {
-    pub(crate) const ZERO: Self = Self {
-        live_bytes: 0,
-        peak_bytes: 0,
-        evicted_bytes: 0,
-        evicted_operations: 0,
-        replayed_bytes: 0,
-        replayed_operations: 0,
-        offloaded_bytes: 0,
-        uploaded_bytes: 0,
-        replay_time: Duration::ZERO,
-        search_time: Duration::ZERO,
-        searched_tensors: 0,
-        thrashing_steps: 0,
-    };
-
     /// These and later ones: counters add up, peaks do not.
     pub(crate) fn then(self, later: Self) -> Self {
         Self {

@@ -1,6 +1,6 @@
 //! What happened to tensors, one event at a time: the raw material of pictures and of profiles of blocks.
 //!
-//! [`record`] collects the events of this thread until its guard is asked for them. Nothing is collected without one.
+//! [`record`] collects the events of this thread until its guard is dropped. Without a guard nothing is collected.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -66,7 +66,7 @@ pub enum EventKind {
         /// The node.
         node: u64,
     },
-    /// Storage was dropped because nobody uses the tensor any more.
+    /// Storage was dropped because no handle refers to the tensor any more.
     Free {
         /// The operation that made the tensor.
         op: &'static str,

@@ -4,8 +4,7 @@ use std::cell::Cell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::marker::PhantomData;
 
-use burn::tensor::read_sync;
-use burn_backend::Backend;
+use burn_backend::{Backend, read_sync};
 
 use crate::error::RematError;
 use crate::kind::Value;
@@ -123,7 +122,7 @@ fn hash<B: Backend>(value: &Value<B>) -> u64 {
         let data = read_sync(download).unwrap_or_else(|error| {
             panic!("a tensor cannot be compared, for it cannot be read: {error}")
         });
-        data.bytes.hash(&mut hasher);
+        data.as_bytes().hash(&mut hasher);
     }
     hasher.finish()
 }

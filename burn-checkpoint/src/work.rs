@@ -20,7 +20,9 @@ pub enum Work {
     Cheap,
     /// None, or a copy: the result may share the operand's storage.
     View,
-    /// Cannot be done again: random numbers, data from the host, new tensors, shapes that depend on data.
+    /// A function of plain arguments: zeros, ones, full, arange.
+    New,
+    /// Cannot be done again: random numbers, data from the host, uninitialised tensors, shapes that depend on data.
     Fixed,
     /// No tensor results: what asks, or reads to the host.
     Pass,
@@ -37,6 +39,26 @@ const CACHED: f64 = 262_144.0;
 pub(crate) struct Rate {
     cached: f64,
     memory: f64,
+}
+
+impl Work {
+    /// The class that a row of the table names.
+    pub(crate) const fn of(name: &str) -> Self {
+        match name.as_bytes() {
+            b"compute" => Self::Compute,
+            b"sort" => Self::Sort,
+            b"norm" => Self::Norm,
+            b"math" => Self::Math,
+            b"reduce" => Self::Reduce,
+            b"index" => Self::Index,
+            b"cheap" => Self::Cheap,
+            b"view" => Self::View,
+            b"new" => Self::New,
+            b"fixed" => Self::Fixed,
+            b"pass" => Self::Pass,
+            _ => panic!("not a work class"),
+        }
+    }
 }
 
 const fn rate(cached: f64, memory: f64) -> Rate {
@@ -101,6 +123,8 @@ impl Rate {
             Work::Cheap if has(name, "mask") => rate(0.18, 1.6),
             Work::Cheap if one_pass(name) => rate(0.11, 0.35),
             Work::Cheap => rate(0.19, 0.95),
+
+            Work::New => rate(0.11, 0.35),
 
             Work::Compute | Work::View | Work::Fixed | Work::Pass => rate(0.0, 0.0),
         }

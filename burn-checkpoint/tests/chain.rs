@@ -1,17 +1,19 @@
 //! Chains run by plans: exactly the plain loop, in the bytes that the plan says.
 
 mod block;
+mod planner;
 
 use std::sync::{Mutex, MutexGuard};
 
 use burn::backend::Autodiff;
+use burn::module::Module;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Tensor, TensorData};
 use burn_checkpoint::plan::{Node, Plan, PlanError, Profile, plan, simulate};
 use burn_checkpoint::trace::{EventKind, record};
 use burn_checkpoint::{
-    MemoryBudget, Policy, Remat, RematStats, SavePolicy, checkpoint_chain, checkpoint_with,
-    profile_chain, profile_tail,
+    Checkpointed, MemoryBudget, Policy, Remat, RematStats, SavePolicy, checkpoint_chain,
+    checkpoint_sequential, checkpoint_with, profile_chain, profile_tail,
 };
 use burn_flex::Flex;
 
@@ -40,12 +42,21 @@ fn chain(hidden: &[usize], dropout: f64) -> (Vec<Block<B>>, Tensor<B, 2>) {
 
 /// The loss, the gradient of the input and those of all parameters.
 fn step(blocks: &[Block<B>], x: &Tensor<B, 2>, plan: Option<&Plan>) -> Vec<TensorData> {
+    numbers(blocks, x, |x| match plan {
+        None => blocks.iter().fold(x, |x, block| block.forward(x)),
+        Some(plan) => checkpoint_chain(blocks, x, plan, Block::forward).unwrap(),
+    })
+}
+
+/// The same where `forward` runs the blocks.
+fn numbers(
+    blocks: &[Block<B>],
+    x: &Tensor<B, 2>,
+    forward: impl FnOnce(Tensor<B, 2>) -> Tensor<B, 2>,
+) -> Vec<TensorData> {
     B::seed(&Default::default(), 11);
     let x = x.clone().require_grad();
-    let out = match plan {
-        None => blocks.iter().fold(x.clone(), |x, block| block.forward(x)),
-        Some(plan) => checkpoint_chain(blocks, x.clone(), plan, Block::forward).unwrap(),
-    };
+    let out = forward(x.clone());
     let loss = (out.clone() * out).mean();
     let mut numbers = vec![loss.to_data()];
     let grads = loss.backward();
@@ -93,15 +104,51 @@ fn a_chain_is_the_plain_loop_bit_for_bit_whatever_the_plan() {
     let (blocks, x) = chain(&[64, 16, 48, 96, 16, 32], 0.2);
     let plain = step(&blocks, &x, None);
     let named = [
-        "0-5",
-        "[0] [1] [2] [3] [4] [5]",
-        "[0-2] [3-5]",
-        "[[0 1] [2 [3] 4] 5]",
+        "[0, 1, 2, 3, 4, 5]",
+        "[[0], [1], [2], [3], [4], [5]]",
+        "[[0, 1, 2], [3, 4, 5]]",
+        "[[[0, 1], [2, [3], 4], 5]]",
     ];
-    let named = named.map(|text: &str| text.parse().unwrap());
+    let named = named.map(|text: &str| serde_json::from_str(text).unwrap());
     for plan in named.into_iter().chain(any_plans(6, 40)) {
         assert_eq!(step(&blocks, &x, Some(&plan)), plain, "{plan}");
     }
+}
+
+#[test]
+fn segments_of_a_chain_are_scopes() {
+    let _seeded = seeded();
+    let (blocks, x) = chain(&[64, 16, 48, 96, 16], 0.2);
+    let plain = step(&blocks, &x, None);
+    for (segments, scopes) in [(1, 1), (2, 2), (3, 3), (5, 5), (9, 5)] {
+        let recording = record();
+        let forward = |x| checkpoint_sequential(&blocks, segments, x, Block::forward);
+        assert_eq!(numbers(&blocks, &x, forward), plain);
+        let begun = recording.finish();
+        let begun = begun
+            .iter()
+            .filter(|event| matches!(event.kind, EventKind::ScopeBegin { .. }));
+        assert_eq!(begun.count(), scopes);
+    }
+}
+
+/// Parameters, their paths and the record are those of the module alone; the gradients too, bit for bit.
+#[test]
+fn a_checkpointed_module_is_the_module_in_a_scope() {
+    let _seeded = seeded();
+    let (blocks, x) = chain(&[64, 16], 0.2);
+    let plain = step(&blocks, &x, None);
+    let wrap = |block: &Block<B>| Checkpointed::new(block.clone(), Policy::Recompute);
+    let wrapped: Vec<_> = blocks.iter().map(wrap).collect();
+    RematStats::reset_thread();
+    let forward = |x, block: &Checkpointed<Block<B>>| block.run(|block| block.forward(x));
+    let found = numbers(&blocks, &x, |x| wrapped.iter().fold(x, forward));
+    assert_eq!(found, plain);
+    assert!(RematStats::of_thread().evicted_operations > 0);
+
+    assert_eq!(wrapped.num_params(), blocks.num_params());
+    let restored = blocks.clone().load_record(wrapped.into_record());
+    assert_eq!(step(&restored, &x, None), plain);
 }
 
 #[test]

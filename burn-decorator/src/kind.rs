@@ -36,8 +36,14 @@ macro_rules! kind_type {
             Output = Result<$crate::types::TensorData, $crate::types::ExecutionError>,
         > + Send
     };
+    (FutureFloat) => {
+        impl $crate::types::Future<Output = $crate::types::FloatTensor<Self>> + 'static + Send
+    };
     (FutureInt) => {
         impl $crate::types::Future<Output = $crate::types::IntTensor<Self>> + 'static + Send
+    };
+    (FutureBool) => {
+        impl $crate::types::Future<Output = $crate::types::BoolTensor<Self>> + 'static + Send
     };
     (Transaction) => { $crate::types::TransactionPrimitive<Self> };
     (TransactionData) => {

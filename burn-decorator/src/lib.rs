@@ -26,7 +26,8 @@
 //! | `index` | moving elements by index, or by windows: gather, embedding, pooling |
 //! | `cheap` | a few instructions an element: arithmetic, comparisons, casts, copies |
 //! | `view` | nothing, or a copy: the result may share the operand's storage |
-//! | `fixed` | not possible: random numbers, data from the host, new tensors, shapes that depend on data |
+//! | `new` | a function of plain arguments: zeros, ones, full, arange |
+//! | `fixed` | not possible: random numbers, data from the host, uninitialised tensors, shapes that depend on data |
 //! | `pass` | not applicable: the result is no tensor (queries, reads to the host) |
 //!
 //! | kind | Rust type over a backend `B` |
@@ -42,7 +43,7 @@
 //! | `Transaction`, `TransactionData` | `TransactionPrimitive<B>` and what it reads |
 //! | `Device`, `DeviceRef` | `B::Device`, and a reference to it |
 //! | `Data` | a future of the tensor's data on the host |
-//! | `FutureInt` | a future of an int tensor |
+//! | `FutureInt`, `FutureFloat`, `FutureBool` | a future of a tensor |
 //! | `(A, B)` | a pair of kinds |
 //! | `[T]` | the plain type `T` |
 //! | `{T}` | a slice `&[T]` |
@@ -70,19 +71,24 @@
 //!
 //! What decorators of optimizers have in common: [`record`], saved state that wraps the saved state of what they wrap; [`ranks`], how clones that
 //! share state make a copy of their own for a rank; [`message`], how one is reached inside of others;
-//! [`gradient`], what backends and optimizers must know about gradients; [`tape`], how code above
-//! decorators reaches autodiff's tensors below them.
+//! [`gradient`], what backends and optimizers must know about gradients; [`tape`], how code above decorators reaches autodiff's
+//! tensors below them. With the feature `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
+//! the Learner.
 //!
-//! Moving to another Burn release means editing the files of `src/table`; a test of the workspace walks the traits of
-//! the pinned Burn source and names every operation without a row.
+//! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that only this release has; a test of the
+//! workspace walks the traits of the pinned Burn source and names every operation without a row.
 
 #[cfg(feature = "module")]
 pub mod device;
 mod forward;
+#[cfg(feature = "train")]
+pub mod gauge;
 pub mod gradient;
 mod kind;
 mod map;
 pub mod message;
+#[cfg(feature = "train")]
+pub mod non_finite;
 pub mod ranks;
 pub mod record;
 mod table;

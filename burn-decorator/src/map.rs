@@ -36,9 +36,7 @@ macro_rules! map_operand {
         }
     };
     (QuantParams $x:expr, $f:expr) => {
-        $crate::types::QuantizationParametersPrimitive {
-            scales: ($f)($x.scales),
-        }
+        $crate::map_qparams!($x, $f)
     };
     (Transaction $x:expr, $f:expr) => {
         $crate::types::TransactionPrimitive::new(

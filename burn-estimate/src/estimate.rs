@@ -118,6 +118,7 @@ where
     B: Backend,
     M: Module<B>,
 {
+    name_parameters::<B, M>(&model);
     let model = step(model);
     name_parameters::<B, M>(&model);
     let replayed = RematStats::of_thread().replayed_operations;

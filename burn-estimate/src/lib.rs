@@ -36,6 +36,7 @@ mod backend;
 mod client;
 mod estimate;
 mod ledger;
+mod plan;
 mod profile;
 mod rules;
 
@@ -43,4 +44,5 @@ pub use backend::Meta;
 pub use client::MetaDevice;
 pub use estimate::{Estimate, Holder, Kind, estimate_on, estimate_step};
 pub use ledger::Phase;
+pub use plan::{Plan, Planned, plan};
 pub use profile::DeviceProfile;

@@ -85,3 +85,17 @@ pub enum ZeroError {
         what: String,
     },
 }
+
+impl ZeroError {
+    pub(crate) fn invalid(
+        setting: &'static str,
+        value: impl ToString,
+        expected: &'static str,
+    ) -> Self {
+        Self::InvalidSetting {
+            setting,
+            value: value.to_string(),
+            expected,
+        }
+    }
+}

@@ -2,7 +2,6 @@
 //!
 //! [`state`](crate::state) takes the record of the optimizer apart; the tensors of the model are handled here.
 
-use core::fmt;
 use core::iter;
 use core::ops::Range;
 use std::collections::{HashMap, HashSet};
@@ -110,7 +109,7 @@ impl<M, O, S> Training<M, O, S> {
 /// ```
 ///
 /// Follows PyTorch's `torch.distributed.checkpoint` with FSDP's sharded state dicts, and DeepSpeed's universal checkpoints.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Recorder {
     reducer: PreparedReducer,
     settings: ZeroSettings,
@@ -193,13 +192,12 @@ impl Recorder {
                     entries.push(Entry::new(slice, core::mem::replace(&mut bytes, after)));
                 }
             }
-            for ModelTensor {
-                spec,
-                tensor,
-                parameter,
-                ..
-            } in model_tensors::<B, M>(training.model, &parameters)?
-            {
+            for it in model_tensors::<B, M>(training.model, &parameters)? {
+                let ModelTensor {
+                    spec,
+                    tensor,
+                    parameter,
+                } = it;
                 let whole = TensorSlice::whole(spec.clone()).range;
                 let ranges = match parameter {
                     Some(parameter) if !whole.is_empty() => layout.shard(parameter).to_vec(),
@@ -362,14 +360,6 @@ impl Recorder {
     }
 }
 
-impl fmt::Debug for Recorder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recorder")
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
-    }
-}
-
 /// A tensor of a module: a parameter, trained or frozen, or a buffer.
 struct ModelTensor<B: Backend> {
     /// Its description in a record.
@@ -388,23 +378,21 @@ fn model_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: &M,
     parameters: &Parameters,
 ) -> Result<Vec<ModelTensor<B::InnerBackend>>, RecordError> {
-    let mut all = Vec::new();
+    let (mut found, mut met) = (Vec::new(), HashSet::new());
     // `valid` detaches from graphs and updates running statistics.
     for_each_tensor::<B::InnerBackend, _>(&module.valid(), |path, id, tensor| {
-        all.push((path.to_owned(), id, tensor));
-    });
-    let mut met = HashSet::new();
-    let tensors = all.into_iter().map(|(path, id, tensor)| {
         let (dtype, shape) = tensor.kind();
         let name = format!("{MODEL}{path}");
         let first = met.insert(id);
-        Ok(ModelTensor {
-            spec: TensorSpec::new(&*name, in_file(&name, dtype)?, shape),
+        let parameter = parameters.index.get(&id).copied().filter(|_| first);
+        let spec = in_file(&name, dtype).map(|dtype| TensorSpec::new(name, dtype, shape));
+        found.push(spec.map(|spec| ModelTensor {
+            spec,
             tensor,
-            parameter: parameters.index.get(&id).copied().filter(|_| first),
-        })
+            parameter,
+        }));
     });
-    tensors.collect()
+    Ok(found.into_iter().collect::<Result<_, _>>()?)
 }
 
 /// The section of the model's tensors.

@@ -2,5 +2,6 @@
 
 pub mod backend;
 pub mod bench;
+pub mod fit;
 pub mod gpt;
 pub mod pools;

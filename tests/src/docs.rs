@@ -44,7 +44,7 @@ pub fn operations() -> String {
 }
 
 /// What a work class means to burn-checkpoint.
-const WORK: [(Work, &str, &str); 10] = [
+const WORK: [(Work, &str, &str); 11] = [
     (
         Work::Compute,
         "compute",
@@ -82,9 +82,14 @@ const WORK: [(Work, &str, &str); 10] = [
         "recorded; none or a copy: the result may share the operand's storage, and is then counted with it",
     ),
     (
+        Work::New,
+        "new",
+        "recorded in forward passes; a function of plain arguments",
+    ),
+    (
         Work::Fixed,
         "fixed",
-        "kept and counted, never computed again: random numbers, data from the host, new tensors, shapes that depend on data",
+        "kept and counted, never computed again: random numbers, data from the host, uninitialised tensors, shapes that depend on data",
     ),
     (
         Work::Pass,

@@ -5,7 +5,7 @@ use sysinfo::{MemoryRefreshKind, System};
 /// The memory that this process may have on the host, in bytes: that of the machine, or of its control group where that
 /// is less. `None` where the system does not tell.
 ///
-/// The device memory of the backends on the CPU. No backend tells that of its own device: ask its vendor's tool, or the
+/// The device memory of the backends on the CPU. No backend reports that of its own device: ask its vendor's tool, or the
 /// runtime below it.
 pub fn host_memory_bytes() -> Option<u64> {
     let mut system = System::new();

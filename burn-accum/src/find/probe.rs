@@ -1,4 +1,4 @@
-//! Who tells how many bytes are in use. No burn import.
+//! Measures how many bytes are in use. No burn import.
 
 use std::{
     sync::{

@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// What a step says of itself: nothing, or whether it failed.
+/// The result of a step: nothing, or whether it failed.
 pub trait StepResult {
     /// Why it failed, if it did.
     fn failure(self) -> Option<String>;

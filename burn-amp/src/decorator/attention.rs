@@ -9,7 +9,8 @@ use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, DType, FloatDType, Scalar, TensorMetadata};
 
 use super::backend::Autocast;
-use super::tensor::{AutocastTensor, bring};
+use super::bring::bring;
+use super::tensor::AutocastTensor;
 use crate::cast::{Cast, Operands};
 use crate::policy::{Policy, current, off_scope};
 

@@ -6,7 +6,8 @@ use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Shape, TensorMetadata};
 
 use super::backend::Autocast;
-use super::tensor::{AutocastTensor, bring};
+use super::bring::bring;
+use super::tensor::AutocastTensor;
 use crate::cast::{Lineage, is_low};
 use crate::policy::{Policy, current};
 use crate::scaler::{ActiveScale, active_scale};

@@ -6,6 +6,7 @@ use std::cell::Cell;
 use burn_backend::{
     Backend, DType, DTypeUsage, DTypeUsageSet, DeviceId, DeviceOps, FloatDType, tensor::FloatTensor,
 };
+use burn_decorator::device_of;
 
 use crate::error::AmpError;
 
@@ -66,7 +67,7 @@ thread_local! {
 /// Panics with [`AmpError::UnsupportedDtype`]'s message unless the tensor's device can do the type.
 #[inline]
 pub(super) fn ensure_dtype<B: Backend>(tensor: &FloatTensor<B>, dtype: FloatDType) {
-    let device = B::float_device(tensor);
+    let device = device_of!(B, float_device, tensor);
     let key = (TypeId::of::<B>(), device.id(), dtype);
     if PASSED.get() != Some(key) {
         if let Err(error) = check_dtype::<B>(&device, dtype) {

@@ -4,7 +4,8 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata};
 
 use super::backend::Autocast;
-use super::tensor::{AutocastTensor, bring};
+use super::bring::bring;
+use super::tensor::AutocastTensor;
 use crate::cast::{Cast, Operands};
 use crate::policy::{Policy, current};
 

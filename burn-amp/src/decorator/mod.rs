@@ -1,11 +1,12 @@
 //! The backend decorator.
 //!
 //! `ops.rs` makes every operation from its row, with `attention.rs` for the one that needs more; `autodiff.rs` is the
-//! backward pass; `check.rs` refuses devices, and `custom.rs` takes operations of your own.
+//! backward pass; `bring.rs` casts an operand; `check.rs` refuses devices, and `custom.rs` takes operations of your own.
 
 mod attention;
 mod autodiff;
 mod backend;
+mod bring;
 mod check;
 mod custom;
 mod ops;

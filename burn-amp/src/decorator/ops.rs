@@ -5,15 +5,15 @@
 #![deny(clippy::missing_trait_methods)]
 
 use burn_backend::{Backend, FloatDType, TensorMetadata};
-use burn_decorator::kind_type;
 use burn_decorator::types::*;
+use burn_decorator::{kind_type, map_operand, map_result};
 
 use super::attention;
 use super::backend::Autocast;
-use super::tensor::{AutocastTensor, bring, within};
+use super::bring::{bring, within};
+use super::tensor::AutocastTensor;
 use crate::cast::{Arithmetic, Cast, Operands};
 use crate::policy::{Policy, current};
-use crate::table::class;
 
 /// Shows an operand to the rule, if it is a float tensor.
 macro_rules! see {
@@ -55,81 +55,21 @@ macro_rules! unwrap {
     (FloatRef $x:ident $target:ident $operands:ident) => {
         &$x.tensor
     };
-    (FloatOpt $x:ident $target:ident $operands:ident) => {
-        $x.map(|x| bring::<B>(x.tensor, $target))
-    };
-    (Floats $x:ident $target:ident $operands:ident) => {
-        $x.into_iter()
-            .map(|x| bring::<B>(x.tensor, $target))
-            .collect()
-    };
-    (Tensor $x:ident $target:ident $operands:ident) => {
-        match $x {
-            TensorPrimitive::Float(x) => TensorPrimitive::Float(bring::<B>(x.tensor, $target)),
-            TensorPrimitive::QFloat(x) => TensorPrimitive::QFloat(x),
-        }
+    // Not computed with.
+    (QuantParams $x:ident $target:ident $operands:ident) => {
+        map_operand!(QuantParams $x, AutocastTensor::into_inner)
     };
     (Transaction $x:ident $target:ident $operands:ident) => {
-        TransactionPrimitive::new(
-            $x.read_floats
-                .into_iter()
-                .map(AutocastTensor::into_inner)
-                .collect(),
-            $x.read_qfloats,
-            $x.read_ints,
-            $x.read_bools,
-        )
-    };
-    (QuantParams $x:ident $target:ident $operands:ident) => {
-        QuantizationParametersPrimitive {
-            scales: $x.scales.tensor,
-        }
+        map_operand!(Transaction $x, AutocastTensor::into_inner)
     };
     ($kind:tt $x:ident $target:ident $operands:ident) => {
-        $x
-    };
-}
-
-/// A result, wrapped for this backend.
-macro_rules! wrap {
-    (Float $y:expr, $lineage:expr) => {
-        AutocastTensor::with_lineage($y, $lineage)
-    };
-    (FloatOpt $y:expr, $lineage:expr) => {
-        $y.map(|y| AutocastTensor::with_lineage(y, $lineage))
-    };
-    (Tensor $y:expr, $lineage:expr) => {
-        match $y {
-            TensorPrimitive::Float(y) => {
-                TensorPrimitive::Float(AutocastTensor::with_lineage(y, $lineage))
-            }
-            TensorPrimitive::QFloat(y) => TensorPrimitive::QFloat(y),
-        }
-    };
-    (($a:tt, $b:tt) $y:expr, $lineage:expr) => {{
-        let (a, b) = $y;
-        (wrap!($a a, $lineage), wrap!($b b, $lineage))
-    }};
-    ({$name:ident $($field:ident: $kind:tt),+} $y:expr, $lineage:expr) => {{
-        let y = $y;
-        $name { $($field: wrap!($kind y.$field, $lineage)),+ }
-    }};
-    ($kind:tt $y:expr, $lineage:expr) => {
-        $y
+        map_operand!($kind $x, |x: FloatTensor<Self>| bring::<B>(x.tensor, $target))
     };
 }
 
 /// Whether an operation of a work class computes with its operands: one that moves or reads them gains nothing in f32.
-macro_rules! computes {
-    (view) => {
-        false
-    };
-    (pass) => {
-        false
-    };
-    ($work:ident) => {
-        true
-    };
+const fn computes(work: &str) -> bool {
+    !matches!(work.as_bytes(), b"view" | b"pass")
 }
 
 /// One method.
@@ -137,7 +77,7 @@ macro_rules! method {
     // Decomposed over an autodiff backend.
     ($class:ident $work:ident attention($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         fn attention($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            attention::attention::<B, P>(class!($class), $($arg),*)
+            attention::attention::<B, P>(Cast::of(stringify!($class)), $($arg),*)
         }
     };
     ($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
@@ -147,8 +87,13 @@ macro_rules! method {
             let mut operands = Operands::default();
             $(see!($kind $arg operands);)*
             #[allow(unused_variables, reason = "rows without float operands")]
-            let target = target::<P>(&operands, stringify!($op), class!($class), computes!($work));
-            wrap!($ret B::$op($(unwrap!($kind $arg target operands)),*), operands.lineage())
+            let target = {
+                const ROW: (Cast, bool) = (Cast::of(stringify!($class)), computes(stringify!($work)));
+                target::<P>(&operands, stringify!($op), ROW)
+            };
+            map_result!($ret B::$op($(unwrap!($kind $arg target operands)),*), |y| {
+                AutocastTensor::with_lineage(y, operands.lineage())
+            })
         }
     };
 }
@@ -167,8 +112,7 @@ macro_rules! implement {
 fn target<P: Policy>(
     operands: &Operands,
     op: &str,
-    row: Cast,
-    computes: bool,
+    (row, computes): (Cast, bool),
 ) -> Option<FloatDType> {
     if operands.is_empty() {
         return None;

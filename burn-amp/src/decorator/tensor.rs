@@ -1,9 +1,8 @@
 //! The decorator's float tensor.
 
-use burn_backend::{Backend, DType, FloatDType, Scalar, TensorMetadata, tensor::FloatTensor};
+use burn_backend::TensorMetadata;
 
-use super::check::ensure_dtype;
-use crate::cast::{Lineage, is_low};
+use crate::cast::Lineage;
 
 /// A float tensor of [`Autocast`](crate::Autocast): the inner backend's, with its true and visible type, and where it comes
 /// from.
@@ -42,33 +41,4 @@ impl<T> AutocastTensor<T> {
 
 impl<T: TensorMetadata + 'static> TensorMetadata for AutocastTensor<T> {
     burn_decorator::forward_metadata!(tensor, wrapped by Self::new);
-}
-
-/// A scalar that is about to be written into a tensor of type `dtype`, kept finite if it is.
-#[inline]
-pub(crate) fn within(value: Scalar, dtype: Option<FloatDType>) -> Scalar {
-    match (value, dtype) {
-        (Scalar::Float(x), Some(dtype)) if x.is_finite() && is_low(dtype) => {
-            let range = dtype.finfo();
-            Scalar::Float(x.clamp(range.min, range.max))
-        }
-        _ => value,
-    }
-}
-
-/// Casts a tensor of the inner backend to `target`, if that is given and differs from its type.
-#[inline]
-pub(crate) fn bring<B: Backend>(
-    tensor: FloatTensor<B>,
-    target: Option<FloatDType>,
-) -> FloatTensor<B> {
-    match target {
-        Some(target) if tensor.dtype() != DType::from(target) => {
-            if is_low(target) {
-                ensure_dtype::<B>(&tensor, target);
-            }
-            B::float_cast(tensor, target)
-        }
-        _ => tensor,
-    }
 }

@@ -16,7 +16,9 @@ use burn::{
     },
 };
 
-use super::{inspect::CulpritRead, overflow::LossProbe, shared_scale::OptimizerId};
+use burn_decorator::non_finite::NonFiniteRead;
+
+use super::{overflow::LossProbe, shared_scale::OptimizerId};
 
 /// The factor for a loss, and its inverse for the gradients, on the backend `I` without autodiff.
 pub(crate) enum ActiveScale<I: Backend> {
@@ -49,7 +51,7 @@ pub(super) type Verdict = Arc<OnceLock<bool>>;
 /// A step whose outcome the host does not know yet.
 pub(super) struct Pending {
     optimizer: OptimizerId,
-    culprits: CulpritRead,
+    culprits: NonFiniteRead,
     losses: Vec<LossProbe>,
     verdict: Verdict,
     /// A [`NextScale`] of the training backend.
@@ -66,7 +68,7 @@ impl Pending {
     /// `found_inf` is the step's flag; one of `if_overflow` and `if_not` will be the next scale.
     pub(super) fn new<I: Backend>(
         optimizer: OptimizerId,
-        culprits: CulpritRead,
+        culprits: NonFiniteRead,
         losses: Vec<LossProbe>,
         found_inf: Tensor<I, 1, Bool>,
         if_overflow: f32,

@@ -10,6 +10,8 @@ use burn::{
     },
 };
 
+use burn_decorator::non_finite::GradientsOf;
+
 /// What `Optimizer::step` and `Optimizer::step_multi` differ in.
 pub(super) enum StepGradients {
     One(GradientsParams),
@@ -27,16 +29,6 @@ impl StepGradients {
         let mut merger = Merger { gradients };
         module.visit(&mut merger);
         Self::Several(merger.gradients)
-    }
-
-    pub(super) fn get<I: Backend, const D: usize>(&self, id: ParamId) -> Option<Tensor<I, D>> {
-        match self {
-            Self::One(gradients) => gradients.get(id),
-            Self::Several(gradients) => gradients
-                .grads
-                .iter()
-                .find_map(|(gradients, _)| gradients.get(id)),
-        }
     }
 
     /// Whether there is nothing in it at all, nothing that belongs to no parameter either.
@@ -61,6 +53,19 @@ impl StepGradients {
             Self::One(gradients) => optimizer.step(lr, module, gradients),
             Self::Several(gradients) => optimizer.step_multi(lr, module, gradients),
         }
+    }
+}
+
+impl GradientsOf for StepGradients {
+    fn each<I: Backend, const D: usize>(&self, id: ParamId) -> Vec<Tensor<I, D>> {
+        let gradient = match self {
+            Self::One(gradients) => gradients.get(id),
+            Self::Several(gradients) => gradients
+                .grads
+                .iter()
+                .find_map(|(gradients, _)| gradients.get(id)),
+        };
+        gradient.into_iter().collect()
     }
 }
 

@@ -174,8 +174,7 @@ impl GradScaler {
         self.settled().counters.skipped_in_a_row > 0
     }
 
-    /// Whether the last step's gradients held an infinity or NaN: PyTorch's `found_inf`. The same as
-    /// [`skipped_last_step`](Self::skipped_last_step).
+    /// PyTorch's `found_inf` of the last step, which is [`skipped_last_step`](Self::skipped_last_step).
     pub fn found_inf(&self) -> bool {
         self.skipped_last_step()
     }

@@ -1,11 +1,7 @@
-//! What the Learner shows. Both metrics read the scaler's shared state, so the model's output types stay as they are.
+//! Metrics for the Learner. They read the scaler's shared state, so the model's output types stay as they are.
 
-use std::sync::Arc;
-
-use burn::train::metric::{
-    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
-    SerializedEntry,
-};
+use burn_decorator::gauge::Gauge;
+use burn_decorator::gauge_metric;
 
 use super::GradScaler;
 
@@ -13,120 +9,33 @@ use super::GradScaler;
 ///
 /// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step.
 #[derive(Clone)]
-pub struct LossScaleMetric {
-    scaler: GradScaler,
-    name: MetricName,
-    scale: f64,
-}
+pub struct LossScaleMetric(Gauge);
 
 /// The number of steps skipped so far, since the beginning of the training; 0 if the scaler is disabled.
 ///
 /// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step.
 #[derive(Clone)]
-pub struct SkippedStepsMetric {
-    scaler: GradScaler,
-    name: MetricName,
-    skipped: f64,
-}
+pub struct SkippedStepsMetric(Gauge);
 
 impl LossScaleMetric {
     /// The metric of `scaler`.
     pub fn new(scaler: &GradScaler) -> Self {
-        Self {
-            scaler: scaler.clone(),
-            name: Arc::new("Loss Scale".to_owned()),
-            scale: f64::from(scaler.state().scale()),
-        }
+        let scaler = scaler.clone();
+        let read = move || f64::from(scaler.state().scale());
+        let about = "The factor that losses are multiplied with before the backward pass";
+        Self(Gauge::new("Loss Scale", about, read(), read).rising())
     }
 }
 
 impl SkippedStepsMetric {
     /// The metric of `scaler`.
     pub fn new(scaler: &GradScaler) -> Self {
-        Self {
-            scaler: scaler.clone(),
-            name: Arc::new("Skipped Steps".to_owned()),
-            skipped: scaler.state().counters.skipped as f64,
-        }
+        let scaler = scaler.clone();
+        let read = move || scaler.state().counters.skipped as f64;
+        let about = "Optimizer steps that were skipped because of non-finite gradients";
+        Self(Gauge::new("Skipped Steps", about, read(), read).unit("steps"))
     }
 }
 
-impl Metric for LossScaleMetric {
-    type Input = ();
-
-    fn name(&self) -> MetricName {
-        self.name.clone()
-    }
-
-    fn description(&self) -> Option<String> {
-        Some("The factor that losses are multiplied with before the backward pass".to_owned())
-    }
-
-    fn attributes(&self) -> MetricAttributes {
-        attributes(None, true)
-    }
-
-    fn update(&mut self, _item: &(), _metadata: &MetricMetadata) -> SerializedEntry {
-        self.scale = f64::from(self.scaler.state().scale());
-        entry(self.scale)
-    }
-
-    /// Nothing is accumulated over an epoch.
-    fn clear(&mut self) {}
-}
-
-impl Metric for SkippedStepsMetric {
-    type Input = ();
-
-    fn name(&self) -> MetricName {
-        self.name.clone()
-    }
-
-    fn description(&self) -> Option<String> {
-        Some("Optimizer steps that were skipped because of non-finite gradients".to_owned())
-    }
-
-    fn attributes(&self) -> MetricAttributes {
-        attributes(Some("steps"), false)
-    }
-
-    fn update(&mut self, _item: &(), _metadata: &MetricMetadata) -> SerializedEntry {
-        self.skipped = self.scaler.state().counters.skipped as f64;
-        entry(self.skipped)
-    }
-
-    /// Nothing is accumulated over an epoch.
-    fn clear(&mut self) {}
-}
-
-impl Numeric for LossScaleMetric {
-    fn value(&self) -> NumericEntry {
-        NumericEntry::Value(self.scale)
-    }
-
-    fn running_value(&self) -> NumericEntry {
-        self.value()
-    }
-}
-
-impl Numeric for SkippedStepsMetric {
-    fn value(&self) -> NumericEntry {
-        NumericEntry::Value(self.skipped)
-    }
-
-    fn running_value(&self) -> NumericEntry {
-        self.value()
-    }
-}
-
-fn attributes(unit: Option<&str>, higher_is_better: bool) -> MetricAttributes {
-    NumericAttributes {
-        unit: unit.map(str::to_owned),
-        higher_is_better,
-    }
-    .into()
-}
-
-fn entry(value: f64) -> SerializedEntry {
-    SerializedEntry::new(value.to_string(), NumericEntry::Value(value).serialize())
-}
+gauge_metric!(LossScaleMetric);
+gauge_metric!(SkippedStepsMetric);

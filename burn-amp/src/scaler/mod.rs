@@ -7,10 +7,9 @@
 //! | `handle` | [`GradScaler`], the handle that everything shares |
 //! | `state` | what a step's outcome does to scale, counters and errors |
 //! | `shared_scale` | one scale for several optimizers: an update an iteration |
-//! | `registry` | which scaler is meant by a thread, a device, a process |
-//! | `active` | the scale that `backward` asks for |
+//! | `registry` | finds the scaler of a thread, a device, a process |
+//! | `active` | the scale that `backward` uses |
 //! | `gradients` | the gradients of one step, from one device or several |
-//! | `inspect` | which gradients are non-finite: flags on the device |
 //! | `deferred` | flags that are read one step late |
 //! | `optimizer` | [`ScaledOptimizer`], the wrapper |
 //! | `record` | its saved state |
@@ -22,7 +21,6 @@ mod config;
 mod deferred;
 mod gradients;
 mod handle;
-mod inspect;
 mod metric;
 mod optimizer;
 mod overflow;
@@ -37,7 +35,6 @@ pub(crate) use deferred::ActiveScale;
 pub use handle::GradScaler;
 pub use metric::{LossScaleMetric, SkippedStepsMetric};
 pub use optimizer::ScaledOptimizer;
-pub(crate) use overflow::name_some;
 pub use overflow::{Overflow, OverflowCause};
 pub use record::ScaledRecord;
 pub use state::ScalerState;

@@ -7,17 +7,18 @@ use burn::{
 };
 use burn_decorator::gradient::{catch_overflow, non_finite_on_any_rank};
 use burn_decorator::message;
+use burn_decorator::non_finite::{Inspection, Probe, non_finite_paths};
 
 use super::{
     config::Detection,
     deferred::{Pending, Undo, Verdict},
     gradients::StepGradients,
     handle::GradScaler,
-    inspect::{Inspection, Probe},
     record::ScaledRecord,
     registry,
     shared_scale::OptimizerId,
 };
+use crate::AmpError;
 use crate::policy::off_scope;
 
 /// An optimizer under a [`GradScaler`]: made by [`GradScaler::wrap`].
@@ -140,19 +141,18 @@ impl<O> ScaledOptimizer<O> {
             true => Probe::Flag, // the device decides by it
             false => Probe::Sum,
         };
-        let inspection = match Inspection::new::<B, M>(&module, &gradients, probe) {
-            Ok(inspection) => inspection,
-            Err(error) => {
-                self.scaler.fail(error);
-                self.scaler.raise();
-                return module;
-            }
-        };
+        let inspection = Inspection::new::<B, M>(&module, &gradients, probe);
+        if let Some((path, dtype)) = inspection.half_precision() {
+            self.scaler
+                .fail(AmpError::HalfPrecisionParameter { path, dtype });
+            self.scaler.raise();
+            return module;
+        }
         for device in inspection.devices() {
             registry::bind_device::<B::InnerBackend>(self.scaler.shared(), &device);
         }
 
-        if inspection.is_empty() {
+        if inspection.ids().is_empty() {
             // Entries that belong to no parameter are a message to an optimizer inside, not a step.
             if gradients.is_empty() {
                 let culprits = non_finite_on_any_rank(Vec::new());
@@ -186,7 +186,7 @@ impl<O> ScaledOptimizer<O> {
         (module, !inside.ranks)
     }
 
-    /// What is meant for an optimizer inside, and no step.
+    /// Passes a message on to an optimizer inside; no step is taken.
     fn pass_on<B, M>(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M
     where
         B: AutodiffBackend,
@@ -220,14 +220,9 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let culprits = match inspection.has_finite_sums() {
-            true => Vec::new(),
-            false => {
-                let exact = Inspection::new::<B, M>(&module, &gradients, Probe::Flag);
-                let exact = exact.expect("the parameters are those of before");
-                let flags = exact.flags();
-                exact.read(flags).wait()
-            }
+        let culprits = match inspection.has_finite_sums(Vec::new()) {
+            (true, _) => Vec::new(),
+            (false, _) => non_finite_paths::<B, M>(&module, &gradients),
         };
         let mut culprits = non_finite_on_any_rank(culprits);
         let mut module = module;

@@ -25,19 +25,6 @@ pub enum OverflowCause {
     NonFiniteLoss,
 }
 
-/// How many paths a message spells out.
-const NAMED: usize = 8;
-
-/// The first few of `parameters`, and how many there are.
-pub(crate) fn name_some(parameters: &[String]) -> String {
-    let named = parameters[..parameters.len().min(NAMED)].join(", ");
-    match parameters.len() {
-        0 => "no parameter".to_owned(),
-        count if count > NAMED => format!("{named}, ... ({count} parameters)"),
-        _ => named,
-    }
-}
-
 /// A loss of the current step, kept on its device and read only when an overflow has to be explained.
 pub(super) struct LossProbe(Box<dyn FnOnce() -> bool + Send>);
 
@@ -61,21 +48,5 @@ impl LossProbe {
     /// Reads the loss: is any of it NaN or infinite?
     pub(super) fn found_non_finite(self) -> bool {
         (self.0)()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::name_some;
-
-    #[test]
-    fn long_lists_are_cut() {
-        let paths: Vec<_> = (0..10).map(|i| format!("layers.{i}.weight")).collect();
-        assert_eq!(name_some(&paths[..2]), "layers.0.weight, layers.1.weight");
-        let text = name_some(&paths);
-        assert!(
-            text.ends_with("layers.7.weight, ... (10 parameters)"),
-            "{text}"
-        );
     }
 }

@@ -1,4 +1,4 @@
-//! Which scaler is meant: by a thread, by a device, by the process. Nothing is kept alive by being found here.
+//! Finds the scaler of a thread, of a device, or of the process. It holds weak references only.
 
 use std::{
     any::TypeId,
@@ -53,13 +53,8 @@ pub(super) fn bind_device<B: Backend>(scaler: &Arc<Shared>, device: &Device<B>) 
 ///
 /// A loss that needs none must not use the scaler of another run.
 pub(super) fn lookup<B: Backend>(device: &Device<B>, needs: bool) -> Option<Arc<Shared>> {
-    OF_THREAD.with_borrow(Weak::upgrade).or_else(|| {
-        if needs {
-            PROCESS.lock().lookup(key::<B>(device))
-        } else {
-            None
-        }
-    })
+    let of_thread = OF_THREAD.with_borrow(Weak::upgrade);
+    of_thread.or_else(|| needs.then(|| PROCESS.lock().lookup(key::<B>(device)))?)
 }
 
 impl Process {
@@ -132,6 +127,11 @@ mod tests {
         key::<Flex>(&Default::default())
     }
 
+    fn finds(process: &Process, scaler: &GradScaler) -> bool {
+        let found = process.lookup(device());
+        found.is_some_and(|found| Arc::ptr_eq(&found, scaler.shared()))
+    }
+
     #[test]
     fn the_only_live_scaler_is_found() {
         let mut process = Process::default();
@@ -139,20 +139,14 @@ mod tests {
 
         let first = GradScaler::default();
         process.register(first.shared());
-        assert!(Arc::ptr_eq(
-            &process.lookup(device()).unwrap(),
-            first.shared()
-        ));
+        assert!(finds(&process, &first));
 
         let second = GradScaler::default();
         process.register(second.shared());
         assert!(process.lookup(device()).is_none(), "two are ambiguous");
 
         drop(first);
-        assert!(Arc::ptr_eq(
-            &process.lookup(device()).unwrap(),
-            second.shared()
-        ));
+        assert!(finds(&process, &second));
     }
 
     #[test]
@@ -164,17 +158,11 @@ mod tests {
 
         process.bind_device(first.shared(), device());
         process.bind_device(second.shared(), device());
-        assert!(Arc::ptr_eq(
-            &process.lookup(device()).unwrap(),
-            first.shared()
-        ));
+        assert!(finds(&process, &first));
 
         drop(first);
         process.bind_device(second.shared(), device());
-        assert!(Arc::ptr_eq(
-            &process.lookup(device()).unwrap(),
-            second.shared()
-        ));
+        assert!(finds(&process, &second));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use burn::train::Interrupter;
+use burn_decorator::non_finite::name_some;
 use burn_decorator::ranks::ForRank;
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     config::{Detection, GradScalerConfig},
     deferred::Pending,
-    overflow::{LossProbe, Overflow, OverflowCause, name_some},
+    overflow::{LossProbe, Overflow, OverflowCause},
     shared_scale::{OptimizerId, SharedScale},
 };
 use crate::{AmpError, LossScale, LossScaleState, ScaleUpdate};
@@ -254,12 +255,7 @@ impl State {
     }
 
     fn fatal(&self, overflow: &Overflow, update: ScaleUpdate) -> Option<AmpError> {
-        let Overflow {
-            step,
-            scale,
-            ref parameters,
-            ..
-        } = *overflow;
+        let (step, scale) = (overflow.step, overflow.scale);
         if self.counters.stillborn >= NON_FINITE_LOSS_PATIENCE {
             let attempts = self.counters.stillborn;
             return Some(AmpError::NonFiniteLoss {
@@ -272,24 +268,20 @@ impl State {
         (stuck || update == ScaleUpdate::Collapsed).then(|| AmpError::ScaleCollapsed {
             scale,
             step,
-            parameters: parameters.clone(),
+            parameters: overflow.parameters.clone(),
         })
     }
 
     fn warn(&self, overflow: &Overflow) {
-        let Overflow {
-            step,
-            scale,
-            parameters,
-            cause,
-        } = overflow;
-        let cause = match cause {
+        let cause = match overflow.cause {
             OverflowCause::Gradient => "gradients overflowed",
             OverflowCause::NonFiniteLoss => "the loss was NaN or infinite before scaling",
         };
         log::warn!(
-            "step {step} skipped at loss scale {scale}: {cause}; non-finite gradients in {}; next scale {}",
-            name_some(parameters),
+            "step {} skipped at loss scale {}: {cause}; non-finite gradients in {}; next scale {}",
+            overflow.step,
+            overflow.scale,
+            name_some(&overflow.parameters),
             self.scale.loss_scale.scale(),
         );
     }

@@ -7,7 +7,6 @@ use parking_lot::Mutex;
 
 use super::limiter::Budget;
 use super::settings::MemoryBudget;
-use crate::cost::Costs;
 use crate::memory::{MemoryStats, Totals};
 
 /// A budget in force on a thread, with the counters of each device.
@@ -34,10 +33,6 @@ impl Installed {
         let memory = MemoryStats::new(device, Some(budget.clone()), thread);
         devices.push((memory.clone(), budget));
         memory
-    }
-
-    pub fn costs(&self) -> Costs {
-        self.settings.costs
     }
 
     /// The budgets of all devices.

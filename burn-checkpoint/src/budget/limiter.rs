@@ -20,12 +20,12 @@ use crate::error::size;
 use crate::memory::Limit;
 use crate::stats::RematStats;
 
-/// What a pass frees beyond what is asked for, as a part of the limit: a pass looks at everything, so it should not be needed
-/// at every operation.
+/// Hysteresis: a search frees this part of the limit more than is needed, so that not every operation searches all
+/// tensors.
 const AHEAD: u64 = 64;
 
-/// The same where a pass looks at one part of many, of its share of the limit: small parts know little of what is cheapest,
-/// large ones take long.
+/// The same where a search looks at one part of the tensors, as a part of its share of the limit. Small parts hold few cheap
+/// tensors, large parts take long to search.
 const AHEAD_OF_PART: u64 = 16;
 
 /// The sizes of so many results are remembered: some 100 KiB.
@@ -342,7 +342,7 @@ impl Limit for Budget {
             searched_tensors,
             search_time,
             thrashing_steps: self.thrashing.steps(),
-            ..RematStats::ZERO
+            ..RematStats::default()
         }
     }
 

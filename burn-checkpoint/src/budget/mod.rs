@@ -1,6 +1,6 @@
 //! A limit on the bytes of managed tensors, without annotations (Kirisame et al., Dynamic Tensor Rematerialization, 2021).
 //!
-//! - `settings.rs`: what a user asks for; `installed.rs`: one budget a device, of a thread.
+//! - `settings.rs`: the user's settings; `installed.rs`: a thread's budgets, one a device.
 //! - `limiter.rs`: counts bytes and decides when to evict.
 //! - `candidates.rs`: what may be evicted, cheapest first; `classes.rs`: what replaying a tensor costs with the evicted ones before it.
 //! - `need.rs`: which limit is too small for a step; `thrashing.rs`: which one costs too much time.

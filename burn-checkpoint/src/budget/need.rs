@@ -48,7 +48,7 @@ impl Need {
                 Why::Evictable
             } else if info.lineage == Lineage::Gradient {
                 Why::Gradient
-            } else if info.op.work == Work::Fixed {
+            } else if matches!(info.op.work, Work::New | Work::Fixed) {
                 Why::Random
             } else {
                 Why::Kept

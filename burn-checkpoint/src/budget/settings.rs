@@ -1,4 +1,4 @@
-//! What a user asks of a memory budget.
+//! The settings of a memory budget.
 
 use crate::cost::Costs;
 use crate::error::RematError;

@@ -51,7 +51,7 @@ impl Thrashing {
         self.work.lock().wasted_ns += f64::from(cost_ns);
     }
 
-    /// Counts a search, and says if the step wastes its time.
+    /// Counts a search, and warns if the step spends far more on replays and searches than on its work.
     pub fn searched(&self, tensors: u64, time: Duration, limit: u64) {
         self.searched_tensors.fetch_add(tensors, Ordering::Relaxed);
         self.search_nanos

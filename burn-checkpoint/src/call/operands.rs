@@ -36,7 +36,7 @@ pub(super) struct Operands<B: Backend> {
     pub viewed: Option<Box<Viewed<B>>>,
     /// Bytes of the largest operand.
     largest: u64,
-    /// Bytes of the largest operand that cannot come back and that nobody but this operation refers to.
+    /// Bytes of the largest operand that cannot come back and that only this operation refers to.
     given_up: u64,
     pub cost: Option<OpCost>,
     /// Where the result will be; known only under a budget.
@@ -171,8 +171,8 @@ impl<B: Backend> Operands<B> {
         }
     }
 
-    /// Whether a recipe would not pay. It would keep the storage of an operand that cannot come back and that nobody else
-    /// wants, to be able to drop that of the result: nothing is won unless the result is larger.
+    /// Whether a recipe would cost more memory than it saves. It would keep the storage of an operand that cannot come back and has no
+    /// other reference, so that the result's can be dropped: this saves memory only if the result is larger.
     pub fn gives_up(&self) -> bool {
         self.given_up > 0 && self.given_up * 2 > self.largest
     }

@@ -9,7 +9,7 @@ use burn_backend::Shape;
 use crate::op::OpInfo;
 use crate::work::Work;
 
-/// What the operands tell of the order.
+/// What is known of the operands' order.
 #[derive(Default)]
 pub(super) struct Order {
     /// Elements of the largest operand that may lie in another order: a managed one that may, or an unmanaged one.
@@ -37,7 +37,7 @@ impl Order {
         match op.work {
             // New, whatever the operands are.
             Work::Compute => is_product(op),
-            Work::Fixed => true,
+            Work::New | Work::Fixed => true,
             // A reshape of what lies in another order may be a copy or a view.
             Work::View => self.odd_elements == 0 && keeps_order(op),
             Work::Norm if op.name == "layer_norm" => ordered,

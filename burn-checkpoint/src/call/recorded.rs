@@ -1,17 +1,18 @@
 //! One operation that is recorded.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::AtomicU32;
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape};
 
 use super::operands::{Operands, Shares};
 use super::results::Results;
+use super::room::Room;
 use crate::clock::{self, Lineage, Phase};
 use crate::context::{self, OpContext};
 use crate::cost::{Costs, OpCost, Timer};
-use crate::entry::{AnyEntry, ClassSlot, Origin};
+use crate::entry::{AnyEntry, Origin};
 use crate::handle::Managed;
 use crate::kind::Value;
 use crate::memory::MemoryStats;
@@ -61,6 +62,31 @@ impl<B: Backend> Call<B> {
             // Before the operation runs: it may then write into its operands.
             *recipe = None;
         }
+    }
+
+    /// As [`Self::begin`], for a new tensor that takes `room`: a function of plain arguments. It is recorded in forward passes; in backward
+    /// and in the optimizer it is a gradient or state, and at once written to.
+    pub fn begin_new(&mut self, room: Room, recipe: &mut Option<impl Recipe<B>>) {
+        room.make(self.op);
+        if let Some(step) = self.op_context.step {
+            let mut cost = OpCost::new(self.op);
+            cost.expected = Some(room.bytes());
+            self.operands.cost = Some(cost);
+            let is_seed = self.op.name == "float_ones" && room.is_scalar();
+            if is_seed {
+                // Autodiff starts a backward pass with it.
+                self.op_context.step = context::begin(Phase::Backward);
+                self.lineage = Lineage::Gradient;
+            }
+            self.records = step.phase == Phase::Forward && !is_seed;
+        } else {
+            self.records = true;
+        }
+        self.records &= self.op_context.save_policy != SavePolicy::Keep;
+        if !self.records {
+            *recipe = None;
+        }
+        self.timer = Timer::start(self.op_context.costs);
     }
 
     fn decide(&mut self) {
@@ -204,24 +230,22 @@ impl<B: Backend> Call<B> {
             Some(Shares::With(source)) => (Some(source.clone()), true),
         };
         TensorMeta {
-            op: self.op,
-            id: self.op_context.number,
             bytes: if own { bytes(elements, dtype) } else { 0 },
             contiguous: self.op.work != Work::View || is_contiguous(self.op),
             row_major: self.operands.order.is_kept(self.op, elements),
-            shape,
-            dtype,
-            device,
             group,
-            residents: AtomicU32::new(0),
-            listed: AtomicBool::new(false),
-            class: ClassSlot::default(),
-            retired: AtomicBool::new(false),
             users: AtomicU32::new(1),
-            memory,
             cost_ns: cost_ns(elements),
             step: self.step(),
             lineage: self.lineage,
+            ..TensorMeta::new(
+                self.op,
+                self.op_context.number,
+                shape,
+                dtype,
+                device,
+                memory,
+            )
         }
     }
 
@@ -246,7 +270,7 @@ impl<B: Backend> Call<B> {
         })
     }
 
-    /// Counts a new node, and tells its scope and its budget of it.
+    /// Counts a new node, and adds it to its scope and its budget.
     fn enter(&self, node: Arc<dyn Entry<B>>) -> Managed<B> {
         let meta = node.meta();
         meta.storage_added();
@@ -262,7 +286,7 @@ impl<B: Backend> Call<B> {
     }
 }
 
-/// What a result descends from; an operation that only one direction has says where in a step the thread is.
+/// What a result descends from. An operation that only forward or only backward passes run changes the thread's phase.
 #[inline]
 fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineage {
     let Some(step) = op_context.step else {
@@ -270,7 +294,7 @@ fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineag
     };
     if clock::is_backward_only(op) {
         if step.phase == Phase::Forward {
-            op_context.step = context::backward_begins();
+            op_context.step = context::begin(Phase::Backward);
         }
         return Lineage::Gradient;
     }
@@ -279,7 +303,7 @@ fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineag
         Lineage::Activation => step.phase == Phase::Backward && clock::is_layer(op),
     };
     if begins {
-        op_context.step = context::forward_begins();
+        op_context.step = context::begin(Phase::Forward);
         return Lineage::Activation;
     }
     operands

@@ -57,6 +57,25 @@ pub fn checkpoint_chain<Block, T: Outputs>(
     Ok(chain.run(plan.nodes(), x))
 }
 
+/// Runs `blocks` one after the other, in so many scopes of consecutive blocks, as equal as can be (`torch.utils.checkpoint_sequential`).
+///
+/// One scope holds its input, and in backward the tape of its blocks: about the square root of the number of blocks takes the least memory
+/// where all are alike. [`checkpoint_chain`] runs other nestings.
+///
+/// # Panics
+///
+/// If `segments` is 0.
+pub fn checkpoint_sequential<Block, T: Outputs>(
+    blocks: &[Block],
+    segments: usize,
+    x: T,
+    forward: impl Fn(&Block, T) -> T,
+) -> T {
+    let length = blocks.len().div_ceil(segments).max(1);
+    let plan = Plan::segments(blocks.len(), length);
+    checkpoint_chain(blocks, x, &plan, forward).expect("the plan is for these blocks")
+}
+
 struct Chain<'a, Block, F> {
     blocks: &'a [Block],
     /// Number of the next block.

@@ -49,11 +49,7 @@ fn of_chain<B: AutodiffBackend, const D: usize, Block>(
         ..Profile::default()
     };
     for (number, block) in blocks.iter().enumerate() {
-        let subject = Subject {
-            x,
-            forward: |x| forward(block, x),
-        };
-        let (measured, out) = subject.measure();
+        let (measured, out) = of_block(&x, |x| forward(block, x));
         if !context::met() {
             return Err(PlanError::NoRemat { block: number });
         }
@@ -82,115 +78,87 @@ fn of_tail<B: AutodiffBackend, const D: usize>(
 ) -> TailProfile {
     let device = x.device();
     let x = x.detach().require_grad();
-    let mut profile = TailProfile::default();
     counted(|| {
         let input_bytes = bytes_of(&x);
         let (grads, pass) = measured::<B, _>(&device, || loss(x.clone()).backward());
         drop(grads);
-        profile = TailProfile {
+        TailProfile {
             peak_bytes: pass.peak_bytes.saturating_sub(pass.before_bytes),
             gradient_bytes: pass
                 .after_bytes
                 .saturating_sub(pass.before_bytes + input_bytes),
-        };
-    });
-    profile
+        }
+    })
 }
 
 /// Runs something in a scope that evicts nothing: in a scope all tensors are counted.
-fn counted(run: impl FnOnce()) {
-    checkpoint_with(Policy::per_operation(|_| SavePolicy::Keep), run);
+fn counted<R>(run: impl FnOnce() -> R) -> R {
+    let mut result = None;
+    checkpoint_with(Policy::per_operation(|_| SavePolicy::Keep), || {
+        result = Some(run());
+    });
+    result.expect("a scope runs its region")
 }
 
-/// A block and its input.
-struct Subject<B: Backend, const D: usize, F> {
-    x: Tensor<B, D>,
-    forward: F,
-}
-
-impl<B: AutodiffBackend, const D: usize, F> Subject<B, D, F>
-where
-    F: Fn(Tensor<B, D>) -> Tensor<B, D>,
-{
-    /// What the block takes, and what it gives.
-    fn measure(self) -> (BlockProfile, Tensor<B, D>) {
-        let out = (self.forward)(self.x.clone()).detach();
-        let gradient = out.ones_like();
-        let mut profile = BlockProfile::default();
-        let mut shortest = [u64::MAX; 3];
-        for _ in 0..ROUNDS {
-            let [plain, scoped] =
-                [Mode::Plain, Mode::Scope].map(|mode| self.run(mode, gradient.clone()));
-            profile = BlockProfile {
-                kept_bytes: scoped
-                    .left_bytes
-                    .saturating_sub(scoped.profile.output_bytes),
-                ..plain.profile
-            };
-            let times = [plain.forward, plain.backward, scoped.backward];
-            for (shortest, time) in shortest.iter_mut().zip(times) {
-                *shortest = (*shortest).min(time.as_nanos() as u64);
-            }
+/// What a block takes, and its output for `x`.
+fn of_block<B: AutodiffBackend, const D: usize>(
+    x: &Tensor<B, D>,
+    forward: impl Fn(Tensor<B, D>) -> Tensor<B, D>,
+) -> (BlockProfile, Tensor<B, D>) {
+    let out = forward(x.clone()).detach();
+    let gradient = out.ones_like();
+    let mut profile = BlockProfile::default();
+    let mut shortest = [u64::MAX; 3];
+    for _ in 0..ROUNDS {
+        let plain = step(x, &gradient, &forward);
+        let scoped = step(x, &gradient, |x| checkpoint(|| forward(x)));
+        profile = BlockProfile {
+            kept_bytes: scoped.tape_bytes.saturating_sub(scoped.output_bytes),
+            ..plain
+        };
+        let times = [plain.forward_ns, plain.backward_ns, scoped.backward_ns];
+        for (shortest, time) in shortest.iter_mut().zip(times) {
+            *shortest = time.min(*shortest);
         }
-        let [forward_ns, backward_ns, with_replay_ns] = shortest;
-        profile.forward_ns = forward_ns;
-        profile.backward_ns = backward_ns;
-        profile.replay_ns = with_replay_ns.saturating_sub(backward_ns).min(forward_ns);
-        (profile, out)
     }
-
-    /// One forward and one backward pass.
-    fn run(&self, mode: Mode, gradient: Tensor<B, D>) -> Run {
-        let device = self.x.device();
-        let x = self.x.clone().detach().require_grad();
-        let mut run = None;
-        counted(|| {
-            let (out, forward) = measured::<B, _>(&device, || match mode {
-                Mode::Plain => (self.forward)(x.clone()),
-                Mode::Scope => checkpoint(|| (self.forward)(x.clone())),
-            });
-            let output_bytes = bytes_of(&out);
-            // Not the plain sum, whose gradient would be a view of one number.
-            let weighted = || (out * gradient).sum().backward();
-            let (grads, backward) = measured::<B, _>(&device, weighted);
-            drop(grads);
-            let before_bytes = forward.before_bytes;
-            let left_bytes = forward.after_bytes.saturating_sub(before_bytes);
-            run = Some(Run {
-                forward: forward.time,
-                backward: backward.time,
-                left_bytes,
-                profile: BlockProfile {
-                    output_bytes,
-                    tape_bytes: left_bytes,
-                    forward_peak_bytes: forward.peak_bytes.saturating_sub(before_bytes),
-                    backward_peak_bytes: backward.peak_bytes.saturating_sub(before_bytes),
-                    gradient_bytes: backward
-                        .after_bytes
-                        .saturating_sub(before_bytes + bytes_of(&x)),
-                    ..BlockProfile::default()
-                },
-            });
-        });
-        run.expect("a scope runs what it is given")
-    }
+    let [forward_ns, backward_ns, with_replay_ns] = shortest;
+    let profile = BlockProfile {
+        forward_ns,
+        backward_ns,
+        replay_ns: with_replay_ns.saturating_sub(backward_ns).min(forward_ns),
+        ..profile
+    };
+    (profile, out)
 }
 
-#[derive(Clone, Copy)]
-enum Mode {
-    /// All that the forward pass leaves stays.
-    Plain,
-    /// It is evicted and replayed.
-    Scope,
-}
-
-/// What one forward and backward pass took.
-struct Run {
-    forward: Duration,
-    backward: Duration,
-    left_bytes: u64,
-    /// Without times.
-    profile: BlockProfile,
+/// One forward and one backward pass.
+fn step<B: AutodiffBackend, const D: usize>(
+    x: &Tensor<B, D>,
+    gradient: &Tensor<B, D>,
+    forward: impl Fn(Tensor<B, D>) -> Tensor<B, D>,
+) -> BlockProfile {
+    let device = x.device();
+    let x = x.clone().detach().require_grad();
+    counted(|| {
+        let (out, first) = measured::<B, _>(&device, || forward(x.clone()));
+        let output_bytes = bytes_of(&out);
+        // Not the plain sum, whose gradient would be a view of one number.
+        let weighted = || (out * gradient.clone()).sum().backward();
+        let (grads, last) = measured::<B, _>(&device, weighted);
+        drop(grads);
+        let before_bytes = first.before_bytes;
+        BlockProfile {
+            output_bytes,
+            tape_bytes: first.after_bytes.saturating_sub(before_bytes),
+            kept_bytes: 0,
+            forward_peak_bytes: first.peak_bytes.saturating_sub(before_bytes),
+            backward_peak_bytes: last.peak_bytes.saturating_sub(before_bytes),
+            gradient_bytes: last.after_bytes.saturating_sub(before_bytes + bytes_of(&x)),
+            forward_ns: first.time.as_nanos() as u64,
+            replay_ns: 0,
+            backward_ns: last.time.as_nanos() as u64,
+        }
+    })
 }
 
 /// Live bytes and the time of a pass, all of it. Bytes are those of tensors that are made while it is measured, and may go down where the pass

@@ -6,6 +6,7 @@
 mod backend;
 mod operands;
 mod ops;
+mod quantized;
 mod results;
 mod tape;
 

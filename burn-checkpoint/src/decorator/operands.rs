@@ -2,11 +2,6 @@
 
 /// As the inner backend takes it: brought back if need be.
 macro_rules! inner {
-    (Float $x:expr) => { $x.into_inner() };
-    (Follow $x:expr) => { $x.into_inner() };
-    (Int $x:expr) => { $x.into_inner() };
-    (Bool $x:expr) => { $x.into_inner() };
-    (Quant $x:expr) => { $x.into_inner() };
     (FloatRef $x:expr) => { &$x.to_inner() };
     (IntRef $x:expr) => { &$x.to_inner() };
     (BoolRef $x:expr) => { &$x.to_inner() };
@@ -24,7 +19,7 @@ macro_rules! inner {
         }
     };
     (QuantParams $x:expr) => {
-        QuantizationParametersPrimitive { scales: $x.scales.into_inner() }
+        burn_decorator::map_operand!(QuantParams $x, Handle::into_inner)
     };
     (Transaction $x:expr) => {
         TransactionPrimitive::new(
@@ -34,26 +29,15 @@ macro_rules! inner {
             inner!(Bools $x.read_bools),
         )
     };
-    ($kind:tt $x:expr) => { $x };
+    (Fill $x:expr) => { $x };
+    (Device $x:expr) => { $x };
+    (DeviceRef $x:expr) => { $x };
+    ($handle:ident $x:expr) => { $x.into_inner() };
+    ($plain:tt $x:expr) => { $x };
 }
 
 /// As a recipe keeps it.
 macro_rules! save {
-    (Float $x:expr) => {
-        $x.save()
-    };
-    (Follow $x:expr) => {
-        $x.save()
-    };
-    (Int $x:expr) => {
-        $x.save()
-    };
-    (Bool $x:expr) => {
-        $x.save()
-    };
-    (Quant $x:expr) => {
-        $x.save()
-    };
     (FloatOpt $x:expr) => {
         $x.as_ref().map(Handle::save)
     };
@@ -76,7 +60,7 @@ macro_rules! save {
         save_tensor::<B>(&$x)
     };
     (QuantParams $x:expr) => {
-        $x.scales.save()
+        burn_decorator::list_qparams!($x, Handle::save)
     };
     (Fill $x:expr) => {
         $x
@@ -93,25 +77,13 @@ macro_rules! save {
     ({$element:ty} $x:expr) => {
         $x.to_vec()
     };
+    ($handle:ident $x:expr) => {
+        $x.save()
+    };
 }
 
 /// What a recipe kept, shown if it is a tensor.
 macro_rules! show {
-    (Float $x:expr, $visit:expr) => {
-        $x.show($visit)
-    };
-    (Follow $x:expr, $visit:expr) => {
-        $x.show($visit)
-    };
-    (Int $x:expr, $visit:expr) => {
-        $x.show($visit)
-    };
-    (Bool $x:expr, $visit:expr) => {
-        $x.show($visit)
-    };
-    (Quant $x:expr, $visit:expr) => {
-        $x.show($visit)
-    };
     (FloatOpt $x:expr, $visit:expr) => {
         $x.iter().for_each(|x| x.show($visit))
     };
@@ -130,11 +102,8 @@ macro_rules! show {
     (Quants $x:expr, $visit:expr) => {
         $x.iter().for_each(|x| x.show($visit))
     };
-    (Tensor $x:expr, $visit:expr) => {
-        $x.show($visit)
-    };
     (QuantParams $x:expr, $visit:expr) => {
-        $x.show($visit)
+        $x.iter().for_each(|x| x.show($visit))
     };
     (DeviceRef $x:expr, $visit:expr) => {
         ($visit)(Input::To($x))
@@ -152,28 +121,16 @@ macro_rules! show {
     ({$element:ty} $x:expr, $visit:expr) => {
         ($visit)(Input::Plain($x))
     };
-    ($kind:tt $x:expr, $visit:expr) => {{
+    (Fill $x:expr, $visit:expr) => {{
         let _ = $x;
     }};
+    ($handle:ident $x:expr, $visit:expr) => {
+        $x.show($visit)
+    };
 }
 
 /// What a recipe kept, as the inner backend takes it.
 macro_rules! load {
-    (Float $x:expr) => {
-        $x.load()
-    };
-    (Follow $x:expr) => {
-        $x.load()
-    };
-    (Int $x:expr) => {
-        $x.load()
-    };
-    (Bool $x:expr) => {
-        $x.load()
-    };
-    (Quant $x:expr) => {
-        $x.load()
-    };
     (FloatOpt $x:expr) => {
         $x.as_ref().map(Saved::load)
     };
@@ -199,7 +156,7 @@ macro_rules! load {
         }
     };
     (QuantParams $x:expr) => {
-        QuantizationParametersPrimitive { scales: $x.load() }
+        burn_decorator::collect_qparams!($x.iter().map(Saved::load))
     };
     (Fill $x:expr) => {
         *$x
@@ -216,9 +173,12 @@ macro_rules! load {
     ({$element:ty} $x:expr) => {
         $x
     };
+    ($handle:ident $x:expr) => {
+        $x.load()
+    };
 }
 
-/// Tells what an argument says about the room that a new tensor needs.
+/// Adds what an argument determines of a new tensor's size.
 macro_rules! room {
     (DeviceRef $x:expr, $room:expr) => {
         $room.on($x)

@@ -17,7 +17,7 @@ use crate::context;
 use crate::handle::{Handle, Managed};
 use crate::kind::{Bool, Float, Value};
 use crate::node::Input;
-use crate::op::{OpInfo, work};
+use crate::op::OpInfo;
 use crate::recipe::{Operation, Saved, SavedTensor};
 use crate::work::Work;
 
@@ -68,9 +68,11 @@ macro_rules! managed {
     ($trait:ident pass $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {};
     // Its shape is known only when the future is done: not counted.
     ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureInt) => {};
+    ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureFloat) => {};
+    ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> FutureBool) => {};
     ($trait:ident fixed $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {
-            const OP: &OpInfo = &OpInfo::new(stringify!($op), work!(fixed), stringify!($trait));
+            const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::Fixed, stringify!($trait));
             let mut room = call::Room::default();
             $(room!($kind $arg, room);)*
             room.make(OP);
@@ -79,9 +81,31 @@ macro_rules! managed {
             return handles!($ret results);
         }
     };
+    ($trait:ident new $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        if context::records() {
+            const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::New, stringify!($trait));
+            return apart(move || {
+                let mut room = call::Room::default();
+                $(room!($kind $arg, room);)*
+                let saved = ($(save!($kind $arg),)*);
+                let mut recipe = recipe::<B, _>(move |visit| {
+                    if visit.is_some() {
+                        return Value::Absent;
+                    }
+                    let ($($arg,)*) = &saved;
+                    value!($ret B::$op($(load!($kind $arg)),*))
+                });
+                let mut call = Call::<B>::new(OP);
+                call.begin_new(room, &mut recipe);
+                let mut value = value!($ret B::$op($(inner!($kind $arg)),*));
+                let mut results = call.finish(&mut value, &mut recipe);
+                handles!($ret results)
+            });
+        }
+    };
     ($trait:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         if context::records() {
-            const OP: &OpInfo = &OpInfo::new(stringify!($op), work!($work), stringify!($trait));
+            const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::of(stringify!($work)), stringify!($trait));
             return apart(move || {
                 let saved = ($(save!($kind $arg),)*);
                 let mut recipe = recipe::<B, _>(move |visit| {
@@ -129,7 +153,7 @@ fn bernoulli<B: Backend>(
     room.make(DRAW);
     let numbers = B::float_random(shape, distribution, device, dtype);
     let mask = B::float_greater_elem(numbers.clone(), 0.5.into(), booleans);
-    // Two handles until the end: an operand that nobody else refers to would be given up for its result.
+    // Two handles until the end: an operand without other references would be given up for its result.
     let mask = Handle::<B, Bool>::Managed(call::fixed::<B>(DRAW, Value::Bool(mask)).expect());
     let handles = (mask.clone(), mask);
     let saved = handles.0.save();

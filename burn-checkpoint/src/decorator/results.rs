@@ -7,7 +7,10 @@ macro_rules! plain {
     (Bool $y:expr) => { Handle::Resident($y) };
     (Quant $y:expr) => { Handle::Resident($y) };
     (FloatOpt $y:expr) => { $y.map(Handle::Resident) };
-    (FutureInt $y:expr) => {{
+    (FutureInt $y:expr) => { plain!(future $y) };
+    (FutureFloat $y:expr) => { plain!(future $y) };
+    (FutureBool $y:expr) => { plain!(future $y) };
+    (future $y:expr) => {{
         let y = $y;
         async move { Handle::Resident(y.await) }
     }};
@@ -53,16 +56,13 @@ macro_rules! value {
 
 /// Handles of nodes.
 macro_rules! handles {
-    (Float $results:ident) => { Handle::Managed($results.expect()) };
-    (Int $results:ident) => { Handle::Managed($results.expect()) };
-    (Bool $results:ident) => { Handle::Managed($results.expect()) };
-    (Quant $results:ident) => { Handle::Managed($results.expect()) };
     (FloatOpt $results:ident) => { $results.next().map(Handle::Managed) };
     (Tensor $results:ident) => { tensor($results.expect()) };
     (($a:tt, $b:tt) $results:ident) => { (handles!($a $results), handles!($b $results)) };
     ({$name:ident $($field:ident: $kind:tt),+} $results:ident) => {
         $name { $($field: handles!($kind $results)),+ }
     };
+    ($handle:ident $results:ident) => { Handle::Managed($results.expect()) };
 }
 
 pub(super) use {handles, plain, value};

@@ -41,6 +41,8 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
             Self::Managed(managed) => managed.node().meta().shape.num_dims(),
         }
     }
+
+    burn_decorator::metadata_of_release!(Device<B>, Handle::device, Handle::can_mut);
 }
 
 /// The tape of autodiff over [`Remat`].

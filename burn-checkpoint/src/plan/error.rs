@@ -27,7 +27,7 @@ pub enum PlanError {
         /// Blocks there are.
         blocks: usize,
     },
-    /// A profile of tensors that nobody counts.
+    /// A profile of tensors that are not counted, because their backend has no `Remat`.
     #[error(
         "block {block} cannot be measured: its backend has no `Remat` in it; use `Autodiff<Remat<B>>` in place of \
          `Autodiff<B>`"
@@ -44,16 +44,14 @@ pub enum PlanError {
         /// What adds up to too much: bytes or times.
         quantity: &'static str,
     },
-    /// A text that is not a plan.
+    /// A plan, read by serde, whose blocks are not numbered from 0 in their order.
     #[error(
-        "{found:?} at byte {position} of a plan, but it must be {expected}: a plan reads like `0-2 [3 4] [5 [6] 7] 8`"
+        "block {found} of a plan stands where block {expected} must: a plan is a list such as [0, [1, 2], 3]"
     )]
-    Syntax {
-        /// Where, in bytes from the beginning.
-        position: usize,
-        /// What stands there.
-        found: String,
-        /// What must.
-        expected: String,
+    Order {
+        /// The number that the block must have.
+        expected: usize,
+        /// The number that it has.
+        found: usize,
     },
 }

@@ -19,12 +19,6 @@ impl Front {
         &self.0
     }
 
-    /// The fastest way that fits.
-    pub fn best(&self, bytes: u64) -> Option<Point> {
-        let fitting = self.0.partition_point(|point| point.need_bytes <= bytes);
-        fitting.checked_sub(1).map(|last| self.0[last])
-    }
-
     /// Takes in candidates whose bytes ascend and times descend.
     pub fn extend(&mut self, candidates: impl Iterator<Item = Point>) {
         let mut at = 0;
@@ -57,6 +51,12 @@ impl Front {
         let step = |kept: usize| kept * (points - 1) / (most - 1).max(1);
         self.0 = (0..most).map(|kept| self.0[step(kept)]).collect();
     }
+}
+
+/// The fastest way that fits.
+pub(super) fn best(points: &[Point], bytes: u64) -> Option<Point> {
+    let fitting = points.partition_point(|point| point.need_bytes <= bytes);
+    fitting.checked_sub(1).map(|last| points[last])
 }
 
 /// The one way to process no blocks.

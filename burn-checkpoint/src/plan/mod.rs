@@ -1,7 +1,7 @@
 //! Plans for chains of blocks: which scopes, and which in which.
 //!
 //! [`plan`] finds the fastest nesting of scopes that keeps a training step below a byte limit, from a [`Profile`] of the
-//! chain. `checkpoint_chain` runs a [`Plan`], [`simulate`] says what it takes. All of it is integers, deterministic and
+//! chain. `checkpoint_chain` runs a [`Plan`], [`simulate`] computes its bytes and time. All of it is integers, deterministic and
 //! free of Burn.
 //!
 //! # What a plan does
@@ -24,7 +24,7 @@
 //! - When the backward pass reaches a scope, the first access replays the scope from its input to what is asked for:
 //!   what belongs to the scope itself comes back and stays, outputs of inner scopes included. Inner scopes are passed
 //!   through, holding no more than one block's input and own bytes at a time. The last block is brought back in
-//!   part, as far as its backward pass asks ([`BlockProfile::replay_ns`]).
+//!   part, as far as its backward pass reads it ([`BlockProfile::replay_ns`]).
 //! - A scope that ends another scope is brought back with it, as if its brackets were not there.
 //! - What a block's backward pass has read is freed with it; gradients of its parameters stay.
 
@@ -34,9 +34,6 @@ mod nesting;
 mod profile;
 mod schedule;
 mod simulate;
-#[cfg(test)]
-mod tests;
-mod text;
 
 pub use error::PlanError;
 pub use nesting::{Node, Plan};

@@ -1,22 +1,24 @@
 //! A plan: scopes in scopes.
 
+use std::fmt::{self, Display, Formatter};
+
+use serde::{Deserialize, Serialize};
+
 use super::PlanError;
 
 /// Which consecutive blocks of a chain run in a `checkpoint` scope together, and which scopes are in which.
 ///
-/// As text, `{}` and serde alike, blocks are numbers and scopes brackets: `0-2 [3 4] [5 [6] 7] 8`. `{:#}` draws it:
+/// By serde a plan is the list of its blocks' numbers, in which a list is a scope; `{}` writes it shorter:
 ///
 /// ```
 /// use burn_checkpoint::plan::Plan;
 ///
-/// let plan: Plan = "0-2 [3 4] [5 [6] 7] 8".parse()?;
-/// assert_eq!(format!("{plan:#}"), "\
-/// 0 1 2 3 4 5 6 7 8
-///       ├─┤ ├───┤
-///             ┴");
-/// # Ok::<(), burn_checkpoint::plan::PlanError>(())
+/// let plan: Plan = serde_json::from_str("[0, 1, 2, [3, 4], [5, [6], 7], 8]")?;
+/// assert_eq!(plan.to_string(), "0-2 [3 4] [5 [6] 7] 8");
+/// # Ok::<(), serde_json::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(try_from = "Vec<Item>", into = "Vec<Item>")]
 pub struct Plan {
     nodes: Vec<Node>,
 }
@@ -116,4 +118,73 @@ fn depth(nodes: &[Node]) -> usize {
         Node::Scope(inner) => 1 + depth(inner),
     };
     nodes.iter().map(of).max().unwrap_or(0)
+}
+
+/// A part of a plan as serde writes it.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Item {
+    Block(usize),
+    Scope(Vec<Item>),
+}
+
+impl From<Plan> for Vec<Item> {
+    fn from(plan: Plan) -> Self {
+        fn items(nodes: Vec<Node>, next: &mut usize) -> Vec<Item> {
+            let item = |node| match node {
+                Node::Block => {
+                    *next += 1;
+                    Item::Block(*next - 1)
+                }
+                Node::Scope(inner) => Item::Scope(items(inner, next)),
+            };
+            nodes.into_iter().map(item).collect()
+        }
+        items(plan.nodes, &mut 0)
+    }
+}
+
+impl TryFrom<Vec<Item>> for Plan {
+    type Error = PlanError;
+
+    fn try_from(items: Vec<Item>) -> Result<Self, PlanError> {
+        fn nodes(items: Vec<Item>, next: &mut usize) -> Result<Vec<Node>, PlanError> {
+            let node = |item| match item {
+                Item::Block(found) if found == *next => {
+                    *next += 1;
+                    Ok(Node::Block)
+                }
+                Item::Block(found) => Err(PlanError::Order {
+                    expected: *next,
+                    found,
+                }),
+                Item::Scope(inner) => nodes(inner, next).map(Node::Scope),
+            };
+            items.into_iter().map(node).collect()
+        }
+        nodes(items, &mut 0).map(Self::new)
+    }
+}
+
+impl Display for Plan {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&text(&self.nodes, &mut 0))
+    }
+}
+
+fn text(nodes: &[Node], next: &mut usize) -> String {
+    let same = |a: &Node, b: &Node| *a == Node::Block && *b == Node::Block;
+    let words = nodes.chunk_by(same).map(|run| match run {
+        [Node::Scope(inner)] => format!("[{}]", text(inner, next)),
+        blocks => {
+            let first = *next;
+            *next += blocks.len();
+            match blocks.len() {
+                1 => first.to_string(),
+                2 => format!("{first} {}", first + 1),
+                _ => format!("{first}-{}", *next - 1),
+            }
+        }
+    });
+    words.collect::<Vec<_>>().join(" ")
 }

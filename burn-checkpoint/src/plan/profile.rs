@@ -45,7 +45,7 @@ pub struct BlockProfile {
     /// Time of the forward pass.
     pub forward_ns: u64,
     /// Time to bring back what the backward pass reads. Shorter than `forward_ns` where the block ends with operations
-    /// whose results nobody reads, such as a projection and a residual sum.
+    /// whose results backward does not read, such as a projection and a residual sum.
     pub replay_ns: u64,
     /// Time of the backward pass.
     pub backward_ns: u64,

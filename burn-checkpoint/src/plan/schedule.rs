@@ -1,6 +1,6 @@
 //! The optimal plan, by dynamic programming.
 
-use super::front::{Front, NOTHING, Point, both};
+use super::front::{Front, NOTHING, Point, best, both};
 use super::{BlockProfile, Node, Plan, PlanError, Profile};
 
 /// The fastest plan for a step that never holds more than `limit_bytes`.
@@ -42,7 +42,7 @@ pub fn plan(profile: &Profile, limit_bytes: u64) -> Result<Plan, PlanError> {
     let within_bytes = limit_bytes.checked_sub(profile.base_bytes);
     let fastest = within_bytes.and_then(|within_bytes| {
         let table = Table::new(&chain, within_bytes, Pairs::Balanced);
-        let point = table.whole().best(within_bytes)?;
+        let point = best(table.whole().points(), within_bytes)?;
         Some(Plan::new(table.nodes(0, chain.tail(), point.need_bytes)))
     });
     fastest.ok_or_else(|| PlanError::DoesNotFit {
@@ -268,6 +268,14 @@ impl<'a> Table<'a> {
         self.front(0, self.chain.tail())
     }
 
+    /// The ways to process the inside of the scope that an interval begins with, if it does.
+    fn inner(&self, begin: &Begin, first: usize) -> &[Point] {
+        match begin.kind {
+            Kind::Plain => NOTHING,
+            Kind::Scope => self.front(first, first + begin.length - 1).points(),
+        }
+    }
+
     /// The ways to process the blocks `first..=last`, from a forward pass over them, the last one being brought back
     /// rather than run, to their backward passes.
     fn interval(&self, first: usize, last: usize, most_bytes: u64) -> Front {
@@ -283,18 +291,10 @@ impl<'a> Table<'a> {
                 need_bytes: point.need_bytes.max(begin.floor_bytes),
                 time_ns: point.time_ns + begin.forward_ns,
             };
-            let retained_bytes = begin.retained_bytes;
-            match begin.kind {
-                _ if begin.floor_bytes > most_bytes => {}
-                Kind::Plain => {
-                    let ways = both(NOTHING, rest.points(), retained_bytes);
-                    front.extend(ways.map(complete).take_while(fits));
-                }
-                Kind::Scope => {
-                    let inner = self.front(first, first + begin.length - 1);
-                    let ways = both(inner.points(), rest.points(), retained_bytes);
-                    front.extend(ways.map(complete).take_while(fits));
-                }
+            if begin.floor_bytes <= most_bytes {
+                let inner = self.inner(&begin, first);
+                let ways = both(inner, rest.points(), begin.retained_bytes);
+                front.extend(ways.map(complete).take_while(fits));
             }
         }
         front
@@ -330,16 +330,9 @@ impl<'a> Table<'a> {
         if begin.floor_bytes > bytes {
             return None;
         }
-        let inner_ns = match begin.kind {
-            Kind::Plain => 0,
-            Kind::Scope => {
-                self.front(first, first + begin.length - 1)
-                    .best(bytes)?
-                    .time_ns
-            }
-        };
+        let inner = best(self.inner(begin, first), bytes)?;
         let rest_bytes = bytes.checked_sub(begin.retained_bytes)?;
-        let rest = self.front(first + begin.length, last).best(rest_bytes)?;
-        Some(begin.forward_ns + inner_ns + rest.time_ns)
+        let rest = best(self.front(first + begin.length, last).points(), rest_bytes)?;
+        Some(begin.forward_ns + inner.time_ns + rest.time_ns)
     }
 }

@@ -39,12 +39,12 @@ const SCOPES: [RGBColor; 6] = [
     RGBColor(214, 206, 140),
 ];
 
-fn color(movement: Movement) -> RGBColor {
+fn label(movement: Movement) -> (&'static str, RGBColor) {
     match movement {
-        Movement::Evicted => RGBColor(210, 120, 30),
-        Movement::Replayed => RGBColor(40, 140, 80),
-        Movement::Offloaded => RGBColor(130, 80, 170),
-        Movement::Uploaded => RGBColor(30, 130, 170),
+        Movement::Evicted => ("evicted", RGBColor(210, 120, 30)),
+        Movement::Replayed => ("replayed", RGBColor(40, 140, 80)),
+        Movement::Offloaded => ("offloaded", RGBColor(130, 80, 170)),
+        Movement::Uploaded => ("uploaded", RGBColor(30, 130, 170)),
     }
 }
 
@@ -275,8 +275,8 @@ fn draw_row(
     unit: Unit,
     across: impl Fn(f64) -> i32,
 ) -> Drawn {
-    let color = color(row.movement);
-    let (name, count) = (row.movement.name(), row.at.len());
+    let (name, color) = label(row.movement);
+    let count = row.at.len();
     let text = format!("{name}: {count} tensors, {}", unit.text(row.bytes));
     let left = (LEFT + MARGIN) as i32;
     area.draw(&Text::new(text, (left, top), font(12).color(&color)))?;

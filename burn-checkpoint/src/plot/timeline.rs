@@ -52,8 +52,8 @@ pub(super) struct Row {
     pub at: Vec<f64>,
 }
 
-/// What happens to a tensor between its first computation and its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What happens to a tensor between its first computation and its end, in the order of the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Movement {
     Evicted,
     Replayed,
@@ -62,22 +62,6 @@ pub(super) enum Movement {
 }
 
 impl Movement {
-    const ALL: [Self; 4] = [
-        Self::Evicted,
-        Self::Replayed,
-        Self::Offloaded,
-        Self::Uploaded,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Evicted => "evicted",
-            Self::Replayed => "replayed",
-            Self::Offloaded => "offloaded",
-            Self::Uploaded => "uploaded",
-        }
-    }
-
     fn of(kind: &EventKind) -> Option<Self> {
         match kind {
             EventKind::Evict { .. } => Some(Self::Evicted),
@@ -261,8 +245,7 @@ impl Reader {
         for open in self.open {
             self.timeline.bands[self.scopes[&open].band].end = end;
         }
-        let order = |row: &Row| Movement::ALL.iter().position(|kind| *kind == row.movement);
-        self.timeline.rows.sort_by_key(order);
+        self.timeline.rows.sort_by_key(|row| row.movement);
         self.timeline
     }
 }

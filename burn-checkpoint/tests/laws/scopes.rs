@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use burn::backend::Autodiff;
-use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Bool, Int, Tensor};
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn_checkpoint::trace::{EventKind, record};
 use burn_checkpoint::{
@@ -243,4 +243,37 @@ fn autocast_is_another_in_backward() {
     assert!(plain == run::<R, Transformer<_>>(&Bare));
     assert!(RematStats::of_thread().replayed_operations > 0);
     drop(budget);
+}
+
+/// Functions of plain arguments are made again, as a causal mask that each layer makes.
+#[test]
+fn new_tensors_do_not_stay() {
+    type B = Remat<Flex>;
+    let device = Default::default();
+    let run = || {
+        let mask = Tensor::<B, 2, Bool>::tril_mask([64, 64], 0, &device);
+        let floats = [
+            Tensor::<B, 2>::zeros([64, 64], &device),
+            Tensor::ones([64, 64], &device),
+            Tensor::full([64, 64], 2.5, &device),
+            Tensor::<B, 1, Int>::arange(0..4096, &device)
+                .float()
+                .reshape([64, 64]),
+            mask.clone().float(),
+        ];
+        (floats, mask)
+    };
+    let data = |(floats, mask): ([Tensor<B, 2>; 5], Tensor<B, 2, Bool>)| {
+        let floats = floats.map(|x| x.into_data());
+        (floats, mask.into_data())
+    };
+    let expected = data(run());
+    for policy in [Policy::Recompute, Policy::KeepCompute, Policy::Offload] {
+        let mut held = None;
+        RematStats::reset_thread();
+        checkpoint_with(policy, || held = Some(run()));
+        let stats = RematStats::of_thread();
+        assert_eq!(stats.live_bytes, 0, "{stats:?}");
+        assert_eq!(data(held.expect("it ran")), expected);
+    }
 }

@@ -245,7 +245,7 @@ plain! {
     GridSampleOptions: _op _arg GridSampleOptions::default();
     TensorData: op arg panic!("{op} {arg} is not recorded");
     Distribution: op arg panic!("{op} {arg} is not recorded");
-    Range<i64>: op arg panic!("{op} {arg} is not recorded");
+    Range<i64>: _op _arg 0..16;
 }
 
 /// An element of a slice.

@@ -1,11 +1,11 @@
-//! Activation functions: `ActivationOps`, 14 rows.
+//! Activation functions: `ActivationOps`.
 
 /// Hands every row of [`ActivationOps`](burn_backend::ops::ActivationOps) to a macro; see [the crate's documentation](crate).
 #[macro_export]
 macro_rules! activation_ops {
     ($callback:ident) => {
-        $callback! {
-            ActivationOps
+        $crate::rows_of_release! {
+            $callback ActivationOps
             keep    cheap   leaky_relu(tensor: Float, negative_slope: [Scalar]) -> Float;
             keep    cheap   relu(tensor: Float) -> Float;
             promote cheap   relu_backward(output: Float, grad: Float) -> Float;

@@ -1,19 +1,18 @@
-//! Operations on bool tensors: `BoolTensorOps`, 39 rows.
+//! Operations on bool tensors: `BoolTensorOps`.
 
 /// Hands every row of [`BoolTensorOps`](burn_backend::ops::BoolTensorOps) to a macro; see [the crate's documentation](crate).
 #[macro_export]
 macro_rules! bool_ops {
     ($callback:ident) => {
-        $callback! {
-            BoolTensorOps
+        $crate::rows_of_release! {
+            $callback BoolTensorOps
             keep    fixed   bool_empty(shape: [Shape], device: DeviceRef, dtype: [BoolDType]) -> Bool;
-            keep    fixed   bool_zeros(shape: [Shape], device: DeviceRef, dtype: [BoolDType]) -> Bool;
-            keep    fixed   bool_ones(shape: [Shape], device: DeviceRef, dtype: [BoolDType]) -> Bool;
+            keep    new     bool_zeros(shape: [Shape], device: DeviceRef, dtype: [BoolDType]) -> Bool;
+            keep    new     bool_ones(shape: [Shape], device: DeviceRef, dtype: [BoolDType]) -> Bool;
             keep    pass    bool_into_data(tensor: Bool) -> Data;
             keep    fixed   bool_from_data(data: [TensorData], device: DeviceRef) -> Bool;
             keep    cheap   bool_into_int(tensor: Bool, out_dtype: [IntDType]) -> Int;
             keep    cheap   bool_into_float(tensor: Bool, out_dtype: [FloatDType]) -> Float;
-            keep    pass    bool_device(tensor: BoolRef) -> Device;
             keep    cheap   bool_to_device(tensor: Bool, device: DeviceRef) -> Bool;
             keep    view    bool_reshape(tensor: Bool, shape: [Shape]) -> Bool;
             keep    view    bool_slice(tensor: Bool, slices: {Slice}) -> Bool;

@@ -1,18 +1,17 @@
-//! Operations on float tensors: `FloatTensorOps`, 124 rows.
+//! Operations on float tensors: `FloatTensorOps`.
 
 /// Hands every row of [`FloatTensorOps`](burn_backend::ops::FloatTensorOps) to a macro; see [the crate's documentation](crate).
 #[macro_export]
 macro_rules! float_ops {
     ($callback:ident) => {
-        $callback! {
-            FloatTensorOps
+        $crate::rows_of_release! {
+            $callback FloatTensorOps
             keep    fixed   float_from_data(data: [TensorData], device: DeviceRef) -> Float;
             keep    fixed   float_random(shape: [Shape], distribution: [Distribution], device: DeviceRef, dtype: [FloatDType]) -> Float;
-            keep    fixed   float_zeros(shape: [Shape], device: DeviceRef, dtype: [FloatDType]) -> Float;
-            keep    fixed   float_ones(shape: [Shape], device: DeviceRef, dtype: [FloatDType]) -> Float;
-            keep    fixed   float_full(shape: [Shape], fill_value: [Scalar], device: DeviceRef, dtype: [FloatDType]) -> Float;
+            keep    new     float_zeros(shape: [Shape], device: DeviceRef, dtype: [FloatDType]) -> Float;
+            keep    new     float_ones(shape: [Shape], device: DeviceRef, dtype: [FloatDType]) -> Float;
+            keep    new     float_full(shape: [Shape], fill_value: [Scalar], device: DeviceRef, dtype: [FloatDType]) -> Float;
             keep    pass    float_into_data(tensor: Float) -> Data;
-            keep    pass    float_device(tensor: FloatRef) -> Device;
             keep    cheap   float_to_device(tensor: Float, device: DeviceRef) -> Float;
             keep    cheap   float_into_int(tensor: Float, out_dtype: [IntDType]) -> Int;
             keep    fixed   float_empty(shape: [Shape], device: DeviceRef, dtype: [FloatDType]) -> Float;
@@ -41,14 +40,10 @@ macro_rules! float_ops {
             keep    view    float_flip(tensor: Float, axes: {usize}) -> Float;
             keep    view    float_reshape(tensor: Float, shape: [Shape]) -> Float;
             keep    index   float_gather(dim: [usize], tensor: Float, indices: Int) -> Float;
-            promote index   float_scatter_add(dim: [usize], tensor: Float, indices: Int, value: Float) -> Float
-                    = "Adds: PyTorch's promote list.";
             promote index   float_scatter_nd(data: Float, indices: Int, values: Float, reduction: [IndexingUpdateOp]) -> Float
                     = "Combines, as `float_scatter_add`.";
             keep    index   float_gather_nd(data: Float, indices: Int) -> Float;
             keep    index   float_select(tensor: Float, dim: [usize], indices: Int) -> Float;
-            promote index   float_select_add(tensor: Float, dim: [usize], indices: Int, value: Float) -> Float
-                    = "Adds, as `float_scatter_add`.";
             keep    view    float_slice(tensor: Float, slices: {Slice}) -> Float;
             keep    cheap   float_slice_assign(tensor: Float, slices: {Slice}, value: Follow) -> Float
                     = "Writes into the destination: the value follows its type, so that a cache keeps the type it was created in.";

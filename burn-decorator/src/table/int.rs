@@ -1,15 +1,14 @@
-//! Operations on int tensors: `IntTensorOps`, 104 rows.
+//! Operations on int tensors: `IntTensorOps`.
 
 /// Hands every row of [`IntTensorOps`](burn_backend::ops::IntTensorOps) to a macro; see [the crate's documentation](crate).
 #[macro_export]
 macro_rules! int_ops {
     ($callback:ident) => {
-        $callback! {
-            IntTensorOps
+        $crate::rows_of_release! {
+            $callback IntTensorOps
             keep    fixed   int_empty(shape: [Shape], device: DeviceRef, dtype: [IntDType]) -> Int;
             keep    pass    int_into_data(tensor: Int) -> Data;
             keep    fixed   int_from_data(data: [TensorData], device: DeviceRef) -> Int;
-            keep    pass    int_device(tensor: IntRef) -> Device;
             keep    cheap   int_to_device(tensor: Int, device: DeviceRef) -> Int;
             keep    view    int_reshape(tensor: Int, shape: [Shape]) -> Int;
             keep    view    int_slice(tensor: Int, slices: {Slice}) -> Int;
@@ -18,11 +17,9 @@ macro_rules! int_ops {
             keep    cheap   int_mask_where(tensor: Int, mask: Bool, value: Int) -> Int;
             keep    cheap   int_mask_fill(tensor: Int, mask: Bool, value: [Scalar]) -> Int;
             keep    index   int_gather(dim: [usize], tensor: Int, indices: Int) -> Int;
-            keep    index   int_scatter_add(dim: [usize], tensor: Int, indices: Int, value: Int) -> Int;
             keep    index   int_scatter_nd(data: Int, indices: Int, values: Int, reduction: [IndexingUpdateOp]) -> Int;
             keep    index   int_gather_nd(data: Int, indices: Int) -> Int;
             keep    index   int_select(tensor: Int, dim: [usize], indices: Int) -> Int;
-            keep    index   int_select_add(tensor: Int, dim: [usize], indices: Int, value: Int) -> Int;
             keep    cheap   int_repeat_dim(tensor: Int, dim: [usize], times: [usize]) -> Int;
             keep    cheap   int_cat(tensors: Ints, dim: [usize]) -> Int;
             keep    cheap   int_equal(lhs: Int, rhs: Int, out_dtype: [BoolDType]) -> Bool;
@@ -55,9 +52,9 @@ macro_rules! int_ops {
             keep    math    int_remainder_scalar(lhs: Int, rhs: [Scalar]) -> Int;
             keep    compute int_matmul(lhs: Int, rhs: Int) -> Int;
             keep    cheap   int_neg(tensor: Int) -> Int;
-            keep    fixed   int_zeros(shape: [Shape], device: DeviceRef, dtype: [IntDType]) -> Int;
-            keep    fixed   int_ones(shape: [Shape], device: DeviceRef, dtype: [IntDType]) -> Int;
-            keep    fixed   int_full(shape: [Shape], fill_value: [Scalar], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    new     int_zeros(shape: [Shape], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    new     int_ones(shape: [Shape], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    new     int_full(shape: [Shape], fill_value: [Scalar], device: DeviceRef, dtype: [IntDType]) -> Int;
             keep    reduce  int_sum(tensor: Int) -> Int;
             keep    reduce  int_sum_dim(tensor: Int, dim: [usize]) -> Int;
             keep    reduce  int_prod(tensor: Int) -> Int;
@@ -86,8 +83,8 @@ macro_rules! int_ops {
             keep    view    int_permute(tensor: Int, axes: {usize}) -> Int;
             keep    view    int_flip(tensor: Int, axes: {usize}) -> Int;
             keep    fixed   int_random(shape: [Shape], distribution: [Distribution], device: DeviceRef, dtype: [IntDType]) -> Int;
-            keep    fixed   int_arange_step(range: [Range<i64>], step: [usize], device: DeviceRef, dtype: [IntDType]) -> Int;
-            keep    fixed   int_arange(range: [Range<i64>], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    new     int_arange_step(range: [Range<i64>], step: [usize], device: DeviceRef, dtype: [IntDType]) -> Int;
+            keep    new     int_arange(range: [Range<i64>], device: DeviceRef, dtype: [IntDType]) -> Int;
             keep    reduce  int_any(tensor: Int, out_dtype: [BoolDType]) -> Bool;
             keep    reduce  int_any_dim(tensor: Int, dim: [usize], out_dtype: [BoolDType]) -> Bool;
             keep    reduce  int_all(tensor: Int, out_dtype: [BoolDType]) -> Bool;

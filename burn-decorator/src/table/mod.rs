@@ -1,4 +1,4 @@
-//! The rows, one file a trait.
+//! The rows, one file a trait; what only one release of Burn has is in `release.rs`.
 
 mod activation;
 mod bool;
@@ -6,6 +6,7 @@ mod float;
 mod int;
 mod module;
 mod quantized;
+mod release;
 mod transaction;
 
 /// Hands the rows of every trait to a macro, one trait after the other; see [the crate's documentation](crate).

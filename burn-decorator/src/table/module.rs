@@ -1,11 +1,11 @@
-//! Operations behind modules: linear, convolutions, pooling, attention, norms: `ModuleOps`, 56 rows.
+//! Operations behind modules: linear, convolutions, pooling, attention, norms: `ModuleOps`.
 
 /// Hands every row of [`ModuleOps`](burn_backend::ops::ModuleOps) to a macro; see [the crate's documentation](crate).
 #[macro_export]
 macro_rules! module_ops {
     ($callback:ident) => {
-        $callback! {
-            ModuleOps
+        $crate::rows_of_release! {
+            $callback ModuleOps
             keep    index   embedding(weights: Float, indices: Int) -> Float
                     = "A lookup: the first lowered operation behind it casts the few rows used, not the table.";
             promote index   embedding_backward(weights: Float, output_grad: Float, indices: Int) -> Float
@@ -67,10 +67,8 @@ macro_rules! module_ops {
             full    index   adaptive_avg_pool1d_backward(x: Float, grad: Float) -> Float
                     = "As its forward.";
             keep    index   max_pool1d(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> Float;
-            keep    index   max_pool1d_with_indices(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> {MaxPool1dWithIndices output: Float, indices: Int};
             promote index   max_pool1d_with_indices_backward(x: Float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool], output_grad: Float, indices: Int) -> {MaxPool1dBackward x_grad: Float};
             keep    index   max_pool2d(x: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool]) -> Float;
-            keep    index   max_pool2d_with_indices(x: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool]) -> {MaxPool2dWithIndices output: Float, indices: Int};
             promote index   max_pool2d_with_indices_backward(x: Float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool], output_grad: Float, indices: Int) -> {MaxPool2dBackward x_grad: Float};
             full    index   interpolate(x: Float, output_size: [[usize; 2]], options: [InterpolateOptions]) -> Float
                     = "PyTorch's f32 list: weights of neighbouring pixels round to the same value in a low type.";
@@ -85,10 +83,6 @@ macro_rules! module_ops {
             keep    pass    has_ctc_loss_backward() -> [bool];
             full    sort    ctc_loss_backward(log_probs: Float, targets: Int, input_lengths: Int, target_lengths: Int, grad_loss: Float, blank: [usize]) -> Float
                     = "As its forward.";
-            full    sort    rfft(signal: Float, dim: [usize], n: [Option<usize>]) -> (Float, Float)
-                    = "Sums over the whole signal.";
-            full    sort    irfft(spectrum_re: Float, spectrum_im: Float, dim: [usize], n: [Option<usize>]) -> Float
-                    = "Sums over the whole spectrum.";
         }
     };
 }

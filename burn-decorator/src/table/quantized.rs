@@ -1,17 +1,16 @@
-//! Operations on quantized tensors: `QTensorOps`, 80 rows.
+//! Operations on quantized tensors: `QTensorOps`.
 
 /// Hands every row of [`QTensorOps`](burn_backend::ops::QTensorOps) to a macro; see [the crate's documentation](crate).
 #[macro_export]
 macro_rules! quantized_ops {
     ($callback:ident) => {
-        $callback! {
-            QTensorOps
+        $crate::rows_of_release! {
+            $callback QTensorOps
             keep    fixed   q_from_data(data: [TensorData], device: DeviceRef) -> Quant;
             keep    cheap   quantize(tensor: Float, scheme: [&QuantScheme], qparams: QuantParams) -> Quant
                     = "The scheme decides the type.";
             keep    sort    quantize_dynamic(tensor: Float, scheme: [&QuantScheme]) -> Quant;
             keep    cheap   dequantize(tensor: Quant, dtype: [FloatDType]) -> Float;
-            keep    pass    q_device(tensor: QuantRef) -> Device;
             keep    cheap   q_to_device(tensor: Quant, device: DeviceRef) -> Quant;
             keep    view    q_reshape(tensor: Quant, shape: [Shape]) -> Quant;
             keep    pass    q_into_data(tensor: Quant) -> Data;

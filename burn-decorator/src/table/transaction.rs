@@ -1,11 +1,11 @@
-//! Reading several tensors at once: `TransactionOps`, 1 rows.
+//! Reading several tensors at once: `TransactionOps`.
 
 /// Hands every row of [`TransactionOps`](burn_backend::ops::TransactionOps) to a macro; see [the crate's documentation](crate).
 #[macro_export]
 macro_rules! transaction_ops {
     ($callback:ident) => {
-        $callback! {
-            TransactionOps
+        $crate::rows_of_release! {
+            $callback TransactionOps
             keep    pass    tr_execute(transaction: Transaction) -> TransactionData;
         }
     };

@@ -38,6 +38,10 @@ impl Leaf {
     fn is_of(&self, reducer: &Arc<GradientReducer>) -> bool {
         Arc::as_ptr(reducer) == self.reducer.as_ptr()
     }
+
+    fn is_used(&self) -> bool {
+        self.uses.strong_count() > 0
+    }
 }
 
 /// The uses of a parameter in a graph. Each hook holds a reference; the last hook to run has the complete gradient.
@@ -47,38 +51,26 @@ pub struct Use {
     pub(super) parameter: usize,
 }
 
-/// A reducer's parameters on this thread, with their nodes.
-pub(super) fn leaves(reducer: &Arc<GradientReducer>) -> Vec<(usize, u64)> {
+/// A parameter of a reducer on this thread.
+pub(super) struct OwnLeaf {
+    pub(super) parameter: usize,
+    pub(super) node: u64,
+    /// The depth of its first use in a graph that is alive, if any.
+    pub(super) depth: Option<usize>,
+}
+
+/// A reducer's parameters on this thread, in their order.
+pub(super) fn leaves(reducer: &Arc<GradientReducer>) -> Vec<OwnLeaf> {
     LEAVES.with_borrow(|leaves| {
         let own = leaves.iter().filter(|(_, leaf)| leaf.is_of(reducer));
-        let mut own: Vec<_> = own.map(|(node, leaf)| (leaf.parameter, *node)).collect();
-        own.sort_unstable();
+        let own = own.map(|(&node, leaf)| OwnLeaf {
+            parameter: leaf.parameter,
+            node,
+            depth: leaf.is_used().then_some(leaf.depth),
+        });
+        let mut own: Vec<_> = own.collect();
+        own.sort_unstable_by_key(|leaf| leaf.parameter);
         own
-    })
-}
-
-/// Submits the absence of a gradient for parameters that no graph uses, so that their buckets do not wait for them.
-pub(super) fn submit_unused(reducer: &Arc<GradientReducer>) {
-    let unused: Vec<_> = LEAVES.with_borrow(|leaves| {
-        let own = leaves.values().filter(|leaf| leaf.is_of(reducer));
-        let unused = own.filter(|leaf| leaf.uses.strong_count() == 0);
-        unused.map(|leaf| leaf.parameter).collect()
-    });
-    for parameter in unused {
-        if reducer.takes(parameter) {
-            reducer.submit(parameter, None);
-        }
-    }
-}
-
-/// The parameters that a graph uses, in the order in which backward completes their gradients.
-pub(super) fn arrival_order(reducer: &Arc<GradientReducer>) -> Vec<usize> {
-    LEAVES.with_borrow(|leaves| {
-        let own = leaves.values().filter(|leaf| leaf.is_of(reducer));
-        let used = own.filter(|leaf| leaf.uses.strong_count() > 0);
-        let mut order: Vec<_> = used.map(|leaf| (leaf.depth, leaf.parameter)).collect();
-        order.sort_unstable_by(|a, b| b.cmp(a));
-        order.into_iter().map(|(_, parameter)| parameter).collect()
     })
 }
 
@@ -109,7 +101,7 @@ pub(super) fn reducers() -> Vec<Arc<GradientReducer>> {
     LEAVES.with_borrow(|leaves| {
         let mut found: Vec<(Arc<GradientReducer>, bool)> = Vec::new();
         for leaf in leaves.values() {
-            let used = leaf.uses.strong_count() > 0;
+            let used = leaf.is_used();
             if let Some((_, any)) = found.iter_mut().find(|(other, _)| leaf.is_of(other)) {
                 *any |= used;
             } else if let Some(reducer) = leaf.reducer.upgrade() {

@@ -1,8 +1,8 @@
 //! The backend decorator, which takes gradients out of a backward pass while it still computes others.
 //!
 //! `sharded.rs` is the backend with its backward pass; `ops.rs` makes every operation from its row of the operation table and hooks
-//! parameters among the operands; `tape.rs` implements hooks on autodiff; `leaves.rs` lists this thread's parameters; `stream.rs` draws random
-//! numbers. `with_host.rs` is the backend of the resulting gradients, which may be in host memory.
+//! parameters among the operands; `tape.rs` implements hooks on autodiff; `leaves.rs` lists this thread's parameters; `stream.rs`
+//! draws random numbers. `with_host.rs` is the backend of the resulting gradients, which may be in host memory.
 
 mod leaves;
 mod ops;

@@ -9,7 +9,7 @@ use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
 use burn_backend::{AutodiffBackend, Backend, BackendTypes, DType, DTypeUsageSet, TensorData};
 
-use super::leaves::{arrival_order, forget_depth, leaves, reducers, submit_unused};
+use super::leaves::{forget_depth, leaves, reducers};
 use super::stream;
 use super::tape::{self, Tape};
 use super::with_host::{PlacedTensor, WithHost, on_host};
@@ -78,8 +78,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
         let loss = match tape::depth(&loss) {
             Some(_) if !reducers.is_empty() => {
                 for reducer in &reducers {
-                    crate::raise(reducer.begin_backward(|| arrival_order(reducer)));
-                    submit_unused(reducer);
+                    begin(reducer);
                 }
                 tape::close(loss, reducers.clone())
             }
@@ -161,6 +160,26 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
     }
 }
 
+/// Begins the reducer's part of a backward pass. Parameters that no graph uses have no gradient: their buckets do not wait for them.
+fn begin(reducer: &Arc<GradientReducer>) {
+    let leaves = leaves(reducer);
+    // Backward runs the deepest operations first.
+    let order = || {
+        let used = leaves
+            .iter()
+            .filter_map(|leaf| Some((leaf.depth?, leaf.parameter)));
+        let mut order: Vec<_> = used.collect();
+        order.sort_unstable_by(|a, b| b.cmp(a));
+        order.into_iter().map(|(_, parameter)| parameter).collect()
+    };
+    crate::raise(reducer.begin_backward(order));
+    for leaf in leaves.iter().filter(|leaf| leaf.depth.is_none()) {
+        if reducer.takes(leaf.parameter) {
+            reducer.submit(leaf.parameter, None);
+        }
+    }
+}
+
 impl<A: Tape> ShardedGradients<A> {
     /// Waits for the gradients that left: reduced ones, or local ones copied to the host.
     fn finish(&mut self, reducer: &Arc<GradientReducer>, device: &A::Device) {
@@ -185,8 +204,8 @@ impl<A: Tape> ShardedGradients<A> {
                 })
             })
             .collect();
-        for (parameter, node) in leaves(reducer) {
-            self.left.insert(node, all[parameter].take());
+        for leaf in leaves(reducer) {
+            self.left.insert(leaf.node, all[leaf.parameter].take());
         }
     }
 }

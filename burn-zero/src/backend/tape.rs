@@ -14,7 +14,7 @@ use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, BackendTypes, Shape, TensorMetadata};
 
-use super::leaves::{Use, leaves};
+use super::leaves::{OwnLeaf, Use, leaves};
 use crate::host::HostRead;
 use crate::reduce::GradientReducer;
 
@@ -150,7 +150,10 @@ impl<B: Backend> Backward<B, 1> for Last {
     fn backward(self, ops: Ops<(), 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let like = gradients.consume::<B>(&ops.node);
         for reducer in &self.reducers {
-            for (parameter, node) in leaves(reducer) {
+            for OwnLeaf {
+                parameter, node, ..
+            } in leaves(reducer)
+            {
                 if reducer.takes(parameter) {
                     let gradient = gradients.remove(&leaf::<B>(node, like.clone()));
                     reducer.submit(parameter, gradient.map(HostRead::start::<B>));

@@ -139,6 +139,13 @@ impl<D: fmt::Debug> fmt::Debug for HostTensor<D> {
     }
 }
 
+/// What a tensor in host memory is combined with.
+enum Operand<'a> {
+    Number(f32),
+    /// As many as the tensor has.
+    Elements(&'a [f32]),
+}
+
 /// Elements of one task: one thread alone does not reach the speed of the memory.
 const CHUNK: usize = 1 << 16;
 
@@ -169,31 +176,32 @@ impl<D> HostTensor<D> {
         Self::new(TensorData::new(values, shape), self.device)
     }
 
-    /// Maps each element of an f32 tensor.
-    fn map(mut self, f: impl Fn(f32) -> f32 + Sync) -> Result<Self, Self> {
+    /// Combines each element of an f32 tensor with the operand's.
+    fn combine(
+        mut self,
+        other: Operand<'_>,
+        f: impl Fn(f32, f32) -> f32 + Sync,
+    ) -> Result<Self, Self> {
         if self.data.dtype != DType::F32 {
             return Err(self);
         }
         let own = Arc::make_mut(&mut self.data).as_mut_slice::<f32>();
         let chunks = own.expect("elements of f32").par_chunks_mut(CHUNK);
-        chunks.for_each(|chunk| chunk.iter_mut().for_each(|x| *x = f(*x)));
-        Ok(self)
-    }
-
-    /// Combines the elements of two f32 tensors of one shape.
-    fn zip(mut self, other: &Self, f: impl Fn(f32, f32) -> f32 + Sync) -> Result<Self, Self> {
-        let Some(others) = other.floats().filter(|_| self.shape == other.shape) else {
-            return Err(self);
-        };
-        if self.data.dtype != DType::F32 {
-            return Err(self);
+        match other {
+            Operand::Number(y) => {
+                chunks.for_each(|chunk| chunk.iter_mut().for_each(|x| *x = f(*x, y)));
+            }
+            Operand::Elements(others) => {
+                chunks
+                    .zip(others.par_chunks(CHUNK))
+                    .for_each(|(chunk, others)| {
+                        chunk
+                            .iter_mut()
+                            .zip(others)
+                            .for_each(|(x, y)| *x = f(*x, *y))
+                    })
+            }
         }
-        let own = Arc::make_mut(&mut self.data).as_mut_slice::<f32>();
-        let chunks = own.expect("elements of f32").par_chunks_mut(CHUNK);
-        let pairs = chunks.zip(others.par_chunks(CHUNK));
-        pairs.for_each(|(own, others)| {
-            own.iter_mut().zip(others).for_each(|(x, y)| *x = f(*x, *y));
-        });
         Ok(self)
     }
 
@@ -253,11 +261,9 @@ macro_rules! binary {
             let lhs = match lhs {
                 OnDevice(lhs) => lhs,
                 Host(lhs) => {
-                    let f: fn(f32, f32) -> f32 = $f;
-                    let computed = match (&rhs, number::<B>(&rhs, lhs.shape.num_dims())) {
-                        (Host(rhs), _) if rhs.shape == lhs.shape => lhs.zip(rhs, f),
-                        (_, Some(number)) => lhs.map(|x| f(x, number)),
-                        _ => Err(lhs),
+                    let computed = match operand::<B>(&rhs, &lhs.shape) {
+                        Some(rhs) => lhs.combine(rhs, $f),
+                        None => Err(lhs),
                     };
                     match computed {
                         Ok(tensor) => return Host(tensor),
@@ -357,20 +363,18 @@ macro_rules! method {
     (float_sum($($arg:tt)*) -> $ret:tt) => { unary! { float_sum(), HostTensor::sum } };
     (float_powi_scalar($($arg:tt)*) -> $ret:tt) => {
         unary! { float_powi_scalar(power: Scalar), |host: HostTensor<_>| match power.elem::<i64>() {
-            2 => host.map(|x| x * x),
+            2 => host.combine(Operand::Number(2.0), |x, _| x * x),
             _ => Err(host),
         } }
     };
     (float_mul_scalar($($arg:tt)*) -> $ret:tt) => {
         unary! { float_mul_scalar(value: Scalar), |host: HostTensor<_>| {
-            let value: f32 = value.elem();
-            host.map(|x| x * value)
+            host.combine(Operand::Number(value.elem()), |x, y| x * y)
         } }
     };
     (float_div_scalar($($arg:tt)*) -> $ret:tt) => {
         unary! { float_div_scalar(value: Scalar), |host: HostTensor<_>| {
-            let value: f32 = value.elem();
-            host.map(|x| x / value)
+            host.combine(Operand::Number(value.elem()), |x, y| x / y)
         } }
     };
     (float_add($($arg:tt)*) -> $ret:tt) => { binary! { float_add, |x, y| x + y } };
@@ -390,17 +394,25 @@ fn up<B: Backend>(tensor: FloatTensor<WithHost<B>>) -> FloatTensor<B> {
     tensor.up::<B>()
 }
 
-/// The only element of an f32 tensor of so many dimensions.
-fn number<B: Backend>(tensor: &FloatTensor<WithHost<B>>, dimensions: usize) -> Option<f32> {
-    if tensor.shape().num_elements() != 1
-        || tensor.rank() != dimensions
-        || tensor.dtype() != DType::F32
-    {
-        return None;
-    }
+/// An f32 operand of a tensor in host memory of this shape: one in host memory too, or a single number of as many dimensions,
+/// wherever it is.
+fn operand<'a, B: Backend>(
+    tensor: &'a FloatTensor<WithHost<B>>,
+    shape: &Shape,
+) -> Option<Operand<'a>> {
     match tensor {
-        Host(tensor) => tensor.floats()?.first().copied(),
-        OnDevice(tensor) => HostRead::start::<B>(tensor.clone()).wait().first().copied(),
+        Host(tensor) if tensor.shape == *shape => tensor.floats().map(Operand::Elements),
+        _ if tensor.shape().num_elements() != 1
+            || tensor.rank() != shape.num_dims()
+            || tensor.dtype() != DType::F32 =>
+        {
+            None
+        }
+        Host(tensor) => Some(Operand::Number(*tensor.floats()?.first()?)),
+        OnDevice(tensor) => {
+            let read = HostRead::start::<B>(tensor.clone()).wait();
+            Some(Operand::Number(*read.first()?))
+        }
     }
 }
 

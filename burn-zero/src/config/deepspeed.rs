@@ -14,50 +14,93 @@ use super::{BatchConfig, ConfigError, MICRO, OptimizerOffload, STEPS, TRAIN, Zer
 use crate::Stage;
 use crate::group::BufferDtype;
 
-pub(super) fn read(
-    text: &str,
-    auto: &dyn Fn(&str) -> Option<Value>,
-) -> Result<ZeroConfig, ConfigError> {
-    let file: Value =
-        serde_json::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))?;
-    refuse_doubled(text, "")?;
-    let mut reader = Reader {
-        auto,
-        ignored: BTreeMap::new(),
-    };
-    let mut top = reader.section("", "", file)?;
-    for key in ["optimizer", "scheduler"] {
-        reader.params(&mut top, key)?;
+impl ZeroConfig {
+    /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1 or 2: integers may be written as
+    /// `5e8`, `null` is the default, and keys without effect here are listed in
+    /// [`ignored`](Self::ignored) with the reason. `"auto"` is the default where Accelerate and DeepSpeed take one: for batch sizes
+    /// (they count as missing), `gradient_clipping`, the loss scaling, the sizes of buckets and `scheduler.params.warmup_min_lr`.
+    ///
+    /// # Errors
+    ///
+    /// No JSON, an unknown or doubled key, a wrong type or value, an `"auto"` that only the program can fill in, and what DeepSpeed
+    /// has and this crate has not. Stage 3 comes later; NVMe is not supported.
+    pub fn from_deepspeed_json(text: &str) -> Result<Self, ConfigError> {
+        Self::from_deepspeed_json_with(text, &|_| None)
     }
-    let default = ZeroConfig::default();
-    let clipping = top.take("gradient_clipping")?;
-    let clipping = clipping.or(default.gradient_clipping);
-    let clipping = clipping.filter(|norm: &f64| *norm != 0.0);
-    if let Some(norm) = clipping {
-        let key = "gradient_clipping";
-        ConfigError::require(norm > 0.0, key, norm, "finite and above 0")?;
+
+    /// Reads DeepSpeed's JSON. `auto` gives the value of a key that says `"auto"`, by its path, from the program's options or its model.
+    ///
+    /// ```
+    /// use burn_zero::ZeroConfig;
+    ///
+    /// let file = r#"{"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, "gradient_clipping": "auto",
+    ///     "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "train_micro_batch_size_per_gpu": "auto"}"#;
+    /// let error = ZeroConfig::from_deepspeed_json(file).unwrap_err();
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "optimizer.params.lr: \"auto\", and nothing fills it in: let the program give it, or put a value there",
+    /// );
+    /// let hidden_size = 768;
+    /// let auto = |path: &str| match path {
+    ///     "optimizer.params.lr" => Some(3e-4.into()),
+    ///     "zero_optimization.reduce_bucket_size" => Some((hidden_size * hidden_size).into()), // as Transformers does
+    ///     _ => None,
+    /// };
+    /// let config = ZeroConfig::from_deepspeed_json_with(file, &auto)?;
+    /// assert_eq!(config.sections["optimizer"]["params"]["lr"], 3e-4);
+    /// assert_eq!((config.reduce_bucket_size, config.gradient_clipping), (768 * 768, Some(1.0)));
+    /// # Ok::<(), burn_zero::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`from_deepspeed_json`](Self::from_deepspeed_json).
+    pub fn from_deepspeed_json_with(
+        text: &str,
+        auto: &dyn Fn(&str) -> Option<Value>,
+    ) -> Result<Self, ConfigError> {
+        let file: Value =
+            serde_json::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))?;
+        refuse_doubled(text, "")?;
+        let mut reader = Reader {
+            auto,
+            ignored: BTreeMap::new(),
+        };
+        let mut top = reader.section("", "", file)?;
+        for key in ["optimizer", "scheduler"] {
+            reader.params(&mut top, key)?;
+        }
+        let default = ZeroConfig::default();
+        let clipping = top.take("gradient_clipping")?;
+        let clipping = clipping.or(default.gradient_clipping);
+        let clipping = clipping.filter(|norm: &f64| *norm != 0.0);
+        if let Some(norm) = clipping {
+            let key = "gradient_clipping";
+            ConfigError::require(norm > 0.0, key, norm, "finite and above 0")?;
+        }
+        let mut zero = top.take_section("zero_optimization");
+        let mut bucket_size = |key| {
+            let size = zero.take(key)?.unwrap_or(default.reduce_bucket_size);
+            ConfigError::require(size > 0, &zero.path_of(key), size, "at least 1")?;
+            Ok(size)
+        };
+        Ok(ZeroConfig {
+            reduce_bucket_size: bucket_size("reduce_bucket_size")?,
+            allgather_bucket_size: bucket_size("allgather_bucket_size")?,
+            stage: stage(&mut zero)?,
+            offload_optimizer: offload_optimizer(&mut zero)?,
+            batch: BatchConfig {
+                train_batch_size: top.take(TRAIN)?,
+                train_micro_batch_size_per_gpu: top.take(MICRO)?,
+                gradient_accumulation_steps: top.take(STEPS)?,
+            },
+            gradient_clipping: clipping,
+            communication_dtype: communication_dtype(&mut top)?
+                .unwrap_or(default.communication_dtype),
+            sections: sections(top),
+            ignored: reader.ignored,
+        })
     }
-    let mut zero = top.take_section("zero_optimization");
-    let mut bucket_size = |key| {
-        let size = zero.take(key)?.unwrap_or(default.reduce_bucket_size);
-        ConfigError::require(size > 0, &zero.path_of(key), size, "at least 1")?;
-        Ok(size)
-    };
-    Ok(ZeroConfig {
-        reduce_bucket_size: bucket_size("reduce_bucket_size")?,
-        allgather_bucket_size: bucket_size("allgather_bucket_size")?,
-        stage: stage(&mut zero)?,
-        offload_optimizer: offload_optimizer(&mut zero)?,
-        batch: BatchConfig {
-            train_batch_size: top.take(TRAIN)?,
-            train_micro_batch_size_per_gpu: top.take(MICRO)?,
-            gradient_accumulation_steps: top.take(STEPS)?,
-        },
-        gradient_clipping: clipping,
-        communication_dtype: communication_dtype(&mut top)?.unwrap_or(default.communication_dtype),
-        sections: sections(top),
-        ignored: reader.ignored,
-    })
 }
 
 fn stage(zero: &mut Section) -> Result<Stage, ConfigError> {

@@ -85,53 +85,6 @@ impl Default for ZeroConfig {
 }
 
 impl ZeroConfig {
-    /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1 or 2: integers may be written as
-    /// `5e8`, `null` is the default, and keys without effect here are listed in
-    /// [`ignored`](Self::ignored) with the reason. `"auto"` is the default where Accelerate and DeepSpeed take one: for batch sizes
-    /// (they count as missing), `gradient_clipping`, the loss scaling, the sizes of buckets and `scheduler.params.warmup_min_lr`.
-    ///
-    /// # Errors
-    ///
-    /// No JSON, an unknown or doubled key, a wrong type or value, an `"auto"` that only the program can fill in, and what DeepSpeed
-    /// has and this crate has not. Stage 3 comes later; NVMe is not supported.
-    pub fn from_deepspeed_json(text: &str) -> Result<Self, ConfigError> {
-        Self::from_deepspeed_json_with(text, &|_| None)
-    }
-
-    /// Reads DeepSpeed's JSON. `auto` gives the value of a key that says `"auto"`, by its path, from the program's options or its model.
-    ///
-    /// ```
-    /// use burn_zero::ZeroConfig;
-    ///
-    /// let file = r#"{"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, "gradient_clipping": "auto",
-    ///     "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}, "train_micro_batch_size_per_gpu": "auto"}"#;
-    /// let error = ZeroConfig::from_deepspeed_json(file).unwrap_err();
-    /// assert_eq!(
-    ///     error.to_string(),
-    ///     "optimizer.params.lr: \"auto\", and nothing fills it in: let the program give it, or put a value there",
-    /// );
-    /// let hidden_size = 768;
-    /// let auto = |path: &str| match path {
-    ///     "optimizer.params.lr" => Some(3e-4.into()),
-    ///     "zero_optimization.reduce_bucket_size" => Some((hidden_size * hidden_size).into()), // as Transformers does
-    ///     _ => None,
-    /// };
-    /// let config = ZeroConfig::from_deepspeed_json_with(file, &auto)?;
-    /// assert_eq!(config.sections["optimizer"]["params"]["lr"], 3e-4);
-    /// assert_eq!((config.reduce_bucket_size, config.gradient_clipping), (768 * 768, Some(1.0)));
-    /// # Ok::<(), burn_zero::ConfigError>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`from_deepspeed_json`](Self::from_deepspeed_json).
-    pub fn from_deepspeed_json_with(
-        text: &str,
-        auto: &dyn Fn(&str) -> Option<Value>,
-    ) -> Result<Self, ConfigError> {
-        deepspeed::read(text, auto)
-    }
-
     /// The settings for a [`ZeroOptimizer`](crate::ZeroOptimizer). Gradients are averaged over ranks, as in DeepSpeed;
     /// parameters are cut at any element: see [`ZeroSettings::partition`] for optimizers that need the other partition.
     ///
@@ -223,51 +176,49 @@ impl BatchConfig {
     /// [`ConfigError::Key`] for a size of 0 or a product above 2^64; [`ConfigError::Batch`] for sizes that contradict each other or do
     /// not divide evenly, for none at all, and for no ranks.
     pub fn resolve(&self, world_size: usize) -> Result<BatchSizes, ConfigError> {
-        let (train, micro, given) = (
+        let (train, micro, steps) = (
             self.train_batch_size,
             self.train_micro_batch_size_per_gpu,
             self.gradient_accumulation_steps,
         );
-        for (name, size) in [(TRAIN, train), (MICRO, micro), (STEPS, given)] {
+        for (name, size) in [(TRAIN, train), (MICRO, micro), (STEPS, steps)] {
             ConfigError::require(size != Some(0), name, "0", "at least 1")?;
         }
         let refused = |reason: String| Err(ConfigError::Batch(reason));
         if world_size == 0 {
             return refused("a world of 0 ranks: there must be at least 1".to_owned());
         }
-        let ranks = world_size as u64;
-        let divide = |train: u64, name, value: u64| {
-            let divisor = u128::from(value) * u128::from(ranks);
-            match u64::try_from(divisor) {
-                Ok(divisor) if train.is_multiple_of(divisor) => Ok(train / divisor),
-                _ => Err(ConfigError::Batch(format!(
-                    "train_batch_size {train} is no multiple of {ranks} ranks x {name} {value} = {divisor}"
-                ))),
-            }
-        };
-        let steps = given.unwrap_or(1);
-        let (micro, steps) = match (train, micro) {
-            (None, None) => {
+        let times = |size: u64| u128::from(size) * world_size as u128;
+        // Exact, because it is not above `train`.
+        let divide = |train: u64, size: u64| (u128::from(train) / times(size)) as u64;
+        let (micro, steps, divisor) = match (train, micro, steps) {
+            (None, None, _) => {
                 return refused(format!(
                     "neither {TRAIN} nor {MICRO} has a number: put one there, or set it in ZeroConfig::batch"
                 ));
             }
-            (Some(train), None) => (divide(train, STEPS, steps)?, steps),
-            (Some(train), Some(micro)) if given.is_none() => (micro, divide(train, MICRO, micro)?),
-            (_, Some(micro)) => (micro, steps),
-        };
-        let product = [steps, ranks].into_iter().try_fold(micro, u64::checked_mul);
-        match (train, product) {
-            (None, None) => {
-                let product = format!("{micro} x {steps} x {ranks}");
-                Err(ConfigError::invalid(TRAIN, product, "below 2^64"))
+            (Some(train), None, steps) => {
+                let steps = steps.unwrap_or(1);
+                (divide(train, steps), steps, Some((STEPS, steps)))
             }
-            (Some(train), product) if product != Some(train) => refused(format!(
-                "{TRAIN} {train}, but {MICRO} {micro} x {STEPS} {steps} x {ranks} ranks = {}",
-                product.map_or("more than 2^64".to_owned(), |product| product.to_string())
+            (Some(train), Some(micro), None) => (micro, divide(train, micro), Some((MICRO, micro))),
+            (_, Some(micro), steps) => (micro, steps.unwrap_or(1), None),
+        };
+        let product = times(micro).saturating_mul(steps.into());
+        let Ok(product) = u64::try_from(product) else {
+            let product = format!("{micro} x {steps} x {world_size}");
+            return Err(ConfigError::invalid(TRAIN, product, "below 2^64"));
+        };
+        match (train.filter(|train| *train != product), divisor) {
+            (Some(train), Some((name, value))) => refused(format!(
+                "{TRAIN} {train} is no multiple of {world_size} ranks x {name} {value} = {}",
+                times(value)
             )),
-            (_, product) => Ok(BatchSizes {
-                train: product.or(train).unwrap_or_default(),
+            (Some(train), None) => refused(format!(
+                "{TRAIN} {train}, but {MICRO} {micro} x {STEPS} {steps} x {world_size} ranks = {product}"
+            )),
+            (None, _) => Ok(BatchSizes {
+                train: product,
                 micro,
                 steps,
                 world_size,

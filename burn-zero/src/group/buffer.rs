@@ -139,24 +139,6 @@ impl AsMut<[u8]> for HostBuffer {
     }
 }
 
-impl From<Vec<f32>> for HostBuffer {
-    fn from(values: Vec<f32>) -> Self {
-        Self::F32(values)
-    }
-}
-
-impl From<Vec<bf16>> for HostBuffer {
-    fn from(values: Vec<bf16>) -> Self {
-        Self::Bf16(values)
-    }
-}
-
-impl From<Vec<f16>> for HostBuffer {
-    fn from(values: Vec<f16>) -> Self {
-        Self::F16(values)
-    }
-}
-
 /// How the elements of all ranks become one.
 ///
 /// Both add in f32, rank after rank from 0 on, and round to the buffer's type once, at the end.
@@ -209,33 +191,45 @@ trait Element: Pod {
     fn round(values: &[f32], out: &mut [Self]);
 }
 
-impl Element for f32 {
-    fn widen(values: &[Self], out: &mut [f32]) {
-        out.copy_from_slice(values);
-    }
-
-    fn round(values: &[f32], out: &mut [Self]) {
-        out.copy_from_slice(values);
-    }
-}
-
-/// For a type of two bytes.
-macro_rules! half_element {
-    ($half:ty) => {
-        impl Element for $half {
+/// The elements of a variant of the buffer, with how they become f32 and are made of it.
+macro_rules! element {
+    ($variant:ident, $type:ty, $widen:expr, $round:expr) => {
+        impl Element for $type {
             fn widen(values: &[Self], out: &mut [f32]) {
-                values.convert_to_f32_slice(out);
+                $widen(values, out);
             }
 
             fn round(values: &[f32], out: &mut [Self]) {
-                out.convert_from_f32_slice(values);
+                $round(out, values);
+            }
+        }
+
+        impl From<Vec<$type>> for HostBuffer {
+            fn from(values: Vec<$type>) -> Self {
+                Self::$variant(values)
             }
         }
     };
 }
 
-half_element!(bf16);
-half_element!(f16);
+element!(
+    F32,
+    f32,
+    |from: &[f32], to: &mut [f32]| to.copy_from_slice(from),
+    <[f32]>::copy_from_slice
+);
+element!(
+    Bf16,
+    bf16,
+    <[bf16]>::convert_to_f32_slice,
+    <[bf16]>::convert_from_f32_slice
+);
+element!(
+    F16,
+    f16,
+    <[f16]>::convert_to_f32_slice,
+    <[f16]>::convert_from_f32_slice
+);
 
 fn rounded<E: Element>(values: &[f32]) -> Vec<E> {
     let mut out = vec![E::zeroed(); values.len()];

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, ops::Range};
 
 use serde::{Deserialize, Serialize};
 
-use super::{GroupFault, HostBuffer};
+use super::GroupFault;
 
 /// The collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -40,16 +40,15 @@ impl fmt::Display for Operation {
     }
 }
 
-/// A collective as one rank calls it: a text, which all ranks compare, and the length of this rank's byte string, if it has one,
+/// A collective as one rank calls it: texts, which all ranks compare, and the length of this rank's byte string, if it has one,
 /// which may differ.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Call {
     /// Position in this rank's sequence of collectives, counted from 0.
     pub sequence: u64,
-    /// The operation and its position.
+    /// Operation, position and label.
     name: String,
-    label: String,
-    pub bytes: Option<u64>,
+    pub bytes: Option<usize>,
     /// Elements, reduction, root and split, if there are any, and what the rank has declared.
     details: String,
 }
@@ -58,37 +57,33 @@ pub(super) struct Call {
 const LABEL_BYTES: usize = 400;
 
 impl Call {
-    pub fn new(operation: Operation, sequence: u64, label: &str) -> Self {
+    pub fn new(label: &str, details: String) -> Self {
         Self {
-            sequence,
-            name: format!("{operation} #{sequence}"),
-            label: label[..label.floor_char_boundary(LABEL_BYTES)].to_owned(),
+            sequence: 0,
+            name: label[..label.floor_char_boundary(LABEL_BYTES)].to_owned(),
             bytes: None,
-            details: String::new(),
+            details,
         }
     }
 
-    /// Adds the type and the number of elements of the whole buffer.
-    pub fn of(self, elements: usize, buffer: &HostBuffer) -> Self {
-        self.with(format_args!(" of {elements} {}", buffer.dtype()))
+    /// Completes the texts.
+    pub fn begin(&mut self, operation: Operation, sequence: u64, settings: &str) {
+        self.sequence = sequence;
+        self.name = format!("{operation} #{sequence} `{}`", self.name);
+        if !settings.is_empty() {
+            self.details += &format!(", in `{settings}`");
+        }
     }
 
-    /// Adds to the text.
-    pub fn with(mut self, detail: fmt::Arguments) -> Self {
-        self.details += &detail.to_string();
-        self
-    }
-
-    /// The first rank whose call differs from this one.
-    pub fn check(&self, rank: usize, calls: &[Self]) -> Result<(), GroupFault> {
-        let differs = |other: &Self| {
-            (&self.name, &self.label, &self.details) != (&other.name, &other.label, &other.details)
-        };
+    /// Compares the calls of all ranks with that of `rank`.
+    pub fn check(rank: usize, calls: &[Self]) -> Result<(), GroupFault> {
+        let own = &calls[rank];
+        let differs = |other: &Self| own.name != other.name || own.details != other.details;
         match calls.iter().position(differs) {
             None => Ok(()),
             Some(peer) => Err(GroupFault::Mismatch {
                 rank,
-                call: self.to_string(),
+                call: own.to_string(),
                 peer,
                 peer_call: calls[peer].to_string(),
             }),
@@ -98,7 +93,7 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} `{}`", self.name, self.label)?;
+        f.write_str(&self.name)?;
         if let Some(bytes) = self.bytes {
             write!(f, " of {bytes} bytes")?;
         }
@@ -135,19 +130,22 @@ pub enum Split {
     Counts(Vec<usize>),
 }
 
-impl Split {
+impl fmt::Display for Split {
     /// The detail of a call that differs if the split does.
-    pub(super) fn describe(&self) -> String {
-        match self {
-            Self::Equal => String::new(),
-            Self::Counts(counts) => {
-                let counts = counts.iter().map(|&count| count as u64);
-                let hash = stable_hash(counts.flat_map(u64::to_le_bytes));
-                format!(", split {hash:x}")
-            }
-        }
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Counts(counts) = self else {
+            return Ok(());
+        };
+        let counts = counts.iter().map(|&count| count as u64);
+        write!(
+            f,
+            ", split {:x}",
+            stable_hash(counts.flat_map(u64::to_le_bytes))
+        )
     }
+}
 
+impl Split {
     /// The offsets of the ranks' parts, and the end, where equal parts have `equal` elements; `None` unless there is one part a rank.
     pub(super) fn offsets(&self, world_size: usize, equal: usize) -> Option<Vec<usize>> {
         let counts = match self {

@@ -2,9 +2,11 @@
 
 use std::{
     any::Any,
+    borrow::Borrow,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Duration,
 };
 
 use super::{
@@ -26,14 +28,13 @@ pub(super) trait Transport: Send {
 
     fn world_size(&self) -> usize;
 
-    /// Sends a message to all ranks and returns those of all, in the order of ranks.
-    fn announce(&mut self, call: &Call, message: &[u8]) -> Result<Vec<Vec<u8>>, GroupFault>;
+    /// Begins a call: sends its description to all ranks, and returns those of all, in the order of ranks.
+    fn announce(&mut self, call: Call, description: &[u8]) -> Result<Vec<Vec<u8>>, GroupFault>;
 
     /// Sends `own[sends[to]]` to each rank `to`, and gives `take` what ranks send, `lengths[from]` bytes of each, as a whole or in
     /// several chunks, at least once; of this rank itself, `own[sends[rank]]`. Empty parts are not sent.
     fn exchange(
         &mut self,
-        call: &Call,
         own: &Payload,
         sends: &[Range<usize>],
         lengths: &[usize],
@@ -99,6 +100,8 @@ impl Peers {
 /// [`ProcessGroup`](super::ProcessGroup).
 pub struct Collectives {
     transport: Box<dyn Transport>,
+    rank: usize,
+    world_size: usize,
     queue: Arc<Queue>,
     /// Collectives so far.
     calls: u64,
@@ -120,6 +123,8 @@ pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
 impl Collectives {
     pub(super) fn new(transport: Box<dyn Transport>, queue: Arc<Queue>) -> Self {
         Self {
+            rank: transport.rank(),
+            world_size: transport.world_size(),
             transport,
             queue,
             calls: 0,
@@ -130,7 +135,7 @@ impl Collectives {
     }
 
     /// Runs a rank's jobs until its group is dropped or lost, and then notifies the other ranks.
-    pub(super) fn work(mut self, patience: std::time::Duration) {
+    pub(super) fn work(mut self, patience: Duration) {
         let worked = catch_unwind(AssertUnwindSafe(|| {
             let queue = self.queue.clone();
             while let Some((job, settings)) = queue.next(patience, || self.transport.stay()) {
@@ -138,7 +143,7 @@ impl Collectives {
             }
         }));
         if let Err(panic) = worked {
-            let (rank, message) = (self.transport.rank(), panic_message(&*panic));
+            let (rank, message) = (self.rank, panic_message(&*panic));
             self.lose(GroupFault::PeerPanicked { rank, message });
         }
         match self.queue.fault() {
@@ -159,37 +164,29 @@ impl Collectives {
         self.queue.fail(fault);
     }
 
-    fn call(&self, operation: Operation, label: &str) -> Call {
-        Call::new(operation, self.calls, label)
-    }
-
     /// Makes a call. Ranks first exchange its description: data is sent only if all make the same call.
     fn make<R>(
         &mut self,
         operation: Operation,
-        call: Call,
-        run: impl FnOnce(&mut Self, &Call, &[Call]) -> Result<R, GroupFault>,
+        mut call: Call,
+        run: impl FnOnce(&mut Self, &[Call]) -> Result<R, GroupFault>,
     ) -> Result<R, ZeroError> {
         if let Some(fault) = self.queue.fault() {
             return Err(fault.into());
         }
-        let call = match &*self.settings {
-            "" => call,
-            settings => call.with(format_args!(", in `{settings}`")),
-        };
-        let (rank, ranks) = (self.transport.rank(), self.transport.world_size());
-        let message = serde_json::to_vec(&call).expect("a call is plain data");
+        call.begin(operation, self.calls, &self.settings);
+        let own = serde_json::to_vec(&call).expect("a call is plain data");
         self.sent = Sent {
             calls: 1,
-            header_bytes: (message.len() * (ranks - 1)) as u64,
+            header_bytes: (own.len() * (self.world_size - 1)) as u64,
             ..Sent::default()
         };
-        let made = self.transport.announce(&call, &message).and_then(|all| {
-            let read = |message: &Vec<u8>| serde_json::from_slice(message);
+        let made = self.transport.announce(call, &own).and_then(|all| {
+            let read = |call: &Vec<u8>| serde_json::from_slice(call);
             let calls: Result<Vec<Call>, _> = all.iter().map(read).collect();
             let calls = calls.expect("ranks run the same program");
-            call.check(rank, &calls)?;
-            run(self, &call, &calls)
+            Call::check(self.rank, &calls)?;
+            run(self, &calls)
         });
         match made {
             Ok(output) => {
@@ -207,35 +204,32 @@ impl Collectives {
     /// [`Transport::exchange`], counted; `size` is that of an element in bytes.
     fn exchange(
         &mut self,
-        call: &Call,
-        own: &Payload,
-        size: usize,
+        (own, size): (&Payload, usize),
         sends: &[Range<usize>],
         lengths: &[usize],
         take: Take,
     ) -> Result<(), GroupFault> {
         let all: usize = sends.iter().map(Range::len).sum();
-        let sent = all - sends[self.transport.rank()].len();
+        let sent = all - sends[self.rank].len();
         self.sent.data_bytes += sent as u64;
         self.sent.elements += (sent / size) as u64;
-        self.transport.exchange(call, own, sends, lengths, take)
+        self.transport.exchange(own, sends, lengths, take)
     }
 
     /// This rank's part of the reduction of all buffers, cut at `offsets`.
     fn reduce(
         &mut self,
-        call: &Call,
         op: ReduceOp,
         buffer: Arc<HostBuffer>,
         offsets: &[usize],
     ) -> Result<HostBuffer, GroupFault> {
-        let (rank, size) = (self.transport.rank(), buffer.dtype().size_bytes());
+        let (dtype, size) = (buffer.dtype(), buffer.dtype().size_bytes());
         let sends = parts(offsets, size);
-        let own = sends[rank].len();
-        let mut out = HostBuffer::zeros(buffer.dtype(), own / size);
-        let lengths = vec![own; sends.len()];
+        let own = sends[self.rank].len();
+        let mut out = HostBuffer::zeros(dtype, own / size);
+        let lengths = vec![own; self.world_size];
         let buffer: Payload = buffer;
-        self.exchange(call, &buffer, size, &sends, &lengths, &mut |at, parts| {
+        self.exchange((&buffer, size), &sends, &lengths, &mut |at, parts| {
             out.reduce(at, op, parts);
         })?;
         Ok(out)
@@ -243,25 +237,23 @@ impl Collectives {
 
     /// Puts what each rank sends at its place of `places`. `into` gives the memory, when no other rank can be reading it any more; its
     /// values are overwritten.
-    fn gather<M: AsMut<[u8]>>(
+    fn gather(
         &mut self,
-        call: &Call,
         (own, size): (Payload, usize),
         sends: &[Range<usize>],
         places: &[Range<usize>],
-        into: impl FnOnce() -> M,
-    ) -> Result<M, GroupFault> {
+        into: impl FnOnce() -> HostBuffer,
+    ) -> Result<HostBuffer, GroupFault> {
         let lengths: Vec<_> = places.iter().map(Range::len).collect();
         let (mut into, mut out) = (Some(into), None);
-        self.exchange(call, &own, size, sends, &lengths, &mut |at, parts| {
+        self.exchange((&own, size), sends, &lengths, &mut |at, parts| {
             if let Some(into) = into.take() {
                 out = Some(into());
             }
-            let Some(out) = &mut out else { return };
             let parts = places.iter().zip(parts);
             for (place, part) in parts.filter(|(_, part)| !part.is_empty()) {
-                let start = place.start + at;
-                out.as_mut()[start..start + part.len()].copy_from_slice(part);
+                let (start, out) = (place.start + at, out.as_mut().map(AsMut::as_mut));
+                out.unwrap_or_default()[start..start + part.len()].copy_from_slice(part);
             }
         })?;
         Ok(out.expect("an exchange gives parts at least once"))
@@ -270,25 +262,41 @@ impl Collectives {
     /// The parts of all ranks in one buffer, on every rank.
     fn gather_parts(
         &mut self,
-        call: &Call,
         part: HostBuffer,
         offsets: &[usize],
         into: impl FnOnce() -> HostBuffer,
     ) -> Result<HostBuffer, GroupFault> {
-        let size = part.dtype().size_bytes();
-        let sends = vec![0..part.size_bytes(); offsets.len() - 1];
+        let (bytes, size) = (part.size_bytes(), part.dtype().size_bytes());
+        let sends = vec![0..bytes; self.world_size];
         let places = parts(offsets, size);
-        self.gather(call, (Arc::new(part), size), &sends, &places, into)
+        self.gather((Arc::new(part), size), &sends, &places, into)
     }
 
-    fn check_root(&self, call: &Call, root: usize) -> Result<(), ZeroError> {
-        let world_size = self.transport.world_size();
-        match root < world_size {
+    /// The offsets of the parts of a buffer of `elements` elements, if they `fit` it; equal parts have `equal` elements.
+    fn offsets(
+        &self,
+        name: String,
+        elements: usize,
+        split: &Split,
+        equal: usize,
+        fit: impl FnOnce(&[usize]) -> bool,
+    ) -> Result<Vec<usize>, ZeroError> {
+        let offsets = split.offsets(self.world_size, equal);
+        let offsets = offsets.filter(|offsets| fit(offsets));
+        offsets.ok_or_else(|| ZeroError::BufferLength {
+            call: name,
+            elements,
+            expected: format!("it is to be cut for {} ranks by {split:?}", self.world_size),
+        })
+    }
+
+    fn check_root(&self, operation: Operation, label: &str, rank: usize) -> Result<(), ZeroError> {
+        match rank < self.world_size {
             true => Ok(()),
             false => Err(ZeroError::NoSuchRank {
-                call: call.to_string(),
-                rank: root,
-                world_size,
+                call: format!("{operation} `{label}`"),
+                rank,
+                world_size: self.world_size,
             }),
         }
     }
@@ -300,18 +308,14 @@ impl Collectives {
         op: ReduceOp,
         buffer: HostBuffer,
     ) -> Result<HostBuffer, ZeroError> {
-        let operation = Operation::AllReduce;
-        let call = self.call(operation, label).of(buffer.len(), &buffer);
-        let offsets = balanced(buffer.len(), self.transport.world_size());
-        self.make(
-            operation,
-            call.with(format_args!(", {op}")),
-            |ranks, call, _| {
-                let buffer = Arc::new(buffer);
-                let part = ranks.reduce(call, op, buffer.clone(), &offsets)?;
-                ranks.gather_parts(call, part, &offsets, || reclaim(buffer))
-            },
-        )
+        let (elements, dtype) = (buffer.len(), buffer.dtype());
+        let offsets = balanced(elements, self.world_size);
+        let call = Call::new(label, format!(" of {elements} {dtype}, {op}"));
+        self.make(Operation::AllReduce, call, |ranks, _| {
+            let buffer = Arc::new(buffer);
+            let part = ranks.reduce(op, buffer.clone(), &offsets)?;
+            ranks.gather_parts(part, &offsets, || reclaim(buffer))
+        })
     }
 
     /// See [`ProcessGroup::reduce_scatter`](super::ProcessGroup::reduce_scatter).
@@ -320,17 +324,16 @@ impl Collectives {
         label: &str,
         op: ReduceOp,
         buffer: HostBuffer,
-        split: &Split,
+        split: impl Borrow<Split>,
     ) -> Result<HostBuffer, ZeroError> {
-        let (operation, ranks) = (Operation::ReduceScatter, self.transport.world_size());
-        let offsets = split.offsets(ranks, buffer.len() / ranks);
-        let offsets = offsets
-            .filter(|offsets| offsets[ranks] == buffer.len())
-            .ok_or_else(|| cannot_cut(operation, label, buffer.len(), split, ranks))?;
-        let call = self.call(operation, label).of(buffer.len(), &buffer);
-        let call = call.with(format_args!(", {op}{}", split.describe()));
-        self.make(operation, call, |ranks, call, _| {
-            ranks.reduce(call, op, Arc::new(buffer), &offsets)
+        let (operation, split) = (Operation::ReduceScatter, split.borrow());
+        let (elements, dtype) = (buffer.len(), buffer.dtype());
+        let (name, equal) = (format!("{operation} `{label}`"), elements / self.world_size);
+        let fit = |offsets: &[usize]| offsets.last() == Some(&elements);
+        let offsets = self.offsets(name, elements, split, equal, fit)?;
+        let call = Call::new(label, format!(" of {elements} {dtype}, {op}{split}"));
+        self.make(operation, call, |ranks, _| {
+            ranks.reduce(op, Arc::new(buffer), &offsets)
         })
     }
 
@@ -339,30 +342,28 @@ impl Collectives {
         &mut self,
         label: &str,
         part: HostBuffer,
-        split: &Split,
+        split: impl Borrow<Split>,
         into: Option<HostBuffer>,
     ) -> Result<HostBuffer, ZeroError> {
-        let (operation, ranks) = (Operation::AllGather, self.transport.world_size());
-        let rank = self.transport.rank();
-        let own = |offsets: &Vec<usize>| offsets[rank + 1] - offsets[rank] == part.len();
-        let offsets = split.offsets(ranks, part.len()).filter(own);
-        let offsets =
-            offsets.ok_or_else(|| cannot_cut(operation, label, part.len(), split, ranks))?;
-        let (elements, dtype) = (offsets[ranks], part.dtype());
+        let (operation, split) = (Operation::AllGather, split.borrow());
+        let (own, dtype, rank) = (part.len(), part.dtype(), self.rank);
+        let name = || format!("{operation} `{label}`");
+        let fit = |offsets: &[usize]| offsets[rank + 1] - offsets[rank] == own;
+        let offsets = self.offsets(name(), own, split, own, fit)?;
+        let elements = offsets[self.world_size];
         if let Some(into) = into.as_ref()
             && (into.len(), into.dtype()) != (elements, dtype)
         {
             return Err(ZeroError::BufferLength {
-                call: format!("{operation} `{label}`"),
+                call: name(),
                 elements: into.len(),
                 expected: format!("{elements} of {dtype} are gathered into it"),
             });
         }
-        let call = self.call(operation, label).of(elements, &part);
-        let call = call.with(format_args!("{}", split.describe()));
-        self.make(operation, call, |ranks, call, _| {
+        let call = Call::new(label, format!(" of {elements} {dtype}{split}"));
+        self.make(operation, call, |ranks, _| {
             let into = || into.unwrap_or_else(|| HostBuffer::zeros(dtype, elements));
-            ranks.gather_parts(call, part, &offsets, into)
+            ranks.gather_parts(part, &offsets, into)
         })
     }
 
@@ -373,40 +374,36 @@ impl Collectives {
         root: usize,
         buffer: HostBuffer,
     ) -> Result<HostBuffer, ZeroError> {
-        let operation = Operation::Broadcast;
-        let call = self.call(operation, label).of(buffer.len(), &buffer);
-        let call = call.with(format_args!(", from rank {root}"));
-        self.check_root(&call, root)?;
-        let (rank, world_size) = (self.transport.rank(), self.transport.world_size());
-        let (dtype, size) = (buffer.dtype(), buffer.dtype().size_bytes());
-        let offsets = balanced(buffer.len(), world_size);
-        let own = offsets[rank + 1] - offsets[rank];
-        let sends = match rank == root {
+        self.check_root(Operation::Broadcast, label, root)?;
+        let (elements, dtype) = (buffer.len(), buffer.dtype());
+        let size = dtype.size_bytes();
+        let offsets = balanced(elements, self.world_size);
+        let own = offsets[self.rank + 1] - offsets[self.rank];
+        let sends = match self.rank == root {
             true => parts(&offsets, size),
-            false => vec![0..0; world_size],
+            false => vec![0..0; self.world_size],
         };
-        let mut places = vec![0..0; world_size];
+        let mut places = vec![0..0; self.world_size];
         places[root] = 0..own * size;
-        self.make(operation, call, |ranks, call, _| {
+        let call = Call::new(label, format!(" of {elements} {dtype}, from rank {root}"));
+        self.make(Operation::Broadcast, call, |ranks, _| {
             let buffer = Arc::new(buffer);
-            let scattered = (buffer.clone() as Payload, size);
-            let part = ranks.gather(call, scattered, &sends, &places, || {
-                HostBuffer::zeros(dtype, own)
-            })?;
-            ranks.gather_parts(call, part, &offsets, || reclaim(buffer))
+            let (whole, zeros): (Payload, _) = (buffer.clone(), || HostBuffer::zeros(dtype, own));
+            let part = ranks.gather((whole, size), &sends, &places, zeros)?;
+            ranks.gather_parts(part, &offsets, || reclaim(buffer))
         })
     }
 
     /// See [`ProcessGroup::barrier`](super::ProcessGroup::barrier).
     pub fn barrier(&mut self, label: &str) -> Result<(), ZeroError> {
-        let operation = Operation::Barrier;
-        self.make(operation, self.call(operation, label), |_, _, _| Ok(()))
+        let call = Call::new(label, String::new());
+        self.make(Operation::Barrier, call, |_, _| Ok(()))
     }
 
     /// See [`ProcessGroup::gather_bytes`](super::ProcessGroup::gather_bytes).
     pub fn gather_bytes(&mut self, label: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ZeroError> {
-        let call = self.call(Operation::GatherBytes, label);
-        let all = self.strings(Operation::GatherBytes, call, None, bytes)?;
+        let call = Call::new(label, String::new());
+        let all = self.strings(Operation::GatherBytes, call, |_| true, bytes)?;
         Ok(all.unwrap_or_default())
     }
 
@@ -417,51 +414,36 @@ impl Collectives {
         root: usize,
         bytes: Vec<u8>,
     ) -> Result<Option<Vec<Vec<u8>>>, ZeroError> {
-        let call = self.call(Operation::GatherBytesTo, label);
-        let call = call.with(format_args!(", to rank {root}"));
-        self.check_root(&call, root)?;
-        self.strings(Operation::GatherBytesTo, call, Some(root), bytes)
+        let operation = Operation::GatherBytesTo;
+        self.check_root(operation, label, root)?;
+        let call = Call::new(label, format!(", to rank {root}"));
+        self.strings(operation, call, |rank| rank == root, bytes)
     }
 
-    /// The byte strings of all ranks, on the root or everywhere.
+    /// The byte strings of all ranks, on those that `get` them.
     fn strings(
         &mut self,
         operation: Operation,
         mut call: Call,
-        root: Option<usize>,
+        get: impl Fn(usize) -> bool,
         bytes: Vec<u8>,
     ) -> Result<Option<Vec<Vec<u8>>>, ZeroError> {
-        call.bytes = Some(bytes.len() as u64);
-        let gets = |rank| root.is_none_or(|root| root == rank);
-        self.make(operation, call, |ranks, call, calls| {
-            let rank = ranks.transport.rank();
-            let mut strings = gets(rank).then(|| vec![Vec::new(); calls.len()]);
-            let length = |call: &Call| call.bytes.filter(|_| gets(rank)).unwrap_or(0) as usize;
+        call.bytes = Some(bytes.len());
+        let own = get(self.rank);
+        self.make(operation, call, |ranks, calls| {
+            let mut strings = own.then(|| vec![Vec::new(); calls.len()]);
+            let length = |call: &Call| call.bytes.filter(|_| own).unwrap_or(0);
             let lengths: Vec<_> = calls.iter().map(length).collect();
-            let send = |to| 0..if gets(to) { bytes.len() } else { 0 };
+            let send = |to| 0..if get(to) { bytes.len() } else { 0 };
             let sends: Vec<_> = (0..calls.len()).map(send).collect();
-            let own: Payload = Arc::new(bytes);
-            ranks.exchange(call, &own, 1, &sends, &lengths, &mut |_, parts| {
+            let bytes: Payload = Arc::new(bytes);
+            ranks.exchange((&bytes, 1), &sends, &lengths, &mut |_, parts| {
                 for (string, part) in strings.iter_mut().flatten().zip(parts) {
                     string.extend_from_slice(part);
                 }
             })?;
             Ok(strings)
         })
-    }
-}
-
-fn cannot_cut(
-    operation: Operation,
-    label: &str,
-    elements: usize,
-    split: &Split,
-    world_size: usize,
-) -> ZeroError {
-    ZeroError::BufferLength {
-        call: format!("{operation} `{label}`"),
-        elements,
-        expected: format!("it is to be cut for {world_size} ranks by {split:?}"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a rank's group keeps on this side, whatever the transport; and the group of one.
+//! What a rank's group keeps on this side, whatever the transport.
 
 use std::{
     cell::Cell,
@@ -12,11 +12,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    Collectives, GroupFault, GroupOptions, Job,
-    collectives::Transport,
-    job::Queue,
-    options::round,
-    threads::{Mailboxes, ThreadTransport},
+    Collectives, GroupFault, GroupOptions, collectives::Transport, job::Queue, options::round,
 };
 use crate::ZeroError;
 
@@ -26,15 +22,9 @@ pub(super) struct Member {
     pub world_size: usize,
     pub options: GroupOptions,
     pub queue: Arc<Queue>,
-    runner: Runner,
+    /// The communication thread sends, or drops the sender, when it has left the group or found it lost.
+    ended: Mutex<Receiver<()>>,
     on_fault: Box<OnFault>,
-}
-
-enum Runner {
-    /// The communication thread, which drops the sender when it has left the group or found it lost.
-    Thread(Mutex<Receiver<()>>),
-    /// Each thread runs the jobs that it submits.
-    Submitter(Mutex<Collectives>),
 }
 
 /// Carries a fault of this rank itself to the other ranks. The rank's own jobs have failed.
@@ -71,16 +61,9 @@ impl Member {
             world_size,
             options,
             queue,
-            runner: Runner::Thread(Mutex::new(ended)),
+            ended: Mutex::new(ended),
             on_fault: Box::new(on_fault),
         })
-    }
-
-    pub fn submit(&self, job: Job) {
-        match &self.runner {
-            Runner::Thread(_) => self.queue.submit(job),
-            Runner::Submitter(collectives) => collectives.lock().run(job, String::new()),
-        }
     }
 
     /// Ends the group by a fault of this rank.
@@ -104,9 +87,7 @@ impl Drop for Member {
             self.fail(GroupFault::PeerPanicked { rank, message });
         }
         self.queue.close();
-        if let Runner::Thread(ended) = &self.runner {
-            let _ = ended.lock().recv(); // an error says that the sender is dropped
-        }
+        let _ = self.ended.lock().recv(); // an error says that the sender is dropped
     }
 }
 
@@ -123,7 +104,7 @@ macro_rules! process_group {
             }
 
             fn submit(&self, job: $crate::group::Job) {
-                self.member.submit(job);
+                self.member.queue.submit(job);
             }
 
             fn abort(&self, reason: &str) {
@@ -154,35 +135,3 @@ macro_rules! process_group {
     };
 }
 pub(super) use process_group;
-
-/// A group of one rank: every collective returns its argument and sends nothing. Jobs run on the thread that submits them.
-pub struct SingleRank {
-    member: Member,
-}
-
-impl SingleRank {
-    /// The only rank.
-    pub fn new() -> Self {
-        let options = GroupOptions::default();
-        let queue = Arc::new(Queue::default());
-        let transport = ThreadTransport::new(0, Arc::new(Mailboxes::new(1)), options.deadline);
-        let collectives = Collectives::new(Box::new(transport), queue.clone());
-        let member = Member {
-            rank: 0,
-            world_size: 1,
-            options,
-            queue,
-            runner: Runner::Submitter(Mutex::new(collectives)),
-            on_fault: Box::new(|_| {}),
-        };
-        Self { member }
-    }
-}
-
-impl Default for SingleRank {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-process_group!(SingleRank);

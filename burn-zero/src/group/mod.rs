@@ -37,10 +37,9 @@ pub use call::{Operation, Sent, Split, Traffic};
 pub use collectives::Collectives;
 pub use job::{Job, Pending};
 pub use launcher::{Launched, launched, local_rank};
-pub use member::SingleRank;
 #[cfg(feature = "mpi")]
 pub use mpi::MpiGroup;
 pub(crate) use options::round;
 pub use options::{AfterFault, GroupFault, GroupOptions};
 pub use process_group::{Agree, ProcessGroup};
-pub use threads::ThreadGroup;
+pub use threads::{SingleRank, ThreadGroup};

@@ -79,25 +79,27 @@ impl GroupOptions {
 
     pub(super) fn check(&self) -> Result<(), ZeroError> {
         let (chunk, deadline) = (self.chunk_elements, self.deadline);
-        let (setting, value, expected) = if !(1..=MOST_CHUNK_ELEMENTS).contains(&chunk) {
-            ("chunk_elements", chunk.to_string(), "from 1 to 2^28")
-        } else if deadline.is_zero() || deadline > LONGEST_DEADLINE {
-            let expected = "longer than nothing and at most a year";
-            ("deadline", format!("{deadline:?}"), expected)
-        } else if self.longest_stay == Some(Duration::ZERO) {
-            (
-                "longest_stay",
-                "0".to_owned(),
-                "longer than nothing, or none",
-            )
-        } else {
-            return Ok(());
-        };
-        Err(ZeroError::InvalidSetting {
-            setting,
-            value,
-            expected,
-        })
+        if !(1..=MOST_CHUNK_ELEMENTS).contains(&chunk) {
+            return Err(ZeroError::invalid(
+                "chunk_elements",
+                chunk,
+                "from 1 to 2^28",
+            ));
+        }
+        if deadline.is_zero() || deadline > LONGEST_DEADLINE {
+            let (value, expected) = (
+                format!("{deadline:?}"),
+                "longer than nothing and at most a year",
+            );
+            return Err(ZeroError::invalid("deadline", value, expected));
+        }
+        match self.longest_stay {
+            Some(Duration::ZERO) => {
+                let expected = "longer than nothing, or none";
+                Err(ZeroError::invalid("longest_stay", 0, expected))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -5,6 +5,19 @@ use std::{fmt::Debug, time::Duration};
 use super::{GroupOptions, HostBuffer, Job, Pending, ReduceOp, Split, Traffic};
 use crate::ZeroError;
 
+/// Collectives that submit themselves as jobs and wait for their ends.
+macro_rules! blocking {
+    ($($(#[$doc:meta])* fn $name:ident($($value:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(
+            $(#[$doc])*
+            fn $name(&self, label: &str, $($value: $type),*) -> Result<$result, ZeroError> {
+                let label = label.to_owned();
+                Pending::start(self, move |ranks| ranks.$name(&label, $($value),*)).wait()
+            }
+        )*
+    };
+}
+
 /// One rank's view of a group of ranks. Object-safe: hold it as `Arc<dyn ProcessGroup>`.
 ///
 /// All ranks must make the same calls with the same labels in the same order. Each rank has one communication thread, which runs
@@ -41,8 +54,7 @@ pub trait ProcessGroup: Send + Sync + Debug {
     /// Number of ranks.
     fn world_size(&self) -> usize;
 
-    /// Submits a job to this rank's communication thread and returns at once; a group of one rank may run it before it returns. See
-    /// [`Pending::start`].
+    /// Submits a job to this rank's communication thread and returns at once. See [`Pending::start`].
     fn submit(&self, job: Job);
 
     /// Ends the group with a reason: all ranks get [`GroupFault::Aborted`](super::GroupFault::Aborted). Ranks that are
@@ -62,30 +74,25 @@ pub trait ProcessGroup: Send + Sync + Debug {
     /// `group.declare_settings(&format!("iteration {iteration}"))`. A long text is compared by its hash; its beginning is shown.
     fn declare_settings(&self, text: &str);
 
-    /// Sum or mean of all ranks' buffers.
-    fn all_reduce(
-        &self,
-        label: &str,
-        op: ReduceOp,
-        buffer: HostBuffer,
-    ) -> Result<HostBuffer, ZeroError> {
-        let label = label.to_owned();
-        Pending::start(self, move |ranks| ranks.all_reduce(&label, op, buffer)).wait()
-    }
+    blocking! {
+        /// Sum or mean of all ranks' buffers.
+        fn all_reduce(op: ReduceOp, buffer: HostBuffer) -> HostBuffer;
 
-    /// This rank's part of the sum or mean of all ranks' buffers.
-    fn reduce_scatter(
-        &self,
-        label: &str,
-        op: ReduceOp,
-        buffer: HostBuffer,
-        split: Split,
-    ) -> Result<HostBuffer, ZeroError> {
-        let label = label.to_owned();
-        Pending::start(self, move |ranks| {
-            ranks.reduce_scatter(&label, op, buffer, &split)
-        })
-        .wait()
+        /// This rank's part of the sum or mean of all ranks' buffers.
+        fn reduce_scatter(op: ReduceOp, buffer: HostBuffer, split: Split) -> HostBuffer;
+
+        /// The root's buffer; other ranks pass one of the same length.
+        fn broadcast(root: usize, buffer: HostBuffer) -> HostBuffer;
+
+        /// Waits until all ranks have called it.
+        fn barrier() -> ();
+
+        /// Every rank's byte string, in the order of ranks; lengths may differ. For metrics and manifests.
+        fn gather_bytes(bytes: Vec<u8>) -> Vec<Vec<u8>>;
+
+        /// On the root every rank's byte string, in the order of ranks; `None` elsewhere. Lengths may differ. For what one rank
+        /// writes or shows.
+        fn gather_bytes_to(root: usize, bytes: Vec<u8>) -> Option<Vec<Vec<u8>>>;
     }
 
     /// All ranks' parts, concatenated in the order of ranks.
@@ -109,46 +116,8 @@ pub trait ProcessGroup: Send + Sync + Debug {
     ) -> Pending<HostBuffer> {
         let label = label.to_owned();
         Pending::start(self, move |ranks| {
-            ranks.all_gather(&label, part, &split, into)
+            ranks.all_gather(&label, part, split, into)
         })
-    }
-
-    /// The root's buffer; other ranks pass one of the same length.
-    fn broadcast(
-        &self,
-        label: &str,
-        root: usize,
-        buffer: HostBuffer,
-    ) -> Result<HostBuffer, ZeroError> {
-        let label = label.to_owned();
-        Pending::start(self, move |ranks| ranks.broadcast(&label, root, buffer)).wait()
-    }
-
-    /// Waits until all ranks have called it.
-    fn barrier(&self, label: &str) -> Result<(), ZeroError> {
-        let label = label.to_owned();
-        Pending::start(self, move |ranks| ranks.barrier(&label)).wait()
-    }
-
-    /// Every rank's byte string, in the order of ranks; lengths may differ. For metrics and manifests.
-    fn gather_bytes(&self, label: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ZeroError> {
-        let label = label.to_owned();
-        Pending::start(self, move |ranks| ranks.gather_bytes(&label, bytes)).wait()
-    }
-
-    /// On the root every rank's byte string, in the order of ranks; `None` elsewhere. Lengths may differ. For what one rank
-    /// writes or shows.
-    fn gather_bytes_to(
-        &self,
-        label: &str,
-        root: usize,
-        bytes: Vec<u8>,
-    ) -> Result<Option<Vec<Vec<u8>>>, ZeroError> {
-        let label = label.to_owned();
-        Pending::start(self, move |ranks| {
-            ranks.gather_bytes_to(&label, root, bytes)
-        })
-        .wait()
     }
 }
 

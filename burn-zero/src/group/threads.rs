@@ -1,4 +1,4 @@
-//! Ranks as threads of one process.
+//! Ranks as threads of one process, and the group of one.
 
 use std::{
     collections::VecDeque,
@@ -41,22 +41,22 @@ impl ThreadGroup {
     pub fn new(world_size: usize, options: GroupOptions) -> Result<Vec<Self>, ZeroError> {
         options.check()?;
         if world_size == 0 {
-            let (setting, value, expected) = ("world_size", "0".to_owned(), "at least 1");
-            return Err(ZeroError::InvalidSetting {
-                setting,
-                value,
-                expected,
-            });
+            return Err(ZeroError::invalid("world_size", 0, "at least 1"));
         }
         let mailboxes = Arc::new(Mailboxes::new(world_size));
         let join = |rank| {
-            let deadline = options.deadline;
-            let (lost, own) = (mailboxes.clone(), mailboxes.clone());
+            let lost = mailboxes.clone();
+            let transport = ThreadTransport {
+                rank,
+                mailboxes: mailboxes.clone(),
+                deadline: options.deadline,
+                call: Call::default(),
+            };
             let member = Member::start(
                 format!("rank {rank}, collectives"),
                 options.clone(),
                 move |fault| lost.fail(0, fault),
-                move |_, end| Ok((ThreadTransport::new(rank, own, deadline), end)),
+                move |_, end| Ok((transport, end)),
             )?;
             let (member, mailboxes) = (Arc::new(member), mailboxes.clone());
             Ok(Self { member, mailboxes })
@@ -99,7 +99,12 @@ impl ThreadGroup {
 
     /// The watch on the threads of the group, each of which runs under [`guard`](Self::guard).
     pub(crate) fn watch(&self) -> Watch {
-        Watch::new(self.mailboxes.clone(), self.member.options.after_fault)
+        let after_fault = self.member.options.after_fault;
+        let mailboxes = self.mailboxes.clone();
+        Watch {
+            mailboxes,
+            after_fault,
+        }
     }
 
     /// Runs a rank on this thread. If it panics, the others' collectives fail with its message at once.
@@ -115,6 +120,31 @@ impl ThreadGroup {
         result
     }
 }
+
+/// A group of one rank: every collective returns its argument and sends nothing.
+pub struct SingleRank {
+    member: Arc<Member>,
+}
+
+impl SingleRank {
+    /// The only rank.
+    pub fn new() -> Self {
+        let group = ThreadGroup::new(1, GroupOptions::default());
+        let member = group
+            .expect("one rank can be a group")
+            .swap_remove(0)
+            .member;
+        Self { member }
+    }
+}
+
+impl Default for SingleRank {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+process_group!(SingleRank);
 
 /// The messages between the ranks of one process, and the state of their threads, under one lock, which is held only while a
 /// message is put or taken.
@@ -238,25 +268,18 @@ impl Mailboxes {
 }
 
 /// The transport by shared memory: ranks read each other's buffers.
-pub(super) struct ThreadTransport {
+struct ThreadTransport {
     rank: usize,
     mailboxes: Arc<Mailboxes>,
     deadline: Duration,
+    /// The last one that was begun.
+    call: Call,
 }
 
 impl ThreadTransport {
-    pub fn new(rank: usize, mailboxes: Arc<Mailboxes>, deadline: Duration) -> Self {
-        Self {
-            rank,
-            mailboxes,
-            deadline,
-        }
-    }
-
     /// Lets every rank read its range of `own`, and returns what the ranks that `reads` names let this one read: nothing of the others.
     fn swap(
         &self,
-        call: &Call,
         own: &Payload,
         sends: &[Range<usize>],
         reads: impl Fn(usize) -> bool,
@@ -269,7 +292,10 @@ impl ThreadTransport {
         }
         let receive = |from: usize| match from {
             from if from == self.rank => Ok((own.clone(), sends[from].clone())),
-            from if reads(from) => self.mailboxes.take(from, self.rank, call, self.deadline),
+            from if reads(from) => {
+                let (rank, call) = (self.rank, &self.call);
+                self.mailboxes.take(from, rank, call, self.deadline)
+            }
             _ => Ok((own.clone(), 0..0)),
         };
         (0..sends.len()).map(receive).collect()
@@ -285,23 +311,23 @@ impl Transport for ThreadTransport {
         self.mailboxes.changed.len()
     }
 
-    fn announce(&mut self, call: &Call, message: &[u8]) -> Result<Vec<Vec<u8>>, GroupFault> {
-        let own: Payload = Arc::new(message.to_vec());
-        let sends = vec![0..message.len(); self.world_size()];
-        let all = self.swap(call, &own, &sends, |_| true)?;
+    fn announce(&mut self, call: Call, description: &[u8]) -> Result<Vec<Vec<u8>>, GroupFault> {
+        self.call = call;
+        let own: Payload = Arc::new(description.to_vec());
+        let sends = vec![0..description.len(); self.world_size()];
+        let all = self.swap(&own, &sends, |_| true)?;
         let read = |(message, _): &Message| (**message).as_ref().to_vec();
         Ok(all.iter().map(read).collect())
     }
 
     fn exchange(
         &mut self,
-        call: &Call,
         own: &Payload,
         sends: &[Range<usize>],
         lengths: &[usize],
         take: Take,
     ) -> Result<(), GroupFault> {
-        let all = self.swap(call, own, sends, |from| lengths[from] > 0)?;
+        let all = self.swap(own, sends, |from| lengths[from] > 0)?;
         let parts = all
             .iter()
             .map(|(all, range)| &(**all).as_ref()[range.clone()]);

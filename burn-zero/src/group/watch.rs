@@ -2,7 +2,7 @@
 
 use std::{io::Write, process, sync::Arc, thread, time::Duration};
 
-use super::{AfterFault, GroupFault, threads::Mailboxes, unfinished};
+use super::{AfterFault, threads::Mailboxes, unfinished};
 
 /// Ranks that compute usually learn of a fault and end within this time: they are not reported before.
 const QUIET: Duration = Duration::from_millis(500);
@@ -15,70 +15,54 @@ const LONGEST_WRITE: Duration = Duration::from_secs(600);
 
 /// Waits for the threads of a group, without keeping the group alive.
 pub(crate) struct Watch {
-    mailboxes: Arc<Mailboxes>,
-    after_fault: AfterFault,
+    pub(super) mailboxes: Arc<Mailboxes>,
+    pub(super) after_fault: AfterFault,
 }
 
 impl Watch {
-    pub(super) fn new(mailboxes: Arc<Mailboxes>, after_fault: AfterFault) -> Self {
-        Self {
-            mailboxes,
-            after_fault,
-        }
-    }
-
     /// Returns when all threads have ended, or ends the process.
     pub(crate) fn run(self) {
         let Some(fault) = self.mailboxes.wait_for_fault() else {
             return;
         };
-        let running = self.mailboxes.wait_for_ends(Some(QUIET));
-        if running.is_empty() {
-            return;
-        }
-        match self.after_fault {
+        // Reports the ranks that still run after a wait, with one write, and returns whether there are any.
+        let report = |wait: Option<Duration>, verbs: [&str; 2], what: &str| {
+            let running = self.mailboxes.wait_for_ends(wait);
+            let ranks: Vec<_> = running.iter().map(|rank| format!("rank {rank}")).collect();
+            if !ranks.is_empty() {
+                let (ranks, verb) = (ranks.join(" and "), verbs[usize::from(ranks.len() > 1)]);
+                let text = format!("{fault}; {ranks} {verb} {what}\n");
+                let _ = std::io::stderr().write_all(text.as_bytes()); // a failure cannot be reported anywhere else
+            }
+            !running.is_empty()
+        };
+        let grace = match self.after_fault {
             AfterFault::Wait => {
                 let waited = "waited for (GroupOptions::after_fault)";
-                say(&fault, &running, ["is", "are"], waited);
+                report(Some(QUIET), ["is", "are"], waited);
                 self.mailboxes.wait_for_ends(None);
+                return;
             }
-            AfterFault::EndProcess { grace } => {
-                let ends = format!("{grace:?} to end (GroupOptions::after_fault)");
-                say(&fault, &running, ["has", "have"], &ends);
-                let running = self
-                    .mailboxes
-                    .wait_for_ends(Some(grace.saturating_sub(QUIET)));
-                if running.is_empty() {
-                    return;
-                }
-                let complete = unfinished::finish(LONGEST_WRITE);
-                // A rank may have ended while files were completed.
-                let running = self.mailboxes.wait_for_ends(Some(QUIET));
-                if !running.is_empty() {
-                    let ends = match complete {
-                        true => "not end, so the process ends",
-                        false => "not end, so the process ends, before a record was written",
-                    };
-                    say(&fault, &running, ["does", "do"], ends);
-                    end_process();
-                }
-            }
+            AfterFault::EndProcess { grace } => grace,
+        };
+        let ends = format!("{grace:?} to end (GroupOptions::after_fault)");
+        let rest = Some(grace.saturating_sub(QUIET));
+        if !report(Some(QUIET), ["has", "have"], &ends)
+            || self.mailboxes.wait_for_ends(rest).is_empty()
+        {
+            return;
+        }
+        let ends = match unfinished::finish(LONGEST_WRITE) {
+            true => "not end, so the process ends",
+            false => "not end, so the process ends, before a record was written",
+        };
+        // A rank may have ended while files were completed.
+        if report(Some(QUIET), ["does", "do"], ends) {
+            thread::spawn(|| {
+                thread::sleep(LAST);
+                process::abort();
+            });
+            process::exit(1)
         }
     }
-}
-
-/// Reports the fault and the ranks that still run, with one write.
-fn say(fault: &GroupFault, running: &[usize], verbs: [&str; 2], what: &str) {
-    let ranks: Vec<_> = running.iter().map(|rank| format!("rank {rank}")).collect();
-    let verb = verbs[usize::from(ranks.len() > 1)];
-    let text = format!("{fault}; {} {verb} {what}\n", ranks.join(" and "));
-    let _ = std::io::stderr().write_all(text.as_bytes()); // a failure cannot be reported anywhere else
-}
-
-fn end_process() -> ! {
-    thread::spawn(|| {
-        thread::sleep(LAST);
-        process::abort();
-    });
-    process::exit(1)
 }

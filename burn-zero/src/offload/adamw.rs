@@ -23,10 +23,9 @@ use burn::tensor::{
 };
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
-use burn_decorator::message;
 
 use super::host_state::{HostState, OffloadRecord, State, moments};
-use super::parameters::{HostLink, NewValue, StepParameter};
+use super::parameters::{HostLink, NewValue, StepParameter, host_step};
 use super::{AdamWStep, DecayMode, HostAdamWConfig, OffloadConfig, OffloadError, raise};
 use crate::host::{HostRead, is_finite};
 
@@ -370,14 +369,15 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizer<M, B> for OffloadedAdam
     type Record = OffloadRecord<B::InnerBackend>;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        if message::received().is_some() {
-            return module;
-        }
-        raise(self.advance(lr, module, grads.into()))
+        host_step(module, grads, |module, grads| {
+            self.advance(lr, module, grads)
+        })
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        raise(self.advance(lr, module, grads.into()))
+        host_step(module, grads, |module, grads| {
+            self.advance(lr, module, grads)
+        })
     }
 
     fn to_record(&self) -> Self::Record {

@@ -12,9 +12,8 @@ use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive, backend::AutodiffBac
 use burn_autodiff::Autodiff;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
-use burn_decorator::message;
 
-use super::parameters::{HostLink, NewValue};
+use super::parameters::{HostLink, NewValue, host_step};
 use super::{OffloadError, raise};
 use crate::host::HostRead;
 use crate::optimizer::MOST_DIMENSIONS;
@@ -179,14 +178,15 @@ where
     type Record = HostRecord<Autodiff<H>, O::Record>;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        if message::received().is_some() {
-            return module;
-        }
-        raise(self.advance(lr, module, grads.into()))
+        host_step(module, grads, |module, grads| {
+            self.advance(lr, module, grads)
+        })
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        raise(self.advance(lr, module, grads.into()))
+        host_step(module, grads, |module, grads| {
+            self.advance(lr, module, grads)
+        })
     }
 
     fn to_record(&self) -> Self::Record {

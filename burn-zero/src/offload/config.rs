@@ -1,10 +1,9 @@
-//! How much of an optimizer is offloaded, and with what.
+//! The configuration of offloaded optimizers, and the arguments of a step.
 
 use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 
-use super::error::require;
-use super::{HostAdamWConfig, OffloadError, OffloadedAdamW};
+use super::{OffloadError, OffloadedAdamW};
 use crate::{OptimizerOffload, ZeroSettings};
 
 /// Configuration of an [`OffloadedAdamW`].
@@ -86,40 +85,133 @@ impl OffloadConfig {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Configuration of a [`HostAdamW`](super::HostAdamW), under the names of Burn's `AdamWConfig` and with the defaults of
+/// PyTorch's `torch.optim.AdamW`, which differ from Burn's (`epsilon` 1e-5, `weight_decay` 1e-4).
+///
+/// AMSGrad is not supported: it needs a third moment, a third more memory and traffic. Unknown names, `amsgrad`
+/// among them, are refused when read from a file.
+///
+/// The factors are f64: `1 - 0.999` is 0.001 here, as in PyTorch, where Burn's f32 makes it 0.00099998713.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HostAdamWConfig {
+    /// Decay of the first moment. Default 0.9.
+    pub beta_1: f64,
+    /// Decay of the second moment. Default 0.999.
+    pub beta_2: f64,
+    /// Added to the root of the corrected second moment. Default 1e-8.
+    pub epsilon: f64,
+    /// Decoupled weight decay, multiplied with the learning rate. Default 0.01.
+    pub weight_decay: f64,
+    /// Which elements decay. Default all of them.
+    pub decay_mode: DecayMode,
+}
 
-    #[test]
-    fn deepspeeds_settings_become_these() {
-        let adamw = HostAdamWConfig {
-            beta_1: 0.8,
-            ..HostAdamWConfig::default()
-        };
-        let offload = OptimizerOffload::Host { ratio: 0.4 };
-        let config = OffloadConfig::of(&offload, adamw.clone()).unwrap();
-        assert_eq!((config.ratio, &config.adamw), (0.4, &adamw));
-        assert_eq!(OffloadConfig::of(&OptimizerOffload::None, adamw), None);
-    }
+/// Which elements weight decay shrinks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DecayMode {
+    /// All of them (Loshchilov and Hutter, arXiv 1711.05101).
+    #[default]
+    Decoupled,
+    /// Only those whose sign is that of their first moment, zero counting as positive: Burn's `cautious_weight_decay`
+    /// (arXiv 2510.12402).
+    Cautious,
+}
 
-    #[test]
-    fn what_cannot_work_is_named() {
-        for (text, expected) in [
-            (r#"{"ratio": -0.1}"#, "ratio = -0.1"),
-            (r#"{"ratio": 1.5}"#, "ratio = 1.5"),
-            (r#"{"staging": 0}"#, "staging = 0"),
-            (r#"{"bucket_elements": 0}"#, "bucket_elements = 0"),
-            (r#"{"adamw": {"beta_2": 1}}"#, "beta_2 = 1"),
-        ] {
-            let config: OffloadConfig = serde_json::from_str(text).unwrap();
-            let message = config.validate().unwrap_err().to_string();
-            assert!(message.contains(expected), "{message}");
+impl Default for HostAdamWConfig {
+    fn default() -> Self {
+        Self {
+            beta_1: 0.9,
+            beta_2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.01,
+            decay_mode: DecayMode::Decoupled,
         }
-        let config = OffloadConfig {
-            ratio: f64::NAN,
-            ..Default::default()
-        };
-        assert!(config.validate().is_err());
-        assert!(serde_json::from_str::<OffloadConfig>(r#"{"ratoi": 1}"#).is_err());
     }
+}
+
+impl HostAdamWConfig {
+    /// A step at `learning_rate` with this configuration's weight decay and gradients as they are.
+    pub fn at(&self, learning_rate: f64) -> AdamWStep {
+        AdamWStep {
+            learning_rate,
+            weight_decay: self.weight_decay,
+            grad_scale: 1.0,
+        }
+    }
+
+    /// Checks every field.
+    ///
+    /// # Errors
+    ///
+    /// [`OffloadError::InvalidValue`] for the first field that cannot work.
+    pub fn validate(&self) -> Result<(), OffloadError> {
+        for (name, beta) in [("beta_1", self.beta_1), ("beta_2", self.beta_2)] {
+            let holds = (0.0..1.0).contains(&beta);
+            require(name, beta, holds, "at least 0 and below 1")?;
+        }
+        let others = [
+            ("epsilon", self.epsilon),
+            ("weight_decay", self.weight_decay),
+        ];
+        others
+            .into_iter()
+            .try_for_each(|(name, value)| require(name, value, not_negative(value), NOT_NEGATIVE))
+    }
+}
+
+/// The arguments of one step. Made by [`HostAdamWConfig::at`] and changed with struct update syntax.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWStep {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Decoupled weight decay, multiplied with the learning rate.
+    pub weight_decay: f64,
+    /// Every gradient is multiplied with this before it is used: the inverse loss scale, the clipping coefficient, or
+    /// their product. 1 changes no bit.
+    pub grad_scale: f32,
+}
+
+impl AdamWStep {
+    /// # Errors
+    ///
+    /// [`OffloadError::InvalidValue`].
+    pub(super) fn validate(&self) -> Result<(), OffloadError> {
+        let positive = [
+            ("learning_rate", self.learning_rate),
+            ("weight_decay", self.weight_decay),
+        ];
+        for (name, value) in positive {
+            require(name, value, not_negative(value), NOT_NEGATIVE)?;
+        }
+        let scale = self.grad_scale;
+        require("grad_scale", scale, scale.is_finite(), "finite")
+    }
+}
+
+const NOT_NEGATIVE: &str = "finite and not negative";
+
+fn not_negative(value: f64) -> bool {
+    value.is_finite() && value >= 0.0
+}
+
+/// # Errors
+///
+/// [`OffloadError::InvalidValue`] unless it `holds`.
+fn require(
+    name: &'static str,
+    value: impl ToString,
+    holds: bool,
+    expected: &'static str,
+) -> Result<(), OffloadError> {
+    if holds {
+        return Ok(());
+    }
+    let value = value.to_string();
+    Err(OffloadError::InvalidValue {
+        name,
+        value,
+        expected,
+    })
 }

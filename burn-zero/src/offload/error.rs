@@ -1,7 +1,5 @@
 //! What can go wrong, with the values.
 
-use std::fmt::Display;
-
 use burn_backend::DType;
 use thiserror::Error;
 
@@ -111,30 +109,4 @@ pub enum OffloadError {
          without the optimizer's record"
     )]
     AmsGrad,
-}
-
-/// # Errors
-///
-/// [`OffloadError::InvalidValue`] unless it `holds`.
-pub(super) fn require(
-    name: &'static str,
-    value: impl Display,
-    holds: bool,
-    expected: &'static str,
-) -> Result<(), OffloadError> {
-    if holds {
-        return Ok(());
-    }
-    let value = value.to_string();
-    Err(OffloadError::InvalidValue {
-        name,
-        value,
-        expected,
-    })
-}
-
-pub(super) const NOT_NEGATIVE: &str = "finite and not negative";
-
-pub(super) fn not_negative(value: f64) -> bool {
-    value.is_finite() && value >= 0.0
 }

@@ -1,8 +1,9 @@
 //! Optimizer state in host memory.
 //!
-//! `host_adamw` is AdamW's arithmetic, on slices. `adamw` is the optimizer of modules on top of it, `host_state` a parameter's state and its
-//! record. `any` puts any other optimizer of Burn on a backend of the host. Both use `parameters`, which reads and updates the parameters of a
-//! module, copies gradients to the host during backward, and passes shards to a [`ZeroOptimizer`](crate::ZeroOptimizer) around them.
+//! `host_adamw` is AdamW's arithmetic, on slices. `adamw` is the optimizer of modules on top of it, `host_state` a parameter's state and
+//! its record. `any` puts any other optimizer of Burn on a backend of the host. Both use `parameters`, which reads and updates the
+//! parameters of a module, copies gradients to the host during backward, and passes shards to a
+//! [`ZeroOptimizer`](crate::ZeroOptimizer) around them.
 
 mod adamw;
 mod any;
@@ -14,12 +15,9 @@ mod parameters;
 
 pub use adamw::OffloadedAdamW;
 pub use any::{HostOffload, HostRecord, offload};
-pub use config::OffloadConfig;
+pub use config::{AdamWStep, DecayMode, HostAdamWConfig, OffloadConfig};
 pub use error::OffloadError;
-pub use host_adamw::{
-    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, InstructionSet,
-    ParamsOut,
-};
+pub use host_adamw::{AdamWState, Gradients, HostAdamW, InstructionSet, ParamsOut};
 pub use host_state::{EntryItem, OffloadRecord, Ranked, StateItem};
 pub(crate) use parameters::{HostShards, step_on_shards};
 

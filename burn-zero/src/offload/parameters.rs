@@ -4,8 +4,8 @@
 //! averaged weights are another leaf: a parameter whose leaf is not the one that the optimizer made is downloaded.
 //!
 //! Inside a `ZeroOptimizer` an updated shard stays in host memory: it is sent to the other ranks and uploaded with theirs. Shards are
-//! cut anew in each step, so only the `ZeroOptimizer` knows their leaves. Layers between the two (clipping, for example) pass nothing on, so
-//! [`ShardStep`] is a thread-local.
+//! cut anew in each step, so only the `ZeroOptimizer` knows their leaves. Layers between the two (clipping, for example) pass nothing on,
+//! so [`ShardStep`] is a thread-local.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -19,8 +19,9 @@ use burn::tensor::{
 use burn_backend::Backend;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
+use burn_decorator::message;
 
-use super::OffloadError;
+use super::{OffloadError, raise};
 use crate::backend::{attach, leaf_node};
 use crate::group::SingleRank;
 use crate::module::for_each_float;
@@ -59,6 +60,18 @@ pub(crate) fn step_on_shards<R>(
     let result = step();
     let updated = STEP.take().map(|step| step.updated).unwrap_or_default();
     (result, updated)
+}
+
+/// A step of an optimizer on the host, which passes no messages on. Panics with the error's message.
+pub(super) fn host_step<M>(
+    module: M,
+    gradients: impl Into<GradAdaptor>,
+    step: impl FnOnce(M, GradAdaptor) -> Result<M, OffloadError>,
+) -> M {
+    match message::received() {
+        Some(_) => module,
+        None => raise(step(module, gradients.into())),
+    }
 }
 
 /// A parameter of a step.
@@ -161,8 +174,8 @@ impl HostLink {
         Ok(found)
     }
 
-    /// The module with new values of the parameters that have a device in `devices`. `update` gets their ids and old values, dropped as early as
-    /// possible to free their memory. A parameter that the module holds twice stays one leaf.
+    /// The module with new values of the parameters that have a device in `devices`. `update` gets their ids and old values, and drops
+    /// those as early as possible to free their memory. A parameter that the module holds twice stays one leaf.
     pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
         module: M,

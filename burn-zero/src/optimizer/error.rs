@@ -62,21 +62,11 @@ pub enum ZeroOptimizerError {
         expected: usize,
     },
 
-    /// Gradients cannot leave during backward.
-    #[error(
-        "gradients leave during backward (stage 2, and `gradients: Memory::Host`), which the backend {backend} cannot: use \
-         `Sharded<Autodiff<..>>`, or stage 1 with gradients on the device"
-    )]
+    /// A backend without hooks.
+    #[error("{what}, which the backend {backend} cannot: use `Sharded<Autodiff<..>>`")]
     NotSharded {
-        /// Name of the backend.
-        backend: String,
-    },
-
-    /// The backend cannot draw different random numbers on each rank.
-    #[error(
-        "`with_seed` gives each rank random numbers of its own, which the backend {backend} cannot draw: use `Sharded<Autodiff<..>>`"
-    )]
-    SeedNotSharded {
+        /// What needs hooks.
+        what: &'static str,
         /// Name of the backend.
         backend: String,
     },

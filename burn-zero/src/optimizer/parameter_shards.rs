@@ -44,19 +44,6 @@ pub trait ShardOptimizer<B: AutodiffBackend>: Optimizer<ParameterShards<B>, B> {
 #[diagnostic::do_not_recommend]
 impl<B: AutodiffBackend, O: Optimizer<ParameterShards<B>, B>> ShardOptimizer<B> for O {}
 
-/// A shard of a parameter: flat, or a whole parameter in its shape ([`Partition::Whole`](crate::Partition::Whole)).
-#[derive(Module, Debug)]
-pub enum ParameterShard<B: Backend> {
-    Rank1(Param<Tensor<B, 1>>),
-    Rank2(Param<Tensor<B, 2>>),
-    Rank3(Param<Tensor<B, 3>>),
-    Rank4(Param<Tensor<B, 4>>),
-    Rank5(Param<Tensor<B, 5>>),
-    Rank6(Param<Tensor<B, 6>>),
-    Rank7(Param<Tensor<B, 7>>),
-    Rank8(Param<Tensor<B, 8>>),
-}
-
 /// Most dimensions of a shard, as in Burn's records of optimizers.
 pub(crate) const MOST_DIMENSIONS: usize = 8;
 
@@ -66,22 +53,6 @@ const FIRST_ID: u64 = u64::from_be_bytes(*b"zero\0\0\0\0");
 /// The id of the shard of a parameter.
 pub(crate) fn shard_id(parameter: usize) -> ParamId {
     ParamId::from(FIRST_ID | parameter as u64)
-}
-
-/// Evaluates `$body` with `$param` bound to the shard's parameter, whatever its rank.
-macro_rules! with_param {
-    ($shard:expr, $param:ident => $body:expr) => {
-        match $shard {
-            ParameterShard::Rank1($param) => $body,
-            ParameterShard::Rank2($param) => $body,
-            ParameterShard::Rank3($param) => $body,
-            ParameterShard::Rank4($param) => $body,
-            ParameterShard::Rank5($param) => $body,
-            ParameterShard::Rank6($param) => $body,
-            ParameterShard::Rank7($param) => $body,
-            ParameterShard::Rank8($param) => $body,
-        }
-    };
 }
 
 /// A shard after the step.
@@ -111,7 +82,7 @@ impl<B: Backend> ParameterShards<B> {
         B: AutodiffBackend,
     {
         let shards = self.shards.into_iter().map(|shard| {
-            let (id, was_read) = with_param!(&shard, param => (param.id, param.is_initialized()));
+            let (id, was_read) = shard.was_read();
             let updated = match on_host.remove(&id) {
                 // One that was read as a tensor may have changed since.
                 Some(data) if !was_read => {
@@ -141,27 +112,44 @@ impl<B: Backend> ParameterShards<B> {
     }
 }
 
-impl<B: Backend> ParameterShard<B> {
-    fn new(id: ParamId, shard: FloatTensor<B>) -> Self {
-        let rank = shard.rank();
-        let shard = TensorPrimitive::Float(shard);
-        match rank {
-            1 => Self::Rank1(Param::initialized(id, Tensor::from_primitive(shard))),
-            2 => Self::Rank2(Param::initialized(id, Tensor::from_primitive(shard))),
-            3 => Self::Rank3(Param::initialized(id, Tensor::from_primitive(shard))),
-            4 => Self::Rank4(Param::initialized(id, Tensor::from_primitive(shard))),
-            5 => Self::Rank5(Param::initialized(id, Tensor::from_primitive(shard))),
-            6 => Self::Rank6(Param::initialized(id, Tensor::from_primitive(shard))),
-            7 => Self::Rank7(Param::initialized(id, Tensor::from_primitive(shard))),
-            8 => Self::Rank8(Param::initialized(id, Tensor::from_primitive(shard))),
-            _ => unreachable!("`prepare` refuses parameters of {rank} dimensions"),
+/// The variants of a shard, and what matches them.
+macro_rules! shard {
+    ($($rank:ident = $dimensions:literal),*) => {
+        /// A shard of a parameter: flat, or a whole parameter in its shape ([`Partition::Whole`](crate::Partition::Whole)).
+        #[derive(Module, Debug)]
+        pub enum ParameterShard<B: Backend> {
+            $($rank(Param<Tensor<B, $dimensions>>)),*
         }
-    }
 
-    fn into_parts(self) -> (ParamId, FloatTensor<B>) {
-        with_param!(self, param => {
-            let (id, tensor, _) = param.consume();
-            (id, tensor.into_primitive().tensor())
-        })
-    }
+        impl<B: Backend> ParameterShard<B> {
+            fn new(id: ParamId, shard: FloatTensor<B>) -> Self {
+                let rank = shard.rank();
+                let shard = TensorPrimitive::Float(shard);
+                match rank {
+                    $($dimensions => Self::$rank(Param::initialized(id, Tensor::from_primitive(shard))),)*
+                    _ => unreachable!("`prepare` refuses parameters of {rank} dimensions"),
+                }
+            }
+
+            /// Its id, and whether it was read as a tensor.
+            fn was_read(&self) -> (ParamId, bool) {
+                match self {
+                    $(Self::$rank(param) => (param.id, param.is_initialized())),*
+                }
+            }
+
+            fn into_parts(self) -> (ParamId, FloatTensor<B>) {
+                match self {
+                    $(Self::$rank(param) => {
+                        let (id, tensor, _) = param.consume();
+                        (id, tensor.into_primitive().tensor())
+                    })*
+                }
+            }
+        }
+    };
+}
+
+shard! {
+    Rank1 = 1, Rank2 = 2, Rank3 = 3, Rank4 = 4, Rank5 = 5, Rank6 = 6, Rank7 = 7, Rank8 = 8
 }

@@ -92,8 +92,8 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::UnsupportedDtype`] if collectives do not support a type; [`ZeroOptimizerError::TooManyDimensions`] if whole shards
-    /// cannot have a shape.
+    /// [`ZeroOptimizerError::UnsupportedDtype`] if collectives do not support a type; [`ZeroOptimizerError::TooManyDimensions`] if whole
+    /// shards cannot have a shape.
     pub(super) fn check(
         &self,
         ranks: usize,

@@ -43,15 +43,15 @@ impl<O> ZeroOptimizer<O> {
         let tried = trial::run::<B, O>(&self.inner, settings, ranks, norm, device);
         let seed = self.seed.filter(|_| ranks > 1);
         let parameters = Parameters::of::<B, M>(&module);
-        if !parameters.are_hooked {
+        let leave = ranks > 1 && settings.stage == Stage::Gradients;
+        let what = if leave || settings.gradients == Memory::Host {
+            Some("gradients leave during backward (stage 2, and `gradients: Memory::Host`)")
+        } else {
+            seed.map(|_| "`with_seed` gives each rank random numbers of its own")
+        };
+        if let Some(what) = what.filter(|_| !parameters.are_hooked) {
             let backend = B::name(device);
-            let leave = ranks > 1 && settings.stage == Stage::Gradients;
-            if leave || settings.gradients == Memory::Host {
-                return Err(ZeroOptimizerError::NotSharded { backend }.into());
-            }
-            if seed.is_some() {
-                return Err(ZeroOptimizerError::SeedNotSharded { backend }.into());
-            }
+            return Err(ZeroOptimizerError::NotSharded { what, backend }.into());
         }
         parameters.check(ranks, settings.partition)?;
         trial::agree(&*group, tried)?;

@@ -208,7 +208,7 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<ParameterShards<B>, B>,
     {
         message::report(|inside| inside.ranks = true);
-        let context = RankContext::here().filter(|_| self.is_in_learner());
+        let context = RankContext::here().filter(|_| self.in_learner);
         let (Some(Message::Ranks), Some(context)) = (message::received(), context) else {
             return module;
         };

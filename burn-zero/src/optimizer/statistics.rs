@@ -7,15 +7,13 @@ use core::any::Any;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use burn::module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{
-    Bool, Float, Int, Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend,
-};
-use burn_backend::TensorMetadata;
+use burn::tensor::{Bool, Float, Int, Tensor, TensorData, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
 
 use crate::ZeroError;
 use crate::group::ProcessGroup;
-use crate::module::{AnyTensor, for_each_float, map_floats, replace_tensors};
+use crate::host::HostRead;
+use crate::module::{for_each_float, map_floats, replace_tensors};
 
 /// A clone of a module with running statistics of its own, such as BatchNorm's, which ordinary clones share. The
 /// parameters are the same leaves under the same ids, as in a clone; no data is copied.
@@ -129,36 +127,35 @@ impl Statistics {
                 own.push((path.to_owned(), tensor));
             }
         });
-        let read = |(_, tensor): &(String, FloatTensor<B>)| {
-            let tensor = AnyTensor::<B>::Float(TensorPrimitive::Float(tensor.clone()));
-            tensor.to_data().bytes.to_vec()
-        };
-        let bytes = match group.rank() {
-            0 => own.iter().flat_map(read).collect(),
-            _ => Vec::new(),
-        };
-        let label = "running statistics";
+        let read = |(path, tensor)| (path, HostRead::start::<B>(tensor).data());
+        let own: Vec<_> = own.into_iter().map(read).collect();
+        let bytes: Vec<u8> = own
+            .iter()
+            .flat_map(|(_, data)| data.bytes.to_vec())
+            .collect();
+        let expected = bytes.len();
+        let (label, rank) = ("running statistics", group.rank());
+        let bytes = if rank == 0 { bytes } else { Vec::new() };
         let first = group.gather_bytes(label, bytes)?.swap_remove(0);
-        let size = |tensor: &FloatTensor<B>| tensor.shape().num_elements() * tensor.dtype().size();
-        let expected: usize = own.iter().map(|(_, tensor)| size(tensor)).sum();
         if first.len() != expected {
             return Err(ZeroError::Disagreement {
                 label: format!("bytes of {label}"),
-                rank: group.rank(),
+                rank,
                 value: expected.to_string(),
                 peer: 0,
                 peer_value: first.len().to_string(),
             });
         }
-        let (mut arrived, mut rest) = (HashMap::new(), &first[..]);
-        for (path, tensor) in own {
-            let (bytes, behind) = rest.split_at(size(&tensor));
-            rest = behind;
-            let shape = tensor.shape().to_vec();
-            let data = TensorData::from_bytes_vec(bytes.to_vec(), shape, tensor.dtype());
-            arrived.insert(path, data);
-        }
-        if group.rank() != 0 {
+        let mut rest = &first[..];
+        let arrived = own.into_iter().map(|(path, data)| {
+            let bytes = rest.split_off(..data.bytes.len()).unwrap_or_default();
+            (
+                path,
+                TensorData::from_bytes_vec(bytes.to_vec(), data.shape, data.dtype),
+            )
+        });
+        let mut arrived: HashMap<_, _> = arrived.collect();
+        if rank != 0 {
             // Mapping a clone changes the module's statistics too.
             drop(replace_tensors::<B, M>(module.clone(), &mut |path, _| {
                 arrived.remove(path)

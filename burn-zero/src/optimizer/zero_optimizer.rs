@@ -29,8 +29,8 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 ///     parameters = all_gather(shards)         # stage 0: nothing to do
 /// ```
 ///
-/// The wrapped optimizer is any of Burn's: it steps on [`ParameterShards`] instead of the module, and keeps the state of those only. With
-/// one rank a step is the wrapped optimizer's, bit for bit. A parameter with a gradient on some ranks counts as zero on the others;
+/// The wrapped optimizer is any of Burn's: it steps on [`ParameterShards`](crate::ParameterShards) instead of the module, and keeps the
+/// state of those only. With one rank a step is the wrapped optimizer's, bit for bit. A parameter with a gradient on some ranks counts as zero on the others;
 /// one without a gradient on any rank is not updated, as in Burn.
 ///
 /// # Order of layers
@@ -38,8 +38,10 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// `scaler.wrap(MultiSteps::new(zero, accumulation)?)`, with the clipping inside `zero` and the optimizer inside the clipping. A layer that
 /// skips a step or drops a micro-batch because a gradient is non-finite on one rank must do so on all: loss scaler and accumulation ask
 /// all ranks, in one small collective a decision ([`non_finite_on_any_rank`](burn_decorator::gradient::non_finite_on_any_rank)); a loop
-/// that skips by itself uses [`Agree::agree_any`]. A layer that needs the norm of the gradient over all parameters goes inside and gets
-/// it by [`with_norm`](Self::with_norm).
+/// that skips by itself uses [`Agree::agree_any`]. In stages 0 and 1 gradients are reduced after that decision: where one overflows then,
+/// in the sum or in [`communication_dtype`](ZeroSettings::communication_dtype), all ranks leave the step out and a loss scaler counts it as
+/// skipped, as in stage 2. Both layers are refused inside of `zero`. A layer that needs the norm of the gradient over all parameters goes
+/// inside and gets it by [`with_norm`](Self::with_norm).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -82,6 +84,9 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// - in [`new`](Self::new) and [`prepare`](Self::prepare), if settings, optimizers or models differ. An optimizer's settings are compared by
 ///   3 steps on the same trial tensors: a setting without effect on these is not compared;
 /// - in the step itself, if its learning rate differs in a single bit: it is part of the labels of the step's collectives;
+/// - in backward under stage 2, if a rank has several optimizers, such as those of a GAN, and the ranks' graphs use parameters of
+///   different ones: an optimizer reduces in the backward passes whose graph uses any of its parameters. The only optimizer of a rank
+///   reduces in all, so there graphs may differ;
 /// - at the next collective, if one rank makes another call, for example because it skipped a step after its backward pass.
 ///
 /// A rank that leaves out a whole iteration makes the same calls as the others, one batch ahead; what it adds is still a
@@ -106,38 +111,28 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 pub struct ZeroOptimizer<O> {
     pub(super) inner: O,
     pub(super) group: Arc<dyn ProcessGroup>,
-    origin: Origin,
+    /// Whether the group is taken from the rank context of the Learner's strategy; until then it has one rank.
+    pub(super) in_learner: bool,
     pub(super) settings: ZeroSettings,
     pub(super) norm: Option<NormReceiver>,
     pub(super) seed: Option<u64>,
     pub(super) reducer: Option<Arc<GradientReducer>>,
     /// The nodes of the leaves that contain shards as the wrapped optimizer left them on the host.
     pub(super) leaves: HashMap<usize, u64>,
-    /// The same for the recorders of this optimizer.
+    /// The reducer for the recorders of this optimizer.
     pub(super) recorded: PreparedReducer,
-}
-
-/// Where the group comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
-    /// Given to [`ZeroOptimizer::new`].
-    Own,
-    /// Taken from the rank context of the Learner's strategy; until then the group has one rank.
-    Learner,
 }
 
 impl<O: Clone> Clone for ZeroOptimizer<O> {
     fn clone(&self) -> Self {
+        let (inner, settings) = (self.inner.clone(), self.settings.clone());
         Self {
-            inner: self.inner.clone(),
-            group: self.group.clone(),
-            origin: self.origin,
-            settings: self.settings.clone(),
             norm: self.norm.clone(),
             seed: self.seed,
             reducer: self.reducer.clone(),
             leaves: self.leaves.clone(),
             recorded: Arc::new(Mutex::new(self.recorded.lock().clone())),
+            ..Self::of(inner, self.group.clone(), self.in_learner, settings)
         }
     }
 }
@@ -154,7 +149,7 @@ impl<O> ZeroOptimizer<O> {
         settings: ZeroSettings,
     ) -> Result<Self, ZeroError> {
         group.agree_equal("settings", &format!("{settings:?}"))?;
-        Ok(Self::of(inner, group, Origin::Own, settings))
+        Ok(Self::of(inner, group, false, settings))
     }
 
     /// Wraps `inner` for a `Learner` that trains with [`ZeroStrategy`](crate::ZeroStrategy), which provides the group and
@@ -163,19 +158,19 @@ impl<O> ZeroOptimizer<O> {
     /// Its record is that of the whole model, as the wrapped optimizer would write it without ranks: any number of ranks, and the
     /// wrapped optimizer alone, can load it.
     pub fn in_learner(inner: O, settings: ZeroSettings) -> Self {
-        Self::of(
-            inner,
-            Arc::new(SingleRank::new()),
-            Origin::Learner,
-            settings,
-        )
+        Self::of(inner, Arc::new(SingleRank::new()), true, settings)
     }
 
-    fn of(inner: O, group: Arc<dyn ProcessGroup>, origin: Origin, settings: ZeroSettings) -> Self {
+    fn of(
+        inner: O,
+        group: Arc<dyn ProcessGroup>,
+        in_learner: bool,
+        settings: ZeroSettings,
+    ) -> Self {
         Self {
             inner,
             group,
-            origin,
+            in_learner,
             settings,
             norm: None,
             seed: None,
@@ -223,11 +218,11 @@ impl<O> ZeroOptimizer<O> {
     pub fn items_of_all_ranks(
         &self,
     ) -> impl Fn(f64) -> f64 + Clone + Send + Sync + use<O> + 'static {
-        let (own_group, origin, reduction) =
-            (self.group.clone(), self.origin, self.settings.reduction);
+        let (own_group, in_learner, reduction) =
+            (self.group.clone(), self.in_learner, self.settings.reduction);
         move |own| {
             // In a Learner the ranks are those of the thread that trains.
-            let context = RankContext::here().filter(|_| origin == Origin::Learner);
+            let context = RankContext::here().filter(|_| in_learner);
             let group = context
                 .as_ref()
                 .map_or(&own_group, |context| &context.group);
@@ -277,8 +272,8 @@ impl<O> ZeroOptimizer<O> {
     /// # Errors
     ///
     /// [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`], [`ZeroOptimizerError::SharedState`],
-    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::SeedNotSharded`], [`ZeroOptimizerError::UnsupportedDtype`];
-    /// [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
+    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::UnsupportedDtype`],
+    /// [`ZeroOptimizerError::TooManyDimensions`]; [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
     ///
     /// # Cost
     ///
@@ -329,16 +324,11 @@ impl<O> ZeroOptimizer<O> {
         }
     }
 
-    /// Whether the group is taken from a Learner's strategy.
-    pub(super) fn is_in_learner(&self) -> bool {
-        self.origin == Origin::Learner
-    }
-
     /// The error of a step before [`prepare`](Self::prepare).
     pub(super) fn unprepared(&self) -> ZeroOptimizerError {
-        match self.origin {
-            Origin::Own => ZeroOptimizerError::NotPrepared,
-            Origin::Learner => ZeroOptimizerError::NoStrategy,
+        match self.in_learner {
+            false => ZeroOptimizerError::NotPrepared,
+            true => ZeroOptimizerError::NoStrategy,
         }
     }
 }
@@ -365,7 +355,7 @@ where
 
     fn to_record(&self) -> Self::Record {
         match RankContext::here() {
-            Some(context) if self.is_in_learner() && self.reducer.is_some() => {
+            Some(context) if self.in_learner && self.reducer.is_some() => {
                 raise(self.lead_whole_record::<B>(&context))
             }
             _ => self.inner.to_record(),

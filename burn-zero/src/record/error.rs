@@ -39,7 +39,7 @@ pub enum RecordError {
     },
 
     /// No complete record is there.
-    #[error("no complete record{} in {}{}", of_step(.step), .dir.display(), unfinished(*.partial))]
+    #[error("no complete record{} in {} ({partial} not finished)", of_step(.step), .dir.display())]
     NoRecord {
         /// The directory of records.
         dir: PathBuf,
@@ -48,22 +48,12 @@ pub enum RecordError {
         /// Number of unfinished records.
         partial: usize,
     },
-    /// A record in another version of the format.
-    #[error("{} is in version {found} of the format; this program reads version {supported}", .path.display())]
-    Version {
-        /// The manifest.
-        path: PathBuf,
-        /// Its version.
-        found: u32,
-        /// The version that this program reads.
-        supported: u32,
-    },
-    /// A file of the record is missing, is not what was written, or is of another record.
+    /// A file of the record is missing, is not what was written, or is of another record or version of the format.
     #[error("the record is torn: {} {reason}", .path.display())]
     Torn {
         /// The file.
         path: PathBuf,
-        /// What is wrong, with the lengths or checksums.
+        /// What is wrong, with the lengths, checksums or versions.
         reason: String,
     },
     /// The record is of another model: it lacks a tensor that is wanted, has it in another type or shape, or has one more.
@@ -84,21 +74,11 @@ pub enum RecordError {
         /// What is wrong.
         reason: String,
     },
-    /// Ranks save or load what does not belong together.
-    #[error(
-        "rank {rank} has {what} {theirs}, rank {other} {ours}: all ranks save and load the same record"
-    )]
+    /// Ranks save what does not belong together.
+    #[error("{difference}: all ranks save and load the same record")]
     RanksDiffer {
-        /// What differs.
-        what: String,
-        /// The rank that differs.
-        rank: usize,
-        /// Its value.
-        theirs: String,
-        /// A rank before it.
-        other: usize,
-        /// That rank's value.
-        ours: String,
+        /// What differs, with two ranks and their values.
+        difference: String,
     },
 
     /// State of a training that cannot be split for a record, or joined from one.
@@ -149,11 +129,4 @@ impl From<ZeroError> for RecordError {
 
 fn of_step(step: &Option<u64>) -> String {
     step.map_or_else(String::new, |step| format!(" of step {step}"))
-}
-
-fn unfinished(partial: usize) -> String {
-    match partial {
-        0 => String::new(),
-        partial => format!(" ({partial} not finished)"),
-    }
 }

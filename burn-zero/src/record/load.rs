@@ -86,11 +86,10 @@ impl ShardedRecord {
     }
 
     /// As [`open_with`](Self::open_with), the last record; `None` if there is no complete one.
-    ///
-    /// # Errors
-    ///
-    /// On all ranks if on one.
-    pub fn open_last(dir: &Path, group: &dyn ProcessGroup) -> Result<Option<Self>, RecordError> {
+    pub(crate) fn open_last(
+        dir: &Path,
+        group: &dyn ProcessGroup,
+    ) -> Result<Option<Self>, RecordError> {
         Self::open_chosen(dir, group, || match Listing::locate(dir, None) {
             Err(RecordError::NoRecord { .. }) => Ok(None),
             located => located.map(Some),
@@ -279,38 +278,6 @@ impl ShardedRecord {
         self.path.join(&self.manifest.files[rank].file)
     }
 
-    /// Loads the slices in `wanted`: `take` is called with the index and the bytes of each, one after the other.
-    /// Collective: returns when all ranks have loaded theirs.
-    ///
-    /// # Errors
-    ///
-    /// On all ranks if on one; `take` may then have received a part of the state.
-    pub fn load(
-        &mut self,
-        group: &dyn ProcessGroup,
-        wanted: &[TensorSlice],
-        mut take: impl FnMut(usize, Vec<u8>) -> Result<(), Failure>,
-    ) -> Result<TrainingState, RecordError> {
-        // Missing tensors are found before `take` is called.
-        let check = |wanted: &TensorSlice| {
-            let TensorSlice { tensor, range } = wanted;
-            self.manifest.check_wanted(&self.path, tensor, range)
-        };
-        let known = wanted.iter().try_for_each(check);
-        JointWork::new(group, "look for entries").end(known)?;
-        let mut work = JointWork::new(group, "load a record");
-        let loaded = wanted.iter().enumerate().try_for_each(|(index, wanted)| {
-            let TensorSlice { tensor, range } = wanted;
-            let bytes = self.read_ranges(tensor, core::slice::from_ref(range), &mut work)?;
-            let not_taken =
-                |reason| tensor.error(format!("was read, but could not be used: {reason}"));
-            take(index, bytes).map_err(not_taken)
-        });
-        work.end(loaded)?;
-        log::info!("rank {} loaded {}", group.rank(), self.path.display());
-        Ok(self.state(group.rank(), group.world_size()))
-    }
-
     /// Writes one section of the record into the file `out`, as [`consolidate`] does with the section `model`: all entries
     /// whose name is the section, a slash and a path, under that path.
     ///
@@ -385,9 +352,24 @@ pub fn load_sharded(
     group: &dyn ProcessGroup,
     step: Option<u64>,
     wanted: &[TensorSlice],
-    take: impl FnMut(usize, Vec<u8>) -> Result<(), Failure>,
+    mut take: impl FnMut(usize, Vec<u8>) -> Result<(), Failure>,
 ) -> Result<TrainingState, RecordError> {
-    ShardedRecord::open_with(dir, group, step)?.load(group, wanted, take)
+    let mut record = ShardedRecord::open_with(dir, group, step)?;
+    // Missing tensors are found before `take` is called.
+    let check = |TensorSlice { tensor, range }: &TensorSlice| {
+        record.manifest.check_wanted(&record.path, tensor, range)
+    };
+    JointWork::new(group, "look for entries").end(wanted.iter().try_for_each(check))?;
+    let mut work = JointWork::new(group, "load a record");
+    let loaded = wanted.iter().enumerate().try_for_each(|(index, wanted)| {
+        let TensorSlice { tensor, range } = wanted;
+        let bytes = record.read_ranges(tensor, core::slice::from_ref(range), &mut work)?;
+        let not_taken = |reason| tensor.error(format!("was read, but could not be used: {reason}"));
+        take(index, bytes).map_err(not_taken)
+    });
+    work.end(loaded)?;
+    log::info!("rank {} loaded {}", group.rank(), record.path.display());
+    Ok(record.state(group.rank(), group.world_size()))
 }
 
 /// Writes the model of the last complete record in `dir` into the file `out`: whole tensors by their path in the module,

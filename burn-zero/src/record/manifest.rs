@@ -189,13 +189,7 @@ impl Manifest {
     fn add_state(&mut self, rank: usize, theirs: TrainingState) -> Result<(), RecordError> {
         let differ = |what: &str, theirs: Option<&Value>, ours: Option<&Value>| {
             let text = |value: Option<&Value>| value.map_or("nothing".to_owned(), Value::to_string);
-            RecordError::RanksDiffer {
-                what: what.to_owned(),
-                rank,
-                theirs: text(theirs),
-                other: 0,
-                ours: text(ours),
-            }
+            ranks_differ(what, (rank, text(theirs)), (0, text(ours)))
         };
         let (own, other) = (self.state.common(), theirs.common());
         for key in own.keys().chain(other.keys()) {
@@ -220,13 +214,12 @@ impl Manifest {
         };
         if (known.dtype, &known.shape) != (row.dtype, &row.shape) {
             let kind = |row: &TensorRow| format!("{} {:?}", row.dtype, row.shape);
-            return Err(RecordError::RanksDiffer {
-                what: format!("`{name}` as"),
-                rank,
-                theirs: kind(&row),
-                other: known.slices[0].rank,
-                ours: kind(known),
-            });
+            let ours = (known.slices[0].rank, kind(known));
+            return Err(ranks_differ(
+                &format!("`{name}` as"),
+                (rank, kind(&row)),
+                ours,
+            ));
         }
         known.slices.extend(row.slices);
         Ok(())
@@ -294,11 +287,11 @@ impl Manifest {
             return Err(no_manifest(format!("its format is `{}`", envelope.format)));
         }
         if envelope.version != VERSION {
-            return Err(RecordError::Version {
-                path: path.to_owned(),
-                found: envelope.version,
-                supported: VERSION,
-            });
+            let found = envelope.version;
+            let reason = format!(
+                "is in version {found} of the format; this program reads version {VERSION}"
+            );
+            return Err(torn(path, reason));
         }
         let manifest = envelope.manifest.get();
         verify(path, "its manifest", envelope.crc32, manifest.as_bytes())?;
@@ -380,6 +373,16 @@ impl Manifest {
         };
         let path = dir.to_owned();
         Err(RecordError::OtherModel { path, reason })
+    }
+}
+
+fn ranks_differ(
+    what: &str,
+    (rank, theirs): (usize, String),
+    (other, ours): (usize, String),
+) -> RecordError {
+    RecordError::RanksDiffer {
+        difference: format!("rank {rank} has {what} {theirs}, rank {other} {ours}"),
     }
 }
 

@@ -43,19 +43,3 @@ impl Drop for TrackedBytes {
         self.tracker.0.now.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_peak_is_of_what_was_there_at_once() {
-        let tracker = MemoryTracker::default();
-        let first = tracker.hold(10);
-        drop(tracker.clone().hold(5));
-        assert_eq!(tracker.peak_bytes(), 15);
-        drop(first);
-        let _last = tracker.hold(12);
-        assert_eq!(tracker.peak_bytes(), 15);
-    }
-}

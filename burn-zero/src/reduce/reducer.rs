@@ -37,10 +37,7 @@ pub(crate) struct Reduced {
 /// Submits full buckets to the communication thread in the order of a plan, which is the same on every rank, whatever the order in
 /// which backward completes gradients.
 ///
-/// Several reducers may share a group, as those of a GAN do. Each backward pass makes the collectives of those whose parameters its graph
-/// uses, in the order in which they were made. So all ranks must run backward passes over the same models in the same order: ranks whose
-/// graphs use the parameters of different reducers make different collectives, which ends in
-/// [`GroupFault::Mismatch`](crate::GroupFault::Mismatch). Within one reducer graphs may differ.
+/// Several reducers may share a group: see [`ZeroOptimizer`](crate::ZeroOptimizer), "What must be the same on all ranks".
 pub(crate) struct GradientReducer {
     number: u64,
     group: Arc<dyn ProcessGroup>,
@@ -466,7 +463,7 @@ impl Sum {
             }
             Stage::OptimizerState | Stage::Gradients => {
                 let split = Split::Counts(bucket.counts());
-                let elements = ranks.reduce_scatter(label, how.op, buffer, &split)?;
+                let elements = ranks.reduce_scatter(label, how.op, buffer, split)?;
                 (bucket.part(how.layout.rank()), elements)
             }
         };
@@ -510,88 +507,5 @@ impl Sum {
             Some(Reduced { data, is_finite })
         });
         Ok(reduced.collect())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc::channel;
-    use std::time::Duration;
-
-    use burn::tensor::{DType, Tensor};
-    use burn_flex::Flex;
-
-    use super::*;
-    use crate::group::{GroupOptions, ReduceOp, Split, ThreadGroup};
-    use crate::reduce::Parameter;
-
-    /// Four parameters of ten elements, each a bucket.
-    fn reducer(group: ThreadGroup) -> GradientReducer {
-        let parameters = (0..4).map(|index| Parameter {
-            path: format!("p{index}"),
-            shape: vec![10],
-            dtype: DType::F32,
-        });
-        let settings = ZeroSettings {
-            bucket_elements: 10,
-            reduction: ReduceOp::Sum,
-            ..ZeroSettings::stage(Stage::Gradients)
-        };
-        let layout = Layout::new(parameters.collect(), 2, 0, &settings).unwrap();
-        GradientReducer::new(layout, Arc::new(group), &settings)
-    }
-
-    fn gradient(value: f32) -> Option<HostRead> {
-        let gradient = Tensor::<Flex, 1>::full([10], value, &Default::default());
-        Some(HostRead::start::<Flex>(gradient.into_primitive().tensor()))
-    }
-
-    /// Rank 1 makes by hand the collectives that rank 0's reducer must make, with the same labels in the same order.
-    #[test]
-    fn buckets_are_reduced_in_the_order_of_the_first_graph_while_backward_goes_on() {
-        let mut groups = ThreadGroup::new(2, GroupOptions::default()).unwrap();
-        let (other, group) = (groups.pop().unwrap(), groups.pop().unwrap());
-        let (done, calls) = channel();
-        let other = std::thread::spawn(move || {
-            for pass in 0..2 {
-                if pass == 0 {
-                    other.gather_bytes("order of the gradients", Vec::new())?;
-                }
-                for (bucket, path) in ["p1", "p3", "p2", "p0"].iter().enumerate() {
-                    let label = format!("gradients of bucket {bucket}, after step {pass} ({path})");
-                    let (zeros, split) = (vec![0.0; 10].into(), Split::Counts(vec![5, 5]));
-                    other.reduce_scatter(&label, ReduceOp::Sum, zeros, split)?;
-                    done.send(*path).unwrap();
-                }
-                let label = "which gradients there are, and which are non-finite";
-                other.gather_bytes(label, vec![0; 4])?;
-            }
-            Ok::<_, ZeroError>(())
-        });
-        let next = || calls.recv_timeout(Duration::from_secs(20)).unwrap();
-        let reducer = reducer(group);
-        for pass in 0..2 {
-            let order = || match pass {
-                0 => vec![1, 3, 2],
-                _ => unreachable!("it was told before"),
-            };
-            reducer.begin_backward(order).unwrap();
-            reducer.submit(1, gradient(1.0));
-            assert_eq!(next(), "p1", "nothing else has arrived yet");
-            reducer.submit(2, gradient(2.0));
-            assert!(reducer.takes(3) && !reducer.takes(2));
-            reducer.submit(3, gradient(3.0));
-            assert_eq!([next(), next()], ["p3", "p2"], "whatever came first");
-            let reduced = reducer.finish().unwrap();
-            assert_eq!(next(), "p0");
-            assert!(reduced[0].is_none() && !reducer.takes(0));
-            for (parameter, reduced) in reduced.iter().enumerate().skip(1) {
-                let data = reduced.as_ref().unwrap().data.as_slice::<f32>();
-                assert_eq!(data.unwrap(), [parameter as f32; 5]);
-            }
-            reducer.next_step(0.1);
-        }
-        drop(reducer);
-        other.join().unwrap().unwrap();
     }
 }

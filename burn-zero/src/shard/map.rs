@@ -48,6 +48,18 @@ impl Segment {
     pub fn in_bucket(&self) -> Range<usize> {
         self.start..self.start + self.range.len()
     }
+
+    /// What of it is in a part of the bucket.
+    fn within(&self, part: &Range<usize>) -> Option<Self> {
+        let whole = self.in_bucket();
+        let at = whole.start.max(part.start)..whole.end.min(part.end);
+        let first = self.range.start + at.start.saturating_sub(whole.start);
+        (!at.is_empty()).then(|| Self {
+            parameter: self.parameter,
+            range: first..first + at.len(),
+            start: at.start,
+        })
+    }
 }
 
 /// The elements that are reduced or gathered in one call.
@@ -92,16 +104,8 @@ impl Bucket {
 
     /// The segments in a part of the bucket, cut to it.
     pub fn segments_in(&self, part: Range<usize>) -> impl Iterator<Item = Segment> {
-        self.segments.iter().filter_map(move |segment| {
-            let whole = segment.in_bucket();
-            let at = whole.start.max(part.start)..whole.end.min(part.end);
-            let first = segment.range.start + at.start.saturating_sub(whole.start);
-            (!at.is_empty()).then(|| Segment {
-                parameter: segment.parameter,
-                range: first..first + at.len(),
-                start: at.start,
-            })
-        })
+        let segments = self.segments.iter();
+        segments.filter_map(move |segment| segment.within(&part))
     }
 
     /// Puts segments, each with its owner, in the order of owners, one part an owner.
@@ -239,12 +243,7 @@ impl ShardMap {
             ("bucket_elements", bucket_elements),
         ];
         if let Some((setting, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
-            let (value, expected) = ("0".to_owned(), "at least 1");
-            return Err(ZeroError::InvalidSetting {
-                setting,
-                value,
-                expected,
-            });
+            return Err(ZeroError::invalid(setting, 0, "at least 1"));
         }
         let mut offsets = vec![0_usize];
         for Parameter { path, elements } in &parameters {
@@ -331,15 +330,9 @@ impl ShardMap {
     pub fn owners(&self, parameter: usize) -> Vec<(usize, Range<usize>)> {
         let mut owners = Vec::new();
         for (bucket, segment) in self.segments(parameter) {
-            let (bucket, at) = (&self.buckets[bucket], segment.in_bucket());
-            for rank in 0..self.world_size {
-                let part = bucket.part(rank);
-                let (start, end) = (at.start.max(part.start), at.end.min(part.end));
-                if start < end {
-                    let first = segment.range.start + (start - at.start);
-                    owners.push((rank, first..first + (end - start)));
-                }
-            }
+            let part = |rank| segment.within(&self.buckets[bucket].part(rank));
+            let owned = (0..self.world_size).filter_map(|rank| Some((rank, part(rank)?.range)));
+            owners.extend(owned);
         }
         owners
     }

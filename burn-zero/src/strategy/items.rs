@@ -29,15 +29,14 @@ pub(super) enum Items<T> {
 pub(super) type Format<T> = (fn(T) -> Vec<u8>, fn(&[u8]) -> Result<T, String>);
 
 impl<T> Items<T> {
-    /// For ranks that are threads, in their order.
-    pub(super) fn between_threads(ranks: usize) -> impl Iterator<Item = Self> {
+    /// For the ranks of this process, in their order: one, or threads.
+    pub(super) fn of_ranks(ranks: usize, format: Option<Format<T>>) -> impl Iterator<Item = Self> {
         let queues: Arc<Vec<_>> = Arc::new((0..ranks).map(|_| Mutex::default()).collect());
-        (0..ranks).map(move |rank| Self::Queues(rank, queues.clone()))
-    }
-
-    /// For a rank that is a process.
-    pub(super) fn of_process(format: Option<Format<T>>) -> Self {
-        format.map_or(Self::Stay, |format| Self::Bytes(format, Vec::new()))
+        (0..ranks).map(move |rank| match (ranks, format) {
+            (1, None) => Self::Stay,
+            (1, Some(format)) => Self::Bytes(format, Vec::new()),
+            _ => Self::Queues(rank, queues.clone()),
+        })
     }
 
     /// Whether rank 0 gets the items of all.
@@ -199,42 +198,5 @@ impl<B: Backend> RankItem for SequenceOutput<B> {
             _ => Some(next(&mut tensors)?),
         };
         Ok(Self::new(loss, logits, predictions, targets))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use burn::tensor::Int;
-    use burn_flex::Flex;
-
-    use super::*;
-
-    #[test]
-    fn outputs_come_back_bit_for_bit() {
-        let device = Default::default();
-        let loss = Tensor::<Flex, 1>::from_floats([0.1], &device);
-        let output =
-            Tensor::<Flex, 2>::from_floats([[0.3, -0.7], [f32::MIN_POSITIVE, 1e30]], &device);
-        let targets = Tensor::<Flex, 1, Int>::from_ints([1, 0], &device);
-        let item = ClassificationOutput::new(loss.clone(), output.clone(), targets.clone());
-        let back = ClassificationOutput::<Flex>::from_bytes(&item.into_bytes()).unwrap();
-        assert_eq!(back.loss.into_data(), loss.clone().into_data());
-        assert_eq!(back.output.into_data(), output.clone().into_data());
-        assert_eq!(back.targets.into_data(), targets.into_data());
-
-        for predictions in [None, Some(Tensor::from_ints([[3, 4]], &device))] {
-            let targets = Tensor::<Flex, 2, Int>::from_ints([[1, 0]], &device);
-            let item = SequenceOutput::<Flex>::new(
-                loss.clone(),
-                output.clone().unsqueeze(),
-                predictions.clone(),
-                targets,
-            );
-            let bytes = item.into_bytes();
-            let back = SequenceOutput::<Flex>::from_bytes(&bytes).unwrap();
-            let data = |tensor: Option<Tensor<Flex, 2, Int>>| tensor.map(Tensor::into_data);
-            assert_eq!(data(back.predictions), data(predictions));
-            assert!(SequenceOutput::<Flex>::from_bytes(&bytes[..bytes.len() - 1]).is_err());
-        }
     }
 }

@@ -7,7 +7,7 @@ use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn_flex::Flex;
-use burn_zero::{OffloadedAdamW, offload};
+use burn_zero::{HostAdamWConfig, OffloadConfig, OffloadedAdamW, OptimizerOffload, offload};
 
 use super::support::*;
 
@@ -94,4 +94,34 @@ fn a_gradient_that_is_not_finite_ends_in_its_parameter_only() {
         .map(|p| p.iter().all(|x| x.is_finite()))
         .collect::<Vec<_>>();
     assert_eq!(finite, [true, false, true, true]);
+}
+
+#[test]
+fn what_cannot_work_is_named() {
+    for (text, expected) in [
+        (r#"{"ratio": -0.1}"#, "ratio = -0.1"),
+        (r#"{"ratio": 1.5}"#, "ratio = 1.5"),
+        (r#"{"staging": 0}"#, "staging = 0"),
+        (r#"{"bucket_elements": 0}"#, "bucket_elements = 0"),
+        (r#"{"adamw": {"beta_2": 1}}"#, "beta_2 = 1"),
+    ] {
+        let config: OffloadConfig = serde_json::from_str(text).unwrap();
+        let message = config.validate().unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+    let config = OffloadConfig {
+        ratio: f64::NAN,
+        ..Default::default()
+    };
+    assert!(config.validate().is_err());
+    assert!(serde_json::from_str::<OffloadConfig>(r#"{"ratoi": 1}"#).is_err());
+}
+
+#[test]
+fn deepspeeds_ratio_becomes_this() {
+    let adamw = HostAdamWConfig::default();
+    let offload = OptimizerOffload::Host { ratio: 0.4 };
+    let config = OffloadConfig::of(&offload, adamw.clone()).unwrap();
+    assert_eq!((config.ratio, &config.adamw), (0.4, &adamw));
+    assert_eq!(OffloadConfig::of(&OptimizerOffload::None, adamw), None);
 }

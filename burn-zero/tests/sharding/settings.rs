@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer, SgdConfig};
@@ -11,6 +12,7 @@ use burn_zero::{
     ZeroOptimizer, ZeroOptimizerError, ZeroSettings,
 };
 
+use super::optimizers::Grows;
 use super::support::*;
 
 const ITERATIONS: usize = 6;
@@ -210,4 +212,19 @@ fn an_optimizer_that_only_one_rank_refuses_is_named_on_all() {
         text.contains("rank 1 has `an optimizer that cannot be sharded`"),
         "{text}"
     );
+}
+
+/// Results that differ slightly, each within the tolerance of the next rank's: all ranks return the same verdict.
+#[test]
+fn ranks_agree_on_whether_they_agree() {
+    let refused = |bits: [f32; 3]| {
+        on_each_rank(3, |group| {
+            let own = OptimizerAdaptor::from(Grows(bits[group.rank()]));
+            let mut zero = ZeroOptimizer::new(own, group, ZeroSettings::default()).unwrap();
+            let model = Net::new(&Default::default());
+            zero.prepare::<B, _>(model).is_err()
+        })
+    };
+    assert_eq!(refused([0.0, 2.0, 2.0]), [false; 3]);
+    assert_eq!(refused([0.0, 2.0, 4.0]), [true; 3]);
 }

@@ -13,6 +13,7 @@ mod cut_off;
 #[path = "../../../burn-accum/tests/strategy/equal.rs"]
 mod equal;
 mod guide;
+mod items;
 mod layers;
 #[path = "../../../burn-accum/tests/strategy/learner.rs"]
 mod learner;

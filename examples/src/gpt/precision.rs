@@ -1,4 +1,4 @@
-//! Mixed precision: the only file of the example that knows about it.
+//! Mixed precision: the only file of the example that knows about it, but for `job.rs`, which reads it from DeepSpeed's file.
 
 use burn::backend::Autodiff;
 use burn::module::AutodiffModule;

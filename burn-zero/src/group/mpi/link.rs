@@ -1,6 +1,7 @@
 //! The transport by messages: every pair of ranks exchanges its parts directly, in chunks, each awaited with a deadline.
 
 use std::{
+    collections::BTreeSet,
     ops::Range,
     sync::{Arc, mpsc::Sender},
     thread,
@@ -57,6 +58,8 @@ pub(super) struct Link {
     peers: Peers,
     /// When each rank gave notice of itself last, or this one began to wait for it.
     heard: Vec<Instant>,
+    /// The last one that was begun.
+    call: Call,
 }
 
 /// A message to a rank, or from one into the buffer of this index, until it has arrived.
@@ -73,6 +76,7 @@ impl Link {
             end,
             peers: Peers::new(world_size),
             heard: vec![Instant::now(); world_size],
+            call: Call::default(),
         }
     }
 
@@ -87,14 +91,13 @@ impl Link {
     /// the fault, and this thread parks.
     fn swap(
         &mut self,
-        call: &Call,
         tag: i32,
         sends: &[(usize, &[u8])],
         receives: &mut [(usize, &mut [u8])],
     ) -> Vec<usize> {
         let world = SimpleCommunicator::world();
-        if let Some(fault) = self.fault(call, std::iter::empty()) {
-            self.lose(call, &fault);
+        if let Some(fault) = self.fault(std::iter::empty()) {
+            self.lose(&fault);
         }
         let mut lengths = vec![0; receives.len()];
         request::scope(|scope| {
@@ -109,46 +112,38 @@ impl Link {
                 let request = destination.immediate_send_with_tag(scope, bytes, tag);
                 open.push((to, None, request));
             }
-            let mut wait = Wait::default();
+            let (mut since, mut polls) = (Instant::now(), 0);
             while !open.is_empty() {
                 let before = open.len();
                 open = test(open, |index, bytes| lengths[index] = bytes);
                 if open.len() < before {
-                    wait = Wait::default();
+                    (since, polls) = (Instant::now(), 0);
                     continue;
                 }
-                let awaited = open
-                    .iter()
-                    .filter_map(|(from, index, _)| index.map(|_| *from));
-                let fault = self.fault(call, awaited).or_else(|| {
-                    (wait.since.elapsed() > self.options.deadline).then(|| {
-                        let mut missing: Vec<_> = open.iter().map(|(rank, ..)| *rank).collect();
-                        missing.sort_unstable();
-                        missing.dedup();
-                        GroupFault::Deadline {
-                            rank: self.rank,
-                            call: call.to_string(),
-                            missing,
-                            deadline: self.options.deadline,
-                        }
-                    })
-                });
-                if let Some(fault) = fault {
-                    self.lose(call, &fault);
+                let awaited = open.iter().filter(|(_, into, _)| into.is_some());
+                if let Some(fault) = self.fault(awaited.map(|(from, ..)| *from)) {
+                    self.lose(&fault);
                 }
-                wait.pause();
+                if since.elapsed() > self.options.deadline {
+                    let missing: BTreeSet<_> = open.iter().map(|(rank, ..)| *rank).collect();
+                    let fault = GroupFault::Deadline {
+                        rank: self.rank,
+                        call: self.call.to_string(),
+                        missing: missing.into_iter().collect(),
+                        deadline: self.options.deadline,
+                    };
+                    self.lose(&fault);
+                }
+                pause(&mut polls);
             }
         });
         lengths
     }
 
-    /// A fault found by another thread or another rank, or a rank that left before `call` while this one waits for a message of it.
-    fn fault(
-        &mut self,
-        call: &Call,
-        mut awaited: impl Iterator<Item = usize>,
-    ) -> Option<GroupFault> {
+    /// A fault found by another thread or another rank, or a rank that left before the call while this one waits for a message of it.
+    fn fault(&mut self, mut awaited: impl Iterator<Item = usize>) -> Option<GroupFault> {
         self.read_notices();
+        let call = &self.call;
         self.queue
             .fault()
             .or_else(|| self.peers.fault(call))
@@ -158,12 +153,8 @@ impl Link {
     /// Reads the notices that have arrived.
     fn read_notices(&mut self) {
         let world = SimpleCommunicator::world();
-        let probe = || {
-            world
-                .any_process()
-                .immediate_matched_probe_with_tag(NOTICES)
-        };
-        while let Some(probed) = probe() {
+        let any = world.any_process();
+        while let Some(probed) = any.immediate_matched_probe_with_tag(NOTICES) {
             let (bytes, status) = probed.matched_receive_vec::<u8>();
             let from = status.source_rank() as usize;
             self.heard[from] = Instant::now();
@@ -186,13 +177,13 @@ impl Link {
                 (to, None, request)
             };
             let mut open: Vec<_> = to.map(send).collect();
-            let mut wait = Wait::default();
+            let (since, mut polls) = (Instant::now(), 0);
             while !open.is_empty() {
                 open = test(open, |_, _| {});
-                if wait.since.elapsed() > self.options.deadline {
+                if since.elapsed() > self.options.deadline {
                     self.end_job("cannot notify the other ranks");
                 }
-                wait.pause();
+                pause(&mut polls);
             }
         });
     }
@@ -203,9 +194,9 @@ impl Link {
         SimpleCommunicator::world().abort(1)
     }
 
-    fn lose(&mut self, call: &Call, fault: &GroupFault) -> ! {
+    fn lose(&mut self, fault: &GroupFault) -> ! {
         self.queue.fail(fault.clone());
-        self.spread(call.sequence, fault);
+        self.spread(self.call.sequence, fault);
         self.park()
     }
 
@@ -219,10 +210,8 @@ impl Link {
 
     /// The ranks that have not left.
     fn staying(&self) -> Vec<usize> {
-        let others = self.others();
-        others
-            .filter(|&rank| self.peers.left[rank].is_none())
-            .collect()
+        let left = &self.peers.left;
+        self.others().filter(|&rank| left[rank].is_none()).collect()
     }
 }
 
@@ -244,13 +233,14 @@ impl Transport for Link {
         self.heard.len()
     }
 
-    fn announce(&mut self, call: &Call, message: &[u8]) -> Result<Vec<Vec<u8>>, GroupFault> {
-        let sends: Vec<_> = self.others().map(|to| (to, message)).collect();
+    fn announce(&mut self, call: Call, description: &[u8]) -> Result<Vec<Vec<u8>>, GroupFault> {
+        self.call = call;
+        let sends: Vec<_> = self.others().map(|to| (to, description)).collect();
         let mut all = vec![vec![0; CALL_BYTES]; self.world_size()];
-        all[self.rank] = message.to_vec();
+        all[self.rank] = description.to_vec();
         let into = all.iter_mut().map(|into| &mut into[..]).enumerate();
         let mut receives: Vec<_> = into.filter(|(from, _)| *from != self.rank).collect();
-        let lengths = self.swap(call, CALLS, &sends, &mut receives);
+        let lengths = self.swap(CALLS, &sends, &mut receives);
         for (from, length) in self.others().zip(lengths) {
             all[from].truncate(length);
         }
@@ -259,7 +249,6 @@ impl Transport for Link {
 
     fn exchange(
         &mut self,
-        call: &Call,
         own: &Payload,
         sends: &[Range<usize>],
         lengths: &[usize],
@@ -267,41 +256,30 @@ impl Transport for Link {
     ) -> Result<(), GroupFault> {
         let (rank, own) = (self.rank, (**own).as_ref());
         let size = self.options.chunk_elements * size_of::<f32>();
-        let others = |of: &dyn Fn(usize) -> usize| self.others().map(of).max().unwrap_or(0);
-        let (longest_send, longest) =
-            (others(&|to| sends[to].len()), others(&|from| lengths[from]));
-        let chunks = longest_send
-            .max(longest)
-            .max(sends[rank].len())
-            .div_ceil(size)
-            .max(1);
+        let received = lengths.iter().copied().max().unwrap_or(0);
+        let longest = sends.iter().map(Range::len).fold(received, usize::max);
         // Of f32, so that the bytes are aligned for elements of all types.
-        let mut staging = vec![vec![0_f32; longest.min(size).div_ceil(4)]; sends.len()];
-        for at in (0..chunks).map(|chunk| chunk * size) {
-            let chunk = |length: usize| at.min(length)..(at + size).min(length);
-            let of_own = |to: usize| &own[sends[to].clone()][chunk(sends[to].len())];
-            let out = self.others().map(|to| (to, of_own(to)));
-            let out: Vec<_> = out.filter(|(_, bytes)| !bytes.is_empty()).collect();
-            let into = staging
-                .iter_mut()
-                .enumerate()
-                .filter(|(from, _)| *from != rank);
-            let into = into.map(|(from, into)| {
-                let into: &mut [u8] = cast_slice_mut(into);
-                (from, &mut into[..chunk(lengths[from]).len()])
-            });
-            let mut into: Vec<_> = into.filter(|(_, bytes)| !bytes.is_empty()).collect();
-            self.swap(call, DATA, &out, &mut into);
-            let part = |(from, staged)| match from {
-                from if from == rank => of_own(rank),
-                from => &cast_slice(staged)[..chunk(lengths[from]).len()],
+        let mut staging = vec![vec![0_f32; received.min(size).div_ceil(4)]; sends.len()];
+        for at in (0..longest.max(1)).step_by(size) {
+            let chunk = |part: Range<usize>| {
+                let start = part.end.min(part.start + at);
+                start..part.end.min(start + size)
             };
-            let parts: Vec<&[u8]> = staging
-                .iter()
-                .map(Vec::as_slice)
-                .enumerate()
-                .map(part)
-                .collect();
+            let out = self.others().map(|to| (to, &own[chunk(sends[to].clone())]));
+            let out: Vec<_> = out.filter(|(_, bytes)| !bytes.is_empty()).collect();
+            let mut into: Vec<(usize, &mut [u8])> = Vec::new();
+            for (from, staged) in staging.iter_mut().enumerate() {
+                let length = chunk(0..lengths[from]).len();
+                if from != rank && length > 0 {
+                    into.push((from, &mut cast_slice_mut(staged)[..length]));
+                }
+            }
+            self.swap(DATA, &out, &mut into);
+            let part = |from: usize| match from == rank {
+                true => &own[chunk(sends[from].clone())],
+                false => &cast_slice(&staging[from])[..chunk(0..lengths[from]).len()],
+            };
+            let parts: Vec<&[u8]> = (0..sends.len()).map(part).collect();
             if at == 0 || parts.iter().any(|part| !part.is_empty()) {
                 take(at, &parts);
             }
@@ -312,9 +290,8 @@ impl Transport for Link {
     /// A process may work without collectives for as long as it likes.
     fn stay(&mut self) {
         self.read_notices();
-        let waiting = self
-            .others()
-            .filter(|&rank| self.peers.left[rank].is_some());
+        let left = &self.peers.left;
+        let waiting = self.others().filter(|&rank| left[rank].is_some());
         self.notify(waiting, &Notice::Staying);
     }
 
@@ -344,7 +321,7 @@ impl Transport for Link {
     fn leave(&mut self, calls: u64) {
         self.notify(self.others(), &Notice::Left(calls));
         self.heard.fill(Instant::now());
-        let mut wait = Wait::default();
+        let (since, mut polls) = (Instant::now(), 0);
         while !self.staying().is_empty() {
             self.read_notices();
             if let Some((_, fault)) = self.peers.lost.take() {
@@ -356,7 +333,7 @@ impl Transport for Link {
             }
             let (deadline, mut missing) = (self.options.deadline, self.staying());
             if let Some(longest) = self.options.longest_stay
-                && wait.since.elapsed() > longest
+                && since.elapsed() > longest
             {
                 self.end_job(&format!(
                     "has left its group, and ranks {missing:?} have stayed for {longest:?} since"
@@ -368,7 +345,7 @@ impl Transport for Link {
                     "has left its group and heard nothing of ranks {missing:?} for {deadline:?}"
                 ));
             }
-            wait.pause();
+            pause(&mut polls);
         }
     }
 }
@@ -390,35 +367,14 @@ fn test<'a, S: Scope<'a>>(
     messages.into_iter().filter_map(open).collect()
 }
 
-/// Polling for messages: at first without pauses, for latency, then with growing pauses, so that a rank that waits for long frees its
-/// core for threads that compute.
-struct Wait {
-    since: Instant,
-    polls: u32,
-}
-
-impl Default for Wait {
-    fn default() -> Self {
-        let (since, polls) = (Instant::now(), 0);
-        Self { since, polls }
-    }
-}
-
-impl Wait {
-    /// Polls without a pause, about 10 us.
-    const EAGER: u32 = 50;
-    /// Up to this poll each one yields the core.
-    const YIELDING: u32 = 500;
-    /// Up to this poll each one is followed by a short pause.
-    const NAPPING: u32 = 1000;
-
-    fn pause(&mut self) {
-        self.polls = self.polls.saturating_add(1);
-        match self.polls {
-            polls if polls <= Self::EAGER => std::hint::spin_loop(),
-            polls if polls <= Self::YIELDING => thread::yield_now(),
-            polls if polls <= Self::NAPPING => thread::sleep(Duration::from_micros(50)),
-            _ => thread::sleep(Duration::from_micros(500)),
-        }
+/// Pauses between polls for messages: at first none, for latency, about 10 us long; then longer and longer ones, so that a rank that
+/// waits for long frees its core for threads that compute.
+fn pause(polls: &mut u32) {
+    *polls = polls.saturating_add(1);
+    match *polls {
+        0..=50 => std::hint::spin_loop(),
+        51..=500 => thread::yield_now(),
+        501..=1000 => thread::sleep(Duration::from_micros(50)),
+        _ => thread::sleep(Duration::from_micros(500)),
     }
 }

@@ -120,24 +120,16 @@ impl MpiGroup {
         let group = Self::with_options(options)?;
         let result = panic::catch_unwind(AssertUnwindSafe(|| rank(&group)));
         let alone = group.world_size() == 1 || group.member.queue.fault().is_some();
-        match result {
-            Ok(result) => {
-                if let Err(error) = &result
-                    && !alone
-                {
-                    group.abort(&error.to_string());
-                }
-                result
+        match &result {
+            Ok(Err(error)) if !alone => group.abort(&error.to_string()),
+            Err(panic) if !alone => {
+                let (rank, message) = (group.rank(), panic_message(&**panic));
+                let fault = GroupFault::PeerPanicked { rank, message };
+                group.member.fail(fault);
             }
-            Err(panic) if alone => panic::resume_unwind(panic),
-            Err(panic) => {
-                let (rank, message) = (group.rank(), panic_message(&*panic));
-                group
-                    .member
-                    .fail(GroupFault::PeerPanicked { rank, message });
-                panic::resume_unwind(panic)
-            }
+            _ => {}
         }
+        result.unwrap_or_else(|panic| panic::resume_unwind(panic))
     }
 }
 
@@ -159,30 +151,28 @@ fn start() -> Result<Universe, ZeroError> {
         ::mpi::initialize_with_threading(Threading::Funneled).ok_or_else(|| {
             error("it was started before in this process, and it starts only once: clone the group")
         })?;
-    if provided < Threading::Funneled {
-        return Err(error(
+    match provided < Threading::Funneled {
+        true => Err(error(
             "this library is built without threads (MPI_THREAD_FUNNELED)",
-        ));
+        )),
+        false => Ok(universe),
     }
-    Ok(universe)
 }
 
 /// Launchers of one MPI start as many groups of one as there are processes of a program linked to another MPI.
 fn check_launcher(world_size: usize) -> Result<(), ZeroError> {
     match launched() {
-        Some(job) if world_size == 1 => Err(ZeroError::Mpi {
-            reason: format!(
+        Some(job) if world_size == 1 => {
+            let version = ::mpi::environment::library_version().unwrap_or_default();
+            let reason = format!(
                 "the launcher started {} processes ({}), but this program's library ({}) sees only this one: \
                  start it with that library's own mpirun, or srun --mpi=pmix or --mpi=pmi2",
                 job.world_size,
                 job.variable,
-                ::mpi::environment::library_version()
-                    .unwrap_or_default()
-                    .lines()
-                    .next()
-                    .unwrap_or_default()
-            ),
-        }),
+                version.lines().next().unwrap_or_default()
+            );
+            Err(ZeroError::Mpi { reason })
+        }
         _ => Ok(()),
     }
 }

@@ -4,7 +4,7 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::{AdamWStep, DecayMode, HostAdamWConfig};
+use crate::offload::{AdamWStep, DecayMode, HostAdamWConfig};
 
 /// Elements a task: 1.8 MiB of traffic, enough to hide the cost of a task and few enough to balance the threads.
 pub(super) const CHUNK: usize = 64 * 1024;

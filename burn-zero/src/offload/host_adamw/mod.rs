@@ -1,19 +1,17 @@
 //! AdamW over flat buffers in host memory: fused, multi-threaded, SIMD chosen at run time.
 
-mod config;
 mod kernel;
-mod simd;
+
+use std::fmt;
 
 use memmap2::MmapMut;
 use pulp::Arch;
 use rayon::prelude::*;
 
-use super::OffloadError;
+use super::{AdamWStep, HostAdamWConfig, OffloadError};
 use kernel::{CHUNK, Elements, Factors};
 
-pub use config::{AdamWStep, DecayMode, HostAdamWConfig};
 pub use kernel::{Gradients, ParamsOut};
-pub use simd::InstructionSet;
 
 /// AdamW whose f32 master parameters and moments live in host memory, in one flat buffer each, and are updated there:
 /// DeepSpeed's `CPUAdam`, PyTorch's `AdamW(fused=True)` on the CPU.
@@ -54,7 +52,6 @@ pub struct HostAdamW {
     moment_1: Pages,
     moment_2: Pages,
     steps: u64,
-    arch: Arch,
     instruction_set: InstructionSet,
 }
 
@@ -78,8 +75,8 @@ impl HostAdamW {
     ///
     /// [`OffloadError::InvalidValue`] for the configuration, [`OffloadError::OutOfMemory`].
     pub fn new(config: HostAdamWConfig, master: &[f32]) -> Result<Self, OffloadError> {
-        let [moment_1, moment_2] = [Pages::zeros(master.len())?, Pages::zeros(master.len())?];
-        Self::of(config, 0, [Pages::copy_of(master)?, moment_1, moment_2])
+        let zeros = || Pages::zeros(master.len());
+        Self::of(config, 0, [Pages::copy_of(master)?, zeros()?, zeros()?])
     }
 
     /// An optimizer that continues from a copy of `state`.
@@ -94,13 +91,9 @@ impl HostAdamW {
         let len = state.master.len();
         same_length("the first moment", len, state.moment_1.len())?;
         same_length("the second moment", len, state.moment_2.len())?;
-        let moments = [
-            Pages::copy_of(state.moment_1)?,
-            Pages::copy_of(state.moment_2)?,
-        ];
-        let [moment_1, moment_2] = moments;
-        let master = Pages::copy_of(state.master)?;
-        Self::of(config, state.steps, [master, moment_1, moment_2])
+        let [master, moment_1, moment_2] =
+            [state.master, state.moment_1, state.moment_2].map(Pages::copy_of);
+        Self::of(config, state.steps, [master?, moment_1?, moment_2?])
     }
 
     fn of(
@@ -109,16 +102,15 @@ impl HostAdamW {
         [master, moment_1, moment_2]: [Pages; 3],
     ) -> Result<Self, OffloadError> {
         config.validate()?;
-        let optimizer = Self {
+        let instruction_set = InstructionSet::detect();
+        Ok(Self {
             config,
             master,
             moment_1,
             moment_2,
             steps,
-            arch: Arch::Scalar,
-            instruction_set: InstructionSet::Portable,
-        };
-        optimizer.with_instruction_set(InstructionSet::detect())
+            instruction_set,
+        })
     }
 
     /// Updates with `instruction_set` instead of the fastest one; the results are the same.
@@ -127,14 +119,11 @@ impl HostAdamW {
     ///
     /// [`OffloadError::NoInstructionSet`] where the processor does not have it.
     pub fn with_instruction_set(self, wanted: InstructionSet) -> Result<Self, OffloadError> {
-        let arch = wanted
-            .arch()
-            .ok_or_else(|| OffloadError::NoInstructionSet {
-                wanted,
-                available: InstructionSet::available(),
-            })?;
+        if wanted.arch().is_none() {
+            let available = InstructionSet::available();
+            return Err(OffloadError::NoInstructionSet { wanted, available });
+        }
         Ok(Self {
-            arch,
             instruction_set: wanted,
             ..self
         })
@@ -217,7 +206,8 @@ impl HostAdamW {
             moment_2: self.moment_2.elements_mut(),
             out,
         };
-        kernel::update(self.arch, factors, elements);
+        let arch = self.instruction_set.arch().unwrap_or(Arch::Scalar);
+        kernel::update(arch, factors, elements);
         self.steps += 1;
         Ok(())
     }
@@ -232,6 +222,65 @@ fn same_length(what: &'static str, expected: usize, actual: usize) -> Result<(),
         expected,
         actual,
     })
+}
+
+/// Instructions that [`HostAdamW`] can be updated with.
+///
+/// All give the same bits: the kernel's operations are each rounded once, in the same order, and never contracted to
+/// fused multiply-adds, which the portable path would have to emulate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InstructionSet {
+    /// x86-64-v4: 512-bit vectors.
+    Avx512,
+    /// x86-64-v3: 256-bit vectors.
+    Avx2,
+    /// AArch64's 128-bit vectors.
+    Neon,
+    /// What the program is compiled for: SSE2 on x86-64 unless told otherwise.
+    Portable,
+}
+
+impl InstructionSet {
+    /// All that this processor has, the fastest first. Never empty.
+    ///
+    /// AVX2 comes before AVX-512: a step is bound by memory, where twice the width gains nothing. Measured from memory AVX2 is
+    /// up to 5 % faster with f32 gradients and as fast with bf16; AVX-512 only wins where all of the state fits into caches.
+    pub fn available() -> Vec<Self> {
+        let all = [Self::Avx2, Self::Avx512, Self::Neon, Self::Portable];
+        all.into_iter().filter(|set| set.arch().is_some()).collect()
+    }
+
+    /// The fastest that this processor has.
+    pub fn detect() -> Self {
+        Self::available()[0]
+    }
+
+    /// The dispatcher, if this processor has the instructions.
+    fn arch(self) -> Option<Arch> {
+        match self {
+            Self::Portable => Some(Arch::Scalar),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => pulp::x86::V4::try_new().map(Arch::V4),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => pulp::x86::V3::try_new().map(Arch::V3),
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => pulp::aarch64::Neon::try_new().map(Arch::Neon),
+            #[allow(unreachable_patterns)] // the other architectures' sets
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for InstructionSet {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Avx512 => "AVX-512",
+            Self::Avx2 => "AVX2",
+            Self::Neon => "NEON",
+            Self::Portable => "portable",
+        })
+    }
 }
 
 /// f32 elements in memory of their own: aligned to a page, in huge pages where the system has them (a stream of four

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::{BlockProfile, Node, Plan, PlanError, Profile, TailProfile, plan, simulate};
+use burn_checkpoint::plan::{
+    BlockProfile, Node, Plan, PlanError, Profile, TailProfile, plan, simulate,
+};
 
 /// Every way to nest scopes around so many blocks, but for a scope that holds nothing but a scope.
 fn every_plan(blocks: usize) -> Vec<Plan> {
@@ -195,8 +197,12 @@ fn uniform(blocks: usize) -> Profile {
     }
 }
 
+fn read(text: &str) -> Result<Plan, serde_json::Error> {
+    serde_json::from_str(text)
+}
+
 fn simulated(profile: &Profile, text: &str) -> (u64, u64, u64) {
-    let step = simulate(profile, &text.parse().unwrap()).unwrap();
+    let step = simulate(profile, &read(text).unwrap()).unwrap();
     (step.peak_bytes, step.time_ns, step.replayed)
 }
 
@@ -204,20 +210,35 @@ fn simulated(profile: &Profile, text: &str) -> (u64, u64, u64) {
 fn the_model_by_hand() {
     let four = uniform(4);
     // The input, four tapes, the gradient of the last output.
-    assert_eq!(simulated(&four, "0-3"), (1 + 40 + 1, 36, 0));
+    assert_eq!(simulated(&four, "[0, 1, 2, 3]"), (1 + 40 + 1, 36, 0));
     // The input, three outputs, the last tape, its gradient.
-    assert_eq!(simulated(&four, "[0] [1] [2] [3]"), (1 + 3 + 10 + 1, 48, 4));
-    assert_eq!(simulated(&four, "[0] [1] [2] 3"), (1 + 3 + 10 + 1, 45, 3));
+    assert_eq!(
+        simulated(&four, "[[0], [1], [2], [3]]"),
+        (1 + 3 + 10 + 1, 48, 4)
+    );
+    assert_eq!(
+        simulated(&four, "[[0], [1], [2], 3]"),
+        (1 + 3 + 10 + 1, 45, 3)
+    );
     // Two tapes on top of one output.
-    assert_eq!(simulated(&four, "[0 1] [2 3]"), (1 + 1 + 20 + 1, 48, 4));
+    assert_eq!(
+        simulated(&four, "[[0, 1], [2, 3]]"),
+        (1 + 1 + 20 + 1, 48, 4)
+    );
     // Block 0 runs three times, block 1 twice: the first scope is replayed for 1, then for 0.
-    assert_eq!(simulated(&four, "[[0] 1] [2] 3"), (1 + 2 + 10 + 1, 48, 4));
+    assert_eq!(
+        simulated(&four, "[[[0], 1], [2], 3]"),
+        (1 + 2 + 10 + 1, 48, 4)
+    );
     // A scope at the end of a scope is brought back with it.
     assert_eq!(
-        simulated(&four, "[0 [1]] 2 3"),
-        simulated(&four, "[0 1] 2 3")
+        simulated(&four, "[[0, [1]], 2, 3]"),
+        simulated(&four, "[[0, 1], 2, 3]")
     );
-    assert_eq!(simulated(&four, "[[0 1 2 3]]"), simulated(&four, "[0-3]"));
+    assert_eq!(
+        simulated(&four, "[[[0, 1, 2, 3]]]"),
+        simulated(&four, "[[0, 1, 2, 3]]")
+    );
 }
 
 #[test]
@@ -226,10 +247,13 @@ fn random_numbers_stay() {
     for block in &mut four.blocks {
         block.kept_bytes = 2;
     }
-    assert_eq!(simulated(&four, "0-3").0, 1 + 40 + 1);
+    assert_eq!(simulated(&four, "[0, 1, 2, 3]").0, 1 + 40 + 1);
     // Those of the four blocks, three outputs, what goes of the last tape, its gradient.
-    assert_eq!(simulated(&four, "[0] [1] [2] [3]").0, 1 + 8 + 3 + 8 + 1);
-    assert_eq!(simulated(&four, "[0 1] [2 3]").0, 1 + 8 + 1 + 16 + 1);
+    assert_eq!(
+        simulated(&four, "[[0], [1], [2], [3]]").0,
+        1 + 8 + 3 + 8 + 1
+    );
+    assert_eq!(simulated(&four, "[[0, 1], [2, 3]]").0, 1 + 8 + 1 + 16 + 1);
 }
 
 #[test]
@@ -238,8 +262,8 @@ fn only_the_last_block_of_a_scope_is_brought_back_in_part() {
     for block in &mut profile.blocks {
         block.replay_ns = 1;
     }
-    assert_eq!(simulated(&profile, "[0 1 2]").1, 27 + 3 + 3 + 1);
-    assert_eq!(simulated(&profile, "[0] [1] [2]").1, 27 + 1 + 1 + 1);
+    assert_eq!(simulated(&profile, "[[0, 1, 2]]").1, 27 + 3 + 3 + 1);
+    assert_eq!(simulated(&profile, "[[0], [1], [2]]").1, 27 + 1 + 1 + 1);
 }
 
 #[test]
@@ -253,15 +277,15 @@ fn gradients_of_parameters_pile_up_from_the_end() {
         block.gradient_bytes = 20;
         block.backward_peak_bytes = 31;
     }
-    assert_eq!(simulated(&profile, "0 1").0, 1 + 100 + 20 + 31);
-    assert_eq!(simulated(&profile, "[0] [1]").0, 1 + 100 + 20 + 31);
+    assert_eq!(simulated(&profile, "[0, 1]").0, 1 + 100 + 20 + 31);
+    assert_eq!(simulated(&profile, "[[0], [1]]").0, 1 + 100 + 20 + 31);
     profile.blocks[0].gradient_bytes = 0;
     profile.blocks[0].backward_peak_bytes = 11;
-    assert_eq!(simulated(&profile, "0 1").0, 1 + 10 + 100 + 31);
+    assert_eq!(simulated(&profile, "[0, 1]").0, 1 + 10 + 100 + 31);
     // The tail's own peak, before there is a gradient.
     profile.tail.peak_bytes = 1000;
-    assert_eq!(simulated(&profile, "[0] [1]").0, 1 + 2 + 1000);
-    assert_eq!(simulated(&profile, "0 [1]").0, 1 + 11 + 1000);
+    assert_eq!(simulated(&profile, "[[0], [1]]").0, 1 + 2 + 1000);
+    assert_eq!(simulated(&profile, "[0, [1]]").0, 1 + 11 + 1000);
 }
 
 #[test]
@@ -322,4 +346,44 @@ fn a_profile_is_saved_and_read() {
     let profile = uniform(2);
     let json = serde_json::to_string(&profile).unwrap();
     assert_eq!(serde_json::from_str::<Profile>(&json).unwrap(), profile);
+}
+
+fn node() -> impl Strategy<Value = Node> {
+    Just(Node::Block).prop_recursive(4, 40, 6, |inner| {
+        prop::collection::vec(inner, 0..6).prop_map(Node::Scope)
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(nodes in prop::collection::vec(node(), 0..8)) {
+        let plan = Plan::new(nodes);
+        let json = serde_json::to_string(&plan).unwrap();
+        prop_assert_eq!(read(&json).unwrap(), plan);
+    }
+}
+
+#[test]
+fn the_named_plans() {
+    assert_eq!(Plan::plain(12).to_string(), "0-11");
+    assert_eq!(Plan::every_block(3).to_string(), "[0] [1] [2]");
+    assert_eq!(Plan::segments(7, 3).to_string(), "[0-2] [3-5] [6]");
+    assert_eq!(Plan::plain(0).to_string(), "");
+}
+
+#[test]
+fn a_wrong_text_is_refused() {
+    for (text, reason) in [
+        ("[0, 2]", "block 2 of a plan stands where block 1 must"),
+        ("[[1]]", "block 1 of a plan stands where block 0 must"),
+        ("[0, [1, 1]]", "block 1 of a plan stands where block 2 must"),
+        ("[0, \"1\"]", ""),
+        ("[[0, 1]", ""),
+    ] {
+        let error = read(text).expect_err(text).to_string();
+        assert!(error.contains(reason), "{text}: {error}");
+    }
+    // Deeper than any format's limit is no stack overflow.
+    let deep = format!("{}0{}", "[".repeat(100_000), "]".repeat(100_000));
+    assert!(read(&deep).is_err());
 }

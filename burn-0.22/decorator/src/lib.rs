@@ -1,0 +1,37 @@
+//! `burn-decorator` for Burn 0.22.1: its table, kinds and macros by path, and here only what the release changes.
+//!
+//! `release.rs` has the rows that 0.21.0 lacks, `forward.rs` what a decorator passes on.
+
+mod forward;
+#[path = "../../../burn-decorator/src/gradient.rs"]
+pub mod gradient;
+#[path = "../../../burn-decorator/src/kind.rs"]
+mod kind;
+#[path = "../../../burn-decorator/src/map.rs"]
+mod map;
+mod table;
+
+/// The types that rows mention, for the module in which a decorator expands the table.
+pub mod types {
+    pub use burn_backend::ops::{
+        ActivationOps, BoolTensorOps, FloatTensorOps, IntTensorOps, ModuleOps, QTensorOps,
+        TransactionOps,
+    };
+    pub use burn_backend::ops::{
+        AttentionModuleOptions, BatchNormTrain, BatchNormTrainBackward, ConvOptions,
+        ConvTransposeOptions, DeformConv2dBackward, DeformConvOptions, GridSampleOptions,
+        InterpolateOptions, MaxPool1dBackward, MaxPool1dWithIndices, MaxPool2dBackward,
+        MaxPool2dWithIndices, PadMode, TransactionPrimitive, TransactionPrimitiveData,
+        UnfoldOptions,
+    };
+    pub use burn_backend::quantization::{QuantScheme, QuantizationParametersPrimitive};
+    pub use burn_backend::tensor::{
+        BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor, QuantizedTensor,
+    };
+    pub use burn_backend::{
+        BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
+        TensorData, TensorMetadata, TensorPrimitive,
+    };
+    pub use core::future::Future;
+    pub use core::ops::Range;
+}

@@ -1,0 +1,1 @@
+//! Burn 0.22.1 without a patch.

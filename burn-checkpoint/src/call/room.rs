@@ -1,0 +1,59 @@
+//! The room that a new tensor needs, known before the operation runs.
+
+use burn_backend::{DType, DeviceId, DeviceOps, Shape, TensorData};
+
+use crate::context;
+use crate::op::OpInfo;
+
+/// The size of the result of an operation without operands, computed from its arguments.
+#[derive(Default)]
+pub(crate) struct Room {
+    device: Option<DeviceId>,
+    bytes: Option<u64>,
+    elements: u64,
+    element_bytes: u64,
+}
+
+impl Room {
+    pub fn on<D: DeviceOps>(&mut self, device: &D) {
+        self.device = Some(device.id());
+    }
+
+    pub fn shape(&mut self, shape: &Shape) {
+        self.elements = shape.num_elements() as u64;
+    }
+
+    /// The type of an element; of several the elements have all.
+    pub fn dtype(&mut self, dtype: impl Into<DType>) {
+        self.element_bytes += dtype.into().size() as u64;
+    }
+
+    pub fn data(&mut self, data: &TensorData) {
+        self.bytes = Some(data.as_bytes().len() as u64);
+    }
+
+    pub fn range(&mut self, range: &std::ops::Range<i64>) {
+        self.elements = range.end.saturating_sub(range.start).max(0) as u64;
+    }
+
+    /// The step of a range.
+    pub fn step(&mut self, step: usize) {
+        self.elements = self.elements.div_ceil((step as u64).max(1));
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes.unwrap_or(self.elements * self.element_bytes)
+    }
+
+    /// Whether the result is one number.
+    pub fn is_scalar(&self) -> bool {
+        self.elements == 1
+    }
+
+    /// Makes it, where a device was told of.
+    pub fn make(&self, op: &'static OpInfo) {
+        if let Some(device) = self.device {
+            context::memory_on(device).make_room(op.name, self.bytes());
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! A number that is read after each batch, as a metric of Burn's Learner. With the feature `train`.
+
+use std::sync::Arc;
+
+use burn::train::metric::{
+    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
+    SerializedEntry,
+};
+
+/// A metric whose value is what a function returns after each batch. An epoch's value is the last one, not a mean.
+///
+/// ```
+/// use burn::train::metric::Numeric;
+/// use burn_decorator::gauge::Gauge;
+///
+/// let updates = Gauge::new("Updates", "Optimizer updates", 0.0, || 3.0).unit("updates").rising();
+/// assert_eq!(updates.value().current(), 0.0); // until the first batch
+/// ```
+#[derive(Clone)]
+pub struct Gauge {
+    name: MetricName,
+    description: &'static str,
+    unit: Option<&'static str>,
+    higher_is_better: bool,
+    format: fn(f64) -> String,
+    read: Arc<dyn Fn() -> f64 + Send + Sync>,
+    value: f64,
+}
+
+impl Gauge {
+    /// A metric with this name and description, which is `first` until the first batch and is then asked for by `read`.
+    pub fn new(
+        name: &str,
+        description: &'static str,
+        first: f64,
+        read: impl Fn() -> f64 + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            name: Arc::new(name.to_owned()),
+            description,
+            unit: None,
+            higher_is_better: false,
+            format: |value| value.to_string(),
+            read: Arc::new(read),
+            value: first,
+        }
+    }
+
+    /// Names the unit of the value.
+    pub fn unit(self, unit: &'static str) -> Self {
+        Self {
+            unit: Some(unit),
+            ..self
+        }
+    }
+
+    /// A higher value is better; by default a lower one is.
+    pub fn rising(self) -> Self {
+        Self {
+            higher_is_better: true,
+            ..self
+        }
+    }
+
+    /// Shows the value as `format` writes it; by default with all of its digits.
+    pub fn format(self, format: fn(f64) -> String) -> Self {
+        Self { format, ..self }
+    }
+
+    /// The value as of now.
+    pub fn read(&self) -> f64 {
+        (self.read)()
+    }
+}
+
+impl std::fmt::Debug for Gauge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gauge")
+            .field("name", &self.name)
+            .field("value", &self.value)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Metric for Gauge {
+    type Input = ();
+
+    fn name(&self) -> MetricName {
+        self.name.clone()
+    }
+
+    fn description(&self) -> Option<String> {
+        Some(self.description.to_owned())
+    }
+
+    fn attributes(&self) -> MetricAttributes {
+        NumericAttributes {
+            unit: self.unit.map(str::to_owned),
+            higher_is_better: self.higher_is_better,
+        }
+        .into()
+    }
+
+    fn update(&mut self, _item: &(), _metadata: &MetricMetadata) -> SerializedEntry {
+        self.value = self.read();
+        SerializedEntry::new((self.format)(self.value), self.value().serialize())
+    }
+
+    /// Nothing is accumulated over an epoch.
+    fn clear(&mut self) {}
+}
+
+impl Numeric for Gauge {
+    fn value(&self) -> NumericEntry {
+        NumericEntry::Value(self.value)
+    }
+
+    fn running_value(&self) -> NumericEntry {
+        self.value()
+    }
+}
+
+/// Makes a struct `struct Name(Gauge)` a metric: it forwards to its [`Gauge`](crate::gauge::Gauge).
+#[macro_export]
+macro_rules! gauge_metric {
+    ($name:ident) => {
+        impl ::burn::train::metric::Metric for $name {
+            type Input = ();
+
+            fn name(&self) -> ::burn::train::metric::MetricName {
+                self.0.name()
+            }
+
+            fn description(&self) -> Option<String> {
+                self.0.description()
+            }
+
+            fn attributes(&self) -> ::burn::train::metric::MetricAttributes {
+                self.0.attributes()
+            }
+
+            fn update(
+                &mut self,
+                item: &(),
+                metadata: &::burn::train::metric::MetricMetadata,
+            ) -> ::burn::train::metric::SerializedEntry {
+                self.0.update(item, metadata)
+            }
+
+            fn clear(&mut self) {}
+        }
+
+        impl ::burn::train::metric::Numeric for $name {
+            fn value(&self) -> ::burn::train::metric::NumericEntry {
+                self.0.value()
+            }
+
+            fn running_value(&self) -> ::burn::train::metric::NumericEntry {
+                self.0.running_value()
+            }
+        }
+    };
+}

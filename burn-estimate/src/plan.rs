@@ -1,0 +1,85 @@
+//! Which settings fit, and which of them is the fastest.
+
+use std::time::Duration;
+
+use crate::estimate::{Estimate, Kind};
+
+/// A setting with its estimate.
+#[derive(Clone, Debug)]
+pub struct Planned<S> {
+    /// The setting.
+    pub setting: S,
+    /// What a step takes.
+    pub estimate: Estimate,
+    /// An update's time.
+    pub time: Duration,
+}
+
+/// Settings by whether they fit, from [`plan`].
+#[derive(Clone, Debug)]
+pub struct Plan<S> {
+    /// Those that fit, the fastest first.
+    pub fitting: Vec<Planned<S>>,
+    /// Those that do not, the one with the smallest peak first.
+    pub too_large: Vec<Planned<S>>,
+}
+
+/// Estimates settings in their order, and sorts them: those whose peak is at most `memory_bytes` by time, the others by peak. Where
+/// `estimate` gives nothing, the setting is left out, for one that cannot fit because a smaller one did not.
+///
+/// ```
+/// use std::time::Duration;
+/// use burn::backend::Autodiff;
+/// use burn::tensor::Tensor;
+/// use burn_estimate::{DeviceProfile, Meta, estimate_step, plan};
+///
+/// let update = |rows: usize| estimate_step::<Autodiff<Meta>, ()>((), |_| {
+///     Tensor::<Autodiff<Meta>, 2>::zeros([rows, 1 << 20], &Default::default()).exp();
+/// });
+/// let plan = plan([1, 8, 64], 256 << 20, |&rows, _| {
+///     let (estimate, ()) = update(rows);
+///     let time = estimate.time(&DeviceProfile::A100) * (64 / rows as u32);
+///     Some((estimate, time))
+/// });
+/// let fitting: Vec<_> = plan.fitting.iter().map(|planned| planned.setting).collect();
+/// assert_eq!(fitting, [8, 1]);
+/// assert_eq!(plan.too_large[0].setting, 64);
+/// ```
+pub fn plan<S>(
+    settings: impl IntoIterator<Item = S>,
+    memory_bytes: u64,
+    mut estimate: impl FnMut(&S, &[Planned<S>]) -> Option<(Estimate, Duration)>,
+) -> Plan<S> {
+    let (mut fitting, mut too_large) = (Vec::new(), Vec::new());
+    for setting in settings {
+        let Some((estimate, time)) = estimate(&setting, &too_large) else {
+            continue;
+        };
+        let fits = estimate.peak_bytes <= memory_bytes;
+        let planned = Planned {
+            setting,
+            estimate,
+            time,
+        };
+        if fits {
+            fitting.push(planned);
+        } else {
+            too_large.push(planned);
+        }
+    }
+    fitting.sort_by_key(|planned| planned.time);
+    too_large.sort_by_key(|planned| planned.estimate.peak_bytes);
+    Plan { fitting, too_large }
+}
+
+impl<S> Plan<S> {
+    /// Where nothing fits, the kind of memory that takes the most in the setting with the smallest peak, and its bytes there.
+    pub fn obstacle(&self) -> Option<(Kind, u64)> {
+        let smallest = self.fitting.is_empty().then(|| self.too_large.first())??;
+        let of_kind = |kind| (kind, smallest.estimate.bytes_of(kind));
+        Kind::ALL
+            .map(of_kind)
+            .into_iter()
+            .max_by_key(|(_, bytes)| *bytes)
+    }
+}

@@ -1,0 +1,452 @@
+//! Will it fit? The gpt example's step without data, and the settings of it that fit into some memory.
+
+mod draw;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use burn::backend::Autodiff;
+use burn::module::Module;
+use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Int, Tensor};
+use burn_amp::{Autocast, Bf16, F16};
+use burn_checkpoint::Remat;
+use burn_estimate::{
+    DeviceProfile, Estimate, Meta, MetaDevice, Plan, Planned, estimate_step, plan,
+};
+use clap::{Parser, ValueEnum};
+
+use crate::gpt::loader::TokenBatch;
+use crate::gpt::model::{Gpt, GptConfig};
+use crate::gpt::options::{Amp, Options};
+use crate::gpt::recompute::Checkpoint;
+
+/// Says what a training step of the gpt example takes, and which settings fit into a device's memory, the fastest first. Nothing is
+/// computed, and no GPU is needed.
+#[derive(Parser, Clone, Debug)]
+#[command(name = "fit", args_override_self = true)]
+pub struct Fit {
+    /// Parameters of a model in the shapes of GPT-3, the nearest below or above: 125M, 1.3B, 7B, .. It replaces --layers, --heads and
+    /// --width; its vocabulary is GPT-2's
+    #[arg(long, value_parser = count, help_heading = "Fit")]
+    pub params: Option<u64>,
+
+    /// Memory of the device, in MiB or GiB: 900M, 24G
+    #[arg(long, value_parser = bytes, default_value = "24G", help_heading = "Fit")]
+    pub memory: u64,
+
+    /// Device whose speed tells the time of an update
+    #[arg(long, value_enum, default_value_t = DeviceName::Rtx4090, help_heading = "Fit")]
+    pub device: DeviceName,
+
+    /// Draw the memory over an update of the fastest setting that fits into this SVG file
+    #[arg(long, value_name = "FILE", help_heading = "Fit")]
+    pub plot: Option<PathBuf>,
+
+    /// The gpt example's options. --batch, --amp and --checkpoint give the setting that is looked at first
+    #[command(flatten)]
+    pub gpt: Options,
+}
+
+/// What `--device` chooses from.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceName {
+    /// NVIDIA H100 SXM
+    H100,
+    /// NVIDIA A100 80 GB
+    A100,
+    /// NVIDIA RTX 4090
+    Rtx4090,
+    /// NVIDIA RTX 3090
+    Rtx3090,
+}
+
+impl DeviceName {
+    fn profile(self) -> DeviceProfile {
+        match self {
+            Self::H100 => DeviceProfile::H100,
+            Self::A100 => DeviceProfile::A100,
+            Self::Rtx4090 => DeviceProfile::RTX_4090,
+            Self::Rtx3090 => DeviceProfile::RTX_3090,
+        }
+    }
+}
+
+/// A setting of the step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Setting {
+    /// Sequences in memory at once.
+    pub batch: usize,
+    /// Micro-batches of an update.
+    pub accum: usize,
+    /// Precision.
+    pub amp: Amp,
+    /// What becomes of activations until backward.
+    pub checkpoint: Checkpoint,
+}
+
+/// What [`Fit::run`] finds.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The model.
+    pub model: GptConfig,
+    /// Its parameters.
+    pub parameters: usize,
+    /// The setting of the options.
+    pub asked: Planned<Setting>,
+    /// All settings of the same effective batch.
+    pub plan: Plan<Setting>,
+    /// The device's memory.
+    pub memory_bytes: u64,
+    /// What all of it took.
+    pub took: Duration,
+}
+
+impl Fit {
+    /// Estimates the setting of the options, and looks for those that fit.
+    ///
+    /// # Errors
+    ///
+    /// Options that contradict each other, or a file that cannot be written.
+    pub fn run(&self) -> Result<Report, Box<dyn std::error::Error>> {
+        let start = Instant::now();
+        let model = self.model()?;
+        let (batch, accum) = match self.gpt.effective_batch {
+            Some(effective) => (self.gpt.batch.unwrap_or(effective), 1),
+            None => (self.gpt.batch.unwrap_or(16), self.gpt.accum.unwrap_or(1)),
+        };
+        let asked = Setting {
+            batch,
+            accum,
+            amp: self.gpt.amp.unwrap_or(Amp::Off),
+            checkpoint: self.gpt.checkpoint,
+        };
+        let (estimate, time) = self.estimate(&model, asked);
+        let asked = Planned {
+            setting: asked,
+            estimate,
+            time,
+        };
+        let settings = settings(batch * accum, asked.setting.amp);
+        let plan = plan(settings, self.memory, |setting, too_large| {
+            let larger = |planned: &Planned<Setting>| {
+                let Setting { batch, .. } = planned.setting;
+                batch <= setting.batch && planned.setting.same_but_for_batches(setting)
+            };
+            let hopeless = too_large.iter().any(larger);
+            (!hopeless).then(|| self.estimate(&model, *setting))
+        });
+        if let Some(file) = &self.plot {
+            let drawn = plan.fitting.first().unwrap_or(&asked);
+            draw::memory(
+                file,
+                &drawn.estimate,
+                self.memory,
+                &drawn.setting.to_string(),
+            )?;
+        }
+        let parameters = model.init::<Meta>(&MetaDevice::default()).num_params();
+        Ok(Report {
+            model,
+            parameters,
+            asked,
+            plan,
+            memory_bytes: self.memory,
+            took: start.elapsed(),
+        })
+    }
+
+    fn model(&self) -> Result<GptConfig, Box<dyn std::error::Error>> {
+        self.gpt.validate()?;
+        let mut model = self.gpt.model();
+        if let Some(parameters) = self.params {
+            (model.layers, model.width, model.heads) = shape(parameters);
+            model.vocabulary = 50257;
+        }
+        Ok(model)
+    }
+
+    /// The peak and the time of an update.
+    fn estimate(&self, model: &GptConfig, setting: Setting) -> (Estimate, Duration) {
+        let model = model
+            .clone()
+            .with_activations(setting.checkpoint.activations());
+        // Windows of more than two micro-batches hold what those of two hold, and each further one takes as long as the second.
+        let of = |accum| update(&model, Setting { accum, ..setting });
+        let profile = self.device.profile();
+        let estimate = of(setting.accum.min(2));
+        let mut time = estimate.time(&profile);
+        if let further @ 1.. = setting.accum.saturating_sub(2) {
+            time += (time.saturating_sub(of(1).time(&profile))) * further as u32;
+        }
+        (estimate, time)
+    }
+}
+
+/// The shape of GPT-3 with the nearest number of parameters (Brown et al. 2020, table 2.1): layers, width, heads.
+fn shape(parameters: u64) -> (usize, usize, usize) {
+    const SHAPES: [(u64, usize, usize, usize); 10] = [
+        (125_000_000, 12, 768, 12),
+        (350_000_000, 24, 1024, 16),
+        (760_000_000, 24, 1536, 16),
+        (1_300_000_000, 24, 2048, 16),
+        (2_700_000_000, 32, 2560, 32),
+        (6_700_000_000, 32, 4096, 32),
+        (13_000_000_000, 40, 5120, 40),
+        (30_000_000_000, 48, 7168, 56),
+        (66_000_000_000, 64, 9216, 72),
+        (175_000_000_000, 96, 12288, 96),
+    ];
+    let distance = |of: u64| (of as f64 / parameters as f64).ln().abs();
+    let nearest = SHAPES
+        .into_iter()
+        .min_by(|a, b| distance(a.0).total_cmp(&distance(b.0)));
+    let (_, layers, width, heads) = nearest.expect("there are shapes");
+    (layers, width, heads)
+}
+
+/// One update with AdamW.
+fn update(model: &GptConfig, setting: Setting) -> Estimate {
+    match setting.amp {
+        Amp::Off => update_on::<Autodiff<Remat<Meta>>>(model, setting),
+        Amp::Bf16 => update_on::<Autocast<Autodiff<Remat<Meta>>, Bf16>>(model, setting),
+        Amp::F16 => update_on::<Autocast<Autodiff<Remat<Meta>>, F16>>(model, setting),
+    }
+}
+
+fn update_on<B: AutodiffBackend<Device = MetaDevice>>(
+    config: &GptConfig,
+    setting: Setting,
+) -> Estimate {
+    let _budget = setting.checkpoint.budget().map(|budget| budget.install());
+    let device = MetaDevice::default();
+    let mut optimizer = AdamWConfig::new().init::<B, Gpt<B>>();
+    let step = |model: Gpt<B>| {
+        let mut sums = GradientsAccumulator::new();
+        let mut gradients = None;
+        for _ in 0..setting.accum {
+            let tokens = Tensor::<B, 2, Int>::zeros([setting.batch, config.context], &device);
+            let batch = TokenBatch {
+                inputs: tokens.clone(),
+                targets: tokens,
+            };
+            let found = GradientsParams::from_grads(model.loss(batch).backward(), &model);
+            match setting.accum {
+                1 => gradients = Some(found),
+                _ => sums.accumulate(&model, found),
+            }
+        }
+        let gradients = gradients.unwrap_or_else(|| sums.grads());
+        optimizer.step(1e-3, model, gradients)
+    };
+    estimate_step::<B, _>(config.init(&device), step).0
+}
+
+/// Every setting with this effective batch: the smallest micro-batch first, what keeps the most first.
+fn settings(effective_batch: usize, amp: Amp) -> Vec<Setting> {
+    let lower = match amp {
+        Amp::Off => Amp::Bf16,
+        lower => lower,
+    };
+    let mut settings = Vec::new();
+    for amp in [Amp::Off, lower] {
+        for checkpoint in [Checkpoint::None, Checkpoint::KeepCompute, Checkpoint::Block] {
+            let micro = (0..usize::BITS).map(|power| 1 << power);
+            let micro = micro.take_while(|batch| *batch <= effective_batch);
+            for batch in micro.filter(|batch| effective_batch.is_multiple_of(*batch)) {
+                settings.push(Setting {
+                    batch,
+                    accum: effective_batch / batch,
+                    amp,
+                    checkpoint,
+                });
+            }
+        }
+    }
+    settings
+}
+
+impl Setting {
+    fn same_but_for_batches(&self, other: &Self) -> bool {
+        (self.amp, self.checkpoint) == (other.amp, other.checkpoint)
+    }
+
+    /// The setting in code.
+    pub fn code(&self) -> String {
+        let scopes = self.checkpoint != Checkpoint::None;
+        let inner = if scopes {
+            "Autodiff<Remat<Cuda>>"
+        } else {
+            "Autodiff<Cuda>"
+        };
+        let backend = match self.amp {
+            Amp::Off => inner.to_owned(),
+            Amp::Bf16 => format!("Autocast<{inner}>"),
+            Amp::F16 => format!("Autocast<{inner}, F16>"),
+        };
+        let mut lines = vec![format!("type B = {backend};")];
+        match self.checkpoint {
+            Checkpoint::Block => lines.push("checkpoint(|| block.forward(x))".into()),
+            Checkpoint::KeepCompute => {
+                lines.push("checkpoint_with(Policy::KeepCompute, || block.forward(x))".into());
+            }
+            _ => {}
+        }
+        if self.accum > 1 {
+            let accum = self.accum;
+            lines.push(format!(
+                "MultiSteps::new(optimizer, AccumConfig::mean({accum}))?"
+            ));
+        }
+        lines.join("\n    ")
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            batch,
+            accum,
+            amp,
+            checkpoint,
+        } = self;
+        write!(
+            f,
+            "--batch {batch} --accum {accum} --amp {amp} --checkpoint {checkpoint}"
+        )
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let GptConfig {
+            layers,
+            width,
+            heads,
+            context,
+            ..
+        } = self.model;
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        writeln!(
+            f,
+            "{:.2e} parameters: {layers} blocks of width {width} with {heads} heads, {context} tokens a sequence\n",
+            self.parameters as f64
+        )?;
+        writeln!(f, "{}: {}\n", self.asked.setting, self.asked.estimate)?;
+        let memory = gib(self.memory_bytes);
+        if let Some((kind, bytes)) = self.plan.obstacle() {
+            let smallest = &self.plan.too_large[0];
+            writeln!(
+                f,
+                "Nothing fits into {memory:.2} GiB. The smallest peak, {:.2} GiB, has {}; {:.2} GiB of it are {kind:?}.",
+                gib(smallest.estimate.peak_bytes),
+                smallest.setting,
+                gib(bytes)
+            )?;
+        } else {
+            writeln!(f, "what fits into {memory:.2} GiB, the fastest first:")?;
+            writeln!(f, "{:>12}{:>12}{:>12}  setting", "ms", "GiB", "left")?;
+        }
+        for planned in self.plan.fitting.iter().take(12) {
+            let peak = planned.estimate.peak_bytes;
+            writeln!(
+                f,
+                "{:12.1}{:12.2}{:12.2}  {}",
+                planned.time.as_secs_f64() * 1e3,
+                gib(peak),
+                gib(self.memory_bytes - peak),
+                planned.setting
+            )?;
+        }
+        if let Some(best) = self.plan.fitting.first() {
+            writeln!(f, "\nin code:\n    {}", best.setting.code())?;
+        }
+        write!(f, "\n{:.1} s, without a GPU", self.took.as_secs_f64())
+    }
+}
+
+/// A number with a unit: 125M, 1.3B.
+fn count(text: &str) -> Result<u64, String> {
+    scaled(text, &[('K', 1e3), ('M', 1e6), ('B', 1e9), ('T', 1e12)])
+}
+
+/// Bytes with a unit: 900M, 24G.
+fn bytes(text: &str) -> Result<u64, String> {
+    let unit = |power: i32| 2f64.powi(power);
+    scaled(
+        text,
+        &[
+            ('K', unit(10)),
+            ('M', unit(20)),
+            ('G', unit(30)),
+            ('T', unit(40)),
+        ],
+    )
+}
+
+fn scaled(text: &str, units: &[(char, f64)]) -> Result<u64, String> {
+    let found = units
+        .iter()
+        .find(|(unit, _)| text.to_uppercase().ends_with(*unit));
+    let (number, scale) = match found {
+        Some((_, scale)) => (&text[..text.len() - 1], *scale),
+        None => (text, 1.0),
+    };
+    match number.parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => Ok((number * scale) as u64),
+        _ => Err("must be a positive number, with a unit".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(arguments: &str) -> Report {
+        let arguments = ["fit"].into_iter().chain(arguments.split_whitespace());
+        Fit::parse_from(arguments).run().unwrap()
+    }
+
+    #[test]
+    fn numbers_have_units() {
+        assert_eq!(count("1.3B"), Ok(1_300_000_000));
+        assert_eq!(bytes("24G"), Ok(24 << 30));
+        assert_eq!(bytes("900m"), Ok(900 << 20));
+        assert!(bytes("G").is_err() && bytes("-1G").is_err() && count("x").is_err());
+    }
+
+    #[test]
+    fn shapes_are_those_of_gpt_3() {
+        assert_eq!(shape(7_000_000_000), (32, 4096, 32));
+        assert_eq!(shape(1), (12, 768, 12));
+    }
+
+    #[test]
+    fn what_fits_is_listed_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("memory.svg");
+        let plot = format!("--plot {}", file.display());
+        let options = "--layers 2 --width 64 --context 64 --effective-batch 8";
+        let all = run(&format!("{options} --memory 1G"));
+        assert_eq!(all.plan.fitting.len(), 24);
+        let peaks = || {
+            all.plan
+                .fitting
+                .iter()
+                .map(|planned| planned.estimate.peak_bytes)
+        };
+        let middle = (peaks().min().unwrap() + peaks().max().unwrap()) / 2;
+        let some = run(&format!("{options} --memory {middle} {plot}"));
+        let expected = peaks().filter(|peak| *peak <= middle).count();
+        assert_eq!(some.plan.fitting.len(), expected);
+        assert!(some.plan.fitting.is_sorted_by_key(|planned| planned.time));
+        assert!(std::fs::read_to_string(file).unwrap().contains("</svg>"));
+        assert!(some.to_string().contains("type B = "));
+
+        let none = run(&format!("{options} --memory 1K"));
+        assert!(none.plan.fitting.is_empty());
+        assert!(none.to_string().contains("Nothing fits into"));
+    }
+}
