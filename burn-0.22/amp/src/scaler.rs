@@ -52,14 +52,3 @@ pub(crate) fn active() -> Option<f32> {
         .with_borrow(Weak::upgrade)
         .map(|scale| scale.lock().scale())
 }
-
-/// Some of `parameters`, and how many there are.
-pub(crate) fn name_some(parameters: &[String]) -> String {
-    const NAMED: usize = 8;
-    let named = parameters[..parameters.len().min(NAMED)].join(", ");
-    match parameters.len() {
-        0 => "no parameter".to_owned(),
-        count if count > NAMED => format!("{named}, ... ({count} parameters)"),
-        _ => named,
-    }
-}

@@ -9,6 +9,7 @@ pub mod gradient;
 mod kind;
 #[path = "../../../burn-decorator/src/map.rs"]
 mod map;
+pub mod non_finite;
 mod table;
 
 /// The types that rows mention, for the module in which a decorator expands the table.

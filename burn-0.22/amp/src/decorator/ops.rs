@@ -11,7 +11,6 @@ use super::backend::{Autocast, Recorded};
 use super::bring::{bring, within};
 use crate::cast::{Arithmetic, Cast, Lineage, Operands};
 use crate::policy::{self, Configured, Policy, current};
-use crate::table::class;
 
 thread_local! {
     static IN_SCOPE: Cell<bool> = const { Cell::new(false) };
@@ -53,7 +52,7 @@ impl Seen {
 
     /// The type to which the operands are cast.
     #[inline]
-    fn target(&mut self, op: &str, row: Cast, computes: bool) -> Option<FloatDType> {
+    fn target(&mut self, op: &str, (row, computes): (Cast, bool)) -> Option<FloatDType> {
         if self.operands.is_empty() {
             return None;
         }
@@ -111,16 +110,8 @@ macro_rules! convert {
 }
 
 /// Whether an operation of a work class computes with its operands: one that moves or reads them gains nothing in f32.
-macro_rules! computes {
-    (view) => {
-        false
-    };
-    (pass) => {
-        false
-    };
-    ($work:ident) => {
-        true
-    };
+const fn computes(work: &str) -> bool {
+    !matches!(work.as_bytes(), b"view" | b"pass")
 }
 
 /// One method.
@@ -132,7 +123,7 @@ macro_rules! method {
             for x in [&$q, &$k, &$v].into_iter().chain(&$bias) {
                 seen.see::<B>(x);
             }
-            let target = seen.target("attention", class!($class), true);
+            let target = seen.target("attention", (Cast::of(stringify!($class)), true));
             let [$q, $k, $v] = [$q, $k, $v].map(|x| bring::<B>(x, target));
             let $bias = $bias.map(|x| bring::<B>(x, target));
             if current::<Configured>().low().is_some() && B::is_recorded(&$q) {
@@ -148,7 +139,10 @@ macro_rules! method {
             let mut seen = Seen::new();
             $(see!($kind $arg seen);)*
             #[allow(unused_variables, reason = "rows without float operands")]
-            let target = seen.target(stringify!($op), class!($class), computes!($work));
+            let target = {
+                const ROW: (Cast, bool) = (Cast::of(stringify!($class)), computes(stringify!($work)));
+                seen.target(stringify!($op), ROW)
+            };
             map_result!($ret B::$op($(convert!($kind $arg target seen)),*), |y| y)
         }
     };

@@ -3,8 +3,10 @@
 use std::marker::PhantomData;
 
 use burn_backend::distributed::DistributedOps;
-use burn_backend::{Backend, BackendTypes, TensorMetadata};
+use burn_backend::tensor::Device;
+use burn_backend::{Backend, BackendTypes, DType, Shape, TensorMetadata};
 
+use crate::context;
 use crate::handle::Handle;
 use crate::kind::{Bool, Float, Int, Kind, Quant};
 
@@ -41,4 +43,34 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
             Self::Managed(_) => false,
         }
     }
+}
+
+/// What a tensor tells the decorators above it. Burn 0.22 has no tape by `rank` as 0.21 here: code above names its backends.
+impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
+    #[inline]
+    fn dtype(&self) -> DType {
+        match self {
+            Self::Resident(tensor) => tensor.dtype(),
+            Self::Managed(managed) => managed.node().meta().dtype,
+        }
+    }
+
+    /// Also how a scope finds its results: they are asked for their shape while it collects them.
+    #[inline]
+    fn shape(&self) -> Shape {
+        match self {
+            Self::Resident(tensor) if !context::is_collecting() => tensor.shape(),
+            _ => self.shape_apart(),
+        }
+    }
+
+    #[inline]
+    fn rank(&self) -> usize {
+        match self {
+            Self::Resident(tensor) => tensor.rank(),
+            Self::Managed(managed) => managed.node().meta().shape.num_dims(),
+        }
+    }
+
+    burn_decorator::metadata_of_release!(Device<B>, Handle::device, Handle::can_mut);
 }
