@@ -129,6 +129,7 @@ pub use module::Checkpointed;
 pub use op::{OpInfo, op_table};
 pub use outputs::Outputs;
 pub use policy::{PerOperation, Policy, SavePolicy};
+pub use replay::is_replaying;
 pub use scope::{checkpoint, checkpoint_labelled, checkpoint_with, evict};
 pub use stats::RematStats;
 pub use verify::Verify;

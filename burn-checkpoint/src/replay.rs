@@ -3,6 +3,7 @@
 //! A replay plans first: what has to run, in which order, and how often each result is needed. Then it runs, and drops what
 //! no handle refers to right after its last use. No step of it recurses.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,12 +18,31 @@ use crate::verify;
 
 /// Brings nodes back, with what they need.
 pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<dyn Entry<B>>>) {
+    struct Replaying;
+    impl Drop for Replaying {
+        fn drop(&mut self) {
+            REPLAYS.set(REPLAYS.get() - 1);
+        }
+    }
+    REPLAYS.set(REPLAYS.get() + 1);
+    let _replaying = Replaying;
     for target in targets {
         if fetch(&target) {
             continue;
         }
         Plan::new(target).run();
     }
+}
+
+thread_local! {
+    /// How many calls of [`bring_back`] this thread is in.
+    static REPLAYS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether the operations that this thread gives to the backend below [`Remat`](crate::Remat) bring evicted tensors back, by a replay or an
+/// upload. For backends that tell forward from backward by the operations they get.
+pub fn is_replaying() -> bool {
+    REPLAYS.get() > 0
 }
 
 /// Brings a node back that is in host memory, and uploads ahead what backward will ask for next. Returns whether the node is

@@ -71,9 +71,16 @@ thread_local! {
 
 /// The tape of tensors `T`, where `rank` is `TensorMetadata::rank` of one of them; `None` where no decorator below autodiff offers one.
 pub fn find<T: 'static>(rank: impl FnOnce() -> usize) -> Option<Tape<T>> {
+    struct Asked;
+    impl Drop for Asked {
+        fn drop(&mut self) {
+            ASKED.set(false);
+        }
+    }
     ASKED.set(true);
+    let asked = Asked;
     rank();
-    ASKED.set(false);
+    drop(asked);
     let found = FOUND.take()?.downcast::<Tape<T>>().ok()?;
     Some(*found)
 }
@@ -92,8 +99,9 @@ pub fn wrap<T: 'static, W: 'static>(peek: fn(&W) -> &T, unwrap: fn(W) -> T, wrap
     if !ASKED.get() {
         return;
     }
-    let Some(Ok(inner)) = FOUND.take().map(|found| found.downcast::<Tape<T>>()) else {
-        return;
+    let inner = match FOUND.take().map(|found| found.downcast::<Tape<T>>()) {
+        Some(Ok(inner)) => inner,
+        other => return FOUND.set(other.and_then(Result::err)),
     };
     let Tape { is_tracked, attach } = *inner;
     let outer = Tape::<W>::new(

@@ -78,9 +78,15 @@ pub(crate) fn announce(row: &'static Row) {
 
 /// Calls `touch`: what the operations in it take is the parameter of this name.
 pub(crate) fn label(name: &str, touch: impl FnOnce()) {
+    struct Labelled;
+    impl Drop for Labelled {
+        fn drop(&mut self) {
+            LABEL.set(None);
+        }
+    }
     LABEL.set(Some(name.into()));
+    let _labelled = Labelled;
     touch();
-    LABEL.set(None);
 }
 
 /// One operation on `operands` with a result of each shape and type, as a kernel of its own.

@@ -125,7 +125,8 @@ where
     let ledger = device.ledger();
     ledger.lock().start();
     let model = step(model);
-    let replayed = RematStats::of_thread().replayed_operations - replayed;
+    let after = RematStats::of_thread().replayed_operations;
+    let replayed = after.saturating_sub(replayed);
     // The new parameters.
     name_parameters::<B, M>(&model);
     let recording = ledger.lock().stop();

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use burn_checkpoint::is_replaying;
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 use rustc_hash::FxHashMap;
 
@@ -217,7 +218,8 @@ impl Ledger {
         }
         let phase = match self.phase {
             _ if rules::begins_backward(op, row) => Phase::Backward,
-            Phase::Backward if rules::is_forward(row) => Phase::Forward,
+            // What a scope or a budget evicted comes back by operations of the forward pass.
+            Phase::Backward if rules::is_forward(row) && !is_replaying() => Phase::Forward,
             phase => phase,
         };
         if phase != self.phase {

@@ -8,7 +8,7 @@ use burn::tensor::{Tensor, TensorPrimitive};
 use crate::ledger::Cost;
 
 /// What a device can do, for an [estimate of time](crate::Estimate::time). The constants are the makers' figures for dense products: no
-/// kernel reaches them, so the time by them is a lower bound.
+/// kernel reaches them. Neither fused kernels nor TF32 nor transfers beside the computation are taken into account.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceProfile {
     /// What one operation takes at least.

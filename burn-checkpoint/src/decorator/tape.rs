@@ -35,11 +35,13 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     /// Also how code above finds autodiff's tape: see [`tape`].
     #[inline]
     fn rank(&self) -> usize {
-        tape::offer(tape::<B>);
-        match self {
+        let rank = match self {
             Self::Resident(tensor) => tensor.rank(),
             Self::Managed(managed) => managed.node().meta().shape.num_dims(),
-        }
+        };
+        // After a decorator below, which may offer its own.
+        tape::offer(tape::<B>);
+        rank
     }
 
     burn_decorator::metadata_of_release!(Device<B>, Handle::device, Handle::can_mut);

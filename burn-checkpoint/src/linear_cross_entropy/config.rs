@@ -51,7 +51,7 @@ pub enum Chunk {
 pub enum OutOfRange {
     /// It is an error with its row and value. Costs one read from the device, which waits for what the device has still to do.
     Error,
-    /// The loss and all gradients are NaN. Nothing is read.
+    /// The loss and the gradients of weight and bias are NaN, and of hidden states those of the row. Nothing is read.
     Nan,
 }
 

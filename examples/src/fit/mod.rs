@@ -294,11 +294,18 @@ impl Setting {
             }
             _ => {}
         }
+        let mut optimizer = "optimizer".to_owned();
         if self.accum > 1 {
-            let accum = self.accum;
-            lines.push(format!(
-                "MultiSteps::new(optimizer, AccumConfig::mean({accum}))?"
-            ));
+            optimizer = format!(
+                "MultiSteps::new(optimizer, AccumConfig::mean({}))?",
+                self.accum
+            );
+        }
+        if self.amp == Amp::F16 {
+            optimizer = format!("GradScaler::default().wrap({optimizer})");
+        }
+        if optimizer != "optimizer" {
+            lines.push(optimizer);
         }
         lines.join("\n    ")
     }
