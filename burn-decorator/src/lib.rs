@@ -13,8 +13,8 @@
 //!
 //! reads: cast class, work class, operation, operands with their kinds, result kind, and the reason for the cast class where
 //! it is not obvious. The cast classes (`lower`, `full`, `promote`, `keep`) are PyTorch's CUDA autocast table mapped on
-//! Burn's operations; a decorator that does not cast ignores them. The work classes say what it takes to have the result
-//! once more; burn-checkpoint records operations by them:
+//! Burn's operations; a decorator that does not cast ignores them. The work classes say how costly it is to compute the result
+//! again; burn-checkpoint decides by them which operations to record:
 //!
 //! | work | the result is computed again by |
 //! |---|---|
