@@ -64,9 +64,9 @@ pub fn non_finite_on_any_rank(own: Vec<String>) -> Vec<String> {
     }
 }
 
-/// Runs `step`, a step with gradients that a loss scaler found finite, and returns the names of those that overflowed later, inside of it:
-/// gradients that are reduced in the step may do so in a sum over ranks or in the type in which they are sent. If there are any, no parameter
-/// was updated, and the caller counts the step as skipped.
+/// Runs `step`, a step with gradients that a loss scaler found finite, and returns the names of those that overflowed inside of it: a
+/// reduction over ranks may overflow in its sum or in the type in which gradients are sent. If there are any, no parameter was updated,
+/// and the caller counts the step as skipped.
 ///
 /// ```
 /// use burn_decorator::gradient::{catch_overflow, report_overflow};

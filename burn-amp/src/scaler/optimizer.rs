@@ -30,7 +30,8 @@ use crate::policy::off_scope;
 ///
 /// The record holds the scaler's state beside the optimizer's: see [`ScaledRecord`].
 ///
-/// A clone has its own optimizer state and shares the scaler; a copy for another rank ([`copy_for_rank`](burn_decorator::ranks::copy_for_rank)) has its own.
+/// A clone has its own optimizer state and shares the scaler; a copy for another rank
+/// ([`copy_for_rank`](burn_decorator::ranks::copy_for_rank)) has its own scaler.
 ///
 /// # Panics
 ///
