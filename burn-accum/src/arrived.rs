@@ -11,8 +11,8 @@ use burn::{
 
 use burn_decorator::non_finite::{GradientsOf, widen};
 
-/// Ids of entries that are no gradients. `ParamId`s are random 64-bit numbers; the bytes of these ids spell "burn" and a
-/// name.
+/// Ids of entries that are no gradients. `ParamId`s are random 64-bit numbers, so these fixed ids, whose bytes spell "burn" and a
+/// name, do not collide with them.
 const COUNT: u64 = u64::from_be_bytes(*b"burnitem");
 const FLUSH: u64 = u64::from_be_bytes(*b"burnlast");
 const ANSWER: u64 = u64::from_be_bytes(*b"burnhere");
@@ -49,9 +49,9 @@ impl Request {
     }
 }
 
-/// Gradients that are none, but ask the [`MultiSteps`](crate::MultiSteps) which gets them to apply its partial window:
-/// [`MultiSteps::flush`](crate::MultiSteps::flush) for where an optimizer is out of reach, inside of Burn's `Learner`
-/// or of other wrappers. Of an optimizer without a `MultiSteps` in it they change nothing: they are of no parameter.
+/// A message in a gradients container without gradients: the [`MultiSteps`](crate::MultiSteps) that gets it applies its partial
+/// window. Use it instead of [`MultiSteps::flush`](crate::MultiSteps::flush) where an optimizer is out of reach, inside of Burn's
+/// `Learner` or of other wrappers. An optimizer without a `MultiSteps` ignores it, because the entry belongs to no parameter.
 ///
 /// ```
 /// use burn::{backend::Autodiff, optim::{Optimizer, SgdConfig}, prelude::*};
@@ -88,7 +88,7 @@ pub(crate) fn on<I: Backend, const D: usize>(
     }
 }
 
-/// The gradients of one micro-step: one entry a device.
+/// The gradients of one micro-step: one entry per device.
 pub(crate) struct Arrived {
     devices: Vec<GradientsParams>,
 }
@@ -118,8 +118,8 @@ impl Arrived {
             .find(|request| !self.each::<I, 1>(request.id()).is_empty())
     }
 
-    /// How many micro-batches these are, once the counts are taken out. A device that ran out of data brings no
-    /// gradients; a single one has at least computed that there are none.
+    /// How many micro-batches these are; call it after the counts are taken out. A device that ran out of data brings no gradients;
+    /// at least one micro-batch is counted, even if it has no gradients.
     pub(crate) fn micro_batches(&self) -> u64 {
         let bringing = self
             .devices
@@ -142,7 +142,7 @@ impl Arrived {
         self.devices.pop().unwrap_or_default()
     }
 
-    /// As from one device: `sums` are the gradients of the parameters, and what travels with them is passed on.
+    /// The entries of all devices in one container: `sums` are the gradients of the parameters; requests and counts are added.
     pub(crate) fn merged<I: Backend>(mut self, mut sums: GradientsParams) -> GradientsParams {
         for id in Request::ALL.map(Request::id) {
             let requests = self.devices.iter_mut();
@@ -159,7 +159,7 @@ impl Arrived {
     }
 
     /// Takes the gradients of a parameter out and adds them to `sum`, in f32 and in place, on the device where Burn's
-    /// `MultiGradientsParams::remove` puts them: each parameter has its home.
+    /// `MultiGradientsParams::remove` puts them: it is fixed for each parameter.
     pub(crate) fn add_to<I: Backend, const D: usize>(
         &mut self,
         id: ParamId,

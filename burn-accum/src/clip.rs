@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// An optimizer whose gradients are clipped by their norm over all parameters (`torch.nn.utils.clip_grad_norm_`,
-/// optax's `clip_by_global_norm`): what recipes mean by clipping, where Burn's own clips each tensor by its own norm.
+/// optax's `clip_by_global_norm`), as training recipes do. Burn's own clipping clips each tensor by its own norm.
 ///
 /// Each gradient is multiplied with `min(1, max_norm / (norm + 1e-6))`. A norm within bounds multiplies with exactly
 /// 1, which changes no bit. A non-finite gradient is not hidden: infinity times 0 is NaN.
@@ -44,8 +44,8 @@ use crate::{
 ///
 /// # Cost
 ///
-/// Reads the gradients once, for their squares, and reads and writes them once. No host read: the norm is read where
-/// somebody asks for it.
+/// Reads the gradients once, for their squares, and reads and writes them once. No host read: the norm is read only by
+/// [`GradNorm::last`].
 #[derive(Clone, Debug)]
 pub struct ClipGlobalNorm<O> {
     inner: O,
@@ -182,7 +182,7 @@ struct Measure<I: Backend> {
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for Measure<B::InnerBackend> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        // A count is no gradient; it is passed on.
+        // A count is no gradient; it is passed on unchanged.
         if param.id == count_id() {
             return;
         }

@@ -31,17 +31,17 @@ pub struct AccumConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Normalization {
-    /// The true number of micro-batches in the window, also in an epoch's shorter tail (where Accelerate divides by
-    /// `steps`) and without dropped ones. The default.
+    /// The true number of micro-batches in the window: without dropped ones, and less than `steps` in an epoch's shorter tail
+    /// (where Accelerate divides by `steps`). The default.
     #[default]
     #[serde(alias = "Mean")]
     Mean,
     /// Nothing, as Burn's own `grads_accumulation`.
     #[serde(alias = "Sum")]
     Sum,
-    /// The number of counted items (tokens) in the window, where the gradients are of loss sums: right when
+    /// The number of counted items (tokens) in the window; the gradients must be of loss sums. It is exact also when
     /// micro-batches hold different numbers of items (transformers' `num_items_in_batch`). [`Counted`](crate::Counted)
-    /// tells the number.
+    /// provides the number.
     #[serde(alias = "Tokens")]
     Tokens,
 }
@@ -51,14 +51,14 @@ pub enum Normalization {
 #[serde(rename_all = "snake_case")]
 pub enum NonFinite {
     /// It is dropped from the window with its weight, counted, and named in the log and in
-    /// [`UpdateCounter::last_dropped`](crate::UpdateCounter::last_dropped) (optax's `skip_not_finite`). It still takes
-    /// its place in the window; a window of which nothing is left is no update. The default.
+    /// [`UpdateCounter::last_dropped`](crate::UpdateCounter::last_dropped) (optax's `skip_not_finite`). It still counts
+    /// as a micro-step of the window; a window whose micro-batches are all dropped is no update. The default.
     ///
-    /// Costs one sum over the gradients and one host read of a float a parameter, each micro-step.
+    /// Costs one sum over the gradients and one host read of a float per parameter, each micro-step.
     #[default]
     Drop,
-    /// It goes into the sum, and the wrapped optimizer gets to see it: for one that checks by itself, or under a loss
-    /// scaler that already has. A non-finite update is named in the log.
+    /// It goes into the sum and so reaches the wrapped optimizer. For an optimizer that checks by itself, or under a loss scaler that
+    /// has already checked. A non-finite update is named in the log.
     ///
     /// Costs one sum over the gradients and one host read, each update.
     Propagate,
@@ -79,8 +79,8 @@ pub enum NonFinite {
 pub enum WindowSchedule {
     /// Always the same number of micro-steps.
     Constant(usize),
-    /// From each update on (the first is 0) so many micro-steps: pairs `(from_update, steps)` in increasing order, the
-    /// first from update 0.
+    /// Pairs `(from_update, steps)` in increasing order, the first from update 0: windows have `steps` micro-steps from that
+    /// update on.
     Piecewise(Vec<(u64, usize)>),
 }
 

@@ -1,4 +1,4 @@
-//! How the number of items travels with the gradients that came from them: as one more entry beside them.
+//! The number of items is passed with the gradients that came from them, as one more entry of the container.
 
 use burn::{
     module::{AutodiffModule, Module, Param},
@@ -14,10 +14,10 @@ use crate::arrived::{constant, count_id};
 
 /// A loss and the number of items (tokens) it counts, for [`Normalization::Tokens`](crate::Normalization::Tokens).
 ///
-/// It replaces the last line of `TrainStep::step`. The gradients become those of the loss *sum*, and the number of
-/// items lies beside them in the same `GradientsParams`: it goes where they go, through worker threads, channels and
-/// wrappers, and nothing is kept elsewhere that could come apart from them. Through Burn's own accumulators, which
-/// rebuild `GradientsParams` from the module's parameters, it goes if the module has a [`CountSlot`].
+/// It replaces the last line of `TrainStep::step`. The gradients become those of the loss *sum*, and the number of items is
+/// an entry of the same `GradientsParams`, so it cannot be separated from them on the way through worker threads, channels and
+/// wrappers. Burn's own accumulators rebuild `GradientsParams` from the module's parameters; they keep the number only if the module
+/// has a [`CountSlot`].
 ///
 /// ```
 /// use burn::{backend::Autodiff, nn::loss::{MseLoss, Reduction}, optim::{Optimizer, SgdConfig}, prelude::*};
@@ -42,8 +42,8 @@ use crate::arrived::{constant, count_id};
 /// # Ok::<(), burn_accum::AccumError>(())
 /// ```
 ///
-/// The count may be a tensor, so that counting the unpadded tokens of a batch stalls nothing: it is read together with
-/// the check for non-finite gradients. As f32 it is exact up to 16.7 million items a micro-batch.
+/// The count may be a tensor, so that counting the unpadded tokens of a batch needs no host read of its own: it is read together with
+/// the check for non-finite gradients. As f32 it is exact up to 16.7 million items per micro-batch.
 pub struct Counted<B: AutodiffBackend> {
     loss_sum: Tensor<B, 1>,
     /// f32 `[1]`
@@ -51,10 +51,9 @@ pub struct Counted<B: AutodiffBackend> {
 }
 
 impl<B: AutodiffBackend> Counted<B> {
-    /// `loss` is the mean over so many items, as Burn's losses with their default reduction: `CrossEntropyLoss`
-    /// averages over the targets that are not padding. It is multiplied with the number before backward: where ranks reduce
-    /// gradients during backward, each must weigh its own before. In f16 that takes the number's bits out of the range of a
-    /// loss scale, which a dynamic one follows.
+    /// `loss` is the mean over `items`, as Burn's losses with their default reduction: `CrossEntropyLoss` averages over the targets that
+    /// are not padding. It is multiplied with the number before backward, because ranks that reduce gradients during backward must
+    /// weight their own before. In f16 the larger loss leaves less range for the loss scale; a dynamic scale adapts.
     pub fn mean(loss: Tensor<B, 1>, items: impl Items<B>) -> Self {
         let items = items.into_tensor(&loss.device());
         let factor = Tensor::from_inner(items.clone().cast(loss.dtype()));
@@ -64,7 +63,7 @@ impl<B: AutodiffBackend> Counted<B> {
         }
     }
 
-    /// `loss` is the sum over so many items.
+    /// `loss` is the sum over `items`.
     pub fn sum(loss: Tensor<B, 1>, items: impl Items<B>) -> Self {
         Self {
             items: items.into_tensor(&loss.device()),
@@ -115,11 +114,11 @@ impl<B: AutodiffBackend> Items<B> for Tensor<B, 1, Int> {
     }
 }
 
-/// A place for the count in a model, only needed for training with several devices or with Burn's own
-/// `grads_accumulation`: those add up gradients for the parameters of the module, and this is one. They add up the
-/// counts as well, which is right.
+/// A parameter for the count in a model, only needed for training with several devices or with Burn's own
+/// `grads_accumulation`: those pass on only gradients of the module's parameters. They add up the counts like gradients, as
+/// needed.
 ///
-/// It holds one 0 that is never trained nor used.
+/// Its value is 0, and it is neither trained nor used.
 ///
 /// ```
 /// use burn::{nn::Linear, prelude::*};
@@ -137,7 +136,7 @@ pub struct CountSlot<B: Backend> {
 }
 
 impl<B: Backend> CountSlot<B> {
-    /// A slot on `device`. One a model.
+    /// A slot on `device`. A model has one.
     pub fn new(device: &B::Device) -> Self {
         let nothing = Tensor::zeros([1], device);
         Self {

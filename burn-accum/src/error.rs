@@ -6,7 +6,7 @@ use burn_decorator::non_finite::name_some;
 
 /// Errors of gradient accumulation.
 ///
-/// Constructors return them; a step of an optimizer, which cannot, panics with their message.
+/// Constructors return them. A step of an optimizer cannot return an error, so it panics with the error's message.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum AccumError {
@@ -85,7 +85,7 @@ pub enum AccumError {
         micro_batches: u64,
     },
 
-    /// So many windows in a row had only non-finite micro-batches.
+    /// Too many windows in a row had only non-finite micro-batches.
     #[error(
         "all micro-batches of the last {windows} windows were dropped as non-finite; the last one in {}",
         name_some(.parameters)
@@ -106,7 +106,7 @@ pub enum AccumError {
         /// The type of the inner optimizer.
         inner: &'static str,
     },
-    /// Under `Tokens`, a sharded optimizer inside: each rank would divide what all ranks' items made by its own number of items.
+    /// Under `Tokens`, the wrapped optimizer is sharded: each rank would divide gradients of all ranks' items by its own number of items.
     #[error(
         "Normalization::Tokens around {inner}, which reduces gradients over ranks, but each rank counts its own items: hand over the \
          count of all, `let items = zero.items_of_all_ranks();` and \

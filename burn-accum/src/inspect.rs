@@ -14,12 +14,12 @@ pub(crate) struct Findings {
     /// Paths of the parameters with a non-finite gradient on any rank: in module order, or in that of their names if there are
     /// several ranks.
     pub(crate) culprits: Vec<String>,
-    /// The values of the counts that were read along.
+    /// The values of the counts, from the same host read.
     pub(crate) counts: Vec<f64>,
 }
 
-/// Looks for non-finite gradients on all ranks, and reads the `counts` that were taken out of them along: one reduction a gradient, and
-/// an exact look only where a sum is not finite.
+/// Finds non-finite gradients on all ranks and, in the same host read, reads the `counts` that were taken out of them. It reduces each
+/// gradient to a sum, and checks exactly only where a sum is not finite.
 pub(crate) fn inspect<B, M>(
     module: &M,
     arrived: &Arrived,

@@ -2,7 +2,7 @@
 //!
 //! # A window
 //!
-//! [`MultiSteps`] wraps any optimizer and is one. It sums the gradients of `steps` micro-batches in f32, in place, then
+//! [`MultiSteps`] is an optimizer that wraps any optimizer. It sums the gradients of `steps` micro-batches in f32, in place, then
 //! takes one step of the wrapped optimizer; until then parameters and optimizer are untouched, bit for bit. Model code,
 //! `TrainStep` and the training loop do not change:
 //!
@@ -44,16 +44,16 @@
 //! # Ok::<(), burn_accum::AccumError>(())
 //! ```
 //!
-//! The scaler sees each micro-batch, drops one that overflowed and lowers the scale before the next: the window goes on
-//! and is complete when 8 finite micro-batches are in it. Inside of a `MultiSteps` that itself drops non-finite
-//! micro-batches the scaler would never learn of an overflow: that order panics at its first step
-//! ([`AccumError::ScalerInside`]). Clipping sees the update's gradient, not a micro-batch's.
+//! The scaler sees each micro-batch, drops one that overflowed and lowers the scale before the next; the window is complete when it
+//! has 8 finite micro-batches. Inside of a `MultiSteps` that itself drops non-finite micro-batches the scaler would never see an
+//! overflow, so that order panics at its first step ([`AccumError::ScalerInside`]). Clipping sees the update's gradient, not a
+//! micro-batch's.
 //!
 //! # In the Learner
 //!
-//! A [`MultiSteps`] works in Burn's `Learner` as it is. One line more, an [`AccumulatingStrategy`], and the last window of
-//! an epoch, which Burn's own loop would leave open, is applied with its true weights before the model is validated and
-//! recorded; `iteration` in the progress are updates. [`PerUpdate`] keeps the learning rate to updates.
+//! A [`MultiSteps`] works in Burn's `Learner` as it is. Burn's own loop leaves the last window of an epoch open. With one line more,
+//! an [`AccumulatingStrategy`], it is applied with its true weights before the model is validated and recorded, and `iteration`
+//! in the progress counts updates. With [`PerUpdate`] the learning rate follows updates.
 //!
 //! ```
 //! # use burn::{backend::Autodiff, data::dataloader::DataLoader, lr_scheduler::{LrScheduler, cosine::CosineAnnealingLrSchedulerConfig}};

@@ -19,7 +19,7 @@ use crate::{
     tally::Tally,
 };
 
-/// So many windows in a row of which nothing is left stop training.
+/// This many windows in a row with all micro-batches dropped stop training.
 const PATIENCE: u64 = 100;
 
 /// An optimizer that takes one step a window of micro-batches (optax's `MultiSteps`, Accelerate's `accumulate`).
@@ -32,18 +32,19 @@ const PATIENCE: u64 = 100;
 ///         sum, weight, micro_step = 0
 /// ```
 ///
-/// Between updates the module is returned as it came, and the wrapped optimizer is not called, but once, without gradients, to ask what it is
-/// ([`message::describe`]), before the first micro-step. A parameter without a
-/// gradient in some micro-batches of a window contributes zero there; one without any gradient in a window gets none
+/// Between updates the module is returned unchanged, and the wrapped optimizer is not called. The only exception: before the first
+/// micro-step it is called once without gradients, to find which decorators it contains ([`message::describe`]). A parameter
+/// without a gradient in some micro-batches of a window contributes zero there; one without any gradient in a window gets none
 /// in the update, as without accumulation. With a window of one micro-batch on one device every step is the wrapped
 /// optimizer's, bit for bit.
 ///
-/// `step_multi` is one micro-step of as many micro-batches as devices bring gradients. Where Burn itself adds up the
-/// gradients of several devices (unless its strategy calls `step_multi` without accumulating),
-/// [`Normalization::Tokens`] counts right and [`Normalization::Mean`] cannot.
+/// `step_multi` is one micro-step; each device that brings gradients counts as a micro-batch. Where Burn itself adds up the
+/// gradients of several devices (unless its strategy calls `step_multi` without accumulating), [`Normalization::Tokens`] is
+/// exact and [`Normalization::Mean`] is not, because the number of micro-batches is unknown.
 ///
 /// The record holds the partial window beside the optimizer's: see [`AccumRecord`]. A clone has its own window and its
-/// own optimizer, and shares the [`UpdateCounter`]; a copy for another rank ([`copy_for_rank`](burn_decorator::ranks::copy_for_rank)) has its own.
+/// own optimizer, and shares the [`UpdateCounter`]; a copy for another rank
+/// ([`copy_for_rank`](burn_decorator::ranks::copy_for_rank)) has its own.
 ///
 /// ```
 /// use burn::{backend::Autodiff, module::Param, optim::{GradientsParams, Optimizer, SgdConfig}, prelude::*};
@@ -75,8 +76,8 @@ const PATIENCE: u64 = 100;
 /// # Cost
 ///
 /// One f32 copy of the gradients. A micro-step reads each gradient and reads and writes each sum (the first of a
-/// window only keeps the gradients); an update reads and writes the sums once more. What looking for non-finite
-/// gradients adds: see [`NonFinite`].
+/// window only keeps the gradients); an update reads and writes the sums once more. For the cost of finding non-finite
+/// gradients see [`NonFinite`].
 #[derive(Clone)]
 pub struct MultiSteps<O> {
     inner: O,
@@ -88,7 +89,7 @@ pub struct MultiSteps<O> {
     counter: UpdateCounter,
     /// Converts the items of this rank's micro-batch to those that normalize its reduced gradients.
     items_of_all_ranks: Option<SharedFn<f64, f64>>,
-    /// Whether the optimizer inside was asked what it is.
+    /// Whether the decorators inside of the wrapped optimizer have been checked.
     order_checked: bool,
 }
 
@@ -131,12 +132,12 @@ impl<O> MultiSteps<O> {
         self
     }
 
-    /// Under [`Normalization::Tokens`], where gradients are reduced over ranks: makes of the number of items in a micro-batch of
-    /// this rank the number that goes with the reduced gradients. For a sum over ranks it is the sum, for a mean over ranks
-    /// the mean, so that the update is the gradient of all losses of all ranks and micro-batches divided by all their items.
+    /// For [`Normalization::Tokens`] with gradients that are reduced over ranks: `items` converts the number of items in a micro-batch
+    /// of this rank to the number for the reduced gradients. For a sum over ranks it is the sum, for a mean over ranks the mean, so that
+    /// the update is the gradient of all losses of all ranks and micro-batches divided by all their items.
     ///
-    /// burn-zero has it: `MultiSteps::new(zero, config)?.with_items_of_all_ranks(items)`, where `items` is
-    /// `zero.items_of_all_ranks()`. It is called once a micro-step, on all ranks.
+    /// burn-zero provides it: `MultiSteps::new(zero, config)?.with_items_of_all_ranks(items)`, where `items` is
+    /// `zero.items_of_all_ranks()`. It is called once per micro-step, on all ranks.
     #[must_use]
     pub fn with_items_of_all_ranks(
         mut self,
@@ -172,7 +173,7 @@ impl<O> MultiSteps<O> {
     }
 
     /// Applies the partial window with its true weights, for the end of an epoch or of the training. Nothing happens
-    /// if the window is empty. [`flush_request`](crate::flush_request) does the same from a distance.
+    /// if the window is empty. [`flush_request`](crate::flush_request) does the same where the optimizer is out of reach.
     ///
     /// # Panics
     ///
@@ -270,7 +271,7 @@ impl<O> MultiSteps<O> {
         let divisor = raise(self.tally.divisor(self.normalization));
         let update = Arrived::from(self.sums.divide::<B, M>(&module, divisor));
 
-        // One micro-batch that was looked at needs no second look; of several finite ones the sum may overflow.
+        // One checked micro-batch needs no second check; the sum of several finite ones may overflow.
         if self.non_finite == NonFinite::Propagate || window.micro_batches > 1 {
             let culprits = inspect::<B, M>(&module, &update, Vec::new()).culprits;
             if !culprits.is_empty() {
@@ -320,7 +321,7 @@ impl<O> MultiSteps<O> {
         }));
     }
 
-    /// Asks once what is inside, where it matters.
+    /// Checks the decorators inside once, if this configuration excludes some.
     fn check_order<B, M>(&mut self, lr: LearningRate, module: M) -> M
     where
         B: AutodiffBackend,
@@ -346,7 +347,7 @@ impl<O> MultiSteps<O> {
         module
     }
 
-    /// Whether as many counts came as this normalization needs.
+    /// Checks that the micro-step has as many counts as this normalization needs.
     fn check_presence(&self, counts: u64, micro_batches: u64) -> Result<(), AccumError> {
         if self.normalization == Normalization::Tokens && counts < micro_batches {
             return Err(AccumError::MissingCount {
@@ -356,7 +357,7 @@ impl<O> MultiSteps<O> {
         Ok(())
     }
 
-    /// The weight of a micro-batch of so many items.
+    /// The weight of a micro-batch with `own` items on this rank.
     fn items(&self, own: f64) -> f64 {
         match (&self.items_of_all_ranks, self.normalization) {
             (Some(of_all_ranks), Normalization::Tokens) => of_all_ranks.call(own),
@@ -380,7 +381,7 @@ impl<O> MultiSteps<O> {
     }
 }
 
-/// A step of an optimizer has no other way to fail, nor has Burn's training loop.
+/// Panics with the error: neither a step of an optimizer nor Burn's training loop can return one.
 pub(crate) fn raise<T>(result: Result<T, AccumError>) -> T {
     match result {
         Ok(value) => value,

@@ -17,7 +17,7 @@ pub struct GradNorm {
 struct Norms(Mutex<Values>);
 
 impl ForRank for Norms {
-    /// Of no update yet.
+    /// A new handle, without the norm of any update.
     fn for_rank(&self) -> Self {
         Self::default()
     }
@@ -29,7 +29,7 @@ struct Values {
     provided: Option<f32>,
 }
 
-/// The last norm, wherever it is.
+/// The last norm, on the host or on a device.
 #[derive(Default)]
 enum Last {
     #[default]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::UpdateCounter;
 
-/// A scheduler that advances once an update: it may be stepped for every micro-batch, as Burn's `Learner` does, and
+/// A scheduler that advances once per update. It may be stepped for every micro-batch, as Burn's `Learner` does, but
 /// does not advance within a window or when an update was skipped (as Accelerate's `AcceleratedScheduler`).
 ///
 /// ```
@@ -44,7 +44,7 @@ pub struct PerUpdate<S> {
 enum State {
     /// Not stepped yet.
     New,
-    /// Loaded from a record, and not stepped since: so many updates had not been followed yet.
+    /// Loaded from a record and not stepped since; `behind` is the number of updates that it has not followed yet.
     Loaded { lr: LearningRate, behind: u64 },
     /// `lr` holds since `updates` updates.
     Running { lr: LearningRate, updates: u64 },
@@ -103,7 +103,7 @@ impl<S: LrScheduler> LrScheduler for PerUpdate<S> {
         for _ in 0..advance {
             lr = self.inner.step();
         }
-        // An update that was undone (by a scaler with deferred detection) is not followed twice.
+        // An update that was undone by a scaler with deferred detection is not followed twice.
         let updates = match self.state {
             State::Running { updates: seen, .. } => updates.max(seen),
             _ => updates,
@@ -140,7 +140,7 @@ impl<S: LrScheduler> LrScheduler for PerUpdate<S> {
 /// in any order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PerUpdateRecord<R> {
-    /// The learning rate, and the updates since that it has not followed; `None` before the first step.
+    /// The learning rate, and the number of updates that it has not followed; `None` before the first step.
     current: Option<(LearningRate, u64)>,
     /// The wrapped scheduler's own record.
     inner: R,

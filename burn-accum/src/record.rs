@@ -1,5 +1,5 @@
-//! The saved state: the partial window beside the wrapped optimizer's record. The record of that optimizer alone is read
-//! too.
+//! The saved state: the partial window beside the wrapped optimizer's record. It can also be read from a record of that optimizer
+//! alone.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The accumulators: one a parameter, in f32, whatever the backend is.
+//! The accumulators: one per parameter, in f32 on every backend.
 
 use std::{any::Any, collections::HashMap};
 
@@ -16,7 +16,7 @@ use crate::arrived::Arrived;
 /// The sums of a window's gradients on the backend `I`. Parameters that got none have no entry.
 pub(crate) type Sums<I> = HashMap<ParamId, TensorPrimitive<I>>;
 
-/// [`Sums`] of a backend that is known to the methods of the optimizer, but not to its type.
+/// [`Sums`] with the backend's type erased: only the methods of the optimizer know it, not its type.
 #[derive(Default)]
 pub(crate) struct AnySums(Option<Box<dyn Erased>>);
 
@@ -97,7 +97,7 @@ struct Adder<I: Backend> {
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for Adder<B::InnerBackend> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        // Taken out while it is added to: a tensor with one owner is overwritten in place.
+        // Removed from the map for the addition, because only a tensor with one owner is overwritten in place.
         let sum = self.sums.remove(&param.id).map(Tensor::from_primitive);
         let sum = self.arrived.add_to::<B::InnerBackend, D>(param.id, sum);
         if let Some(sum) = sum {

@@ -25,12 +25,12 @@ pub(crate) struct WindowTally {
     pub(crate) micro_steps: u64,
     /// Micro-batches in the sum.
     pub(crate) micro_batches: u64,
-    /// Items that those count. f64 holds integers up to 2^53.
+    /// Items in those micro-batches. f64 holds integers up to 2^53.
     pub(crate) items: f64,
 }
 
 impl Tally {
-    /// A micro-step goes into the sum.
+    /// Counts a micro-step that goes into the sum.
     pub(crate) fn keep(&mut self, micro_batches: u64, items: f64) {
         self.micro_batches += micro_batches;
         self.window.micro_steps += 1;
@@ -38,21 +38,21 @@ impl Tally {
         self.window.items += items;
     }
 
-    /// A micro-step is dropped, with its weight.
+    /// Counts a micro-step that is dropped with its weight.
     pub(crate) fn drop(&mut self, micro_batches: u64) {
         self.micro_batches += micro_batches;
         self.dropped += micro_batches;
         self.window.micro_steps += 1;
     }
 
-    /// The window became an update.
+    /// Counts a window that became an update, and opens the next.
     pub(crate) fn applied(&mut self) {
         self.updates += 1;
         self.skipped_in_a_row = 0;
         self.window = WindowTally::default();
     }
 
-    /// The window ended without an update.
+    /// Counts a window that ended without an update, and opens the next.
     pub(crate) fn skipped(&mut self) {
         self.skipped_updates += 1;
         self.skipped_in_a_row += 1;

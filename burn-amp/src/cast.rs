@@ -19,7 +19,7 @@ pub enum Cast {
     Full,
     /// To the widest type among the operands: f16 with bf16 gives f32.
     Promote,
-    /// As they come.
+    /// No cast: the types stay as they are.
     Keep,
 }
 
@@ -64,12 +64,12 @@ pub(crate) enum Arithmetic {
     Low(FloatDType),
 }
 
-/// Where a float tensor comes from.
+/// Whether a float tensor is computed from a gradient.
 ///
-/// An optimizer runs on the same backend as `model.valid()`, and only one of the two may be lowered. So gradients are
-/// marked where they are read, or [loaded](burn_decorator::gradient::load) from the host, the mark passes to whatever is computed from them (momentum, Muon's orthogonalised
-/// update), and operations on marked tensors are never lowered. `from_inner`, which makes the updated parameter a
-/// training tensor again, clears it.
+/// An optimizer runs on the same backend as `model.valid()`, and only the latter may be lowered. So gradients are marked where they are
+/// read, or [loaded](burn_decorator::gradient::load) from the host. Results of marked tensors are marked too (momentum, Muon's
+/// orthogonalised update), and operations on them are never lowered. `from_inner`, which makes the updated parameter a training
+/// tensor again, clears the mark.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lineage {
     /// Part of a forward pass: data, parameters, activations.
@@ -123,7 +123,7 @@ impl Operands {
         self.lineage = self.lineage.join(lineage);
     }
 
-    /// Whether there was no float operand.
+    /// Whether there is no float operand.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.widest.is_none()

@@ -10,19 +10,19 @@ use burn_decorator::{kind_type, map_operand, map_result};
 
 use crate::cast::is_low;
 
-/// A backend that remembers what an f32 tensor is in a low type, for weights that are used many times in a step:
+/// A backend that keeps the low copy of an f32 tensor, for weights that are used many times in a step:
 /// `Autocast<Autodiff<CastCache<Cuda>>>`.
 ///
-/// Put it *below* `Autodiff`. Every use of a weight is then still a cast of its own in the graph, with its own gradient in
-/// f32, so no gradient can be lost, whatever was used first, with or without gradients, in however many losses; only the
-/// computation behind the casts is shared, and so is the memory of what backward keeps. That is safe because it is a
-/// function of the tensor's value, and a tensor's value never changes: an operation makes a new tensor. PyTorch's autocast
-/// caches the node of the graph instead, which loses gradients when the first use is without them.
+/// Put it *below* `Autodiff`. Every use of a weight then still has its own cast in the graph, with its own gradient in f32, so no
+/// gradient is lost. Only the low copy is shared: the cast is computed once, and backward keeps one copy. Sharing is safe because a
+/// tensor's value never changes: an operation makes a new tensor. PyTorch's autocast caches the node of the graph instead, which
+/// loses gradients when the first use is without them.
 ///
 /// # Cost
 ///
-/// An allocation an operation. The low copy, half the bytes of its tensor, lives as long as the tensor: two bytes a
-/// parameter, and as many an element of each f32 activation that is cast and kept. Worth it for recurrent cells and shared weights; `cargo bench --workspace --bench recast` measures it.
+/// One host allocation per operation. The low copy, half the bytes of its tensor, lives as long as the tensor: two bytes per
+/// parameter, and per element of each f32 activation that is cast and kept. It pays for recurrent cells and shared weights;
+/// `cargo bench --workspace --bench recast` measures it.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -43,7 +43,7 @@ pub struct CastCache<B>(PhantomData<B>);
 #[derive(Clone, Debug)]
 pub struct CachedTensor<T> {
     tensor: T,
-    /// What the tensor is in the first low type it was cast to; shared by all clones.
+    /// The tensor in the first low type it was cast to; shared by all clones.
     low: Arc<OnceLock<(FloatDType, T)>>,
 }
 
@@ -121,7 +121,7 @@ macro_rules! method {
     ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
-            // Of a new tensor nothing is remembered.
+            // The cache of a new tensor is empty.
             map_result!($ret B::$op($(unwrap!($kind $arg)),*), CachedTensor::new)
         }
     };

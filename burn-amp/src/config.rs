@@ -180,8 +180,7 @@ impl AmpConfig {
                 .policy
                 .low()
                 .map_or(Arithmetic::AsGiven, Arithmetic::Low),
-            // Installed a handful of times in a process and read by every operation: a leak that buys the hot path a
-            // plain reference.
+            // Leaked, so that every operation reads it through a plain reference; a process installs only a few.
             overrides: (!overrides.is_empty()).then(|| &*Box::leak(Box::new(overrides))),
         })
     }

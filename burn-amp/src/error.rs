@@ -81,7 +81,7 @@ pub enum AmpError {
         parameters: Vec<String>,
     },
 
-    /// The loss itself was NaN or infinite, before scaling, in each of the first steps: no loss scale helps.
+    /// The loss was NaN or infinite before scaling in each of the first steps: no loss scale helps.
     #[error(
         "the loss was NaN or infinite in each of the last {attempts} steps and no step has been taken yet: this is not \
          an overflow of scaled gradients (step {step}, scale {scale}) and lowering the loss scale cannot help; look \
@@ -92,7 +92,7 @@ pub enum AmpError {
         step: u64,
         /// The loss scale of that step.
         scale: f32,
-        /// How many steps in a row were lost to it.
+        /// How many steps in a row were skipped for this reason.
         attempts: u32,
     },
 

@@ -3,9 +3,9 @@
 //!
 //! # Autocast
 //!
-//! [`Autocast<B, P>`](Autocast) wraps any backend and is one. Each operation runs in the precision that its row in one table
-//! says: matmuls and convolutions in bf16 or f16, exponentials, reductions, norms and losses in f32, the rest in the type
-//! that arrives. Parameters, gradients and optimizer state stay f32.
+//! [`Autocast<B, P>`](Autocast) is a backend that wraps any backend. One table has a row per operation, which says its precision:
+//! matmuls and convolutions in bf16 or f16, exponentials, reductions, norms and losses in f32, the rest in the type of the
+//! operands. Parameters, gradients and optimizer state stay f32.
 //!
 //! ```
 //! use burn::backend::Autodiff;
@@ -22,12 +22,12 @@
 //! |---|---|---|
 //! | [`Bf16`] | bf16 | the default; f32's range, no loss scaling |
 //! | [`F16`] | f16 | for devices without bf16; train it with a [`GradScaler`] |
-//! | [`F32`] | none | f32 whatever arrives: for a part of a model, as `autocast::<F32, _>(\|\| head.forward(x))` |
+//! | [`F32`] | none | raises f16 and bf16 operands to f32: for a part of a model, as `autocast::<F32, _>(\|\| head.forward(x))` |
 //! | [`Off`] | none | bit for bit the inner backend |
 //! | [`Configured`] | as [`AmpConfig::install`] says | for a choice at run time; reaches every thread |
 //!
 //! [`autocast`] overrides the policy for a scope of this thread. [`op_table`] is the table. [`CastCache`] below `Autodiff`
-//! casts a weight that is used many times in a step once. [`custom_op`] takes a kernel of your own into the table's rules.
+//! casts a weight that is used many times in a step once. [`custom_op`] applies the table's rules to a kernel of your own.
 //!
 //! # Loss scaling
 //!
@@ -46,7 +46,7 @@
 //! # Ok::<(), burn_amp::AmpError>(())
 //! ```
 //!
-//! A step with a gradient that is not finite changes nothing, bit for bit; the parameters to blame are in the log and in
+//! A step with a non-finite gradient changes nothing, bit for bit; the parameters with such gradients are in the log and in
 //! [`GradScaler::last_overflow`].
 //!
 //! # Where things are

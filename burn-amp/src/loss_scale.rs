@@ -1,4 +1,4 @@
-//! The loss scale as a pure state machine: one bit in per step, one number out. No burn import.
+//! The loss scale as a pure state machine: per step it gets whether gradients overflowed and returns the scale. No burn import.
 //!
 //! ```text
 //! update(found_inf):
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::scaler::GradScalerConfig;
 
-/// The dynamic loss scale: a value, not a service. Feed it whether a step overflowed, read the next scale.
+/// The dynamic loss scale, as a plain value: tell it whether a step overflowed, then read the next scale.
 ///
 /// ```
 /// use burn_amp::{GradScalerConfig, LossScale, ScaleUpdate};
@@ -44,14 +44,14 @@ pub struct LossScale {
     state: LossScaleState,
 }
 
-/// Everything of a [`LossScale`] that changes: what a record has to keep.
+/// The part of a [`LossScale`] that changes, which a record keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LossScaleState {
     /// The current scale.
     pub scale: f32,
     /// Finite steps since the scale last changed or a step last overflowed (PyTorch's `_growth_tracker`).
     pub growth_tracker: u32,
-    /// The scale backs off at the overflow that finds this at 1 (DeepSpeed's `cur_hysteresis`).
+    /// The scale backs off at an overflow when this is 1 (DeepSpeed's `cur_hysteresis`).
     pub hysteresis_left: u32,
 }
 
@@ -99,7 +99,7 @@ impl LossScale {
         self.state.growth_tracker
     }
 
-    /// Takes note of one step: `found_inf` tells whether any of its gradients was infinite or NaN.
+    /// Records one step: `found_inf` tells whether any of its gradients was infinite or NaN.
     pub fn update(&mut self, found_inf: bool) -> ScaleUpdate {
         match (self.config.dynamic, found_inf) {
             (false, _) => ScaleUpdate::Kept,
@@ -113,7 +113,7 @@ impl LossScale {
         self.state.scale = scale;
     }
 
-    /// What a record has to keep.
+    /// The state for a record.
     pub fn state(&self) -> LossScaleState {
         self.state
     }
@@ -146,7 +146,7 @@ impl LossScale {
 
     fn succeeded(&mut self) -> ScaleUpdate {
         self.state.growth_tracker += 1;
-        // `>=`: a restored tracker may lie beyond an interval that was shortened since.
+        // Not `==`: a restored tracker may exceed the interval if the configuration has shortened it.
         if self.state.growth_tracker < self.config.growth_interval {
             return ScaleUpdate::Kept;
         }
@@ -167,7 +167,7 @@ impl LossScale {
         (f64::from(self.state.scale) * factor) as f32
     }
 
-    /// Subnormal scales are never reached: many accelerators flush them, and the inverses of the smallest overflow.
+    /// Subnormal scales are never used: many accelerators flush them to zero, and the inverses of the smallest overflow.
     fn floor(&self) -> f32 {
         self.config.min_scale.max(f32::MIN_POSITIVE)
     }

@@ -1,4 +1,4 @@
-//! The device of a module, for a training that is not told one.
+//! The device of a module, for training code that is given no device.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bool, Device, Int, Tensor, backend::Backend};

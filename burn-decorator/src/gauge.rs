@@ -28,7 +28,7 @@ pub struct Gauge {
 }
 
 impl Gauge {
-    /// A metric with this name and description, which is `first` until the first batch and is then asked for by `read`.
+    /// A metric with this name and description. Its value is `first` until the first batch, then what `read` returns.
     pub fn new(
         name: &str,
         description: &'static str,

@@ -45,8 +45,8 @@ pub trait Ranks: Send + Sync {
     fn union(&self, names: Vec<String>) -> Vec<String>;
 }
 
-/// From now on this thread decides together with `ranks`, until they are dropped or replaced. The
-/// training holds the `Arc`: after it the thread decides alone again.
+/// Makes this thread decide together with `ranks`, until they are dropped or replaced. The training holds the `Arc`, so after the
+/// training the thread decides alone again.
 pub fn decide_with(ranks: Weak<dyn Ranks>) {
     RANKS.with_borrow_mut(|all| {
         all.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&ranks));
@@ -64,9 +64,9 @@ pub fn non_finite_on_any_rank(own: Vec<String>) -> Vec<String> {
     }
 }
 
-/// Runs `step`, a step with gradients that a loss scaler found finite, and returns the names of those that overflowed later, inside of it:
-/// gradients that are reduced in the step may do so in a sum over ranks or in the type in which they are sent. If there are any, no parameter
-/// was updated, and the caller counts the step as skipped.
+/// Runs `step`, a step with gradients that a loss scaler found finite, and returns the names of those that overflowed inside of it: a
+/// reduction over ranks may overflow in its sum or in the type in which gradients are sent. If there are any, no parameter was updated,
+/// and the caller counts the step as skipped.
 ///
 /// ```
 /// use burn_decorator::gradient::{catch_overflow, report_overflow};
@@ -88,8 +88,8 @@ pub fn catch_overflow<R>(step: impl FnOnce() -> R) -> (R, Vec<String>) {
     (result, OVERFLOWED.take().unwrap_or_default())
 }
 
-/// Tells a loss scaler around this step which parameters' gradients overflowed, the same on all ranks. Returns whether there is one: then
-/// the caller leaves its step out.
+/// Tells a loss scaler around this step which parameters' gradients overflowed; `names` must be the same on all ranks. Returns whether
+/// there is a loss scaler; if so, the caller skips its step.
 pub fn report_overflow(names: Vec<String>) -> bool {
     OVERFLOWED.with_borrow_mut(|overflowed| match overflowed {
         Some(overflowed) => {

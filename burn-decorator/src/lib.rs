@@ -13,8 +13,8 @@
 //!
 //! reads: cast class, work class, operation, operands with their kinds, result kind, and the reason for the cast class where
 //! it is not obvious. The cast classes (`lower`, `full`, `promote`, `keep`) are PyTorch's CUDA autocast table mapped on
-//! Burn's operations; a decorator that does not cast ignores them. The work classes say what it takes to have the result
-//! once more; burn-checkpoint records operations by them:
+//! Burn's operations; a decorator that does not cast ignores them. The work classes say how costly it is to compute the result
+//! again; burn-checkpoint decides by them which operations to record:
 //!
 //! | work | the result is computed again by |
 //! |---|---|
@@ -69,8 +69,8 @@
 //!
 //! # Optimizer decorators
 //!
-//! What decorators of optimizers have in common: [`record`], saved state that wraps the saved state of what they wrap; [`ranks`], how clones that
-//! share state make a copy of their own for a rank; [`message`], how one is reached inside of others;
+//! What decorators of optimizers have in common: [`record`], saved state around that of the wrapped optimizer; [`ranks`], how clones
+//! that share state make a copy of their own for a rank; [`message`], how a decorator is reached inside of others;
 //! [`gradient`], what backends and optimizers must know about gradients; [`tape`], how code above decorators reaches autodiff's
 //! tensors below them. With the feature `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
 //! the Learner.

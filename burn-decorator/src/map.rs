@@ -1,9 +1,8 @@
 //! Operands and results of a decorator whose float tensors are not those of the inner backend.
 
-/// An operand as the inner backend takes it: its float tensors by a function, the rest as it is.
+/// An operand for the inner backend: a function converts its float tensors, the rest stays as it is.
 ///
-/// `FloatRef` is not among the kinds that have float tensors to give away: a decorator whose tensors differ says itself what it refers
-/// to.
+/// `FloatRef` stays as it is too, because the function takes tensors by value: the decorator converts references itself.
 ///
 /// ```
 /// use burn_decorator::map_operand;
@@ -51,7 +50,7 @@ macro_rules! map_operand {
     };
 }
 
-/// A result as the decorator gives it: its float tensors by a function, the rest as it is.
+/// A result of the decorator: a function converts its float tensors, the rest stays as it is.
 ///
 /// ```
 /// use burn_decorator::map_result;

@@ -32,12 +32,12 @@ use core::cell::Cell;
 /// The request of a step without gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// An accumulation of gradients applies its open window with its true weights, in [`answer`], so that the update is an ordinary step of the
-    /// optimizer inside.
+    /// A gradient accumulation applies its open window with its true weights. It does so in [`answer`], so that the update is an
+    /// ordinary step of the wrapped optimizer.
     Flush,
-    /// Each decorator [`report`]s what the decorators around it need: see [`describe`].
+    /// Each decorator [`report`]s its properties to the decorators around it: see [`describe`].
     Describe,
-    /// To the optimizer that works with other ranks. Its content is defined by the sender, which is in the same crate.
+    /// For the optimizer that works with other ranks. Its content is defined by the sender, which is in the same crate.
     Ranks,
 }
 
@@ -80,25 +80,25 @@ pub fn send<R>(message: Message, step: impl FnOnce() -> R) -> R {
     step()
 }
 
-/// The message that this step is; `None` if it is a step.
+/// The message that this call of `step` carries; `None` if it is an ordinary step.
 pub fn received() -> Option<Message> {
     MESSAGE.get()
 }
 
-/// Runs `act`, the handling of a message, in which steps are ordinary ones.
+/// Runs `act`, the handling of a message. Calls of `step` in it are ordinary steps.
 pub fn answer<R>(act: impl FnOnce() -> R) -> R {
     let _scope = Scope::enter(&MESSAGE, None);
     act()
 }
 
-/// Runs `step`, which is a call of an optimizer's `step` without gradients, and says what is inside of that optimizer.
+/// Runs `step`, which is a call of an optimizer's `step` without gradients, and returns which decorators that optimizer contains.
 pub fn describe<R>(step: impl FnOnce() -> R) -> (R, Inside) {
     let _scope = Scope::enter(&INSIDE, Inside::default());
     let result = send(Message::Describe, step);
     (result, INSIDE.get())
 }
 
-/// Answers [`Message::Describe`], if this step is one: `tell` sets what the caller is.
+/// Answers [`Message::Describe`], if this step carries it: `tell` sets the caller's field.
 pub fn report(tell: impl FnOnce(&mut Inside)) {
     if received() == Some(Message::Describe) {
         let mut inside = INSIDE.get();

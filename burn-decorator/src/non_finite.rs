@@ -1,4 +1,4 @@
-//! Which gradients are non-finite: one number a parameter, made on the device and read as one small vector. With the feature `train`.
+//! Finds non-finite gradients: one number per parameter, computed on the device and read as one small vector. With the feature `train`.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -9,17 +9,17 @@ use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
 use burn::tensor::backend::{AutodiffBackend, Backend, ExecutionError};
 use burn::tensor::{BasicOps, Bool, DType, Device, Tensor, TensorData, read_sync};
 
-/// The gradients of a step, however an optimizer decorator holds them.
+/// The gradients of a step, in the container of an optimizer decorator.
 pub trait GradientsOf {
-    /// The gradients of a parameter: none, one, or one a device.
+    /// The gradients of a parameter: none, one, or one per device.
     fn each<I: Backend, const D: usize>(&self, id: ParamId) -> Vec<Tensor<I, D>>;
 }
 
-/// What is made of each gradient, `[1]`.
+/// What is computed from each gradient, as a tensor of shape `[1]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// Its sum, at least in f32, in one kernel. A sum of finite numbers may overflow, but a finite sum has only finite terms:
-    /// infinities and NaNs survive every addition. So finite sums are proof, and others ask for a [`Flag`](Self::Flag).
+    /// Its sum, at least in f32, in one kernel. A finite sum proves that all terms are finite, because infinities and NaNs survive
+    /// every addition. A sum of finite numbers may overflow, so a non-finite sum needs a [`Flag`](Self::Flag) to decide.
     Sum,
     /// Whether any element is non-finite.
     Flag,
@@ -95,7 +95,7 @@ impl<I: Backend> Inspection<I> {
         joined(&self.flags)
     }
 
-    /// Starts to read `flags`, those of [`Self::flags`].
+    /// Starts to read `flags`, which [`Self::flags`] returned.
     pub fn read(self, flags: Tensor<I, 1, Bool>) -> NonFiniteRead {
         NonFiniteRead {
             paths: self.paths,
@@ -127,7 +127,7 @@ pub fn read_numbers<I: Backend>(tensors: Vec<Tensor<I, 1>>) -> Vec<f64> {
     joined(&tensors).into_data().iter().collect()
 }
 
-/// All as one vector, on the first one's device.
+/// All tensors as one vector, on the first one's device.
 fn joined<I: Backend, K: BasicOps<I>>(tensors: &[Tensor<I, 1, K>]) -> Tensor<I, 1, K> {
     let device = tensors[0].device();
     let tensors = tensors
@@ -139,7 +139,7 @@ fn joined<I: Backend, K: BasicOps<I>>(tensors: &[Tensor<I, 1, K>]) -> Tensor<I, 
     Tensor::cat(tensors.collect(), 0)
 }
 
-/// The paths of the parameters with a non-finite gradient, on their way to the host.
+/// The paths of the parameters with a non-finite gradient, while the flags are copied to the host.
 pub struct NonFiniteRead {
     paths: Vec<String>,
     flags: HostRead,
@@ -153,7 +153,7 @@ impl NonFiniteRead {
         let mut paths: Vec<_> = paths
             .filter_map(|(path, non_finite)| non_finite.then_some(path))
             .collect();
-        // One for each device.
+        // A path occurs once for each device.
         paths.dedup();
         paths
     }
@@ -168,7 +168,7 @@ enum HostRead {
 }
 
 impl HostRead {
-    /// Futures do nothing until they are polled: one poll enqueues the copy right behind the kernels that it waits for.
+    /// A future does nothing until it is polled, so one poll enqueues the copy directly after the kernels that it waits for.
     fn start(data: impl Future<Output = Data> + Send + 'static) -> Self {
         let mut data = Box::pin(data);
         match data.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -204,7 +204,7 @@ impl<B: AutodiffBackend, G: GradientsOf> ModuleVisitor<B> for Inspector<'_, B::I
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let gradients = self.gradients.each::<B::InnerBackend, D>(param.id);
-        // A shared parameter is met several times.
+        // A shared parameter is visited several times.
         if gradients.is_empty() || !self.found.ids.insert(param.id) {
             return;
         }
@@ -231,7 +231,7 @@ pub fn widen<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, D> {
     }
 }
 
-/// Exact, unlike a sum, and no `x * 0`, which fast-math may fold.
+/// Exact, unlike a sum. It does not compute `x * 0`, which fast-math may fold.
 fn non_finite<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, 1, Bool> {
     tensor.clone().is_nan().bool_or(tensor.is_inf()).any()
 }

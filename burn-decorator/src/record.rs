@@ -1,5 +1,5 @@
-//! Saved state of an optimizer decorator: its own beside that of the optimizer it wraps. What the optimizer saved alone is read
-//! too.
+//! Saved state of an optimizer decorator: its own beside that of the optimizer it wraps. It can also be read from what that optimizer
+//! saved alone.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -11,7 +11,7 @@ use serde::de::{
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What a decorator saves of its own.
+/// The state that a decorator saves beside that of the optimizer it wraps.
 pub trait OwnState: Clone + Serialize + DeserializeOwned {
     /// The field that holds it: a name that no optimizer's record has, for it tells the two kinds of files apart.
     const FIELD: &'static str;
@@ -23,8 +23,8 @@ const INNER: &str = "optimizer";
 /// The serialized record of an optimizer decorator, for `Record::Item`.
 ///
 /// A file that the wrapped optimizer saved by itself is read as one without `own`, if its format names fields (Burn's
-/// `NamedMpk` and JSON recorders). Not by `#[serde(untagged)]`, which formats that do not name fields, such as bincode,
-/// cannot read: those hold nothing but records of this type.
+/// `NamedMpk` and JSON recorders). `#[serde(untagged)]` would not do: formats that do not name fields, such as bincode, cannot
+/// read it. Files in those formats must be records of this type.
 #[derive(Clone, Debug)]
 pub struct WrappedItem<S, I> {
     /// The decorator's state; `None` if it has none, or if the file is one of the optimizer alone.
@@ -35,7 +35,7 @@ pub struct WrappedItem<S, I> {
 
 impl<S: OwnState, I: Serialize> Serialize for WrappedItem<S, I> {
     fn serialize<T: Serializer>(&self, serializer: T) -> Result<T::Ok, T::Error> {
-        // The decorator's own field first: a reader looks at the first.
+        // The decorator's own field comes first: the reader distinguishes the files by the first field.
         let mut fields = serializer.serialize_struct("WrappedItem", 2)?;
         fields.serialize_field(S::FIELD, &self.own)?;
         fields.serialize_field(INNER, &self.inner)?;
@@ -45,7 +45,7 @@ impl<S: OwnState, I: Serialize> Serialize for WrappedItem<S, I> {
 
 impl<'de, S: OwnState, I: Deserialize<'de>> Deserialize<'de> for WrappedItem<S, I> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Bincode takes from this only how many fields there are.
+        // Bincode uses only the number of these fields.
         deserializer.deserialize_struct("WrappedItem", &["own", INNER], ItemVisitor(PhantomData))
     }
 }

@@ -1,9 +1,9 @@
-//! Autodiff's tensors below decorators, reached by code that is generic over any backend.
+//! Access to autodiff's tensors below decorators, for code that is generic over any backend.
 //!
 //! Such code can neither ask autodiff whether a tensor that is no leaf is tracked, nor put an operation of its own on the tape: it
 //! cannot name the backend that autodiff differentiates. A decorator of that backend can, so it [`offer`]s a [`Tape`] for the tensors of
-//! autodiff above it, and a decorator above autodiff [`wrap`]s the tape for its own tensors. Both do so in
-//! `TensorMetadata::rank`, which every tensor passes on to the one inside of it, while [`find`] asks.
+//! autodiff above it, and a decorator above autodiff [`wrap`]s the tape for its own tensors. Both do so in `TensorMetadata::rank`, which
+//! [`find`] calls, because every tensor passes that call on to the one inside of it.
 //!
 //! ```
 //! use burn_decorator::tape::{self, Tape};
@@ -56,9 +56,9 @@ impl<T: 'static> Tape<T> {
         (self.is_tracked)(tensor)
     }
 
-    /// `loss`, a scalar of shape `[1]`, whose gradient with respect to `operand` is `gradient` on top of what it has. Backward multiplies
-    /// `gradient` by that of the loss, in place if nothing else holds it. `gradient` is a constant of the operand's shape; all three have
-    /// one type.
+    /// Returns `loss`, a scalar of shape `[1]`, with `gradient` added to its gradient with respect to `operand`. Backward multiplies
+    /// `gradient` by the gradient of the loss, in place if nothing else holds it. `gradient` is a constant of the operand's shape; all
+    /// three have one type.
     pub fn attach(&self, loss: T, operand: T, gradient: T) -> T {
         (self.attach)(loss, operand, gradient)
     }
@@ -93,7 +93,7 @@ pub fn offer<T: 'static>(tape: impl FnOnce() -> Tape<T>) {
     }
 }
 
-/// Makes the tape of inner tensors `T`, if one was offered, that of tensors `W` which hold one each.
+/// Converts the tape of inner tensors `T`, if one was offered, to one of tensors `W`, each of which holds one `T`.
 #[inline]
 pub fn wrap<T: 'static, W: 'static>(peek: fn(&W) -> &T, unwrap: fn(W) -> T, wrap: fn(T) -> W) {
     if !ASKED.get() {

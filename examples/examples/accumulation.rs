@@ -1,4 +1,4 @@
-//! Gradient accumulation: the optimizer goes into `MultiSteps`, and a batch that does not fit is given in parts.
+//! Gradient accumulation: the optimizer goes into `MultiSteps`, and a batch that does not fit into memory is split into parts.
 //!
 //! `cargo run --release --example accumulation`
 
@@ -16,7 +16,7 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// Accumulation needs no other backend.
+/// Accumulation needs no change of the backend.
 type B = Autodiff<Flex>;
 
 const BATCH: usize = 2048;

@@ -60,7 +60,7 @@ impl<B: Backend> Classifier<B> {
     }
 
     fn classify(&self, batch: Digits<B>) -> ClassificationOutput<B> {
-        // What the convolutions make is recomputed in backward.
+        // The activations of the convolutions are recomputed in backward.
         let x = checkpoint(|| {
             let x = relu(self.norm.forward(self.first.forward(batch.images)));
             relu(self.second.forward(x)).flatten(1, 3)
@@ -97,7 +97,7 @@ struct Digits<B: Backend> {
     targets: Tensor<B, 1, Int>,
 }
 
-/// Draws item `i`: the digit `i % 10` in seven segments, somewhere in the image, more or less bright, with noise.
+/// Draws item `i`: the digit `i % 10` in seven segments, with random position, brightness and noise.
 struct Draw;
 
 /// Which of top, middle, bottom, left above, left below, right above, right below are lit.
@@ -107,7 +107,7 @@ const SEGMENTS: [u8; 10] = [
 ];
 
 fn draw(item: usize) -> Vec<f32> {
-    // Numbers from 0 to 1 that depend on the item and on what they are for.
+    // Random numbers from 0 to 1, a function of the item and an index.
     let noise = |index: usize| {
         let wave = ((item * 7919 + index * 104_729) as f32 * 0.618_034).sin() * 43_758.547;
         wave - wave.floor()
@@ -149,7 +149,7 @@ fn loader<B: Backend>(items: Range<usize>, batch: usize) -> Arc<dyn DataLoader<B
     builder.build(InMemDataset::new(items.collect()))
 }
 
-/// The percentage of the validation digits that the model names rightly.
+/// The percentage of the validation digits that the model classifies correctly.
 fn accuracy<B: Backend>(model: &Classifier<B>) -> f64 {
     let digits = model.classify(Draw.batch(VALIDATION.collect(), &Default::default()));
     let named = digits.output.argmax(1).squeeze_dim(1);

@@ -47,7 +47,7 @@ impl<B: Backend> Model<B> {
     }
 }
 
-/// The length of a vector of random numbers is to be learned. Returns the last loss.
+/// Learns the length of a vector of random numbers. Returns the last loss.
 fn train<B>(name: &str, mut optimizer: impl Optimizer<Model<B>, B>) -> f32
 where
     B: AutodiffBackend,
@@ -63,7 +63,7 @@ where
         let held = HEAP.current_usage();
         let output = model.forward(x.clone());
         kept = HEAP.current_usage() - held; // by autodiff, for backward
-        // Squares and means run in f32, whatever arrives.
+        // Squares and means run in f32 for operands of any type.
         let loss = (output - length.clone()).square().mean();
         assert_eq!(loss.dtype(), DType::F32);
         last = loss.clone().into_data().iter::<f32>().sum();

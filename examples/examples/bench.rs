@@ -7,7 +7,7 @@ use examples::bench::error::BenchError;
 use examples::bench::options::Options;
 use peak_alloc::PeakAlloc;
 
-/// Counts what a step holds on the CPU.
+/// Counts the heap of a step on the CPU.
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             eprintln!("error: {error}");
-            // As clap does for what it finds wrong itself.
+            // The same exit code as clap's for a usage error.
             ExitCode::from(if matches!(error, BenchError::Options(_)) {
                 2
             } else {

@@ -6,7 +6,7 @@ use clap::Parser;
 use examples::gpt::options::Options;
 use peak_alloc::PeakAlloc;
 
-/// Counts, for `--effective-batch` on the CPU.
+/// Counts the heap, for `--effective-batch` on the CPU.
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             eprintln!("error: {error}");
-            // As clap does for what it finds wrong itself.
+            // The same exit code as clap's for a usage error.
             ExitCode::from(if error.is_usage() { 2 } else { 1 })
         }
     }

@@ -46,12 +46,12 @@ impl Model<B> {
 }
 
 struct Trained {
-    /// Of the optimizer's state, of gradients at the peak, sent in a step.
+    /// Bytes of the optimizer's state, of gradients at the peak, and sent in a step.
     bytes: [u64; 3],
     weights: Vec<f32>,
 }
 
-/// One rank: the program that you would write for one device, but for two lines.
+/// One rank: the program for one device, except for two lines.
 fn train(
     group: Arc<ThreadGroup>,
     stage: Stage,

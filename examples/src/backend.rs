@@ -18,12 +18,12 @@ pub enum BackendName {
     Vulkan,
 }
 
-/// What an example does on the backend that was chosen.
+/// Work that an example runs on the chosen backend.
 pub trait OnBackend {
-    /// What comes of it.
+    /// Its result.
     type Output;
 
-    /// Does it, on the default device.
+    /// Runs it on the default device.
     fn run<B: Backend>(self, device: B::Device) -> Self::Output;
 }
 
@@ -52,7 +52,7 @@ impl BackendName {
         }
     }
 
-    /// Does `work`, that of the example named, on this backend.
+    /// Runs `work` of the named example on this backend.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Whole trainings with the crates of this workspace, and what a step of one takes.
+//! Whole trainings with the crates of this workspace, and the time and memory of their steps.
 
 pub mod backend;
 pub mod bench;

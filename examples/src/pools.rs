@@ -1,4 +1,4 @@
-//! What is held: the memory of a device as the runtime below the backend sees it, and the heap.
+//! Memory in use: of a device, as the runtime below the backend reports it, and of the heap.
 
 use burn_accum::{MemoryProbe, PeakCounter, SampledGauge};
 use peak_alloc::PeakAlloc;
@@ -13,17 +13,17 @@ pub struct Pools {
     stream: cubecl::stream_id::StreamId,
 }
 
-/// What pools hold.
+/// Bytes in memory pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolBytes {
-    /// In tensors that live.
+    /// In live tensors.
     pub in_use_bytes: u64,
-    /// That, and what is kept for later, in pages of up to a quarter of the device.
+    /// These and the memory kept for reuse, in pages of up to a quarter of the device.
     pub reserved_bytes: u64,
 }
 
 impl Pools {
-    /// Those of the thread that calls this; any thread may read them.
+    /// The pools of the calling thread; any thread may read them.
     pub fn of_this_thread(backend: BackendName) -> Self {
         Self {
             backend,
@@ -32,7 +32,7 @@ impl Pools {
         }
     }
 
-    /// What they hold now; nothing on the CPU, which has none.
+    /// The bytes now; `None` on the CPU, which has no pools.
     pub fn read(&self) -> Option<PoolBytes> {
         match self.backend {
             BackendName::Flex => None,
@@ -48,12 +48,11 @@ impl Pools {
         }
     }
 
-    /// Runs `task` on this thread and tells the most bytes that these pools reserved in it, everything included that was in use
-    /// before; nothing on the CPU. `task` waits for the device itself.
+    /// Runs `task` on this thread and returns the most bytes that these pools reserved in it, including those in use before; `None`
+    /// on the CPU. `task` must wait for the device itself.
     ///
-    /// Counted, not sampled: free pages are given back first, each tensor of the task gets a page of exactly its size, and a page is
-    /// kept until the count is read. Tensors of the same size use a page one after the other, others do not: the count is the bytes
-    /// in use at most, or above them.
+    /// The count is not sampled: free pages are released first, each tensor of the task gets a page of exactly its size, and a page is
+    /// kept until the count is read. Only tensors of the same size reuse a page, so the count is at least the peak of the bytes in use.
     #[allow(
         unused_variables,
         reason = "without a device there is nothing to count"
@@ -77,7 +76,7 @@ impl Pools {
     fn most_reserved_of<R: cubecl::Runtime>(&self, task: impl FnOnce() + Send) -> Option<u64> {
         let client = R::client(&R::Device::default());
         client.memory_cleanup();
-        // CubeCL's allocations of a size for good: pages of that size, which stay.
+        // CubeCL's persistent allocations: pages of exactly the tensor's size, which are kept.
         let done = client.memory_persistent_allocation((), |()| task());
         done.ok()?;
         let reserved = self.read().map(|bytes| bytes.reserved_bytes);
@@ -95,23 +94,23 @@ impl Pools {
     }
 }
 
-/// All memory of the backend's default device; nothing where the runtime does not tell, and on the CPU, which has no pools.
+/// All memory of the backend's default device; `None` where the runtime does not report it, and on the CPU, which has no pools.
 pub fn device_bytes(backend: BackendName) -> Option<u64> {
     match backend {
-        // cubecl-cuda 0.10 sets the largest page to a quarter of the device and tells nothing else.
+        // cubecl-cuda 0.10 reports only the largest page, which is a quarter of the device.
         #[cfg(feature = "cuda")]
         BackendName::Cuda => {
             use cubecl::Runtime;
             let client = cubecl::cuda::CudaRuntime::client(&Default::default());
             Some(4 * client.properties().memory.max_page_size)
         }
-        // Vulkan's largest page is that of a binding, whatever the device.
+        // Vulkan's largest page is the limit of a binding, which does not depend on the device's memory.
         _ => None,
     }
 }
 
-/// What measures the memory of trials on this thread: the pools that serve it, and on the CPU the heap, for programs that
-/// have [`PeakAlloc`] as their global allocator.
+/// The probe for the memory of trials on this thread: it reads the thread's pools, or on the CPU the heap, for programs with
+/// [`PeakAlloc`] as their global allocator.
 pub fn memory_probe(backend: BackendName) -> Box<dyn MemoryProbe> {
     match backend {
         BackendName::Flex => Box::new(PeakCounter::new(
@@ -120,7 +119,7 @@ pub fn memory_probe(backend: BackendName) -> Box<dyn MemoryProbe> {
         )),
         #[cfg(feature = "tch")]
         BackendName::Tch => {
-            // LibTorch allocates past Rust's heap: what the process holds is all that can be asked.
+            // LibTorch does not allocate on Rust's heap, so the process's resident memory is all that can be read.
             let resident = || memory_stats::memory_stats().map_or(0, |all| all.physical_mem as u64);
             Box::new(SampledGauge::new(resident))
         }

@@ -1,14 +1,15 @@
-//! What the laws are tested on: backends, models and comparisons.
+//! Backends, models and comparisons for the tests of the laws.
 
 pub mod compare;
 pub mod docs;
 pub mod models;
 pub mod spy;
 
-/// Runs generic test functions on every backend of this machine: `law!(name, other_name);` expects `fn name<B>()` generic over an
-/// inner backend and makes one test a backend.
+/// Runs generic test functions on every backend of this machine: `on_every_backend!(name, other_name);` expects `fn name<B>()`,
+/// generic over an inner backend, and makes one test per backend.
 ///
-/// Flex always; LibTorch on the CPU with feature `tch`; CubeCL with and without Fusion on Vulkan with feature `vulkan`; CUDA with feature `cuda`.
+/// Flex always; LibTorch on the CPU with feature `tch`; CubeCL with and without Fusion on Vulkan with feature `vulkan`; CUDA with
+/// feature `cuda`.
 #[macro_export]
 macro_rules! on_every_backend {
     ($($law:ident),+ $(,)?) => {
@@ -20,7 +21,7 @@ macro_rules! on_every_backend {
     };
 }
 
-/// As [`on_every_backend!`], without LibTorch: for laws about bytes, of which LibTorch tells nothing on the CPU.
+/// As [`on_every_backend!`], without LibTorch: for laws about bytes, which LibTorch does not report on the CPU.
 #[macro_export]
 macro_rules! on_counted_backends {
     ($($law:ident),+ $(,)?) => {

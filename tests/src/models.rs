@@ -17,7 +17,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, Distribution, Int, Tensor};
 use examples::gpt::model::{Gpt, GptConfig};
 
-/// A classifier with its own way to make inputs.
+/// A classifier that makes its own inputs.
 pub trait Classifier<B: Backend>: Module<B> {
     /// The number of classes of each model here.
     const CLASSES: usize = 8;

@@ -1,4 +1,4 @@
-//! A third decorator from the same table: it watches what reaches a backend.
+//! A decorator from the same table that records the operations of a backend.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -8,10 +8,10 @@ use burn_backend::{Backend, BackendTypes, DType, DTypeUsage, DTypeUsageSet, Tens
 use burn_decorator::kind_type;
 use burn_decorator::types::*;
 
-/// A backend that panics where an operation gets float operands of different types, as Fusion does and as CubeCL alone
-/// silently does not, and remembers which operations were called.
+/// A backend that records the operations that were called, and panics if one gets float operands of different types. Fusion
+/// panics too; CubeCL alone does not.
 ///
-/// With `LOW = false` it says of f16 and bf16 that it can only store them.
+/// With `LOW = false` it reports that it can only store f16 and bf16.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spy<B, const LOW: bool = true>(PhantomData<B>);
 
@@ -70,7 +70,7 @@ macro_rules! see {
     (Floats $x:ident $dtypes:ident) => {
         $dtypes.extend($x.iter().map(|x| x.dtype()))
     };
-    // A quantized operand meets the f32 of a dequantization.
+    // The other operand may be quantized, and is then dequantized to f32.
     (Tensor $x:ident $dtypes:ident) => {
         if let TensorPrimitive::Float(x) = &$x {
             $dtypes.extend([x.dtype(), DType::F32])

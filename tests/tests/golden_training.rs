@@ -1,7 +1,7 @@
-//! PyTorch's training of a small transformer, followed from its weights: every loss and every gradient norm, over updates of several
-//! micro-batches, clipped by the global norm, with AdamW.
+//! Repeats PyTorch's training of a small transformer from its weights and compares every loss and every gradient norm, over updates of
+//! several micro-batches, clipped by the global norm, with AdamW.
 //!
-//! A binary of its own: a loss scaler is found by every f16 backward pass of its process that has none.
+//! A separate binary, because every f16 backward pass of a process without a scaler of its own would use this one's.
 
 use burn::backend::Autodiff;
 use burn::module::{Module, Param};
@@ -33,7 +33,7 @@ struct Golden {
     #[serde(rename = "A")]
     micro_batches: usize,
     params: Weights,
-    /// Sequences of one token more than there are positions, end to end.
+    /// Sequences of one token more than the model's positions, concatenated.
     data: Vec<i64>,
     f32: Run,
     bf16: Run,

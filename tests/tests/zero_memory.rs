@@ -1,4 +1,4 @@
-//! A GPT that does not fit a rank unless gradients are sharded, counted by the allocator: alone in its process.
+//! A GPT that does not fit a rank unless gradients are sharded. The allocator counts the bytes, so the test is alone in its process.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ const RANKS: usize = 8;
 const TIME: usize = 4;
 const VOCABULARY: usize = 32;
 const FLOAT_BYTES: usize = 4;
-/// What a rank may hold, in bytes for each byte of its parameters: these, the gradients whole and the shard of the optimizer's
-/// state do not fit.
+/// The bytes that a rank may hold for each byte of its parameters: parameters, unsharded gradients and the shard of the
+/// optimizer's state exceed it.
 const LIMIT: f64 = 2.2;
 
 fn loss(model: &Gpt<B>) -> Tensor<B, 1> {
@@ -36,7 +36,7 @@ fn loss(model: &Gpt<B>) -> Tensor<B, 1> {
     loss.forward(logits, tokens.narrow(0, 1, TIME))
 }
 
-/// Trains; what a rank held at most, in bytes for each byte of its parameters, and the first and the last loss.
+/// Trains. Returns the peak of a rank, in bytes for each byte of its parameters, and the first and the last loss.
 fn train(initial: &Gpt<B>, stage: Stage) -> (f64, [f32; 2]) {
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
@@ -67,7 +67,7 @@ fn train(initial: &Gpt<B>, stage: Stage) -> (f64, [f32; 2]) {
 
 #[test]
 fn a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two() {
-    // Large enough for the matrix kernels' scratch, which is as large as a core's cache for each thread, to be little of it.
+    // Large enough that the matrix kernels' scratch memory, a core's cache per thread, is a small part.
     let config = GptConfig::new(TIME, 6, 4, 192).with_vocabulary(VOCABULARY);
     let initial = config.init::<B>(&Default::default());
     let [zero, one, two] = Stage::ALL.map(|stage| train(&initial, stage));

@@ -2,11 +2,11 @@
 
 use sysinfo::{MemoryRefreshKind, System};
 
-/// The memory that this process may have on the host, in bytes: that of the machine, or of its control group where that
-/// is less. `None` where the system does not tell.
+/// The memory that this process may use on the host, in bytes: that of the machine, or of its control group if that is less. `None`
+/// if the system does not report it.
 ///
-/// The device memory of the backends on the CPU. No backend reports that of its own device: ask its vendor's tool, or the
-/// runtime below it.
+/// This is the device memory of the backends on the CPU. No backend reports the memory of a GPU: ask its vendor's tool, or the
+/// runtime below the backend.
 pub fn host_memory_bytes() -> Option<u64> {
     let mut system = System::new();
     system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());

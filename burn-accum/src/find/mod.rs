@@ -1,7 +1,7 @@
 //! The largest micro-batch that fits into memory.
 //!
-//! `request` is what is looked for, `search` which sizes are tried, `trial` one try, `probe` who measures it, `rehearse` the
-//! step of a usual training, `partition` and `report` what comes of it, `host` the memory there is.
+//! `request` is what the caller asks for, `search` chooses the sizes to try, `trial` runs one try, `probe` measures it, `rehearse` is the
+//! step of a usual training, `partition` and `report` are the result, `host` is the memory of the machine.
 
 mod error;
 mod host;
@@ -29,20 +29,20 @@ pub use trial::StepResult;
 /// (Accelerate's `find_executable_batch_size`, Lightning's `scale_batch_size`, DeepSpeed's autotuner; here from
 /// measurements, not from crashes).
 ///
-/// `step` takes a size and does what training does with a micro-batch of it: best a [`rehearse`]. It only borrows what is
-/// around it, so the training's own state stays as it is, also where a trial fails. `probe` measures the most bytes that
-/// are in use meanwhile.
+/// `step` takes a size and does what training does with a micro-batch of that size, best with [`rehearse`]. It cannot change the
+/// training's own state, even where a trial fails, because it only borrows it. `probe` measures the most bytes in use during a
+/// step.
 ///
-/// Sizes 1 to 3 are measured first (1 once more before, unmeasured: what a process sets up once is no part of a step). From
-/// the fixed part and the bytes an item the next size is predicted, at most 4 times the largest that fits; a size that is
-/// predicted not to fit is not tried. What is found was itself measured below the limit less the
-/// [margin](MicroBatchSearch::margin). At most 32 trials, about `log4(effective batch)` where memory grows in a line.
+/// Sizes 1 to 3 are measured first. Size 1 runs once unmeasured before, because what a process sets up once is no part of a step.
+/// The next size is predicted from the fixed part and the bytes per item, at most 4 times the largest that fits; a size that is
+/// predicted not to fit is not tried. The size that is returned was itself measured below the limit less the
+/// [margin](MicroBatchSearch::margin). At most 32 trials, about `log4(effective batch)` where memory grows linearly.
 ///
-/// A step that panics, returns an error or leaves the device with one did not fit: its panic is not printed, the device
-/// is synchronised and its unused memory released, and the search goes on below. The reason is in the
-/// [report](MicroBatchFound) and the log. A panic of any thread of the process during a trial is taken for its failure,
-/// as that of a device's own thread has to be. On the CPU there is no such failure to handle: a failed allocation aborts the
-/// process, and the system kills one that holds too much. There the limit has to be below what there is.
+/// A size does not fit if its step panics, returns an error or leaves the device with one: the panic is not printed, the device
+/// is synchronised and its unused memory released, and the search continues with smaller sizes. The reason is in the
+/// [report](MicroBatchFound) and the log. A panic of any thread during a trial counts as its failure, because a device may
+/// allocate on its own thread. On the CPU such a failure cannot be handled: a failed allocation aborts the process, and the
+/// system kills a process that holds too much. There the limit must be below the available memory.
 ///
 /// ```
 /// use burn_accum::{MicroBatchSearch, Normalization, PeakCounter, find_micro_batch};
@@ -105,12 +105,12 @@ fn trial<B: Backend, R: StepResult>(
     micro_batch: usize,
 ) -> Result<(), String> {
     let synced = || B::sync(device).map_err(|error| error.to_string());
-    // Lazy backends fail where one waits for them.
+    // Lazy backends report an error only when the host waits for them.
     let result = trial::attempt(|| match step(micro_batch).failure() {
         Some(reason) => Err(reason),
         None => synced(),
     });
-    // What a failed step had left to do fails here once more, and is done with.
+    // Work that a failed step left in the queue may fail here too; afterwards the queue is empty.
     let _ = trial::attempt(synced);
     let cleaned = trial::attempt(|| B::memory_cleanup(device));
     result.and(cleaned)
@@ -120,7 +120,7 @@ fn trial<B: Backend, R: StepResult>(
 mod tests {
     use parking_lot::{Mutex, MutexGuard};
 
-    /// Panics of a process are seen by a trial on any thread: tests with panics take turns.
+    /// A trial sees the panics of all threads of the process, so tests with panics run one at a time.
     pub(super) fn panics() -> MutexGuard<'static, ()> {
         static TURN: Mutex<()> = Mutex::new(());
         TURN.lock()

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::FindError;
 use crate::{AccumConfig, Normalization};
 
-/// An effective batch, split into a window of micro-batches that add up to it exactly: all are of one size, but the last
+/// An effective batch, split into a window of micro-batches that add up to it exactly: all have the same size, only the last
 /// may be smaller.
 ///
 /// ```
@@ -18,11 +18,11 @@ use crate::{AccumConfig, Normalization};
 /// // Which items of the effective batch are in each.
 /// assert_eq!(partition.ranges().last(), Some(8..10));
 ///
-/// // Weighted right: the mean over all items.
+/// // The mean over all items is exact.
 /// assert_eq!(partition.config(Normalization::Tokens)?, AccumConfig::tokens(3));
 /// // The mean over three micro-batches would give the last two items twice the weight.
 /// assert!(partition.config(Normalization::Mean).is_err());
-/// // The largest micro-batch up to 4 for which it does not.
+/// // The largest even micro-batch up to 4, for which `Mean` is exact.
 /// assert_eq!(Partition::even(10, 4)?.config(Normalization::Mean)?, AccumConfig::mean(5));
 /// # Ok::<(), burn_accum::FindError>(())
 /// ```
@@ -33,7 +33,7 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Micro-batches of `micro_batch` items, and one of the rest if there is one.
+    /// Micro-batches of `micro_batch` items, and a smaller one for the remainder if there is one.
     ///
     /// # Errors
     ///

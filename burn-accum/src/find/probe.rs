@@ -9,21 +9,20 @@ use std::{
     time::Duration,
 };
 
-/// Between two looks at a gauge: a step allocates every few microseconds, and what it holds changes over milliseconds.
+/// Time between two readings of a gauge: the bytes that a step holds change over milliseconds.
 const INTERVAL: Duration = Duration::from_micros(200);
 
 /// Measures the most bytes that are in use during a trial, everything included that was in use before.
 ///
-/// - [`PeakCounter`]: something counts, exactly. On the CPU a counting allocator.
-/// - [`SampledGauge`]: something tells what is in use now. On CubeCL's backends the pools of the device.
+/// - [`PeakCounter`]: exact, where allocations are counted. On the CPU by a counting allocator.
+/// - [`SampledGauge`]: sampled, where only the bytes in use now are known. On CubeCL's backends those of the device's pools.
 ///
-/// Resident memory (`VmHWM`) is no measure for this: an allocator keeps what was freed, so a trial would see what those
-/// before it had left.
+/// Resident memory (`VmHWM`) is not suitable: an allocator keeps freed memory, so a trial would include that of earlier trials.
 pub trait MemoryProbe {
-    /// A trial begins: earlier peaks are forgotten. Tells the bytes in use.
+    /// Begins a trial: forgets earlier peaks and returns the bytes in use.
     fn begin(&mut self) -> u64;
 
-    /// The trial is over. Tells the most bytes that were in use since it began.
+    /// Ends the trial and returns the most bytes that were in use since it began.
     fn end(&mut self) -> u64;
 }
 
@@ -67,8 +66,8 @@ impl<R: FnMut(), P: FnMut() -> u64> MemoryProbe for PeakCounter<R, P> {
     }
 }
 
-/// Looks at a gauge some thousand times a second, from a thread of its own: what is held for less than a fraction of a
-/// millisecond may be missed, which the margin has to cover.
+/// Reads a gauge some thousand times a second on its own thread. It may miss memory that is held for less than a fraction of a
+/// millisecond, which the margin has to cover.
 ///
 /// ```
 /// use burn_accum::{MemoryProbe, SampledGauge};
@@ -107,7 +106,7 @@ impl SampledGauge {
             return 0;
         };
         watcher.done.store(true, Ordering::Release);
-        // A gauge that panics has told what it could.
+        // If the gauge panicked, its readings until then still count.
         let _ = watcher.thread.join();
         watcher.most.load(Ordering::Acquire)
     }

@@ -1,4 +1,4 @@
-//! A training in small, for a trial.
+//! A short training, for a trial.
 
 use burn::{
     module::AutodiffModule, optim::Optimizer, tensor::backend::AutodiffBackend, train::TrainStep,
@@ -7,8 +7,8 @@ use burn::{
 /// Micro-steps of a rehearsal: two windows of two.
 const MICRO_STEPS: usize = 4;
 
-/// Trains a little, as Burn's `Learner` does, and throws the result away: what a trial of
-/// [`find_micro_batch`](super::find_micro_batch) has to hold to be like the training.
+/// Trains for a few micro-steps, as Burn's `Learner` does, and drops the result: a trial of
+/// [`find_micro_batch`](super::find_micro_batch) then holds the same memory as the training.
 ///
 /// The `optimizer` must be that of the training, new, and with windows of two micro-batches where the training has longer
 /// ones. In the second window it holds all that it ever will (moments, sums, gradients), together with the activations. Make
@@ -22,7 +22,7 @@ where
 {
     for _ in 0..MICRO_STEPS {
         let output = model.step(micro_batch());
-        // The learning rate is not what is rehearsed; that of 0 cannot make anything diverge.
+        // The learning rate does not change memory; with 0 nothing can diverge.
         model = model.clone().optimize(&mut optimizer, 0.0, output.grads);
     }
 }

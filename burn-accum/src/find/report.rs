@@ -16,12 +16,12 @@ pub struct MicroBatchFound {
     pub partition: Partition,
     /// The most bytes in use with a micro-batch of this size, measured.
     pub peak_bytes: u64,
-    /// The largest size that was seen to fit, whether or not it keeps the effective batch under the normalization.
+    /// The largest size that was measured to fit, even if the normalization does not allow it for this effective batch.
     pub largest_fitting: usize,
-    /// What is in use whatever the size: parameters, gradients, optimizer, and all else that the process holds. From the two
-    /// largest trials that fit.
+    /// Bytes in use that do not depend on the size: parameters, gradients, optimizer, and all else that the process holds. Computed
+    /// from the largest size that fits and a smaller one.
     pub fixed_bytes: f64,
-    /// What an item adds.
+    /// Bytes that each item adds.
     pub item_bytes: f64,
     /// Every trial, in order.
     pub trials: Vec<Trial>,
@@ -32,11 +32,11 @@ pub struct MicroBatchFound {
 pub struct Trial {
     /// The size.
     pub micro_batch: usize,
-    /// What came of it.
+    /// Its result.
     pub outcome: TrialOutcome,
 }
 
-/// What came of a trial.
+/// The result of a trial.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrialOutcome {
@@ -45,7 +45,7 @@ pub enum TrialOutcome {
         /// The most bytes in use.
         peak_bytes: u64,
     },
-    /// It did not, but the step went well.
+    /// It took more, but the step succeeded.
     Exceeds {
         /// The most bytes in use.
         peak_bytes: u64,
@@ -58,7 +58,7 @@ pub enum TrialOutcome {
 }
 
 impl TrialOutcome {
-    /// The most bytes in use, if the step went well.
+    /// The most bytes in use, if the step succeeded.
     pub fn peak_bytes(&self) -> Option<u64> {
         match self {
             Self::Fits { peak_bytes } | Self::Exceeds { peak_bytes } => Some(*peak_bytes),
@@ -72,8 +72,8 @@ impl MicroBatchFound {
     ///
     /// # Errors
     ///
-    /// [`FindError::UnevenMean`] never for what [`find_micro_batch`](super::find_micro_batch) returned; a partition that was
-    /// put in by hand may need it.
+    /// [`FindError::UnevenMean`], only for a partition that was set by hand: [`find_micro_batch`](super::find_micro_batch) never
+    /// returns such a one.
     pub fn config(&self) -> Result<AccumConfig, FindError> {
         self.partition.config(self.search.normalization)
     }
@@ -83,7 +83,7 @@ impl MicroBatchFound {
         (self.fixed_bytes + self.item_bytes * micro_batch as f64).round() as u64
     }
 
-    /// The largest size that is predicted to fit, whether or not it keeps the effective batch under the normalization.
+    /// The largest size that is predicted to fit, even if the normalization does not allow it for this effective batch.
     pub fn predicted_most(&self) -> usize {
         let free = self.search.usable_bytes() as f64 - self.fixed_bytes;
         let most = (free / self.item_bytes) as usize;

@@ -1,4 +1,4 @@
-//! What is looked for.
+//! The request of a search.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +38,7 @@ pub struct MicroBatchSearch {
 }
 
 impl MicroBatchSearch {
-    /// For the mean over micro-batches, with 5 % of the limit free.
+    /// A search for [`Normalization::Mean`], with 5 % of the limit free.
     pub fn new(effective_batch: usize, limit_bytes: u64) -> Self {
         Self {
             effective_batch,
@@ -92,7 +92,7 @@ impl MicroBatchSearch {
         (self.limit_bytes as f64 * (1.0 - self.margin)) as u64
     }
 
-    /// The smallest limit under which so many bytes may be used.
+    /// The smallest limit under which `bytes` may be used.
     pub(crate) fn limit_for(&self, bytes: u64) -> u64 {
         let mut search = Self {
             limit_bytes: (bytes as f64 / (1.0 - self.margin)) as u64,

@@ -1,14 +1,14 @@
 //! Which sizes are tried. No burn import.
 //!
-//! Sizes one to three come first. The largest sizes that fit give a line, fixed part and bytes an item. Along it the size goes
-//! up at most fourfold a trial, so that little is extrapolated, and the line is drawn anew. Once a size did not fit, the
-//! search closes in between it and the largest that did. What the line says does not fit is not tried, and the size that is
-//! found was.
+//! Sizes one to three come first. The largest sizes that fit determine a line: the fixed part and the bytes per item. The line
+//! predicts the next size, at most four times the largest that fits, so that little is extrapolated; each trial updates the line.
+//! Once a size did not fit, the search continues between it and the largest that did. A size that is predicted not to fit is not
+//! tried, and the size that is found was measured.
 //!
-//! Memory does not only grow in a line: from some size on a kernel takes a workspace, or activations outgrow the optimizer's
-//! step. A line across such a place is too steep and would end the search too early. So where a line is steeper than the
-//! one before it, a size between its two ends is measured, which is known to fit. Under a byte budget for activations it hardly grows
-//! at all, and may fall a little: a size then counts with what a smaller one took.
+//! Memory does not always grow linearly: from some size on a kernel takes a workspace, or activations outgrow the optimizer's step. A
+//! line across such a size is too steep and would end the search too early. So where a line is steeper than the one before it, a size
+//! between its two ends is measured, which is known to fit. Under a byte budget for activations memory hardly grows, and may fall a
+//! little: a size then counts with the peak of the smaller one.
 
 use std::collections::BTreeMap;
 
@@ -17,25 +17,25 @@ use super::{
     report::{MicroBatchFound, Trial, TrialOutcome},
 };
 
-/// Where the search ends, whatever is still open: with the largest size that was seen to fit.
+/// The search ends after this many trials, with the largest size that was measured to fit.
 pub(crate) const MOST_TRIALS: usize = 32;
 
 /// Sizes up to this one are tried without a line.
 const PROBES: usize = 3;
 
-/// How many times larger than the largest that fits the next size may be: along a line that rises, and along one that
-/// does not yet, where the optimizer's step takes more than the activations do.
+/// How many times larger than the largest that fits the next size may be, if the line rises. The second constant is for a line that
+/// does not rise yet, because the optimizer's step takes more than the activations.
 const GROWTH: usize = 4;
 const GROWTH_WITHOUT_RISE: usize = 2;
 
-/// A line that is so many times steeper than the one before it may be across a place where memory jumps.
+/// If a line is this many times steeper than the one before it, memory may jump between its ends.
 const STEEPER: f64 = 1.25;
 
-/// A size takes at least so much of what a smaller one takes. Less than all of it, since a byte budget for activations evicts at
-/// other places with every size; but no measurement that sees the peaks is off by more.
+/// A size takes at least this part of what a smaller one takes; less means that the probe misses peaks. It is below 1 because a byte
+/// budget for activations evicts other tensors with every size.
 const LEAST: f64 = 0.5;
 
-/// What a trial brought.
+/// The measurement of a trial.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Measured {
     Peak(u64),
@@ -65,11 +65,11 @@ struct State {
     search: MicroBatchSearch,
     usable_bytes: u64,
     trials: Vec<Trial>,
-    /// Peaks of the sizes that fit, at least those of smaller sizes.
+    /// Peaks of the sizes that fit, each raised to at least those of smaller sizes.
     fits: BTreeMap<usize, u64>,
     /// The smallest size that does not fit, and its peak if it has one.
     too_large: Option<(usize, Option<u64>)>,
-    /// Whether the next size between two is the middle.
+    /// Whether the next size between the two is their middle.
     halve: bool,
 }
 
@@ -174,7 +174,7 @@ impl State {
             Some((too_large, peak_bytes)) => {
                 let between = self.between(too_large, peak_bytes);
                 let allowed = self.search.largest_allowed(between.min(goal));
-                // Where nothing is allowed in the lower part, the upper one is left.
+                // If no size above `largest` is allowed up to `between`, `goal` is left.
                 Some(if allowed > largest { allowed } else { goal })
             }
         }
@@ -202,21 +202,20 @@ impl State {
         (*size, *peak_bytes)
     }
 
-    /// A size that fits, so far below the larger one that the line through both means something.
+    /// A size that fits, far enough below `larger` for a meaningful line through both.
     fn below(&self, larger: usize) -> Option<(usize, u64)> {
         let (size, bytes) = self.fits.range(..=far_below(larger)).next_back()?;
         Some((*size, *bytes))
     }
 
-    /// Through the largest size that fits and one below: fixed part and bytes an item. Nothing is known from one size
-    /// alone.
+    /// The line through the largest size that fits and one below: fixed part and bytes per item. `None` with one size alone.
     fn line(&self) -> Option<(f64, f64)> {
         let largest = self.largest();
         let slope = slope(self.below(largest.0)?, largest);
         Some((largest.1 as f64 - slope * largest.0 as f64, slope))
     }
 
-    /// A size to measure where the line is steeper than the one before it.
+    /// A size to measure in between if the line is steeper than the one before it.
     fn doubtful(&self) -> Option<usize> {
         let largest = self.largest();
         let low = self.below(largest.0)?;
@@ -240,7 +239,7 @@ impl State {
         let Some((_, slope)) = self.line() else {
             return largest;
         };
-        // A line without a rise sets no limit: the quotient is infinite, or NaN.
+        // A line that does not rise sets no limit: the quotient is infinite or NaN.
         let more = (self.usable_bytes - bytes) as f64 / slope;
         match more.is_finite() {
             true => most.min(largest.saturating_add(more as usize)),
@@ -270,7 +269,7 @@ fn far_below(size: usize) -> usize {
     size - (size / 8).max(1)
 }
 
-/// Bytes an item between two sizes; a fall is noise.
+/// Bytes per item between two sizes; 0 if the peak falls, which is noise.
 fn slope(low: (usize, u64), high: (usize, u64)) -> f64 {
     high.1.saturating_sub(low.1) as f64 / (high.0 - low.0) as f64
 }

@@ -26,14 +26,13 @@ impl<T, E: Display> StepResult for Result<T, E> {
     }
 }
 
-/// Trials of several threads take turns: they would measure each other, and there is one panic hook.
+/// Only one thread runs a trial at a time: trials would measure each other, and there is one panic hook.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Does `work`, and tells why it failed: with an error or with a panic, whose message is not printed as if the process
-/// had crashed.
+/// Runs `work` and returns why it failed, if it did: its error, or the message of its panic, which is not printed.
 ///
-/// A panic of any other thread meanwhile is a failure too. CubeCL allocates on the thread of the device, which survives
-/// the panic of a failed allocation and says nothing to the one that waits for it.
+/// A panic of any other thread meanwhile is a failure too: CubeCL allocates on the device's thread, which survives the panic of a
+/// failed allocation and does not report it to the waiting thread.
 pub(crate) fn attempt<R: StepResult>(work: impl FnOnce() -> R) -> Result<(), String> {
     let _turn = TURN.lock();
     let first_panic = Arc::new(Mutex::new(None));
@@ -47,7 +46,7 @@ pub(crate) fn attempt<R: StepResult>(work: impl FnOnce() -> R) -> Result<(), Str
             first_panic.lock().get_or_insert_with(|| text.to_owned());
         })
     });
-    // What the step borrows it cannot change, and what it owns is gone.
+    // Unwind safe: the step cannot change what it borrows, and what it owns is dropped.
     let result = catch_unwind(AssertUnwindSafe(work));
     panic::set_hook(print);
 

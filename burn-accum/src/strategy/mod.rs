@@ -77,13 +77,13 @@ use training::Training;
 /// The scheduler is stepped once a micro-batch, as in Burn: [`PerUpdate`](crate::PerUpdate) makes it once an update, the
 /// one at the end of the epoch included.
 ///
-/// A `TrainStep::optimize` of one's own is called once more when training begins and when windows are applied, with
-/// nothing that belongs to a parameter.
+/// A `TrainStep::optimize` of your own is also called when training begins and when windows are applied, with gradients that belong
+/// to no parameter.
 ///
 /// # When it stops early
 ///
 /// As in Burn, an interrupted epoch is neither validated nor recorded, and training resumes from the record of the
-/// epoch before. The model that is returned has seen every micro-batch: what was in the window is applied to it.
+/// epoch before. The returned model has seen every micro-batch: the partial window is applied to it.
 ///
 /// # Panics
 ///
@@ -105,8 +105,8 @@ pub enum EpochTail {
     /// The default.
     #[default]
     Apply,
-    /// It continues in the next epoch (DeepSpeed), and the record holds it. For epochs that only interrupt an endless
-    /// stream, to validate and to save. A window open at the end of training is applied to the returned model, and
+    /// It continues in the next epoch (DeepSpeed), and the record holds it. Use it where epochs only interrupt an endless
+    /// stream to validate and to save. A window open at the end of training is applied to the returned model, and
     /// also remains in the record: training that is resumed continues as if it had not ended.
     Carry,
 }
@@ -136,7 +136,7 @@ impl<B: AutodiffBackend> AccumulatingStrategy<B> {
         self
     }
 
-    /// Whether the optimizer counts in this strategy's counter. Found by a request, because wrappers do not expose their inside.
+    /// Whether the optimizer uses this strategy's counter. It sends a request, because wrappers do not expose what they wrap.
     fn check_optimizer<LC>(
         &self,
         learner: &mut Learner<LC>,

@@ -14,8 +14,8 @@ use burn::train::{
 /// A renderer that shows micro-batches and updates of the epoch, under an
 /// [`AccumulatingStrategy`](crate::AccumulatingStrategy), where Burn's shows one number named "Iteration".
 ///
-/// It changes the indicators that are shown in a terminal (`tui`) or by a renderer of one's own; Burn's
-/// `CliMetricsRenderer` prints none of them, but `iteration`, which are the updates, and the items.
+/// It changes the indicators that are shown in a terminal (`tui`) or by a renderer of your own. Burn's `CliMetricsRenderer`
+/// prints only `iteration`, which counts updates, and the items.
 ///
 /// ```
 /// use burn::train::renderer::CliMetricsRenderer;

@@ -34,7 +34,7 @@ impl<LC: LearningComponentsTypes> Training<LC> {
         log::info!("Executing training step for epoch {epoch}");
         let updates_before = self.updates.updates();
 
-        // Not borrowed from `self`, of which the pass needs the rest.
+        // A clone, because the pass borrows `self`.
         let loader = self.train.clone();
         let mut batches = loader.iter();
         while let Some(batch) = batches.next() {
@@ -80,13 +80,13 @@ impl<LC: LearningComponentsTypes> Training<LC> {
         interrupted
     }
 
-    /// Applies what is in the window, at the learning rate of its last micro-batch. Without one in this training there
-    /// is no learning rate either.
+    /// Applies the partial window, at the learning rate of its last micro-batch. Does nothing if this training had no micro-batch,
+    /// because then there is no learning rate.
     pub(super) fn apply_window(&mut self) {
         if self.micro_batches == 0 {
             return;
         }
-        // Whatever the counter says: a scaler that learns late of an overflow may open the window again.
+        // Regardless of the counter: a scaler with deferred detection may undo an update, which opens the window again.
         let request = flush_request::<TrainingBackend<LC>>(&self.device);
         self.learner.optimizer_step(request);
     }
@@ -120,11 +120,11 @@ impl<LC: LearningComponentsTypes> Training<LC> {
         self.settle_metrics();
     }
 
-    /// Waits until the metrics of all items are with the loggers, where early stopping and the choice of records look for
-    /// them; Burn may decide without the last ones. Its file logger is read before it has written, nevertheless.
+    /// Waits until the loggers have the metrics of all items, because early stopping and the choice of records read them there; Burn may
+    /// decide without the last ones. Burn's file logger may still be read before it has written.
     ///
-    /// The channel to the thread that computes metrics holds one event. So a second more is only accepted when all
-    /// before the first have been dealt with. Metrics do nothing at the start of a validation.
+    /// The channel to the thread that computes metrics holds one event, so it accepts the second event here only when all events
+    /// before the first have been handled. `Start` of a validation has no effect on metrics.
     fn settle_metrics(&mut self) {
         for _ in 0..2 {
             self.processor.process_valid(LearnerEvent::Start);

@@ -37,8 +37,8 @@ pub(super) fn attention<B: Backend, P: Policy>(
     let value = bring::<B>(value.tensor, target);
     let bias = bias.map(|bias| bring::<B>(bias.tensor, target));
 
-    // Burn's composed attention, which backends without a fused kernel use too, scales the product: beyond f16's range,
-    // where the scaled product would be within it.
+    // Burn's composed attention, which backends without a fused kernel use too, scales the product of query and key. The unscaled
+    // product may exceed f16's range, so the operands are scaled instead.
     let (query, key, options) = match mode.low() {
         Some(FloatDType::F16) if query.dtype() == DType::F16 => {
             scale_first::<B>(query, key, options)
@@ -53,7 +53,7 @@ pub(super) fn attention<B: Backend, P: Policy>(
             || attention_fallback::<Autocast<B, P>>(query, key, value, mask, bias, options);
         return match class {
             Cast::Lower => compose(),
-            // The operands have the type that an override asked for: its matmuls must not lower them again.
+            // An override chose the type of the operands: the matmuls must not lower it again.
             Cast::Full | Cast::Promote | Cast::Keep => off_scope(compose),
         };
     }

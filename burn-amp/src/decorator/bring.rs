@@ -1,4 +1,4 @@
-//! Bringing an operand to a type.
+//! Casts an operand to a type.
 
 use burn_backend::{Backend, DType, FloatDType, Scalar, TensorMetadata, tensor::FloatTensor};
 

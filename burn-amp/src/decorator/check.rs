@@ -1,4 +1,4 @@
-//! Refusing a device that cannot compute in the low type, before its kernels fail in their own way.
+//! Refuses a device that cannot compute in the low type, before a kernel fails with a less clear message.
 
 use std::any::TypeId;
 use std::cell::Cell;
@@ -60,7 +60,7 @@ fn usage(usage: DTypeUsageSet) -> String {
 }
 
 thread_local! {
-    /// The last backend, device and type that passed: one comparison per cast instead of a query of the device.
+    /// The last backend, device and type that passed: a cast then compares with it instead of querying the device.
     static PASSED: Cell<Option<(TypeId, DeviceId, FloatDType)>> = const { Cell::new(None) };
 }
 

@@ -9,8 +9,8 @@ use super::tensor::AutocastTensor;
 use crate::cast::{Cast, Operands};
 use crate::policy::{Policy, current};
 
-/// Runs an operation of your own on the inner backend as a row of the table would run: its float operands are brought to the type
-/// that `class` says under the policy of this thread, and the result is a gradient's descendant if an operand is one.
+/// Runs an operation of your own on the inner backend as if it were a row of the table: its float operands are cast to the type
+/// that `class` says under the policy of this thread, and the result is marked as a gradient if an operand is.
 ///
 /// For implementing a trait of your own, such as that of a fused kernel, for [`Autocast`]. As PyTorch's
 /// `torch.amp.custom_fwd(cast_inputs=..)`: `Cast::Lower` for the low type, `Cast::Full` for f32. Under

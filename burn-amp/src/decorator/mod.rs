@@ -1,7 +1,7 @@
 //! The backend decorator.
 //!
-//! `ops.rs` makes every operation from its row, with `attention.rs` for the one that needs more; `autodiff.rs` is the
-//! backward pass; `bring.rs` casts an operand; `check.rs` refuses devices, and `custom.rs` takes operations of your own.
+//! `ops.rs` makes every operation from its row, except attention, which `attention.rs` composes; `autodiff.rs` is the backward
+//! pass; `bring.rs` casts an operand; `check.rs` refuses devices without the low type; `custom.rs` runs operations of your own.
 
 mod attention;
 mod autodiff;

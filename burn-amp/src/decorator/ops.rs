@@ -15,7 +15,7 @@ use super::tensor::AutocastTensor;
 use crate::cast::{Arithmetic, Cast, Operands};
 use crate::policy::{Policy, current};
 
-/// Shows an operand to the rule, if it is a float tensor.
+/// Adds an operand to `$operands`, if it is a float tensor.
 macro_rules! see {
     (Float $x:ident $operands:ident) => {
         $operands.see($x.tensor.dtype().into(), $x.lineage)
@@ -55,7 +55,7 @@ macro_rules! unwrap {
     (FloatRef $x:ident $target:ident $operands:ident) => {
         &$x.tensor
     };
-    // Not computed with.
+    // The operation does not compute with them.
     (QuantParams $x:ident $target:ident $operands:ident) => {
         map_operand!(QuantParams $x, AutocastTensor::into_inner)
     };

@@ -4,8 +4,7 @@ use burn_backend::TensorMetadata;
 
 use crate::cast::Lineage;
 
-/// A float tensor of [`Autocast`](crate::Autocast): the inner backend's, with its true and visible type, and where it comes
-/// from.
+/// A float tensor of [`Autocast`](crate::Autocast): the inner backend's tensor, which reports its own type, and its [`Lineage`].
 #[derive(Clone, Debug)]
 pub struct AutocastTensor<T> {
     pub(crate) tensor: T,

@@ -25,7 +25,7 @@ pub(crate) fn active_scale<I: Backend>(
         .as_ref()
         .and_then(|pending| pending.next_scale::<I>(device));
     let scale = on_device.unwrap_or_else(|| {
-        // Nothing is pending, or it pends on another backend.
+        // No step is pending, or one of another backend is.
         state.settle();
         let scale = state.scale();
         ActiveScale::Host {

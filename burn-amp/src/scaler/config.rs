@@ -152,22 +152,22 @@ fn check(
 /// How a wrapped optimizer learns whether a gradient is non-finite. The results are the same, bit for bit.
 ///
 /// On 2026-11-21 an AdamW step over 4.2 M parameters on Flex and two busy cores took 16 ms plain, 22 ms with `Sync` and 28 ms with
-/// `Deferred` (`cargo bench --bench scaled_optimizer`): where there is no queue to stall, nothing is gained by deferring.
+/// `Deferred` (`cargo bench --bench scaled_optimizer`): deferring gains nothing on a backend without a queue, such as Flex.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Detection {
     /// Read a flag from the device before each step: simple, but the host waits for the backward pass.
     #[default]
     Sync,
     /// Read the flag one step late. The step is taken at once, undone on the device if the flag is set (a masked copy of
-    /// each parameter), and the optimizer's older copy is put back when the flag is read. Nothing waits; the cost is
+    /// each parameter), and the optimizer's older copy is put back when the flag is read. The host does not wait; the cost is
     /// one select per parameter, and memory: the older parameters live until that select, the older moments until the next
     /// step.
     ///
-    /// The wrapped optimizer must keep its state where a clone does not share it (all of Burn's do), and must bear
+    /// A clone of the wrapped optimizer must not share its state (true for all of Burn's), and the optimizer must accept
     /// non-finite gradients without reading them on the host.
     ///
-    /// Around burn-zero's `ZeroOptimizer` it is the same as [`Sync`](Self::Sync): gradients that come from other ranks have been
-    /// waited for, and undoing a step would keep a second copy of the parameters and make new leaves, whose gradients stage 2
+    /// Around burn-zero's `ZeroOptimizer` it is the same as [`Sync`](Self::Sync): that optimizer waits for the gradients of other
+    /// ranks anyway, and undoing a step would keep a second copy of the parameters and make new leaves, whose gradients stage 2
     /// could not reduce during backward.
     Deferred,
 }

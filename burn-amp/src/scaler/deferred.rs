@@ -45,7 +45,7 @@ pub(super) fn inverse(scale: f32) -> f32 {
     (1.0 / f64::from(scale)) as f32
 }
 
-/// Whether a step overflowed, once that is known.
+/// Whether a step overflowed; empty until that is known.
 pub(super) type Verdict = Arc<OnceLock<bool>>;
 
 /// A step whose outcome the host does not know yet.
@@ -179,7 +179,7 @@ struct Collector<'a> {
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for Collector<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        // Of a shared parameter, optimizers update the first occurrence.
+        // Optimizers update the first occurrence of a shared parameter.
         let is_known = self.older.get::<B::InnerBackend>(&param.id).is_some();
         if self.ids.contains(&param.id) && !is_known {
             self.older

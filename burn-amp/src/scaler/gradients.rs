@@ -12,7 +12,7 @@ use burn::{
 
 use burn_decorator::non_finite::GradientsOf;
 
-/// What `Optimizer::step` and `Optimizer::step_multi` differ in.
+/// The gradients of `Optimizer::step` or of `Optimizer::step_multi`.
 pub(super) enum StepGradients {
     One(GradientsParams),
     /// At most one gradient a parameter: see [`merge`](Self::merge).
@@ -21,7 +21,7 @@ pub(super) enum StepGradients {
 
 impl StepGradients {
     /// Adds up the devices' gradients of each parameter, on the device where the optimizer would do it, and leaves the
-    /// sums there. It is the sums that must be finite, and the optimizer finds them as it would have made them.
+    /// sums there. The sums are what must be finite, and they equal those that the optimizer would have made.
     pub(super) fn merge<B: AutodiffBackend, M: AutodiffModule<B>>(
         gradients: MultiGradientsParams,
         module: &M,
@@ -31,7 +31,7 @@ impl StepGradients {
         Self::Several(merger.gradients)
     }
 
-    /// Whether there is nothing in it at all, nothing that belongs to no parameter either.
+    /// Whether it has no entry at all, not even one that belongs to no parameter.
     pub(super) fn is_empty(&self) -> bool {
         match self {
             Self::One(gradients) => gradients.is_empty(),

@@ -24,17 +24,19 @@ use crate::AmpError;
 /// read, and the wrapped optimizer skips a step with a non-finite gradient and moves the scale. So there is no
 /// `scaler.scale(loss)`, `unscale_` or `update`, and clipping and accumulation only get true gradients.
 ///
-/// One scaler serves one training run, with all of the run's optimizers and worker threads: as in PyTorch, the optimizers of
-/// a GAN share one, and the scale is updated once an iteration: grows when all of them have taken their steps, or one steps again,
-/// and backs off at the first overflow. With two scalers on one thread call [`bind_thread`](Self::bind_thread) before each backward pass.
+/// Use one scaler for one training run, with all of the run's optimizers and worker threads. As in PyTorch, the optimizers of a GAN
+/// share one, and the scale is updated once an iteration: it grows when all of them have taken their steps, or one steps again, and
+/// backs off at the first overflow. With two scalers on one thread call [`bind_thread`](Self::bind_thread) before each backward pass.
 ///
 /// # Which scaler does `backward` use?
 ///
-/// That of its thread ([`new`](Self::new), [`wrap`](Self::wrap), [`bind_thread`](Self::bind_thread) and every step of a
-/// wrapped optimizer bind the thread they run on). In f16, which needs one, else that of its device (steps bind the
-/// devices of their gradients that no other live scaler holds); else the only live scaler of the process; else none, with
-/// a warning in the log. So ranks that are threads, and several runs in one process, each use their own. Gradients carry their own inverse
-/// scale: whichever scaler is used, they are right.
+/// 1. That of its thread: [`new`](Self::new), [`wrap`](Self::wrap), [`bind_thread`](Self::bind_thread) and every step of a wrapped
+///    optimizer bind the thread they run on.
+/// 2. Otherwise, only in f16, which needs one: that of its device (a step binds the devices of its gradients that no other live
+///    scaler holds), else the only live scaler of the process, else none, with a warning in the log.
+///
+/// So ranks that are threads, and several runs in one process, each use their own. Gradients carry their own inverse scale, so they
+/// are right with any scaler.
 ///
 /// # Reading it
 ///
@@ -52,7 +54,7 @@ use crate::AmpError;
 /// let scaler = GradScaler::new(GradScalerConfig::default())?;
 /// let mut optimizer = scaler.wrap(AdamConfig::new().init::<B, nn::Linear<B>>());
 ///
-/// // The loss overflows: the step is skipped, the scale halves, and the culprits are known.
+/// // The loss overflows: the step is skipped, the scale halves, and the parameters with non-finite gradients are known.
 /// let loss = model.forward(Tensor::<B, 2>::ones([1, 4], &device)).sum() * f32::INFINITY;
 /// let gradients = GradientsParams::from_grads(loss.backward(), &model);
 /// let model = optimizer.step(1e-3, model, gradients);
@@ -122,7 +124,7 @@ impl GradScaler {
         registry::bind_thread(self.shared());
     }
 
-    /// Sets the scale of the next loss, as PyTorch's `scaler.update(new_scale)`, a fixed one too. Growth is counted on.
+    /// Sets the scale of the next loss, also a fixed one, as PyTorch's `scaler.update(new_scale)`. The growth tracker stays.
     ///
     /// # Errors
     ///
@@ -159,7 +161,7 @@ impl GradScaler {
         self.settled().growth_tracker()
     }
 
-    /// Optimizer steps so far, skipped ones included. Entries of no parameter alone (`burn_accum::flush_request`) are none.
+    /// Optimizer steps so far, skipped ones included. A message without gradients (`burn_accum::flush_request`) does not count.
     pub fn steps(&self) -> u64 {
         self.settled().counters.steps
     }
@@ -207,14 +209,14 @@ impl GradScaler {
         self.shared.settled()
     }
 
-    /// Takes note of a step's outcome.
+    /// Records a step's outcome.
     pub(super) fn record_step(&self, optimizer: &OptimizerId, culprits: Vec<String>) {
         let mut state = self.settled();
         let losses = state.take_losses();
         state.absorb(optimizer, culprits, losses);
     }
 
-    /// Takes note of a step whose outcome will be known later.
+    /// Records a step whose outcome will be known later.
     pub(super) fn record_deferred_step(
         &self,
         pending: impl FnOnce(&State, Vec<LossProbe>) -> (Pending, Verdict),

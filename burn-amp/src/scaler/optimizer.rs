@@ -30,7 +30,8 @@ use crate::policy::off_scope;
 ///
 /// The record holds the scaler's state beside the optimizer's: see [`ScaledRecord`].
 ///
-/// A clone has its own optimizer state and shares the scaler; a copy for another rank ([`copy_for_rank`](burn_decorator::ranks::copy_for_rank)) has its own.
+/// A clone has its own optimizer state and shares the scaler; a copy for another rank
+/// ([`copy_for_rank`](burn_decorator::ranks::copy_for_rank)) has its own scaler.
 ///
 /// # Panics
 ///
@@ -43,19 +44,19 @@ use crate::policy::off_scope;
 ///
 /// # Cost
 ///
-/// One sum a parameter to find non-finite gradients, and one host read of a number a parameter; a second, exact look at a
-/// step that overflows. Under [`Detection::Deferred`] five small kernels a parameter, for the device decides by them. Where ranks
-/// train together, one collective a step, in which they tell each other which gradients are non-finite.
+/// To find non-finite gradients, one sum per parameter and one host read of all these sums; an exact check follows only in a step
+/// that overflows. Under [`Detection::Deferred`] five small kernels per parameter, because the device decides. Where ranks train
+/// together, one collective a step, in which they exchange which gradients are non-finite.
 pub struct ScaledOptimizer<O> {
     inner: O,
     id: OptimizerId,
     scaler: GradScaler,
     pending: Option<PendingStep<O>>,
-    /// Whether a step inside waits for the device in any case, so that deferring would cost and gain nothing. Asked once.
+    /// Whether the wrapped optimizer waits for the device in each step, so that deferring gains nothing. Found once.
     inner_waits: Option<bool>,
 }
 
-/// A step that was taken but may have to be taken back.
+/// A step that was taken but may have to be undone.
 struct PendingStep<O> {
     verdict: Verdict,
     /// The optimizer before the step.
@@ -114,7 +115,7 @@ impl<O> ScaledOptimizer<O> {
         &self.scaler
     }
 
-    /// Takes the last step back if it overflowed.
+    /// Undoes the last step if it overflowed.
     fn settle(&mut self) {
         if let Some(PendingStep { verdict, older }) = self.pending.take()
             && self.scaler.settle(&verdict)
@@ -153,7 +154,7 @@ impl<O> ScaledOptimizer<O> {
         }
 
         if inspection.ids().is_empty() {
-            // Entries that belong to no parameter are a message to an optimizer inside, not a step.
+            // Entries that belong to no parameter are a message to a wrapped optimizer, not a step.
             if gradients.is_empty() {
                 let culprits = non_finite_on_any_rank(Vec::new());
                 let skipped = !culprits.is_empty();
@@ -170,7 +171,7 @@ impl<O> ScaledOptimizer<O> {
         }
     }
 
-    /// Whether a step inside leaves the device to work on, so that deferring gains something. Asked once.
+    /// Whether the wrapped optimizer steps without waiting for the device, so that deferring gains something. Found once.
     fn gains_by_deferring<B, M>(&mut self, lr: LearningRate, module: M) -> (M, bool)
     where
         B: AutodiffBackend,
@@ -186,7 +187,7 @@ impl<O> ScaledOptimizer<O> {
         (module, !inside.ranks)
     }
 
-    /// Passes a message on to an optimizer inside; no step is taken.
+    /// Passes a message on to the wrapped optimizer; no step is taken.
     fn pass_on<B, M>(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M
     where
         B: AutodiffBackend,
@@ -199,7 +200,7 @@ impl<O> ScaledOptimizer<O> {
         self.inner.step(lr, module, grads)
     }
 
-    /// Takes note of a step, given the parameters whose gradients were non-finite on any rank: with any it was skipped.
+    /// Records a step; it was skipped if `culprits`, the parameters with non-finite gradients on any rank, is not empty.
     fn record(&self, culprits: Vec<String>) {
         let found_inf = !culprits.is_empty();
         self.scaler.record_step(&self.id, culprits);
@@ -307,7 +308,7 @@ where
     }
 
     fn load_record(mut self, record: Self::Record) -> Self {
-        // What the optimizer keeps in no record must not come from a step that is taken back.
+        // State that is in no record must not come from a step that is undone.
         self.settle();
         self.scaler.load_state(record.scaler);
         self.inner = self.inner.load_record(record.inner);

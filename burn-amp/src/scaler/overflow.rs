@@ -37,7 +37,7 @@ impl LossProbe {
                 data.iter::<f64>().any(|value| !value.is_finite())
             }));
         }
-        // A flag of a loss that was not reduced, not all of it.
+        // The loss was not reduced: read one flag instead of all its elements.
         let flag = loss.clone().is_nan().bool_or(loss.is_inf()).any();
         Self(Box::new(move || {
             let data = read_sync(flag.into_data_async()).expect(expectation);

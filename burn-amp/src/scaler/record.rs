@@ -1,5 +1,5 @@
-//! The saved state of a wrapped optimizer: the scaler's state beside the optimizer's record. The record of the optimizer
-//! alone is read too.
+//! The saved state of a wrapped optimizer: the scaler's state beside the optimizer's record. It can also be read from a record of
+//! the optimizer alone.
 
 use burn::{
     record::{PrecisionSettings, Record},

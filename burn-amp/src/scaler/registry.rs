@@ -34,17 +34,17 @@ fn key<B: Backend>(device: &Device<B>) -> DeviceKey {
     (TypeId::of::<Device<B>>(), device.to_id())
 }
 
-/// A new scaler lives.
+/// Adds a new scaler.
 pub(super) fn register(scaler: &Arc<Shared>) {
     PROCESS.lock().register(scaler);
 }
 
-/// The current thread works for `scaler`.
+/// Binds the current thread to `scaler`.
 pub(super) fn bind_thread(scaler: &Arc<Shared>) {
     OF_THREAD.set(Arc::downgrade(scaler));
 }
 
-/// `device` works for `scaler`, unless it does for another one that lives.
+/// Binds `device` to `scaler`, unless it is bound to another live scaler.
 pub(super) fn bind_device<B: Backend>(scaler: &Arc<Shared>, device: &Device<B>) {
     PROCESS.lock().bind_device(scaler, key::<B>(device));
 }
@@ -93,7 +93,7 @@ impl Process {
     }
 }
 
-/// Says once that f16 gradients are about to underflow.
+/// Warns once that f16 gradients may underflow.
 fn warn_unscaled() {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {

@@ -39,12 +39,12 @@ impl SharedScale {
         }
     }
 
-    /// Another optimizer works under this scale.
+    /// Adds an optimizer that shares this scale.
     pub(super) fn register(&mut self, optimizer: &OptimizerId) {
         self.optimizers.push(Arc::downgrade(&optimizer.0));
     }
 
-    /// Takes note of a step; what it did to the scale.
+    /// Records a step and returns its effect on the scale.
     pub(super) fn step(&mut self, optimizer: &OptimizerId, found_inf: bool) -> ScaleUpdate {
         let own = Arc::downgrade(&optimizer.0);
         if self.stepped.iter().any(|other| other.ptr_eq(&own)) {
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(scale.step(&a, true), ScaleUpdate::BackedOff);
         assert_eq!(scale.step(&b, true), ScaleUpdate::Kept);
         assert_eq!(scale.loss_scale.scale(), 1024.0);
-        // One of the two overflows: the iteration is none to grow after.
+        // One of the two overflows, so the iteration does not count towards growth.
         scale.step(&a, false);
         assert_eq!(scale.step(&b, true), ScaleUpdate::BackedOff);
         assert_eq!(scale.loss_scale.growth_tracker(), 0);

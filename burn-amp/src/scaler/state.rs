@@ -60,10 +60,10 @@ impl ForRank for Shared {
     }
 }
 
-/// So many non-finite losses in a row, with no step ever taken, stop training. One or two may be unlucky batches.
+/// This many non-finite losses in a row, with no step ever taken, stop training. One or two may be unlucky batches.
 const NON_FINITE_LOSS_PATIENCE: u32 = 3;
 
-/// So many skipped steps in a row stop training at a fixed scale, which has no floor to reach.
+/// This many skipped steps in a row stop training at a fixed scale, which cannot reach a floor.
 const FIXED_SCALE_PATIENCE: u64 = 100;
 
 /// Losses seen since the last step that are kept to explain an overflow: one a micro-batch; the oldest go first.
@@ -158,12 +158,12 @@ impl State {
         next.loss_scale.scale()
     }
 
-    /// An optimizer works under this scaler.
+    /// Adds an optimizer that shares this scaler.
     pub(super) fn register(&mut self, optimizer: &OptimizerId) {
         self.scale.register(optimizer);
     }
 
-    /// From now on the scale is another.
+    /// Sets the scale from the next loss on.
     pub(super) fn set_scale(&mut self, scale: f32) {
         self.scale.loss_scale.set_scale(scale);
     }
@@ -179,7 +179,7 @@ impl State {
         core::mem::take(&mut self.losses).into()
     }
 
-    /// Waits for the outcome of the pending step, if there is one, and takes note of it.
+    /// Waits for the outcome of the pending step, if there is one, and records it.
     pub(super) fn settle(&mut self) {
         if let Some(pending) = self.pending.take() {
             let (optimizer, culprits, losses, verdict) = pending.wait();
@@ -189,7 +189,7 @@ impl State {
         }
     }
 
-    /// Takes note of a step: it was skipped if there are culprits, the paths of parameters with non-finite gradients.
+    /// Records a step: it was skipped if there are culprits, the paths of parameters with non-finite gradients.
     pub(super) fn absorb(
         &mut self,
         optimizer: &OptimizerId,
@@ -219,7 +219,7 @@ impl State {
         self.last_overflow = Some(overflow);
     }
 
-    /// Stops training through the interrupter, or leaves it to the next step to panic.
+    /// Stops training through the interrupter; without one the next step panics.
     pub(super) fn fail(&mut self, error: AmpError) {
         if self.error.is_some() {
             return;

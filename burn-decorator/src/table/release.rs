@@ -1,6 +1,6 @@
 //! The rows that Burn 0.21.0 has and 0.22.1 has not: the rest of the table is the same for both.
 
-/// Hands on the rows of a trait with those of this release.
+/// Passes the rows of a trait to a macro, followed by those of this release.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! rows_of_release {
@@ -64,7 +64,7 @@ macro_rules! metadata_of_release {
     ($($ignored:tt)*) => {};
 }
 
-/// The parameters of a quantization, their tensors by a function.
+/// The parameters of a quantization, with a function applied to their tensors.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! map_qparams {
@@ -75,7 +75,7 @@ macro_rules! map_qparams {
     };
 }
 
-/// What a function makes of the tensors of a quantization's parameters, as a `Vec`.
+/// The results of a function on the tensors of a quantization's parameters, as a `Vec`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! list_qparams {

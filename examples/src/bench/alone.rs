@@ -9,7 +9,7 @@ use super::options::Options;
 use super::report::{BenchReport, Outcome, SettingResult};
 use super::setting::Setting;
 
-/// Measures the settings one after the other, each in a fresh process of this program, memory included. Times are not
+/// Measures time and memory of the settings one after the other, each in a new process of this program. Times are not
 /// of the same rounds, so there are no ratios.
 ///
 /// # Errors
@@ -46,7 +46,7 @@ pub fn each(options: &Options) -> Result<BenchReport, BenchError> {
     })
 }
 
-/// What the process found out, or how it ended if it did not come to that.
+/// The process's report, or how it ended if it wrote none.
 fn one(options: &Options, setting: Setting) -> Result<Result<BenchReport, String>, BenchError> {
     let file = env::temp_dir().join(format!("bench-{}-{setting}.json", std::process::id()));
     let program = env::current_exe().map_err(BenchError::io("find", "this program".as_ref()))?;
@@ -64,7 +64,7 @@ fn one(options: &Options, setting: Setting) -> Result<Result<BenchReport, String
     report.map(Ok)
 }
 
-/// The report where not one process left any.
+/// The report if no process wrote one.
 fn nobody(options: &Options) -> BenchReport {
     BenchReport {
         framework: "burn 0.21.0".into(),

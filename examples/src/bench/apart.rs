@@ -1,4 +1,4 @@
-//! A contender on a thread of its own.
+//! A contender on its own thread.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Sender, channel};
@@ -11,10 +11,10 @@ use super::trainer::{Contender, Look};
 /// Something to do with the contender.
 type Task = Box<dyn FnOnce(&mut dyn Contender) + Send>;
 
-/// A contender that lives on a thread of its own, and does there what it is asked for: what belongs to a thread, such as a
-/// budget, is that contender's alone. A panic arrives at the one who asked.
+/// A contender on its own thread, which runs every task there: state of a thread, such as a budget, then belongs to this contender
+/// alone. A panic of a task is passed on to the caller.
 pub struct Apart {
-    /// Gone when the thread is to end.
+    /// `None` tells the thread to end.
     tasks: Option<Sender<Task>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -24,7 +24,7 @@ impl Apart {
     ///
     /// # Errors
     ///
-    /// Those of `make`.
+    /// The errors of `make`.
     ///
     /// # Panics
     ///
@@ -79,7 +79,7 @@ impl Drop for Apart {
     fn drop(&mut self) {
         self.tasks = None;
         if let Some(thread) = self.thread.take() {
-            // What it holds is gone before the next begins.
+            // Its memory is freed before the next contender starts.
             let _ = thread.join();
         }
     }

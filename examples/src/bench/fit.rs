@@ -17,22 +17,22 @@ use super::table::{markdown, mebibytes};
 use super::trainer::{Task, contender_here};
 use crate::pools::memory_probe;
 
-/// Sequences beyond which nobody looks.
+/// The largest batch that is tried, in sequences.
 const MOST: usize = 1 << 20;
 
-/// Steps of a try: the optimizer has its state from the first on.
+/// Steps of a trial: the optimizer allocates its state in the first.
 const STEPS: usize = 2;
 
-/// What `--fit` finds out.
+/// The results of `--fit`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FitReport {
-    /// As the bare backend calls itself.
+    /// The bare backend's name.
     pub backend: String,
-    /// As the backend calls it.
+    /// The device's name in the backend.
     pub device: String,
     /// What a step works on; its batch means nothing here.
     pub workload: Workload,
-    /// What must not be exceeded by all that is held at one time: parameters, optimizer, activations, gradients.
+    /// The limit for all memory in use at one time: parameters, optimizer, activations, gradients.
     pub limit_bytes: u64,
     /// One for each setting, in the order in which they were asked for.
     pub results: Vec<FitResult>,
@@ -47,8 +47,8 @@ pub struct FitResult {
     pub found: Result<MicroBatchFound, String>,
 }
 
-/// Looks for the largest batch of each setting, one after the other, each on a thread of its own: what it holds is neither in
-/// the pools of another nor under its budget.
+/// Finds the largest batch of each setting, one after the other, each on its own thread, so that settings share neither memory
+/// pools nor a budget.
 pub fn search<B: Backend>(options: &Options, limit_bytes: u64, device: &B::Device) -> FitReport {
     let start = Instant::now();
     let results = options.settings.iter().map(|&setting| {
@@ -88,7 +88,7 @@ fn find<B: Backend>(
     limit_bytes: u64,
     device: &B::Device,
 ) -> Result<MicroBatchFound, FindError> {
-    // Any batch will do: it is no window of micro-batches that has to come out even.
+    // `Tokens` allows any size: the batch need not divide a window evenly.
     let search = MicroBatchSearch::new(MOST, limit_bytes).with_normalization(Normalization::Tokens);
     let steps = |batch: usize| {
         let task = Task::<B> {

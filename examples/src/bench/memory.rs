@@ -1,4 +1,4 @@
-//! What a training holds.
+//! The memory of a training.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -11,29 +11,29 @@ use crate::backend::BackendName;
 use crate::gpt::report::peak_bytes;
 use crate::pools::Pools;
 
-/// Between two looks at a device: a step allocates every few microseconds, and what it holds changes over milliseconds.
+/// Time between two readings of a device: the bytes that a step holds change over milliseconds.
 const INTERVAL: Duration = Duration::from_micros(200);
 
 /// The counts of the program's heap, if it has [`PeakAlloc`] as its global allocator.
 const HEAP: PeakAlloc = PeakAlloc;
 
-/// What was held during some work.
+/// The memory in use during some work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
-    /// At most, all included that was there before; nothing where nobody tells.
+    /// The peak, including what was in use before; `None` where it is not known.
     pub most: Option<Memory>,
-    /// At most, beyond what was there before: tensors in the pools of a GPU; on the CPU the heap, if the program counts it.
+    /// The peak beyond what was in use before: tensors in the pools of a GPU; on the CPU the heap, if the program counts it.
     pub added_bytes: Option<u64>,
 }
 
 /// Memory at one moment, or the most of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Of what.
+    /// Where the memory is.
     pub place: Place,
-    /// In tensors that live; of a process, all that was resident in it, at most.
+    /// In live tensors; for a process, the peak of its resident memory.
     pub in_use_bytes: u64,
-    /// That, and what the allocator keeps for later, in pages of up to a quarter of the device; unknown of a process.
+    /// These and the memory that the allocator keeps for reuse, in pages of up to a quarter of the device; unknown for a process.
     pub reserved_bytes: Option<u64>,
 }
 
@@ -58,10 +58,10 @@ impl Memory {
     }
 }
 
-/// What `work`, on this thread, holds on the backend's default device.
+/// Measures the memory that `work`, on this thread, holds on the backend's default device.
 ///
-/// A device is watched while `work` runs, so what it holds for less than a fraction of a millisecond may be missed. Of a
-/// process the system itself keeps the most since its start. The heap is counted, exactly.
+/// A device is sampled while `work` runs, so memory that is held for less than a fraction of a millisecond may be missed. For a
+/// process the system records the peak since its start. The heap is counted exactly.
 pub fn watch<T>(backend: BackendName, work: impl FnOnce() -> T) -> (Watched, T) {
     // The watcher is another thread.
     let pools = Pools::of_this_thread(backend);
@@ -104,7 +104,7 @@ fn watch_pools<T>(
     })
 }
 
-/// Ends the watching, also where the work panics.
+/// Stops the watcher, also if the work panics.
 struct Finish<'a>(&'a AtomicBool);
 
 impl Drop for Finish<'_> {
@@ -113,7 +113,7 @@ impl Drop for Finish<'_> {
     }
 }
 
-/// What is there to see: a device's pools, or the process.
+/// The memory of a device's pools, or of the process.
 fn read(backend: BackendName, pools: &Pools) -> Option<Memory> {
     if backend == BackendName::Flex {
         return Some(Memory {

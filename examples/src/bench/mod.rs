@@ -1,8 +1,8 @@
-//! What whole training steps of the GPT take: the bare backend, every kind of mixed precision, and every way to hold
+//! The time and memory of whole training steps of the GPT: the bare backend, every kind of mixed precision, and every way to hold
 //! activations, side by side.
 //!
-//! In every round each setting takes one step: forward, backward, optimizer, and a look at the loss. What disturbs the
-//! machine for longer than a step disturbs all settings alike, so the ratios of a round are steadier than its times.
+//! In every round each setting takes one step: forward, backward, optimizer, and a read of the loss. A disturbance of the machine
+//! that is longer than a step slows all settings alike, so the ratios of a round vary less than its times.
 //!
 //! - [`options`]: the command line; [`setting`]: what is compared; [`error`]: what can go wrong;
 //! - [`trainer`]: one step of one setting; [`apart`]: on a thread of its own; [`rounds`]: the steps of all, in turn;

@@ -205,7 +205,7 @@ impl Workload {
 }
 
 impl Options {
-    /// What clap cannot see: options that contradict each other.
+    /// Finds options that contradict each other, which clap cannot see.
     ///
     /// # Errors
     ///

@@ -17,9 +17,9 @@ use super::table::{markdown, mebibytes};
 pub struct BenchReport {
     /// Name and version.
     pub framework: String,
-    /// As the bare backend calls itself.
+    /// The bare backend's name.
     pub backend: String,
-    /// As the backend calls it.
+    /// The device's name in the backend.
     pub device: String,
     /// Whether this workspace was compiled with optimization: times without it mean little.
     pub optimized: bool,
@@ -58,22 +58,22 @@ pub enum Outcome {
 /// What was measured of a setting.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
-    /// Of a whole step.
+    /// Time of a whole step.
     pub milliseconds: Quartiles,
-    /// Of a step to the reference's step of the same round; nothing where there was no other setting.
+    /// Time of a step divided by that of the reference's step in the same round; `None` with a single setting.
     pub ratio: Option<Quartiles>,
     /// Tokens trained on in a second, by the median step.
     pub tokens_per_second: f64,
-    /// Of the last step that was timed, in nats a token.
+    /// Loss of the last step that was timed, in nats per token.
     pub loss: f64,
     /// Steps, warm-up included, that were skipped because a gradient was not finite.
     pub skipped_steps: u64,
-    /// The first step, in which kernels are compiled and chosen.
+    /// Time of the first step, in which kernels are compiled and chosen.
     pub first_step_seconds: Option<f64>,
-    /// The most that was held in a few steps; only where a setting had the process to itself.
+    /// The peak in a few steps; only if a setting was alone in its process.
     pub memory: Option<Memory>,
-    /// The most that a few steps held beyond what was there before them (parameters, optimizer): activations, gradients,
-    /// temporaries. Of tensors on a GPU, of the whole heap on the CPU.
+    /// The peak of a few steps beyond what was in use before them (parameters, optimizer): activations, gradients,
+    /// temporaries. It counts tensors on a GPU, and the whole heap on the CPU.
     #[serde(default)]
     pub step_bytes: Option<u64>,
     /// Operations that a step computed once more; nothing without burn-checkpoint.

@@ -12,10 +12,10 @@ use super::setting::Setting;
 use super::statistics::Quartiles;
 use super::trainer::{Contender, Look, Task, contender};
 
-/// Rounds that are timed however late it is.
+/// Rounds that are timed even after the time limit.
 const FEWEST_ROUNDS: usize = 3;
 
-/// Times the settings against each other. What they hold, and whether they compute the same, is looked at afterwards.
+/// Times the settings against each other. Their memory, and whether they compute the same, is measured afterwards.
 pub fn race<B: Backend>(options: &Options, device: &B::Device) -> BenchReport {
     let start = Instant::now();
     let is_late = || {
@@ -52,7 +52,7 @@ pub fn race<B: Backend>(options: &Options, device: &B::Device) -> BenchReport {
     report::<B>(options, device, lanes)
 }
 
-/// One after the other, each round beginning with another: what follows on what is not always the same.
+/// Steps one lane after the other. Each round starts with another lane, so that the order varies.
 fn in_turn(lanes: &mut [Lane], round: usize, mut step: impl FnMut(&mut Lane)) {
     let first = round % lanes.len();
     let (later, earlier) = lanes.split_at_mut(first);
@@ -65,14 +65,14 @@ struct Lane {
     state: State,
     first_step: Option<Duration>,
     step_milliseconds: Vec<f64>,
-    /// Of the steps that were timed.
+    /// Losses of the steps that were timed.
     losses: Vec<f64>,
     look: Option<Look>,
 }
 
 enum State {
     Running(Box<dyn Contender>),
-    /// Never started, or fell out.
+    /// It could not start, or a step failed.
     Out(Outcome),
 }
 
@@ -93,7 +93,7 @@ impl Lane {
         }
     }
 
-    /// Does something with the contender; one that fails falls out.
+    /// Runs `work` on the contender; after a failure the setting takes no further steps.
     fn go<T>(&mut self, work: impl FnOnce(&mut dyn Contender) -> Result<T, AmpError>) -> Option<T> {
         let State::Running(contender) = &mut self.state else {
             return None;
@@ -146,7 +146,7 @@ impl Lane {
     }
 }
 
-/// What others are compared with.
+/// The losses and gradients that others are compared with.
 struct Evidence {
     setting: Setting,
     step_milliseconds: Vec<f64>,
@@ -208,7 +208,7 @@ fn report<B: Backend>(options: &Options, device: &B::Device, lanes: Vec<Lane>) -
     }
 }
 
-/// A panic of one setting, most likely for want of memory, is not the end of the others.
+/// Catches a panic of one setting, most likely out of memory, so that the others continue.
 fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let text = panic

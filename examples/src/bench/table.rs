@@ -3,7 +3,7 @@
 /// Columns as wide as their widest cell, the first aligned left and the others right; those without a single value are
 /// left out.
 ///
-/// A row whose other cells are all empty is a remark: it may be as long as it likes.
+/// A row with text in the first cell only is a remark, which may be wider than the column.
 pub fn markdown(headers: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table: Vec<Vec<String>> = vec![headers.iter().map(|&it| it.to_owned()).collect()];
     table.extend(
@@ -44,7 +44,7 @@ pub fn markdown(headers: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -
     text
 }
 
-/// What would end a cell or a row is written differently.
+/// Escapes characters that would end a cell or a row.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace(['\n', '\r'], " ")
 }

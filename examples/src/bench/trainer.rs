@@ -22,22 +22,22 @@ use crate::gpt::model::Gpt;
 use crate::gpt::precision::Training;
 use crate::gpt::windows::hash;
 
-/// As torch_gpt.py's.
+/// The learning rate of torch_gpt.py.
 const LEARNING_RATE: f64 = 3e-4;
 
 /// The training of one setting, whatever its types.
 pub trait Contender {
-    /// Makes this thread and process those of this setting. Costs next to nothing and is no part of a step.
+    /// Puts the state of this setting into force on this thread and process. Cheap, and no part of a step.
     fn enter(&self);
 
-    /// Forward, backward and optimizer, done on the device too when this returns the loss.
+    /// Forward, backward and optimizer. Returns the loss when the device has finished the step.
     ///
     /// # Errors
     ///
     /// The training cannot go on in this precision.
     fn step(&mut self) -> Result<f64, AmpError>;
 
-    /// A few steps more, looked at from all sides.
+    /// Takes a few steps more and measures memory, recomputation and gradients.
     ///
     /// # Errors
     ///
@@ -51,10 +51,10 @@ pub trait Contender {
     fn parameters(&self) -> usize;
 }
 
-/// What is seen of a few steps beside their time.
+/// Measurements of a few steps beside their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Look {
-    /// What they held.
+    /// Memory in use during the steps.
     pub watched: Watched,
     /// Operations that one of them computed once more; nothing without burn-checkpoint.
     pub replayed_operations: Option<u64>,
@@ -62,7 +62,7 @@ pub struct Look {
     pub gradients: u64,
 }
 
-/// Steps over which memory is watched: a device is looked at now and then.
+/// Steps over which memory is watched; several, because a device is only sampled.
 const WATCHED_STEPS: usize = 3;
 
 /// What a training works on, and where.
@@ -77,7 +77,7 @@ pub struct Task<B: Backend> {
     pub backend: BackendName,
 }
 
-// Derived, it would ask for as much of `B`.
+// Not derived, because the derive would require `B: Clone`.
 impl<B: Backend> Clone for Task<B> {
     fn clone(&self) -> Self {
         Self {
@@ -87,8 +87,8 @@ impl<B: Backend> Clone for Task<B> {
     }
 }
 
-/// The training of a setting: the same weights and the same batch for each. On a thread of its own where there is a budget,
-/// which is a thread's and has to last from step to step.
+/// The training of a setting: the same weights and the same batch for each. With a budget it runs on its own thread, because a
+/// budget belongs to a thread and must last from step to step.
 ///
 /// # Errors
 ///
@@ -105,7 +105,7 @@ pub fn contender<B: Backend>(
     Ok(Box::new(apart))
 }
 
-/// The training of a setting, to be taken further on this thread.
+/// The training of a setting, on this thread.
 ///
 /// # Errors
 ///
@@ -156,7 +156,7 @@ fn adam_w<B: AutodiffBackend>() -> impl Optimizer<Gpt<B>, B> {
 }
 
 struct Trainer<B: AutodiffBackend, O> {
-    /// Given away only during a step: a copy would keep the optimizer from updating in place.
+    /// `None` only during a step, which owns the model: a copy would keep the optimizer from updating in place.
     model: Option<Gpt<B>>,
     optimizer: O,
     batch: TokenBatch<B>,
@@ -193,7 +193,7 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
         let model = workload.model().with_activations(activations);
         let model = model.init(device);
         let batch = batch(workload, *seed, device);
-        // Lazy backends draw late: now, and not after the next setting has set the seed that all threads share.
+        // Lazy backends draw late. Wait for the draw before the next setting sets the seed that all threads share.
         B::sync(device).expect("the device draws the weights");
         Self {
             model: Some(model),
@@ -202,13 +202,13 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
             device: device.clone(),
             backend: *backend,
             mixed,
-            // What was there before it is not counted.
+            // Memory from before is not counted.
             budget: setting.checkpoint.budget().map(MemoryBudget::install),
             is_first: true,
         }
     }
 
-    /// A step, with a look at the gradients before they are used up.
+    /// A step; `look` sees the gradients before the optimizer consumes them.
     fn train<T>(
         &mut self,
         look: impl FnOnce(&Gpt<B>, &GradientsParams) -> T,
@@ -222,7 +222,7 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
         let loss = loss.into_scalar().elem();
         B::sync(&self.device).expect("the device finishes the step");
         if std::mem::take(&mut self.is_first) && self.budget.is_some() {
-            // A budget in percent is not yet in force in the first step: the pools give back what that took.
+            // A budget in percent is not yet in force in the first step, so the pools release the memory of that step.
             B::memory_cleanup(&self.device);
         }
 
@@ -272,7 +272,7 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Contender for Trainer<B, O> {
     }
 
     fn look(&mut self) -> Result<Look, AmpError> {
-        // What compilation and the choice of kernels have left behind.
+        // Releases memory from the compilation and the choice of kernels.
         B::memory_cleanup(&self.device);
         let backend = self.backend;
         let (watched, steps) = watch(backend, || {
@@ -302,7 +302,7 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Contender for Trainer<B, O> {
     }
 }
 
-/// Of all bits of all gradients, in the order of the parameters: the same for the same bits within a process.
+/// A hash of all bits of all gradients, in the order of the parameters: the same for the same bits within a process.
 fn hash_of<B: AutodiffBackend>(model: &Gpt<B>, gradients: &GradientsParams) -> u64 {
     struct Hash<'a> {
         gradients: &'a GradientsParams,

@@ -27,7 +27,7 @@ pub fn memory(
     axes.x_desc("allocations and frees of an update")
         .y_desc("GiB in use")
         .draw()?;
-    // A point a pixel is enough: the highest of the changes behind it.
+    // One point per pixel is enough: the highest of its changes.
     let behind = changes.div_ceil(800).max(1);
     let highest_of = |(number, part): (usize, &[u64])| {
         (

@@ -100,7 +100,7 @@ pub struct Report {
     pub plan: Plan<Setting>,
     /// The device's memory.
     pub memory_bytes: u64,
-    /// What all of it took.
+    /// The time that `run` took.
     pub took: Duration,
 }
 
@@ -244,7 +244,7 @@ fn update_on<B: AutodiffBackend<Device = MetaDevice>>(
     estimate_step::<B, _>(config.init(&device), step).0
 }
 
-/// Every setting with this effective batch: the smallest micro-batch first, what keeps the most first.
+/// Every setting with this effective batch: those that keep most activations first, each with the smallest micro-batch first.
 fn settings(effective_batch: usize, amp: Amp) -> Vec<Setting> {
     let lower = match amp {
         Amp::Off => Amp::Bf16,

@@ -26,10 +26,10 @@ use super::settings::Settings;
 use crate::backend::BackendName;
 use crate::pools::{device_bytes, memory_probe};
 
-/// What was tried to find a micro-batch.
+/// The micro-batch that was found, with its trials.
 pub type Found = burn_accum::MicroBatchFound;
 
-/// Why none was found.
+/// Why no micro-batch was found.
 pub type NotFound = burn_accum::FindError;
 
 /// The micro-batches of an update, all of one size.
@@ -109,9 +109,9 @@ where
     (optimizer, updates)
 }
 
-/// Makes an optimizer meet gradients whose norm over all parameters is at most so large.
+/// Wraps an optimizer so that the norm of its gradients over all parameters is at most `max_norm`.
 pub fn clipped<O>(optimizer: O, max_norm: Option<f64>) -> ClipGlobalNorm<O> {
-    // One that no norm exceeds multiplies with 1 and changes no bit; the type is the same.
+    // Without clipping the limit is `f32::MAX`: gradients are multiplied with 1, which changes no bit, and the type is the same.
     let max_norm = max_norm.map_or(f32::MAX, |norm| norm as f32);
     ClipGlobalNorm::new(optimizer, max_norm).expect("settings have checked the norm")
 }
@@ -134,10 +134,10 @@ impl Updates {
         PerUpdate::new(schedule, &self.counter)
     }
 
-    /// Makes the Learner show and count updates. An epoch is a pause to validate and to record: a window that a skipped
-    /// micro-batch left open goes on in the next, and is applied when the training ends.
+    /// Makes the Learner show and count updates. A window that a skipped micro-batch left open at the end of an epoch continues in the
+    /// next, and is applied when the training ends.
     ///
-    /// Over several ranks such a window is applied when its epoch ends, for a record holds rank 0's part of it alone.
+    /// Over several ranks such a window is applied when its epoch ends, because a record holds only rank 0's part of it.
     pub fn drive<B, LC>(
         &self,
         training: SupervisedTraining<LC>,
@@ -174,8 +174,8 @@ impl Updates {
     }
 }
 
-/// Trains a little, two windows of two micro-batches of this size, and throws the result away; `begins` is called before
-/// each micro-step, with what is in force. Draws random numbers.
+/// Trains two windows of two micro-batches of this size and drops the result; `begins` is called before each micro-step, with
+/// what is in force. Draws random numbers.
 pub fn rehearsal<B: AutodiffBackend>(
     settings: &Settings,
     precision: &Precision,
@@ -185,7 +185,7 @@ pub fn rehearsal<B: AutodiffBackend>(
 ) {
     let options = &settings.options;
     let tokens = Tensor::<B, 2, Int>::zeros([micro_batch, options.context], device);
-    // A budget, a scaler and an optimizer of its own: the training's are as new afterwards.
+    // The rehearsal has its own budget, scaler and optimizer, so the training's stay new.
     let recompute = Recompute::install(options.checkpoint);
     let precision = precision.renewed();
     let optimizer = Placed::<B>::new(&settings.job.config, 1, &Held::default());
@@ -200,7 +200,7 @@ pub fn rehearsal<B: AutodiffBackend>(
     });
 }
 
-/// Looks for the largest micro-batch, with trainings in small of the model that the options describe.
+/// Finds the largest micro-batch by short trainings of the model that the options describe.
 fn find<B: AutodiffBackend>(
     search: &MicroBatchSearch,
     settings: &Settings,

@@ -1,7 +1,7 @@
-//! State of an optimizer in one place as that of another: the same numbers, bit for bit.
+//! Converts optimizer state between device and host: the same numbers, bit for bit.
 //!
-//! Burn's records are of a backend, and those of `OffloadedAdamW` of the host; in a file they are the same, so each becomes
-//! the other through one in memory.
+//! Burn's records belong to a backend, those of `OffloadedAdamW` to the host. Both have the same file format, so a file in memory
+//! converts one to the other.
 
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::record::{AdaptorRecord, AdaptorRecordV1};
@@ -19,7 +19,7 @@ type Of<O, B> = <OptimizerAdaptor<O, Gpt<B>, B> as Optimizer<Gpt<B>, B>>::Record
 /// Burn's record of an optimizer that settings name.
 pub type OfNamed<B> = Of<Named<<B as AutodiffBackend>::InnerBackend>, B>;
 
-/// Another record with the same numbers, which is the same in a file. `None` if it is not.
+/// The record as another type with the same file format. `None` if the formats differ.
 pub fn carry<B: AutodiffBackend, To: Record<B>>(record: impl Record<B>) -> Option<To> {
     let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
     let bytes = Recorder::<B>::record(&recorder, record, ()).ok()?;
@@ -44,8 +44,8 @@ pub fn to_host<B: AutodiffBackend>(record: OfNamed<B>) -> Option<OffloadRecord<B
     carry::<B, _>(states?)
 }
 
-/// The host's state of AdamW for the device. Masters of low-precision parameters stay behind: there the parameters are what
-/// counts.
+/// The host's state of AdamW for the device. Without master copies of low-precision parameters: on the device the parameters
+/// are used.
 pub fn to_device<B: AutodiffBackend>(record: OffloadRecord<B::InnerBackend>) -> Option<OfNamed<B>> {
     macro_rules! state {
         ($record:expr, $($rank:ident)*) => {

@@ -1,4 +1,4 @@
-//! What the optimizer of a rank holds, measured where it is.
+//! Measures the memory of a rank's optimizer: state and gradients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 
-/// What the optimizer of a rank has met and held: measured, not computed from any formula. Clones measure together.
+/// The steps of a rank's optimizer and the bytes that it held: measured, not computed from a formula. Clones share the values.
 #[derive(Clone, Debug, Default)]
 pub struct Held(Arc<Counts>);
 
@@ -31,12 +31,12 @@ impl Held {
         self.0.updates.load(Ordering::Relaxed)
     }
 
-    /// Bytes of its state's tensors and buffers after its first step, and of the parameters that it keeps beside them on the host.
+    /// Bytes of its state after its first step, and of the parameters that it keeps beside it on the host.
     pub fn state_bytes(&self) -> u64 {
         self.0.state_bytes.load(Ordering::Relaxed)
     }
 
-    /// The most bytes of gradients that there were at once.
+    /// The most bytes of gradients at one time.
     pub fn gradient_bytes(&self) -> u64 {
         self.0.gradient_bytes.load(Ordering::Relaxed)
     }
@@ -49,8 +49,8 @@ impl Held {
         self.0.gradient_bytes.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// Notes a step of so many elements, and measures the state if they are not those of the last: it is there after the first step, and stays
-    /// as large. Before a training with ranks a clone takes some steps of a few elements, to see that it can be sharded.
+    /// Records a step of `elements`, and measures the state if their number has changed: its size is fixed after the first step. Before
+    /// a training with ranks a clone takes some steps of a few elements, to check that it can be sharded.
     pub(super) fn note_step(&self, elements: usize, measure: impl FnOnce() -> u64) {
         let elements = elements as u64;
         if self.0.elements.swap(elements, Ordering::Relaxed) != elements {

@@ -1,8 +1,8 @@
 //! A multi-worker data loader that delivers the same batches in the same order on every run.
 //!
-//! Burn's multi-threaded loader delivers a batch when its worker has it, so the order is the scheduler's. Here worker `w`
-//! of `n` prepares the batches `w, w + n, ..`, each into a bounded channel of its own, and the reader takes one from each
-//! in turn.
+//! Burn's multi-threaded loader delivers a batch when its worker has it, so the order depends on the scheduler. Here worker `w`
+//! of `n` prepares the batches `w, w + n, ..` and sends them to its own bounded channel, and the reader takes one batch from each
+//! channel in turn.
 
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -25,14 +25,14 @@ const PREFETCH: usize = 2;
 pub struct TokenBatch<B: Backend> {
     /// What the model reads, `[batch, time]`.
     pub inputs: Tensor<B, 2, Int>,
-    /// What it should say, `[batch, time]`.
+    /// The tokens that it should predict, `[batch, time]`.
     pub targets: Tensor<B, 2, Int>,
 }
 
 /// Loads the [windows](Windows) of one epoch after the other: each [`iter`](DataLoader::iter) is the next epoch.
 pub struct WindowLoader<B: Backend> {
     windows: Arc<Windows>,
-    /// Numbers of sequences: of every epoch, what a [slice](DataLoader::slice) is left with.
+    /// The numbers of the sequences in every epoch, which a [slice](DataLoader::slice) reduces.
     items: Range<usize>,
     workers: usize,
     next_epoch: AtomicUsize,
@@ -77,8 +77,8 @@ impl<B: Backend> WindowLoader<B> {
 impl<B: Backend> DataLoader<B, TokenBatch<B>> for WindowLoader<B> {
     /// Starts the next epoch: its workers, and the random numbers of its steps.
     ///
-    /// With the numbers a function of seed and epoch, a training that goes on from a record draws the dropout masks that
-    /// it would have drawn without the break.
+    /// The random numbers are a function of seed and epoch, so a resumed training draws the same dropout masks as one without
+    /// the break.
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<TokenBatch<B>> + 'a> {
         let epoch = self.next_epoch.fetch_add(1, Ordering::Relaxed);
         let rank = self.windows.rank_of(self.items.start);
@@ -131,7 +131,7 @@ impl<B: Backend> Epoch<B> {
                     for index in (worker..batches).step_by(stride) {
                         let end = ((index + 1) * batch).min(items.len());
                         let rows = windows.cut(epoch, &items[index * batch..end]);
-                        // Nobody reads any more: the epoch was left early.
+                        // The reader is gone: the epoch was left early.
                         if sender.send(rows).is_err() {
                             return;
                         }
@@ -157,7 +157,7 @@ impl<B: Backend> Epoch<B> {
         }
     }
 
-    /// Uploaded by the thread that will use it: lazy backends keep a queue for each thread.
+    /// Uploads on the thread that uses the tensor, because lazy backends keep a queue for each thread.
     fn upload(&self, values: Vec<i32>, rows: usize) -> Tensor<B, 2, Int> {
         Tensor::from_data(TensorData::new(values, [rows, self.context]), &self.device)
     }
@@ -178,7 +178,7 @@ impl<B: Backend> Iterator for Epoch<B> {
         }
         let queue = &self.queues[self.next_batch % self.queues.len()];
         let Ok(rows) = queue.recv() else {
-            // A worker ends before its last batch only when it panics: so does its reader.
+            // A worker ends before its last batch only by a panic, which is passed on to the reader.
             let panic = self.stop().expect_err("a worker that is gone panicked");
             resume_unwind(panic);
         };
@@ -201,13 +201,13 @@ impl<B: Backend> Drop for Epoch<B> {
     fn drop(&mut self) {
         let tokens = self.progress.items_processed * self.context;
         self.pace.add(tokens, self.started.elapsed());
-        // What a worker panicked with has been passed on by `next`, or nobody asked for it.
+        // `next` has passed on a worker's panic, or the reader did not need the batch.
         let _ = self.stop();
     }
 }
 
-/// Tokens read from a loader and the time that took, over all its epochs so far: as a training epoch reads its batches
-/// to the end, the speed of training without validation and records.
+/// Tokens read from a loader and the time for them, over all its epochs so far: the speed of training without validation and
+/// records.
 #[derive(Clone, Debug, Default)]
 pub struct Pace(Arc<Mutex<(usize, Duration)>>);
 

@@ -11,7 +11,7 @@ use burn::train::metric::{
 #[derive(Clone, Copy, Debug)]
 pub struct Nats(pub f64);
 
-/// The exponential of the mean loss: between how many bytes the model is undecided.
+/// The exponential of the mean loss.
 ///
 /// Burn's own `PerplexityMetric` computes it from the logits, which would have to come to the host every step.
 #[derive(Clone, Debug, Default)]

@@ -30,7 +30,7 @@ pub enum OptimizerConfig {
     Adagrad(AdagradParams),
 }
 
-/// Of [`OptimizerConfig::Adam`] and [`OptimizerConfig::AdamW`].
+/// The parameters of [`OptimizerConfig::Adam`] and [`OptimizerConfig::AdamW`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AdamParams {
@@ -44,7 +44,7 @@ pub struct AdamParams {
     pub weight_decay: f64,
 }
 
-/// Of [`OptimizerConfig::Sgd`].
+/// The parameters of [`OptimizerConfig::Sgd`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SgdParams {
@@ -60,7 +60,7 @@ pub struct SgdParams {
     pub weight_decay: f64,
 }
 
-/// Of [`OptimizerConfig::Adagrad`].
+/// The parameters of [`OptimizerConfig::Adagrad`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AdagradParams {
@@ -175,7 +175,7 @@ pub enum NamedState<B: Backend, const D: usize> {
 }
 
 impl<B: Backend> Named<B> {
-    /// The optimizer of a configuration; its learning rate is the schedule's affair.
+    /// The optimizer of a configuration, without its learning rate, which the schedule sets.
     pub fn new(config: &OptimizerConfig) -> Self {
         let decay = |penalty: f64| (penalty > 0.0).then(|| WeightDecayConfig::new(penalty as f32));
         match config {
@@ -226,7 +226,7 @@ pub fn state_bytes(config: &OptimizerConfig) -> u64 {
     }
 }
 
-/// What `match` arms below do alike for every optimizer.
+/// Steps the chosen optimizer with its state, by two `match` arms for each optimizer.
 macro_rules! step {
     ($optimizer:expr, $state:expr, ($lr:expr, $tensor:expr, $gradient:expr): $($name:ident)*) => {
         match ($optimizer, $state) {

@@ -171,7 +171,7 @@ pub enum Amp {
 }
 
 impl Options {
-    /// What clap cannot see: options that contradict each other.
+    /// Finds options that contradict each other, which clap cannot see.
     ///
     /// # Errors
     ///
@@ -184,7 +184,7 @@ impl Options {
                 width.next_multiple_of(heads)
             )));
         }
-        // clap waives a requirement that other options are in conflict with.
+        // clap ignores a requirement if another option conflicts with it.
         if let (Some(limit), None) = (self.memory_limit, self.effective_batch) {
             return Err(GptError::Options(format!(
                 "--memory-limit {limit} is for --effective-batch, which is not given: --batch and --accum take what they take"
@@ -201,7 +201,7 @@ impl Options {
         Ok(())
     }
 
-    /// What the processes of a job must have alike beside their settings.
+    /// The options that must be the same in all processes of a job, beside their settings.
     pub(super) fn start(&self) -> impl fmt::Debug + use<> {
         let Self {
             steps,
@@ -279,7 +279,7 @@ fn stage(text: &str) -> Result<Stage, String> {
     Stage::try_from(number)
 }
 
-/// Of which the bytes can be counted.
+/// Mebibytes whose number of bytes fits into a `u64`.
 pub(crate) fn mebibytes() -> RangedU64ValueParser<u64> {
     RangedU64ValueParser::new().range(1..=u64::MAX >> 20)
 }

@@ -91,7 +91,7 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Located<B, M> {
         Ok(Self { place, held })
     }
 
-    /// What there is of state, and of parameters beside it on the host.
+    /// Bytes of the state, and of the parameters beside it on the host.
     fn state_bytes(&self) -> u64 {
         match &self.place {
             Place::Device(optimizer) => bytes_of::<B, _>(optimizer.to_record()),
@@ -112,11 +112,11 @@ fn bytes_of<B: Backend, R: Record<B>>(record: R) -> u64 {
 }
 
 impl<B: AutodiffBackend, M: AutodiffModule<B>> Place<B, M> {
-    /// Goes on from the state of a run that had it in another place.
+    /// Loads the state of a run that kept it in another place.
     ///
     /// # Panics
     ///
-    /// The state is another optimizer's: the directory of a run says which it is, and was compared.
+    /// If the state is another optimizer's. The optimizer named in the run's directory has been compared before.
     fn load_carried(self, record: LocatedRecord<B>) -> Self {
         const OTHER: &str =
             "the record is that of another optimizer: resume with the one of its run";
@@ -223,7 +223,7 @@ impl<B: AutodiffBackend> Placed<B> {
             Ranks::One(clipped(Located::new(config, held)?, max_norm))
         } else {
             let clip = clipped(Located::new(config, held)?, max_norm);
-            // A rank meets a shard of the gradients, and only all together know the norm.
+            // A rank has only a shard of the gradients, so the norm is reduced over all ranks.
             let norm = clip.norm();
             let zero = ZeroOptimizer::in_learner(clip, config.zero.settings());
             Ranks::Many(zero.with_norm(move |value| norm.provide(value)))

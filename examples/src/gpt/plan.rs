@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Epochs of a training: what lies between two validations.
+/// Epochs of a training: the steps between two validations.
 ///
 /// Their lengths add up to the steps exactly and differ by at most one step.
 ///

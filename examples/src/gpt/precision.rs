@@ -1,4 +1,4 @@
-//! Mixed precision: the only file of the example that knows about it, but for `job.rs`, which reads it from DeepSpeed's file.
+//! Mixed precision. Only this file and `job.rs`, which reads it from DeepSpeed's file, depend on it.
 
 use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
@@ -15,12 +15,12 @@ use burn_zero::Sharded;
 use super::error::GptError;
 use super::options::Amp;
 
-/// The backend that trains on `B`, whatever the precision, whatever becomes of activations and however many ranks there are:
-/// one type, so the training is compiled once for each backend.
+/// The backend that trains on `B`, for every precision, every choice for activations and every number of ranks: one type, so the
+/// training is compiled once for each backend.
 pub type Training<B> = Autocast<Sharded<Autodiff<Remat<B>>>, Configured>;
 
 impl Amp {
-    /// Autocast and PyTorch's loss scaling: only f16 is in need of the latter.
+    /// Autocast and PyTorch's loss scaling, which only f16 needs.
     pub fn configs(self) -> (AmpConfig, GradScalerConfig) {
         match self {
             Self::Off => (AmpConfig::off(), GradScalerConfig::disabled()),
@@ -68,7 +68,7 @@ impl Precision {
         }
     }
 
-    /// A loss scale that collapses interrupts the training.
+    /// Makes a collapse of the loss scale interrupt the training.
     #[must_use]
     pub fn with_interrupter(mut self, interrupter: &Interrupter) -> Self {
         self.scaler = self.scaler.with_interrupter(interrupter.clone());

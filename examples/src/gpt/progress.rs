@@ -1,4 +1,4 @@
-//! Progress where stdout is not a terminal: a line now and then, and one for each epoch.
+//! Progress where stdout is not a terminal: a line every ten seconds, and one for each epoch.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Activation recomputation: beside [`Activations`] the only file of the example that knows about it.
+//! Activation recomputation. Only this file and [`Activations`] depend on it.
 
 use std::cell::Cell;
 use std::fmt;
@@ -25,15 +25,15 @@ pub enum Checkpoint {
     /// Activations stay in memory.
     #[default]
     None,
-    /// Those of a block are dropped at its end and computed once more in backward.
+    /// The activations of a block are dropped at its end and computed once more in backward.
     Block,
-    /// As `Block`, but for the results of matrix products.
+    /// As `Block`, but the results of matrix products are kept.
     KeepCompute,
-    /// Those of a block are moved to the host at its end.
+    /// The activations of a block are moved to the host at its end.
     Offload,
-    /// What does not fit into so many mebibytes is dropped, whatever is cheapest to compute once more.
+    /// Activations beyond this many mebibytes are dropped, the cheapest to compute once more first.
     BudgetMib(u64),
-    /// As `BudgetMib`, in percent of what a step takes without.
+    /// As `BudgetMib`, in percent of the memory of a step without a budget.
     BudgetPercent(u8),
 }
 
@@ -118,13 +118,13 @@ impl From<Checkpoint> for String {
     }
 }
 
-/// What this thread holds of activations, for as long as this lives.
+/// The budget for activations on this thread, in force until this is dropped.
 pub struct Recompute {
     budget: Option<InstalledBudget>,
 }
 
 impl Recompute {
-    /// Puts a budget into force on this thread, if there is one, and counts from here.
+    /// Puts a budget into force on this thread, if there is one, and starts to count recomputation.
     pub fn install(checkpoint: Checkpoint) -> Self {
         RematStats::reset_thread();
         Self {
@@ -132,7 +132,7 @@ impl Recompute {
         }
     }
 
-    /// Shows what activations take and what came back, where they are not just kept.
+    /// Shows the memory of activations and how much was recomputed or uploaded, unless all are kept.
     pub fn watch<LC: LearningComponentsTypes>(
         checkpoint: Checkpoint,
         training: SupervisedTraining<LC>,
@@ -166,7 +166,7 @@ impl Recompute {
     }
 }
 
-/// What was not kept for backward and came back.
+/// Activations that were not kept and were recomputed or uploaded for backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Replayed {
     /// Operations that were computed once more.

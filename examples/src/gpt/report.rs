@@ -13,7 +13,7 @@ use super::options::Options;
 use super::ranks::{Expected, RankFigures};
 use super::recompute::Replayed;
 
-/// What `report.json` holds.
+/// The content of `report.json`.
 ///
 /// Losses, skipped steps and sample are the same on every run with the same options, text and machine; speed and memory
 /// are measured.
@@ -25,11 +25,11 @@ pub struct Report {
     pub valid_loss: f64,
     /// Bytes of text trained on in a second, without validation and records; of this process only when it resumed a run.
     pub tokens_per_second: f64,
-    /// The most memory that was resident in this process, on the host; nothing where the system does not tell.
+    /// The peak of this process's resident memory on the host; `None` where the system does not report it.
     pub peak_bytes: Option<u64>,
     /// Micro-batches that were skipped because a gradient was not finite.
     pub skipped_steps: u64,
-    /// What was not kept for backward and came back, as `--checkpoint` chose.
+    /// Activations that were recomputed or uploaded for backward, as `--checkpoint` chose.
     pub replayed: Replayed,
     /// Windows in total: updates, had nothing been skipped.
     pub steps: usize,
@@ -159,7 +159,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// The most memory that was resident in this process: Linux keeps it; elsewhere it is not known.
+/// The peak of this process's resident memory, which only Linux records.
 pub fn peak_bytes() -> Option<u64> {
     parse_peak(&fs::read_to_string("/proc/self/status").ok()?)
 }

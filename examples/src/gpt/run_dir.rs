@@ -20,7 +20,7 @@ use super::settings::Settings;
 use super::text::Text;
 use super::windows::hash;
 
-/// What the figures of a run depend on.
+/// The settings that the figures of a run depend on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Start {
     options: Options,
@@ -33,9 +33,9 @@ struct Start {
     text_hash: u64,
 }
 
-/// Options that may change when a run is resumed: they leave its records valid and its updates what they are. Of an
-/// update's sequences only the number must stay: epochs hold whole windows, and an optimizer's record can be loaded under
-/// another window.
+/// Options that may change when a run is resumed, because its records stay valid and its updates the same. The number of sequences
+/// in an update must stay, but not how they fall into micro-batches: epochs hold whole windows, and an optimizer's record can be
+/// loaded under another window.
 const FREE: [&str; 16] = [
     "accum",
     "amp",
@@ -55,7 +55,7 @@ const FREE: [&str; 16] = [
     "zero",
 ];
 
-/// Of the file of `--config`, what may not.
+/// Sections of the file of `--config` that may not change.
 const FIXED: [&str; 3] = ["optimizer", "scheduler", "gradient_clipping"];
 
 /// Names of the three records of an epoch, Burn's.
@@ -64,8 +64,8 @@ const RECORDS: [&str; 3] = ["model", "optim", "scheduler"];
 /// Name of the report in the directory of a run.
 pub const REPORT: &str = "report.json";
 
-/// Prepares a new run and clears away the one that was there, or checks that the one that is there can go on: then it
-/// returns the epoch whose record to go on from.
+/// Prepares a new run and removes an earlier one from the directory; or, to resume, checks that the run there can continue and
+/// returns the epoch of its last record.
 ///
 /// # Errors
 ///
@@ -180,7 +180,7 @@ impl RunDir {
             .collect();
         let fixed = FIXED.into_iter().filter(|key| then[key] != now[key]);
         differences.extend(fixed.map(|key| format!("{key} was {} and is {}", then[key], now[key])));
-        // Runs of one batch an update did not write it.
+        // Runs with one batch per update did not write it.
         let sequences = |start: &Value| {
             let written = start["effective_batch"].as_u64();
             written.or_else(|| start["options"]["batch"].as_u64())
@@ -229,8 +229,8 @@ fn fingerprint(text: &Text) -> u64 {
     bytes.fold(0, |state, byte| hash(state, u64::from(*byte)))
 }
 
-/// Burn's named MessagePack files in full precision, each of which is there as a whole or not at all: a training that is
-/// killed while it writes leaves the records before.
+/// Burn's named MessagePack files in full precision, written atomically: a training that is killed while it writes leaves the
+/// earlier records intact.
 #[derive(Clone, Debug, Default)]
 pub struct WholeFileRecorder(NamedMpkFileRecorder<FullPrecisionSettings>);
 

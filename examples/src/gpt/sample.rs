@@ -5,13 +5,13 @@ use burn::prelude::*;
 use super::model::Gpt;
 use super::windows::hash;
 
-/// What the sample continues.
+/// The text that the sample continues.
 const PROMPT: &str = "/// ";
 
-/// Below 1 the likely bytes become likelier.
+/// Divides the logits: below 1 the likely bytes become likelier.
 const TEMPERATURE: f64 = 0.7;
 
-/// Writes `length` bytes, one after the other, each drawn from what the model says comes next.
+/// Writes `length` bytes, each drawn from the model's distribution of the next byte.
 ///
 /// The same model and seed give the same text.
 pub fn sample<B: Backend>(model: &Gpt<B>, length: usize, seed: u64, device: &B::Device) -> String {
@@ -29,7 +29,7 @@ pub fn sample<B: Backend>(model: &Gpt<B>, length: usize, seed: u64, device: &B::
     printable(&bytes)
 }
 
-/// The text of the bytes, without what a terminal would obey: a model that has learned little writes any byte.
+/// The text of the bytes, with control characters replaced: a model that has learned little writes any byte.
 fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let harmless = |c: char| !c.is_control() || matches!(c, '\n' | '\t');

@@ -1,4 +1,4 @@
-//! What the Learner asks of the model: a step of training, and one of validation.
+//! The model's training step and validation step for the Learner.
 
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
@@ -11,14 +11,14 @@ use super::loader::TokenBatch;
 use super::metric::Nats;
 use super::model::Gpt;
 
-/// What the metrics get to see of a step: its loss alone, so that a step waits for one number and not for all logits.
+/// The output of a step for the metrics: only the loss, so that a step waits for one number and not for all logits.
 pub struct LossOutput<B: Backend> {
     loss: Tensor<B, 1>,
 }
 
 impl<B: AutodiffBackend> TrainStep for Gpt<B> {
     type Input = TokenBatch<B>;
-    /// On the inner backend: the metrics shall not keep the tape.
+    /// On the inner backend, so that the metrics do not keep the tape.
     type Output = LossOutput<B::InnerBackend>;
 
     fn step(&self, batch: TokenBatch<B>) -> TrainOutput<Self::Output> {
@@ -49,7 +49,7 @@ impl<B: Backend> ItemLazy for LossOutput<B> {
     }
 }
 
-/// From one process to another: the metrics are those of all ranks.
+/// Sent from one process to another, because the metrics are those of all ranks.
 impl<B: Backend> RankItem for LossOutput<B> {
     fn into_bytes(self) -> Vec<u8> {
         let loss: f32 = self.loss.into_scalar().elem();

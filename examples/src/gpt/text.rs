@@ -109,7 +109,7 @@ fn sources(root: &Path) -> Result<Vec<PathBuf>, GptError> {
                 .file_type()
                 .map_err(GptError::io("inspect", entry.path()))?;
             let path = entry.path();
-            // Links are not followed: they could lead out of the repository, or round in circles.
+            // Links are not followed: they could lead out of the repository or form a cycle.
             if kind.is_dir() && !is_generated(&path) {
                 directories.push(path);
             } else if kind.is_file() && is_source(&path) {

@@ -52,7 +52,7 @@ pub fn train<B: AutodiffBackend>(
         let config = &settings.job.config;
         Precision::install::<B>(config.amp, &config.scaler, &device)?
     };
-    // What cannot be is found before anything is written.
+    // Finds an invalid configuration before anything is written.
     Placed::<B>::new(&settings.job.config, world.size(), &Held::default())?;
     let text = Text::load(&settings.options.text)?;
     text.check(settings.options.context)?;
@@ -73,7 +73,7 @@ pub fn train<B: AutodiffBackend>(
     world.run(|rank| run.train(&rank))
 }
 
-/// What the ranks of a process have in common.
+/// The values that the ranks of a process share.
 struct Run<B: AutodiffBackend> {
     settings: Settings,
     precision: Precision,
@@ -129,7 +129,7 @@ impl<B: AutodiffBackend> Run<B> {
             SupervisedTraining::new(directory, Arc::new(train_loader), Arc::new(valid_loader))
                 .metrics((LossMetric::<Flex>::new(), Perplexity::default()))
                 .metric_train_numeric(LearningRateMetric::new())
-                // Two, so that a whole one is there while the last is being written.
+                // Two, so that one is complete while the last is being written.
                 .with_checkpointing_strategy(KeepLastNCheckpoints::new(2))
                 .with_file_checkpointer(WholeFileRecorder::default())
                 .with_interrupter(interrupter.clone())
@@ -147,7 +147,7 @@ impl<B: AutodiffBackend> Run<B> {
             let screen = TuiMetricsRendererWrapper::new(interrupter.clone(), resumed);
             match rank.world_size() {
                 1 => training.renderer(updates.show(screen)),
-                // There iterations are batches, as in Burn.
+                // With several ranks, iterations are batches, as in Burn.
                 _ => training.renderer(screen),
             }
         } else {
@@ -160,7 +160,7 @@ impl<B: AutodiffBackend> Run<B> {
         let recompute = Recompute::install(options.checkpoint);
         training = Recompute::watch(options.checkpoint, training);
         let trained = training.launch(learner);
-        // Gives the terminal back.
+        // Restores the terminal.
         drop(trained.renderer);
 
         let epochs = history.epochs();
@@ -217,7 +217,7 @@ impl<B: AutodiffBackend> Run<B> {
         rank.number_of_first("first epoch", first_epoch)
     }
 
-    /// Says what begins.
+    /// Prints the settings of the training before it begins.
     fn announce(&self, parameters: usize, first_epoch: usize, expected: &Expected) {
         let Self {
             settings,

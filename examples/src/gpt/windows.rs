@@ -34,7 +34,7 @@ impl Batches {
     }
 }
 
-/// Where the windows lie.
+/// The positions of the windows in the text.
 #[derive(Clone, Copy, Debug)]
 enum Order {
     /// Anywhere; each step of the plan reads new ones.
@@ -52,7 +52,7 @@ enum Order {
 pub struct Rows {
     /// What the model reads.
     pub inputs: Vec<i32>,
-    /// What it should say.
+    /// The bytes that it should predict.
     pub targets: Vec<i32>,
     /// Number of sequences.
     pub rows: usize,
@@ -62,8 +62,8 @@ impl Windows {
     /// Random windows for training: an update's batches for each step of the plan. Which windows a step reads depends on their
     /// number alone, however it falls into batches and ranks.
     ///
-    /// Sequences are numbered rank by rank: an equal part of the numbers of the longest epoch is a rank's, and its batches are
-    /// those that come to it when an epoch's are dealt out in turn.
+    /// Sequences are numbered rank by rank: each rank has an equal part of the numbers of the longest epoch. The batches of an epoch are
+    /// assigned to the ranks in turn.
     ///
     /// # Panics
     ///
@@ -127,7 +127,7 @@ impl Windows {
         }
     }
 
-    /// The sequences of an epoch among these numbers: a shorter one than the longest lacks the last ones of each rank.
+    /// The sequences of an epoch among these numbers: an epoch shorter than the longest lacks the last ones of each rank.
     pub fn items(&self, epoch: usize, numbers: Range<usize>) -> Vec<usize> {
         let Order::Random {
             plan, step_items, ..
@@ -151,7 +151,7 @@ impl Windows {
         number / (self.most_items() / self.batches.ranks).max(1)
     }
 
-    /// What seeds the random numbers of a rank in an epoch's steps; nothing where no step draws any.
+    /// The seed of a rank's random numbers in an epoch's steps; `None` where no step draws any.
     pub fn epoch_seed(&self, rank: usize, epoch: usize) -> Option<u64> {
         match self.order {
             Order::Random { seed, plan, .. } => {
@@ -187,7 +187,7 @@ impl Windows {
                 plan,
                 step_items,
             } => {
-                // Numbered from the start of the training: how the steps fall into epochs does not change them.
+                // Numbered from the start of the training, so that they do not depend on the epochs.
                 let number = plan.steps_of(epoch).start * step_items + item;
                 (hash(seed, number as u64) % (last as u64 + 1)) as usize
             }

@@ -1,6 +1,6 @@
 //! The estimate of a step against the heap of the same step on burn-flex.
 //!
-//! The heap is the process's, so the tests take turns.
+//! The tests run one at a time, because they share the process's heap.
 
 mod programs;
 
@@ -22,13 +22,13 @@ use programs::{Cnn, EncoderDecoder, Gpt, Mlp, Program, Recurrent};
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// A turn with the heap and the default device.
+/// Locks the heap and the default device for one test.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A program's optimizer: AdamW over windows of so many micro-batches.
+/// A program's optimizer: AdamW over windows of micro-batches.
 type Windows<B, M> = MultiSteps<OptimizerAdaptor<AdamW, M, B>>;
 
 /// One update.
@@ -47,7 +47,7 @@ fn update<B: AutodiffBackend, P: Program>(
     model
 }
 
-/// What is measured or estimated of a program.
+/// A program and its settings, measured and estimated.
 struct Case<'a, P> {
     program: &'a P,
     micro_batches: usize,
@@ -99,7 +99,7 @@ impl<P: Program> Case<'_, P> {
         F: AutodiffBackend,
         E: AutodiffBackend<Device = MetaDevice>,
     {
-        // Worker threads and their stacks.
+        // The first run starts worker threads, whose stacks must not count.
         self.heap::<F>();
         let heap = self.heap::<F>();
         let estimate = self.estimate::<E>();

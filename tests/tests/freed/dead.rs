@@ -1,5 +1,5 @@
-//! A branch of the tape that no loss reaches: until the next backward pass Burn keeps what it saved, and so does `Remat` of it
-//! what is resident; never more than that.
+//! A branch of the tape that no loss reaches: until the next backward pass Burn keeps the tensors that the branch saved. `Remat` keeps
+//! those of them that are resident, and no more.
 
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -45,7 +45,7 @@ fn dead_branches_hold_no_more_than_burns<I: Backend>() {
     let plain = measure::<I, Autodiff<I>>(Hold::Scopes(Activations::Keep));
     println!("plain {plain:?}");
     assert!(plain.held > 1 << 20, "{plain:?}");
-    // Burn's own: the tape is swept by the next backward pass, not before.
+    // Burn's own behaviour: the next backward pass sweeps the tape, not earlier.
     assert!(plain.dropped > plain.held / 10 * 9, "{plain:?}");
     assert!(plain.swept < plain.held / 100, "{plain:?}");
 
@@ -59,7 +59,7 @@ fn dead_branches_hold_no_more_than_burns<I: Backend>() {
     ] {
         let bytes = managed(hold);
         println!("{hold:?} {bytes:?}");
-        // Handles and recipes are on the heap: some bytes an operation.
+        // Handles and recipes take some bytes of the heap per operation.
         let of_plain = |bytes: u64| bytes as f64 / plain.dropped as f64;
         assert!(of_plain(bytes.dropped) < part + 0.05, "{hold:?}: {bytes:?}");
         assert!(of_plain(bytes.swept) < 0.05, "{hold:?}: {bytes:?}");

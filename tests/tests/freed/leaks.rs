@@ -1,4 +1,4 @@
-//! Nothing stays from step to step.
+//! No memory stays in use from step to step.
 
 use burn::backend::Autodiff;
 use burn::module::Module;
@@ -31,7 +31,7 @@ impl Most {
         *most = in_use::<B>(counters).max(*most);
     }
 
-    /// Fails where more is in use later than was at first.
+    /// Fails if more is in use later than at first.
     fn assert_flat(&self, what: &str, counters: BackendName) {
         let Self { early, late } = self;
         println!("{what}: {early} bytes in the first fifth of the steps, {late} in the others");

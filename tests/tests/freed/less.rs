@@ -12,13 +12,13 @@ use super::{Hold, Training, counters, idle, in_use, most_in_use, turn};
 struct Bytes {
     /// After the forward pass: what the tape holds.
     forward: u64,
-    /// At most, in three steps; on a device it may be less.
+    /// The peak of three steps; on a device, a lower bound of it.
     peak: u64,
     /// After backward, once the gradients are gone.
     left: u64,
 }
 
-/// What a forward and backward pass over six blocks holds.
+/// Bytes in use in a forward and backward pass over six blocks.
 fn measure<I: Backend, B: AutodiffBackend<Device = I::Device>>(hold: Hold) -> Bytes {
     let counters = counters::<I>();
     let (training, budget) = Training::<B>::warm(hold);
@@ -74,15 +74,15 @@ fn scopes_and_budgets_lower_what_is_in_use<I: Backend>() {
         // Flex's tensors are in host memory to begin with.
         assert!(part(offload.forward, plain.forward) < 0.35);
     }
-    // Backward brings back what it needs, and no more of it at a time than a block. What plain holds at most is at least what
-    // its tape holds, however rarely it was looked at.
+    // Backward brings back what it needs, at most a block at a time. The peak of the plain training is at least what its tape
+    // holds, even if the samples missed it.
     for lower in [recompute, keep_compute, budget] {
         assert!(part(lower.peak, plain.forward) < 0.9, "{lower:?}");
     }
     for none in [plain, unused, recompute, keep_compute, offload] {
         assert!(part(none.left, plain.forward) < 0.01, "{none:?}");
     }
-    // What a budget knows of tensors that are gone is on the heap until it tidies up.
+    // A budget's records of freed tensors stay on the heap until it cleans up.
     assert!(part(budget.left, plain.forward) < 0.05, "{budget:?}");
 }
 

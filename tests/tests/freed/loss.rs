@@ -28,7 +28,7 @@ fn peak<B: AutodiffBackend>(
         assert!(weight.grad(&gradients).is_some());
         in_use::<B>(counters);
     };
-    // Kernels are chosen.
+    // Kernels are chosen in the first step.
     step();
     let before = idle::<B>(counters);
     most_in_use(counters, step) - before

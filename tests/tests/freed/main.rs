@@ -1,6 +1,6 @@
-//! What is evicted is really freed: bytes in use, as the runtime below the backend counts them; on Flex those of the heap.
+//! Evicted tensors are freed: the tests read the bytes in use, as the runtime below the backend counts them; on Flex those of the heap.
 //!
-//! The heap is the process's, so the tests take turns.
+//! The tests run one at a time, because they share the process's heap.
 
 mod dead;
 mod leaks;
@@ -22,13 +22,13 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// A turn with the heap.
+/// Locks the heap for one test.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Which counters are those of an inner backend.
+/// The counters of an inner backend.
 fn counters<I: Backend>() -> BackendName {
     let name = I::name(&I::Device::default());
     match name {
@@ -120,7 +120,7 @@ impl<B: Backend> Training<B> {
 }
 
 impl<B: AutodiffBackend> Training<B> {
-    /// A GPT of six blocks, after its first pass: kernels are chosen, and what is made once is made.
+    /// A GPT of six blocks after its first pass, which chooses kernels and makes all lasting allocations.
     fn warm(hold: Hold) -> (Self, Option<InstalledBudget>) {
         let config = GptConfig::new(32, 6, 2, 32).with_vocabulary(32);
         let training = Self::new(&config, hold.activations(), 8);
@@ -129,7 +129,7 @@ impl<B: AutodiffBackend> Training<B> {
         (training, budget)
     }
 
-    /// So many steps with AdamW; `done` is called after each.
+    /// Takes `steps` steps with AdamW; `done` is called after each.
     fn steps(self, steps: usize, mut done: impl FnMut(usize)) {
         let mut optimizer = AdamWConfig::new().init();
         let Self { mut model, batch } = self;

@@ -1,4 +1,4 @@
-//! Errors name what is wrong, and what would be right.
+//! Errors name the wrong value and the valid ones.
 
 use std::panic::catch_unwind;
 

@@ -112,8 +112,8 @@ fn f16<B: Backend>() {
 
 tests::on_every_backend!(bf16, f16);
 
-/// To f32 rounding on Flex alone: GELU's derivative, which CubeCL leaves to Burn's fallback, is only good to 8e-4 there with or
-/// without this crate, and that `Off` is the bare backend is another law.
+/// To f32 rounding, on Flex alone: CubeCL leaves GELU's derivative to Burn's fallback, whose error is up to 8e-4 with or without
+/// this crate. Another law tests that `Off` is the bare backend.
 #[test]
 fn f32() {
     check::<Autodiff<Flex>>("f32", 2e-6);

@@ -28,9 +28,9 @@ const WIDTH: usize = 10;
 const CLASSES: usize = 37;
 const STEPS: usize = 3;
 const IGNORED: i64 = -100;
-/// Of sums in another order.
+/// The tolerance for f32 sums in another order.
 const ROUNDING: f32 = 1e-5;
-/// Of f16 products.
+/// The tolerance for f16 products.
 const F16_ROUNDING: f32 = 5e-3;
 
 /// The last part of a language model, whose output layer is its embedding.
@@ -78,7 +78,7 @@ impl<B: Backend> Net<B> {
         checkpoint(|| embedded.matmul(self.inner.val()).tanh() * 2.0)
     }
 
-    /// Of full logits, the mean.
+    /// The mean loss from full logits.
     fn full(&self, step: usize) -> Tensor<B, 1> {
         let logits = self.hidden(step).matmul(self.embedding.val().transpose());
         let logits = logits + self.bias.val().unsqueeze();
@@ -86,7 +86,7 @@ impl<B: Backend> Net<B> {
         loss.forward(logits, tokens(step + 1, false))
     }
 
-    /// Of a part of the rows, in chunks.
+    /// The loss of a part of the rows, in chunks.
     fn chunked(
         &self,
         step: usize,

@@ -1,5 +1,5 @@
-//! Law: operands of different types never reach the inner backend, and what comes out is what f32 gives, to the rounding of
-//! the low type.
+//! Law: operands of different types never reach the inner backend, and results are those of f32, to the rounding of the low
+//! type.
 
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -253,7 +253,7 @@ fn nothing_mixed_arrives_behind_the_decorator() {
     check::<Spy<Flex>, Off>(FloatDType::F16);
 }
 
-/// Forward, backward, update and validation of whole models, with what reached the backend.
+/// Forward, backward, update and validation of whole models; returns the operations that reached the backend.
 fn train<M, N, P: Policy>() -> std::collections::BTreeSet<(&'static str, String)>
 where
     M: Classifier<Autocast<Autodiff<Spy<Flex>>, P>>

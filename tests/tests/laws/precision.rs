@@ -1,4 +1,4 @@
-//! What is left alone, what a scope and a configuration change, and for whom.
+//! Operations whose type does not change, and the effect of a scope and of a configuration on each thread.
 
 use std::sync::Mutex;
 use std::thread;
@@ -38,7 +38,7 @@ fn what_the_user_chose_is_left_alone() {
     assert_eq!(low.clone().tanh().dtype(), DType::F16);
     assert_eq!((low.clone() + low.clone()).dtype(), DType::F16);
     assert_eq!(low.reshape([16]).dtype(), DType::F16);
-    // Also where it undoes a lowering.
+    // Also if it undoes a lowering.
     let raised = x.clone().matmul(x).cast(DType::F32);
     assert_eq!((raised.clone() * raised).dtype(), DType::F32);
 
@@ -46,7 +46,7 @@ fn what_the_user_chose_is_left_alone() {
     assert_eq!(int.clone().matmul(int.clone()).dtype(), int.dtype());
 }
 
-/// What a low type cannot add up or address.
+/// Means and positions, which a low type cannot sum or address exactly.
 fn means_and_positions<I: Backend>() {
     type F<I> = Autocast<I, F16>;
     let device = I::Device::default();
@@ -81,7 +81,7 @@ fn what_is_computed_from_a_gradient_is_raised_but_not_lowered() {
         values(grad.clone().cast(DType::F16).square().sum()),
         [160000.0]
     );
-    // Written into another tensor it is still a gradient.
+    // A gradient that is written into another tensor is still a gradient.
     let packed = Tensor::zeros([2, 4], &Default::default()).slice_assign([0..2, 0..2], grad);
     assert_eq!(
         packed.clone().matmul(packed.transpose()).dtype(),
@@ -151,7 +151,7 @@ fn threads_have_their_own_scope() {
     });
 }
 
-/// One test at a time installs a process-wide configuration.
+/// Locks the process-wide configuration for one test.
 static INSTALLED: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -170,7 +170,7 @@ fn a_configuration_reaches_every_thread() {
             thread::spawn(product::<C>).join().expect("no panic"),
             expected
         );
-        // A fixed policy and a scope do not care.
+        // A fixed policy and a scope ignore the configuration.
         assert_eq!(product::<Autocast<Flex, Bf16>>(), DType::BF16);
         assert_eq!(autocast::<F16, _>(product::<C>), DType::F16);
     }

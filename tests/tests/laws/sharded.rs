@@ -1,4 +1,4 @@
-//! Ranks, stages and offload, on backends that compute when they like: reads are under way while others are asked for.
+//! Ranks, stages and offload on backends that compute asynchronously: several reads from the device are in progress at a time.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ use tests::compare::{relative_error, values};
 tests::on_every_backend!(ranks_are_one_rank, the_host_updates_as_the_device);
 
 const STEPS: usize = 4;
-/// Of the sum of a gradient's terms in another order, through four steps of AdamW, relative to a parameter's largest element.
+/// The tolerance for gradient sums in another order, after four steps of AdamW, relative to a parameter's largest element.
 const ROUNDING: f32 = 2e-5;
-/// Cut for 1 or 2 ranks.
+/// Rows of a batch, divided over 1 or 2 ranks.
 const ROWS: usize = 8;
 
 type Ranked<I> = Sharded<Autodiff<I>>;
 
-/// Its sizes divide by nothing.
+/// A model whose sizes are not divisible by the number of ranks.
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
     first: Param<Tensor<B, 2>>,
@@ -48,7 +48,7 @@ impl<B: Backend> Net<B> {
         }
     }
 
-    /// Of this rank's rows.
+    /// The loss of this rank's rows.
     fn loss(&self, step: usize, rank: usize, ranks: usize) -> Tensor<B, 1> {
         let rows = ROWS / ranks;
         let x = numbers::<B, 2>([ROWS, 7], 10 + step).narrow(0, rank * rows, rows);
@@ -90,7 +90,7 @@ where
     weights(&model)
 }
 
-/// On two ranks, which must end with the same weights.
+/// Trains on two ranks, which must end with the same weights.
 fn train_on_two<I: Backend, O>(
     sharding: &ZeroSettings,
     optimizer: impl Fn() -> O + Sync,
@@ -111,7 +111,7 @@ where
     trained[0].clone()
 }
 
-/// Several buckets even of this model.
+/// Settings with buckets so small that even this model has several.
 fn sharding(stage: Stage, gradients: Memory) -> ZeroSettings {
     ZeroSettings {
         bucket_elements: 30,
@@ -133,7 +133,7 @@ fn ranks_are_one_rank<I: Backend>() {
 }
 
 fn the_host_updates_as_the_device<I: Backend>() {
-    // With the numbers of Burn's.
+    // With the defaults of Burn's AdamW.
     let config = HostAdamWConfig {
         epsilon: 1e-5,
         weight_decay: 1e-4,

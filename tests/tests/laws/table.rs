@@ -40,7 +40,7 @@ fn sources(folder: &std::path::Path) -> Vec<PathBuf> {
 
 /// Where cargo keeps the source of the burn-backend in this workspace's lock file.
 fn burn_backend_source() -> PathBuf {
-    // Other platforms' dependencies may not be on this machine, so cargo is asked for this one's alone.
+    // Only this platform's dependencies: those of others may not be on this machine.
     let rustc = Command::new("rustc")
         .arg("-vV")
         .output()

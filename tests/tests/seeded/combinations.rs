@@ -19,9 +19,9 @@ use burn_zero::{
 use examples::gpt::model::{Activations, Gpt, GptConfig};
 use tests::compare::values;
 
-/// How far losses may be apart that differ in the order of f32 sums, relative to the first loss.
+/// The tolerance for losses that differ in the order of f32 sums, relative to the first loss.
 const F32_ROUNDING: f32 = 1e-5;
-/// How far those of bf16 may be from those of f32.
+/// The tolerance between losses of bf16 and of f32.
 const BF16_ROUNDING: f32 = 5e-3;
 
 const UPDATES: usize = 12;
@@ -33,7 +33,7 @@ const VOCABULARY: usize = 32;
 const RANKS: usize = 2;
 const WINDOW: usize = 2;
 
-/// What is on besides the backend.
+/// Which features are on.
 #[derive(Clone, Copy)]
 struct On {
     accumulation: bool,
@@ -107,7 +107,7 @@ fn window<O>(optimizer: O) -> MultiSteps<O> {
     MultiSteps::new(optimizer, AccumConfig::mean(WINDOW)).expect("a window of two")
 }
 
-/// On the backend `B`, from the weights `initial`.
+/// Trains on the backend `B` from the weights `initial`.
 fn run<B: AutodiffBackend>(initial: &[TensorData], on: On) -> Trained {
     let model = || {
         with_weights(
@@ -216,7 +216,7 @@ fn sixteen_combinations_reach_the_same_loss() {
                     "recomputation changes bits: mixed {mixed}, accumulation {accumulation}, {sharding:?}"
                 );
             }
-            // Sums of means are not means of sums: with accumulation stage 2 rounds otherwise.
+            // With accumulation stage 2 rounds differently: a sum of means is not a mean of sums.
             let exact = match accumulation {
                 true => &Stage::ALL[..2],
                 false => &Stage::ALL[..],

@@ -1,4 +1,4 @@
-//! Law: `Deferred` detection ends where `Sync` does, bit for bit, with overflows anywhere.
+//! Law: `Deferred` detection gives the same results as `Sync`, bit for bit, with overflows in any step.
 
 use burn::backend::Autodiff;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
@@ -42,7 +42,7 @@ fn trace<B: AutodiffBackend, M: Classifier<B> + burn::module::AutodiffModule<B>>
         value
     };
     let losses: Vec<_> = (0..STEPS).map(&mut step).collect();
-    // What the last step left, after its overflow.
+    // The state after the overflow of the last step.
     let last = step(STEPS);
     let state = (scaler.scale(), scaler.skipped_steps());
     let mut trace: Vec<_> = losses.into_iter().map(|loss| (loss, 0.0, 0)).collect();

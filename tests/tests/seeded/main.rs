@@ -1,7 +1,7 @@
 //! Laws that compare two runs from the same seed.
 //!
-//! Every backend has one random generator for the whole process, so each test here takes its turn, and no test that draws
-//! random numbers without it may be added to this binary.
+//! Every backend has one random generator for the whole process, so each test here locks it, and no test that draws random
+//! numbers without the lock may be added to this binary.
 
 mod cast_cache;
 mod combinations;
@@ -15,7 +15,7 @@ mod training;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A turn with the random generator.
+/// Locks the random generator for one test.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)

@@ -17,7 +17,7 @@ pub(super) fn train<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>() 
     train_around::<B, M>(|forward| forward())
 }
 
-/// As [`train`], with something around each forward pass.
+/// As [`train`], with a wrapper around each forward pass.
 pub(super) fn train_around<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>(
     around: impl Fn(&dyn Fn() -> Tensor<B, 1>) -> Tensor<B, 1>,
 ) -> Trained {

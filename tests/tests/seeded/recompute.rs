@@ -122,7 +122,7 @@ fn over_balanced_checkpointing<I: Backend>() {
     >();
 }
 
-/// By a budget alone: of a part of what a step takes, and of so little that it cannot be kept.
+/// With a budget alone: a part of a step's memory, and one so small that it cannot be kept.
 fn budgets<I: Backend>() {
     fn same<I: Backend, B: AutodiffBackend, R: AutodiffBackend, M, N>()
     where
@@ -155,8 +155,8 @@ fn budgets<I: Backend>() {
     same::<I, Autocast<Plain<I>, F16>, Autocast<Managed<I>, F16>, Decoder<_>, Decoder<_>>();
 }
 
-/// Fusion groups kernels by what is asked for when: an eviction makes other groups, which round otherwise in the last bits.
-/// Measured against the largest gradient of all: that of a bias before a batch norm is nothing but rounding.
+/// Fusion groups kernels by the order of the operations: an eviction makes other groups, which round differently in the last bits.
+/// Errors are relative to the largest gradient of all, because that of a bias before a batch norm is only rounding error.
 fn assert_close(one: &Trained, other: &Trained) {
     assert!(relative_error(&other.0, &one.0) < 1e-5, "losses");
     let all = |trained: &Trained| -> Vec<f32> {

@@ -72,7 +72,7 @@ fn the_metrics_show_what_came_back() {
     let replayed = log("Replayed_Operations.log");
     assert_eq!(replayed.len(), ITEMS.len());
     for (step, replayed) in (1..).zip(&replayed) {
-        // Another thread reads them, so they may be those of a later step.
+        // Another thread reads the metrics, so they may be those of a later step.
         assert!(
             (step * of_a_step..=6 * of_a_step).contains(&(*replayed as u64)),
             "step {step}: {replayed}, {of_a_step} each"

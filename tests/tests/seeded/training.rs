@@ -22,7 +22,7 @@ fn losses<B: AutodiffBackend, M: Classifier<B> + AutodiffModule<B>>(
     let mut optimizer = scaler.wrap(AdamConfig::new().init());
     (0..STEPS)
         .map(|step| {
-            // Four batches, over and over: something to learn.
+            // Four batches, repeated, so that there is something to learn.
             B::seed(&device, (step % 4) as u64);
             let loss = model.loss(16, &device);
             let value = values(loss.clone())[0];

@@ -58,16 +58,16 @@ impl<B: Backend> CausalSelfAttention<B> {
 
 /// `softmax(query keyᵗ / √features + mask) value`, the mask closing what lies after a query.
 ///
-/// Burn's `attention` computes the same, but its softmax is one for rows that may be masked whole and is differentiated
-/// through the row's maximum, which under autodiff is more work in every training step. Here no row is masked
-/// whole, as every token may read itself.
+/// Burn's `attention` computes the same, but its softmax supports fully masked rows and is differentiated through the row's
+/// maximum, which under autodiff costs more in every training step. Here no row is fully masked, because every token may read
+/// itself.
 ///
 /// # Shapes
 ///
 /// - query, key, value, output: `[batch, heads, time, features]`
 fn attend<B: Backend>(query: Tensor<B, 4>, key: Tensor<B, 4>, value: Tensor<B, 4>) -> Tensor<B, 4> {
     let [_, _, time, features] = query.dims();
-    // Scaled before the product: it is the smaller tensor, and the scores stay within the range of f16.
+    // The query is scaled before the product: it is smaller than the scores, and they stay within the range of f16.
     let scores = (query / (features as f64).sqrt()).matmul(key.transpose());
     let later = Tensor::<B, 2, Bool>::tril_mask([time, time], 0, &scores.device());
     let scores = scores.mask_fill(later.unsqueeze::<4>(), f32::NEG_INFINITY);

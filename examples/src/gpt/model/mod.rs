@@ -3,7 +3,7 @@
 //! Pre-norm, as in GPT-2: every branch reads a normalised copy of the residual stream and adds to the stream itself, so
 //! the stream stays in full precision from the embeddings to the last norm whatever a branch computes in.
 //!
-//! Nothing here knows which backend, or which decorators over it, the model will run on.
+//! Nothing here depends on the backend, or on the decorators over it.
 
 mod attention;
 mod block;
@@ -39,7 +39,7 @@ pub struct GptConfig {
     /// Probability that a dropout layer zeroes a feature.
     #[config(default = 0.0)]
     pub dropout: f64,
-    /// What becomes of a block's activations until backward.
+    /// What is done with a block's activations until backward.
     #[config(default = "Activations::Keep")]
     pub activations: Activations,
     /// How [`Gpt::loss`] is computed.

@@ -1,9 +1,9 @@
-//! What becomes of the activations of a block between forward and backward.
+//! Keeps, recomputes or offloads the activations of a block between forward and backward.
 
 use burn_checkpoint::{Outputs, Policy, checkpoint_labelled};
 use serde::{Deserialize, Serialize};
 
-/// Where a block's activations are when backward comes to need them. Without `Remat` below autodiff they are always kept.
+/// Where backward gets a block's activations from. Without `Remat` below autodiff they are always kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Activations {
@@ -28,8 +28,8 @@ impl Activations {
         }
     }
 
-    /// The embedding of the tokens. It saves nothing, but the stream of the blocks begins with it, and only what is known from its
-    /// beginning can be moved to the host.
+    /// The embedding of the tokens. Its scope saves no memory, but the residual stream begins with it, and a tensor can only be moved
+    /// to the host if a scope has recorded it from its beginning.
     pub(super) fn of_embedding<R: Outputs>(self, forward: impl FnOnce() -> R) -> R {
         match self {
             Self::Offload => checkpoint_labelled("embedding", Policy::Offload, forward),

@@ -1,4 +1,4 @@
-//! What ranks send and hold: expected before training, and found after it.
+//! The bytes that ranks send and hold: expected before training, and measured after it.
 
 use std::fmt;
 
@@ -48,7 +48,8 @@ impl Expected {
         Self(estimate(&model, &config, job.batch.world_size))
     }
 
-    /// Gradients at their peak, in both memories, but for the sums of a window: no more than there are, but for one of several buckets, which is there twice.
+    /// Gradients at their peak, in both memories, without the sums of a window: all gradients at most, and the largest one once more
+    /// if it spans several buckets.
     pub fn gradient_bytes(&self) -> u64 {
         let Estimate {
             gradient_bytes,

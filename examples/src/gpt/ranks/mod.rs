@@ -17,18 +17,18 @@ pub use figures::{Expected, RankFigures};
 /// The ranks of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum World {
-    /// So many threads of this process.
+    /// This many threads of this process.
     Threads(usize),
-    /// So many processes, of which this is one.
+    /// This many processes, of which this is one.
     Processes(usize),
 }
 
 impl World {
-    /// What the launcher says, or else the options.
+    /// The ranks of the launcher, or else of the options.
     ///
     /// # Errors
     ///
-    /// [`GptError::Options`] where both speak and differ, or where this build cannot do what the launcher says.
+    /// [`GptError::Options`] if both name a number and differ, or if this build does not support the launcher's ranks.
     pub fn of(options: &Options) -> Result<Self, GptError> {
         let Some(job) = launched() else {
             return Ok(Self::Threads(options.ranks.unwrap_or(1)));
@@ -94,7 +94,7 @@ fn run_process<R>(_: impl Fn(Rank) -> Result<Option<R>, GptError>) -> Result<Opt
     unreachable!("without MPI no world is one of processes")
 }
 
-/// What one rank found comes to the others as a fault of the group: the former is what to report.
+/// The error to report: an error of one rank reaches the others as an error of the group, so one of the former kind comes first.
 fn first_of<R>(results: Vec<Result<Option<R>, GptError>>) -> Result<Option<R>, GptError> {
     let is_own = |result: &Result<_, GptError>| match result {
         Err(GptError::Ranks(burn_zero::ZeroError::Group(_))) | Ok(_) => false,
@@ -111,7 +111,7 @@ fn first_of<R>(results: Vec<Result<Option<R>, GptError>>) -> Result<Option<R>, G
 pub struct Rank(Arc<dyn ProcessGroup>);
 
 impl Rank {
-    /// Whether it shows and writes.
+    /// Whether this is rank 0, which prints and writes.
     pub fn is_first(&self) -> bool {
         self.0.rank() == 0
     }
@@ -126,7 +126,7 @@ impl Rank {
         &self.0
     }
 
-    /// Refuses to go on where ranks have something different.
+    /// Checks that all ranks have the same `text`.
     ///
     /// # Errors
     ///
@@ -135,7 +135,7 @@ impl Rank {
         Ok(self.0.agree_equal(what, text)?)
     }
 
-    /// What rank 0 has found, on all ranks.
+    /// Returns the `number` of rank 0 on all ranks.
     ///
     /// # Errors
     ///
@@ -144,7 +144,7 @@ impl Rank {
         Ok(self.0.gather_i64(what, number as i64)?[0] as usize)
     }
 
-    /// Its device: ranks take turns on those of the same kind as this one.
+    /// The rank's device: ranks are assigned in turn to the devices of the same kind as `device`.
     pub fn device<B: Backend>(&self, device: &B::Device) -> B::Device {
         let id = device.to_id();
         match B::device_count(id.type_id) {

@@ -1,4 +1,4 @@
-//! What a run is set to: the command line, and the file in DeepSpeed's format that it may name.
+//! The settings of a run: from the command line, and from the file in DeepSpeed's format that it may name.
 
 mod sources;
 
@@ -12,8 +12,8 @@ use sources::Sources;
 
 /// All settings of a run over a known number of ranks.
 ///
-/// What the file says counts. The command line fills in what the file leaves at its default, and may repeat the file; where
-/// it says something else, that is an error.
+/// The file has precedence. The command line fills in what the file leaves at its default, and may repeat the file; a
+/// contradiction is an error.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// The options, filled in.
@@ -58,7 +58,7 @@ impl Settings {
         optimizer.expect("merged settings have one").lr()
     }
 
-    /// The learning rate of each update: the file's, or else up in a line and down in a cosine.
+    /// The learning rate of each update: the file's schedule, or else a linear warm-up and a cosine.
     pub fn schedule(&self) -> Schedule {
         let options = &self.options;
         match self.job.config.scheduler {
@@ -67,14 +67,14 @@ impl Settings {
         }
     }
 
-    /// Settles on a window that was looked for.
+    /// Sets the window that was found.
     pub fn set_window(&mut self, micro_batch: usize, steps: usize) {
         let batch = &mut self.job.batch;
         (batch.micro, batch.steps) = (micro_batch as u64, steps as u64);
         self.fill_in();
     }
 
-    /// Makes the options, and the batch sizes of the configuration, those that count.
+    /// Writes the final values into the options and into the batch sizes of the configuration.
     fn fill_in(&mut self) {
         let Job { config, batch } = &mut self.job;
         config.zero.batch.train_batch_size = Some(batch.train);

@@ -11,10 +11,10 @@ use crate::gpt::job::{AutoValues, JobConfig};
 use crate::gpt::optimizer::{default_optimizer, default_params};
 use crate::gpt::options::{Amp, Options};
 
-/// Sequences in a micro-batch, if nobody says.
+/// Sequences in a micro-batch by default.
 const BATCH: u64 = 16;
 
-/// Highest learning rate, if nobody says.
+/// Highest learning rate by default.
 const LEARNING_RATE: f64 = 2e-3;
 
 /// The command line and the file.
@@ -42,7 +42,7 @@ impl<'a> Sources<'a> {
         Ok(Self { options, file })
     }
 
-    /// What both say.
+    /// Merges both.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl<'a> Sources<'a> {
                     format!("{key} {size}"),
                 ));
             }
-            // Until the micro-batch is found it is the whole of it.
+            // Until the micro-batch is found it is the whole effective batch.
             sizes.train_batch_size = Some(effective_batch as u64);
             return Ok(());
         }
@@ -133,7 +133,7 @@ impl<'a> Sources<'a> {
         Ok(())
     }
 
-    /// What the command line or the file says: both may say the same.
+    /// The value of the command line or the file, or of both if they are the same.
     fn either<T: PartialEq + Display>(
         &self,
         (option, given): (&str, Option<T>),
@@ -175,7 +175,7 @@ impl<'a> Sources<'a> {
     }
 }
 
-/// What fills in the file's `"auto"`: the options, their defaults where they are not given, and the model.
+/// The values for the file's `"auto"`: from the options, their defaults where they are not given, and the model.
 fn auto_values(options: &Options) -> AutoValues {
     AutoValues {
         amp: options.amp.unwrap_or(Amp::Off),
