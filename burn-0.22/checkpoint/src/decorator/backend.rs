@@ -45,7 +45,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     }
 }
 
-/// What a tensor tells the decorators above it. Burn 0.22 has no tape by `rank` as 0.21 here: code above names its backends.
+/// As on 0.21, but for the tape that `rank` offers there: it is for `linear_cross_entropy`, which is not here.
 impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     #[inline]
     fn dtype(&self) -> DType {
