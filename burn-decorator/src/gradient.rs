@@ -46,7 +46,7 @@ pub trait Ranks: Send + Sync {
 }
 
 /// Makes this thread decide together with `ranks`, until they are dropped or replaced. The training holds the `Arc`, so after the
-/// training the thread decides alone again.
+/// training the thread decides with the ranks from before, or alone.
 pub fn decide_with(ranks: Weak<dyn Ranks>) {
     RANKS.with_borrow_mut(|all| {
         all.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&ranks));

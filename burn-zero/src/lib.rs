@@ -68,7 +68,7 @@
 //! ```
 //!
 //! In stages 0 and 1 the hook passes the gradient on, and backward waits for no other rank. The reduction happens in the step, once a
-//! window, with the same bits in all stages. Loss scaler and accumulation ask all ranks which gradients are non-finite when they
+//! window, with the same bits in all stages if gradients are sent in f32. Loss scaler and accumulation ask all ranks which gradients are non-finite when they
 //! decide whether to skip.
 //!
 //! A gradient whose parameter is used by another live graph too, such as that of a forward pass without backward, leaves at the end of

@@ -22,6 +22,8 @@ pub struct ZeroSettings {
     /// buffer exist at once. The gradient of a parameter larger than a bucket is held whole.
     pub bucket_elements: usize,
     /// Type in which gradients are sent; they are added in f32 and rounded once. Default f32; bf16 and f16 halve the bytes.
+    /// Under a loss scaler stage 2 sends scaled gradients, stages 0 and 1 unscaled ones, of which f16 loses what is below 3e-8: prefer
+    /// bf16 there.
     /// Updated parameters are sent in their own type.
     pub communication_dtype: BufferDtype,
     /// How the ranks' gradients are reduced. Default [`ReduceOp::Mean`], which is the gradient of the mean loss over all ranks'

@@ -76,6 +76,7 @@ pub use install::InstalledBudget;
 pub use op::{OpInfo, op_table};
 pub use outputs::{Outputs, touched};
 pub use policy::{PerOperation, Policy, SavePolicy};
+pub use replay::is_replaying;
 pub use scope::{checkpoint, checkpoint_labelled, checkpoint_with, evict};
 pub use stats::RematStats;
 pub use verify::Verify;

@@ -134,7 +134,7 @@ impl<O> ScaledOptimizer<O> {
         self.scaler.raise();
         self.scaler.bind_thread();
 
-        let (module, deferred) = match self.scaler.detection() {
+        let (mut module, deferred) = match self.scaler.detection() {
             Detection::Sync => (module, false),
             Detection::Deferred => self.gains_by_deferring(lr, module),
         };
@@ -155,15 +155,19 @@ impl<O> ScaledOptimizer<O> {
 
         if inspection.ids().is_empty() {
             // Entries that belong to no parameter are a message to a wrapped optimizer, not a step.
-            if gradients.is_empty() {
-                let culprits = non_finite_on_any_rank(Vec::new());
-                let skipped = !culprits.is_empty();
-                self.record(culprits);
-                if skipped {
-                    return module;
-                }
+            let is_step = gradients.is_empty();
+            let mut culprits = match is_step {
+                true => non_finite_on_any_rank(Vec::new()),
+                false => Vec::new(),
+            };
+            if culprits.is_empty() {
+                // The gradients of other ranks, or those of a window, may overflow when they are reduced.
+                (module, culprits) = catch_overflow(|| gradients.step(&mut self.inner, lr, module));
             }
-            return gradients.step(&mut self.inner, lr, module);
+            if is_step || !culprits.is_empty() {
+                self.record(culprits);
+            }
+            return module;
         }
         match deferred {
             true => self.step_and_undo(lr, module, gradients, inspection),
@@ -197,7 +201,15 @@ impl<O> ScaledOptimizer<O> {
         let enabled = self.scaler.is_enabled();
         message::report(|inside| inside.loss_scaler |= enabled);
         self.settle();
-        self.inner.step(lr, module, grads)
+        if !enabled {
+            return self.inner.step(lr, module, grads);
+        }
+        // A window that is flushed may overflow when it is reduced.
+        let (module, culprits) = catch_overflow(|| self.inner.step(lr, module, grads));
+        if !culprits.is_empty() {
+            self.record(culprits);
+        }
+        module
     }
 
     /// Records a step; it was skipped if `culprits`, the parameters with non-finite gradients on any rank, is not empty.

@@ -22,7 +22,7 @@ impl ZeroConfig {
     ///
     /// # Errors
     ///
-    /// No JSON, an unknown or doubled key, a wrong type or value, an `"auto"` that only the program can fill in, and what DeepSpeed
+    /// No JSON, an unknown or doubled key, a wrong type or value (of [`sections`](Self::sections) only the keys are checked), an `"auto"` that only the program can fill in, and what DeepSpeed
     /// has and this crate has not. Stage 3 comes later; NVMe is not supported.
     pub fn from_deepspeed_json(text: &str) -> Result<Self, ConfigError> {
         Self::from_deepspeed_json_with(text, &|_| None)

@@ -80,16 +80,15 @@ pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
     if !reducer.is_idle() {
         attach(reducer, &parameters.nodes);
     }
-    let ranks: Weak<GradientReducer> = Arc::downgrade(reducer);
-    decide_with(ranks);
+    if reducer.group().world_size() > 1 {
+        let ranks: Weak<GradientReducer> = Arc::downgrade(reducer);
+        decide_with(ranks);
+    }
     parameters.ids()
 }
 
 impl Ranks for GradientReducer {
     fn union(&self, names: Vec<String>) -> Vec<String> {
-        if self.group().world_size() == 1 {
-            return names;
-        }
         let label = "which gradients are non-finite";
         let own = names.join("\n").into_bytes();
         let all = raise(self.group().gather_bytes(label, own));

@@ -39,8 +39,8 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// skips a step or drops a micro-batch because a gradient is non-finite on one rank must do so on all: loss scaler and accumulation ask
 /// all ranks, in one small collective a decision ([`non_finite_on_any_rank`](burn_decorator::gradient::non_finite_on_any_rank)); a loop
 /// that skips by itself uses [`Agree::agree_any`]. In stages 0 and 1 gradients are reduced after that decision: where one overflows then,
-/// in the sum or in [`communication_dtype`](ZeroSettings::communication_dtype), all ranks leave the step out and a loss scaler counts it as
-/// skipped, as in stage 2. Both layers are refused inside of `zero`. A layer that needs the norm of the gradient over all parameters goes
+/// in the sum or in [`communication_dtype`](ZeroSettings::communication_dtype), under a loss scaler all ranks leave the step out and it
+/// counts as skipped, as in stage 2; without one it is taken. Both layers are refused inside of `zero`. A layer that needs the norm of the gradient over all parameters goes
 /// inside and gets it by [`with_norm`](Self::with_norm).
 ///
 /// ```

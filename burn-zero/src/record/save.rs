@@ -92,7 +92,7 @@ pub struct Saved {
 ///
 /// # Errors
 ///
-/// On all ranks if on one: [`RecordError::OtherRank`] on those that did not fail themselves. What was written is removed.
+/// On all ranks if on one: [`RecordError::OtherRank`] on those that did not fail themselves. What was written is removed, unless the record was complete already.
 pub fn save_sharded(
     dir: &Path,
     group: &dyn ProcessGroup,

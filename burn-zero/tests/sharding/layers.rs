@@ -1,8 +1,9 @@
 //! Layers around the sharded optimizer and inside of it.
 
 use burn::nn::LinearConfig;
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
-use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps};
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
+use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps, flush_request};
 use burn_amp::{GradScaler, GradScalerConfig};
 use burn_zero::group::BufferDtype;
 use burn_zero::{ParameterShards, Stage, ZeroOptimizer, ZeroOptimizerError, ZeroSettings};
@@ -45,6 +46,59 @@ fn a_gradient_that_overflows_when_it_is_sent_skips_the_step_in_every_stage() {
         assert_eq!(
             skipped.2, left_out.2,
             "{stage}: state or parameters changed"
+        );
+    }
+}
+
+/// As [`train_in_f16`] with one step and a large gradient, taken by `step`: all ranks skip it.
+fn assert_skipped<O: Optimizer<Net<B>, B>>(
+    stage: Stage,
+    layer: impl Fn(ZeroOptimizer<OptimizerAdaptor<AdamW, ParameterShards<B>, B>>) -> O + Sync,
+    steps: impl Fn(usize, GradientsParams) -> Vec<GradientsParams> + Sync,
+) {
+    let skipped = on_ranks(2, |group| {
+        let rank = group.rank();
+        let settings = ZeroSettings {
+            communication_dtype: BufferDtype::F16,
+            ..small_buckets(stage)
+        };
+        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, settings)?;
+        let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
+        let before = parameters(&model);
+        let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
+        let mut optimizer = scaler.wrap(layer(zero));
+        let loss = model.loss(batch(0, rank, 2)) * 1e9;
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        for gradients in steps(rank, gradients) {
+            model = optimizer.step(0.05, model, gradients);
+        }
+        assert_eq!(parameters(&model), before, "{stage}");
+        Ok(scaler.skipped_steps())
+    });
+    assert_eq!(skipped, 1, "{stage}");
+}
+
+#[test]
+fn a_rank_without_gradients_skips_what_overflows_on_others() {
+    for stage in [Stage::DataParallel, Stage::OptimizerState] {
+        assert_skipped(
+            stage,
+            |zero| zero,
+            |rank, gradients| match rank {
+                0 => vec![gradients],
+                _ => vec![GradientsParams::new()],
+            },
+        );
+    }
+}
+
+#[test]
+fn a_window_that_overflows_when_it_is_flushed_is_skipped() {
+    for stage in [Stage::DataParallel, Stage::OptimizerState] {
+        assert_skipped(
+            stage,
+            |zero| MultiSteps::new(zero, AccumConfig::mean(4)).unwrap(),
+            |_, gradients| vec![gradients, flush_request::<B>(&Default::default())],
         );
     }
 }
