@@ -28,16 +28,19 @@ pub struct Plan<S> {
 /// `estimate` gives nothing, the setting is left out, for one that cannot fit because a smaller one did not.
 ///
 /// ```
-/// use std::time::Duration;
 /// use burn::backend::Autodiff;
+/// use burn::nn::Linear;
 /// use burn::tensor::Tensor;
 /// use burn_estimate::{DeviceProfile, Meta, estimate_step, plan};
 ///
-/// let update = |rows: usize| estimate_step::<Autodiff<Meta>, ()>((), |_| {
-///     Tensor::<Autodiff<Meta>, 2>::zeros([rows, 1 << 20], &Default::default()).exp();
+/// type B = Autodiff<Meta>;
+/// type NoLayers = Vec<Linear<B>>;
+/// let update = |rows: usize| estimate_step::<B, NoLayers>(vec![], |model| {
+///     let _ = Tensor::<B, 2>::ones([rows, 1 << 20], &Default::default()).exp();
+///     model
 /// });
-/// let plan = plan([1, 8, 64], 256 << 20, |&rows, _| {
-///     let (estimate, ()) = update(rows);
+/// let plan = plan([1, 8, 64], 128 << 20, |&rows, _| {
+///     let (estimate, _) = update(rows);
 ///     let time = estimate.time(&DeviceProfile::A100) * (64 / rows as u32);
 ///     Some((estimate, time))
 /// });

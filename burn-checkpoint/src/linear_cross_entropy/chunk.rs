@@ -101,7 +101,7 @@ pub(super) struct Gradients<B: Backend> {
 
 /// Parts of the width that the gradient of the weight is added up by, one after the other: a chunk's product of one part is in memory at
 /// a time.
-const PARTS: usize = 8;
+const PARTS: usize = 4;
 /// A quarter of f16's largest number, for the rounding of sums.
 const F16_RANGE: f32 = 16_384.0;
 

@@ -72,7 +72,7 @@ pub struct LinearCrossEntropy<B: Backend> {
 /// leaves of autodiff are known, so all count as tracked. Few rows ([`Chunk::Auto`]) are one chunk that autodiff
 /// differentiates as usual. Without autodiff (`valid()`) only the loss is computed.
 ///
-/// Peak bytes beyond the operands, with [`Remat`](crate::Remat) below autodiff: one and two thirds of the gradient of `weight`, with
+/// Peak bytes beyond the operands, with [`Remat`](crate::Remat) below autodiff: 1.9 times the gradient of `weight`, with
 /// the chunks of [`Chunk::Auto`], the gradient of `hidden`, and small parts. Without it twice the gradient of `weight`. In a [`checkpoint`](crate::checkpoint()) scope and under a [`MemoryBudget`](crate::MemoryBudget) the
 /// gradients stay resident: they cost more to compute than anything else of their size.
 ///

@@ -280,11 +280,11 @@ fn a_frozen_operand_costs_nothing() {
                 )
             })
         };
-        // That of one element tells the type; the weight's gradient is computed in eight parts.
+        // That of one element tells the type; the weight's gradient is computed in four parts.
         assert_eq!(products(false, false), 1 + 1, "{stack}");
         assert_eq!(products(true, false), 1 + 2, "{stack}");
-        assert_eq!(products(false, true), 1 + 1 + 8, "{stack}");
-        assert_eq!(products(true, true), 1 + 2 + 8, "{stack}");
+        assert_eq!(products(false, true), 1 + 1 + 4, "{stack}");
+        assert_eq!(products(true, true), 1 + 2 + 4, "{stack}");
     }
     check::<Managed>("managed");
     check::<Autodiff<Remat<Flex>, BalancedCheckpointing>>("balanced");
