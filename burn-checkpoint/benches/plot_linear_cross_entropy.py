@@ -46,12 +46,12 @@ def main():
     }
     parts = [
         *panel(0, "peak MiB", curves(lambda r: float(r["peak_mib"]))),
-        *panel(LEFT + WIDTH + 20, "seconds", curves(lambda r: float(r["milliseconds"]) / 1e3)),
+        *panel(LEFT + WIDTH + 30, "seconds", curves(lambda r: float(r["milliseconds"]) / 1e3)),
     ]
     for at, (color, name) in enumerate(zip(COLORS, names)):
         x, y = LEFT + 250 * (at % 3), TOP + HEIGHT + 64 + 20 * (at // 3)
         parts.append(f'<path d="M{x} {y - 4}h24" stroke="{color}" stroke-width="2"/>{text(x + 30, y, name, "start")}')
-    width, height = 2 * (LEFT + WIDTH + 20), TOP + HEIGHT + 74 + 20 * ((len(names) - 1) // 3)
+    width, height = 2 * (LEFT + WIDTH + 30), TOP + HEIGHT + 74 + 20 * ((len(names) - 1) // 3)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
     print(head, '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>", sep="\n")
 
