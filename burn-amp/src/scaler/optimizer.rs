@@ -134,7 +134,7 @@ impl<O> ScaledOptimizer<O> {
         self.scaler.raise();
         self.scaler.bind_thread();
 
-        let (mut module, deferred) = match self.scaler.detection() {
+        let (module, deferred) = match self.scaler.detection() {
             Detection::Sync => (module, false),
             Detection::Deferred => self.gains_by_deferring(lr, module),
         };
@@ -156,14 +156,11 @@ impl<O> ScaledOptimizer<O> {
         if inspection.ids().is_empty() {
             // Entries that belong to no parameter are a message to a wrapped optimizer, not a step.
             let is_step = gradients.is_empty();
-            let mut culprits = match is_step {
+            let culprits = match is_step {
                 true => non_finite_on_any_rank(Vec::new()),
                 false => Vec::new(),
             };
-            if culprits.is_empty() {
-                // The gradients of other ranks, or those of a window, may overflow when they are reduced.
-                (module, culprits) = catch_overflow(|| gradients.step(&mut self.inner, lr, module));
-            }
+            let (module, culprits) = self.step_inner(lr, module, gradients, culprits);
             if is_step || !culprits.is_empty() {
                 self.record(culprits);
             }
@@ -221,6 +218,26 @@ impl<O> ScaledOptimizer<O> {
         }
     }
 
+    /// Steps the wrapped optimizer, unless there are `culprits`. Gradients of other ranks, or those of a window, may still overflow when
+    /// they are reduced: returns their parameters then.
+    fn step_inner<B, M>(
+        &mut self,
+        lr: LearningRate,
+        module: M,
+        gradients: StepGradients,
+        culprits: Vec<String>,
+    ) -> (M, Vec<String>)
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        match culprits.is_empty() {
+            true => catch_overflow(|| gradients.step(&mut self.inner, lr, module)),
+            false => (module, culprits),
+        }
+    }
+
     fn step_if_finite<B, M>(
         &mut self,
         lr: LearningRate,
@@ -237,12 +254,8 @@ impl<O> ScaledOptimizer<O> {
             (true, _) => Vec::new(),
             (false, _) => non_finite_paths::<B, M>(&module, &gradients),
         };
-        let mut culprits = non_finite_on_any_rank(culprits);
-        let mut module = module;
-        if culprits.is_empty() {
-            let step = || gradients.step(&mut self.inner, lr, module);
-            (module, culprits) = catch_overflow(step);
-        }
+        let culprits = non_finite_on_any_rank(culprits);
+        let (module, culprits) = self.step_inner(lr, module, gradients, culprits);
         self.record(culprits);
         module
     }

@@ -10,16 +10,19 @@ use burn_zero::{ParameterShards, Stage, ZeroOptimizer, ZeroOptimizerError, ZeroS
 
 use super::support::*;
 
+fn in_f16(stage: Stage) -> ZeroSettings {
+    ZeroSettings {
+        communication_dtype: BufferDtype::F16,
+        ..small_buckets(stage)
+    }
+}
+
 /// Trains with a loss scaler and f16 communication; the gradients of the step `large` are finite in f32 and overflow in f16.
 /// Returns the skipped steps, the scale and the parameters.
 fn train_in_f16(stage: Stage, steps: &[usize], large: usize) -> (u64, f32, Vec<Vec<f32>>) {
     on_ranks(2, |group| {
         let rank = group.rank();
-        let settings = ZeroSettings {
-            communication_dtype: BufferDtype::F16,
-            ..small_buckets(stage)
-        };
-        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, settings)?;
+        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, in_f16(stage))?;
         let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
         let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
         let mut optimizer = scaler.wrap(zero);
@@ -58,11 +61,7 @@ fn assert_skipped<O: Optimizer<Net<B>, B>>(
 ) {
     let skipped = on_ranks(2, |group| {
         let rank = group.rank();
-        let settings = ZeroSettings {
-            communication_dtype: BufferDtype::F16,
-            ..small_buckets(stage)
-        };
-        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, settings)?;
+        let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, in_f16(stage))?;
         let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
         let before = parameters(&model);
         let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
