@@ -45,9 +45,7 @@ pub enum GptError {
     Resume(String),
 
     /// The training ended before its last step.
-    #[error(
-        "the training stopped, with {steps} steps recorded: {reason}; --resume goes on from there"
-    )]
+    #[error("stopped, with {steps} steps recorded: {reason}; --resume goes on from there")]
     Stopped {
         /// Steps before the last record.
         steps: usize,

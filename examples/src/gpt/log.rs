@@ -26,7 +26,6 @@ pub struct Log {
     files: FileMetricLogger,
     first_epoch: usize,
     loss: MetricId,
-    /// Of the epoch that goes on.
     losses: EpochLosses,
     epochs: Sender<EpochLosses>,
     /// When the training began, if lines are printed.

@@ -7,8 +7,7 @@
 //! - [`model`]: the transformer; [`step`]: its loss, and what the Learner asks of it;
 //! - [`precision`]: mixed precision; [`recompute`]: what becomes of activations; [`optimizer`]: AdamW, on the device or on the host,
 //!   whole or sharded; [`ranks`]: who trains; [`rehearsal`]: the largest micro-batch that fits, the memory of a step;
-//! - [`mod@train`]: all of it put together in the Learner; [`resume`]: its records, [`log`]: its metrics;
-//! - [`sample`], [`report`]: what is left at the end.
+//! - [`mod@train`]: all of it put together in the Learner; [`resume`]: its records, [`log`]: its metrics; [`sample`], [`report`]: the end.
 
 pub mod deepspeed;
 pub mod error;

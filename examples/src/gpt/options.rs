@@ -123,8 +123,7 @@ pub struct Options {
     pub memory_plot: Option<PathBuf>,
 
     /// Directory of the run: records, metrics, log, report.json
-    #[arg(long, value_name = "DIR", default_value = "artifacts/gpt")]
-    #[arg(help_heading = "Run")]
+    #[arg(long, default_value = "artifacts/gpt", help_heading = "Run")]
     pub output: PathBuf,
 }
 

@@ -59,7 +59,7 @@ pub fn run_ranks<R: Send>(
         result.inspect_err(|error| group.abort(&error.to_string()))
     })?;
     // An error of one rank reaches the others as an error of the group, with its message.
-    let results: Result<Vec<_>, _> = results.into_iter().collect();
+    let results = results.into_iter().collect::<Result<Vec<_>, _>>();
     results.map(|mut results| results.swap_remove(0))
 }
 

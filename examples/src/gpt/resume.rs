@@ -23,7 +23,7 @@ pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, GptError
     let now = format!("{:#}", settings(options, job, text));
     if !options.resume {
         fs::create_dir_all(directory).map_err(GptError::io("create", directory))?;
-        for part in ["checkpoint", "train", "valid"] {
+        for part in ["checkpoint", "train", "valid", "tensorboard"] {
             let part = directory.join(part);
             if part.exists() {
                 fs::remove_dir_all(&part).map_err(GptError::io("remove", part))?;

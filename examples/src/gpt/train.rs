@@ -16,6 +16,7 @@ use burn_accum::{AccumConfig, MicroBatchFound, MultiSteps, PerUpdate, UpdatesMet
 use burn_amp::{GradScaler, LossScaleMetric, SkippedStepsMetric};
 use burn_checkpoint::{MemoryBudget, RematStats};
 use burn_flex::Flex;
+use burn_tensorboard::TensorBoard;
 use burn_zero::group::launched;
 use burn_zero::{Agree, ModelStates, SilentRenderer, ZeroStrategy, estimate};
 
@@ -178,7 +179,12 @@ impl<B: AutodiffBackend> Run<'_, B> {
         }
         let (log, epochs) = Log::new(directory, first_epoch, !has_screen);
         training = match is_first {
-            true => training.with_metric_logger(log),
+            true => {
+                let events = TensorBoard::new(log, directory.join("tensorboard"));
+                let events = events.map_err(GptError::io("write events into", directory))?;
+                let done = plan.updates_of(first_epoch).start * ranks;
+                training.with_metric_logger(events.with_steps(done as u64 * batch.steps))
+            }
             false => {
                 drop(log);
                 training.with_application_logger(None)

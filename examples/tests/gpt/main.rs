@@ -132,6 +132,11 @@ fn learns_and_reports() {
         (0, "f32")
     );
 
+    let curves = options.output.join("tensorboard");
+    for split in ["train", "valid"] {
+        let mut files = fs::read_dir(curves.join(split)).unwrap();
+        assert!(files.next().is_some(), "{split}");
+    }
     let written = fs::read(options.output.join("report.json")).unwrap();
     let read: Report = serde_json::from_slice(&written).unwrap();
     // JSON may be read one unit in the last place off.
@@ -213,7 +218,7 @@ fn a_resumed_run_ends_like_one_without_a_break() {
     assert!(error("--resume").starts_with("nothing to resume: all 12 steps are in "));
     let changed = error("--resume --batch 5 --lr 1e-3");
     for part in [
-        r#""--lr": 0.01, now "--lr": 0.001,"#,
+        r#""--lr": 0.01, now "--lr": 0.001"#,
         r#""sequences in an update": 4, now "sequences in an update": 5"#,
     ] {
         assert!(changed.contains(part), "{changed}");
