@@ -17,7 +17,6 @@ use burn::tensor::{
     Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive, backend::AutodiffBackend,
 };
 use burn_backend::Backend;
-use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_decorator::message;
 
@@ -26,6 +25,8 @@ use crate::backend::{attach, leaf_node};
 use crate::group::SingleRank;
 use crate::module::for_each_float;
 use crate::optimizer::Parameters;
+pub(super) use crate::parameters::NewValue;
+use crate::parameters::is_on_host;
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, ZeroError, ZeroSettings};
 
@@ -107,12 +108,6 @@ impl<I: Backend> StepParameter<I> {
             expected,
         })
     }
-}
-
-/// The new value of a parameter.
-pub(super) enum NewValue<I: Backend> {
-    Host(TensorData),
-    Device(FloatTensor<I>),
 }
 
 /// What an optimizer on the host knows about the module.
@@ -260,14 +255,14 @@ where
         };
         let (id, old, mapper) = param.consume();
         let requires_grad = old.is_require_grad();
+        let stays_on_host = is_on_host::<B>(&old.clone().into_primitive().tensor());
         let new = match (self.update)(id, old.inner().into_primitive().tensor()) {
             NewValue::Host(data) if STEP.with_borrow(Option::is_some) => {
                 return leave_on_host(id, data, &device, requires_grad);
             }
-            NewValue::Host(data) => B::InnerBackend::float_from_data(data, &device),
-            NewValue::Device(value) => value,
+            new => new.into_tensor::<B>(stays_on_host, &device),
         };
-        let new = B::float_set_require_grad(B::from_inner(new), requires_grad);
+        let new = B::float_set_require_grad(new, requires_grad);
         if let Some(node) = leaf_node::<B>(&new) {
             self.leaves.insert(id, node);
         }
