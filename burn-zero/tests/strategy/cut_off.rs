@@ -13,7 +13,6 @@ use burn::record::{
 };
 use burn::tensor::backend::Backend;
 use burn::train::{Learner, SupervisedTraining};
-use burn_zero::group::AfterFault;
 use burn_zero::{GroupOptions, Stage, ZeroStrategy};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -24,9 +23,8 @@ use crate::slow::loader;
 use crate::watch::Watch;
 use crate::{Z, adamw};
 
+/// Of the ranks that wait, and then of those that are awaited.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// Before the process ends.
-const GRACE: Duration = Duration::from_secs(1);
 /// Longer than both.
 const FILE: Duration = Duration::from_secs(6);
 
@@ -101,10 +99,7 @@ fn directory(parent: u32, case: &str) -> PathBuf {
 }
 
 fn train(fails: Fails, case: &str) {
-    let options = GroupOptions {
-        after_fault: AfterFault::EndProcess { grace: GRACE },
-        ..GroupOptions::with_deadline(DEADLINE)
-    };
+    let options = GroupOptions::with_deadline(DEADLINE);
     let (watch, adam) = (Watch::default(), adamw::<Z>(Stage::Gradients));
     SupervisedTraining::new(
         directory(parent_id(), case),

@@ -158,7 +158,6 @@ impl Updates {
         } else {
             ZeroStrategy::process(rank.group().clone())
                 .with_devices(vec![device.clone()])
-                .sharing_items()
                 .into()
         };
         let training = training.with_training_strategy(strategy);

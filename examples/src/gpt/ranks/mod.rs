@@ -30,22 +30,20 @@ impl World {
     ///
     /// [`GptError::Options`] if both name a number and differ, or if this build does not support the launcher's ranks.
     pub fn of(options: &Options) -> Result<Self, GptError> {
-        let Some(job) = launched() else {
+        let Some(processes) = launched() else {
             return Ok(Self::Threads(options.ranks.unwrap_or(1)));
         };
         if !cfg!(feature = "mpi") {
             return Err(GptError::Options(format!(
-                "a launcher started {} processes ({}), but this build knows no MPI: build it with\n    \
-                 cargo build --release -p examples --features mpi --example gpt",
-                job.world_size, job.variable
+                "a launcher started {processes} processes, but this build knows no MPI: build it with\n    \
+                 cargo build --release -p examples --features mpi --example gpt"
             )));
         }
         match options.ranks {
-            Some(ranks) if ranks != job.world_size => Err(GptError::Options(format!(
-                "--ranks {ranks}, but the launcher started {} processes ({}), which are the ranks: leave --ranks out",
-                job.world_size, job.variable
+            Some(ranks) if ranks != processes => Err(GptError::Options(format!(
+                "--ranks {ranks}, but the launcher started {processes} processes, which are the ranks: leave --ranks out"
             ))),
-            _ => Ok(Self::Processes(job.world_size)),
+            _ => Ok(Self::Processes(processes)),
         }
     }
 
@@ -141,7 +139,7 @@ impl Rank {
     ///
     /// [`GptError::Ranks`].
     pub fn number_of_first(&self, what: &str, number: usize) -> Result<usize, GptError> {
-        Ok(self.0.gather_i64(what, number as i64)?[0] as usize)
+        Ok(self.0.gather_f64(what, number as f64)?[0] as usize)
     }
 
     /// The rank's device: ranks are assigned in turn to the devices of the same kind as `device`.
