@@ -18,7 +18,7 @@ pub struct GroupOptions {
     /// process may take longer.
     ///
     /// A thread cannot be ended from outside. Where ranks are threads, their group is lost and one of them has ended, the others have
-    /// 10 s to end, or the deadline if that is shorter; then the process ends with status 1 and the fault on stderr.
+    /// 10 s to end, or four deadlines if these are shorter; then the process ends with status 1 and the fault on stderr.
     pub deadline: Duration,
 }
 

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::threads::Mailboxes;
 
-/// What the other threads of a lost group get to end, unless the deadline is shorter.
+/// What the other threads of a lost group get to end, or four deadlines if these are shorter.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Limit for completing files that are being written, before the process ends.
@@ -26,7 +26,7 @@ pub(super) fn watch(mailboxes: &Mailboxes, deadline: Duration) {
     let Some(fault) = mailboxes.wait_for_fault() else {
         return;
     };
-    if mailboxes.wait_for_ends(deadline.min(GRACE)).is_empty() {
+    if mailboxes.wait_for_ends(GRACE.min(4 * deadline)).is_empty() {
         return;
     }
     let writes = match finish(LONGEST_WRITE) {

@@ -8,7 +8,6 @@ use burn_zero::{GroupFault, GroupOptions, ProcessGroup, ThreadGroup, ZeroError};
 
 use crate::child::{ended, is_child};
 
-/// Of the ranks that wait, and then of those that hang.
 const DEADLINE: Duration = Duration::from_secs(1);
 /// Loaded machines are slow; a hang is not.
 const BOUND: Duration = Duration::from_secs(40);
