@@ -154,7 +154,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         let split = Split::Counts(known.counts());
         let label = format!(
             "parameters of {}",
-            layout.bucket_name(bucket, known, self.at)
+            layout.bucket_name(bucket, known, &self.at)
         );
         let pending = Pending::start(self.group, move |ranks| {
             ranks.all_gather(&label, part, split, None)

@@ -1,6 +1,7 @@
 //! The parameters, the elements of them that this rank holds, and the names of collectives.
 
-use core::{fmt, ops::Range};
+use core::ops::Range;
+use std::sync::Arc;
 
 use burn_backend::DType;
 
@@ -133,7 +134,7 @@ impl Layout {
     }
 
     /// The name of a bucket in labels. The step tag comes before the paths, because long labels are cut at the end.
-    pub(crate) fn bucket_name(&self, number: usize, bucket: &Bucket, at: StepTag) -> String {
+    pub(crate) fn bucket_name(&self, number: usize, bucket: &Bucket, at: &StepTag) -> String {
         let parameters = bucket.segments().iter().map(|segment| segment.parameter);
         let ends = [parameters.clone().min(), parameters.max()];
         let [first, last] = ends.map(|end| end.map_or("", |end| &self.parameters[end].path));
@@ -141,29 +142,6 @@ impl Layout {
     }
 }
 
-/// The backward pass or step that a collective belongs to: part of its label, so that ranks that differ in it stop with both labels in
-/// the error. Costs no additional message.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum StepTag {
-    /// A backward pass.
-    Backward {
-        /// Steps of the optimizer so far.
-        steps: u64,
-    },
-    /// A step of the optimizer.
-    Step {
-        /// Counted from 1.
-        number: u64,
-        /// Its learning rate, written so that different bits give different texts.
-        lr: f64,
-    },
-}
-
-impl fmt::Display for StepTag {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Backward { steps } => write!(f, "after step {steps}"),
-            Self::Step { number, lr } => write!(f, "step {number}, lr {lr:?}"),
-        }
-    }
-}
+/// The backward pass or step that a collective belongs to, such as `step 3, lr 0.1`: part of its label, so that ranks that differ in it stop
+/// with both labels in the error. Costs no additional message.
+pub(crate) type StepTag = Arc<str>;

@@ -138,10 +138,10 @@ impl GradientReducer {
         self.are_reduced.swap(false, Ordering::Relaxed)
     }
 
-    /// Counts a step of the optimizer, and returns its tag.
+    /// Counts a step of the optimizer, and returns its tag, with a learning rate of which different bits give different texts.
     pub(crate) fn next_step(&self, lr: f64) -> StepTag {
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
-        StepTag::Step { number, lr }
+        format!("step {number}, lr {lr:?}").into()
     }
 
     /// Starts to collect the gradients of a backward pass, which are reduced in it, or copied to the host for the step. `order` returns
@@ -157,7 +157,7 @@ impl GradientReducer {
         if self.reduces_in_backward() {
             let steps = self.steps.load(Ordering::Relaxed);
             let plan = self.plan_backward(order)?;
-            self.begin(plan, StepTag::Backward { steps });
+            self.begin(plan, format!("after step {steps}").into());
         } else {
             let copies = HostCopies::new(self.layout().parameters().len());
             *self.destination.lock() = Some(Destination::Host(copies));
@@ -349,10 +349,10 @@ impl Buckets {
             }
             let (how, sum, plan) = (reducer.how.clone(), self.sum.clone(), self.plan.clone());
             let gradients = core::mem::take(&mut self.gradients[number]);
-            let at = self.at;
+            let at = self.at.clone();
             let given = Pending::start(reducer.group(), move |ranks| {
                 let bucket = &plan.buckets()[number];
-                let name = how.layout.bucket_name(number, bucket, at);
+                let name = how.layout.bucket_name(number, bucket, &at);
                 let label = format!("gradients of {name}");
                 sum.lock().add(&how, bucket, gradients, &label, ranks)
             });

@@ -194,14 +194,6 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         }
         self
     }
-
-    /// Whether this program renders and writes.
-    fn has_rank_0(&self) -> bool {
-        match &self.ranks {
-            Ranks::Threads { .. } => true,
-            Ranks::Process(group) => group.rank() == 0,
-        }
-    }
 }
 
 impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for ZeroStrategy<LC> {
@@ -213,7 +205,8 @@ impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for Z
         valid: ValidLoader<LC>,
         components: TrainingComponents<LC>,
     ) -> LearningResult<LC::InferenceModel> {
-        if self.has_rank_0() {
+        let is_silent = matches!(&self.ranks, Ranks::Process(group) if group.rank() != 0);
+        if !is_silent {
             return WithEvents(self).train(learner, train, valid, components);
         }
         let (mut learner, mut epoch) = (learner, 1);

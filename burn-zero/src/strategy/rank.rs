@@ -111,15 +111,10 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
 
     /// Checks that the ranks' trainings agree. Returns the number of items of all ranks in an epoch.
     fn check(&self) -> Result<usize, ZeroError> {
-        let Job {
-            valid,
-            first_epoch,
-            last_epoch,
-            ..
-        } = &self.job;
-        let (train, valid) = (self.train.num_items(), valid.num_items());
+        let (train, valid) = (self.train.num_items(), self.job.valid.num_items());
         let text = format!(
-            "epochs {first_epoch} to {last_epoch}, {train} items to train on and {valid} to validate on"
+            "epochs {} to {}, {train} items to train on and {valid} to validate on",
+            self.job.first_epoch, self.job.last_epoch
         );
         self.group.agree_equal("training", &text)?;
         Ok(train * self.group.world_size())
