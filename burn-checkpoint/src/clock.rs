@@ -27,6 +27,22 @@ pub(crate) fn now() -> u64 {
     OPERATIONS.get()
 }
 
+thread_local! {
+    /// Whether the float tensor whose device was asked for last is a gradient that backward is working on.
+    static AT_GRADIENT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The device of a float tensor is asked for.
+pub(crate) fn asked_for_device(is_gradient: bool) {
+    AT_GRADIENT.set(is_gradient);
+}
+
+/// Whether a new tensor is to be where a gradient is: autodiff asks for the device of the loss before it makes the seed, and for that of
+/// a gradient before it makes the ones of a mean or a sum.
+pub(crate) fn is_at_gradient() -> bool {
+    AT_GRADIENT.get()
+}
+
 /// Where in a step a thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {

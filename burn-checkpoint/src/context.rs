@@ -1,11 +1,13 @@
 //! What this thread is doing: its open scopes, the budget in force, its counters.
 
 use std::cell::{Cell, RefCell};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Once, Weak};
 
 use burn_backend::{Backend, DeviceId, DeviceOps};
+use parking_lot::Mutex;
 
-use crate::budget::Installed;
+use crate::budget::{Installed, MemoryBudget};
 use crate::clock::{self, Phase, Step};
 use crate::cost::Costs;
 use crate::entry::AnyEntry;
@@ -16,8 +18,20 @@ use crate::region::Region;
 use crate::stack::{Stack, Ticket};
 use crate::stats::RematStats;
 use crate::tiny::Sizes;
+use crate::unwound;
+
+/// The budgets of the process: those of all guards, of which the newest is in force.
+static OF_PROCESS: Mutex<Stack<MemoryBudget>> = Mutex::new(Stack::new());
+
+/// How often they changed.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
+
+/// How many guards of budgets of a thread there are.
+static OF_THREADS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
+    /// How many changes of the process's budget this thread knows.
+    static KNOWN: Cell<u64> = const { Cell::new(0) };
     static RECORDS: Cell<bool> = const { Cell::new(false) };
     static COLLECTING: Cell<bool> = const { Cell::new(false) };
     static CONTEXT: RefCell<Context> = const { RefCell::new(Context::new()) };
@@ -37,6 +51,8 @@ struct Context {
     frames: Vec<Frame>,
     /// Those of all guards, of which the newest is in force; `None` where budgets are suspended.
     budgets: Stack<Option<Arc<Installed>>>,
+    /// In force where there is none of the thread's own.
+    of_process: Option<Arc<Installed>>,
     step: Step,
     /// The counters of new tensors, one a device.
     counters: Vec<Arc<MemoryStats>>,
@@ -54,6 +70,7 @@ impl Context {
         Self {
             frames: Vec::new(),
             budgets: Stack::new(),
+            of_process: None,
             step: Step::FIRST,
             counters: Vec::new(),
             totals: None,
@@ -83,7 +100,8 @@ impl Context {
 
     /// The budget in force.
     fn budget(&self) -> Option<&Arc<Installed>> {
-        self.budgets.top()?.as_ref()
+        let own = self.budgets.top();
+        own.map_or(self.of_process.as_ref(), Option::as_ref)
     }
 
     /// Another budget is in force: the counters are put aside, and the next tensors counted under it.
@@ -103,7 +121,52 @@ impl Context {
 /// Whether operations of this thread are recorded.
 #[inline]
 pub(crate) fn records() -> bool {
+    if CHANGES.load(Ordering::Acquire) != KNOWN.get() {
+        follow_process();
+    }
     RECORDS.get()
+}
+
+/// Takes over what the process's budget is now.
+#[cold]
+fn follow_process() {
+    let of_process = OF_PROCESS.lock();
+    KNOWN.set(CHANGES.load(Ordering::Acquire));
+    let mut changed = of_process.top().map(|budget| Installed::new(*budget));
+    drop(of_process);
+    // Not while the thread ends.
+    let _ = CONTEXT.try_with(|context| {
+        let mut context = context.borrow_mut();
+        std::mem::swap(&mut context.of_process, &mut changed);
+        if context.budgets.is_empty() {
+            context.change_budget();
+        }
+    });
+    let budgets = changed.iter().flat_map(|before| before.budgets());
+    budgets.for_each(|budget| budget.step_is_over());
+}
+
+/// Changes the budgets of the process: every thread follows with its next operation.
+pub(crate) fn change_process<R>(change: impl FnOnce(&mut Stack<MemoryBudget>) -> R) -> R {
+    let mut of_process = OF_PROCESS.lock();
+    CHANGES.fetch_add(1, Ordering::Release);
+    change(&mut of_process)
+}
+
+/// Called where a backward pass begins.
+pub(crate) fn warn_if_left_out() {
+    static WARNED: Once = Once::new();
+    let others = OF_THREADS.load(Ordering::Relaxed) > 0;
+    if others
+        && CONTEXT.with_borrow(|context| context.budgets.is_empty() && context.of_process.is_none())
+    {
+        WARNED.call_once(|| {
+            log::warn!(
+                "a thread runs a backward pass without the memory budget that another thread has: a budget is the thread's that \
+                 installs it; install it on each thread that trains, or on all by `MemoryBudget::install_for_process`"
+            );
+        });
+    }
 }
 
 /// What an operation has to know of its thread in order to be recorded.
@@ -160,6 +223,12 @@ pub(crate) fn memory_on(device: DeviceId) -> Arc<MemoryStats> {
     CONTEXT.with_borrow_mut(|context| context.memory(device))
 }
 
+/// Looks which copies to the host have arrived, and drops the recipes that they stand for.
+pub(crate) fn copies_arrived() {
+    let counters = CONTEXT.with_borrow(|context| context.counters.clone());
+    counters.iter().for_each(|memory| memory.prefetch().poll());
+}
+
 /// A forward or backward pass begins. The thread's step from then on, `None` without a budget.
 pub(crate) fn begin(phase: Phase) -> Option<Step> {
     let (step, changed) = CONTEXT.with_borrow_mut(|context| {
@@ -180,6 +249,7 @@ pub(crate) fn begin(phase: Phase) -> Option<Step> {
 
 /// Opens a scope. `make` gets the region around it and gives its own with its number in a trace. Returns how many were open.
 pub(crate) fn push(make: impl FnOnce(Option<Arc<Region>>) -> (Region, u64)) -> usize {
+    records();
     begin(Phase::Forward);
     CONTEXT.with_borrow_mut(|context| {
         let depth = context.frames.len();
@@ -286,6 +356,7 @@ pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
 
 /// Puts a budget in force, or none, until the ticket is given back.
 pub(crate) fn install(budget: Option<Arc<Installed>>) -> Ticket {
+    OF_THREADS.fetch_add(1, Ordering::Relaxed);
     CONTEXT.with_borrow_mut(|context| {
         let ticket = context.budgets.push(budget);
         context.change_budget();
@@ -295,12 +366,28 @@ pub(crate) fn install(budget: Option<Arc<Installed>>) -> Ticket {
 
 /// Takes back what was put in force. That of the newest guard that is left is in force then.
 pub(crate) fn uninstall(ticket: Ticket) {
+    OF_THREADS.fetch_sub(1, Ordering::Relaxed);
     CONTEXT.with_borrow_mut(|context| {
         let (_, was_in_force) = context.budgets.remove(ticket);
         if was_in_force {
             context.change_budget();
         }
     });
+}
+
+/// The budget of the process, where it is in force on this thread.
+pub(crate) fn of_process() -> Option<Arc<Installed>> {
+    records();
+    CONTEXT.with_borrow(|context| match context.budgets.is_empty() {
+        true => context.of_process.clone(),
+        false => None,
+    })
+}
+
+/// The budget in force on this thread.
+fn in_force() -> Option<Arc<Installed>> {
+    records();
+    CONTEXT.with_borrow(|context| context.budget().cloned())
 }
 
 /// Runs a function while no budget is in force.
@@ -311,8 +398,7 @@ pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
             uninstall(self.0);
         }
     }
-    let in_force = CONTEXT.with_borrow(|context| context.budget().is_some());
-    let _aside = in_force.then(|| Aside(install(None)));
+    let _aside = in_force().is_some().then(|| Aside(install(None)));
     run()
 }
 
@@ -326,6 +412,7 @@ pub(crate) fn current_stats() -> RematStats {
 
 /// What all managed tensors of this thread add up to.
 pub(crate) fn totals() -> Arc<Totals> {
+    unwound::free();
     CONTEXT.with_borrow_mut(|context| context.totals().clone())
 }
 

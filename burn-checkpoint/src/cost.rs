@@ -5,6 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::time::Instant;
 
 use burn_backend::{DType, Shape};
+use burn_decorator::profile::DeviceProfile;
 use rustc_hash::FxHasher;
 
 use crate::op::OpInfo;
@@ -12,19 +13,46 @@ use crate::products::{Operand, multiplications};
 use crate::work::{self, Work};
 
 /// Where an eviction's cost comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Costs {
-    /// The operation and the shapes of its operands.
+    /// The operation and the shapes of its operands, on one thread of a CPU.
     Estimated,
+    /// The same, on a device.
+    On(DeviceProfile),
     /// The time that the operation took.
     Measured,
 }
+
+/// Estimated nanoseconds to bring a byte back: pageable memory over PCIe 4 goes at about 10 GB/s. Only its ratio to the costs of
+/// operations matters.
+const UPLOAD_NS_PER_BYTE: f64 = 0.1;
+
+impl Costs {
+    /// Nanoseconds to bring a tensor of so many bytes back from the host.
+    pub fn upload_ns(self, bytes: u64) -> f32 {
+        let ns = match self {
+            Self::On(device) => {
+                let seconds = bytes as f64 / device.host_bytes_per_second;
+                device.launch.as_secs_f64().max(seconds) * 1e9
+            }
+            Self::Estimated | Self::Measured => bytes as f64 * UPLOAD_NS_PER_BYTE,
+        };
+        ns as f32
+    }
+}
+
+/// On a device a sort passes so often over its operands.
+const PASSES_OF_SORT: f64 = 8.0;
 
 /// What is known of an operation before it runs, collected from its operands.
 pub(crate) struct OpCost {
     op: &'static OpInfo,
     /// Elements of the largest operand.
     largest: u64,
+    /// Bytes of all operands.
+    bytes: u64,
+    /// Whether an operand is of a type of two bytes.
+    is_half: bool,
     /// The first three operands of a product.
     operands: Option<[Operand; 3]>,
     seen: usize,
@@ -84,6 +112,8 @@ impl OpCost {
         Self {
             op,
             largest: 0,
+            bytes: 0,
+            is_half: false,
             operands: (op.work == Work::Compute).then(Default::default),
             seen: 0,
             copies: false,
@@ -103,6 +133,8 @@ impl OpCost {
         }
         dtype.hash(&mut self.hasher);
         self.largest = self.largest.max(elements);
+        self.bytes += elements * dtype.size() as u64;
+        self.is_half |= matches!(dtype, DType::F16 | DType::BF16);
         if let Some(operands) = &mut self.operands
             && let Some(operand) = operands.get_mut(self.seen)
         {
@@ -142,6 +174,21 @@ impl OpCost {
         (work::START_NS + ns) as f32
     }
 
+    /// The same on a device, given the bytes of the result too: a roofline.
+    pub fn ns_on(&self, device: &DeviceProfile, elements: u64, bytes: u64) -> f32 {
+        let moved = match self.op.work {
+            Work::View if !self.copies => 0.0,
+            Work::Sort => (self.bytes + bytes) as f64 * PASSES_OF_SORT,
+            _ => (self.bytes + bytes) as f64,
+        };
+        let flops = match &self.operands {
+            Some(operands) => 2.0 * multiplications(self.op.name, operands, elements as f64),
+            None => 0.0,
+        };
+        let ns = device.seconds(moved, flops, self.is_half) * 1e9;
+        ns.max(work::START_NS) as f32
+    }
+
     /// Bytes of the largest operand, if its elements have four.
     pub fn largest_bytes(&self) -> u64 {
         self.largest * 4
@@ -167,6 +214,42 @@ mod tests {
         cost.operand(&[elements].into(), from);
         cost.argument(&to);
         cost.key()
+    }
+
+    /// GELU over so many f32 elements on a device, and half a million at a time on a CPU.
+    #[test]
+    fn an_upload_is_dearer_than_a_gelu_on_a_device_and_cheaper_on_a_cpu() {
+        let op = op_table().find(|op| op.name == "gelu").expect("a row");
+        let elements = 1 << 22;
+        let mut gelu = OpCost::new(op);
+        gelu.operand(&[elements].into(), DType::F32);
+        let bytes = 4 * elements as u64;
+        for device in [DeviceProfile::A100, DeviceProfile::RTX_3090] {
+            let upload = Costs::On(device).upload_ns(bytes);
+            assert!(upload > 10.0 * gelu.ns_on(&device, elements as u64, bytes));
+        }
+        assert!(Costs::Estimated.upload_ns(bytes) < gelu.ns(elements as u64));
+    }
+
+    #[test]
+    fn a_product_is_as_fast_as_its_type_and_its_bytes() {
+        let op = op_table()
+            .find(|op| op.name == "float_matmul")
+            .expect("a row");
+        let device = DeviceProfile::A100;
+        let ns = |size: usize, dtype: DType| {
+            let mut product = OpCost::new(op);
+            product.operand(&[size, size].into(), dtype);
+            product.operand(&[size, size].into(), dtype);
+            let elements = (size * size) as u64;
+            f64::from(product.ns_on(&device, elements, elements * dtype.size() as u64))
+        };
+        let of_flops = |size: usize, flops: f64| 2e9 * (size as f64).powi(3) / flops;
+        for (dtype, flops) in [(DType::F32, 19.5e12), (DType::BF16, 312e12)] {
+            let ratio = ns(4096, dtype) / of_flops(4096, flops);
+            assert!((ratio - 1.0).abs() < 1e-3, "{dtype:?}: {ratio}");
+        }
+        assert_eq!(ns(16, DType::F32), 5000.0, "a launch");
     }
 
     #[test]

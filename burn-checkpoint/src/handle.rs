@@ -3,10 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread::panicking;
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, Shape, TensorData, TensorMetadata};
 
+use crate::clock::Lineage;
 use crate::context;
 use crate::entry::Origin;
 use crate::kind::{Kind, Value};
@@ -14,11 +16,12 @@ use crate::node::{Entry, Source, Storage, take_value, vacate};
 use crate::recipe::Saved;
 use crate::replay;
 use crate::trace::EventKind;
+use crate::unwound::{self, Held};
 
 /// A tensor of [`Remat`](crate::Remat): the inner backend's, or a managed one whose storage comes and goes.
 pub enum Handle<B: Backend, K: Kind<B>> {
     /// The inner backend's tensor.
-    Resident(K::Primitive),
+    Resident(Held<K::Primitive>),
     /// A tensor that was made in a scope or under a budget.
     Managed(Managed<B>),
 }
@@ -119,6 +122,13 @@ impl<B: Backend> Clone for Managed<B> {
 
 impl<B: Backend> Drop for Managed<B> {
     fn drop(&mut self) {
+        if panicking() {
+            if let Some(source) = self.0.take() {
+                unwound::release(Self(source));
+            }
+            return;
+        }
+        unwound::free();
         let node = self.node();
         let meta = node.meta();
         if meta.users.fetch_sub(1, Ordering::AcqRel) != 1 {
@@ -138,6 +148,12 @@ impl<B: Backend> Drop for Managed<B> {
 }
 
 impl<B: Backend, K: Kind<B>> Handle<B, K> {
+    /// A handle of the inner backend's tensor.
+    #[inline]
+    pub fn resident(tensor: K::Primitive) -> Self {
+        Self::Resident(Held::new(tensor))
+    }
+
     /// The inner backend's tensor. Brings it back if it is not resident.
     ///
     /// # Panics
@@ -147,7 +163,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     #[inline]
     pub fn into_inner(self) -> K::Primitive {
         match self {
-            Self::Resident(tensor) => tensor,
+            Self::Resident(tensor) => tensor.into_inner(),
             Self::Managed(managed) => managed.take::<K>(),
         }
     }
@@ -159,7 +175,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     /// As [`Self::into_inner`].
     pub fn to_inner(&self) -> K::Primitive {
         match self {
-            Self::Resident(tensor) => tensor.clone(),
+            Self::Resident(tensor) => K::Primitive::clone(tensor),
             Self::Managed(managed) => managed.load::<K>(),
         }
     }
@@ -169,6 +185,17 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         match self {
             Self::Resident(tensor) => K::device(tensor),
             Self::Managed(managed) => managed.node().meta().device.clone(),
+        }
+    }
+
+    /// Whether it is a gradient that only autodiff has, and not for good.
+    pub(crate) fn is_passing_gradient(&self) -> bool {
+        match self {
+            Self::Resident(_) => false,
+            Self::Managed(managed) => {
+                let meta = managed.node().meta();
+                meta.lineage == Lineage::Gradient && meta.users() == 1
+            }
         }
     }
 
@@ -214,7 +241,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
 
     pub(crate) fn save(&self) -> Saved<B, K> {
         match self {
-            Self::Resident(tensor) => Saved::Leaf(tensor.clone()),
+            Self::Resident(tensor) => Saved::Leaf(K::Primitive::clone(tensor)),
             Self::Managed(managed) => Saved::Node(managed.source()),
         }
     }
@@ -245,7 +272,7 @@ impl<B: Backend, K: Kind<B>> Clone for Handle<B, K> {
     #[inline]
     fn clone(&self) -> Self {
         match self {
-            Self::Resident(tensor) => Self::Resident(tensor.clone()),
+            Self::Resident(tensor) => Self::resident(K::Primitive::clone(tensor)),
             Self::Managed(managed) => Self::Managed(managed.clone()),
         }
     }

@@ -1,20 +1,19 @@
 //! The copy of a tensor in host memory. `prefetch.rs` has the order in which they are asked for.
 
-use burn_backend::tensor::Device;
-use burn_backend::{Backend, Bytes, TensorData, read_sync};
+use std::sync::Arc;
 
-use crate::kind::{Download, Upload, Value};
+use burn_backend::tensor::Device;
+use burn_backend::{Backend, Bytes, TensorData};
+
+use crate::download::{self, Arrival};
+use crate::kind::{Upload, Value};
 use crate::prefetch::Position;
 use crate::verify;
 
-/// Estimated nanoseconds to bring a byte back: pageable memory over PCIe 4 goes at about 10 GB/s. Only its ratio to the costs of
-/// operations matters.
-pub(crate) const UPLOAD_NS_PER_BYTE: f32 = 0.1;
-
 /// The copy of a tensor in host memory, complete or under way.
 ///
-/// The read is queued on the device before the tensor is released, so the device's memory is free as soon as the copy is
-/// done. The host waits for the copy only when the tensor is used again.
+/// It is read with all else that its scope moves (`download.rs`), and the device's memory is free once that is done. The host waits for
+/// the copy only when the tensor is used again.
 pub(crate) struct HostCopy<B: Backend> {
     data: HostData,
     upload: Upload<B>,
@@ -27,25 +26,18 @@ pub(crate) struct HostCopy<B: Backend> {
 }
 
 enum HostData {
-    Underway(Download),
+    Underway(Arc<Arrival>),
     There(TensorData),
     /// It could not be read: why.
     Lost(String),
 }
 
 impl<B: Backend> HostCopy<B> {
-    /// Starts the copy of a result of `op`; `None` for what is not one tensor or cannot be read.
-    pub fn start(value: &Value<B>, op: &str, position: impl FnOnce() -> Position) -> Option<Self> {
-        let (download, upload) = value.clone().download()?;
-        let mut data = HostData::Underway(download);
-        data.poll();
-        if let HostData::Lost(reason) = &data {
-            log::warn!("the result of `{op}` cannot be moved to the host: {reason}");
-            return None;
-        }
+    /// Starts the copy, with the others of its scope; `None` for what is not one tensor.
+    pub fn start(value: &Value<B>, position: impl FnOnce() -> Position) -> Option<Self> {
         Some(Self {
-            data,
-            upload,
+            upload: value.upload()?,
+            data: HostData::Underway(download::add(value)),
             ahead: None,
             checksum: verify::checksum(value),
             position: position(),
@@ -104,40 +96,28 @@ impl<B: Backend> HostCopy<B> {
 impl HostData {
     /// Looks whether the data has arrived.
     fn poll(&mut self) {
-        self.advance(|mut download| {
-            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-            match download.as_mut().poll(&mut context) {
-                std::task::Poll::Ready(data) => Ok(data),
-                std::task::Poll::Pending => Err(download),
-            }
-        });
+        if let Self::Underway(arrival) = self
+            && let Some(data) = arrival.poll()
+        {
+            *self = Self::of(data);
+        }
     }
 
     /// Waits for the data.
     fn wait(&mut self) {
-        self.advance(|download| Ok(read_sync(download)));
+        if let Self::Underway(arrival) = self {
+            let arrival = arrival.clone();
+            // What stays if the backend panicked.
+            *self = Self::Lost("the backend panicked".to_owned());
+            *self = Self::of(arrival.wait());
+        }
     }
 
-    /// Goes on with the copy; `step` gives it back if it is not done.
-    fn advance(
-        &mut self,
-        step: impl FnOnce(
-            Download,
-        ) -> Result<Result<TensorData, burn_backend::ExecutionError>, Download>,
-    ) {
-        if !matches!(self, Self::Underway(_)) {
-            return;
+    fn of(data: Result<TensorData, String>) -> Self {
+        match data {
+            Ok(data) => Self::There(shared(data)),
+            Err(reason) => Self::Lost(reason),
         }
-        // What stays if the backend panics: such a future must not be asked again.
-        let lost = Self::Lost("the backend panicked".to_owned());
-        let Self::Underway(download) = std::mem::replace(self, lost) else {
-            return;
-        };
-        *self = match step(download) {
-            Ok(Ok(data)) => Self::There(shared(data)),
-            Ok(Err(error)) => Self::Lost(error.to_string()),
-            Err(download) => Self::Underway(download),
-        };
     }
 }
 

@@ -1,4 +1,4 @@
-//! Putting a memory budget into force on a thread.
+//! Putting a memory budget into force, on a thread or on all.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -26,6 +26,63 @@ impl MemoryBudget {
             thread: PhantomData,
         }
     }
+
+    /// Puts the limit into force on every thread of the process that has no budget of its own, until the guard is dropped: on each device
+    /// as many bytes for each of them, counted apart. For ranks that are threads and for the Learner's workers. Of several the newest is
+    /// in force. A thread follows with its next operation on a tensor of [`Remat`](crate::Remat).
+    ///
+    /// # Cost
+    ///
+    /// That of [`Self::install`] on every such thread, also where it does not train: where it prepares batches, say.
+    ///
+    /// ```
+    /// use burn::tensor::Tensor;
+    /// use burn_checkpoint::{MemoryBudget, Remat, RematStats};
+    /// use burn_flex::Flex;
+    ///
+    /// let _budget = MemoryBudget::bytes(16 << 10).install_for_process();
+    /// let rank = std::thread::spawn(|| {
+    ///     let x = Tensor::<Remat<Flex>, 2>::ones([64, 64], &Default::default());
+    ///     let held: Vec<_> = (0..4).map(|_| x.clone().exp()).collect();
+    ///     drop(held);
+    ///     RematStats::of_thread().evicted_operations
+    /// });
+    /// assert!(rank.join().unwrap() > 0);
+    /// ```
+    pub fn install_for_process(self) -> ProcessBudget {
+        ProcessBudget {
+            ticket: context::change_process(|budgets| budgets.push(self)),
+        }
+    }
+}
+
+/// The guard of a [`MemoryBudget`] of the process: ends it when dropped, on whichever thread.
+#[derive(Debug)]
+#[must_use = "the budget ends when this is dropped"]
+pub struct ProcessBudget {
+    ticket: Ticket,
+}
+
+impl ProcessBudget {
+    /// Says that a step of the calling thread is over, as [`InstalledBudget::step`] does, with its cost and its panic; nothing where the
+    /// thread has a budget of its own.
+    pub fn step(&self) {
+        if let Some(installed) = context::of_process() {
+            step(&installed);
+        }
+    }
+}
+
+impl Drop for ProcessBudget {
+    fn drop(&mut self) {
+        context::change_process(|budgets| budgets.remove(self.ticket));
+    }
+}
+
+fn step(installed: &Installed) {
+    context::begin(Phase::Forward);
+    let budgets = installed.budgets();
+    budgets.iter().for_each(|budget| budget.step_ends());
 }
 
 /// The guard of an installed [`MemoryBudget`]: ends it when dropped.
@@ -51,11 +108,7 @@ impl InstalledBudget {
     /// With [`RematError::BudgetTooSmall`](crate::RematError::BudgetTooSmall) if this was the step that measures a fraction that is too small, and the budget is
     /// [strict](MemoryBudget::strict).
     pub fn step(&self) {
-        context::begin(Phase::Forward);
-        self.installed
-            .budgets()
-            .iter()
-            .for_each(|budget| budget.step_ends());
+        step(&self.installed);
     }
 
     /// The limit on each device in bytes; `None` while it is measured.

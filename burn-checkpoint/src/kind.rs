@@ -115,7 +115,7 @@ impl<B: Backend> Value<B> {
 }
 
 macro_rules! kinds {
-    ($($kind:ident: $tensor:ident, $device:ident, $into_data:ident, $from_data:ident;)*) => {
+    ($($kind:ident $name:ident: $tensor:ident, $device:ident, $into_data:ident, $from_data:ident;)*) => {
         $(impl<B: Backend> Kind<B> for $kind {
             type Primitive = $tensor<B>;
 
@@ -150,13 +150,28 @@ macro_rules! kinds {
         })*
 
         impl<B: Backend> Value<B> {
-            /// Starts to read the tensor to the host, and returns the function that uploads it; `None` for what is not one tensor.
-            pub(crate) fn download(self) -> Option<(Download, Upload<B>)> {
+            $(
+                #[doc = concat!("The tensor of a value that is `", stringify!($kind), "`.\n\n# Panics\n\nIf it is anything else.")]
+                pub fn $name(self) -> $tensor<B> {
+                    <$kind as Kind<B>>::unwrap(self)
+                        .unwrap_or_else(|| panic!("the value is not `{}`", stringify!($kind)))
+                }
+            )*
+
+            /// Starts to read the tensor to the host; `None` for what is not one tensor.
+            pub(crate) fn download(self) -> Option<Download> {
                 match self {
-                    $(Self::$kind(x) => Some((
-                        <$kind as Kind<B>>::download(x),
-                        |data, device| Self::$kind(<$kind as Kind<B>>::upload(data, device)),
-                    )),)*
+                    $(Self::$kind(x) => Some(<$kind as Kind<B>>::download(x)),)*
+                    Self::Many(_) | Self::Absent => None,
+                }
+            }
+
+            /// The function that uploads a tensor of this kind; `None` for what is not one tensor.
+            pub(crate) fn upload(&self) -> Option<Upload<B>> {
+                match self {
+                    $(Self::$kind(_) => Some(|data, device| {
+                        Self::$kind(<$kind as Kind<B>>::upload(data, device))
+                    }),)*
                     Self::Many(_) | Self::Absent => None,
                 }
             }
@@ -165,8 +180,8 @@ macro_rules! kinds {
 }
 
 kinds! {
-    Float: FloatTensor, float_device, float_into_data, float_from_data;
-    Int: IntTensor, int_device, int_into_data, int_from_data;
-    Bool: BoolTensor, bool_device, bool_into_data, bool_from_data;
-    Quant: QuantizedTensor, q_device, q_into_data, q_from_data;
+    Float float: FloatTensor, float_device, float_into_data, float_from_data;
+    Int int: IntTensor, int_device, int_into_data, int_from_data;
+    Bool bool: BoolTensor, bool_device, bool_into_data, bool_from_data;
+    Quant quant: QuantizedTensor, q_device, q_into_data, q_from_data;
 }

@@ -65,14 +65,14 @@
 //! | layer | files | what |
 //! |---|---|---|
 //! | work and clock | `work`, `op`, `products`, `cost`, `clock` | what an operation costs; the operation count, forward or backward |
-//! | values | `kind`, `error`, `stack`, `trace`, `stats`, `verify`, `request` | tensors of the inner backend, errors, events, counters, checksums, tensors that are asked for |
+//! | values | `kind`, `error`, `stack`, `trace`, `stats`, `unwound`, `verify`, `request` | tensors of the inner backend, what panics drop, errors, events, counters, checksums, tensors that are asked for |
 //! | region | `policy`, `region` | what a scope does with its tensors; a scope as its tensors refer to it |
 //! | entry | `entry`, `tiny` | a node as scopes and budgets see it, of any backend |
-//! | memory | `prefetch`, `host_copy`, `memory` | host copies and their order; counters, and the `Limit` that a budget sets on them |
+//! | memory | `prefetch`, `download`, `host_copy`, `memory` | host copies, how they are read and their order; counters, and the `Limit` that a budget sets on them |
 //! | node | `node`, `recipe` | meta, storage and recipe of a managed tensor |
 //! | replay | `replay`, `recorded` | bringing a node back; the node with its recipe |
 //! | budget | `budget` | what is evicted when memory is short |
-//! | context | `context`, `install` | a thread's open scopes, budget in force, counters |
+//! | context | `context`, `install` | a thread's open scopes, budget in force (its own or the process's), counters |
 //! | handle | `handle`, `outputs`, `scope`, `call`, `delivered` | the tensor of `Remat`; the ends of scopes; recording an operation; tensors that are there during their uses |
 //! | backend | `decorator` | `Remat` from the table of operations |
 //! | tools | `chain`, `module`, `plan`, `plot`, `metric`, `linear_cross_entropy` | what is built on the public API |
@@ -85,6 +85,7 @@ mod context;
 mod cost;
 mod decorator;
 mod delivered;
+mod download;
 mod entry;
 mod error;
 mod handle;
@@ -114,16 +115,19 @@ mod stack;
 mod stats;
 mod tiny;
 pub mod trace;
+mod unwound;
 mod verify;
 mod work;
 
 pub use budget::MemoryBudget;
+pub use burn_decorator::profile::DeviceProfile;
 pub use chain::{checkpoint_chain, checkpoint_sequential, profile_chain, profile_tail};
 pub use decorator::Remat;
 pub use delivered::{delivered, is_delivered};
+pub use download::ReadsInPlace;
 pub use error::RematError;
 pub use handle::{Handle, Managed};
-pub use install::InstalledBudget;
+pub use install::{InstalledBudget, ProcessBudget};
 pub use linear_cross_entropy::{
     Chunk, LinearCrossEntropy, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, OutOfRange,
     TargetOutOfRange, Targets, linear_cross_entropy,
@@ -136,6 +140,7 @@ pub use policy::{PerOperation, Policy, SavePolicy};
 pub use replay::is_replaying;
 pub use scope::{checkpoint, checkpoint_labelled, checkpoint_with, evict};
 pub use stats::RematStats;
+pub use unwound::Held;
 pub use verify::Verify;
 pub use work::Work;
 

@@ -36,6 +36,8 @@ pub(crate) trait Limit: Send + Sync {
     fn list(&self, node: &Arc<dyn AnyEntry>);
     /// A node is dropped.
     fn gone(&self, class: &ClassSlot);
+    /// Estimated nanoseconds to bring a tensor of so many bytes back from the host.
+    fn upload_ns(&self, bytes: u64) -> f32;
     /// Counts the work of an operation.
     fn computed(&self, cost_ns: f32);
     /// Counts the work of a replay.

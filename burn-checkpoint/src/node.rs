@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::panicking;
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorData};
@@ -18,7 +19,7 @@ use crate::memory::{Limit, MemoryStats};
 use crate::op::OpInfo;
 use crate::region::Region;
 use crate::trace::{self, EventKind};
-use crate::verify;
+use crate::{unwound, verify};
 
 /// A node of backend `B`, whatever its recipe.
 pub(crate) trait Entry<B: Backend>: AnyEntry {
@@ -68,6 +69,11 @@ impl<B: Backend> Source<B> {
     pub fn node(&self) -> &Arc<dyn Entry<B>> {
         self.0.as_ref().expect("taken only in drop")
     }
+
+    /// The reference itself, for a drop.
+    pub fn take(&mut self) -> Option<Self> {
+        self.0.take().map(Self::new)
+    }
 }
 
 impl<B: Backend> Clone for Source<B> {
@@ -99,6 +105,9 @@ fn drop_later(node: Arc<dyn AnyEntry>) {
         fn drop(&mut self) {
             DROPPING.set(false);
         }
+    }
+    if panicking() {
+        return unwound::release(node);
     }
     if DROPPING.replace(true) {
         let mut node = Some(node);

@@ -31,6 +31,13 @@ impl OpInfo {
     }
 }
 
+impl OpInfo {
+    /// An operation of your own, for [`Remat::operation`](crate::Remat::operation).
+    pub const fn custom(name: &'static str, work: Work) -> Self {
+        Self::new(name, work, "custom")
+    }
+}
+
 /// FNV-1a.
 const fn hash(name: &str) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325;

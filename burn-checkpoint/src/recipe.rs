@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, TensorData, TensorMetadata};
 
-use crate::kind::{Float, Kind, Quant, Value};
+use crate::kind::{Bool, Float, Int, Kind, Quant, Value};
 use crate::node::{Entry, Input, Source, Storage, take_value};
 use crate::request::Request;
 
@@ -44,6 +44,28 @@ where
     fn run(&self) -> Value<B> {
         (self.0)(None)
     }
+}
+
+impl<F> Operation<F> {
+    /// Gives a closure the type of a recipe.
+    #[inline]
+    pub fn of<B>(closure: F) -> Self
+    where
+        B: Backend,
+        F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B>,
+    {
+        Self(closure)
+    }
+}
+
+/// A recipe where a call can drop it.
+#[inline]
+pub(crate) fn operation<B, F>(closure: F) -> Option<Operation<F>>
+where
+    B: Backend,
+    F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B>,
+{
+    Some(Operation::of(closure))
 }
 
 /// One of the several results of an operation.
@@ -167,17 +189,37 @@ impl<B: Backend, K: Kind<B>> Saved<B, K> {
     }
 }
 
-/// A float or quantized operand as a recipe keeps it.
-pub(crate) enum SavedTensor<B: Backend> {
+/// An operand of any kind as a recipe keeps it.
+pub(crate) enum SavedValue<B: Backend> {
     Float(Saved<B, Float>),
+    Int(Saved<B, Int>),
+    Bool(Saved<B, Bool>),
     Quant(Saved<B, Quant>),
+    Many(Vec<Self>),
+    Absent,
 }
 
-impl<B: Backend> SavedTensor<B> {
+impl<B: Backend> SavedValue<B> {
     pub fn show(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
         match self {
             Self::Float(x) => x.show(visit),
+            Self::Int(x) => x.show(visit),
+            Self::Bool(x) => x.show(visit),
             Self::Quant(x) => x.show(visit),
+            Self::Many(xs) => xs.iter().for_each(|x| x.show(visit)),
+            Self::Absent => {}
+        }
+    }
+
+    /// The operand, for a recipe that runs.
+    pub fn load(&self) -> Value<B> {
+        match self {
+            Self::Float(x) => Value::Float(x.load()),
+            Self::Int(x) => Value::Int(x.load()),
+            Self::Bool(x) => Value::Bool(x.load()),
+            Self::Quant(x) => Value::Quant(x.load()),
+            Self::Many(xs) => Value::Many(xs.iter().map(Self::load).collect()),
+            Self::Absent => Value::Absent,
         }
     }
 }

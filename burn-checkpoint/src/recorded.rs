@@ -7,7 +7,7 @@ use burn_backend::{Backend, TensorData};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::entry::{AnyEntry, ClassSlot, NodeInfo, Origin};
-use crate::host_copy::{HostCopy, UPLOAD_NS_PER_BYTE};
+use crate::host_copy::HostCopy;
 use crate::kind::Value;
 use crate::node::{Entry, Input, State, Storage, TensorMeta, vacate};
 use crate::op::OpInfo;
@@ -152,9 +152,7 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
             return false;
         }
         if state.copy.is_none() {
-            let Some(copy) =
-                HostCopy::start(value, self.meta.op.name, || prefetch.position(self.meta.id))
-            else {
+            let Some(copy) = HostCopy::start(value, || prefetch.position(self.meta.id)) else {
                 return false;
             };
             state.copy = Some(Box::new(copy));
@@ -167,13 +165,10 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
         let Storage::Host(copy) = &mut state.storage else {
             return false;
         };
-        let (position, arrived) = (copy.position, copy.has_arrived());
-        prefetch.add(position, own, arrived);
+        // That of a copy which is used again has arrived.
+        prefetch.add(copy.position, own, copy.has_arrived());
         drop(state);
         drop(storage);
-        if arrived {
-            self.forget_recipe();
-        }
         self.meta.memory.offloaded(bytes);
         self.meta
             .emit(|op, node| EventKind::Offload { op, node }, bytes);
@@ -200,7 +195,8 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
             Storage::Host(copy) => copy.has_arrived(),
             Storage::Resident(_) | Storage::Evicted => return true,
         };
-        if arrived {
+        // What a budget evicts depends on recipes, and must not depend on when copies arrive: there it goes when the tensor is used.
+        if arrived && self.meta.memory.limit().is_none() {
             self.forget_recipe();
         }
         arrived
@@ -316,7 +312,10 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
 
     fn cost_ns(&self) -> f32 {
         match self.state.lock().origin {
-            Origin::Hosted => self.meta.bytes as f32 * UPLOAD_NS_PER_BYTE,
+            Origin::Hosted => {
+                let limit = self.meta.memory.limit();
+                limit.map_or(0.0, |limit| limit.upload_ns(self.meta.bytes))
+            }
             Origin::Fixed | Origin::Recorded | Origin::Source => self.meta.cost_ns,
         }
     }

@@ -15,7 +15,7 @@ use crate::error::RematError;
 use crate::node::{Entry, Input, Storage, vacate};
 use crate::request::DELIVERED;
 use crate::trace::EventKind;
-use crate::verify;
+use crate::{unwound, verify};
 
 /// Brings nodes back, with what they need.
 pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<dyn Entry<B>>>) {
@@ -64,15 +64,16 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<dyn Entry<B>>) -> bool {
     };
     let ahead = copy.is_ahead();
     let value = match copy.tensor(&meta.device) {
-        Ok(value) => {
-            verify::compare(copy.checksum, &value, || RematError::HostCopyDiffers {
+        Ok(value) if verify::differs(copy.checksum, &value) => {
+            drop((state, value));
+            verify::fail(&RematError::HostCopyDiffers {
                 op: meta.op.name,
                 shape: meta.shape.to_vec(),
                 dtype: meta.dtype,
                 number: meta.id,
-            });
-            value
+            })
         }
+        Ok(value) => value,
         Err(reason) => {
             drop(state);
             return lost(node, reason);
@@ -287,12 +288,15 @@ impl<B: Backend> Plan<B> {
             return;
         }
         // What differs is forgotten, and compared once more at the next try.
-        verify::compare(state.checksum, &value, || RematError::ReplayDiffers {
-            op: meta.op.name,
-            shape: meta.shape.to_vec(),
-            dtype: meta.dtype,
-            number: meta.id,
-        });
+        if verify::differs(state.checksum, &value) {
+            drop((state, value));
+            verify::fail(&RematError::ReplayDiffers {
+                op: meta.op.name,
+                shape: meta.shape.to_vec(),
+                dtype: meta.dtype,
+                number: meta.id,
+            });
+        }
         state.checksum = None;
         state.storage = Storage::Resident(value);
         meta.storage_restored();
@@ -384,7 +388,7 @@ impl<B: Backend> Plan<B> {
         };
         drop(state);
         if let Some((storage, bytes)) = vacated {
-            drop(storage);
+            unwound::release(storage);
             if !verify::is_rehearsing() {
                 node.meta()
                     .emit(|op, node| EventKind::Free { op, node }, bytes);

@@ -9,8 +9,8 @@ use crate::policy::{Policy, SavePolicy};
 use crate::region::Region;
 use crate::tiny;
 use crate::trace::{self, EventKind};
-use crate::verify;
 use crate::work::Work;
+use crate::{download, verify};
 
 /// Runs `region` and drops what only backward will need of it; backward computes that once more, bit for bit
 /// (`torch.utils.checkpoint`).
@@ -143,12 +143,11 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
     } = frame;
     let tiny = sizes.tiny(|| {
         let nodes = nodes.iter().filter_map(Weak::upgrade);
-        let ends = nodes.filter(tiny::is_end);
-        ends.map(|node| node.storage_bytes())
+        let any = matches!(region.policy, Policy::Offload);
+        let may_stay = nodes.filter(move |node| any || tiny::is_end(node));
+        may_stay.map(|node| node.storage_bytes())
     });
-    let stays = |node: &Arc<dyn AnyEntry>| {
-        !tiny.is_empty() && tiny.contains(&node.storage_bytes()) && tiny::is_end(node)
-    };
+    let is_tiny = |node: &Arc<dyn AnyEntry>| tiny.contains(&node.storage_bytes());
     let saved = |weak: &Weak<dyn AnyEntry>| {
         let node = weak.upgrade()?;
         let op = node.used()?;
@@ -156,9 +155,12 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
         if results.iter().any(|result| Arc::ptr_eq(result, &node)) {
             return None;
         }
-        let save_policy = match stays(&node) {
+        let save_policy = region.policy.save_policy(op);
+        // A copy to the host takes its time however small it is; what is computed again comes back with what it is computed from.
+        let stays = save_policy == SavePolicy::Offload || tiny::is_end(&node);
+        let save_policy = match stays && is_tiny(&node) {
             true => SavePolicy::Keep,
-            false => region.policy.save_policy(op),
+            false => save_policy,
         };
         Some((node, save_policy))
     };
@@ -178,6 +180,7 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
             SavePolicy::Offload => move_to_host(&node),
         }
     }
+    download::start();
     let outer = context::region();
     for result in results.drain(..) {
         if let Some(bytes) = result.leave(&region, outer.as_ref()) {
@@ -195,8 +198,8 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
 /// matmul may add up in another order.
 fn move_to_host(node: &Arc<dyn AnyEntry>) {
     let info = node.info();
-    if info.op.work == Work::New {
-        // A copy on the host would cost more than the operation.
+    if info.op.work == Work::New || info.op.name == "int_into_float" {
+        // A copy on the host would cost more than the operation: so are the numbers of dropout made from bits.
         node.evict();
     } else if info.shared || info.permuted {
         // A view comes back as a view, and a reshaped copy as one: what it is of moves, unless that has handles of its own and

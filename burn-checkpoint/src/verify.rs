@@ -95,21 +95,15 @@ pub(crate) fn checksum<B: Backend>(value: &Value<B>) -> Option<u64> {
     is_on().then(|| hash(value))
 }
 
-/// Compares what came back with the checksum of what went.
-///
-/// # Panics
-///
-/// With `error` if they differ and this thread compares.
-pub(crate) fn compare<B: Backend>(
-    checksum: Option<u64>,
-    value: &Value<B>,
-    error: impl FnOnce() -> RematError,
-) {
-    if checksum.is_some_and(|checksum| is_on() && hash(value) != checksum) {
-        let error = error();
-        log::error!("{error}");
-        panic!("{error}");
-    }
+/// Whether what came back differs from what went, by its checksum, and this thread compares.
+pub(crate) fn differs<B: Backend>(checksum: Option<u64>, value: &Value<B>) -> bool {
+    checksum.is_some_and(|checksum| is_on() && hash(value) != checksum)
+}
+
+/// Panics with a difference. What differs has to be dropped before: see `unwound.rs`.
+pub(crate) fn fail(error: &RematError) -> ! {
+    log::error!("{error}");
+    panic!("{error}");
 }
 
 fn hash<B: Backend>(value: &Value<B>) -> u64 {
@@ -118,7 +112,7 @@ fn hash<B: Backend>(value: &Value<B>) -> u64 {
         for part in parts {
             hash(part).hash(&mut hasher);
         }
-    } else if let Some((download, _)) = value.clone().download() {
+    } else if let Some(download) = value.clone().download() {
         let data = read_sync(download).unwrap_or_else(|error| {
             panic!("a tensor cannot be compared, for it cannot be read: {error}")
         });

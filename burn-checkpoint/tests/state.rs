@@ -11,7 +11,7 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig2d};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Tensor};
-use burn_checkpoint::{MemoryBudget, Policy, Remat, SavePolicy, Work, checkpoint_with};
+use burn_checkpoint::{MemoryBudget, Policy, Remat, RematStats, SavePolicy, Work, checkpoint_with};
 use burn_flex::Flex;
 use parking_lot::{Mutex, MutexGuard};
 use peak_alloc::PeakAlloc;
@@ -192,4 +192,51 @@ fn a_step_of_which_nothing_else_tells_does_as_much_as_the_one_before() {
             );
         }
     }
+}
+
+/// Tensors that five operations evict on a thread, of which two fit.
+fn evicted() -> u64 {
+    RematStats::reset_thread();
+    let x = Tensor::<Remat<Flex>, 1>::ones([64], &Default::default());
+    let held: Vec<_> = (0..5).map(|_| x.clone().cos()).collect();
+    let evicted = RematStats::of_thread().evicted_operations;
+    drop(held);
+    evicted
+}
+
+fn on_a_thread<R: Send>(run: impl FnOnce() -> R + Send) -> R {
+    std::thread::scope(|threads| threads.spawn(run).join().expect("no panic"))
+}
+
+#[test]
+fn a_budget_of_the_process_is_that_of_each_thread_without_one() {
+    let _alone = alone();
+    let two = MemoryBudget::bytes(2 * 256);
+    let many = MemoryBudget::bytes(100 * 256);
+    let own = || {
+        let _budget = two.install();
+        evicted()
+    };
+    let alone = own();
+    assert!(alone > 0);
+    assert_eq!(evicted(), 0);
+
+    let process = two.install_for_process();
+    // Threads that there were, and new ones, each by itself.
+    assert_eq!((evicted(), on_a_thread(evicted)), (alone, alone));
+    let _own = many.install();
+    assert_eq!((evicted(), on_a_thread(evicted)), (0, alone));
+    // Another one in its place.
+    let larger = many.install_for_process();
+    assert_eq!(on_a_thread(evicted), 0);
+    drop(larger);
+    assert_eq!(on_a_thread(evicted), alone);
+    let ended = on_a_thread(|| {
+        let before = evicted();
+        process.step();
+        drop(process);
+        (before, evicted())
+    });
+    assert_eq!(ended, (alone, 0));
+    assert_eq!(on_a_thread(own), alone);
 }

@@ -364,3 +364,28 @@ fn nothing_is_counted_twice_after_an_inner_budget() {
     drop((x, outer));
     said();
 }
+
+/// A budget of the main thread is absent on a rank that is a thread.
+#[test]
+fn a_thread_without_the_budget_of_another_one_is_told_once() {
+    listen();
+    let said = || take(|line| line.text.contains("without the memory budget"));
+    let train = || {
+        let rank = || step(&weights());
+        thread::scope(|threads| threads.spawn(rank).join().expect("no panic"));
+    };
+    let budget = kib(1 << 10).install();
+    step(&weights());
+    thread::spawn(|| drop(random::<Managed>(1).exp()))
+        .join()
+        .expect("no panic");
+    assert_eq!(said(), [""; 0], "it has one, and that one does not train");
+    train();
+    train();
+    let once = said();
+    assert!(
+        once.len() == 1 && once[0].contains("install_for_process"),
+        "{once:?}"
+    );
+    drop(budget);
+}

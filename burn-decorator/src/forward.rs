@@ -39,9 +39,15 @@ macro_rules! forward_types {
 #[macro_export]
 macro_rules! forward_device {
     ($inner:ident) => {
-        $crate::forward_device!($inner, seed: $inner::seed);
+        $crate::forward_device!($inner, seed: $inner::seed, idle: || ());
     };
     ($inner:ident, seed: $seed:expr) => {
+        $crate::forward_device!($inner, seed: $seed, idle: || ());
+    };
+    ($inner:ident, idle: $idle:expr) => {
+        $crate::forward_device!($inner, seed: $inner::seed, idle: $idle);
+    };
+    ($inner:ident, seed: $seed:expr, idle: $idle:expr) => {
         fn ad_enabled(device: &Self::Device) -> bool {
             $inner::ad_enabled(device)
         }
@@ -59,6 +65,7 @@ macro_rules! forward_device {
         }
 
         fn memory_cleanup(device: &Self::Device) {
+            $idle();
             $inner::memory_cleanup(device);
         }
 
@@ -67,6 +74,7 @@ macro_rules! forward_device {
         }
 
         fn sync(device: &Self::Device) -> Result<(), $crate::types::ExecutionError> {
+            $idle();
             $inner::sync(device)
         }
 

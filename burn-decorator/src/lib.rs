@@ -73,7 +73,7 @@
 //! that share state make a copy of their own for a rank; [`message`], how a decorator is reached inside of others;
 //! [`gradient`], what backends and optimizers must know about gradients; [`tape`], how code above decorators reaches autodiff's
 //! tensors below them. With the feature `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
-//! the Learner.
+//! the Learner. [`profile`] is what a device can do, for those that tell time from it.
 //!
 //! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that only this release has; a test of the
 //! workspace walks the traits of the pinned Burn source and names every operation without a row.
@@ -89,6 +89,7 @@ mod map;
 pub mod message;
 #[cfg(feature = "train")]
 pub mod non_finite;
+pub mod profile;
 pub mod ranks;
 pub mod record;
 mod table;

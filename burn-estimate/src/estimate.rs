@@ -7,11 +7,11 @@ use std::time::Duration;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_checkpoint::RematStats;
+use burn_checkpoint::{ReadsInPlace, RematStats};
+use burn_decorator::profile::DeviceProfile;
 
 use crate::client::{MetaDevice, label};
 use crate::ledger::{Cost, Phase, Recording, Storage};
-use crate::profile::DeviceProfile;
 
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -118,6 +118,8 @@ where
     B: Backend,
     M: Module<B>,
 {
+    // Without a second thread, on which tensors would go now and then.
+    let _reads = ReadsInPlace::on();
     name_parameters::<B, M>(&model);
     let model = step(model);
     name_parameters::<B, M>(&model);
@@ -200,7 +202,11 @@ impl Estimate {
     /// The step's time on a device: for each operation the longest of its launch, its bytes and its arithmetic, and the transfers between
     /// host and device, one after the other.
     pub fn time(&self, device: &DeviceProfile) -> Duration {
-        let kernels: f64 = self.costs.iter().map(|cost| device.seconds(cost)).sum();
+        let kernels: f64 = self
+            .costs
+            .iter()
+            .map(|cost| device.seconds(cost.bytes as f64, cost.flops as f64, cost.is_half))
+            .sum();
         let transfers = (self.uploaded_bytes + self.downloaded_bytes) as f64;
         Duration::from_secs_f64(kernels + transfers / device.host_bytes_per_second)
     }

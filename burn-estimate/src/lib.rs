@@ -37,12 +37,11 @@ mod client;
 mod estimate;
 mod ledger;
 mod plan;
-mod profile;
 mod rules;
 
 pub use backend::Meta;
+pub use burn_decorator::profile::DeviceProfile;
 pub use client::MetaDevice;
 pub use estimate::{Estimate, Holder, Kind, estimate_on, estimate_step};
 pub use ledger::Phase;
 pub use plan::{Plan, Planned, plan};
-pub use profile::DeviceProfile;

@@ -20,6 +20,8 @@ mod context;
 #[path = "../../../burn-checkpoint/src/cost.rs"]
 mod cost;
 mod decorator;
+#[path = "../../../burn-checkpoint/src/download.rs"]
+mod download;
 #[path = "../../../burn-checkpoint/src/entry.rs"]
 mod entry;
 #[path = "../../../burn-checkpoint/src/error.rs"]
@@ -63,6 +65,8 @@ mod stats;
 mod tiny;
 #[path = "../../../burn-checkpoint/src/trace.rs"]
 pub mod trace;
+#[path = "../../../burn-checkpoint/src/unwound.rs"]
+mod unwound;
 #[path = "../../../burn-checkpoint/src/verify.rs"]
 mod verify;
 #[path = "../../../burn-checkpoint/src/work.rs"]
@@ -72,7 +76,7 @@ pub use budget::MemoryBudget;
 pub use decorator::Remat;
 pub use error::RematError;
 pub use handle::{Handle, Managed};
-pub use install::InstalledBudget;
+pub use install::{InstalledBudget, ProcessBudget};
 pub use op::{OpInfo, op_table};
 pub use outputs::{Outputs, touched};
 pub use policy::{PerOperation, Policy, SavePolicy};

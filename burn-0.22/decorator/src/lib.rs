@@ -10,6 +10,8 @@ mod kind;
 #[path = "../../../burn-decorator/src/map.rs"]
 mod map;
 pub mod non_finite;
+#[path = "../../../burn-decorator/src/profile.rs"]
+pub mod profile;
 mod table;
 
 /// The types that rows mention, for the module in which a decorator expands the table.

@@ -41,7 +41,8 @@ pub use trial::StepResult;
 /// A size does not fit if its step panics, returns an error or leaves the device with one: the panic is not printed, the device
 /// is synchronised and its unused memory released, and the search continues with smaller sizes. The reason is in the
 /// [report](MicroBatchFound) and the log. A panic of any thread during a trial counts as its failure, because a device may
-/// allocate on its own thread. On the CPU such a failure cannot be handled: a failed allocation aborts the process, and the
+/// allocate on its own thread. burn-fusion never frees what is dropped during a panic: a trial that panics leaves memory on such a device,
+/// unless burn-checkpoint's `Remat` is in the backend, which drops after the panic; where `step` can, it returns an error. On the CPU such a failure cannot be handled: a failed allocation aborts the process, and the
 /// system kills a process that holds too much. There the limit must be below the available memory.
 ///
 /// ```

@@ -315,6 +315,10 @@ impl Limit for Budget {
         }
     }
 
+    fn upload_ns(&self, bytes: u64) -> f32 {
+        self.settings.costs.upload_ns(bytes)
+    }
+
     fn replayed(&self, cost_ns: f32) {
         self.thrashing.replayed(cost_ns);
     }

@@ -1,5 +1,7 @@
 //! The settings of a memory budget.
 
+use burn_decorator::profile::DeviceProfile;
+
 use crate::cost::Costs;
 use crate::error::RematError;
 
@@ -40,8 +42,9 @@ use crate::error::RematError;
 ///
 /// # Threads
 ///
-/// A budget belongs to the thread that installs it, so ranks that are threads sharing a device each have their own. Tensors
-/// keep their budget wherever they are used.
+/// A budget belongs to the thread that installs it, so ranks that are threads sharing a device each have their own: install it on each, or
+/// on all by [`Self::install_for_process`]. The log warns once of a thread that runs a backward pass without a budget while another one
+/// has one. Tensors keep their budget wherever they are used.
 ///
 /// # Steps
 ///
@@ -132,6 +135,23 @@ impl MemoryBudget {
     pub fn strict(self) -> Self {
         Self {
             overflow: Overflow::Panic,
+            ..self
+        }
+    }
+
+    /// Takes the costs of operations and uploads from what a device can do, a roofline, in place of those of one thread of a CPU: on a GPU
+    /// a product costs hardly more a byte than a GELU, and an upload far more. The same profile is to be given on all ranks: one of the
+    /// constants, or what one rank measured.
+    ///
+    /// ```
+    /// use burn_checkpoint::{DeviceProfile, MemoryBudget};
+    ///
+    /// let budget = MemoryBudget::bytes(8 << 30).costs_on(DeviceProfile::A100);
+    /// # let _ = budget;
+    /// ```
+    pub fn costs_on(self, device: DeviceProfile) -> Self {
+        Self {
+            costs: Costs::On(device),
             ..self
         }
     }

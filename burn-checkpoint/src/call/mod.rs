@@ -12,4 +12,5 @@ mod room;
 
 pub(crate) use given::{Promised, delivered, derived, fixed, source};
 pub(crate) use recorded::Call;
+pub(crate) use results::Results;
 pub(crate) use room::Room;

@@ -75,7 +75,8 @@ impl<B: Backend> Call<B> {
             let mut cost = OpCost::new(self.op);
             cost.expected = Some(room.bytes());
             self.operands.cost = Some(cost);
-            let is_seed = self.op.name == "float_ones" && room.is_scalar();
+            let is_seed =
+                self.op.name == "float_ones" && room.is_scalar() && !clock::is_at_gradient();
             if is_seed {
                 // Autodiff starts a backward pass with it.
                 self.op_context.step = context::begin(Phase::Backward);
@@ -124,7 +125,9 @@ impl<B: Backend> Call<B> {
             let recipe = recipe.take().filter(|_| !self.delivers);
             return self.finish_many(std::mem::take(parts), recipe);
         }
-        let node = self.node(value, recipe, |elements| self.cost_ns(elements));
+        let node = self.node(value, recipe, |elements, bytes| {
+            self.cost_ns(elements, bytes)
+        });
         let meta = &node.meta;
         if let Some(viewed) = self.operands.viewed.take()
             && !self.delivers
@@ -149,8 +152,9 @@ impl<B: Backend> Call<B> {
 
     /// The results are nodes that hand out what one more node, the operation's, computes.
     fn finish_parts<R: Recipe<B>>(&self, parts: Vec<Value<B>>, recipe: R) -> Results<B> {
-        let elements = parts.iter().map(|part| part.shape().num_elements()).sum();
-        let cost_ns = self.cost_ns(elements);
+        let elements = parts.iter().map(|part| part.shape().num_elements());
+        let of_part = |part: &Value<B>| bytes(part.shape().num_elements(), part.dtype());
+        let cost_ns = self.cost_ns(elements.sum(), parts.iter().map(of_part).sum());
         let device = parts.iter().find_map(Value::device).unwrap_or_default();
         let memory = self.memory(&device);
         let whole = self.whole(device, memory.clone(), cost_ns, recipe);
@@ -179,7 +183,7 @@ impl<B: Backend> Call<B> {
 
     /// One of several results, whose cost is known of all together.
     fn enter_part<R: Recipe<B>>(&self, mut part: Value<B>, mut recipe: Option<R>) -> Managed<B> {
-        self.enter(self.node(&mut part, &mut recipe, |_| 0.0))
+        self.enter(self.node(&mut part, &mut recipe, |_, _| 0.0))
     }
 
     /// The node of an operation with several results, which holds them only while a replay hands them out.
@@ -206,13 +210,17 @@ impl<B: Backend> Call<B> {
         self.op_context.memory(device.id())
     }
 
-    /// What it took to give so many elements; 0 without a budget.
+    /// What it took to give so many elements of so many bytes; 0 without a budget.
     #[inline]
-    fn cost_ns(&self, elements: usize) -> f32 {
+    fn cost_ns(&self, elements: usize, bytes: u64) -> f32 {
         let Some(cost) = &self.operands.cost else {
             return 0.0;
         };
-        self.timer.ns().unwrap_or_else(|| cost.ns(elements as u64))
+        match (&self.op_context.costs, self.timer.ns()) {
+            (_, Some(ns)) => ns,
+            (Costs::On(device), None) => cost.ns_on(device, elements as u64, bytes),
+            (_, None) => cost.ns(elements as u64),
+        }
     }
 
     /// Tells the budget what the operation took and gave.
@@ -231,7 +239,7 @@ impl<B: Backend> Call<B> {
 
     /// With one handle, which is made when the node is entered.
     #[inline]
-    fn meta(&self, value: &Value<B>, cost_ns: impl FnOnce(usize) -> f32) -> TensorMeta<B> {
+    fn meta(&self, value: &Value<B>, cost_ns: impl FnOnce(usize, u64) -> f32) -> TensorMeta<B> {
         let device = value.device().unwrap_or_default();
         let memory = self.memory(&device);
         let shape = value.shape();
@@ -249,7 +257,7 @@ impl<B: Backend> Call<B> {
             is_delivered: self.delivers,
             group,
             users: AtomicU32::new(1),
-            cost_ns: cost_ns(elements),
+            cost_ns: cost_ns(elements, bytes(elements, dtype)),
             step: self.step(),
             lineage: self.lineage,
             ..TensorMeta::new(
@@ -269,7 +277,7 @@ impl<B: Backend> Call<B> {
         &self,
         value: &mut Value<B>,
         recipe: &mut Option<R>,
-        cost_ns: impl FnOnce(usize) -> f32,
+        cost_ns: impl FnOnce(usize, u64) -> f32,
     ) -> Arc<Node<B, R>> {
         let origin = match recipe {
             Some(_) if self.delivers => Origin::Source,

@@ -11,6 +11,7 @@ use crate::kind::{Bool, Float, Int, Quant, Value};
 use crate::op::OpInfo;
 use crate::recipe::Deliver;
 use crate::work::Work;
+use crate::{context, download, unwound};
 
 /// A backend whose tensors can leave memory and come back: `Autodiff<Remat<Cuda>>`.
 ///
@@ -32,9 +33,16 @@ impl<B: Backend> BackendTypes for Remat<B> {
     );
 }
 
+/// Before the device is waited for.
+fn idle() {
+    unwound::free();
+    download::finish();
+    context::copies_arrived();
+}
+
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Backend for Remat<B> {
-    burn_decorator::forward_device!(B);
+    burn_decorator::forward_device!(B, idle: idle);
 
     fn name(device: &Self::Device) -> String {
         format!("remat<{}>", B::name(device))

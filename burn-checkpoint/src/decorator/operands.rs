@@ -155,9 +155,9 @@ macro_rules! load {
         $x.iter().map(Saved::load).collect()
     };
     (Tensor $x:expr) => {
-        match $x {
-            SavedTensor::Float(x) => TensorPrimitive::Float(x.load()),
-            SavedTensor::Quant(x) => TensorPrimitive::QFloat(x.load()),
+        match $x.load() {
+            Value::Quant(x) => TensorPrimitive::QFloat(x),
+            x => TensorPrimitive::Float(x.float()),
         }
     };
     (QuantParams $x:expr) => {

@@ -5,22 +5,23 @@
 //! node. So is a row whose operands are all [delivered](crate::delivered()), anywhere.
 #![deny(clippy::missing_trait_methods)]
 
-use burn_backend::{Backend, DType, TensorMetadata, get_device_settings};
+use burn_backend::{Backend, DType, TensorMetadata};
 use burn_decorator::kind_type;
 use burn_decorator::types::*;
 
 use super::backend::Remat;
+use super::bits;
 use super::operands::{Delivered, delivered, inner, load, room, save, see, show};
 use super::results::{handles, plain, value};
 use crate::call::{self, Call};
-use crate::context;
 use crate::handle::{Handle, Managed};
-use crate::kind::{Bool, Float, Value};
+use crate::kind::Value;
 use crate::node::Input;
 use crate::op::OpInfo;
-use crate::recipe::{Operation, Saved, SavedTensor};
+use crate::recipe::{Operation, Saved, SavedValue, operation};
 use crate::request::Request;
 use crate::work::Work;
+use crate::{clock, context};
 
 /// A handle whose kind only the node knows.
 fn tensor<B: Backend>(result: Managed<B>) -> TensorPrimitive<Remat<B>> {
@@ -31,31 +32,11 @@ fn tensor<B: Backend>(result: Managed<B>) -> TensorPrimitive<Remat<B>> {
 }
 
 /// As a recipe keeps an operand that is float or quantized.
-fn save_tensor<B: Backend>(tensor: &TensorPrimitive<Remat<B>>) -> SavedTensor<B> {
+fn save_tensor<B: Backend>(tensor: &TensorPrimitive<Remat<B>>) -> SavedValue<B> {
     match tensor {
-        TensorPrimitive::Float(x) => SavedTensor::Float(x.save()),
-        TensorPrimitive::QFloat(x) => SavedTensor::Quant(x.save()),
+        TensorPrimitive::Float(x) => SavedValue::Float(x.save()),
+        TensorPrimitive::QFloat(x) => SavedValue::Quant(x.save()),
     }
-}
-
-/// Gives a closure the type of a recipe, where a call can drop it.
-#[inline]
-fn recipe<B, F>(closure: F) -> Option<Operation<F>>
-where
-    B: Backend,
-    F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B>,
-{
-    Some(Operation(recipe_of(closure)))
-}
-
-/// Gives a closure the type of a recipe.
-#[inline]
-fn recipe_of<B, F>(closure: F) -> F
-where
-    B: Backend,
-    F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B>,
-{
-    closure
 }
 
 /// The device is known without the storage.
@@ -99,7 +80,7 @@ macro_rules! managed {
                 let mut room = call::Room::default();
                 $(room!($kind $arg, room);)*
                 let saved = ($(save!($kind $arg),)*);
-                let mut recipe = recipe::<B, _>(move |visit| {
+                let mut recipe = operation::<B, _>(move |visit| {
                     if visit.is_some() {
                         return Value::Absent;
                     }
@@ -119,7 +100,7 @@ macro_rules! managed {
         if context::records() || OP.work.passes_delivery() && delivered!($($kind $arg),*) {
             return apart(move || {
                 let saved = ($(save!($kind $arg),)*);
-                let mut recipe = recipe::<B, _>(move |visit| {
+                let mut recipe = operation::<B, _>(move |visit| {
                     let ($($arg,)*) = &saved;
                     if let Some(visit) = visit {
                         $(show!($kind $arg, &mut *visit);)*
@@ -151,14 +132,14 @@ macro_rules! on_use {
                     let mut $promised = call::Promised::like(&$x);
                     $change;
                     let saved = (save!($kind $x), $(save!($plain $arg),)*);
-                    let recipe = Operation(recipe_of::<B, _>(move |visit| {
+                    let recipe = Operation::of::<B>(move |visit| {
                         let ($x, $($arg,)*) = &saved;
                         if let Some(visit) = visit {
                             $x.show(visit);
                             return Value::Absent;
                         }
                         value!($ret B::$op(load!($kind $x) $(, load!($plain $arg))*))
-                    }));
+                    });
                     Handle::Managed(call::derived(OP, $promised, recipe))
                 });
             }
@@ -182,56 +163,17 @@ macro_rules! as_it_is {
     };
 }
 
-/// The type of the device's booleans, if they take less than numbers of this type; `None` too where the innermost scope offloads: the
-/// numbers themselves then leave the device.
-fn smaller_booleans<B: Backend>(device: &B::Device, dtype: FloatDType) -> Option<BoolDType> {
-    let offloads = context::region().is_some_and(|region| region.policy.may_offload());
-    let booleans = get_device_settings::<B>(device).bool_dtype;
-    let is_smaller = DType::from(booleans).size() < DType::from(dtype).size();
-    (is_smaller && !offloads).then_some(booleans)
-}
-
-/// Zeros and ones as dropout draws them. They cannot be drawn again, and are kept as booleans, from which the numbers come back.
-fn bernoulli<B: Backend>(
-    shape: Shape,
-    distribution: Distribution,
-    device: &B::Device,
-    dtype: FloatDType,
-    booleans: BoolDType,
-) -> Handle<B, Float> {
-    const DRAW: &OpInfo = &OpInfo::new("float_random", Work::Fixed, "FloatTensorOps");
-    const NUMBERS: &OpInfo = &OpInfo::new("bool_into_float", Work::Cheap, "BoolTensorOps");
-    let mut room = call::Room::default();
-    room.on(device);
-    room.shape(&shape);
-    room.dtype(dtype);
-    room.dtype(booleans);
-    room.make(DRAW);
-    let numbers = B::float_random(shape, distribution, device, dtype);
-    let mask = B::float_greater_elem(numbers.clone(), 0.5.into(), booleans);
-    // Two handles until the end: an operand without other references would be given up for its result.
-    let mask = Handle::<B, Bool>::Managed(call::fixed::<B>(DRAW, Value::Bool(mask)).expect());
-    let handles = (mask.clone(), mask);
-    let saved = handles.0.save();
-    let mut recipe = recipe::<B, _>(move |visit| {
-        if let Some(visit) = visit {
-            saved.show(visit);
-            return Value::Absent;
-        }
-        Value::Float(B::bool_into_float(saved.load(), dtype))
-    });
-    let mut call = Call::<B>::new(NUMBERS);
-    call.begin(&mut recipe);
-    let numbers = call
-        .finish(&mut Value::Float(numbers), &mut recipe)
-        .expect();
-    drop(handles);
-    Handle::Managed(numbers)
-}
-
 /// One method.
 macro_rules! method {
-    ($trait:ident pass float_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(float_device($($arg: $kind),*) -> $ret); };
+    ($trait:ident pass float_device($tensor:ident: $kind:tt) -> $ret:tt) => {
+        #[inline]
+        fn float_device($tensor: kind_type!($kind)) -> kind_type!($ret) {
+            if context::records() {
+                clock::asked_for_device($tensor.is_passing_gradient());
+            }
+            $tensor.device()
+        }
+    };
     ($trait:ident pass int_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(int_device($($arg: $kind),*) -> $ret); };
     ($trait:ident pass bool_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(bool_device($($arg: $kind),*) -> $ret); };
     ($trait:ident pass q_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(q_device($($arg: $kind),*) -> $ret); };
@@ -294,13 +236,20 @@ macro_rules! method {
     ($trait:ident cheap float_to_device($x:ident: $a:tt, $device:ident: $b:tt) -> $ret:tt) => {
         on_use! { $trait cheap float_to_device($x: $a, $device: $b) -> $ret, same if $x.device() == *$device, promised => promised.device = $device.clone() }
     };
+    ($trait:ident new float_ones($shape:ident: $a:tt, $device:ident: $b:tt, $dtype:ident: $c:tt) -> $ret:tt) => {
+        fn float_ones($shape: kind_type!($a), $device: kind_type!($b), $dtype: kind_type!($c)) -> kind_type!($ret) {
+            // Autodiff starts a backward pass with one.
+            if $shape.num_elements() == 1 {
+                context::warn_if_left_out();
+            }
+            managed!($trait new float_ones($shape: $a, $device: $b, $dtype: $c) -> $ret);
+            plain!($ret B::float_ones($shape, $device, $dtype))
+        }
+    };
     ($trait:ident fixed float_random($shape:ident: $a:tt, $distribution:ident: $b:tt, $device:ident: $c:tt, $dtype:ident: $d:tt) -> $ret:tt) => {
         fn float_random($shape: kind_type!($a), $distribution: kind_type!($b), $device: kind_type!($c), $dtype: kind_type!($d)) -> kind_type!($ret) {
-            if context::records()
-                && let Distribution::Bernoulli(_) = $distribution
-                && let Some(booleans) = smaller_booleans::<B>($device, $dtype)
-            {
-                return bernoulli::<B>($shape, $distribution, $device, $dtype, booleans);
+            if bits::is_worth(&$shape, $distribution) {
+                return bits::draw::<B>($shape, $distribution, $device, $dtype);
             }
             managed!($trait fixed float_random($shape: $a, $distribution: $b, $device: $c, $dtype: $d) -> $ret);
             plain!($ret B::float_random($shape, $distribution, $device, $dtype))

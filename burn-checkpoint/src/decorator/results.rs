@@ -2,22 +2,22 @@
 
 /// A result that is not managed.
 macro_rules! plain {
-    (Float $y:expr) => { Handle::Resident($y) };
-    (Int $y:expr) => { Handle::Resident($y) };
-    (Bool $y:expr) => { Handle::Resident($y) };
-    (Quant $y:expr) => { Handle::Resident($y) };
-    (FloatOpt $y:expr) => { $y.map(Handle::Resident) };
+    (Float $y:expr) => { Handle::resident($y) };
+    (Int $y:expr) => { Handle::resident($y) };
+    (Bool $y:expr) => { Handle::resident($y) };
+    (Quant $y:expr) => { Handle::resident($y) };
+    (FloatOpt $y:expr) => { $y.map(Handle::resident) };
     (FutureInt $y:expr) => { plain!(future $y) };
     (FutureFloat $y:expr) => { plain!(future $y) };
     (FutureBool $y:expr) => { plain!(future $y) };
     (future $y:expr) => {{
         let y = $y;
-        async move { Handle::Resident(y.await) }
+        async move { Handle::resident(y.await) }
     }};
     (Tensor $y:expr) => {
         match $y {
-            TensorPrimitive::Float(y) => TensorPrimitive::Float(Handle::Resident(y)),
-            TensorPrimitive::QFloat(y) => TensorPrimitive::QFloat(Handle::Resident(y)),
+            TensorPrimitive::Float(y) => TensorPrimitive::Float(Handle::resident(y)),
+            TensorPrimitive::QFloat(y) => TensorPrimitive::QFloat(Handle::resident(y)),
         }
     };
     (($a:tt, $b:tt) $y:expr) => {{

@@ -1,5 +1,7 @@
 //! Budgets: the same bits at any limit, and the limit kept.
 
+use std::time::Duration;
+
 use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
@@ -8,7 +10,8 @@ use burn::tensor::{Distribution, Tensor};
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn_checkpoint::trace::{EventKind, record};
 use burn_checkpoint::{
-    InstalledBudget, MemoryBudget, Policy, Remat, RematStats, Verify, Work, checkpoint, op_table,
+    DeviceProfile, InstalledBudget, MemoryBudget, Policy, Remat, RematStats, Verify, Work,
+    checkpoint, op_table,
 };
 use burn_flex::Flex;
 
@@ -287,6 +290,21 @@ fn a_measured_limit_is_kept() {
     }
 }
 
+/// The ones that backward makes for a mean over one element are no seed of another backward pass, after which a limit would be known.
+#[test]
+fn a_mean_of_one_element_is_no_backward_pass() {
+    let x = Tensor::<Managed, 1>::ones([64], &Default::default()).require_grad();
+    let budget = MemoryBudget::fraction(0.5).expect("a fraction").install();
+    let pass = || {
+        let loss = x.clone().exp().sum().mean().mean().sum();
+        x.grad(&loss.backward()).expect("a gradient");
+        budget.limit_bytes()
+    };
+    assert_eq!(pass(), [None]);
+    // Two in a row are two: nothing else tells of the forward pass.
+    assert!(matches!(pass().as_slice(), [Some(_)]));
+}
+
 #[test]
 fn a_fraction_of_the_tape() {
     let _generator = generator();
@@ -375,6 +393,34 @@ fn what_took_long_is_expensive_where_costs_are_measured() {
     let budget = MemoryBudget::bytes(2 * 256 + 128);
     assert_eq!(evicted(budget), "float_sin");
     assert_eq!(evicted(budget.measured_costs()), "float_cos");
+}
+
+/// A product of 32 costs less than as many `tanh` on a CPU, and more on a device.
+#[test]
+fn what_is_cheaper_on_a_device_goes_first_by_its_costs() {
+    let first = |budget: MemoryBudget| {
+        let ones =
+            |rows, columns| Tensor::<Remat<Flex>, 2>::ones([rows, columns], &Default::default());
+        let (x, a, b) = (ones(256, 256), ones(256, 32), ones(32, 256));
+        let _budget = budget.install();
+        let recording = record();
+        let held = (x.clone().tanh(), a.matmul(b), x.exp());
+        let mut events = recording.finish().into_iter();
+        let evicted = events.find_map(|event| match event.kind {
+            EventKind::Evict { op, .. } => Some(op),
+            _ => None,
+        });
+        drop(held);
+        evicted.expect("two of three fit")
+    };
+    let two = MemoryBudget::bytes((2 * 256 + 8) << 10);
+    assert_eq!(first(two), "float_matmul");
+    for device in [DeviceProfile::A100, DeviceProfile::RTX_3090] {
+        // Tensors of a test are too small for it: it would take as long to start either.
+        let launch = Duration::ZERO;
+        let device = DeviceProfile { launch, ..device };
+        assert_eq!(first(two.costs_on(device)), "float_tanh");
+    }
 }
 
 /// The bytes of a storage are counted under the budget that it was made under, whichever of its views goes last.

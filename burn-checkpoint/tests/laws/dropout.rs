@@ -1,7 +1,9 @@
-//! Random numbers of dropout are kept as booleans.
+//! Random numbers of dropout are kept as bits.
+
+use std::sync::Mutex;
 
 use burn::backend::Autodiff;
-use burn::tensor::{Distribution, Tensor};
+use burn::tensor::{DType, Distribution, Tensor};
 use burn_checkpoint::{Policy, Remat, RematStats, checkpoint, checkpoint_with};
 use burn_flex::Flex;
 
@@ -27,31 +29,42 @@ fn held(dropout: f64) -> u64 {
     held
 }
 
-/// What is dropped comes back bit for bit, in each policy.
+/// A draw comes back bit for bit, of each type, and takes a bit a number meanwhile; a remainder of eight is filled up.
 #[test]
 fn the_same_numbers_come_back() {
     let _generator = generator();
-    for policy in [Policy::Recompute, Policy::KeepCompute, Policy::Offload] {
-        let mut bits = None;
-        let held = std::sync::Mutex::new(None);
-        RematStats::reset_thread();
-        let y = checkpoint_with(policy.clone(), || {
-            let ones = Tensor::<Remat<Flex>, 1>::ones([50_000], &Default::default());
-            let draw = ones.random_like(Distribution::Bernoulli(0.9));
-            bits = Some(draw.to_data());
-            let y = draw.clone().neg();
-            *held.lock().expect("no panic") = Some(draw);
-            y
-        });
-        let draw = held.into_inner().expect("no panic").expect("held");
-        let stats = RematStats::of_thread();
-        match policy {
-            Policy::Offload => assert_eq!(stats.offloaded_bytes, 200_000, "{stats:?}"),
-            // The result, and the booleans.
-            _ => assert_eq!(stats.live_bytes, 200_000 + 50_000, "{policy:?}: {stats:?}"),
+    let policies = [Policy::Recompute, Policy::KeepCompute, Policy::Offload];
+    let dtypes = [DType::F64, DType::F32, DType::F16, DType::BF16];
+    for (policy, dtype) in policies
+        .into_iter()
+        .flat_map(|x| dtypes.map(|y| (x.clone(), y)))
+    {
+        for columns in [4096, 4099_usize] {
+            let mut drawn = None;
+            let held = Mutex::new(None);
+            RematStats::reset_thread();
+            let ones = Tensor::<Remat<Flex>, 2>::ones([3, columns], (&Default::default(), dtype));
+            let y = checkpoint_with(policy.clone(), || {
+                let draw = ones.random_like(Distribution::Bernoulli(0.9));
+                drawn = Some(draw.to_data());
+                let y = draw.clone().neg();
+                *held.lock().expect("no panic") = Some(draw);
+                y
+            });
+            let draw = held.into_inner().expect("no panic").expect("held");
+            let stats = RematStats::of_thread();
+            let bits = (3 * columns).div_ceil(8) as u64;
+            let result = (3 * columns * dtype.size()) as u64;
+            // Under `Offload` too: nothing but bits is worth a copy to the host.
+            let on_host = stats.offloaded_bytes;
+            assert_eq!(
+                stats.live_bytes + on_host,
+                result + bits,
+                "{policy:?} {dtype:?}"
+            );
+            assert_eq!(Some(draw.into_data()), drawn, "{policy:?} {dtype:?}");
+            drop(y);
         }
-        assert_eq!(Some(draw.into_data()), bits, "{policy:?}");
-        drop(y);
     }
 }
 
@@ -59,7 +72,7 @@ fn the_same_numbers_come_back() {
 fn every_block_recomputed_with_dropout() {
     let (without, with) = (held(0.0), held(0.1));
     println!("{without} B without, {with} B with");
-    assert!(with > without);
-    // A draw of 256 x 64 numbers a block, beside its result of as many numbers of four bytes.
-    assert!(with <= without * 10 / 8, "{with} of {without}");
+    // A bit for each of 256 x 64 numbers a block.
+    assert_eq!(with - without, 12 * 256 * 64 / 8);
+    assert!(with as f64 <= 1.10 * without as f64, "{with} of {without}");
 }

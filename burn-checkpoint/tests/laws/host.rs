@@ -11,13 +11,15 @@ use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::backend::AutodiffBackend;
 use burn_checkpoint::trace::{self, EventKind};
 use burn_checkpoint::{
-    MemoryBudget, Policy, Remat, RematStats, Verify, checkpoint, checkpoint_with,
+    MemoryBudget, Policy, ReadsInPlace, Remat, RematStats, SavePolicy, Verify, checkpoint,
+    checkpoint_with,
 };
 use burn_flex::Flex;
 
 use crate::input::{Bits, gradient_bits, input};
-use crate::models::{Around, Bare, Transformer, generator, step};
-use crate::probe::{Probe, Reads, Writes, take_counts, watched, with_transfers};
+use crate::models::{Bare, Transformer, generator, step};
+use crate::probe::{Probe, Reads, Writes, looks, take_counts, watched, with_transfers};
+use crate::scopes::Scope;
 
 type Inner = Probe<Flex>;
 type B = Autodiff<Remat<Inner>>;
@@ -35,6 +37,7 @@ fn chain<A: AutodiffBackend>(
     scopes: usize,
     backward: impl FnOnce(Tensor<A, 1>) -> A::Gradients,
 ) -> Bits {
+    let _reads = ReadsInPlace::on();
     let x = input::<A>().require_grad();
     let mut y = x.clone();
     for _ in 0..scopes {
@@ -222,44 +225,24 @@ fn uploads_go_from_the_last_to_the_first() {
     assert_eq!(uploaded, offloaded);
 }
 
+/// Nobody waits for the device but a thread of its own, for one transaction a scope.
 #[test]
-fn nobody_waits_for_a_copy_before_it_is_used() {
-    let ran = Rc::new(RefCell::new(Vec::new()));
-    let log = ran.clone();
-    let found = with_transfers(Reads::Later, Writes::Right, || {
-        chain::<B>(&Policy::Offload, 1, |loss| {
-            // A look does not help: each is waited for when it is used, and there is nothing ahead.
-            with_transfers(Reads::AtOnce, Writes::Right, || {
-                watched(move |op| log.borrow_mut().push(op), || loss.backward())
-            })
-        })
+fn the_thread_that_trains_looks_for_no_copy() {
+    let plain = plain(3);
+    let x = input::<B>().require_grad();
+    let mut y = x.clone();
+    let before = looks();
+    take_counts();
+    with_transfers(Reads::Blocks, Writes::Right, || {
+        for _ in 0..3 {
+            let scope = || (y.clone().matmul(y.clone()) * 0.1).tanh().tanh() + 0.5;
+            y = checkpoint_with(Policy::Offload, scope);
+        }
     });
-    assert!(found == plain(1));
-    let transfers: Vec<_> = ran
-        .take()
-        .into_iter()
-        .filter(|op| ["float_from_data", "float_tanh"].contains(op))
-        .collect();
-    assert_eq!(
-        transfers,
-        [
-            "float_from_data",
-            "float_tanh",
-            "float_from_data",
-            "float_tanh"
-        ]
-    );
-}
-
-struct Offloads;
-
-impl Around for Offloads {
-    fn block<A: burn::tensor::backend::Backend, const D: usize>(
-        &self,
-        region: impl FnOnce() -> Tensor<A, D>,
-    ) -> Tensor<A, D> {
-        checkpoint_with(Policy::Offload, region)
-    }
+    assert_eq!(take_counts()["tr_execute"], 3);
+    let grads = y.sum().backward();
+    assert_eq!(looks(), before);
+    assert!(gradient_bits(&x, &grads) == plain);
 }
 
 /// The bits of a gradient through scopes that are long: what they move does not fit besides what they make.
@@ -409,13 +392,15 @@ fn what_a_transformer_saves_moves() {
     assert_eq!(counts, [0, 0, 0, 0], "{replayed:?}");
 
     let plain = step::<Autodiff<Flex>, Transformer<_>>(&Bare);
-    take_counts();
-    assert!(plain == step::<B, Transformer<_>>(&Bare));
-    let bare = take_counts();
-    assert!(plain == step::<B, Transformer<_>>(&Offloads));
-    let offloaded = take_counts();
+    let counts = |policy| {
+        take_counts();
+        assert!(plain == step::<B, Transformer<_>>(&Scope(policy)));
+        take_counts()
+    };
+    let kept = counts(Policy::per_operation(|_| SavePolicy::Keep));
+    let offloaded = counts(Policy::Offload);
     for op in ["float_matmul", "linear", "layer_norm", "softmax", "gelu"] {
-        assert_eq!(bare.get(op), offloaded.get(op), "{op}");
+        assert_eq!(kept.get(op), offloaded.get(op), "{op}");
     }
 }
 

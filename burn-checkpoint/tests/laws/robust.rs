@@ -1,13 +1,16 @@
 //! Threads, panics, long chains, many steps.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Barrier};
 
 use burn::backend::Autodiff;
 use burn::nn::DropoutConfig;
-use burn::tensor::{Int, Tensor, Tolerance};
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Int, Tensor, Tolerance};
 use burn_checkpoint::{
-    MemoryBudget, Outputs, Policy, Remat, RematStats, checkpoint, checkpoint_with, evict,
+    MemoryBudget, Outputs, Policy, Remat, RematStats, Verify, checkpoint, checkpoint_with, evict,
 };
 use burn_flex::Flex;
 
@@ -176,11 +179,62 @@ fn a_panic_in_a_scope_arrives_and_leaves_no_scope_open() {
     assert!(chain::<B>(2) == before);
 }
 
+/// Sends whether it is dropped during a panic.
+struct Told(Sender<bool>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0
+            .send(std::thread::panicking())
+            .expect("the test listens");
+    }
+}
+
+/// burn-fusion frees nothing that is dropped during a panic.
+#[test]
+fn what_a_panic_drops_goes_after_it() {
+    type Fail = fn(Tensor<Remat<Flex>, 2>);
+    let fail: [(&str, Fail); 3] = [
+        ("a scope", |x| {
+            checkpoint(|| {
+                let held = x.exp().sin();
+                assert_eq!(held.dims(), [0, 0], "of the user");
+                held
+            });
+        }),
+        ("a strict budget", |x| {
+            let _budget = MemoryBudget::bytes(256).strict().install();
+            let y = x.exp().sin();
+            drop(y.clone() + y.cos());
+        }),
+        ("a comparison", |x| {
+            let _verify = Verify::on();
+            let mut kept = None;
+            checkpoint(|| {
+                kept = Some(x.clone().exp());
+                evict(&x);
+                x.sin()
+            });
+        }),
+    ];
+    for (name, fail) in fail {
+        let (send, told) = channel();
+        let told_of = Told(send);
+        let asked = AtomicU32::new(0);
+        // Each time another one.
+        let source = Remat::from_source([8, 8].into(), DType::F32, &device(), move || {
+            let _ = &told_of;
+            input::<Flex>() + asked.fetch_add(1, Ordering::SeqCst) as f32
+        });
+        let caught = catch_unwind(AssertUnwindSafe(|| fail(source)));
+        assert!(caught.is_err(), "{name}");
+        Remat::<Flex>::sync(&device()).expect("a device");
+        assert_eq!(told.iter().collect::<Vec<_>>(), [false], "{name}");
+    }
+}
+
 #[test]
 fn a_panic_during_replay_arrives_and_the_next_try_succeeds() {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     let fails = Arc::new(AtomicBool::new(false));
     let source = {
         let fails = fails.clone();
@@ -329,9 +383,6 @@ fn offloaded_ahead_of_use() {
 
 #[test]
 fn a_source_is_asked_again_after_its_eviction() {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     fn is_output(_: &impl Outputs) {}
     let asked = Arc::new(AtomicUsize::new(0));
     let count = asked.clone();

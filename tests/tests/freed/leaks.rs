@@ -1,5 +1,7 @@
 //! No memory stays in use from step to step.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use burn::backend::Autodiff;
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
@@ -127,4 +129,43 @@ fn a_thousand_steps_leave_nothing<I: Backend>() {
     }
 }
 
-tests::on_counted_backends!(steps_leave_nothing, a_thousand_steps_leave_nothing);
+/// Over Fusion a tensor that is dropped during a panic would never be freed.
+fn panics_leave_nothing<I: Backend>() {
+    let _turn = turn();
+    let counters = counters::<I>();
+    let config = GptConfig::new(32, 2, 1, 8).with_vocabulary(8);
+    let training = Training::<Managed<I>>::new(&config, Activations::Recompute, 1);
+    drop(training.loss().backward());
+    let fails = |name: &str, fail: &dyn Fn()| {
+        // The first time the message is made, on the heap.
+        let mut left = [0, 0];
+        for left in &mut left {
+            let caught = catch_unwind(AssertUnwindSafe(fail));
+            assert!(caught.is_err(), "{name}");
+            // Autodiff forgets what was never differentiated with the next backward pass.
+            drop(training.loss().backward());
+            *left = in_use::<Managed<I>>(counters);
+        }
+        println!("{name}: {left:?}");
+        let slack = if counters == BackendName::Flex {
+            8 << 10
+        } else {
+            0
+        };
+        assert!(left[1] <= left[0] + slack, "{name}: {left:?}");
+    };
+    fails("a step", &|| {
+        let _loss = training.loss();
+        panic!("of the user");
+    });
+    fails("a strict budget", &|| {
+        let _budget = MemoryBudget::bytes(BUDGET_BYTES).strict().install();
+        drop(training.loss().backward());
+    });
+}
+
+tests::on_counted_backends!(
+    steps_leave_nothing,
+    a_thousand_steps_leave_nothing,
+    panics_leave_nothing
+);

@@ -3,6 +3,7 @@
 //! The tests run one at a time, because they share the process's heap.
 
 mod dead;
+mod dropout;
 mod leaks;
 mod less;
 mod loss;

@@ -14,7 +14,7 @@ use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
 #[allow(unused_imports, reason = "not by each test")]
-pub use transfer::{Reads, Writes, with_transfers};
+pub use transfer::{Reads, Writes, looks, with_transfers};
 
 /// How often each operation ran.
 pub type Counts = BTreeMap<&'static str, usize>;
@@ -133,6 +133,7 @@ macro_rules! run {
     (int_argtopk($($arg:expr),*)) => { lent::int_argtopk::<B>($($arg),*) };
     (q_argtopk($($arg:expr),*)) => { lent::q_argtopk::<B>($($arg),*) };
     (ctc_loss_backward($($arg:expr),*)) => { lent::ctc_loss_backward::<B>($($arg),*) };
+    (tr_execute($transaction:expr)) => { transfer::read(B::tr_execute($transaction)) };
     (float_into_data($tensor:expr)) => { transfer::read(B::float_into_data($tensor)) };
     (float_from_data($data:expr, $device:expr)) => { B::float_from_data(transfer::write($data), $device) };
     ($op:ident($($arg:expr),*)) => { B::$op($($arg),*) };

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::task::Poll;
+use std::time::Duration;
 
 use burn_backend::{ExecutionError, TensorData};
 
@@ -17,6 +18,8 @@ pub enum Reads {
     LaterNever,
     /// As `Later`, and then the backend panics.
     LaterPanic,
+    /// The first look waits for 20 ms, as in cubecl-cuda and cubecl-hip.
+    Blocks,
 }
 
 /// How an upload goes.
@@ -30,6 +33,7 @@ pub enum Writes {
 }
 
 thread_local! {
+    static LOOKS: Cell<usize> = const { Cell::new(0) };
     static READS: Cell<Reads> = const { Cell::new(Reads::AtOnce) };
     static WRITES: Cell<Writes> = const { Cell::new(Writes::Right) };
 }
@@ -50,13 +54,26 @@ pub fn with_transfers<R>(reads: Reads, writes: Writes, run: impl FnOnce() -> R) 
     run()
 }
 
-pub fn read(
-    read: impl Future<Output = Result<TensorData, ExecutionError>> + Send,
-) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send {
+/// How often this thread looked for the data of a read.
+#[allow(dead_code, reason = "not by each test")]
+pub fn looks() -> usize {
+    LOOKS.get()
+}
+
+pub fn read<T: Send>(
+    read: impl Future<Output = Result<T, ExecutionError>> + Send,
+) -> impl Future<Output = Result<T, ExecutionError>> + Send {
     let reads = READS.get();
-    let mut looks = if reads == Reads::AtOnce { 0 } else { 99 };
+    let mut looks = match reads {
+        Reads::AtOnce | Reads::Blocks => 0,
+        Reads::Later | Reads::LaterNever | Reads::LaterPanic => 99,
+    };
     async move {
+        if reads == Reads::Blocks {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         std::future::poll_fn(|context| {
+            LOOKS.set(LOOKS.get() + 1);
             if looks == 0 {
                 return Poll::Ready(());
             }
@@ -66,7 +83,7 @@ pub fn read(
         })
         .await;
         match reads {
-            Reads::AtOnce | Reads::Later => read.await,
+            Reads::AtOnce | Reads::Blocks | Reads::Later => read.await,
             Reads::LaterNever => Err(ExecutionError::WithContext {
                 reason: "the device is gone".to_owned(),
             }),

@@ -1,13 +1,11 @@
-//! What a device can do.
+//! What a device can do: what burn-estimate tells the time of a step from, and burn-checkpoint what it costs to compute a tensor again.
 
 use std::time::{Duration, Instant};
 
-use burn::tensor::backend::Backend;
-use burn::tensor::{Tensor, TensorPrimitive};
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, FloatDType, Shape};
 
-use crate::ledger::Cost;
-
-/// What a device can do, for an [estimate of time](crate::Estimate::time). The constants are the makers' figures for dense products: no
+/// What a device can do: for estimates of time, and for a memory budget that compares the costs of operations. The constants are the makers' figures for dense products: no
 /// kernel reaches them. Neither fused kernels nor TF32 nor transfers beside the computation are taken into account.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceProfile {
@@ -61,12 +59,14 @@ impl DeviceProfile {
 
     /// Measures a device: small additions, a large one, and a product of `size` by `size` in f32, whose speed is taken for halves too.
     /// Some hundred milliseconds at a `size` of 1024 on a CPU, and 12 times `size`² bytes.
+    ///
+    /// # Panics
+    ///
+    /// If the device fails.
     pub fn measure<B: Backend>(device: &B::Device, size: usize) -> Self {
-        let seconds = |runs: u32, run: &dyn Fn() -> Tensor<B, 2>| {
-            let wait = |result: Tensor<B, 2>| {
-                let TensorPrimitive::Float(_) = result.into_primitive() else {
-                    unreachable!("sums and products of floats are floats");
-                };
+        let seconds = |runs: u32, run: &dyn Fn() -> FloatTensor<B>| {
+            let wait = |result| {
+                drop(result);
                 B::sync(device).expect("the device works");
             };
             wait(run());
@@ -75,11 +75,11 @@ impl DeviceProfile {
             wait(run());
             start.elapsed().as_secs_f64() / f64::from(runs + 1)
         };
-        let small = Tensor::<B, 2>::ones([1, 1], device);
-        let large = Tensor::<B, 2>::ones([size, size], device);
-        let launch = seconds(1000, &|| small.clone() + small.clone());
-        let sum = seconds(10, &|| large.clone() + large.clone());
-        let product = seconds(3, &|| large.clone().matmul(large.clone()));
+        let ones = |size| B::float_ones(Shape::new([size, size]), device, FloatDType::F32);
+        let (small, large) = (ones(1), ones(size));
+        let launch = seconds(1000, &|| B::float_add(small.clone(), small.clone()));
+        let sum = seconds(10, &|| B::float_add(large.clone(), large.clone()));
+        let product = seconds(3, &|| B::float_matmul(large.clone(), large.clone()));
         let size = size as f64;
         let flops = 2.0 * size.powi(3) / product;
         let bytes_per_second = 12.0 * size * size / sum;
@@ -92,19 +92,18 @@ impl DeviceProfile {
         }
     }
 
-    /// The time of one operation.
-    pub(crate) fn seconds(&self, cost: &Cost) -> f64 {
-        let flops = if cost.is_half {
+    /// Seconds of one operation that reads and writes so many bytes, in f16 or bf16 if `is_half` (a roofline: Williams et al., 2009). None
+    /// if it moves nothing: a view is made on the host.
+    pub fn seconds(&self, bytes: f64, flops: f64, is_half: bool) -> f64 {
+        if bytes == 0.0 {
+            return 0.0;
+        }
+        let peak = if is_half {
             self.half_flops
         } else {
             self.f32_flops
         };
-        let moved = cost.bytes as f64 / self.bytes_per_second;
-        let computed = cost.flops as f64 / flops;
-        // A view is made on the host.
-        if cost.bytes == 0 {
-            return 0.0;
-        }
-        moved.max(computed).max(self.launch.as_secs_f64())
+        let least = self.launch.as_secs_f64();
+        least.max(bytes / self.bytes_per_second).max(flops / peak)
     }
 }

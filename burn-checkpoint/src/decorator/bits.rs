@@ -1,0 +1,114 @@
+//! Zeros and ones as dropout draws them. They cannot be drawn again, so a scope or a budget keeps them: as bits, from which the numbers
+//! come back.
+
+use burn_backend::tensor::{FloatTensor, IntTensor};
+use burn_backend::{
+    Backend, DType, DeviceOps, Distribution, FloatDType, IntDType, Shape, TensorData,
+    TensorMetadata,
+};
+
+use crate::call::{self, Call};
+use crate::context;
+use crate::handle::Handle;
+use crate::kind::{Float, Int, Value};
+use crate::op::OpInfo;
+use crate::recipe::operation;
+use crate::work::Work;
+
+/// So many numbers go into one integer: all sums of as many powers of two are exact in every float type.
+const BITS: usize = 8;
+
+/// Fewer numbers stay as they are: packing starts five operations.
+const LEAST: usize = 256;
+
+const DRAW: &OpInfo = &OpInfo::new("float_random", Work::Fixed, "FloatTensorOps");
+const NUMBERS: &OpInfo = &OpInfo::new("int_into_float", Work::Cheap, "IntTensorOps");
+
+/// Whether a draw is recorded, of zeros and ones, and large enough to be kept as bits.
+#[inline]
+pub(super) fn is_worth(shape: &Shape, distribution: Distribution) -> bool {
+    context::records()
+        && matches!(distribution, Distribution::Bernoulli(_))
+        && shape.num_elements() >= LEAST
+}
+
+/// Draws, packs the numbers, and gives them with the recipe that unpacks them.
+pub(super) fn draw<B: Backend>(
+    shape: Shape,
+    distribution: Distribution,
+    device: &B::Device,
+    dtype: FloatDType,
+) -> Handle<B, Float> {
+    let elements = shape.num_elements();
+    let packed = packed_dtype::<B>(device);
+    let bytes =
+        elements * DType::from(dtype).size() + elements.div_ceil(BITS) * DType::from(packed).size();
+    context::memory_on(device.id()).make_room(DRAW.name, bytes as u64);
+    let numbers = B::float_random(shape.clone(), distribution, device, dtype);
+    let bits = Value::Int(pack::<B>(numbers.clone(), packed, device));
+    // Two handles until the end: an operand without other references would be given up for its result.
+    let bits = Handle::<B, Int>::Managed(call::fixed::<B>(DRAW, bits).expect());
+    let handles = (bits.clone(), bits);
+    let (saved, device) = (handles.0.save(), device.clone());
+    let mut recipe = operation::<B, _>(move |visit| {
+        if let Some(visit) = visit {
+            saved.show(visit);
+            return Value::Absent;
+        }
+        Value::Float(unpack::<B>(saved.load(), shape.clone(), dtype, &device))
+    });
+    let mut call = Call::<B>::new(NUMBERS);
+    call.begin(&mut recipe);
+    let numbers = call
+        .finish(&mut Value::Float(numbers), &mut recipe)
+        .expect();
+    drop(handles);
+    Handle::Managed(numbers)
+}
+
+/// The integers that hold the bits: bytes, or, on devices that cannot compute with bytes, numbers of four of them.
+fn packed_dtype<B: Backend>(device: &B::Device) -> IntDType {
+    match B::supports_dtype(device, DType::U8) {
+        true => IntDType::U8,
+        false => IntDType::I32,
+    }
+}
+
+/// Number `row * columns + column` becomes bit `row` of integer `column`: a product with the powers of two, which takes no memory but the
+/// result's.
+fn pack<B: Backend>(numbers: FloatTensor<B>, packed: IntDType, device: &B::Device) -> IntTensor<B> {
+    let dtype = numbers.dtype();
+    let elements = numbers.shape().num_elements();
+    let columns = elements.div_ceil(BITS);
+    let mut numbers = B::float_reshape(numbers, Shape::new([elements]));
+    if columns * BITS > elements {
+        let rest = Shape::new([columns * BITS - elements]);
+        let zeros = B::float_zeros(rest, device, dtype.into());
+        numbers = B::float_cat(vec![numbers, zeros], 0);
+    }
+    let powers = (0..BITS as u32).map(|bit| 2f32.powi(bit as i32)).collect();
+    let powers = TensorData::new::<f32, _>(powers, [1, BITS]).convert_dtype(dtype);
+    let powers = B::float_from_data(powers, device);
+    let rows = B::float_reshape(numbers, Shape::new([BITS, columns]));
+    B::float_into_int(B::float_matmul(powers, rows), packed)
+}
+
+/// The numbers of [`pack`].
+fn unpack<B: Backend>(
+    packed: IntTensor<B>,
+    shape: Shape,
+    dtype: FloatDType,
+    device: &B::Device,
+) -> FloatTensor<B> {
+    let elements = shape.num_elements();
+    let columns = packed.shape().num_elements();
+    let ints = packed.dtype().into();
+    let rows = B::int_arange(0..BITS as i64, device, ints);
+    let rows = B::int_reshape(rows, Shape::new([BITS, 1]));
+    let bits = B::bitwise_and_scalar(B::bitwise_right_shift(packed, rows), 1.into());
+    let mut bits = B::int_reshape(bits, Shape::new([columns * BITS]));
+    if columns * BITS > elements {
+        bits = B::int_slice(bits, &[(0..elements).into()]);
+    }
+    B::int_into_float(B::int_reshape(bits, shape), dtype)
+}

@@ -1,0 +1,156 @@
+//! Operations that are not in Burn's table: a user's own kernels.
+
+use std::sync::Arc;
+
+use burn_backend::Backend;
+
+use super::backend::Remat;
+use crate::call::{Call, Results};
+use crate::context;
+use crate::handle::Handle;
+use crate::kind::Value;
+use crate::op::OpInfo;
+use crate::recipe::{SavedValue, operation};
+use crate::work::Work;
+
+impl<B: Backend> Remat<B> {
+    /// Runs an operation of your own with its recipe: a scope or a budget drops its result and calls `run` again when it is needed, with the
+    /// same operands. A custom kernel that is not run like this is kept, with all that it was computed from brought back for it.
+    ///
+    /// `run` has to be a function of its operands: no random numbers, no state. It gives one tensor, or `Value::Many` of them. `op` says
+    /// what the result costs; one of [`Work::Fixed`] is kept. The name of what only backward runs ends in `_backward`.
+    ///
+    /// # Cost
+    ///
+    /// That of an operation of Burn's: outside of scopes and budgets a clone of `run`'s `Arc`, inside about one allocation.
+    ///
+    /// # Panics
+    ///
+    /// If `run` does.
+    ///
+    /// ```
+    /// use burn::backend::Autodiff;
+    /// use burn::tensor::backend::Backend;
+    /// use burn::tensor::ops::FloatTensor;
+    /// use burn::tensor::{Tensor, TensorPrimitive};
+    /// use burn_checkpoint::{OpInfo, Remat, RematStats, Work, checkpoint, kinds::Value};
+    /// use burn_flex::Flex;
+    ///
+    /// trait Fused: Backend {
+    ///     /// exp(x) + y
+    ///     fn exp_add(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// }
+    ///
+    /// impl Fused for Flex {
+    ///     fn exp_add(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
+    ///         Flex::float_add(Flex::float_exp(x), y) // your kernel
+    ///     }
+    /// }
+    /// # use burn::tensor::ops::FloatTensorOps;
+    ///
+    /// impl<B: Fused> Fused for Remat<B> {
+    ///     fn exp_add(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
+    ///         const OP: &OpInfo = &OpInfo::custom("exp_add", Work::Math);
+    ///         let operands = [Value::Float(x), Value::Float(y)];
+    ///         let run = |[x, y]: [Value<B>; 2]| Value::Float(B::exp_add(x.float(), y.float()));
+    ///         Remat::<B>::operation(OP, operands, run).float()
+    ///     }
+    /// }
+    ///
+    /// type Managed = Remat<Flex>;
+    /// let x = Tensor::<Managed, 1>::from_floats([0.0, 1.0], &Default::default());
+    /// let exp_add = |x: Tensor<Managed, 1>| {
+    ///     let [x, y] = [x.clone(), x].map(|x| x.into_primitive().tensor());
+    ///     Tensor::<Managed, 1>::from_primitive(TensorPrimitive::Float(Managed::exp_add(x, y)))
+    /// };
+    /// let mut saved = None;
+    /// let y = checkpoint(|| {
+    ///     let y = exp_add(x.clone());
+    ///     saved = Some(y.clone()); // as autodiff's tape would
+    ///     y.sin()
+    /// });
+    /// assert_eq!(RematStats::of_thread().evicted_operations, 1);
+    /// assert_eq!(saved.unwrap().into_data(), exp_add(x).into_data());
+    /// assert_eq!(RematStats::of_thread().replayed_operations, 1);
+    /// ```
+    pub fn operation<const N: usize>(
+        op: &'static OpInfo,
+        operands: [Value<Self>; N],
+        run: impl Fn([Value<B>; N]) -> Value<B> + Send + Sync + 'static,
+    ) -> Value<Self> {
+        if !context::records() {
+            return resident(run(operands.map(inner)));
+        }
+        let run = Arc::new(run);
+        let (again, saved) = (run.clone(), operands.each_ref().map(save));
+        let mut recipe = operation::<B, _>(move |visit| {
+            if let Some(visit) = visit {
+                saved.iter().for_each(|operand| operand.show(visit));
+                return Value::Absent;
+            }
+            again(saved.each_ref().map(SavedValue::load))
+        });
+        if matches!(op.work, Work::Fixed | Work::Pass) {
+            recipe = None;
+        }
+        let mut call = Call::<B>::new(op);
+        call.begin(&mut recipe);
+        let mut value = run(operands.map(inner));
+        let kinds = value.clone();
+        let mut results = call.finish(&mut value, &mut recipe);
+        managed(&kinds, &mut results)
+    }
+}
+
+/// As the inner backend takes it: brought back if need be.
+fn inner<B: Backend>(value: Value<Remat<B>>) -> Value<B> {
+    match value {
+        Value::Float(x) => Value::Float(x.into_inner()),
+        Value::Int(x) => Value::Int(x.into_inner()),
+        Value::Bool(x) => Value::Bool(x.into_inner()),
+        Value::Quant(x) => Value::Quant(x.into_inner()),
+        Value::Many(xs) => Value::Many(xs.into_iter().map(inner).collect()),
+        Value::Absent => Value::Absent,
+    }
+}
+
+/// As a recipe keeps it.
+fn save<B: Backend>(value: &Value<Remat<B>>) -> SavedValue<B> {
+    match value {
+        Value::Float(x) => SavedValue::Float(x.save()),
+        Value::Int(x) => SavedValue::Int(x.save()),
+        Value::Bool(x) => SavedValue::Bool(x.save()),
+        Value::Quant(x) => SavedValue::Quant(x.save()),
+        Value::Many(xs) => SavedValue::Many(xs.iter().map(save).collect()),
+        Value::Absent => SavedValue::Absent,
+    }
+}
+
+/// Handles of tensors that are not managed.
+fn resident<B: Backend>(value: Value<B>) -> Value<Remat<B>> {
+    match value {
+        Value::Float(x) => Value::Float(Handle::resident(x)),
+        Value::Int(x) => Value::Int(Handle::resident(x)),
+        Value::Bool(x) => Value::Bool(Handle::resident(x)),
+        Value::Quant(x) => Value::Quant(Handle::resident(x)),
+        Value::Many(xs) => Value::Many(xs.into_iter().map(resident).collect()),
+        Value::Absent => Value::Absent,
+    }
+}
+
+/// Handles of nodes, of the kinds that the operation gave.
+fn managed<B: Backend>(kinds: &Value<B>, results: &mut Results<B>) -> Value<Remat<B>> {
+    match kinds {
+        Value::Float(_) => Value::Float(Handle::Managed(results.expect())),
+        Value::Int(_) => Value::Int(Handle::Managed(results.expect())),
+        Value::Bool(_) => Value::Bool(Handle::Managed(results.expect())),
+        Value::Quant(_) => Value::Quant(Handle::Managed(results.expect())),
+        Value::Many(kinds) => {
+            Value::Many(kinds.iter().map(|kind| managed(kind, results)).collect())
+        }
+        Value::Absent => {
+            results.next();
+            Value::Absent
+        }
+    }
+}

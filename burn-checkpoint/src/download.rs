@@ -1,0 +1,226 @@
+//! Reads to the host, on a thread of their own.
+//!
+//! cubecl-cuda and cubecl-hip wait for the device when a read is polled first, so the thread that trains polls none: what a scope
+//! offloads is one transaction, and a second thread, one for each that trains, waits for it under the first one's stream.
+
+use std::any::Any;
+use std::cell::{Cell, OnceCell, RefCell};
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+
+use burn_backend::ops::TransactionPrimitive;
+use burn_backend::{Backend, StreamId, TensorData, read_sync};
+use parking_lot::{Condvar, Mutex};
+
+use crate::kind::Value;
+
+/// A read under way.
+pub(crate) struct Arrival {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+enum State {
+    Underway,
+    /// The data, or why it could not be read.
+    There(Result<TensorData, String>),
+    /// With what the backend panicked.
+    Panicked(Box<dyn Any + Send>),
+    Taken,
+}
+
+impl Arrival {
+    fn set(&self, state: State) {
+        *self.state.lock() = state;
+        self.changed.notify_all();
+    }
+
+    /// The data if it has arrived. It is given once.
+    pub fn poll(&self) -> Option<Result<TensorData, String>> {
+        let mut state = self.state.lock();
+        match &*state {
+            State::There(_) => take(&mut state),
+            State::Underway | State::Panicked(_) | State::Taken => None,
+        }
+    }
+
+    /// Waits for the data. It is given once.
+    ///
+    /// # Panics
+    ///
+    /// As the backend did.
+    pub fn wait(&self) -> Result<TensorData, String> {
+        start();
+        let mut state = self.state.lock();
+        self.changed
+            .wait_while(&mut state, |state| matches!(state, State::Underway));
+        let data = take(&mut state);
+        data.unwrap_or_else(|| Err("the backend panicked".to_owned()))
+    }
+}
+
+fn take(state: &mut State) -> Option<Result<TensorData, String>> {
+    match std::mem::replace(state, State::Taken) {
+        State::There(data) => Some(data),
+        State::Panicked(payload) => resume_unwind(payload),
+        State::Underway | State::Taken => None,
+    }
+}
+
+/// What will be read together.
+struct Batch<B: Backend>(Vec<(Value<B>, Arc<Arrival>)>);
+
+/// A [`Batch`] of any backend.
+trait AnyBatch {
+    fn as_any(&mut self) -> &mut dyn Any;
+    fn job(self: Box<Self>) -> Job;
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    /// What is to be read when the scope is over.
+    static BATCHES: RefCell<Vec<Box<dyn AnyBatch>>> = const { RefCell::new(Vec::new()) };
+    static READER: OnceCell<Sender<Job>> = const { OnceCell::new() };
+    /// How many [`ReadsInPlace`] there are.
+    static IN_PLACE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Reads a tensor with the next batch.
+pub(crate) fn add<B: Backend>(value: &Value<B>) -> Arc<Arrival> {
+    let arrival = Arc::new(Arrival {
+        state: Mutex::new(State::Underway),
+        changed: Condvar::new(),
+    });
+    let read = (value.clone(), arrival.clone());
+    BATCHES.with_borrow_mut(|batches| {
+        for batch in batches.iter_mut() {
+            if let Some(Batch::<B>(reads)) = batch.as_any().downcast_mut() {
+                return reads.push(read);
+            }
+        }
+        batches.push(Box::new(Batch(vec![read])));
+    });
+    arrival
+}
+
+/// Starts the reads that were added.
+pub(crate) fn start() {
+    for batch in BATCHES.take() {
+        run(batch.job());
+    }
+}
+
+/// Waits for all reads that this thread started.
+pub(crate) fn finish() {
+    start();
+    let (done, wait) = channel::<()>();
+    if READER.with(|reader| reader.get().is_some()) {
+        run(Box::new(move || drop(done)));
+        // It ends with an error: nothing is sent.
+        let _ = wait.recv();
+    }
+}
+
+/// Runs a job on this thread's reader, after those before it.
+fn run(job: Job) {
+    if IN_PLACE.get() > 0 {
+        return job();
+    }
+    let stream = StreamId::current();
+    let job: Job = Box::new(move || stream.executes(job));
+    READER.with(|reader| {
+        let sender = reader.get_or_init(|| {
+            let (sender, jobs) = channel::<Job>();
+            let work = move || jobs.into_iter().for_each(|job| job());
+            let named = std::thread::Builder::new().name("burn-checkpoint reads".to_owned());
+            named.spawn(work).expect("the system has threads");
+            sender
+        });
+        sender.send(job).expect("a reader catches panics");
+    });
+}
+
+impl<B: Backend> AnyBatch for Batch<B> {
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+
+    fn job(self: Box<Self>) -> Job {
+        let mut reads = self.0;
+        reads.sort_by_key(|(value, _)| place(value));
+        // All are begun here and polled there. Each by itself only where the transaction fails, which does not say of which it did.
+        let together = (reads.len() > 1).then(|| transaction(&reads));
+        let begin = |(value, arrival): (Value<B>, _)| Some((value.download()?, arrival));
+        let reads: Vec<_> = reads.into_iter().filter_map(begin).collect();
+        Box::new(move || {
+            let read = || read_sync(together?);
+            let mut all = catch_unwind(AssertUnwindSafe(read)).ok().flatten();
+            for (download, arrival) in reads {
+                let one = || match all.as_mut().and_then(Iterator::next) {
+                    Some(data) => Ok(data),
+                    None => read_sync(download).map_err(|error| error.to_string()),
+                };
+                arrival.set(match catch_unwind(AssertUnwindSafe(one)) {
+                    Ok(data) => State::There(data),
+                    Err(payload) => State::Panicked(payload),
+                });
+            }
+        })
+    }
+}
+
+/// The order in which a transaction gives what it reads.
+fn place<B: Backend>(value: &Value<B>) -> usize {
+    match value {
+        Value::Float(_) => 0,
+        Value::Quant(_) => 1,
+        Value::Int(_) => 2,
+        Value::Bool(_) => 3,
+        Value::Many(_) | Value::Absent => 4,
+    }
+}
+
+/// The data of all of these; `None` if any cannot be read.
+fn transaction<B: Backend>(
+    reads: &[(Value<B>, Arc<Arrival>)],
+) -> impl Future<Output = Option<impl Iterator<Item = TensorData> + use<B>>> + Send + use<B> {
+    let mut all = TransactionPrimitive::<B>::new(vec![], vec![], vec![], vec![]);
+    for (value, _) in reads {
+        match value.clone() {
+            Value::Float(x) => all.read_floats.push(x),
+            Value::Quant(x) => all.read_qfloats.push(x),
+            Value::Int(x) => all.read_ints.push(x),
+            Value::Bool(x) => all.read_bools.push(x),
+            Value::Many(_) | Value::Absent => {}
+        }
+    }
+    let read = B::tr_execute(all);
+    async move {
+        let data = read.await.ok()?;
+        let floats = data.read_floats.into_iter().chain(data.read_qfloats);
+        Some(floats.chain(data.read_ints).chain(data.read_bools))
+    }
+}
+
+/// While it lives, what scopes of this thread offload is read by this thread at the end of the scope: for backends that hold their tensors
+/// in the host's memory, where a second thread would only make the time of each release another one.
+#[derive(Debug)]
+#[must_use = "ends when this is dropped"]
+pub struct ReadsInPlace(PhantomData<*const ()>);
+
+impl ReadsInPlace {
+    /// Until the last of this thread's guards is dropped.
+    pub fn on() -> Self {
+        IN_PLACE.set(IN_PLACE.get() + 1);
+        Self(PhantomData)
+    }
+}
+
+impl Drop for ReadsInPlace {
+    fn drop(&mut self) {
+        IN_PLACE.set(IN_PLACE.get() - 1);
+    }
+}

@@ -1,0 +1,114 @@
+//! What a panic drops, dropped once it is over.
+//!
+//! burn-fusion frees nothing of what is dropped while its thread panics: it would be lost to the device for good. So tensors that
+//! an unwinding thread drops are kept here, until the next tensor is dropped without a panic, the device is synchronised, or the
+//! counters are read.
+
+use std::any::Any;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::panicking;
+
+use parking_lot::Mutex;
+
+static WAITING: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
+
+/// Whether there are any: looked at with each drop.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// Drops a value now, or after the panic that this thread is in.
+pub(crate) fn release<T: Send + 'static>(value: T) {
+    if panicking() {
+        WAITING.lock().push(Box::new(value));
+        ANY.store(true, Ordering::Release);
+    } else {
+        drop(value);
+        free();
+    }
+}
+
+/// Drops what panics left.
+#[inline]
+pub(crate) fn free() {
+    if ANY.load(Ordering::Relaxed) && !panicking() {
+        free_all();
+    }
+}
+
+#[cold]
+fn free_all() {
+    ANY.store(false, Ordering::Release);
+    // Outside of the lock: what is dropped may drop more.
+    let waiting = std::mem::take(&mut *WAITING.lock());
+    drop(waiting);
+}
+
+/// A tensor of the inner backend, never dropped during a panic.
+pub struct Held<T: Send + 'static>(Option<T>);
+
+impl<T: Send> Held<T> {
+    /// Holds a tensor.
+    #[inline]
+    pub fn new(tensor: T) -> Self {
+        Self(Some(tensor))
+    }
+
+    /// The tensor.
+    #[inline]
+    pub fn into_inner(mut self) -> T {
+        self.0.take().expect("taken only here and in drop")
+    }
+}
+
+impl<T: Send> Deref for Held<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect("taken only with `self`")
+    }
+}
+
+impl<T: Send> Drop for Held<T> {
+    #[inline]
+    fn drop(&mut self) {
+        if panicking() {
+            release(self.0.take());
+        } else {
+            free();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+
+    /// Sends whether it is dropped in a panic.
+    struct Told(Sender<bool>);
+
+    impl Drop for Told {
+        fn drop(&mut self) {
+            self.0.send(panicking()).expect("the test listens");
+        }
+    }
+
+    #[test]
+    fn what_a_panic_drops_is_dropped_after_it() {
+        let (send, told) = channel();
+        let unwinds = || {
+            let _plain = Told(send.clone());
+            let _held = Held::new(Told(send.clone()));
+            resume_unwind(Box::new(()));
+        };
+        assert!(catch_unwind(AssertUnwindSafe(unwinds)).is_err());
+        assert_eq!(told.recv(), Ok(true), "the plain one");
+        free();
+        assert_eq!(told.recv(), Ok(false), "the held one");
+        drop(Held::new(Told(send)));
+        assert_eq!(told.iter().collect::<Vec<_>>(), [false]);
+    }
+}
