@@ -4,49 +4,26 @@ use burn::{
     module::ParamId,
     optim::{GradientsParams, MultiGradientsParams},
     tensor::{
-        DType, Device, Tensor, TensorData,
+        Bool, DType, Device, Tensor, TensorData,
         backend::{AutodiffBackend, Backend},
     },
 };
 
-use burn_decorator::non_finite::{GradientsOf, widen};
+use burn_decorator::non_finite::{GradientsOf, on, widen};
 
 /// Ids of entries that are no gradients. `ParamId`s are random 64-bit numbers, so these fixed ids, whose bytes spell "burn" and a
 /// name, do not collide with them.
 const COUNT: u64 = u64::from_be_bytes(*b"burnitem");
 const FLUSH: u64 = u64::from_be_bytes(*b"burnlast");
-const ANSWER: u64 = u64::from_be_bytes(*b"burnhere");
 
 /// The id under which gradients carry the number of items that they came from, f32 `[1]`.
 pub(crate) fn count_id() -> ParamId {
     ParamId::from(COUNT)
 }
 
-/// A request to a [`MultiSteps`](crate::MultiSteps), in a gradients container without gradients.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Request {
-    /// Apply the partial window.
-    Flush,
-    /// Count an answer in the `UpdateCounter`.
-    Answer,
-}
-
-impl Request {
-    const ALL: [Self; 2] = [Self::Flush, Self::Answer];
-
-    fn id(self) -> ParamId {
-        ParamId::from(match self {
-            Self::Flush => FLUSH,
-            Self::Answer => ANSWER,
-        })
-    }
-
-    pub(crate) fn gradients<B: AutodiffBackend>(self, device: &Device<B>) -> GradientsParams {
-        let mut gradients = GradientsParams::new();
-        let nothing = constant::<B::InnerBackend>(0.0, device);
-        gradients.register(self.id(), nothing);
-        gradients
-    }
+/// The id under which a container without gradients asks for the partial window to be applied.
+fn flush_id() -> ParamId {
+    ParamId::from(FLUSH)
 }
 
 /// A message in a gradients container without gradients: the [`MultiSteps`](crate::MultiSteps) that gets it applies its partial
@@ -68,24 +45,15 @@ impl Request {
 /// # Ok::<(), burn_accum::AccumError>(())
 /// ```
 pub fn flush_request<B: AutodiffBackend>(device: &Device<B>) -> GradientsParams {
-    Request::Flush.gradients::<B>(device)
+    let mut gradients = GradientsParams::new();
+    let nothing = constant::<B::InnerBackend>(0.0, device);
+    gradients.register(flush_id(), nothing);
+    gradients
 }
 
 /// An f32 `[1]`, whatever the device's default float is.
 pub(crate) fn constant<I: Backend>(value: f64, device: &Device<I>) -> Tensor<I, 1> {
     Tensor::from_data(TensorData::from([value as f32]), (device, DType::F32))
-}
-
-/// `tensor` on `device`.
-pub(crate) fn on<I: Backend, const D: usize>(
-    tensor: Tensor<I, D>,
-    device: &Device<I>,
-) -> Tensor<I, D> {
-    if tensor.device() == *device {
-        tensor
-    } else {
-        tensor.to_device(device)
-    }
 }
 
 /// The gradients of one micro-step: one entry per device.
@@ -111,11 +79,9 @@ impl From<MultiGradientsParams> for Arrived {
 }
 
 impl Arrived {
-    /// The request in the container, if it has one.
-    pub(crate) fn request<I: Backend>(&self) -> Option<Request> {
-        Request::ALL
-            .into_iter()
-            .find(|request| !self.each::<I, 1>(request.id()).is_empty())
+    /// Whether it is a [`flush_request`].
+    pub(crate) fn is_flush<I: Backend>(&self) -> bool {
+        !self.each::<I, 1>(flush_id()).is_empty()
     }
 
     /// How many micro-batches these are; call it after the counts are taken out. A device that ran out of data brings no gradients;
@@ -144,12 +110,10 @@ impl Arrived {
 
     /// The entries of all devices in one container: `sums` are the gradients of the parameters; requests and counts are added.
     pub(crate) fn merged<I: Backend>(mut self, mut sums: GradientsParams) -> GradientsParams {
-        for id in Request::ALL.map(Request::id) {
-            let requests = self.devices.iter_mut();
-            let request = requests.filter_map(|gradients| gradients.remove::<I, 1>(id));
-            if let Some(request) = request.last() {
-                sums.register(id, request);
-            }
+        let devices = self.devices.iter_mut();
+        let request = devices.filter_map(|gradients| gradients.remove::<I, 1>(flush_id()));
+        if let Some(request) = request.last() {
+            sums.register(flush_id(), request);
         }
         let counts = self.take_counts::<I>().into_iter();
         if let Some(count) = counts.reduce(|sum, count| on(count, &sum.device()).add(sum)) {
@@ -159,11 +123,13 @@ impl Arrived {
     }
 
     /// Takes the gradients of a parameter out and adds them to `sum`, in f32 and in place, on the device where Burn's
-    /// `MultiGradientsParams::remove` puts them: it is fixed for each parameter.
+    /// `MultiGradientsParams::remove` puts them: it is fixed for each parameter. If `non_finite`, `[1]`, is set, `sum` stays as it is, bit
+    /// for bit.
     pub(crate) fn add_to<I: Backend, const D: usize>(
         &mut self,
         id: ParamId,
         mut sum: Option<Tensor<I, D>>,
+        non_finite: Option<&Tensor<I, 1, Bool>>,
     ) -> Option<Tensor<I, D>> {
         let devices = self.devices.len();
         let first = id.val() as usize % devices.max(1);
@@ -173,7 +139,11 @@ impl Arrived {
                 continue;
             };
             let home = home.get_or_insert_with(|| gradient.device());
-            let gradient = widen(on(gradient, home));
+            let mut gradient = widen(on(gradient, home));
+            if let Some(non_finite) = non_finite {
+                let mask = on(non_finite.clone(), home).expand(gradient.dims());
+                gradient = gradient.mask_fill(mask, -0.0); // -0 + 0 is 0
+            }
             sum = Some(match sum {
                 Some(sum) => on(sum, home).add(gradient),
                 None => gradient,

@@ -9,11 +9,11 @@ use burn::{
     },
 };
 
-use burn_decorator::message;
+use burn_decorator::{message, non_finite::on};
 
 use crate::{
     AccumError, GradNorm,
-    arrived::{Arrived, constant, count_id, on},
+    arrived::{Arrived, constant, count_id},
 };
 
 /// An optimizer whose gradients are clipped by their norm over all parameters (`torch.nn.utils.clip_grad_norm_`,
@@ -126,7 +126,7 @@ impl<O> ClipGlobalNorm<O> {
         });
         let mut shrink = Shrink {
             gradients: merged,
-            scales: scale.into_iter().collect(),
+            scale,
         };
         module.visit(&mut shrink);
         arrived.merged::<B::InnerBackend>(shrink.gradients)
@@ -150,7 +150,9 @@ where
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
         if message::received().is_some() {
-            return self.inner.step(lr, module, grads);
+            let module = self.inner.step(lr, module, grads);
+            message::report(|inside| inside.checks = false); // it would get clipped gradients
+            return module;
         }
         let gradients = self.clip::<B, M>(&module, grads.into());
         self.inner.step(lr, module, gradients)
@@ -186,7 +188,9 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Measure<B::InnerBackend> {
         if param.id == count_id() {
             return;
         }
-        let gradient = self.arrived.add_to::<B::InnerBackend, D>(param.id, None);
+        let gradient = self
+            .arrived
+            .add_to::<B::InnerBackend, D>(param.id, None, None);
         if let Some(gradient) = gradient {
             let norm = gradient.clone().square().sum().sqrt();
             self.norms.push(norm.cast(DType::F32));
@@ -198,24 +202,8 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Measure<B::InnerBackend> {
 /// Multiplies the gradients, and gives them the data types of their parameters.
 struct Shrink<I: Backend> {
     gradients: GradientsParams,
-    /// The factor `[1]`, on each device where it was needed; none at all leaves the gradients as they are.
-    scales: Vec<Tensor<I, 1>>,
-}
-
-impl<I: Backend> Shrink<I> {
-    fn scale_for<const D: usize>(&mut self, gradient: &Tensor<I, D>) -> Tensor<I, D> {
-        let device = gradient.device();
-        let found = self.scales.iter().find(|scale| scale.device() == device);
-        let scale = match found {
-            Some(scale) => scale.clone(),
-            None => {
-                let scale = self.scales[0].clone().to_device(&device);
-                self.scales.push(scale.clone());
-                scale
-            }
-        };
-        scale.cast(gradient.dtype()).reshape([1; D])
-    }
+    /// The factor, `[1]`; none leaves the gradients as they are.
+    scale: Option<Tensor<I, 1>>,
 }
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for Shrink<B::InnerBackend> {
@@ -223,11 +211,11 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Shrink<B::InnerBackend> {
         let Some(gradient) = self.gradients.remove::<B::InnerBackend, D>(param.id) else {
             return;
         };
-        let clipped = match self.scales.is_empty() {
-            true => gradient,
-            false => {
-                let scale = self.scale_for(&gradient);
-                gradient.mul(scale)
+        let clipped = match &self.scale {
+            None => gradient,
+            Some(scale) => {
+                let scale = on(scale.clone(), &gradient.device()).cast(gradient.dtype());
+                gradient.mul(scale.reshape([1; D]))
             }
         };
         let clipped = clipped.cast(param.val().dtype());

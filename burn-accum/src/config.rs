@@ -54,11 +54,12 @@ pub enum NonFinite {
     /// [`UpdateCounter::last_dropped`](crate::UpdateCounter::last_dropped) (optax's `skip_not_finite`). It still counts
     /// as a micro-step of the window; a window whose micro-batches are all dropped is no update. The default.
     ///
-    /// Costs one sum over the gradients and one host read of a float per parameter, each micro-step.
+    /// The device decides, with a product, a sum and a select a parameter each micro-step, and one host read each update. Windows of one
+    /// micro-batch, and ranks, which decide together, take a sum a parameter and a host read each micro-step.
     #[default]
     Drop,
-    /// It goes into the sum and so reaches the wrapped optimizer. For an optimizer that checks by itself, or under a loss scaler that
-    /// has already checked. A non-finite update is named in the log.
+    /// It goes into the sum and so reaches the wrapped optimizer. For an optimizer that checks by itself, or that a loss
+    /// scaler is inside of. A non-finite update is named in the log.
     ///
     /// Costs one sum over the gradients and one host read, each update.
     Propagate,

@@ -104,7 +104,7 @@ pub enum AccumError {
     )]
     ScalerInside {
         /// The type of the inner optimizer.
-        inner: &'static str,
+        inner: String,
     },
     /// Under `Tokens`, the wrapped optimizer is sharded: each rank would divide gradients of all ranks' items by its own number of items.
     #[error(
@@ -114,7 +114,7 @@ pub enum AccumError {
     )]
     ItemsOfOneRank {
         /// The type of the inner optimizer.
-        inner: &'static str,
+        inner: String,
     },
 
     /// An `AccumulatingStrategy` for a `Learner` whose optimizer it cannot reach.
@@ -125,7 +125,7 @@ pub enum AccumError {
     )]
     NoMultiSteps {
         /// The type of the Learner's optimizer.
-        optimizer: &'static str,
+        optimizer: String,
     },
     /// Burn's own accumulation beside an `AccumulatingStrategy`.
     #[error(

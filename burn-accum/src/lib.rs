@@ -44,8 +44,8 @@
 //! # Ok::<(), burn_accum::AccumError>(())
 //! ```
 //!
-//! The scaler sees each micro-batch, drops one that overflowed and lowers the scale before the next; the window is complete when it
-//! has 8 finite micro-batches. Inside of a `MultiSteps` that itself drops non-finite micro-batches the scaler would never see an
+//! A micro-batch that overflowed is dropped, and the scale lowered before the next; the window is complete when it has 8 finite
+//! micro-batches. The device decides, and the host reads the outcomes once, when the window is full. Inside of a `MultiSteps` that itself drops non-finite micro-batches the scaler would never see an
 //! overflow, so that order panics at its first step ([`AccumError::ScalerInside`]). Clipping sees the update's gradient, not a
 //! micro-batch's.
 //!
@@ -88,7 +88,7 @@
 //! # Where things are
 //!
 //! `multi_steps` is the wrapper, `tally` its arithmetic as integers, `sums` the accumulators, `arrived` the gradients
-//! of one micro-step, `inspect` finds non-finite ones, `counted` is how a count of items travels, `record`
+//! of one micro-step, `counted` is how a count of items travels, `record`
 //! the saved state, `progress` what others may see. `clip` and `norm` are the global norm; `per_update` and `lr_scaling`
 //! the learning rate; `strategy` the loop of the `Learner`. `find` is [`find_micro_batch`].
 
@@ -98,7 +98,6 @@ mod config;
 mod counted;
 mod error;
 mod find;
-mod inspect;
 mod lr_scaling;
 mod multi_steps;
 mod norm;

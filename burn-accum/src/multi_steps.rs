@@ -3,20 +3,26 @@
 use burn::{
     module::AutodiffModule,
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
-    tensor::{Tensor, backend::AutodiffBackend},
+    tensor::{
+        Tensor,
+        backend::{AutodiffBackend, Backend},
+    },
+};
+use burn_decorator::gradient::{
+    awaits_verdict, non_finite_on_any_rank, ranks_decide, report_verdict,
 };
 use burn_decorator::message::{self, Message};
-use burn_decorator::non_finite::{name_some, read_numbers};
+use burn_decorator::non_finite::{
+    Inspection, Probe, Verdict, name_some, non_finite_paths, read_numbers,
+};
 use burn_decorator::ranks::SharedFn;
 
 use crate::{
     AccumConfig, AccumError, AccumRecord, NonFinite, Normalization, PartialWindow, UpdateCounter,
     WindowSchedule,
-    arrived::{Arrived, Request},
-    inspect::{Findings, inspect},
-    progress::Dropped,
-    sums::AnySums,
-    tally::Tally,
+    arrived::Arrived,
+    sums::{AnyWindow, Known, Unread},
+    tally::{Step, Tally},
 };
 
 /// This many windows in a row with all micro-batches dropped stop training.
@@ -75,9 +81,8 @@ const PATIENCE: u64 = 100;
 ///
 /// # Cost
 ///
-/// One f32 copy of the gradients. A micro-step reads each gradient and reads and writes each sum (the first of a
-/// window only keeps the gradients); an update reads and writes the sums once more. For the cost of finding non-finite
-/// gradients see [`NonFinite`].
+/// One f32 copy of the gradients. A micro-step reads each gradient and reads and writes each sum (the first of a window only keeps
+/// the gradients); an update reads and writes the sums once more. To find non-finite gradients: see [`NonFinite`].
 #[derive(Clone)]
 pub struct MultiSteps<O> {
     inner: O,
@@ -85,7 +90,7 @@ pub struct MultiSteps<O> {
     schedule: WindowSchedule,
     non_finite: NonFinite,
     tally: Tally,
-    sums: AnySums,
+    window: AnyWindow,
     counter: UpdateCounter,
     /// Converts the items of this rank's micro-batch to those that normalize its reduced gradients.
     items_of_all_ranks: Option<SharedFn<f64, f64>>,
@@ -107,7 +112,7 @@ impl<O> MultiSteps<O> {
             schedule: WindowSchedule::Constant(config.steps),
             non_finite: NonFinite::default(),
             tally: Tally::default(),
-            sums: AnySums::default(),
+            window: AnyWindow::default(),
             counter: UpdateCounter::default(),
             items_of_all_ranks: None,
             order_checked: false,
@@ -184,11 +189,11 @@ impl<O> MultiSteps<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let module = match self.tally.window.micro_steps {
+        let module = match self.micro_steps::<B::InnerBackend>() {
             0 => module,
-            _ => self.close(lr, module),
+            _ => self.close(lr, module, true),
         };
-        self.counter.publish(self.tally);
+        self.publish::<B::InnerBackend>();
         module
     }
 
@@ -198,82 +203,167 @@ impl<O> MultiSteps<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        message::report(|inside| inside.accumulation = true);
         match message::received() {
             Some(Message::Flush) => return message::answer(|| self.flush(lr, module)),
-            Some(_) => return self.inner.step(lr, module, arrived.into_one()),
-            None => {}
-        }
-        match arrived.request::<B::InnerBackend>() {
-            Some(Request::Flush) => return self.flush(lr, module),
-            Some(Request::Answer) => {
-                self.counter.answer();
+            Some(message) => {
+                if message == Message::Describe {
+                    self.counter.answer();
+                }
+                let module = self.inner.step(lr, module, arrived.into_one());
+                message::report(|inside| (inside.accumulation, inside.checks) = (true, true));
                 return module;
             }
             None => {}
         }
+        if arrived.is_flush::<B::InnerBackend>() {
+            return self.flush(lr, module);
+        }
         let module = self.check_order(lr, module);
 
         let counts = arrived.take_counts::<B::InnerBackend>();
-        let micro_batches = arrived.micro_batches();
-        raise(self.check_presence(counts.len() as u64, micro_batches));
-        let Findings { culprits, counts } = self.examine::<B, M>(&module, &arrived, counts);
-        let items = raise(self.check_counts(&counts));
-        let items = self.items(items);
-
-        if culprits.is_empty() {
-            self.sums.add::<B, M>(&module, arrived);
-            self.tally.keep(micro_batches, items);
-        } else {
-            self.tally.drop(micro_batches);
-            self.name_dropped(culprits);
-        }
-        let module = if self.tally.window.micro_steps >= self.steps() {
-            self.close(lr, module)
-        } else {
-            module
+        let step = Step {
+            micro_batches: arrived.micro_batches(),
+            scaled: awaits_verdict(),
         };
-        self.counter.publish(self.tally);
+        raise(self.check_presence(counts.len() as u64, step.micro_batches));
+        if self.normalization == Normalization::Mean && !counts.is_empty() {
+            raise(self.check_counts(&read_numbers(counts.clone())));
+        }
+
+        // Other ranks take part in the decision on the host; and where a micro-batch is an update, nothing is read twice.
+        let alone = self.steps() == 1 && self.micro_steps::<B::InnerBackend>() == 0;
+        if alone || ranks_decide() || self.items_of_all_ranks.is_some() {
+            self.read::<B::InnerBackend>(false);
+            self.add_known::<B, M>(&module, arrived, step, counts);
+        } else {
+            let verdict = match self.drops(step) {
+                true => Inspection::new::<B, M>(&module, &arrived, Probe::Exact).into_verdict(),
+                false => Verdict::known(Vec::new()),
+            };
+            report_verdict(verdict.clone());
+            let unread = Unread {
+                step,
+                verdict,
+                counts,
+            };
+            let window = self.window.of::<B::InnerBackend>();
+            window.add::<B, M>(&module, arrived, Some(unread));
+        }
+        let module = match self.micro_steps::<B::InnerBackend>() >= self.steps() {
+            true => self.close(lr, module, false),
+            false => module,
+        };
+        self.publish::<B::InnerBackend>();
         module
     }
 
-    fn examine<B, M>(
-        &self,
+    /// Adds a micro-step after it was read.
+    fn add_known<B, M>(
+        &mut self,
         module: &M,
-        arrived: &Arrived,
+        arrived: Arrived,
+        step: Step,
         counts: Vec<Tensor<B::InnerBackend, 1>>,
-    ) -> Findings
-    where
+    ) where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        match self.non_finite {
-            NonFinite::Drop => inspect::<B, M>(module, arrived, counts),
-            NonFinite::Propagate => Findings {
-                culprits: Vec::new(),
-                counts: read_numbers(counts),
-            },
+        let (culprits, counts) = match self.drops(step) {
+            false => (Vec::new(), read_numbers(counts)),
+            true => {
+                let sums = Inspection::new::<B, M>(module, &arrived, Probe::Sum);
+                let (finite, counts) = sums.is_finite(counts);
+                let culprits = match finite {
+                    true => Vec::new(),
+                    false => non_finite_paths::<B, M>(module, &arrived),
+                };
+                // All ranks drop a micro-batch, or none: otherwise their parameters would differ.
+                (non_finite_on_any_rank(culprits), counts)
+            }
+        };
+        report_verdict(Verdict::<B::InnerBackend>::known(culprits.clone()));
+        let finite = culprits.is_empty();
+        self.count(Known {
+            step,
+            culprits,
+            counts,
+        });
+        if finite {
+            let window = self.window.of::<B::InnerBackend>();
+            window.add::<B, M>(module, arrived, None);
         }
     }
 
-    /// Ends a window that is not empty.
-    fn close<B, M>(&mut self, lr: LearningRate, module: M) -> M
+    /// Whether a micro-step with a non-finite gradient is dropped.
+    fn drops(&self, step: Step) -> bool {
+        self.non_finite == NonFinite::Drop || step.scaled
+    }
+
+    /// Micro-steps in the window, those included that may turn out not to count.
+    fn micro_steps<I: Backend>(&mut self) -> u64 {
+        self.tally.window.micro_steps + self.window.of::<I>().unread().len() as u64
+    }
+
+    /// Reads and counts the micro-steps that have not been read. See [`Window::read`](crate::sums::Window::read).
+    fn read<I: Backend>(&mut self, probe_sums: bool) -> bool {
+        let (known, finite) = self.window.of::<I>().read(probe_sums);
+        known.into_iter().for_each(|known| self.count(known));
+        finite
+    }
+
+    fn count(&mut self, known: Known) {
+        let items = raise(self.check_counts(&known.counts));
+        let (step, culprits) = (&known.step, &known.culprits);
+        self.tally.count(step, self.items(items), culprits);
+        if let Some(dropped) = self.counter.publish_dropped(self.tally, step, culprits) {
+            log::warn!(
+                "micro-batch {} is dropped from the window after update {}: non-finite gradients in {}",
+                dropped.micro_batch,
+                dropped.updates,
+                name_some(&dropped.parameters)
+            );
+        }
+    }
+
+    fn publish<I: Backend>(&mut self) {
+        let unread = self.window.of::<I>().unread().iter();
+        let unread = unread.map(|unread| (unread.step, unread.verdict.clone() as _));
+        let unread = unread.collect();
+        self.counter.publish(self.tally, unread);
+    }
+
+    /// Ends a window that is not empty; unless it is `flushed`, only if it is complete without what the loss scaler drops.
+    fn close<B, M>(&mut self, lr: LearningRate, module: M, flushed: bool) -> M
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
+        // One checked micro-batch needs no second check; the sum of several finite ones may overflow.
+        let unread = self.window.of::<B::InnerBackend>().unread();
+        let unread: u64 = unread.iter().map(|unread| unread.step.micro_batches).sum();
+        let check =
+            self.non_finite == NonFinite::Propagate || self.tally.window.micro_batches + unread > 1;
+        let finite = self.read::<B::InnerBackend>(check);
         let window = self.tally.window;
+        if window.micro_steps == 0 || !flushed && window.micro_steps < self.steps() {
+            return module;
+        }
         if window.micro_batches == 0 {
             self.skip("all of its micro-batches were dropped");
             return module;
         }
         let divisor = raise(self.tally.divisor(self.normalization));
-        let update = Arrived::from(self.sums.divide::<B, M>(&module, divisor));
+        let sums = self.window.of::<B::InnerBackend>();
+        let update = Arrived::from(sums.divide::<B, M>(&module, divisor));
 
-        // One checked micro-batch needs no second check; the sum of several finite ones may overflow.
-        if self.non_finite == NonFinite::Propagate || window.micro_batches > 1 {
-            let culprits = inspect::<B, M>(&module, &update, Vec::new()).culprits;
+        if check {
+            // Divided by less than 1 they may overflow too.
+            let culprits = match finite && divisor >= 1.0 {
+                true => Vec::new(),
+                false => non_finite_paths::<B, M>(&module, &update),
+            };
+            let culprits = non_finite_on_any_rank(culprits);
             if !culprits.is_empty() {
                 let culprits = name_some(&culprits);
                 if self.non_finite == NonFinite::Drop {
@@ -294,7 +384,7 @@ impl<O> MultiSteps<O> {
             self.tally.updates
         );
         self.tally.skipped();
-        self.counter.publish(self.tally);
+        self.counter.publish(self.tally, Vec::new());
         if self.tally.skipped_in_a_row >= PATIENCE {
             let last = self.counter.last_dropped();
             raise(Err(AccumError::NothingFinite {
@@ -302,23 +392,6 @@ impl<O> MultiSteps<O> {
                 parameters: last.map(|last| last.parameters).unwrap_or_default(),
             }))
         }
-    }
-
-    fn name_dropped(&self, parameters: Vec<String>) {
-        let Tally {
-            micro_batches,
-            updates,
-            ..
-        } = self.tally;
-        log::warn!(
-            "micro-batch {micro_batches} is dropped from the window after update {updates}: non-finite gradients in {}",
-            name_some(&parameters)
-        );
-        self.counter.publish_dropped(Some(Dropped {
-            micro_batch: micro_batches,
-            updates,
-            parameters,
-        }));
     }
 
     /// Checks the decorators inside once, if this configuration excludes some.
@@ -337,12 +410,12 @@ impl<O> MultiSteps<O> {
         self.order_checked = true;
         let (module, inside) =
             message::describe(|| self.inner.step(lr, module, GradientsParams::new()));
-        let inner = core::any::type_name::<O>();
+        let inner = || message::short_name::<O>();
         if drops && inside.loss_scaler {
-            raise(Err(AccumError::ScalerInside { inner }))
+            raise(Err(AccumError::ScalerInside { inner: inner() }))
         }
         if own_items && inside.ranks {
-            raise(Err(AccumError::ItemsOfOneRank { inner }))
+            raise(Err(AccumError::ItemsOfOneRank { inner: inner() }))
         }
         module
     }
@@ -406,11 +479,15 @@ where
     }
 
     fn to_record(&self) -> Self::Record {
+        let (mut window, mut tally) = (self.window.clone(), self.tally);
+        let window = window.of::<B::InnerBackend>();
+        for known in window.read(false).0 {
+            let items = self.items(known.counts.iter().sum());
+            tally.count(&known.step, items, &known.culprits);
+        }
+        let sums = window.sums();
         AccumRecord {
-            window: Some(PartialWindow {
-                tally: self.tally,
-                sums: self.sums.to_sums(),
-            }),
+            window: Some(PartialWindow { tally, sums }),
             inner: self.inner.to_record(),
         }
     }
@@ -419,9 +496,9 @@ where
         let window = record.window.unwrap_or_default();
         self.inner = self.inner.load_record(record.inner);
         self.tally = window.tally;
-        self.sums = window.sums.into();
-        self.counter.publish(self.tally);
-        self.counter.publish_dropped(None);
+        self.window = window.sums.into();
+        self.counter.publish(self.tally, Vec::new());
+        self.counter.reset_dropped();
         self
     }
 }

@@ -1,14 +1,20 @@
 //! The progress of a `MultiSteps`: a handle and a metric.
 
+use std::sync::Arc;
+
 use burn_decorator::gauge::Gauge;
 use burn_decorator::gauge_metric;
+use burn_decorator::non_finite::Outcome;
 use burn_decorator::ranks::{ForRank, Shared};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use crate::tally::Tally;
+use crate::tally::{Step, Tally};
 
 /// How far a [`MultiSteps`](crate::MultiSteps) is: a handle that stays valid when the optimizer moves into a `Learner`.
 /// Clones, of the handle and of the optimizer, share it.
+///
+/// Updates are known to the host. What is in the open window is read from the device when it is complete: the other accessors wait
+/// for it if they are asked before.
 #[derive(Clone, Debug, Default)]
 pub struct UpdateCounter {
     seen: Shared<Counts>,
@@ -26,6 +32,8 @@ impl ForRank for Counts {
 #[derive(Clone, Debug, Default)]
 struct Seen {
     tally: Tally,
+    /// The micro-steps that are not in the tally, because the host does not know their outcome yet.
+    unread: Vec<(Step, Arc<dyn Outcome>)>,
     last_dropped: Option<Dropped>,
     answers: u64,
 }
@@ -45,36 +53,43 @@ pub struct Dropped {
 impl UpdateCounter {
     /// Steps of the wrapped optimizer so far (optax's `gradient_step`).
     pub fn updates(&self) -> u64 {
-        self.tally().updates
+        self.seen.0.lock().tally.updates
     }
 
     /// Windows that were no update, because all of their micro-batches were dropped.
     pub fn skipped_updates(&self) -> u64 {
-        self.tally().skipped_updates
+        self.seen.0.lock().tally.skipped_updates
     }
 
     /// Micro-batches so far, dropped ones included.
     pub fn micro_batches(&self) -> u64 {
-        self.tally().micro_batches
+        self.settled().tally.micro_batches
     }
 
     /// Micro-batches that were dropped because of non-finite gradients.
     pub fn dropped(&self) -> u64 {
-        self.tally().dropped
+        self.settled().tally.dropped
     }
 
     /// Micro-steps in the current window so far (optax's `mini_step`); 0 right after an update.
     pub fn micro_step(&self) -> u64 {
-        self.tally().window.micro_steps
+        self.settled().tally.window.micro_steps
     }
 
     /// The last micro-batch that was dropped, with the parameters whose gradients were non-finite.
     pub fn last_dropped(&self) -> Option<Dropped> {
-        self.seen.0.lock().last_dropped.clone()
+        self.settled().last_dropped.clone()
     }
 
-    fn tally(&self) -> Tally {
-        self.seen.0.lock().tally
+    /// With the micro-steps whose outcome has not been read. Reads it.
+    fn settled(&self) -> MutexGuard<'_, Seen> {
+        let mut seen = self.seen.0.lock();
+        for (step, outcome) in core::mem::take(&mut seen.unread) {
+            let culprits = outcome.culprits();
+            seen.tally.count(&step, 0.0, culprits);
+            seen.name_dropped(&step, culprits);
+        }
+        seen
     }
 
     /// Number of answers of a `MultiSteps` to the strategy.
@@ -86,12 +101,41 @@ impl UpdateCounter {
         self.seen.0.lock().answers += 1;
     }
 
-    pub(crate) fn publish(&self, tally: Tally) {
-        self.seen.0.lock().tally = tally;
+    pub(crate) fn publish(&self, tally: Tally, unread: Vec<(Step, Arc<dyn Outcome>)>) {
+        let mut seen = self.seen.0.lock();
+        seen.tally = tally;
+        seen.unread = unread;
     }
 
-    pub(crate) fn publish_dropped(&self, dropped: Option<Dropped>) {
-        self.seen.0.lock().last_dropped = dropped;
+    /// Names a micro-step that is counted, if it was dropped, and returns the result.
+    pub(crate) fn publish_dropped(
+        &self,
+        tally: Tally,
+        step: &Step,
+        culprits: &[String],
+    ) -> Option<Dropped> {
+        let mut seen = self.seen.0.lock();
+        seen.tally = tally;
+        seen.name_dropped(step, culprits)
+    }
+
+    /// Forgets what was dropped.
+    pub(crate) fn reset_dropped(&self) {
+        self.seen.0.lock().last_dropped = None;
+    }
+}
+
+impl Seen {
+    fn name_dropped(&mut self, step: &Step, culprits: &[String]) -> Option<Dropped> {
+        if culprits.is_empty() || step.scaled {
+            return None;
+        }
+        self.last_dropped = Some(Dropped {
+            micro_batch: self.tally.micro_batches,
+            updates: self.tally.updates,
+            parameters: culprits.to_vec(),
+        });
+        self.last_dropped.clone()
     }
 }
 

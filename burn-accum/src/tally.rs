@@ -29,20 +29,30 @@ pub(crate) struct WindowTally {
     pub(crate) items: f64,
 }
 
-impl Tally {
-    /// Counts a micro-step that goes into the sum.
-    pub(crate) fn keep(&mut self, micro_batches: u64, items: f64) {
-        self.micro_batches += micro_batches;
-        self.window.micro_steps += 1;
-        self.window.micro_batches += micro_batches;
-        self.window.items += items;
-    }
+/// What the host knows of a micro-step before it knows its outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) micro_batches: u64,
+    /// Whether it arrived through a loss scaler.
+    pub(crate) scaled: bool,
+}
 
-    /// Counts a micro-step that is dropped with its weight.
-    pub(crate) fn drop(&mut self, micro_batches: u64) {
-        self.micro_batches += micro_batches;
-        self.dropped += micro_batches;
+impl Tally {
+    /// Counts a micro-step that goes into the sum, or, if it has `culprits`, is dropped with its weight. One that is dropped under a loss
+    /// scaler counts for nothing.
+    pub(crate) fn count(&mut self, step: &Step, items: f64, culprits: &[String]) {
+        let dropped = !culprits.is_empty();
+        if dropped && step.scaled {
+            return;
+        }
+        self.micro_batches += step.micro_batches;
         self.window.micro_steps += 1;
+        if dropped {
+            self.dropped += step.micro_batches;
+        } else {
+            self.window.micro_batches += step.micro_batches;
+            self.window.items += items;
+        }
     }
 
     /// Counts a window that became an update, and opens the next.
@@ -82,12 +92,26 @@ impl Tally {
 mod tests {
     use super::*;
 
+    fn step(micro_batches: u64) -> Step {
+        Step {
+            micro_batches,
+            scaled: false,
+        }
+    }
+
     #[test]
     fn what_is_dropped_has_no_weight() {
-        let mut tally = Tally::default();
-        tally.keep(1, 3.0);
-        tally.drop(1);
-        tally.keep(2, 9.0);
+        let (mut tally, bad) = (Tally::default(), ["weight".to_owned()]);
+        tally.count(&step(1), 3.0, &[]);
+        tally.count(&step(1), 1.0, &bad);
+        tally.count(&step(2), 9.0, &[]);
+        let scaled = Step {
+            scaled: true,
+            ..step(1)
+        };
+        let before = tally;
+        tally.count(&scaled, 1.0, &bad);
+        assert_eq!(tally, before);
         assert_eq!(tally.window.micro_steps, 3);
         assert_eq!(tally.divisor(Normalization::Mean), Ok(3.0));
         assert_eq!(tally.divisor(Normalization::Tokens), Ok(12.0));
@@ -102,13 +126,13 @@ mod tests {
 
     #[test]
     fn a_window_of_nothing_is_no_update() {
-        let mut tally = Tally::default();
+        let (mut tally, bad) = (Tally::default(), ["weight".to_owned()]);
         for in_a_row in 1..=3 {
-            tally.drop(1);
+            tally.count(&step(1), 0.0, &bad);
             tally.skipped();
             assert_eq!((tally.updates, tally.skipped_in_a_row), (0, in_a_row));
         }
-        tally.keep(1, 0.0);
+        tally.count(&step(1), 0.0, &[]);
         assert_eq!(
             tally.divisor(Normalization::Tokens),
             Err(AccumError::NoItems {

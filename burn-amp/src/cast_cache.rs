@@ -113,6 +113,21 @@ macro_rules! unwrap {
 
 /// One method.
 macro_rules! method {
+    // The same values: the parameter of a `valid()` model shares the low copy of the one that is trained.
+    (float_detach($arg:ident: $kind:tt) -> $ret:tt) => {
+        fn float_detach(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+            let CachedTensor { tensor, low } = tensor;
+            let tensor = B::float_detach(tensor);
+            CachedTensor { tensor, low }
+        }
+    };
+    (float_set_require_grad($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        fn float_set_require_grad(tensor: FloatTensor<Self>, require: bool) -> FloatTensor<Self> {
+            let CachedTensor { tensor, low } = tensor;
+            let tensor = B::float_set_require_grad(tensor, require);
+            CachedTensor { tensor, low }
+        }
+    };
     (float_cast($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         fn float_cast($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
             cast::<B>($($arg),*)

@@ -47,12 +47,14 @@
 //! ```
 //!
 //! A step with a non-finite gradient changes nothing, bit for bit; the parameters with such gradients are in the log and in
-//! [`GradScaler::last_overflow`].
+//! [`GradScaler::last_overflow`]. With [`Watch`] below `Autodiff` and [`explain_overflow`] in `TrainStep::step`, so is the first operation that
+//! overflowed.
 //!
 //! # Where things are
 //!
 //! `cast.rs` is the rule, `policy.rs` says which low type and where, `table.rs` is the table as data, `decorator/` makes the
-//! backend from it; `loss_scale.rs` is the state machine and `scaler/` everything around it.
+//! backend from it; `loss_scale.rs` is the state machine and `scaler/` everything around it; `watch.rs` finds the operation that
+//! overflowed first.
 
 mod cast;
 mod cast_cache;
@@ -63,6 +65,7 @@ mod loss_scale;
 mod policy;
 mod scaler;
 mod table;
+mod watch;
 
 pub use cast::{Cast, Lineage};
 pub use cast_cache::{CachedTensor, CastCache};
@@ -76,3 +79,4 @@ pub use scaler::{
     ScaledOptimizer, ScaledRecord, ScalerState, SkippedStepsMetric,
 };
 pub use table::{OpRow, op_table};
+pub use watch::{FirstNonFinite, Watch, WatchedTensor, explain_overflow, first_non_finite};

@@ -1,8 +1,10 @@
 //! Facts about gradients that backends and optimizer decorators of different crates share on the thread that trains.
 //!
-//! There are three, each a thread-local, because Burn's traits have no argument for them: that data from the host is a
-//! gradient, which ranks decide together about gradients, and which gradients overflowed after a loss scaler had found them finite.
+//! There are four, each a thread-local, because Burn's traits have no argument for them: that data from the host is a
+//! gradient, which ranks decide together about gradients, what an accumulation found out about a micro-batch for the loss scaler around
+//! it, and which gradients overflowed after that.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::sync::Weak;
 
@@ -11,6 +13,8 @@ thread_local! {
     static RANKS: RefCell<Vec<Weak<dyn Ranks>>> = const { RefCell::new(Vec::new()) };
     /// The names that [`report_overflow`] was given; `None` outside of [`catch_overflow`].
     static OVERFLOWED: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+    /// What [`report_verdict`] was given; `None` outside of [`catch_verdict`].
+    static VERDICT: RefCell<Option<Option<Box<dyn Any>>>> = const { RefCell::new(None) };
 }
 
 /// Runs `load`, in which tensors from host data are gradients or sums of gradients: a backend that treats gradients differently from
@@ -62,6 +66,41 @@ pub fn non_finite_on_any_rank(own: Vec<String>) -> Vec<String> {
         Some(ranks) => ranks.union(own),
         None => own,
     }
+}
+
+/// Whether [`non_finite_on_any_rank`] asks other ranks, so that a decision about gradients has to be made on the host.
+pub fn ranks_decide() -> bool {
+    RANKS.with_borrow(|all| all.iter().any(|ranks| ranks.strong_count() > 0))
+}
+
+/// Runs `step`, a step of a loss scaler around an accumulation that checks each micro-batch
+/// ([`Inside::checks`](crate::message::Inside::checks)), and returns the micro-batch's `Arc<Verdict>`; `None` if the step was a message.
+pub fn catch_verdict<R>(step: impl FnOnce() -> R) -> (R, Option<Box<dyn Any>>) {
+    /// Restores the value, also if `step` panics.
+    struct Restore(Option<Option<Box<dyn Any>>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            VERDICT.set(self.0.take());
+        }
+    }
+    let _restore = Restore(VERDICT.replace(Some(None)));
+    let result = step();
+    (result, VERDICT.take().flatten())
+}
+
+/// Whether a loss scaler around this step waits for a [`report_verdict`]: a micro-batch with a non-finite gradient then counts for nothing,
+/// as if it had not arrived.
+pub fn awaits_verdict() -> bool {
+    VERDICT.with_borrow(Option::is_some)
+}
+
+/// Gives the loss scaler around this step, if there is one, the micro-batch's `Arc<Verdict>`.
+pub fn report_verdict(verdict: impl Any) {
+    VERDICT.with_borrow_mut(|waiting| {
+        if let Some(waiting) = waiting {
+            *waiting = Some(Box::new(verdict));
+        }
+    });
 }
 
 /// Runs `step`, a step with gradients that a loss scaler found finite, and returns the names of those that overflowed inside of it: a

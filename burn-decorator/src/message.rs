@@ -48,6 +48,9 @@ pub struct Inside {
     pub loss_scaler: bool,
     /// An accumulation, which steps once in a window of micro-batches.
     pub accumulation: bool,
+    /// An accumulation that gets each micro-batch's gradients as they are and looks for non-finite ones itself, so that a loss scaler
+    /// around it need not: see [`catch_verdict`](crate::gradient::catch_verdict).
+    pub checks: bool,
     /// An optimizer that reduces gradients over ranks, and waits for the device in each step.
     pub ranks: bool,
 }
@@ -55,7 +58,7 @@ pub struct Inside {
 thread_local! {
     static MESSAGE: Cell<Option<Message>> = const { Cell::new(None) };
     static INSIDE: Cell<Inside> = const {
-        Cell::new(Inside { loss_scaler: false, accumulation: false, ranks: false })
+        Cell::new(Inside { loss_scaler: false, accumulation: false, checks: false, ranks: false })
     };
 }
 
@@ -105,6 +108,36 @@ pub fn report(tell: impl FnOnce(&mut Inside)) {
         tell(&mut inside);
         INSIDE.set(inside);
     }
+}
+
+/// The name of a type for a message: without the paths of modules, and without parameters below the third level.
+///
+/// ```
+/// use burn_decorator::message::short_name;
+///
+/// assert_eq!(short_name::<Option<Vec<(u8, Option<String>)>>>(), "Option<Vec<(u8, Option<..>)>>");
+/// ```
+pub fn short_name<T: ?Sized>() -> String {
+    const LEVELS: i32 = 2;
+    let (mut short, mut word, mut level) = (String::new(), 0, 0);
+    for symbol in core::any::type_name::<T>().chars() {
+        level += i32::from(symbol == '<');
+        if level <= LEVELS {
+            if symbol == ':' {
+                short.truncate(word);
+                continue;
+            }
+            short.push(symbol);
+            if !symbol.is_alphanumeric() && symbol != '_' {
+                word = short.len();
+            }
+        } else if symbol == '<' && level == LEVELS + 1 {
+            short.push_str("<..>");
+            word = short.len();
+        }
+        level -= i32::from(symbol == '>');
+    }
+    short
 }
 
 #[cfg(test)]

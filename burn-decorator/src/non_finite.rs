@@ -1,13 +1,12 @@
-//! Finds non-finite gradients: one number per parameter, computed on the device and read as one small vector. With the feature `train`.
+//! Finds non-finite gradients: one number per parameter, computed on the device, read at once or later. With the feature `train`.
 
 use std::collections::HashSet;
-use std::future::Future;
-use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{self, JoinHandle};
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
-use burn::tensor::backend::{AutodiffBackend, Backend, ExecutionError};
-use burn::tensor::{BasicOps, Bool, DType, Device, Tensor, TensorData, read_sync};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{BasicOps, Bool, DType, Device, StreamId, Tensor, TensorData, Transaction};
 
 /// The gradients of a step, in the container of an optimizer decorator.
 pub trait GradientsOf {
@@ -15,14 +14,17 @@ pub trait GradientsOf {
     fn each<I: Backend, const D: usize>(&self, id: ParamId) -> Vec<Tensor<I, D>>;
 }
 
-/// What is computed from each gradient, as a tensor of shape `[1]`.
+/// What is computed from each gradient, as a tensor of shape `[1]` that is finite if all elements of the gradient are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
+    /// Nothing.
+    None,
     /// Its sum, at least in f32, in one kernel. A finite sum proves that all terms are finite, because infinities and NaNs survive
-    /// every addition. A sum of finite numbers may overflow, so a non-finite sum needs a [`Flag`](Self::Flag) to decide.
+    /// every addition. A sum of finite numbers may overflow, so a non-finite sum needs an [`Exact`](Self::Exact) probe to decide.
     Sum,
-    /// Whether any element is non-finite.
-    Flag,
+    /// The sum of its elements times a power of two so small that no sum of finite elements overflows. Two kernels, one after fusion
+    /// of the product. It does not compute `x * 0`, which fast-math may fold.
+    Exact,
 }
 
 /// The probes of a module's gradients. Making them launches kernels and reads nothing.
@@ -30,8 +32,9 @@ pub struct Inspection<I: Backend> {
     ids: HashSet<ParamId>,
     paths: Vec<String>,
     half: Option<(String, DType)>,
-    sums: Vec<Tensor<I, 1>>,
-    flags: Vec<Tensor<I, 1, Bool>>,
+    devices: Vec<Device<I>>,
+    /// Those of all parameters, one or none for each path.
+    probes: Vec<Tensor<I, 1>>,
 }
 
 impl<I: Backend> Inspection<I> {
@@ -49,8 +52,8 @@ impl<I: Backend> Inspection<I> {
                 ids: HashSet::new(),
                 paths: Vec::new(),
                 half: None,
-                sums: Vec::new(),
-                flags: Vec::new(),
+                devices: Vec::new(),
+                probes: Vec::new(),
             },
         };
         module.visit(&mut inspector);
@@ -68,40 +71,157 @@ impl<I: Backend> Inspection<I> {
     }
 
     /// The devices of the gradients.
-    pub fn devices(&self) -> Vec<Device<I>> {
-        let mut devices = Vec::new();
-        let sums = self.sums.iter().map(Tensor::device);
-        for device in sums.chain(self.flags.iter().map(Tensor::device)) {
-            if !devices.contains(&device) {
-                devices.push(device);
-            }
-        }
-        devices
+    pub fn devices(&self) -> &[Device<I>] {
+        &self.devices
     }
 
-    /// Whether all sums are finite, and the values of `others`, each `[1]`, which the same host read brings.
-    pub fn has_finite_sums(&self, others: Vec<Tensor<I, 1>>) -> (bool, Vec<f64>) {
-        let mut values = read_numbers(self.sums.iter().cloned().chain(others).collect());
-        let others = values.split_off(self.sums.len());
+    /// Whether all probes are finite, and the values of `others`, each `[1]`, which the same host read brings.
+    pub fn is_finite(&self, others: Vec<Tensor<I, 1>>) -> (bool, Vec<f64>) {
+        let mut values = read_numbers(self.probes.iter().cloned().chain(others).collect());
+        let others = values.split_off(self.probes.len());
         (values.into_iter().all(f64::is_finite), others)
     }
 
-    /// All flags, as one vector on the first gradient's device.
-    ///
-    /// # Panics
-    ///
-    /// If there are no gradients.
-    pub fn flags(&self) -> Tensor<I, 1, Bool> {
-        joined(&self.flags)
+    /// Lets the device decide by [exact](Probe::Exact) probes: one addition per parameter, no host read.
+    pub fn into_verdict(self) -> Arc<Verdict<I>> {
+        let total = self.devices.first().and_then(|device| {
+            let probes = self.probes.iter();
+            probes
+                .map(|probe| on(probe.clone(), device).cast(DType::F32))
+                .reduce(|sum, probe| sum + probe)
+        });
+        let non_finite = total.map(|total| total.clone().is_nan().bool_or(total.is_inf()));
+        Arc::new(Verdict {
+            culprits: match non_finite {
+                None => OnceLock::from(Vec::new()),
+                Some(_) => OnceLock::new(),
+            },
+            ids: self.ids,
+            paths: self.paths,
+            probes: Mutex::new(self.probes),
+            non_finite,
+            read: Mutex::new(None),
+        })
+    }
+}
+
+/// Which parameters of a step have a non-finite gradient. It may be known to the device only; then the first question reads it.
+pub trait Outcome: core::fmt::Debug + Send + Sync {
+    /// The paths of the parameters, in module order.
+    fn culprits(&self) -> &[String];
+
+    /// Whether [`Self::culprits`] answers without a host read.
+    fn is_known(&self) -> bool;
+}
+
+/// Whether all gradients of a step are finite: the device knows it at once, the host when it reads it.
+///
+/// The numbers of the parameters are kept until then, and read only if one is non-finite.
+#[derive(Debug)]
+pub struct Verdict<I: Backend> {
+    ids: HashSet<ParamId>,
+    paths: Vec<String>,
+    probes: Mutex<Vec<Tensor<I, 1>>>,
+    non_finite: Option<Tensor<I, 1, Bool>>,
+    read: Mutex<Option<JoinHandle<bool>>>,
+    culprits: OnceLock<Vec<String>>,
+}
+
+impl<I: Backend> Verdict<I> {
+    /// One that the host knows.
+    pub fn known(culprits: Vec<String>) -> Arc<Self> {
+        Arc::new(Self {
+            ids: HashSet::new(),
+            paths: Vec::new(),
+            probes: Mutex::default(),
+            non_finite: None,
+            read: Mutex::default(),
+            culprits: OnceLock::from(culprits),
+        })
     }
 
-    /// Starts to read `flags`, which [`Self::flags`] returned.
-    pub fn read(self, flags: Tensor<I, 1, Bool>) -> NonFiniteRead {
-        NonFiniteRead {
-            paths: self.paths,
-            flags: HostRead::start(flags.into_data_async()),
+    /// The parameters with a gradient.
+    pub fn ids(&self) -> &HashSet<ParamId> {
+        &self.ids
+    }
+
+    /// `[1]` on the device: whether a gradient is non-finite. `None` if the host knew from the beginning.
+    pub fn non_finite(&self) -> Option<&Tensor<I, 1, Bool>> {
+        self.non_finite.as_ref()
+    }
+
+    /// Starts to read. A read of some backends (CubeCL's CUDA) waits for the device at its first poll, so another thread does it, under
+    /// the stream of this one.
+    pub fn start_reading(self: &Arc<Self>) {
+        if let Some(flag) = self.non_finite.clone().filter(|_| !self.is_known()) {
+            let stream = StreamId::current();
+            let read = move || stream.executes(|| is_set(&flag.into_data()));
+            if let Ok(mut reading) = self.read.lock() {
+                *reading = Some(thread::spawn(read));
+            }
         }
     }
+
+    fn decide(&self, non_finite: bool) -> &[String] {
+        self.culprits.get_or_init(|| {
+            let probes = self
+                .probes
+                .lock()
+                .map(|mut probes| core::mem::take(&mut *probes));
+            let probes = probes.unwrap_or_default();
+            match non_finite {
+                true => name(&self.paths, probes),
+                false => Vec::new(),
+            }
+        })
+    }
+}
+
+impl<I: Backend> Outcome for Verdict<I> {
+    fn culprits(&self) -> &[String] {
+        if let Some(culprits) = self.culprits.get() {
+            return culprits;
+        }
+        let started = self.read.lock().ok().and_then(|mut read| read.take());
+        let non_finite = match started {
+            Some(read) => read.join().expect("the flag can be read from its device"),
+            None => {
+                let flag = self.non_finite.clone();
+                flag.is_some_and(|flag| is_set(&flag.into_data()))
+            }
+        };
+        self.decide(non_finite)
+    }
+
+    fn is_known(&self) -> bool {
+        self.culprits.get().is_some()
+    }
+}
+
+/// Settles `verdicts` and returns the values of `numbers`, each `[1]`, with one host read; a second one follows for each verdict with
+/// a non-finite gradient, to name it.
+pub fn read_together<I: Backend>(verdicts: &[&Verdict<I>], numbers: Vec<Tensor<I, 1>>) -> Vec<f64> {
+    let unread = verdicts.iter().filter(|verdict| !verdict.is_known());
+    let unread: Vec<_> = unread
+        .filter_map(|verdict| Some((verdict, verdict.non_finite.clone()?)))
+        .collect();
+    let devices = unread.iter().map(|(_, flag)| flag.device());
+    let Some(device) = devices.chain(numbers.iter().map(Tensor::device)).next() else {
+        return Vec::new();
+    };
+    let mut transaction = Transaction::default();
+    for (_, flag) in &unread {
+        transaction = transaction.register(on(flag.clone(), &device));
+    }
+    for number in numbers {
+        transaction = transaction.register(on(widen(number), &device));
+    }
+    let mut data = transaction.execute().into_iter();
+    for ((verdict, _), flag) in unread.iter().zip(data.by_ref()) {
+        verdict.decide(is_set(&flag));
+    }
+    data.flat_map(|number| number.iter::<f64>().collect::<Vec<_>>())
+        .collect()
 }
 
 /// The paths of the parameters with a non-finite gradient, in module order. One host read.
@@ -110,79 +230,40 @@ where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
 {
-    let found = Inspection::new::<B, M>(module, gradients, Probe::Flag);
-    if found.ids.is_empty() {
-        return Vec::new();
-    }
-    let flags = found.flags();
-    found.read(flags).wait()
+    let found = Inspection::new::<B, M>(module, gradients, Probe::Exact);
+    name(&found.paths, found.probes)
 }
 
-/// The values of `[1]` tensors, in one host read.
-pub fn read_numbers<I: Backend>(tensors: Vec<Tensor<I, 1>>) -> Vec<f64> {
-    if tensors.is_empty() {
-        return Vec::new();
-    }
-    let tensors: Vec<_> = tensors.into_iter().map(widen).collect();
-    joined(&tensors).into_data().iter().collect()
-}
-
-/// All tensors as one vector, on the first one's device.
-fn joined<I: Backend, K: BasicOps<I>>(tensors: &[Tensor<I, 1, K>]) -> Tensor<I, 1, K> {
-    let device = tensors[0].device();
-    let tensors = tensors
+/// The paths whose probes are non-finite, each once. One host read.
+fn name<I: Backend>(paths: &[String], probes: Vec<Tensor<I, 1>>) -> Vec<String> {
+    let values = read_numbers(probes);
+    let culprits = paths
         .iter()
-        .map(|tensor| match tensor.device() == device {
-            true => tensor.clone(),
-            false => tensor.clone().to_device(&device),
-        });
-    Tensor::cat(tensors.collect(), 0)
+        .zip(values)
+        .filter(|(_, value)| !value.is_finite());
+    let mut culprits: Vec<_> = culprits.map(|(path, _)| path.clone()).collect();
+    // A path occurs once for each device.
+    culprits.dedup();
+    culprits
 }
 
-/// The paths of the parameters with a non-finite gradient, while the flags are copied to the host.
-pub struct NonFiniteRead {
-    paths: Vec<String>,
-    flags: HostRead,
+/// The values of `[1]` tensors, in one host read and without a kernel.
+pub fn read_numbers<I: Backend>(tensors: Vec<Tensor<I, 1>>) -> Vec<f64> {
+    read_together(&[], tensors)
 }
 
-impl NonFiniteRead {
-    /// Waits for the flags. Each path once, in module order.
-    pub fn wait(self) -> Vec<String> {
-        let flags = self.flags.wait();
-        let paths = self.paths.into_iter().zip(flags.iter::<bool>());
-        let mut paths: Vec<_> = paths
-            .filter_map(|(path, non_finite)| non_finite.then_some(path))
-            .collect();
-        // A path occurs once for each device.
-        paths.dedup();
-        paths
-    }
+fn is_set(flag: &TensorData) -> bool {
+    flag.iter::<bool>().any(|set| set)
 }
 
-type Data = Result<TensorData, ExecutionError>;
-
-/// A copy to the host that has been started.
-enum HostRead {
-    Arrived(Data),
-    Underway(Pin<Box<dyn Future<Output = Data> + Send>>),
-}
-
-impl HostRead {
-    /// A future does nothing until it is polled, so one poll enqueues the copy directly after the kernels that it waits for.
-    fn start(data: impl Future<Output = Data> + Send + 'static) -> Self {
-        let mut data = Box::pin(data);
-        match data.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(data) => Self::Arrived(data),
-            Poll::Pending => Self::Underway(data),
-        }
-    }
-
-    fn wait(self) -> TensorData {
-        let data = match self {
-            Self::Arrived(data) => data,
-            Self::Underway(data) => read_sync(data),
-        };
-        data.expect("the flags can be read from their device")
+/// `tensor` on `device`.
+pub fn on<I: Backend, const D: usize, K: BasicOps<I>>(
+    tensor: Tensor<I, D, K>,
+    device: &Device<I>,
+) -> Tensor<I, D, K> {
+    match tensor.device() == *device {
+        true => tensor,
+        false => tensor.to_device(device),
     }
 }
 
@@ -214,11 +295,17 @@ impl<B: AutodiffBackend, G: GradientsOf> ModuleVisitor<B> for Inspector<'_, B::I
             self.found.half.get_or_insert((path.clone(), dtype));
         }
         for gradient in gradients {
-            self.found.paths.push(path.clone());
-            match self.probe {
-                Probe::Sum => self.found.sums.push(widen(gradient).sum()),
-                Probe::Flag => self.found.flags.push(non_finite(gradient)),
+            let device = gradient.device();
+            if !self.found.devices.contains(&device) {
+                self.found.devices.push(device);
             }
+            let probe = match self.probe {
+                Probe::None => continue,
+                Probe::Sum => widen(gradient).sum(),
+                Probe::Exact => exact(gradient),
+            };
+            self.found.paths.push(path.clone());
+            self.found.probes.push(probe);
         }
     }
 }
@@ -231,9 +318,14 @@ pub fn widen<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, D> {
     }
 }
 
-/// Exact, unlike a sum. It does not compute `x * 0`, which fast-math may fold.
-fn non_finite<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, 1, Bool> {
-    tensor.clone().is_nan().bool_or(tensor.is_inf()).any()
+/// A number that is finite if and only if all elements of `tensor` are.
+fn exact<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, 1> {
+    let tensor = widen(tensor);
+    let exponent = match tensor.dtype() {
+        DType::F64 => -960, // the sum fits f32
+        _ => -64,
+    };
+    tensor.mul_scalar(2.0_f64.powi(exponent)).sum()
 }
 
 /// How many paths [`name_some`] spells out.
@@ -251,45 +343,53 @@ pub fn name_some(parameters: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use core::future::poll_fn;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use burn_flex::Flex;
 
     use super::*;
 
     #[test]
-    fn a_copy_that_takes_its_time_is_started_at_once_and_waited_for_later() {
-        let polls = Arc::new(AtomicUsize::new(0));
-        let seen = polls.clone();
-        let slow = poll_fn(move |context| {
-            if seen.fetch_add(1, Ordering::Relaxed) < 2 {
-                context.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            Poll::Ready(Ok(TensorData::from([false, true])))
-        });
-        let read = NonFiniteRead {
-            paths: vec!["one".to_owned(), "other".to_owned()],
-            flags: HostRead::start(slow),
+    fn only_non_finite_elements_are_found() {
+        let probe = |values: [f32; 3]| {
+            let tensor = Tensor::<Flex, 1>::from_data(values, &Default::default());
+            exact(tensor).into_scalar().is_finite()
         };
-        assert_eq!(polls.load(Ordering::Relaxed), 1);
-        assert_eq!(read.wait(), ["other"]);
+        assert!(probe([f32::MAX, f32::MAX, 1.0]));
+        assert!(probe([f32::MAX, f32::MIN, f32::MIN_POSITIVE]));
+        assert!(!probe([0.0, f32::NAN, 0.0]));
+        assert!(!probe([f32::NEG_INFINITY, 0.0, 0.0]));
+        assert!(!probe([f32::INFINITY, f32::NEG_INFINITY, 0.0]));
     }
 
     #[test]
-    fn only_non_finite_elements_set_the_flag() {
-        let flag = |values: [f32; 3]| {
-            let tensor = Tensor::<Flex, 1>::from_data(values, &Default::default());
-            non_finite(tensor).into_data()
+    fn a_verdict_is_the_same_read_at_once_later_and_together() {
+        let verdict = |values: [f32; 2]| {
+            let device = Default::default();
+            let probes = values.map(|value| Tensor::<Flex, 1>::from_data([value], &device));
+            let inspection = Inspection {
+                ids: HashSet::new(),
+                paths: vec!["one".to_owned(), "other".to_owned()],
+                half: None,
+                devices: vec![device],
+                probes: probes.into(),
+            };
+            inspection.into_verdict()
         };
-        let (set, unset) = (TensorData::from([true]), TensorData::from([false]));
-        flag([f32::MAX, f32::MAX, 1.0]).assert_eq(&unset, false);
-        flag([f32::MAX, f32::MIN, f32::MIN_POSITIVE]).assert_eq(&unset, false);
-        flag([0.0, f32::NAN, 0.0]).assert_eq(&set, false);
-        flag([f32::NEG_INFINITY, 0.0, 0.0]).assert_eq(&set, false);
-        flag([f32::INFINITY, f32::NEG_INFINITY, 0.0]).assert_eq(&set, false);
+        for (values, culprits) in [
+            ([1.0, 2.0], &[][..]),
+            ([0.0, f32::NAN], &["other"]),
+            ([f32::NEG_INFINITY, 0.0], &["one"]),
+        ] {
+            assert_eq!(verdict(values).culprits(), culprits);
+            let started = verdict(values);
+            started.start_reading();
+            assert_eq!(started.culprits(), culprits);
+            let (together, fine) = (verdict(values), verdict([0.0; 2]));
+            let number = Tensor::<Flex, 1>::from_data([7.5], &Default::default());
+            assert_eq!(read_together(&[&fine, &together], vec![number]), [7.5]);
+            assert!(together.is_known());
+            assert_eq!(together.culprits(), culprits);
+        }
+        assert_eq!(Verdict::<Flex>::known(vec![]).culprits(), &[] as &[String]);
     }
 
     #[test]

@@ -17,7 +17,10 @@ pub fn operations() -> String {
          - **promote**: operands of different types are brought to the widest.\n\
          - **keep**: operands stay as they come.\n\n\
          f64, integer, boolean and quantized operands are left alone in every class, and so are gradients and what is \
-         computed from them. Operands of different types never reach the inner backend, whatever the class.\n",
+         computed from them. Operands of different types never reach the inner backend, whatever the class.\n\n\
+         Rows named `*_backward` do not run in `Autocast<Autodiff<_>>`: autodiff calls those operations on the backend inside \
+         of it, in the types that forward has kept. The gradient of a lowered layer's bias is therefore summed in the low \
+         type, as in PyTorch. They run for code that calls them through `Autocast` itself.\n",
     );
     let castable = || op_table().iter().filter(|row| row.float_operands);
     let rest = op_table().len() - castable().count();

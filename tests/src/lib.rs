@@ -1,8 +1,12 @@
 //! Backends, models and comparisons for the tests of the laws.
 
+#[macro_use]
+mod retype;
+
 pub mod compare;
 pub mod docs;
 pub mod models;
+pub mod queue;
 pub mod spy;
 
 /// Runs generic test functions on every backend of this machine: `on_every_backend!(name, other_name);` expects `fn name<B>()`,

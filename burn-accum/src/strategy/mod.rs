@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use burn::{
     data::dataloader::Progress,
+    optim::GradientsParams,
     tensor::{
         Device,
         backend::{AutodiffBackend, DeviceOps},
@@ -19,10 +20,11 @@ use burn::{
 };
 
 use burn_decorator::device::device_of;
+use burn_decorator::message::{self, short_name};
 
 pub use progress::AccumProgress;
 
-use crate::{AccumError, UpdateCounter, arrived::Request, multi_steps::raise};
+use crate::{AccumError, UpdateCounter, multi_steps::raise};
 use training::Training;
 
 /// Burn's training on one device, for an optimizer with a [`MultiSteps`](crate::MultiSteps) in it: the last window of
@@ -137,19 +139,15 @@ impl<B: AutodiffBackend> AccumulatingStrategy<B> {
     }
 
     /// Whether the optimizer uses this strategy's counter. It sends a request, because wrappers do not expose what they wrap.
-    fn check_optimizer<LC>(
-        &self,
-        learner: &mut Learner<LC>,
-        device: &Device<B>,
-    ) -> Result<(), AccumError>
+    fn check_optimizer<LC>(&self, learner: &mut Learner<LC>) -> Result<(), AccumError>
     where
         LC: LearningComponentsTypes<Backend = B>,
     {
         let before = self.updates.answers();
-        learner.optimizer_step(Request::Answer.gradients::<B>(device));
+        message::describe(|| learner.optimizer_step(GradientsParams::new()));
         if self.updates.answers() == before {
             return Err(AccumError::NoMultiSteps {
-                optimizer: core::any::type_name::<LC::Optimizer>(),
+                optimizer: short_name::<LC::Optimizer>(),
             });
         }
         Ok(())
@@ -175,7 +173,7 @@ impl<LC: LearningComponentsTypes> SupervisedLearningStrategy<LC>
             None => device_of::<TrainingBackend<LC>, _>(&learner.model()),
         };
         learner.fork(&device);
-        raise(self.check_optimizer(&mut learner, &device));
+        raise(self.check_optimizer(&mut learner));
 
         let mut training = Training {
             learner,

@@ -17,11 +17,16 @@ fn windows(config: AccumConfig) -> MultiSteps<impl Optimizer<Net<B>, B>> {
     MultiSteps::new(SgdConfig::new().init::<B, Net<B>>(), config).unwrap()
 }
 
-/// Steps once with the gradients of a loss over so many items.
+/// A window with the gradients of losses over so many items.
 fn step(config: AccumConfig, items: f64) -> String {
     let net = net();
-    let loss = net.loss(&Batch::rows(0, 3));
-    panic_of(|| windows(config).step(0.1, net.clone(), Counted::sum(loss, items).backward(&net)))
+    let gradients = || Counted::sum(net.loss(&Batch::rows(0, 3)), items).backward(&net);
+    let mut windows = windows(config);
+    panic_of(|| {
+        (0..config.steps)
+            .map(|_| windows.step(0.1, net.clone(), gradients()))
+            .last()
+    })
 }
 
 #[test]

@@ -11,6 +11,7 @@ use super::tensor::AutocastTensor;
 use crate::cast::{Lineage, is_low};
 use crate::policy::{Policy, current};
 use crate::scaler::{ActiveScale, active_scale};
+use crate::watch::in_backward;
 
 /// The gradients of a backward pass of [`Autocast`], which were computed from a scaled loss.
 ///
@@ -36,10 +37,7 @@ impl<B: AutodiffBackend> ScaledGradients<B> {
     ) -> AutocastTensor<FloatTensor<B::InnerBackend>> {
         let gradient = match &self.scale {
             Scale::One => gradient,
-            Scale::Host { inverse, .. } => B::InnerBackend::float_mul_scalar(
-                raise::<B::InnerBackend>(gradient),
-                (*inverse).into(),
-            ),
+            Scale::Host { inverse, .. } => times::<B::InnerBackend>(gradient, *inverse),
             Scale::Device { inverse, .. } => multiply::<B::InnerBackend>(gradient, inverse.clone()),
         };
         AutocastTensor::with_lineage(gradient, Lineage::Gradient)
@@ -49,13 +47,15 @@ impl<B: AutodiffBackend> ScaledGradients<B> {
     fn rescale(&self, gradient: FloatTensor<B::InnerBackend>) -> FloatTensor<B::InnerBackend> {
         match &self.scale {
             Scale::One => gradient,
-            Scale::Host { scale, .. } => B::InnerBackend::float_mul_scalar(
-                raise::<B::InnerBackend>(gradient),
-                (*scale).into(),
-            ),
+            Scale::Host { scale, .. } => times::<B::InnerBackend>(gradient, *scale),
             Scale::Device { scale, .. } => multiply::<B::InnerBackend>(gradient, scale.clone()),
         }
     }
+}
+
+/// Times a number, in at least f32.
+fn times<B: Backend>(tensor: FloatTensor<B>, factor: f32) -> FloatTensor<B> {
+    B::float_mul_scalar(raise::<B>(tensor), factor.into())
 }
 
 /// To f32, unless the tensor is that wide already.
@@ -91,7 +91,7 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
         let (loss, scale) = match active_scale(&device, needs, unscaled) {
             ActiveScale::None => (loss, Scale::One),
             ActiveScale::Host { scale, inv } => {
-                let scaled = B::float_mul_scalar(raise::<B>(loss), scale.into());
+                let scaled = times::<B>(loss, scale);
                 let inverse = inv;
                 (scaled, Scale::Host { scale, inverse })
             }
@@ -102,7 +102,7 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
                 (scaled, Scale::Device { scale, inverse })
             }
         };
-        let inner = B::backward(loss);
+        let inner = in_backward(|| B::backward(loss));
         ScaledGradients { inner, scale }
     }
 

@@ -1,24 +1,23 @@
-//! Flags that are read one step late. Until then the device decides: it undoes the step of an overflow by a select over
-//! the parameters, and selects the next scale.
+//! Flags that are read late. Until then the device decides: it selects the next scale, and undoes the step of an overflow by a
+//! select over the parameters.
 
-use std::{
-    any::Any,
-    collections::HashSet,
-    sync::{Arc, OnceLock},
-};
+use std::{collections::HashSet, sync::Arc};
 
 use burn::{
     module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId},
     tensor::{
-        Bool, DType, Device, Tensor, TensorData,
+        Bool, DType, Device, Int, Tensor, TensorData,
         backend::{AutodiffBackend, Backend},
         container::TensorContainer,
     },
 };
 
-use burn_decorator::non_finite::NonFiniteRead;
+use burn_decorator::non_finite::{Outcome, on};
 
-use super::{overflow::LossProbe, shared_scale::OptimizerId};
+use super::{
+    overflow::LossProbe,
+    shared_scale::{OptimizerId, SharedScale},
+};
 
 /// The factor for a loss, and its inverse for the gradients, on the backend `I` without autodiff.
 pub(crate) enum ActiveScale<I: Backend> {
@@ -31,7 +30,7 @@ pub(crate) enum ActiveScale<I: Backend> {
         /// The gradients are multiplied with this.
         inv: f32,
     },
-    /// The scale is on the device, f32 `[1]` each, because the outcome of the last step has not been read yet.
+    /// The scale is on the device, f32 `[1]` each, because the outcome of a step has not been read yet.
     Device {
         /// The loss is multiplied with this.
         scale: Tensor<I, 1>,
@@ -45,90 +44,94 @@ pub(super) fn inverse(scale: f32) -> f32 {
     (1.0 / f64::from(scale)) as f32
 }
 
-/// Whether a step overflowed; empty until that is known.
-pub(super) type Verdict = Arc<OnceLock<bool>>;
-
-/// A step whose outcome the host does not know yet.
+/// A step whose outcome the host may not know yet.
 pub(super) struct Pending {
-    optimizer: OptimizerId,
-    culprits: NonFiniteRead,
-    losses: Vec<LossProbe>,
-    verdict: Verdict,
-    /// A [`NextScale`] of the training backend.
-    next_scale: Box<dyn Any + Send>,
+    pub(super) optimizer: OptimizerId,
+    pub(super) outcome: Arc<dyn Outcome>,
+    pub(super) losses: Vec<LossProbe>,
 }
 
-/// The scale after a pending step and its inverse, f32 `[1]` each.
-struct NextScale<I: Backend> {
+/// The scale while steps are pending: the host knows every state that it may be in, the device which of them it is.
+pub(super) struct Possible<I: Backend> {
+    states: Vec<SharedScale>,
+    /// Int `[1]`
+    index: Tensor<I, 1, Int>,
+    /// The scale and its inverse, f32 `[1]` each
     scale: Tensor<I, 1>,
     inv: Tensor<I, 1>,
 }
 
-impl Pending {
-    /// `found_inf` is the step's flag; one of `if_overflow` and `if_not` will be the next scale.
-    pub(super) fn new<I: Backend>(
-        optimizer: OptimizerId,
-        culprits: NonFiniteRead,
-        losses: Vec<LossProbe>,
-        found_inf: Tensor<I, 1, Bool>,
-        if_overflow: f32,
-        if_not: f32,
-    ) -> (Self, Verdict) {
-        let verdict = Verdict::default();
-        let next_scale = NextScale {
-            scale: select(&found_inf, if_overflow, if_not),
-            inv: select(&found_inf, inverse(if_overflow), inverse(if_not)),
-        };
-        let pending = Self {
-            optimizer,
-            culprits,
-            losses,
-            verdict: verdict.clone(),
-            next_scale: Box::new(next_scale),
-        };
-        (pending, verdict)
+impl<I: Backend> Possible<I> {
+    /// After a step of `optimizer` at the scale `before`, with its flag `found_inf`.
+    pub(super) fn new(
+        before: &SharedScale,
+        optimizer: &OptimizerId,
+        found_inf: &Tensor<I, 1, Bool>,
+    ) -> Self {
+        let before = std::slice::from_ref(before);
+        Self::from_code(before, optimizer, found_inf.clone().int())
     }
 
-    /// The scale of the next loss, if `I` is the backend of the pending step.
-    pub(super) fn next_scale<I: Backend>(&self, device: &Device<I>) -> Option<ActiveScale<I>> {
-        let NextScale { scale, inv } = self.next_scale.downcast_ref::<NextScale<I>>()?;
-        let here = |tensor: &Tensor<I, 1>| {
-            if tensor.device() == *device {
-                tensor.clone()
-            } else {
-                tensor.clone().to_device(device)
+    /// After a further step.
+    pub(super) fn next(&self, optimizer: &OptimizerId, found_inf: &Tensor<I, 1, Bool>) -> Self {
+        let found_inf = found_inf.clone().int();
+        let index = on(self.index.clone(), &found_inf.device());
+        let code = index.mul_scalar(2) + found_inf;
+        Self::from_code(&self.states, optimizer, code)
+    }
+
+    /// `code` is twice the index of the state before, plus 1 if the step overflowed.
+    fn from_code(before: &[SharedScale], optimizer: &OptimizerId, code: Tensor<I, 1, Int>) -> Self {
+        let mut states: Vec<SharedScale> = Vec::new();
+        let mut index_after = Vec::new();
+        for state in before {
+            for found_inf in [false, true] {
+                let mut after = state.clone();
+                after.step(optimizer, found_inf);
+                let known = states.iter().position(|other| other.is_as(&after));
+                index_after.push(known.unwrap_or(states.len()) as i32);
+                if known.is_none() {
+                    states.push(after);
+                }
             }
+        }
+        let device = code.device();
+        let table = Tensor::from_data(TensorData::from(&index_after[..]), &device);
+        let index: Tensor<I, 1, Int> = table.select(0, code);
+        let of_state = |value: &dyn Fn(f32) -> f32| {
+            let scales = states.iter().map(|state| value(state.loss_scale.scale()));
+            let scales: Vec<_> = scales.collect();
+            // f32 whatever the device's default float is.
+            let scales = TensorData::from(&scales[..]);
+            let scales = Tensor::<I, 1>::from_data(scales, (&device, DType::F32));
+            scales.select(0, index.clone())
         };
-        Some(ActiveScale::Device {
-            scale: here(scale),
-            inv: here(inv),
-        })
+        Self {
+            scale: of_state(&|scale| scale),
+            inv: of_state(&inverse),
+            index,
+            states,
+        }
     }
 
-    /// Waits for the outcome: the optimizer of the step, the parameters with non-finite gradients, the step's losses, and where to
-    /// store the verdict.
-    pub(super) fn wait(self) -> (OptimizerId, Vec<String>, Vec<LossProbe>, Verdict) {
-        (
-            self.optimizer,
-            self.culprits.wait(),
-            self.losses,
-            self.verdict,
-        )
+    /// How many states the scale may be in.
+    pub(super) fn states(&self) -> usize {
+        self.states.len()
     }
-}
 
-fn select<I: Backend>(flag: &Tensor<I, 1, Bool>, if_set: f32, if_not: f32) -> Tensor<I, 1> {
-    let device = flag.device();
-    // f32 whatever the device's default float is.
-    let constant = |value: f32| Tensor::from_data(TensorData::from([value]), (&device, DType::F32));
-    constant(if_not).mask_where(flag.clone(), constant(if_set))
+    /// The scale of the next loss.
+    pub(super) fn active(&self, device: &Device<I>) -> ActiveScale<I> {
+        ActiveScale::Device {
+            scale: on(self.scale.clone(), device),
+            inv: on(self.inv.clone(), device),
+        }
+    }
 }
 
 /// The parameters as they were before a step, and the flag that says whether to go back to them.
 pub(super) struct Undo<I: Backend> {
     older: TensorContainer<ParamId>,
-    /// The flag, on each device where it was needed.
-    found_inf: Vec<Tensor<I, 1, Bool>>,
+    found_inf: Tensor<I, 1, Bool>,
 }
 
 impl<I: Backend> Undo<I> {
@@ -149,7 +152,7 @@ impl<I: Backend> Undo<I> {
         module.visit(&mut collector);
         Self {
             older: collector.older,
-            found_inf: vec![found_inf],
+            found_inf,
         }
     }
 
@@ -160,15 +163,6 @@ impl<I: Backend> Undo<I> {
         M: AutodiffModule<B>,
     {
         module.map(&mut self)
-    }
-
-    fn found_inf_on(&mut self, device: &Device<I>) -> Tensor<I, 1, Bool> {
-        if let Some(flag) = self.found_inf.iter().find(|flag| flag.device() == *device) {
-            return flag.clone();
-        }
-        let flag = self.found_inf[0].clone().to_device(device);
-        self.found_inf.push(flag.clone());
-        flag
     }
 }
 
@@ -196,8 +190,8 @@ impl<B: AutodiffBackend> ModuleMapper<B> for Undo<B::InnerBackend> {
             Some(older) => {
                 let is_require_grad = tensor.is_require_grad();
                 let device = tensor.device();
-                let older = Tensor::from_primitive(older).to_device(&device);
-                let found_inf = self.found_inf_on(&device).expand(tensor.dims());
+                let older = on(Tensor::from_primitive(older), &device);
+                let found_inf = on(self.found_inf.clone(), &device).expand(tensor.dims());
                 let tensor = Tensor::from_inner(tensor.inner().mask_where(found_inf, older));
                 tensor.set_require_grad(is_require_grad)
             }

@@ -9,13 +9,11 @@ use parking_lot::MutexGuard;
 
 use super::{
     config::{Detection, GradScalerConfig},
-    deferred::{Pending, Verdict},
-    overflow::{LossProbe, Overflow},
+    overflow::Overflow,
     registry,
-    shared_scale::OptimizerId,
     state::{ScalerState, Shared, State},
 };
-use crate::AmpError;
+use crate::{AmpError, FirstNonFinite};
 
 /// Dynamic loss scaling, as PyTorch's `torch.amp.GradScaler` does it, without a change in the training code.
 ///
@@ -186,6 +184,12 @@ impl GradScaler {
         self.settled().last_overflow.clone()
     }
 
+    /// The operation that overflowed first in the first step that was skipped, if the training runs its steps in
+    /// [`explain_overflow`](crate::explain_overflow).
+    pub fn first_non_finite(&self) -> Option<FirstNonFinite> {
+        self.state().first_non_finite.clone()
+    }
+
     /// Why training was stopped, if it was.
     pub fn error(&self) -> Option<AmpError> {
         self.settled().error.clone()
@@ -207,31 +211,6 @@ impl GradScaler {
     /// The state as of the last step. Waits for its flag.
     pub(super) fn settled(&self) -> MutexGuard<'_, State> {
         self.shared.settled()
-    }
-
-    /// Records a step's outcome.
-    pub(super) fn record_step(&self, optimizer: &OptimizerId, culprits: Vec<String>) {
-        let mut state = self.settled();
-        let losses = state.take_losses();
-        state.absorb(optimizer, culprits, losses);
-    }
-
-    /// Records a step whose outcome will be known later.
-    pub(super) fn record_deferred_step(
-        &self,
-        pending: impl FnOnce(&State, Vec<LossProbe>) -> (Pending, Verdict),
-    ) -> Verdict {
-        let mut state = self.settled();
-        let losses = state.take_losses();
-        let (pending, verdict) = pending(&state, losses);
-        state.pending = Some(pending);
-        verdict
-    }
-
-    /// Waits for a deferred step's outcome: did it overflow?
-    pub(super) fn settle(&self, verdict: &Verdict) -> bool {
-        drop(self.settled());
-        *verdict.get().expect("settling answers every deferred step")
     }
 
     /// Stops training, for good.

@@ -7,13 +7,15 @@ use super::GradScaler;
 
 /// The loss scale after each batch; 1 if the scaler is disabled. An epoch's value is the last one, not a mean.
 ///
-/// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step.
+/// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step, around a `MultiSteps` up to
+/// a window.
 #[derive(Clone)]
 pub struct LossScaleMetric(Gauge);
 
 /// The number of steps skipped so far, since the beginning of the training; 0 if the scaler is disabled.
 ///
-/// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step.
+/// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step, around a `MultiSteps` up to
+/// a window.
 #[derive(Clone)]
 pub struct SkippedStepsMetric(Gauge);
 

@@ -29,7 +29,7 @@ mod registry;
 mod shared_scale;
 mod state;
 
-pub(crate) use active::active_scale;
+pub(crate) use active::{active_scale, at_scale, explain, keep_step, overflowed_step};
 pub use config::{Detection, GradScalerConfig};
 pub(crate) use deferred::ActiveScale;
 pub use handle::GradScaler;

@@ -1,22 +1,19 @@
 //! The wrapper: a step with a non-finite gradient anywhere changes nothing.
 
+use std::sync::Arc;
+
 use burn::{
     module::AutodiffModule,
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
     tensor::backend::AutodiffBackend,
 };
-use burn_decorator::gradient::{catch_overflow, non_finite_on_any_rank};
-use burn_decorator::message;
-use burn_decorator::non_finite::{Inspection, Probe, non_finite_paths};
+use burn_decorator::gradient::{catch_overflow, catch_verdict, non_finite_on_any_rank};
+use burn_decorator::message::{self, Inside};
+use burn_decorator::non_finite::{Inspection, Outcome, Probe, Verdict, non_finite_paths};
 
 use super::{
-    config::Detection,
-    deferred::{Pending, Undo, Verdict},
-    gradients::StepGradients,
-    handle::GradScaler,
-    record::ScaledRecord,
-    registry,
-    shared_scale::OptimizerId,
+    config::Detection, deferred::Undo, gradients::StepGradients, handle::GradScaler,
+    record::ScaledRecord, registry, shared_scale::OptimizerId,
 };
 use crate::AmpError;
 use crate::policy::off_scope;
@@ -45,22 +42,30 @@ use crate::policy::off_scope;
 /// # Cost
 ///
 /// To find non-finite gradients, one sum per parameter and one host read of all these sums; an exact check follows only in a step
-/// that overflows. Under [`Detection::Deferred`] five small kernels per parameter, because the device decides. Where ranks train
-/// together, one collective a step, in which they exchange which gradients are non-finite.
+/// that overflows. Under [`Detection::Deferred`] three small kernels per parameter, because the device decides, and one that undoes.
+/// Around a `MultiSteps` nothing but the selection of the next scale. Where ranks train together, one collective a step, in which they
+/// exchange which gradients are non-finite. The first step asks the wrapped optimizer, by a step without gradients, what is inside of it.
 pub struct ScaledOptimizer<O> {
     inner: O,
     id: OptimizerId,
     scaler: GradScaler,
     pending: Option<PendingStep<O>>,
-    /// Whether the wrapped optimizer waits for the device in each step, so that deferring gains nothing. Found once.
-    inner_waits: Option<bool>,
+    /// The decorators inside the wrapped optimizer. Found once.
+    inside: Option<Inside>,
 }
 
 /// A step that was taken but may have to be undone.
 struct PendingStep<O> {
-    verdict: Verdict,
+    outcome: Arc<dyn Outcome>,
     /// The optimizer before the step.
     older: O,
+}
+
+impl<O> PendingStep<O> {
+    /// Waits for the device.
+    fn overflowed(&self) -> bool {
+        !self.outcome.culprits().is_empty()
+    }
 }
 
 impl GradScaler {
@@ -92,14 +97,14 @@ impl<O> ScaledOptimizer<O> {
             id,
             scaler,
             pending: None,
-            inner_waits: None,
+            inside: None,
         }
     }
 
     /// The optimizer, as of the last step. Under [`Detection::Deferred`] it waits for the step's flag.
     pub fn inner(&self) -> &O {
         match &self.pending {
-            Some(PendingStep { verdict, older }) if self.scaler.settle(verdict) => older,
+            Some(step) if step.overflowed() => &step.older,
             _ => &self.inner,
         }
     }
@@ -117,10 +122,11 @@ impl<O> ScaledOptimizer<O> {
 
     /// Undoes the last step if it overflowed.
     fn settle(&mut self) {
-        if let Some(PendingStep { verdict, older }) = self.pending.take()
-            && self.scaler.settle(&verdict)
-        {
-            self.inner = older;
+        if let Some(step) = self.pending.take() {
+            drop(self.scaler.settled());
+            if step.overflowed() {
+                self.inner = step.older;
+            }
         }
     }
 
@@ -134,13 +140,13 @@ impl<O> ScaledOptimizer<O> {
         self.scaler.raise();
         self.scaler.bind_thread();
 
-        let (module, deferred) = match self.scaler.detection() {
-            Detection::Sync => (module, false),
-            Detection::Deferred => self.gains_by_deferring(lr, module),
-        };
-        let probe = match deferred {
-            true => Probe::Flag, // the device decides by it
-            false => Probe::Sum,
+        let (module, inside) = self.inside(lr, module);
+        // Other ranks' gradients are waited for in any case.
+        let deferred = self.scaler.detection() == Detection::Deferred && !inside.ranks;
+        let probe = match (inside.checks, deferred) {
+            (true, _) => Probe::None,
+            (false, true) => Probe::Exact, // the device decides by it
+            (false, false) => Probe::Sum,
         };
         let inspection = Inspection::new::<B, M>(&module, &gradients, probe);
         if let Some((path, dtype)) = inspection.half_precision() {
@@ -150,9 +156,12 @@ impl<O> ScaledOptimizer<O> {
             return module;
         }
         for device in inspection.devices() {
-            registry::bind_device::<B::InnerBackend>(self.scaler.shared(), &device);
+            registry::bind_device::<B::InnerBackend>(self.scaler.shared(), device);
         }
 
+        if inside.checks {
+            return self.step_checking(lr, module, gradients);
+        }
         if inspection.ids().is_empty() {
             // Entries that belong to no parameter are a message to a wrapped optimizer, not a step.
             let is_step = gradients.is_empty();
@@ -172,20 +181,45 @@ impl<O> ScaledOptimizer<O> {
         }
     }
 
-    /// Whether the wrapped optimizer steps without waiting for the device, so that deferring gains something. Found once.
-    fn gains_by_deferring<B, M>(&mut self, lr: LearningRate, module: M) -> (M, bool)
+    /// The decorators inside the wrapped optimizer. Found once.
+    fn inside<B, M>(&mut self, lr: LearningRate, module: M) -> (M, Inside)
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        if let Some(waits) = self.inner_waits {
-            return (module, !waits);
+        if let Some(inside) = self.inside {
+            return (module, inside);
         }
         let ask = || self.inner.step(lr, module, GradientsParams::new());
         let (module, inside) = message::describe(ask);
-        self.inner_waits = Some(inside.ranks);
-        (module, !inside.ranks)
+        self.inside = Some(inside);
+        (module, inside)
+    }
+
+    /// Steps an accumulation that looks for non-finite gradients itself: it keeps them out of its sums on the device, and reads a
+    /// window's outcomes at once.
+    fn step_checking<B, M>(&mut self, lr: LearningRate, module: M, gradients: StepGradients) -> M
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+        O: Optimizer<M, B>,
+    {
+        let step = || catch_overflow(|| gradients.step(&mut self.inner, lr, module));
+        let ((module, overflowed), verdict) = catch_verdict(step);
+        let mut state = self.scaler.state();
+        match verdict.and_then(|verdict| verdict.downcast().ok()) {
+            _ if !overflowed.is_empty() => state.record(&self.id, overflowed),
+            Some(verdict) => {
+                let verdict: Arc<Verdict<B::InnerBackend>> = *verdict;
+                state.defer(&self.id, verdict);
+            }
+            None => {} // a message
+        }
+        state.absorb_known();
+        drop(state);
+        self.scaler.raise();
+        module
     }
 
     /// Passes a message on to the wrapped optimizer; no step is taken.
@@ -203,6 +237,7 @@ impl<O> ScaledOptimizer<O> {
         }
         // A window that is flushed may overflow when it is reduced.
         let (module, culprits) = catch_overflow(|| self.inner.step(lr, module, grads));
+        self.scaler.state().absorb_known();
         if !culprits.is_empty() {
             self.record(culprits);
         }
@@ -212,7 +247,7 @@ impl<O> ScaledOptimizer<O> {
     /// Records a step; it was skipped if `culprits`, the parameters with non-finite gradients on any rank, is not empty.
     fn record(&self, culprits: Vec<String>) {
         let found_inf = !culprits.is_empty();
-        self.scaler.record_step(&self.id, culprits);
+        self.scaler.state().record(&self.id, culprits);
         if found_inf {
             self.scaler.raise();
         }
@@ -250,7 +285,7 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let culprits = match inspection.has_finite_sums(Vec::new()) {
+        let culprits = match inspection.is_finite(Vec::new()) {
             (true, _) => Vec::new(),
             (false, _) => non_finite_paths::<B, M>(&module, &gradients),
         };
@@ -272,19 +307,14 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let flags = inspection.flags();
-        let found_inf = flags.clone().any();
-        let undo = Undo::remember::<B, M>(&module, inspection.ids(), found_inf.clone());
-
-        let culprits = inspection.read(flags);
-        let verdict = self.scaler.record_deferred_step(|state, losses| {
-            let after = |found_inf| state.scale_after(&self.id, found_inf);
-            let (if_overflow, if_not) = (after(true), after(false));
-            let id = self.id.clone();
-            Pending::new(id, culprits, losses, found_inf, if_overflow, if_not)
-        });
+        let ids = inspection.ids().clone();
+        let verdict = inspection.into_verdict();
+        let found_inf = verdict.non_finite().expect("there are gradients").clone();
+        let undo = Undo::remember::<B, M>(&module, &ids, found_inf);
+        verdict.start_reading();
+        self.scaler.state().defer(&self.id, verdict.clone());
         self.pending = Some(PendingStep {
-            verdict,
+            outcome: verdict,
             older: self.inner.clone(),
         });
 
@@ -348,7 +378,7 @@ impl<O: Clone> Clone for ScaledOptimizer<O> {
             id: self.id.clone(),
             scaler: self.scaler.clone(),
             pending: None,
-            inner_waits: self.inner_waits,
+            inside: self.inside,
         }
     }
 }

@@ -49,12 +49,16 @@ pub(super) fn bind_device<B: Backend>(scaler: &Arc<Shared>, device: &Device<B>) 
     PROCESS.lock().bind_device(scaler, key::<B>(device));
 }
 
+/// The scaler of this thread.
+pub(super) fn of_thread() -> Option<Arc<Shared>> {
+    OF_THREAD.with_borrow(Weak::upgrade)
+}
+
 /// The scaler of this thread; else, where the loss `needs` one, that of `device`, or the only one there is.
 ///
 /// A loss that needs none must not use the scaler of another run.
 pub(super) fn lookup<B: Backend>(device: &Device<B>, needs: bool) -> Option<Arc<Shared>> {
-    let of_thread = OF_THREAD.with_borrow(Weak::upgrade);
-    of_thread.or_else(|| needs.then(|| PROCESS.lock().lookup(key::<B>(device)))?)
+    of_thread().or_else(|| needs.then(|| PROCESS.lock().lookup(key::<B>(device)))?)
 }
 
 impl Process {

@@ -44,6 +44,12 @@ impl SharedScale {
         self.optimizers.push(Arc::downgrade(&optimizer.0));
     }
 
+    /// Whether the same steps lead on from both, after equally many steps of the same optimizers.
+    pub(super) fn is_as(&self, other: &Self) -> bool {
+        let key = |scale: &Self| (scale.stepped.len(), scale.overflowed);
+        key(self) == key(other) && self.loss_scale == other.loss_scale
+    }
+
     /// Records a step and returns its effect on the scale.
     pub(super) fn step(&mut self, optimizer: &OptimizerId, found_inf: bool) -> ScaleUpdate {
         let own = Arc::downgrade(&optimizer.0);

@@ -1,20 +1,24 @@
 //! What a step's outcome does to the scale, the counters and the errors: the same for both kinds of detection.
 
+use std::any::Any;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
+use burn::tensor::backend::Backend;
 use burn::train::Interrupter;
-use burn_decorator::non_finite::name_some;
+use burn_decorator::non_finite::{Outcome, Verdict, name_some};
 use burn_decorator::ranks::ForRank;
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    active::LastStep,
     config::{Detection, GradScalerConfig},
-    deferred::Pending,
+    deferred::{Pending, Possible},
     overflow::{LossProbe, Overflow, OverflowCause},
     shared_scale::{OptimizerId, SharedScale},
 };
-use crate::{AmpError, LossScale, LossScaleState, ScaleUpdate};
+use crate::{AmpError, FirstNonFinite, LossScale, LossScaleState, ScaleUpdate};
 
 /// What all handles of one scaler share.
 pub(super) struct Shared {
@@ -69,6 +73,9 @@ const FIXED_SCALE_PATIENCE: u64 = 100;
 /// Losses seen since the last step that are kept to explain an overflow: one a micro-batch; the oldest go first.
 const MAX_LOSSES: usize = 1024;
 
+/// States that the scale may be in on the device before the host reads which it is.
+const MAX_STATES: usize = 1024;
+
 pub(crate) struct State {
     scale: SharedScale,
     config: GradScalerConfig,
@@ -76,10 +83,16 @@ pub(crate) struct State {
     pub(super) interrupter: Option<Interrupter>,
     pub(super) counters: Counters,
     pub(super) last_overflow: Option<Overflow>,
+    /// Whether [`explain_overflow`](crate::explain_overflow) has looked for it.
+    pub(super) is_explained: bool,
+    pub(super) last_step: Option<LastStep>,
+    pub(super) first_non_finite: Option<FirstNonFinite>,
     /// The first error; it stays.
     pub(super) error: Option<AmpError>,
-    /// The step whose outcome is not known yet.
-    pub(super) pending: Option<Pending>,
+    /// The steps whose outcomes have not been recorded yet, the oldest first.
+    pending: VecDeque<Pending>,
+    /// A [`Possible`] of the training backend while steps are pending.
+    possible: Option<Box<dyn Any + Send>>,
     losses: VecDeque<LossProbe>,
 }
 
@@ -109,8 +122,12 @@ impl State {
             interrupter: None,
             counters: Counters::default(),
             last_overflow: None,
+            is_explained: false,
+            last_step: None,
+            first_non_finite: None,
             error: None,
-            pending: None,
+            pending: VecDeque::new(),
+            possible: None,
             losses: VecDeque::new(),
         }
     }
@@ -151,13 +168,6 @@ impl State {
         self.scale.loss_scale.growth_tracker()
     }
 
-    /// The scale of the next loss if the step whose outcome comes next overflows, or if it does not.
-    pub(super) fn scale_after(&self, optimizer: &OptimizerId, found_inf: bool) -> f32 {
-        let mut next = self.scale.clone();
-        next.step(optimizer, found_inf);
-        next.loss_scale.scale()
-    }
-
     /// Adds an optimizer that shares this scaler.
     pub(super) fn register(&mut self, optimizer: &OptimizerId) {
         self.scale.register(optimizer);
@@ -175,27 +185,60 @@ impl State {
         self.losses.push_back(loss);
     }
 
-    pub(super) fn take_losses(&mut self) -> Vec<LossProbe> {
-        core::mem::take(&mut self.losses).into()
+    /// The scale on the device while steps are pending, if `I` is their backend.
+    pub(super) fn possible<I: Backend>(&self) -> Option<&Possible<I>> {
+        self.possible.as_ref()?.downcast_ref()
     }
 
-    /// Waits for the outcome of the pending step, if there is one, and records it.
-    pub(super) fn settle(&mut self) {
-        if let Some(pending) = self.pending.take() {
-            let (optimizer, culprits, losses, verdict) = pending.wait();
-            let found_inf = !culprits.is_empty();
-            self.absorb(&optimizer, culprits, losses);
-            verdict.set(found_inf).expect("a step has one outcome");
+    /// Records a step whose outcome the host may not know yet; until it does the scale is on the device.
+    pub(super) fn defer<I: Backend>(&mut self, optimizer: &OptimizerId, verdict: Arc<Verdict<I>>) {
+        let known = self.possible::<I>();
+        if known.is_none_or(|possible| possible.states() > MAX_STATES) {
+            self.settle();
+        }
+        self.pending.push_back(Pending {
+            optimizer: optimizer.clone(),
+            outcome: verdict.clone(),
+            losses: core::mem::take(&mut self.losses).into(),
+        });
+        match verdict.non_finite().filter(|_| !verdict.is_known()) {
+            None => self.settle(),
+            Some(found_inf) => {
+                let after = match self.possible::<I>() {
+                    None => Possible::new(&self.scale, optimizer, found_inf),
+                    Some(before) => before.next(optimizer, found_inf),
+                };
+                self.possible = Some(Box::new(after));
+            }
         }
     }
 
+    /// Records the pending steps whose outcomes the host knows.
+    pub(super) fn absorb_known(&mut self) {
+        let unknown = self.pending.iter().any(|step| !step.outcome.is_known());
+        if !unknown {
+            self.settle();
+        }
+    }
+
+    /// Waits for the outcomes of the pending steps and records them.
+    pub(super) fn settle(&mut self) {
+        self.possible = None;
+        while let Some(step) = self.pending.pop_front() {
+            let culprits = step.outcome.culprits().to_vec();
+            self.absorb(&step.optimizer, culprits, step.losses);
+        }
+    }
+
+    /// Records a step with a known outcome, after those that are pending.
+    pub(super) fn record(&mut self, optimizer: &OptimizerId, culprits: Vec<String>) {
+        self.settle();
+        let losses = core::mem::take(&mut self.losses);
+        self.absorb(optimizer, culprits, losses.into());
+    }
+
     /// Records a step: it was skipped if there are culprits, the paths of parameters with non-finite gradients.
-    pub(super) fn absorb(
-        &mut self,
-        optimizer: &OptimizerId,
-        culprits: Vec<String>,
-        losses: Vec<LossProbe>,
-    ) {
+    fn absorb(&mut self, optimizer: &OptimizerId, culprits: Vec<String>, losses: Vec<LossProbe>) {
         self.counters.steps += 1;
         if culprits.is_empty() {
             self.counters.skipped_in_a_row = 0;

@@ -2,6 +2,7 @@
 //!
 //! The tests run one at a time, because they share the process's heap.
 
+mod batch_norm;
 mod programs;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

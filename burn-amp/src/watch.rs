@@ -1,0 +1,333 @@
+//! Finds the first operation with a non-finite result, by running a step once more with a look at every result.
+#![deny(clippy::missing_trait_methods)]
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use burn::module::{AutodiffModule, ModuleMapper, Param};
+use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Tensor, read_sync};
+use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, TensorMetadata};
+use burn_decorator::types::*;
+use burn_decorator::{kind_type, map_operand, map_result};
+
+use crate::scaler::{at_scale, explain, keep_step, overflowed_step};
+
+/// A backend that can be looked at by [`first_non_finite`] and [`explain_overflow`]: `Autocast<Autodiff<Watch<Cuda>>, F16>`.
+///
+/// Put it below `Autodiff`, so that backward operations are seen too. Where nothing looks, an operation costs one thread-local read.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Watch<B>(PhantomData<B>);
+
+/// A float tensor of [`Watch`].
+#[derive(Clone, Debug)]
+pub struct WatchedTensor<T> {
+    tensor: T,
+    /// The parameter that it is, or is a view or a cast of; only while something looks.
+    parameter: Option<Arc<str>>,
+    /// Whether an element is infinite on purpose; only while something looks.
+    infinite: bool,
+}
+
+/// The first operation of a step whose result is not finite.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FirstNonFinite {
+    /// The backend's operation, such as `float_matmul`.
+    pub operation: &'static str,
+    /// The type of its result.
+    pub dtype: DType,
+    /// Whether it ran in the backward pass.
+    pub backward: bool,
+    /// The path of the parameter among its operands; if none is, of the last one used before.
+    pub parameter: Option<String>,
+    /// The last operations before it, the oldest first, each with the largest magnitude of its result.
+    pub before: Vec<(&'static str, f64)>,
+}
+
+impl fmt::Display for FirstNonFinite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pass = if self.backward { "backward" } else { "forward" };
+        let (operation, dtype) = (self.operation, self.dtype.name());
+        write!(
+            f,
+            "the first non-finite result is that of `{operation}` in {dtype}, in the {pass} pass"
+        )?;
+        if let Some(parameter) = &self.parameter {
+            write!(f, ", at parameter `{parameter}`")?;
+        }
+        f.write_str("; largest magnitudes before it:")?;
+        for (operation, largest) in &self.before {
+            write!(f, " {operation} {largest:.3e}")?;
+        }
+        Ok(())
+    }
+}
+
+/// How many operations before the first bad one are told.
+const BEFORE: usize = 4;
+
+#[derive(Default)]
+struct Found {
+    before: VecDeque<(&'static str, f64)>,
+    parameter: Option<Arc<str>>,
+    first: Option<FirstNonFinite>,
+}
+
+thread_local! {
+    static FOUND: RefCell<Option<Found>> = const { RefCell::new(None) };
+    static BACKWARD: Cell<bool> = const { Cell::new(false) };
+    /// The parameter that is made at this moment.
+    static PARAMETER: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
+}
+
+/// Runs `f`, a backward pass.
+pub(crate) fn in_backward<R>(f: impl FnOnce() -> R) -> R {
+    let before = BACKWARD.replace(true);
+    let result = f();
+    BACKWARD.set(before);
+    result
+}
+
+/// Runs `step`, a forward and a backward pass, on a copy of `module`, and returns the first operation with a non-finite result. An
+/// infinity that is itself an argument (the filling of a mask) is none, nor is one computed from it. `None` also where no [`Watch`] is below autodiff.
+///
+/// Reads every result to the host: for finding a fault.
+///
+/// ```
+/// use burn::{backend::Autodiff, nn::LinearConfig, tensor::Tensor};
+/// use burn_amp::{Autocast, F16, Watch, first_non_finite};
+/// use burn_flex::Flex;
+///
+/// type B = Autocast<Autodiff<Watch<Flex>>, F16>;
+/// let device = Default::default();
+/// let linear = LinearConfig::new(2, 2).init::<B>(&device);
+/// let found = first_non_finite(&linear, |linear| {
+///     let x = Tensor::<B, 2>::full([1, 2], 60_000.0, &device).mul_scalar(1e3);
+///     linear.forward(x).sum().backward();
+/// });
+/// let found = found.unwrap(); // 6e7 is beyond f16
+/// assert_eq!((found.operation, found.backward), ("float_cast", false));
+/// ```
+pub fn first_non_finite<B, M, R>(module: &M, step: impl FnOnce(&M) -> R) -> Option<FirstNonFinite>
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B>,
+{
+    struct Stop;
+    impl Drop for Stop {
+        fn drop(&mut self) {
+            FOUND.set(None);
+        }
+    }
+    let module = module.clone().map(&mut Labels(Vec::new()));
+    let _stop = Stop;
+    FOUND.set(Some(Found::default()));
+    step(&module);
+    FOUND.take()?.first
+}
+
+/// Runs `step` on `model` and `input`, in `TrainStep::step`: if the [`GradScaler`](crate::GradScaler) of this thread finds that it
+/// overflowed, the next call runs it once more, at its scale, and writes its [`FirstNonFinite`] operation to the log and into
+/// [`GradScaler::first_non_finite`](crate::GradScaler::first_non_finite). That happens once.
+///
+/// Until then it keeps the model and the input of the last step, and reads the outcome of each step. The repetition draws new random numbers,
+/// and running statistics see the input twice.
+pub fn explain_overflow<B, M, I, R>(model: &M, input: I, step: fn(&M, I) -> R) -> R
+where
+    B: AutodiffBackend,
+    M: AutodiffModule<B> + 'static,
+    I: Clone + Send + 'static,
+    R: 'static,
+{
+    match overflowed_step() {
+        None => {}
+        Some(Some((last, scale))) => explain(at_scale(scale, last)),
+        Some(None) => {
+            let (model, input) = (model.clone(), input.clone());
+            keep_step(Box::new(move || {
+                first_non_finite(&model, |model| step(model, input))
+            }));
+        }
+    }
+    step(model, input)
+}
+
+/// Makes parameters that know their paths.
+struct Labels(Vec<String>);
+
+#[allow(
+    clippy::missing_trait_methods,
+    reason = "only float parameters have gradients"
+)]
+impl<B: AutodiffBackend> ModuleMapper<B> for Labels {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.0.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.0.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let path = self.0.join(".");
+        param.map(|tensor| {
+            let is_require_grad = tensor.is_require_grad();
+            PARAMETER.set(Some(path.into()));
+            let tensor = tensor.inner().mul_scalar(1.0);
+            PARAMETER.set(None);
+            Tensor::from_inner(tensor).set_require_grad(is_require_grad)
+        })
+    }
+}
+
+/// An operation.
+struct Call {
+    op: &'static str,
+    /// Its result is its operand in another form.
+    moves: bool,
+    /// Its result may be infinite: it writes a scalar, or has an infinite operand.
+    may_be_infinite: bool,
+    parameter: Option<Arc<str>>,
+}
+
+impl Call {
+    fn takes<T>(&mut self, operand: &WatchedTensor<T>) {
+        self.may_be_infinite |= operand.infinite;
+        if self.parameter.is_none() {
+            self.parameter.clone_from(&operand.parameter);
+        }
+    }
+
+    fn result<B: Backend>(&self, tensor: B::FloatTensorPrimitive) -> FloatTensor<Watch<B>> {
+        let made = PARAMETER.with_borrow(Option::clone);
+        let unclear =
+            FOUND.with_borrow(|found| found.as_ref().is_some_and(|found| found.first.is_none()));
+        let mut infinite = false;
+        if unclear {
+            let data = read_sync(B::float_into_data(tensor.clone()));
+            let data = data.expect("a result can be read from its device");
+            infinite = data.iter::<f64>().any(f64::is_infinite);
+            self.look(&data);
+        }
+        let parameter = made.or_else(|| self.parameter.clone().filter(|_| self.moves));
+        WatchedTensor {
+            tensor,
+            parameter,
+            infinite,
+        }
+    }
+
+    fn look(&self, data: &TensorData) {
+        let is_bad = |x: f64| x.is_nan() || x.is_infinite() && !self.may_be_infinite;
+        let largest = data.iter::<f64>().map(f64::abs).fold(0.0, f64::max);
+        FOUND.with_borrow_mut(|found| {
+            let Some(found) = found else { return };
+            if self.parameter.is_some() {
+                found.parameter.clone_from(&self.parameter);
+            }
+            if data.iter::<f64>().any(is_bad) {
+                found.first = Some(FirstNonFinite {
+                    operation: self.op,
+                    dtype: data.dtype,
+                    backward: BACKWARD.get(),
+                    parameter: found.parameter.as_ref().map(|path| path.to_string()),
+                    before: found.before.drain(..).collect(),
+                });
+                return;
+            }
+            if found.before.len() == BEFORE {
+                found.before.pop_front();
+            }
+            found.before.push_back((self.op, largest));
+        });
+    }
+}
+
+impl<T> WatchedTensor<T> {
+    fn into_inner(self) -> T {
+        self.tensor
+    }
+}
+
+impl<T: TensorMetadata> TensorMetadata for WatchedTensor<T> {
+    burn_decorator::forward_metadata!(tensor);
+}
+
+impl<B: Backend> BackendTypes for Watch<B> {
+    burn_decorator::forward_types!(B, float tensor: WatchedTensor<B::FloatTensorPrimitive>);
+}
+
+impl<B: Backend> Backend for Watch<B> {
+    burn_decorator::forward_device!(B);
+
+    fn name(device: &Self::Device) -> String {
+        format!("watch<{}>", B::name(device))
+    }
+
+    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
+        B::supports_dtype(device, dtype)
+    }
+
+    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
+        B::dtype_usage(device, dtype)
+    }
+}
+
+/// Whether a result is its operand in another form.
+const fn moves(op: &str, work: &str) -> bool {
+    matches!(work.as_bytes(), b"view") || matches!(op.as_bytes(), b"float_cast")
+}
+
+/// Whether an operation writes a scalar argument.
+const fn fills(op: &str) -> bool {
+    matches!(op.as_bytes(), b"float_full" | b"float_mask_fill")
+}
+
+macro_rules! unwrap {
+    (FloatRef $x:expr) => {
+        &$x.tensor
+    };
+    ($kind:tt $x:expr) => {
+        map_operand!($kind $x, WatchedTensor::into_inner)
+    };
+}
+
+/// Looks at an operand.
+macro_rules! find {
+    (Float $x:ident $call:ident) => {
+        $call.takes(&$x)
+    };
+    (Follow $x:ident $call:ident) => {
+        $call.takes(&$x)
+    };
+    (FloatOpt $x:ident $call:ident) => {
+        $x.iter().for_each(|x| $call.takes(x))
+    };
+    (Floats $x:ident $call:ident) => {
+        $x.iter().for_each(|x| $call.takes(x))
+    };
+    ($kind:tt $x:ident $call:ident) => {};
+}
+
+macro_rules! implement {
+    ($trait:ident $($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+        impl<B: Backend> $trait<Self> for Watch<B> {
+            $(fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
+                #[allow(unused_mut, unused_variables, reason = "rows without float tensors")]
+                let mut call = Call {
+                    op: stringify!($op),
+                    moves: moves(stringify!($op), stringify!($work)),
+                    may_be_infinite: fills(stringify!($op)),
+                    parameter: None,
+                };
+                $(find!($kind $arg call);)*
+                map_result!($ret B::$op($(unwrap!($kind $arg)),*), |tensor| call.result::<B>(tensor))
+            })*
+        }
+    };
+}
+
+burn_decorator::every_ops!(implement);

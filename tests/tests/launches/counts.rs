@@ -1,0 +1,246 @@
+//! Law: how often the host reads, and how many kernels it launches, for each update. The table of docs/mixed-precision.md.
+
+use std::time::Duration;
+
+use burn::backend::Autodiff;
+use burn::module::{AutodiffModule, Param};
+use burn::nn::Linear;
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::tensor::{Tensor, backend::Backend};
+use burn_accum::{AccumConfig, ClipGlobalNorm, Counted, MultiSteps};
+use burn_amp::{Autocast, CastCache, Detection, GradScaler};
+use burn_checkpoint::{Remat, checkpoint};
+use burn_flex::Flex;
+use tests::compare::values;
+use tests::queue::{Answers, Queue, answer_reads, reads_so_far, take_counts};
+
+type B = Autocast<Autodiff<Queue<Flex>>>;
+type Model = Vec<Linear<B>>;
+
+/// Parameters of the model.
+const P: u64 = 6;
+
+/// Micro-batches of a window.
+const W: u64 = 8;
+
+fn model<B: Backend>() -> Vec<Linear<B>> {
+    let layer = |_| Linear {
+        weight: Param::from_tensor(Tensor::full([4, 4], 0.3, &Default::default())),
+        bias: Some(Param::from_tensor(Tensor::full(
+            [4],
+            0.1,
+            &Default::default(),
+        ))),
+    };
+    (0..P / 2).map(layer).collect()
+}
+
+fn loss(model: &Model) -> Tensor<B, 1> {
+    let x = Tensor::<B, 2>::ones([2, 4], &Default::default());
+    model.iter().fold(x, |x, layer| layer.forward(x)).sum()
+}
+
+fn gradients(model: &Model, tokens: bool) -> GradientsParams {
+    let loss = loss(model);
+    match tokens {
+        true => Counted::sum(loss, 2).backward(model),
+        false => GradientsParams::from_grads(loss.backward(), model),
+    }
+}
+
+fn sgd() -> impl Optimizer<Model, B> {
+    SgdConfig::new().init()
+}
+
+/// The host's reads for an update of `micro_batches`, and the launches of the second one without those of forward, backward and SGD.
+/// `settle` waits for reads that have been started.
+fn of_update<O: Optimizer<Model, B>>(
+    mut optimizer: O,
+    micro_batches: u64,
+    tokens: bool,
+    settle: fn(&O),
+) -> (u64, u64) {
+    let updates = |step: &mut dyn FnMut(Model, GradientsParams, bool) -> Model| {
+        let mut model = model();
+        for _ in 0..2 {
+            take_counts();
+            for micro_batch in 1..=micro_batches {
+                let gradients = gradients(&model, tokens);
+                model = step(model, gradients, micro_batch == micro_batches);
+            }
+        }
+        take_counts().launches
+    };
+    let with = updates(&mut |model, gradients, _| optimizer.step(0.1, model, gradients));
+    settle(&optimizer);
+    let reads = reads_so_far();
+    drop(optimizer); // and the scaler, so that losses are not scaled
+    let mut plain = sgd();
+    let without = updates(&mut |model, gradients, is_update| match is_update {
+        true => plain.step(0.1, model, gradients),
+        false => model,
+    });
+    assert_eq!(reads_so_far(), reads);
+    assert_eq!(reads % 2, 0);
+    (reads / 2, with - without)
+}
+
+fn no_read_is_late<O>(_: &O) {}
+
+fn scaler(detection: Detection) -> GradScaler {
+    GradScaler::default().with_detection(detection)
+}
+
+fn windows<O>(inner: O, config: AccumConfig) -> MultiSteps<O> {
+    MultiSteps::new(inner, config).unwrap()
+}
+
+fn clipped() -> ClipGlobalNorm<impl Optimizer<Model, B>> {
+    ClipGlobalNorm::new(sgd(), 1.0).unwrap()
+}
+
+#[test]
+fn a_scaler_launches_two_kernels_a_parameter_and_reads_once() {
+    // The loss and its gradient; for each parameter: unscaling, the sum.
+    let optimizer = scaler(Detection::Sync).wrap(sgd());
+    let found = of_update(optimizer, 1, false, no_read_is_late);
+    assert_eq!(found, (1, 2 + 2 * P));
+}
+
+#[test]
+fn deferred_detection_reads_once_and_late() {
+    // The loss and its gradient; for each parameter: unscaling, a product, its sum, their addition, undoing; the flag; the next scale.
+    let optimizer = scaler(Detection::Deferred).wrap(sgd());
+    let found = of_update(optimizer, 1, false, |optimizer| {
+        optimizer.scaler().steps();
+    });
+    assert_eq!(found, (1, 2 + 5 * P - 1 + 3 + 4));
+}
+
+#[test]
+fn a_window_reads_once() {
+    for config in [
+        AccumConfig::mean(W as usize),
+        AccumConfig::tokens(W as usize),
+    ] {
+        let tokens = config == AccumConfig::tokens(W as usize);
+        // For each parameter: a product, its sum, their addition, the mask, the accumulation, but for the first; the flag. Then a sum and a
+        // division.
+        let launches = W * (5 * P - 1 + 3) - P + 2 * P;
+        let found = of_update(windows(sgd(), config), W, tokens, no_read_is_late);
+        assert_eq!(found, (1, launches));
+    }
+}
+
+#[test]
+fn clipping_reads_nothing() {
+    // For each parameter: square, sum, root, product; the norm and the factor.
+    let found = of_update(clipped(), 1, false, no_read_is_late);
+    assert_eq!(found, (0, 4 * P + 8));
+}
+
+#[test]
+fn all_together_read_once_an_update() {
+    for detection in [Detection::Sync, Detection::Deferred] {
+        for config in [
+            AccumConfig::mean(W as usize),
+            AccumConfig::tokens(W as usize),
+        ] {
+            let tokens = config == AccumConfig::tokens(W as usize);
+            let optimizer = scaler(detection).wrap(windows(clipped(), config));
+            // Those of a window and of clipping; the loss and its gradient, and unscaling; the next scale, unless the host knows it.
+            let launches = W * (5 * P + 2) + P + 4 * P + 8 + W * (2 + P) + 4 + (W - 2) * 6;
+            let found = of_update(optimizer, W, tokens, no_read_is_late);
+            assert_eq!(found, (1, launches));
+        }
+    }
+}
+
+/// A step returns before its flag can be read, also on a backend whose reads wait at their first poll: only the next step needs it.
+#[test]
+fn deferred_detection_does_not_wait_for_the_read_it_starts() {
+    let mut optimizer = scaler(Detection::Deferred).wrap(sgd());
+    let mut model = model::<B>();
+    for step in 0..4 {
+        answer_reads(Answers::First(step));
+        let gradients = gradients(&model, false);
+        model = optimizer.step(0.1, model, gradients);
+    }
+    answer_reads(Answers::AtOnce);
+    assert_eq!(optimizer.scaler().steps(), 4);
+}
+
+/// When reads are answered makes no difference.
+#[test]
+fn late_answers_change_nothing() {
+    let late = Duration::from_millis(20);
+    let run = |detection, answers| {
+        answer_reads(answers);
+        let mut optimizer = scaler(detection).wrap(sgd());
+        let mut model = model::<B>();
+        for step in 0..5 {
+            let factor = if step % 2 == 1 { f32::INFINITY } else { 1.0 };
+            let gradients = loss(&model).mul_scalar(factor).backward();
+            let gradients = GradientsParams::from_grads(gradients, &model);
+            model = optimizer.step(0.1, model, gradients);
+        }
+        let scaler = optimizer.scaler();
+        let weights = model.iter().map(|layer| values(layer.weight.val()));
+        let weights: Vec<_> = weights.collect();
+        (weights, scaler.scale(), scaler.skipped_steps())
+    };
+    let expected = run(Detection::Sync, Answers::AtOnce);
+    assert_eq!(expected.2, 2);
+    for answers in [Answers::Later(late), Answers::LaterAndBlock(late)] {
+        assert_eq!(run(Detection::Sync, answers), expected);
+        assert_eq!(run(Detection::Deferred, answers), expected);
+    }
+}
+
+/// The gradients of a window's last micro-batch, each block in a scope, and the casts of the window.
+fn casts_of_window<I>(use_before: impl Fn(&[Linear<Autocast<Autodiff<I>>>])) -> (Vec<Vec<f32>>, u64)
+where
+    I: Backend,
+{
+    let layers = model::<Autocast<Autodiff<I>>>();
+    use_before(&layers);
+    take_counts();
+    let mut last = Vec::new();
+    for _ in 0..W {
+        let x = Tensor::<Autocast<Autodiff<I>>, 2>::ones([2, 4], &Default::default());
+        let forward = |x, layer: &Linear<_>| checkpoint(|| layer.forward(x));
+        let loss = layers.iter().fold(x, forward).sum();
+        let gradients = loss.backward();
+        let weights = layers.iter().map(|layer| layer.weight.grad(&gradients));
+        last = weights.flatten().collect();
+    }
+    let casts = take_counts().by_operation["float_cast"];
+    (last.into_iter().map(values).collect(), casts)
+}
+
+/// As many casts of weights as `plain` has, without those that a cache saves.
+fn saved_casts<I: Backend>(plain: &(Vec<Vec<f32>>, u64)) -> [u64; 2] {
+    let (cached, casts) = casts_of_window::<I>(|_| {});
+    assert_eq!(plain.0, cached);
+    // The first use may be one without gradients.
+    let (again, after_use) = casts_of_window::<I>(|layers| {
+        for layer in layers {
+            let x = Tensor::<Autocast<I>, 2>::ones([2, 4], &Default::default());
+            values(layer.valid().forward(x));
+        }
+    });
+    assert_eq!(plain.0, again);
+    [plain.1 - casts, plain.1 - after_use]
+}
+
+#[test]
+fn a_weight_is_cast_once_a_window() {
+    let plain = casts_of_window::<Remat<Queue<Flex>>>(|_| {});
+    // Each weight and bias in forward, the weights again in the replays.
+    let of_weights = W * (P + P / 2);
+    let below = saved_casts::<Remat<CastCache<Queue<Flex>>>>(&plain);
+    assert_eq!(below, [of_weights - P, of_weights]);
+    // A low copy made in a scope is dropped where it ends, and cast again.
+    let above = saved_casts::<CastCache<Remat<Queue<Flex>>>>(&plain);
+    assert_eq!(above, [52, 64]);
+}

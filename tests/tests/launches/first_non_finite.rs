@@ -1,0 +1,102 @@
+//! Law: the first operation that overflows is named, with its pass, its parameter and what was before it.
+
+use burn::backend::Autodiff;
+use burn::module::Param;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::tensor::{DType, Tensor, TensorData};
+use burn_amp::{
+    Autocast, F16, GradScaler, GradScalerConfig, Watch, explain_overflow, first_non_finite,
+};
+use burn_flex::Flex;
+
+type B = Autocast<Autodiff<Watch<Flex>>, F16>;
+type Model = Vec<Linear<B>>;
+
+/// Layers of width 2 that multiply by these factors, without biases.
+fn model(factors: &[f32]) -> Model {
+    let layer = |factor: &f32| Linear {
+        weight: Param::from_data([[*factor, 0.0], [0.0, *factor]], &Default::default()),
+        ..LinearConfig::new(2, 2)
+            .with_bias(false)
+            .init(&Default::default())
+    };
+    factors.iter().map(layer).collect()
+}
+
+fn loss(model: &Model, x: f32) -> Tensor<B, 1> {
+    let x = Tensor::<B, 2>::full([1, 2], x, &Default::default());
+    model.iter().fold(x, |x, layer| layer.forward(x)).sum()
+}
+
+#[test]
+fn in_the_forward_pass() {
+    let _unscaled = GradScaler::disabled();
+    let model = model(&[2.0, 300.0, 300.0, 1e-3]);
+    let step = |model: &Model, x| drop(loss(model, x).backward());
+    assert_eq!(first_non_finite(&model, |model| step(model, 0.1)), None);
+
+    let found = first_non_finite(&model, |model| step(model, 1.0)).unwrap();
+    assert_eq!(
+        (found.operation, found.dtype, found.backward),
+        ("linear", DType::F16, false)
+    );
+    assert_eq!(found.parameter.as_deref(), Some("2.weight"));
+    let (_, largest) = *found
+        .before
+        .iter()
+        .rfind(|(op, _)| *op == "linear")
+        .unwrap();
+    assert_eq!(largest, 600.0);
+    let text = found.to_string();
+    assert!(
+        text.contains("`linear` in f16, in the forward pass, at parameter `2.weight`"),
+        "{text}"
+    );
+    assert!(text.contains("linear 6.000e2"), "{text}");
+}
+
+#[test]
+fn in_the_backward_pass() {
+    let _unscaled = GradScaler::disabled();
+    // The loss is 0.4, but its scaled gradient leaves f16 on the way back through the second layer.
+    let model = model(&[1e-4, 2e3]);
+    let found = first_non_finite(&model, |model| {
+        loss(model, 1.0).mul_scalar(1e3).backward();
+    });
+    let found = found.unwrap();
+    assert!(found.backward, "{found}");
+    assert_eq!(found.operation, "linear_x_backward");
+    assert_eq!(found.parameter.as_deref(), Some("1.weight"));
+}
+
+#[test]
+fn a_mask_is_no_fault() {
+    let _unscaled = GradScaler::disabled();
+    let found = first_non_finite(&model(&[1.0]), |model| {
+        let x = Tensor::<B, 2>::from_data(TensorData::from([[0.0_f32, 1.0]]), &Default::default());
+        let x = model[0].forward(x);
+        let mask = x.clone().equal_elem(0.0);
+        let x = x.mask_fill(mask, f32::NEG_INFINITY);
+        burn::tensor::activation::softmax(x, 1).sum().backward();
+    });
+    assert_eq!(found, None);
+}
+
+/// In a training loop, and so in the Learner, which calls `TrainStep::step` on one thread.
+#[test]
+fn a_training_explains_its_first_overflow_once() {
+    let scaler = GradScaler::new(GradScalerConfig::fixed(1.0)).unwrap();
+    let mut optimizer = scaler.wrap(SgdConfig::new().init());
+    let mut model = model(&[2.0, 300.0, 300.0, 1e-3]);
+    for x in [1e-5, 1.0, 1e-5, 2.0, 1e-5] {
+        let gradients = explain_overflow(&model, x, |model: &Model, x| {
+            GradientsParams::from_grads(loss(model, x).backward(), model)
+        });
+        model = optimizer.step(0.0, model, gradients);
+    }
+    assert!(scaler.skipped_steps() >= 2);
+    let found = scaler.first_non_finite().unwrap();
+    assert_eq!((found.operation, found.backward), ("linear", false));
+    assert_eq!(found.parameter.as_deref(), Some("2.weight"));
+}
