@@ -56,7 +56,7 @@ pub struct Options {
     #[arg(long, value_parser = learning_rate, help_heading = "Training")]
     pub lr: Option<f64>,
 
-    /// Updates over which the learning rate rises to its highest; a cosine down to a tenth of it follows
+    /// Updates over which the learning rate rises to its highest; a cosine over all updates goes down to a tenth
     /// [default: a tenth of the steps, at most 1000]
     #[arg(long, value_name = "STEPS", help_heading = "Training")]
     pub warmup: Option<usize>,
@@ -74,7 +74,7 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = BackendName::Flex, help_heading = "Training")]
     pub backend: BackendName,
 
-    /// DeepSpeed's JSON: batch sizes, precision, ZeRO, offload, clipping, AdamW and schedule. Options that are given count before it
+    /// DeepSpeed's JSON: batch sizes, precision, ZeRO, offload, clipping, AdamW. Options that are given count before it
     #[arg(long, value_name = "FILE", help_heading = "Ranks")]
     pub config: Option<PathBuf>,
 
