@@ -39,7 +39,7 @@ pub fn printable(bytes: &[u8]) -> String {
 }
 
 /// The token at which the cumulated softmax of the logits passes `at`, a number of at least 0 and below 1.
-fn draw(logits: &[f64], at: f64) -> i32 {
+pub fn draw(logits: &[f64], at: f64) -> i32 {
     let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weight = |logit: &f64| ((logit - most) / TEMPERATURE).exp();
     let weights: Vec<f64> = logits.iter().map(weight).collect();

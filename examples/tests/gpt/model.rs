@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::prelude::*;
 use burn_flex::Flex;
 use examples::gpt::model::{Gpt, GptConfig};
-use examples::gpt::sample::{printable, sample};
+use examples::gpt::sample::{draw, printable, sample};
 
 use super::turn;
 
@@ -77,6 +77,14 @@ fn every_parameter_gets_a_gradient() {
 #[test]
 fn control_characters_are_not_printed() {
     assert_eq!(printable(b"a\tb\n\x1b[2J\0"), "a\tb\n\u{fffd}[2J\u{fffd}");
+}
+
+#[test]
+fn draws_by_weight() {
+    let logits = [f64::NEG_INFINITY, 0.0, f64::NEG_INFINITY, 0.0];
+    for (at, token) in [(0.0, 1), (0.49, 1), (0.51, 3), (1.0 - f64::EPSILON, 3)] {
+        assert_eq!(draw(&logits, at), token, "{at}");
+    }
 }
 
 #[test]
