@@ -12,11 +12,12 @@ use burn::module::{AutodiffModule, Module, Param};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
-use burn_checkpoint::Remat;
+use burn_checkpoint::{Remat, RematStats, checkpoint, is_delivered};
 use burn_flex::Flex;
+use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
     HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, Sharded, SingleRank, ThreadGroup,
-    ZeroError, ZeroOptimizer, ZeroOptimizerError, ZeroSettings, offload_parameters,
+    Training, ZeroError, ZeroOptimizer, ZeroOptimizerError, ZeroSettings, offload_parameters,
 };
 use layers::{Layers as Model, layers};
 use probe::{Event, Probe, growth_bytes, moved, take_events};
@@ -132,7 +133,7 @@ fn a_model_larger_than_the_device_is_made_and_trained() {
 }
 
 #[test]
-fn a_forward_pass_holds_one_parameter() {
+fn a_forward_pass_holds_one_parameter_and_a_backward_pass_two() {
     let _turn = turn();
     let model = offload_parameters::<B, _>(lazy()).expect("a backend with `Remat`");
     let loss = || layers::loss(&model, input());
@@ -140,10 +141,24 @@ fn a_forward_pass_holds_one_parameter() {
     let (forward, tape) = growth_bytes(loss);
     assert!(forward <= LAYER_BYTES + ACTIVATION_BYTES, "{forward}");
     assert_eq!(uploads(), LAYERS, "each once");
-    drop(tape);
-    // Reads of parameters are of the host.
+    // The gradients stay where no optimizer takes them.
+    let (backward, gradients) = growth_bytes(|| tape.backward());
+    assert!(
+        backward <= PARAMETER_BYTES + 2 * LAYER_BYTES + ACTIVATION_BYTES,
+        "{backward}"
+    );
+    assert_eq!(uploads(), LAYERS - 1, "each but the first once more");
+    drop(gradients);
+
+    // A scope uses each once more; nothing of it is held by the scope.
+    let (scoped, tape) = growth_bytes(|| checkpoint(loss));
+    assert!(scoped <= LAYER_BYTES + ACTIVATION_BYTES, "{scoped}");
+    assert!(RematStats::of_thread().live_bytes <= ACTIVATION_BYTES as u64);
+    drop(tape.backward());
+    assert_eq!(uploads(), 3 * LAYERS - 1);
+
     layers::weights(&model);
-    assert_eq!(moved(&take_events()), (0, 0));
+    assert_eq!(moved(&take_events()), (0, 0), "a read is of the host");
 }
 
 #[test]
@@ -192,6 +207,65 @@ fn ranks_hold_their_parameters_in_host_memory() {
     };
     let expected = train_rank(Memory::Device);
     assert!(train_rank(Memory::Host) == expected);
+}
+
+#[test]
+fn a_sharded_record_goes_from_host_memory_to_the_device_and_back() {
+    let _turn = turn();
+    let new = |parameters: Memory| {
+        let settings = ZeroSettings {
+            parameters,
+            ..ZeroSettings::default()
+        };
+        let adam = AdamWConfig::new().init();
+        let mut zero = ZeroOptimizer::new(adam, Arc::new(SingleRank::new()), settings).unwrap();
+        let model = zero.prepare::<B, _>(layers(4, 8, 0.2)).unwrap();
+        (
+            zero.recorder().unwrap(),
+            Training {
+                model,
+                optimizer: zero,
+                scheduler: 0.01,
+            },
+        )
+    };
+    let steps = |mut training: Training<Model<B>, _, f64>| {
+        for _ in 0..2 {
+            let x = Tensor::full([ROWS, 8], 0.5, &Default::default());
+            let gradients = layers::loss(&training.model, x).backward();
+            let gradients = GradientsParams::from_grads(gradients, &training.model);
+            let optimizer: &mut ZeroOptimizer<_> = &mut training.optimizer;
+            training.model = optimizer.step(0.01, training.model, gradients);
+        }
+        training
+    };
+    let (_, plain) = new(Memory::Device);
+    let expected = layers::weights(&steps(steps(plain)).model);
+    let places = [
+        (Memory::Host, Memory::Host),
+        (Memory::Host, Memory::Device),
+        (Memory::Device, Memory::Host),
+    ];
+    for (from, to) in places {
+        let dir = tempfile::tempdir().unwrap();
+        let (recorder, training) = new(from);
+        let training = steps(training);
+        let state = TrainingState::at_step(2);
+        let saved = training.by_ref();
+        recorder
+            .save::<B, _, _, _>(dir.path(), saved, state, Keep::All)
+            .unwrap();
+        let (recorder, training) = new(to);
+        let (training, _) = recorder
+            .load::<B, _, _, _>(dir.path(), None, training)
+            .unwrap();
+        let weight = training.model[0].weight.val().into_primitive().tensor();
+        assert_eq!(is_delivered::<B>(&weight), to == Memory::Host);
+        assert!(
+            layers::weights(&steps(training).model) == expected,
+            "{from:?} {to:?}"
+        );
+    }
 }
 
 #[test]
