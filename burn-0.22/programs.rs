@@ -1,5 +1,5 @@
-//! Three small models, of blocks, and what a few steps of training make of them: the bits of losses and gradients. Compiled in the workspace with
-//! the patch and in the one without.
+//! Three small models, of blocks, and what a few steps of training make of them: losses and gradients. Compiled in the workspace with the patch
+//! and in the one without.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -18,6 +18,38 @@ use burn::tensor::{Device, Distribution, Gradients, Int, Tensor};
 const CLASSES: usize = 8;
 const BATCH: usize = 4;
 const STEPS: usize = 3;
+
+/// The backend on which a program is trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// Burn's backend for CPUs.
+    Flex,
+    /// CubeCL on Vulkan, with Fusion if the feature is on.
+    #[cfg(feature = "vulkan")]
+    Vulkan,
+}
+
+impl On {
+    /// Its device, with autodiff.
+    pub fn device(self) -> Device {
+        match self {
+            Self::Flex => Device::flex().autodiff(),
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => Device::vulkan(burn::tensor::DeviceKind::DefaultDevice).autodiff(),
+        }
+    }
+
+    /// The file, from this one's folder, with what stock Burn gives on this machine: on other CPUs and drivers kernels sum in another order.
+    pub fn reference(self) -> &'static str {
+        match self {
+            Self::Flex => "target/reference-flex.json",
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan if cfg!(feature = "fusion") => "target/reference-fusion.json",
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => "target/reference-vulkan.json",
+        }
+    }
+}
 
 /// What runs a block: the block itself, or a scope around it.
 pub trait Around {
@@ -164,9 +196,17 @@ pub fn loss<P: Program>(model: &P, device: &Device, around: &impl Around) -> Ten
         .forward(logits, targets)
 }
 
-/// A checksum of the bits of the loss and of every gradient in each of a few steps with AdamW, from a fixed seed.
-pub fn train<P: Program>(around: &impl Around) -> Vec<u64> {
-    let device = Device::flex().autodiff();
+/// The loss and the gradients of a step, in order of visit.
+pub struct Step {
+    /// The loss.
+    pub loss: Vec<f32>,
+    /// Every parameter's gradient.
+    pub gradients: Vec<Vec<f32>>,
+}
+
+/// A few steps with AdamW, from a fixed seed.
+pub fn train<P: Program>(on: On, around: &impl Around) -> Vec<Step> {
+    let device = on.device();
     device.seed(42);
     let mut model = P::init(&device);
     let mut optimizer: ModuleOptimizer = AdamWConfig::new().build().into();
@@ -174,27 +214,40 @@ pub fn train<P: Program>(around: &impl Around) -> Vec<u64> {
     for _ in 0..STEPS {
         let loss = loss(&model, &device, around);
         let grads = loss.backward();
-        found.push(checksum(loss));
-        found.extend(gradients(&model, &grads));
+        found.push(Step {
+            loss: values(loss),
+            gradients: gradients(&model, &grads),
+        });
         let grads = GradientsParams::from_grads(grads, &model);
         model = optimizer.step(1e-2, model, grads);
     }
     found
 }
 
-/// FNV-1a of the bytes.
-fn checksum<const D: usize>(tensor: Tensor<D>) -> u64 {
-    let data = tensor.into_data();
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
-    data.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, step)
+/// FNV-1a of the bytes of each loss and of each gradient.
+pub fn checksums(steps: &[Step]) -> Vec<u64> {
+    let tensors = steps
+        .iter()
+        .flat_map(|step| std::iter::once(&step.loss).chain(&step.gradients));
+    let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    let checksum = |tensor: &Vec<f32>| {
+        let bytes = tensor.iter().flat_map(|value| value.to_ne_bytes());
+        bytes.fold(0xcbf2_9ce4_8422_2325, hash)
+    };
+    tensors.map(checksum).collect()
 }
 
-fn gradients(model: &impl Module, grads: &Gradients) -> Vec<u64> {
-    struct Collect<'a>(&'a Gradients, Vec<u64>);
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    let data = tensor.into_data();
+    data.try_into_vec::<f32>().expect("f32")
+}
+
+fn gradients(model: &impl Module, grads: &Gradients) -> Vec<Vec<f32>> {
+    struct Collect<'a>(&'a Gradients, Vec<Vec<f32>>);
     impl ModuleVisitor for Collect<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if let Some(grad) = param.val().grad(self.0) {
-                self.1.push(checksum(grad));
+                self.1.push(values(grad));
             }
         }
     }

@@ -13,7 +13,8 @@ use burn::module::{
     Module, ModuleMapper, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer,
 };
 use burn::nn::{Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::{DType, Device, Distribution, FloatDType, Gradients, Tensor};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Gradients, Tensor, TensorData};
 use burn_amp::{GradScalerConfig, LossScale};
 
 #[derive(Module, Debug)]
@@ -229,4 +230,77 @@ fn the_loss_is_scaled_by_hand() {
     );
     let _ = scale.update(true);
     assert_eq!(scale.scale(), 32768.0);
+}
+
+/// All values of a module's parameters, or of their gradients, one after the other.
+fn flat(module: &impl Module, grads: Option<&Gradients>) -> Vec<f32> {
+    struct Collect<'a>(Option<&'a Gradients>, Vec<f32>);
+    impl ModuleVisitor for Collect<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let tensor = match self.0 {
+                None => param.val().inner(),
+                Some(grads) => param.val().grad(grads).expect("every parameter has one"),
+            };
+            let values = tensor.into_data().try_into_vec::<f32>();
+            self.1.extend(values.expect("f32"));
+        }
+    }
+    let mut visitor = Collect(grads, Vec::new());
+    module.visit(&mut visitor);
+    visitor.1
+}
+
+/// Puts values in the place of parameters.
+struct Write<'a>(&'a [f32]);
+
+impl ModuleMapper for Write<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, tensor, mapper) = param.consume();
+        let (values, rest) = self.0.split_at(tensor.shape().num_elements());
+        self.0 = rest;
+        let data = TensorData::new(values.to_vec(), tensor.shape());
+        let tensor = Tensor::from_data(data, &tensor.device()).require_grad();
+        Param::from_mapped_value(id, tensor, mapper)
+    }
+}
+
+/// ZeRO's stages 1 and 2 with an optimizer of Burn: all parameters as one flat tensor with padding, of which each rank steps its shard with a
+/// state of its own. AdamW treats every element alone: bit for bit what it makes of whole parameters.
+#[test]
+fn an_optimizer_steps_flat_shards() {
+    const RANKS: usize = 3;
+    const LR: f64 = 1e-2;
+    let device = device();
+    let x = Tensor::<3>::random([2, 4, 8], Distribution::Default, &device);
+    let backward = |block: &Block| block.run(x.clone()).powi_scalar(2).mean().backward();
+    let mut block = Block::new(&device);
+    let initial = flat(&block, None);
+    assert_ne!(initial.len() % RANKS, 0, "no padding to try");
+    let padded = |mut values: Vec<f32>| {
+        values.resize(values.len().next_multiple_of(RANKS), 0.0);
+        let shape = [values.len()];
+        Tensor::<1>::from_data(TensorData::new(values, shape), &Device::flex())
+    };
+    let mut whole = (block.clone(), AdamWConfig::new().init());
+    let adamw = AdamWConfig::new().build();
+    let mut states = [None, None, None];
+    for step in 0..4 {
+        let grads = flat(&block, Some(&backward(&block)));
+        let parameters = padded(flat(&block, None)).chunk(RANKS, 0);
+        let shards = parameters.into_iter().zip(padded(grads).chunk(RANKS, 0));
+        let stepped = shards.zip(&mut states).map(|((shard, grad), state)| {
+            let (shard, new) = Optimizer::step(&adamw, LR, shard, grad, state.take());
+            *state = new;
+            shard
+        });
+        let gathered = Tensor::cat(stepped.collect(), 0).into_data();
+        let gathered = gathered.try_into_vec::<f32>().expect("f32");
+        block = block.map(&mut Write(&gathered));
+        let grads = GradientsParams::from_grads(backward(&whole.0), &whole.0);
+        whole.0 = whole.1.step(LR, whole.0, grads);
+        let expected = flat(&whole.0, None);
+        assert!(flat(&block, None) == expected, "step {step}: bit for bit");
+    }
+    let moved = flat(&block, None) != initial;
+    assert!(moved, "nothing was stepped");
 }

@@ -16,6 +16,12 @@ pub trait Recorded: Backend {
     /// All devices of a kind: burn-tensor asks `Dispatch` for them.
     fn enumerate(id: Self::DeviceId) -> Vec<Self::Device>;
 
+    /// Names a runtime of CubeCL.
+    type Runtime;
+
+    /// All devices of a runtime: burn-tensor asks `Dispatch` for them.
+    fn enumerate_cube(runtime: Self::Runtime) -> Vec<Self::Device>;
+
     /// Whether the tensor takes part in a graph: burn-tensor asks `Dispatch` for that.
     fn is_tracked(tensor: &FloatTensor<Self>) -> bool;
 
@@ -36,6 +42,11 @@ impl<B: Recorded> Autocast<B> {
     /// All devices of a kind.
     pub fn enumerate(id: B::DeviceId) -> Vec<B::Device> {
         B::enumerate(id)
+    }
+
+    /// All devices of a runtime of CubeCL.
+    pub fn enumerate_cube(runtime: B::Runtime) -> Vec<B::Device> {
+        B::enumerate_cube(runtime)
     }
 
     /// Whether the tensor takes part in a graph.

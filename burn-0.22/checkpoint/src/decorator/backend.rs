@@ -2,9 +2,11 @@
 
 use std::marker::PhantomData;
 
-use burn_backend::distributed::DistributedOps;
-use burn_backend::tensor::Device;
-use burn_backend::{Backend, BackendTypes, DType, Shape, TensorMetadata};
+use burn_backend::distributed::{
+    CollectiveTensor, DistributedConfig, DistributedOps, ReduceOperation,
+};
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::{Backend, BackendTypes, DType, DeviceId, Shape, TensorMetadata};
 
 use crate::context;
 use crate::handle::Handle;
@@ -32,8 +34,27 @@ impl<B: Backend> Backend for Remat<B> {
     }
 }
 
-/// Burn's defaults, which Flex has too: no collectives.
-impl<B: Backend> DistributedOps<Self> for Remat<B> {}
+/// Refused: a result that other devices still write to is taken over by an `unsafe` function, and this crate has no `unsafe`.
+impl<B: Backend> DistributedOps<Self> for Remat<B> {
+    fn start_communication_server(_devices: &[B::Device], _config: DistributedConfig) {
+        panic!("{NO_COLLECTIVES}");
+    }
+
+    fn all_reduce(
+        _tensor: FloatTensor<Self>,
+        _op: ReduceOperation,
+        _device_ids: Vec<DeviceId>,
+    ) -> CollectiveTensor<Self> {
+        panic!("{NO_COLLECTIVES}");
+    }
+
+    fn sync_collective(_device: &B::Device) {
+        panic!("{NO_COLLECTIVES}");
+    }
+}
+
+const NO_COLLECTIVES: &str = "collectives between devices do not pass through the decorated burn-dispatch: train on one device, or take \
+                              `[patch.crates-io] burn-dispatch` out of Cargo.toml";
 
 impl<B: Backend, K: Kind<B>> Handle<B, K> {
     /// Whether an operation could write into the storage. No for a managed tensor: a recipe may need it.
