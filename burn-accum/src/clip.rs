@@ -150,6 +150,7 @@ where
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
         if message::received().is_some() {
+            message::report(|inside| inside.global_norm = true);
             return self.inner.step(lr, module, grads);
         }
         let gradients = self.clip::<B, M>(&module, grads.into());

@@ -48,6 +48,8 @@ pub struct Inside {
     pub loss_scaler: bool,
     /// An accumulation, which steps once in a window of micro-batches.
     pub accumulation: bool,
+    /// A clipping by the norm of all gradients that it meets.
+    pub global_norm: bool,
     /// An optimizer that reduces gradients over ranks, and waits for the device in each step.
     pub ranks: bool,
 }
@@ -55,7 +57,7 @@ pub struct Inside {
 thread_local! {
     static MESSAGE: Cell<Option<Message>> = const { Cell::new(None) };
     static INSIDE: Cell<Inside> = const {
-        Cell::new(Inside { loss_scaler: false, accumulation: false, ranks: false })
+        Cell::new(Inside { loss_scaler: false, accumulation: false, global_norm: false, ranks: false })
     };
 }
 

@@ -13,7 +13,7 @@ use burn_autodiff::Autodiff;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-use super::parameters::{HostLink, NewValue, host_step};
+use super::parameters::{HostLink, host_step};
 use super::{OffloadError, raise};
 use crate::host::HostRead;
 use crate::optimizer::MOST_DIMENSIONS;
@@ -105,7 +105,7 @@ impl<H: Backend, O> HostOffload<H, O> {
     /// [`OffloadedAdamW::prepare`](crate::OffloadedAdamW::prepare).
     pub fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
         let bucket_elements = ZeroSettings::default().bucket_elements;
-        let attached = self.link.attach::<B, M>(module, bucket_elements, |_| true);
+        let attached = self.link.attach::<B, M>(module, bucket_elements);
         raise(attached.map_err(OffloadError::from));
     }
 
@@ -160,8 +160,8 @@ impl<H: Backend, O> HostOffload<H, O> {
         self.parameters
             .extend(updated.map(|(id, value)| (id, Autodiff::<H>::inner(value))));
         let values = &self.parameters;
-        let module = self.link.update(module, devices, |id, _| {
-            NewValue::Host(HostRead::start::<H>(values[&id].clone()).data())
+        let module = self.link.update(module, devices, |id| {
+            HostRead::start::<H>(values[&id].clone()).data()
         });
         self.prepare::<B, M>(&module);
         Ok(module)

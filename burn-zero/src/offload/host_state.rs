@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::ParamId;
-use burn::optim::AdamWState as BurnsState;
 use burn::record::{PrecisionSettings, Record};
-use burn::tensor::{DType, Element, TensorData, TensorMetadata, backend::Backend};
+use burn::tensor::{DType, Element, TensorData, backend::Backend};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -16,24 +15,29 @@ use super::host_adamw::copy;
 use super::{
     AdamWState, AdamWStep, Gradients, HostAdamW, HostAdamWConfig, OffloadError, ParamsOut,
 };
-use crate::host::{HostRead, floats};
+use crate::host::floats;
 
-/// State of a parameter, wherever it is. Clones share what is in host memory until one of them steps.
+/// State of a parameter. Clones share it until one of them steps.
 #[derive(Clone)]
-pub(super) enum State<I: Backend> {
+pub(super) enum State {
     Host(Arc<HostState>),
-    /// With tensors in the parameter's shape.
-    Device(BurnsState<I, 1>),
     /// From a record, until the parameter's first step.
     Saved(Arc<StateItem>),
 }
 
-impl<I: Backend> State<I> {
+impl State {
+    /// Elements of a state that has taken a step.
+    pub(super) fn elements(&self) -> usize {
+        match self {
+            Self::Host(state) => state.adamw.len(),
+            Self::Saved(_) => 0,
+        }
+    }
+
     /// The shapes of its tensors, which must equal the parameter's.
     pub(super) fn shapes(&self) -> Vec<Vec<usize>> {
         match self {
             Self::Host(state) => vec![state.shape.clone()],
-            Self::Device(state) => vec![moments(state)[0].shape().to_vec()],
             Self::Saved(saved) => {
                 let momentum = &saved.momentum;
                 let moments = [&momentum.moment_1, &momentum.moment_2].into_iter();
@@ -43,14 +47,10 @@ impl<I: Backend> State<I> {
         }
     }
 
-    /// The state for a record. State on the device is copied to the host.
-    pub(super) fn save(self) -> Arc<StateItem> {
+    /// The state for a record.
+    fn save(self) -> Arc<StateItem> {
         let (time, [moment_1, moment_2], master) = match self {
             Self::Saved(saved) => return saved,
-            Self::Device(state) => {
-                let reads = moments(&state).map(HostRead::start::<I>);
-                (state.momentum.time, reads.map(HostRead::data), None)
-            }
             Self::Host(state) => {
                 let data = |values: &[f32]| TensorData::new(values.to_vec(), state.shape.clone());
                 let (moment_1, moment_2) = state.adamw.moments();
@@ -69,17 +69,10 @@ impl<I: Backend> State<I> {
     }
 }
 
-/// Both moments on the device.
-pub(super) fn moments<I: Backend>(state: &BurnsState<I, 1>) -> [I::FloatTensorPrimitive; 2] {
-    let momentum = &state.momentum;
-    let moments = [&momentum.moment_1, &momentum.moment_2];
-    moments.map(|moment| moment.clone().into_primitive().tensor())
-}
-
 /// A parameter whose state is on the host.
 #[derive(Debug)]
 pub(super) struct HostState {
-    pub(super) adamw: HostAdamW,
+    adamw: HostAdamW,
     shape: Vec<usize>,
     /// Type of the parameter; the master is f32.
     dtype: DType,
@@ -92,8 +85,8 @@ impl HostState {
     /// # Errors
     ///
     /// Those of [`HostAdamW`].
-    pub(super) fn new<I: Backend>(
-        state: Option<State<I>>,
+    pub(super) fn new(
+        state: Option<State>,
         value: Option<TensorData>,
         config: &HostAdamWConfig,
         path: &str,
@@ -229,14 +222,13 @@ fn widened(data: &TensorData) -> Cow<'_, [f32]> {
 ///
 /// Written with named fields (`NamedMpkFileRecorder`, JSON) it is interchangeable with a record of Burn's AdamW: moments and
 /// step counts by parameter. A parameter of a lower precision than f32 also has its `master`, which Burn ignores; if
-/// that is missing, or does not round to the module's weights, the weights become the master. The record does not contain the ratio and
-/// can be loaded with any.
+/// that is missing, or does not round to the module's weights, the weights become the master.
 ///
 /// It shares the optimizer's state: a step during its lifetime copies what it changes.
 #[derive(Clone)]
-pub struct OffloadRecord<I: Backend>(pub(super) HashMap<ParamId, State<I>>);
+pub struct OffloadRecord(pub(super) HashMap<ParamId, State>);
 
-impl<I: Backend> OffloadRecord<I> {
+impl OffloadRecord {
     /// Parameters that it has state of.
     pub fn len(&self) -> usize {
         self.0.len()
@@ -251,7 +243,7 @@ impl<I: Backend> OffloadRecord<I> {
     ///
     /// [`OffloadError::AmsGrad`] if there is a third moment.
     pub(super) fn check(&self) -> Result<(), OffloadError> {
-        let amsgrad = |state: &State<I>| match state {
+        let amsgrad = |state: &State| match state {
             State::Saved(saved) => saved.momentum.max_moment_2.is_some(),
             _ => false,
         };
@@ -262,7 +254,7 @@ impl<I: Backend> OffloadRecord<I> {
     }
 }
 
-impl<I: Backend> core::fmt::Debug for OffloadRecord<I> {
+impl core::fmt::Debug for OffloadRecord {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("OffloadRecord")
             .field("parameters", &self.len())
@@ -271,7 +263,7 @@ impl<I: Backend> core::fmt::Debug for OffloadRecord<I> {
 }
 
 /// Any backend: its tensors are on the host.
-impl<I: Backend, B: Backend> Record<B> for OffloadRecord<I> {
+impl<B: Backend> Record<B> for OffloadRecord {
     type Item<S: PrecisionSettings> = HashMap<String, EntryItem>;
 
     fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {

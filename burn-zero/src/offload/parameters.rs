@@ -109,12 +109,6 @@ impl<I: Backend> StepParameter<I> {
     }
 }
 
-/// The new value of a parameter.
-pub(super) enum NewValue<I: Backend> {
-    Host(TensorData),
-    Device(FloatTensor<I>),
-}
-
 /// What an optimizer on the host knows about the module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HostLink {
@@ -174,13 +168,13 @@ impl HostLink {
         Ok(found)
     }
 
-    /// The module with new values of the parameters that have a device in `devices`. `update` gets their ids and old values, and drops
-    /// those as early as possible to free their memory. A parameter that the module holds twice stays one leaf.
+    /// The module with new values of the parameters that have a device in `devices`. `update` gets their ids, after their old values were
+    /// dropped to free the memory. A parameter that the module holds twice stays one leaf.
     pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
         module: M,
         devices: HashMap<ParamId, Device<B>>,
-        update: impl FnMut(ParamId, FloatTensor<B::InnerBackend>) -> NewValue<B::InnerBackend>,
+        update: impl FnMut(ParamId) -> TensorData,
     ) -> M {
         let leaves = &mut self.leaves;
         let made = HashMap::new();
@@ -192,7 +186,7 @@ impl HostLink {
         })
     }
 
-    /// From now on the gradients of these parameters are copied to the host in this thread's backward passes, in buckets of this many
+    /// From now on the gradients of the module's parameters are copied to the host in this thread's backward passes, in buckets of this many
     /// elements. Does nothing inside a `ZeroOptimizer`.
     ///
     /// # Errors
@@ -202,23 +196,16 @@ impl HostLink {
         &mut self,
         module: &M,
         bucket_elements: usize,
-        is_on_host: impl Fn(&ParamId) -> bool,
     ) -> Result<(), ZeroError> {
         if STEP.with_borrow(Option::is_some) {
             return Ok(());
         }
         let known = self.reducer.take();
         let all = Parameters::of::<B, M>(module);
-        let ids = all.ids();
-        let found = ids.iter().zip(all.list).zip(all.nodes);
-        let (list, nodes): (Vec<_>, Vec<_>) = found
-            .filter(|((id, _), _)| is_on_host(id))
-            .map(|((_, parameter), node)| (parameter, node))
-            .unzip();
-        if list.is_empty() || !all.are_hooked {
+        if all.list.is_empty() || !all.are_hooked {
             return Ok(());
         }
-        let reducer = match known.filter(|known| known.layout().parameters() == list) {
+        let reducer = match known.filter(|known| known.layout().parameters() == all.list) {
             Some(known) => known,
             None => {
                 let settings = ZeroSettings {
@@ -226,12 +213,12 @@ impl HostLink {
                     gradients: Memory::Host,
                     ..ZeroSettings::default()
                 };
-                let layout = Layout::new(list, 1, 0, &settings)?;
+                let layout = Layout::new(all.list, 1, 0, &settings)?;
                 let group = Arc::new(SingleRank::new());
                 Arc::new(GradientReducer::new(layout, group, &settings))
             }
         };
-        attach(&reducer, &nodes);
+        attach(&reducer, &all.nodes);
         self.reducer = Some(reducer);
         Ok(())
     }
@@ -247,7 +234,7 @@ struct UpdateMapper<'a, B: AutodiffBackend, F> {
 impl<B, F> ModuleMapper<B> for UpdateMapper<'_, B, F>
 where
     B: AutodiffBackend,
-    F: FnMut(ParamId, FloatTensor<B::InnerBackend>) -> NewValue<B::InnerBackend>,
+    F: FnMut(ParamId) -> TensorData,
 {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let tensor = |leaf| Tensor::<B, D>::from_primitive(TensorPrimitive::Float(leaf));
@@ -260,13 +247,12 @@ where
         };
         let (id, old, mapper) = param.consume();
         let requires_grad = old.is_require_grad();
-        let new = match (self.update)(id, old.inner().into_primitive().tensor()) {
-            NewValue::Host(data) if STEP.with_borrow(Option::is_some) => {
-                return leave_on_host(id, data, &device, requires_grad);
-            }
-            NewValue::Host(data) => B::InnerBackend::float_from_data(data, &device),
-            NewValue::Device(value) => value,
-        };
+        drop(old);
+        let data = (self.update)(id);
+        if STEP.with_borrow(Option::is_some) {
+            return leave_on_host(id, data, &device, requires_grad);
+        }
+        let new = B::InnerBackend::float_from_data(data, &device);
         let new = B::float_set_require_grad(B::from_inner(new), requires_grad);
         if let Some(node) = leaf_node::<B>(&new) {
             self.leaves.insert(id, node);

@@ -95,7 +95,7 @@ pub fn save_until_killed(group: MpiGroup, arguments: &str) {
     let dir = Path::new(arguments[2]);
     let rank = group.rank();
     let (run, recorder) = build::<B>(Arc::new(group), Stage::Gradients).unwrap();
-    let (mut run, found) = recorder.resume::<B, _, _, _>(dir, run).unwrap();
+    let (mut run, found) = recorder.load::<B, _, _, _>(dir, None, run).unwrap();
     let first = found.map_or(0, |state| state.step);
     for at in first.. {
         run = step(run, at as usize);
@@ -121,7 +121,9 @@ pub fn save_until_killed(group: MpiGroup, arguments: &str) {
 pub fn carry(group: MpiGroup, arguments: &str) {
     let (from, to) = arguments.split_once(' ').unwrap();
     let (run, recorder) = build::<B>(Arc::new(group), Stage::Gradients).unwrap();
-    let resumed = recorder.resume::<B, _, _, _>(Path::new(from), run).unwrap();
+    let resumed = recorder
+        .load::<B, _, _, _>(Path::new(from), None, run)
+        .unwrap();
     let (run, state) = match resumed {
         (run, Some(state)) => (run, state),
         (run, None) => (

@@ -27,7 +27,7 @@ pub fn carry<B: AutodiffBackend, To: Record<B>>(record: impl Record<B>) -> Optio
 }
 
 /// AdamW's state on the device for the host. `None` if it is not AdamW's.
-pub fn to_host<B: AutodiffBackend>(record: OfNamed<B>) -> Option<OffloadRecord<B::InnerBackend>> {
+pub fn to_host<B: AutodiffBackend>(record: OfNamed<B>) -> Option<OffloadRecord> {
     macro_rules! state {
         ($record:expr, $($rank:ident)*) => {
             match $record {
@@ -46,7 +46,7 @@ pub fn to_host<B: AutodiffBackend>(record: OfNamed<B>) -> Option<OffloadRecord<B
 
 /// The host's state of AdamW for the device. Without master copies of low-precision parameters: on the device the parameters
 /// are used.
-pub fn to_device<B: AutodiffBackend>(record: OffloadRecord<B::InnerBackend>) -> Option<OfNamed<B>> {
+pub fn to_device<B: AutodiffBackend>(record: OffloadRecord) -> Option<OfNamed<B>> {
     macro_rules! state {
         ($record:expr, $($rank:ident)*) => {
             match $record {
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(bytes(to_device::<B>(on_host).unwrap()), expected);
 
         let mut on_host = OffloadConfig::new(HostAdamWConfig::default())
-            .init::<B>()
+            .init()
             .unwrap();
         steps(&mut on_host);
         let record = Optimizer::<Linear<B>, B>::to_record(&on_host);

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use burn_amp::GradScalerConfig;
-use burn_zero::{BatchSizes, ConfigError, OptimizerOffload, ZeroConfig};
+use burn_zero::{BatchSizes, ConfigError, Memory, ZeroConfig};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -322,14 +322,8 @@ impl fmt::Display for Job {
             None => line("gradient clipping", format_args!("none"))?,
         }
         match zero.offload_optimizer {
-            OptimizerOffload::None => line("optimizer state", format_args!("on the device"))?,
-            OptimizerOffload::Host { ratio } => {
-                let percent = ratio * 100.0;
-                line(
-                    "optimizer state",
-                    format_args!("in host memory, {percent} % of it"),
-                )?;
-            }
+            Memory::Device => line("optimizer state", format_args!("on the device"))?,
+            Memory::Host => line("optimizer state", format_args!("in host memory"))?,
         }
         let settings = zero.settings();
         let when = match settings.stage.shards_gradients() {

@@ -12,8 +12,8 @@ use burn_accum::ClipGlobalNorm;
 use burn_decorator::message;
 use burn_flex::Flex;
 use burn_zero::{
-    HostOffload, OffloadConfig, OffloadRecord, OffloadedAdamW, ParameterShards, ZeroOptimizer,
-    tensor_bytes,
+    HostOffload, Memory, OffloadConfig, OffloadRecord, OffloadedAdamW, ParameterShards,
+    ZeroOptimizer, tensor_bytes,
 };
 
 use super::accumulation::clipped;
@@ -34,7 +34,7 @@ pub struct Located<B: AutodiffBackend, M: AutodiffModule<B>> {
 #[derive(Clone)]
 enum Place<B: AutodiffBackend, M: AutodiffModule<B>> {
     Device(OptimizerAdaptor<Named<B::InnerBackend>, M, B>),
-    Host(OffloadedAdamW<B>),
+    Host(OffloadedAdamW),
     HostBackend(OnFlex),
 }
 
@@ -50,7 +50,7 @@ pub enum LocatedRecord<B: AutodiffBackend> {
     /// On the device.
     Device(OfNamed<B>),
     /// On the host, of AdamW.
-    Host(OffloadRecord<B::InnerBackend>),
+    Host(OffloadRecord),
     /// On the host, of the others.
     HostBackend(<OnFlex as Optimizer<Gpt<B>, B>>::Record),
 }
@@ -67,25 +67,18 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Located<B, M> {
             OptimizerConfig::AdamW(params) => Some(host_adamw(params)),
             _ => None,
         };
-        let offload = OffloadConfig::of(
-            &config.zero.offload_optimizer,
-            adamw.clone().unwrap_or_default(),
-        );
-        let offload = offload.map(|offload| OffloadConfig {
-            bucket_elements: config.zero.settings().bucket_elements,
-            ..offload
-        });
-        let place = match (offload, adamw) {
-            (None, _) => Place::Device(Named::new(optimizer).into()),
-            (Some(offload), Some(_)) => Place::Host(offload.init()?),
-            (Some(offload), None) if offload.ratio < 1.0 => {
-                return Err(GptError::Options(format!(
-                    "offload_optimizer has a ratio of {}, but only AdamW's state can be on the host in part, and the optimizer is \
-                     {optimizer}: leave the ratio out",
-                    offload.ratio
-                )));
+        let place = match (config.zero.offload_optimizer, adamw) {
+            (Memory::Device, _) => Place::Device(Named::new(optimizer).into()),
+            (Memory::Host, Some(adamw)) => Place::Host(
+                OffloadConfig {
+                    bucket_elements: config.zero.settings().bucket_elements,
+                    ..OffloadConfig::new(adamw)
+                }
+                .init()?,
+            ),
+            (Memory::Host, None) => {
+                Place::HostBackend(HostOffload::new(Named::new(optimizer).into()))
             }
-            (Some(_), None) => Place::HostBackend(HostOffload::new(Named::new(optimizer).into())),
         };
         let held = held.clone();
         Ok(Self { place, held })
@@ -95,10 +88,7 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Located<B, M> {
     fn state_bytes(&self) -> u64 {
         match &self.place {
             Place::Device(optimizer) => bytes_of::<B, _>(optimizer.to_record()),
-            Place::Host(optimizer) => {
-                let (host, device) = optimizer.state_bytes();
-                (host + device) as u64
-            }
+            Place::Host(optimizer) => optimizer.state_bytes() as u64,
             Place::HostBackend(optimizer) => {
                 let record = Optimizer::<M, B>::to_record(optimizer);
                 bytes_of::<B, _>(record) + optimizer.parameter_bytes() as u64

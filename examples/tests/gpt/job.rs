@@ -62,7 +62,7 @@ ZeRO stage 2 (optimizer state and gradients sharded) over 4 ranks
   precision          f16 under autocast, f32 parameters, losses times 65536 at first, doubled after 1000 finite steps, halved \
 at overflow 2, at least 1
   gradient clipping  to a global norm of 1
-  optimizer state    in host memory, 100 % of it
+  optimizer state    in host memory
   communication      gradients during backward, in f32; 8388608 elements a bucket
   ignored            zero_optimization.offload_optimizer.pin_memory: transfers go through the backend's own buffers, and whether \
 those are page-locked is its choice

@@ -2,7 +2,7 @@
 
 mod sources;
 
-use burn_zero::OptimizerOffload;
+use burn_zero::Memory;
 
 use super::error::GptError;
 use super::job::Job;
@@ -90,7 +90,7 @@ impl Settings {
             eval_every: Some(plan.longest()),
             zero: Some(config.zero.stage),
             ranks: Some(batch.world_size),
-            offload: config.zero.offload_optimizer != OptimizerOffload::None,
+            offload: config.zero.offload_optimizer == Memory::Host,
             ..self.options.clone()
         };
     }
@@ -136,7 +136,7 @@ mod tests {
         );
         assert_eq!(given.sequences_per_update(), 24);
         assert_eq!(given.job.config.zero.stage, Stage::Gradients);
-        assert_eq!(given.job.config.zero.offload_optimizer.ratio(), 1.0);
+        assert_eq!(given.job.config.zero.offload_optimizer, Memory::Host);
         assert_eq!((given.lr(), given.options.ranks), (0.1, Some(2)));
         // PyTorch's scaler, as burn-amp's.
         let config = &given.job.config;

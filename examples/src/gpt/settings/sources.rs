@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn_zero::{ConfigError, OptimizerOffload, Stage};
+use burn_zero::{ConfigError, Memory, Stage};
 
 use crate::gpt::error::GptError;
 use crate::gpt::job::{AutoValues, JobConfig};
@@ -76,8 +76,8 @@ impl<'a> Sources<'a> {
             config.scaler = config.amp.configs().1;
         }
 
-        if offload && config.zero.offload_optimizer == OptimizerOffload::None {
-            config.zero.offload_optimizer = OptimizerOffload::Host { ratio: 1.0 };
+        if offload {
+            config.zero.offload_optimizer = Memory::Host;
         }
 
         let named = config.optimizer.as_ref().map(|optimizer| optimizer.lr());
