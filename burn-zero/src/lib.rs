@@ -150,9 +150,8 @@ pub use group::{
     ThreadGroup,
 };
 pub use offload::{
-    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostOffload,
-    HostRecord, InstructionSet, OffloadConfig, OffloadError, OffloadRecord, OffloadedAdamW,
-    ParamsOut, offload,
+    AdamWState, AdamWStep, Arch, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostOffload,
+    HostRecord, OffloadConfig, OffloadError, OffloadRecord, OffloadedAdamW, ParamsOut, offload,
 };
 pub use optimizer::{ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent};
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};
@@ -164,12 +163,12 @@ pub use strategy::{Loaders, RankItem, SilentRenderer, Uneven, ZeroStrategy};
 
 /// Types of modules and records, public because Burn's traits require it; programs need not name them.
 pub mod parts {
-    pub use crate::offload::{EntryItem, Ranked, StateItem};
+    pub use crate::offload::{EntryItem, StateItem};
     pub use crate::optimizer::{ParameterShard, ShardOptimizer};
 }
 
 /// Panics with the error, where the signature of a trait allows no other failure.
-fn raise<T>(result: Result<T, ZeroError>) -> T {
+fn raise<T>(result: Result<T, impl core::fmt::Display>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => panic!("{error}"),

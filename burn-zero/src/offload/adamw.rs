@@ -19,9 +19,10 @@ use burn::tensor::{DType, TensorData, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::Backend;
 
 use super::host_state::{HostState, OffloadRecord, State};
-use super::parameters::{HostLink, StepParameter, host_step};
-use super::{AdamWStep, HostAdamWConfig, OffloadConfig, OffloadError, raise};
+use super::parameters::{HostLink, StepParameter, devices, host_step};
+use super::{AdamWStep, HostAdamWConfig, OffloadConfig, OffloadError};
 use crate::host::{HostRead, is_finite};
+use crate::raise;
 
 /// AdamW whose moments and f32 master parameters live in host memory and are updated there (ZeRO-Offload, Ren et al., arXiv
 /// 2101.06840; DeepSpeed's `offload_optimizer`).
@@ -151,20 +152,16 @@ impl OffloadedAdamW {
         let args = self.config.adamw.at(lr);
         args.validate()?;
         let mut parameters = self.link.parameters::<B, M>(&module, gradients)?;
-        parameters.retain(|parameter| parameter.gradient.is_some());
         parameters.iter().try_for_each(|known| self.check(known))?;
-
-        let mut devices = HashMap::new();
-        let mut downloads = Downloads::<B::InnerBackend> {
-            waiting: VecDeque::new(),
-            underway: HashMap::new(),
-        };
-        for mut parameter in parameters {
-            devices.insert(parameter.id, parameter.device.clone());
+        let devices = devices(&parameters);
+        for parameter in &mut parameters {
             let state = self.states.get(&parameter.id);
             parameter.is_known &= matches!(state, Some(State::Host(_)));
-            downloads.waiting.push_back(parameter);
         }
+        let mut downloads = Downloads {
+            waiting: parameters.into_iter(),
+            underway: VecDeque::new(),
+        };
         let (config, states) = (&self.config.adamw, &mut self.states);
         let module = self.link.update(module, devices, |id| {
             let state = states.remove(&id);
@@ -177,10 +174,10 @@ impl OffloadedAdamW {
     }
 }
 
-/// Parameters that are updated on the host, in the order of the module, of which a limited number are being downloaded.
+/// Parameters in the order of the module, of which a limited number are being downloaded.
 struct Downloads<I: Backend> {
-    waiting: VecDeque<StepParameter<I>>,
-    underway: HashMap<ParamId, Download>,
+    waiting: std::vec::IntoIter<StepParameter<I>>,
+    underway: VecDeque<(ParamId, Download)>,
 }
 
 struct Download {
@@ -191,23 +188,21 @@ struct Download {
 }
 
 impl<I: Backend> Downloads<I> {
-    /// Takes a parameter's download, whatever the order in which the module is mapped.
+    /// Takes the download of the next parameter, and starts further ones.
     fn take(&mut self, id: ParamId) -> Download {
-        while self.underway.len() < STAGING || !self.underway.contains_key(&id) {
-            let Some(parameter) = self.waiting.pop_front() else {
-                break;
-            };
-            let gradient = parameter.gradient.expect("those without are not updated");
+        while self.underway.len() < STAGING
+            && let Some(parameter) = self.waiting.next()
+        {
             let value = (!parameter.is_known).then_some(parameter.value);
             let download = Download {
                 path: parameter.path,
                 value: value.map(HostRead::start::<I>),
-                gradient: HostRead::start::<I>(gradient),
+                gradient: HostRead::start::<I>(parameter.gradient),
             };
-            self.underway.insert(parameter.id, download);
+            self.underway.push_back((parameter.id, download));
         }
-        let download = self.underway.remove(&id);
-        download.expect("all that are updated are downloaded")
+        let next = self.underway.pop_front().filter(|(next, _)| *next == id);
+        next.expect("a module is visited and mapped in one order").1
     }
 }
 

@@ -269,15 +269,17 @@ impl<B: Backend> Record<B> for OffloadRecord {
     fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {
         let items = self.0.into_iter().map(|(id, state)| {
             let item = Arc::unwrap_or_clone(state.save()).convert::<S>();
-            (id.serialize(), EntryItem::V1(Ranked::new(item)))
+            let rank = format!("Rank{}", item.momentum.moment_1.rank());
+            (id.serialize(), EntryItem::V1(HashMap::from([(rank, item)])))
         });
         items.collect()
     }
 
     fn from_item<S: PrecisionSettings>(item: Self::Item<S>, _device: &B::Device) -> Self {
-        let states = item.into_iter().map(|(id, EntryItem::V1(ranked))| {
-            let state = State::Saved(Arc::new(ranked.into_inner()));
-            (ParamId::deserialize(&id), state)
+        let states = item.into_iter().flat_map(|(id, EntryItem::V1(ranked))| {
+            let id = ParamId::deserialize(&id);
+            let states = ranked.into_values();
+            states.map(move |state| (id, State::Saved(Arc::new(state))))
         });
         Self(states.collect())
     }
@@ -286,8 +288,8 @@ impl<B: Backend> Record<B> for OffloadRecord {
 /// A parameter's entry in a file: Burn's `AdaptorRecordItem` of AdamW, name for name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum EntryItem {
-    /// The only version.
-    V1(Ranked),
+    /// The only version: by the dimensions of the parameter, such as `Rank2`.
+    V1(HashMap<String, StateItem>),
 }
 
 /// State of AdamW: Burn's, and the master.
@@ -321,34 +323,4 @@ impl StateItem {
             master: self.master.map(convert),
         }
     }
-}
-
-macro_rules! ranked {
-    ($($rank:ident = $dimensions:literal),*) => {
-        /// An entry, by the dimensions of its parameter.
-        #[derive(Clone, Debug, Serialize, Deserialize)]
-        #[allow(missing_docs, reason = "names are what they say")]
-        pub enum Ranked {
-            $($rank(StateItem)),*
-        }
-
-        impl Ranked {
-            fn new(item: StateItem) -> Self {
-                match item.momentum.moment_1.rank() {
-                    $($dimensions => Self::$rank(item),)*
-                    _ => unreachable!("Burn's optimizers have no records of more than 8 dimensions"),
-                }
-            }
-
-            fn into_inner(self) -> StateItem {
-                match self {
-                    $(Self::$rank(item) => item),*
-                }
-            }
-        }
-    };
-}
-
-ranked! {
-    Rank0 = 0, Rank1 = 1, Rank2 = 2, Rank3 = 3, Rank4 = 4, Rank5 = 5, Rank6 = 6, Rank7 = 7, Rank8 = 8
 }

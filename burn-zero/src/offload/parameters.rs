@@ -21,13 +21,13 @@ use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_decorator::message;
 
-use super::{OffloadError, raise};
+use super::OffloadError;
 use crate::backend::{attach, leaf_node};
 use crate::group::SingleRank;
 use crate::module::for_each_float;
 use crate::optimizer::Parameters;
 use crate::reduce::{GradientReducer, Layout};
-use crate::{Memory, ZeroError, ZeroSettings};
+use crate::{Memory, ZeroError, ZeroSettings, raise};
 
 thread_local! {
     /// During a step of a `ZeroOptimizer`.
@@ -79,7 +79,7 @@ pub(super) struct StepParameter<I: Backend> {
     pub(super) id: ParamId,
     pub(super) path: String,
     pub(super) value: FloatTensor<I>,
-    pub(super) gradient: Option<FloatTensor<I>>,
+    pub(super) gradient: FloatTensor<I>,
     /// The device of the updated parameter.
     pub(super) device: Device<I>,
     /// Whether it is as the optimizer's last update left it.
@@ -109,6 +109,12 @@ impl<I: Backend> StepParameter<I> {
     }
 }
 
+/// The devices of parameters.
+pub(super) fn devices<I: Backend>(parameters: &[StepParameter<I>]) -> HashMap<ParamId, Device<I>> {
+    let devices = parameters.iter();
+    devices.map(|it| (it.id, it.device.clone())).collect()
+}
+
 /// What an optimizer on the host knows about the module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HostLink {
@@ -120,7 +126,7 @@ pub(super) struct HostLink {
 }
 
 impl HostLink {
-    /// All parameters that require or have gradients, in the order of the module. A tensor that the module holds twice is one
+    /// The parameters that have gradients, in the order of the module. A tensor that the module holds twice is one
     /// parameter, under its first path.
     ///
     /// # Errors
@@ -132,17 +138,11 @@ impl HostLink {
         mut gradients: GradAdaptor,
     ) -> Result<Vec<StepParameter<B::InnerBackend>>, OffloadError> {
         let mut found: Vec<StepParameter<B::InnerBackend>> = Vec::new();
-        let mut seen = HashSet::new();
         for_each_float(module, |path, id, tensor: FloatTensor<B>| {
-            if seen.contains(&id) {
+            // The container does not store the number of dimensions. A gradient is there once, for the first path.
+            let Some((gradient, device)) = gradients.remove::<B::InnerBackend, 1>(id) else {
                 return;
-            }
-            // The container does not store the number of dimensions.
-            let gradient = gradients.remove::<B::InnerBackend, 1>(id);
-            if gradient.is_none() && !B::float_is_require_grad(&tensor) {
-                return;
-            }
-            seen.insert(id);
+            };
             let is_known = STEP.with_borrow(|step| match step {
                 Some(step) => step.known.contains(&id),
                 None => {
@@ -150,20 +150,17 @@ impl HostLink {
                     node.is_some() && self.leaves.get(&id) == node.as_ref()
                 }
             });
-            let (gradient, device) = gradient.unzip();
             found.push(StepParameter {
                 id,
                 path: path.to_owned(),
-                gradient: gradient.map(|gradient| gradient.into_primitive().tensor()),
-                device: device.unwrap_or_else(|| B::float_device(&tensor)),
+                gradient: gradient.into_primitive().tensor(),
+                device,
                 value: B::inner(tensor),
                 is_known,
             });
         });
         for parameter in &found {
-            if let Some(gradient) = &parameter.gradient {
-                parameter.check_shape("the gradient", &gradient.shape())?;
-            }
+            parameter.check_shape("the gradient", &parameter.gradient.shape())?;
         }
         Ok(found)
     }

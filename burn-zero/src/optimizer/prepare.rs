@@ -79,18 +79,13 @@ where
 {
     let nothing = ParameterShards::with_ids([].into_iter());
     let (_, inside) = message::describe(|| optimizer.step(0.0, nothing, GradientsParams::new()));
-    if inside.loss_scaler {
-        let layer = "loss scaler";
-        return Err(ZeroOptimizerError::LayerInside { layer });
+    let refused = |layer| Err(ZeroOptimizerError::LayerInside { layer });
+    match inside {
+        _ if inside.loss_scaler => refused("loss scaler"),
+        _ if inside.accumulation => refused("accumulation"),
+        _ if inside.global_norm && !has_norm => Err(ZeroOptimizerError::NoNorm),
+        _ => Ok(()),
     }
-    if inside.accumulation {
-        let layer = "accumulation";
-        return Err(ZeroOptimizerError::LayerInside { layer });
-    }
-    if inside.global_norm && !has_norm {
-        return Err(ZeroOptimizerError::NoNorm);
-    }
-    Ok(())
 }
 
 /// From now on this thread hooks the leaves of the model, and its collective decisions ask these ranks. Returns the ids of the

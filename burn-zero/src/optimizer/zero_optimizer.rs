@@ -154,7 +154,7 @@ impl<O> ZeroOptimizer<O> {
     }
 
     /// Wraps `inner` for a `Learner` that trains with [`ZeroStrategy`](crate::ZeroStrategy), which provides the group and
-    /// prepares the model. An optimizer or model that cannot be sharded is refused there, before the first step.
+    /// prepares the model. A model that cannot be sharded is refused there, before the first step.
     ///
     /// Its record is that of the whole model, as the wrapped optimizer would write it without ranks: any number of ranks, and the
     /// wrapped optimizer alone, can load it.

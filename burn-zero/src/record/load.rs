@@ -116,11 +116,6 @@ impl ShardedRecord {
         rows.map(|(name, row)| row.spec(name))
     }
 
-    /// The tensor of this name.
-    pub fn tensor(&self, name: &str) -> Option<TensorSpec> {
-        self.manifest.tensors.get(name).map(|row| row.spec(name))
-    }
-
     /// The bytes of a slice, little-endian. Reads only the parts of files that contain them, and at most a mebibyte more on each
     /// side of each part.
     ///

@@ -55,13 +55,12 @@ impl TrainingState {
     }
 
     /// What must be the same on all ranks, but the optimizer's.
-    fn common(&self) -> Map<String, Value> {
-        let user = self.user.iter();
-        let user = user.map(|(key, value)| (format!("user state {key}"), value.clone()));
-        let mut common: Map<_, _> = user.collect();
-        common.insert("step".into(), self.step.into());
-        common.insert("scheduler".into(), self.scheduler.clone());
-        common
+    fn common(&self) -> [(&'static str, Value); 3] {
+        [
+            ("step", self.step.into()),
+            ("scheduler", self.scheduler.clone()),
+            ("user state", self.user.clone().into()),
+        ]
     }
 }
 
@@ -151,18 +150,16 @@ impl Manifest {
     }
 
     fn add_state(&mut self, rank: usize, theirs: TrainingState) -> Result<(), RecordError> {
-        let differ = |what: &str, theirs: Option<&Value>, ours: Option<&Value>| {
-            let text = |value: Option<&Value>| value.map_or("nothing".to_owned(), Value::to_string);
-            ranks_differ(what, (rank, text(theirs)), (0, text(ours)))
+        let differ = |what, theirs: &Value, ours: &Value| {
+            ranks_differ(what, (rank, theirs.to_string()), (0, ours.to_string()))
         };
-        let (own, other) = (self.state.common(), theirs.common());
-        for key in own.keys().chain(other.keys()) {
-            if own.get(key) != other.get(key) {
-                return Err(differ(key, other.get(key), own.get(key)));
+        for ((what, ours), (_, theirs)) in self.state.common().iter().zip(theirs.common()) {
+            if *ours != theirs {
+                return Err(differ(what, &theirs, ours));
             }
         }
         let united = unite(&mut self.state.optimizer, theirs.optimizer);
-        united.map_err(|(ours, theirs)| differ("optimizer state", Some(&theirs), Some(&ours)))
+        united.map_err(|(ours, theirs)| differ("optimizer state", &theirs, &ours))
     }
 
     /// Adds slices of a tensor that a rank has.
@@ -254,7 +251,12 @@ impl Manifest {
         let manifest = envelope.manifest.get();
         verify(path, "its manifest", envelope.crc32, manifest.as_bytes())?;
         let manifest: Self = serde_json::from_str(manifest).map_err(no_json)?;
-        // The checksum is right, so the next error is possible only in a file of another program.
+        // The checksum is right, so the following errors are possible only in a file of another program.
+        let ranks = manifest.world_size;
+        let last = path.with_file_name(rank_file(ranks.wrapping_sub(1), ranks));
+        if !last.exists() {
+            return Err(torn(&last, "is missing".to_owned()));
+        }
         let checked = manifest.check();
         checked.map_err(|error| no_manifest(error.to_string()))?;
         Ok(manifest)

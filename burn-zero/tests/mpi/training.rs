@@ -148,7 +148,7 @@ pub fn loaded(dir: &Path) -> Found {
         let (run, recorder) = build::<B>(Arc::new(SingleRank::new()), Stage::Gradients)?;
         let (run, state) = recorder.load::<B, _, _, _>(dir, None, run)?;
         Ok(Found {
-            step: state.step,
+            step: state.expect("there is a record").step,
             weights: parameters(&run.model),
         })
     };

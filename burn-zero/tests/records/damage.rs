@@ -205,25 +205,14 @@ fn a_manifest_that_leads_outside_is_refused() {
     let path = record.join("manifest.json");
     let text = fs::read_to_string(&path).unwrap();
     let whole: Value = serde_json::from_str(&text).unwrap();
-    let second = "/tensors/model~1layer.0/pieces/1";
+    let second = "/tensors/model~1layer.0/slices/1";
     let changes = [
-        (
-            "/parts/1/file".to_owned(),
-            json!("../../etc/passwd"),
-            "its files are not",
-        ),
         (
             "/world_size".to_owned(),
             json!(3),
-            "its files are not those of 3 ranks",
+            "rank-2-of-3.safetensors is missing",
         ),
-        ("/chunk_bytes".to_owned(), json!(0), "its files are not"),
-        (
-            "/parts/1/bytes".to_owned(),
-            json!(10),
-            "longer than their files",
-        ),
-        ("/parts/1/bytes".to_owned(), json!(100_000), "holds"),
+        ("/world_size".to_owned(), json!(u64::MAX), "is missing"),
         (
             format!("{second}/rank"),
             json!(2),
@@ -274,7 +263,7 @@ fn a_manifest_that_leads_outside_is_refused() {
         }
         let text = manifest.to_string();
         let crc32 = crc32fast::hash(text.as_bytes());
-        let head = r#"{"format":"burn-zero sharded record","version":1"#;
+        let head = r#"{"format":"burn-zero sharded record","version":2"#;
         fs::write(
             &path,
             format!(r#"{head},"crc32":{crc32},"manifest":{text}}}"#),

@@ -72,7 +72,7 @@ fn what_one_rank_gives_wrong_is_saved_by_none() {
         (|state, _| state.step += 1, "rank 1 has step 3, rank 0 2"),
         (
             |state, _| drop(state.user.insert("epoch".into(), 3.into())),
-            "rank 1 has user state epoch 3, rank 0 nothing",
+            "rank 1 has user state {\"epoch\":3}, rank 0 {}",
         ),
         (
             |_, entries| {

@@ -280,7 +280,7 @@ fn a_record_of_another_model_is_named_and_a_torn_one_is_no_new_start() {
     };
     assert!(resume(2).into_iter().all(|found| found == Ok(None)));
 
-    save(dir.path(), 2, Stage::Gradients, 6);
+    save(dir.path(), 2, Stage::Gradients, 7);
     let errors = on_each_rank(2, |group| {
         let linear = LinearConfig::new(7, 11).init::<B>(&Default::default());
         let (run, recorder) = build(group, Stage::Gradients, linear).unwrap();
