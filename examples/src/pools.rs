@@ -1,5 +1,7 @@
 //! Memory in use: of a device, as the runtime below the backend reports it, and of the heap.
 
+use std::fs;
+
 use burn_accum::{MemoryProbe, PeakCounter, SampledGauge};
 use peak_alloc::PeakAlloc;
 
@@ -129,4 +131,14 @@ pub fn memory_probe(backend: BackendName) -> Box<dyn MemoryProbe> {
             Box::new(SampledGauge::new(in_use))
         }
     }
+}
+
+/// The peak of this process's resident memory, which only Linux records.
+pub fn peak_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
 }

@@ -8,8 +8,7 @@ use peak_alloc::PeakAlloc;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::BackendName;
-use crate::gpt::report::peak_bytes;
-use crate::pools::Pools;
+use crate::pools::{Pools, peak_bytes};
 
 /// Time between two readings of a device: the bytes that a step holds change over milliseconds.
 const INTERVAL: Duration = Duration::from_micros(200);

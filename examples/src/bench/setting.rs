@@ -6,7 +6,7 @@ use std::str::FromStr;
 use burn_amp::Detection;
 use clap::ValueEnum;
 
-use crate::gpt::options::Amp;
+use crate::gpt::precision::Amp;
 use crate::gpt::recompute::Checkpoint;
 
 /// What `--settings` lists: decorators over the backend, and what becomes of activations.

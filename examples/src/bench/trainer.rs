@@ -18,9 +18,9 @@ use super::options::Workload;
 use super::setting::{Setting, Stack};
 use crate::backend::BackendName;
 use crate::gpt::loader::TokenBatch;
+use crate::gpt::loader::hash;
 use crate::gpt::model::Gpt;
 use crate::gpt::precision::Training;
-use crate::gpt::windows::hash;
 
 /// The learning rate of torch_gpt.py.
 const LEARNING_RATE: f64 = 3e-4;

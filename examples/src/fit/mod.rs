@@ -20,7 +20,8 @@ use clap::{Parser, ValueEnum};
 
 use crate::gpt::loader::TokenBatch;
 use crate::gpt::model::{Gpt, GptConfig};
-use crate::gpt::options::{Amp, Options};
+use crate::gpt::options::Options;
+use crate::gpt::precision::Amp;
 use crate::gpt::recompute::Checkpoint;
 
 /// Says what a training step of the gpt example takes, and which settings fit into a device's memory, the fastest first. Nothing is

@@ -1,397 +1,134 @@
-//! The optimizer that the settings name.
+//! The optimizer: AdamW with its state on the device or on the host, clipped, in a [`ZeroOptimizer`].
 //!
-//! One type for all of them, so that the training is compiled once.
-
-use std::fmt;
+//! One type for both places, so that the training is compiled once.
 
 use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{
-    AdaGrad, AdaGradConfig, AdaGradState, Adam, AdamConfig, AdamState, AdamW, AdamWConfig,
-    AdamWState, LearningRate, Sgd, SgdConfig, SgdState, SimpleOptimizer,
+use burn::optim::{AdamW, AdamWConfig};
+use burn::optim::{GradientsParams, MultiGradientsParams, Optimizer};
+use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Record, Recorder};
+use burn::tensor::backend::AutodiffBackend;
+use burn_accum::ClipGlobalNorm;
+use burn_zero::{
+    Memory, OffloadConfig, OffloadError, OffloadRecord, OffloadedAdamW, ParameterShards,
+    ZeroOptimizer,
 };
-use burn::prelude::*;
-use burn::record::Record;
-use burn_zero::HostAdamWConfig;
-use serde::{Deserialize, Serialize};
 
-/// An optimizer, as plain numbers. Defaults are DeepSpeed's, or PyTorch's for those that DeepSpeed takes from there.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
-pub enum OptimizerConfig {
-    /// Adam with L2 regularisation: weight decay is added to the gradient (`adam_w_mode: false`).
-    Adam(AdamParams),
-    /// Adam with decoupled weight decay; in DeepSpeed's files also `"Adam"`, unless `adam_w_mode` is false.
-    AdamW(AdamParams),
-    /// Stochastic gradient descent.
-    Sgd(SgdParams),
-    /// Adagrad.
-    Adagrad(AdagradParams),
-}
+use super::error::GptError;
+use super::job::Job;
 
-/// The parameters of [`OptimizerConfig::Adam`] and [`OptimizerConfig::AdamW`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct AdamParams {
-    /// Learning rate. Default 0.001.
-    pub lr: f64,
-    /// Decays of both moments. Default 0.9 and 0.999.
-    pub betas: (f64, f64),
-    /// Added to the root of the second moment. Default 1e-8.
-    pub eps: f64,
-    /// Weight decay. Default 0, DeepSpeed's; PyTorch's AdamW (`torch_adam: true` in DeepSpeed's file) has 0.01.
-    pub weight_decay: f64,
-}
+/// Burn's AdamW, on the parameters that a [`ZeroOptimizer`] gives it: with one rank all of them.
+type OnDevice<B> = OptimizerAdaptor<AdamW, Shards<B>, B>;
 
-/// The parameters of [`OptimizerConfig::Sgd`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct SgdParams {
-    /// Learning rate. Default 0.001.
-    pub lr: f64,
-    /// Momentum. Default 0.
-    pub momentum: f64,
-    /// Dampening of the momentum. Default 0.
-    pub dampening: f64,
-    /// Whether the momentum is Nesterov's. Default false.
-    pub nesterov: bool,
-    /// L2 regularisation. Default 0.
-    pub weight_decay: f64,
-}
+type Shards<B> = ParameterShards<B>;
 
-/// The parameters of [`OptimizerConfig::Adagrad`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct AdagradParams {
-    /// Learning rate. Default 0.01.
-    pub lr: f64,
-    /// Added to the root of the sum of squares. Default 1e-10.
-    pub eps: f64,
-    /// L2 regularisation. Default 0.
-    pub weight_decay: f64,
-}
-
-impl Default for AdamParams {
-    fn default() -> Self {
-        Self {
-            lr: 1e-3,
-            betas: (0.9, 0.999),
-            eps: 1e-8,
-            weight_decay: 0.0,
-        }
-    }
-}
-
-impl Default for SgdParams {
-    fn default() -> Self {
-        Self {
-            lr: 1e-3,
-            momentum: 0.0,
-            dampening: 0.0,
-            nesterov: false,
-            weight_decay: 0.0,
-        }
-    }
-}
-
-impl Default for AdagradParams {
-    fn default() -> Self {
-        Self {
-            lr: 1e-2,
-            eps: 1e-10,
-            weight_decay: 0.0,
-        }
-    }
-}
-
-impl OptimizerConfig {
-    /// Its learning rate.
-    pub fn lr(&self) -> f64 {
-        match self {
-            Self::Adam(params) | Self::AdamW(params) => params.lr,
-            Self::Sgd(params) => params.lr,
-            Self::Adagrad(params) => params.lr,
-        }
-    }
-}
-
-impl fmt::Display for OptimizerConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
-    }
-}
-
-/// AdamW with the moments of GPT-3 (Brown et al. 2020).
-pub fn default_optimizer(lr: f64) -> OptimizerConfig {
-    OptimizerConfig::AdamW(default_params(lr))
-}
-
-/// The numbers of [`default_optimizer`], which a file's `"auto"` stands for.
-pub fn default_params(lr: f64) -> AdamParams {
-    AdamParams {
-        lr,
-        betas: (0.9, 0.95),
-        eps: 1e-8,
-        weight_decay: 0.01,
-    }
-}
-
-/// AdamW on the host, with decoupled weight decay.
-pub fn host_adamw(params: &AdamParams) -> HostAdamWConfig {
-    HostAdamWConfig {
-        beta_1: params.betas.0,
-        beta_2: params.betas.1,
-        epsilon: params.eps,
-        weight_decay: params.weight_decay,
-        ..HostAdamWConfig::default()
-    }
-}
-
-/// One of Burn's optimizers.
+/// AdamW with its state on the device or on the host.
 #[derive(Clone)]
-pub enum Named<B: Backend> {
-    /// Adam with L2 regularisation.
-    Adam(Adam),
-    /// Adam with decoupled weight decay.
-    AdamW(AdamW),
-    /// Stochastic gradient descent, with momentum if there is one.
-    Sgd(Sgd<B>),
-    /// Adagrad.
-    AdaGrad(AdaGrad),
+pub enum PlacedAdamW<B: AutodiffBackend> {
+    /// On the device: Burn's.
+    Device(OnDevice<B>),
+    /// On the host.
+    Host(OffloadedAdamW),
 }
 
-/// The state of a parameter.
+/// Its state.
 #[derive(Record, Clone)]
-pub enum NamedState<B: Backend, const D: usize> {
-    /// Of Adam.
-    Adam(AdamState<B, D>),
-    /// Of AdamW.
-    AdamW(AdamWState<B, D>),
-    /// Of SGD.
-    Sgd(SgdState<B, D>),
-    /// Of Adagrad.
-    AdaGrad(AdaGradState<B, D>),
+pub enum PlacedRecord<B: AutodiffBackend> {
+    /// On the device.
+    Device(<OnDevice<B> as Optimizer<Shards<B>, B>>::Record),
+    /// On the host.
+    Host(OffloadRecord),
 }
 
-impl<B: Backend> Named<B> {
-    /// The optimizer of a configuration, without its learning rate, which the schedule sets.
-    pub fn new(config: &OptimizerConfig) -> Self {
-        let decay = |penalty: f64| (penalty > 0.0).then(|| WeightDecayConfig::new(penalty as f32));
-        match config {
-            OptimizerConfig::Adam(params) => Self::Adam(
-                AdamConfig::new()
-                    .with_beta_1(params.betas.0 as f32)
-                    .with_beta_2(params.betas.1 as f32)
-                    .with_epsilon(params.eps as f32)
-                    .with_weight_decay(decay(params.weight_decay))
-                    .build(),
-            ),
-            OptimizerConfig::AdamW(params) => Self::AdamW(
-                AdamWConfig::new()
-                    .with_beta_1(params.betas.0 as f32)
-                    .with_beta_2(params.betas.1 as f32)
-                    .with_epsilon(params.eps as f32)
-                    .with_weight_decay(params.weight_decay as f32)
-                    .build(),
-            ),
-            OptimizerConfig::Sgd(params) => {
-                let momentum = MomentumConfig::new()
-                    .with_momentum(params.momentum)
-                    .with_dampening(params.dampening)
-                    .with_nesterov(params.nesterov);
-                Self::Sgd(
-                    SgdConfig::new()
-                        .with_momentum((params.momentum > 0.0).then_some(momentum))
-                        .with_weight_decay(decay(params.weight_decay))
-                        .build(),
-                )
-            }
-            OptimizerConfig::Adagrad(params) => Self::AdaGrad(
-                AdaGradConfig::new()
-                    .with_epsilon(params.eps as f32)
-                    .with_weight_decay(decay(params.weight_decay))
-                    .build(),
-            ),
+/// The optimizer of a job over `ranks` ranks. It goes into a Learner with a ZeroStrategy, and there into the layers around it.
+///
+/// # Errors
+///
+/// [`GptError::Options`].
+pub fn optimizer<B: AutodiffBackend>(
+    job: &Job,
+    ranks: usize,
+) -> Result<ZeroOptimizer<ClipGlobalNorm<PlacedAdamW<B>>>, GptError> {
+    let adamw = PlacedAdamW::new(job)?;
+    // Without clipping the limit is `f32::MAX`: gradients are multiplied with 1, which changes no bit, and the type is the same.
+    let max_norm = job.zero.gradient_clipping.unwrap_or(f32::MAX.into());
+    let clip =
+        ClipGlobalNorm::new(adamw, max_norm as f32).expect("the configuration's norm is positive");
+    let norm = clip.norm();
+    let zero = ZeroOptimizer::in_learner(clip, job.zero.settings());
+    Ok(match ranks {
+        1 => zero,
+        // A rank has only a shard of the gradients, so the norm is reduced over all ranks.
+        _ => zero.with_norm(move |value| norm.provide(value)),
+    })
+}
+
+impl<B: AutodiffBackend> PlacedAdamW<B> {
+    fn new(job: &Job) -> Result<Self, GptError> {
+        let adamw = &job.adamw;
+        if job.zero.offload_optimizer == Memory::Device {
+            let burns = AdamWConfig::new()
+                .with_beta_1(adamw.beta_1 as f32)
+                .with_beta_2(adamw.beta_2 as f32)
+                .with_epsilon(adamw.epsilon as f32)
+                .with_weight_decay(adamw.weight_decay as f32);
+            return Ok(Self::Device(burns.init()));
         }
-    }
-}
-
-/// Optimizer state of one parameter, in bytes.
-pub fn state_bytes(config: &OptimizerConfig) -> u64 {
-    match config {
-        OptimizerConfig::Adam(_) | OptimizerConfig::AdamW(_) => 8,
-        OptimizerConfig::Sgd(params) if params.momentum == 0.0 => 0,
-        OptimizerConfig::Sgd(_) | OptimizerConfig::Adagrad(_) => 4,
-    }
-}
-
-/// Steps the chosen optimizer with its state, by two `match` arms for each optimizer.
-macro_rules! step {
-    ($optimizer:expr, $state:expr, ($lr:expr, $tensor:expr, $gradient:expr): $($name:ident)*) => {
-        match ($optimizer, $state) {
-            $((Named::$name(optimizer), None) => {
-                let (tensor, state) = optimizer.step($lr, $tensor, $gradient, None);
-                (tensor, state.map(NamedState::$name))
-            }
-            (Named::$name(optimizer), Some(NamedState::$name(state))) => {
-                let (tensor, state) = optimizer.step($lr, $tensor, $gradient, Some(state));
-                (tensor, state.map(NamedState::$name))
-            })*
-            _ => panic!("the record is that of another optimizer"),
-        }
-    };
-}
-
-impl<B: Backend> SimpleOptimizer<B> for Named<B> {
-    type State<const D: usize> = NamedState<B, D>;
-
-    fn step<const D: usize>(
-        &self,
-        lr: LearningRate,
-        tensor: Tensor<B, D>,
-        gradient: Tensor<B, D>,
-        state: Option<NamedState<B, D>>,
-    ) -> (Tensor<B, D>, Option<NamedState<B, D>>) {
-        step!(self, state, (lr, tensor, gradient): Adam AdamW Sgd AdaGrad)
-    }
-
-    fn to_device<const D: usize>(state: NamedState<B, D>, device: &B::Device) -> NamedState<B, D> {
-        match state {
-            NamedState::Adam(state) => {
-                NamedState::Adam(<Adam as SimpleOptimizer<B>>::to_device(state, device))
-            }
-            NamedState::AdamW(state) => {
-                NamedState::AdamW(<AdamW as SimpleOptimizer<B>>::to_device(state, device))
-            }
-            NamedState::Sgd(state) => NamedState::Sgd(Sgd::to_device(state, device)),
-            NamedState::AdaGrad(state) => {
-                NamedState::AdaGrad(<AdaGrad as SimpleOptimizer<B>>::to_device(state, device))
-            }
-        }
-    }
-}
-
-/// The optimizer of a configuration, for a whole module or for the pieces of one.
-pub fn optimizer<B, M>(config: &OptimizerConfig) -> OptimizerAdaptor<Named<B::InnerBackend>, M, B>
-where
-    B: burn::tensor::backend::AutodiffBackend,
-    M: burn::module::AutodiffModule<B>,
-{
-    Named::new(config).into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use burn::backend::Autodiff;
-    use burn::module::Param;
-    use burn::nn::{Linear, LinearConfig};
-    use burn::optim::{GradientsParams, Optimizer};
-    use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
-    use burn_flex::Flex;
-
-    type Train = Autodiff<Flex>;
-
-    fn steps<O: Optimizer<Linear<Train>, Train>>(
-        optimizer: &mut O,
-        mut model: Linear<Train>,
-        steps: usize,
-    ) -> Linear<Train> {
-        for step in 0..steps {
-            let x = Tensor::<Train, 2>::full([3, 4], 0.3 + step as f32, &Default::default());
-            let loss = model.forward(x).powf_scalar(2.0).mean();
-            let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            model = optimizer.step(0.05, model, gradients);
-        }
-        model
-    }
-
-    fn weights(model: &Linear<Train>) -> Vec<f32> {
-        model.weight.val().into_data().to_vec().unwrap()
-    }
-
-    fn linear() -> Linear<Train> {
-        let mut model = LinearConfig::new(4, 2)
-            .with_bias(false)
-            .init(&Default::default());
-        // Drawn before it is cloned.
-        model.weight = Param::from_tensor(model.weight.val());
-        model
-    }
-
-    #[test]
-    fn each_is_burns_and_goes_on_from_its_record() {
-        let model = linear();
-        let adam = AdamParams {
-            betas: (0.8, 0.9),
-            eps: 1e-6,
-            weight_decay: 0.1,
-            ..Default::default()
+        let offload = OffloadConfig {
+            bucket_elements: job.zero.settings().bucket_elements,
+            ..OffloadConfig::new(adamw.clone())
         };
-        let sgd = SgdParams {
-            momentum: 0.9,
-            dampening: 0.1,
-            nesterov: true,
-            weight_decay: 0.1,
-            ..Default::default()
-        };
-        let burns_adam = AdamConfig::new()
-            .with_beta_1(0.8)
-            .with_beta_2(0.9)
-            .with_epsilon(1e-6)
-            .with_weight_decay(Some(WeightDecayConfig::new(0.1)));
-        let burns_adam_w = AdamWConfig::new()
-            .with_beta_1(0.8)
-            .with_beta_2(0.9)
-            .with_epsilon(1e-6)
-            .with_weight_decay(0.1);
-        let momentum = MomentumConfig::new()
-            .with_momentum(0.9)
-            .with_dampening(0.1)
-            .with_nesterov(true);
-        let burns_sgd = SgdConfig::new()
-            .with_momentum(Some(momentum))
-            .with_weight_decay(Some(WeightDecayConfig::new(0.1)));
-        let plain_sgd = OptimizerConfig::Sgd(SgdParams::default());
-        let adagrad = OptimizerConfig::Adagrad(AdagradParams::default());
-        let burns_adagrad = AdaGradConfig::new().with_epsilon(1e-10);
-        let plain = || model.clone();
-        let cases = [
-            (
-                OptimizerConfig::Adam(adam),
-                steps(&mut burns_adam.init(), plain(), 3),
-            ),
-            (
-                OptimizerConfig::AdamW(adam),
-                steps(&mut burns_adam_w.init(), plain(), 3),
-            ),
-            (
-                OptimizerConfig::Sgd(sgd),
-                steps(&mut burns_sgd.init(), plain(), 3),
-            ),
-            (plain_sgd, steps(&mut SgdConfig::new().init(), plain(), 3)),
-            (adagrad, steps(&mut burns_adagrad.init(), plain(), 3)),
-        ];
-        for (config, burns) in cases {
-            let mut named = optimizer(&config);
-            assert_eq!(
-                weights(&steps(&mut named, plain(), 3)),
-                weights(&burns),
-                "{config}"
-            );
+        let refused = |error: OffloadError| GptError::Options(error.to_string());
+        offload.init().map(Self::Host).map_err(refused)
+    }
+}
 
-            let mut named = optimizer(&config);
-            let half = steps(&mut named, plain(), 2);
-            let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
-            let bytes = Recorder::<Train>::record(&recorder, named.to_record(), ()).unwrap();
-            let record = Recorder::<Train>::load(&recorder, bytes, &Default::default()).unwrap();
-            let mut resumed = optimizer::<Train, _>(&config).load_record(record);
-            assert_eq!(
-                weights(&steps(&mut resumed, half.clone(), 1)),
-                weights(&steps(&mut named, half, 1)),
-                "{config}"
-            );
+impl<B: AutodiffBackend> Optimizer<Shards<B>, B> for PlacedAdamW<B> {
+    type Record = PlacedRecord<B>;
+
+    fn step(&mut self, lr: f64, shards: Shards<B>, grads: GradientsParams) -> Shards<B> {
+        match self {
+            Self::Device(adamw) => adamw.step(lr, shards, grads),
+            Self::Host(adamw) => adamw.step(lr, shards, grads),
         }
     }
+
+    fn step_multi(&mut self, lr: f64, shards: Shards<B>, grads: MultiGradientsParams) -> Shards<B> {
+        match self {
+            Self::Device(adamw) => adamw.step_multi(lr, shards, grads),
+            Self::Host(adamw) => adamw.step_multi(lr, shards, grads),
+        }
+    }
+
+    fn to_record(&self) -> PlacedRecord<B> {
+        match self {
+            Self::Device(adamw) => PlacedRecord::Device(adamw.to_record()),
+            Self::Host(adamw) => PlacedRecord::Host(Optimizer::<Shards<B>, B>::to_record(adamw)),
+        }
+    }
+
+    /// Loads the state of a run that kept it in the other place too: the same numbers, bit for bit.
+    fn load_record(self, record: PlacedRecord<B>) -> Self {
+        match self {
+            Self::Device(adamw) => Self::Device(adamw.load_record(match record {
+                PlacedRecord::Device(record) => record,
+                PlacedRecord::Host(record) => moved::<B, _>(record),
+            })),
+            Self::Host(adamw) => {
+                let record = match record {
+                    PlacedRecord::Device(record) => moved::<B, _>(record),
+                    PlacedRecord::Host(record) => record,
+                };
+                Self::Host(Optimizer::<Shards<B>, B>::load_record(adamw, record))
+            }
+        }
+    }
+}
+
+/// The record as that of the other place: both have the same file format, so a file in memory makes one of the other.
+fn moved<B: AutodiffBackend, To: Record<B>>(record: impl Record<B>) -> To {
+    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+    let bytes = Recorder::<B>::record(&recorder, record, ());
+    let bytes = bytes.expect("AdamW's state can be serialized");
+    let moved = Recorder::<B>::load(&recorder, bytes, &Default::default());
+    moved.expect("both places have Burn's format of AdamW's state")
 }

@@ -1,23 +1,22 @@
 //! The command line.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use burn_zero::Stage;
+use clap::Parser;
 use clap::builder::RangedU64ValueParser;
-use clap::{Parser, ValueEnum};
-use serde::{Deserialize, Serialize};
 
 use super::error::GptError;
+use super::loader::Plan;
 use super::model::{GptConfig, Loss};
-use super::plan::Plan;
+use super::precision::Amp;
 use super::recompute::Checkpoint;
 use crate::backend::BackendName;
 
 /// Trains a decoder-only transformer on the bytes of a text, then writes a table, a sample and a report.
 ///
-/// Without options it trains on this repository's own sources and documentation for about four minutes on two cores.
-#[derive(Parser, Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Without options it trains on this repository's own sources for about four minutes on two cores.
+#[derive(Parser, Clone, Debug, PartialEq)]
 #[command(name = "gpt", version, args_override_self = true)]
 pub struct Options {
     /// Precision of the forward and backward pass; parameters and optimizer stay in f32 [default: off]
@@ -37,35 +36,20 @@ pub struct Options {
     pub accum: Option<usize>,
 
     /// Sequences in an update, instead of --batch and --accum: in the largest batches that fit into the memory
-    #[arg(
-        long,
-        value_name = "SEQUENCES",
-        value_parser = positive(),
-        conflicts_with_all = ["batch", "accum"],
-        help_heading = "Training"
-    )]
-    #[serde(default)]
+    #[arg(long, value_name = "SEQUENCES", value_parser = positive(), help_heading = "Training")]
+    #[arg(conflicts_with_all = ["batch", "accum"])]
     pub effective_batch: Option<usize>,
 
     /// Memory that --effective-batch may use [default: all of the device's]
-    #[arg(
-        long,
-        value_name = "MIB",
-        value_parser = mebibytes(),
-        requires = "effective_batch",
-        help_heading = "Training"
-    )]
-    #[serde(default)]
+    #[arg(long, value_name = "MIB", value_parser = mebibytes(), help_heading = "Training")]
     pub memory_limit: Option<u64>,
 
     /// What becomes of activations until backward: none, block, keep-compute, offload, budget=MIB or budget=40%
     #[arg(long, value_name = "HOW", default_value_t = Checkpoint::None, help_heading = "Training")]
-    #[serde(default)]
     pub checkpoint: Checkpoint,
 
     /// From what the loss is computed
     #[arg(long, value_enum, default_value_t = Loss::Full, help_heading = "Training")]
-    #[serde(default)]
     pub loss: Loss,
 
     /// Highest learning rate [default: 0.002]
@@ -90,25 +74,20 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = BackendName::Flex, help_heading = "Training")]
     pub backend: BackendName,
 
-    /// DeepSpeed's JSON: batch sizes, precision, ZeRO, offload, clipping, optimizer and schedule. Options fill in what it leaves
-    /// out, and must not contradict it
+    /// DeepSpeed's JSON: batch sizes, precision, ZeRO, offload, clipping, AdamW and schedule. Options that are given count before it
     #[arg(long, value_name = "FILE", help_heading = "Ranks")]
-    #[serde(default)]
     pub config: Option<PathBuf>,
 
     /// What is sharded over ranks: 0 nothing (plain data parallel), 1 optimizer state, 2 and gradients [default: 0]
     #[arg(long, value_name = "STAGE", value_parser = stage, help_heading = "Ranks")]
-    #[serde(default)]
     pub zero: Option<Stage>,
 
     /// Ranks, as threads of this process, a device each; under mpirun and srun their processes are the ranks [default: 1]
     #[arg(long, value_parser = positive(), help_heading = "Ranks")]
-    #[serde(default)]
     pub ranks: Option<usize>,
 
     /// Keep the optimizer's state in host memory and update parameters there
     #[arg(long, help_heading = "Ranks")]
-    #[serde(default)]
     pub offload: bool,
 
     /// Bytes that the model sees at once
@@ -131,13 +110,9 @@ pub struct Options {
     #[arg(long, default_value_t = 0.0, value_parser = probability, help_heading = "Model")]
     pub dropout: f64,
 
-    /// Files to train on, in this order [default: *.rs and *.md of this repository]
+    /// Files to train on, in this order [default: the sources of this repository, which are part of the program]
     #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Data")]
     pub text: Vec<PathBuf>,
-
-    /// Threads that prepare batches; the batches are the same for any number
-    #[arg(long, default_value_t = 2, value_parser = positive(), help_heading = "Data")]
-    pub workers: usize,
 
     /// Go on from the last record in the output directory
     #[arg(long, help_heading = "Run")]
@@ -145,29 +120,11 @@ pub struct Options {
 
     /// Draw the memory over one step, with what is dropped and what comes back, into this SVG file
     #[arg(long, value_name = "FILE", help_heading = "Run")]
-    #[serde(default)]
     pub memory_plot: Option<PathBuf>,
 
     /// Directory of the run: records, metrics, log, report.json
-    #[arg(
-        long,
-        value_name = "DIR",
-        default_value = "artifacts/gpt",
-        help_heading = "Run"
-    )]
+    #[arg(long, default_value = "artifacts/gpt", help_heading = "Run")]
     pub output: PathBuf,
-}
-
-/// What `--amp` chooses from.
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Amp {
-    /// f32 throughout
-    Off,
-    /// bfloat16 where it is safe; needs no loss scale
-    Bf16,
-    /// IEEE half precision where it is safe, with dynamic loss scaling
-    F16,
 }
 
 impl Options {
@@ -184,43 +141,19 @@ impl Options {
                 width.next_multiple_of(heads)
             )));
         }
-        // clap ignores a requirement if another option conflicts with it.
+        let refused = |reason: String| Err(GptError::Options(reason));
         if let (Some(limit), None) = (self.memory_limit, self.effective_batch) {
-            return Err(GptError::Options(format!(
+            return refused(format!(
                 "--memory-limit {limit} is for --effective-batch, which is not given: --batch and --accum take what they take"
-            )));
+            ));
         }
-        if let Some(warmup) = self.warmup
-            && warmup > self.steps
-        {
-            return Err(GptError::Options(format!(
+        match self.warmup {
+            Some(warmup) if warmup > self.steps => refused(format!(
                 "--warmup {warmup} is longer than the training: --steps is {}",
                 self.steps
-            )));
+            )),
+            _ => Ok(()),
         }
-        Ok(())
-    }
-
-    /// The options that must be the same in all processes of a job, beside their settings.
-    pub(super) fn start(&self) -> impl fmt::Debug + use<> {
-        let Self {
-            steps,
-            context,
-            layers,
-            heads,
-            width,
-            seed,
-            resume,
-            ..
-        } = *self;
-        let dropout = self.dropout;
-        (
-            steps,
-            [context, layers, heads, width],
-            dropout,
-            seed,
-            resume,
-        )
     }
 
     /// The model that these options describe.
@@ -233,40 +166,16 @@ impl Options {
 
     /// How the steps fall into epochs.
     pub fn plan(&self) -> Plan {
-        Plan::new(
-            self.steps,
-            self.eval_every.unwrap_or(self.steps.div_ceil(10)),
-        )
+        let tenth = self.steps.div_ceil(10);
+        Plan {
+            steps: self.steps,
+            epoch: self.eval_every.unwrap_or(tenth).min(self.steps),
+        }
     }
 
     /// Updates over which the learning rate rises.
     pub fn warmup(&self) -> usize {
         self.warmup.unwrap_or((self.steps / 10).min(1000))
-    }
-}
-
-impl Amp {
-    /// The name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-        }
-    }
-
-    /// What most of the arithmetic is in: `f32`, `bf16` or `f16`.
-    pub fn dtype(self) -> &'static str {
-        match self {
-            Self::Off => "f32",
-            lower => lower.name(),
-        }
-    }
-}
-
-impl fmt::Display for Amp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 
@@ -295,95 +204,5 @@ fn probability(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(probability) if (0.0..1.0).contains(&probability) => Ok(probability),
         _ => Err("must be a number of at least 0 and below 1".into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(arguments: &str) -> Result<Options, String> {
-        let arguments = ["gpt"].into_iter().chain(arguments.split_whitespace());
-        let options = Options::try_parse_from(arguments).map_err(|error| error.to_string())?;
-        options.validate().map_err(|error| error.to_string())?;
-        Ok(options)
-    }
-
-    #[test]
-    fn defaults_are_valid() {
-        let options = parse("").unwrap();
-        assert_eq!(options.output, PathBuf::from("artifacts/gpt"));
-        assert_eq!(options.backend, BackendName::Flex);
-        assert!(options.text.is_empty());
-    }
-
-    #[test]
-    fn every_option_is_understood() {
-        let options = parse(
-            "--amp bf16 --steps 30 --batch 2 --context 16 --layers 1 --heads 2 --width 8 --dropout 0.1 --lr 1e-2 \
-             --warmup 3 --eval-every 10 --seed 7 --backend vulkan --text a b --workers 1 --resume --output out --zero 2 --ranks 3 \
-             --offload --config ds_config.json",
-        )
-        .unwrap();
-        assert_eq!(options.amp, Some(Amp::Bf16));
-        assert_eq!(
-            (options.zero, options.ranks),
-            (Some(Stage::Gradients), Some(3))
-        );
-        assert_eq!(options.text.len(), 2);
-        assert_eq!(options.warmup(), 3);
-        assert_eq!(options.plan().epochs(), 3);
-        assert!(options.resume);
-    }
-
-    #[test]
-    fn wrong_values_are_refused_with_the_reason() {
-        for (arguments, reason) in [
-            ("--steps 0", "0 is not in 1.."),
-            ("--batch x", "invalid digit"),
-            (
-                "--heads 3",
-                "--heads 3 does not divide --width 128; the nearest width that it divides is 129",
-            ),
-            ("--dropout 1", "at least 0 and below 1"),
-            ("--dropout nan", "at least 0 and below 1"),
-            ("--lr 0", "above 0 and at most 1"),
-            (
-                "--steps 10 --warmup 11",
-                "--warmup 11 is longer than the training: --steps is 10",
-            ),
-            ("--accum 0", "0 is not in 1.."),
-            (
-                "--effective-batch 8 --accum 2",
-                "'--effective-batch <SEQUENCES>' cannot be used with '--accum <ACCUM>'",
-            ),
-            (
-                "--effective-batch 8 --batch 2",
-                "'--effective-batch <SEQUENCES>' cannot be used with '--batch <BATCH>'",
-            ),
-            ("--memory-limit 100", "--effective-batch <SEQUENCES>"),
-            (
-                "--memory-limit 100 --batch 2",
-                "--memory-limit 100 is for --effective-batch, which is not given",
-            ),
-            (
-                "--checkpoint budget=0",
-                "expected none, block, keep-compute, offload, budget=MIB or budget=1% to budget=100%",
-            ),
-            ("--amp fp8", "[possible values: off, bf16, f16]"),
-            (
-                "--zero 3",
-                "ZeRO stage 3, but there are 0, 1 and 2; stage 3 comes later",
-            ),
-            ("--zero two", "must be 0, 1 or 2"),
-            ("--ranks 0", "0 is not in 1.."),
-            (
-                "--backend tpu",
-                "[possible values: flex, cuda, tch, vulkan]",
-            ),
-        ] {
-            let error = parse(arguments).unwrap_err();
-            assert!(error.contains(reason), "{arguments}: {error}");
-        }
     }
 }

@@ -8,7 +8,6 @@ use burn_flex::Flex;
 use burn_zero::RankItem;
 
 use super::loader::TokenBatch;
-use super::metric::Nats;
 use super::model::Gpt;
 
 /// The output of a step for the metrics: only the loss, so that a step waits for one number and not for all logits.
@@ -66,11 +65,5 @@ impl<B: Backend> RankItem for LossOutput<B> {
 impl<B: Backend> Adaptor<LossInput<B>> for LossOutput<B> {
     fn adapt(&self) -> LossInput<B> {
         LossInput::new(self.loss.clone())
-    }
-}
-
-impl<B: Backend> Adaptor<Nats> for LossOutput<B> {
-    fn adapt(&self) -> Nats {
-        Nats(self.loss.clone().into_scalar().elem())
     }
 }

@@ -2,269 +2,246 @@
 
 use std::io::{IsTerminal, stdout};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
+use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataset::InMemDataset;
 use burn::prelude::*;
+use burn::record::{FullPrecisionSettings, NamedMpkFileRecorder};
 use burn::tensor::backend::{AutodiffBackend, DeviceOps};
 use burn::train::checkpoint::KeepLastNCheckpoints;
 use burn::train::metric::{LearningRateMetric, LossMetric};
-use burn::train::renderer::tui::TuiMetricsRendererWrapper;
 use burn::train::{Interrupter, Learner, SupervisedTraining};
+use burn_accum::{AccumConfig, MicroBatchFound, MultiSteps, PerUpdate, UpdatesMetric};
+use burn_amp::{GradScaler, LossScaleMetric, SkippedStepsMetric};
+use burn_checkpoint::{MemoryBudget, RematStats};
 use burn_flex::Flex;
+use burn_tensorboard::TensorBoard;
 use burn_zero::group::launched;
-use burn_zero::{ModelStates, SilentRenderer};
+use burn_zero::{Agree, ModelStates, SilentRenderer, ZeroStrategy, estimate};
 
-use super::accumulation::Window;
 use super::error::GptError;
-use super::held::Held;
-use super::history::History;
-use super::loader::WindowLoader;
-use super::metric::Perplexity;
+use super::job::Job;
+use super::loader::{Cut, Loader};
+use super::log::Log;
 use super::model::Gpt;
-use super::placement::Placed;
-use super::precision::Precision;
-use super::progress::Lines;
-use super::ranks::{Expected, Rank, World};
-use super::recompute::{Recompute, plot_memory};
-use super::report::{Report, peak_bytes};
-use super::run_dir::{REPORT, WholeFileRecorder, open};
+use super::optimizer::optimizer;
+use super::options::Options;
+use super::precision::Amp;
+use super::ranks::{Rank, device_of, run_ranks};
+use super::rehearsal::{find_window, plot_memory};
+use super::report::Report;
+use super::resume::open;
 use super::sample::sample;
-use super::settings::Settings;
 use super::text::Text;
-use super::windows::{Batches, Windows};
+use crate::pools::peak_bytes;
 
 /// Held-out sequences that a validation reads at most.
-const VALIDATION_WINDOWS: usize = 256;
+const VALIDATION_SEQUENCES: usize = 256;
 
 /// Bytes of text to show for the trained model.
 const SAMPLE_BYTES: usize = 400;
 
-/// Trains as the settings say, and reports where rank 0 is; the device is one of the backend that they name.
+/// Trains, and reports where rank 0 is; the device is one of the backend that the options name.
 ///
 /// # Errors
 ///
 /// Anything that [`GptError`] lists, the first of it before the first step wherever that is possible.
 pub fn train<B: AutodiffBackend>(
-    mut settings: Settings,
-    world: World,
+    options: &Options,
+    mut job: Job,
     device: B::Device,
 ) -> Result<Option<Report>, GptError> {
-    let precision = {
-        let config = &settings.job.config;
-        Precision::install::<B>(config.amp, &config.scaler, &device)?
-    };
+    let ranks = job.batch.world_size;
+    let (policy, _) = job.amp.configs();
+    policy.check::<B>(&device)?;
+    policy.install()?;
     // Finds an invalid configuration before anything is written.
-    Placed::<B>::new(&settings.job.config, world.size(), &Held::default())?;
-    let text = Text::load(&settings.options.text)?;
-    text.check(settings.options.context)?;
-    let window = Window::settle::<B>(&mut settings, &precision, &device)?;
-    if let Some(found) = &window.found {
+    GradScaler::new(&job.scaler)?;
+    job.schedule(options)?;
+    optimizer::<B>(&job, ranks)?;
+    let text = Text::load(&options.text, options.context)?;
+    let found = find_window::<B>(options, &mut job, &device)?;
+    if let Some(found) = &found {
         println!("{found}");
     }
-    B::seed(&device, settings.options.seed);
+    B::seed(&device, options.seed);
     let run = Run {
         // Drawn once for the ranks of this process, which share its generator of random numbers.
-        model: Mutex::new(settings.options.model().init::<B>(&device)),
-        settings,
-        precision,
-        window,
+        model: Mutex::new(options.model().init::<B>(&device)),
+        options,
+        job,
+        found,
         text,
         device,
     };
-    world.run(|rank| run.train(&rank))
+    run_ranks(ranks, |rank| run.train(&rank))
 }
 
 /// The values that the ranks of a process share.
-struct Run<B: AutodiffBackend> {
-    settings: Settings,
-    precision: Precision,
-    window: Window,
+struct Run<'a, B: AutodiffBackend> {
+    options: &'a Options,
+    job: Job,
+    found: Option<MicroBatchFound>,
     text: Text,
     model: Mutex<Gpt<B>>,
     device: B::Device,
 }
 
-impl<B: AutodiffBackend> Run<B> {
+impl<B: AutodiffBackend> Run<'_, B> {
     /// Trains one rank.
     fn train(&self, rank: &Rank) -> Result<Option<Report>, GptError> {
         let Self {
-            settings,
-            window,
-            text,
-            ..
+            options, job, text, ..
         } = self;
-        let options = &settings.options;
-        let agreed = format!("{:?}, {:?}", settings.job, options.start());
-        rank.check_same("settings", &agreed)?;
-        let device = rank.device::<B>(&self.device);
-        let interrupter = Interrupter::new();
-        let precision = self.precision.renewed().with_interrupter(&interrupter);
-        if let (Some(file), true) = (&options.memory_plot, rank.is_first()) {
-            plot_memory::<B>(file, settings, &precision, &device, window.micro_batch)?;
+        let (ranks, is_first) = (rank.world_size(), rank.rank() == 0);
+        rank.agree_equal("settings", &format!("{job:?}, {options:?}"))?;
+        let device = device_of::<B>(rank, &self.device);
+        if let (Some(file), true) = (&options.memory_plot, is_first) {
+            plot_memory::<B>(file, options, job, &device)?;
             println!("memory over one step: {}", file.display());
         }
-        let first_epoch = self.open(rank)?;
-        let resumed = first_epoch.checked_sub(1).filter(|epoch| *epoch > 0);
-        let plan = options.plan();
+        // Rank 0 prepares the directory; all go on from the same epoch.
+        let first_epoch = match is_first {
+            true => open(options, job, text)?,
+            false => 0,
+        };
+        let first_epoch = rank.gather_i64("first epoch", first_epoch as i64)?[0] as usize;
 
-        let (train_loader, valid_loader) = self.loaders(first_epoch, &device);
-        let pace = train_loader.pace();
+        let plan = options.plan();
+        let (batch, context, seed) = (job.batch, options.context, options.seed);
+        let cut = Cut::new(&text.train, context);
+        let train = Loader::<B>::new(cut, batch, plan, seed, first_epoch, &device);
+        let cut = Cut::new(&text.valid, context);
+        let spread = InMemDataset::new(cut.spread(&batch, VALIDATION_SEQUENCES));
+        let valid = DataLoaderBuilder::new(cut).batch_size(batch.micro as usize);
+        let valid = valid.set_device(device.inner().clone()).build(spread);
+
         let model = self.model.lock().expect("no holder panics").clone();
         let parameters = model.num_params();
-        let expected = Expected::of(ModelStates::of::<B, _>(&model), &settings.job);
-        if rank.is_first() {
-            self.announce(parameters, first_epoch, &expected);
+        let estimate = estimate(&ModelStates::of::<B, _>(&model), &job.zero, ranks);
+        if is_first {
+            let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+            let device = mebibytes(estimate.peak_device_bytes());
+            let host = mebibytes(estimate.kept_host_bytes());
+            let sent = mebibytes(estimate.sent_bytes);
+            println!(
+                "{job}{parameters} parameters, {} bytes of text, updates {} to {}, into {}\na rank holds {device:.2} MiB on the device \
+                 and {host:.2} MiB on the host, activations apart, and sends {sent:.2} MiB an update",
+                text.bytes(),
+                plan.updates_of(first_epoch).start + 1,
+                plan.steps,
+                options.output.display(),
+            );
         }
-        let held = Held::default();
-        let mut optimizer = Placed::<B>::new(&settings.job.config, rank.world_size(), &held)?;
-        if launched().is_none() {
-            optimizer = optimizer.with_seed(options.seed);
-        }
-        let (optimizer, updates) = window.wrap::<B, Gpt<B>, _>(optimizer);
-        let schedule = updates.schedule(settings.schedule());
-        let learner = Learner::new(model, precision.wrap(optimizer), schedule);
 
-        let history = History::default();
+        let mut zero = optimizer::<B>(job, ranks)?;
+        if launched().is_none() {
+            // Threads share the generator of their process.
+            zero = zero.with_seed(seed);
+        }
+        let window = AccumConfig::mean(batch.steps as usize);
+        let optimizer = MultiSteps::new(zero, window).expect("a window has steps");
+        let updates = optimizer.updates();
+        let schedule = PerUpdate::new(job.schedule(options)?, &updates);
+        let interrupter = Interrupter::new();
+        let scaler = GradScaler::new(&job.scaler)?.with_interrupter(interrupter.clone());
+        let learner = Learner::new(model, scaler.wrap(optimizer), schedule);
+
+        let strategy = ZeroStrategy::process(rank.clone());
+        let strategy = strategy.with_devices(vec![device.clone()]).sharing_items();
         let directory = &options.output;
-        let mut training =
-            SupervisedTraining::new(directory, Arc::new(train_loader), Arc::new(valid_loader))
-                .metrics((LossMetric::<Flex>::new(), Perplexity::default()))
-                .metric_train_numeric(LearningRateMetric::new())
-                // Two, so that one is complete while the last is being written.
-                .with_checkpointing_strategy(KeepLastNCheckpoints::new(2))
-                .with_file_checkpointer(WholeFileRecorder::default())
-                .with_interrupter(interrupter.clone())
-                .num_epochs(plan.epochs());
-        training = updates.drive::<B, _>(precision.watch(training), rank, &device);
-        if let Some(epoch) = resumed {
-            training = training.checkpoint(epoch);
+        let mut training = SupervisedTraining::new(directory, Arc::new(train), valid)
+            .metrics((LossMetric::<Flex>::new(),))
+            .metric_train_numeric(LearningRateMetric::new())
+            // Two, so that one is complete while the last is being written.
+            .with_checkpointing_strategy(KeepLastNCheckpoints::new(2))
+            .with_file_checkpointer(NamedMpkFileRecorder::<FullPrecisionSettings>::default())
+            .with_training_strategy(strategy.into())
+            .with_interrupter(interrupter.clone())
+            .num_epochs(plan.epochs());
+        if batch.steps > 1 {
+            training = training.metric_train_numeric(UpdatesMetric::new(&updates));
         }
-        training = if !rank.is_first() {
-            training
-                .with_application_logger(None)
-                .renderer(SilentRenderer)
-        } else if stdout().is_terminal() && launched().is_none() {
-            // A launcher gives its processes terminals without a keyboard or a size.
-            let screen = TuiMetricsRendererWrapper::new(interrupter.clone(), resumed);
-            match rank.world_size() {
-                1 => training.renderer(updates.show(screen)),
-                // With several ranks, iterations are batches, as in Burn.
-                _ => training.renderer(screen),
+        if job.amp == Amp::F16 {
+            training = training
+                .metric_train_numeric(LossScaleMetric::new(&scaler))
+                .metric_train_numeric(SkippedStepsMetric::new(&scaler));
+        }
+        training = options.checkpoint.watch(training);
+        if first_epoch > 1 {
+            training = training.checkpoint(first_epoch - 1);
+        }
+        // A launcher gives its processes terminals without a keyboard or a size.
+        let has_screen = stdout().is_terminal() && launched().is_none();
+        if !(is_first && has_screen) {
+            training = training.renderer(SilentRenderer);
+        }
+        let (log, epochs) = Log::new(directory, first_epoch, !has_screen);
+        training = match is_first {
+            true => {
+                let events = TensorBoard::new(log, directory.join("tensorboard"));
+                let events = events.map_err(GptError::io("write events into", directory))?;
+                let done = plan.updates_of(first_epoch).start * ranks;
+                training.with_metric_logger(events.with_steps(done as u64 * batch.steps))
             }
-        } else {
-            let [sequences, steps] = [window.micro_batch, window.steps];
-            training.renderer(Lines::new(plan, sequences, steps, rank.world_size()))
+            false => {
+                drop(log);
+                training.with_application_logger(None)
+            }
         };
-        if rank.is_first() {
-            training = training.with_metric_logger(history.logger(directory, first_epoch));
-        }
-        let recompute = Recompute::install(options.checkpoint);
-        training = Recompute::watch(options.checkpoint, training);
+
+        let began = Instant::now();
+        RematStats::reset_thread();
+        let _budget = options.checkpoint.budget().map(MemoryBudget::install);
         let trained = training.launch(learner);
+        let seconds = began.elapsed().as_secs_f64();
         // Restores the terminal.
         drop(trained.renderer);
 
-        let epochs = history.epochs();
-        let last = epochs.last().copied().unwrap_or_default();
-        if let Some(error) = precision.error() {
-            return Err(error);
+        let epochs: Vec<_> = epochs.iter().collect();
+        if let Some(error) = scaler.error() {
+            return Err(error.into());
         }
         if interrupter.should_stop() {
+            let recorded = epochs.last().map_or(first_epoch - 1, |last| last.epoch);
             return Err(GptError::Stopped {
-                steps: plan.steps_of(last.epoch.max(1)).start,
+                steps: plan.updates_of(recorded + 1).start,
                 reason: interrupter.get_message().unwrap_or_default(),
             });
         }
-        let ranks = rank.figures(&held)?;
-        if !rank.is_first() {
+        if !is_first {
             return Ok(None);
         }
+        let last = epochs
+            .last()
+            .expect("a run that was not stopped has an epoch");
+        let own_updates = plan.steps - plan.updates_of(first_epoch).start;
+        let tokens = own_updates * batch.train as usize * context;
+        let stats = RematStats::of_thread();
         let report = Report {
-            train_loss: last.train.unwrap_or(f64::NAN),
-            valid_loss: last.valid.unwrap_or(f64::NAN),
-            tokens_per_second: pace.tokens_per_second() * rank.world_size() as f64,
+            train_loss: last.train,
+            valid_loss: last.valid,
+            tokens_per_second: tokens as f64 / seconds,
             peak_bytes: peak_bytes(),
-            skipped_steps: precision.skipped_steps(),
-            replayed: recompute.replayed(),
-            steps: plan.steps(),
-            updates: updates.taken(),
-            micro_batch: window.micro_batch,
-            window: window.steps,
-            effective_batch: settings.sequences_per_update(),
-            stage: settings.job.config.zero.stage.number(),
-            expected,
-            ranks,
-            precision: precision.name().into(),
-            backend: options.backend.name().into(),
+            skipped_steps: scaler.skipped_steps(),
+            replayed_operations: stats.replayed_operations,
+            uploaded_bytes: stats.uploaded_bytes,
+            steps: plan.steps,
+            updates: updates.updates(),
+            micro_batch: batch.micro,
+            window: batch.steps,
+            effective_batch: batch.train,
+            found: self.found.clone(),
+            precision: job.amp.dtype().into(),
             parameters,
-            tokens: plan.steps() * settings.sequences_per_update() * options.context,
-            text_bytes: text.len(),
-            valid_bytes: text.valid.len(),
+            ranks,
+            stage: job.zero.stage.number(),
+            estimate,
             epochs,
-            sample: sample(&trained.model, SAMPLE_BYTES, options.seed, device.inner()),
-            options: options.clone(),
-            found: window.found.clone(),
+            sample: sample(&trained.model, SAMPLE_BYTES, seed, device.inner()),
         };
-        report.write(&options.output.join(REPORT))?;
+        report.write(&directory.join("report.json"))?;
         Ok(Some(report))
-    }
-
-    /// Rank 0 prepares the directory; all go on from the same epoch.
-    fn open(&self, rank: &Rank) -> Result<usize, GptError> {
-        let first_epoch = match rank.is_first() {
-            true => open(&self.settings, &self.text)?.map_or(1, |epoch| epoch + 1),
-            false => 0,
-        };
-        rank.number_of_first("first epoch", first_epoch)
-    }
-
-    /// Prints the settings of the training before it begins.
-    fn announce(&self, parameters: usize, first_epoch: usize, expected: &Expected) {
-        let Self {
-            settings,
-            window,
-            text,
-            precision,
-            ..
-        } = self;
-        let options = &settings.options;
-        let plan = options.plan();
-        print!("{}", settings.job);
-        println!("{expected}");
-        println!(
-            "{parameters} parameters, {} bytes of text ({} held out), updates {} to {} of {} x {} sequences in {} on {}, into {}",
-            text.len(),
-            text.valid.len(),
-            plan.steps_of(first_epoch).start + 1,
-            plan.steps(),
-            window.steps,
-            window.micro_batch,
-            precision.name(),
-            options.backend.name(),
-            options.output.display(),
-        );
-    }
-
-    /// Random batches of the training text for all ranks, and the held-out text.
-    fn loaders(
-        &self,
-        first_epoch: usize,
-        device: &B::Device,
-    ) -> (WindowLoader<B>, WindowLoader<B::InnerBackend>) {
-        let Self { window, text, .. } = self;
-        let options = &self.settings.options;
-        let batches = Batches {
-            size: window.micro_batch,
-            accum: window.steps,
-            ranks: self.settings.job.batch.world_size,
-        };
-        let context = options.context;
-        let plan = options.plan();
-        let train = Windows::random(text.train.clone(), context, batches, options.seed, plan);
-        let valid = Windows::spread(text.valid.clone(), context, batches, VALIDATION_WINDOWS);
-        let workers = options.workers;
-        (
-            WindowLoader::new(train, workers, first_epoch, device.clone()),
-            WindowLoader::new(valid, workers, first_epoch, device.inner().clone()),
-        )
     }
 }

@@ -1,318 +1,161 @@
-//! What the sections of DeepSpeed's file mean that burn-zero leaves to the program, by DeepSpeed 0.19.8.
+//! The settings of a run, from the command line and DeepSpeed's file.
 
 use std::fs;
 use std::path::Path;
 
+use burn::lr_scheduler::LrScheduler;
 use burn_amp::GradScalerConfig;
-use burn_zero::{ConfigError, Stage, ZeroConfig};
-use examples::gpt::job::{AutoValues, Job, JobConfig};
-use examples::gpt::optimizer::{AdamParams, OptimizerConfig};
-use examples::gpt::options::Amp;
-use examples::gpt::scheduler::{SchedulerConfig, Warmup, WarmupShape};
-use serde_json::{Value, json};
+use burn_zero::{HostAdamWConfig, Memory, Stage};
+use clap::Parser;
+use examples::gpt::job::Job;
+use examples::gpt::options::Options;
+use examples::gpt::precision::Amp;
 
-/// The program's values for `"auto"`.
-fn auto(amp: Amp) -> AutoValues {
-    AutoValues {
-        amp,
-        adam: AdamParams {
-            lr: 0.02,
-            betas: (0.8, 0.9),
-            eps: 1e-6,
-            weight_decay: 0.3,
-        },
-        warmup_steps: 7,
-        total_steps: 70,
-        hidden_size: 100,
-    }
+fn settle(file: &str, arguments: &str, ranks: usize) -> Result<Job, String> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("ds_config.json");
+    fs::write(&path, file).unwrap();
+    let path = path.display().to_string();
+    let arguments = ["gpt", "--config", &path]
+        .into_iter()
+        .chain(arguments.split_whitespace());
+    Job::new(&Options::parse_from(arguments), ranks)
+        .map_err(|error| error.to_string().replace(&path, "FILE"))
 }
 
-fn try_read(json: &Value) -> Result<JobConfig, ConfigError> {
-    JobConfig::read(&json.to_string(), &auto(Amp::F16))
-}
-
-fn read(json: Value) -> JobConfig {
-    try_read(&json).unwrap()
-}
-
-fn deepspeeds_scaler() -> GradScalerConfig {
-    GradScalerConfig {
-        growth_interval: 1000,
-        hysteresis: 2,
-        ..GradScalerConfig::default()
-    }
+fn of_options(arguments: &str) -> (Options, Job) {
+    let arguments = ["gpt"].into_iter().chain(arguments.split_whitespace());
+    let options = Options::parse_from(arguments);
+    let job = Job::new(&options, options.ranks.unwrap_or(1)).unwrap();
+    (options, job)
 }
 
 #[test]
 fn the_file_users_bring_is_said_at_the_start() {
-    let file =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ds_config.json"));
-    let config = JobConfig::read(&file.unwrap(), &auto(Amp::Off)).unwrap();
-    assert_eq!(config.zero.stage, Stage::Gradients);
-    assert_eq!(
-        (config.amp, &config.scaler),
-        (Amp::F16, &deepspeeds_scaler())
-    );
-    let batch = config.zero.batch.resolve(4).unwrap();
-    assert_eq!(
-        Job { config, batch }.to_string(),
-        "\
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ds_config.json");
+    let file = fs::read_to_string(file).unwrap();
+    let job = settle(&file, "", 4).unwrap();
+    let begin = "\
 ZeRO stage 2 (optimizer state and gradients sharded) over 4 ranks
   batch              64 = 16 a micro-batch x 1 accumulated x 4 ranks
-  precision          f16 under autocast, f32 parameters, losses times 65536 at first, doubled after 1000 finite steps, halved \
-at overflow 2, at least 1
+  precision          f16, losses times 65536 at first
   gradient clipping  to a global norm of 1
-  optimizer state    in host memory
-  communication      gradients during backward, in f32; 8388608 elements a bucket
-  ignored            zero_optimization.offload_optimizer.pin_memory: transfers go through the backend's own buffers, and whether \
-those are page-locked is its choice
-  ignored            zero_optimization.offload_param: of stage 3, as in DeepSpeed
-"
-    );
+  AdamW's state      in host memory
+  ignored            zero_optimization.offload_optimizer.pin_memory: transfers";
+    assert!(job.to_string().starts_with(begin), "{job}");
 }
 
 #[test]
-fn every_section_is_read() {
-    let config = read(json!({
-        "fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 3,
-            "min_loss_scale": 2, "auto_cast": false, "consecutive_hysteresis": false},
-        "bf16": {"enabled": false},
-        "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.99], "eps": 1e-6, "weight_decay": 0.1}},
-        "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 3e-5, "warmup_num_steps": 5e2,
-            "total_num_steps": 10000, "warmup_type": "linear"}},
-    }));
-    let scaler = GradScalerConfig {
-        init_scale: 4096.0,
-        growth_interval: 500,
-        hysteresis: 3,
-        min_scale: 2.0,
-        ..GradScalerConfig::default()
+fn without_a_file_the_options_count() {
+    let (_, plain) = of_options("");
+    assert_eq!((plain.batch.train, plain.lr), (16, 2e-3));
+    assert_eq!(plain.zero.gradient_clipping, Some(1.0));
+    let (_, given) =
+        of_options("--zero 2 --batch 4 --accum 3 --amp f16 --offload --lr 0.1 --ranks 2");
+    assert_eq!(given.batch.train, 24);
+    assert_eq!(given.zero.stage, Stage::Gradients);
+    assert_eq!(given.zero.offload_optimizer, Memory::Host);
+    assert_eq!(given.lr, 0.1);
+    // PyTorch's scaler, as burn-amp's.
+    let scaler = GradScalerConfig::default();
+    assert_eq!((given.amp, given.scaler), (Amp::F16, scaler));
+}
+
+#[test]
+fn what_the_file_says_counts_where_no_option_does() {
+    let file = r#"{"train_batch_size": 64, "gradient_accumulation_steps": 4, "fp16": {"enabled": true, "loss_scale": 128},
+        "zero_optimization": {"stage": 1}, "gradient_clipping": 0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.5}}}"#;
+    let job = settle(file, "", 2).unwrap();
+    assert_eq!((job.batch.micro, job.batch.steps), (8, 4));
+    assert_eq!((job.lr, job.adamw.weight_decay), (0.5, 0.0));
+    assert_eq!(job.zero.stage, Stage::OptimizerState);
+    assert_eq!(job.zero.gradient_clipping, None);
+    let scaler = GradScalerConfig::fixed(128.0);
+    assert_eq!((job.amp, job.scaler), (Amp::F16, scaler.clone()));
+
+    let job = settle(file, "--zero 2 --lr 0.25 --amp f16", 2).unwrap();
+    assert_eq!((job.zero.stage, job.lr), (Stage::Gradients, 0.25));
+    assert_eq!(job.scaler, scaler, "the file's, of the same precision");
+    let job = settle(file, "--amp bf16", 2).unwrap();
+    let scaler = GradScalerConfig::disabled();
+    assert_eq!((job.amp, job.scaler), (Amp::Bf16, scaler));
+
+    let filled = settle(r#"{"train_batch_size": 64}"#, "--batch 8", 2).unwrap();
+    assert_eq!(filled.batch.steps, 4);
+    assert_eq!(settle("{}", "", 3).unwrap().batch.train, 48);
+}
+
+#[test]
+fn the_options_and_the_model_fill_auto_in() {
+    let file = r#"{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}}}"#;
+    let options = "--amp bf16 --lr 0.5 --batch 2 --accum 3 --warmup 4 --steps 12 --width 32";
+    let job = settle(file, options, 2).unwrap();
+    assert_eq!((job.batch.train, job.lr, job.amp), (12, 0.5, Amp::Bf16));
+    assert_eq!(job.zero.gradient_clipping, Some(1.0));
+    assert_eq!(job.zero.reduce_bucket_size, 32 * 32);
+    let adamw = HostAdamWConfig {
+        beta_2: 0.95,
+        ..HostAdamWConfig::default()
     };
-    assert_eq!((config.amp, config.scaler), (Amp::F16, scaler));
-    let adam = AdamParams {
-        lr: 3e-5,
-        betas: (0.8, 0.99),
-        eps: 1e-6,
-        weight_decay: 0.1,
-    };
-    assert_eq!(config.optimizer, Some(OptimizerConfig::AdamW(adam)));
-    let scheduler = SchedulerConfig::WarmupDecayLR {
-        warmup: Warmup {
-            steps: 500,
-            shape: WarmupShape::Linear,
-        },
-        min_lr: 0.0,
-        max_lr: 3e-5,
-        total_steps: 10_000,
-    };
-    assert_eq!(config.scheduler, Some(scheduler));
+    assert_eq!(job.adamw, adamw);
+    // The defaults of the options fill it in as well.
+    let job = settle(file, "", 1).unwrap();
+    assert_eq!((job.batch.train, job.lr, job.amp), (16, 2e-3, Amp::Off));
 }
 
 #[test]
-fn what_is_left_out_is_the_default() {
-    assert_eq!(read(json!({})), JobConfig::default());
-    let config =
-        read(json!({"optimizer": {"type": "Adam"}, "scheduler": null, "fp16": {"enabled": false}}));
-    let adamw = OptimizerConfig::AdamW(AdamParams::default());
-    assert_eq!((config.amp, config.optimizer), (Amp::Off, Some(adamw)));
-    assert_eq!(config.scheduler, None);
-}
-
-#[test]
-fn variants_of_the_file_are_read_too() {
-    assert_eq!(read(json!({"bfloat16": {"enabled": true}})).amp, Amp::Bf16);
-    let fixed = read(json!({"fp16": {"enabled": true, "loss_scale": 128}}));
-    assert_eq!(
-        (fixed.amp, fixed.scaler),
-        (Amp::F16, GradScalerConfig::fixed(128.0))
-    );
-    let l2 = read(json!({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}}));
-    assert_eq!(
-        l2.optimizer,
-        Some(OptimizerConfig::Adam(AdamParams::default()))
-    );
-}
-
-#[test]
-fn errors_name_the_place_and_what_to_put() {
-    let fp16 = |key: &str, value: Value| json!({"fp16": {"enabled": true, key: value}});
-    let adam = |params: Value| json!({"optimizer": {"type": "adam", "params": params}});
-    let decay = |params: Value| json!({"scheduler": {"type": "WarmupDecayLR", "params": params}});
-    for (json, text) in [
+fn what_cannot_be_is_refused_with_the_numbers() {
+    for (file, arguments, says) in [
         (
-            json!({"fp16": {"enabled": "yes"}}),
-            "fp16: invalid type: string \"yes\", expected a boolean",
+            "{}",
+            "--effective-batch 32",
+            "--effective-batch 32 is looked for on one rank, but there are 2: give --batch and --accum",
         ),
         (
-            json!({"fp16": {"enabled": true}, "bf16": {"enabled": true}}),
-            "fp16.enabled: bf16.enabled is there too, but operations compute in one of them",
-        ),
-        (fp16("initial_scale_power", json!(128)), "fp16: "),
-        (fp16("min_loss_scale", json!(1e6)), "fp16: "),
-        (fp16("hysteresis", json!(0)), "fp16: "),
-        (fp16("loss_scale_window", json!(0)), "fp16: "),
-        (
-            adam(json!({"betas": [0.9, 1.0]})),
-            "optimizer.params.betas: 1, but it must be at least 0 and below 1",
+            r#"{"train_batch_size": 64}"#,
+            "--batch 5",
+            "FILE: train_batch_size 64 is no multiple of 2 ranks x train_micro_batch_size_per_gpu 5 = 10",
         ),
         (
-            adam(json!({"eps": -1})),
-            "optimizer.params.eps: -1, but it must be at least 0",
+            r#"{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}"#,
+            "",
+            "FILE: train_batch_size 64, but train_micro_batch_size_per_gpu 4 x gradient_accumulation_steps 4 x 2 ranks = 32",
         ),
         (
-            adam(json!({"adam_w_mode": 3})),
-            "optimizer.params.adam_w_mode: invalid type: integer `3`, expected a boolean",
-        ),
-        (
-            decay(json!({})),
-            "scheduler.params.total_num_steps: 0, but it must be at least 1",
-        ),
-        (
-            decay(json!({"warmup_type": "cubic"})),
-            "scheduler.params: unknown variant `cubic`, expected `log` or `linear`",
+            r#"{"zero_optimization": {"stage": 3}}"#,
+            "",
+            "FILE: zero_optimization.stage: 3 is not supported: sharded parameters come later; stage 2, with \
+             offload_optimizer, is the one that needs least memory now",
         ),
     ] {
-        let error = try_read(&json).unwrap_err().to_string();
-        assert!(error.starts_with(text), "{error}");
-    }
-}
-
-/// PyTorch's AdamW decays by 0.01 unless it is told; PyTorch's Adam and DeepSpeed's own decay by nothing.
-#[test]
-fn torch_adam_has_pytorchs_weight_decay() {
-    let optimizer = |kind: &str, params: Value| {
-        read(json!({"optimizer": {"type": kind, "params": params}})).optimizer
-    };
-    let decayed = |weight_decay| AdamParams {
-        weight_decay,
-        ..Default::default()
-    };
-    let adamw = |weight_decay| Some(OptimizerConfig::AdamW(decayed(weight_decay)));
-    assert_eq!(optimizer("AdamW", json!({"torch_adam": true})), adamw(0.01));
-    assert_eq!(optimizer("Adam", json!({"torch_adam": true})), adamw(0.01));
-    assert_eq!(optimizer("AdamW", json!({"torch_adam": false})), adamw(0.0));
-    assert_eq!(
-        optimizer("AdamW", json!({"torch_adam": true, "weight_decay": 0.3})),
-        adamw(0.3)
-    );
-    assert_eq!(
-        optimizer("Adam", json!({"torch_adam": true, "adam_w_mode": false})),
-        Some(OptimizerConfig::Adam(decayed(0.0)))
-    );
-    // "AdamW" stays AdamW, whatever the mode says.
-    assert_eq!(
-        optimizer("AdamW", json!({"torch_adam": true, "adam_w_mode": false})),
-        adamw(0.01)
-    );
-}
-
-/// DeepSpeed steps a schedule after an update, so that the first update has the rate from before the first step, and each other
-/// one that of the step before.
-#[test]
-fn a_schedule_is_stepped_after_the_update() {
-    let rates = |kind: &str, params: Value| {
-        let scheduler = read(json!({"scheduler": {"type": kind, "params": params}})).scheduler;
-        let scheduler = scheduler.unwrap();
-        (0..8)
-            .map(|update| scheduler.lr(update, 0.5))
-            .collect::<Vec<_>>()
-    };
-    let linear = json!({"warmup_num_steps": 4, "warmup_type": "linear", "warmup_min_lr": 0.25, "warmup_max_lr": 1.25});
-    assert_eq!(
-        rates("WarmupLR", linear.clone()),
-        [0.25, 0.25, 0.5, 0.75, 1.0, 1.25, 1.25, 1.25]
-    );
-    let mut decay = linear;
-    decay["total_num_steps"] = json!(6);
-    assert_eq!(
-        rates("WarmupDecayLR", decay),
-        [0.25, 0.25, 0.5, 0.75, 1.0, 1.25, 0.75, 0.25]
-    );
-    // The cosine begins at 0, and at its own first ratio after one update.
-    let cosine = json!({"warmup_num_steps": 4, "warmup_type": "linear", "warmup_min_ratio": 0.5, "cos_min_ratio": 0.0,
-        "total_num_steps": 6});
-    let found = rates("WarmupCosineLR", cosine);
-    let expected = [0.0, 0.25, 0.3125, 0.375, 0.4375, 0.25, 0.0, 0.0];
-    for (found, expected) in found.iter().zip(expected) {
-        assert!(
-            (found - expected).abs() < 1e-12,
-            "{found} instead of {expected}"
-        );
+        assert_eq!(settle(file, arguments, 2).unwrap_err(), says);
     }
 }
 
 #[test]
-fn the_program_fills_auto_in() {
-    let file = json!({
-        "gradient_clipping": "auto",
-        "fp16": {"enabled": "auto", "initial_scale_power": 4}, "bf16": {"enabled": "auto"},
-        "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
-            "stage3_param_persistence_threshold": "auto", "stage3_gather_16bit_weights_on_model_save": "auto"},
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
-        "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto",
-            "warmup_num_steps": "auto", "total_num_steps": "auto"}},
-    });
-    let config = read(file.clone());
-    assert_eq!(config.zero.gradient_clipping, Some(1.0));
-    // The scaling is the file's.
-    let scaler = GradScalerConfig {
-        init_scale: 16.0,
-        ..deepspeeds_scaler()
+fn the_learning_rate_rises_in_a_line_and_falls_along_a_cosine_to_a_tenth() {
+    let rates = |arguments: &str| {
+        let (options, job) = of_options(arguments);
+        let mut schedule = job.schedule(&options).unwrap();
+        let rates = (0..options.steps).map(|_| schedule.step());
+        rates.collect::<Vec<_>>()
     };
-    assert_eq!((config.amp, config.scaler), (Amp::F16, scaler));
-    let adam = AdamParams {
-        lr: 0.02,
-        betas: (0.8, 0.9),
-        eps: 1e-6,
-        weight_decay: 0.3,
-    };
-    assert_eq!(config.optimizer, Some(OptimizerConfig::AdamW(adam)));
-    let Some(SchedulerConfig::WarmupDecayLR {
-        warmup,
-        min_lr,
-        max_lr,
-        total_steps,
-    }) = config.scheduler
-    else {
-        panic!("{:?}", config.scheduler);
-    };
-    assert_eq!(
-        (warmup.steps, min_lr, max_lr, total_steps),
-        (7, 0.0, 0.02, 70)
+    let rates_with = rates("--steps 100 --warmup 9 --lr 0.5");
+    assert!((rates_with[0] / 0.05 - 1.0).abs() < 1e-9, "{rates_with:?}");
+    assert!(rates_with[..10].is_sorted(), "{rates_with:?}");
+    assert!(rates_with[9..].is_sorted_by(|one, next| one >= next));
+    assert!(rates_with[9] > 0.48 && rates_with[99] < 0.0502);
+    let rates_without = rates("--steps 4 --warmup 0 --lr 0.5");
+    assert_eq!(rates_without[0], 0.5);
+
+    let job = settle(
+        r#"{"optimizer": {"type": "AdamW", "params": {"lr": 3}}}"#,
+        "",
+        1,
     );
-    assert_eq!(config.zero.reduce_bucket_size, 10_000);
-
-    // A schedule rises to the rate that the file says, not to that of an option that it overrides.
-    let mut fixed = file.clone();
-    fixed["optimizer"]["params"]["lr"] = json!(0.75);
-    let fixed = read(fixed);
-    assert_eq!(fixed.scheduler.unwrap().lr(8, 9.0), 0.75);
-
-    for amp in [Amp::Bf16, Amp::Off] {
-        let config = JobConfig::read(&file.to_string(), &auto(amp)).unwrap();
-        assert_eq!(config.amp, amp);
-    }
-}
-
-/// The files that burn-zero loads, each with a feature.
-#[test]
-fn every_file_that_loads_is_a_job() {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../burn-zero/tests/config/files");
-    let mut jobs = 0;
-    for file in fs::read_dir(directory).unwrap() {
-        let file = file.unwrap().path();
-        let text = fs::read_to_string(&file).unwrap();
-        let loads = ZeroConfig::from_deepspeed_json_with(&text, &|path| match path {
-            "optimizer.params.betas" => Some(json!([0.9, 0.95])),
-            path if path.ends_with("enabled") => Some(json!(false)),
-            path if path.contains(".params.") => Some(json!(1)),
-            _ => None,
-        });
-        if loads.is_ok() {
-            let job = JobConfig::read(&text, &auto(Amp::Off));
-            job.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-            jobs += 1;
-        }
-    }
-    assert_eq!(jobs, 39, "30 load without help, and 9 with it");
+    let refused = job.unwrap().schedule(&of_options("").0).err().unwrap();
+    assert!(refused.to_string().starts_with("learning rate 3: "));
 }

@@ -3,12 +3,15 @@
 //! Burn's CPU backend draws all random numbers of a process from one generator, so two trainings at once would disturb
 //! each other: the tests here take turns.
 
+mod data;
+mod deepspeed;
 mod job;
+mod model;
+mod options;
 mod ranks;
-mod scheduler;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::Autodiff;
@@ -59,17 +62,11 @@ fn run(options: &Options) -> Result<Report, GptError> {
     examples::gpt::run(options).map(Option::unwrap)
 }
 
-/// The report without what is measured, or of one process of several that a run was.
+/// The report without what is measured.
 fn figures(report: &Report) -> Report {
-    let mut options = report.options.clone();
-    options.resume = false;
-    options.output = PathBuf::new();
-    options.text.clear();
     Report {
         tokens_per_second: 0.0,
         peak_bytes: None,
-        ranks: Vec::new(),
-        options,
         ..report.clone()
     }
 }
@@ -104,11 +101,11 @@ fn activations_that_come_back_change_no_figure() {
         ];
         for (layers, checkpoints) in ways {
             let plain = report("none", layers);
-            assert_eq!(plain.replayed.operations, 0);
+            assert_eq!(plain.replayed_operations, 0);
             for checkpoint in checkpoints {
                 let other = report(checkpoint, layers);
                 assert_eq!(other.epochs, plain.epochs, "{precision}, {checkpoint}");
-                let back = other.replayed.operations > 0 || other.replayed.uploaded_bytes > 0;
+                let back = other.replayed_operations > 0 || other.uploaded_bytes > 0;
                 assert!(back, "{precision}, {checkpoint}");
             }
         }
@@ -122,7 +119,7 @@ fn learns_and_reports() {
     let options = options(directory.path(), "--steps 40 --eval-every 20");
     let report = run(&options).unwrap();
 
-    assert_eq!((report.steps, report.tokens), (40, 40 * 4 * 16));
+    assert_eq!(report.steps, 40);
     assert_eq!(report.epochs.len(), 2);
     assert!(report.valid_loss < 5.0, "{report:?}");
     assert!(
@@ -135,6 +132,11 @@ fn learns_and_reports() {
         (0, "f32")
     );
 
+    let curves = options.output.join("tensorboard");
+    for split in ["train", "valid"] {
+        let mut files = fs::read_dir(curves.join(split)).unwrap();
+        assert!(files.next().is_some(), "{split}");
+    }
     let written = fs::read(options.output.join("report.json")).unwrap();
     let read: Report = serde_json::from_slice(&written).unwrap();
     // JSON may be read one unit in the last place off.
@@ -166,17 +168,13 @@ fn mixed_precision_follows_full_precision() {
 #[test]
 fn the_same_seed_gives_the_same_figures() {
     let _turn = turn();
-    let (first, second, other) = (
-        tempfile::tempdir().unwrap(),
-        tempfile::tempdir().unwrap(),
-        tempfile::tempdir().unwrap(),
-    );
-    let one = run(&options(first.path(), "--workers 1")).unwrap();
-    let mut two = run(&options(second.path(), "--workers 3")).unwrap();
-    two.options.workers = 1;
-    assert_eq!(figures(&one), figures(&two));
-    let three = run(&options(other.path(), "--seed 7")).unwrap();
-    assert_ne!(one.train_loss, three.train_loss);
+    let with = |more: &str| {
+        let directory = tempfile::tempdir().unwrap();
+        run(&options(directory.path(), more)).unwrap()
+    };
+    let one = with("");
+    assert_eq!(figures(&one), figures(&with("")));
+    assert_ne!(one.train_loss, with("--seed 7").train_loss);
 }
 
 /// Trains in full, then again from the record before the last epoch.
@@ -188,7 +186,6 @@ fn resume(directory: &Path, more: &str) {
     for name in ["model", "optim", "scheduler"] {
         fs::remove_file(records.join(format!("{name}-3.mpk"))).unwrap();
     }
-    fs::write(records.join("partial-model-3.mpk"), "cut off").unwrap();
     fs::write(records.join("optim-3.mpk"), "no model with it").unwrap();
     let first_epoch = fs::read(directory.join("run/train/epoch-1/Loss.log")).unwrap();
 
@@ -220,18 +217,16 @@ fn a_resumed_run_ends_like_one_without_a_break() {
     };
     assert!(error("--resume").starts_with("nothing to resume: all 12 steps are in "));
     let changed = error("--resume --batch 5 --lr 1e-3");
-    assert!(
-        changed.contains(
-            "--lr was 0.01 and is 0.001, an update (--batch times --accum times --ranks, or --effective-batch) was 4 sequences and is 5"
-        ),
-        "{changed}"
-    );
+    for part in [
+        r#""--lr": 0.01, now "--lr": 0.001"#,
+        r#""sequences in an update": 4, now "sequences in an update": 5"#,
+    ] {
+        assert!(changed.contains(part), "{changed}");
+    }
     fs::write(directory.path().join("text.txt"), "other ".repeat(600)).unwrap();
     let changed = error("--resume");
-    assert!(
-        changed.contains("the text was 2700 bytes and is 3600"),
-        "{changed}"
-    );
+    let part = r#""bytes of text": 2700, now "bytes of text": 3600"#;
+    assert!(changed.contains(part), "{changed}");
 }
 
 /// The parameters after so many epochs, all in one.
@@ -272,7 +267,6 @@ fn a_window_is_one_larger_batch() {
     let (whole, windows) = (run(&one).unwrap(), run(&many).unwrap());
 
     assert_eq!((whole.updates, windows.updates), (12, 12));
-    assert_eq!(whole.tokens, windows.tokens);
     assert_eq!(
         (windows.micro_batch, windows.window, windows.effective_batch),
         (2, 4, 8)
@@ -294,7 +288,10 @@ fn a_run_can_go_on_in_smaller_batches() {
     let with = |more| run(&options(directory.path(), more));
     let error = with("--dropout 0 --resume --batch 2 --accum 3").unwrap_err();
     let error = error.to_string();
-    assert!(error.ends_with(" was 4 sequences and is 6"), "{error}");
+    assert!(
+        error.contains(r#""sequences in an update": 4, now "sequences in an update": 6"#),
+        "{error}"
+    );
 
     let resumed = with("--dropout 0 --resume --batch 1 --accum 4").unwrap();
     assert_eq!((resumed.updates, resumed.window), (12, 4));

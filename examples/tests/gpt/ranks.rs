@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use burn_zero::Stage;
-use examples::gpt::history::EpochLosses;
+use clap::Parser;
+use examples::gpt::log::EpochLosses;
+use examples::gpt::options::Options;
 use examples::gpt::report::Report;
 
 use super::{assert_same_parameters, options, parameters, run, turn};
@@ -22,8 +23,7 @@ fn losses(more: &str) -> (Vec<EpochLosses>, Report) {
 fn assert_follow(one: &[EpochLosses], other: &[EpochLosses], tolerance: f64) {
     assert_eq!((one.len(), other.len()), (5, 5));
     for (one, other) in one.iter().zip(other) {
-        let distance = |one: Option<f64>, other: Option<f64>| {
-            let (one, other) = (one.unwrap(), other.unwrap());
+        let distance = |one: f64, other: f64| {
             assert!((one / other - 1.0).abs() < tolerance, "{one} or {other}");
         };
         distance(one.train, other.train);
@@ -59,8 +59,7 @@ fn ranks_follow_one_with_their_whole_batch() {
                 assert_eq!(report.sample, stages[0].1.sample);
             }
             assert_eq!(report.effective_batch, alone.effective_batch);
-            assert_eq!((report.updates, report.ranks.len()), (5, 2));
-            assert_eq!(report.tokens, alone.tokens);
+            assert_eq!((report.updates, report.ranks), (5, 2));
         }
     }
 }
@@ -81,80 +80,6 @@ fn dropout_on_ranks_is_the_same_in_every_run() {
 }
 
 #[test]
-fn what_ranks_send_and_hold_is_the_estimate() {
-    let _turn = turn();
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("ds_config.json");
-    for (stage, size, dtype) in [
-        (0, 4, "fp32"),
-        (1, 2, "bf16"),
-        (2, 4, "fp32"),
-        (2, 2, "bf16"),
-    ] {
-        let buckets = format!(r#""reduce_bucket_size": 500, "stage": {stage}"#);
-        let json = format!(
-            r#"{{"zero_optimization": {{{buckets}}}, "communication_data_type": "{dtype}"}}"#
-        );
-        fs::write(&file, json).unwrap();
-        for more in ["", "--accum 2", "--offload"] {
-            let (_, report) = losses(&format!(
-                "--ranks 3 --batch 2 --config {} {more}",
-                file.display()
-            ));
-            assert_eq!(report.stage, stage);
-            check_figures(&report, &format!("stage {stage}, {dtype} {more}"));
-            let (parameters, expected) = (report.parameters as u64, report.expected);
-            let micro_batches = if more == "--accum 2" && stage == 2 {
-                2
-            } else {
-                1
-            };
-            let gathered = if stage == 0 { size } else { 4 };
-            let sent = (size * micro_batches + gathered) * parameters * 2 / 3;
-            close("bytes by the paper", sent, expected.0.sent_bytes);
-            if stage == 2 {
-                // Three buckets of 500 beside a third, and the embedding, which fills several.
-                const EMBEDDING: u64 = 256 * 16;
-                let beside = parameters / 300 + 1501 + EMBEDDING;
-                assert!(
-                    expected.gradient_bytes() < 4 * (parameters / 3 + beside),
-                    "{expected}"
-                );
-            }
-        }
-    }
-}
-
-#[track_caller]
-fn close(what: &str, found: u64, expected: u64) {
-    let distance = (found as f64 / expected as f64 - 1.0).abs();
-    assert!(distance < 0.05, "{what}: {found}, not {expected}");
-}
-
-/// What each rank measured is what was expected of it.
-fn check_figures(report: &Report, what: &str) {
-    let expected = report.expected.0;
-    for figures in &report.ranks {
-        assert_eq!(figures.updates, 5);
-        close(what, figures.sent_elements / 5, expected.sent_elements);
-        close(what, figures.sent_data_bytes / 5, expected.sent_bytes);
-        assert!(figures.sent_bytes > figures.sent_data_bytes);
-        close(
-            what,
-            figures.state_bytes,
-            expected.optimizer_bytes + expected.host_bytes,
-        );
-        let most = report.expected.gradient_bytes();
-        let held = figures.gradient_bytes;
-        assert!(held <= most, "{what}: {held} of gradients, not {most}");
-        assert!(
-            held >= expected.gradient_bytes * 95 / 100,
-            "{what}: {held} of gradients"
-        );
-    }
-}
-
-#[test]
 fn deepspeeds_file_runs_unmodified() {
     let _turn = turn();
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ds_config.json");
@@ -168,52 +93,39 @@ fn deepspeeds_file_runs_unmodified() {
             (64, micro_batch)
         );
         assert_eq!((report.stage, report.precision.as_str()), (2, "f16"));
-        assert_eq!(report.options.zero, Some(Stage::Gradients));
-        assert!(report.options.offload);
-        assert_eq!(report.ranks.len(), ranks);
-        assert_eq!(
-            report.expected.0.optimizer_bytes, 0,
-            "nothing on the device"
-        );
+        assert_eq!(report.ranks, ranks);
+        assert_eq!(report.estimate.optimizer_bytes, 0, "nothing on the device");
         assert!(report.valid_loss < 6.0);
     }
 }
 
 #[test]
-fn a_file_of_every_kind_is_followed() {
+fn every_section_of_a_file_is_followed() {
     let _turn = turn();
     let directory = tempfile::tempdir().unwrap();
-    let (device, host) = ("none", "cpu");
-    let reports = [device, host].map(|place| {
+    let [device, host] = ["none", "cpu"].map(|place| {
         let file = directory.path().join("ds_config.json");
-        fs::write(&file, every_kind(place)).unwrap();
-        let more = format!("--config {} --lr 0.1 --ranks 2 --dropout 0", file.display());
-        run(&options(directory.path(), &more)).unwrap()
-    });
-    // The backend of the host is that of the training.
-    assert_eq!(reports[0].epochs, reports[1].epochs);
-    let [report, offloaded] = reports;
-    assert_eq!((report.effective_batch, report.window), (8, 2));
-    assert_eq!((report.precision.as_str(), report.stage), ("bf16", 1));
-    // A momentum, 4 bytes, and on the host the parameter beside it.
-    let bytes = |report: &Report| {
-        let figures = report.ranks[1];
-        figures.state_bytes / figures.updated_elements
-    };
-    assert_eq!((bytes(&report), bytes(&offloaded)), (4, 8));
-    let rates = fs::read_to_string(directory.path().join("run/train/epoch-1/Learning_Rate.log"));
-    let rates = rates.unwrap();
-    assert!(rates.starts_with('0'), "{rates}");
-    assert!(rates.contains("0.025"), "{rates}");
-}
-
-fn every_kind(place: &str) -> String {
-    r#"{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5,
+        let json = r#"{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5,
             "bf16": {"enabled": true}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 1e3,
             "offload_optimizer": {"device": "PLACE"}},
-            "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}},
-            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_type": "linear"}}}"#
-        .replace("PLACE", place)
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.02, "betas": [0.8, 0.9]}}}"#;
+        fs::write(&file, json.replace("PLACE", place)).unwrap();
+        let text = options(directory.path(), "").text;
+        let arguments = format!(
+            "gpt --steps 12 --eval-every 4 --context 16 --layers 1 --heads 2 --width 16 --ranks 2 --warmup 4 --text {} --output {}/run --config {}",
+            text[0].display(),
+            directory.path().display(),
+            file.display()
+        );
+        run(&Options::parse_from(arguments.split_whitespace())).unwrap()
+    });
+    assert_eq!((device.effective_batch, device.window), (8, 2));
+    assert_eq!((device.precision.as_str(), device.stage), ("bf16", 1));
+    assert!(device.estimate.optimizer_bytes > 0 && host.estimate.optimizer_bytes == 0);
+    assert!((device.valid_loss / host.valid_loss - 1.0).abs() < BF16_ROUNDING);
+    let rates = fs::read_to_string(directory.path().join("run/train/epoch-1/Learning_Rate.log"));
+    // A fifth of the file's rate after the first of five steps of the warm-up.
+    assert!(rates.unwrap().starts_with("0.004"));
 }
 
 #[test]
@@ -223,16 +135,9 @@ fn a_state_on_the_host_changes_little() {
     let (host, report) = losses("--batch 8 --offload");
     // Burn and PyTorch order AdamW's operations differently.
     assert_follow(&device, &host, 1e-4);
-    let elements = report.ranks[0].updated_elements;
-    assert_eq!(report.ranks[0].state_bytes, 12 * elements);
-    let (ranks, report) = losses("--batch 4 --ranks 2 --zero 2 --offload");
+    assert!(report.estimate.host_bytes > 0);
+    let (ranks, _) = losses("--batch 4 --ranks 2 --zero 2 --offload");
     assert_follow(&host, &ranks, F32_ROUNDING);
-    let held: u64 = report
-        .ranks
-        .iter()
-        .map(|figures| figures.updated_elements)
-        .sum();
-    assert_eq!(held, elements);
 }
 
 #[test]

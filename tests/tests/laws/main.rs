@@ -4,6 +4,7 @@ mod attention;
 mod errors;
 mod golden;
 mod linear_cross_entropy;
+mod links;
 mod mixed_operands;
 mod precision;
 mod sharded;

@@ -1,0 +1,111 @@
+//! A few steps that are thrown away: they find the largest micro-batch that fits, and show the memory of a step.
+
+use std::cell::Cell;
+use std::fs;
+use std::path::Path;
+
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn_accum::{
+    AccumConfig, MicroBatchFound, MicroBatchSearch, MultiSteps, find_micro_batch,
+    host_memory_bytes, rehearse,
+};
+use burn_amp::GradScaler;
+use burn_checkpoint::plot::MemoryPlot;
+use burn_checkpoint::{InstalledBudget, MemoryBudget, trace};
+
+use super::error::GptError;
+use super::job::Job;
+use super::loader::TokenBatch;
+use super::optimizer::optimizer;
+use super::options::Options;
+use crate::backend::BackendName;
+use crate::pools::{device_bytes, memory_probe};
+
+/// Trains two windows of two micro-batches of this size and drops the result; `begins` is called before each micro-step, with
+/// the budget in force. Budget, scaler and optimizer are its own, so the training's stay new. Draws random numbers.
+fn rehearsal<B: AutodiffBackend>(
+    options: &Options,
+    job: &Job,
+    device: &B::Device,
+    micro_batch: usize,
+    begins: impl Fn(Option<&InstalledBudget>),
+) {
+    const CHECKED: &str = "the settings were checked";
+    let tokens = Tensor::<B, 2, Int>::zeros([micro_batch, options.context], device);
+    let budget = options.checkpoint.budget().map(MemoryBudget::install);
+    let mut zero = optimizer::<B>(job, 1).expect(CHECKED);
+    let model = zero.prepare::<B, _>(options.model().init(device));
+    let steps = MultiSteps::new(zero, AccumConfig::mean(2)).expect(CHECKED);
+    let scaler = GradScaler::new(&job.scaler).expect(CHECKED);
+    rehearse(model.expect(CHECKED), scaler.wrap(steps), || {
+        begins(budget.as_ref());
+        TokenBatch {
+            inputs: tokens.clone(),
+            targets: tokens.clone(),
+        }
+    });
+}
+
+/// Finds the largest micro-batch for `--effective-batch` that fits into the memory, and sets it in the job. Returns the trials.
+///
+/// # Errors
+///
+/// [`GptError::Options`], [`GptError::MicroBatch`].
+pub fn find_window<B: AutodiffBackend>(
+    options: &Options,
+    job: &mut Job,
+    device: &B::Device,
+) -> Result<Option<MicroBatchFound>, GptError> {
+    let Some(effective_batch) = options.effective_batch else {
+        return Ok(None);
+    };
+    let limit_bytes = options.memory_limit.map(|mebibytes| mebibytes << 20);
+    let limit_bytes = limit_bytes.or_else(|| match options.backend {
+        BackendName::Flex => host_memory_bytes(),
+        device => device_bytes(device),
+    });
+    let backend = options.backend.name();
+    let unknown = format!("it is not known how much memory {backend} has: give --memory-limit");
+    let limit_bytes = limit_bytes.ok_or(GptError::Options(unknown))?;
+    let search = MicroBatchSearch::new(effective_batch, limit_bytes);
+    let mut probe = memory_probe(options.backend);
+    let step = |micro_batch: usize| rehearsal::<B>(options, job, device, micro_batch, |_| {});
+    let found = find_micro_batch::<B, _>(&search, device, &mut *probe, step)?;
+    job.set_window(found.partition.micro_batch(), found.partition.steps());
+    Ok(Some(found))
+}
+
+/// Draws what a step holds in memory, one operation after the other, into an SVG file.
+///
+/// # Errors
+///
+/// [`GptError::Io`].
+pub fn plot_memory<B: AutodiffBackend>(
+    file: &Path,
+    options: &Options,
+    job: &Job,
+    device: &B::Device,
+) -> Result<(), GptError> {
+    // Under a budget all tensors are seen. This one, of any size, is in force where the options bring none.
+    let _all = MemoryBudget::bytes(u64::MAX).install();
+    let recording = trace::record();
+    let limit_bytes = Cell::new(None);
+    let micro_batch = job.batch.micro as usize;
+    rehearsal::<B>(options, job, device, micro_batch, |budget| {
+        // The last step is drawn, and the limit that it kept.
+        recording.take();
+        let limits = budget.map_or_else(Vec::new, InstalledBudget::limit_bytes);
+        limit_bytes.set(limits.first().copied().flatten());
+    });
+    let events = recording.finish();
+    let title = format!(
+        "A step of {micro_batch} sequences, --checkpoint {}",
+        options.checkpoint
+    );
+    let mut plot = MemoryPlot::new(&events).title(title);
+    if let Some(bytes) = limit_bytes.get() {
+        plot = plot.budget_bytes(bytes);
+    }
+    fs::write(file, plot.svg()).map_err(GptError::io("write", file))
+}

@@ -1,0 +1,102 @@
+//! The records of a run, and going on from them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::error::GptError;
+use super::job::Job;
+use super::loader::hash;
+use super::options::Options;
+use super::text::Text;
+
+/// Prepares the directory of a new run, and removes an earlier one's records and metrics from it; or, to resume, checks that the run
+/// there can go on with these settings. Returns the first epoch.
+///
+/// # Errors
+///
+/// [`GptError::Io`], [`GptError::Resume`].
+pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, GptError> {
+    let directory = &options.output;
+    let file = directory.join("run.json");
+    let now = format!("{:#}", settings(options, job, text));
+    if !options.resume {
+        fs::create_dir_all(directory).map_err(GptError::io("create", directory))?;
+        for part in ["checkpoint", "train", "valid", "tensorboard"] {
+            let part = directory.join(part);
+            if part.exists() {
+                fs::remove_dir_all(&part).map_err(GptError::io("remove", part))?;
+            }
+        }
+        fs::write(&file, now).map_err(GptError::io("write", file))?;
+        return Ok(1);
+    }
+    let records = directory.join("checkpoint");
+    let last = last_record(&records).ok_or_else(|| {
+        let place = records.display();
+        let none = format!("there is no complete record in {place}; run without --resume first");
+        GptError::Resume(none)
+    })?;
+    let place = directory.display();
+    let then = fs::read_to_string(&file).map_err(GptError::io("read", &file))?;
+    // A line is a setting.
+    let lines = then.lines().zip(now.lines());
+    let changed = lines.filter(|(then, now)| then != now);
+    let setting = |line: &str| line.trim_matches([' ', ',']).to_owned();
+    let changed = changed.map(|(then, now)| format!("{}, now {}; ", setting(then), setting(now)));
+    let changed: String = changed.collect();
+    if !changed.is_empty() {
+        let other = format!("{place} was started with other settings: {changed}");
+        return Err(GptError::Resume(other));
+    }
+    if last >= options.plan().epochs() {
+        let all = format!(
+            "all {} steps are in {place}; see its report.json",
+            options.steps
+        );
+        return Err(GptError::Resume(all));
+    }
+    Ok(last + 1)
+}
+
+/// What must stay the same. The number of sequences in an update must, but not how they fall into micro-batches and ranks.
+fn settings(options: &Options, job: &Job, text: &Text) -> Value {
+    let bytes = text.train.iter().chain(&text.valid);
+    let text_hash = bytes.fold(0, |state, byte| hash(state, u64::from(*byte)));
+    json!({
+        "--steps": options.steps,
+        "--eval-every": options.plan().epoch,
+        "--seed": options.seed,
+        "--context": options.context,
+        "--layers": options.layers,
+        "--heads": options.heads,
+        "--width": options.width,
+        "--dropout": options.dropout,
+        "--loss": options.loss,
+        "--warmup": options.warmup(),
+        "--lr": job.lr,
+        "optimizer": job.adamw,
+        "gradient clipping": job.zero.gradient_clipping,
+        "sequences in an update": job.batch.train,
+        "bytes of text": text.bytes(),
+        "hash of the text": text_hash,
+    })
+}
+
+/// The last epoch of which all three records of Burn's Learner are there.
+fn last_record(records: &Path) -> Option<usize> {
+    let epoch = |path: PathBuf| -> Option<usize> {
+        let name = path.file_stem()?.to_str()?;
+        name.strip_prefix("model-")?.parse().ok()
+    };
+    let is_complete = |epoch: &usize| {
+        let file = |name| records.join(format!("{name}-{epoch}.mpk"));
+        ["model", "optim", "scheduler"]
+            .iter()
+            .all(|name| file(name).is_file())
+    };
+    let entries = fs::read_dir(records).ok()?;
+    let epochs = entries.filter_map(|entry| epoch(entry.ok()?.path()));
+    epochs.filter(is_complete).max()
+}

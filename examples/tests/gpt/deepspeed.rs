@@ -1,0 +1,171 @@
+//! What the sections of DeepSpeed's file mean that burn-zero leaves to the program, by DeepSpeed 0.19.8.
+
+use std::fs;
+use std::path::Path;
+
+use burn_amp::GradScalerConfig;
+use burn_zero::{ConfigError, HostAdamWConfig, ZeroConfig};
+use examples::gpt::deepspeed::DeepSpeed;
+use examples::gpt::precision::Amp;
+use serde_json::{Value, json};
+
+fn try_read(json: &Value) -> Result<DeepSpeed, ConfigError> {
+    DeepSpeed::read(&json.to_string(), &|_| None)
+}
+
+fn read(json: Value) -> DeepSpeed {
+    try_read(&json).unwrap()
+}
+
+fn adam(beta_1: f64, beta_2: f64, epsilon: f64, weight_decay: f64) -> HostAdamWConfig {
+    HostAdamWConfig {
+        beta_1,
+        beta_2,
+        epsilon,
+        weight_decay,
+        ..HostAdamWConfig::default()
+    }
+}
+
+#[test]
+fn every_section_is_read() {
+    let file = read(json!({
+        "fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 3,
+            "min_loss_scale": 2, "auto_cast": false, "consecutive_hysteresis": false},
+        "bf16": {"enabled": false},
+        "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.99], "eps": 1e-6, "weight_decay": 0.1}},
+    }));
+    let scaler = GradScalerConfig {
+        init_scale: 4096.0,
+        growth_interval: 500,
+        hysteresis: 3,
+        min_scale: 2.0,
+        ..GradScalerConfig::default()
+    };
+    assert_eq!(file.precision, Some((Amp::F16, scaler)));
+    assert_eq!(file.adamw, Some((3e-5, adam(0.8, 0.99, 1e-6, 0.1))));
+}
+
+#[test]
+fn what_is_left_out_is_the_default() {
+    let nothing = read(json!({}));
+    assert_eq!(nothing.zero, ZeroConfig::default());
+    assert_eq!((nothing.precision, nothing.adamw), (None, None));
+    let off = json!({"optimizer": {"type": "Adam"}, "scheduler": null, "fp16": {"enabled": false}});
+    let file = read(off);
+    assert_eq!(file.precision, None);
+    assert_eq!(file.adamw, Some((1e-3, adam(0.9, 0.999, 1e-8, 0.0))));
+    let scaler = GradScalerConfig {
+        growth_interval: 1000,
+        hysteresis: 2,
+        ..GradScalerConfig::default()
+    };
+    let file = read(json!({"fp16": {"enabled": true}}));
+    assert_eq!(file.precision, Some((Amp::F16, scaler)));
+}
+
+#[test]
+fn variants_of_the_file_are_read_too() {
+    let bf16 = read(json!({"bfloat16": {"enabled": true}})).precision;
+    assert_eq!(bf16, Some((Amp::Bf16, GradScalerConfig::disabled())));
+    let fixed = read(json!({"fp16": {"enabled": true, "loss_scale": 128}})).precision;
+    assert_eq!(fixed, Some((Amp::F16, GradScalerConfig::fixed(128.0))));
+}
+
+#[test]
+fn errors_name_the_place_and_what_to_put() {
+    let fp16 = |key: &str, value: Value| json!({"fp16": {"enabled": true, key: value}});
+    let adam = |params: Value| json!({"optimizer": {"type": "adam", "params": params}});
+    for (json, text) in [
+        (
+            json!({"fp16": {"enabled": "yes"}}),
+            "fp16: invalid type: string \"yes\", expected a boolean",
+        ),
+        (
+            json!({"fp16": {"enabled": true}, "bf16": {"enabled": true}}),
+            "fp16.enabled: bf16.enabled is there too: leave one out",
+        ),
+        (fp16("initial_scale_power", json!(128)), "fp16: "),
+        (fp16("min_loss_scale", json!(1e6)), "fp16: "),
+        (fp16("hysteresis", json!(0)), "fp16: "),
+        (fp16("loss_scale_window", json!(0)), "fp16: "),
+        (
+            adam(json!({"betas": [0.9, 1.0]})),
+            "optimizer.params: offload: beta_2",
+        ),
+        (
+            adam(json!({"eps": -1})),
+            "optimizer.params: offload: epsilon",
+        ),
+        (
+            adam(json!({"adam_w_mode": 3})),
+            "optimizer.params: invalid type: integer `3`, expected a boolean",
+        ),
+        (
+            adam(json!({"adam_w_mode": false})),
+            "optimizer.type: this program trains with AdamW: say so",
+        ),
+        (
+            json!({"optimizer": {"type": "SGD"}}),
+            "optimizer.type: this program trains with AdamW: say so",
+        ),
+        (
+            json!({"scheduler": {"type": "WarmupLR"}}),
+            "scheduler: this program warms the learning rate up",
+        ),
+        (
+            json!({"zero_optimization": {"stage": 7}}),
+            "zero_optimization.stage: ",
+        ),
+    ] {
+        let error = try_read(&json).unwrap_err().to_string();
+        assert!(error.starts_with(text), "{error}");
+    }
+}
+
+/// PyTorch's AdamW decays by 0.01 unless it is told; DeepSpeed's own decays by nothing.
+#[test]
+fn torch_adam_has_pytorchs_weight_decay() {
+    let decay = |kind: &str, params: Value| {
+        let file = read(json!({"optimizer": {"type": kind, "params": params}}));
+        file.adamw.unwrap().1.weight_decay
+    };
+    assert_eq!(decay("AdamW", json!({"torch_adam": true})), 0.01);
+    assert_eq!(decay("Adam", json!({"torch_adam": true})), 0.01);
+    assert_eq!(decay("AdamW", json!({"torch_adam": false})), 0.0);
+    let named = json!({"torch_adam": true, "weight_decay": 0.3});
+    assert_eq!(decay("AdamW", named), 0.3);
+    // "AdamW" stays AdamW, whatever the mode says.
+    let mode = json!({"torch_adam": true, "adam_w_mode": false});
+    assert_eq!(decay("AdamW", mode), 0.01);
+}
+
+/// The files that burn-zero loads, each with a feature.
+#[test]
+fn every_file_that_loads_is_read_or_refused_by_what_the_program_has_not() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../burn-zero/tests/config/files");
+    let (mut read, mut refused) = (0, 0);
+    for file in fs::read_dir(directory).unwrap() {
+        let file = file.unwrap().path();
+        let text = fs::read_to_string(&file).unwrap();
+        let auto = |path: &str| match path {
+            "optimizer.params.betas" => Some(json!([0.9, 0.95])),
+            path if path.ends_with("enabled") => Some(json!(false)),
+            path if path.contains(".params.") => Some(json!(1)),
+            _ => None,
+        };
+        if ZeroConfig::from_deepspeed_json_with(&text, &auto).is_err() {
+            continue;
+        }
+        match DeepSpeed::read(&text, &auto) {
+            Ok(_) => read += 1,
+            Err(error) => {
+                let path = error.path().unwrap_or_default();
+                let known = ["scheduler", "optimizer.type"].contains(&path);
+                assert!(known, "{}: {error}", file.display());
+                refused += 1;
+            }
+        }
+    }
+    assert!(read >= 25 && refused > 0, "{read} read, {refused} refused");
+}
