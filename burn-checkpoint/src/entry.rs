@@ -42,6 +42,8 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64>;
     /// Shows the nodes that a replay starts from, and whether each is resident; not those that never go.
     fn sources(&self, visit: &mut dyn FnMut(&Arc<dyn AnyEntry>, bool));
+    /// Whether it is there during its uses only.
+    fn is_delivered(&self) -> bool;
     /// Where its budget notes its cost class.
     fn class(&self) -> &ClassSlot;
     /// Estimated nanoseconds to run this node's recipe alone, or to upload it.

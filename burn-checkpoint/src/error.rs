@@ -81,6 +81,14 @@ pub enum RematError {
         /// Expected bytes of its result.
         result_bytes: u64,
     },
+    /// A tensor that is to be [`delivered`](crate::delivered()) on a backend without [`Remat`](crate::Remat).
+    #[error(
+        "a tensor of `{backend}` cannot be delivered at each use: there is no `Remat` in this backend; use `Autodiff<Remat<B>>` in place of `Autodiff<B>`"
+    )]
+    NoRemat {
+        /// The backend's name.
+        backend: String,
+    },
     /// A fraction that is not between 0 and 1.
     #[error("a memory budget of {fraction} of the tape: it must be above 0 and at most 1")]
     InvalidFraction {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, Shape, TensorMetadata};
+use burn_backend::{Backend, Shape, TensorData, TensorMetadata};
 
 use crate::context;
 use crate::entry::Origin;
@@ -54,6 +54,9 @@ impl<B: Backend> Managed<B> {
     /// The storage itself if this is the last reference, else a clone.
     fn take<K: Kind<B>>(self) -> K::Primitive {
         let node = self.node();
+        if node.meta().is_delivered {
+            return self.receive::<K>();
+        }
         loop {
             let mut state = node.state();
             if let Storage::Resident(value) = &state.storage {
@@ -75,8 +78,30 @@ impl<B: Backend> Managed<B> {
         }
     }
 
+    /// The storage of a tensor that is delivered: it does not stay, unless an operation that is being recorded or a replay has locked it.
+    fn receive<K: Kind<B>>(&self) -> K::Primitive {
+        let node = self.node();
+        loop {
+            let mut state = node.state();
+            let locked = state.locks > 0;
+            if let Storage::Resident(value) = &state.storage
+                && locked
+            {
+                return peek_kind::<B, K>(value).clone();
+            }
+            if let Some(value) = take_value(node.meta(), &mut state) {
+                return unwrap_kind::<B, K>(value);
+            }
+            drop(state);
+            replay::bring_back([node.clone()]);
+        }
+    }
+
     /// A clone of the storage.
     fn load<K: Kind<B>>(&self) -> K::Primitive {
+        if self.node().meta().is_delivered {
+            return self.receive::<K>();
+        }
         loop {
             if let Storage::Resident(value) = &self.node().state().storage {
                 return peek_kind::<B, K>(value).clone();
@@ -152,6 +177,23 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         match self {
             Self::Resident(_) => true,
             Self::Managed(managed) => managed.node().state().is_resident(),
+        }
+    }
+
+    /// Whether the storage is there during uses only.
+    #[inline]
+    pub(crate) fn is_delivered(&self) -> bool {
+        match self {
+            Self::Resident(_) => false,
+            Self::Managed(managed) => managed.node().meta().is_delivered,
+        }
+    }
+
+    /// The elements of a tensor that is uploaded at each use.
+    pub(crate) fn data(&self) -> Option<TensorData> {
+        match self {
+            Self::Resident(_) => None,
+            Self::Managed(managed) => managed.node().data(),
         }
     }
 

@@ -49,6 +49,7 @@
 //! *storage* comes and goes. Its *recipe* is the operation with its input handles, and is dropped when no replay can need it.
 //! Autodiff's tape holds handles, so backward brings tensors back by using them: no nested backward pass, no hook, no annotation.
 //!
+//! - A tensor that is [`delivered()`] is there during its uses only, and so are views and casts of it, in and outside of scopes.
 //! - What cannot be computed again keeps its storage as long as anybody refers to it, recipes included.
 //! - An operation that is the last to use a tensor gets its buffer, so backends still write in place.
 //! - Views count the bytes of what they are views of, once; evicting a storage is evicting all of its views.
@@ -64,7 +65,7 @@
 //! | layer | files | what |
 //! |---|---|---|
 //! | work and clock | `work`, `op`, `products`, `cost`, `clock` | what an operation costs; the operation count, forward or backward |
-//! | values | `kind`, `error`, `stack`, `trace`, `stats`, `verify` | tensors of the inner backend, errors, events, counters, checksums |
+//! | values | `kind`, `error`, `stack`, `trace`, `stats`, `verify`, `request` | tensors of the inner backend, errors, events, counters, checksums, tensors that are asked for |
 //! | region | `policy`, `region` | what a scope does with its tensors; a scope as its tensors refer to it |
 //! | entry | `entry`, `tiny` | a node as scopes and budgets see it, of any backend |
 //! | memory | `prefetch`, `host_copy`, `memory` | host copies and their order; counters, and the `Limit` that a budget sets on them |
@@ -72,7 +73,7 @@
 //! | replay | `replay`, `recorded` | bringing a node back; the node with its recipe |
 //! | budget | `budget` | what is evicted when memory is short |
 //! | context | `context`, `install` | a thread's open scopes, budget in force, counters |
-//! | handle | `handle`, `outputs`, `scope`, `call` | the tensor of `Remat`; the ends of scopes; recording an operation |
+//! | handle | `handle`, `outputs`, `scope`, `call`, `delivered` | the tensor of `Remat`; the ends of scopes; recording an operation; tensors that are there during their uses |
 //! | backend | `decorator` | `Remat` from the table of operations |
 //! | tools | `chain`, `module`, `plan`, `plot`, `metric`, `linear_cross_entropy` | what is built on the public API |
 
@@ -83,6 +84,7 @@ mod clock;
 mod context;
 mod cost;
 mod decorator;
+mod delivered;
 mod entry;
 mod error;
 mod handle;
@@ -106,6 +108,7 @@ mod recipe;
 mod recorded;
 mod region;
 mod replay;
+mod request;
 mod scope;
 mod stack;
 mod stats;
@@ -117,6 +120,7 @@ mod work;
 pub use budget::MemoryBudget;
 pub use chain::{checkpoint_chain, checkpoint_sequential, profile_chain, profile_tail};
 pub use decorator::Remat;
+pub use delivered::{delivered, is_delivered};
 pub use error::RematError;
 pub use handle::{Handle, Managed};
 pub use install::InstalledBudget;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, DType, Shape};
+use burn_backend::{Backend, DType, Shape, TensorData};
 use parking_lot::MutexGuard;
 
 use crate::clock::Lineage;
@@ -35,6 +35,8 @@ pub(crate) trait Entry<B: Backend>: AnyEntry {
     fn has_recipe(&self) -> bool;
     /// Drops the recipe: it is not needed any more.
     fn forget_recipe(&self);
+    /// The elements, if the recipe uploads them.
+    fn data(&self) -> Option<TensorData>;
 }
 
 /// An input of a recipe.
@@ -128,6 +130,9 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub contiguous: bool,
     /// Whether its elements are sure to lie in the order that its shape says, as they do when they come back from the host.
     pub row_major: bool,
+    /// Whether the storage is there during uses only: the elements are delivered, or computed from delivered ones alone. Its origin is
+    /// [`Origin::Source`].
+    pub is_delivered: bool,
     /// The tensor whose storage this one shares.
     pub group: Option<Source<B>>,
     /// How many tensors that share this one's storage are resident, itself included.
@@ -174,6 +179,7 @@ impl<B: Backend> TensorMeta<B> {
             device,
             contiguous: true,
             row_major: true,
+            is_delivered: false,
             group: None,
             residents: AtomicU32::new(0),
             listed: AtomicBool::new(false),

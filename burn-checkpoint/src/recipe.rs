@@ -5,10 +5,12 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use burn_backend::{Backend, TensorMetadata};
+use burn_backend::tensor::Device;
+use burn_backend::{Backend, TensorData, TensorMetadata};
 
 use crate::kind::{Float, Kind, Quant, Value};
 use crate::node::{Entry, Input, Source, Storage, take_value};
+use crate::request::Request;
 
 /// How the result of an operation is computed once more.
 pub(crate) trait Recipe<B: Backend>: Send + Sync + 'static {
@@ -20,6 +22,10 @@ pub(crate) trait Recipe<B: Backend>: Send + Sync + 'static {
     fn siblings(&self, _visit: &mut dyn FnMut(Arc<dyn Entry<B>>)) {}
     /// Computes the result. Every input is resident.
     fn run(&self) -> Value<B>;
+    /// The elements, if the recipe uploads them.
+    fn data(&self) -> Option<TensorData> {
+        None
+    }
 }
 
 /// The recipe that an operation's row makes: one closure that can do both.
@@ -101,6 +107,26 @@ impl<B: Backend, F: Fn() -> Value<B> + Send + Sync + 'static> Recipe<B> for Deli
 
     fn run(&self) -> Value<B> {
         (self.0)()
+    }
+}
+
+/// A tensor whose elements a function gives at each use.
+pub(crate) struct Upload<B: Backend> {
+    pub request: Request,
+    pub device: Device<B>,
+}
+
+impl<B: Backend> Recipe<B> for Upload<B> {
+    const COMPUTES: bool = false;
+
+    fn inputs(&self, _visit: &mut dyn FnMut(Input<'_, B>)) {}
+
+    fn run(&self) -> Value<B> {
+        Value::Float(B::float_from_data(self.request.data(), &self.device))
+    }
+
+    fn data(&self) -> Option<TensorData> {
+        Some(self.request.data())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use burn_backend::Backend;
+use burn_backend::{Backend, TensorData};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::entry::{AnyEntry, ClassSlot, NodeInfo, Origin};
@@ -69,6 +69,10 @@ impl<B: Backend, R: Recipe<B>> Entry<B> for Node<B, R> {
     fn forget_recipe(&self) {
         let recipe = self.recipe.lock().take();
         drop(recipe);
+    }
+
+    fn data(&self) -> Option<TensorData> {
+        self.recipe.lock().as_ref().and_then(Recipe::data)
     }
 }
 
@@ -300,6 +304,10 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
                 }
             }
         });
+    }
+
+    fn is_delivered(&self) -> bool {
+        self.meta.is_delivered
     }
 
     fn class(&self) -> &ClassSlot {

@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use crate::entry::{AnyEntry, Origin};
 use crate::error::RematError;
 use crate::node::{Entry, Input, Storage, vacate};
+use crate::request::DELIVERED;
 use crate::trace::EventKind;
 use crate::verify;
 
@@ -302,6 +303,9 @@ impl<B: Backend> Plan<B> {
         if rehearsing {
             return;
         }
+        if *meta.op == DELIVERED {
+            return meta.uploaded();
+        }
         meta.memory
             .replayed(meta.bytes, node.computes(), meta.cost_ns, time);
         meta.emit(|op, node| EventKind::Replay { op, node, time }, meta.bytes);
@@ -341,6 +345,9 @@ impl<B: Backend> Plan<B> {
             return true;
         }
         if verify::is_rehearsing() {
+            return false;
+        }
+        if node.meta().is_delivered {
             return false;
         }
         let state = node.state();

@@ -61,6 +61,17 @@ impl Work {
     }
 }
 
+impl Work {
+    /// Whether the result, computed from [delivered](crate::delivered()) tensors alone, is delivered itself: what is as large as they are and
+    /// quickly computed.
+    pub(crate) const fn passes_delivery(self) -> bool {
+        matches!(
+            self,
+            Self::View | Self::Cheap | Self::Math | Self::Norm | Self::Index
+        )
+    }
+}
+
 const fn rate(cached: f64, memory: f64) -> Rate {
     Rate { cached, memory }
 }

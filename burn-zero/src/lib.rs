@@ -17,7 +17,7 @@
 //! | memory tracker | counts the bytes of gradients that a rank holds |
 //! | record | saved training state: a directory of one manifest and one file per rank |
 //! | manifest | the JSON file of a record that says which tensor is in which rank's file |
-//! | offload | optimizer state, and gradients if wanted, in host memory |
+//! | offload | optimizer state, and gradients and parameters if wanted, in host memory |
 //!
 //! # Ranks
 //!
@@ -120,7 +120,7 @@
 //!
 //! The device then holds about a bucket of gradients, and an element of an f32 parameter takes 4 bytes there and 16 on the host: from
 //! the second backward pass on, or from the first after [`OffloadedAdamW::prepare`]. Loss scaler, accumulation and clipping compute on gradients
-//! in host memory ([`WithHost`]). `docs/zero.md` has the cases of other backends and of several ranks ([`Memory::Host`]).
+//! in host memory ([`WithHost`]). Parameters can be in host memory too, between their uses: [`offload_parameters()`]. `docs/zero.md` has the cases of other backends and of several ranks ([`Memory::Host`]).
 
 mod backend;
 mod config;
@@ -131,6 +131,7 @@ mod host;
 mod module;
 mod offload;
 mod optimizer;
+mod parameters;
 pub mod record;
 mod recorder;
 mod reduce;
@@ -154,6 +155,7 @@ pub use offload::{
     HostRecord, OffloadConfig, OffloadError, OffloadRecord, OffloadedAdamW, ParamsOut, offload,
 };
 pub use optimizer::{ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent};
+pub use parameters::offload_parameters;
 pub use record::{RecordError, consolidate, load_sharded, save_sharded};
 pub use recorder::{Recorder, Training};
 pub use settings::{Memory, Stage, ZeroSettings};

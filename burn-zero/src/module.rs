@@ -9,6 +9,8 @@ use burn::tensor::{
 };
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 
+use crate::parameters::in_place_of;
+
 /// A tensor of a module, whatever its kind and its number of dimensions.
 #[derive(Clone, Debug)]
 pub(crate) enum AnyTensor<B: Backend> {
@@ -45,20 +47,20 @@ impl<B: Backend> AnyTensor<B> {
         }
     }
 
-    /// A tensor of `data` in its place: on its device, in its type, and trained if it is.
+    /// A tensor of `data` in its place: on its device or in host memory, in its type, and trained if it is.
     fn replaced(self, data: TensorData) -> Self {
         let requires_grad = self.requires_grad();
+        if let Self::Float(TensorPrimitive::Float(old)) = &self {
+            let new = in_place_of::<B>(old, data);
+            let new = B::float_set_require_grad(new, requires_grad);
+            return Self::Float(TensorPrimitive::Float(new));
+        }
         fn made<B: Backend, K: BasicOps<B>>(old: K::Primitive, data: TensorData) -> K::Primitive {
             let old = Tensor::<B, 1, K>::from_primitive(old);
             K::from_data(data, &old.device(), old.dtype())
         }
         match self {
-            Self::Float(old) => Self::Float(match made::<B, Float>(old, data) {
-                TensorPrimitive::Float(new) if requires_grad => {
-                    TensorPrimitive::Float(B::float_set_require_grad(new, true))
-                }
-                new => new,
-            }),
+            Self::Float(old) => Self::Float(made::<B, Float>(old, data)),
             Self::Int(old) => Self::Int(made::<B, Int>(old, data)),
             Self::Bool(old) => Self::Bool(made::<B, Bool>(old, data)),
         }

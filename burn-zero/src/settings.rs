@@ -34,9 +34,14 @@ pub struct ZeroSettings {
     pub reduction: ReduceOp,
     /// Where gradients are between backward and the step. Default [`Memory::Device`].
     pub gradients: Memory,
+    /// Where parameters are while no operation uses them (DeepSpeed's `offload_param`). Default [`Memory::Device`]. With [`Memory::Host`]
+    /// [`prepare`](crate::ZeroOptimizer::prepare) puts them in host memory, as [`offload_parameters`](crate::offload_parameters()) does, and each step leaves
+    /// them there: the backend must have a [`Remat`](burn_checkpoint::Remat) in it. The device holds all of them at the end of a step whose optimizer is on the device:
+    /// [`OffloadedAdamW`](crate::OffloadedAdamW) and [`offload()`](crate::offload()) update one at a time.
+    pub parameters: Memory,
 }
 
-/// Where gradients are between backward and the step.
+/// Where gradients are between backward and the step, or parameters between their uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Memory {
@@ -60,6 +65,7 @@ impl Default for ZeroSettings {
             communication_dtype: BufferDtype::F32,
             reduction: ReduceOp::Mean,
             gradients: Memory::Device,
+            parameters: Memory::Device,
         }
     }
 }

@@ -1,21 +1,24 @@
-//! Tensors that no recipe of this thread computes: random numbers, data, what others deliver.
+//! Tensors that no recipe of this thread computes: random numbers, data, what others deliver; and views and casts of what is
+//! delivered.
 
 use std::sync::Arc;
 
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, DType, DeviceOps, Shape};
+use burn_backend::{Backend, DType, DeviceOps, Shape, TensorMetadata};
 
 use super::recorded::Call;
 use super::results::Results;
 use crate::clock::Phase;
 use crate::context;
 use crate::entry::Origin;
-use crate::handle::Managed;
-use crate::kind::Value;
+use crate::handle::{Handle, Managed};
+use crate::kind::{Kind, Value};
 use crate::node::{Source, State, Storage, TensorMeta};
 use crate::op::OpInfo;
-use crate::recipe::{Never, Recipe};
+use crate::recipe::{Never, Recipe, Upload};
 use crate::recorded::Node;
+use crate::request::{DELIVERED, Request};
+use crate::work::Work;
 
 /// What cannot be computed again, counted.
 pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, mut value: Value<B>) -> Results<B> {
@@ -40,5 +43,83 @@ pub(crate) fn source<B: Backend, R: Recipe<B>>(
     let memory = context::memory_on(device.id());
     let state = State::new(Storage::Evicted, Origin::Source, op_context.number, None);
     let meta = TensorMeta::new(op, op_context.number, shape, dtype, device, memory);
+    Managed::new(Source::new(Arc::new(Node::new(meta, state, Some(recipe)))))
+}
+
+/// The tensor that was requested.
+pub(crate) fn delivered<B: Backend>(request: Request, device: &Device<B>) -> Managed<B> {
+    const OP: &OpInfo = &DELIVERED;
+    let promised = Promised {
+        shape: request.shape.clone(),
+        dtype: request.dtype,
+        device: device.clone(),
+        row_major: true,
+        viewed: None,
+    };
+    let device = device.clone();
+    derived(OP, promised, Upload { request, device })
+}
+
+/// What is known of a tensor before it is delivered, or computed from one that is.
+pub(crate) struct Promised<B: Backend> {
+    pub shape: Shape,
+    pub dtype: DType,
+    pub device: Device<B>,
+    row_major: bool,
+    /// What it is made from.
+    viewed: Option<Source<B>>,
+}
+
+impl<B: Backend> Promised<B> {
+    /// The dimensions in another order.
+    pub fn permute(&mut self, change: impl FnOnce(&mut Vec<usize>)) {
+        let mut dims = self.shape.to_vec();
+        change(&mut dims);
+        self.shape = Shape::from(dims);
+    }
+
+    /// As the tensor that it is made from.
+    pub fn like<K: Kind<B>>(handle: &Handle<B, K>) -> Self {
+        Self {
+            shape: handle.shape(),
+            dtype: handle.dtype(),
+            device: handle.device(),
+            row_major: false,
+            viewed: match handle {
+                Handle::Resident(_) => None,
+                Handle::Managed(managed) => Some(managed.source()),
+            },
+        }
+    }
+}
+
+/// A tensor that is there during its uses only, and not yet.
+pub(crate) fn derived<B: Backend, R: Recipe<B>>(
+    op: &'static OpInfo,
+    promised: Promised<B>,
+    recipe: R,
+) -> Managed<B> {
+    let op_context = context::tick(op);
+    let Promised {
+        shape,
+        dtype,
+        device,
+        row_major,
+        viewed,
+    } = promised;
+    let group = viewed.filter(|_| op.work == Work::View);
+    let group = group.map(|viewed| match &viewed.node().meta().group {
+        Some(owner) => owner.clone(),
+        None => viewed,
+    });
+    let memory = context::memory_on(device.id());
+    let state = State::new(Storage::Evicted, Origin::Source, op_context.number, None);
+    let meta = TensorMeta {
+        is_delivered: true,
+        contiguous: row_major,
+        row_major,
+        group,
+        ..TensorMeta::new(op, op_context.number, shape, dtype, device, memory)
+    };
     Managed::new(Source::new(Arc::new(Node::new(meta, state, Some(recipe)))))
 }

@@ -10,6 +10,6 @@ mod recorded;
 mod results;
 mod room;
 
-pub(crate) use given::{fixed, source};
+pub(crate) use given::{Promised, delivered, derived, fixed, source};
 pub(crate) use recorded::Call;
 pub(crate) use room::Room;

@@ -9,7 +9,7 @@ use crate::clock::{Lineage, Phase};
 use crate::context::OpContext;
 use crate::cost::OpCost;
 use crate::entry::Origin;
-use crate::node::{Entry, Input, Source, State, Storage, TensorMeta, Viewed};
+use crate::node::{Entry, Input, Source, State, Storage, TensorMeta, Viewed, vacate};
 use crate::op::OpInfo;
 use crate::replay;
 use crate::work::Work;
@@ -42,6 +42,23 @@ pub(super) struct Operands<B: Backend> {
     /// Where the result will be; known only under a budget.
     device: Option<DeviceId>,
     pub lineage: Lineage,
+    /// What is delivered for this operation, locked until it is over.
+    delivered: Vec<Arc<dyn Entry<B>>>,
+    /// Whether there is any other operand.
+    has_others: bool,
+}
+
+/// What was delivered goes.
+impl<B: Backend> Drop for Operands<B> {
+    fn drop(&mut self) {
+        for node in self.delivered.drain(..) {
+            let mut state = node.state();
+            state.locks -= 1;
+            let vacated = vacate(node.meta(), &mut state);
+            drop(state);
+            drop(vacated);
+        }
+    }
 }
 
 impl<B: Backend> Operands<B> {
@@ -59,13 +76,21 @@ impl<B: Backend> Operands<B> {
             cost: None,
             device: None,
             lineage: Lineage::Activation,
+            delivered: Vec::new(),
+            has_others: false,
         }
+    }
+
+    /// Whether the result is delivered as all of its operands are.
+    pub fn pass_delivery(&self) -> bool {
+        !self.delivered.is_empty() && !self.has_others && self.op.work.passes_delivery()
     }
 
     pub fn see(&mut self, input: Input<'_, B>, op_context: &OpContext) {
         let source = match input {
             Input::Node(source) => source,
             Input::Leaf(leaf) => {
+                self.has_others = true;
                 if self.is_first_of_view() {
                     self.shares = Some(Shares::Leaf);
                 }
@@ -138,6 +163,12 @@ impl<B: Backend> Operands<B> {
             }
         }
         self.largest = self.largest.max(meta.bytes);
+        if meta.is_delivered {
+            state.locks += 1;
+            self.delivered.push(node.clone());
+        } else {
+            self.has_others = true;
+        }
         state.last_used = op_context.number;
         if let (Some(own), Some(user)) = (&state.region, &op_context.region)
             && !Arc::ptr_eq(user, own)

@@ -31,6 +31,8 @@ pub(crate) struct Call<B: Backend> {
     operands: Operands<B>,
     /// Whether the result keeps its recipe.
     records: bool,
+    /// Whether the result is delivered, as all of its operands are.
+    delivers: bool,
     timer: Timer,
     pub lineage: Lineage,
 }
@@ -43,6 +45,7 @@ impl<B: Backend> Call<B> {
             op_context: context::tick(op),
             operands: Operands::new(op),
             records: false,
+            delivers: false,
             timer: Timer::start(Costs::Estimated),
             lineage: Lineage::Activation,
         }
@@ -91,6 +94,14 @@ impl<B: Backend> Call<B> {
 
     fn decide(&mut self) {
         self.operands.bring_back(&self.op_context);
+        self.delivers = self.operands.pass_delivery();
+        if self.delivers {
+            // It belongs to no scope and to no step.
+            self.op_context.region = None;
+            self.records = true;
+            self.operands.make_room(&self.op_context);
+            return;
+        }
         self.lineage = lineage(&mut self.op_context, self.op, self.operands.lineage);
         self.records = !self.operands.gives_up()
             && self.op_context.save_policy != SavePolicy::Keep
@@ -110,11 +121,13 @@ impl<B: Backend> Call<B> {
         recipe: &mut Option<R>,
     ) -> Results<B> {
         if let Value::Many(parts) = value {
-            return self.finish_many(std::mem::take(parts), recipe.take());
+            let recipe = recipe.take().filter(|_| !self.delivers);
+            return self.finish_many(std::mem::take(parts), recipe);
         }
         let node = self.node(value, recipe, |elements| self.cost_ns(elements));
         let meta = &node.meta;
         if let Some(viewed) = self.operands.viewed.take()
+            && !self.delivers
             && (meta.group.is_some() || !meta.row_major)
         {
             node.state.lock().viewed = Some(viewed);
@@ -233,6 +246,7 @@ impl<B: Backend> Call<B> {
             bytes: if own { bytes(elements, dtype) } else { 0 },
             contiguous: self.op.work != Work::View || is_contiguous(self.op),
             row_major: self.operands.order.is_kept(self.op, elements),
+            is_delivered: self.delivers,
             group,
             users: AtomicU32::new(1),
             cost_ns: cost_ns(elements),
@@ -258,6 +272,7 @@ impl<B: Backend> Call<B> {
         cost_ns: impl FnOnce(usize) -> f32,
     ) -> Arc<Node<B, R>> {
         let origin = match recipe {
+            Some(_) if self.delivers => Origin::Source,
             Some(_) => Origin::Recorded,
             None => Origin::Fixed,
         };
@@ -279,7 +294,9 @@ impl<B: Backend> Call<B> {
         if self.op_context.region.is_some() {
             context::enlist(Arc::downgrade(&any), meta.own_bytes());
         }
-        if let Some(limit) = meta.memory.limit() {
+        if let Some(limit) = meta.memory.limit()
+            && !meta.is_delivered
+        {
             limit.register(&any);
         }
         Managed::first(Source::new(node))

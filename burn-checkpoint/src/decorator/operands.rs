@@ -1,5 +1,10 @@
 //! Operands, by kind: as the inner backend takes them, and as a recipe keeps, shows and loads them.
 
+use burn_backend::Backend;
+
+use crate::handle::Handle;
+use crate::kind::Kind;
+
 /// As the inner backend takes it: brought back if need be.
 macro_rules! inner {
     (FloatRef $x:expr) => { &$x.to_inner() };
@@ -207,4 +212,82 @@ macro_rules! room {
     ($kind:tt $x:expr, $room:expr) => {};
 }
 
-pub(super) use {inner, load, room, save, show};
+/// Whether there are tensors among the operands, and all of them are delivered.
+macro_rules! delivered {
+    ($($kind:tt $arg:expr),*) => {{
+        #[allow(unused_mut, reason = "rows without tensors")]
+        let mut delivered = Delivered::default();
+        $(see!($kind $arg, delivered);)*
+        delivered.all()
+    }};
+}
+
+macro_rules! see {
+    (FloatOpt $x:expr, $delivered:ident) => {
+        $x.iter().for_each(|x| $delivered.see(x))
+    };
+    (BoolOpt $x:expr, $delivered:ident) => {
+        $x.iter().for_each(|x| $delivered.see(x))
+    };
+    (Floats $x:expr, $delivered:ident) => {
+        $x.iter().for_each(|x| $delivered.see(x))
+    };
+    (Ints $x:expr, $delivered:ident) => {
+        $x.iter().for_each(|x| $delivered.see(x))
+    };
+    (Bools $x:expr, $delivered:ident) => {
+        $x.iter().for_each(|x| $delivered.see(x))
+    };
+    (Quants $x:expr, $delivered:ident) => {
+        $delivered.see_other()
+    };
+    (Tensor $x:expr, $delivered:ident) => {
+        match &$x {
+            TensorPrimitive::Float(x) => $delivered.see(x),
+            TensorPrimitive::QFloat(_) => $delivered.see_other(),
+        }
+    };
+    (QuantParams $x:expr, $delivered:ident) => {
+        $delivered.see_other()
+    };
+    (Transaction $x:expr, $delivered:ident) => {
+        $delivered.see_other()
+    };
+    (Fill $x:expr, $delivered:ident) => {};
+    (Device $x:expr, $delivered:ident) => {};
+    (DeviceRef $x:expr, $delivered:ident) => {};
+    ([$plain:ty] $x:expr, $delivered:ident) => {};
+    ({$element:ty} $x:expr, $delivered:ident) => {};
+    ($handle:ident $x:expr, $delivered:ident) => {
+        $delivered.see(&$x)
+    };
+}
+
+/// What was seen of operands.
+#[derive(Default)]
+pub(super) struct Delivered {
+    any: bool,
+    others: bool,
+}
+
+impl Delivered {
+    #[inline]
+    pub fn see<B: Backend, K: Kind<B>>(&mut self, operand: &Handle<B, K>) {
+        match operand.is_delivered() {
+            true => self.any = true,
+            false => self.others = true,
+        }
+    }
+
+    #[inline]
+    pub fn see_other(&mut self) {
+        self.others = true;
+    }
+
+    #[inline]
+    pub fn all(self) -> bool {
+        self.any && !self.others
+    }
+}
+
+pub(super) use {delivered, inner, load, room, save, see, show};

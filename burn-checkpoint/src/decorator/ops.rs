@@ -2,15 +2,15 @@
 //!
 //! Outside of scopes and budgets a method calls the inner backend and no more. Inside, a row whose result can be computed
 //! again (every work class but `fixed` and `pass`) is recorded: its operands are saved for a recipe, and its result becomes a
-//! node.
+//! node. So is a row whose operands are all [delivered](crate::delivered()), anywhere.
 #![deny(clippy::missing_trait_methods)]
 
-use burn_backend::{Backend, DType, get_device_settings};
+use burn_backend::{Backend, DType, TensorMetadata, get_device_settings};
 use burn_decorator::kind_type;
 use burn_decorator::types::*;
 
 use super::backend::Remat;
-use super::operands::{inner, load, room, save, show};
+use super::operands::{Delivered, delivered, inner, load, room, save, see, show};
 use super::results::{handles, plain, value};
 use crate::call::{self, Call};
 use crate::context;
@@ -19,6 +19,7 @@ use crate::kind::{Bool, Float, Value};
 use crate::node::Input;
 use crate::op::OpInfo;
 use crate::recipe::{Operation, Saved, SavedTensor};
+use crate::request::Request;
 use crate::work::Work;
 
 /// A handle whose kind only the node knows.
@@ -44,7 +45,17 @@ where
     B: Backend,
     F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B>,
 {
-    Some(Operation(closure))
+    Some(Operation(recipe_of(closure)))
+}
+
+/// Gives a closure the type of a recipe.
+#[inline]
+fn recipe_of<B, F>(closure: F) -> F
+where
+    B: Backend,
+    F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B>,
+{
+    closure
 }
 
 /// The device is known without the storage.
@@ -104,8 +115,8 @@ macro_rules! managed {
         }
     };
     ($trait:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
-        if context::records() {
-            const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::of(stringify!($work)), stringify!($trait));
+        const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::of(stringify!($work)), stringify!($trait));
+        if context::records() || OP.work.passes_delivery() && delivered!($($kind $arg),*) {
             return apart(move || {
                 let saved = ($(save!($kind $arg),)*);
                 let mut recipe = recipe::<B, _>(move |visit| {
@@ -122,6 +133,51 @@ macro_rules! managed {
                 let mut results = call.finish(&mut value, &mut recipe);
                 handles!($ret results)
             });
+        }
+    };
+}
+
+/// A view or a cast, whose shape and type are known before it is computed: of a delivered tensor it is computed when it is used.
+macro_rules! on_use {
+    ($trait:ident $work:ident $op:ident($x:ident: $kind:tt $(, $arg:ident: $plain:tt)*) -> $ret:tt, same if $same:expr, $promised:ident => $change:expr) => {
+        #[inline]
+        fn $op($x: kind_type!($kind) $(, $arg: kind_type!($plain))*) -> kind_type!($ret) {
+            if $x.is_delivered() {
+                if $same {
+                    return $x;
+                }
+                const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::of(stringify!($work)), stringify!($trait));
+                return apart(move || {
+                    let mut $promised = call::Promised::like(&$x);
+                    $change;
+                    let saved = (save!($kind $x), $(save!($plain $arg),)*);
+                    let recipe = Operation(recipe_of::<B, _>(move |visit| {
+                        let ($x, $($arg,)*) = &saved;
+                        if let Some(visit) = visit {
+                            $x.show(visit);
+                            return Value::Absent;
+                        }
+                        value!($ret B::$op(load!($kind $x) $(, load!($plain $arg))*))
+                    }));
+                    Handle::Managed(call::derived(OP, $promised, recipe))
+                });
+            }
+            managed!($trait $work $op($x: $kind $(, $arg: $plain)*) -> $ret);
+            plain!($ret B::$op(inner!($kind $x) $(, inner!($plain $arg))*))
+        }
+    };
+}
+
+/// An operation that leaves some tensors as they are.
+macro_rules! as_it_is {
+    ($is_kept:expr => $trait:ident $work:ident $op:ident($x:ident: $kind:tt $(, $arg:ident: $plain:tt)*) -> $ret:tt) => {
+        #[inline]
+        fn $op($x: kind_type!($kind) $(, $arg: kind_type!($plain))*) -> kind_type!($ret) {
+            if $is_kept {
+                return $x;
+            }
+            managed!($trait $work $op($x: $kind $(, $arg: $plain)*) -> $ret);
+            plain!($ret B::$op(inner!($kind $x) $(, inner!($plain $arg))*))
         }
     };
 }
@@ -179,6 +235,65 @@ macro_rules! method {
     ($trait:ident pass int_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(int_device($($arg: $kind),*) -> $ret); };
     ($trait:ident pass bool_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(bool_device($($arg: $kind),*) -> $ret); };
     ($trait:ident pass q_device($($arg:ident: $kind:tt),*) -> $ret:tt) => { device!(q_device($($arg: $kind),*) -> $ret); };
+    ($trait:ident fixed float_from_data($data:ident: $a:tt, $device:ident: $b:tt) -> $ret:tt) => {
+        #[inline]
+        fn float_from_data($data: kind_type!($a), $device: kind_type!($b)) -> kind_type!($ret) {
+            if let Some(request) = Request::take() {
+                return Handle::Managed(call::delivered(request, $device));
+            }
+            managed!($trait fixed float_from_data($data: $a, $device: $b) -> $ret);
+            plain!($ret B::float_from_data($data, $device))
+        }
+    };
+    ($trait:ident pass float_into_data($tensor:ident: $kind:tt) -> $ret:tt) => {
+        fn float_into_data($tensor: kind_type!($kind)) -> kind_type!($ret) {
+            let read = match $tensor.data() {
+                Some(data) => Err(data),
+                None => Ok(B::float_into_data($tensor.into_inner())),
+            };
+            async move {
+                match read {
+                    Ok(read) => read.await,
+                    Err(data) => Ok(data),
+                }
+            }
+        }
+    };
+    // No operation of the inner backend, which has no tape: a delivered tensor stays the one it is.
+    ($trait:ident view float_set_require_grad($x:ident: $a:tt, $arg:ident: $b:tt) -> $ret:tt) => {
+        as_it_is! { $x.is_delivered() => $trait view float_set_require_grad($x: $a, $arg: $b) -> $ret }
+    };
+    ($trait:ident view float_detach($x:ident: $a:tt) -> $ret:tt) => {
+        as_it_is! { $x.is_delivered() => $trait view float_detach($x: $a) -> $ret }
+    };
+    ($trait:ident view float_transpose($x:ident: $a:tt) -> $ret:tt) => {
+        on_use! { $trait view float_transpose($x: $a) -> $ret, same if false, promised => {
+            let last = promised.shape.num_dims() - 1;
+            promised.permute(|dims| dims.swap(last - 1, last))
+        } }
+    };
+    ($trait:ident view float_swap_dims($x:ident: $a:tt, $first:ident: $b:tt, $second:ident: $c:tt) -> $ret:tt) => {
+        on_use! { $trait view float_swap_dims($x: $a, $first: $b, $second: $c) -> $ret, same if false, promised => {
+            promised.permute(|dims| dims.swap($first, $second))
+        } }
+    };
+    ($trait:ident view float_permute($x:ident: $a:tt, $axes:ident: $b:tt) -> $ret:tt) => {
+        on_use! { $trait view float_permute($x: $a, $axes: $b) -> $ret, same if false, promised => {
+            promised.permute(|dims| *dims = $axes.iter().map(|axis| dims[*axis]).collect())
+        } }
+    };
+    ($trait:ident view float_reshape($x:ident: $a:tt, $shape:ident: $b:tt) -> $ret:tt) => {
+        on_use! { $trait view float_reshape($x: $a, $shape: $b) -> $ret, same if $x.shape() == $shape, promised => promised.shape = $shape.clone() }
+    };
+    ($trait:ident view float_expand($x:ident: $a:tt, $shape:ident: $b:tt) -> $ret:tt) => {
+        on_use! { $trait view float_expand($x: $a, $shape: $b) -> $ret, same if $x.shape() == $shape, promised => promised.shape = $shape.clone() }
+    };
+    ($trait:ident cheap float_cast($x:ident: $a:tt, $dtype:ident: $b:tt) -> $ret:tt) => {
+        on_use! { $trait cheap float_cast($x: $a, $dtype: $b) -> $ret, same if $x.dtype() == $dtype.into(), promised => promised.dtype = $dtype.into() }
+    };
+    ($trait:ident cheap float_to_device($x:ident: $a:tt, $device:ident: $b:tt) -> $ret:tt) => {
+        on_use! { $trait cheap float_to_device($x: $a, $device: $b) -> $ret, same if $x.device() == *$device, promised => promised.device = $device.clone() }
+    };
     ($trait:ident fixed float_random($shape:ident: $a:tt, $distribution:ident: $b:tt, $device:ident: $c:tt, $dtype:ident: $d:tt) -> $ret:tt) => {
         fn float_random($shape: kind_type!($a), $distribution: kind_type!($b), $device: kind_type!($c), $dtype: kind_type!($d)) -> kind_type!($ret) {
             if context::records()

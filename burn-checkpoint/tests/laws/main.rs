@@ -3,6 +3,7 @@
 #[path = "../block/mod.rs"]
 mod block;
 mod budgets;
+mod delivered;
 mod devices;
 mod dropout;
 mod guards;

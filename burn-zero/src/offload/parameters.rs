@@ -17,7 +17,6 @@ use burn::tensor::{
     Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive, backend::AutodiffBackend,
 };
 use burn_backend::Backend;
-use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_decorator::message;
 
@@ -26,6 +25,7 @@ use crate::backend::{attach, leaf_node};
 use crate::group::SingleRank;
 use crate::module::for_each_float;
 use crate::optimizer::Parameters;
+use crate::parameters::{NewValue, is_on_host};
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, ZeroError, ZeroSettings, raise};
 
@@ -244,13 +244,14 @@ where
         };
         let (id, old, mapper) = param.consume();
         let requires_grad = old.is_require_grad();
+        let stays_on_host = is_on_host::<B>(&old.clone().into_primitive().tensor());
         drop(old);
         let data = (self.update)(id);
         if STEP.with_borrow(Option::is_some) {
             return leave_on_host(id, data, &device, requires_grad);
         }
-        let new = B::InnerBackend::float_from_data(data, &device);
-        let new = B::float_set_require_grad(B::from_inner(new), requires_grad);
+        let new = NewValue::Host(data).into_tensor::<B>(stays_on_host, &device);
+        let new = B::float_set_require_grad(new, requires_grad);
         if let Some(node) = leaf_node::<B>(&new) {
             self.leaves.insert(id, node);
         }

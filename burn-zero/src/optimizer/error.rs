@@ -71,6 +71,16 @@ pub enum ZeroOptimizerError {
         backend: String,
     },
 
+    /// A backend that cannot hold parameters in host memory.
+    #[error(
+        "parameters in host memory are uploaded at each use, which the backend {backend} cannot: put a `Remat` below autodiff, \
+         `Autodiff<Remat<..>>`"
+    )]
+    NoRemat {
+        /// Name of the backend.
+        backend: String,
+    },
+
     /// A type that collectives do not support.
     #[error(
         "{path} is {dtype:?}: gradients and parameters are exchanged as f32, bf16 and f16 only"

@@ -2,13 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Shape, TensorData};
 
-use super::parameter_shards::Updated;
 use crate::ZeroError;
 use crate::group::{BufferDtype, HostBuffer, Pending, ProcessGroup, Split};
 use crate::host::{HostRead, floats};
+use crate::parameters::NewValue;
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::shard::Bucket;
 
@@ -18,7 +17,7 @@ pub(super) struct Gather<'a, I: Backend> {
     group: &'a dyn ProcessGroup,
     at: StepTag,
     /// By parameter.
-    shards: HashMap<usize, Updated<I>>,
+    shards: HashMap<usize, NewValue<I>>,
     /// Whether any rank has updated each parameter.
     changed: Vec<bool>,
     /// Shards on the host, until they are sent.
@@ -34,7 +33,7 @@ impl<'a, I: Backend> Gather<'a, I> {
     pub(super) fn new(
         reducer: &'a GradientReducer,
         at: StepTag,
-        shards: HashMap<usize, Updated<I>>,
+        shards: HashMap<usize, NewValue<I>>,
         changed: Vec<bool>,
     ) -> Self {
         Self {
@@ -53,7 +52,7 @@ impl<'a, I: Backend> Gather<'a, I> {
     /// The parameters whose shards this rank's optimizer has updated on the host.
     pub(super) fn on_host(&self) -> HashSet<usize> {
         let shards = self.shards.iter();
-        let on_host = shards.filter(|(_, shard)| matches!(shard, Updated::Host(_)));
+        let on_host = shards.filter(|(_, shard)| matches!(shard, NewValue::Host(_)));
         on_host.map(|(parameter, _)| *parameter).collect()
     }
 
@@ -62,22 +61,15 @@ impl<'a, I: Backend> Gather<'a, I> {
     /// # Errors
     ///
     /// Those of the group.
-    pub(super) fn take(
-        &mut self,
-        parameter: usize,
-        device: &I::Device,
-    ) -> Result<Option<FloatTensor<I>>, ZeroError> {
+    pub(super) fn take(&mut self, parameter: usize) -> Result<Option<NewValue<I>>, ZeroError> {
         let known = &self.layout.parameters()[parameter];
         if !self.changed[parameter] || known.elements() == 0 {
             return Ok(None);
         }
         if self.layout.holds_all() {
             let shape = Shape::from(known.shape.clone());
-            let shard = self.shards.remove(&parameter).map(|shard| match shard {
-                Updated::Device(shard) => shard,
-                Updated::Host(data) => I::float_from_data(data, device),
-            });
-            return Ok(shard.map(|shard| I::float_reshape(shard, shape)));
+            let shard = self.shards.remove(&parameter);
+            return Ok(shard.map(|shard| shard.reshaped(shape)));
         }
         if let Some((last, _)) = self.layout.map().segments(parameter).last() {
             self.gather_to(last)?;
@@ -87,7 +79,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         };
         let data = TensorData::new(elements, known.shape.clone());
         let data = data.convert_dtype(known.dtype);
-        Ok(Some(I::float_from_data(data, device)))
+        Ok(Some(NewValue::Host(data)))
     }
 
     /// Gathers all buckets up to this one, and starts to gather the next.
@@ -133,8 +125,8 @@ impl<'a, I: Backend> Gather<'a, I> {
         for slot in known.segments_in(own.clone()) {
             if let Some(shard) = self.shards.remove(&slot.parameter) {
                 let elements = match shard {
-                    Updated::Device(shard) => HostRead::start::<I>(shard).wait(),
-                    Updated::Host(data) => floats(data),
+                    NewValue::Device(shard) => HostRead::start::<I>(shard).wait(),
+                    NewValue::Host(data) => floats(data),
                 };
                 self.sending.insert(slot.parameter, elements);
             }

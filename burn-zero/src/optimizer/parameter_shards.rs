@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use burn::module::{Module, Param, ParamId};
 use burn::optim::Optimizer;
-use burn::tensor::{Tensor, TensorData, TensorMetadata, TensorPrimitive, backend::Backend};
+use burn::tensor::{Tensor, TensorMetadata, TensorPrimitive, backend::Backend};
 use burn_backend::AutodiffBackend;
 use burn_backend::tensor::FloatTensor;
 
 use crate::offload::HostShards;
+use crate::parameters::NewValue;
 
 /// This rank's shards, in the order of the parameters: what a wrapped optimizer is an `Optimizer<ParameterShards<B>, B>` of. Rust infers it.
 ///
@@ -55,14 +56,6 @@ pub(crate) fn shard_id(parameter: usize) -> ParamId {
     ParamId::from(FIRST_ID | parameter as u64)
 }
 
-/// A shard after the step.
-pub(super) enum Updated<B: Backend> {
-    /// On the device.
-    Device(FloatTensor<B>),
-    /// On the host, where it was updated.
-    Host(TensorData),
-}
-
 impl<B: Backend> ParameterShards<B> {
     /// From tensors of at most [`MOST_DIMENSIONS`] dimensions and their ids.
     pub(crate) fn with_ids(shards: impl Iterator<Item = (ParamId, FloatTensor<B>)>) -> Self {
@@ -77,7 +70,7 @@ impl<B: Backend> ParameterShards<B> {
     pub(super) fn into_updated(
         self,
         mut on_host: HostShards,
-    ) -> HashMap<usize, Updated<B::InnerBackend>>
+    ) -> HashMap<usize, NewValue<B::InnerBackend>>
     where
         B: AutodiffBackend,
     {
@@ -87,9 +80,9 @@ impl<B: Backend> ParameterShards<B> {
                 // One that was read as a tensor may have changed since.
                 Some(data) if !was_read => {
                     drop(shard); // which shares the data
-                    Updated::Host(Arc::unwrap_or_clone(data))
+                    NewValue::Host(Arc::unwrap_or_clone(data))
                 }
-                _ => Updated::Device(B::inner(shard.into_parts().1)),
+                _ => NewValue::Device(B::inner(shard.into_parts().1)),
             };
             ((id.val() & !FIRST_ID) as usize, updated)
         });

@@ -17,10 +17,27 @@ use crate::backend::{attach, stream};
 use crate::group::{Agree, BufferDtype, HostBuffer, ProcessGroup};
 use crate::host::floats;
 use crate::module::replace_tensors;
+use crate::parameters::offload_parameters;
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, Stage, ZeroError, ZeroOptimizerError, raise};
 
 impl<O> ZeroOptimizer<O> {
+    /// The model with its parameters where the settings want them.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroOptimizerError::NoRemat`].
+    pub(super) fn placed<B, M>(&self, module: M) -> Result<M, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        match self.settings.parameters {
+            Memory::Device => Ok(module),
+            Memory::Host => Ok(offload_parameters::<B, M>(module)?),
+        }
+    }
+
     /// The model with the weights of rank 0, hooked on this thread, which draws random numbers of its rank from now on. Returns the ids of
     /// its parameters too, in their order.
     ///
@@ -38,6 +55,7 @@ impl<O> ZeroOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<ParameterShards<B>, B>,
     {
+        let module = self.placed::<B, M>(module)?;
         let (ranks, rank, settings) = (group.world_size(), group.rank(), &self.settings);
         let seed = self.seed.filter(|_| ranks > 1);
         let parameters = Parameters::of::<B, M>(&module);

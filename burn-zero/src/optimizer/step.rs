@@ -21,6 +21,7 @@ use crate::group::Agree;
 use crate::host::HostRead;
 use crate::module::map_floats;
 use crate::offload::step_on_shards;
+use crate::parameters::is_on_host;
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::{Memory, ZeroError, ZeroOptimizerError};
 
@@ -110,6 +111,7 @@ impl<O> ZeroOptimizer<O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
+        let to_host = self.settings.parameters == Memory::Host;
         let on_host = gather.on_host();
         // A parameter that the module holds twice stays one leaf.
         let mut made: HashMap<usize, FloatTensor<B>> = HashMap::new();
@@ -124,10 +126,12 @@ impl<O> ZeroOptimizer<O> {
             if failed.is_some() {
                 return old;
             }
-            match gather.take(index, &B::float_device(&old)) {
+            match gather.take(index) {
                 Ok(None) => old,
                 Ok(Some(value)) => {
-                    let leaf = B::float_set_require_grad(B::from_inner(value), true);
+                    let leaf = value
+                        .into_tensor::<B>(to_host || is_on_host::<B>(&old), &B::float_device(&old));
+                    let leaf = B::float_set_require_grad(leaf, true);
                     self.leaves.remove(&index);
                     if on_host.contains(&index)
                         && let Some(node) = leaf_node::<B>(&leaf)

@@ -273,8 +273,8 @@ impl<O> ZeroOptimizer<O> {
     /// # Errors
     ///
     /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NoNorm`], [`ZeroOptimizerError::NotSharded`],
-    /// [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`]; [`ZeroError::Disagreement`] if the ranks'
-    /// models differ; those of the group.
+    /// [`ZeroOptimizerError::NoRemat`], [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`];
+    /// [`ZeroError::Disagreement`] if the ranks' models differ; those of the group.
     ///
     /// # Cost
     ///
@@ -285,6 +285,8 @@ impl<O> ZeroOptimizer<O> {
         M: AutodiffModule<B>,
         O: ShardOptimizer<B>,
     {
+        // First: asking for devices initialises parameters.
+        let module = self.placed::<B, M>(module)?;
         let device = module.devices().into_iter().next().unwrap_or_default();
         let prepared = self.prepare_on::<B, M>(self.group.clone(), module, &device);
         prepared.map(|(module, _)| module)

@@ -8,6 +8,7 @@ mod combinations;
 mod detection;
 mod learner;
 mod off;
+mod parameters;
 mod recompute;
 mod recompute_learner;
 mod threads;

@@ -1,0 +1,85 @@
+//! Float tensors whose elements a function gives at each use: parameters in host memory.
+
+use std::sync::Arc;
+
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
+
+use crate::context;
+use crate::error::RematError;
+use crate::request::Request;
+
+/// A float tensor, of any backend with a [`Remat`](crate::Remat) in it, that holds no memory of the device: `data` gives its elements
+/// whenever an operation uses it. They are uploaded for that operation and dropped after it, in forward and in backward, in and outside
+/// of scopes and budgets. Inside a scope or budget they are counted during the operation, otherwise while they arrive.
+///
+/// What is computed from such tensors alone, by views, casts and operations on single elements, is such a tensor too: what autodiff
+/// saves of it holds no memory either. A view or a cast computes nothing before it is used; another result is computed at once and
+/// stays until its first use. Later uses compute it again. Each use gives the bits of the first if `data` does.
+///
+/// A budget makes room for the elements and never evicts them; what operations on other tensors make of them is recorded as usual.
+/// Reads to the host ([`Tensor::into_data`](burn::tensor::Tensor::into_data)) take `data`'s elements without an upload.
+///
+/// # Errors
+///
+/// [`RematError::NoRemat`] if `B` has no [`Remat`](crate::Remat) in it.
+///
+/// # Panics
+///
+/// A use panics if `data` gives another shape or type, or panics itself; the next use tries again.
+///
+/// # Cost
+///
+/// One node. Each use costs a call of `data` and an upload, on the thread that uses the tensor.
+///
+/// ```
+/// use burn::backend::Autodiff;
+/// use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
+/// use burn_checkpoint::{Remat, delivered};
+/// use burn_flex::Flex;
+///
+/// type B = Autodiff<Remat<Flex>>;
+/// let weight = TensorData::from([[1.0f32, 2.0], [3.0, 4.0]]);
+/// let weight = delivered::<B>([2, 2].into(), DType::F32, &Default::default(), move || weight.clone())?;
+/// let weight = Tensor::<B, 2>::from_primitive(TensorPrimitive::Float(weight)).require_grad();
+/// let loss = weight.clone().transpose().matmul(weight.clone()).sum();
+/// assert!(weight.grad(&loss.backward()).is_some());
+/// # Ok::<(), burn_checkpoint::RematError>(())
+/// ```
+pub fn delivered<B: Backend>(
+    shape: Shape,
+    dtype: DType,
+    device: &Device<B>,
+    data: impl Fn() -> TensorData + Send + Sync + 'static,
+) -> Result<FloatTensor<B>, RematError> {
+    /// Also where a backend outside of `Remat` panics.
+    struct Withdraw;
+    impl Drop for Withdraw {
+        fn drop(&mut self) {
+            Request::take();
+        }
+    }
+    let _withdraw = Withdraw;
+    let data = Arc::new(data);
+    Request { shape, dtype, data }.put();
+    // Every decorator passes data on to the backend below it: `Remat` answers with the tensor that is requested.
+    let tensor = B::float_from_data(TensorData::from([0.0f32]), device);
+    match Request::take() {
+        None => Ok(tensor),
+        Some(_) => Err(RematError::NoRemat {
+            backend: B::name(device),
+        }),
+    }
+}
+
+/// Whether a float tensor is [`delivered`] at each use, or a view or cast of such a tensor.
+///
+/// # Cost
+///
+/// A question that reaches the tensor of [`Remat`](crate::Remat) through all decorators.
+pub fn is_delivered<B: Backend>(tensor: &FloatTensor<B>) -> bool {
+    let nodes = context::collecting(|| {
+        let _ = tensor.shape();
+    });
+    nodes.iter().any(|node| node.is_delivered())
+}

@@ -1,0 +1,61 @@
+//! A request for a tensor whose elements a function gives at each use.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Arc;
+
+use burn_backend::{DType, Shape, TensorData};
+
+use crate::op::OpInfo;
+use crate::work::Work;
+
+/// The operation that delivers it.
+pub(crate) const DELIVERED: OpInfo = OpInfo::new("delivered", Work::Fixed, "Remat");
+
+/// A tensor that [`delivered`](crate::delivered()) asks this thread's `Remat` for.
+pub(crate) struct Request {
+    pub shape: Shape,
+    pub dtype: DType,
+    pub data: Arc<dyn Fn() -> TensorData + Send + Sync>,
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("shape", &self.shape)
+            .field("dtype", &self.dtype)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Request {
+    /// Asks this thread's next upload for the tensor.
+    pub fn put(self) {
+        REQUEST.set(Some(self));
+    }
+
+    /// That of this thread, which is answered then.
+    #[inline]
+    pub fn take() -> Option<Self> {
+        REQUEST.take()
+    }
+
+    /// The elements.
+    ///
+    /// # Panics
+    ///
+    /// If they have another shape or type.
+    pub fn data(&self) -> TensorData {
+        let data = (self.data)();
+        let (expected, found) = ((&self.shape, self.dtype), (&data.shape, data.dtype));
+        assert!(
+            found == expected,
+            "a tensor was delivered as {found:?} where {expected:?} was promised"
+        );
+        data
+    }
+}
+
+thread_local! {
+    static REQUEST: RefCell<Option<Request>> = const { RefCell::new(None) };
+}

@@ -1,0 +1,236 @@
+//! Tensors that are delivered at each use: the bits of resident ones, and nothing of them stays.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::backend::Autodiff;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
+use burn_checkpoint::{
+    MemoryBudget, Policy, Remat, RematError, RematStats, checkpoint, checkpoint_with, delivered,
+    evict, is_delivered,
+};
+use burn_flex::Flex;
+
+use crate::input::{Bits, gradient_bits, input};
+use crate::probe::{Probe, take_counts};
+
+type B = Autodiff<Remat<Probe<Flex>>>;
+
+const BYTES: u64 = 8 * 8 * 4;
+
+/// The elements of weight `index`.
+fn elements(index: usize) -> TensorData {
+    (input::<Flex>() * 0.3 + index as f32 * 0.1).into_data()
+}
+
+fn on_device<A: Backend>(index: usize) -> Tensor<A, 2> {
+    Tensor::from_data(elements(index), &Default::default()).require_grad()
+}
+
+fn on_use<A: Backend>(data: impl Fn() -> TensorData + Send + Sync + 'static) -> Tensor<A, 2> {
+    let tensor = delivered::<A>([8, 8].into(), DType::F32, &Default::default(), data);
+    Tensor::from_primitive(TensorPrimitive::Float(tensor.expect("a `Remat`"))).require_grad()
+}
+
+fn weight(index: usize) -> Tensor<B, 2> {
+    on_use(move || elements(index))
+}
+
+/// Views, casts, and computations on weights alone, whose results autodiff saves.
+fn block<A: Backend>(x: Tensor<A, 2>, w: &[Tensor<A, 2>]) -> Tensor<A, 2> {
+    let [a, b, c] = w else {
+        panic!("three weights")
+    };
+    let x = x.matmul(a.clone().transpose()).tanh();
+    let x = x.matmul(b.clone().cast(DType::F64).cast(DType::F32).mul_scalar(0.5));
+    let bias = c.clone().slice([0..1, 0..8]).exp().reshape([8]);
+    let scale = (a.clone() * c.clone()).permute([1, 0]).slice([2..3, 0..8]);
+    (x * scale.expand([8, 8]) + bias.unsqueeze()).matmul(b.clone().matmul(c.clone()))
+}
+
+/// The loss and the gradients of a model of two blocks, with the bytes that tensors of `Remat` occupied between forward and backward.
+fn train<A: AutodiffBackend>(
+    weights: &[Tensor<A, 2>],
+    wrap: impl Fn(&dyn Fn() -> Tensor<A, 2>) -> Tensor<A, 2>,
+) -> (Vec<Bits>, u64) {
+    let x = input::<A>().require_grad();
+    let y = wrap(&|| block(x.clone(), &weights[..3]));
+    let y = wrap(&|| block(y.clone(), &weights[1..]));
+    let loss = y.powf_scalar(2.0).mean();
+    let live = RematStats::of_thread().live_bytes;
+    let grads = loss.clone().backward();
+    let leaves = weights.iter().chain([&x]);
+    let mut bits: Vec<_> = leaves.map(|leaf| gradient_bits(leaf, &grads)).collect();
+    bits.push(loss.into_data().bytes.to_vec());
+    (bits, live)
+}
+
+fn weights<A: Backend>(make: impl Fn(usize) -> Tensor<A, 2>) -> Vec<Tensor<A, 2>> {
+    (0..4).map(make).collect()
+}
+
+#[test]
+fn the_bits_are_those_of_resident_tensors_and_nothing_stays() {
+    let (plain, _) = train::<Autodiff<Flex>>(&weights(on_device), |run| run());
+    let own = weights(weight);
+    RematStats::reset_thread();
+    let (bits, live) = train(&own, |run| run());
+    assert_eq!(bits, plain);
+    assert_eq!(
+        live, 0,
+        "of what autodiff saves of weights nothing is there"
+    );
+    let stats = RematStats::of_thread();
+    assert_eq!(stats.live_bytes, 0);
+    assert!(stats.peak_bytes <= 4 * BYTES, "{stats:?}");
+    assert!(stats.uploaded_bytes >= 12 * BYTES, "{stats:?}");
+}
+
+#[test]
+fn the_bits_are_the_same_in_scopes_and_under_budgets() {
+    let (plain, _) = train::<Autodiff<Flex>>(&weights(on_device), |run| run());
+    let own = weights(weight);
+    let policies = [Policy::Recompute, Policy::KeepCompute, Policy::Offload];
+    for policy in policies {
+        let (bits, live) = train(&own, |run| checkpoint_with(policy.clone(), run));
+        assert_eq!(bits, plain, "{policy:?}");
+        // The input and two results, and what the loss saves; products too where they are kept.
+        assert!(live <= 14 * BYTES, "{policy:?}: {live}");
+    }
+    let nested = |run: &dyn Fn() -> _| checkpoint(|| checkpoint(run));
+    assert_eq!(train(&own, nested).0, plain);
+    for tensors in [100, 14, 12] {
+        let budget = MemoryBudget::bytes(tensors * BYTES).install();
+        for _ in 0..2 {
+            assert_eq!(train(&own, |run| run()).0, plain, "{tensors} tensors");
+            assert_eq!(train(&own, |run| checkpoint(run)).0, plain);
+        }
+        drop(budget);
+    }
+}
+
+#[test]
+fn a_view_or_a_cast_is_uploaded_for_its_use_only() {
+    let own = weight(0);
+    take_counts();
+    let view = own.clone().transpose().reshape([64]).unsqueeze::<2>();
+    let cast = view.clone().cast(DType::F64);
+    assert_eq!((view.dims(), cast.dtype()), ([1, 64], DType::F64));
+    assert_eq!(take_counts().get("float_from_data"), None);
+    for _ in 0..2 {
+        let sum =
+            (cast.clone() + Tensor::<B, 2>::zeros([1, 64], (&cast.device(), DType::F64))).sum();
+        let _ = sum.into_data();
+        assert_eq!(take_counts()["float_from_data"], 1);
+    }
+    // Used twice by one operation that is recorded: once for both.
+    let square = checkpoint(|| own.clone().matmul(own.clone()));
+    assert_eq!(take_counts()["float_from_data"], 1);
+    drop(square);
+    let data = own.clone().into_data();
+    assert_eq!(data, elements(0));
+    let same = own.clone().detach().set_require_grad(false);
+    assert_eq!(same.into_data(), data);
+    assert_eq!(
+        take_counts().get("float_from_data"),
+        None,
+        "a read is no use"
+    );
+}
+
+#[test]
+fn what_is_delivered_is_known() {
+    fn is<A: Backend, const D: usize>(tensor: &Tensor<A, D>) -> bool {
+        is_delivered::<A>(&tensor.clone().into_primitive().tensor())
+    }
+    let (own, other) = (weight(0), on_device::<B>(0));
+    assert!(is(&own) && is(&own.clone().transpose()) && is(&(own.clone() * 2.0)));
+    assert!(!is(&other) && !is(&(own.clone() + other)) && !is(&own.clone().sum()));
+    assert!(is(&own.inner()));
+    assert!(!is(&on_device::<Autodiff<Flex>>(0)));
+}
+
+#[test]
+fn a_budget_makes_room_and_never_evicts() {
+    let uses = Arc::new(AtomicUsize::new(0));
+    let count = uses.clone();
+    let own = on_use::<B>(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        elements(0)
+    });
+    let _budget = MemoryBudget::bytes(8 * BYTES).strict().install();
+    let mut y = input::<B>().require_grad();
+    for _ in 0..12 {
+        y = y.matmul(own.clone()).tanh();
+    }
+    let forward = RematStats::of_thread();
+    assert!(forward.evicted_operations > 0 && forward.peak_bytes <= 8 * BYTES);
+    assert_eq!(
+        uses.swap(0, Ordering::Relaxed) * 256,
+        forward.uploaded_bytes as usize
+    );
+    let grads = y.sum().backward();
+    assert!(own.grad(&grads).is_some());
+    assert!(RematStats::of_thread().peak_bytes <= 8 * BYTES);
+    evict(&own);
+}
+
+#[test]
+fn a_failed_delivery_is_told_and_the_next_use_tries_again() {
+    let uses = Arc::new(AtomicUsize::new(0));
+    let count = uses.clone();
+    let own = on_use::<B>(move || match count.fetch_add(1, Ordering::Relaxed) {
+        0 => panic!("the host is gone"),
+        1 => TensorData::from([1.0f32]),
+        _ => elements(0),
+    });
+    let plain = on_device::<B>(0).matmul(input()).into_data();
+    let run = || checkpoint(|| own.clone().matmul(input())).into_data();
+    let failed = || {
+        let panic = catch_unwind(AssertUnwindSafe(run)).expect_err("no elements");
+        assert_eq!(RematStats::of_thread().live_bytes, 0);
+        panic
+    };
+    assert_eq!(
+        *failed().downcast::<&str>().expect("text"),
+        "the host is gone"
+    );
+    let message = failed().downcast::<String>().expect("text");
+    assert!(
+        message.contains("[1]") && message.contains("[8, 8]"),
+        "{message}"
+    );
+    assert_eq!(run(), plain);
+}
+
+#[test]
+fn threads_use_one_tensor_at_a_time_and_get_all_of_it() {
+    let own = weight(0);
+    let expected = on_device::<B>(0).matmul(input()).into_data();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    let view = own.clone().transpose().transpose();
+                    assert_eq!(view.matmul(input()).into_data(), expected);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_backend_without_remat_is_refused() {
+    type Plain = Autodiff<Flex>;
+    let refused = delivered::<Plain>([1].into(), DType::F32, &Default::default(), || {
+        TensorData::from([1.0f32])
+    });
+    let backend = Plain::name(&Default::default());
+    assert_eq!(refused.map(drop), Err(RematError::NoRemat { backend }));
+    // It asks for no tensor of another backend.
+    assert!(!is_delivered::<B>(
+        &on_device::<B>(0).into_primitive().tensor()
+    ));
+}

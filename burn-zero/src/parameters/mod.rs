@@ -1,0 +1,233 @@
+//! Parameters in host memory: what they are made from, and where new leaves of them go.
+
+use core::marker::PhantomData;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::{AutodiffModule, ModuleMapper, Param, ParamId};
+use burn::tensor::{
+    BasicOps, Float, Shape, Tensor, TensorData, TensorMetadata, TensorPrimitive,
+    backend::{AutodiffBackend, Backend},
+};
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_checkpoint::{RematError, delivered, is_delivered};
+
+use crate::ZeroOptimizerError;
+use crate::host::HostRead;
+use crate::optimizer::Statistics;
+
+/// The module with its parameters, trained and frozen, in host memory (DeepSpeed's `offload_param`). The device holds a parameter only while
+/// an operation uses it, in forward and in backward: it is uploaded for that operation and dropped after it. So are views and casts
+/// of it that autodiff saves. The bits of losses and gradients are those without.
+///
+/// The backend needs a [`Remat`](burn_checkpoint::Remat) below autodiff: `Autodiff<Remat<Cuda>>`, or with gradients that leave during backward
+/// `Sharded<Autodiff<Remat<Cuda>>>`.
+///
+/// [`OffloadedAdamW`](crate::OffloadedAdamW), [`offload()`](crate::offload()) and [`ZeroOptimizer`](crate::ZeroOptimizer) leave a parameter in
+/// host memory where it is there; with [`ZeroSettings::parameters`](crate::ZeroSettings::parameters) a `ZeroOptimizer` puts it there by itself. Burn's
+/// own optimizers return parameters on the device: put them inside of a `ZeroOptimizer`. Clones, `valid()` and `fork` share what is in host
+/// memory; loading a record puts the new values there. `param.val()` can be used as ever: each operation on it uploads it, a read takes it
+/// from host memory. Running statistics, integers and booleans stay on the device.
+///
+/// ```
+/// use burn::{backend::Autodiff, nn, optim::{GradientsParams, Optimizer}, prelude::*};
+/// use burn_checkpoint::Remat;
+/// use burn_zero::{HostAdamWConfig, OffloadConfig, offload_parameters};
+///
+/// type B = Autodiff<Remat<burn_flex::Flex>>;
+/// let device = Default::default();
+/// let model: nn::Linear<B> = nn::LinearConfig::new(4, 3).init(&device);
+///
+/// let mut model = offload_parameters::<B, _>(model)?;
+/// let mut optimizer = OffloadConfig::new(HostAdamWConfig::default()).init::<B>()?;
+/// for _ in 0..3 {
+///     let loss = model.forward(Tensor::<B, 2>::ones([2, 4], &device)).square().mean();
+///     let gradients = GradientsParams::from_grads(loss.backward(), &model);
+///     model = optimizer.step(1e-3, model, gradients);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # A model that is larger than the device
+///
+/// Parameters that are not initialised yet are initialised one at a time, each leaving the device before the next is made. So offload
+/// a model before anything uses it.
+///
+/// # Errors
+///
+/// [`ZeroOptimizerError::NoRemat`] for a backend without [`Remat`](burn_checkpoint::Remat).
+///
+/// # Cost
+///
+/// In host memory the bytes of all parameters. A use uploads the parameter: twice for a weight of a layer in a step, once in forward
+/// and once in backward, and once more in a scope that is recomputed.
+pub fn offload_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: M,
+) -> Result<M, ZeroOptimizerError> {
+    // Running statistics are initialised and untrained, as frozen parameters may be.
+    let all_but_frozen = |is_new, tensor: &_| is_new || B::float_is_require_grad(tensor);
+    let module = to_host::<B, M>(module, |_, is_new, tensor| all_but_frozen(is_new, tensor))?;
+    let statistics = Statistics::of::<B, M>(&module);
+    to_host::<B, M>(module, |path, _, _| !statistics.contains(path))
+}
+
+/// The module with those of its float tensors in host memory that `is_moved` chooses by path, whether they are initialised now, and value.
+fn to_host<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: M,
+    is_moved: impl FnMut(&str, bool, &FloatTensor<B>) -> bool,
+) -> Result<M, ZeroOptimizerError> {
+    let mut mapper = ToHost::<B, _> {
+        path: Vec::new(),
+        is_moved,
+        moved: HashMap::new(),
+        failed: None,
+        backend: PhantomData,
+    };
+    let module = module.map(&mut mapper);
+    match mapper.failed {
+        None => Ok(module),
+        Some(error) => Err(refused(error)),
+    }
+}
+
+fn refused(error: RematError) -> ZeroOptimizerError {
+    let backend = match error {
+        RematError::NoRemat { backend } => backend,
+        // The only error of `delivered`.
+        error => error.to_string(),
+    };
+    ZeroOptimizerError::NoRemat { backend }
+}
+
+struct ToHost<B: Backend, F> {
+    path: Vec<String>,
+    is_moved: F,
+    /// The leaves of trained parameters, which a module may hold at several paths.
+    moved: HashMap<ParamId, FloatTensor<B>>,
+    failed: Option<RematError>,
+    backend: PhantomData<B>,
+}
+
+impl<B: AutodiffBackend, F: FnMut(&str, bool, &FloatTensor<B>) -> bool> ModuleMapper<B>
+    for ToHost<B, F>
+{
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.to_owned());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let is_new = !param.is_initialized();
+        let (id, tensor, mapper) = param.consume();
+        let old = match tensor.into_primitive() {
+            TensorPrimitive::Float(old) if self.failed.is_none() => old,
+            other => return Param::from_mapped_value(id, Tensor::from_primitive(other), mapper),
+        };
+        let trained = B::float_is_require_grad(&old);
+        let float = |tensor| Tensor::<B, D>::from_primitive(TensorPrimitive::Float(tensor));
+        if let Some(leaf) = self.moved.get(&id).filter(|_| trained) {
+            return Param::from_mapped_value(id, float(leaf.clone()), mapper);
+        }
+        let path = self.path.join(".");
+        if is_on_host::<B>(&old) || !(self.is_moved)(&path, is_new, &old) {
+            return Param::from_mapped_value(id, float(old), mapper);
+        }
+        match moved::<B>(old.clone()) {
+            Ok(leaf) => {
+                drop(old);
+                if trained {
+                    self.moved.insert(id, leaf.clone());
+                }
+                let loading = mapper.clone();
+                // What a record gives a parameter goes to the host too.
+                Param::from_mapped_value(id, float(leaf), mapper).load_mapper(move |loaded| {
+                    match loading.on_load(loaded).into_primitive() {
+                        TensorPrimitive::Float(loaded) => float(
+                            moved::<B>(loaded).expect("a tensor of this backend was moved before"),
+                        ),
+                        loaded => Tensor::from_primitive(loaded),
+                    }
+                })
+            }
+            Err(error) => {
+                self.failed = Some(error);
+                Param::from_mapped_value(id, float(old), mapper)
+            }
+        }
+    }
+}
+
+/// The tensor in host memory, as a new leaf that is trained if it is.
+fn moved<B: AutodiffBackend>(tensor: FloatTensor<B>) -> Result<FloatTensor<B>, RematError> {
+    if is_on_host::<B>(&tensor) {
+        return Ok(tensor);
+    }
+    let (device, trained) = (B::float_device(&tensor), B::float_is_require_grad(&tensor));
+    let data = HostRead::start::<B>(tensor).data();
+    let tensor = on_host::<B>(data, &device)?;
+    Ok(B::float_set_require_grad(tensor, trained))
+}
+
+/// A tensor whose elements are in host memory, and are uploaded whenever it is used.
+fn on_host<B: Backend>(data: TensorData, device: &Device<B>) -> Result<FloatTensor<B>, RematError> {
+    let (shape, dtype, data) = (data.shape.clone(), data.dtype, Arc::new(data));
+    delivered::<B>(shape, dtype, device, move || TensorData::clone(&data))
+}
+
+/// Whether a parameter is in host memory.
+pub(crate) fn is_on_host<B: Backend>(parameter: &FloatTensor<B>) -> bool {
+    is_delivered::<B>(parameter)
+}
+
+/// The new value of a parameter.
+pub(crate) enum NewValue<I: Backend> {
+    /// In host memory.
+    Host(TensorData),
+    /// On the device.
+    Device(FloatTensor<I>),
+}
+
+impl<I: Backend> NewValue<I> {
+    /// In another shape.
+    pub(crate) fn reshaped(self, shape: Shape) -> Self {
+        match self {
+            Self::Host(mut data) => {
+                data.shape = shape;
+                Self::Host(data)
+            }
+            Self::Device(value) => Self::Device(I::float_reshape(value, shape)),
+        }
+    }
+
+    /// The leaf of the parameter: in host memory if that is where parameters are, else on the device.
+    pub(crate) fn into_tensor<B>(self, stays_on_host: bool, device: &Device<B>) -> FloatTensor<B>
+    where
+        B: AutodiffBackend<InnerBackend = I, Device = I::Device>,
+    {
+        if stays_on_host {
+            let data = match self {
+                Self::Host(data) => data,
+                Self::Device(value) => HostRead::start::<I>(value).data(),
+            };
+            return on_host::<B>(data, device)
+                .expect("`prepare` refuses a backend without `Remat`");
+        }
+        B::from_inner(match self {
+            Self::Host(data) => I::float_from_data(data, device),
+            Self::Device(value) => value,
+        })
+    }
+}
+
+/// A tensor of `data` where `old` is.
+pub(crate) fn in_place_of<B: Backend>(old: &FloatTensor<B>, data: TensorData) -> FloatTensor<B> {
+    let (device, dtype) = (B::float_device(old), old.dtype());
+    match is_on_host::<B>(old) {
+        true => on_host::<B>(data.convert_dtype(dtype), &device)
+            .expect("the backend of a tensor in host memory has a `Remat`"),
+        false => <Float as BasicOps<B>>::from_data(data, &device, dtype).tensor(),
+    }
+}

@@ -1,0 +1,234 @@
+//! A model whose parameters do not fit the device trains from host memory: in its own process, as it counts bytes.
+
+#[path = "support/layers.rs"]
+mod layers;
+#[path = "support/probe.rs"]
+mod probe;
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use burn::backend::Autodiff;
+use burn::module::{AutodiffModule, Module, Param};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer, SgdConfig};
+use burn::prelude::*;
+use burn::tensor::backend::AutodiffBackend;
+use burn_checkpoint::Remat;
+use burn_flex::Flex;
+use burn_zero::{
+    HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, Sharded, SingleRank, ThreadGroup,
+    ZeroError, ZeroOptimizer, ZeroOptimizerError, ZeroSettings, offload_parameters,
+};
+use layers::{Layers as Model, layers};
+use probe::{Event, Probe, growth_bytes, moved, take_events};
+
+type Device = Probe<Flex>;
+type Plain = Sharded<Autodiff<Device>>;
+type B = Sharded<Autodiff<Remat<Device>>>;
+
+const LAYERS: usize = 24;
+const WIDTH: usize = 64;
+const LAYER_BYTES: usize = WIDTH * WIDTH * 4;
+const PARAMETER_BYTES: usize = LAYERS * LAYER_BYTES;
+const ROWS: usize = 2;
+/// What autodiff saves of a layer, a matrix product and its tanh, and as much again that operations compute with.
+const ACTIVATION_BYTES: usize = 4 * LAYERS * ROWS * WIDTH * 4;
+/// Of the device: parameters of two layers and gradients of four, of which three leave.
+const LIMIT_BYTES: usize = 6 * LAYER_BYTES + ACTIVATION_BYTES;
+const STEPS: usize = 3;
+
+/// Bytes are those of the process.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    take_events();
+    turn
+}
+
+fn input<B: Backend>() -> Tensor<B, 2> {
+    Tensor::full([ROWS, WIDTH], 0.5, &Default::default())
+}
+
+/// As [`layers()`], but each layer is made when it is first used.
+fn lazy<B: Backend>() -> Model<B> {
+    let mut model = layers(LAYERS, 1, 0.2);
+    for (index, layer) in model.iter_mut().enumerate() {
+        let init = move |device: &B::Device, trained| {
+            let weight = |at: usize| ((at * 37 + index * 11) % 101) as f32 / 101.0 - 0.5;
+            let weights: Vec<_> = (0..WIDTH * WIDTH).map(weight).collect();
+            let weights = Tensor::<B, 1>::from_data(weights.as_slice(), device);
+            (weights.reshape([WIDTH, WIDTH]) * 0.2).set_require_grad(trained)
+        };
+        let (device, shape) = (Default::default(), [WIDTH, WIDTH].into());
+        layer.weight = Param::uninitialized(layer.weight.id, init, device, true, shape);
+    }
+    model
+}
+
+/// A layer fills a bucket.
+fn on_host<B: AutodiffBackend>() -> OffloadedAdamW<B> {
+    let config = OffloadConfig {
+        bucket_elements: WIDTH * WIDTH,
+        ..OffloadConfig::new(HostAdamWConfig::default())
+    };
+    config.init().expect("valid")
+}
+
+/// The trained weights.
+fn train<B: AutodiffBackend>(
+    mut model: Model<B>,
+    mut optimizer: impl Optimizer<Model<B>, B>,
+) -> Vec<u32>
+where
+    Model<B>: AutodiffModule<B>,
+{
+    for _ in 0..STEPS {
+        let gradients = layers::loss(&model, input()).backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        model = optimizer.step(0.01, model, gradients);
+    }
+    layers::weights(&model)
+        .into_iter()
+        .map(f32::to_bits)
+        .collect()
+}
+
+/// Uploads of layers since the last call.
+fn uploads() -> usize {
+    let events = take_events().into_iter();
+    events
+        .filter(|event| *event == Event::Up(LAYER_BYTES))
+        .count()
+}
+
+fn prepared<B: AutodiffBackend>(model: &Model<B>) -> OffloadedAdamW<B>
+where
+    Model<B>: AutodiffModule<B>,
+{
+    let mut optimizer = on_host();
+    optimizer.prepare(model);
+    optimizer
+}
+
+#[test]
+fn a_model_larger_than_the_device_is_made_and_trained() {
+    let _turn = turn();
+    let (plain, expected) = growth_bytes(|| {
+        let model = layers::<Plain>(LAYERS, WIDTH, 0.2);
+        let optimizer = prepared(&model);
+        train(model, optimizer)
+    });
+    let (found, weights) = growth_bytes(|| {
+        let model = offload_parameters::<B, _>(lazy()).expect("a backend with `Remat`");
+        let optimizer = prepared(&model);
+        train(model, optimizer)
+    });
+    println!(
+        "{PARAMETER_BYTES} bytes of parameters: {plain} on the device, {found} offloaded, limit {LIMIT_BYTES}"
+    );
+    const { assert!(PARAMETER_BYTES > LIMIT_BYTES) };
+    assert!(plain > PARAMETER_BYTES);
+    assert!(found <= LIMIT_BYTES, "{found} of {LIMIT_BYTES}");
+    assert!(weights == expected, "the bits of training without");
+}
+
+#[test]
+fn a_forward_pass_holds_one_parameter() {
+    let _turn = turn();
+    let model = offload_parameters::<B, _>(lazy()).expect("a backend with `Remat`");
+    let loss = || layers::loss(&model, input());
+    take_events();
+    let (forward, tape) = growth_bytes(loss);
+    assert!(forward <= LAYER_BYTES + ACTIVATION_BYTES, "{forward}");
+    assert_eq!(uploads(), LAYERS, "each once");
+    drop(tape);
+    // Reads of parameters are of the host.
+    layers::weights(&model);
+    assert_eq!(moved(&take_events()), (0, 0));
+}
+
+#[test]
+fn an_optimizer_on_the_device_returns_parameters_to_the_host() {
+    let _turn = turn();
+    let settings = ZeroSettings {
+        parameters: Memory::Host,
+        ..ZeroSettings::default()
+    };
+    let group = Arc::new(SingleRank::new());
+    let mut zero = ZeroOptimizer::new(SgdConfig::new().init(), group, settings).expect("one rank");
+    let mut model = zero
+        .prepare::<B, _>(lazy())
+        .expect("a backend with `Remat`");
+    for _ in 0..STEPS {
+        let gradients = layers::loss(&model, input()).backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        let (_, stepped) = growth_bytes(|| zero.step(0.01, model, gradients));
+        model = stepped;
+        // Weights that a program sets are on the device, until the next step.
+        model[0].weight = model[0].weight.clone().map(|weight| {
+            Tensor::from_data(weight.into_data(), &Default::default()).require_grad()
+        });
+        let (held, _) = growth_bytes(|| layers::loss(&model, input()));
+        assert!(held <= LAYER_BYTES + ACTIVATION_BYTES, "{held}");
+    }
+}
+
+#[test]
+fn ranks_hold_their_parameters_in_host_memory() {
+    let _turn = turn();
+    let train_rank = |memory: Memory| {
+        let trained = ThreadGroup::spawn(2, Default::default(), move |group| {
+            let settings = ZeroSettings {
+                bucket_elements: WIDTH * WIDTH,
+                parameters: memory,
+                ..ZeroSettings::default()
+            };
+            let mut zero =
+                ZeroOptimizer::new(AdamWConfig::new().init(), Arc::new(group), settings)?;
+            let model = zero.prepare::<B, _>(layers(LAYERS, WIDTH, 0.2))?;
+            Ok::<_, ZeroError>(train(model, zero))
+        });
+        let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
+        trained.expect("ranks agree")
+    };
+    let expected = train_rank(Memory::Device);
+    assert!(train_rank(Memory::Host) == expected);
+}
+
+#[test]
+fn a_backend_without_remat_is_refused_and_says_so() {
+    let _turn = turn();
+    let refused = offload_parameters::<Plain, _>(layers(1, 4, 0.2));
+    let error = refused.expect_err("nothing uploads at each use");
+    assert!(
+        matches!(error, ZeroOptimizerError::NoRemat { .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("Autodiff<Remat<..>>"), "{error}");
+    let settings = ZeroSettings {
+        parameters: Memory::Host,
+        ..ZeroSettings::default()
+    };
+    let group = Arc::new(SingleRank::new());
+    let mut zero = ZeroOptimizer::new(SgdConfig::new().init(), group, settings).expect("one rank");
+    let refused = zero.prepare::<Plain, _>(layers(1, 4, 0.2));
+    let error = refused.expect_err("nothing uploads at each use");
+    assert_eq!(ZeroError::from(error_of()), error);
+
+    fn error_of() -> ZeroOptimizerError {
+        let backend = Plain::name(&Default::default());
+        ZeroOptimizerError::NoRemat { backend }
+    }
+}
+
+#[test]
+fn parameters_are_initialised_one_at_a_time() {
+    let _turn = turn();
+    let lazy: Vec<burn::nn::Linear<B>> = (0..LAYERS)
+        .map(|_| burn::nn::LinearConfig::new(WIDTH, WIDTH).init(&Default::default()))
+        .collect();
+    let (held, model) = growth_bytes(|| offload_parameters::<B, _>(lazy));
+    let model = model.expect("a backend with `Remat`");
+    // A layer's initializer draws, scales and shifts.
+    assert!(held <= 4 * LAYER_BYTES, "{held}");
+    assert_eq!(model.num_params(), LAYERS * (WIDTH * WIDTH + WIDTH));
+}
