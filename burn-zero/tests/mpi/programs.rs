@@ -53,7 +53,6 @@ pub fn run(program: &str) {
         "twice" => twice(),
         "other learning rate" => training::differs(patient(), Differs::LearningRate),
         "other iteration" => training::differs(patient(), Differs::Iteration),
-        "other optimizer" => training::differs(patient(), Differs::Optimizer),
         "afterwards" => afterwards(),
         "stopped afterwards" => stopped_afterwards(),
         "hanging afterwards" => hanging_afterwards(),

@@ -222,24 +222,16 @@ pub fn killed_in_backward(group: MpiGroup) {
 pub enum Differs {
     LearningRate,
     Iteration,
-    Optimizer,
 }
 
 pub fn differs(group: MpiGroup, differs: Differs) {
     let second = group.rank() == 1;
     let member: Arc<dyn ProcessGroup> = Arc::new(group.clone());
-    let decay = match differs {
-        Differs::Optimizer if second => 2e-4,
-        _ => 1e-4,
-    };
-    let adam = AdamWConfig::new().with_weight_decay(decay).init();
+    let adam = AdamWConfig::new().init();
     let sharding = small_buckets(Stage::Gradients);
     let mut optimizer = ZeroOptimizer::new(adam, member, sharding).unwrap();
-    let prepared = optimizer.prepare::<B, _>(Net::new(&Default::default()));
-    let mut model = match prepared {
-        Ok(model) => model,
-        Err(error) => return report::<()>(&group, Err(error)),
-    };
+    let net = Net::new(&Default::default());
+    let mut model = optimizer.prepare::<B, _>(net).unwrap();
     for iteration in 0..6 {
         if differs == Differs::Iteration {
             group.declare_settings(&format!("iteration {iteration}"));
