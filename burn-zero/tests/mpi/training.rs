@@ -18,7 +18,7 @@ use burn_zero::{
 };
 
 use crate::nets::{B, Net, STAGES, batch, on_ranks, parameters, small_buckets};
-use crate::programs::{report, signal};
+use crate::programs::signal;
 
 pub const STEPS: usize = 4;
 
