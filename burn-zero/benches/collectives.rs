@@ -11,7 +11,7 @@ use std::{
 
 use burn_zero::{
     GroupOptions, HostBuffer, ProcessGroup, ReduceOp, ThreadGroup,
-    group::{BufferDtype, Split},
+    group::{BufferDtype, Pending, Split},
 };
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -35,7 +35,9 @@ fn reduce_scatter(group: &ThreadGroup, buffer: HostBuffer) -> HostBuffer {
 
 fn all_gather(group: &ThreadGroup, buffer: HostBuffer) -> HostBuffer {
     let part = HostBuffer::zeros(buffer.dtype(), buffer.len() / group.world_size());
-    let all = group.start_all_gather("", part, Split::Equal, Some(buffer));
+    let all = Pending::start(group, |ranks| {
+        ranks.all_gather("", part, Split::Equal, Some(buffer))
+    });
     all.wait().expect("no rank fails")
 }
 

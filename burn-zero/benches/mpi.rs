@@ -14,8 +14,8 @@ use std::{
 };
 
 use burn_zero::{
-    GroupOptions, HostBuffer, MpiGroup, ProcessGroup, ReduceOp,
-    group::{BufferDtype, Split},
+    HostBuffer, MpiGroup, ProcessGroup, ReduceOp,
+    group::{BufferDtype, Pending, Split},
 };
 use mpi::{collective::SystemOperation, traits::*};
 
@@ -49,14 +49,7 @@ fn report(rank: usize, name: &str, bytes: usize, mut step: impl FnMut()) {
 }
 
 fn ours() {
-    let chunk_elements = env::var("CHUNK").ok().and_then(|chunk| chunk.parse().ok());
-    let defaults = GroupOptions::default();
-    let chunk_elements = chunk_elements.unwrap_or(defaults.chunk_elements);
-    let group = MpiGroup::with_options(GroupOptions {
-        chunk_elements,
-        ..defaults
-    })
-    .expect("MPI starts");
+    let group = MpiGroup::init().expect("MPI starts");
     let rank = group.rank();
     let (source, mut target) = (vec![1.0_f32; ELEMENTS], vec![0.0_f32; ELEMENTS]);
     report(rank, "memcpy f32", 4 * ELEMENTS, || {
@@ -80,10 +73,11 @@ fn ours() {
         let mut into = Some(HostBuffer::zeros(dtype, ELEMENTS));
         report(rank, &format!("all_gather {dtype}"), bytes, || {
             let part = HostBuffer::zeros(dtype, ELEMENTS / group.world_size());
-            into = group
-                .start_all_gather("", part, Split::Equal, into.take())
-                .wait()
-                .ok();
+            let all = into.take();
+            let gathered = Pending::start(&group, |ranks| {
+                ranks.all_gather("", part, Split::Equal, all)
+            });
+            into = gathered.wait().ok();
         });
     }
     report(rank, "1000 barriers (only the fingerprints)", 0, || {

@@ -71,9 +71,11 @@ pub enum ZeroError {
         expected: &'static str,
     },
 
-    /// MPI cannot be started in this process.
-    #[error("MPI: {reason}")]
-    Mpi {
+    /// A group cannot be started in this process: MPI, or a thread.
+    #[error("{what}: {reason}")]
+    Start {
+        /// What does not start.
+        what: String,
         /// Why, and what to do.
         reason: String,
     },

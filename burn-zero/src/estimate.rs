@@ -5,48 +5,27 @@ use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 
 use crate::optimizer::Parameters;
-use crate::shard::Bucket;
-use crate::{Memory, ShardMap, Stage, ZeroConfig};
+use crate::{Memory, Stage, ZeroConfig};
 
 /// What a model and its optimizer need for each element, before anything is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelStates {
     /// Elements of the parameters that are trained.
     pub elements: u64,
-    /// Types of parameters and gradients.
-    pub layout: StateLayout,
+    /// Bytes of an element of a parameter, and of its gradient.
+    ///
+    /// 4 is what autocast trains: the f32 parameters are their own masters, and low-precision copies live no longer than the operation
+    /// (or, cached, the forward pass) that reads them. With Adam 16 bytes an element, `8 + 8/N` at stage 1, `4 + 12/N` at stage 2.
+    ///
+    /// 2 is what the paper counts (arXiv 1910.02054, section 3.1), with an f32 master as part of the optimizer's state. With Adam 16 bytes
+    /// an element, `4 + 12/N` at stage 1, `2 + 14/N` at stage 2. With the state on the host it is what
+    /// [`OffloadedAdamW`](crate::OffloadedAdamW) makes of a model in bf16 or f16. With the state on the device this crate does not train
+    /// so: then it is for comparison with DeepSpeed.
+    pub parameter_bytes: u64,
     /// Optimizer state of one element, in bytes: 8 for Adam's moments, 4 for a momentum, 0 for plain SGD.
     pub optimizer_bytes: u64,
-    /// Elements of the largest parameter; 0 if none is larger than a bucket. [`estimate_map`] takes the map's.
+    /// Elements of the largest parameter; 0 if none is larger than a bucket.
     pub largest_parameter: u64,
-}
-
-/// Types of parameters and gradients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StateLayout {
-    /// What autocast trains: parameters and gradients are f32, the parameters are their own masters, and low-precision copies
-    /// live no longer than the operation (or, cached, the forward pass) that reads them. With Adam 16 bytes an element,
-    /// `8 + 8/N` at stage 1, `4 + 12/N` at stage 2.
-    #[default]
-    F32,
-    /// What the paper counts (arXiv 1910.02054, section 3.1): parameters and gradients of 16 bits, and an f32 master as part
-    /// of the optimizer's state. With Adam 16 bytes an element, `4 + 12/N` at stage 1, `2 + 14/N` at stage 2.
-    ///
-    /// With the state on the host it is what [`OffloadedAdamW`](crate::OffloadedAdamW) makes of a model in bf16 or f16: 2 bytes
-    /// an element on the device, and as many for gradients that do not leave during backward, and `12/N` on the host. With the state
-    /// on the device this crate does not train so: then it is for comparison with DeepSpeed.
-    MixedPrecision,
-}
-
-impl StateLayout {
-    /// Bytes on the device of an element of a parameter or a gradient, and of the master beside it.
-    fn bytes(self) -> (u64, u64) {
-        match self {
-            Self::F32 => (4, 0),
-            Self::MixedPrecision => (2, 4),
-        }
-    }
 }
 
 impl ModelStates {
@@ -76,7 +55,7 @@ impl ModelStates {
     pub fn adam(elements: u64) -> Self {
         Self {
             elements,
-            layout: StateLayout::F32,
+            parameter_bytes: 4,
             optimizer_bytes: 8,
             largest_parameter: 0,
         }
@@ -106,8 +85,8 @@ pub struct Estimate {
     /// memory.
     pub window_bytes: u64,
     /// Copies of the rank's shards of the parameters, during a step of stages 1 and 2.
-    pub piece_bytes: u64,
-    /// Optimizer state on the device, master parameters of [`StateLayout::MixedPrecision`] included.
+    pub shard_bytes: u64,
+    /// Optimizer state on the device, master parameters included.
     pub optimizer_bytes: u64,
     /// One bucket in the type in which it is sent, in host memory.
     pub buffer_bytes: u64,
@@ -121,13 +100,6 @@ pub struct Estimate {
     /// The same in bytes: gradients in the type of communication, parameters in their own (stage 0 sends only
     /// gradients). Without the call descriptions, some hundred bytes a collective.
     pub sent_bytes: u64,
-    /// Bytes from the device to the host for one update because the optimizer's state is there: gradients, in their own type.
-    /// With [`Memory::Host`] those of all parameters, in each accumulated micro-batch. Otherwise those of the offloaded elements of the
-    /// shard; the copies for sending to other ranks are not counted.
-    pub downloaded_bytes: u64,
-    /// Bytes from the host to the device for one update because the optimizer's state is there: parameters, in their own type.
-    /// 0 where several ranks gather them (stages 1 and 2): then all parameters are uploaded after the gather, wherever the state is.
-    pub uploaded_bytes: u64,
 }
 
 impl Estimate {
@@ -157,13 +129,13 @@ impl Estimate {
     pub fn peak_device_bytes(&self) -> u64 {
         let stays = self.parameter_bytes + self.optimizer_bytes;
         // A step of stages 1 and 2 holds shards of the reduced gradients and of the parameters.
-        let pieces = if self.gradients_on_host() { 1 } else { 2 };
-        stays + self.peak_gradient_bytes().max(pieces * self.piece_bytes)
+        let shards = if self.gradients_on_host() { 1 } else { 2 };
+        stays + self.peak_gradient_bytes().max(shards * self.shard_bytes)
     }
 }
 
 /// What a rank of `world_size` will hold and send, computed before anything is built. Parameters are cut at any element
-/// ([`Partition::Flat`](crate::Partition::Flat), as with a [`ZeroConfig`]); [`estimate_map`] is for whole parameters.
+/// ([`Partition::Flat`](crate::Partition::Flat)); shards of whole parameters may be larger, by the largest parameter at most.
 ///
 /// ```
 /// use burn_zero::{ModelStates, Stage, ZeroConfig, estimate};
@@ -181,80 +153,19 @@ impl Estimate {
 ///
 /// 0 ranks count as 1.
 pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> Estimate {
-    let ranks = (world_size as u64).max(1);
-    let bucket = config.settings().bucket_elements as u64;
-    let bucket = bucket.clamp(1, model.elements.max(1));
-    let (buckets, rest) = (model.elements / bucket, model.elements % bucket);
-    let padded = buckets * bucket.next_multiple_of(ranks) + rest.next_multiple_of(ranks);
-    let cut = Cut {
-        ranks,
-        padded,
-        shards: vec![padded / ranks],
-        bucket: bucket.min(model.elements),
-    };
-    formulas(model, config, &cut)
-}
-
-/// [`estimate`] for the parameters and ranks of a map, such as [`ShardMap::whole`], whose shards differ in size. The buckets are
-/// the map's, not the configuration's.
-///
-/// ```
-/// use burn_zero::shard::Parameter;
-/// use burn_zero::{ModelStates, ShardMap, Stage, ZeroConfig, estimate_map};
-///
-/// let parameters = vec![Parameter::new("embedding", 7000), Parameter::new("head", 3000)];
-/// let map = ShardMap::whole(parameters, 2, 1 << 23)?;
-/// let config = ZeroConfig { stage: Stage::OptimizerState, ..Default::default() };
-/// let estimate = estimate_map(&ModelStates::adam(10_000), &config, &map);
-/// assert_eq!(estimate.optimizer_bytes, 8 * 7000); // the rank with the embedding
-/// # Ok::<(), burn_zero::ZeroError>(())
-/// ```
-pub fn estimate_map(model: &ModelStates, config: &ZeroConfig, map: &ShardMap) -> Estimate {
-    let buckets = || map.buckets().iter().map(Bucket::padded_elements);
-    let shards = (0..map.world_size()).map(|rank| map.shard_elements(rank) as u64);
-    let sizes = map.parameters().iter().map(|parameter| parameter.elements);
-    let model = ModelStates {
-        largest_parameter: sizes.max().unwrap_or(0) as u64,
-        ..*model
-    };
-    let cut = Cut {
-        ranks: map.world_size() as u64,
-        padded: buckets().sum::<usize>() as u64,
-        shards: shards.collect(),
-        bucket: buckets().max().unwrap_or(0) as u64,
-    };
-    formulas(&model, config, &cut)
-}
-
-/// How a model is cut, in elements.
-struct Cut {
-    ranks: u64,
-    padded: u64,
-    /// The sizes that shards have.
-    shards: Vec<u64>,
-    bucket: u64,
-}
-
-/// Buckets of gradients that exist at once during backward: one that backward fills, one in the queue of the communication thread,
-/// and one that it reduces.
-const BUCKETS_UNDER_WAY: u64 = 3;
-
-/// `amount` where the condition holds, else 0.
-fn if_(holds: bool, amount: u64) -> u64 {
-    u64::from(holds) * amount
-}
-
-/// All figures of a rank.
-fn formulas(model: &ModelStates, config: &ZeroConfig, cut: &Cut) -> Estimate {
-    let (elements, ranks, padded) = (model.elements, cut.ranks, cut.padded);
-    let stage = config.stage;
+    let (stage, elements, ranks) = (config.stage, model.elements, (world_size as u64).max(1));
+    let settings = config.settings();
     let steps = config.batch.gradient_accumulation_steps.unwrap_or(1);
     let several = ranks > 1;
     let gathers = several && stage.shards_optimizer_state();
-    let to_host = config.settings().gradients == Memory::Host;
+    let to_host = settings.gradients == Memory::Host;
 
     // Elements.
-    let shard = cut.shards.iter().copied().max().unwrap_or(0);
+    let bucket = (settings.bucket_elements as u64).clamp(1, elements.max(1));
+    let (buckets, rest) = (elements / bucket, elements % bucket);
+    let padded = buckets * bucket.next_multiple_of(ranks) + rest.next_multiple_of(ranks);
+    let bucket = bucket.min(elements);
+    let shard = padded / ranks;
     let share = |sharded: bool| if sharded { shard } else { elements };
     let states = share(stage.shards_optimizer_state());
     let gradients = share(stage.shards_gradients());
@@ -264,86 +175,42 @@ fn formulas(model: &ModelStates, config: &ZeroConfig, cut: &Cut) -> Estimate {
         true => elements,
         false => if_(several, elements.saturating_sub(gradients)),
     };
-    let spans = (several || to_host) && model.largest_parameter > cut.bucket;
-    let downloaded = if to_host { steps * elements } else { offloaded };
-
-    // What a rank with this shard sends for one update, given the weight of an element: 1, or its bytes.
-    let sent_by = |shard: u64, gradient: u64, parameter: u64| match stage {
-        // An all-reduce cuts each bucket equally, whatever the partition.
-        Stage::DataParallel => 2 * gradient * (padded - padded / ranks),
-        Stage::OptimizerState => gradient * (padded - shard) + parameter * (ranks - 1) * shard,
-        Stage::Gradients => gradient * steps * (padded - shard) + parameter * (ranks - 1) * shard,
-    };
-    let sent = |gradient, parameter| {
-        let of_rank = |&shard: &u64| sent_by(shard, gradient, parameter);
-        cut.shards.iter().map(of_rank).max().unwrap_or(0)
+    let spans = (several || to_host) && model.largest_parameter > bucket;
+    // What a rank sends for one update, given the weight of an element: 1, or its bytes.
+    let others = padded - shard;
+    let sent = |gradient: u64, parameter: u64| match stage {
+        Stage::DataParallel => 2 * gradient * others,
+        Stage::OptimizerState => (gradient + parameter) * others,
+        Stage::Gradients => (gradient * steps + parameter) * others,
     };
 
     // Bytes.
-    let (bytes, master_bytes) = model.layout.bytes();
+    let bytes = model.parameter_bytes;
+    let master_bytes = if_(bytes < 4, 4);
     let sent_as = config.communication_dtype.size_bytes() as u64;
     Estimate {
         padded_elements: padded,
         shard_elements: shard,
         parameter_bytes: bytes * elements,
         gradient_bytes: if_(!to_host, bytes * gradients),
-        underway_bytes: bytes * leaving.min(BUCKETS_UNDER_WAY * cut.bucket),
+        underway_bytes: bytes * leaving.min(BUCKETS_UNDER_WAY * bucket),
         spanning_bytes: if_(spans, bytes * model.largest_parameter),
         window_bytes: if_(steps > 1, bytes * gradients),
-        piece_bytes: if_(gathers, bytes * shard),
+        shard_bytes: if_(gathers, bytes * shard),
         optimizer_bytes: (model.optimizer_bytes + master_bytes) * (states - offloaded),
-        buffer_bytes: if_(several, sent_as * cut.bucket),
+        buffer_bytes: if_(several, sent_as * bucket),
         host_bytes: (model.optimizer_bytes + 4) * offloaded,
         host_gradient_bytes: if_(to_host, bytes * gradients),
         sent_elements: sent(1, 1),
         sent_bytes: sent(sent_as, bytes),
-        downloaded_bytes: bytes * downloaded,
-        uploaded_bytes: if_(!gathers, bytes * offloaded),
     }
 }
 
-/// A table of estimates for 1 to 8 ranks at every stage, all else as configured.
-///
-/// ```
-/// use burn_zero::{ModelStates, ZeroConfig, estimate_table};
-///
-/// let table = estimate_table(&ModelStates::adam(124_000_000), &ZeroConfig::default());
-/// assert_eq!(table.lines().nth(2), Some("    1    1.85 GiB    1.85 GiB    1.85 GiB           0 B"));
-/// ```
-pub fn estimate_table(model: &ModelStates, config: &ZeroConfig) -> String {
-    let mut table = format!(
-        "{} elements; memory of a device at the highest, activations apart:\n\
-         ranks     stage 0     stage 1     stage 2  sent an update (stage 2)\n",
-        model.elements
-    );
-    for ranks in 1..=8 {
-        let [zero, one, two] = Stage::ALL.map(|stage| {
-            let config = ZeroConfig {
-                stage,
-                ..config.clone()
-            };
-            estimate(model, &config, ranks)
-        });
-        let peaks = [zero, one, two].map(|estimate| in_units(estimate.peak_device_bytes()));
-        let sent = in_units(two.sent_bytes);
-        table += &format!(
-            "{ranks:5}{:>12}{:>12}{:>12}{sent:>14}\n",
-            peaks[0], peaks[1], peaks[2]
-        );
-    }
-    let alone = estimate(model, config, 1);
-    if alone.host_bytes > 0 {
-        let kept = in_units(alone.kept_host_bytes());
-        table += &format!("and {kept} / ranks of host memory\n");
-    }
-    table
-}
+/// Buckets of gradients that exist at once during backward: one that backward fills, one in the queue of the communication thread,
+/// and one that it reduces.
+const BUCKETS_UNDER_WAY: u64 = 3;
 
-fn in_units(bytes: u64) -> String {
-    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    let fitting = units.iter().find(|(_, power)| bytes >= 1 << power);
-    match fitting {
-        Some((unit, power)) => format!("{:.2} {unit}", bytes as f64 / 2f64.powi(*power)),
-        None => format!("{bytes} B"),
-    }
+/// `amount` where the condition holds, else 0.
+fn if_(holds: bool, amount: u64) -> u64 {
+    u64::from(holds) * amount
 }

@@ -143,7 +143,7 @@ mod strategy;
 pub use backend::{HostTensor, PlacedTensor, Sharded, ShardedGradients, Tape, WithHost};
 pub use config::{BatchConfig, BatchSizes, ConfigError, ZeroConfig};
 pub use error::ZeroError;
-pub use estimate::{Estimate, ModelStates, StateLayout, estimate, estimate_map, estimate_table};
+pub use estimate::{Estimate, ModelStates, estimate};
 #[cfg(feature = "mpi")]
 pub use group::MpiGroup;
 pub use group::{
@@ -161,7 +161,7 @@ pub use recorder::{Recorder, Training};
 pub use settings::{Memory, Stage, ZeroSettings};
 pub use shard::{Partition, ShardMap};
 pub use state::tensor_bytes;
-pub use strategy::{Loaders, RankItem, SilentRenderer, Uneven, ZeroStrategy};
+pub use strategy::{RankItem, SilentRenderer, ZeroStrategy};
 
 /// Types of modules and records, public because Burn's traits require it; programs need not name them.
 pub mod parts {

@@ -27,17 +27,16 @@ fn map(
     .unwrap()
 }
 
-/// Every rank's shard, filled with each element's (parameter, element), and none for padding.
-fn shards(map: &ShardMap) -> Vec<Vec<Option<(usize, usize)>>> {
+/// By rank, the (parameter, element) pairs of its shard.
+fn shards(map: &ShardMap) -> Vec<Vec<(usize, usize)>> {
     let shard = |rank| {
-        let mut shard = vec![None; map.shard_elements(rank)];
-        for piece in map.pieces(rank) {
-            for (at, element) in piece.in_shard().zip(piece.range) {
-                assert_eq!(shard[at], None, "two elements in one place");
-                shard[at] = Some((piece.parameter, element));
-            }
-        }
-        shard
+        let shard = map.shard(rank).into_iter().enumerate();
+        let ranges = shard.flat_map(|(parameter, ranges)| {
+            ranges.into_iter().map(move |range| (parameter, range))
+        });
+        ranges
+            .flat_map(|(parameter, range)| range.map(move |element| (parameter, element)))
+            .collect()
     };
     (0..map.world_size()).map(shard).collect()
 }
@@ -70,39 +69,39 @@ proptest! {
     ) {
         let map = map(partition, &sizes, world_size, bucket);
         let shards = shards(&map);
-        let mut owned: Vec<_> = shards.iter().flatten().flatten().copied().collect();
+        let mut owned: Vec<_> = shards.iter().flatten().copied().collect();
         owned.sort_unstable();
         prop_assert_eq!(&owned, &elements(&map));
         prop_assert_eq!(owned.len(), map.elements());
         for (rank, shard) in shards.iter().enumerate() {
-            prop_assert_eq!(shard.iter().filter(|element| element.is_none()).count(), map.padding(rank));
+            prop_assert_eq!(map.shard_elements(rank) - shard.len(), map.padding(rank));
         }
     }
 
     #[test]
-    fn buckets_hold_every_element_once_and_cut_it_as_the_shards_say(
-        partition in partitions(), sizes in sizes(), world_size in 1..9_usize, bucket in bucket_sizes(),
+    fn buckets_hold_every_element_once_in_the_part_of_its_owner(
+        partition in partitions(), sizes in sizes(), world_size in 1..9_usize, bucket in bucket_sizes(), seed in any::<u64>(), absent in 0..4_usize,
     ) {
         let map = map(partition, &sizes, world_size, bucket);
-        let shards = shards(&map);
-        let mut all = Vec::new();
-        for (index, bucket) in map.buckets().iter().enumerate() {
-            let mut filled = vec![None; bucket.padded_elements()];
-            for segment in bucket.segments() {
-                for (at, element) in segment.in_bucket().zip(segment.range.clone()) {
-                    filled[at] = Some((segment.parameter, element));
-                    all.push((segment.parameter, element));
+        let order = shuffled(sizes.len(), seed, absent);
+        let plan = ReducePlan::in_order(&map, &order);
+        for buckets in [plan.buckets(), map.buckets()] {
+            let mut owned = vec![Vec::new(); world_size];
+            for bucket in buckets {
+                prop_assert!(0 < bucket.elements() && bucket.elements() <= map.bucket_elements());
+                prop_assert_eq!(bucket.counts().iter().sum::<usize>(), bucket.padded_elements());
+                let mut end = 0;
+                for segment in bucket.segments() {
+                    prop_assert_eq!(segment.start, end, "no gaps");
+                    end = segment.in_bucket().end;
+                    let part = bucket.part(segment.owner);
+                    prop_assert!(part.start <= segment.start && end <= part.end);
+                    owned[segment.owner].extend(segment.range.clone().map(|element| (segment.parameter, element)));
                 }
             }
-            prop_assert!(filled[..bucket.elements()].iter().all(Option::is_some), "no gaps");
-            prop_assert_eq!(bucket.counts().iter().sum::<usize>(), bucket.padded_elements());
-            for (rank, shard) in shards.iter().enumerate() {
-                let at = map.shard_ranges(rank)[index].clone();
-                prop_assert_eq!(&filled[bucket.part(rank)], &shard[at]);
-            }
+            owned.iter_mut().for_each(|owned| owned.sort_unstable());
+            prop_assert_eq!(owned, shards(&map));
         }
-        all.sort_unstable();
-        prop_assert_eq!(all, elements(&map));
     }
 
     #[test]
@@ -114,7 +113,7 @@ proptest! {
         prop_assert!((0..world_size).all(|rank| map.shard_elements(rank) == first));
         let padding: usize = (0..world_size).map(|rank| map.padding(rank)).sum();
         prop_assert!(padding < world_size);
-        prop_assert_eq!(padding, map.buckets().iter().map(|bucket| bucket.padding()).sum::<usize>());
+        prop_assert_eq!(padding, map.buckets().iter().map(|bucket| bucket.padded_elements()).sum::<usize>() - map.elements());
         prop_assert!(map.buckets().iter().all(|b| b.padded_elements() <= bucket.max(world_size)));
         prop_assert!(map.buckets().iter().all(|bucket| bucket.elements() > 0), "no empty bucket");
     }
@@ -126,12 +125,12 @@ proptest! {
         let map = map(Partition::Whole, &sizes, world_size, bucket);
         let (mut loads, mut smallest) = (vec![0; world_size], vec![0; world_size]);
         for rank in 0..world_size {
-            let pieces = map.pieces(rank);
-            for piece in &pieces {
-                prop_assert_eq!(&piece.range, &(0..sizes[piece.parameter]));
+            for (size, ranges) in sizes.iter().zip(map.shard(rank)) {
+                prop_assert!(ranges.iter().all(|range| *range == (0..*size)));
             }
-            loads[rank] = pieces.iter().map(|piece| piece.range.len()).sum::<usize>();
-            smallest[rank] = pieces.iter().map(|piece| piece.range.len()).min().unwrap_or(0);
+            let owned: Vec<_> = map.shard(rank).into_iter().flatten().map(|range| range.len()).filter(|&len| len > 0).collect();
+            loads[rank] = owned.iter().sum::<usize>();
+            smallest[rank] = owned.iter().min().copied().unwrap_or(0);
             prop_assert_eq!(map.padding(rank), 0);
         }
         // Each rank's smallest parameter came last, to what was then the least load.
@@ -142,49 +141,15 @@ proptest! {
     }
 
     #[test]
-    fn segments_lead_to_a_parameters_elements(
+    fn the_last_bucket_has_a_parameters_last_element(
         partition in partitions(), sizes in sizes(), world_size in 1..9_usize, bucket in bucket_sizes(),
     ) {
         let map = map(partition, &sizes, world_size, bucket);
         for (parameter, &elements) in sizes.iter().enumerate() {
-            let mut next = 0;
-            for (bucket, segment) in map.segments(parameter) {
-                prop_assert!(map.buckets()[bucket].segments().contains(segment));
-                prop_assert_eq!(segment.range.start, next);
-                next = segment.range.end;
-            }
-            prop_assert_eq!(next, elements);
-        }
-    }
-
-    #[test]
-    fn a_plan_holds_every_element_once_in_its_owners_part(
-        partition in partitions(), sizes in sizes(), world_size in 1..9_usize, bucket in bucket_sizes(), seed in any::<u64>(), absent in 0..4_usize,
-    ) {
-        let map = map(partition, &sizes, world_size, bucket);
-        let order = shuffled(sizes.len(), seed, absent);
-        let owned: Vec<Vec<_>> = (0..world_size).map(|rank| map.pieces(rank)).collect();
-        for plan in [ReducePlan::of_map(&map), ReducePlan::in_order(&map, &order)] {
-            let mut all = Vec::new();
-            for bucket in plan.buckets() {
-                prop_assert!(0 < bucket.elements() && bucket.elements() <= map.bucket_elements());
-                prop_assert_eq!(bucket.counts().iter().sum::<usize>(), bucket.padded_elements());
-                let mut end = 0;
-                for segment in bucket.segments() {
-                    prop_assert_eq!(segment.start, end, "no gaps");
-                    end = segment.in_bucket().end;
-                    all.extend(segment.range.clone().map(|element| (segment.parameter, element)));
-                }
-                for (rank, owned) in owned.iter().enumerate() {
-                    for segment in bucket.segments_in(bucket.part(rank)) {
-                        let is_of = |range: &burn_zero::shard::OwnedRange| range.parameter == segment.parameter
-                            && range.range.start <= segment.range.start && segment.range.end <= range.range.end;
-                        prop_assert!(owned.iter().any(is_of), "rank {rank} owns {segment:?}");
-                    }
-                }
-            }
-            all.sort_unstable();
-            prop_assert_eq!(all, elements(&map));
+            let has_last = |bucket: &burn_zero::shard::Bucket| {
+                bucket.segments().iter().any(|segment| segment.parameter == parameter && segment.range.end == elements)
+            };
+            prop_assert_eq!(map.last_bucket(parameter), map.buckets().iter().position(has_last));
         }
     }
 
@@ -260,8 +225,8 @@ fn sizes_beyond_any_memory_are_only_numbers() {
         for world_size in [1, 3, 64] {
             let map = map(partition, &sizes, world_size, usize::MAX / 3);
             let owned: usize = (0..world_size)
-                .flat_map(|rank| map.pieces(rank))
-                .map(|piece| piece.range.len())
+                .flat_map(|rank| map.shard(rank).into_iter().flatten())
+                .map(|range| range.len())
                 .sum();
             assert_eq!(owned, map.elements());
         }

@@ -14,7 +14,7 @@ use super::stream;
 use super::tape::{self, Tape};
 use super::with_host::{PlacedTensor, WithHost, on_host};
 use crate::Memory;
-use crate::reduce::{GradientReducer, Timing};
+use crate::reduce::GradientReducer;
 
 /// A backend whose gradients are reduced, or copied to the host, during backward: `Sharded<Autodiff<Cuda>>`.
 ///
@@ -183,27 +183,22 @@ fn begin(reducer: &Arc<GradientReducer>) {
 impl<A: Tape> ShardedGradients<A> {
     /// Waits for the gradients that left: reduced ones, or local ones copied to the host.
     fn finish(&mut self, reducer: &Arc<GradientReducer>, device: &A::Device) {
-        let all: Vec<Option<TensorData>> = match reducer.timing() {
-            Timing::DuringBackward => {
-                let reduced = crate::raise(reducer.finish());
-                // There are none for another model, or for one whose weights were loaded, whose gradients the step reduces.
-                if reduced.iter().any(Option::is_some) {
-                    reducer.set_reduced();
-                }
-                let reduced = reduced.into_iter();
-                reduced.map(|reduced| Some(reduced?.data)).collect()
+        let data: Vec<Option<TensorData>> = if reducer.reduces_in_backward() {
+            let reduced = crate::raise(reducer.finish());
+            // There are none for another model, or for one whose weights were loaded, whose gradients the step reduces.
+            if reduced.iter().any(Option::is_some) {
+                reducer.set_reduced();
             }
-            Timing::AtTheStep => reducer.finish_copies(),
+            let reduced = reduced.into_iter();
+            reduced.map(|reduced| Some(reduced?.data)).collect()
+        } else {
+            reducer.finish_copies()
         };
-        let mut all: Vec<_> = all
-            .into_iter()
-            .map(|data| {
-                data.map(|data| match reducer.memory() {
-                    Memory::Device => Inner::<A>::float_from_data(data, device),
-                    Memory::Host => on_host::<Inner<A>>(data, device),
-                })
-            })
-            .collect();
+        let placed = |data: TensorData| match reducer.memory() {
+            Memory::Device => Inner::<A>::float_from_data(data, device),
+            Memory::Host => on_host::<Inner<A>>(data, device),
+        };
+        let mut all: Vec<_> = data.into_iter().map(|data| data.map(placed)).collect();
         for leaf in leaves(reducer) {
             self.left.insert(leaf.node, all[leaf.parameter].take());
         }

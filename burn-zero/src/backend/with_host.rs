@@ -186,20 +186,12 @@ impl<D> HostTensor<D> {
             return Err(self);
         }
         let own = Arc::make_mut(&mut self.data).as_mut_slice::<f32>();
-        let chunks = own.expect("elements of f32").par_chunks_mut(CHUNK);
+        let own = own.expect("elements of f32").par_iter_mut();
         match other {
-            Operand::Number(y) => {
-                chunks.for_each(|chunk| chunk.iter_mut().for_each(|x| *x = f(*x, y)));
-            }
+            Operand::Number(y) => own.with_min_len(CHUNK).for_each(|x| *x = f(*x, y)),
             Operand::Elements(others) => {
-                chunks
-                    .zip(others.par_chunks(CHUNK))
-                    .for_each(|(chunk, others)| {
-                        chunk
-                            .iter_mut()
-                            .zip(others)
-                            .for_each(|(x, y)| *x = f(*x, *y))
-                    })
+                let pairs = own.zip(others).with_min_len(CHUNK);
+                pairs.for_each(|(x, y)| *x = f(*x, *y));
             }
         }
         Ok(self)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bytemuck::{Pod, cast_slice, cast_slice_mut};
+use bytemuck::{cast_slice, cast_slice_mut};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use serde::{Deserialize, Serialize};
 
@@ -72,20 +72,22 @@ impl HostBuffer {
 
     /// Rounds f32 values to `dtype`, to the nearest, ties to even.
     pub fn from_f32(dtype: BufferDtype, values: Vec<f32>) -> Self {
-        match dtype {
-            BufferDtype::F32 => Self::F32(values),
-            BufferDtype::Bf16 => Self::Bf16(rounded(&values)),
-            BufferDtype::F16 => Self::F16(rounded(&values)),
+        if dtype == BufferDtype::F32 {
+            return Self::F32(values);
         }
+        let mut rounded = Self::zeros(dtype, values.len());
+        round(dtype, &values, rounded.as_mut());
+        rounded
     }
 
     /// The values as f32, exact. An f32 buffer is not copied.
     pub fn into_f32(self) -> Vec<f32> {
-        match self {
-            Self::F32(values) => values,
-            Self::Bf16(values) => widened(&values),
-            Self::F16(values) => widened(&values),
+        if let Self::F32(values) = self {
+            return values;
         }
+        let mut widened = vec![0.0; self.len()];
+        widen(self.dtype(), self.as_bytes(), &mut widened);
+        widened
     }
 
     /// The elements' type.
@@ -117,13 +119,26 @@ impl HostBuffer {
         with_values!(self, values => cast_slice(values))
     }
 
-    /// Reduces `parts`, one a rank in the order of ranks, into the elements from the byte `at` on. All parts are equally long.
-    pub(super) fn reduce(&mut self, at: usize, op: ReduceOp, parts: &[&[u8]]) {
-        let start = at / self.dtype().size_bytes();
-        with_values!(self, out => {
-            let parts: Vec<_> = parts.iter().map(|part| cast_slice(part)).collect();
-            reduce(op, &parts, &mut out[start..start + parts[0].len()]);
-        });
+    /// Reduces `parts`, one a rank in the order of ranks, into this buffer. All are equally long.
+    pub(super) fn reduce(&mut self, op: ReduceOp, parts: &[&[u8]]) {
+        let (dtype, size) = (self.dtype(), self.dtype().size_bytes());
+        let (mut sum, mut next) = ([0.0; BLOCK], [0.0; BLOCK]);
+        for (index, out) in self.as_mut().chunks_mut(BLOCK * size).enumerate() {
+            let at = index * BLOCK * size..index * BLOCK * size + out.len();
+            let (sum, next) = (&mut sum[..out.len() / size], &mut next[..out.len() / size]);
+            widen(dtype, &parts[0][at.clone()], sum);
+            for part in &parts[1..] {
+                widen(dtype, &part[at.clone()], next);
+                for (sum, next) in sum.iter_mut().zip(&*next) {
+                    *sum += next;
+                }
+            }
+            if op == ReduceOp::Mean {
+                let ranks = parts.len() as f32;
+                sum.iter_mut().for_each(|sum| *sum /= ranks);
+            }
+            round(dtype, sum, out);
+        }
     }
 }
 
@@ -162,83 +177,33 @@ impl fmt::Display for ReduceOp {
 /// Elements that are reduced at a time: the f32 accumulators stay in the first-level cache.
 const BLOCK: usize = 1024;
 
-fn reduce<E: Element>(op: ReduceOp, parts: &[&[E]], out: &mut [E]) {
-    let (mut sum, mut next) = ([0.0; BLOCK], [0.0; BLOCK]);
-    for (index, out) in out.chunks_mut(BLOCK).enumerate() {
-        let at = index * BLOCK..index * BLOCK + out.len();
-        let (sum, next) = (&mut sum[..out.len()], &mut next[..out.len()]);
-        E::widen(&parts[0][at.clone()], sum);
-        for part in &parts[1..] {
-            E::widen(&part[at.clone()], next);
-            for (sum, next) in sum.iter_mut().zip(&*next) {
-                *sum += next;
-            }
-        }
-        if op == ReduceOp::Mean {
-            let ranks = parts.len() as f32;
-            sum.iter_mut().for_each(|sum| *sum /= ranks);
-        }
-        E::round(sum, out);
+/// Widens elements into `to`, exactly.
+fn widen(dtype: BufferDtype, from: &[u8], to: &mut [f32]) {
+    match dtype {
+        BufferDtype::F32 => to.copy_from_slice(cast_slice(from)),
+        BufferDtype::Bf16 => cast_slice::<u8, bf16>(from).convert_to_f32_slice(to),
+        BufferDtype::F16 => cast_slice::<u8, f16>(from).convert_to_f32_slice(to),
     }
 }
 
-/// An element that is reduced through f32.
-trait Element: Pod {
-    /// Widens `values` into `out`, exactly.
-    fn widen(values: &[Self], out: &mut [f32]);
-
-    /// Rounds `values` into `out`.
-    fn round(values: &[f32], out: &mut [Self]);
+/// Rounds values into `to`.
+fn round(dtype: BufferDtype, from: &[f32], to: &mut [u8]) {
+    match dtype {
+        BufferDtype::F32 => to.copy_from_slice(cast_slice(from)),
+        BufferDtype::Bf16 => cast_slice_mut::<u8, bf16>(to).convert_from_f32_slice(from),
+        BufferDtype::F16 => cast_slice_mut::<u8, f16>(to).convert_from_f32_slice(from),
+    }
 }
 
-/// The elements of a variant of the buffer, with how they become f32 and are made of it.
-macro_rules! element {
-    ($variant:ident, $type:ty, $widen:expr, $round:expr) => {
-        impl Element for $type {
-            fn widen(values: &[Self], out: &mut [f32]) {
-                $widen(values, out);
-            }
-
-            fn round(values: &[f32], out: &mut [Self]) {
-                $round(out, values);
-            }
-        }
-
-        impl From<Vec<$type>> for HostBuffer {
+/// The buffers of elements of a type.
+macro_rules! from_vec {
+    ($($variant:ident: $type:ty),*) => {
+        $(impl From<Vec<$type>> for HostBuffer {
             fn from(values: Vec<$type>) -> Self {
                 Self::$variant(values)
             }
-        }
+        })*
     };
 }
 
-element!(
-    F32,
-    f32,
-    |from: &[f32], to: &mut [f32]| to.copy_from_slice(from),
-    <[f32]>::copy_from_slice
-);
-element!(
-    Bf16,
-    bf16,
-    <[bf16]>::convert_to_f32_slice,
-    <[bf16]>::convert_from_f32_slice
-);
-element!(
-    F16,
-    f16,
-    <[f16]>::convert_to_f32_slice,
-    <[f16]>::convert_from_f32_slice
-);
-
-fn rounded<E: Element>(values: &[f32]) -> Vec<E> {
-    let mut out = vec![E::zeroed(); values.len()];
-    E::round(values, &mut out);
-    out
-}
-
-fn widened<E: Element>(values: &[E]) -> Vec<f32> {
-    let mut out = vec![0.0; values.len()];
-    E::widen(values, &mut out);
-    out
-}
+from_vec!(F32: f32, Bf16: bf16, F16: f16);

@@ -3,9 +3,10 @@
 
 use std::{collections::BTreeMap, fmt, ops::Range};
 
+use bytemuck::cast_slice;
 use serde::{Deserialize, Serialize};
 
-use super::GroupFault;
+use super::{GroupFault, collectives::Part};
 
 /// The collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,45 +43,58 @@ impl fmt::Display for Operation {
 
 /// A collective as one rank calls it: texts, which all ranks compare, and the length of this rank's byte string, if it has one,
 /// which may differ.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 pub(super) struct Call {
     /// Position in this rank's sequence of collectives, counted from 0.
     pub sequence: u64,
     /// Operation, position and label.
     name: String,
     pub bytes: Option<usize>,
-    /// Elements, reduction, root and split, if there are any, and what the rank has declared.
+    /// Elements, reduction, root and split, if there are any.
     details: String,
 }
 
-/// Longest label in bytes: the rest is cut off, so that a call fits a message of fixed size.
+/// Longest label in bytes: the rest is cut off, so that a call fits a message of [`CALL_BYTES`].
 const LABEL_BYTES: usize = 400;
 
+/// A call as a message. All have this length, so that they can be exchanged without knowing of the other ranks' calls.
+pub(super) const CALL_BYTES: usize = 640;
+
 impl Call {
-    pub fn new(label: &str, details: String) -> Self {
+    pub fn new(
+        operation: Operation,
+        sequence: u64,
+        label: &str,
+        details: String,
+        bytes: Option<usize>,
+    ) -> Self {
+        let label = &label[..label.floor_char_boundary(LABEL_BYTES)];
         Self {
-            sequence: 0,
-            name: label[..label.floor_char_boundary(LABEL_BYTES)].to_owned(),
-            bytes: None,
+            sequence,
+            name: format!("{operation} #{sequence} `{label}`"),
+            bytes,
             details,
         }
     }
 
-    /// Completes the texts.
-    pub fn begin(&mut self, operation: Operation, sequence: u64, settings: &str) {
-        self.sequence = sequence;
-        self.name = format!("{operation} #{sequence} `{}`", self.name);
-        if !settings.is_empty() {
-            self.details += &format!(", in `{settings}`");
-        }
+    pub fn to_message(&self) -> Vec<u8> {
+        let mut message = Vec::with_capacity(CALL_BYTES);
+        ciborium::into_writer(self, &mut message).expect("a vector takes all bytes");
+        assert!(message.len() <= CALL_BYTES, "{self} is too long");
+        message.resize(CALL_BYTES, 0);
+        message
     }
 
-    /// Compares the calls of all ranks with that of `rank`.
-    pub fn check(rank: usize, calls: &[Self]) -> Result<(), GroupFault> {
+    /// The calls of all ranks, equal to that of `rank`.
+    pub fn read_all(rank: usize, messages: &[Part]) -> Result<Vec<Self>, GroupFault> {
+        let read = |message: &Part| ciborium::from_reader(message.bytes());
+        let calls = messages.iter().map(read);
+        let calls: Result<Vec<Self>, _> = calls.collect();
+        let calls = calls.expect("ranks run the same program");
         let own = &calls[rank];
         let differs = |other: &Self| own.name != other.name || own.details != other.details;
         match calls.iter().position(differs) {
-            None => Ok(()),
+            None => Ok(calls),
             Some(peer) => Err(GroupFault::Mismatch {
                 rank,
                 call: own.to_string(),
@@ -101,25 +115,6 @@ impl fmt::Display for Call {
     }
 }
 
-/// Longest declaration in bytes.
-const DECLARED_BYTES: usize = 100;
-
-/// The rank's declaration; a text that does not fit the message is cut, and the hash of all of it added.
-pub(super) fn declaration(text: &str) -> String {
-    if text.len() <= DECLARED_BYTES {
-        return text.to_owned();
-    }
-    let shown = &text[..text.floor_char_boundary(DECLARED_BYTES)];
-    format!("{shown} ... {:x}", stable_hash(text.bytes()))
-}
-
-/// FNV-1a: the same on every machine and in every process, unlike the standard library's hashers.
-fn stable_hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
-    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
-}
-
 /// How a buffer is cut into one part a rank, in the order of ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Split {
@@ -136,12 +131,7 @@ impl fmt::Display for Split {
         let Self::Counts(counts) = self else {
             return Ok(());
         };
-        let counts = counts.iter().map(|&count| count as u64);
-        write!(
-            f,
-            ", split {:x}",
-            stable_hash(counts.flat_map(u64::to_le_bytes))
-        )
+        write!(f, ", split {:x}", crc32fast::hash(cast_slice(counts)))
     }
 }
 

@@ -6,43 +6,38 @@ use std::{
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
-    time::Duration,
 };
 
 use super::{
     GroupFault, HostBuffer, Operation, ReduceOp, Split,
-    call::{Call, Sent, balanced, parts},
-    job::{Job, Queue},
+    call::{CALL_BYTES, Call, Sent, balanced, parts},
+    member::{Job, Queue},
 };
 use crate::ZeroError;
 
 /// What a rank sends parts of: shared, so that ranks that are threads read it without a copy.
 pub(super) type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
-/// Receives the next bytes of all ranks' parts: their offset in the parts, and the bytes by rank.
-pub(super) type Take<'a> = &'a mut dyn FnMut(usize, &[&[u8]]);
+/// What a rank has received from another.
+pub(super) struct Part(pub Payload, pub Range<usize>);
+
+impl Part {
+    pub fn bytes(&self) -> &[u8] {
+        &(*self.0).as_ref()[self.1.clone()]
+    }
+}
 
 /// Moves bytes between this rank and the others. Waits for each of them at most for the deadline, and returns their faults.
-pub(super) trait Transport: Send {
-    fn rank(&self) -> usize;
-
-    fn world_size(&self) -> usize;
-
-    /// Begins a call: sends its description to all ranks, and returns those of all, in the order of ranks.
-    fn announce(&mut self, call: Call, description: &[u8]) -> Result<Vec<Vec<u8>>, GroupFault>;
-
-    /// Sends `own[sends[to]]` to each rank `to`, and gives `take` what ranks send, `lengths[from]` bytes of each, as a whole or in
-    /// several chunks, at least once; of this rank itself, `own[sends[rank]]`. Empty parts are not sent.
+pub(super) trait Transport {
+    /// In a call, sends `own[sends[to]]` to each rank `to`, and returns what ranks send, `lengths[from]` bytes of each; of this rank
+    /// itself, `own[sends[rank]]`. Empty parts are not sent.
     fn exchange(
         &mut self,
+        call: &Call,
         own: &Payload,
         sends: &[Range<usize>],
         lengths: &[usize],
-        take: Take,
-    ) -> Result<(), GroupFault>;
-
-    /// Tells ranks that have left that this one is alive. Called while there is no job.
-    fn stay(&mut self) {}
+    ) -> Result<Vec<Part>, GroupFault>;
 
     /// Tells all other ranks that the group is lost, from the collective `sequence` of this rank on.
     fn spread(&mut self, sequence: u64, fault: &GroupFault);
@@ -102,12 +97,11 @@ pub struct Collectives {
     transport: Box<dyn Transport>,
     rank: usize,
     world_size: usize,
-    queue: Arc<Queue>,
+    pub(super) queue: Arc<Queue>,
     /// Collectives so far.
     calls: u64,
-    /// What the rank had declared when the running job was submitted.
-    settings: String,
-    /// What the collective under way has sent.
+    /// The collective under way, and what it has sent.
+    call: Call,
     sent: Sent,
     /// Whether the other ranks know that the group is lost.
     is_spread: bool,
@@ -123,97 +117,97 @@ pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
 impl Collectives {
     pub(super) fn new(transport: Box<dyn Transport>, queue: Arc<Queue>) -> Self {
         Self {
-            rank: transport.rank(),
-            world_size: transport.world_size(),
             transport,
+            rank: queue.rank,
+            world_size: queue.world_size,
             queue,
             calls: 0,
-            settings: String::new(),
+            call: Call::default(),
             sent: Sent::default(),
             is_spread: false,
         }
     }
 
     /// Runs a rank's jobs until its group is dropped or lost, and then notifies the other ranks.
-    pub(super) fn work(mut self, patience: Duration) {
+    pub(super) fn work(mut self) {
         let worked = catch_unwind(AssertUnwindSafe(|| {
             let queue = self.queue.clone();
-            while let Some((job, settings)) = queue.next(patience, || self.transport.stay()) {
-                self.run(job, settings);
+            while let Some(Job(work)) = queue.next() {
+                work(&mut self);
             }
         }));
         if let Err(panic) = worked {
             let (rank, message) = (self.rank, panic_message(&*panic));
-            self.lose(GroupFault::PeerPanicked { rank, message });
+            self.lose(&GroupFault::PeerPanicked { rank, message });
         }
         match self.queue.fault() {
             None => self.transport.leave(self.calls),
-            Some(fault) => self.lose(fault),
+            Some(fault) => self.lose(&fault),
         }
     }
 
-    pub(super) fn run(&mut self, job: Job, settings: String) {
-        self.settings = settings;
-        job.run(self);
-    }
-
-    fn lose(&mut self, fault: GroupFault) {
+    fn lose(&mut self, fault: &GroupFault) {
         if !std::mem::replace(&mut self.is_spread, true) {
-            self.transport.spread(self.calls, &fault);
+            self.transport.spread(self.calls, fault);
         }
         self.queue.fail(fault);
     }
 
-    /// Makes a call. Ranks first exchange its description: data is sent only if all make the same call.
+    /// Makes a call; `run` gets those of all ranks. They first exchange its description: data is sent only if all make the same call.
     fn make<R>(
         &mut self,
         operation: Operation,
-        mut call: Call,
+        label: &str,
+        details: String,
+        bytes: Option<usize>,
         run: impl FnOnce(&mut Self, &[Call]) -> Result<R, GroupFault>,
     ) -> Result<R, ZeroError> {
         if let Some(fault) = self.queue.fault() {
             return Err(fault.into());
         }
-        call.begin(operation, self.calls, &self.settings);
-        let own = serde_json::to_vec(&call).expect("a call is plain data");
+        self.call = Call::new(operation, self.calls, label, details, bytes);
         self.sent = Sent {
             calls: 1,
-            header_bytes: (own.len() * (self.world_size - 1)) as u64,
+            header_bytes: (CALL_BYTES * (self.world_size - 1)) as u64,
             ..Sent::default()
         };
-        let made = self.transport.announce(call, &own).and_then(|all| {
-            let read = |call: &Vec<u8>| serde_json::from_slice(call);
-            let calls: Result<Vec<Call>, _> = all.iter().map(read).collect();
-            let calls = calls.expect("ranks run the same program");
-            Call::check(self.rank, &calls)?;
-            run(self, &calls)
-        });
-        match made {
+        match self.agree().and_then(|calls| run(self, &calls)) {
             Ok(output) => {
                 self.calls += 1;
                 self.queue.traffic.lock().record(operation, self.sent);
                 Ok(output)
             }
             Err(fault) => {
-                self.lose(fault.clone());
+                self.lose(&fault);
                 Err(fault.into())
             }
         }
     }
 
+    /// The calls of all ranks, equal but for the lengths of byte strings.
+    fn agree(&mut self) -> Result<Vec<Call>, GroupFault> {
+        let ranks = self.world_size;
+        let own: Payload = Arc::new(self.call.to_message());
+        let (sends, lengths) = (vec![0..CALL_BYTES; ranks], vec![CALL_BYTES; ranks]);
+        let all = self
+            .transport
+            .exchange(&self.call, &own, &sends, &lengths)?;
+        Call::read_all(self.rank, &all)
+    }
+
     /// [`Transport::exchange`], counted; `size` is that of an element in bytes.
     fn exchange(
         &mut self,
-        (own, size): (&Payload, usize),
+        own: Payload,
+        size: usize,
         sends: &[Range<usize>],
         lengths: &[usize],
-        take: Take,
-    ) -> Result<(), GroupFault> {
+    ) -> Result<Vec<Part>, GroupFault> {
         let all: usize = sends.iter().map(Range::len).sum();
         let sent = all - sends[self.rank].len();
         self.sent.data_bytes += sent as u64;
         self.sent.elements += (sent / size) as u64;
-        self.transport.exchange(own, sends, lengths, take)
+        self.transport.exchange(&self.call, &own, sends, lengths)
     }
 
     /// This rank's part of the reduction of all buffers, cut at `offsets`.
@@ -226,12 +220,9 @@ impl Collectives {
         let (dtype, size) = (buffer.dtype(), buffer.dtype().size_bytes());
         let sends = parts(offsets, size);
         let own = sends[self.rank].len();
+        let all = self.exchange(buffer, size, &sends, &vec![own; self.world_size])?;
         let mut out = HostBuffer::zeros(dtype, own / size);
-        let lengths = vec![own; self.world_size];
-        let buffer: Payload = buffer;
-        self.exchange((&buffer, size), &sends, &lengths, &mut |at, parts| {
-            out.reduce(at, op, parts);
-        })?;
+        out.reduce(op, &all.iter().map(Part::bytes).collect::<Vec<_>>());
         Ok(out)
     }
 
@@ -239,24 +230,19 @@ impl Collectives {
     /// values are overwritten.
     fn gather(
         &mut self,
-        (own, size): (Payload, usize),
+        own: Payload,
+        size: usize,
         sends: &[Range<usize>],
         places: &[Range<usize>],
         into: impl FnOnce() -> HostBuffer,
     ) -> Result<HostBuffer, GroupFault> {
         let lengths: Vec<_> = places.iter().map(Range::len).collect();
-        let (mut into, mut out) = (Some(into), None);
-        self.exchange((&own, size), sends, &lengths, &mut |at, parts| {
-            if let Some(into) = into.take() {
-                out = Some(into());
-            }
-            let parts = places.iter().zip(parts);
-            for (place, part) in parts.filter(|(_, part)| !part.is_empty()) {
-                let (start, out) = (place.start + at, out.as_mut().map(AsMut::as_mut));
-                out.unwrap_or_default()[start..start + part.len()].copy_from_slice(part);
-            }
-        })?;
-        Ok(out.expect("an exchange gives parts at least once"))
+        let all = self.exchange(own, size, sends, &lengths)?;
+        let mut out = into();
+        for (place, part) in places.iter().zip(&all) {
+            out.as_mut()[place.clone()].copy_from_slice(part.bytes());
+        }
+        Ok(out)
     }
 
     /// The parts of all ranks in one buffer, on every rank.
@@ -269,24 +255,30 @@ impl Collectives {
         let (bytes, size) = (part.size_bytes(), part.dtype().size_bytes());
         let sends = vec![0..bytes; self.world_size];
         let places = parts(offsets, size);
-        self.gather((Arc::new(part), size), &sends, &places, into)
+        self.gather(Arc::new(part), size, &sends, &places, into)
     }
 
-    /// The offsets of the parts of a buffer of `elements` elements, if they `fit` it; equal parts have `equal` elements.
+    /// The offsets of the ranks' parts, where `elements` are all, or this rank's own.
     fn offsets(
         &self,
-        name: String,
-        elements: usize,
+        (operation, label): (Operation, &str),
         split: &Split,
-        equal: usize,
-        fit: impl FnOnce(&[usize]) -> bool,
+        elements: usize,
+        are_all: bool,
     ) -> Result<Vec<usize>, ZeroError> {
-        let offsets = split.offsets(self.world_size, equal);
-        let offsets = offsets.filter(|offsets| fit(offsets));
-        offsets.ok_or_else(|| ZeroError::BufferLength {
-            call: name,
+        let ranks = self.world_size;
+        let equal = elements / if are_all { ranks } else { 1 };
+        let part = if are_all {
+            0..ranks
+        } else {
+            self.rank..self.rank + 1
+        };
+        let offsets = split.offsets(ranks, equal);
+        let fits = |offsets: &Vec<usize>| offsets[part.end] - offsets[part.start] == elements;
+        offsets.filter(fits).ok_or_else(|| ZeroError::BufferLength {
+            call: format!("{operation} `{label}`"),
             elements,
-            expected: format!("it is to be cut for {} ranks by {split:?}", self.world_size),
+            expected: format!("it is to be cut for {ranks} ranks by {split:?}"),
         })
     }
 
@@ -310,8 +302,8 @@ impl Collectives {
     ) -> Result<HostBuffer, ZeroError> {
         let (elements, dtype) = (buffer.len(), buffer.dtype());
         let offsets = balanced(elements, self.world_size);
-        let call = Call::new(label, format!(" of {elements} {dtype}, {op}"));
-        self.make(Operation::AllReduce, call, |ranks, _| {
+        let details = format!(" of {elements} {dtype}, {op}");
+        self.make(Operation::AllReduce, label, details, None, |ranks, _| {
             let buffer = Arc::new(buffer);
             let part = ranks.reduce(op, buffer.clone(), &offsets)?;
             ranks.gather_parts(part, &offsets, || reclaim(buffer))
@@ -328,16 +320,15 @@ impl Collectives {
     ) -> Result<HostBuffer, ZeroError> {
         let (operation, split) = (Operation::ReduceScatter, split.borrow());
         let (elements, dtype) = (buffer.len(), buffer.dtype());
-        let (name, equal) = (format!("{operation} `{label}`"), elements / self.world_size);
-        let fit = |offsets: &[usize]| offsets.last() == Some(&elements);
-        let offsets = self.offsets(name, elements, split, equal, fit)?;
-        let call = Call::new(label, format!(" of {elements} {dtype}, {op}{split}"));
-        self.make(operation, call, |ranks, _| {
+        let offsets = self.offsets((operation, label), split, elements, true)?;
+        let details = format!(" of {elements} {dtype}, {op}{split}");
+        self.make(operation, label, details, None, |ranks, _| {
             ranks.reduce(op, Arc::new(buffer), &offsets)
         })
     }
 
-    /// See [`ProcessGroup::start_all_gather`](super::ProcessGroup::start_all_gather).
+    /// See [`ProcessGroup::all_gather`](super::ProcessGroup::all_gather). The memory of `into` is used if it has the length and the type
+    /// of the result.
     pub fn all_gather(
         &mut self,
         label: &str,
@@ -346,22 +337,12 @@ impl Collectives {
         into: Option<HostBuffer>,
     ) -> Result<HostBuffer, ZeroError> {
         let (operation, split) = (Operation::AllGather, split.borrow());
-        let (own, dtype, rank) = (part.len(), part.dtype(), self.rank);
-        let name = || format!("{operation} `{label}`");
-        let fit = |offsets: &[usize]| offsets[rank + 1] - offsets[rank] == own;
-        let offsets = self.offsets(name(), own, split, own, fit)?;
+        let dtype = part.dtype();
+        let offsets = self.offsets((operation, label), split, part.len(), false)?;
         let elements = offsets[self.world_size];
-        if let Some(into) = into.as_ref()
-            && (into.len(), into.dtype()) != (elements, dtype)
-        {
-            return Err(ZeroError::BufferLength {
-                call: name(),
-                elements: into.len(),
-                expected: format!("{elements} of {dtype} are gathered into it"),
-            });
-        }
-        let call = Call::new(label, format!(" of {elements} {dtype}{split}"));
-        self.make(operation, call, |ranks, _| {
+        let into = into.filter(|into| (into.len(), into.dtype()) == (elements, dtype));
+        let details = format!(" of {elements} {dtype}{split}");
+        self.make(operation, label, details, None, |ranks, _| {
             let into = || into.unwrap_or_else(|| HostBuffer::zeros(dtype, elements));
             ranks.gather_parts(part, &offsets, into)
         })
@@ -375,8 +356,7 @@ impl Collectives {
         buffer: HostBuffer,
     ) -> Result<HostBuffer, ZeroError> {
         self.check_root(Operation::Broadcast, label, root)?;
-        let (elements, dtype) = (buffer.len(), buffer.dtype());
-        let size = dtype.size_bytes();
+        let (elements, dtype, size) = (buffer.len(), buffer.dtype(), buffer.dtype().size_bytes());
         let offsets = balanced(elements, self.world_size);
         let own = offsets[self.rank + 1] - offsets[self.rank];
         let sends = match self.rank == root {
@@ -385,25 +365,29 @@ impl Collectives {
         };
         let mut places = vec![0..0; self.world_size];
         places[root] = 0..own * size;
-        let call = Call::new(label, format!(" of {elements} {dtype}, from rank {root}"));
-        self.make(Operation::Broadcast, call, |ranks, _| {
+        let details = format!(" of {elements} {dtype}, from rank {root}");
+        self.make(Operation::Broadcast, label, details, None, |ranks, _| {
             let buffer = Arc::new(buffer);
-            let (whole, zeros): (Payload, _) = (buffer.clone(), || HostBuffer::zeros(dtype, own));
-            let part = ranks.gather((whole, size), &sends, &places, zeros)?;
+            let zeros = || HostBuffer::zeros(dtype, own);
+            let part = ranks.gather(buffer.clone(), size, &sends, &places, zeros)?;
             ranks.gather_parts(part, &offsets, || reclaim(buffer))
         })
     }
 
     /// See [`ProcessGroup::barrier`](super::ProcessGroup::barrier).
     pub fn barrier(&mut self, label: &str) -> Result<(), ZeroError> {
-        let call = Call::new(label, String::new());
-        self.make(Operation::Barrier, call, |_, _| Ok(()))
+        self.make(
+            Operation::Barrier,
+            label,
+            String::new(),
+            None,
+            |_, _| Ok(()),
+        )
     }
 
     /// See [`ProcessGroup::gather_bytes`](super::ProcessGroup::gather_bytes).
     pub fn gather_bytes(&mut self, label: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, ZeroError> {
-        let call = Call::new(label, String::new());
-        let all = self.strings(Operation::GatherBytes, call, |_| true, bytes)?;
+        let all = self.strings(Operation::GatherBytes, label, None, bytes)?;
         Ok(all.unwrap_or_default())
     }
 
@@ -414,35 +398,29 @@ impl Collectives {
         root: usize,
         bytes: Vec<u8>,
     ) -> Result<Option<Vec<Vec<u8>>>, ZeroError> {
-        let operation = Operation::GatherBytesTo;
-        self.check_root(operation, label, root)?;
-        let call = Call::new(label, format!(", to rank {root}"));
-        self.strings(operation, call, |rank| rank == root, bytes)
+        self.check_root(Operation::GatherBytesTo, label, root)?;
+        self.strings(Operation::GatherBytesTo, label, Some(root), bytes)
     }
 
-    /// The byte strings of all ranks, on those that `get` them.
+    /// The byte strings of all ranks, on the root, or on all if there is none.
     fn strings(
         &mut self,
         operation: Operation,
-        mut call: Call,
-        get: impl Fn(usize) -> bool,
+        label: &str,
+        root: Option<usize>,
         bytes: Vec<u8>,
     ) -> Result<Option<Vec<Vec<u8>>>, ZeroError> {
-        call.bytes = Some(bytes.len());
-        let own = get(self.rank);
-        self.make(operation, call, |ranks, calls| {
-            let mut strings = own.then(|| vec![Vec::new(); calls.len()]);
-            let length = |call: &Call| call.bytes.filter(|_| own).unwrap_or(0);
-            let lengths: Vec<_> = calls.iter().map(length).collect();
-            let send = |to| 0..if get(to) { bytes.len() } else { 0 };
-            let sends: Vec<_> = (0..calls.len()).map(send).collect();
-            let bytes: Payload = Arc::new(bytes);
-            ranks.exchange((&bytes, 1), &sends, &lengths, &mut |_, parts| {
-                for (string, part) in strings.iter_mut().flatten().zip(parts) {
-                    string.extend_from_slice(part);
-                }
-            })?;
-            Ok(strings)
+        let gets = |rank: usize| root.is_none_or(|root| root == rank);
+        let (ranks, own) = (self.world_size, gets(self.rank));
+        let details = root.map_or(String::new(), |root| format!(", to rank {root}"));
+        let length = bytes.len();
+        self.make(operation, label, details, Some(length), |this, calls| {
+            let length_of = |call: &Call| call.bytes.filter(|_| own).unwrap_or(0);
+            let lengths: Vec<_> = calls.iter().map(length_of).collect();
+            let sends = (0..ranks).map(|to| 0..if gets(to) { length } else { 0 });
+            let all = this.exchange(Arc::new(bytes), 1, &sends.collect::<Vec<_>>(), &lengths)?;
+            let strings = || all.iter().map(|part| part.bytes().to_vec()).collect();
+            Ok(own.then(strings))
         })
     }
 }

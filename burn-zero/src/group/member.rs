@@ -1,137 +1,253 @@
-//! What a rank's group keeps on this side, whatever the transport.
+//! A rank's side of its group: the queue of its jobs, the thread that runs them, and their results.
 
 use std::{
     cell::Cell,
-    sync::{
-        Arc,
-        mpsc::{Receiver, Sender, channel},
-    },
+    collections::VecDeque,
+    fmt,
+    sync::{Arc, mpsc::channel},
     thread,
+    time::Duration,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
-use super::{
-    Collectives, GroupFault, GroupOptions, collectives::Transport, job::Queue, options::round,
-};
+use super::{Collectives, GroupFault, ProcessGroup, Traffic, collectives::Transport};
 use crate::ZeroError;
 
-/// One rank: its jobs, and the thread that runs them.
-pub(super) struct Member {
-    pub rank: usize,
-    pub world_size: usize,
-    pub options: GroupOptions,
-    pub queue: Arc<Queue>,
-    /// The communication thread sends, or drops the sender, when it has left the group or found it lost.
-    ended: Mutex<Receiver<()>>,
-    on_fault: Box<OnFault>,
+/// Work that makes collectives: made by [`Pending::start`], given to [`ProcessGroup::submit`].
+pub struct Job(pub(super) Box<dyn FnOnce(&mut Collectives) + Send>);
+
+/// The result of a job, once it has run. Dropping it does not cancel the job, because other ranks wait for its collectives.
+#[must_use = "a collective's result or error is lost unless it is waited for"]
+pub struct Pending<T> {
+    result: Arc<Mutex<Option<Result<T, ZeroError>>>>,
+    queue: Arc<Queue>,
 }
 
-/// Carries a fault of this rank itself to the other ranks. The rank's own jobs have failed.
-type OnFault = dyn Fn(&GroupFault) + Send + Sync;
+impl<T: Send + 'static> Pending<T> {
+    /// Submits a job to the communication thread of this rank, which runs it after all earlier ones. It may make several
+    /// collectives and compute in between. It must not wait for another job of the same group, nor own the group.
+    ///
+    /// ```
+    /// use burn_zero::{GroupOptions, ProcessGroup, ReduceOp, ThreadGroup, group::Pending};
+    ///
+    /// ThreadGroup::spawn(2, GroupOptions::default(), |group| {
+    ///     let sum = Pending::start(&group, |ranks| {
+    ///         let values = vec![1.0; 8]; // made on the communication thread
+    ///         ranks.all_reduce("values", ReduceOp::Sum, values.into())
+    ///     });
+    ///     // The rank computes on.
+    ///     assert_eq!(sum.wait()?, vec![2.0; 8].into());
+    ///     Ok::<_, burn_zero::ZeroError>(())
+    /// })?;
+    /// # Ok::<(), burn_zero::ZeroError>(())
+    /// ```
+    pub fn start(
+        group: &(impl ProcessGroup + ?Sized),
+        work: impl FnOnce(&mut Collectives) -> Result<T, ZeroError> + Send + 'static,
+    ) -> Self {
+        let result = Arc::new(Mutex::new(None));
+        let (own, queue) = (result.clone(), group.member().0.0.clone());
+        group.submit(Job(Box::new(move |ranks| {
+            *own.lock() = Some(work(ranks));
+            ranks.queue.tell(|_| ());
+        })));
+        Self { result, queue }
+    }
 
-impl Member {
-    /// Starts the communication thread, which connects to the other ranks by itself. `connect` gets a sender to be dropped when the
-    /// thread has ended its work, and returns what is to be dropped last.
-    pub fn start<T: Transport + 'static, D>(
-        name: String,
-        options: GroupOptions,
-        on_fault: impl Fn(&GroupFault) + Send + Sync + 'static,
-        connect: impl FnOnce(Arc<Queue>, Sender<()>) -> Result<(T, D), ZeroError> + Send + 'static,
-    ) -> Result<Self, ZeroError> {
-        let queue = Arc::new(Queue::default());
-        let (started, start) = channel();
-        let (end, ended) = channel();
-        let patience = round(options.deadline);
-        let jobs = queue.clone();
-        let work = move || match connect(jobs.clone(), end) {
-            Err(error) => drop(started.send(Err(error))),
-            Ok((transport, last)) => {
-                let _ = started.send(Ok((transport.rank(), transport.world_size())));
-                Collectives::new(Box::new(transport), jobs).work(patience);
-                drop(last);
-            }
-        };
-        let thread = thread::Builder::new().name(name);
-        thread.spawn(work).expect("the system starts a thread");
-        let start = start.recv().expect("the thread connects or says why not");
-        let (rank, world_size) = start?;
-        Ok(Self {
-            rank,
-            world_size,
-            options,
-            queue,
-            ended: Mutex::new(ended),
-            on_fault: Box::new(on_fault),
+    /// Waits for the result. Each collective of the job ends within the group's deadline after each rank's last message.
+    ///
+    /// # Errors
+    ///
+    /// Those of the job; [`ZeroError::Group`] if the group is lost before it has run.
+    pub fn wait(self) -> Result<T, ZeroError> {
+        self.queue.wait(|state| {
+            let result = self.result.lock().take();
+            result.or_else(|| Some(Err(state.fault.clone()?.into())))
         })
     }
-
-    /// Ends the group by a fault of this rank.
-    pub fn fail(&self, fault: GroupFault) {
-        self.queue.fail(fault.clone());
-        (self.on_fault)(&fault);
-    }
 }
+
+/// One rank of a group, whatever its transport. A clone is the same rank; dropping the last one leaves the group.
+#[derive(Clone)]
+pub struct Member(Arc<Leaves>);
+
+/// Leaves the group when dropped.
+struct Leaves(Arc<Queue>);
 
 thread_local! {
     /// The message of this thread's last panic, where a hook keeps it.
     pub(super) static LAST_PANIC: Cell<Option<String>> = const { Cell::new(None) };
 }
 
-impl Drop for Member {
-    fn drop(&mut self) {
-        if thread::panicking() && self.world_size > 1 && self.queue.fault().is_none() {
-            let message = LAST_PANIC.take();
-            let message = message.unwrap_or_else(|| "its thread unwinds".to_owned());
-            let rank = self.rank;
-            self.fail(GroupFault::PeerPanicked { rank, message });
-        }
-        self.queue.close();
-        let _ = self.ended.lock().recv(); // an error says that the sender is dropped
+impl Member {
+    /// Starts the communication thread, which connects to the other ranks by itself. `connect` returns what is dropped last, too.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::Start`] if the system starts no thread; those of `connect`.
+    pub(super) fn start<T: Transport + 'static, D>(
+        name: String,
+        connect: impl FnOnce() -> Result<(Arc<Queue>, T, D), ZeroError> + Send + 'static,
+    ) -> Result<Self, ZeroError> {
+        let (started, start) = channel();
+        let work = move || match connect() {
+            Err(error) => drop(started.send(Err(error))),
+            Ok((queue, transport, last)) => {
+                let _ = started.send(Ok(queue.clone()));
+                Collectives::new(Box::new(transport), queue.clone()).work();
+                drop(last);
+                queue.end();
+            }
+        };
+        let thread = thread::Builder::new().name(name.clone());
+        let failed = |error: std::io::Error| ZeroError::Start {
+            what: name,
+            reason: error.to_string(),
+        };
+        thread.spawn(work).map_err(failed)?;
+        let queue = start.recv().expect("the thread connects or says why not")?;
+        Ok(Self(Arc::new(Leaves(queue))))
+    }
+
+    pub(super) fn queue(&self) -> &Queue {
+        &self.0.0
     }
 }
 
-/// A type with a field `member` as a [`ProcessGroup`](super::ProcessGroup).
-macro_rules! process_group {
-    ($group:ident) => {
-        impl $crate::group::ProcessGroup for $group {
-            fn rank(&self) -> usize {
-                self.member.rank
-            }
-
-            fn world_size(&self) -> usize {
-                self.member.world_size
-            }
-
-            fn submit(&self, job: $crate::group::Job) {
-                self.member.queue.submit(job);
-            }
-
-            fn abort(&self, reason: &str) {
-                let (rank, reason) = (self.member.rank, reason.to_owned());
-                let fault = $crate::group::GroupFault::Aborted { rank, reason };
-                self.member.fail(fault);
-            }
-
-            fn deadline(&self) -> std::time::Duration {
-                self.member.options.deadline
-            }
-
-            fn traffic(&self) -> $crate::group::Traffic {
-                self.member.queue.traffic.lock().clone()
-            }
-
-            fn declare_settings(&self, text: &str) {
-                self.member.queue.declare_settings(text);
-            }
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        let queue = &self.0;
+        if thread::panicking() && queue.world_size > 1 && queue.fault().is_none() {
+            let message = LAST_PANIC.take();
+            let message = message.unwrap_or_else(|| "its thread unwinds".to_owned());
+            queue.panicked(message);
         }
-
-        impl std::fmt::Debug for $group {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                let (rank, ranks) = (self.member.rank, self.member.world_size);
-                write!(f, "{}(rank {rank} of {ranks})", stringify!($group))
-            }
-        }
-    };
+        queue.tell(|state| state.is_closed = true);
+        queue.wait(|state| state.has_ended.then_some(()));
+    }
 }
-pub(super) use process_group;
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Queue {
+            rank, world_size, ..
+        } = self.queue();
+        write!(f, "rank {rank} of {world_size}")
+    }
+}
+
+/// The jobs of a rank, first in first out: shared by its group and its communication thread.
+pub(super) struct Queue {
+    pub rank: usize,
+    pub world_size: usize,
+    pub deadline: Duration,
+    pub traffic: Mutex<Traffic>,
+    state: Mutex<State>,
+    changed: Condvar,
+    on_fault: Box<OnFault>,
+}
+
+/// Carries a fault of this rank itself to the other ranks. The rank's own jobs have failed.
+type OnFault = dyn Fn(&GroupFault) + Send + Sync;
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Job>,
+    is_closed: bool,
+    /// Whether the communication thread has left the group or found it lost.
+    has_ended: bool,
+    fault: Option<GroupFault>,
+}
+
+impl Queue {
+    pub fn new(
+        rank: usize,
+        world_size: usize,
+        deadline: Duration,
+        on_fault: impl Fn(&GroupFault) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            rank,
+            world_size,
+            deadline,
+            traffic: Mutex::default(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            on_fault: Box::new(on_fault),
+        })
+    }
+
+    fn tell<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        let result = change(&mut self.state.lock());
+        self.changed.notify_all();
+        result
+    }
+
+    fn wait<R>(&self, mut is_done: impl FnMut(&State) -> Option<R>) -> R {
+        let mut state = self.state.lock();
+        loop {
+            match is_done(&state) {
+                Some(result) => return result,
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// Puts a job at the end, unless the group is lost.
+    pub fn submit(&self, job: Job) {
+        let refused = self.tell(|state| match state.fault {
+            None => {
+                state.waiting.push_back(job);
+                None
+            }
+            Some(_) => Some(job),
+        });
+        drop(refused); // outside of the lock
+    }
+
+    /// Waits for the next job; `None` if the group is dropped and everything is done, or if it is lost.
+    pub fn next(&self) -> Option<Job> {
+        let mut state = self.state.lock();
+        while state.fault.is_none() && state.waiting.is_empty() && !state.is_closed {
+            self.changed.wait(&mut state);
+        }
+        match state.fault {
+            None => state.waiting.pop_front(),
+            Some(_) => None,
+        }
+    }
+
+    /// Fails every job that is running, waiting, or submitted later. Only the first fault is kept.
+    pub fn fail(&self, fault: &GroupFault) {
+        let waiting = self.tell(|state| {
+            state.fault.get_or_insert_with(|| fault.clone());
+            std::mem::take(&mut state.waiting)
+        });
+        drop(waiting); // outside of the lock
+    }
+
+    /// Ends the group by a fault of this rank.
+    pub fn end_group(&self, fault: &GroupFault) {
+        self.fail(fault);
+        (self.on_fault)(fault);
+    }
+
+    /// Ends the group by a panic of this rank.
+    pub fn panicked(&self, message: String) -> GroupFault {
+        let rank = self.rank;
+        let fault = GroupFault::PeerPanicked { rank, message };
+        self.end_group(&fault);
+        fault
+    }
+
+    /// Why the group is lost, if it is.
+    pub fn fault(&self) -> Option<GroupFault> {
+        self.state.lock().fault.clone()
+    }
+
+    /// Says that the communication thread has nothing more to do.
+    pub fn end(&self) {
+        self.tell(|state| state.has_ended = true);
+    }
+}

@@ -8,7 +8,7 @@
 //! - **No hang.** A rank waits at most [`GroupOptions::deadline`] for the next message of another. A rank that hangs,
 //!   leaves, panics or makes another call is a [`GroupFault`] that names it, on all ranks. After a fault the group is
 //!   lost: every further call returns that fault. Processes that do not end by themselves are ended; a thread that does not ends
-//!   the process ([`AfterFault`]).
+//!   the process.
 //! - **Counted traffic.** [`ProcessGroup::traffic`]: what this rank has sent, by operation.
 //!
 //! # How it works
@@ -21,7 +21,6 @@
 mod buffer;
 mod call;
 mod collectives;
-mod job;
 mod launcher;
 mod member;
 #[cfg(feature = "mpi")]
@@ -29,17 +28,17 @@ mod mpi;
 mod options;
 mod process_group;
 mod threads;
-pub(crate) mod unfinished;
 mod watch;
 
 pub use buffer::{BufferDtype, HostBuffer, ReduceOp};
 pub use call::{Operation, Sent, Split, Traffic};
 pub use collectives::Collectives;
-pub use job::{Job, Pending};
-pub use launcher::{Launched, launched, local_rank};
+pub use launcher::{launched, local_rank};
+pub use member::{Job, Member, Pending};
 #[cfg(feature = "mpi")]
 pub use mpi::MpiGroup;
 pub(crate) use options::round;
-pub use options::{AfterFault, GroupFault, GroupOptions};
+pub use options::{GroupFault, GroupOptions};
 pub use process_group::{Agree, ProcessGroup};
 pub use threads::{SingleRank, ThreadGroup};
+pub(crate) use watch::finish_first;

@@ -2,7 +2,7 @@
 
 use std::{fmt::Debug, time::Duration};
 
-use super::{GroupOptions, HostBuffer, Job, Pending, ReduceOp, Split, Traffic};
+use super::{Collectives, GroupFault, HostBuffer, Job, Member, Pending, ReduceOp, Split, Traffic};
 use crate::ZeroError;
 
 /// Collectives that submit themselves as jobs and wait for their ends.
@@ -48,31 +48,42 @@ macro_rules! blocking {
 /// as many in an all-reduce and at a broadcast's root. Byte strings go to every other rank in
 /// [`gather_bytes`](Self::gather_bytes), and once, to the root, in [`gather_bytes_to`](Self::gather_bytes_to).
 pub trait ProcessGroup: Send + Sync + Debug {
+    /// This rank's queue and communication thread. All that a group must have: a wrapper returns that of the group in it.
+    fn member(&self) -> &Member;
+
     /// This rank's number, from 0 to the world size - 1.
-    fn rank(&self) -> usize;
+    fn rank(&self) -> usize {
+        self.member().queue().rank
+    }
 
     /// Number of ranks.
-    fn world_size(&self) -> usize;
+    fn world_size(&self) -> usize {
+        self.member().queue().world_size
+    }
 
     /// Submits a job to this rank's communication thread and returns at once. See [`Pending::start`].
-    fn submit(&self, job: Job);
+    fn submit(&self, job: Job) {
+        self.member().queue().submit(job);
+    }
 
     /// Ends the group with a reason: all ranks get [`GroupFault::Aborted`](super::GroupFault::Aborted). Ranks that are
     /// processes of an MPI job are ended as well; the reason is printed.
-    fn abort(&self, reason: &str);
+    fn abort(&self, reason: &str) {
+        let (rank, reason) = (self.rank(), reason.to_owned());
+        let fault = GroupFault::Aborted { rank, reason };
+        self.member().queue().end_group(&fault);
+    }
 
-    /// How long other ranks wait for this one: [`GroupOptions::deadline`]. Work that takes longer must join collectives in between.
+    /// How long other ranks wait for this one: that of the [`GroupOptions`](super::GroupOptions). Work that takes longer must join
+    /// collectives in between.
     fn deadline(&self) -> Duration {
-        GroupOptions::default().deadline
+        self.member().queue().deadline
     }
 
     /// What this rank has sent so far.
-    fn traffic(&self) -> Traffic;
-
-    /// Adds `text` to all later calls, so that ranks with different texts stop at their next collective, with both texts in the error.
-    /// For settings, and for the position in one's own training loop, without an additional collective:
-    /// `group.declare_settings(&format!("iteration {iteration}"))`. A long text is compared by its hash; its beginning is shown.
-    fn declare_settings(&self, text: &str);
+    fn traffic(&self) -> Traffic {
+        self.member().queue().traffic.lock().clone()
+    }
 
     blocking! {
         /// Sum or mean of all ranks' buffers.
@@ -102,22 +113,9 @@ pub trait ProcessGroup: Send + Sync + Debug {
         part: HostBuffer,
         split: Split,
     ) -> Result<HostBuffer, ZeroError> {
-        self.start_all_gather(label, part, split, None).wait()
-    }
-
-    /// Starts [`all_gather`](Self::all_gather). The result is written into the memory of `into`, if given, which has the length
-    /// and the type of the result.
-    fn start_all_gather(
-        &self,
-        label: &str,
-        part: HostBuffer,
-        split: Split,
-        into: Option<HostBuffer>,
-    ) -> Pending<HostBuffer> {
         let label = label.to_owned();
-        Pending::start(self, move |ranks| {
-            ranks.all_gather(&label, part, split, into)
-        })
+        let work = move |ranks: &mut Collectives| ranks.all_gather(&label, part, split, None);
+        Pending::start(self, work).wait()
     }
 }
 
@@ -129,22 +127,17 @@ pub trait ProcessGroup: Send + Sync + Debug {
 pub trait Agree: ProcessGroup {
     /// Whether `value` is true on any rank: one rank's non-finite gradient makes all skip.
     fn agree_any(&self, label: &str, value: bool) -> Result<bool, ZeroError> {
-        Ok(self
-            .gather_bytes(label, vec![value.into()])?
-            .concat()
-            .contains(&1))
+        let all = self.gather_bytes(label, vec![value.into()])?;
+        Ok(all.concat().contains(&1))
     }
 
     /// Every rank's number, in the order of ranks.
     fn gather_f64(&self, label: &str, value: f64) -> Result<Vec<f64>, ZeroError> {
-        let all = self.gather_bytes(label, value.to_le_bytes().to_vec())?;
-        Ok(numbers(&all, f64::from_le_bytes))
-    }
-
-    /// Every rank's integer, in the order of ranks.
-    fn gather_i64(&self, label: &str, value: i64) -> Result<Vec<i64>, ZeroError> {
-        let all = self.gather_bytes(label, value.to_le_bytes().to_vec())?;
-        Ok(numbers(&all, i64::from_le_bytes))
+        let all = self
+            .gather_bytes(label, value.to_le_bytes().to_vec())?
+            .concat();
+        let numbers = all.as_chunks().0.iter();
+        Ok(numbers.map(|&bytes| f64::from_le_bytes(bytes)).collect())
     }
 
     /// The sum, added in the order of ranks; NaN if a rank has NaN.
@@ -173,9 +166,3 @@ pub trait Agree: ProcessGroup {
 }
 
 impl<G: ProcessGroup + ?Sized> Agree for G {}
-
-/// The numbers of all ranks, of eight bytes each.
-fn numbers<T>(all: &[Vec<u8>], read: fn([u8; 8]) -> T) -> Vec<T> {
-    let bytes = all.iter().flat_map(|bytes| bytes.as_chunks().0);
-    bytes.map(|&bytes| read(bytes)).collect()
-}

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    fmt,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
@@ -12,11 +13,11 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use super::{
-    GroupFault, GroupOptions, ProcessGroup,
+    GroupFault, GroupOptions, Member, ProcessGroup,
     call::Call,
-    collectives::{Payload, Peers, Take, Transport, panic_message},
-    member::{Member, process_group},
-    watch::Watch,
+    collectives::{Part, Payload, Peers, Transport, panic_message},
+    member::Queue,
+    watch::watch,
 };
 use crate::ZeroError;
 
@@ -25,11 +26,21 @@ use crate::ZeroError;
 /// Ranks read each other's buffers, so that a reduce-scatter reads every buffer once and writes the result once.
 #[derive(Clone)]
 pub struct ThreadGroup {
-    member: Arc<Member>,
+    member: Member,
     mailboxes: Arc<Mailboxes>,
 }
 
-process_group!(ThreadGroup);
+impl fmt::Debug for ThreadGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ThreadGroup({:?})", self.member)
+    }
+}
+
+impl ProcessGroup for ThreadGroup {
+    fn member(&self) -> &Member {
+        &self.member
+    }
+}
 
 impl ThreadGroup {
     /// The ranks of a new group, in order, to be moved to threads of your own. These are not watched: a thread that hangs is a fault
@@ -37,7 +48,7 @@ impl ThreadGroup {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidSetting`] for no ranks or an impossible option.
+    /// [`ZeroError::InvalidSetting`] for no ranks or an impossible option; [`ZeroError::Start`] if the system starts no thread.
     pub fn new(world_size: usize, options: GroupOptions) -> Result<Vec<Self>, ZeroError> {
         options.check()?;
         if world_size == 0 {
@@ -45,20 +56,16 @@ impl ThreadGroup {
         }
         let mailboxes = Arc::new(Mailboxes::new(world_size));
         let join = |rank| {
-            let lost = mailboxes.clone();
+            let (lost, shared) = (mailboxes.clone(), mailboxes.clone());
+            let on_fault = move |fault: &GroupFault| lost.fail(0, fault);
+            let queue = Queue::new(rank, world_size, options.deadline, on_fault);
             let transport = ThreadTransport {
-                rank,
-                mailboxes: mailboxes.clone(),
-                deadline: options.deadline,
-                call: Call::default(),
+                queue: queue.clone(),
+                mailboxes: shared,
             };
-            let member = Member::start(
-                format!("rank {rank}, collectives"),
-                options.clone(),
-                move |fault| lost.fail(0, fault),
-                move |_, end| Ok((transport, end)),
-            )?;
-            let (member, mailboxes) = (Arc::new(member), mailboxes.clone());
+            let connect = move || Ok((queue, transport, ()));
+            let member = Member::start(format!("rank {rank}, collectives"), connect)?;
+            let mailboxes = mailboxes.clone();
             Ok(Self { member, mailboxes })
         };
         (0..world_size).map(join).collect()
@@ -68,7 +75,7 @@ impl ThreadGroup {
     /// ended.
     ///
     /// A thread cannot be ended from outside. If ranks have failed and others do not end, because they hang or still compute, the process
-    /// ends with the fault on stderr, by default 10 s after the first rank has ended: [`AfterFault`](super::AfterFault) in the options.
+    /// ends with the fault on stderr: see [`GroupOptions::deadline`].
     ///
     /// # Errors
     ///
@@ -79,62 +86,59 @@ impl ThreadGroup {
         rank: impl Fn(Self) -> R + Sync,
     ) -> Result<Vec<R>, ZeroError> {
         let groups = Self::new(world_size, options)?;
-        let watch = groups[0].watch();
-        let run = |group: Self| group.guard(&rank);
+        let results = Self::run_each(groups, vec![(); world_size], false, |group, ()| rank(group));
+        results.into_iter().collect()
+    }
+
+    /// [`spawn`](Self::spawn) of ranks with a task each, the first of them on this thread if it is to be `here`.
+    pub(crate) fn run_each<T: Send, R: Send>(
+        groups: Vec<Self>,
+        tasks: Vec<T>,
+        here: bool,
+        rank: impl Fn(Self, T) -> R + Sync,
+    ) -> Vec<Result<R, ZeroError>> {
+        // Without a group, which would be kept alive.
+        let (mailboxes, deadline) = (groups[0].mailboxes.clone(), groups[0].deadline());
+        let run = |(group, task): (Self, T)| group.guard(|group| rank(group, task));
+        let run = &run;
         thread::scope(|scope| {
-            let start = |group: Self| {
+            scope.spawn(|| watch(&mailboxes, deadline));
+            let mut ranks = groups.into_iter().zip(tasks).enumerate();
+            let first = if here { ranks.next() } else { None };
+            let start = |(number, rank)| {
                 thread::Builder::new()
-                    .name(format!("rank {}", group.rank()))
-                    .spawn_scoped(scope, || run(group))
+                    .name(format!("rank {number}"))
+                    .spawn_scoped(scope, move || run(rank))
                     .expect("the system starts a thread")
             };
-            let ranks: Vec<_> = groups.into_iter().map(start).collect();
-            watch.run();
-            ranks
-                .into_iter()
-                .map(|rank| rank.join().expect("panics are caught in the rank"))
-                .collect()
+            let others: Vec<_> = ranks.map(start).collect();
+            let first = first.map(|(_, rank)| run(rank));
+            let others = others.into_iter();
+            let others = others.map(|rank| rank.join().expect("panics are caught in the rank"));
+            first.into_iter().chain(others).collect()
         })
     }
 
-    /// The watch on the threads of the group, each of which runs under [`guard`](Self::guard).
-    pub(crate) fn watch(&self) -> Watch {
-        let after_fault = self.member.options.after_fault;
-        let mailboxes = self.mailboxes.clone();
-        Watch {
-            mailboxes,
-            after_fault,
-        }
-    }
-
     /// Runs a rank on this thread. If it panics, the others' collectives fail with its message at once.
-    pub(crate) fn guard<R>(self, rank: impl FnOnce(Self) -> R) -> Result<R, ZeroError> {
+    fn guard<R>(self, rank: impl FnOnce(Self) -> R) -> Result<R, ZeroError> {
         let Self { member, mailboxes } = self.clone();
-        let result = catch_unwind(AssertUnwindSafe(|| rank(self))).map_err(|panic| {
-            let (rank, message) = (member.rank, panic_message(&*panic));
-            let fault = GroupFault::PeerPanicked { rank, message };
-            member.fail(fault.clone());
-            ZeroError::from(fault)
-        });
-        mailboxes.end(member.rank);
+        let result = catch_unwind(AssertUnwindSafe(|| rank(self)));
+        let queue = member.queue();
+        let result = result.map_err(|panic| queue.panicked(panic_message(&*panic)).into());
+        mailboxes.tell_all(|state| state.ended[queue.rank] = true);
         result
     }
 }
 
 /// A group of one rank: every collective returns its argument and sends nothing.
-pub struct SingleRank {
-    member: Arc<Member>,
-}
+#[derive(Debug)]
+pub struct SingleRank(ThreadGroup);
 
 impl SingleRank {
     /// The only rank.
     pub fn new() -> Self {
         let group = ThreadGroup::new(1, GroupOptions::default());
-        let member = group
-            .expect("one rank can be a group")
-            .swap_remove(0)
-            .member;
-        Self { member }
+        Self(group.expect("one rank can be a group").swap_remove(0))
     }
 }
 
@@ -144,7 +148,11 @@ impl Default for SingleRank {
     }
 }
 
-process_group!(SingleRank);
+impl ProcessGroup for SingleRank {
+    fn member(&self) -> &Member {
+        &self.0.member
+    }
+}
 
 /// The messages between the ranks of one process, and the state of their threads, under one lock, which is held only while a
 /// message is put or taken.
@@ -156,12 +164,9 @@ pub(super) struct Mailboxes {
     ended: Condvar,
 }
 
-/// Shared bytes, and the range of them that the receiver reads.
-type Message = (Payload, Range<usize>);
-
 struct State {
     /// By receiver and sender.
-    messages: Vec<Vec<VecDeque<Message>>>,
+    messages: Vec<Vec<VecDeque<Part>>>,
     peers: Peers,
     /// By rank: whether its thread has ended.
     ended: Vec<bool>,
@@ -181,18 +186,13 @@ impl Mailboxes {
         }
     }
 
-    fn post(&self, from: usize, to: usize, message: Message) {
-        self.state.lock().messages[to][from].push_back(message);
+    fn post(&self, from: usize, to: usize, part: Part) {
+        self.state.lock().messages[to][from].push_back(part);
         self.changed[to].notify_one();
     }
 
     fn fail(&self, sequence: u64, fault: &GroupFault) {
         self.tell_all(|state| state.peers.lose(sequence, fault));
-    }
-
-    /// Marks the thread of a rank as ended.
-    fn end(&self, rank: usize) {
-        self.tell_all(|state| state.ended[rank] = true);
     }
 
     fn tell_all(&self, change: impl FnOnce(&mut State)) {
@@ -216,28 +216,19 @@ impl Mailboxes {
     }
 
     /// Waits for all threads to end, at most for `limit`. Returns the ranks whose threads still run.
-    pub fn wait_for_ends(&self, limit: Option<Duration>) -> Vec<usize> {
-        let until = limit.map(|limit| Instant::now() + limit);
+    pub fn wait_for_ends(&self, limit: Duration) -> Vec<usize> {
+        let until = Instant::now() + limit;
         let mut state = self.state.lock();
-        while state.ended.contains(&false) {
-            match until {
-                None => self.ended.wait(&mut state),
-                Some(until) if self.ended.wait_until(&mut state, until).timed_out() => break,
-                Some(_) => {}
-            }
+        while state.ended.contains(&false) && !self.ended.wait_until(&mut state, until).timed_out()
+        {
         }
         let ranks = 0..self.changed.len();
         ranks.filter(|&rank| !state.ended[rank]).collect()
     }
 
     /// Takes the next message of one rank for another.
-    fn take(
-        &self,
-        from: usize,
-        rank: usize,
-        call: &Call,
-        deadline: Duration,
-    ) -> Result<Message, GroupFault> {
+    fn take(&self, from: usize, call: &Call, own: &Queue) -> Result<Part, GroupFault> {
+        let (rank, deadline) = (own.rank, own.deadline);
         let until = Instant::now() + deadline;
         let mut state = self.state.lock();
         loop {
@@ -269,70 +260,31 @@ impl Mailboxes {
 
 /// The transport by shared memory: ranks read each other's buffers.
 struct ThreadTransport {
-    rank: usize,
+    queue: Arc<Queue>,
     mailboxes: Arc<Mailboxes>,
-    deadline: Duration,
-    /// The last one that was begun.
-    call: Call,
-}
-
-impl ThreadTransport {
-    /// Lets every rank read its range of `own`, and returns what the ranks that `reads` names let this one read: nothing of the others.
-    fn swap(
-        &self,
-        own: &Payload,
-        sends: &[Range<usize>],
-        reads: impl Fn(usize) -> bool,
-    ) -> Result<Vec<Message>, GroupFault> {
-        for (to, range) in sends.iter().enumerate() {
-            if to != self.rank && !range.is_empty() {
-                let message = (own.clone(), range.clone());
-                self.mailboxes.post(self.rank, to, message);
-            }
-        }
-        let receive = |from: usize| match from {
-            from if from == self.rank => Ok((own.clone(), sends[from].clone())),
-            from if reads(from) => {
-                let (rank, call) = (self.rank, &self.call);
-                self.mailboxes.take(from, rank, call, self.deadline)
-            }
-            _ => Ok((own.clone(), 0..0)),
-        };
-        (0..sends.len()).map(receive).collect()
-    }
 }
 
 impl Transport for ThreadTransport {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn world_size(&self) -> usize {
-        self.mailboxes.changed.len()
-    }
-
-    fn announce(&mut self, call: Call, description: &[u8]) -> Result<Vec<Vec<u8>>, GroupFault> {
-        self.call = call;
-        let own: Payload = Arc::new(description.to_vec());
-        let sends = vec![0..description.len(); self.world_size()];
-        let all = self.swap(&own, &sends, |_| true)?;
-        let read = |(message, _): &Message| (**message).as_ref().to_vec();
-        Ok(all.iter().map(read).collect())
-    }
-
     fn exchange(
         &mut self,
+        call: &Call,
         own: &Payload,
         sends: &[Range<usize>],
         lengths: &[usize],
-        take: Take,
-    ) -> Result<(), GroupFault> {
-        let all = self.swap(own, sends, |from| lengths[from] > 0)?;
-        let parts = all
-            .iter()
-            .map(|(all, range)| &(**all).as_ref()[range.clone()]);
-        take(0, &parts.collect::<Vec<_>>());
-        Ok(())
+    ) -> Result<Vec<Part>, GroupFault> {
+        let rank = self.queue.rank;
+        for (to, range) in sends.iter().enumerate() {
+            if to != rank && !range.is_empty() {
+                let part = Part(own.clone(), range.clone());
+                self.mailboxes.post(rank, to, part);
+            }
+        }
+        let receive = |(from, &length): (usize, &usize)| match length {
+            _ if from == rank => Ok(Part(own.clone(), sends[rank].clone())),
+            0 => Ok(Part(own.clone(), 0..0)),
+            _ => self.mailboxes.take(from, call, &self.queue),
+        };
+        lengths.iter().enumerate().map(receive).collect()
     }
 
     fn spread(&mut self, sequence: u64, fault: &GroupFault) {
@@ -340,7 +292,7 @@ impl Transport for ThreadTransport {
     }
 
     fn leave(&mut self, calls: u64) {
-        let leave = |state: &mut State| state.peers.left[self.rank] = Some(calls);
+        let leave = |state: &mut State| state.peers.left[self.queue.rank] = Some(calls);
         self.mailboxes.tell_all(leave);
     }
 }

@@ -1,68 +1,77 @@
 //! Ends the process in bounded time when a group of threads is lost and one of them does not end.
 
-use std::{io::Write, process, sync::Arc, thread, time::Duration};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    process,
+    sync::{Arc, Weak, mpsc::channel},
+    thread,
+    time::Duration,
+};
 
-use super::{AfterFault, threads::Mailboxes, unfinished};
+use parking_lot::Mutex;
 
-/// Ranks that compute usually learn of a fault and end within this time: they are not reported before.
-const QUIET: Duration = Duration::from_millis(500);
+use super::threads::Mailboxes;
 
-/// Limit for exit handlers, which may wait for the thread that hangs.
-const LAST: Duration = Duration::from_secs(2);
+/// What the other threads of a lost group get to end, or four deadlines if these are shorter.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// Limit for completing files that are being written, before the process ends.
 const LONGEST_WRITE: Duration = Duration::from_secs(600);
 
-/// Waits for the threads of a group, without keeping the group alive.
-pub(crate) struct Watch {
-    pub(super) mailboxes: Arc<Mailboxes>,
-    pub(super) after_fault: AfterFault,
+/// Limit for exit handlers, which may wait for the thread that hangs.
+const LAST: Duration = Duration::from_secs(2);
+
+/// Returns when all threads of a group have ended, or ends the process.
+pub(super) fn watch(mailboxes: &Mailboxes, deadline: Duration) {
+    let Some(fault) = mailboxes.wait_for_fault() else {
+        return;
+    };
+    if mailboxes.wait_for_ends(GRACE.min(4 * deadline)).is_empty() {
+        return;
+    }
+    let writes = match finish(LONGEST_WRITE) {
+        true => "",
+        false => ", before a record was written",
+    };
+    // A rank may have ended while files were completed.
+    let running = mailboxes.wait_for_ends(Duration::ZERO);
+    if !running.is_empty() {
+        let ranks: Vec<_> = running.iter().map(|rank| format!("rank {rank}")).collect();
+        let (ranks, verb) = (
+            ranks.join(" and "),
+            ["does", "do"][usize::from(ranks.len() > 1)],
+        );
+        eprintln!("{fault}; {ranks} {verb} not end, so the process ends{writes}");
+        thread::spawn(|| {
+            thread::sleep(LAST);
+            process::abort();
+        });
+        process::exit(1)
+    }
 }
 
-impl Watch {
-    /// Returns when all threads have ended, or ends the process.
-    pub(crate) fn run(self) {
-        let Some(fault) = self.mailboxes.wait_for_fault() else {
-            return;
-        };
-        // Reports the ranks that still run after a wait, with one write, and returns whether there are any.
-        let report = |wait: Option<Duration>, verbs: [&str; 2], what: &str| {
-            let running = self.mailboxes.wait_for_ends(wait);
-            let ranks: Vec<_> = running.iter().map(|rank| format!("rank {rank}")).collect();
-            if !ranks.is_empty() {
-                let (ranks, verb) = (ranks.join(" and "), verbs[usize::from(ranks.len() > 1)]);
-                let text = format!("{fault}; {ranks} {verb} {what}\n");
-                let _ = std::io::stderr().write_all(text.as_bytes()); // a failure cannot be reported anywhere else
-            }
-            !running.is_empty()
-        };
-        let grace = match self.after_fault {
-            AfterFault::Wait => {
-                let waited = "waited for (GroupOptions::after_fault)";
-                report(Some(QUIET), ["is", "are"], waited);
-                self.mailboxes.wait_for_ends(None);
-                return;
-            }
-            AfterFault::EndProcess { grace } => grace,
-        };
-        let ends = format!("{grace:?} to end (GroupOptions::after_fault)");
-        let rest = Some(grace.saturating_sub(QUIET));
-        if !report(Some(QUIET), ["has", "have"], &ends)
-            || self.mailboxes.wait_for_ends(rest).is_empty()
-        {
-            return;
+/// Returns when the files that its owner writes are complete.
+type Finish = dyn Fn() + Send + Sync;
+
+static WRITERS: Mutex<Vec<Weak<Finish>>> = Mutex::new(Vec::new());
+
+/// Registers `finish`, if still alive, to be called before the process ends because of a fault, on another thread than the owner's.
+pub(crate) fn finish_first(finish: &Arc<Finish>) {
+    let mut writers = WRITERS.lock();
+    writers.retain(|writer| writer.strong_count() > 0);
+    writers.push(Arc::downgrade(finish));
+}
+
+/// Waits until all files are complete, at most for `bound`. Returns whether they are.
+fn finish(bound: Duration) -> bool {
+    let writers: Vec<_> = WRITERS.lock().iter().filter_map(Weak::upgrade).collect();
+    let (done, finished) = channel();
+    thread::spawn(move || {
+        for finish in writers {
+            // A writer that fails has reported why; the others continue.
+            let _ = catch_unwind(AssertUnwindSafe(|| finish()));
         }
-        let ends = match unfinished::finish(LONGEST_WRITE) {
-            true => "not end, so the process ends",
-            false => "not end, so the process ends, before a record was written",
-        };
-        // A rank may have ended while files were completed.
-        if report(Some(QUIET), ["does", "do"], ends) {
-            thread::spawn(|| {
-                thread::sleep(LAST);
-                process::abort();
-            });
-            process::exit(1)
-        }
-    }
+        let _ = done.send(()); // the receiver may have timed out
+    });
+    finished.recv_timeout(bound).is_ok()
 }

@@ -71,7 +71,7 @@ impl<'a, I: Backend> Gather<'a, I> {
             let shard = self.shards.remove(&parameter);
             return Ok(shard.map(|shard| shard.reshaped(shape)));
         }
-        if let Some((last, _)) = self.layout.map().segments(parameter).last() {
+        if let Some(last) = self.layout.map().last_bucket(parameter) {
             self.gather_to(last)?;
         }
         let Some(elements) = self.arriving.remove(&parameter) else {
@@ -95,15 +95,15 @@ impl<'a, I: Backend> Gather<'a, I> {
                 continue;
             };
             let elements = pending.wait()?.into_f32();
-            for slot in self.layout.map().buckets()[bucket].segments() {
-                if !self.changed[slot.parameter] {
+            for segment in self.layout.map().buckets()[bucket].segments() {
+                if !self.changed[segment.parameter] {
                     continue;
                 }
-                let whole = self.layout.parameters()[slot.parameter].elements();
-                let arriving = self.arriving.entry(slot.parameter);
+                let whole = self.layout.parameters()[segment.parameter].elements();
+                let arriving = self.arriving.entry(segment.parameter);
                 let arriving = arriving.or_insert_with(|| vec![0.0; whole]);
-                let at = slot.in_bucket();
-                arriving[slot.range.clone()].copy_from_slice(&elements[at]);
+                let at = segment.in_bucket();
+                arriving[segment.range.clone()].copy_from_slice(&elements[at]);
             }
         }
         Ok(())
@@ -122,31 +122,35 @@ impl<'a, I: Backend> Gather<'a, I> {
         }
         let own = known.part(layout.rank());
         let mut part = vec![0.0; own.len()];
-        for slot in known.segments_in(own.clone()) {
-            if let Some(shard) = self.shards.remove(&slot.parameter) {
+        let segments = known.segments().iter();
+        for segment in segments.filter(|segment| segment.owner == layout.rank()) {
+            if let Some(shard) = self.shards.remove(&segment.parameter) {
                 let elements = match shard {
                     NewValue::Device(shard) => HostRead::start::<I>(shard).wait(),
                     NewValue::Host(data) => floats(data),
                 };
-                self.sending.insert(slot.parameter, elements);
+                self.sending.insert(segment.parameter, elements);
             }
-            let Some(shard) = self.sending.get(&slot.parameter) else {
+            let Some(shard) = self.sending.get(&segment.parameter) else {
                 continue;
             };
-            let from = layout.position(slot.parameter, slot.range.start);
-            let to = slot.start - own.start;
-            part[to..to + slot.range.len()].copy_from_slice(&shard[from..from + slot.range.len()]);
-            if from + slot.range.len() == shard.len() {
-                self.sending.remove(&slot.parameter);
+            let from = layout.position(segment.parameter, segment.range.start);
+            let to = segment.start - own.start;
+            part[to..to + segment.range.len()]
+                .copy_from_slice(&shard[from..from + segment.range.len()]);
+            if from + segment.range.len() == shard.len() {
+                self.sending.remove(&segment.parameter);
             }
         }
         let part = HostBuffer::from_f32(self.dtype(known), part);
         let split = Split::Counts(known.counts());
         let label = format!(
             "parameters of {}",
-            layout.bucket_name(bucket, known, self.at)
+            layout.bucket_name(bucket, known, &self.at)
         );
-        let pending = self.group.start_all_gather(&label, part, split, None);
+        let pending = Pending::start(self.group, move |ranks| {
+            ranks.all_gather(&label, part, split, None)
+        });
         self.underway.insert(bucket, pending);
     }
 

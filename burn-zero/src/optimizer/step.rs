@@ -56,7 +56,9 @@ impl<O> ZeroOptimizer<O> {
             Some(gradient.into_primitive().tensor())
         });
         let at = reducer.next_step(lr);
-        let Some(reduced) = reduce::<B::InnerBackend>(&reducer, at, own.collect(), &device)? else {
+        let Some(reduced) =
+            reduce::<B::InnerBackend>(&reducer, at.clone(), own.collect(), &device)?
+        else {
             return Ok(module);
         };
         let changed = reduced.iter().map(Option::is_some).collect();

@@ -42,7 +42,7 @@ impl<O> ZeroOptimizer<O> {
         let tree = self.unite(own)?;
         let mut own = by_name(tensors);
         let ranks = 0..self.group.world_size();
-        let shards: Vec<_> = ranks.map(|rank| layout.shards_of(rank)).collect();
+        let shards: Vec<_> = ranks.map(|rank| layout.map().shard(rank)).collect();
         let of_module = state_ids(ids.iter().copied());
         let tree = join(&tree, &whole(layout)?, &of_module, |tensor| {
             let StateTensor {

@@ -91,8 +91,7 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 ///
 /// A rank that leaves out a whole iteration makes the same calls as the others, one batch ahead; what it adds is still a
 /// gradient of the common weights. It is found by its learning rate if that changes with the iteration, and at the latest at the
-/// end, where it leaves a step too early; or at once in a loop that declares its position: `group.declare_settings(&format!("iteration
-/// {iteration}"))`. The loop of [`ZeroStrategy`](crate::ZeroStrategy) compares the ranks after every step.
+/// end, where it leaves a step too early. The loop of [`ZeroStrategy`](crate::ZeroStrategy) compares the ranks after every step.
 ///
 /// # Panics
 ///

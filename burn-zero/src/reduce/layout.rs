@@ -1,6 +1,7 @@
 //! The parameters, the elements of them that this rank holds, and the names of collectives.
 
-use core::{fmt, ops::Range};
+use core::ops::Range;
+use std::sync::Arc;
 
 use burn_backend::DType;
 
@@ -67,19 +68,13 @@ impl Layout {
             world_size,
             bucket_elements,
         )?;
-        let shard = shard_of(&map, rank);
         Ok(Self {
             parameters,
+            shard: map.shard(rank),
             map,
             rank,
-            shard,
             holds_all: settings.stage == Stage::DataParallel || world_size == 1,
         })
-    }
-
-    /// The elements of each parameter in the shard of another rank, ascending.
-    pub(crate) fn shards_of(&self, rank: usize) -> Vec<Vec<Range<usize>>> {
-        shard_of(&self.map, rank)
     }
 
     /// The map from elements to ranks.
@@ -139,58 +134,14 @@ impl Layout {
     }
 
     /// The name of a bucket in labels. The step tag comes before the paths, because long labels are cut at the end.
-    pub(crate) fn bucket_name(&self, number: usize, bucket: &Bucket, at: StepTag) -> String {
-        let segments = bucket.segments().iter();
-        let mut all: Vec<_> = segments.map(|segment| segment.parameter).collect();
-        all.sort_unstable();
-        all.dedup();
-        let path = |parameter: usize| &self.parameters[parameter].path;
-        match all[..] {
-            [] => format!("bucket {number}, {at}"),
-            [only] => format!("bucket {number}, {at} ({})", path(only)),
-            [first, .., last] => {
-                let (first, last, count) = (path(first), path(last), all.len());
-                format!("bucket {number}, {at} ({first} to {last}, {count} parameters)")
-            }
-        }
+    pub(crate) fn bucket_name(&self, number: usize, bucket: &Bucket, at: &StepTag) -> String {
+        let parameters = bucket.segments().iter().map(|segment| segment.parameter);
+        let ends = [parameters.clone().min(), parameters.max()];
+        let [first, last] = ends.map(|end| end.map_or("", |end| &self.parameters[end].path));
+        format!("bucket {number}, {at} ({first} to {last})")
     }
 }
 
-/// The elements of each parameter in a rank's shard, ascending, adjacent ranges merged.
-fn shard_of(map: &ShardMap, rank: usize) -> Vec<Vec<Range<usize>>> {
-    let mut shard: Vec<Vec<Range<usize>>> = vec![Vec::new(); map.parameters().len()];
-    for owned in map.pieces(rank) {
-        match shard[owned.parameter].last_mut() {
-            Some(last) if last.end == owned.range.start => last.end = owned.range.end,
-            _ => shard[owned.parameter].push(owned.range),
-        }
-    }
-    shard
-}
-
-/// The backward pass or step that a collective belongs to: part of its label, so that ranks that differ in it stop with both labels in
-/// the error. Costs no additional message.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum StepTag {
-    /// A backward pass.
-    Backward {
-        /// Steps of the optimizer so far.
-        steps: u64,
-    },
-    /// A step of the optimizer.
-    Step {
-        /// Counted from 1.
-        number: u64,
-        /// Its learning rate, written so that different bits give different texts.
-        lr: f64,
-    },
-}
-
-impl fmt::Display for StepTag {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Backward { steps } => write!(f, "after step {steps}"),
-            Self::Step { number, lr } => write!(f, "step {number}, lr {lr:?}"),
-        }
-    }
-}
+/// The backward pass or step that a collective belongs to, such as `step 3, lr 0.1`: part of its label, so that ranks that differ in it stop
+/// with both labels in the error. Costs no additional message.
+pub(crate) type StepTag = Arc<str>;

@@ -1,45 +1,40 @@
 //! The bytes of gradients that a rank holds, counted when they are allocated and freed.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 /// Counts bytes. Clones share the count.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct MemoryTracker(Arc<Counts>);
+pub(crate) struct MemoryTracker(Arc<Mutex<Counts>>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    now: AtomicU64,
-    peak: AtomicU64,
+    now: u64,
+    peak: u64,
 }
 
 /// Bytes that count until this is dropped.
 #[derive(Debug)]
-pub(crate) struct TrackedBytes {
-    tracker: MemoryTracker,
-    bytes: u64,
-}
+pub(crate) struct TrackedBytes(MemoryTracker, u64);
 
 impl MemoryTracker {
     /// Counts `bytes` until the result is dropped.
     pub(crate) fn hold(&self, bytes: usize) -> TrackedBytes {
-        let bytes = bytes as u64;
-        let now = self.0.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.0.peak.fetch_max(now, Ordering::Relaxed);
-        TrackedBytes {
-            tracker: self.clone(),
-            bytes,
-        }
+        let mut counts = self.0.lock();
+        counts.now += bytes as u64;
+        counts.peak = counts.peak.max(counts.now);
+        TrackedBytes(self.clone(), bytes as u64)
     }
 
     /// The maximum of the count so far.
     pub(crate) fn peak_bytes(&self) -> u64 {
-        self.0.peak.load(Ordering::Relaxed)
+        self.0.lock().peak
     }
 }
 
 impl Drop for TrackedBytes {
     fn drop(&mut self) {
-        self.tracker.0.now.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.0.0.lock().now -= self.1;
     }
 }

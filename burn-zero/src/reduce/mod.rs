@@ -5,4 +5,4 @@ mod memory_tracker;
 mod reducer;
 
 pub(crate) use layout::{Layout, Parameter, StepTag};
-pub(crate) use reducer::{GradientReducer, Timing};
+pub(crate) use reducer::GradientReducer;

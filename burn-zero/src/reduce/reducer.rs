@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use burn_backend::TensorData;
+use bytemuck::cast_slice;
 use parking_lot::Mutex;
 
 use super::layout::{Layout, StepTag};
@@ -14,15 +15,6 @@ use crate::group::{BufferDtype, Collectives, HostBuffer, Pending, ProcessGroup, 
 use crate::host::HostRead;
 use crate::shard::{Bucket, Progress, ReducePlan};
 use crate::{Memory, Stage, ZeroError, ZeroSettings};
-
-/// When gradients are reduced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Timing {
-    /// Bucket by bucket during backward: stage 2.
-    DuringBackward,
-    /// In the optimizer's step, once a window of micro-batches: stages 0 and 1.
-    AtTheStep,
-}
 
 /// The reduced gradient of a parameter that any rank has a gradient of; the same on all ranks but for the elements.
 #[derive(Debug)]
@@ -63,6 +55,9 @@ struct Reduction {
     tracker: MemoryTracker,
 }
 
+/// A gradient of this rank that is being copied to the host.
+type Tracked = (HostRead, TrackedBytes);
+
 enum Destination {
     Buckets(Buckets),
     Host(HostCopies),
@@ -81,7 +76,7 @@ impl GradientReducer {
             memory: settings.gradients,
             destination: Mutex::default(),
             steps: AtomicU64::new(0),
-            step_plan: Arc::new(ReducePlan::of_map(layout.map())),
+            step_plan: Arc::new(ReducePlan::in_order(layout.map(), &[])),
             backward_plan: OnceLock::new(),
             are_reduced: AtomicBool::new(false),
             how: Arc::new(Reduction {
@@ -112,12 +107,10 @@ impl GradientReducer {
         &self.how.tracker
     }
 
-    /// When gradients are reduced. With one rank nothing is, so backward is not involved in any stage.
-    pub(crate) fn timing(&self) -> Timing {
-        match self.how.stage {
-            Stage::Gradients if self.group.world_size() > 1 => Timing::DuringBackward,
-            _ => Timing::AtTheStep,
-        }
+    /// Whether gradients are reduced bucket by bucket during backward (stage 2), or else in the optimizer's step, once a window of
+    /// micro-batches. With one rank nothing is reduced.
+    pub(crate) fn reduces_in_backward(&self) -> bool {
+        self.how.stage == Stage::Gradients && self.group.world_size() > 1
     }
 
     /// Where gradients are between backward and the step.
@@ -132,7 +125,7 @@ impl GradientReducer {
 
     /// Whether gradients leave the device during backward.
     pub(crate) fn takes_in_backward(&self) -> bool {
-        self.timing() == Timing::DuringBackward || self.memory == Memory::Host
+        self.reduces_in_backward() || self.memory == Memory::Host
     }
 
     /// The next step gets this rank's shards of reduced gradients, not gradients of this rank alone.
@@ -145,10 +138,10 @@ impl GradientReducer {
         self.are_reduced.swap(false, Ordering::Relaxed)
     }
 
-    /// Counts a step of the optimizer, and returns its tag.
+    /// Counts a step of the optimizer, and returns its tag, with a learning rate of which different bits give different texts.
     pub(crate) fn next_step(&self, lr: f64) -> StepTag {
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
-        StepTag::Step { number, lr }
+        format!("step {number}, lr {lr:?}").into()
     }
 
     /// Starts to collect the gradients of a backward pass, which are reduced in it, or copied to the host for the step. `order` returns
@@ -161,16 +154,13 @@ impl GradientReducer {
         &self,
         order: impl FnOnce() -> Vec<usize>,
     ) -> Result<(), ZeroError> {
-        match self.timing() {
-            Timing::DuringBackward => {
-                let steps = self.steps.load(Ordering::Relaxed);
-                let plan = self.plan_backward(order)?;
-                self.begin(plan, StepTag::Backward { steps });
-            }
-            Timing::AtTheStep => {
-                let copies = Destination::Host(HostCopies::new(self.layout()));
-                *self.destination.lock() = Some(copies);
-            }
+        if self.reduces_in_backward() {
+            let steps = self.steps.load(Ordering::Relaxed);
+            let plan = self.plan_backward(order)?;
+            self.begin(plan, format!("after step {steps}").into());
+        } else {
+            let copies = HostCopies::new(self.layout().parameters().len());
+            *self.destination.lock() = Some(Destination::Host(copies));
         }
         Ok(())
     }
@@ -187,15 +177,10 @@ impl GradientReducer {
             0 => order(),
             _ => Vec::new(),
         };
-        let own = own.into_iter();
-        let own = own.flat_map(|parameter| (parameter as u64).to_le_bytes());
-        let all = self
-            .group
-            .gather_bytes("order of the gradients", own.collect())?;
+        let label = "order of the gradients";
+        let all = self.group.gather_bytes(label, cast_slice(&own).to_vec())?;
         let order = all[0].as_chunks().0.iter();
-        let order: Vec<_> = order
-            .map(|&bytes| u64::from_le_bytes(bytes) as usize)
-            .collect();
+        let order: Vec<_> = order.map(|&bytes| usize::from_ne_bytes(bytes)).collect();
         if order.is_empty() {
             return Ok(self.step_plan.clone());
         }
@@ -263,7 +248,7 @@ impl GradientReducer {
         let copies = match self.destination.lock().take() {
             Some(Destination::Host(copies)) => copies,
             // A backward pass that began without this reducer.
-            _ => HostCopies::new(self.layout()),
+            _ => HostCopies::new(self.layout().parameters().len()),
         };
         let gradients = copies.gradients.into_iter();
         gradients
@@ -284,45 +269,37 @@ impl fmt::Debug for GradientReducer {
 /// gradient.
 struct HostCopies {
     /// By parameter.
-    gradients: Vec<Option<(HostRead, TrackedBytes)>>,
+    gradients: Vec<Option<Tracked>>,
     arrived: Vec<bool>,
-    /// Parameters whose copies were started and not waited for, the oldest first.
-    underway: VecDeque<usize>,
-    underway_elements: usize,
+    /// Parameters whose copies were started and not waited for, the oldest first, and their elements.
+    underway: VecDeque<(usize, usize)>,
 }
 
 impl HostCopies {
-    fn new(layout: &Layout) -> Self {
-        let parameters = layout.parameters().len();
+    fn new(parameters: usize) -> Self {
         Self {
             gradients: (0..parameters).map(|_| None).collect(),
             arrived: vec![false; parameters],
             underway: VecDeque::new(),
-            underway_elements: 0,
         }
     }
 
     /// Keeps a started copy, and waits for the oldest copies while more than two buckets of elements are in transfer.
-    fn submit(
-        &mut self,
-        layout: &Layout,
-        parameter: usize,
-        gradient: Option<(HostRead, TrackedBytes)>,
-    ) {
+    fn submit(&mut self, layout: &Layout, parameter: usize, gradient: Option<Tracked>) {
         self.arrived[parameter] = true;
         if gradient.is_none() {
             return;
         }
         self.gradients[parameter] = gradient;
-        self.underway.push_back(parameter);
-        let elements = |parameter: usize| layout.parameters()[parameter].elements();
-        self.underway_elements += elements(parameter);
+        let elements = layout.parameters()[parameter].elements();
+        self.underway.push_back((parameter, elements));
         let most = layout.map().bucket_elements().saturating_mul(2);
-        while self.underway_elements > most
-            && self.underway.len() > 1
-            && let Some(oldest) = self.underway.pop_front()
+        let all =
+            |underway: &VecDeque<(usize, usize)>| underway.iter().map(|it| it.1).sum::<usize>();
+        while self.underway.len() > 1
+            && all(&self.underway) > most
+            && let Some((oldest, _)) = self.underway.pop_front()
         {
-            self.underway_elements -= elements(oldest);
             let copy = self.gradients[oldest].take();
             self.gradients[oldest] = copy.map(|(read, held)| (read.arrived(), held));
         }
@@ -354,12 +331,7 @@ struct LocalGradient {
 }
 
 impl Buckets {
-    fn submit(
-        &mut self,
-        reducer: &GradientReducer,
-        parameter: usize,
-        gradient: Option<(HostRead, TrackedBytes)>,
-    ) {
+    fn submit(&mut self, reducer: &GradientReducer, parameter: usize, gradient: Option<Tracked>) {
         debug_assert!(!self.progress.has(parameter), "one gradient a parameter");
         if let Some((read, _held)) = gradient {
             let gradient = Arc::new(LocalGradient {
@@ -377,10 +349,10 @@ impl Buckets {
             }
             let (how, sum, plan) = (reducer.how.clone(), self.sum.clone(), self.plan.clone());
             let gradients = core::mem::take(&mut self.gradients[number]);
-            let at = self.at;
+            let at = self.at.clone();
             let given = Pending::start(reducer.group(), move |ranks| {
                 let bucket = &plan.buckets()[number];
-                let name = how.layout.bucket_name(number, bucket, at);
+                let name = how.layout.bucket_name(number, bucket, &at);
                 let label = format!("gradients of {name}");
                 sum.lock().add(&how, bucket, gradients, &label, ranks)
             });
@@ -456,21 +428,19 @@ impl Sum {
         drop(gradients);
 
         let buffer = HostBuffer::from_f32(how.dtype, buffer);
-        let (part, elements) = match how.stage {
-            Stage::DataParallel => {
-                let all = 0..buffer.len();
-                (all, ranks.all_reduce(label, how.op, buffer)?)
-            }
-            Stage::OptimizerState | Stage::Gradients => {
-                let split = Split::Counts(bucket.counts());
-                let elements = ranks.reduce_scatter(label, how.op, buffer, split)?;
-                (bucket.part(how.layout.rank()), elements)
-            }
+        let (rank, is_whole) = (how.layout.rank(), how.stage == Stage::DataParallel);
+        let (first, elements) = if is_whole {
+            (0, ranks.all_reduce(label, how.op, buffer)?)
+        } else {
+            let split = Split::Counts(bucket.counts());
+            let elements = ranks.reduce_scatter(label, how.op, buffer, split)?;
+            (bucket.part(rank).start, elements)
         };
         let elements = elements.into_f32();
-        for segment in bucket.segments_in(part.clone()) {
+        let segments = bucket.segments().iter();
+        for segment in segments.filter(|segment| is_whole || segment.owner == rank) {
             let parameter = segment.parameter;
-            let at = segment.start - part.start;
+            let at = segment.start - first;
             let elements = &elements[at..at + segment.range.len()];
             if elements.iter().any(|element| !element.is_finite()) {
                 self.findings[parameter] |= NON_FINITE;

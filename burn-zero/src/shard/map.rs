@@ -32,13 +32,15 @@ pub enum Partition {
     Whole,
 }
 
-/// A range of a parameter in a bucket.
+/// A range of a parameter in a bucket, which one rank owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Index of the parameter.
     pub parameter: usize,
     /// Elements of the parameter.
     pub range: Range<usize>,
+    /// The rank that owns them.
+    pub owner: usize,
     /// Offset of the first in the bucket.
     pub start: usize,
 }
@@ -47,18 +49,6 @@ impl Segment {
     /// Where the elements are in the bucket.
     pub fn in_bucket(&self) -> Range<usize> {
         self.start..self.start + self.range.len()
-    }
-
-    /// What of it is in a part of the bucket.
-    fn within(&self, part: &Range<usize>) -> Option<Self> {
-        let whole = self.in_bucket();
-        let at = whole.start.max(part.start)..whole.end.min(part.end);
-        let first = self.range.start + at.start.saturating_sub(whole.start);
-        (!at.is_empty()).then(|| Self {
-            parameter: self.parameter,
-            range: first..first + at.len(),
-            start: at.start,
-        })
     }
 }
 
@@ -71,7 +61,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// The parameters' ranges, in the order in which they lie in the bucket, without gaps.
+    /// The parameters' ranges, in the order of their owners, in which they lie in the bucket without gaps.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
@@ -86,11 +76,6 @@ impl Bucket {
         self.offsets[self.offsets.len() - 1]
     }
 
-    /// Elements that belong to no parameter.
-    pub fn padding(&self) -> usize {
-        self.padded_elements() - self.elements()
-    }
-
     /// A rank's part of the bucket, padding included.
     pub fn part(&self, rank: usize) -> Range<usize> {
         self.offsets[rank]..self.offsets[rank + 1]
@@ -100,66 +85,6 @@ impl Bucket {
     pub fn counts(&self) -> Vec<usize> {
         let parts = self.offsets.windows(2);
         parts.map(|part| part[1] - part[0]).collect()
-    }
-
-    /// The segments in a part of the bucket, cut to it.
-    pub fn segments_in(&self, part: Range<usize>) -> impl Iterator<Item = Segment> {
-        let segments = self.segments.iter();
-        segments.filter_map(move |segment| segment.within(&part))
-    }
-
-    /// Puts segments, each with its owner, in the order of owners, one part an owner.
-    pub(super) fn by_owner(mut owned: Vec<(usize, Segment)>, world_size: usize) -> Self {
-        owned.sort_by_key(|(owner, _)| *owner);
-        let mut offsets = vec![0; world_size + 1];
-        let mut end = 0;
-        for (owner, segment) in &mut owned {
-            segment.start = end;
-            end += segment.range.len();
-            offsets[*owner + 1..].fill(end);
-        }
-        let segments = owned.into_iter().map(|(_, segment)| segment).collect();
-        Self { segments, offsets }
-    }
-}
-
-/// Fills buckets with ranges of parameters, one after the other.
-pub(super) struct Fill {
-    capacity: usize,
-    pub buckets: Vec<Vec<(usize, Segment)>>,
-    filled: usize,
-}
-
-impl Fill {
-    pub fn new(capacity: usize) -> Self {
-        Self {
-            capacity,
-            buckets: Vec::new(),
-            filled: capacity,
-        }
-    }
-
-    /// Adds a range, cut where a bucket is full; each segment gets the `owner`.
-    pub fn add(&mut self, owner: usize, parameter: usize, mut range: Range<usize>) {
-        while !range.is_empty() {
-            if self.filled == self.capacity {
-                self.buckets.push(Vec::new());
-                self.filled = 0;
-            }
-            let start = self.filled;
-            let end = range.start + range.len().min(self.capacity - start);
-            let segment = Segment {
-                parameter,
-                range: range.start..end,
-                start,
-            };
-            self.filled += segment.range.len();
-            range.start = end;
-            self.buckets
-                .last_mut()
-                .expect("one is open")
-                .push((owner, segment));
-        }
     }
 }
 
@@ -171,8 +96,7 @@ impl Fill {
 /// let parameters = vec![Parameter::new("weight", 10), Parameter::new("bias", 3)];
 /// let map = ShardMap::flat(parameters, 4, 8)?; // buckets of 8 elements
 /// assert_eq!(map.buckets()[0].part(1), 2..4);
-/// let owned: Vec<_> = map.pieces(0).iter().map(|piece| (piece.parameter, piece.range.clone())).collect();
-/// assert_eq!(owned, [(0, 0..2), (0, 8..10)]); // of "weight", from both buckets
+/// assert_eq!(map.shard(0), [vec![0..2, 8..10], vec![]]); // of "weight", from both buckets; none of "bias"
 /// assert_eq!((map.shard_elements(3), map.padding(3)), (4, 2)); // the second bucket has 5 elements for 4 ranks
 /// # Ok::<(), burn_zero::ZeroError>(())
 /// ```
@@ -183,26 +107,10 @@ pub struct ShardMap {
     parameters: Vec<Parameter>,
     /// Position of each parameter's first element with all parameters laid end to end, and the end.
     offsets: Vec<usize>,
+    /// By parameter: the ranges of its elements, in their order, each with its owner.
+    owners: Vec<Vec<(usize, Range<usize>)>>,
     bucket_elements: usize,
     buckets: Vec<Bucket>,
-}
-
-/// A range of a parameter that a rank owns.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnedRange {
-    /// Index of the parameter.
-    pub parameter: usize,
-    /// Elements of the parameter.
-    pub range: Range<usize>,
-    /// Offset of the first in the rank's shard.
-    pub shard_start: usize,
-}
-
-impl OwnedRange {
-    /// Where the elements are in the rank's shard.
-    pub fn in_shard(&self) -> Range<usize> {
-        self.shard_start..self.shard_start + self.range.len()
-    }
 }
 
 impl ShardMap {
@@ -256,29 +164,63 @@ impl ShardMap {
             Partition::Whole => owners(&parameters, world_size),
             Partition::Flat => {
                 bucket_elements = bucket_elements.max(world_size) / world_size * world_size;
-                vec![0; parameters.len()]
+                cuts(&offsets, world_size, bucket_elements)
             }
         };
-        let mut fill = Fill::new(bucket_elements);
-        for (index, parameter) in parameters.iter().enumerate() {
-            fill.add(owners[index], index, 0..parameter.elements);
-        }
-        let buckets = fill.buckets.into_iter().map(|owned| {
-            let mut bucket = Bucket::by_owner(owned, world_size);
-            if partition == Partition::Flat {
-                let part = bucket.elements().div_ceil(world_size);
-                bucket.offsets = (0..=world_size).map(|rank| rank * part).collect();
-            }
-            bucket
-        });
-        Ok(Self {
-            buckets: buckets.collect(),
+        let mut map = Self {
             partition,
             world_size,
             parameters,
             offsets,
+            owners,
             bucket_elements,
-        })
+            buckets: Vec::new(),
+        };
+        map.buckets = map.fill(0..map.parameters.len());
+        if partition == Partition::Flat {
+            for bucket in &mut map.buckets {
+                let part = bucket.elements().div_ceil(world_size);
+                bucket.offsets = (0..=world_size).map(|rank| rank * part).collect();
+            }
+        }
+        Ok(map)
+    }
+
+    /// Buckets filled with the elements of `parameters` in this order, each cut into one part an owner, without padding.
+    pub(super) fn fill(&self, parameters: impl Iterator<Item = usize>) -> Vec<Bucket> {
+        let mut buckets: Vec<Vec<Segment>> = Vec::new();
+        let mut filled = self.bucket_elements;
+        for parameter in parameters {
+            for (owner, range) in self.owners[parameter].iter().cloned() {
+                let (mut start, end) = (range.start, range.end);
+                while start < end {
+                    if filled == self.bucket_elements {
+                        buckets.push(Vec::new());
+                        filled = 0;
+                    }
+                    let stop = start + (end - start).min(self.bucket_elements - filled);
+                    filled += stop - start;
+                    buckets.last_mut().expect("one is open").push(Segment {
+                        parameter,
+                        range: start..stop,
+                        owner,
+                        start: 0,
+                    });
+                    start = stop;
+                }
+            }
+        }
+        let by_owner = |mut segments: Vec<Segment>| {
+            segments.sort_by_key(|segment| segment.owner);
+            let (mut offsets, mut end) = (vec![0; self.world_size + 1], 0);
+            for segment in &mut segments {
+                segment.start = end;
+                end += segment.range.len();
+                offsets[segment.owner + 1..].fill(end);
+            }
+            Bucket { segments, offsets }
+        };
+        buckets.into_iter().map(by_owner).collect()
     }
 
     /// How elements are assigned to ranks.
@@ -307,18 +249,10 @@ impl ShardMap {
         &self.buckets
     }
 
-    /// The buckets of a parameter, by index, with its segment in each, in the order of its elements. Costs a search through the
-    /// segments of each of these buckets.
-    pub fn segments(&self, parameter: usize) -> impl Iterator<Item = (usize, &Segment)> {
-        let (start, end) = (self.offsets[parameter], self.offsets[parameter + 1]);
-        let of_parameter = start / self.bucket_elements..end.div_ceil(self.bucket_elements);
-        of_parameter.filter_map(move |index| {
-            let mut segments = self.buckets.get(index)?.segments.iter();
-            Some((
-                index,
-                segments.find(|segment| segment.parameter == parameter)?,
-            ))
-        })
+    /// The bucket of a parameter's last element, by index; `None` if it has no elements.
+    pub fn last_bucket(&self, parameter: usize) -> Option<usize> {
+        let end = self.offsets[parameter + 1];
+        (end > self.offsets[parameter]).then(|| (end - 1) / self.bucket_elements)
     }
 
     /// Most elements of a bucket.
@@ -326,15 +260,19 @@ impl ShardMap {
         self.bucket_elements
     }
 
-    /// Who owns which elements of a parameter, in their order.
-    pub fn owners(&self, parameter: usize) -> Vec<(usize, Range<usize>)> {
-        let mut owners = Vec::new();
-        for (bucket, segment) in self.segments(parameter) {
-            let part = |rank| segment.within(&self.buckets[bucket].part(rank));
-            let owned = (0..self.world_size).filter_map(|rank| Some((rank, part(rank)?.range)));
-            owners.extend(owned);
-        }
-        owners
+    /// The elements that a rank owns of each parameter: ranges in their order, adjacent ones merged.
+    pub fn shard(&self, rank: usize) -> Vec<Vec<Range<usize>>> {
+        let of_rank = |owners: &Vec<(usize, Range<usize>)>| {
+            let mut shard: Vec<Range<usize>> = Vec::new();
+            for (_, range) in owners.iter().filter(|(owner, _)| *owner == rank) {
+                match shard.last_mut() {
+                    Some(last) if last.end == range.start => last.end = range.end,
+                    _ => shard.push(range.clone()),
+                }
+            }
+            shard
+        };
+        self.owners.iter().map(of_rank).collect()
     }
 
     /// Length of a rank's shard, padding included.
@@ -345,65 +283,49 @@ impl ShardMap {
 
     /// Elements of a rank's shard that belong to no parameter.
     pub fn padding(&self, rank: usize) -> usize {
-        let owned = self.pieces(rank);
-        let owned: usize = owned.iter().map(|owned| owned.range.len()).sum();
-        self.shard_elements(rank) - owned
+        let owned = self.shard(rank).into_iter().flatten();
+        self.shard_elements(rank) - owned.map(|range| range.len()).sum::<usize>()
     }
+}
 
-    /// Where each bucket's part lies in a rank's shard, in the order of buckets.
-    pub fn shard_ranges(&self, rank: usize) -> Vec<Range<usize>> {
-        let mut end = 0;
-        let range = |bucket: &Bucket| {
-            let start = end;
-            end += bucket.part(rank).len();
-            start..end
-        };
-        self.buckets.iter().map(range).collect()
-    }
-
-    /// The ranges that a rank owns, in the order of its shard; ranges adjacent in both parameter and shard are merged. Costs a pass
-    /// over all segments of all buckets: keep the result.
-    pub fn pieces(&self, rank: usize) -> Vec<OwnedRange> {
-        let mut all: Vec<OwnedRange> = Vec::new();
-        for (bucket, shard) in self.buckets.iter().zip(self.shard_ranges(rank)) {
-            let part = bucket.part(rank);
-            for Segment {
-                parameter,
-                range,
-                start,
-            } in bucket.segments_in(part.clone())
-            {
-                let shard_start = shard.start + (start - part.start);
-                match all.last_mut() {
-                    Some(last)
-                        if (last.parameter, last.range.end) == (parameter, range.start)
-                            && last.in_shard().end == shard_start =>
-                    {
-                        last.range.end = range.end;
-                    }
-                    _ => all.push(OwnedRange {
-                        parameter,
-                        range,
-                        shard_start,
-                    }),
-                }
-            }
+/// By parameter, its elements cut into equal parts of each bucket, where `offsets` are the parameters' with all laid end to end.
+fn cuts(
+    offsets: &[usize],
+    world_size: usize,
+    bucket_elements: usize,
+) -> Vec<Vec<(usize, Range<usize>)>> {
+    let all = offsets[offsets.len() - 1];
+    let cut = |parameter: &[usize]| {
+        let (first, mut at, mut owners) = (parameter[0], parameter[0], Vec::new());
+        while at < parameter[1] {
+            let bucket = at / bucket_elements * bucket_elements;
+            let elements = bucket_elements.min(all - bucket);
+            let part = elements.div_ceil(world_size);
+            let owner = (at - bucket) / part;
+            let end = bucket + elements.min(part.saturating_mul(owner + 1));
+            let end = end.min(parameter[1]);
+            owners.push((owner, at - first..end - first));
+            at = end;
         }
-        all
-    }
+        owners
+    };
+    offsets.windows(2).map(cut).collect()
 }
 
 /// The owner of each whole parameter: the largest first, each to the rank with the fewest elements (Graham's LPT rule, within 4/3 of
 /// the optimum). Ties are broken by position and by rank, so that all ranks compute the same owners.
-fn owners(parameters: &[Parameter], world_size: usize) -> Vec<usize> {
+fn owners(parameters: &[Parameter], world_size: usize) -> Vec<Vec<(usize, Range<usize>)>> {
     let mut largest_first: Vec<usize> = (0..parameters.len()).collect();
     largest_first.sort_by_key(|&index| (Reverse(parameters[index].elements), index));
     let mut least_loaded: BinaryHeap<_> = (0..world_size).map(|rank| Reverse((0, rank))).collect();
-    let mut owners = vec![0; parameters.len()];
+    let mut owners = vec![Vec::new(); parameters.len()];
     for index in largest_first {
         if let Some(Reverse((load, rank))) = least_loaded.pop() {
-            owners[index] = rank;
-            least_loaded.push(Reverse((load + parameters[index].elements, rank)));
+            let elements = parameters[index].elements;
+            if elements > 0 {
+                owners[index].push((rank, 0..elements));
+            }
+            least_loaded.push(Reverse((load + elements, rank)));
         }
     }
     owners

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Bucket, ShardMap, map::Fill};
+use super::{Bucket, ShardMap};
 
 /// The buckets of gradients, in the order in which they are reduced: the same on every rank.
 ///
@@ -17,30 +17,14 @@ pub struct ReducePlan {
 }
 
 impl ReducePlan {
-    /// The map's own buckets, the last first: for parameters whose gradients come from the last to the first.
-    pub fn of_map(map: &ShardMap) -> Self {
-        Self::new(map, map.buckets().iter().rev().cloned().collect())
-    }
-
-    /// Buckets of the same size, filled with the parameters of `order`, then with all others from the last to the first. Each
+    /// Buckets of the map's size, filled with the parameters of `order`, then with all others from the last to the first. Each
     /// bucket is cut by owner, without padding.
     pub fn in_order(map: &ShardMap, order: &[usize]) -> Self {
         let mut is_placed = vec![false; map.parameters().len()];
-        let mut fill = Fill::new(map.bucket_elements());
         let rest = (0..is_placed.len()).rev();
-        for parameter in order.iter().copied().chain(rest) {
-            if !core::mem::replace(&mut is_placed[parameter], true) {
-                for (owner, range) in map.owners(parameter) {
-                    fill.add(owner, parameter, range);
-                }
-            }
-        }
-        let buckets = fill.buckets.into_iter();
-        let buckets = buckets.map(|owned| Bucket::by_owner(owned, map.world_size()));
-        Self::new(map, buckets.collect())
-    }
-
-    fn new(map: &ShardMap, buckets: Vec<Bucket>) -> Self {
+        let all = order.iter().copied().chain(rest);
+        let once = all.filter(|&parameter| !core::mem::replace(&mut is_placed[parameter], true));
+        let buckets = map.fill(once);
         let mut buckets_of = vec![Vec::new(); map.parameters().len()];
         for (index, bucket) in buckets.iter().enumerate() {
             for segment in bucket.segments() {

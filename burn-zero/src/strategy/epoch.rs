@@ -2,7 +2,7 @@
 
 use core::iter::from_fn;
 
-use burn::data::dataloader::{DataLoaderIterator, Progress};
+use burn::data::dataloader::Progress;
 use burn::module::AutodiffModule;
 use burn::optim::GradientsParams;
 use burn::train::{
@@ -12,7 +12,7 @@ use burn::train::{
 use burn_decorator::message::{self, Message};
 
 use super::rank::{Rank, Rank0, StepStatus};
-use super::{Loaders, TrainItem, Uneven, ValidItem};
+use super::{TrainItem, ValidItem};
 use crate::ZeroError;
 use crate::group::Agree;
 
@@ -31,8 +31,6 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         log::info!("Executing training step for epoch {epoch}");
         let loader = self.train.clone();
         let mut batches = loader.iter();
-        // Whether all of this rank's data was used once.
-        let mut is_over = false;
         let mut steps = 0;
         let mut status = StepStatus::default();
         let mut progress = Progress::new(0, items);
@@ -41,11 +39,10 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             if steps > 0 {
                 status = status.interrupted(&self.job.interrupter);
             }
-            let mut batch = None;
-            if status.interrupted.is_none() && !is_over {
-                batch = batches.next();
-                is_over = batch.is_none();
-            }
+            let batch = match status.interrupted {
+                None => batches.next(),
+                Some(_) => None,
+            };
             status.has_batch = batch.is_some();
             let label = format!("training, epoch {epoch}, step {steps}");
             let all = self.exchange(status, &label)?;
@@ -55,22 +52,22 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
                     rank_0.show_train(item, &progress, epochs, steps, lr);
                 }
             }
-            if self.is_interrupted(&all) || !self.all_go_on(&all, steps, epoch)? {
+            if self.is_interrupted(&all) {
                 break;
             }
-            // A rank whose data is over repeats it.
-            let batch = batch.or_else(|| batches.next()).or_else(|| {
-                batches = loader.iter();
-                batches.next()
-            });
-            let Some(batch) = batch else { break };
+            let has_batch = |status: &StepStatus| status.has_batch;
+            let Some(batch) = batch.filter(|_| all.iter().all(has_batch)) else {
+                if all.iter().any(has_batch) {
+                    log::warn!(
+                        "epoch {epoch} ends after {steps} steps: a rank has no more batches"
+                    );
+                }
+                break;
+            };
             steps += 1;
             self.learner.lr_step();
             log::info!("Iteration {steps}");
-            progress = match is_over {
-                true => Progress::new(items, items),
-                false => scaled(&batches.progress(), items),
-            };
+            progress = scaled(&batches.progress(), items);
             let output = self.learner.train_step(batch);
             self.learner.optimizer_step(output.grads);
 
@@ -99,29 +96,6 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         Ok(())
     }
 
-    /// Whether there is a next step: every rank has a batch for it, or ranks without one repeat their data.
-    fn all_go_on(&self, all: &[StepStatus], steps: usize, epoch: usize) -> Result<bool, ZeroError> {
-        let Some(rank) = all.iter().position(|status| !status.has_batch) else {
-            return Ok(true);
-        };
-        if all.iter().all(|status| !status.has_batch) {
-            return Ok(false);
-        }
-        match self.job.uneven {
-            Uneven::Refuse => Err(ZeroError::Strategy(format!(
-                "rank {rank} has no batch left after {steps} steps of epoch {epoch}, but others have, and `Uneven::Refuse` asks for \
-                 equally many"
-            ))),
-            Uneven::Repeat if self.job.loaders != Loaders::Whole => Ok(true),
-            Uneven::Repeat | Uneven::Drop => {
-                log::warn!(
-                    "epoch {epoch} ends after {steps} steps: rank {rank} has no more batches"
-                );
-                Ok(false)
-            }
-        }
-    }
-
     /// Validates on all of the data, or until interrupted. In each round every rank that has a batch validates one, and rank 0 gets the
     /// items in the order of ranks.
     pub(super) fn validate(&mut self, epochs: &Progress) -> Result<(), ZeroError> {
@@ -129,7 +103,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         log::info!("Executing validation step for epoch {epoch}");
         let model = self.learner.model().valid();
         let loader = self.job.valid.clone();
-        let (items, mut batches) = self.valid_batches(&loader)?;
+        let (items, mut batches) = (loader.num_items(), self.valid_batches(&loader)?);
         let mut iteration = 0;
         let mut shown = |item, done| {
             iteration += 1;
@@ -168,39 +142,31 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         Ok(())
     }
 
-    /// The number of items of all ranks, and this rank's batches, each with the number of items done after it.
+    /// This rank's batches, each with the number of items done after it.
     fn valid_batches<'a>(
         &self,
         loader: &'a ValidLoader<LC>,
-    ) -> Result<(usize, ValidBatches<'a, LC>), ZeroError> {
+    ) -> Result<ValidBatches<'a, LC>, ZeroError> {
         let (rank, ranks) = (self.group.rank(), self.group.world_size());
-        let own = loader.num_items();
-        if ranks == 1 || !self.valid_items.are_shared() {
-            // Only rank 0 validates. The others wait for each of its batches, so that no deadline passes.
-            let batches: ValidBatches<'a, LC> = match rank {
-                0 => with_progress(loader.iter(), own),
-                _ => Box::new(core::iter::empty()),
-            };
-            return Ok((own, batches));
-        }
-        if self.job.loaders == Loaders::Split {
-            let parts = self.group.gather_i64("items to validate on", own as i64)?;
-            let items = parts.iter().sum::<i64>() as usize;
-            return Ok((items, with_progress(loader.iter(), items)));
+        let mut batches = loader.iter();
+        if ranks == 1 {
+            return Ok(Box::new(from_fn(move || {
+                let batch = batches.next()?;
+                Some((batch, batches.progress().items_processed))
+            })));
         }
         // The batches of a single rank, assigned round-robin. A loader does not expose the batch size, so the first batch is loaded.
-        let mut batches = loader.iter();
         let first = batches.next().map(|_| batches.progress().items_processed);
         let label = "items in a batch to validate on";
-        let lengths = self.group.gather_i64(label, first.unwrap_or(0) as i64)?;
-        let length = lengths[0].max(1) as usize;
-        let starts = (rank * length..own).step_by(ranks * length);
+        let lengths = self.group.gather_f64(label, first.unwrap_or(0) as f64)?;
+        let (length, items) = (lengths[0].max(1.0) as usize, loader.num_items());
+        let starts = (rank * length..items).step_by(ranks * length);
         let dealt = starts.flat_map(move |start| {
-            let end = (start + length).min(own);
+            let end = (start + length).min(items);
             let batches: Vec<_> = loader.slice(start, end).iter().collect();
             batches.into_iter().map(move |batch| (batch, end))
         });
-        Ok((own, Box::new(dealt)))
+        Ok(Box::new(dealt))
     }
 }
 
@@ -238,18 +204,6 @@ impl<LC: LearningComponentsTypes> Rank0<LC> {
 
 type ValidInput<LC> = <<LC as LearningComponentsTypes>::InferenceModel as InferenceStep>::Input;
 type ValidBatches<'a, LC> = Box<dyn Iterator<Item = (ValidInput<LC>, usize)> + 'a>;
-
-/// The batches, each with the loader's progress scaled to the `items` of all ranks.
-fn with_progress<'a, I: 'a>(
-    mut batches: Box<dyn DataLoaderIterator<I> + 'a>,
-    items: usize,
-) -> Box<dyn Iterator<Item = (I, usize)> + 'a> {
-    Box::new(from_fn(move || {
-        let batch = batches.next()?;
-        let progress = scaled(&batches.progress(), items);
-        Some((batch, progress.items_processed))
-    }))
-}
 
 /// This rank's progress scaled to the `items` of all ranks.
 fn scaled(own: &Progress, items: usize) -> Progress {

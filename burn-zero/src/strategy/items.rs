@@ -17,8 +17,6 @@ use crate::group::ProcessGroup;
 
 /// How a rank's items get to rank 0: at most one a step.
 pub(super) enum Items<T> {
-    /// Not at all: rank 0 shows its own.
-    Stay,
     /// Between threads: this rank, and a queue for each rank.
     Queues(usize, Arc<Vec<Mutex<VecDeque<T>>>>),
     /// As bytes over the group: the item of the current step.
@@ -29,25 +27,18 @@ pub(super) enum Items<T> {
 pub(super) type Format<T> = (fn(T) -> Vec<u8>, fn(&[u8]) -> Result<T, String>);
 
 impl<T> Items<T> {
-    /// For the ranks of this process, in their order: one, or threads.
+    /// For the ranks of this process, in their order: threads, or one with a format.
     pub(super) fn of_ranks(ranks: usize, format: Option<Format<T>>) -> impl Iterator<Item = Self> {
         let queues: Arc<Vec<_>> = Arc::new((0..ranks).map(|_| Mutex::default()).collect());
-        (0..ranks).map(move |rank| match (ranks, format) {
-            (1, None) => Self::Stay,
-            (1, Some(format)) => Self::Bytes(format, Vec::new()),
-            _ => Self::Queues(rank, queues.clone()),
+        (0..ranks).map(move |rank| match format {
+            Some(format) => Self::Bytes(format, Vec::new()),
+            None => Self::Queues(rank, queues.clone()),
         })
-    }
-
-    /// Whether rank 0 gets the items of all.
-    pub(super) fn are_shared(&self) -> bool {
-        !matches!(self, Self::Stay)
     }
 
     /// Sends an item, before the ranks exchange their status.
     pub(super) fn give(&mut self, item: T) {
         match self {
-            Self::Stay => {}
             Self::Queues(rank, queues) => queues[*rank].lock().push_back(item),
             Self::Bytes((pack, _), bytes) => *bytes = pack(item),
         }
@@ -92,7 +83,7 @@ impl<T> Items<T> {
 }
 
 /// An output of a model that is sent to rank 0's process, which computes the metrics of all ranks: see
-/// [`ZeroStrategy::sharing_items`](crate::ZeroStrategy::sharing_items).
+/// [`ZeroStrategy::process`](crate::ZeroStrategy::process).
 ///
 /// Burn's outputs are such items. For one of your own, write what its metrics need:
 ///

@@ -2,7 +2,6 @@
 
 use std::iter::repeat_n;
 use std::sync::Arc;
-use std::thread;
 
 use burn::train::{
     Learner, LearningComponentsTypes, SupervisedTrainingEventProcessor, TrainLoader,
@@ -14,7 +13,7 @@ use burn_decorator::ranks::copy_for_rank;
 use super::data::split;
 use super::items::Items;
 use super::rank::{Checkpoints, Job, Rank, Rank0, Trained};
-use super::{Loaders, Ranks, ZeroStrategy};
+use super::{Ranks, ZeroStrategy};
 use crate::ZeroError;
 use crate::group::{ProcessGroup, SingleRank, ThreadGroup};
 
@@ -62,24 +61,13 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
                 "there are {named} devices for {ranks} ranks: name one for each"
             ));
         }
-        let parts = match self.loaders {
-            Loaders::Whole => split(&train, world_size, self.uneven)?,
-            loaders if !threads.is_empty() => {
-                return refused(format!(
-                    "ranks that are threads share one loader, which the strategy cuts: `Loaders::{loaders:?}` is for \
-                     `ZeroStrategy::process`, where each process loads its own part"
-                ));
-            }
-            Loaders::TrainSplit | Loaders::Split => vec![train; world_size],
-        };
+        let parts = split(&train, world_size);
         let job = Job {
             valid,
             interrupter: components.interrupter,
             store: components.event_store,
             first_epoch,
             last_epoch: components.num_epochs,
-            uneven: self.uneven,
-            loaders: self.loaders,
         };
         let mut rank_0 = Some(Rank0 {
             processor: components.event_processor,
@@ -116,51 +104,21 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
     }
 }
 
-/// Rank 0 stays on this thread, where the user's renderer and handles are.
+/// Rank 0 stays on this thread, where the user's renderer and handles are. A rank that fails aborts the group.
 fn run_threads<LC: LearningComponentsTypes + 'static>(
     ranks: Vec<Rank<LC>>,
     groups: Vec<ThreadGroup>,
 ) -> Vec<Result<Trained<LC>, ZeroError>> {
-    let watch = groups[0].watch();
-    thread::scope(|scope| {
-        thread::Builder::new()
-            .name("watch over ranks".to_owned())
-            .spawn_scoped(scope, || watch.run())
-            .expect("the system starts a thread");
-        let mut runs = groups.into_iter().zip(ranks).enumerate();
-        let first = runs.next();
-        let start = |(number, (group, rank))| {
-            thread::Builder::new()
-                .name(format!("rank {number}"))
-                .spawn_scoped(scope, || guarded(group, rank))
-                .expect("the system starts a thread")
-        };
-        let others: Vec<_> = runs.map(start).collect();
-        let first = first.into_iter();
-        let mut results: Vec<_> = first
-            .map(|(_, (group, rank))| guarded(group, rank))
-            .collect();
-        let others = others.into_iter();
-        results.extend(others.map(|rank| rank.join().expect("panics are caught in the rank")));
-        results
-    })
-}
-
-/// Runs a rank; if it fails, the group is aborted.
-fn guarded<LC: LearningComponentsTypes + 'static>(
-    group: ThreadGroup,
-    mut rank: Rank<LC>,
-) -> Result<Trained<LC>, ZeroError> {
-    let member = group.clone();
-    let run = |_| {
+    let run = |group: ThreadGroup, mut rank: Rank<LC>| {
         // Rank 0 takes its first step after collectives of all ranks, so its Learner does not change during the copy.
         if rank.rank_0.is_none() {
             rank.learner = copy_for_rank(|| rank.learner.clone());
         }
-        rank.run()
+        let trained = rank.run();
+        trained.inspect_err(|error| group.abort(&error.to_string()))
     };
-    let result = group.guard(run).flatten();
-    result.inspect_err(|error| member.abort(&error.to_string()))
+    let results = ThreadGroup::run_each(groups, ranks, true, run);
+    results.into_iter().map(Result::flatten).collect()
 }
 
 /// The models, or the error: a failure of one rank is a fault of the group on the others.

@@ -24,7 +24,6 @@ use burn::train::{
     TrainingModel, TrainingStrategy, ValidLoader,
 };
 
-pub use data::{Loaders, Uneven};
 pub use items::RankItem;
 
 use crate::group::{GroupOptions, ProcessGroup};
@@ -74,7 +73,7 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// # }
 /// ```
 ///
-/// With `mpirun -n 4 program` it is `ZeroStrategy::process(Arc::new(MpiGroup::init()?)).sharing_items()`, and every process runs all of
+/// With `mpirun -n 4 program` it is `ZeroStrategy::process(Arc::new(MpiGroup::init()?))`, and every process runs all of
 /// the program; those that are not rank 0 [stay silent](SilentRenderer).
 ///
 /// With one rank it is Burn's training on one device, bit for bit: model, metrics, records, validation, events, resuming, early
@@ -83,14 +82,14 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Data
 ///
-/// The batch of the loaders is per rank. The training data is cut into equally long parts, one a rank ([`Uneven`]), unless processes load
-/// their own ([`with_loaders`](Self::with_loaders)). A loader that shuffles does so within each part. An epoch ends when the first rank has no
-/// more batches, or, where [`Uneven`] repeats, when the last one has none. The scheduler is stepped once a step, of which an epoch has `1 / N` as
-/// many as with one rank.
+/// The batch of the loaders is per rank. Every process loads all data, of which each rank trains on one of equally long parts. Where it
+/// does not divide by the ranks, fewer items than there are ranks are trained on twice an epoch (PyTorch's `DistributedSampler`).
+/// A loader that shuffles does so within each part. An epoch ends when the first rank has no more batches. The scheduler is stepped once a
+/// step, of which an epoch has `1 / N` as many as with one rank.
 ///
 /// Each rank validates every `N`th of the batches that one rank alone would. Rank 0 computes all metrics, of the items of all ranks in the same
-/// order, so that they are those of one rank to the last bit. Threads hand items over as they are, and processes as bytes, if their outputs are
-/// [`RankItem`]s ([`sharing_items`](Self::sharing_items)). Otherwise rank 0 shows its own training items and validates alone.
+/// order, so that they are those of one rank to the last bit. Threads hand items over as they are, and processes as bytes: there the
+/// outputs of the model must be [`RankItem`]s.
 ///
 /// # Decisions
 ///
@@ -119,20 +118,17 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// # Cost
 ///
 /// With one rank, none. With `N`, beside the [`ZeroOptimizer`](crate::ZeroOptimizer)'s: one small collective a step, the status of each rank in
-/// some hundred bytes of JSON; with `sharing_items` a second, in which each process sends a batch's outputs to rank 0; for a record each rank's part
+/// some hundred bytes of JSON; between processes a second, in which each sends a batch's outputs to rank 0; for a record each rank's part
 /// of the optimizer's state, to rank 0; running statistics once an epoch. Burn's Learner keeps the old parameters during a step, with any
 /// strategy, which doubles the bytes of parameters.
 ///
 /// # Panics
 ///
 /// Before the first step with the message of a [`ZeroError`](crate::ZeroError). A rank that panics ends all ranks, with its message: at once if they wait for it. A thread cannot be
-/// ended from outside: if one hangs, or computes for longer than the grace of [`AfterFault`](crate::group::AfterFault), the process ends
-/// with the message on stderr; see [`with_options`](Self::with_options).
+/// ended from outside: if one hangs, the process ends with the message on stderr; see [`GroupOptions::deadline`].
 pub struct ZeroStrategy<LC: LearningComponentsTypes> {
     ranks: Ranks,
     devices: Option<Vec<Device<TrainingBackend<LC>>>>,
-    uneven: Uneven,
-    loaders: Loaders,
     train_format: Option<Format<TrainItem<LC>>>,
     valid_format: Option<Format<ValidItem<LC>>>,
 }
@@ -149,10 +145,15 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     /// `world_size` ranks, each a thread. All compute on the model's device unless set by [`with_devices`](Self::with_devices).
     pub fn threads(world_size: usize) -> Self {
         let options = GroupOptions::default();
-        Self::new(Ranks::Threads {
-            world_size,
-            options,
-        })
+        Self {
+            ranks: Ranks::Threads {
+                world_size,
+                options,
+            },
+            devices: None,
+            train_format: None,
+            valid_format: None,
+        }
     }
 
     /// One rank, which is this process; the group's others are processes that run the same program.
@@ -165,18 +166,16 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     /// let learner = Learner::new(config.init(&device), optimizer, scheduler);
     /// ZeroStrategy::process(group).with_devices(vec![device])
     /// ```
-    pub fn process(group: Arc<dyn ProcessGroup>) -> Self {
-        Self::new(Ranks::Process(group))
-    }
-
-    fn new(ranks: Ranks) -> Self {
+    pub fn process(group: Arc<dyn ProcessGroup>) -> Self
+    where
+        TrainItem<LC>: RankItem,
+        ValidItem<LC>: RankItem,
+    {
         Self {
-            ranks,
+            ranks: Ranks::Process(group),
             devices: None,
-            uneven: Uneven::default(),
-            loaders: Loaders::default(),
-            train_format: None,
-            valid_format: None,
+            train_format: Some((RankItem::into_bytes, RankItem::from_bytes)),
+            valid_format: Some((RankItem::into_bytes, RankItem::from_bytes)),
         }
     }
 
@@ -195,44 +194,6 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
         }
         self
     }
-
-    /// What happens to training data that does not divide by the number of ranks. Default [`Uneven::Repeat`].
-    #[must_use]
-    pub fn with_uneven(mut self, uneven: Uneven) -> Self {
-        self.uneven = uneven;
-        self
-    }
-
-    /// What the loaders of this process hold. Default [`Loaders::Whole`]. Must be the same in all processes.
-    ///
-    /// With [`Loaders::TrainSplit`] or [`Loaders::Split`] nothing is cut: each process trains on what its loader gives. The numbers of
-    /// items are compared before the first step, and [`Uneven`] decides what happens if they differ.
-    #[must_use]
-    pub fn with_loaders(mut self, loaders: Loaders) -> Self {
-        self.loaders = loaders;
-        self
-    }
-
-    /// Lets processes send their items to rank 0, so that it computes the metrics of all and validation is shared. Threads do so
-    /// anyway. Each item is sent once.
-    #[must_use]
-    pub fn sharing_items(mut self) -> Self
-    where
-        TrainItem<LC>: RankItem,
-        ValidItem<LC>: RankItem,
-    {
-        self.train_format = Some((RankItem::into_bytes, RankItem::from_bytes));
-        self.valid_format = Some((RankItem::into_bytes, RankItem::from_bytes));
-        self
-    }
-
-    /// Whether this program renders and writes.
-    fn has_rank_0(&self) -> bool {
-        match &self.ranks {
-            Ranks::Threads { .. } => true,
-            Ranks::Process(group) => group.rank() == 0,
-        }
-    }
 }
 
 impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for ZeroStrategy<LC> {
@@ -244,7 +205,8 @@ impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for Z
         valid: ValidLoader<LC>,
         components: TrainingComponents<LC>,
     ) -> LearningResult<LC::InferenceModel> {
-        if self.has_rank_0() {
+        let is_silent = matches!(&self.ranks, Ranks::Process(group) if group.rank() != 0);
+        if !is_silent {
             return WithEvents(self).train(learner, train, valid, components);
         }
         let (mut learner, mut epoch) = (learner, 1);

@@ -15,11 +15,10 @@ use burn_backend::Device as _;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::data::check_parts;
 use super::items::Items;
-use super::{Loaders, TrainItem, Uneven, ValidItem};
+use super::{TrainItem, ValidItem};
 use crate::ZeroError;
-use crate::group::{Agree, ProcessGroup, unfinished};
+use crate::group::{Agree, ProcessGroup, finish_first};
 use crate::optimizer::{RankContext, Statistics};
 
 /// The state of a rank's training.
@@ -38,14 +37,12 @@ pub(super) struct Rank<LC: LearningComponentsTypes> {
 
 /// What is the same on all ranks.
 pub(super) struct Job<LC: LearningComponentsTypes> {
-    /// All of the data, of which each rank validates its share; this rank's part, if the processes have loaded parts.
+    /// All of the data, of which each rank validates its share.
     pub(super) valid: ValidLoader<LC>,
     pub(super) interrupter: Interrupter,
     pub(super) store: Arc<EventStoreClient>,
     pub(super) first_epoch: usize,
     pub(super) last_epoch: usize,
-    pub(super) uneven: Uneven,
-    pub(super) loaders: Loaders,
 }
 
 impl<LC: LearningComponentsTypes> Clone for Job<LC> {
@@ -114,36 +111,13 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
 
     /// Checks that the ranks' trainings agree. Returns the number of items of all ranks in an epoch.
     fn check(&self) -> Result<usize, ZeroError> {
-        let Job {
-            valid,
-            first_epoch,
-            last_epoch,
-            uneven,
-            loaders,
-            ..
-        } = &self.job;
-        let (train, valid) = (self.train.num_items(), valid.num_items());
-        let held = match loaders {
-            Loaders::Whole => format!("{train} items to train on and {valid} to validate on"),
-            Loaders::TrainSplit => format!("{valid} items to validate on"),
-            Loaders::Split => "data in parts".to_owned(),
-        };
+        let (train, valid) = (self.train.num_items(), self.job.valid.num_items());
         let text = format!(
-            "epochs {first_epoch} to {last_epoch}, {held}, Uneven::{uneven:?}, Loaders::{loaders:?}"
+            "epochs {} to {}, {train} items to train on and {valid} to validate on",
+            self.job.first_epoch, self.job.last_epoch
         );
         self.group.agree_equal("training", &text)?;
-        let ranks = self.group.world_size();
-        if *loaders == Loaders::Whole {
-            return Ok(train * ranks);
-        }
-        if *loaders == Loaders::Split && ranks > 1 && !self.valid_items.are_shared() {
-            let reason = "each process has its part of the validation data (`Loaders::Split`), and rank 0 sees its own only: add \
-                          `.sharing_items()`, or load all of the validation data everywhere and say `Loaders::TrainSplit`";
-            return Err(ZeroError::Strategy(reason.to_owned()));
-        }
-        let parts = self.group.gather_i64("items to train on", train as i64)?;
-        check_parts(&parts, *uneven)?;
-        Ok(parts.iter().sum::<i64>() as usize)
+        Ok(train * self.group.world_size())
     }
 
     /// The statuses of all ranks, in their order. One collective.
@@ -252,7 +226,7 @@ impl<LC: LearningComponentsTypes + 'static> Checkpoints<LC> {
         let held = checkpointer.clone();
         // Dropping the checkpointer waits for its writes. The lock waits for a running `write`.
         let finish: Arc<dyn Fn() + Send + Sync> = Arc::new(move || drop(held.lock().take()));
-        unfinished::register(&finish);
+        finish_first(&finish);
         Self {
             checkpointer,
             finish,

@@ -171,7 +171,7 @@ where
     S: LrScheduler + 'static,
 {
     let strategy = match ranks {
-        Ok(group) => ZeroStrategy::process(Arc::new(group)).sharing_items(),
+        Ok(group) => ZeroStrategy::process(Arc::new(group)),
         Err(ranks) => ZeroStrategy::threads(ranks),
     };
     let mut setup = Setup::new(data, 2);

@@ -10,8 +10,8 @@ use burn_zero::{
 use crate::{
     in_learner::Layers,
     resumed,
-    support::{every_collective, start_all_reduce},
-    training::{self, Differs},
+    support::{DTYPES, buffer, every_collective, reduced, start_all_reduce},
+    training,
 };
 
 /// Deadline of the programs in which somebody hangs.
@@ -30,11 +30,8 @@ pub fn run(program: &str) {
     match program {
         "train" => training::print_digests(std::sync::Arc::new(patient())),
         "killed in backward" => training::killed_in_backward(patient()),
-        "laws" => laws(GroupOptions::default()),
-        "laws in chunks of 3" => laws(GroupOptions {
-            chunk_elements: 3,
-            ..GroupOptions::default()
-        }),
+        "laws" => laws(),
+        "chunks" => chunks(),
         "bytes" => bytes(),
         "overlap" => overlap(),
         "panic" => panics(),
@@ -51,11 +48,8 @@ pub fn run(program: &str) {
         "abort" => abort(),
         "options differ" => options_differ(),
         "twice" => twice(),
-        "other learning rate" => training::differs(patient(), Differs::LearningRate),
-        "other iteration" => training::differs(patient(), Differs::Iteration),
+        "other learning rate" => training::differs(patient()),
         "afterwards" => afterwards(),
-        "stopped afterwards" => stopped_afterwards(),
-        "hanging afterwards" => hanging_afterwards(),
         other => match Layers::of(other) {
             Some(layers) => layers.on_processes(patient()),
             None => panic!("no program {other}"),
@@ -85,8 +79,18 @@ pub fn report<T>(group: &MpiGroup, result: Result<T, ZeroError>) {
     }
 }
 
-fn laws(options: GroupOptions) {
-    let group = start(options);
+/// Several chunks of a part, the last of which is not full.
+fn chunks() {
+    let group = patient();
+    for dtype in DTYPES {
+        let (rank, ranks, elements) = (group.rank(), group.world_size(), 1_700_001);
+        let sum = group.all_reduce("", ReduceOp::Sum, buffer(dtype, rank, elements));
+        assert_eq!(sum.unwrap(), reduced(dtype, ReduceOp::Sum, ranks, elements));
+    }
+}
+
+fn laws() {
+    let group = patient();
     let digest = every_collective(&group).unwrap();
     println!("digest {digest:x}");
 }
@@ -238,30 +242,6 @@ fn afterwards() {
     println!("left {rank}");
 }
 
-fn stopped_afterwards() {
-    let group = hasty();
-    group.barrier("the end").unwrap();
-    if group.rank() == 0 {
-        signal("-STOP");
-    }
-    drop(group);
-}
-
-/// Its program hangs; its process lives.
-fn hanging_afterwards() {
-    let group = start(GroupOptions {
-        longest_stay: Some(2 * DEADLINE),
-        ..GroupOptions::with_deadline(DEADLINE)
-    });
-    group.barrier("the end").unwrap();
-    if group.rank() == 0 {
-        loop {
-            thread::park();
-        }
-    }
-    drop(group);
-}
-
 pub fn signal(signal: &str) {
     let own = process::id().to_string();
     process::Command::new("kill")
@@ -328,13 +308,12 @@ fn abort() {
 }
 
 fn options_differ() {
-    let rank: usize = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"]
+    let rank: u64 = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"]
         .iter()
         .find_map(|name| std::env::var(name).ok()?.parse().ok())
         .unwrap();
     let options = GroupOptions {
-        chunk_elements: 100 + rank,
-        ..GroupOptions::default()
+        deadline: Duration::from_secs(100 + rank),
     };
     if let Err(error) = MpiGroup::with_options(options) {
         println!("rank {rank}: {error}");

@@ -73,21 +73,6 @@ fn started_collectives_run_in_order_while_the_rank_goes_on() {
     }
 }
 
-#[test]
-fn a_handle_says_whether_it_is_done() {
-    spawn(2, |group| {
-        if group.rank() == 1 {
-            std::thread::sleep(Duration::from_millis(60));
-        }
-        let pending = start_all_reduce(&group, "late", ReduceOp::Sum, vec![1.0; 8].into());
-        if group.rank() == 0 {
-            assert!(!pending.wait_for(Duration::from_millis(5)));
-        }
-        assert!(pending.wait_for(Duration::from_secs(20)) && pending.is_done());
-        assert_eq!(pending.wait().unwrap(), vec![2.0; 8].into());
-    });
-}
-
 /// What is given from elsewhere meanwhile comes behind the whole job.
 #[test]
 fn a_job_makes_its_collectives_without_others_in_between() {
@@ -98,9 +83,9 @@ fn a_job_makes_its_collectives_without_others_in_between() {
             ranks.broadcast("second", 2, sum)
         });
         let behind = start_all_reduce(&group, "third", ReduceOp::Sum, vec![2.0; 3].into());
-        (behind.wait().unwrap(), job.is_done(), job.wait().unwrap())
+        (behind.wait().unwrap(), job.wait().unwrap())
     });
-    let expected = (vec![6.0; 3].into(), true, vec![3.0; 3].into());
+    let expected = (vec![6.0; 3].into(), vec![3.0; 3].into());
     assert!(results.into_iter().all(|found| found == expected));
 }
 

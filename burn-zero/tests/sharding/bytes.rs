@@ -10,8 +10,8 @@ use burn_accum::{AccumConfig, MultiSteps};
 use burn_zero::group::{BufferDtype, Operation, Sent};
 use burn_zero::shard::Parameter;
 use burn_zero::{
-    BatchConfig, Estimate, ModelStates, Partition, ProcessGroup, ShardMap, Stage, StateLayout,
-    ZeroConfig, ZeroOptimizer, ZeroSettings, estimate, estimate_map, tensor_bytes,
+    BatchConfig, Estimate, ModelStates, Partition, ProcessGroup, ShardMap, Stage, ZeroConfig,
+    ZeroOptimizer, ZeroSettings, estimate, tensor_bytes,
 };
 
 use super::support::*;
@@ -201,7 +201,7 @@ fn no_rank_ever_holds_all_gradients() {
 #[test]
 fn low_precision_parameters_are_sent_as_they_are() {
     let model = ModelStates {
-        layout: StateLayout::MixedPrecision,
+        parameter_bytes: 2,
         ..ModelStates::adam(parameters())
     };
     for world_size in 2..=4 {
@@ -247,22 +247,12 @@ fn low(config: LinearConfig) -> Linear<B> {
     layer
 }
 
-/// Whole parameters: the rank with the most has what was estimated, and no other has more.
+/// Whole parameters: a rank has the state of its own, sends the others' gradients, and its parameters to each of them.
 #[test]
-fn whole_parameters_are_estimated_by_their_map() {
+fn whole_parameters_have_the_bytes_of_their_map() {
     for world_size in 1..=4 {
         let list = LAYERS.map(|(i, o)| Parameter::new(format!("{i}x{o}"), i * o));
         let map = ShardMap::whole(list.to_vec(), world_size, 600).unwrap();
-        let elements = map.elements() as u64;
-        let model = ModelStates {
-            optimizer_bytes: 4, // Muon's momentum
-            ..ModelStates::adam(elements)
-        };
-        let config = ZeroConfig {
-            stage: Stage::Gradients,
-            ..ZeroConfig::default()
-        };
-        let said = estimate_map(&model, &config, &map);
         let sharding = ZeroSettings {
             partition: Partition::Whole,
             bucket_elements: 600,
@@ -287,17 +277,13 @@ fn whole_parameters_are_estimated_by_their_map() {
             let state = tensor_bytes::<B, _>(Optimizer::<Wide, B>::to_record(&optimizer)).unwrap();
             (sent(&*group).data_bytes - before.data_bytes, state)
         });
-        let most = |of: fn(&(u64, u64)) -> u64| found.iter().map(of).max().unwrap();
-        assert_eq!(
-            most(|(sent, _)| *sent),
-            said.sent_bytes,
-            "{world_size} ranks"
-        );
-        assert_eq!(
-            most(|(_, state)| *state),
-            said.optimizer_bytes,
-            "{world_size} ranks"
-        );
+        for (rank, found) in found.into_iter().enumerate() {
+            let own = map.shard_elements(rank);
+            let sent = map.elements() - own + (world_size - 1) * own;
+            let momentum = own; // Muon's
+            let expected = ((4 * sent) as u64, (4 * momentum) as u64);
+            assert_eq!(found, expected, "rank {rank} of {world_size}");
+        }
     }
 }
 

@@ -16,18 +16,15 @@ const AT: usize = 3;
 /// What a loop does in an iteration: whether it takes part, and with which learning rate.
 type Iteration = fn(usize, usize) -> Option<f64>;
 
-/// Runs a loop of one's own on two ranks, which `declare` what iteration they are in, if so asked.
-fn run(stage: Stage, declare: bool, iteration: Iteration) -> Result<Vec<Vec<Vec<f32>>>, ZeroError> {
+/// Runs a loop of one's own on two ranks.
+fn run(stage: Stage, iteration: Iteration) -> Result<Vec<Vec<Vec<f32>>>, ZeroError> {
     let weights = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
         let rank = group.rank();
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
         let adam = AdamWConfig::new().init();
-        let mut optimizer = ZeroOptimizer::new(adam, group.clone(), small_buckets(stage))?;
+        let mut optimizer = ZeroOptimizer::new(adam, group, small_buckets(stage))?;
         let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
         for step in 0..ITERATIONS {
-            if declare {
-                group.declare_settings(&format!("iteration {step}"));
-            }
             let Some(lr) = iteration(step, rank) else {
                 continue; // an empty batch, say
             };
@@ -41,8 +38,8 @@ fn run(stage: Stage, declare: bool, iteration: Iteration) -> Result<Vec<Vec<Vec<
 }
 
 /// Steps panic with their errors: the first comes here.
-fn told(stage: Stage, declare: bool, iteration: Iteration) -> String {
-    match run(stage, declare, iteration) {
+fn told(stage: Stage, iteration: Iteration) -> String {
+    match run(stage, iteration) {
         Err(ZeroError::Group(GroupFault::PeerPanicked { message, .. })) => message,
         other => panic!("{stage:?}: {other:?}"),
     }
@@ -51,7 +48,7 @@ fn told(stage: Stage, declare: bool, iteration: Iteration) -> String {
 #[test]
 fn a_learning_rate_that_differs_stops_the_step() {
     for stage in STAGES {
-        let message = told(stage, false, |step, rank| {
+        let message = told(stage, |step, rank| {
             Some(if step == AT && rank == 1 { 0.1 } else { 0.05 })
         });
         // No weight was changed by it: it is found before any parameter is gathered.
@@ -65,7 +62,7 @@ fn a_learning_rate_that_differs_stops_the_step() {
 
 #[test]
 fn so_does_the_last_bit_of_it() {
-    let message = told(Stage::Gradients, false, |_, rank| {
+    let message = told(Stage::Gradients, |_, rank| {
         Some(if rank == 1 { 0.05_f64.next_up() } else { 0.05 })
     });
     assert!(
@@ -78,7 +75,7 @@ fn so_does_the_last_bit_of_it() {
 #[test]
 fn a_rank_that_leaves_out_an_iteration_is_told_by_its_schedule() {
     for stage in STAGES {
-        let message = told(stage, false, |step, rank| {
+        let message = told(stage, |step, rank| {
             (step != AT || rank != 1).then(|| 0.1 / (1 + step) as f64)
         });
         assert!(
@@ -88,26 +85,11 @@ fn a_rank_that_leaves_out_an_iteration_is_told_by_its_schedule() {
     }
 }
 
-#[test]
-fn or_at_its_next_collective_where_the_loop_declares_its_iterations() {
-    for stage in STAGES {
-        let message = told(stage, true, |step, rank| {
-            (step != AT || rank != 1).then_some(0.05)
-        });
-        assert!(
-            message.contains("in `iteration 3`") && message.contains("in `iteration 4`"),
-            "{stage:?}: {message}"
-        );
-    }
-    let same = |declare| run(Stage::Gradients, declare, |_, _| Some(0.05)).unwrap();
-    assert_eq!(same(true), same(false));
-}
-
-/// Without either it has trained on with its next batch, on the same weights as all: no garbage, and at the end too few steps.
+/// Where that does not change it has trained on with its next batch, on the same weights as all: no garbage, and at the end too few steps.
 #[test]
 fn or_at_the_end_which_says_after_which_step() {
     for stage in STAGES {
-        let message = match run(stage, false, |step, rank| {
+        let message = match run(stage, |step, rank| {
             (step != AT || rank != 1).then_some(0.05)
         }) {
             Err(error) => error.to_string(),

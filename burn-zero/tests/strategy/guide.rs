@@ -175,7 +175,7 @@ fn program(model: ConvNet<B>, ranks: Option<ThreadGroup>) -> Trained {
     let training = match ranks {
         None => training.with_training_strategy(ZeroStrategy::threads(2).into()), // the one line more
         Some(group) => {
-            let strategy = ZeroStrategy::process(Arc::new(group)).sharing_items();
+            let strategy = ZeroStrategy::process(Arc::new(group));
             training.with_training_strategy(strategy.into())
         }
     };

@@ -19,7 +19,6 @@ mod layers;
 mod learner;
 #[path = "../../../burn-accum/tests/strategy/model.rs"]
 mod model;
-mod parts;
 mod processes;
 mod ranks;
 mod refused;
@@ -37,7 +36,7 @@ use burn::lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig};
 use burn::optim::{AdamWConfig, Optimizer};
 use burn::{backend::Autodiff, tensor::backend::AutodiffBackend};
 use burn_flex::Flex;
-use burn_zero::{Sharded, Stage, Uneven, ZeroOptimizer, ZeroSettings, ZeroStrategy};
+use burn_zero::{Sharded, Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
 
 use learner::{Outcome, Setup, train};
 use model::{Model, Row};
@@ -65,7 +64,7 @@ fn adamw<B: AutodiffBackend>(stage: Stage) -> impl Optimizer<Model<B>, B> + 'sta
 
 /// Trains with AdamW on so many threads.
 fn on_ranks(ranks: usize, stage: Stage, start: &Model<Z>, setup: Setup) -> Outcome<Z> {
-    let strategy = ZeroStrategy::threads(ranks).with_uneven(Uneven::Repeat);
+    let strategy = ZeroStrategy::threads(ranks);
     train(
         start.clone(),
         adamw::<Z>(stage),

@@ -12,14 +12,11 @@ use crate::model::{Model, bits, rows};
 use crate::{Z, adamw, falling, on_ranks};
 
 /// What each rank saw.
-fn programs(ranks: usize, sharing: bool, setup: impl Fn() -> Setup + Sync) -> Vec<Outcome<Z>> {
+fn programs(ranks: usize, setup: impl Fn() -> Setup + Sync) -> Vec<Outcome<Z>> {
     // The random generator is the process's: one model after the other is made with it.
     let making = Mutex::new(());
     ThreadGroup::spawn(ranks, GroupOptions::default(), |group| {
-        let mut strategy = ZeroStrategy::process(Arc::new(group));
-        if sharing {
-            strategy = strategy.sharing_items();
-        }
+        let strategy = ZeroStrategy::process(Arc::new(group));
         let optimizer = adamw::<Z>(Stage::Gradients);
         let model = {
             let _turn = making.lock().unwrap();
@@ -40,7 +37,7 @@ fn they_are_threads_of_one_program() {
         setup
     };
     let threads = on_ranks(3, Stage::Gradients, &Model::new(), setup());
-    let programs = programs(3, true, setup);
+    let programs = programs(3, setup);
     for program in &programs {
         assert_eq!(bits(&program.model), bits(&threads.model));
     }
@@ -48,33 +45,17 @@ fn they_are_threads_of_one_program() {
     assert_eq!(lines, threads.watch.lines());
 }
 
-/// Their items stay where they are: rank 0 shows its own, and validates alone.
-#[test]
-fn items_need_not_be_shared() {
-    let _turn = crate::turn();
-    let setup = || Setup::new(rows(0, 20), 2);
-    let threads = on_ranks(2, Stage::Gradients, &Model::new(), setup());
-    let programs = programs(2, false, setup);
-    assert_eq!(bits(&programs[1].model), bits(&threads.model));
-    let [ours, expected] = [&programs[0].watch, &threads.watch];
-    assert_eq!(ours.logged("valid "), expected.logged("valid "));
-    assert_eq!(ours.shown("valid: "), expected.shown("valid: "));
-    assert_eq!(ours.shown("train: ").len(), 2 * 3);
-}
-
 #[test]
 fn only_rank_0_renders_and_writes() {
     let _turn = crate::turn();
-    for sharing in [false, true] {
-        let programs = programs(2, sharing, || Setup::new(rows(0, 16), 2));
-        let [first, second] = &programs[..] else {
-            unreachable!("there are two");
-        };
-        assert!(first.directory.is_recorded(2));
-        assert!(!second.directory.is_recorded(1) && !second.directory.is_recorded(2));
-        let nothing: [Vec<String>; 2] = [Vec::new(), Vec::new()];
-        assert_eq!(second.watch.lines(), nothing);
-    }
+    let programs = programs(2, || Setup::new(rows(0, 16), 2));
+    let [first, second] = &programs[..] else {
+        unreachable!("there are two");
+    };
+    assert!(first.directory.is_recorded(2));
+    assert!(!second.directory.is_recorded(1) && !second.directory.is_recorded(2));
+    let nothing: [Vec<String>; 2] = [Vec::new(), Vec::new()];
+    assert_eq!(second.watch.lines(), nothing);
 }
 
 /// Each rank has its own interrupter.
@@ -82,7 +63,7 @@ fn only_rank_0_renders_and_writes() {
 fn one_interrupted_program_interrupts_all() {
     let _turn = crate::turn();
     // In the second rank's part.
-    let programs = programs(2, true, || {
+    let programs = programs(2, || {
         let mut setup = Setup::new(rows(0, 40), 3);
         setup.interrupt_at = Some(25);
         setup
@@ -103,7 +84,7 @@ fn each_program_reads_the_records() {
         &Model::new(),
         Setup::new(rows(0, 16), 3),
     );
-    let resumed = programs(2, true, || {
+    let resumed = programs(2, || {
         let mut setup = Setup::new(rows(0, 16), 3);
         setup.resume = Some((2, whole.directory.path().to_owned()));
         setup
@@ -115,7 +96,8 @@ fn each_program_reads_the_records() {
     assert_eq!(ours.records(3), expected.records(3));
 }
 
-/// Two records of two moments: each rank sends its part of them once, to rank 0, which sends nothing.
+/// Two records of two moments: each rank sends its part of them once, to rank 0, which sends nothing. Beside them come items of 5 bytes: in
+/// each epoch one of training from each rank, and of the two batches of validation the second from rank 1.
 #[test]
 fn a_record_costs_each_rank_its_state_once() {
     let _turn = crate::turn();
@@ -138,10 +120,11 @@ fn a_record_costs_each_rank_its_state_once() {
     ];
     let map = ShardMap::flat(parameters, RANKS, 20).unwrap();
     for (rank, traffic) in traffic.unwrap().iter().enumerate() {
-        let pieces = map.pieces(rank);
-        let elements: usize = pieces.iter().map(|piece| piece.range.len()).sum();
+        let owned = map.shard(rank).into_iter().flatten();
+        let elements: usize = owned.map(|range| range.len()).sum();
         assert!(elements > 0);
-        let expected = if rank == 0 { 0 } else { 2 * 2 * 4 * elements };
+        let state = if rank == 0 { 0 } else { 2 * 2 * 4 * elements };
+        let expected = state + 5 * [0, 4, 2][rank];
         let sent = traffic.of(Operation::GatherBytesTo);
         assert_eq!(sent.data_bytes, expected as u64, "rank {rank}");
     }

@@ -3,7 +3,7 @@
 use burn::lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn_accum::{AccumConfig, AccumulatingStrategy, MultiSteps, PerUpdate};
-use burn_zero::{Stage, Uneven, ZeroOptimizer, ZeroSettings, ZeroStrategy};
+use burn_zero::{Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
 
 use crate::learner::{MICRO_BATCH, Outcome, Setup, Stop, train};
 use crate::model::{Model, Row, assert_close, bits, counted, rows};
@@ -135,8 +135,8 @@ fn rank_0_decides_when_to_stop_early() {
 #[test]
 fn uneven_data_is_evened_out() {
     let _turn = crate::turn();
-    let total = |uneven| -> usize {
-        let strategy = ZeroStrategy::threads(3).with_uneven(uneven);
+    let total = || -> usize {
+        let strategy = ZeroStrategy::threads(3);
         let setup = Setup::new(rows(0, 23), 1);
         let optimizer = crate::adamw::<Z>(Stage::Gradients);
         let outcome: Outcome<Z> = train(
@@ -150,8 +150,7 @@ fn uneven_data_is_evened_out() {
         let (_, items) = shown.last().unwrap().rsplit_once('/').unwrap();
         items.parse().unwrap()
     };
-    assert_eq!(total(Uneven::Repeat), 24);
-    assert_eq!(total(Uneven::Drop), 21);
+    assert_eq!(total(), 24);
 }
 
 /// Windows of four, of 6 batches an epoch: each rank has its own counter.

@@ -11,10 +11,9 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::Backend;
 use burn::train::{Learner, TrainingStrategy};
 use burn_accum::{AccumConfig, MultiSteps};
-use burn_zero::group::AfterFault;
 use burn_zero::{
-    GroupOptions, ParameterShards, ProcessGroup, Stage, ThreadGroup, Uneven, ZeroOptimizer,
-    ZeroSettings, ZeroStrategy,
+    GroupOptions, ParameterShards, ProcessGroup, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings,
+    ZeroStrategy,
 };
 
 use crate::child::{ended, is_child};
@@ -88,19 +87,6 @@ fn burns_own_accumulation() {
     let adam = adamw::<Z>(Stage::Gradients);
     let (message, _) = refused(adam, ConstantLr::new(0.1), setup, strategy);
     assert!(message.contains("MultiSteps"), "{message}");
-}
-
-#[test]
-fn data_that_cannot_be_cut() {
-    let _turn = crate::turn();
-    let strategy = ZeroStrategy::threads(3).with_uneven(Uneven::Refuse);
-    let adam = adamw::<Z>(Stage::Gradients);
-    let (message, steps) = refused(adam, ConstantLr::new(0.1), setup(), strategy);
-    assert!(
-        message.contains("17 items cannot be cut into 3"),
-        "{message}"
-    );
-    assert_eq!(steps, 0);
 }
 
 #[test]
@@ -230,11 +216,7 @@ fn schedules_that_differ_within_a_window_are_found_too() {
 #[ignore = "a child of the next test"]
 fn others_hang() {
     if is_child() {
-        let grace = Duration::from_secs(1);
-        let options = GroupOptions {
-            after_fault: AfterFault::EndProcess { grace },
-            ..GroupOptions::with_deadline(Duration::from_secs(2))
-        };
+        let options = GroupOptions::with_deadline(Duration::from_secs(2));
         others_in(Schedule::Hang, options);
     }
 }

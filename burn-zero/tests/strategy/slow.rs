@@ -13,7 +13,7 @@ use burn::record::{
 };
 use burn::tensor::{Device, backend::Backend};
 use burn::train::{Learner, SupervisedTraining};
-use burn_zero::{GroupOptions, Loaders, ProcessGroup, Stage, ThreadGroup, Uneven, ZeroStrategy};
+use burn_zero::{GroupOptions, ProcessGroup, Stage, ThreadGroup, ZeroStrategy};
 use serde::{Serialize, de::DeserializeOwned};
 use tempfile::tempdir;
 
@@ -102,37 +102,4 @@ fn the_others_wait_for_rank_0_however_long_a_record_takes() {
         start.elapsed() > 2 * FILE,
         "the second record waited for the first"
     );
-}
-
-/// As many items, but larger batches: lengths do not tell.
-#[test]
-fn a_rank_that_runs_out_is_refused_where_it_does() {
-    let _turn = crate::turn();
-    let model = Model::<Z>::new();
-    let trained = ThreadGroup::spawn(2, GroupOptions::default(), |group| {
-        let directory = tempdir().unwrap();
-        let (rank, watch) = (group.rank(), Watch::default());
-        let batch_size = MICRO_BATCH * (1 + rank);
-        let strategy = ZeroStrategy::process(Arc::new(group))
-            .with_loaders(Loaders::TrainSplit)
-            .with_uneven(Uneven::Refuse);
-        let training = SupervisedTraining::new(
-            directory.path(),
-            loader(rows(0, 4 * MICRO_BATCH), batch_size),
-            loader(rows(1000, 1006), MICRO_BATCH),
-        );
-        training
-            .with_application_logger(None)
-            .renderer(watch.renderer())
-            .with_metric_logger(watch.logger())
-            .with_training_strategy(strategy.into())
-            .launch(Learner::new(
-                model.clone(),
-                adamw::<Z>(Stage::Gradients),
-                ConstantLr::new(0.1),
-            ));
-    });
-    let message = trained.unwrap_err().to_string();
-    let told = "rank 1 has no batch left after 2 steps of epoch 1";
-    assert!(message.contains(told), "{message}");
 }

@@ -175,7 +175,7 @@ fn programs(epochs: usize) -> Vec<Trained> {
             let _turn = making.lock().unwrap();
             Normed::<Z>::new()
         };
-        let strategy = ZeroStrategy::process(Arc::new(group)).sharing_items();
+        let strategy = ZeroStrategy::process(Arc::new(group));
         launch(learner(model), strategy, epochs, None)
     })
     .unwrap()
@@ -230,7 +230,7 @@ fn clones_are_made_independent() {
     let threads = launch(learner(model.clone()), strategy(), 1, None);
     assert_eq!(values(&model.valid()), untouched);
     let programs = ThreadGroup::spawn(RANKS, options(), |group| {
-        let strategy = ZeroStrategy::process(Arc::new(group)).sharing_items();
+        let strategy = ZeroStrategy::process(Arc::new(group));
         launch(learner(model.clone()), strategy, 1, None)
     });
     for trained in [&threads, &programs.unwrap()[0]] {

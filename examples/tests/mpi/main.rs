@@ -101,7 +101,7 @@ fn a_launcher_decides_how_many() {
     let (success, printed) = job(&arguments(directory.path(), "--ranks 3"));
     assert!(!success);
     assert!(
-        printed.contains("--ranks 3, but the launcher started 2 processes ("),
+        printed.contains("--ranks 3, but the launcher started 2 processes,"),
         "{printed}"
     );
 }

@@ -3,45 +3,40 @@
 use std::{
     collections::BTreeSet,
     ops::Range,
-    sync::{Arc, mpsc::Sender},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use ::mpi::{
-    datatype::Equivalence,
     request::{self, Request, Scope},
     topology::SimpleCommunicator,
     traits::{Communicator, Destination, MatchedReceiveVec, Source},
 };
-use bytemuck::{cast_slice, cast_slice_mut};
+use bytemuck::cast_slice_mut;
 use serde::{Deserialize, Serialize};
 
 use super::{GRACE, print_end};
 use crate::group::{
-    GroupFault, GroupOptions,
+    GroupFault, HostBuffer,
     call::Call,
-    collectives::{Payload, Peers, Take, Transport},
-    job::Queue,
+    collectives::{Part, Payload, Peers, Transport},
+    member::Queue,
 };
 
-/// The calls that start collectives.
-const CALLS: i32 = 1;
 /// Parts of buffers.
-const DATA: i32 = 2;
+const DATA: i32 = 1;
 /// [`Notice`]s.
-const NOTICES: i32 = 3;
+const NOTICES: i32 = 2;
 
-/// A call as a message: its label has at most 400 bytes and what the rank declares about 120, whose escapes have at most 6 each.
-const CALL_BYTES: usize = 4096;
+/// Most bytes in one message: MPI counts with 31 bits.
+const CHUNK_BYTES: usize = 1 << 20;
 
 /// A message between ranks outside of collectives.
 #[derive(Serialize, Deserialize)]
 enum Notice {
     /// The rank takes part in no collective after this many.
     Left(u64),
-    /// To ranks that have left: this rank has no collective to run and has not left.
-    Staying,
     /// The group is lost, from this collective on.
     Lost(u64, GroupFault),
 }
@@ -53,101 +48,85 @@ const TEXT_BYTES: usize = 1000;
 pub(super) struct Link {
     rank: usize,
     queue: Arc<Queue>,
-    options: GroupOptions,
-    end: Sender<()>,
     peers: Peers,
-    /// When each rank gave notice of itself last, or this one began to wait for it.
-    heard: Vec<Instant>,
-    /// The last one that was begun.
-    call: Call,
 }
 
-/// A message to a rank, or from one into the buffer of this index, until it has arrived.
-type UnderWay<'a, S> = (usize, Option<usize>, Request<'a, [u8], S>);
+/// A message to a rank, or from one, until it has arrived.
+type UnderWay<'a, S> = (usize, bool, Request<'a, [u8], S>);
 
 impl Link {
-    pub fn new(queue: Arc<Queue>, options: GroupOptions, end: Sender<()>) -> Self {
-        let world = SimpleCommunicator::world();
-        let world_size = world.size() as usize;
+    pub fn new(queue: Arc<Queue>) -> Self {
         Self {
-            rank: world.rank() as usize,
+            rank: queue.rank,
+            peers: Peers::new(queue.world_size),
             queue,
-            options,
-            end,
-            peers: Peers::new(world_size),
-            heard: vec![Instant::now(); world_size],
-            call: Call::default(),
         }
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let own = self.rank;
-        (0..self.heard.len()).filter(move |&rank| rank != own)
+        (0..self.queue.world_size).filter(move |&rank| rank != own)
     }
 
-    /// Sends to and receives from other ranks at the same time, and returns how many bytes each buffer received.
+    /// Sends to and receives from other ranks at the same time.
     ///
     /// On a fault it does not return: MPI cannot take back buffers that it was given. The rank's calls fail with
     /// the fault, and this thread parks.
-    fn swap(
-        &mut self,
-        tag: i32,
-        sends: &[(usize, &[u8])],
-        receives: &mut [(usize, &mut [u8])],
-    ) -> Vec<usize> {
-        let world = SimpleCommunicator::world();
-        if let Some(fault) = self.fault(std::iter::empty()) {
-            self.lose(&fault);
-        }
-        let mut lengths = vec![0; receives.len()];
+    fn swap(&mut self, call: &Call, sends: &[(usize, &[u8])], receives: &mut [(usize, &mut [u8])]) {
+        let (world, deadline) = (SimpleCommunicator::world(), self.queue.deadline);
         request::scope(|scope| {
             let mut open: Vec<UnderWay<_>> = Vec::new();
-            for (index, (from, into)) in receives.iter_mut().enumerate() {
+            if let Some(fault) = self.fault(call, &open) {
+                self.lose(call, &fault);
+            }
+            for (from, into) in receives {
                 let source = world.process_at_rank(*from as i32);
-                let request = source.immediate_receive_into_with_tag(scope, &mut **into, tag);
-                open.push((*from, Some(index), request));
+                let request = source.immediate_receive_into_with_tag(scope, &mut **into, DATA);
+                open.push((*from, true, request));
             }
             for &(to, bytes) in sends {
                 let destination = world.process_at_rank(to as i32);
-                let request = destination.immediate_send_with_tag(scope, bytes, tag);
-                open.push((to, None, request));
+                let request = destination.immediate_send_with_tag(scope, bytes, DATA);
+                open.push((to, false, request));
             }
             let (mut since, mut polls) = (Instant::now(), 0);
             while !open.is_empty() {
                 let before = open.len();
-                open = test(open, |index, bytes| lengths[index] = bytes);
+                open = test(open);
                 if open.len() < before {
                     (since, polls) = (Instant::now(), 0);
                     continue;
                 }
-                let awaited = open.iter().filter(|(_, into, _)| into.is_some());
-                if let Some(fault) = self.fault(awaited.map(|(from, ..)| *from)) {
-                    self.lose(&fault);
+                if let Some(fault) = self.fault(call, &open) {
+                    self.lose(call, &fault);
                 }
-                if since.elapsed() > self.options.deadline {
+                if since.elapsed() > deadline {
                     let missing: BTreeSet<_> = open.iter().map(|(rank, ..)| *rank).collect();
                     let fault = GroupFault::Deadline {
                         rank: self.rank,
-                        call: self.call.to_string(),
+                        call: call.to_string(),
                         missing: missing.into_iter().collect(),
-                        deadline: self.options.deadline,
+                        deadline,
                     };
-                    self.lose(&fault);
+                    self.lose(call, &fault);
                 }
                 pause(&mut polls);
             }
         });
-        lengths
     }
 
     /// A fault found by another thread or another rank, or a rank that left before the call while this one waits for a message of it.
-    fn fault(&mut self, mut awaited: impl Iterator<Item = usize>) -> Option<GroupFault> {
+    fn fault<'a, S: Scope<'a>>(
+        &mut self,
+        call: &Call,
+        open: &[UnderWay<'a, S>],
+    ) -> Option<GroupFault> {
         self.read_notices();
-        let call = &self.call;
+        let mut awaited = open.iter().filter(|(_, is_awaited, _)| *is_awaited);
         self.queue
             .fault()
             .or_else(|| self.peers.fault(call))
-            .or_else(|| awaited.find_map(|peer| self.peers.left(call, self.rank, peer)))
+            .or_else(|| awaited.find_map(|(peer, ..)| self.peers.left(call, self.rank, *peer)))
     }
 
     /// Reads the notices that have arrived.
@@ -157,10 +136,8 @@ impl Link {
         while let Some(probed) = any.immediate_matched_probe_with_tag(NOTICES) {
             let (bytes, status) = probed.matched_receive_vec::<u8>();
             let from = status.source_rank() as usize;
-            self.heard[from] = Instant::now();
             match serde_json::from_slice(&bytes).expect("ranks run the same program") {
                 Notice::Left(calls) => self.peers.left[from] = Some(calls),
-                Notice::Staying => {}
                 Notice::Lost(sequence, fault) => self.peers.lose(sequence, &fault),
             }
         }
@@ -174,13 +151,13 @@ impl Link {
             let send = |to| {
                 let destination = world.process_at_rank(to as i32);
                 let request = destination.immediate_send_with_tag(scope, &bytes[..], NOTICES);
-                (to, None, request)
+                (to, false, request)
             };
             let mut open: Vec<_> = to.map(send).collect();
             let (since, mut polls) = (Instant::now(), 0);
             while !open.is_empty() {
-                open = test(open, |_, _| {});
-                if since.elapsed() > self.options.deadline {
+                open = test(open);
+                if since.elapsed() > self.queue.deadline {
                     self.end_job("cannot notify the other ranks");
                 }
                 pause(&mut polls);
@@ -194,24 +171,18 @@ impl Link {
         SimpleCommunicator::world().abort(1)
     }
 
-    fn lose(&mut self, fault: &GroupFault) -> ! {
-        self.queue.fail(fault.clone());
-        self.spread(self.call.sequence, fault);
+    fn lose(&mut self, call: &Call, fault: &GroupFault) -> ! {
+        self.queue.fail(fault);
+        self.spread(call.sequence, fault);
         self.park()
     }
 
     /// Waits for the end of the process, with the group lost. MPI is not finalized: that would wait for other ranks.
     fn park(&self) -> ! {
-        let _ = self.end.send(());
+        self.queue.end();
         loop {
             thread::park();
         }
-    }
-
-    /// The ranks that have not left.
-    fn staying(&self) -> Vec<usize> {
-        let left = &self.peers.left;
-        self.others().filter(|&rank| left[rank].is_none()).collect()
     }
 }
 
@@ -225,74 +196,47 @@ impl Drop for Link {
 }
 
 impl Transport for Link {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn world_size(&self) -> usize {
-        self.heard.len()
-    }
-
-    fn announce(&mut self, call: Call, description: &[u8]) -> Result<Vec<Vec<u8>>, GroupFault> {
-        self.call = call;
-        let sends: Vec<_> = self.others().map(|to| (to, description)).collect();
-        let mut all = vec![vec![0; CALL_BYTES]; self.world_size()];
-        all[self.rank] = description.to_vec();
-        let into = all.iter_mut().map(|into| &mut into[..]).enumerate();
-        let mut receives: Vec<_> = into.filter(|(from, _)| *from != self.rank).collect();
-        let lengths = self.swap(CALLS, &sends, &mut receives);
-        for (from, length) in self.others().zip(lengths) {
-            all[from].truncate(length);
-        }
-        Ok(all)
-    }
-
     fn exchange(
         &mut self,
+        call: &Call,
         own: &Payload,
         sends: &[Range<usize>],
         lengths: &[usize],
-        take: Take,
-    ) -> Result<(), GroupFault> {
-        let (rank, own) = (self.rank, (**own).as_ref());
-        let size = self.options.chunk_elements * size_of::<f32>();
-        let received = lengths.iter().copied().max().unwrap_or(0);
-        let longest = sends.iter().map(Range::len).fold(received, usize::max);
+    ) -> Result<Vec<Part>, GroupFault> {
+        let (rank, bytes) = (self.rank, (**own).as_ref());
         // Of f32, so that the bytes are aligned for elements of all types.
-        let mut staging = vec![vec![0_f32; received.min(size).div_ceil(4)]; sends.len()];
-        for at in (0..longest.max(1)).step_by(size) {
-            let chunk = |part: Range<usize>| {
+        let elements =
+            |(from, length): (usize, &usize)| if from == rank { 0 } else { length.div_ceil(4) };
+        let sizes = lengths.iter().enumerate().map(elements);
+        let mut received: Vec<_> = sizes.map(|elements| vec![0_f32; elements]).collect();
+        let longest = sends
+            .iter()
+            .map(Range::len)
+            .chain(lengths.iter().copied())
+            .max();
+        for at in (0..longest.unwrap_or(0).max(1)).step_by(CHUNK_BYTES) {
+            let chunk = |part: &Range<usize>| {
                 let start = part.end.min(part.start + at);
-                start..part.end.min(start + size)
+                start..part.end.min(start + CHUNK_BYTES)
             };
-            let out = self.others().map(|to| (to, &own[chunk(sends[to].clone())]));
+            let out = self.others().map(|to| (to, &bytes[chunk(&sends[to])]));
             let out: Vec<_> = out.filter(|(_, bytes)| !bytes.is_empty()).collect();
-            let mut into: Vec<(usize, &mut [u8])> = Vec::new();
-            for (from, staged) in staging.iter_mut().enumerate() {
-                let length = chunk(0..lengths[from]).len();
-                if from != rank && length > 0 {
-                    into.push((from, &mut cast_slice_mut(staged)[..length]));
-                }
-            }
-            self.swap(DATA, &out, &mut into);
-            let part = |from: usize| match from == rank {
-                true => &own[chunk(sends[from].clone())],
-                false => &cast_slice(&staging[from])[..chunk(0..lengths[from]).len()],
-            };
-            let parts: Vec<&[u8]> = (0..sends.len()).map(part).collect();
-            if at == 0 || parts.iter().any(|part| !part.is_empty()) {
-                take(at, &parts);
-            }
+            let into = received
+                .iter_mut()
+                .enumerate()
+                .filter(|(from, _)| *from != rank);
+            let into = into.map(|(from, all)| {
+                let all = cast_slice_mut::<f32, u8>(all);
+                (from, &mut all[chunk(&(0..lengths[from]))])
+            });
+            let mut into: Vec<_> = into.filter(|(_, bytes)| !bytes.is_empty()).collect();
+            self.swap(call, &out, &mut into);
         }
-        Ok(())
-    }
-
-    /// A process may work without collectives for as long as it likes.
-    fn stay(&mut self) {
-        self.read_notices();
-        let left = &self.peers.left;
-        let waiting = self.others().filter(|&rank| left[rank].is_some());
-        self.notify(waiting, &Notice::Staying);
+        let part = |(from, received)| match from == rank {
+            true => Part(own.clone(), sends[rank].clone()),
+            false => Part(Arc::new(HostBuffer::F32(received)), 0..lengths[from]),
+        };
+        Ok(received.into_iter().enumerate().map(part).collect())
     }
 
     /// Ends the job if this rank panicked or gave up.
@@ -316,53 +260,30 @@ impl Transport for Link {
         self.notify(self.others(), &Notice::Lost(sequence, fault));
     }
 
-    /// Waits until all ranks have left, so that finalizing MPI does not wait; or until one gives no notice of itself for the
-    /// deadline, or stays for longer than it may.
+    /// Waits until all ranks have left, so that finalizing MPI does not wait. A process may go on for as long as it likes after its last
+    /// collective.
     fn leave(&mut self, calls: u64) {
         self.notify(self.others(), &Notice::Left(calls));
-        self.heard.fill(Instant::now());
-        let (since, mut polls) = (Instant::now(), 0);
-        while !self.staying().is_empty() {
+        let mut polls = 0;
+        while self.others().any(|rank| self.peers.left[rank].is_none()) {
             self.read_notices();
             if let Some((_, fault)) = self.peers.lost.take() {
                 eprintln!("rank {} has left its group: {fault}", self.rank);
-                self.queue.fail(fault);
+                self.queue.fail(&fault);
                 // This process may be about to exit with success: processes that failed shall exit before it.
                 thread::sleep(GRACE);
                 self.park();
-            }
-            let (deadline, mut missing) = (self.options.deadline, self.staying());
-            if let Some(longest) = self.options.longest_stay
-                && since.elapsed() > longest
-            {
-                self.end_job(&format!(
-                    "has left its group, and ranks {missing:?} have stayed for {longest:?} since"
-                ));
-            }
-            missing.retain(|&rank| self.heard[rank].elapsed() > deadline);
-            if !missing.is_empty() {
-                self.end_job(&format!(
-                    "has left its group and heard nothing of ranks {missing:?} for {deadline:?}"
-                ));
             }
             pause(&mut polls);
         }
     }
 }
 
-/// Tests all messages, and returns those that have not arrived. Calls `received` with the index and the length of those that have.
-fn test<'a, S: Scope<'a>>(
-    messages: Vec<UnderWay<'a, S>>,
-    mut received: impl FnMut(usize, usize),
-) -> Vec<UnderWay<'a, S>> {
-    let open = |(rank, index, request): UnderWay<'a, S>| match request.test() {
-        Err(request) => Some((rank, index, request)),
-        Ok(status) => {
-            if let Some(index) = index {
-                received(index, status.count(u8::equivalent_datatype()) as usize);
-            }
-            None
-        }
+/// Tests all messages, and returns those that have not arrived.
+fn test<'a, S: Scope<'a>>(messages: Vec<UnderWay<'a, S>>) -> Vec<UnderWay<'a, S>> {
+    let open = |(rank, is_awaited, request): UnderWay<'a, S>| {
+        let open = request.test().err()?;
+        Some((rank, is_awaited, open))
     };
     messages.into_iter().filter_map(open).collect()
 }

@@ -7,20 +7,19 @@ use std::{
     io::Write,
     panic::{self, AssertUnwindSafe},
     process,
-    sync::{Arc, mpsc::Sender},
+    sync::Arc,
     thread,
     time::Duration,
 };
 
-use ::mpi::{Threading, environment::Universe};
+use ::mpi::{Threading, environment::Universe, topology::SimpleCommunicator, traits::Communicator};
 use link::Link;
 
 use super::{
-    Agree, GroupFault, GroupOptions, ProcessGroup,
+    Agree, GroupFault, GroupOptions, Member, ProcessGroup,
     collectives::panic_message,
-    job::Queue,
     launcher::launched,
-    member::{LAST_PANIC, Member, process_group},
+    member::{LAST_PANIC, Queue},
 };
 use crate::ZeroError;
 
@@ -43,15 +42,15 @@ use crate::ZeroError;
 /// the launcher ends the job when the first process exits.
 ///
 /// Dropping the last clone waits until all ranks have dropped theirs and then finalizes MPI, which a process can do only once.
-/// A rank may keep its group for as long as it likes after the last collective, to evaluate or to write: its process gives notice
-/// of itself, and one that does not for a whole deadline ends the job, as does one that stays for longer than
-/// [`GroupOptions::longest_stay`], if that is set.
-#[derive(Clone)]
-pub struct MpiGroup {
-    member: Arc<Member>,
-}
+/// A rank may keep its group for as long as it likes after the last collective, to evaluate or to write.
+#[derive(Clone, Debug)]
+pub struct MpiGroup(Member);
 
-process_group!(MpiGroup);
+impl ProcessGroup for MpiGroup {
+    fn member(&self) -> &Member {
+        &self.0
+    }
+}
 
 /// How long a process that ends the job waits to be ended.
 const GRACE: Duration = Duration::from_secs(2);
@@ -72,28 +71,15 @@ impl MpiGroup {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Mpi`] if MPI was started before in this process or the launcher belongs to another MPI;
-    /// [`ZeroError::Disagreement`] if the ranks' options differ; [`ZeroError::InvalidSetting`] for an impossible option.
+    /// [`ZeroError::Start`] if MPI was started before in this process or the launcher belongs to another MPI, or the system starts no
+    /// thread; [`ZeroError::Disagreement`] if the ranks' options differ; [`ZeroError::InvalidSetting`] for an impossible option.
     pub fn with_options(options: GroupOptions) -> Result<Self, ZeroError> {
         options.check()?;
-        let member = Member::start("MPI".to_owned(), options.clone(), end_process, {
-            let options = options.clone();
-            move |queue, end| connect(queue, options, end)
-        })?;
+        let deadline = options.deadline;
+        let group = Self(Member::start("MPI".to_owned(), move || connect(deadline))?);
         remember_panics();
-        let world_size = member.world_size;
-        let member = Arc::new(member);
-        let group = Self { member };
-        check_launcher(world_size)?;
-        let GroupOptions {
-            deadline,
-            chunk_elements,
-            longest_stay,
-            after_fault: _, // of threads
-        } = options;
-        // Kept short, because it is sent in chunks whose size may already differ.
-        let text = format!("{deadline:?}, chunk_elements: {chunk_elements}, {longest_stay:?}");
-        group.agree_equal("group options", &text)?;
+        check_launcher(group.world_size())?;
+        group.agree_equal("group options", &format!("{options:?}"))?;
         Ok(group)
     }
 
@@ -119,59 +105,51 @@ impl MpiGroup {
     ) -> Result<R, E> {
         let group = Self::with_options(options)?;
         let result = panic::catch_unwind(AssertUnwindSafe(|| rank(&group)));
-        let alone = group.world_size() == 1 || group.member.queue.fault().is_some();
+        let queue = group.member().queue();
+        let alone = queue.world_size == 1 || queue.fault().is_some();
         match &result {
             Ok(Err(error)) if !alone => group.abort(&error.to_string()),
-            Err(panic) if !alone => {
-                let (rank, message) = (group.rank(), panic_message(&**panic));
-                let fault = GroupFault::PeerPanicked { rank, message };
-                group.member.fail(fault);
-            }
+            Err(panic) if !alone => drop(queue.panicked(panic_message(&**panic))),
             _ => {}
         }
         result.unwrap_or_else(|panic| panic::resume_unwind(panic))
     }
 }
 
-/// Starts MPI on this thread, which makes all its calls. What is returned beside the connection finalizes MPI and then says so.
-fn connect(
-    queue: Arc<Queue>,
-    options: GroupOptions,
-    end: Sender<()>,
-) -> Result<(Link, (Universe, Sender<()>)), ZeroError> {
-    let universe = start()?;
-    Ok((Link::new(queue, options, end.clone()), (universe, end)))
-}
-
-fn start() -> Result<Universe, ZeroError> {
-    let error = |reason: &str| ZeroError::Mpi {
-        reason: reason.to_owned(),
-    };
+/// Starts MPI on this thread, which makes all its calls. The universe finalizes it when dropped.
+fn connect(deadline: Duration) -> Result<(Arc<Queue>, Link, Universe), ZeroError> {
     let (universe, provided) =
         ::mpi::initialize_with_threading(Threading::Funneled).ok_or_else(|| {
-            error("it was started before in this process, and it starts only once: clone the group")
+            refused(
+                "it was started before in this process, and it starts only once: clone the group",
+            )
         })?;
-    match provided < Threading::Funneled {
-        true => Err(error(
+    if provided < Threading::Funneled {
+        return Err(refused(
             "this library is built without threads (MPI_THREAD_FUNNELED)",
-        )),
-        false => Ok(universe),
+        ));
     }
+    let world = SimpleCommunicator::world();
+    let (rank, world_size) = (world.rank() as usize, world.size() as usize);
+    let queue = Queue::new(rank, world_size, deadline, end_process);
+    Ok((queue.clone(), Link::new(queue), universe))
+}
+
+fn refused(reason: impl Into<String>) -> ZeroError {
+    let (what, reason) = ("MPI".to_owned(), reason.into());
+    ZeroError::Start { what, reason }
 }
 
 /// Launchers of one MPI start as many groups of one as there are processes of a program linked to another MPI.
 fn check_launcher(world_size: usize) -> Result<(), ZeroError> {
     match launched() {
-        Some(job) if world_size == 1 => {
+        Some(processes) if world_size == 1 => {
             let version = ::mpi::environment::library_version().unwrap_or_default();
-            let reason = format!(
-                "the launcher started {} processes ({}), but this program's library ({}) sees only this one: \
+            Err(refused(format!(
+                "the launcher started {processes} processes, but this program's library ({}) sees only this one: \
                  start it with that library's own mpirun, or srun --mpi=pmix or --mpi=pmi2",
-                job.world_size,
-                job.variable,
                 version.lines().next().unwrap_or_default()
-            );
-            Err(ZeroError::Mpi { reason })
+            )))
         }
         _ => Ok(()),
     }
