@@ -19,19 +19,18 @@ pub type Rank = Arc<dyn ProcessGroup>;
 ///
 /// [`GptError::Options`] if both name a number and differ, or if this build does not support the launcher's ranks.
 pub fn number_of_ranks(options: &Options) -> Result<usize, GptError> {
-    let Some(job) = launched() else {
+    let Some(processes) = launched() else {
         return Ok(options.ranks.unwrap_or(1));
     };
-    let (processes, variable) = (job.world_size, job.variable);
     if !cfg!(feature = "mpi") {
         return Err(GptError::Options(format!(
-            "a launcher started {processes} processes ({variable}), but this build knows no MPI: build it with\n    \
+            "a launcher started {processes} processes, but this build knows no MPI: build it with\n    \
              cargo build --release -p examples --features mpi --example gpt"
         )));
     }
     match options.ranks {
         Some(ranks) if ranks != processes => Err(GptError::Options(format!(
-            "--ranks {ranks}, but the launcher started {processes} processes ({variable}), which are the ranks: leave --ranks out"
+            "--ranks {ranks}, but the launcher started {processes} processes, which are the ranks: leave --ranks out"
         ))),
         _ => Ok(processes),
     }

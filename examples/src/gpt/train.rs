@@ -106,7 +106,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
             true => open(options, job, text)?,
             false => 0,
         };
-        let first_epoch = rank.gather_i64("first epoch", first_epoch as i64)?[0] as usize;
+        let first_epoch = rank.gather_f64("first epoch", first_epoch as f64)?[0] as usize;
 
         let plan = options.plan();
         let (batch, context, seed) = (job.batch, options.context, options.seed);
@@ -149,7 +149,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
         let learner = Learner::new(model, scaler.wrap(optimizer), schedule);
 
         let strategy = ZeroStrategy::process(rank.clone());
-        let strategy = strategy.with_devices(vec![device.clone()]).sharing_items();
+        let strategy = strategy.with_devices(vec![device.clone()]);
         let directory = &options.output;
         let mut training = SupervisedTraining::new(directory, Arc::new(train), valid)
             .metrics((LossMetric::<Flex>::new(),))
