@@ -169,8 +169,7 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     let share = |sharded: bool| if sharded { shard } else { elements };
     let states = share(stage.shards_optimizer_state());
     let gradients = share(stage.shards_gradients());
-    let offloaded = (states as f64 * config.offload_optimizer.ratio()).round() as u64;
-    let offloaded = offloaded.min(states);
+    let offloaded = if_(to_host, states);
     // Reduced gradients on the host are additional to the buckets in transfer; on the device they replace them.
     let leaving = match to_host {
         true => elements,

@@ -13,21 +13,18 @@ use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{BasicOps, Bool, Distribution, Float, Int, Tensor, TensorData};
+use burn::tensor::{BasicOps, Bool, Float, Int, Tensor, TensorData};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
-use crate::ZeroSettings;
 use crate::backend::attach;
 use crate::module::{AnyTensor, for_each_tensor, replace_tensors};
 use crate::optimizer::{Parameters, Statistics};
 use crate::record::{
-    Entry, JointWork, Keep, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec,
+    Entry, JointWork, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec,
     TrainingState, save_sharded,
 };
 use crate::reduce::GradientReducer;
-use crate::state::{self, Item, WINDOW, from_file, in_file, refuse, to_file};
+use crate::state::{self, Item, StateTensor, from_file, in_file, refuse, to_file};
 
 /// A training: a model, its optimizer with all layers around it, and its learning-rate scheduler (or a number, for a constant
 /// rate).
@@ -63,13 +60,13 @@ impl<M, O, S> Training<M, O, S> {
 /// | every tensor of the model, whole, in its own type | `model/<path>` | each rank its shard; rank 0 what is not trained |
 /// | the optimizer's state, whole tensors | `optimizer/<path>` | each rank its shard |
 /// | step counts, loss scale, counters of all layers; the scheduler | the manifest | the same on all ranks |
-/// | the sums of a window of micro-batches that is not complete | `window/<rank>/<path>` | each rank its own |
 /// | step, and what the caller adds ([`TrainingState`](crate::record::TrainingState)) | the manifest | the caller, all ranks the same |
-/// | a seed for the backend's generator, if the caller [takes one](crate::record::TrainingState::with_generator) | the manifest | each rank its own |
 ///
 /// so any number of ranks, at any stage, loads it bit for bit, and [`consolidate`](crate::consolidate) makes a file of it that
-/// plain Burn loads. An incomplete window can be loaded only with the same number of ranks and the same sharding: save
-/// after an update.
+/// plain Burn loads. The sums of an incomplete window of micro-batches are each rank's own, so a save there is refused: save after an
+/// update. No backend of Burn 0.21 exposes its generator's state: a loop with dropout puts a seed into
+/// [`user`](crate::record::TrainingState::user), and seeds each rank's generator with it and the rank when it saves and after it has loaded.
+/// Then it continues with the same draws.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -92,7 +89,7 @@ impl<M, O, S> Training<M, O, S> {
 ///
 ///         // .. here the layers go around the optimizer ..
 ///         let training = Training { model, optimizer, scheduler: 1e-2 };
-///         let (mut training, found) = recorder.resume(dir, training)?;
+///         let (mut training, found) = recorder.load(dir, None, training)?;
 ///         let mut state = found.unwrap_or_default();
 ///         for _ in 0..steps {
 ///             let loss = training.model.forward(Tensor::<B, 2>::ones([8, 4], &device)).mean();
@@ -112,26 +109,14 @@ impl<M, O, S> Training<M, O, S> {
 #[derive(Clone, Debug)]
 pub struct Recorder {
     reducer: PreparedReducer,
-    settings: ZeroSettings,
 }
 
 /// The gradient reducer of an optimizer since its last `prepare`. Weak, so that a recorder does not keep a dropped optimizer's ranks.
 pub(crate) type PreparedReducer = Arc<Mutex<Weak<GradientReducer>>>;
 
-/// What the manifest holds of the optimizer.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OptimizerState {
-    /// The settings that it was saved with.
-    #[serde(rename = "sharding")]
-    settings: ZeroSettings,
-    /// All of its record that is no tensor.
-    tree: Value,
-}
-
 impl Recorder {
-    pub(crate) fn new(reducer: PreparedReducer, settings: ZeroSettings) -> Self {
-        Self { reducer, settings }
+    pub(crate) fn new(reducer: PreparedReducer) -> Self {
+        Self { reducer }
     }
 
     fn reducer(&self) -> Result<Arc<GradientReducer>, RecordError> {
@@ -141,8 +126,8 @@ impl Recorder {
 
     /// Saves a training as one record in `dir`, as [`save_sharded`] does. Collective: all ranks call it, between two steps.
     ///
-    /// `state` has the number of updates, which names the record, and if wanted
-    /// [this rank's generator](TrainingState::with_generator) and state of the caller. The optimizer's and the scheduler's are filled in.
+    /// `state` has the number of updates, which names the record, and if wanted state of the caller. The optimizer's and the
+    /// scheduler's are filled in.
     ///
     /// Costs one write of this rank's shard of model and optimizer, and host memory for its shard of the optimizer's state;
     /// the model is read from the device tensor by tensor. Running statistics, such as BatchNorm's, become those of rank 0 on all
@@ -150,7 +135,7 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be split, or with
+    /// On all ranks if on one: [`RecordError::State`] if a layer keeps state that cannot be split, such as an incomplete window, or with
     /// [`ZeroOptimizerError::OtherModel`](crate::ZeroOptimizerError::OtherModel); [`RecordError::RanksDiffer`] if ranks are not at the same step; those of
     /// [`save_sharded`].
     pub fn save<B, M, O, S>(
@@ -175,21 +160,23 @@ impl Recorder {
             parameters.check_same(layout.parameters())?;
 
             let record = training.optimizer.to_record();
-            let ids = state::ids_of_layers(layout, &parameters);
+            let ids = state::ids_of_shards(layout);
             let (tree, tensors) = state::split::<B, _>(record, layout, &ids)?;
-            let settings = self.settings.clone();
-            let of_optimizer = serde_json::to_value(OptimizerState { settings, tree });
-            state.optimizer = of_optimizer.map_err(refuse)?;
+            state.optimizer = tree;
             let record = training.scheduler.to_record::<B>();
             let of_scheduler = serde_json::to_value(record.into_item::<FullPrecisionSettings>());
             state.scheduler = of_scheduler.map_err(refuse)?;
 
             let mut entries = Vec::new();
-            for (tensor, mut bytes) in tensors {
+            for (tensor, bytes) in tensors {
+                let bytes: Arc<[u8]> = bytes.into();
+                let mut end = 0;
                 for range in tensor.ranges {
-                    let after = bytes.split_off(range.len() * tensor.spec.element_bytes());
                     let slice = TensorSlice::new(tensor.spec.clone(), range);
-                    entries.push(Entry::new(slice, core::mem::replace(&mut bytes, after)));
+                    let (start, bytes) = (end, bytes.clone());
+                    end += slice.bytes();
+                    let part = start..end;
+                    entries.push(Entry::lazy(slice, move || Ok(bytes[part].to_vec().into())));
                 }
             }
             for it in model_tensors::<B, M>(training.model, &parameters)? {
@@ -221,46 +208,24 @@ impl Recorder {
 
     /// Loads the last record in `dir`, or that of `step`, into a training constructed like the saved one: bit for bit what was
     /// saved, at any number of ranks and any stage. Collective; the optimizer must be
-    /// [prepared](crate::ZeroOptimizer::prepare). Returns the training and the saved state. The backend's generator does not change
-    /// until [`seed_generator`](TrainingState::seed_generator).
+    /// [prepared](crate::ZeroOptimizer::prepare). Returns the training and the saved state; the training as it came and `None` if there is
+    /// no record and no step was asked for.
     ///
     /// Costs a read of the whole model and of this rank's shard of the optimizer's state on every rank, and host memory
     /// for the model and twice the shard.
     ///
     /// # Errors
     ///
-    /// On all ranks if on one: [`RecordError::PartialWindow`] for a record of an incomplete window of other ranks,
-    /// [`RecordError::OtherModel`] for one of another model, [`RecordError::State`] for one of another optimizer; those of
-    /// [`load_sharded`](crate::load_sharded).
-    pub fn load<B, M, O, S>(
-        &self,
-        dir: &Path,
-        step: Option<u64>,
-        training: Training<M, O, S>,
-    ) -> Result<(Training<M, O, S>, TrainingState), RecordError>
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-        O: Optimizer<M, B>,
-        S: LrScheduler,
-    {
-        let reducer = self.reducer()?;
-        let record = ShardedRecord::open_with(dir, reducer.group(), step)?;
-        self.load_from::<B, M, O, S>(&reducer, record, training)
-    }
-
-    /// [`load`](Self::load)s the last record in `dir` if there is one; otherwise returns the training unchanged. Collective.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`load`](Self::load). A record that exists and cannot be read is an error.
+    /// On all ranks if on one: [`RecordError::OtherModel`] for a record of another model, [`RecordError::State`] for one of another
+    /// optimizer; those of [`load_sharded`](crate::load_sharded). A record that exists and cannot be read is an error.
     #[allow(
         clippy::type_complexity,
         reason = "the training that came, and what was found"
     )]
-    pub fn resume<B, M, O, S>(
+    pub fn load<B, M, O, S>(
         &self,
         dir: &Path,
+        step: Option<u64>,
         training: Training<M, O, S>,
     ) -> Result<(Training<M, O, S>, Option<TrainingState>), RecordError>
     where
@@ -270,28 +235,12 @@ impl Recorder {
         S: LrScheduler,
     {
         let reducer = self.reducer()?;
-        let Some(record) = ShardedRecord::open_last(dir, reducer.group())? else {
+        let Some(mut record) = ShardedRecord::open_with(dir, reducer.group(), step)? else {
             return Ok((training, None));
         };
-        let (training, state) = self.load_from::<B, M, O, S>(&reducer, record, training)?;
-        Ok((training, Some(state)))
-    }
-
-    fn load_from<B, M, O, S>(
-        &self,
-        reducer: &Arc<GradientReducer>,
-        mut record: ShardedRecord,
-        training: Training<M, O, S>,
-    ) -> Result<(Training<M, O, S>, TrainingState), RecordError>
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-        O: Optimizer<M, B>,
-        S: LrScheduler,
-    {
         let (layout, group) = (reducer.layout(), reducer.group());
-        let (record, world_size) = (&mut record, group.world_size());
-        let state = record.state(group.rank(), world_size);
+        let state = record.state().clone();
+        let record = &mut record;
         let Training {
             model,
             optimizer,
@@ -302,35 +251,17 @@ impl Recorder {
             let device = model.devices().into_iter().next().unwrap_or_default();
             let parameters = Parameters::of::<B, M>(&model);
             parameters.check_same(layout.parameters())?;
-            let OptimizerState { settings, tree } =
-                serde_json::from_value(state.optimizer.clone()).map_err(refuse)?;
-            let in_window = record.tensors().any(|it| it.name.starts_with(WINDOW));
-            if in_window && (record.world_size() != world_size || settings != self.settings) {
-                return Err(RecordError::PartialWindow {
-                    path: record.path().to_owned(),
-                    saved_by: format!("{} ranks, {settings:?}", record.world_size()),
-                    wanted_by: format!("{world_size} ranks, {:?}", self.settings),
-                });
-            }
             let mut loaded = load_model(
                 &model_tensors::<B, M>(&model, &parameters)?,
                 record,
                 &mut work,
             )?;
 
-            let ids = state::ids_of_layers(layout, &parameters);
-            let tree = state::join(&tree, layout, &ids, |wanted| {
-                let (mut spec, mut ranges) = (wanted.spec.clone(), wanted.ranges.clone());
-                if wanted.key.is_local {
-                    // No tensor was saved for a parameter that had no gradient.
-                    let Some(saved) = record.tensor(&spec.name) else {
-                        return Ok(None);
-                    };
-                    let whole = TensorSlice::whole(saved);
-                    (spec.shape, ranges) = (whole.tensor.shape, vec![whole.range]);
-                }
-                let bytes = record.read_ranges(&spec, &ranges, &mut work)?;
-                Ok::<_, RecordError>(Some((spec.shape, bytes)))
+            let ids = state::ids_of_shards(layout);
+            let tree = state::join(&state.optimizer, layout, &ids, |wanted| {
+                let StateTensor { spec, ranges, .. } = wanted;
+                let bytes = record.read_ranges(spec, ranges, &mut || work.at_work());
+                Ok::<_, RecordError>(Some(bytes?))
             })?;
             let optimizer = optimizer.load_record(state::to_record::<B, _>(tree, &device)?);
 
@@ -343,11 +274,7 @@ impl Recorder {
                 loaded.remove(&format!("{MODEL}{path}"))
             });
             if !reducer.is_idle() {
-                attach(reducer, &Parameters::of::<B, M>(&model).nodes);
-                if world_size > 1 && in_window && self.settings.stage.shards_gradients() {
-                    // The sums of the continued window are of reduced gradients.
-                    reducer.set_reduced();
-                }
+                attach(&reducer, &Parameters::of::<B, M>(&model).nodes);
             }
             Ok(Training {
                 model,
@@ -356,7 +283,7 @@ impl Recorder {
             })
         };
         let loaded = load();
-        Ok((work.end(loaded)?, state))
+        Ok((work.end(loaded)?, Some(state)))
     }
 }
 
@@ -395,9 +322,6 @@ fn model_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     Ok(found.into_iter().collect::<Result<_, _>>()?)
 }
 
-/// The section of the model's tensors.
-const MODEL: &str = "model/";
-
 /// The model's tensors from a record, by name.
 fn load_model<B: Backend>(
     model: &[ModelTensor<B>],
@@ -417,7 +341,7 @@ fn load_model<B: Backend>(
     }
     let loaded = model.iter().map(|ModelTensor { spec, tensor, .. }| {
         let whole = TensorSlice::whole(spec.clone()).range;
-        let bytes = record.read_ranges(spec, &[whole], work)?;
+        let bytes = record.read_ranges(spec, &[whole], &mut || work.at_work())?;
         let (dtype, shape) = tensor.kind();
         Ok((spec.name.clone(), from_file(bytes, shape, dtype)))
     });
@@ -446,47 +370,4 @@ fn read<B: Backend>(tensor: AnyTensor<B>, elements: Range<usize>) -> Vec<u8> {
         AnyTensor::Int(tensor) => part::<B, Int>(tensor, elements),
         AnyTensor::Bool(tensor) => part::<B, Bool>(tensor, elements),
     })
-}
-
-impl TrainingState {
-    /// Adds the state of the backend's generator, for dropout and the like, in a loop that saves with a
-    /// [`Recorder`](crate::Recorder).
-    ///
-    /// No backend of Burn 0.21 exposes its generator's state, so a new seed is drawn, saved, and given to the generator.
-    /// A training that continues and one that [`resumes`](Self::seed_generator) then draw the same numbers, if they save at
-    /// the same steps. A training that does not save draws other numbers from here on.
-    ///
-    /// A backend has one generator a process. So this is exact where a process is a rank; ranks that are threads draw from the
-    /// same one in an order that no record can restore. The caller saves other generators, such as a loader's, in
-    /// [`user`](Self::user), or derives them from the step.
-    #[must_use]
-    pub fn with_generator<B: Backend>(mut self, device: &B::Device) -> Self {
-        let seed = draw_seed::<B>(device);
-        B::seed(device, seed);
-        self.generator = json!({ SEED: seed });
-        self
-    }
-
-    /// Seeds the generator of the backend as [`with_generator`](Self::with_generator) did. Whether there was a seed: there is none at
-    /// another number of ranks, where the caller seeds each rank anew.
-    pub fn seed_generator<B: Backend>(&self, device: &B::Device) -> bool {
-        let seed = self.generator.get(SEED).and_then(Value::as_u64);
-        if let Some(seed) = seed {
-            B::seed(device, seed);
-        }
-        seed.is_some()
-    }
-}
-
-const SEED: &str = "seed";
-
-/// 64 bits, 16 from each number: an f32 holds them exactly.
-fn draw_seed<B: Backend>(device: &B::Device) -> u64 {
-    const VALUES: f64 = 65_536.0;
-    let numbers = Tensor::<B, 1>::random([4], Distribution::Uniform(0.0, VALUES), device);
-    let numbers = numbers.into_data();
-    let bits = numbers
-        .iter::<f64>()
-        .map(|number| number.min(VALUES - 1.0) as u64);
-    bits.fold(0, |seed, bits| seed << 16 | bits)
 }

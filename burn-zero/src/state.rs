@@ -2,15 +2,13 @@
 //!
 //! Burn serializes an optimizer's record as a tree of maps whose keys are the ids of parameters, which differ between
 //! processes. [`split`] replaces ids by paths and extracts the tensors, each with the ranges of its parameter that this rank
-//! has; [`join`] is the inverse, for any layout. The rest of the tree is JSON:
+//! has; [`join`] is the inverse, for any layout. A tensor that belongs to no shard is refused. The rest of the tree is JSON:
 //!
 //! | in the JSON tree | stands for |
 //! |---|---|
 //! | `"$parameter path": ..` | state under the id of a parameter, whose tensors are cut over ranks: `optimizer/<place>` |
-//! | `"$local path": ..` | state under the id of a parameter, whose tensors are this rank's alone: `window/<rank>/<place>` |
 //! | `{"$tensor": type}` | a tensor, named by its place: the keys from the root, joined by dots |
 
-use core::iter;
 use core::ops::Range;
 use std::collections::HashMap;
 
@@ -22,75 +20,44 @@ use ciborium::Value;
 use serde_json::Value as Json;
 
 use crate::ZeroOptimizerError;
-use crate::optimizer::{Parameters, shard_id};
+use crate::optimizer::shard_id;
 use crate::record::{Dtype, TensorSpec};
 use crate::reduce::Layout;
 
 /// A record as Burn serializes it.
 pub(crate) type Item<R, B> = <R as Record<B>>::Item<FullPrecisionSettings>;
 
-/// The section of windows that are not complete.
-pub(crate) const WINDOW: &str = "window/";
-
 const PARAMETER: &str = "$parameter ";
-const LOCAL: &str = "$local ";
 const TENSOR: &str = "$tensor";
 
-/// The key of a parameter's state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct StateKey {
-    /// Position of the parameter.
-    pub(crate) parameter: usize,
-    /// Whether it is state of a layer around the [`ZeroOptimizer`](crate::ZeroOptimizer), which differs between ranks; otherwise
-    /// it is the optimizer's, sharded over ranks.
-    pub(crate) is_local: bool,
-}
-
-/// The ids in a record, with their keys.
-pub(crate) type StateIds = HashMap<String, StateKey>;
+/// The ids in a record, with the positions of their parameters.
+pub(crate) type StateIds = HashMap<String, usize>;
 
 /// Of parameters in their order.
-pub(crate) fn state_ids(ids: impl IntoIterator<Item = ParamId>, is_local: bool) -> StateIds {
-    let ids = ids.into_iter().enumerate().map(|(parameter, id)| {
-        let key = StateKey {
-            parameter,
-            is_local,
-        };
-        (id.serialize(), key)
-    });
-    ids.collect()
+pub(crate) fn state_ids(ids: impl IntoIterator<Item = ParamId>) -> StateIds {
+    let ids = ids.into_iter().map(|id| id.serialize());
+    ids.zip(0..).collect()
 }
 
 /// Of the record of an optimizer that steps on shards.
 pub(crate) fn ids_of_shards(layout: &Layout) -> StateIds {
-    state_ids((0..layout.parameters().len()).map(shard_id), false)
-}
-
-/// Of the record of layers around an optimizer that steps on shards: layers use the ids of the module's parameters.
-pub(crate) fn ids_of_layers(layout: &Layout, parameters: &Parameters) -> StateIds {
-    let mut ids = ids_of_shards(layout);
-    ids.extend(state_ids(parameters.ids(), true));
-    ids
+    state_ids((0..layout.parameters().len()).map(shard_id))
 }
 
 /// The part of a record's tensor that a layout holds.
 pub(crate) struct StateTensor {
-    /// The whole tensor. The shape of a local tensor is empty until it is read from a record.
+    /// The whole tensor.
     pub(crate) spec: TensorSpec,
-    /// The state that it belongs to.
-    pub(crate) key: StateKey,
-    /// The elements that the layout holds; of a local tensor all, or none if it is not read yet.
+    /// Position of the parameter that it belongs to.
+    pub(crate) parameter: usize,
+    /// The elements that the layout holds.
     pub(crate) ranges: Vec<Range<usize>>,
 }
 
 /// Tensors, each with the concatenated elements of its ranges.
 pub(crate) type Tensors = Vec<(StateTensor, Vec<u8>)>;
 
-/// A tensor's shape, which [`join`] uses for local tensors only, and its elements.
-pub(crate) type Elements = (Vec<usize>, Vec<u8>);
-
-/// A record without its tensors, and the tensors with the elements that this rank saves: its shard of a sharded tensor, all of a
-/// local one. Costs one copy of the tensors in host memory.
+/// A record without its tensors, and the tensors with the elements that this rank saves. Costs one copy of the tensors in host memory.
 ///
 /// # Errors
 ///
@@ -107,23 +74,17 @@ pub(crate) fn split<B: Backend, R: Record<B>>(
     let rename = |id: &str, of| {
         Ok(Some(match ids.get(id) {
             None => (id.to_owned(), of),
-            Some(key) => {
-                let mark = if key.is_local { LOCAL } else { PARAMETER };
-                let path = &layout.parameters()[key.parameter].path;
-                (format!("{mark}{path}"), Some(*key))
+            Some(&parameter) => {
+                let path = &layout.parameters()[parameter].path;
+                (format!("{PARAMETER}{path}"), Some(parameter))
             }
         }))
     };
-    let take = |place: &str, key: StateKey, fields: Fields| {
+    let take = |place: &str, parameter: usize, fields: Fields| {
         let data = tensor_data(fields)?;
         let in_tree = Value::serialized(&data.dtype).map_err(refuse)?;
-        let mut tensor = at_place(place, key, data.dtype, layout)?;
-        let (has, mut held) = (data.num_elements(), layout.held(key.parameter));
-        if key.is_local {
-            tensor.spec.shape = data.shape.to_vec();
-            tensor.ranges = iter::once(0..has).collect();
-            held = has;
-        }
+        let tensor = at_place(place, parameter, data.dtype, layout)?;
+        let (has, held) = (data.num_elements(), layout.held(parameter));
         if has != held {
             return Err(refuse(format!(
                 "{place} has {has} elements, its parameter {held}: it cannot be cut"
@@ -156,19 +117,19 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
     tree: &Json,
     layout: &Layout,
     ids: &StateIds,
-    mut load: impl FnMut(&StateTensor) -> Result<Option<Elements>, E>,
+    mut load: impl FnMut(&StateTensor) -> Result<Option<Vec<u8>>, E>,
 ) -> Result<Value, E> {
-    let paths = layout.parameters().iter().enumerate();
-    let paths: HashMap<_, _> = paths.map(|(index, it)| (&*it.path, index)).collect();
-    let ids: HashMap<_, _> = ids.iter().map(|(id, key)| (*key, id)).collect();
-    let rename = |key: &str, of: Option<StateKey>| {
-        let Some((path, is_local)) = parameter_path(key) else {
+    let paths = layout.parameters().iter().zip(0..);
+    let paths: HashMap<_, _> = paths.map(|(it, index)| (&*it.path, index)).collect();
+    let ids: HashMap<_, _> = ids.iter().map(|(id, index)| (*index, id)).collect();
+    let rename = |key: &str, of: Option<usize>| {
+        let Some(path) = key.strip_prefix(PARAMETER) else {
             // Burn's records name the number of dimensions of a parameter's state, such as `Rank2`: here the shard's.
             let is_rank = key
                 .strip_prefix("Rank")
                 .is_some_and(|rank| rank.parse::<usize>().is_ok());
-            let key = match of.filter(|of| is_rank && !of.is_local) {
-                Some(of) => format!("Rank{}", layout.shard_shape(of.parameter).len()),
+            let key = match of.filter(|_| is_rank) {
+                Some(of) => format!("Rank{}", layout.shard_shape(of).len()),
                 None => key.to_owned(),
             };
             return Ok(Some((key, of)));
@@ -176,38 +137,28 @@ pub(crate) fn join<E: From<ZeroOptimizerError>>(
         let parameter = paths.get(path).copied();
         let parameter =
             parameter.ok_or_else(|| refuse(format!("the model has no parameter {path}")))?;
-        let key = StateKey {
-            parameter,
-            is_local,
-        };
-        let is_held = is_local || layout.held(parameter) > 0;
-        Ok(is_held.then(|| (ids[&key].clone(), Some(key))))
+        let is_held = layout.held(parameter) > 0;
+        Ok(is_held.then(|| (ids[&parameter].clone(), Some(parameter))))
     };
-    let put = |place: &str, key: StateKey, fields: Fields| -> Result<_, E> {
+    let put = |place: &str, parameter: usize, fields: Fields| -> Result<_, E> {
         let dtype: DType = fields[0].1.deserialized().map_err(refuse)?;
-        let mut tensor = at_place(place, key, dtype, layout)?;
-        if !key.is_local && layout.holds_all() {
-            tensor.ranges = iter::once(0..layout.held(key.parameter)).collect();
+        let mut tensor = at_place(place, parameter, dtype, layout)?;
+        if layout.holds_all() {
+            tensor.ranges = core::iter::once(0..layout.held(parameter)).collect();
         }
-        let Some((mut shape, bytes)) = load(&tensor)? else {
+        let Some(bytes) = load(&tensor)? else {
             return Ok(None);
         };
-        if !key.is_local {
-            shape = layout.shard_shape(key.parameter);
-        }
-        let wanted = shape.iter().product::<usize>() * tensor.spec.element_bytes();
+        let wanted = layout.held(parameter) * tensor.spec.element_bytes();
         if bytes.len() != wanted {
             let (name, has) = (tensor.spec.name, bytes.len());
             return Err(refuse(format!("{name} has {has} bytes, but {wanted} are needed")).into());
         }
-        let shape = Value::serialized(&shape).map_err(refuse)?;
+        let shape = Value::serialized(&layout.shard_shape(parameter)).map_err(refuse)?;
         let dtype = Value::serialized(&on_host(dtype)).map_err(refuse)?;
         let values = [Value::Bytes(bytes), shape, dtype];
-        let fields = DATA
-            .map(|key| Value::Text(key.to_owned()))
-            .into_iter()
-            .zip(values);
-        Ok(Some(Value::Map(fields.collect())))
+        let keys = DATA.map(|key| Value::Text(key.to_owned()));
+        Ok(Some(Value::Map(keys.into_iter().zip(values).collect())))
     };
     let tree = Value::serialized(tree).map_err(refuse)?;
     let found = Walk {
@@ -246,11 +197,11 @@ struct Walk<K, T> {
 }
 
 impl<K, T> Walk<K, T> {
-    fn value<E>(&mut self, value: Value, of: Option<StateKey>) -> Result<Option<Value>, E>
+    fn value<E>(&mut self, value: Value, of: Option<usize>) -> Result<Option<Value>, E>
     where
         E: From<ZeroOptimizerError>,
-        K: FnMut(&str, Option<StateKey>) -> Result<Option<(String, Option<StateKey>)>, E>,
-        T: FnMut(&str, StateKey, Fields) -> Result<Option<Value>, E>,
+        K: FnMut(&str, Option<usize>) -> Result<Option<(String, Option<usize>)>, E>,
+        T: FnMut(&str, usize, Fields) -> Result<Option<Value>, E>,
     {
         let refused = |place: &[String], what: &str| refuse(format!("{} {what}", place.join(".")));
         match value {
@@ -265,7 +216,7 @@ impl<K, T> Walk<K, T> {
             }
             Value::Map(fields) if is_tensor(&fields) => match of {
                 Some(of) => (self.replace)(&self.place.join("."), of, fields),
-                None => Err(refused(&self.place, "is of no parameter").into()),
+                None => Err(refused(&self.place, NO_SHARD).into()),
             },
             Value::Map(fields) => {
                 let (mut found, mut is_left_out) = (Fields::new(), false);
@@ -276,9 +227,8 @@ impl<K, T> Walk<K, T> {
                     let Some((new, of_child)) = (self.rename)(&old, of)? else {
                         continue;
                     };
-                    let path = parameter_path(&new).or(parameter_path(&old));
-                    let step = path.map_or(&*old, |(path, _)| path);
-                    self.place.push(step.to_owned());
+                    let path = new.strip_prefix(PARAMETER).or(old.strip_prefix(PARAMETER));
+                    self.place.push(path.unwrap_or(&old).to_owned());
                     let value = self.value(value, of_child)?;
                     self.place.pop();
                     match value {
@@ -301,11 +251,9 @@ impl<K, T> Walk<K, T> {
     }
 }
 
-/// The path of the parameter that a key of the JSON tree names, and whether its state is local.
-fn parameter_path(key: &str) -> Option<(&str, bool)> {
-    let sharded = key.strip_prefix(PARAMETER).map(|path| (path, false));
-    sharded.or_else(|| Some((key.strip_prefix(LOCAL)?, true)))
-}
+/// Why a tensor of a layer around the optimizer is refused.
+const NO_SHARD: &str = "is a tensor of no shard, such as a sum of an incomplete window of micro-batches, which is each rank's own: \
+                        save after an update";
 
 /// The fields of a serialized [`TensorData`].
 const DATA: [&str; 3] = ["bytes", "shape", "dtype"];
@@ -334,23 +282,20 @@ fn tensor_data(mut fields: Fields) -> Result<TensorData, ZeroOptimizerError> {
     ))
 }
 
-/// The tensor at a place of the tree, with this rank's shard; the shape and the elements of a local one are not known.
+/// The tensor at a place of the tree, with this rank's shard.
 fn at_place(
     place: &str,
-    key: StateKey,
+    parameter: usize,
     dtype: DType,
     layout: &Layout,
 ) -> Result<StateTensor, ZeroOptimizerError> {
-    let (name, shape, ranges) = match key.is_local {
-        true => (format!("{WINDOW}{}/{place}", layout.rank()), vec![], vec![]),
-        false => {
-            let shape = layout.parameters()[key.parameter].shape.clone();
-            let ranges = layout.shard(key.parameter).to_vec();
-            (format!("optimizer/{place}"), shape, ranges)
-        }
-    };
-    let spec = TensorSpec::new(&*name, in_file(&name, dtype)?, shape);
-    Ok(StateTensor { spec, key, ranges })
+    let name = format!("optimizer/{place}");
+    let shape = layout.parameters()[parameter].shape.clone();
+    Ok(StateTensor {
+        spec: TensorSpec::new(&*name, in_file(&name, dtype)?, shape),
+        parameter,
+        ranges: layout.shard(parameter).to_vec(),
+    })
 }
 
 /// The bytes of the elements in `ranges` of a tensor, one range behind the other.

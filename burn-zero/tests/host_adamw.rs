@@ -4,8 +4,8 @@
 mod golden;
 
 use burn_zero::{
-    AdamWState, AdamWStep, DecayMode, Gradients, HostAdamW, HostAdamWConfig, InstructionSet,
-    OffloadError, ParamsOut,
+    AdamWState, AdamWStep, Arch, DecayMode, Gradients, HostAdamW, HostAdamWConfig, OffloadError,
+    ParamsOut,
 };
 use half::{bf16, f16};
 
@@ -82,11 +82,10 @@ fn assert_close(actual: &[f32], expected: &[f32], what: &str) {
 fn numbers_are_those_of_pytorch() {
     let cases = golden::cases();
     assert_eq!(cases.len(), 3);
-    for (case, set) in cases.iter().flat_map(|case| {
-        InstructionSet::available()
-            .into_iter()
-            .map(move |set| (case, set))
-    }) {
+    for (case, set) in cases
+        .iter()
+        .flat_map(|case| HostAdamW::archs().into_iter().map(move |set| (case, set)))
+    {
         let config = HostAdamWConfig {
             beta_1: case.beta1,
             beta_2: case.beta2,
@@ -95,7 +94,7 @@ fn numbers_are_those_of_pytorch() {
             ..Default::default()
         };
         let mut adamw = HostAdamW::new(config.clone(), &case.initial).unwrap();
-        adamw = adamw.with_instruction_set(set).unwrap();
+        adamw = adamw.with_arch(set);
         for (gradients, expected) in case.grads.iter().zip(&case.params_after_step) {
             adamw
                 .step(config.at(case.lr), Gradients::F32(gradients), None)
@@ -112,9 +111,7 @@ fn numbers_are_those_of_pytorch() {
 fn instructions_change_no_bit() {
     let portable = |config: HostAdamWConfig| {
         let adamw = HostAdamW::new(config, &values(1, LEN)).unwrap();
-        adamw
-            .with_instruction_set(InstructionSet::Portable)
-            .unwrap()
+        adamw.with_arch(Arch::Scalar)
     };
     for decay_mode in [DecayMode::Decoupled, DecayMode::Cautious] {
         let config = HostAdamWConfig {
@@ -122,10 +119,9 @@ fn instructions_change_no_bit() {
             ..config()
         };
         let expected = run(portable(config.clone()));
-        for set in InstructionSet::available() {
+        for set in HostAdamW::archs() {
             let adamw = HostAdamW::new(config.clone(), &values(1, LEN)).unwrap();
-            let adamw = run(adamw.with_instruction_set(set).unwrap());
-            assert_eq!(adamw.instruction_set(), set);
+            let adamw = run(adamw.with_arch(set));
             assert_same_bits(&adamw, &expected);
         }
     }
@@ -155,11 +151,11 @@ fn low_precision_is_widened_exactly_and_rounded_to_nearest_even() {
         (Gradients::Bf16(&brain), &widened_brain),
         (Gradients::F16(&half), &widened_half),
     ];
-    for set in InstructionSet::available() {
+    for set in HostAdamW::archs() {
         for (low, widened) in pairs {
             let new = || {
                 let adamw = HostAdamW::new(config(), &values(1, LEN)).unwrap();
-                adamw.with_instruction_set(set).unwrap()
+                adamw.with_arch(set)
             };
             let args = AdamWStep {
                 grad_scale: 1.0 / 1024.0,
@@ -226,11 +222,8 @@ fn rounding_covers_ties_subnormals_and_what_is_not_finite() {
     .map(f32::from_bits)
     .to_vec();
     let zeros = vec![0.0; special.len()];
-    for set in InstructionSet::available() {
-        let mut adamw = HostAdamW::new(config(), &special)
-            .unwrap()
-            .with_instruction_set(set)
-            .unwrap();
+    for set in HostAdamW::archs() {
+        let mut adamw = HostAdamW::new(config(), &special).unwrap().with_arch(set);
         let mut brain = vec![bf16::ZERO; special.len()];
         let out = ParamsOut::Bf16(&mut brain);
         adamw
@@ -245,12 +238,12 @@ fn rounding_covers_ties_subnormals_and_what_is_not_finite() {
             assert_eq!(
                 brain[index].to_bits(),
                 bf16::from_f32(value).to_bits(),
-                "{set} {value:e}"
+                "{set:?} {value:e}"
             );
             assert_eq!(
                 half[index].to_bits(),
                 f16::from_f32_const(value).to_bits(),
-                "{set} {value:e}"
+                "{set:?} {value:e}"
             );
         }
         assert_eq!(

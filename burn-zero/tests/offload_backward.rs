@@ -61,7 +61,7 @@ fn weights<B: Backend>(model: &Model<B>) -> Vec<u32> {
 }
 
 /// A layer fills a bucket.
-fn on_host<B: AutodiffBackend>() -> OffloadedAdamW<B> {
+fn on_host() -> OffloadedAdamW {
     let config = OffloadConfig {
         bucket_elements: WIDTH * WIDTH,
         ..OffloadConfig::new(HostAdamWConfig::default())
@@ -102,7 +102,7 @@ fn order(events: &[Event]) -> (Vec<usize>, usize) {
 fn gradients_arrive_while_backward_computes() {
     let _turn = turn();
     // On a backend that hooks nothing they wait for the step.
-    let mut optimizer = on_host::<Plain>();
+    let mut optimizer = on_host();
     let mut before = model::<Plain>();
     for _ in 0..2 {
         let loss = loss(&before, 0);
@@ -112,7 +112,7 @@ fn gradients_arrive_while_backward_computes() {
         before = step(&mut optimizer, before, gradients);
     }
 
-    let mut optimizer = on_host::<B>();
+    let mut optimizer = on_host();
     let mut after = model::<B>();
     optimizer.prepare(&after);
     for index in 0..2 {
@@ -167,11 +167,11 @@ fn backward_waits_for_nothing_where_gradients_are_reduced_at_the_step() {
 #[test]
 fn the_device_holds_a_few_buckets_of_gradients() {
     let _turn = turn();
-    fn grown<B: AutodiffBackend>(mut optimizer: OffloadedAdamW<B>) -> usize
+    fn grown<B: AutodiffBackend>() -> usize
     where
         Model<B>: AutodiffModule<B>,
     {
-        let mut model = model::<B>();
+        let (mut model, mut optimizer) = (model::<B>(), on_host());
         optimizer.prepare(&model);
         let mut most = 0;
         for index in 0..3 {
@@ -182,7 +182,7 @@ fn the_device_holds_a_few_buckets_of_gradients() {
         }
         most
     }
-    let (plain, landed) = (grown(on_host::<Plain>()), grown(on_host::<B>()));
+    let (plain, landed) = (grown::<Plain>(), grown::<B>());
     println!(
         "{MODEL_BYTES} bytes of parameters: backward takes {plain}, and {landed} with gradients on the host"
     );
@@ -218,9 +218,8 @@ fn micro_batches_are_added_up_on_the_host_to_the_same_bits() {
         assert_eq!(plain, accumulate::<B, _>(on_host(), window), "{window}");
         for stage in Stage::ALL {
             let group = || Arc::new(SingleRank::new());
-            let zero = |memory| {
-                ZeroOptimizer::new(on_host::<B>(), group(), sharding(stage, memory)).unwrap()
-            };
+            let zero =
+                |memory| ZeroOptimizer::new(on_host(), group(), sharding(stage, memory)).unwrap();
             for memory in [Memory::Device, Memory::Host] {
                 let mut optimizer = zero(memory);
                 optimizer.prepare::<B, _>(model::<B>()).unwrap();
@@ -230,7 +229,7 @@ fn micro_batches_are_added_up_on_the_host_to_the_same_bits() {
     }
 
     // Nothing but the update goes over the bus.
-    let mut optimizer = MultiSteps::new(on_host::<B>(), AccumConfig::mean(2)).unwrap();
+    let mut optimizer = MultiSteps::new(on_host(), AccumConfig::mean(2)).unwrap();
     let mut model = model::<B>();
     for index in 0..8 {
         let gradients = loss(&model, index).backward();
@@ -257,7 +256,7 @@ fn a_scaler_sees_gradients_that_are_on_the_host() {
             ..Default::default()
         };
         let scaler = GradScaler::new(config).unwrap();
-        let mut optimizer = scaler.wrap(on_host::<B>());
+        let mut optimizer = scaler.wrap(on_host());
         let mut model = model::<B>();
         for index in 0..6 {
             let mut loss = loss(&model, index);
@@ -311,8 +310,8 @@ where
 fn reduced_pieces_stay_on_the_host() {
     for ranks in [2, 3] {
         for stage in Stage::ALL {
-            let (before, expected) = traffic(ranks, &sharding(stage, Memory::Device), on_host::<B>);
-            let (after, found) = traffic(ranks, &sharding(stage, Memory::Host), on_host::<B>);
+            let (before, expected) = traffic(ranks, &sharding(stage, Memory::Device), on_host);
+            let (after, found) = traffic(ranks, &sharding(stage, Memory::Host), on_host);
             assert_eq!(expected, found, "{ranks} ranks, {stage}");
             println!(
                 "{ranks} ranks, {stage}: {before:?} bytes down and up, {after:?} with gradients on the host"
@@ -340,7 +339,7 @@ fn updated_pieces_are_gathered_from_the_host() {
                     partition,
                     ..sharding(stage, Memory::Host)
                 };
-                let adamw = traffic(ranks, &sharding, on_host::<B>);
+                let adamw = traffic(ranks, &sharding, on_host);
                 let sgd = traffic(ranks, &sharding, || offload::<Flex, _>(sgd.init()));
                 for ((down, up), _) in [adamw, sgd] {
                     let what = format!("{ranks} ranks, {stage}, {partition:?}: {down} {up}");
@@ -399,7 +398,7 @@ impl<O: Optimizer<ParameterShards<B>, B>> Optimizer<ParameterShards<B>, B> for H
 
 #[test]
 fn who_changes_updated_pieces_finds_them() {
-    let run = |stage| traffic(2, &sharding(stage, Memory::Host), || Halves(on_host::<B>()));
+    let run = |stage| traffic(2, &sharding(stage, Memory::Host), || Halves(on_host()));
     // In stage 0 nothing is gathered.
     let (_, expected) = run(Stage::DataParallel);
     for stage in [Stage::OptimizerState, Stage::Gradients] {

@@ -62,34 +62,24 @@ fn a_model_whose_state_does_not_fit_is_trained_from_the_host() {
         weight_decay: 1e-4,
         ..Default::default()
     };
-    let offload = |ratio| OffloadConfig {
-        ratio,
-        ..OffloadConfig::new(adamw.clone())
-    };
     let (plain, expected) = train(AdamWConfig::new().init());
-    let (offloaded, weights) = train(offload(1.0).init::<B>().unwrap());
-    let (half, weights_of_half) = train(offload(0.5).init::<B>().unwrap());
-    println!(
-        "{PARAMETER_BYTES} bytes of parameters: {plain} on the device, {half} half of it, {offloaded} offloaded"
-    );
+    let (offloaded, weights) = train(OffloadConfig::new(adamw).init().unwrap());
+    println!("{PARAMETER_BYTES} bytes of parameters: {plain} on the device, {offloaded} offloaded");
     assert!(plain > LIMIT_BYTES, "{plain} of {LIMIT_BYTES}");
     assert!(offloaded < LIMIT_BYTES, "{offloaded} of {LIMIT_BYTES}");
     // Parameters and gradients, and a few on their way.
     assert!(offloaded < PARAMETER_BYTES * 5 / 2, "{offloaded}");
-    assert!(offloaded < half && half < plain, "{half}");
-    for found in [weights, weights_of_half] {
-        let pairs = expected.iter().zip(&found);
-        let most = pairs.fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()));
-        assert!(most < 4e-6, "{most}");
-    }
+    let pairs = expected.iter().zip(&weights);
+    let most = pairs.fold(0.0_f32, |most, (a, b)| most.max((a - b).abs()));
+    assert!(most < 4e-6, "{most}");
 }
 
 /// What Burn's Learner does with the record of an optimizer: it loads it into a clone, and ranks and strategies clone what it has.
 #[test]
 fn resuming_holds_the_saved_state_once() {
     let _turn = turn();
-    let new = || OffloadConfig::default().init::<B>().unwrap();
-    let step = |optimizer: &mut OffloadedAdamW<B>, model: Model| {
+    let new = || OffloadConfig::default().init().unwrap();
+    let step = |optimizer: &mut OffloadedAdamW, model: Model| {
         let x = Tensor::<B, 2>::ones([1, WIDTH], &Default::default());
         let gradients = layers::loss(&model, x).backward();
         let gradients = GradientsParams::from_grads(gradients, &model);

@@ -66,7 +66,7 @@ fn lazy<B: Backend>() -> Model<B> {
 }
 
 /// A layer fills a bucket.
-fn on_host<B: AutodiffBackend>() -> OffloadedAdamW<B> {
+fn on_host() -> OffloadedAdamW {
     let config = OffloadConfig {
         bucket_elements: WIDTH * WIDTH,
         ..OffloadConfig::new(HostAdamWConfig::default())
@@ -101,7 +101,7 @@ fn uploads() -> usize {
         .count()
 }
 
-fn prepared<B: AutodiffBackend>(model: &Model<B>) -> OffloadedAdamW<B>
+fn prepared<B: AutodiffBackend>(model: &Model<B>) -> OffloadedAdamW
 where
     Model<B>: AutodiffModule<B>,
 {

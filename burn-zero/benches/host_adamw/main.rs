@@ -16,7 +16,7 @@ mod stream;
 
 use std::time::Instant;
 
-use burn_zero::{Gradients, HostAdamW, HostAdamWConfig, InstructionSet, ParamsOut};
+use burn_zero::{Arch, Gradients, HostAdamW, HostAdamWConfig, ParamsOut};
 use half::bf16;
 
 /// A contender: does one step and returns its seconds.
@@ -66,8 +66,8 @@ fn single_precision(elements: usize) -> Group {
             stream::ordinary_pages(elements),
         ),
     ];
-    for set in InstructionSet::available() {
-        contenders.push((format!("HostAdamW {set}"), host_f32(elements, set)));
+    for arch in HostAdamW::archs() {
+        contenders.push((format!("HostAdamW {arch:?}"), host_f32(elements, arch)));
     }
     contenders.push(("Burn AdamW on Flex".into(), module::burns(elements)));
     contenders.push(("OffloadedAdamW on Flex".into(), module::offloaded(elements)));
@@ -91,8 +91,8 @@ fn low_precision(elements: usize) -> Group {
             stream::bf16_in_out(elements, true),
         ),
     ];
-    for set in InstructionSet::available() {
-        contenders.push((format!("HostAdamW {set}"), host_bf16(elements, set)));
+    for arch in HostAdamW::archs() {
+        contenders.push((format!("HostAdamW {arch:?}"), host_bf16(elements, arch)));
     }
     Group {
         name: "bf16 gradients, bf16 copy out",
@@ -101,16 +101,16 @@ fn low_precision(elements: usize) -> Group {
     }
 }
 
-fn host(elements: usize, set: InstructionSet) -> HostAdamW {
+fn host(elements: usize, arch: Arch) -> HostAdamW {
     let initial: Vec<f32> = (0..elements)
         .map(|index| (index % 1000) as f32 * 1e-3)
         .collect();
     let adamw = HostAdamW::new(HostAdamWConfig::default(), &initial).expect("memory");
-    adamw.with_instruction_set(set).expect("an available set")
+    adamw.with_arch(arch)
 }
 
-fn host_f32(elements: usize, set: InstructionSet) -> Contender {
-    let mut adamw = host(elements, set);
+fn host_f32(elements: usize, arch: Arch) -> Contender {
+    let mut adamw = host(elements, arch);
     let gradients = stream::HugeBuffer::new(elements * 4);
     timed(move || {
         let args = adamw.config().at(1e-3);
@@ -120,8 +120,8 @@ fn host_f32(elements: usize, set: InstructionSet) -> Contender {
     })
 }
 
-fn host_bf16(elements: usize, set: InstructionSet) -> Contender {
-    let mut adamw = host(elements, set);
+fn host_bf16(elements: usize, arch: Arch) -> Contender {
+    let mut adamw = host(elements, arch);
     let gradients = vec![bf16::from_f32(1e-3); elements];
     let mut out = vec![bf16::ZERO; elements];
     timed(move || {

@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 use strsim::damerau_levenshtein;
 
 use super::keys::keys;
-use super::{BatchConfig, ConfigError, MICRO, OptimizerOffload, STEPS, TRAIN, ZeroConfig};
-use crate::Stage;
+use super::{BatchConfig, ConfigError, MICRO, STEPS, TRAIN, ZeroConfig};
 use crate::group::BufferDtype;
+use crate::{Memory, Stage};
 
 impl ZeroConfig {
     /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1 or 2: integers may be written as
@@ -113,7 +113,7 @@ fn stage(zero: &mut Section) -> Result<Stage, ConfigError> {
     }
 }
 
-fn offload_optimizer(zero: &mut Section) -> Result<OptimizerOffload, ConfigError> {
+fn offload_optimizer(zero: &mut Section) -> Result<Memory, ConfigError> {
     const INSTEAD: &str = "put \"cpu\": optimizer state is offloaded to host memory, not to a disk";
 
     #[derive(Deserialize)]
@@ -126,18 +126,15 @@ fn offload_optimizer(zero: &mut Section) -> Result<OptimizerOffload, ConfigError
     // The form of DeepSpeed's first releases.
     let older = zero.take("cpu_offload")? == Some(true);
     let mut offload = zero.take_section("offload_optimizer");
-    let ratio: f64 = offload.take("ratio")?.unwrap_or(1.0);
-    let path = offload.path_of("ratio");
-    ConfigError::require((0.0..=1.0).contains(&ratio), &path, ratio, "from 0 to 1")?;
     match offload.take("device")? {
         Some(Device::Nvme) => Err(offload.unsupported("device", "\"nvme\"", INSTEAD)),
         Some(Device::None) if older => Err(ConfigError::key(
             offload.path_of("device"),
             "none, but zero_optimization.cpu_offload, the older form, asks for host memory",
         )),
-        None if !older => Ok(OptimizerOffload::None),
-        Some(Device::None) => Ok(OptimizerOffload::None),
-        Some(Device::Cpu) | None => Ok(OptimizerOffload::Host { ratio }),
+        None if !older => Ok(Memory::Device),
+        Some(Device::None) => Ok(Memory::Device),
+        Some(Device::Cpu) | None => Ok(Memory::Host),
     }
 }
 

@@ -72,7 +72,7 @@ ignored: vocabulary_size | DeepSpeed only warns about it
 ignored: managed_gradient_accumulation | burn_accum::MultiSteps accumulates
 ignored: use_data_before_expert_parallelism | there is no expert parallelism
 ignored: seq_parallel_communication_data_type | there is no sequence parallelism
-ignored: zero_allow_untested_optimizer | optimizers that cannot be sharded exactly are found by a trial, and refused
+ignored: zero_allow_untested_optimizer | optimizers that need whole parameters are trained with Partition::Whole
 ignored: zero_force_ds_cpu_optimizer | AdamW is offloaded to HostAdamW, others to Burn's host backend
 ignored: activation_checkpointing | checkpoints are scopes in the program: burn_checkpoint::checkpoint(..)
 ignored: autotuning | nothing is tuned: see burn_zero::estimate and burn_accum::find_micro_batch
@@ -125,7 +125,8 @@ ignored: log_trace_cache_warnings | logging: use the Learner's metrics and logge
 refused unless off: zero_quantized_gradients zeropp_loco_param | set communication_data_type to bf16 to send half the bytes
 refused unless off: zenflow | each step updates all parameters
 [zero_optimization.offload_optimizer]
-read or default: device ratio
+read or default: device
+refused unless 1: ratio | the state of all parameters is in host memory, or of none
 ignored: pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice
 ignored: nvme_path buffer_count fast_init | nothing is offloaded to a disk
 ignored: pipeline pipeline_read pipeline_write | AdamW's transfers and updates always overlap; those of an optimizer on the host's backend never do

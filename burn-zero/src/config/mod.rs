@@ -19,14 +19,14 @@ use crate::{Memory, Stage, ZeroSettings};
 /// bucket, which could only be reduced after backward.
 ///
 /// ```
-/// use burn_zero::{OptimizerOffload, Stage, ZeroConfig};
+/// use burn_zero::{Memory, Stage, ZeroConfig};
 ///
 /// let config = ZeroConfig::from_deepspeed_json(
 ///     r#"{"train_batch_size": 64, "fp16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer":
 ///         {"device": "cpu", "pin_memory": true}, "offload_param": {"device": "cpu"}}}"#,
 /// )?;
 /// assert_eq!(config.stage, Stage::Gradients);
-/// assert_eq!(config.offload_optimizer, OptimizerOffload::Host { ratio: 1.0 });
+/// assert_eq!(config.offload_optimizer, Memory::Host);
 /// assert_eq!(config.gradient_clipping, Some(1.0)); // DeepSpeed's default since June 2026
 /// assert_eq!(config.sections["fp16"]["enabled"], true); // for the program, which makes burn-amp's settings of it
 /// let ignored: Vec<_> = config.ignored.keys().collect();
@@ -49,8 +49,8 @@ pub struct ZeroConfig {
     /// Gradients are scaled down to this norm over all parameters and ranks. Default 1; `None` (0 in DeepSpeed's file) for no
     /// clipping.
     pub gradient_clipping: Option<f64>,
-    /// Where optimizer state lives. Default the device.
-    pub offload_optimizer: OptimizerOffload,
+    /// Where the optimizer state of a rank's shard is kept and updated (ZeRO-Offload, Ren et al., arXiv 2101.06840). Default the device.
+    pub offload_optimizer: Memory,
     /// Elements of gradients that are reduced at a time, at most. Default 8,388,608.
     pub reduce_bucket_size: u64,
     /// Elements of parameters that are gathered at a time, at most. Default 8,388,608. Both fill the same buckets: the smaller
@@ -74,7 +74,7 @@ impl Default for ZeroConfig {
             stage: settings.stage,
             batch: BatchConfig::default(),
             gradient_clipping: Some(1.0),
-            offload_optimizer: OptimizerOffload::None,
+            offload_optimizer: Memory::Device,
             reduce_bucket_size: bucket_size,
             allgather_bucket_size: bucket_size,
             communication_dtype: settings.communication_dtype,
@@ -104,36 +104,8 @@ impl ZeroConfig {
             // Saturated: longer than any buffer.
             bucket_elements: usize::try_from(bucket_size).unwrap_or(usize::MAX),
             communication_dtype: self.communication_dtype,
-            gradients: match self.offload_optimizer.ratio() {
-                // Gradients whose state stays on the device would have to be uploaded again.
-                ratio if ratio < 1.0 => Memory::Device,
-                _ => Memory::Host,
-            },
+            gradients: self.offload_optimizer,
             ..ZeroSettings::stage(self.stage)
-        }
-    }
-}
-
-/// The memory in which the optimizer state of a rank's shard is kept and updated (ZeRO-Offload, Ren et al., arXiv 2101.06840).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase", deny_unknown_fields)]
-pub enum OptimizerOffload {
-    /// On the device.
-    #[default]
-    None,
-    /// In host memory, updated by the host's processor.
-    Host {
-        /// The part of the elements that is offloaded, 0 to 1; the rest stays on the device.
-        ratio: f64,
-    },
-}
-
-impl OptimizerOffload {
-    /// The part of the elements that is offloaded.
-    pub fn ratio(&self) -> f64 {
-        match self {
-            Self::None => 0.0,
-            Self::Host { ratio } => *ratio,
         }
     }
 }

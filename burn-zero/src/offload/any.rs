@@ -13,11 +13,11 @@ use burn_autodiff::Autodiff;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-use super::parameters::{HostLink, NewValue, host_step};
-use super::{OffloadError, raise};
+use super::OffloadError;
+use super::parameters::{HostLink, devices, host_step};
 use crate::host::HostRead;
 use crate::optimizer::MOST_DIMENSIONS;
-use crate::{ParameterShards, ZeroSettings};
+use crate::{ParameterShards, ZeroSettings, raise};
 
 /// Puts `optimizer`, any of Burn's, on the host's backend `H`: see [`HostOffload`].
 ///
@@ -105,7 +105,7 @@ impl<H: Backend, O> HostOffload<H, O> {
     /// [`OffloadedAdamW::prepare`](crate::OffloadedAdamW::prepare).
     pub fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
         let bucket_elements = ZeroSettings::default().bucket_elements;
-        let attached = self.link.attach::<B, M>(module, bucket_elements, |_| true);
+        let attached = self.link.attach::<B, M>(module, bucket_elements);
         raise(attached.map_err(OffloadError::from));
     }
 
@@ -120,8 +120,7 @@ impl<H: Backend, O> HostOffload<H, O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let mut parameters = self.link.parameters::<B, M>(&module, gradients)?;
-        parameters.retain(|parameter| parameter.gradient.is_some());
+        let parameters = self.link.parameters::<B, M>(&module, gradients)?;
         for parameter in &parameters {
             let dimensions = parameter.value.shape().num_dims();
             if dimensions > MOST_DIMENSIONS {
@@ -130,17 +129,15 @@ impl<H: Backend, O> HostOffload<H, O> {
             }
         }
 
-        let mut devices = HashMap::new();
-        let mut downloads = Vec::new();
-        for parameter in parameters {
+        let devices = devices(&parameters);
+        let download = HostRead::start::<B::InnerBackend>;
+        let downloads = parameters.into_iter().map(|parameter| {
             let known = self.parameters.remove(&parameter.id);
             let known = known.filter(|_| parameter.is_known);
-            let download = HostRead::start::<B::InnerBackend>;
             let value = known.ok_or_else(|| download(parameter.value));
-            let gradient = parameter.gradient.map(download);
-            devices.insert(parameter.id, parameter.device);
-            downloads.push((parameter.id, value, gradient));
-        }
+            (parameter.id, value, download(parameter.gradient))
+        });
+        let downloads: Vec<_> = downloads.collect();
 
         let here = H::Device::default();
         let upload = |read: HostRead| H::float_from_data(read.data(), &here);
@@ -150,18 +147,16 @@ impl<H: Backend, O> HostOffload<H, O> {
             let value = value.unwrap_or_else(upload);
             values.push((id, Autodiff::<H>::from_inner(value)));
             // The container does not store the number of dimensions.
-            let tensor = |value| Tensor::<H, 1>::from_primitive(TensorPrimitive::Float(value));
-            if let Some(gradient) = gradient {
-                gradients.register(id, tensor(upload(gradient)));
-            }
+            let gradient = TensorPrimitive::Float(upload(gradient));
+            gradients.register(id, Tensor::<H, 1>::from_primitive(gradient));
         }
         let shards = ParameterShards::with_ids(values.into_iter());
         let updated = self.inner.step(lr, shards, gradients).into_ids();
         self.parameters
             .extend(updated.map(|(id, value)| (id, Autodiff::<H>::inner(value))));
         let values = &self.parameters;
-        let module = self.link.update(module, devices, |id, _| {
-            NewValue::Host(HostRead::start::<H>(values[&id].clone()).data())
+        let module = self.link.update(module, devices, |id| {
+            HostRead::start::<H>(values[&id].clone()).data()
         });
         self.prepare::<B, M>(&module);
         Ok(module)

@@ -1,10 +1,9 @@
 //! The configuration of offloaded optimizers, and the arguments of a step.
 
-use burn::tensor::backend::AutodiffBackend;
 use serde::{Deserialize, Serialize};
 
 use super::{OffloadError, OffloadedAdamW};
-use crate::{OptimizerOffload, ZeroSettings};
+use crate::ZeroSettings;
 
 /// Configuration of an [`OffloadedAdamW`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -12,14 +11,6 @@ use crate::{OptimizerOffload, ZeroSettings};
 pub struct OffloadConfig {
     /// AdamW's own numbers.
     pub adamw: HostAdamWConfig,
-    /// The part of the elements whose state is on the host, 0 to 1 (DeepSpeed's `offload_optimizer.ratio`, the twin-flow of
-    /// ZeRO-Offload++). Default 1. The rest is updated by Burn's AdamW on the device. Parameters are not split: the device
-    /// gets those that fit into its part, in the order of the module, and never more. Those of bf16 and f16 have their
-    /// masters on the host and go there at any ratio.
-    pub ratio: f64,
-    /// Parameters in transfer at once, at least 1: downloaded, updated or uploaded. Default 3, one of each. This bounds the memory of
-    /// transfers, on the host and on the device.
-    pub staging: usize,
     /// Approximate elements of gradients that leave the device at once during backward, at least 1 (DeepSpeed's
     /// `reduce_bucket_size`). Default 8,388,608. At most three such buckets are in transfer. Inside a
     /// [`ZeroOptimizer`](crate::ZeroOptimizer) [`ZeroSettings::bucket_elements`](crate::ZeroSettings::bucket_elements) is used instead.
@@ -30,30 +21,17 @@ impl Default for OffloadConfig {
     fn default() -> Self {
         Self {
             adamw: HostAdamWConfig::default(),
-            ratio: 1.0,
-            staging: 3,
             bucket_elements: ZeroSettings::default().bucket_elements,
         }
     }
 }
 
 impl OffloadConfig {
-    /// All state on the host.
+    /// With the default buckets.
     pub fn new(adamw: HostAdamWConfig) -> Self {
         Self {
             adamw,
             ..Self::default()
-        }
-    }
-
-    /// The configuration for a [`ZeroConfig`](crate::ZeroConfig)'s setting; `None` if that is the device.
-    pub fn of(offload: &OptimizerOffload, adamw: HostAdamWConfig) -> Option<Self> {
-        match offload {
-            OptimizerOffload::None => None,
-            OptimizerOffload::Host { ratio } => Some(Self {
-                ratio: *ratio,
-                ..Self::new(adamw)
-            }),
         }
     }
 
@@ -62,7 +40,7 @@ impl OffloadConfig {
     /// # Errors
     ///
     /// [`OffloadError::InvalidValue`] for a number that cannot work.
-    pub fn init<B: AutodiffBackend>(self) -> Result<OffloadedAdamW<B>, OffloadError> {
+    pub fn init(self) -> Result<OffloadedAdamW, OffloadError> {
         OffloadedAdamW::new(self)
     }
 
@@ -73,15 +51,8 @@ impl OffloadConfig {
     /// As [`init`](Self::init).
     pub fn validate(&self) -> Result<(), OffloadError> {
         self.adamw.validate()?;
-        let in_range = (0.0..=1.0).contains(&self.ratio);
-        require("ratio", self.ratio, in_range, "from 0 to 1")?;
-        let counts = [
-            ("staging", self.staging),
-            ("bucket_elements", self.bucket_elements),
-        ];
-        counts
-            .into_iter()
-            .try_for_each(|(name, count)| require(name, count, count > 0, "at least 1"))
+        let count = self.bucket_elements;
+        require("bucket_elements", count, count > 0, "at least 1")
     }
 }
 

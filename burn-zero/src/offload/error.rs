@@ -3,7 +3,6 @@
 use burn_backend::DType;
 use thiserror::Error;
 
-use super::InstructionSet;
 use crate::ZeroError;
 
 /// Errors of offloaded optimizers. A step panics with their message; those of its parameters and gradients are found before
@@ -42,15 +41,6 @@ pub enum OffloadError {
         expected: usize,
         /// How many it has.
         actual: usize,
-    },
-
-    /// This processor, or this build of the program, has no such instructions.
-    #[error("HostAdamW: {wanted} is not available here, but {available:?} are")]
-    NoInstructionSet {
-        /// What was asked for.
-        wanted: InstructionSet,
-        /// What there is.
-        available: Vec<InstructionSet>,
     },
 
     /// The update of a parameter on the host.

@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::ParamId;
-use burn::optim::AdamWState as BurnsState;
 use burn::record::{PrecisionSettings, Record};
-use burn::tensor::{DType, Element, TensorData, TensorMetadata, backend::Backend};
+use burn::tensor::{DType, Element, TensorData, backend::Backend};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -16,24 +15,29 @@ use super::host_adamw::copy;
 use super::{
     AdamWState, AdamWStep, Gradients, HostAdamW, HostAdamWConfig, OffloadError, ParamsOut,
 };
-use crate::host::{HostRead, floats};
+use crate::host::floats;
 
-/// State of a parameter, wherever it is. Clones share what is in host memory until one of them steps.
+/// State of a parameter. Clones share it until one of them steps.
 #[derive(Clone)]
-pub(super) enum State<I: Backend> {
+pub(super) enum State {
     Host(Arc<HostState>),
-    /// With tensors in the parameter's shape.
-    Device(BurnsState<I, 1>),
     /// From a record, until the parameter's first step.
     Saved(Arc<StateItem>),
 }
 
-impl<I: Backend> State<I> {
+impl State {
+    /// Elements of a state that has taken a step.
+    pub(super) fn elements(&self) -> usize {
+        match self {
+            Self::Host(state) => state.adamw.len(),
+            Self::Saved(_) => 0,
+        }
+    }
+
     /// The shapes of its tensors, which must equal the parameter's.
     pub(super) fn shapes(&self) -> Vec<Vec<usize>> {
         match self {
             Self::Host(state) => vec![state.shape.clone()],
-            Self::Device(state) => vec![moments(state)[0].shape().to_vec()],
             Self::Saved(saved) => {
                 let momentum = &saved.momentum;
                 let moments = [&momentum.moment_1, &momentum.moment_2].into_iter();
@@ -43,14 +47,10 @@ impl<I: Backend> State<I> {
         }
     }
 
-    /// The state for a record. State on the device is copied to the host.
-    pub(super) fn save(self) -> Arc<StateItem> {
+    /// The state for a record.
+    fn save(self) -> Arc<StateItem> {
         let (time, [moment_1, moment_2], master) = match self {
             Self::Saved(saved) => return saved,
-            Self::Device(state) => {
-                let reads = moments(&state).map(HostRead::start::<I>);
-                (state.momentum.time, reads.map(HostRead::data), None)
-            }
             Self::Host(state) => {
                 let data = |values: &[f32]| TensorData::new(values.to_vec(), state.shape.clone());
                 let (moment_1, moment_2) = state.adamw.moments();
@@ -69,17 +69,10 @@ impl<I: Backend> State<I> {
     }
 }
 
-/// Both moments on the device.
-pub(super) fn moments<I: Backend>(state: &BurnsState<I, 1>) -> [I::FloatTensorPrimitive; 2] {
-    let momentum = &state.momentum;
-    let moments = [&momentum.moment_1, &momentum.moment_2];
-    moments.map(|moment| moment.clone().into_primitive().tensor())
-}
-
 /// A parameter whose state is on the host.
 #[derive(Debug)]
 pub(super) struct HostState {
-    pub(super) adamw: HostAdamW,
+    adamw: HostAdamW,
     shape: Vec<usize>,
     /// Type of the parameter; the master is f32.
     dtype: DType,
@@ -92,8 +85,8 @@ impl HostState {
     /// # Errors
     ///
     /// Those of [`HostAdamW`].
-    pub(super) fn new<I: Backend>(
-        state: Option<State<I>>,
+    pub(super) fn new(
+        state: Option<State>,
         value: Option<TensorData>,
         config: &HostAdamWConfig,
         path: &str,
@@ -229,14 +222,13 @@ fn widened(data: &TensorData) -> Cow<'_, [f32]> {
 ///
 /// Written with named fields (`NamedMpkFileRecorder`, JSON) it is interchangeable with a record of Burn's AdamW: moments and
 /// step counts by parameter. A parameter of a lower precision than f32 also has its `master`, which Burn ignores; if
-/// that is missing, or does not round to the module's weights, the weights become the master. The record does not contain the ratio and
-/// can be loaded with any.
+/// that is missing, or does not round to the module's weights, the weights become the master.
 ///
 /// It shares the optimizer's state: a step during its lifetime copies what it changes.
 #[derive(Clone)]
-pub struct OffloadRecord<I: Backend>(pub(super) HashMap<ParamId, State<I>>);
+pub struct OffloadRecord(pub(super) HashMap<ParamId, State>);
 
-impl<I: Backend> OffloadRecord<I> {
+impl OffloadRecord {
     /// Parameters that it has state of.
     pub fn len(&self) -> usize {
         self.0.len()
@@ -251,7 +243,7 @@ impl<I: Backend> OffloadRecord<I> {
     ///
     /// [`OffloadError::AmsGrad`] if there is a third moment.
     pub(super) fn check(&self) -> Result<(), OffloadError> {
-        let amsgrad = |state: &State<I>| match state {
+        let amsgrad = |state: &State| match state {
             State::Saved(saved) => saved.momentum.max_moment_2.is_some(),
             _ => false,
         };
@@ -262,7 +254,7 @@ impl<I: Backend> OffloadRecord<I> {
     }
 }
 
-impl<I: Backend> core::fmt::Debug for OffloadRecord<I> {
+impl core::fmt::Debug for OffloadRecord {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("OffloadRecord")
             .field("parameters", &self.len())
@@ -271,21 +263,23 @@ impl<I: Backend> core::fmt::Debug for OffloadRecord<I> {
 }
 
 /// Any backend: its tensors are on the host.
-impl<I: Backend, B: Backend> Record<B> for OffloadRecord<I> {
+impl<B: Backend> Record<B> for OffloadRecord {
     type Item<S: PrecisionSettings> = HashMap<String, EntryItem>;
 
     fn into_item<S: PrecisionSettings>(self) -> Self::Item<S> {
         let items = self.0.into_iter().map(|(id, state)| {
             let item = Arc::unwrap_or_clone(state.save()).convert::<S>();
-            (id.serialize(), EntryItem::V1(Ranked::new(item)))
+            let rank = format!("Rank{}", item.momentum.moment_1.rank());
+            (id.serialize(), EntryItem::V1(HashMap::from([(rank, item)])))
         });
         items.collect()
     }
 
     fn from_item<S: PrecisionSettings>(item: Self::Item<S>, _device: &B::Device) -> Self {
-        let states = item.into_iter().map(|(id, EntryItem::V1(ranked))| {
-            let state = State::Saved(Arc::new(ranked.into_inner()));
-            (ParamId::deserialize(&id), state)
+        let states = item.into_iter().flat_map(|(id, EntryItem::V1(ranked))| {
+            let id = ParamId::deserialize(&id);
+            let states = ranked.into_values();
+            states.map(move |state| (id, State::Saved(Arc::new(state))))
         });
         Self(states.collect())
     }
@@ -294,8 +288,8 @@ impl<I: Backend, B: Backend> Record<B> for OffloadRecord<I> {
 /// A parameter's entry in a file: Burn's `AdaptorRecordItem` of AdamW, name for name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum EntryItem {
-    /// The only version.
-    V1(Ranked),
+    /// The only version: by the dimensions of the parameter, such as `Rank2`.
+    V1(HashMap<String, StateItem>),
 }
 
 /// State of AdamW: Burn's, and the master.
@@ -329,34 +323,4 @@ impl StateItem {
             master: self.master.map(convert),
         }
     }
-}
-
-macro_rules! ranked {
-    ($($rank:ident = $dimensions:literal),*) => {
-        /// An entry, by the dimensions of its parameter.
-        #[derive(Clone, Debug, Serialize, Deserialize)]
-        #[allow(missing_docs, reason = "names are what they say")]
-        pub enum Ranked {
-            $($rank(StateItem)),*
-        }
-
-        impl Ranked {
-            fn new(item: StateItem) -> Self {
-                match item.momentum.moment_1.rank() {
-                    $($dimensions => Self::$rank(item),)*
-                    _ => unreachable!("Burn's optimizers have no records of more than 8 dimensions"),
-                }
-            }
-
-            fn into_inner(self) -> StateItem {
-                match self {
-                    $(Self::$rank(item) => item),*
-                }
-            }
-        }
-    };
-}
-
-ranked! {
-    Rank0 = 0, Rank1 = 1, Rank2 = 2, Rank3 = 3, Rank4 = 4, Rank5 = 5, Rank6 = 6, Rank7 = 7, Rank8 = 8
 }

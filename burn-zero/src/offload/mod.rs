@@ -17,11 +17,6 @@ pub use adamw::OffloadedAdamW;
 pub use any::{HostOffload, HostRecord, offload};
 pub use config::{AdamWStep, DecayMode, HostAdamWConfig, OffloadConfig};
 pub use error::OffloadError;
-pub use host_adamw::{AdamWState, Gradients, HostAdamW, InstructionSet, ParamsOut};
-pub use host_state::{EntryItem, OffloadRecord, Ranked, StateItem};
+pub use host_adamw::{AdamWState, Arch, Gradients, HostAdamW, ParamsOut};
+pub use host_state::{EntryItem, OffloadRecord, StateItem};
 pub(crate) use parameters::{HostShards, step_on_shards};
-
-/// Panics with the message of an error, because the signature of a step has no error.
-fn raise<T>(result: Result<T, OffloadError>) -> T {
-    result.unwrap_or_else(|error| panic!("{error}"))
-}

@@ -20,15 +20,14 @@ use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_decorator::message;
 
-use super::{OffloadError, raise};
+use super::OffloadError;
 use crate::backend::{attach, leaf_node};
 use crate::group::SingleRank;
 use crate::module::for_each_float;
 use crate::optimizer::Parameters;
-pub(super) use crate::parameters::NewValue;
-use crate::parameters::is_on_host;
+use crate::parameters::{NewValue, is_on_host};
 use crate::reduce::{GradientReducer, Layout};
-use crate::{Memory, ZeroError, ZeroSettings};
+use crate::{Memory, ZeroError, ZeroSettings, raise};
 
 thread_local! {
     /// During a step of a `ZeroOptimizer`.
@@ -80,7 +79,7 @@ pub(super) struct StepParameter<I: Backend> {
     pub(super) id: ParamId,
     pub(super) path: String,
     pub(super) value: FloatTensor<I>,
-    pub(super) gradient: Option<FloatTensor<I>>,
+    pub(super) gradient: FloatTensor<I>,
     /// The device of the updated parameter.
     pub(super) device: Device<I>,
     /// Whether it is as the optimizer's last update left it.
@@ -110,6 +109,12 @@ impl<I: Backend> StepParameter<I> {
     }
 }
 
+/// The devices of parameters.
+pub(super) fn devices<I: Backend>(parameters: &[StepParameter<I>]) -> HashMap<ParamId, Device<I>> {
+    let devices = parameters.iter();
+    devices.map(|it| (it.id, it.device.clone())).collect()
+}
+
 /// What an optimizer on the host knows about the module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HostLink {
@@ -121,7 +126,7 @@ pub(super) struct HostLink {
 }
 
 impl HostLink {
-    /// All parameters that require or have gradients, in the order of the module. A tensor that the module holds twice is one
+    /// The parameters that have gradients, in the order of the module. A tensor that the module holds twice is one
     /// parameter, under its first path.
     ///
     /// # Errors
@@ -133,17 +138,11 @@ impl HostLink {
         mut gradients: GradAdaptor,
     ) -> Result<Vec<StepParameter<B::InnerBackend>>, OffloadError> {
         let mut found: Vec<StepParameter<B::InnerBackend>> = Vec::new();
-        let mut seen = HashSet::new();
         for_each_float(module, |path, id, tensor: FloatTensor<B>| {
-            if seen.contains(&id) {
+            // The container does not store the number of dimensions. A gradient is there once, for the first path.
+            let Some((gradient, device)) = gradients.remove::<B::InnerBackend, 1>(id) else {
                 return;
-            }
-            // The container does not store the number of dimensions.
-            let gradient = gradients.remove::<B::InnerBackend, 1>(id);
-            if gradient.is_none() && !B::float_is_require_grad(&tensor) {
-                return;
-            }
-            seen.insert(id);
+            };
             let is_known = STEP.with_borrow(|step| match step {
                 Some(step) => step.known.contains(&id),
                 None => {
@@ -151,31 +150,28 @@ impl HostLink {
                     node.is_some() && self.leaves.get(&id) == node.as_ref()
                 }
             });
-            let (gradient, device) = gradient.unzip();
             found.push(StepParameter {
                 id,
                 path: path.to_owned(),
-                gradient: gradient.map(|gradient| gradient.into_primitive().tensor()),
-                device: device.unwrap_or_else(|| B::float_device(&tensor)),
+                gradient: gradient.into_primitive().tensor(),
+                device,
                 value: B::inner(tensor),
                 is_known,
             });
         });
         for parameter in &found {
-            if let Some(gradient) = &parameter.gradient {
-                parameter.check_shape("the gradient", &gradient.shape())?;
-            }
+            parameter.check_shape("the gradient", &parameter.gradient.shape())?;
         }
         Ok(found)
     }
 
-    /// The module with new values of the parameters that have a device in `devices`. `update` gets their ids and old values, and drops
-    /// those as early as possible to free their memory. A parameter that the module holds twice stays one leaf.
+    /// The module with new values of the parameters that have a device in `devices`. `update` gets their ids, after their old values were
+    /// dropped to free the memory. A parameter that the module holds twice stays one leaf.
     pub(super) fn update<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
         module: M,
         devices: HashMap<ParamId, Device<B>>,
-        update: impl FnMut(ParamId, FloatTensor<B::InnerBackend>) -> NewValue<B::InnerBackend>,
+        update: impl FnMut(ParamId) -> TensorData,
     ) -> M {
         let leaves = &mut self.leaves;
         let made = HashMap::new();
@@ -187,7 +183,7 @@ impl HostLink {
         })
     }
 
-    /// From now on the gradients of these parameters are copied to the host in this thread's backward passes, in buckets of this many
+    /// From now on the gradients of the module's parameters are copied to the host in this thread's backward passes, in buckets of this many
     /// elements. Does nothing inside a `ZeroOptimizer`.
     ///
     /// # Errors
@@ -197,23 +193,16 @@ impl HostLink {
         &mut self,
         module: &M,
         bucket_elements: usize,
-        is_on_host: impl Fn(&ParamId) -> bool,
     ) -> Result<(), ZeroError> {
         if STEP.with_borrow(Option::is_some) {
             return Ok(());
         }
         let known = self.reducer.take();
         let all = Parameters::of::<B, M>(module);
-        let ids = all.ids();
-        let found = ids.iter().zip(all.list).zip(all.nodes);
-        let (list, nodes): (Vec<_>, Vec<_>) = found
-            .filter(|((id, _), _)| is_on_host(id))
-            .map(|((_, parameter), node)| (parameter, node))
-            .unzip();
-        if list.is_empty() || !all.are_hooked {
+        if all.list.is_empty() || !all.are_hooked {
             return Ok(());
         }
-        let reducer = match known.filter(|known| known.layout().parameters() == list) {
+        let reducer = match known.filter(|known| known.layout().parameters() == all.list) {
             Some(known) => known,
             None => {
                 let settings = ZeroSettings {
@@ -221,12 +210,12 @@ impl HostLink {
                     gradients: Memory::Host,
                     ..ZeroSettings::default()
                 };
-                let layout = Layout::new(list, 1, 0, &settings)?;
+                let layout = Layout::new(all.list, 1, 0, &settings)?;
                 let group = Arc::new(SingleRank::new());
                 Arc::new(GradientReducer::new(layout, group, &settings))
             }
         };
-        attach(&reducer, &nodes);
+        attach(&reducer, &all.nodes);
         self.reducer = Some(reducer);
         Ok(())
     }
@@ -242,7 +231,7 @@ struct UpdateMapper<'a, B: AutodiffBackend, F> {
 impl<B, F> ModuleMapper<B> for UpdateMapper<'_, B, F>
 where
     B: AutodiffBackend,
-    F: FnMut(ParamId, FloatTensor<B::InnerBackend>) -> NewValue<B::InnerBackend>,
+    F: FnMut(ParamId) -> TensorData,
 {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let tensor = |leaf| Tensor::<B, D>::from_primitive(TensorPrimitive::Float(leaf));
@@ -256,12 +245,12 @@ where
         let (id, old, mapper) = param.consume();
         let requires_grad = old.is_require_grad();
         let stays_on_host = is_on_host::<B>(&old.clone().into_primitive().tensor());
-        let new = match (self.update)(id, old.inner().into_primitive().tensor()) {
-            NewValue::Host(data) if STEP.with_borrow(Option::is_some) => {
-                return leave_on_host(id, data, &device, requires_grad);
-            }
-            new => new.into_tensor::<B>(stays_on_host, &device),
-        };
+        drop(old);
+        let data = (self.update)(id);
+        if STEP.with_borrow(Option::is_some) {
+            return leave_on_host(id, data, &device, requires_grad);
+        }
+        let new = NewValue::Host(data).into_tensor::<B>(stays_on_host, &device);
         let new = B::float_set_require_grad(new, requires_grad);
         if let Some(node) = leaf_node::<B>(&new) {
             self.leaves.insert(id, node);

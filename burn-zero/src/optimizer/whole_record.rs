@@ -43,9 +43,11 @@ impl<O> ZeroOptimizer<O> {
         let mut own = by_name(tensors);
         let ranks = 0..self.group.world_size();
         let shards: Vec<_> = ranks.map(|rank| layout.map().shard(rank)).collect();
-        let of_module = state_ids(ids.iter().copied(), false);
+        let of_module = state_ids(ids.iter().copied());
         let tree = join(&tree, &whole(layout)?, &of_module, |tensor| {
-            let StateTensor { spec, key, .. } = tensor;
+            let StateTensor {
+                spec, parameter, ..
+            } = tensor;
             let label = format!("state of the optimizer: {}", spec.name);
             let own = own.remove(&spec.name).unwrap_or_default();
             let Some(parts) = self.group.gather_bytes_to(&label, 0, own)? else {
@@ -56,13 +58,13 @@ impl<O> ZeroOptimizer<O> {
             for (shard, part) in shards.iter().zip(&parts) {
                 let mut rest = &part[..];
                 // Empty if the rank has no state of this parameter.
-                for range in shard[key.parameter].iter().filter(|_| !part.is_empty()) {
+                for range in shard[*parameter].iter().filter(|_| !part.is_empty()) {
                     let (bytes_of_range, after) = rest.split_at(range.len() * size);
                     bytes[range.start * size..range.end * size].copy_from_slice(bytes_of_range);
                     rest = after;
                 }
             }
-            Ok::<_, ZeroError>(Some((Vec::new(), bytes)))
+            Ok::<_, ZeroError>(Some(bytes))
         })?;
         match self.group.rank() {
             0 => Ok(to_record::<B, _>(tree, device)?),
@@ -86,7 +88,7 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<ParameterShards<B>, B>,
     {
         let layout = self.layout()?;
-        let of_module = state_ids(ids.iter().copied(), false);
+        let of_module = state_ids(ids.iter().copied());
         let (tree, tensors) = split::<B, _>(self.inner.to_record(), &whole(layout)?, &of_module)?;
         if tensors.is_empty() {
             return Ok(()); // nothing was loaded
@@ -96,7 +98,7 @@ impl<O> ZeroOptimizer<O> {
             let StateTensor { spec, ranges, .. } = tensor;
             let bytes = loaded.remove(&spec.name).unwrap_or_default();
             let bytes = cut(bytes, ranges, spec);
-            Ok::<_, ZeroError>(Some((Vec::new(), bytes)))
+            Ok::<_, ZeroError>(Some(bytes))
         })?;
         let record = to_record::<B, _>(tree, device)?;
         self.inner = self.inner.clone().load_record(record);

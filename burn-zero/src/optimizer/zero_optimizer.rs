@@ -8,12 +8,12 @@ use burn::module::AutodiffModule;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn_decorator::message;
+use burn_decorator::ranks::SharedFn;
 use parking_lot::Mutex;
 
 use super::parameter_shards::ShardOptimizer;
 use super::rank_context::RankContext;
 use super::statistics::Statistics;
-use super::trial::NormReceiver;
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
 use crate::recorder::PreparedReducer;
 use crate::reduce::GradientReducer;
@@ -81,8 +81,8 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 ///
 /// Ranks that differ stop, with a message that shows both values:
 ///
-/// - in [`new`](Self::new) and [`prepare`](Self::prepare), if settings, optimizers or models differ. An optimizer's settings are compared by
-///   3 steps on the same trial tensors: a setting without effect on these is not compared;
+/// - in [`new`](Self::new) and [`prepare`](Self::prepare), if settings or models differ. The wrapped optimizer's own settings are not
+///   compared;
 /// - in the step itself, if its learning rate differs in a single bit: it is part of the labels of the step's collectives;
 /// - in backward under stage 2, if a rank has several optimizers, such as those of a GAN, and the ranks' graphs use parameters of
 ///   different ones: an optimizer reduces in the backward passes whose graph uses any of its parameters. The only optimizer of a rank
@@ -113,7 +113,8 @@ pub struct ZeroOptimizer<O> {
     /// Whether the group is taken from the rank context of the Learner's strategy; until then it has one rank.
     pub(super) in_learner: bool,
     pub(super) settings: ZeroSettings,
-    pub(super) norm: Option<NormReceiver>,
+    /// The receiver of the norm over all ranks.
+    pub(super) norm: Option<SharedFn<f32, ()>>,
     pub(super) seed: Option<u64>,
     pub(super) reducer: Option<Arc<GradientReducer>>,
     /// The nodes of the leaves that contain shards as the wrapped optimizer left them on the host.
@@ -137,7 +138,7 @@ impl<O: Clone> Clone for ZeroOptimizer<O> {
 }
 
 impl<O> ZeroOptimizer<O> {
-    /// Wraps `inner`, which is the same on all ranks.
+    /// Wraps `inner`, which is the same on all ranks, and which [`ZeroSettings::partition`] fits.
     ///
     /// # Errors
     ///
@@ -152,7 +153,7 @@ impl<O> ZeroOptimizer<O> {
     }
 
     /// Wraps `inner` for a `Learner` that trains with [`ZeroStrategy`](crate::ZeroStrategy), which provides the group and
-    /// prepares the model. An optimizer or model that cannot be sharded is refused there, before the first step.
+    /// prepares the model. A model that cannot be sharded is refused there, before the first step.
     ///
     /// Its record is that of the whole model, as the wrapped optimizer would write it without ranks: any number of ranks, and the
     /// wrapped optimizer alone, can load it.
@@ -185,7 +186,7 @@ impl<O> ZeroOptimizer<O> {
     /// Costs one pass over this rank's shards, a host read and a collective of one element.
     #[must_use]
     pub fn with_norm(mut self, receive: impl Fn(f32) + Clone + Send + Sync + 'static) -> Self {
-        self.norm = Some(NormReceiver::new(receive));
+        self.norm = Some(SharedFn::new(receive));
         self
     }
 
@@ -270,15 +271,13 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`], [`ZeroOptimizerError::SharedState`],
-    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::NoRemat`], [`ZeroOptimizerError::UnsupportedDtype`],
-    /// [`ZeroOptimizerError::TooManyDimensions`]; [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
+    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NoNorm`], [`ZeroOptimizerError::NotSharded`],
+    /// [`ZeroOptimizerError::NoRemat`], [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`];
+    /// [`ZeroError::Disagreement`] if the ranks' models differ; those of the group.
     ///
     /// # Cost
     ///
-    /// A broadcast of all parameters, in which rank 0 sends them about twice; a comparison of all paths and shapes; and three trial steps of
-    /// nine clones of the wrapped optimizer with up to eight elements each, which check that it can be sharded exactly and has the same
-    /// settings on all ranks. A receiver of the [norm](Self::with_norm) is called with the norm of the trial's gradients too.
+    /// A broadcast of all parameters, in which rank 0 sends them about twice, and a comparison of all paths and shapes.
     pub fn prepare<B, M>(&mut self, module: M) -> Result<M, ZeroError>
     where
         B: AutodiffBackend,
@@ -320,7 +319,7 @@ impl<O> ZeroOptimizer<O> {
     /// [`ZeroOptimizerError::NotPrepared`], also in a `Learner`, which saves records of its own.
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
         match self.reducer {
-            Some(_) => Ok(Recorder::new(self.recorded.clone(), self.settings.clone())),
+            Some(_) => Ok(Recorder::new(self.recorded.clone())),
             None => Err(ZeroOptimizerError::NotPrepared.into()),
         }
     }

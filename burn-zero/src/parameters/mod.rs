@@ -39,7 +39,7 @@ use crate::optimizer::Statistics;
 /// let model: nn::Linear<B> = nn::LinearConfig::new(4, 3).init(&device);
 ///
 /// let mut model = offload_parameters::<B, _>(model)?;
-/// let mut optimizer = OffloadConfig::new(HostAdamWConfig::default()).init::<B>()?;
+/// let mut optimizer = OffloadConfig::new(HostAdamWConfig::default()).init()?;
 /// for _ in 0..3 {
 ///     let loss = model.forward(Tensor::<B, 2>::ones([2, 4], &device)).square().mean();
 ///     let gradients = GradientsParams::from_grads(loss.backward(), &model);

@@ -1,14 +1,13 @@
-//! A directory of records: names, listing, and the file-system operations of a save.
+//! A directory of records: names, and the file-system operations of a save.
 
-use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::RecordError;
 use super::joint::JointWork;
-use super::{RecordError, ShardedRecord};
 
 /// The file that makes a record of a directory.
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -92,120 +91,18 @@ impl Listing {
     /// The last complete record in `dir`, or the last one of `step`.
     pub fn locate(dir: &Path, step: Option<u64>) -> Result<RecordName, RecordError> {
         let listing = Self::read(dir)?;
-        let mut newest_first = listing.complete.into_iter().rev();
+        let mut newest_first = listing.complete.iter().rev();
         let found = newest_first.find(|record| step.is_none_or(|step| record.step == step));
-        found.ok_or_else(|| RecordError::NoRecord {
+        found.copied().ok_or_else(|| listing.no_record(dir, step))
+    }
+
+    /// The error where none is complete.
+    pub fn no_record(&self, dir: &Path, step: Option<u64>) -> RecordError {
+        RecordError::NoRecord {
             dir: dir.to_owned(),
             step,
-            partial: listing.partial.len(),
-        })
-    }
-}
-
-/// Whether a record can be loaded, as far as names and lengths tell.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Completeness {
-    /// All files exist with their full lengths.
-    Complete {
-        /// Ranks that saved it.
-        world_size: usize,
-    },
-    /// The save was interrupted, or is still running.
-    Partial,
-    /// It was complete and is damaged, or has another version.
-    Broken {
-        /// What is wrong.
-        reason: String,
-    },
-}
-
-/// One record of a directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RecordInfo {
-    /// Its directory.
-    pub path: PathBuf,
-    /// Updates taken when it was saved.
-    pub step: u64,
-    /// Bytes of the existing files.
-    pub bytes: u64,
-    /// Whether it can be loaded.
-    pub completeness: Completeness,
-}
-
-/// The records of a directory, oldest first; prints as a table.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Records {
-    /// The directory.
-    pub dir: PathBuf,
-    /// Complete and broken ones first, then partial ones.
-    pub records: Vec<RecordInfo>,
-}
-
-/// Lists the records in `dir` with step, world size, bytes and completeness. Reads manifests and lengths, no tensors:
-/// [`ShardedRecord::verify`] reads all.
-///
-/// # Errors
-///
-/// If a directory cannot be read. A record that cannot be loaded is listed as [`Completeness::Broken`], not an error.
-pub fn inspect(dir: &Path) -> Result<Records, RecordError> {
-    let listing = Listing::read(dir)?;
-    let complete = listing.complete.iter();
-    let complete = complete.map(|name| {
-        let path = dir.join(name.complete());
-        let completeness = match ShardedRecord::open_record(&path) {
-            Ok(record) => Completeness::Complete {
-                world_size: record.world_size(),
-            },
-            Err(error) => Completeness::Broken {
-                reason: error.to_string(),
-            },
-        };
-        (path, name.step, completeness)
-    });
-    let partial = listing.partial.iter();
-    let partial = partial.map(|name| (dir.join(name.partial()), name.step, Completeness::Partial));
-    let records = complete.chain(partial).map(|(path, step, completeness)| {
-        let lengths = || {
-            let files = fs::read_dir(&path)?;
-            files.map(|file| Ok(file?.metadata()?.len())).sum()
-        };
-        Ok(RecordInfo {
-            bytes: run("list", &path, lengths)?,
-            path,
-            step,
-            completeness,
-        })
-    });
-    let records = records.collect::<Result<_, RecordError>>()?;
-    let dir = dir.to_owned();
-    Ok(Records { dir, records })
-}
-
-impl fmt::Display for RecordInfo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.path.file_name().unwrap_or(self.path.as_os_str());
-        let (name, megabytes) = (name.to_string_lossy(), self.bytes as f64 / 1e6);
-        write!(f, "{name}: step {}, {megabytes:.1} MB, ", self.step)?;
-        match &self.completeness {
-            Completeness::Complete { world_size } => {
-                let ranks = if *world_size == 1 { "rank" } else { "ranks" };
-                write!(f, "complete, saved by {world_size} {ranks}")
-            }
-            Completeness::Partial => f.write_str("not finished"),
-            Completeness::Broken { reason } => write!(f, "broken: {reason}"),
+            partial: self.partial.len(),
         }
-    }
-}
-
-impl fmt::Display for Records {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dir = self.dir.display();
-        if self.records.is_empty() {
-            return write!(f, "no records in {dir}");
-        }
-        write!(f, "records in {dir}:")?;
-        let mut records = self.records.iter();
-        records.try_for_each(|record| write!(f, "\n  {record}"))
     }
 }
 

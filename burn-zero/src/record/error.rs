@@ -84,20 +84,6 @@ pub enum RecordError {
     /// State of a training that cannot be split for a record, or joined from one.
     #[error(transparent)]
     State(#[from] ZeroOptimizerError),
-    /// A record that was saved between two updates, in which each rank has sums of gradients of its own.
-    #[error(
-        "{} is of the middle of a window of micro-batches, whose sums are each rank's own; it was saved by {saved_by}, and this \
-         is {wanted_by}: load it as it was saved, or save after an update", .path.display()
-    )]
-    PartialWindow {
-        /// The record.
-        path: PathBuf,
-        /// Ranks and sharding that saved it.
-        saved_by: String,
-        /// Ranks and sharding that want it.
-        wanted_by: String,
-    },
-
     /// Another rank failed, so all stop.
     #[error("rank {rank} failed: {message}")]
     OtherRank {

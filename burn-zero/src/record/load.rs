@@ -9,23 +9,24 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::Value;
-
-use super::RecordError;
-use super::directory::{Listing, MANIFEST, RecordName, SyncedFile, parent, run, sync_dir};
+use super::directory::{Listing, MANIFEST, SyncedFile, parent, run, sync_dir};
 use super::entry::{Failure, TensorSlice, TensorSpec};
 use super::joint::JointWork;
-use super::manifest::{Manifest, TrainingState, torn, verify};
-use super::save::{IDENTITY, identity, safetensors_header};
-use crate::{ProcessGroup, SingleRank};
+use super::manifest::{
+    CHUNK_BYTES, Header, IDENTITY, Manifest, RankFile, TrainingState, torn, verify,
+};
+use super::{MODEL, RecordError};
+use crate::ProcessGroup;
 
 /// A complete record, opened to read any slices of it.
 ///
-/// Holds the manifest and no more. Every byte it returns was verified by its checksum.
+/// Holds the manifest and the headers of the files. Every byte it returns was verified by its checksum.
 #[derive(Debug)]
 pub struct ShardedRecord {
     path: PathBuf,
     manifest: Arc<Manifest>,
+    /// By rank.
+    files: Arc<[RankFile]>,
     /// Ranks whose files have the headers that were written.
     verified: HashSet<usize>,
     /// One file is open at a time: a record may have more than a process may open.
@@ -34,23 +35,13 @@ pub struct ShardedRecord {
 }
 
 impl ShardedRecord {
-    /// The last complete record of the directory `dir`.
+    /// The last complete record of the directory `dir`, or the last one of `step`.
     ///
     /// # Errors
     ///
-    /// [`RecordError::NoRecord`] if there is none; an error that names the file if the record is damaged or of another version:
-    /// then [`open_step`](Self::open_step) opens an older one.
-    pub fn open(dir: &Path) -> Result<Self, RecordError> {
-        Self::open_record(&dir.join(Listing::locate(dir, None)?.complete()))
-    }
-
-    /// The last complete record of `step` in the directory `dir`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`open`](Self::open).
-    pub fn open_step(dir: &Path, step: u64) -> Result<Self, RecordError> {
-        Self::open_record(&dir.join(Listing::locate(dir, Some(step))?.complete()))
+    /// [`RecordError::NoRecord`] if there is none; an error that names the file if the record is damaged or of another version.
+    pub fn open(dir: &Path, step: Option<u64>) -> Result<Self, RecordError> {
+        Self::open_record(&dir.join(Listing::locate(dir, step)?.complete()))
     }
 
     /// The record whose own directory is `path`, wherever it was copied to.
@@ -59,19 +50,21 @@ impl ShardedRecord {
     ///
     /// Those of [`open`](Self::open), but [`RecordError::Torn`] if there is none.
     pub fn open_record(path: &Path) -> Result<Self, RecordError> {
-        let manifest = Manifest::read(&path.join(MANIFEST))?;
-        manifest.check_lengths(path)?;
+        let mut manifest = Manifest::read(&path.join(MANIFEST))?;
+        let files = manifest.files();
+        files.iter().try_for_each(|file| file.check_length(path))?;
         Ok(Self {
             path: path.to_owned(),
             manifest: Arc::new(manifest),
+            files: files.into(),
             verified: HashSet::new(),
             open: None,
             bytes_read: 0,
         })
     }
 
-    /// The last complete record of `dir`, or that of `step`, opened by all ranks. Collective: rank 0 chooses, so that all
-    /// open the same even while another is being saved.
+    /// The last complete record of `dir`, or the last one of `step`, opened by all ranks; `None` if there is none and no step was
+    /// asked for. Collective: rank 0 chooses, so that all open the same even while another is being saved.
     ///
     /// # Errors
     ///
@@ -80,29 +73,10 @@ impl ShardedRecord {
         dir: &Path,
         group: &dyn ProcessGroup,
         step: Option<u64>,
-    ) -> Result<Self, RecordError> {
-        let record = Self::open_chosen(dir, group, || Listing::locate(dir, step).map(Some))?;
-        Ok(record.expect("rank 0 chose a record if all agree"))
-    }
-
-    /// As [`open_with`](Self::open_with), the last record; `None` if there is no complete one.
-    pub(crate) fn open_last(
-        dir: &Path,
-        group: &dyn ProcessGroup,
     ) -> Result<Option<Self>, RecordError> {
-        Self::open_chosen(dir, group, || match Listing::locate(dir, None) {
-            Err(RecordError::NoRecord { .. }) => Ok(None),
-            located => located.map(Some),
-        })
-    }
-
-    fn open_chosen(
-        dir: &Path,
-        group: &dyn ProcessGroup,
-        choose: impl FnOnce() -> Result<Option<RecordName>, RecordError>,
-    ) -> Result<Option<Self>, RecordError> {
-        let chosen = match group.rank() {
-            0 => choose(),
+        let chosen = match (group.rank(), step) {
+            (0, None) => Listing::read(dir).map(|listing| listing.complete.last().copied()),
+            (0, step) => Listing::locate(dir, step).map(Some),
             _ => Ok(None),
         };
         let chosen = JointWork::new(group, "choose a record").share(chosen)?;
@@ -123,7 +97,7 @@ impl ShardedRecord {
 
     /// Bytes of all files, without the manifest.
     pub fn bytes(&self) -> u64 {
-        self.manifest.bytes()
+        self.files.iter().map(|file| file.bytes).sum()
     }
 
     /// Bytes read of its files so far.
@@ -131,26 +105,15 @@ impl ShardedRecord {
         self.bytes_read
     }
 
-    /// The state that is no tensor. `generator` is that of `rank` if `world_size` ranks have saved the record, else `null`, because it
-    /// belongs to no rank of another world size.
-    pub fn state(&self, rank: usize, world_size: usize) -> TrainingState {
-        let mut state = self.manifest.state.clone();
-        if world_size == self.manifest.world_size {
-            let generator = self.manifest.generators.get(rank);
-            state.generator = generator.cloned().unwrap_or(Value::Null);
-        }
-        state
+    /// The state that is no tensor.
+    pub fn state(&self) -> &TrainingState {
+        &self.manifest.state
     }
 
     /// The tensors, by name.
     pub fn tensors(&self) -> impl Iterator<Item = TensorSpec> + '_ {
         let rows = self.manifest.tensors.iter();
         rows.map(|(name, row)| row.spec(name))
-    }
-
-    /// The tensor of this name.
-    pub fn tensor(&self, name: &str) -> Option<TensorSpec> {
-        self.manifest.tensors.get(name).map(|row| row.spec(name))
     }
 
     /// The bytes of a slice, little-endian. Reads only the parts of files that contain them, and at most a mebibyte more on each
@@ -161,17 +124,15 @@ impl ShardedRecord {
     /// If the record has no such tensor, or one of another type or shape, or what is in the files is not what was written.
     pub fn read(&mut self, wanted: &TensorSlice) -> Result<Vec<u8>, RecordError> {
         let TensorSlice { tensor, range } = wanted;
-        let group = SingleRank::new();
-        let mut work = JointWork::new(&group, "read a record");
-        self.read_ranges(tensor, core::slice::from_ref(range), &mut work)
+        self.read_ranges(tensor, core::slice::from_ref(range), &mut || Ok(()))
     }
 
-    /// Several ranges of a tensor, one behind the other, during joint work.
+    /// Several ranges of a tensor, one behind the other. `at_work` is called after each chunk.
     pub(crate) fn read_ranges(
         &mut self,
         tensor: &TensorSpec,
         ranges: &[Range<usize>],
-        work: &mut JointWork,
+        at_work: &mut dyn FnMut() -> Result<(), RecordError>,
     ) -> Result<Vec<u8>, RecordError> {
         let wanted = |range| self.manifest.check_wanted(&self.path, tensor, range);
         ranges.iter().try_for_each(wanted)?;
@@ -180,7 +141,7 @@ impl ShardedRecord {
         for range in ranges {
             self.for_each_part(tensor, range, |bytes| {
                 found.extend_from_slice(bytes);
-                work.at_work()
+                at_work()
             })?;
         }
         Ok(found)
@@ -212,10 +173,10 @@ impl ShardedRecord {
         for slice in &manifest.tensors[&tensor.name].slices {
             let (start, end) = (slice.offset * size, slice.range().end * size);
             for (index, &crc32) in slice.crc32.iter().enumerate() {
-                let offset = index * manifest.chunk_bytes;
+                let offset = index * CHUNK_BYTES;
                 let first = start + offset;
                 // The bytes of the tensor in this chunk, and those of them that are wanted.
-                let bytes = first..end.min(first.saturating_add(manifest.chunk_bytes));
+                let bytes = first..end.min(first.saturating_add(CHUNK_BYTES));
                 let part =
                     bytes.start.max(elements.start * size)..bytes.end.min(elements.end * size);
                 if part.is_empty() {
@@ -223,7 +184,9 @@ impl ShardedRecord {
                 }
                 self.verify_header(slice.rank)?;
                 chunk.resize(bytes.len(), 0);
-                self.read_at(slice.rank, slice.file_offset + offset as u64, &mut chunk)?;
+                let header = self.files[slice.rank].header.len() as u64;
+                let place = header + slice.file_offset + offset as u64;
+                self.read_at(slice.rank, place, &mut chunk)?;
                 let what = format!("bytes {bytes:?} of `{}`", tensor.name);
                 verify(&self.file(slice.rank), &what, crc32, &chunk)?;
                 take(&chunk[part.start - first..part.end - first])?;
@@ -237,21 +200,25 @@ impl ShardedRecord {
         if self.verified.contains(&rank) {
             return Ok(());
         }
-        let row = &self.manifest.files[rank];
-        let (mut header, crc32) = (vec![0; row.header_bytes as usize], row.header_crc32);
-        self.read_at(rank, 0, &mut header)?;
-        verify(&self.file(rank), "its header", crc32, &header).map_err(|error| {
-            let header = String::from_utf8_lossy(&header);
-            let expected = identity(self.manifest.state.step, rank, self.world_size());
-            let found = header.split_once(&format!("\"{IDENTITY}\":\""));
-            match found.and_then(|(_, rest)| rest.split_once('"')) {
-                Some((found, _)) if found != expected => torn(
-                    &self.file(rank),
-                    format!("belongs to another record: it is of {found}, but the manifest is of {expected}"),
-                ),
-                _ => error,
-            }
-        })?;
+        let files = self.files.clone();
+        let mut found = vec![0; files[rank].header.len()];
+        self.read_at(rank, 0, &mut found)?;
+        if found != files[rank].header {
+            let (text, expected) = (
+                String::from_utf8_lossy(&found),
+                self.manifest.identity(rank),
+            );
+            let found = text.split_once(&format!("\"{IDENTITY}\":\""));
+            let reason = match found.and_then(|(_, rest)| rest.split_once('"')) {
+                Some((found, _)) if found != expected => {
+                    format!(
+                        "belongs to another record: it is of {found}, but the manifest is of {expected}"
+                    )
+                }
+                _ => "has another header than the manifest says".to_owned(),
+            };
+            return Err(torn(&self.file(rank), reason));
+        }
         self.verified.insert(rank);
         Ok(())
     }
@@ -275,63 +242,7 @@ impl ShardedRecord {
     }
 
     fn file(&self, rank: usize) -> PathBuf {
-        self.path.join(&self.manifest.files[rank].file)
-    }
-
-    /// Writes one section of the record into the file `out`, as [`consolidate`] does with the section `model`: all entries
-    /// whose name is the section, a slash and a path, under that path.
-    ///
-    /// # Errors
-    ///
-    /// [`RecordError::OtherModel`] if there are none, and those of [`consolidate`].
-    pub fn consolidate(&mut self, section: &str, out: &Path) -> Result<(), RecordError> {
-        let in_section = |spec: TensorSpec| {
-            let path = spec.name.strip_prefix(section)?.strip_prefix('/')?;
-            Some((path.to_owned(), TensorSlice::whole(spec)))
-        };
-        let mut tensors: Vec<_> = self.tensors().filter_map(in_section).collect();
-        if tensors.is_empty() {
-            let names = self.manifest.tensors.keys();
-            let mut sections: Vec<_> = names.filter_map(|name| name.split('/').next()).collect();
-            sections.dedup();
-            let sections = sections.join(", ");
-            return Err(RecordError::OtherModel {
-                path: self.path.clone(),
-                reason: format!(
-                    "has no entries in the section `{section}`; its sections are {sections}"
-                ),
-            });
-        }
-        // As safetensors orders; the names are in order.
-        tensors.sort_by_key(|(_, slice)| Reverse(slice.tensor.dtype));
-        let step = self.manifest.state.step.to_string();
-        let infos = tensors.iter();
-        let infos = infos.map(|(path, whole)| (path.clone(), whole.tensor.shape.clone(), whole));
-        let header = safetensors_header("step", step, infos);
-
-        // Beside `out`, so that it can be renamed to it.
-        let mut name = OsString::from(".");
-        name.push(out.file_name().unwrap_or_default());
-        name.push(".partial");
-        let temporary = out.with_file_name(name);
-        // Left over from a killed call.
-        let _ = fs::remove_file(&temporary);
-        let mut write = || {
-            let mut file = SyncedFile::create(&temporary)?;
-            file.write(&header)?;
-            for (_, TensorSlice { tensor, range }) in &tensors {
-                self.for_each_part(tensor, range, |bytes| file.write(bytes))?;
-            }
-            let bytes = file.sync()?;
-            run("rename", &temporary, || fs::rename(&temporary, out))?;
-            sync_dir(parent(out))?;
-            log::info!("{section} of a record in {}: {bytes} bytes", out.display());
-            Ok(())
-        };
-        write().inspect_err(|_| {
-            // The first error is returned; the file may not exist.
-            let _ = fs::remove_file(&temporary);
-        })
+        self.path.join(&self.files[rank].name)
     }
 }
 
@@ -354,7 +265,9 @@ pub fn load_sharded(
     wanted: &[TensorSlice],
     mut take: impl FnMut(usize, Vec<u8>) -> Result<(), Failure>,
 ) -> Result<TrainingState, RecordError> {
-    let mut record = ShardedRecord::open_with(dir, group, step)?;
+    let Some(mut record) = ShardedRecord::open_with(dir, group, step)? else {
+        return Err(Listing::read(dir)?.no_record(dir, step));
+    };
     // Missing tensors are found before `take` is called.
     let check = |TensorSlice { tensor, range }: &TensorSlice| {
         record.manifest.check_wanted(&record.path, tensor, range)
@@ -363,13 +276,14 @@ pub fn load_sharded(
     let mut work = JointWork::new(group, "load a record");
     let loaded = wanted.iter().enumerate().try_for_each(|(index, wanted)| {
         let TensorSlice { tensor, range } = wanted;
-        let bytes = record.read_ranges(tensor, core::slice::from_ref(range), &mut work)?;
+        let bytes =
+            record.read_ranges(tensor, core::slice::from_ref(range), &mut || work.at_work())?;
         let not_taken = |reason| tensor.error(format!("was read, but could not be used: {reason}"));
         take(index, bytes).map_err(not_taken)
     });
     work.end(loaded)?;
     log::info!("rank {} loaded {}", group.rank(), record.path.display());
-    Ok(record.state(group.rank(), group.world_size()))
+    Ok(record.state().clone())
 }
 
 /// Writes the model of the last complete record in `dir` into the file `out`: whole tensors by their path in the module,
@@ -391,7 +305,44 @@ pub fn load_sharded(
 ///
 /// # Errors
 ///
-/// Those of [`ShardedRecord::read`], or of the file system.
+/// Those of [`ShardedRecord::open`] and [`ShardedRecord::read`], or of the file system; [`RecordError::OtherModel`] if no entry of the record
+/// is in the section `model`.
 pub fn consolidate(dir: &Path, out: &Path) -> Result<(), RecordError> {
-    ShardedRecord::open(dir)?.consolidate("model", out)
+    let mut record = ShardedRecord::open(dir, None)?;
+    let mut header = Header::new("step", record.state().step.to_string());
+    let mut tensors: Vec<_> = record.tensors().collect();
+    tensors.retain(|tensor| tensor.name.starts_with(MODEL));
+    if tensors.is_empty() {
+        let (path, reason) = (record.path, "has no model".to_owned());
+        return Err(RecordError::OtherModel { path, reason });
+    }
+    // As safetensors orders; the names are in order.
+    tensors.sort_by_key(|tensor| Reverse(tensor.dtype));
+    for TensorSpec { name, dtype, shape } in &tensors {
+        header.add(name[MODEL.len()..].to_owned(), *dtype, shape.clone());
+    }
+
+    // Beside `out`, so that it can be renamed to it.
+    let mut name = OsString::from(".");
+    name.push(out.file_name().unwrap_or_default());
+    name.push(".partial");
+    let temporary = out.with_file_name(name);
+    // Left over from a killed call.
+    let _ = fs::remove_file(&temporary);
+    let write = || {
+        let mut file = SyncedFile::create(&temporary)?;
+        file.write(&header.to_bytes())?;
+        for TensorSlice { tensor, range } in tensors.into_iter().map(TensorSlice::whole) {
+            record.for_each_part(&tensor, &range, |bytes| file.write(bytes))?;
+        }
+        let bytes = file.sync()?;
+        run("rename", &temporary, || fs::rename(&temporary, out))?;
+        sync_dir(parent(out))?;
+        log::info!("the model of a record in {}: {bytes} bytes", out.display());
+        Ok(())
+    };
+    write().inspect_err(|_| {
+        // The first error is returned; the file may not exist.
+        let _ = fs::remove_file(&temporary);
+    })
 }

@@ -19,23 +19,20 @@ use super::entry::TensorSpec;
 const FORMAT: &str = "burn-zero sharded record";
 
 /// The version that this program writes and reads.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Bytes under one checksum, the smallest unit that is read to verify a part of a slice.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 /// What training needs besides tensors, as JSON.
 ///
-/// All but `generator` is the same on all ranks, and [`save_sharded`](super::save_sharded) refuses it if not. Numbers come
-/// back bit for bit. JSON has no NaN and no infinity: `serde_json` makes `null` of them.
+/// The same on all ranks: [`save_sharded`](super::save_sharded) refuses it if not. Numbers come back bit for bit. JSON has no
+/// NaN and no infinity: `serde_json` makes `null` of them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainingState {
     /// Updates taken when the record was saved; names the record.
     pub step: u64,
-    /// State of the loss scaler.
-    #[serde(default, skip_serializing_if = "Value::is_null")]
-    pub scaler: Value,
     /// State of the learning-rate scheduler.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub scheduler: Value,
@@ -46,10 +43,6 @@ pub struct TrainingState {
     /// The caller's own state: position in the data, configuration, metrics.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub user: Map<String, Value>,
-    /// State of this rank's random generators: what [`with_generator`](Self::with_generator) takes, or the caller's own. Each rank
-    /// has its own, so it is loaded only at the same world size. Not filled in by default.
-    #[serde(default, skip_serializing_if = "Value::is_null")]
-    pub generator: Value,
 }
 
 impl TrainingState {
@@ -62,14 +55,12 @@ impl TrainingState {
     }
 
     /// What must be the same on all ranks, but the optimizer's.
-    fn common(&self) -> Map<String, Value> {
-        let user = self.user.iter();
-        let user = user.map(|(key, value)| (format!("user state {key}"), value.clone()));
-        let mut common: Map<_, _> = user.collect();
-        common.insert("step".into(), self.step.into());
-        common.insert("scaler".into(), self.scaler.clone());
-        common.insert("scheduler".into(), self.scheduler.clone());
-        common
+    fn common(&self) -> [(&'static str, Value); 3] {
+        [
+            ("step", self.step.into()),
+            ("scheduler", self.scheduler.clone()),
+            ("user state", self.user.clone().into()),
+        ]
     }
 }
 
@@ -87,31 +78,9 @@ struct Envelope {
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
     pub world_size: usize,
-    /// Bytes under each checksum but a slice's last, which covers the rest.
-    pub chunk_bytes: usize,
-    /// What all ranks have in common.
     pub state: TrainingState,
-    /// The generator's state of each rank.
-    pub generators: Vec<Value>,
-    /// The file of each rank.
-    #[serde(rename = "parts")]
-    pub files: Vec<FileRow>,
     /// By name.
     pub tensors: BTreeMap<String, TensorRow>,
-}
-
-/// The file of one rank.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct FileRow {
-    pub file: String,
-    /// Length of the file.
-    pub bytes: u64,
-    /// Checksum of its safetensors header.
-    pub header_crc32: u32,
-    /// Length of the header; known of a manifest that was read.
-    #[serde(skip)]
-    pub header_bytes: u64,
 }
 
 /// A tensor and its slices in the order of their elements.
@@ -120,7 +89,6 @@ pub(super) struct FileRow {
 pub(super) struct TensorRow {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    #[serde(rename = "pieces")]
     pub slices: Vec<SliceRow>,
 }
 
@@ -133,7 +101,7 @@ pub(super) struct SliceRow {
     pub len: usize,
     /// One for each chunk.
     pub crc32: Vec<u32>,
-    /// Where it is in its file; known of a manifest that was read.
+    /// Its place in its file; set by [`Manifest::files`].
     #[serde(skip)]
     pub file_offset: u64,
 }
@@ -153,13 +121,10 @@ impl TensorRow {
 
 impl Manifest {
     /// What a rank adds that has written nothing yet.
-    pub fn of_rank(mut state: TrainingState) -> Self {
+    pub fn of_rank(state: TrainingState) -> Self {
         Self {
             world_size: 1,
-            chunk_bytes: CHUNK_BYTES,
-            generators: vec![state.generator.take()],
             state,
-            files: Vec::new(),
             tensors: BTreeMap::new(),
         }
     }
@@ -171,8 +136,6 @@ impl Manifest {
         let mut manifest = ranks.next().expect("a group has ranks");
         manifest.world_size = world_size;
         for (rank, theirs) in (1..).zip(ranks) {
-            manifest.generators.extend(theirs.generators);
-            manifest.files.extend(theirs.files);
             manifest.add_state(rank, theirs.state)?;
             for (name, row) in theirs.tensors {
                 manifest.add_tensor(rank, name, row)?;
@@ -187,18 +150,16 @@ impl Manifest {
     }
 
     fn add_state(&mut self, rank: usize, theirs: TrainingState) -> Result<(), RecordError> {
-        let differ = |what: &str, theirs: Option<&Value>, ours: Option<&Value>| {
-            let text = |value: Option<&Value>| value.map_or("nothing".to_owned(), Value::to_string);
-            ranks_differ(what, (rank, text(theirs)), (0, text(ours)))
+        let differ = |what, theirs: &Value, ours: &Value| {
+            ranks_differ(what, (rank, theirs.to_string()), (0, ours.to_string()))
         };
-        let (own, other) = (self.state.common(), theirs.common());
-        for key in own.keys().chain(other.keys()) {
-            if own.get(key) != other.get(key) {
-                return Err(differ(key, other.get(key), own.get(key)));
+        for ((what, ours), (_, theirs)) in self.state.common().iter().zip(theirs.common()) {
+            if *ours != theirs {
+                return Err(differ(what, &theirs, ours));
             }
         }
         let united = unite(&mut self.state.optimizer, theirs.optimizer);
-        united.map_err(|(ours, theirs)| differ("optimizer state", Some(&theirs), Some(&ours)))
+        united.map_err(|(ours, theirs)| differ("optimizer state", &theirs, &ours))
     }
 
     /// Adds slices of a tensor that a rank has.
@@ -237,7 +198,7 @@ impl Manifest {
             for slice in &row.slices {
                 let (range, rank) = (slice.range(), slice.rank);
                 spec.check(&range)?;
-                let chunks = (slice.len * spec.element_bytes()).div_ceil(self.chunk_bytes);
+                let chunks = (slice.len * spec.element_bytes()).div_ceil(CHUNK_BYTES);
                 if rank >= self.world_size || slice.crc32.len() != chunks {
                     return not_once(range.start, range.end, "in no file".to_owned());
                 }
@@ -256,12 +217,6 @@ impl Manifest {
             }
         }
         Ok(())
-    }
-
-    /// Bytes of all files of the ranks.
-    pub fn bytes(&self) -> u64 {
-        let files = self.files.iter();
-        files.fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
     /// The text of the file.
@@ -295,55 +250,47 @@ impl Manifest {
         }
         let manifest = envelope.manifest.get();
         verify(path, "its manifest", envelope.crc32, manifest.as_bytes())?;
-        let mut manifest: Self = serde_json::from_str(manifest).map_err(no_json)?;
+        let manifest: Self = serde_json::from_str(manifest).map_err(no_json)?;
         // The checksum is right, so the following errors are possible only in a file of another program.
         let ranks = manifest.world_size;
-        let mut files = manifest.files.iter().enumerate();
-        if (manifest.files.len(), manifest.generators.len()) != (ranks, ranks)
-            || !files.all(|(rank, row)| row.file == rank_file(rank, ranks))
-            || manifest.chunk_bytes == 0
-        {
-            return Err(no_manifest(format!(
-                "its files are not those of {ranks} ranks"
-            )));
+        let last = path.with_file_name(rank_file(ranks.wrapping_sub(1), ranks));
+        if !last.exists() {
+            return Err(torn(&last, "is missing".to_owned()));
         }
         let checked = manifest.check();
         checked.map_err(|error| no_manifest(error.to_string()))?;
-        let longer = || no_manifest("its slices are longer than their files".to_owned());
-        manifest.locate().ok_or_else(longer)?;
         Ok(manifest)
     }
 
-    /// Computes the offsets of the slices in their files, where they are contiguous, in the order of safetensors.
-    fn locate(&mut self) -> Option<()> {
-        self.files
-            .iter_mut()
-            .for_each(|row| row.header_bytes = row.bytes);
-        let mut rows: Vec<_> = self.tensors.values_mut().collect();
-        rows.sort_by_key(|row| Reverse(row.dtype));
-        for row in rows.into_iter().rev() {
-            for slice in row.slices.iter_mut().rev() {
-                let bytes = (slice.len * (row.dtype.bitsize() / 8)) as u64;
-                let rest = &mut self.files[slice.rank].header_bytes;
-                *rest = rest.checked_sub(bytes)?;
-                slice.file_offset = *rest;
+    /// The files of the ranks, each with its header and the slices behind it in safetensors' order: the widest elements first, so that all are
+    /// aligned.
+    pub fn files(&mut self) -> Vec<RankFile> {
+        let mut headers: Vec<_> = (0..self.world_size)
+            .map(|rank| Header::new(IDENTITY, self.identity(rank)))
+            .collect();
+        let mut rows: Vec<_> = self.tensors.iter_mut().collect();
+        rows.sort_by_key(|(_, row)| Reverse(row.dtype));
+        for (name, row) in rows {
+            for slice in &mut row.slices {
+                let key = slice_key(name, &slice.range());
+                slice.file_offset = headers[slice.rank].add(key, row.dtype, vec![slice.len]);
             }
         }
-        Some(())
+        let headers = headers.into_iter().enumerate();
+        let files = headers.map(|(rank, tensors)| {
+            let header = tensors.to_bytes();
+            RankFile {
+                name: rank_file(rank, self.world_size),
+                bytes: tensors.end.saturating_add(header.len() as u64),
+                header,
+            }
+        });
+        files.collect()
     }
 
-    /// Checks that the files of the record in `dir` exist with their full lengths, without reading them.
-    pub fn check_lengths(&self, dir: &Path) -> Result<(), RecordError> {
-        for row in &self.files {
-            let path = &dir.join(&row.file);
-            let found = run("look at", path, || Ok(fs::metadata(path)?.len())).map_err(missing)?;
-            let written = row.bytes;
-            if found != written {
-                let reason = format!("holds {found} bytes, but {written} were written");
-                return Err(torn(path, reason));
-            }
-        }
-        Ok(())
+    /// The text in a rank's file that identifies its record and rank.
+    pub fn identity(&self, rank: usize) -> String {
+        identity(self.state.step, rank, self.world_size)
     }
 
     /// Checks that the record in `dir` has these elements of the tensor.
@@ -373,6 +320,92 @@ impl Manifest {
         };
         let path = dir.to_owned();
         Err(RecordError::OtherModel { path, reason })
+    }
+}
+
+/// The file of one rank.
+#[derive(Debug)]
+pub(super) struct RankFile {
+    pub name: String,
+    pub header: Vec<u8>,
+    /// Length of the file.
+    pub bytes: u64,
+}
+
+impl RankFile {
+    /// Checks that the file in `dir` exists with its full length, without reading it.
+    pub fn check_length(&self, dir: &Path) -> Result<(), RecordError> {
+        let path = &dir.join(&self.name);
+        let found = run("look at", path, || Ok(fs::metadata(path)?.len())).map_err(missing)?;
+        let written = self.bytes;
+        if found == written {
+            return Ok(());
+        }
+        let reason = format!("holds {found} bytes, but {written} were written");
+        Err(torn(path, reason))
+    }
+}
+
+/// The key of the safetensors metadata with the file's [`identity`].
+pub(super) const IDENTITY: &str = "burn-zero";
+
+pub(super) fn identity(step: u64, rank: usize, world_size: usize) -> String {
+    format!("step {step}, rank {rank} of {world_size}")
+}
+
+/// Name of a slice in its file, such as `model/weight[100..150]`.
+pub(super) fn slice_key(name: &str, range: &Range<usize>) -> String {
+    format!("{name}[{}..{}]", range.start, range.end)
+}
+
+/// A safetensors header of contiguous tensors. Its bytes are a function of what was added, in every program: the fields are in order.
+pub(super) struct Header {
+    entries: BTreeMap<String, HeaderEntry>,
+    /// Bytes of the tensors.
+    pub end: u64,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum HeaderEntry {
+    Metadata(BTreeMap<&'static str, String>),
+    Tensor {
+        dtype: Dtype,
+        shape: Vec<usize>,
+        data_offsets: [u64; 2],
+    },
+}
+
+impl Header {
+    /// With one entry of metadata.
+    pub fn new(key: &'static str, value: String) -> Self {
+        let metadata = HeaderEntry::Metadata(BTreeMap::from([(key, value)]));
+        Self {
+            entries: BTreeMap::from([("__metadata__".to_owned(), metadata)]),
+            end: 0,
+        }
+    }
+
+    /// Adds a tensor behind the others, and returns its offset behind the header.
+    pub fn add(&mut self, name: String, dtype: Dtype, shape: Vec<usize>) -> u64 {
+        let elements = shape.iter().product::<usize>();
+        let start = self.end;
+        // Saturated in a file of another program: no file is as long.
+        self.end = start.saturating_add((elements * (dtype.bitsize() / 8)) as u64);
+        let entry = HeaderEntry::Tensor {
+            dtype,
+            shape,
+            data_offsets: [start, self.end],
+        };
+        self.entries.insert(name, entry);
+        start
+    }
+
+    /// Length and text, padded so that the first tensor is aligned.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut text = serde_json::to_vec(&self.entries).expect("names and numbers are JSON");
+        text.resize(text.len().next_multiple_of(size_of::<u64>()), b' ');
+        [&(text.len() as u64).to_le_bytes(), &text[..]].concat()
     }
 }
 

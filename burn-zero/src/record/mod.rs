@@ -15,7 +15,6 @@ mod load;
 mod manifest;
 mod save;
 
-pub use directory::{Completeness, RecordInfo, Records, inspect};
 pub use entry::{Entry, Failure, TensorSlice, TensorSpec};
 pub use error::RecordError;
 pub(crate) use joint::JointWork;
@@ -25,3 +24,6 @@ pub(crate) use manifest::unite;
 pub use save::{Keep, Saved, save_sharded};
 
 pub use safetensors::Dtype;
+
+/// The section of the model's tensors.
+pub(crate) const MODEL: &str = "model/";

@@ -7,19 +7,17 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
-use serde_json::{Map, Value, json};
 
 use super::directory::{
     Listing, MANIFEST, RecordName, SyncedFile, lock, make_dirs, rank_file, remove, run, sync_dir,
 };
 use super::entry::{Entry, TensorSlice};
 use super::joint::JointWork;
-use super::manifest::{CHUNK_BYTES, FileRow, Manifest, SliceRow, TensorRow};
+use super::manifest::{
+    CHUNK_BYTES, Header, IDENTITY, Manifest, SliceRow, TensorRow, identity, slice_key,
+};
 use super::{RecordError, TrainingState};
 use crate::ProcessGroup;
-
-/// The key of the safetensors metadata with the file's [`identity`].
-pub(super) const IDENTITY: &str = "burn-zero";
 
 /// How many records stay in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,13 +160,14 @@ fn write_rank_file(
 ) -> Result<Manifest, RecordError> {
     let (rank, world_size) = (group.rank(), group.world_size());
     entries.sort_by(|a, b| order(a.slice()).cmp(&order(b.slice())));
-    let slices = entries.iter().map(Entry::slice);
-    let slices = slices.filter(|slice| !slice.range.is_empty());
-    let tensors = slices.map(|slice| (slice_key(slice), vec![slice.range.len()], slice));
-    let header = safetensors_header(IDENTITY, identity(state.step, rank, world_size), tensors);
-
-    let file = rank_file(rank, world_size);
-    let path = dir.join(&file);
+    let mut header = Header::new(IDENTITY, identity(state.step, rank, world_size));
+    for TensorSlice { tensor, range } in entries.iter().map(Entry::slice) {
+        if !range.is_empty() {
+            let key = slice_key(&tensor.name, range);
+            header.add(key, tensor.dtype, vec![range.len()]);
+        }
+    }
+    let path = dir.join(rank_file(rank, world_size));
     let mut out = SyncedFile::create(&path).map_err(|error| match error.is_not_found() {
         true => RecordError::NotShared {
             rank,
@@ -176,12 +175,12 @@ fn write_rank_file(
         },
         false => error,
     })?;
-    out.write(&header)?;
+    out.write(&header.to_bytes())?;
     let (mut manifest, mut written) = (Manifest::of_rank(state), HashSet::new());
     for entry in entries {
         let (slice, bytes) = entry.into_bytes()?;
-        let key = slice_key(&slice);
         let TensorSlice { tensor, range } = slice;
+        let key = slice_key(&tensor.name, &range);
         if !range.is_empty() && !written.insert(key.clone()) {
             return Err(tensor.error(format!("was given twice: {key}")));
         }
@@ -208,12 +207,6 @@ fn write_rank_file(
     let bytes = out.sync()?;
     sync_dir(dir)?;
     log::debug!("wrote {}: {bytes} bytes", path.display());
-    manifest.files.push(FileRow {
-        file,
-        bytes,
-        header_crc32: crc32fast::hash(&header),
-        header_bytes: 0,
-    });
     Ok(manifest)
 }
 
@@ -221,38 +214,6 @@ fn write_rank_file(
 fn order(slice: &TensorSlice) -> (Reverse<Dtype>, &str, usize) {
     let tensor = &slice.tensor;
     (Reverse(tensor.dtype), &tensor.name, slice.range.start)
-}
-
-/// The text in a rank's file that identifies its record and rank.
-pub(super) fn identity(step: u64, rank: usize, world_size: usize) -> String {
-    format!("step {step}, rank {rank} of {world_size}")
-}
-
-/// Name of a slice in its file, such as `model/weight[100..150]`.
-fn slice_key(slice: &TensorSlice) -> String {
-    let TensorSlice { tensor, range } = slice;
-    format!("{}[{}..{}]", tensor.name, range.start, range.end)
-}
-
-/// Length and text of a safetensors header for contiguous tensors, each with its name, shape and slice, and one entry of metadata;
-/// padded so that the first tensor is aligned.
-pub(super) fn safetensors_header<'a>(
-    key: &str,
-    value: String,
-    tensors: impl Iterator<Item = (String, Vec<usize>, &'a TensorSlice)>,
-) -> Vec<u8> {
-    let mut fields = Map::from_iter([("__metadata__".to_owned(), json!({ key: value }))]);
-    let mut start = 0;
-    for (name, shape, slice) in tensors {
-        let end = start + slice.bytes();
-        let dtype = slice.tensor.dtype;
-        let info = json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, end] });
-        fields.insert(name, info);
-        start = end;
-    }
-    let mut text = Value::from(fields).to_string().into_bytes();
-    text.resize(text.len().next_multiple_of(size_of::<u64>()), b' ');
-    [&(text.len() as u64).to_le_bytes(), &text[..]].concat()
 }
 
 /// A record that rank 0 has begun.
@@ -294,8 +255,11 @@ impl<'a> Draft<'a> {
     /// Makes a record of the files and returns their bytes. The record exists from the rename on.
     fn commit(&self, tables: Vec<Manifest>) -> Result<u64, RecordError> {
         let partial = self.partial();
-        let manifest = Manifest::assemble(tables)?;
-        manifest.check_lengths(&partial)?;
+        let mut manifest = Manifest::assemble(tables)?;
+        let files = manifest.files();
+        files
+            .iter()
+            .try_for_each(|file| file.check_length(&partial))?;
         let path = partial.join(MANIFEST);
         let mut file = SyncedFile::create(&path)?;
         file.write(manifest.to_json().as_bytes())?;
@@ -305,7 +269,7 @@ impl<'a> Draft<'a> {
         let complete = self.dir.join(self.name.complete());
         run("rename", &partial, || fs::rename(&partial, &complete))?;
         sync_dir(self.dir)?;
-        let bytes = manifest.bytes();
+        let bytes = files.iter().map(|file| file.bytes).sum();
         log::info!("saved {}: {bytes} bytes", complete.display());
         Ok(bytes)
     }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use burn_zero::group::BufferDtype;
-use burn_zero::{BatchConfig, ConfigError, OptimizerOffload, Stage, ZeroConfig};
+use burn_zero::{BatchConfig, ConfigError, Memory, Stage, ZeroConfig};
 
 /// The file that must load unmodified.
 const UNMODIFIED: &str = r#"{"train_batch_size": 64, "fp16": {"enabled": true}, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu",
@@ -21,7 +21,7 @@ const FULL: &str = r#"{
   "zero_optimization": {"stage": 1, "overlap_comm": true, "reduce_bucket_size": 2e8, "allgather_bucket_size": 200000000,
     "contiguous_gradients": true, "sub_group_size": 1e9, "round_robin_gradients": true,
     "stage3_prefetch_bucket_size": "auto", "stage3_max_live_parameters": 1e9,
-    "offload_optimizer": {"device": "cpu", "ratio": 0.5, "buffer_count": 4, "fast_init": false}},
+    "offload_optimizer": {"device": "cpu", "ratio": 1.0, "buffer_count": 4, "fast_init": false}},
   "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.99], "eps": 1e-6, "weight_decay": 0.1}},
   "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": 3e-5, "warmup_num_steps": 5e2,
     "total_num_steps": 10000, "warmup_type": "linear"}},
@@ -47,7 +47,7 @@ fn the_file_users_bring_loads_unmodified() {
             train_batch_size: Some(64),
             ..Default::default()
         },
-        offload_optimizer: OptimizerOffload::Host { ratio: 1.0 },
+        offload_optimizer: Memory::Host,
         sections: sections(json!({"fp16": {"enabled": true}})),
         ignored: config.ignored.clone(),
         ..Default::default()
@@ -75,7 +75,7 @@ fn every_section_is_read() {
             gradient_accumulation_steps: Some(8),
         },
         gradient_clipping: Some(1.0),
-        offload_optimizer: OptimizerOffload::Host { ratio: 0.5 },
+        offload_optimizer: Memory::Host,
         reduce_bucket_size: 200_000_000,
         allgather_bucket_size: 200_000_000,
         communication_dtype: BufferDtype::Bf16,
@@ -131,7 +131,7 @@ fn variants_of_the_file_are_read_too() {
         Stage::OptimizerState
     );
     let deprecated = read(json!({"zero_optimization": {"stage": 2, "cpu_offload": true}}));
-    assert_eq!(deprecated.offload_optimizer.ratio(), 1.0);
+    assert_eq!(deprecated.offload_optimizer, Memory::Host);
     let older = read(json!({"bfloat16": {"enabled": true}}));
     assert_eq!(older.sections, sections(json!({"bf16": {"enabled": true}})));
 }
@@ -189,7 +189,7 @@ fn errors_name_the_path_and_what_to_put() {
             "zero_optimization.reduce_bucket_size",
         ),
         (
-            json!({"zero_optimization": {"offload_optimizer": {"device": "none", "ratio": 7}}}),
+            json!({"zero_optimization": {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}}),
             "zero_optimization.offload_optimizer.ratio",
         ),
         (

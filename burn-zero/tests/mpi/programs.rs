@@ -11,7 +11,7 @@ use crate::{
     in_learner::Layers,
     resumed,
     support::{DTYPES, buffer, every_collective, reduced, start_all_reduce},
-    training::{self, Differs},
+    training,
 };
 
 /// Deadline of the programs in which somebody hangs.
@@ -48,8 +48,7 @@ pub fn run(program: &str) {
         "abort" => abort(),
         "options differ" => options_differ(),
         "twice" => twice(),
-        "other learning rate" => training::differs(patient(), Differs::LearningRate),
-        "other optimizer" => training::differs(patient(), Differs::Optimizer),
+        "other learning rate" => training::differs(patient()),
         "afterwards" => afterwards(),
         other => match Layers::of(other) {
             Some(layers) => layers.on_processes(patient()),

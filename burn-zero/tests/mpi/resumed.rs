@@ -25,8 +25,8 @@ const SAVE_EVERY: u64 = 5;
 /// Steps at which the loss of one rank is infinite.
 const OVERFLOWS: [u64; 4] = [3, 17, 31, 52];
 
-/// `STEP WHICH DIR`: trains from the last record in a directory up to a step, with the generator of the record if `WHICH` is
-/// `restored`.
+/// `STEP WHICH DIR`: trains from the last record in a directory up to a step, with the generator seeded as at the record if `WHICH`
+/// is `restored`.
 pub fn until(group: MpiGroup, arguments: &str) {
     let arguments: Vec<_> = arguments.splitn(3, ' ').collect();
     let until = arguments[0].parse().unwrap();
@@ -59,9 +59,14 @@ fn train(
             .init()
             .unwrap(),
     };
-    let (mut run, found) = recorder.resume::<Mixed, _, _, _>(dir, run)?;
+    let (mut run, found) = recorder.load::<Mixed, _, _, _>(dir, None, run)?;
+    // At each record the generator of each rank starts anew, from a seed in the record, so that a resumed training draws the same.
+    let seed = |state: &TrainingState| {
+        let seed = state.user["seed"].as_u64().expect("a seed");
+        Mixed::seed(&device, seed + rank as u64);
+    };
     if let (Some(state), true) = (&found, restored) {
-        assert!(state.seed_generator::<Mixed>(&device), "each rank has one");
+        seed(state);
     }
     let dropout: Dropout = DropoutConfig::new(0.3).init();
     for step in found.map_or(0, |state| state.step)..until {
@@ -75,7 +80,9 @@ fn train(
             .optimizer
             .step(run.scheduler.step(), run.model, gradients);
         if (step + 1) % SAVE_EVERY == 0 {
-            let state = TrainingState::at_step(step + 1).with_generator::<Mixed>(&device);
+            let mut state = TrainingState::at_step(step + 1);
+            state.user.insert("seed".into(), (1000 * step).into());
+            seed(&state);
             recorder.save::<Mixed, _, _, _>(dir, run.by_ref(), state, Keep::default())?;
         }
     }

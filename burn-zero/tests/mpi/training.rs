@@ -18,7 +18,7 @@ use burn_zero::{
 };
 
 use crate::nets::{B, Net, STAGES, batch, on_ranks, parameters, small_buckets};
-use crate::programs::{report, signal};
+use crate::programs::signal;
 
 pub const STEPS: usize = 4;
 
@@ -95,7 +95,7 @@ pub fn save_until_killed(group: MpiGroup, arguments: &str) {
     let dir = Path::new(arguments[2]);
     let rank = group.rank();
     let (run, recorder) = build::<B>(Arc::new(group), Stage::Gradients).unwrap();
-    let (mut run, found) = recorder.resume::<B, _, _, _>(dir, run).unwrap();
+    let (mut run, found) = recorder.load::<B, _, _, _>(dir, None, run).unwrap();
     let first = found.map_or(0, |state| state.step);
     for at in first.. {
         run = step(run, at as usize);
@@ -121,7 +121,9 @@ pub fn save_until_killed(group: MpiGroup, arguments: &str) {
 pub fn carry(group: MpiGroup, arguments: &str) {
     let (from, to) = arguments.split_once(' ').unwrap();
     let (run, recorder) = build::<B>(Arc::new(group), Stage::Gradients).unwrap();
-    let resumed = recorder.resume::<B, _, _, _>(Path::new(from), run).unwrap();
+    let resumed = recorder
+        .load::<B, _, _, _>(Path::new(from), None, run)
+        .unwrap();
     let (run, state) = match resumed {
         (run, Some(state)) => (run, state),
         (run, None) => (
@@ -146,7 +148,7 @@ pub fn loaded(dir: &Path) -> Found {
         let (run, recorder) = build::<B>(Arc::new(SingleRank::new()), Stage::Gradients)?;
         let (run, state) = recorder.load::<B, _, _, _>(dir, None, run)?;
         Ok(Found {
-            step: state.step,
+            step: state.expect("there is a record").step,
             weights: parameters(&run.model),
         })
     };
@@ -199,33 +201,17 @@ pub fn killed_in_backward(group: MpiGroup) {
     }
 }
 
-/// In what the second rank differs.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Differs {
-    LearningRate,
-    Optimizer,
-}
-
-pub fn differs(group: MpiGroup, differs: Differs) {
+/// The second rank's learning rate differs in a step.
+pub fn differs(group: MpiGroup) {
     let second = group.rank() == 1;
     let member: Arc<dyn ProcessGroup> = Arc::new(group.clone());
-    let decay = match differs {
-        Differs::Optimizer if second => 2e-4,
-        _ => 1e-4,
-    };
-    let adam = AdamWConfig::new().with_weight_decay(decay).init();
+    let adam = AdamWConfig::new().init();
     let sharding = small_buckets(Stage::Gradients);
     let mut optimizer = ZeroOptimizer::new(adam, member, sharding).unwrap();
-    let prepared = optimizer.prepare::<B, _>(Net::new(&Default::default()));
-    let mut model = match prepared {
-        Ok(model) => model,
-        Err(error) => return report::<()>(&group, Err(error)),
-    };
+    let net = Net::new(&Default::default());
+    let mut model = optimizer.prepare::<B, _>(net).unwrap();
     for iteration in 0..6 {
-        let lr = match differs {
-            Differs::LearningRate if second && iteration == 3 => 0.1,
-            _ => 0.05,
-        };
+        let lr = if second && iteration == 3 { 0.1 } else { 0.05 };
         let loss = model.loss(batch(iteration, group.rank(), 2));
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(lr, model, gradients);

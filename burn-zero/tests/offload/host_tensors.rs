@@ -22,7 +22,7 @@ fn host<const D: usize>(data: TensorData) -> One<D> {
     let data = Tensor::<B, D>::from_data(data.clone(), (&Default::default(), data.dtype));
     let weight = Param::from_tensor(data.zeros_like());
     let model = Weight { weight };
-    let mut optimizer = OffloadConfig::default().init::<B>().unwrap();
+    let mut optimizer = OffloadConfig::default().init().unwrap();
     optimizer.prepare(&model);
     let gradients = (model.weight.val() * data).sum().backward();
     let gradient = model.weight.val().grad(&gradients).unwrap();

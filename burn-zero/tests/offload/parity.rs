@@ -27,7 +27,7 @@ fn numbers_are_those_of_pytorch() {
             weight_decay: case.weight_decay,
             ..Default::default()
         };
-        let mut optimizer = OffloadConfig::new(adamw).init::<B>().unwrap();
+        let mut optimizer = OffloadConfig::new(adamw).init().unwrap();
         let weight = Tensor::<B, 1>::from_data(case.initial.as_slice(), &device);
         let mut model = One {
             weight: Param::from_tensor(weight),
@@ -53,69 +53,25 @@ fn distance(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 }
 
 #[test]
-fn fifty_steps_are_those_of_burns_adamw_at_any_ratio() {
+fn fifty_steps_are_those_of_burns_adamw() {
     let adamw = AdamWConfig::new().with_weight_decay(0.125);
     let burns = train(&mut adamw.init(), Net::new(DType::F32), 0..50);
-    for ratio in [0.0, 0.2, 0.8, 1.0] {
-        for staging in [1, 3, 100] {
-            let config = OffloadConfig {
-                staging,
-                ..config(ratio)
-            };
-            let mut optimizer = config.init().unwrap();
-            let model = train(&mut optimizer, Net::new(DType::F32), 0..50);
-            let distance = distance(&parameters(&burns), &parameters(&model));
-            // Burn's 1 - beta_2^t is of f32 powers, 3e-5 / t off: over 50 steps of 0.01 that is 1e-6, and the roundings
-            // of both come to as much.
-            assert!(distance <= 4e-6, "ratio {ratio}: {distance}");
-            if ratio == 0.0 {
-                assert_eq!(bits(&burns), bits(&model));
-            }
-            let (host, device) = optimizer.elements();
-            assert_eq!(host + device, 9 * 13 + 7 + 2 * 5 * 3);
-            assert!(
-                device as f64 <= (1.0 - ratio) * 157.0,
-                "{device} on the device"
-            );
-        }
-    }
-}
-
-#[test]
-fn the_first_that_fit_stay_on_the_device_and_what_has_a_master_does_not() {
-    type Vectors = Vec<Param<Tensor<B, 1>>>;
-    let device = Default::default();
-    for (elements, low, ratio, on_device) in [
-        (&[4, 8, 3, 1][..], usize::MAX, 0.5, 8),
-        (&[4, 8], usize::MAX, 1.0, 0),
-        (&[4, 0, 8], usize::MAX, 0.0, 12),
-        (&[4, 8, 3], 0, 0.0, 11),
-        (&[9, 1, 9], usize::MAX, 0.6, 1),
-    ] {
-        let vector = |(index, &elements): (usize, &usize)| {
-            let vector = Tensor::<B, 1>::ones([elements], &device);
-            let dtype = [DType::F32, DType::BF16][usize::from(index == low)];
-            Param::from_tensor(vector.cast(dtype))
-        };
-        let model: Vectors = elements.iter().enumerate().map(vector).collect();
-        let mut gradients = GradientsParams::new();
-        for param in &model {
-            gradients.register(param.id, param.val().inner());
-        }
-        let mut optimizer = config(ratio).init::<B>().unwrap();
-        optimizer.step(0.1, model, gradients);
-        let total: usize = elements.iter().sum();
-        assert_eq!(optimizer.elements(), (total - on_device, on_device));
-    }
+    let mut optimizer = config().init().unwrap();
+    let model = train(&mut optimizer, Net::new(DType::F32), 0..50);
+    let distance = distance(&parameters(&burns), &parameters(&model));
+    // Burn's 1 - beta_2^t is of f32 powers, 3e-5 / t off: over 50 steps of 0.01 that is 1e-6, and the roundings of both come to as
+    // much.
+    assert!(distance <= 4e-6, "{distance}");
+    assert_eq!(optimizer.elements(), 9 * 13 + 7 + 2 * 5 * 3);
 }
 
 #[test]
 fn a_low_precision_parameter_is_its_masters_rounding() {
-    let full = train(&mut config(1.0).init().unwrap(), Net::new(DType::F32), 0..1);
+    let full = train(&mut config().init().unwrap(), Net::new(DType::F32), 0..1);
     for dtype in [DType::BF16, DType::F16] {
         // The same weights and gradients, exactly.
         let model = Net::<B>::new(dtype);
-        let mut optimizer = config(1.0).init::<B>().unwrap();
+        let mut optimizer = config().init().unwrap();
         let model = train(&mut optimizer, model, 0..1);
         assert_eq!(model.inner.low.val().dtype(), dtype);
         // f32 parameters beside it do not change.
@@ -132,7 +88,7 @@ fn a_low_precision_parameter_is_its_masters_rounding() {
         weight_decay: 0.0,
         ..Default::default()
     };
-    let mut optimizer = OffloadConfig::new(adamw).init::<B>().unwrap();
+    let mut optimizer = OffloadConfig::new(adamw).init().unwrap();
     for _ in 0..64 {
         let mut gradients = GradientsParams::new();
         let gradient = Tensor::<Flex, 1>::ones([4], &device).cast(DType::BF16);

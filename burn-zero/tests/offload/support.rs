@@ -90,14 +90,11 @@ pub fn train<O: Optimizer<Net<B>, B>>(
 }
 
 /// Burn's defaults, of which f32 and f64 have the same.
-pub fn config(ratio: f64) -> OffloadConfig {
+pub fn config() -> OffloadConfig {
     let adamw = HostAdamWConfig {
         epsilon: 1e-5,
         weight_decay: 0.125,
         ..Default::default()
     };
-    OffloadConfig {
-        ratio,
-        ..OffloadConfig::new(adamw)
-    }
+    OffloadConfig::new(adamw)
 }

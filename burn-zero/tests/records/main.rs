@@ -114,9 +114,7 @@ fn try_save(
 fn save(dir: &Path, whole: &Whole, world_size: usize, state: &TrainingState, keep: Keep) {
     let saved = on_ranks(world_size, |group| {
         let entries = entries(whole, group.rank(), world_size);
-        let mut state = state.clone();
-        state.generator = format!("generator {}", group.rank()).into();
-        save_sharded(dir, group, entries, state, keep)
+        save_sharded(dir, group, entries, state.clone(), keep)
     });
     saved.into_iter().for_each(|saved| drop(saved.unwrap()));
 }

@@ -109,7 +109,7 @@ fn refused(optimizer: impl Optimizer<ParameterShards<B>, B>) -> Option<burn_zero
 }
 
 #[test]
-fn layers_that_belong_outside_are_refused_inside_and_not_tried() {
+fn layers_that_belong_outside_are_refused_inside_and_take_no_step() {
     let adam = || AdamWConfig::new().init();
     let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
     let multi = || MultiSteps::new(adam(), AccumConfig::mean(2)).unwrap();
@@ -135,7 +135,7 @@ fn layers_that_belong_outside_are_refused_inside_and_not_tried() {
 }
 
 #[test]
-fn the_trial_leaves_no_trace_in_handles() {
+fn a_norm_is_provided_in_steps_only() {
     for world_size in [1, 2] {
         on_ranks(world_size, |group| {
             let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();

@@ -25,20 +25,17 @@ use super::support::*;
 const STEPS: usize = 5;
 
 /// Burn's defaults.
-fn config(ratio: f64) -> OffloadConfig {
+fn config() -> OffloadConfig {
     let adamw = HostAdamWConfig {
         epsilon: 1e-5,
         weight_decay: 1e-4,
         ..Default::default()
     };
-    OffloadConfig {
-        ratio,
-        ..OffloadConfig::new(adamw)
-    }
+    OffloadConfig::new(adamw)
 }
 
-fn on_host(ratio: f64) -> OffloadedAdamW<B> {
-    config(ratio).init().unwrap()
+fn on_host() -> OffloadedAdamW {
+    config().init().unwrap()
 }
 
 /// Gradients that stay in host memory until they are updated with.
@@ -51,37 +48,29 @@ fn kept_there(stage: Stage) -> ZeroSettings {
 
 #[test]
 fn stages_are_one_another_bit_for_bit_and_one_rank_is_the_optimizer_alone() {
-    let alone = train_plain(config(1.0).init::<Plain>().unwrap(), STEPS);
+    let alone = train_plain(config().init().unwrap(), STEPS);
     let burns = train_plain(AdamWConfig::new().init(), STEPS);
     assert!(distance(&burns, &alone) < 2e-5);
     for stage in STAGES {
         for sharding in [small_buckets(stage), kept_there(stage)] {
-            let one = train_sharded(1, &sharding, || on_host(1.0), STEPS);
+            let one = train_sharded(1, &sharding, on_host, STEPS);
             assert_eq!(alone, one, "{sharding:?}");
         }
     }
     for world_size in 2..=4 {
-        let train = |stage, ratio| {
-            train_sharded(world_size, &small_buckets(stage), || on_host(ratio), STEPS)
-        };
-        let zero = train(Stage::DataParallel, 1.0);
+        let train = |stage| train_sharded(world_size, &small_buckets(stage), on_host, STEPS);
+        let zero = train(Stage::DataParallel);
         let distance_to_one = distance(&alone, &zero);
         assert!(
             distance_to_one < 2e-5,
             "{world_size} ranks: {distance_to_one}"
         );
-        assert_eq!(
-            zero,
-            train(Stage::OptimizerState, 1.0),
-            "{world_size} ranks"
-        );
-        assert_eq!(zero, train(Stage::Gradients, 1.0), "{world_size} ranks");
+        assert_eq!(zero, train(Stage::OptimizerState), "{world_size} ranks");
+        assert_eq!(zero, train(Stage::Gradients), "{world_size} ranks");
         for stage in STAGES {
-            let kept = train_sharded(world_size, &kept_there(stage), || on_host(1.0), STEPS);
+            let kept = train_sharded(world_size, &kept_there(stage), on_host, STEPS);
             assert_eq!(zero, kept, "{world_size} ranks, {stage}");
         }
-        let half = train(Stage::Gradients, 0.5);
-        assert!(distance(&zero, &half) < 2e-5, "{world_size} ranks");
     }
 }
 
@@ -102,7 +91,7 @@ fn each_rank_holds_its_part() {
     let elements = on_each_rank(4, |group| {
         let rank = group.rank();
         let sharding = small_buckets(Stage::Gradients);
-        let mut optimizer = ZeroOptimizer::new(on_host(1.0), group, sharding).unwrap();
+        let mut optimizer = ZeroOptimizer::new(on_host(), group, sharding).unwrap();
         let model = optimizer
             .prepare::<B, _>(Net::new(&Default::default()))
             .unwrap();
@@ -111,10 +100,9 @@ fn each_rank_holds_its_part() {
         let _ = optimizer.step(0.05, model, gradients);
         optimizer.inner().elements()
     });
-    let on_hosts: usize = elements.iter().map(|(host, _)| host).sum();
+    let on_hosts: usize = elements.iter().sum();
     assert_eq!(on_hosts, 77 + 11 + 33 + 3 + 143);
-    for (host, device) in elements {
-        assert_eq!(device, 0);
+    for host in elements {
         assert!(host <= on_hosts / 4 + 40, "{host} of {on_hosts}");
     }
 }
@@ -150,12 +138,12 @@ fn all_ranks_skip_and_accumulate_as_on_the_device() {
     }
     for stage in STAGES {
         let sharding = small_buckets(stage);
-        let host = on_ranks(2, |group| Ok(train(group, sharding.clone(), on_host(1.0))));
+        let host = on_ranks(2, |group| Ok(train(group, sharding.clone(), on_host())));
         let device = on_ranks(2, |group| {
             Ok(train(group, sharding.clone(), AdamWConfig::new().init()))
         });
         assert_eq!(host.0, 1);
-        let kept = on_ranks(2, |group| Ok(train(group, kept_there(stage), on_host(1.0))));
+        let kept = on_ranks(2, |group| Ok(train(group, kept_there(stage), on_host())));
         assert_eq!(host, kept, "{stage}");
         assert!(distance(&device.1, &host.1) < 2e-5, "{stage:?}");
     }
@@ -163,11 +151,11 @@ fn all_ranks_skip_and_accumulate_as_on_the_device() {
 
 #[test]
 fn weights_that_are_loaded_and_prepared_again_are_followed() {
-    let run = |ratio: f64| {
+    fn run<O: Optimizer<ParameterShards<B>, B>>(inner: impl Fn() -> O + Sync) -> Vec<Vec<f32>> {
         on_ranks(2, |group| {
             let rank = group.rank();
             let sharding = small_buckets(Stage::OptimizerState);
-            let mut optimizer = ZeroOptimizer::new(on_host(ratio), group, sharding)?;
+            let mut optimizer = ZeroOptimizer::new(inner(), group, sharding)?;
             let mut model = optimizer.prepare::<B, _>(Net::new(&Default::default()))?;
             for step in 0..6 {
                 if step == 3 {
@@ -179,9 +167,10 @@ fn weights_that_are_loaded_and_prepared_again_are_followed() {
             }
             Ok(parameters(&model))
         })
-    };
+    }
     // On the device there is nothing to follow.
-    assert!(distance(&run(0.0), &run(1.0)) < 2e-5);
+    let on_device = run(|| AdamWConfig::new().init());
+    assert!(distance(&on_device, &run(on_host)) < 2e-5);
 }
 
 /// Whole numbers, whose sums are exact.
@@ -221,7 +210,7 @@ fn swapped_rows_are_noticed() {
     }
     for stage in STAGES {
         for world_size in [1, 2] {
-            run(world_size, stage, || on_host(1.0));
+            run(world_size, stage, on_host);
             run(world_size, stage, || {
                 offload::<Flex, _>(SgdConfig::new().init())
             });
@@ -258,13 +247,10 @@ fn it_composes_with_autocast_and_recomputation() {
     }
     let adamw = AdamWConfig::new();
     let on_device = train(Stage::Gradients, || adamw.init());
-    let zero = train(Stage::DataParallel, || config(1.0).init().unwrap());
-    assert_eq!(
-        zero,
-        train(Stage::Gradients, || config(1.0).init().unwrap())
-    );
+    let zero = train(Stage::DataParallel, || config().init().unwrap());
+    assert_eq!(zero, train(Stage::Gradients, || config().init().unwrap()));
     for stage in STAGES {
-        let kept = train_with(&kept_there(stage), || config(1.0).init().unwrap());
+        let kept = train_with(&kept_there(stage), || config().init().unwrap());
         assert_eq!(zero, kept, "{stage}");
     }
     // Rounding of a weight may turn a bf16 activation by its last bit.
@@ -293,7 +279,7 @@ impl Low<B> {
     }
 
     /// The same gradients on every rank.
-    fn step(self, optimizer: &mut ZeroOptimizer<OffloadedAdamW<B>>, step: usize) -> Self {
+    fn step(self, optimizer: &mut ZeroOptimizer<OffloadedAdamW>, step: usize) -> Self {
         let device = Default::default();
         let low = Tensor::<B, 1>::from_data(values(66, 10 + step).as_slice(), &device);
         let low = low.reshape([6, 11]).cast(DType::BF16);
@@ -306,41 +292,39 @@ impl Low<B> {
 
 #[test]
 fn masters_of_low_precision_go_to_another_number_of_ranks() {
-    for ratio in [0.0, 1.0] {
-        let dir = tempdir().unwrap();
-        let run = |world_size: usize, steps: Range<usize>| {
-            on_ranks(world_size, |group| {
-                let sharding = small_buckets(Stage::Gradients);
-                let mut optimizer = ZeroOptimizer::new(on_host(ratio), group, sharding)?;
-                let model = optimizer.prepare::<B, _>(Low::new())?;
-                let recorder = optimizer.recorder()?;
-                let training = Training {
-                    model,
-                    optimizer,
-                    scheduler: 1e-3,
-                };
-                let resumed = recorder.resume::<B, _, _, _>(dir.path(), training);
-                let (mut training, found) = resumed.unwrap();
-                for step in steps.clone() {
-                    training.model = training.model.step(&mut training.optimizer, step);
-                    if found.is_none() && step == 2 {
-                        let state = TrainingState::at_step(3);
-                        let saved = training.by_ref();
-                        recorder
-                            .save::<B, _, _, _>(dir.path(), saved, state, Keep::All)
-                            .unwrap();
-                    }
+    let dir = tempdir().unwrap();
+    let run = |world_size: usize, steps: Range<usize>| {
+        on_ranks(world_size, |group| {
+            let sharding = small_buckets(Stage::Gradients);
+            let mut optimizer = ZeroOptimizer::new(on_host(), group, sharding)?;
+            let model = optimizer.prepare::<B, _>(Low::new())?;
+            let recorder = optimizer.recorder()?;
+            let training = Training {
+                model,
+                optimizer,
+                scheduler: 1e-3,
+            };
+            let resumed = recorder.load::<B, _, _, _>(dir.path(), None, training);
+            let (mut training, found) = resumed.unwrap();
+            for step in steps.clone() {
+                training.model = training.model.step(&mut training.optimizer, step);
+                if found.is_none() && step == 2 {
+                    let state = TrainingState::at_step(3);
+                    let saved = training.by_ref();
+                    recorder
+                        .save::<B, _, _, _>(dir.path(), saved, state, Keep::All)
+                        .unwrap();
                 }
-                Ok(parameters(&training.model))
-            })
-        };
-        let expected = run(2, 0..9);
-        let (saved, _) = contents(dir.path());
-        assert!(
-            saved.contains_key("optimizer/weight.V1.Rank1.master"),
-            "{:?}",
-            saved.keys()
-        );
-        assert_eq!(expected, run(1, 3..9), "ratio {ratio}");
-    }
+            }
+            Ok(parameters(&training.model))
+        })
+    };
+    let expected = run(2, 0..9);
+    let (saved, _) = contents(dir.path());
+    assert!(
+        saved.contains_key("optimizer/weight.V1.Rank1.master"),
+        "{:?}",
+        saved.keys()
+    );
+    assert_eq!(expected, run(1, 3..9));
 }

@@ -171,15 +171,12 @@ pub fn distance(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
 
 /// All that is in the last record, however it is cut.
 pub fn contents(dir: &Path) -> (BTreeMap<String, Vec<u8>>, TrainingState) {
-    let mut record = ShardedRecord::open(dir).unwrap();
+    let mut record = ShardedRecord::open(dir, None).unwrap();
     let tensors: Vec<_> = record.tensors().collect();
     let tensors = tensors.into_iter().map(|tensor| {
         let bytes = record.read(&TensorSlice::whole(tensor.clone())).unwrap();
         (tensor.name, bytes)
     });
     let tensors = tensors.collect();
-    let mut state = record.state(0, 0);
-    let of_optimizer = state.optimizer.as_object_mut().unwrap();
-    of_optimizer.remove("sharding").unwrap();
-    (tensors, state)
+    (tensors, record.state().clone())
 }

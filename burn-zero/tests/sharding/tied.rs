@@ -260,7 +260,7 @@ fn records_know_it_and_are_loaded() {
             let (run, recorder) = build(group, stage)?;
             let (run, state) = recorder.load::<B, _, _, _>(from, None, run).unwrap();
             weights(&run.model);
-            let saved = recorder.save::<B, _, _, _>(to, run.by_ref(), state, Keep::All);
+            let saved = recorder.save::<B, _, _, _>(to, run.by_ref(), state.unwrap(), Keep::All);
             saved.unwrap();
             Ok(())
         });

@@ -8,9 +8,7 @@ use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfi
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn_amp::GradScalerConfig;
-use burn_zero::{
-    BatchConfig, BatchSizes, ConfigError, HostAdamWConfig, OptimizerOffload, ZeroConfig,
-};
+use burn_zero::{BatchConfig, BatchSizes, ConfigError, HostAdamWConfig, Memory, ZeroConfig};
 use serde_json::{Value, json};
 
 use super::deepspeed::DeepSpeed;
@@ -65,8 +63,8 @@ impl Job {
         let lr = options.lr.or(of_file).unwrap_or(LEARNING_RATE);
         let mut zero = file.zero;
         zero.stage = options.zero.unwrap_or(zero.stage);
-        if options.offload && zero.offload_optimizer == OptimizerOffload::None {
-            zero.offload_optimizer = OptimizerOffload::Host { ratio: 1.0 };
+        if options.offload {
+            zero.offload_optimizer = Memory::Host;
         }
         zero.batch = batches(options, zero.batch, ranks)?;
         let batch = zero.batch.resolve(ranks).map_err(refused)?;
@@ -169,8 +167,8 @@ impl fmt::Display for Job {
         let norm = self.zero.gradient_clipping;
         let norm = norm.map_or("none".into(), |norm| format!("to a global norm of {norm}"));
         let place = match self.zero.offload_optimizer {
-            OptimizerOffload::None => "on the device",
-            OptimizerOffload::Host { .. } => "in host memory",
+            Memory::Device => "on the device",
+            Memory::Host => "in host memory",
         };
         writeln!(f, "{} over {ranks}", self.zero.stage)?;
         let (train, micro, steps) = (batch.train, batch.micro, batch.steps);

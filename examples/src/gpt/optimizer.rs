@@ -9,7 +9,8 @@ use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Record, Recorde
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::ClipGlobalNorm;
 use burn_zero::{
-    OffloadConfig, OffloadError, OffloadRecord, OffloadedAdamW, ParameterShards, ZeroOptimizer,
+    Memory, OffloadConfig, OffloadError, OffloadRecord, OffloadedAdamW, ParameterShards,
+    ZeroOptimizer,
 };
 
 use super::error::GptError;
@@ -26,7 +27,7 @@ pub enum PlacedAdamW<B: AutodiffBackend> {
     /// On the device: Burn's.
     Device(OnDevice<B>),
     /// On the host.
-    Host(OffloadedAdamW<B>),
+    Host(OffloadedAdamW),
 }
 
 /// Its state.
@@ -35,7 +36,7 @@ pub enum PlacedRecord<B: AutodiffBackend> {
     /// On the device.
     Device(<OnDevice<B> as Optimizer<Shards<B>, B>>::Record),
     /// On the host.
-    Host(OffloadRecord<B::InnerBackend>),
+    Host(OffloadRecord),
 }
 
 /// The optimizer of a job over `ranks` ranks. It goes into a Learner with a ZeroStrategy, and there into the layers around it.
@@ -64,17 +65,17 @@ pub fn optimizer<B: AutodiffBackend>(
 impl<B: AutodiffBackend> PlacedAdamW<B> {
     fn new(job: &Job) -> Result<Self, GptError> {
         let adamw = &job.adamw;
-        let Some(offload) = OffloadConfig::of(&job.zero.offload_optimizer, adamw.clone()) else {
+        if job.zero.offload_optimizer == Memory::Device {
             let burns = AdamWConfig::new()
                 .with_beta_1(adamw.beta_1 as f32)
                 .with_beta_2(adamw.beta_2 as f32)
                 .with_epsilon(adamw.epsilon as f32)
                 .with_weight_decay(adamw.weight_decay as f32);
             return Ok(Self::Device(burns.init()));
-        };
+        }
         let offload = OffloadConfig {
             bucket_elements: job.zero.settings().bucket_elements,
-            ..offload
+            ..OffloadConfig::new(adamw.clone())
         };
         let refused = |error: OffloadError| GptError::Options(error.to_string());
         offload.init().map(Self::Host).map_err(refused)

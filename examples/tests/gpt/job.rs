@@ -5,7 +5,7 @@ use std::path::Path;
 
 use burn::lr_scheduler::LrScheduler;
 use burn_amp::GradScalerConfig;
-use burn_zero::{HostAdamWConfig, OptimizerOffload, Stage};
+use burn_zero::{HostAdamWConfig, Memory, Stage};
 use clap::Parser;
 use examples::gpt::job::Job;
 use examples::gpt::options::Options;
@@ -54,7 +54,7 @@ fn without_a_file_the_options_count() {
         of_options("--zero 2 --batch 4 --accum 3 --amp f16 --offload --lr 0.1 --ranks 2");
     assert_eq!(given.batch.train, 24);
     assert_eq!(given.zero.stage, Stage::Gradients);
-    assert_ne!(given.zero.offload_optimizer, OptimizerOffload::None);
+    assert_eq!(given.zero.offload_optimizer, Memory::Host);
     assert_eq!(given.lr, 0.1);
     // PyTorch's scaler, as burn-amp's.
     let scaler = GradScalerConfig::default();

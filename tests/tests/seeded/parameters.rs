@@ -154,7 +154,7 @@ impl Case {
                 self.steps(model, zero, memory)
             }
             (Optimizers::OffloadedAdamW, _) => {
-                let optimizer = OffloadConfig::new(HostAdamWConfig::default()).init::<B>();
+                let optimizer = OffloadConfig::new(HostAdamWConfig::default()).init();
                 self.steps(placed(model), optimizer.expect("valid"), memory)
             }
             (Optimizers::OffloadedSgd, _) => {

@@ -6,7 +6,7 @@ mod error;
 mod host_adamw;
 
 pub use error::OffloadError;
-pub use host_adamw::{AdamWState, Gradients, HostAdamW, InstructionSet};
+pub use host_adamw::{AdamWState, Gradients, HostAdamW};
 
 /// Which elements weight decay shrinks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -2,16 +2,14 @@
 
 mod kernel;
 
-use std::fmt;
-
 use memmap2::MmapMut;
-use pulp::Arch;
 use rayon::prelude::*;
 
 use super::{AdamWStep, HostAdamWConfig, OffloadError};
 use kernel::{CHUNK, Elements, Factors};
 
 pub use kernel::{Gradients, ParamsOut};
+pub use pulp::Arch;
 
 /// AdamW whose f32 master parameters and moments live in host memory, in one flat buffer each, and are updated there:
 /// DeepSpeed's `CPUAdam`, PyTorch's `AdamW(fused=True)` on the CPU.
@@ -52,7 +50,7 @@ pub struct HostAdamW {
     moment_1: Pages,
     moment_2: Pages,
     steps: u64,
-    instruction_set: InstructionSet,
+    arch: Arch,
 }
 
 /// The state with which a later run continues bit for bit, borrowed. Slices of one length, in f32.
@@ -102,36 +100,39 @@ impl HostAdamW {
         [master, moment_1, moment_2]: [Pages; 3],
     ) -> Result<Self, OffloadError> {
         config.validate()?;
-        let instruction_set = InstructionSet::detect();
         Ok(Self {
             config,
             master,
             moment_1,
             moment_2,
             steps,
-            instruction_set,
+            arch: Self::archs()[0],
         })
     }
 
-    /// Updates with `instruction_set` instead of the fastest one; the results are the same.
-    ///
-    /// # Errors
-    ///
-    /// [`OffloadError::NoInstructionSet`] where the processor does not have it.
-    pub fn with_instruction_set(self, wanted: InstructionSet) -> Result<Self, OffloadError> {
-        if wanted.arch().is_none() {
-            let available = InstructionSet::available();
-            return Err(OffloadError::NoInstructionSet { wanted, available });
-        }
-        Ok(Self {
-            instruction_set: wanted,
-            ..self
-        })
+    /// Updates with these instructions instead of the fastest ones.
+    #[must_use]
+    pub fn with_arch(self, arch: Arch) -> Self {
+        Self { arch, ..self }
     }
 
-    /// The instructions it updates with.
-    pub fn instruction_set(&self) -> InstructionSet {
-        self.instruction_set
+    /// The instructions that this processor has, the fastest first and what the program is compiled for last.
+    ///
+    /// All give the same bits: the kernel's operations are each rounded once, in the same order, and never contracted to
+    /// fused multiply-adds, which the portable path would have to emulate. AVX2 comes before AVX-512: a step is bound by memory, where
+    /// twice the width gains nothing. Measured from memory AVX2 is up to 5 % faster with f32 gradients and as fast with bf16; AVX-512
+    /// only wins where all of the state fits into caches.
+    pub fn archs() -> Vec<Arch> {
+        let all = [
+            #[cfg(target_arch = "x86_64")]
+            pulp::x86::V3::try_new().map(Arch::V3),
+            #[cfg(target_arch = "x86_64")]
+            pulp::x86::V4::try_new().map(Arch::V4),
+            #[cfg(target_arch = "aarch64")]
+            pulp::aarch64::Neon::try_new().map(Arch::Neon),
+            Some(Arch::Scalar),
+        ];
+        all.into_iter().flatten().collect()
     }
 
     /// The configuration.
@@ -206,8 +207,7 @@ impl HostAdamW {
             moment_2: self.moment_2.elements_mut(),
             out,
         };
-        let arch = self.instruction_set.arch().unwrap_or(Arch::Scalar);
-        kernel::update(arch, factors, elements);
+        kernel::update(self.arch, factors, elements);
         self.steps += 1;
         Ok(())
     }
@@ -222,65 +222,6 @@ fn same_length(what: &'static str, expected: usize, actual: usize) -> Result<(),
         expected,
         actual,
     })
-}
-
-/// Instructions that [`HostAdamW`] can be updated with.
-///
-/// All give the same bits: the kernel's operations are each rounded once, in the same order, and never contracted to
-/// fused multiply-adds, which the portable path would have to emulate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum InstructionSet {
-    /// x86-64-v4: 512-bit vectors.
-    Avx512,
-    /// x86-64-v3: 256-bit vectors.
-    Avx2,
-    /// AArch64's 128-bit vectors.
-    Neon,
-    /// What the program is compiled for: SSE2 on x86-64 unless told otherwise.
-    Portable,
-}
-
-impl InstructionSet {
-    /// All that this processor has, the fastest first. Never empty.
-    ///
-    /// AVX2 comes before AVX-512: a step is bound by memory, where twice the width gains nothing. Measured from memory AVX2 is
-    /// up to 5 % faster with f32 gradients and as fast with bf16; AVX-512 only wins where all of the state fits into caches.
-    pub fn available() -> Vec<Self> {
-        let all = [Self::Avx2, Self::Avx512, Self::Neon, Self::Portable];
-        all.into_iter().filter(|set| set.arch().is_some()).collect()
-    }
-
-    /// The fastest that this processor has.
-    pub fn detect() -> Self {
-        Self::available()[0]
-    }
-
-    /// The dispatcher, if this processor has the instructions.
-    fn arch(self) -> Option<Arch> {
-        match self {
-            Self::Portable => Some(Arch::Scalar),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => pulp::x86::V4::try_new().map(Arch::V4),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => pulp::x86::V3::try_new().map(Arch::V3),
-            #[cfg(target_arch = "aarch64")]
-            Self::Neon => pulp::aarch64::Neon::try_new().map(Arch::Neon),
-            #[allow(unreachable_patterns)] // the other architectures' sets
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for InstructionSet {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Avx512 => "AVX-512",
-            Self::Avx2 => "AVX2",
-            Self::Neon => "NEON",
-            Self::Portable => "portable",
-        })
-    }
 }
 
 /// f32 elements in memory of their own: aligned to a page, in huge pages where the system has them (a stream of four
