@@ -143,9 +143,8 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
     } = frame;
     let tiny = sizes.tiny(|| {
         let nodes = nodes.iter().filter_map(Weak::upgrade);
-        let any = matches!(region.policy, Policy::Offload);
-        let may_stay = nodes.filter(move |node| any || tiny::is_end(node));
-        may_stay.map(|node| node.storage_bytes())
+        let ends = nodes.filter(tiny::is_end);
+        ends.map(|node| node.storage_bytes())
     });
     let is_tiny = |node: &Arc<dyn AnyEntry>| tiny.contains(&node.storage_bytes());
     let saved = |weak: &Weak<dyn AnyEntry>| {
@@ -156,9 +155,7 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
             return None;
         }
         let save_policy = region.policy.save_policy(op);
-        // A copy to the host takes its time however small it is; what is computed again comes back with what it is computed from.
-        let stays = save_policy == SavePolicy::Offload || tiny::is_end(&node);
-        let save_policy = match stays && is_tiny(&node) {
+        let save_policy = match is_tiny(&node) && tiny::is_end(&node) {
             true => SavePolicy::Keep,
             false => save_policy,
         };
