@@ -150,7 +150,6 @@ where
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
         if message::received().is_some() {
-            message::report(|inside| inside.global_norm = true);
             let module = self.inner.step(lr, module, grads);
             message::report(|inside| inside.checks = false); // it would get clipped gradients
             return module;

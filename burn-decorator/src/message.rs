@@ -51,8 +51,6 @@ pub struct Inside {
     /// An accumulation that gets each micro-batch's gradients as they are and looks for non-finite ones itself, so that a loss scaler
     /// around it need not: see [`catch_verdict`](crate::gradient::catch_verdict).
     pub checks: bool,
-    /// A clipping by the norm of all gradients that it meets.
-    pub global_norm: bool,
     /// An optimizer that reduces gradients over ranks, and waits for the device in each step.
     pub ranks: bool,
 }
@@ -60,7 +58,7 @@ pub struct Inside {
 thread_local! {
     static MESSAGE: Cell<Option<Message>> = const { Cell::new(None) };
     static INSIDE: Cell<Inside> = const {
-        Cell::new(Inside { loss_scaler: false, accumulation: false, checks: false, global_norm: false, ranks: false })
+        Cell::new(Inside { loss_scaler: false, accumulation: false, checks: false, ranks: false })
     };
 }
 

@@ -72,7 +72,7 @@ ignored: vocabulary_size | DeepSpeed only warns about it
 ignored: managed_gradient_accumulation | burn_accum::MultiSteps accumulates
 ignored: use_data_before_expert_parallelism | there is no expert parallelism
 ignored: seq_parallel_communication_data_type | there is no sequence parallelism
-ignored: zero_allow_untested_optimizer | optimizers that need whole parameters are trained with Partition::Whole
+ignored: zero_allow_untested_optimizer | optimizers that cannot be sharded exactly are found by a trial, and refused
 ignored: zero_force_ds_cpu_optimizer | AdamW is offloaded to HostAdamW, others to Burn's host backend
 ignored: activation_checkpointing | checkpoints are scopes in the program: burn_checkpoint::checkpoint(..)
 ignored: autotuning | nothing is tuned: see burn_zero::estimate and burn_accum::find_micro_batch

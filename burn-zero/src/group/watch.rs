@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Limit for completing files that are being written, before the process ends.
 const LONGEST_WRITE: Duration = Duration::from_secs(600);
 
-/// Limit for exit handlers, which may wait for the thread that hangs.
+/// Limit for exit handlers, which may wait for the thread that hangs, and for ranks that waited for their files.
 const LAST: Duration = Duration::from_secs(2);
 
 /// Returns when all threads of a group have ended, or ends the process.
@@ -33,8 +33,8 @@ pub(super) fn watch(mailboxes: &Mailboxes, deadline: Duration) {
         true => "",
         false => ", before a record was written",
     };
-    // A rank may have ended while files were completed.
-    let running = mailboxes.wait_for_ends(Duration::ZERO);
+    // A rank that waited for its files ends by its own panic now.
+    let running = mailboxes.wait_for_ends(LAST);
     if !running.is_empty() {
         let ranks: Vec<_> = running.iter().map(|rank| format!("rank {rank}")).collect();
         let (ranks, verb) = (

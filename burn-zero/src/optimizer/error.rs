@@ -104,6 +104,21 @@ pub enum ZeroOptimizerError {
         dimensions: usize,
     },
 
+    /// The optimizer is not elementwise: its update would differ if parameters were cut at any element.
+    #[error(
+        "{optimizer} does not update each element by itself, so that pieces of tensors would be updated in another way than whole \
+         ones (seen on a trial tensor: {whole:?} whole, {cut:?} in pieces): set `partition: Partition::Whole`, \
+         and clip by the global norm instead of tensor by tensor"
+    )]
+    NotElementwise {
+        /// Type of the optimizer.
+        optimizer: String,
+        /// The trial tensor, updated whole.
+        whole: Vec<f32>,
+        /// The same, updated in shards.
+        cut: Vec<f32>,
+    },
+
     /// State of an optimizer that cannot be taken apart or put together.
     #[error("state of the optimizer: {reason}")]
     State {
@@ -111,12 +126,21 @@ pub enum ZeroOptimizerError {
         reason: String,
     },
 
-    /// A layer that clips by the norm of all gradients, and would meet those of one rank's shard.
+    /// The update of a tensor depends on other tensors, which may be on other ranks.
     #[error(
-        "the optimizer clips by the norm of the gradients that it meets, which are one rank's: hand it the norm over all ranks, \
-         `let norm = clip.norm();` and `ZeroOptimizer::new(clip, ..)?.with_norm(move |value| norm.provide(value))`"
+        "{optimizer} updates a tensor in a way that depends on all it meets, which is one rank's shard (seen on trial \
+         tensors: {together:?} together, {alone:?} with one optimizer each): if it clips by the global norm, hand it the norm over \
+         all ranks, `let norm = clip.norm();` and `ZeroOptimizer::new(clip, ..)?.with_norm(move |value| norm.provide(value))`; \
+         otherwise it trains without ranks only"
     )]
-    NoNorm,
+    Coupled {
+        /// Type of the optimizer.
+        optimizer: String,
+        /// The trial tensors, updated by one optimizer.
+        together: Vec<f32>,
+        /// The same, each updated by an optimizer of its own.
+        alone: Vec<f32>,
+    },
 
     /// A layer inside the sharded optimizer that decides about whole steps: there it sees one rank's shards.
     #[error(
@@ -125,5 +149,15 @@ pub enum ZeroOptimizerError {
     LayerInside {
         /// Which one.
         layer: &'static str,
+    },
+
+    /// An optimizer that cannot be tried.
+    #[error(
+        "clones of {optimizer} share what their updates depend on, so that a trial with clones cannot show whether \
+         ranks would update as one: keep such state in the optimizer itself, and accumulation outside of the ZeroOptimizer"
+    )]
+    SharedState {
+        /// Type of the optimizer.
+        optimizer: String,
     },
 }

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
 use burn::module::{AutodiffModule, ParamId};
-use burn::optim::{GradientsParams, Optimizer};
+use burn::optim::Optimizer;
 use burn::tensor::{DType, TensorData, backend::AutodiffBackend};
 use burn_decorator::gradient::{Ranks, decide_with};
-use burn_decorator::message;
 
 use super::parameter_shards::ParameterShards;
 use super::parameters::Parameters;
 use super::statistics::{Statistics, independent_if_shared};
+use super::trial;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::{attach, stream};
 use crate::group::{Agree, BufferDtype, HostBuffer, ProcessGroup};
@@ -57,6 +57,8 @@ impl<O> ZeroOptimizer<O> {
     {
         let module = self.placed::<B, M>(module)?;
         let (ranks, rank, settings) = (group.world_size(), group.rank(), &self.settings);
+        let norm = self.norm.as_ref();
+        let tried = trial::run::<B, O>(&self.inner, settings, ranks, norm, device);
         let seed = self.seed.filter(|_| ranks > 1);
         let parameters = Parameters::of::<B, M>(&module);
         let leave = ranks > 1 && settings.stage == Stage::Gradients;
@@ -70,8 +72,7 @@ impl<O> ZeroOptimizer<O> {
             return Err(ZeroOptimizerError::NotSharded { what, backend }.into());
         }
         parameters.check(ranks, settings.partition)?;
-        let (inner, has_norm) = (&mut self.inner, self.norm.is_some());
-        check_layers::<B, O>(inner, ranks == 1 || has_norm)?;
+        trial::agree(&*group, tried)?;
         group.agree_equal("parameters", &parameters.describe())?;
 
         let module = broadcast::<B, M>(module, &*group)?;
@@ -84,25 +85,6 @@ impl<O> ZeroOptimizer<O> {
         *self.recorded.lock() = Arc::downgrade(&reducer);
         (self.group, self.reducer) = (group, Some(reducer));
         Ok((module, ids))
-    }
-}
-
-/// # Errors
-///
-/// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NoNorm`] unless it is `has_norm`.
-fn check_layers<B, O>(optimizer: &mut O, has_norm: bool) -> Result<(), ZeroOptimizerError>
-where
-    B: AutodiffBackend,
-    O: Optimizer<ParameterShards<B>, B>,
-{
-    let nothing = ParameterShards::with_ids([].into_iter());
-    let (_, inside) = message::describe(|| optimizer.step(0.0, nothing, GradientsParams::new()));
-    let refused = |layer| Err(ZeroOptimizerError::LayerInside { layer });
-    match inside {
-        _ if inside.loss_scaler => refused("loss scaler"),
-        _ if inside.accumulation => refused("accumulation"),
-        _ if inside.global_norm && !has_norm => Err(ZeroOptimizerError::NoNorm),
-        _ => Ok(()),
     }
 }
 

@@ -81,8 +81,8 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 ///
 /// Ranks that differ stop, with a message that shows both values:
 ///
-/// - in [`new`](Self::new) and [`prepare`](Self::prepare), if settings or models differ. The wrapped optimizer's own settings are not
-///   compared;
+/// - in [`new`](Self::new) and [`prepare`](Self::prepare), if settings, optimizers or models differ. An optimizer's settings are compared by
+///   3 steps on the same trial tensors: a setting without effect on these is not compared;
 /// - in the step itself, if its learning rate differs in a single bit: it is part of the labels of the step's collectives;
 /// - in backward under stage 2, if a rank has several optimizers, such as those of a GAN, and the ranks' graphs use parameters of
 ///   different ones: an optimizer reduces in the backward passes whose graph uses any of its parameters. The only optimizer of a rank
@@ -271,13 +271,14 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NoNorm`], [`ZeroOptimizerError::NotSharded`],
-    /// [`ZeroOptimizerError::NoRemat`], [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`];
-    /// [`ZeroError::Disagreement`] if the ranks' models differ; those of the group.
+    /// [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`], [`ZeroOptimizerError::SharedState`],
+    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::NoRemat`], [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`];
+    /// [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
     ///
     /// # Cost
     ///
-    /// A broadcast of all parameters, in which rank 0 sends them about twice, and a comparison of all paths and shapes.
+    /// A broadcast of all parameters, in which rank 0 sends them about twice; a comparison of all paths and shapes; and trial steps of clones
+    /// of the optimizer on eight elements. A receiver of the [norm](Self::with_norm) is called with the norm of the trial's gradients too.
     pub fn prepare<B, M>(&mut self, module: M) -> Result<M, ZeroError>
     where
         B: AutodiffBackend,

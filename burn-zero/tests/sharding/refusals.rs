@@ -1,19 +1,64 @@
 //! What cannot be sharded exactly is refused with the reason; what can by whole parameters, is.
 
 use burn::backend::Autodiff;
+use burn::grad_clipping::GradientClippingConfig;
 use burn::module::Module;
-use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn_accum::ClipGlobalNorm;
 use burn_flex::Flex;
 use burn_zero::{
-    Memory, Partition, Stage, ZeroError, ZeroOptimizer, ZeroOptimizerError, ZeroSettings,
+    Memory, ParameterShards, Partition, Stage, ZeroError, ZeroOptimizer, ZeroOptimizerError,
+    ZeroSettings,
 };
 
+use super::optimizers::{Adaptive, LooksAt, trusting};
 use super::support::*;
 
+fn refused<O: Optimizer<ParameterShards<B>, B>>(
+    optimizer: impl Fn() -> O + Sync,
+    stage: Stage,
+) -> ZeroError {
+    on_ranks(2, |group| {
+        let mut zero = ZeroOptimizer::new(optimizer(), group, ZeroSettings::stage(stage))?;
+        Ok(zero.prepare::<B, _>(Net::new(&Default::default())).err())
+    })
+    .expect("it is refused")
+}
+
 #[test]
-fn muon_is_exact_on_whole_parameters() {
+fn clipping_tensor_by_tensor_is_found() {
+    let clipping = Some(GradientClippingConfig::Norm(1.0));
+    let config = SgdConfig::new().with_gradient_clipping(clipping);
+    let error = refused(|| config.init(), Stage::OptimizerState);
+    assert!(
+        matches!(
+            error,
+            ZeroError::Optimizer(ZeroOptimizerError::NotElementwise { .. })
+        ),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("partition: Partition::Whole"),
+        "{error}"
+    );
+
+    // Value by value is another matter.
+    let clipping = Some(GradientClippingConfig::Value(1.0));
+    let config = SgdConfig::new().with_gradient_clipping(clipping);
+    train_sharded(
+        2,
+        &ZeroSettings::stage(Stage::OptimizerState),
+        || config.init(),
+        1,
+    );
+}
+
+#[test]
+fn muon_is_refused_in_pieces_and_exact_whole() {
+    let error = refused(|| MuonConfig::new().init(), Stage::OptimizerState);
+    assert!(error.to_string().contains("Muon"), "{error}");
+
     #[derive(Module, Debug)]
     struct Matrices<B: Backend> {
         layers: Vec<nn::Linear<B>>,
@@ -73,25 +118,99 @@ fn muon_is_exact_on_whole_parameters() {
     }
 }
 
-/// One rank has all gradients; others need the norm over all.
+/// That an optimizer looks at tensors of other ranks is seen in what it does, not in its name, whatever is cut.
 #[test]
-fn clipping_by_the_norm_of_one_ranks_gradients_is_refused() {
-    let prepare = |ranks: usize, has_norm: bool| {
-        on_ranks(ranks, |group| {
+fn what_looks_at_all_tensors_is_refused() {
+    for partition in [Partition::Flat, Partition::Whole] {
+        let sharding = ZeroSettings {
+            partition,
+            ..small_buckets(Stage::Gradients)
+        };
+        let clip = || ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();
+        assert_coupled(&sharding, clip);
+        for looks_at in [LooksAt::GradientNorm, LooksAt::LargestSoFar] {
+            let sgd = || Adaptive::new(SgdConfig::new().init(), looks_at);
+            assert_coupled(&sharding, sgd);
+            // One rank has all tensors.
+            train_sharded(1, &sharding, sgd, 1);
+        }
+    }
+    let sharding = ZeroSettings {
+        partition: Partition::Whole,
+        ..ZeroSettings::default()
+    };
+    assert_coupled(&sharding, || {
+        Adaptive::new(SgdConfig::new().init(), LooksAt::Tensors)
+    });
+}
+
+fn assert_coupled<O: Optimizer<ParameterShards<B>, B>>(
+    sharding: &ZeroSettings,
+    optimizer: impl Fn() -> O + Sync,
+) {
+    let error = on_ranks(2, |group| {
+        let mut zero = ZeroOptimizer::new(optimizer(), group, sharding.clone())?;
+        Ok(zero.prepare::<B, _>(Net::new(&Default::default())).err())
+    });
+    assert!(
+        matches!(
+            error,
+            Some(ZeroError::Optimizer(ZeroOptimizerError::Coupled { .. }))
+        ),
+        "{sharding:?}: {error:?}"
+    );
+}
+
+/// A norm that is handed to nobody does not make it exact.
+#[test]
+fn a_norm_must_reach_what_clips() {
+    let prepare = |reaches: bool| {
+        on_ranks(2, |group| {
             let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0).unwrap();
             let norm = clip.norm();
-            let mut zero = ZeroOptimizer::new(clip, group, ZeroSettings::default())?;
-            if has_norm {
-                zero = zero.with_norm(move |value| norm.provide(value));
-            }
+            let mut zero =
+                ZeroOptimizer::new(clip, group, ZeroSettings::default())?.with_norm(move |value| {
+                    if reaches {
+                        norm.provide(value);
+                    }
+                });
             Ok(zero.prepare::<B, _>(Net::new(&Default::default())).err())
         })
     };
-    assert_eq!(prepare(1, false), None);
-    assert_eq!(prepare(2, true), None);
-    assert_eq!(
-        prepare(2, false),
-        Some(ZeroError::Optimizer(ZeroOptimizerError::NoNorm))
+    assert_eq!(prepare(true), None);
+    let error = prepare(false);
+    assert!(
+        matches!(
+            error,
+            Some(ZeroError::Optimizer(ZeroOptimizerError::Coupled { .. }))
+        ),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn a_norm_per_tensor_is_refused_in_pieces() {
+    let error = refused(trusting, Stage::OptimizerState);
+    assert!(
+        matches!(
+            error,
+            ZeroError::Optimizer(ZeroOptimizerError::NotElementwise { .. })
+        ),
+        "{error}"
+    );
+}
+
+/// A trial with clones says nothing of what its clones share.
+#[test]
+fn state_that_clones_share_is_refused() {
+    let sgd = || Adaptive::new(SgdConfig::new().init(), LooksAt::StepsOfClones);
+    let error = refused(sgd, Stage::OptimizerState);
+    assert!(
+        matches!(
+            error,
+            ZeroError::Optimizer(ZeroOptimizerError::SharedState { .. })
+        ),
+        "{error}"
     );
 }
 

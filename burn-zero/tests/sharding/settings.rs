@@ -2,11 +2,17 @@
 
 use std::sync::Arc;
 
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::adaptor::OptimizerAdaptor;
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer, SgdConfig};
 use burn_zero::{
-    GroupFault, GroupOptions, ProcessGroup, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
+    GroupFault, GroupOptions, ParameterShards, ProcessGroup, Stage, ThreadGroup, ZeroError,
+    ZeroOptimizer, ZeroOptimizerError, ZeroSettings,
 };
 
+use super::optimizers::Grows;
 use super::support::*;
 
 const ITERATIONS: usize = 6;
@@ -104,4 +110,103 @@ fn or_at_the_end_which_says_after_which_step() {
             "{stage:?}: {message}"
         );
     }
+}
+
+/// What each of two ranks gets from `prepare`.
+fn prepared<O: Optimizer<ParameterShards<B>, B>>(
+    optimizer: impl Fn(usize) -> O + Sync,
+) -> [Result<(), ZeroError>; 2] {
+    let results = on_each_rank(2, |group| {
+        let own = optimizer(group.rank());
+        let mut zero = ZeroOptimizer::new(own, group, ZeroSettings::stage(Stage::OptimizerState))?;
+        zero.prepare::<B, _>(Net::new(&Default::default()))
+            .map(drop)
+    });
+    results.try_into().expect("two ranks")
+}
+
+fn assert_told<O: Optimizer<ParameterShards<B>, B>>(
+    what: &str,
+    optimizer: impl Fn(usize) -> O + Sync,
+) {
+    for (own, result) in prepared(optimizer).into_iter().enumerate() {
+        let Err(ZeroError::Disagreement {
+            label, rank, peer, ..
+        }) = &result
+        else {
+            panic!("{what}: {result:?}")
+        };
+        assert_eq!((*rank, *peer), (own, 1 - own), "{what}");
+        assert!(
+            label.starts_with("settings of the optimizer"),
+            "{what}: {label}"
+        );
+    }
+}
+
+#[test]
+fn settings_of_the_optimizer_that_differ_are_refused() {
+    let adamw = AdamWConfig::new;
+    for (what, other) in [
+        ("beta_1", adamw().with_beta_1(0.91)),
+        ("beta_2", adamw().with_beta_2(0.9991)),
+        ("epsilon", adamw().with_epsilon(2e-8)),
+        ("weight decay", adamw().with_weight_decay(1.2e-4)),
+        (
+            "clipping by value",
+            adamw().with_grad_clipping(Some(GradientClippingConfig::Value(3.0))),
+        ),
+    ] {
+        assert_told(what, |rank| [adamw(), other.clone()][rank].init());
+    }
+    let sgd = |momentum: f64| {
+        let momentum = MomentumConfig::new().with_momentum(momentum);
+        SgdConfig::new().with_momentum(Some(momentum)).init()
+    };
+    assert_told("momentum", |rank| sgd([0.9, 0.91][rank]));
+    let adam = |decay: Option<f32>| {
+        let decay = decay.map(WeightDecayConfig::new);
+        AdamConfig::new().with_weight_decay(decay).init()
+    };
+    assert_told("L2 decay", |rank| adam([None, Some(1e-2)][rank]));
+    assert!(prepared(|_| adam(None)).iter().all(Result::is_ok));
+}
+
+#[test]
+fn an_optimizer_that_only_one_rank_refuses_is_named_on_all() {
+    let sgd = |clipping| {
+        let config = SgdConfig::new().with_gradient_clipping(clipping);
+        config.init()
+    };
+    let norm = Some(GradientClippingConfig::Norm(1.0));
+    let [zero, one] = prepared(|rank| sgd([None, norm.clone()][rank].clone()));
+    assert!(
+        matches!(
+            one,
+            Err(ZeroError::Optimizer(
+                ZeroOptimizerError::NotElementwise { .. }
+            ))
+        ),
+        "{one:?}"
+    );
+    let text = zero.unwrap_err().to_string();
+    assert!(
+        text.contains("rank 1 has `an optimizer that cannot be sharded`"),
+        "{text}"
+    );
+}
+
+/// Results that differ slightly, each within the tolerance of the next rank's: all ranks return the same verdict.
+#[test]
+fn ranks_agree_on_whether_they_agree() {
+    let refused = |bits: [f32; 3]| {
+        on_each_rank(3, |group| {
+            let own = OptimizerAdaptor::from(Grows(bits[group.rank()]));
+            let mut zero = ZeroOptimizer::new(own, group, ZeroSettings::default()).unwrap();
+            let model = Net::new(&Default::default());
+            zero.prepare::<B, _>(model).is_err()
+        })
+    };
+    assert_eq!(refused([0.0, 2.0, 2.0]), [false; 3]);
+    assert_eq!(refused([0.0, 2.0, 4.0]), [true; 3]);
 }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::lr_scheduler::{LrScheduler, constant::ConstantLr};
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer};
 use burn::tensor::backend::Backend;
 use burn::train::{Learner, TrainingStrategy};
 use burn_accum::{AccumConfig, MultiSteps};
@@ -76,6 +76,16 @@ fn ranks_without_a_strategy() {
     }));
     let message = *trained.err().unwrap().downcast::<String>().unwrap();
     assert!(message.contains("ZeroStrategy::threads(n)"), "{message}");
+}
+
+#[test]
+fn an_optimizer_that_cannot_be_cut() {
+    let _turn = crate::turn();
+    let strategy = ZeroStrategy::threads(2);
+    let optimizer = zero(MuonConfig::new().init());
+    let (message, steps) = refused(optimizer, ConstantLr::new(0.1), setup(), strategy);
+    assert!(message.contains("Partition::Whole"), "{message}");
+    assert_eq!(steps, 0);
 }
 
 #[test]

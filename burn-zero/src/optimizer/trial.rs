@@ -1,0 +1,188 @@
+//! Trial steps on fixed tensors: checks that an optimizer can be sharded as asked and has the same settings on all ranks, because
+//! training would otherwise be wrong without any error.
+
+use burn::optim::{GradientsParams, Optimizer};
+use burn::tensor::{Shape, Tensor, TensorData, TensorPrimitive, backend::AutodiffBackend};
+use burn_backend::ops::FloatTensorOps;
+use burn_decorator::message;
+use burn_decorator::ranks::{SharedFn, copy_for_rank};
+
+use super::parameter_shards::{ParameterShards, shard_id};
+use crate::group::ProcessGroup;
+use crate::host::HostRead;
+use crate::shard::Partition;
+use crate::{ZeroError, ZeroOptimizerError, ZeroSettings};
+
+/// Two matrices of four elements: optimizers for matrices panic on other tensors.
+const WEIGHTS: [f32; 8] = [0.5, -1.5, 2.0, -0.25, 1.25, -0.75, 0.125, 3.0];
+/// Above any clipping threshold, of very different magnitudes, and one element near an epsilon.
+const GRADIENTS: [[f32; 8]; 3] = [
+    [3.0e4, -0.125, 6.0, 2.0e2, -1.0, 2.0e-7, 40.0, -7.0e2],
+    [-1.0e2, 8.0, 5.0e3, -0.5, 0.25, -3.0e-7, 0.5, 90.0],
+    [7.0, 0.5, -2.0e3, 1.0e3, -3.0, 1.0e-7, -2.0e4, 0.0625],
+];
+const LR: f64 = 0.1;
+/// Positions of the trial's tensors, above those of parameters, for which the optimizer may have state.
+const TRIAL: usize = 1 << 31;
+/// Tolerance for results that differ in the order of sums only: relative to an element, or to 1.
+const EXACT: f32 = 1e-5;
+/// Tolerance for the same computation on machines whose kernels round differently.
+const ROUNDING: f32 = 1e-6;
+
+/// The trial's tensors, updated by clones of the optimizer, which itself does not change.
+///
+/// One clone updates the two matrices. Then they are updated in the finest sharding: cut into single elements, or whole with
+/// [`Partition::Whole`], each by a clone of its own if there are other ranks. Both results must agree.
+///
+/// # Errors
+///
+/// [`ZeroOptimizerError::LayerInside`]; [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`] if the results differ by
+/// more than rounding; [`ZeroOptimizerError::SharedState`] if the trial has no result, because clones share state that their updates
+/// depend on.
+pub(super) fn run<B, O>(
+    optimizer: &O,
+    settings: &ZeroSettings,
+    ranks: usize,
+    norm: Option<&SharedFn<f32, ()>>,
+    device: &B::Device,
+) -> Result<Vec<f32>, ZeroOptimizerError>
+where
+    B: AutodiffBackend,
+    O: Optimizer<ParameterShards<B>, B>,
+{
+    // Handles of the optimizer, such as the norm's, are the copy's own.
+    let copy = || copy_for_rank(|| (optimizer.clone(), norm.cloned()));
+    let (mut asked, nothing) = (copy().0, ParameterShards::with_ids([].into_iter()));
+    let (_, inside) = message::describe(|| asked.step(LR, nothing, GradientsParams::new()));
+    let layers = [
+        (inside.loss_scaler, "loss scaler"),
+        (inside.accumulation, "accumulation"),
+    ];
+    if let Some((_, layer)) = layers.into_iter().find(|(is_inside, _)| *is_inside) {
+        return Err(ZeroOptimizerError::LayerInside { layer });
+    }
+    let together = |shape: [usize; 2], firsts: &[usize]| {
+        let (optimizer, norm) = copy();
+        take_steps::<B, O>(optimizer, shape, firsts, norm.as_ref(), device)
+    };
+    let whole = || together([2, 2], &[0, 4]);
+    let shape = match settings.partition {
+        Partition::Flat => [1, 1],
+        Partition::Whole => [2, 2],
+    };
+    let firsts: Vec<_> = (0..WEIGHTS.len()).step_by(shape[0] * shape[1]).collect();
+    let found = whole();
+    let cut = match ranks {
+        1 => together(shape, &firsts),
+        _ => firsts
+            .iter()
+            .flat_map(|&first| together(shape, &[first]))
+            .collect(),
+    };
+    if close(&found, &cut, EXACT) {
+        return Ok(found);
+    }
+    let optimizer = core::any::type_name::<O>().to_owned();
+    if !close(&found, &whole(), 0.0) {
+        return Err(ZeroOptimizerError::SharedState { optimizer });
+    }
+    let cut_together = together(shape, &firsts);
+    Err(match close(&found, &cut_together, EXACT) {
+        true => ZeroOptimizerError::Coupled {
+            optimizer,
+            together: found,
+            alone: cut,
+        },
+        false => ZeroOptimizerError::NotElementwise {
+            optimizer,
+            whole: found,
+            cut: cut_together,
+        },
+    })
+}
+
+/// Compares the trial's results of all ranks with rank 0's. Ranks whose optimizer was refused call it too.
+///
+/// # Errors
+///
+/// Why this rank's optimizer was refused; [`ZeroError::Disagreement`] on all ranks if any differs; those of the group.
+pub(super) fn agree(
+    group: &dyn ProcessGroup,
+    own: Result<Vec<f32>, ZeroOptimizerError>,
+) -> Result<(), ZeroError> {
+    let label = "settings of the optimizer, seen in what it makes of a trial";
+    // A refused optimizer has no result.
+    let bytes = own.as_deref().map_or(&[][..], bytemuck::cast_slice);
+    let all = group.gather_bytes(label, bytes.to_vec())?;
+    own?;
+    let all = all.iter().map(|bytes| {
+        let floats = bytes.as_chunks().0.iter();
+        floats.map(|&bytes| f32::from_ne_bytes(bytes)).collect()
+    });
+    let all: Vec<Vec<f32>> = all.collect();
+    let differs = |rank: &usize| !close(&all[0], &all[*rank], ROUNDING);
+    let Some(odd) = (0..all.len()).find(differs) else {
+        return Ok(());
+    };
+    let rank = group.rank();
+    let peer = if differs(&rank) { 0 } else { odd };
+    let made = |rank: usize| match &all[rank][..] {
+        [] => "an optimizer that cannot be sharded".to_owned(),
+        made => format!("{made:?}"),
+    };
+    Err(ZeroError::Disagreement {
+        label: label.to_owned(),
+        rank,
+        value: made(rank),
+        peer,
+        peer_value: made(peer),
+    })
+}
+
+/// The weights of the tensors of this shape that begin at these elements, after the trial's steps.
+fn take_steps<B, O>(
+    mut optimizer: O,
+    shape: [usize; 2],
+    firsts: &[usize],
+    norm: Option<&SharedFn<f32, ()>>,
+    device: &B::Device,
+) -> Vec<f32>
+where
+    B: AutodiffBackend,
+    O: Optimizer<ParameterShards<B>, B>,
+{
+    let tensor = |elements: &[f32; 8], first: usize| {
+        let elements = elements[first..first + Shape::from(shape).num_elements()].to_vec();
+        B::InnerBackend::float_from_data(TensorData::new(elements, shape), device)
+    };
+    let weights = firsts.iter().map(|&first| {
+        let weights = B::from_inner(tensor(&WEIGHTS, first));
+        (shard_id(TRIAL + first), weights)
+    });
+    let mut shards = ParameterShards::with_ids(weights);
+    for gradients in GRADIENTS {
+        if let Some(receive) = norm {
+            let squares = gradients.map(|gradient| f64::from(gradient).powi(2));
+            receive.call(squares.iter().sum::<f64>().sqrt() as f32);
+        }
+        let mut params = GradientsParams::new();
+        for &first in firsts {
+            let gradient = burn_decorator::gradient::load(|| tensor(&gradients, first));
+            let gradient = TensorPrimitive::Float(gradient);
+            let gradient = Tensor::<B::InnerBackend, 2>::from_primitive(gradient);
+            params.register(shard_id(TRIAL + first), gradient);
+        }
+        shards = optimizer.step(LR, shards, params);
+    }
+    let shards = shards.into_ids();
+    shards
+        .flat_map(|(_, shard)| HostRead::start::<B::InnerBackend>(B::inner(shard)).wait())
+        .collect()
+}
+
+fn close(a: &[f32], b: &[f32], tolerance: f32) -> bool {
+    let close = |(a, b): (&f32, &f32)| {
+        (a - b).abs() <= tolerance * a.abs().max(1.0) || a.to_bits() == b.to_bits()
+    };
+    a.len() == b.len() && a.iter().zip(b).all(close)
+}
