@@ -9,7 +9,7 @@ use burn::{
     },
 };
 use burn_decorator::gradient::{
-    awaits_verdict, non_finite_on_any_rank, ranks_decide, report_verdict,
+    awaits_verdict, decide_on_host, non_finite_on_any_rank, report_verdict,
 };
 use burn_decorator::message::{self, Message};
 use burn_decorator::non_finite::{
@@ -230,9 +230,9 @@ impl<O> MultiSteps<O> {
             raise(self.check_counts(&read_numbers(counts.clone())));
         }
 
-        // Other ranks take part in the decision on the host; and where a micro-batch is an update, nothing is read twice.
+        // Other ranks take part in the decision on the host, and gradients may be there; and where a micro-batch is an update, nothing is read twice.
         let alone = self.steps() == 1 && self.micro_steps::<B::InnerBackend>() == 0;
-        if alone || ranks_decide() || self.items_of_all_ranks.is_some() {
+        if alone || decide_on_host() || self.items_of_all_ranks.is_some() {
             self.read::<B::InnerBackend>(false);
             self.add_known::<B, M>(&module, arrived, step, counts);
         } else {

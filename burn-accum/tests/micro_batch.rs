@@ -37,7 +37,7 @@ fn probe() -> impl MemoryProbe {
     PeakCounter::new(|| HEAP.reset_peak_usage(), || HEAP.peak_usage() as u64)
 }
 
-const FEATURES: usize = 256;
+const FEATURES: usize = 64;
 const EFFECTIVE_BATCH: usize = 600;
 
 #[derive(Module, Debug)]
@@ -136,7 +136,8 @@ fn the_largest_that_fits_is_found_twice() {
     assert!(found.predict_bytes(micro_batch + 1) > usable_bytes);
     assert!(peak_of(micro_batch) <= usable_bytes);
     assert!(peak_of(micro_batch + 1) > usable_bytes);
-    assert!(found.trials.len() <= 8, "{found}");
+    // Up to 24 items the update is the peak, which gives the search no slope: one trial more than without.
+    assert!(found.trials.len() <= 9, "{found}");
 
     let again = find(limit_bytes).unwrap();
     assert_eq!(again.partition, found.partition);

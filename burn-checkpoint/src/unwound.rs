@@ -1,45 +1,49 @@
 //! What a panic drops, dropped once it is over.
 //!
 //! burn-fusion frees nothing of what is dropped while its thread panics: it would be lost to the device for good. So tensors that
-//! an unwinding thread drops are kept here, until the next tensor is dropped without a panic, the device is synchronised, or the
+//! an unwinding thread drops are kept here, until the thread drops the next tensor without a panic, the device is synchronised, or the
 //! counters are read.
 
 use std::any::Any;
+use std::cell::{Cell, RefCell};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::panicking;
 
-use parking_lot::Mutex;
+thread_local! {
+    static WAITING: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
+    /// Whether there are any: looked at with each drop.
+    static ANY: Cell<bool> = const { Cell::new(false) };
+}
 
-static WAITING: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
-
-/// Whether there are any: looked at with each drop.
-static ANY: AtomicBool = AtomicBool::new(false);
-
-/// Drops a value now, or after the panic that this thread is in.
-pub(crate) fn release<T: Send + 'static>(value: T) {
+/// Drops a value now, or after the panic that this thread is in. A thread that ends drops them then.
+pub(crate) fn release<T: 'static>(value: T) {
     if panicking() {
-        WAITING.lock().push(Box::new(value));
-        ANY.store(true, Ordering::Release);
+        let mut value = Some(value);
+        // While the thread ends there is no list any more, and the value is dropped here.
+        let _ = WAITING.try_with(|waiting| {
+            let value: Box<dyn Any> = Box::new(value.take());
+            waiting.borrow_mut().push(value);
+            let _ = ANY.try_with(|any| any.set(true));
+        });
     } else {
         drop(value);
         free();
     }
 }
 
-/// Drops what panics left.
+/// Drops what panics left on this thread.
 #[inline]
 pub(crate) fn free() {
-    if ANY.load(Ordering::Relaxed) && !panicking() {
+    if ANY.try_with(Cell::get).unwrap_or(false) && !panicking() {
         free_all();
     }
 }
 
 #[cold]
 fn free_all() {
-    ANY.store(false, Ordering::Release);
-    // Outside of the lock: what is dropped may drop more.
-    let waiting = std::mem::take(&mut *WAITING.lock());
+    ANY.set(false);
+    // Outside of the borrow: what is dropped may drop more.
+    let waiting = WAITING.take();
     drop(waiting);
 }
 

@@ -11,6 +11,7 @@ use std::sync::Weak;
 thread_local! {
     static LOADING: Cell<bool> = const { Cell::new(false) };
     static RANKS: RefCell<Vec<Weak<dyn Ranks>>> = const { RefCell::new(Vec::new()) };
+    static ON_HOST: RefCell<Vec<Weak<dyn Any + Send + Sync>>> = const { RefCell::new(Vec::new()) };
     /// The names that [`report_overflow`] was given; `None` outside of [`catch_overflow`].
     static OVERFLOWED: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
     /// What [`report_verdict`] was given; `None` outside of [`catch_verdict`].
@@ -68,9 +69,20 @@ pub fn non_finite_on_any_rank(own: Vec<String>) -> Vec<String> {
     }
 }
 
-/// Whether [`non_finite_on_any_rank`] asks other ranks, so that a decision about gradients has to be made on the host.
-pub fn ranks_decide() -> bool {
+/// Says that gradients of this thread are in host memory while `owner` lives. A decision about them then waits for no device, and one on the
+/// device would upload them.
+pub fn keep_on_host(owner: Weak<dyn Any + Send + Sync>) {
+    ON_HOST.with_borrow_mut(|all| {
+        all.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&owner));
+        all.push(owner);
+    });
+}
+
+/// Whether a decision about gradients has to be made on the host: [`non_finite_on_any_rank`] asks other ranks, or the gradients are
+/// [there](keep_on_host).
+pub fn decide_on_host() -> bool {
     RANKS.with_borrow(|all| all.iter().any(|ranks| ranks.strong_count() > 0))
+        || ON_HOST.with_borrow(|all| all.iter().any(|owner| owner.strong_count() > 0))
 }
 
 /// Runs `step`, a step of a loss scaler around an accumulation that checks each micro-batch

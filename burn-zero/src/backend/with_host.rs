@@ -371,6 +371,26 @@ macro_rules! method {
     };
     (float_add($($arg:tt)*) -> $ret:tt) => { binary! { float_add, |x, y| x + y } };
     (float_mul($($arg:tt)*) -> $ret:tt) => { binary! { float_mul, |x, y| x * y } };
+    (tr_execute($transaction:ident: $kind:tt) -> $ret:tt) => {
+        fn tr_execute($transaction: kind_type!($kind)) -> kind_type!($ret) {
+            let TransactionPrimitive { read_floats, read_qfloats, read_ints, read_bools, .. } = $transaction;
+            let (mut floats, mut on_host) = (Vec::new(), Vec::new());
+            for (index, tensor) in read_floats.into_iter().enumerate() {
+                match tensor {
+                    OnDevice(tensor) => floats.push(tensor),
+                    Host(tensor) => on_host.push((index, tensor.into_data())),
+                }
+            }
+            let others = TransactionPrimitive::<B>::new(floats, read_qfloats, read_ints, read_bools);
+            async move {
+                let mut data = B::tr_execute(others).await?;
+                for (index, read) in on_host {
+                    data.read_floats.insert(index, read);
+                }
+                Ok(data)
+            }
+        }
+    };
     (float_is_nan($($arg:tt)*) -> $ret:tt) => { find! { float_is_nan } };
     (float_is_inf($($arg:tt)*) -> $ret:tt) => { find! { float_is_inf } };
 

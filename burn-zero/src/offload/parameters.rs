@@ -9,7 +9,7 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use burn::module::{AutodiffModule, ModuleMapper, Param, ParamId};
 use burn::optim::adaptor::GradAdaptor;
@@ -18,6 +18,7 @@ use burn::tensor::{
 };
 use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
+use burn_decorator::gradient::keep_on_host;
 use burn_decorator::message;
 
 use super::OffloadError;
@@ -215,6 +216,8 @@ impl HostLink {
                 Arc::new(GradientReducer::new(layout, group, &settings))
             }
         };
+        let owner: Weak<GradientReducer> = Arc::downgrade(&reducer);
+        keep_on_host(owner);
         attach(&reducer, &all.nodes);
         self.reducer = Some(reducer);
         Ok(())

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::Optimizer;
 use burn::tensor::{DType, TensorData, backend::AutodiffBackend};
-use burn_decorator::gradient::{Ranks, decide_with};
+use burn_decorator::gradient::{Ranks, decide_with, keep_on_host};
 
 use super::parameter_shards::ParameterShards;
 use super::parameters::Parameters;
@@ -98,8 +98,11 @@ pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
     if !reducer.is_idle() {
         attach(reducer, &parameters.nodes);
     }
+    let ranks: Weak<GradientReducer> = Arc::downgrade(reducer);
+    if reducer.memory() == Memory::Host {
+        keep_on_host(ranks.clone());
+    }
     if reducer.group().world_size() > 1 {
-        let ranks: Weak<GradientReducer> = Arc::downgrade(reducer);
         decide_with(ranks);
     }
     parameters.ids()
