@@ -3,6 +3,8 @@
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write as _};
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -213,7 +215,16 @@ pub(super) fn lock(dir: &Path) -> Result<File, RecordError> {
     let mut options = fs::OpenOptions::new();
     options.create(true).truncate(false).write(true);
     let file = run("open", &path, || options.open(&path))?;
-    match file.try_lock() {
+    let mut locked = file.try_lock();
+    // A child process of the last holder has the lock too, until it runs its own program.
+    for _ in 0..20 {
+        if !matches!(locked, Err(TryLockError::WouldBlock)) {
+            break;
+        }
+        thread::sleep(Duration::from_millis(50));
+        locked = file.try_lock();
+    }
+    match locked {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let dir = dir.to_owned();
