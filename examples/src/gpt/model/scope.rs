@@ -19,15 +19,6 @@ pub enum Activations {
 }
 
 impl Activations {
-    fn policy(self) -> Option<Policy> {
-        match self {
-            Self::Keep => None,
-            Self::Recompute => Some(Policy::Recompute),
-            Self::KeepCompute => Some(Policy::KeepCompute),
-            Self::Offload => Some(Policy::Offload),
-        }
-    }
-
     /// The embedding of the tokens. Its scope keeps dropout's draw as bits, and the residual stream begins with it: a tensor can only be
     /// moved to the host if a scope has recorded it from its beginning.
     pub(super) fn of_embedding<R: Outputs>(self, forward: impl FnOnce() -> R) -> R {
@@ -40,9 +31,12 @@ impl Activations {
     }
 
     fn scope<R: Outputs>(self, label: impl Into<String>, forward: impl FnOnce() -> R) -> R {
-        match self.policy() {
-            None => forward(),
-            Some(policy) => checkpoint_labelled(label, policy, forward),
-        }
+        let policy = match self {
+            Self::Keep => return forward(),
+            Self::Recompute => Policy::Recompute,
+            Self::KeepCompute => Policy::KeepCompute,
+            Self::Offload => Policy::Offload,
+        };
+        checkpoint_labelled(label, policy, forward)
     }
 }
