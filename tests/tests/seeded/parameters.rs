@@ -325,14 +325,40 @@ fn in_f16_with_every_layer<I: Backend>() {
     }
 }
 
-tests::on_every_backend!(
-    burns_optimizers,
-    optimizers_on_the_host,
-    gradients_that_leave_during_backward,
-    frozen_parameters,
-    scopes_and_budgets,
-    in_f16_with_every_layer
-);
+/// On the CPU only: each law trains a dozen times, for whose kernels software Vulkan takes minutes.
+mod flex {
+    use burn_flex::Flex;
+
+    #[test]
+    fn burns_optimizers() {
+        super::burns_optimizers::<Flex>()
+    }
+
+    #[test]
+    fn optimizers_on_the_host() {
+        super::optimizers_on_the_host::<Flex>()
+    }
+
+    #[test]
+    fn gradients_that_leave_during_backward() {
+        super::gradients_that_leave_during_backward::<Flex>()
+    }
+
+    #[test]
+    fn frozen_parameters() {
+        super::frozen_parameters::<Flex>()
+    }
+
+    #[test]
+    fn scopes_and_budgets() {
+        super::scopes_and_budgets::<Flex>()
+    }
+
+    #[test]
+    fn in_f16_with_every_layer() {
+        super::in_f16_with_every_layer::<Flex>()
+    }
+}
 
 /// Not on every backend: not each has bf16.
 #[test]
