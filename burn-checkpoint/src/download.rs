@@ -1,7 +1,8 @@
 //! Reads to the host, on a thread of their own.
 //!
 //! cubecl-cuda and cubecl-hip wait for the device when a read is polled first, so the thread that trains polls none: what a scope
-//! offloads is one transaction, and a second thread, one for each that trains, waits for it under the first one's stream.
+//! offloads is one transaction, and a second thread, one for each that trains, waits for it. It reads views that belong to the
+//! [`reading_stream`].
 
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -12,6 +13,7 @@ use std::sync::mpsc::{Sender, channel};
 
 use burn_backend::ops::TransactionPrimitive;
 use burn_backend::{Backend, StreamId, TensorData, read_sync};
+use burn_decorator::reading_stream;
 use parking_lot::{Condvar, Mutex};
 
 use crate::kind::Value;
@@ -108,8 +110,9 @@ pub(crate) fn add<B: Backend>(value: &Value<B>) -> Arc<Arrival> {
 
 /// Starts the reads that were added.
 pub(crate) fn start() {
+    let stream = reading_stream(StreamId::current());
     for batch in BATCHES.take() {
-        run(batch.job());
+        run(stream.executes(|| batch.job()));
     }
 }
 
@@ -129,7 +132,7 @@ fn run(job: Job) {
     if IN_PLACE.get() > 0 {
         return job();
     }
-    let stream = StreamId::current();
+    let stream = reading_stream(StreamId::current());
     let job: Job = Box::new(move || stream.executes(job));
     READER.with(|reader| {
         let sender = reader.get_or_init(|| {
@@ -151,18 +154,27 @@ impl<B: Backend> AnyBatch for Batch<B> {
     fn job(self: Box<Self>) -> Job {
         let mut reads = self.0;
         reads.sort_by_key(|(value, _)| place(value));
+        let arrivals = reads
+            .iter()
+            .map(|(value, arrival)| (value.shape(), arrival.clone()));
+        let arrivals: Vec<_> = arrivals.collect();
+        let views: Vec<_> = reads.into_iter().map(|(value, _)| value.view()).collect();
         // All are begun here and polled there. Each by itself only where the transaction fails, which does not say of which it did.
-        let together = (reads.len() > 1).then(|| transaction(&reads));
-        let begin = |(value, arrival): (Value<B>, _)| Some((value.download()?, arrival));
-        let reads: Vec<_> = reads.into_iter().filter_map(begin).collect();
+        let together = (views.len() > 1).then(|| transaction(&views));
+        let reads: Vec<_> = arrivals
+            .into_iter()
+            .zip(views)
+            .filter_map(|(arrival, view)| Some((view.download()?, arrival)))
+            .collect();
         Box::new(move || {
             let read = || read_sync(together?);
             let mut all = catch_unwind(AssertUnwindSafe(read)).ok().flatten();
-            for (download, arrival) in reads {
+            for (download, (shape, arrival)) in reads {
                 let one = || match all.as_mut().and_then(Iterator::next) {
                     Some(data) => Ok(data),
                     None => read_sync(download).map_err(|error| error.to_string()),
                 };
+                let one = || one().map(|data| TensorData { shape, ..data });
                 arrival.set(match catch_unwind(AssertUnwindSafe(one)) {
                     Ok(data) => State::There(data),
                     Err(payload) => State::Panicked(payload),
@@ -185,10 +197,10 @@ fn place<B: Backend>(value: &Value<B>) -> usize {
 
 /// The data of all of these; `None` if any cannot be read.
 fn transaction<B: Backend>(
-    reads: &[(Value<B>, Arc<Arrival>)],
+    values: &[Value<B>],
 ) -> impl Future<Output = Option<impl Iterator<Item = TensorData> + use<B>>> + Send + use<B> {
     let mut all = TransactionPrimitive::<B>::new(vec![], vec![], vec![], vec![]);
-    for (value, _) in reads {
+    for value in values {
         match value.clone() {
             Value::Float(x) => all.read_floats.push(x),
             Value::Quant(x) => all.read_qfloats.push(x),

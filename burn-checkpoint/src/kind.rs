@@ -102,6 +102,18 @@ impl<B: Backend> Value<B> {
         }
     }
 
+    /// A view that is an operation of the current stream, with a leading dimension of one: a reshape to the same shape may be none. Quantized
+    /// tensors are as they are.
+    pub(crate) fn view(self) -> Self {
+        let shape = Shape::from_iter(std::iter::once(1).chain(self.shape().iter().copied()));
+        match self {
+            Self::Float(x) => Self::Float(B::float_reshape(x, shape)),
+            Self::Int(x) => Self::Int(B::int_reshape(x, shape)),
+            Self::Bool(x) => Self::Bool(B::bool_reshape(x, shape)),
+            Self::Quant(_) | Self::Many(_) | Self::Absent => self,
+        }
+    }
+
     /// Where a tensor is.
     pub(crate) fn device(&self) -> Option<Device<B>> {
         match self {

@@ -72,7 +72,7 @@
 //! What decorators of optimizers have in common: [`record`], saved state around that of the wrapped optimizer; [`ranks`], how clones
 //! that share state make a copy of their own for a rank; [`message`], how a decorator is reached inside of others;
 //! [`gradient`], what backends and optimizers must know about gradients; [`tape`], how code above decorators reaches autodiff's
-//! tensors below them. With the feature `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
+//! tensors below them; [`reading_stream`], where another thread reads tensors. With the feature `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
 //! the Learner. [`profile`] is what a device can do, for those that tell time from it.
 //!
 //! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that only this release has; a test of the
@@ -92,8 +92,11 @@ pub mod non_finite;
 pub mod profile;
 pub mod ranks;
 pub mod record;
+mod stream;
 mod table;
 pub mod tape;
+
+pub use stream::reading_stream;
 
 /// The types that rows mention, for the module in which a decorator expands the table.
 pub mod types {

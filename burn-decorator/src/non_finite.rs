@@ -8,6 +8,8 @@ use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{BasicOps, Bool, DType, Device, StreamId, Tensor, TensorData, Transaction};
 
+use crate::reading_stream;
+
 /// The gradients of a step, in the container of an optimizer decorator.
 pub trait GradientsOf {
     /// The gradients of a parameter: none, one, or one per device.
@@ -150,12 +152,14 @@ impl<I: Backend> Verdict<I> {
         self.non_finite.as_ref()
     }
 
-    /// Starts to read. A read of some backends (CubeCL's CUDA) waits for the device at its first poll, so another thread does it, under
-    /// the stream of this one.
+    /// Starts to read. A read of some backends (CubeCL's CUDA) waits for the device at its first poll, so another thread does it, from a
+    /// view on the [`reading_stream`].
     pub fn start_reading(self: &Arc<Self>) {
         if let Some(flag) = self.non_finite.clone().filter(|_| !self.is_known()) {
-            let stream = StreamId::current();
-            let read = move || stream.executes(|| is_set(&flag.into_data()));
+            let stream = reading_stream(StreamId::current());
+            // Of another shape: Fusion's reshape to the same one is no operation.
+            let view = stream.executes(|| flag.reshape([1, 1]));
+            let read = move || stream.executes(|| is_set(&view.into_data()));
             if let Ok(mut reading) = self.read.lock() {
                 *reading = Some(thread::spawn(read));
             }

@@ -1,7 +1,8 @@
 //! A decorator from the same table that behaves as the queue of a device: it counts what the host launches and reads, and answers reads
 //! late where a test wants it.
 //!
-//! Everything is kept by stream, because a read may be done by another thread under the stream of the one that trains.
+//! Everything is kept by stream, because a read may be done by another thread, under the stream of the one that trains or the one that
+//! reads for it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::{Future, poll_fn};
@@ -11,8 +12,8 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, StreamId};
-use burn_decorator::kind_type;
 use burn_decorator::types::*;
+use burn_decorator::{kind_type, reading_stream};
 
 /// A backend that counts launches and reads, and holds reads back.
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,11 +61,17 @@ fn streams() -> MutexGuard<'static, Option<HashMap<StreamId, Stream>>> {
     STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The stream of the thread that trains.
+fn training_stream() -> StreamId {
+    let current = StreamId::current();
+    current.min(reading_stream(current))
+}
+
 fn with<R>(f: impl FnOnce(&mut Stream) -> R) -> R {
     let mut streams = streams();
     f(streams
         .get_or_insert_default()
-        .entry(StreamId::current())
+        .entry(training_stream())
         .or_default())
 }
 
@@ -122,7 +129,7 @@ async fn late<T>(answer: impl Future<Output = T>) -> T {
 }
 
 fn wait_for_turn(read: u64) {
-    let id = StreamId::current();
+    let id = training_stream();
     let is_held = |all: &mut Option<HashMap<StreamId, Stream>>| {
         let stream = all.as_ref().and_then(|all| all.get(&id));
         stream.is_some_and(|stream| matches!(stream.answers, Answers::First(reads) if reads < read))

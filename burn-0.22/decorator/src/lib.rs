@@ -12,7 +12,11 @@ mod map;
 pub mod non_finite;
 #[path = "../../../burn-decorator/src/profile.rs"]
 pub mod profile;
+#[path = "../../../burn-decorator/src/stream.rs"]
+mod stream;
 mod table;
+
+pub use stream::reading_stream;
 
 /// The types that rows mention, for the module in which a decorator expands the table.
 pub mod types {

@@ -89,27 +89,31 @@ impl<I: Backend> Possible<I> {
                 let mut after = state.clone();
                 after.step(optimizer, found_inf);
                 let known = states.iter().position(|other| other.is_as(&after));
-                index_after.push(known.unwrap_or(states.len()) as i32);
+                index_after.push(known.unwrap_or(states.len()));
                 if known.is_none() {
                     states.push(after);
                 }
             }
         }
-        let device = code.device();
-        let table = Tensor::from_data(TensorData::from(&index_after[..]), &device);
-        let index: Tensor<I, 1, Int> = table.select(0, code);
-        let of_state = |value: &dyn Fn(f32) -> f32| {
-            let scales = states.iter().map(|state| value(state.loss_scale.scale()));
-            let scales: Vec<_> = scales.collect();
-            // f32 whatever the device's default float is.
-            let scales = TensorData::from(&scales[..]);
-            let scales = Tensor::<I, 1>::from_data(scales, (&device, DType::F32));
-            scales.select(0, index.clone())
+        // One table of f32, whatever the device's default float is, and one selection: of three in one kernel Burn's Fusion 0.21 takes some at
+        // another index.
+        let scales = || {
+            index_after
+                .iter()
+                .map(|&index| states[index].loss_scale.scale())
         };
+        let rows = scales()
+            .chain(scales().map(inverse))
+            .chain(index_after.iter().map(|&index| index as f32));
+        let table = TensorData::new(rows.collect::<Vec<f32>>(), [3, index_after.len()]);
+        let device = code.device();
+        let table = Tensor::<I, 2>::from_data(table, (&device, DType::F32));
+        let after = table.select(1, code);
+        let row = |row: usize| after.clone().slice([row..row + 1]).reshape([1]);
         Self {
-            scale: of_state(&|scale| scale),
-            inv: of_state(&inverse),
-            index,
+            scale: row(0),
+            inv: row(1),
+            index: row(2).int(),
             states,
         }
     }

@@ -1,0 +1,389 @@
+//! The blocks, each in a context in which it compiles. Nothing here is run.
+#![allow(dead_code, unused_mut, reason = "compiled only")]
+
+use std::error::Error;
+use std::sync::Arc;
+
+use burn::backend::Autodiff;
+use burn::data::dataloader::DataLoader;
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{Device, Int, Tensor};
+use burn::train::logger::FileMetricLogger;
+use burn::train::metric::{AccuracyMetric, LearningRateMetric, LossMetric};
+use burn::train::{
+    ClassificationOutput, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
+};
+use burn_accum::{
+    AccumConfig, AccumulatingStrategy, ClipGlobalNorm, Counted, MicroBatchSearch, MultiSteps,
+    PerUpdate, find_micro_batch, rehearse,
+};
+use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig, Watch, explain_overflow};
+use burn_checkpoint::plan::plan;
+use burn_checkpoint::{
+    LinearCrossEntropy, LinearCrossEntropyLossConfig, MemoryBudget, Reduction, Remat, checkpoint,
+    checkpoint_chain, profile_chain, profile_tail,
+};
+use burn_estimate::{Meta, estimate_step};
+use burn_tensorboard::TensorBoard;
+use burn_zero::{
+    HostAdamWConfig, OffloadConfig, ProcessGroup, Sharded, Stage, ZeroOptimizer, ZeroSettings,
+    ZeroStrategy, local_rank, offload_parameters,
+};
+
+/// The device of the tests in place of a GPU.
+type Cuda = burn_flex::Flex;
+type LibTorch = burn_flex::Flex;
+type Done = Result<(), Box<dyn Error>>;
+
+struct CudaDevice;
+
+impl CudaDevice {
+    fn new(_: usize) -> Device<Cuda> {
+        Default::default()
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Batch<B: Backend> {
+    inputs: Tensor<B, 2>,
+    targets: Tensor<B, 1, Int>,
+}
+
+type Output<B> = ClassificationOutput<B>;
+type Loader<B> = Arc<dyn DataLoader<B, Batch<B>>>;
+
+#[derive(Module, Debug)]
+struct Model<B: Backend> {
+    blocks: Vec<Linear<B>>,
+    head: Linear<B>,
+}
+
+struct Config;
+
+impl Config {
+    fn init<B: Backend>(&self, _: &Device<B>) -> Model<B> {
+        unreachable!("not run")
+    }
+}
+
+impl<B: Backend> Model<B> {
+    fn classify(&self, batch: Batch<B>) -> Output<B> {
+        let output = self.forward(batch.inputs);
+        let loss = CrossEntropyLossConfig::new().init(&output.device());
+        let loss = loss.forward(output.clone(), batch.targets.clone());
+        ClassificationOutput::new(loss, output, batch.targets)
+    }
+
+    fn loss(&self, batch: Batch<B>) -> Tensor<B, 1> {
+        self.classify(batch).loss
+    }
+
+    fn forward(&self, mut x: Tensor<B, 2>) -> Tensor<B, 2> {
+        for block in &self.blocks {
+            x = checkpoint(|| block.forward(x));
+        }
+        self.head.forward(x)
+    }
+}
+
+impl<B: AutodiffBackend> TrainStep for Model<B> {
+    type Input = Batch<B>;
+    type Output = Output<B>;
+
+    fn step(&self, batch: Batch<B>) -> TrainOutput<Output<B>> {
+        let output = self.classify(batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl<B: Backend> InferenceStep for Model<B> {
+    type Input = Batch<B>;
+    type Output = Output<B>;
+
+    fn step(&self, batch: Batch<B>) -> Output<B> {
+        self.classify(batch)
+    }
+}
+
+mod readme {
+    use super::*;
+
+type B = Autocast<Autodiff<Cuda>>;                    // was: Autodiff<Cuda>; trains in bf16
+type Full = Autocast<Sharded<Autodiff<Remat<Cuda>>>>; // everything at once
+}
+
+fn burn_amp() -> Done {
+type B = Autocast<Autodiff<Cuda>>;          // was: Autodiff<Cuda>; trains in bf16
+type Half = Autocast<Autodiff<Cuda>, F16>;  // for devices without bf16, with a loss scaler:
+
+let scaler = GradScaler::new(GradScalerConfig::default())?;
+let optimizer = scaler.wrap(AdamWConfig::new().init());
+
+    optimizes::<B>(&optimizer);
+    optimizes::<Half>(&optimizer);
+    Ok(())
+}
+
+fn optimizes<B: AutodiffBackend>(_: &impl Optimizer<Model<B>, B>) {}
+
+fn burn_accum<B: AutodiffBackend>() -> Done {
+let optimizer = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::mean(8))?; // was: AdamWConfig::new().init()
+
+    optimizes::<B>(&optimizer);
+    Ok(())
+}
+
+fn burn_checkpoint(block: Linear<Autodiff<Remat<Cuda>>>, mut x: Tensor<Autodiff<Remat<Cuda>>, 2>) -> Done {
+type B = Autodiff<Remat<Cuda>>;                          // was: Autodiff<Cuda>
+
+x = checkpoint(|| block.forward(x));                     // this block is recomputed in backward,
+let _budget = MemoryBudget::fraction(0.4)?.install();    // or nothing is annotated, and 40 % of the memory is enough
+
+    let _: Tensor<B, 2> = x;
+    Ok(())
+}
+
+type Base = Autodiff<Cuda>;
+
+fn burn_tensorboard(model: Model<Base>, train: Loader<Base>, valid: Loader<Cuda>) -> Done {
+let logger = TensorBoard::new(FileMetricLogger::new("run"), "run/tensorboard")?;
+let training = SupervisedTraining::new("run", train, valid)
+    .metrics((LossMetric::new(), LearningRateMetric::new(), AccuracyMetric::new()))
+    .with_metric_logger(logger);
+
+    training.launch(Learner::new(model, AdamWConfig::new().init(), 1e-3));
+    Ok(())
+}
+
+fn burn_zero(model: Model<Sharded<Base>>, train: Loader<Sharded<Base>>, valid: Loader<Cuda>) -> Done {
+    let training = SupervisedTraining::new("run", train, valid);
+
+type B = Sharded<Autodiff<Cuda>>;                                                       // was: Autodiff<Cuda>
+
+let settings = ZeroSettings::stage(Stage::Gradients);
+let optimizer = ZeroOptimizer::in_learner(AdamWConfig::new().init(), settings);         // was: AdamWConfig::new().init()
+let training = training.with_training_strategy(ZeroStrategy::threads(4).into());        // or processes, under mpirun and srun
+
+let optimizer = OffloadConfig::new(HostAdamWConfig::default()).init()?;                 // one device: AdamW's state on the host
+
+    training.launch(Learner::<LearningComponentsMarker<B, _, _, _>>::new(model, optimizer, 1e-3));
+    Ok(())
+}
+
+mod checkpointing {
+    use super::*;
+
+    type B = Autodiff<Remat<Cuda>>;
+
+    fn scopes(model: &Model<B>, mut x: Tensor<B, 2>) -> Tensor<B, 2> {
+        struct Blocks<'a> { blocks: &'a [Linear<B>] }
+        impl Blocks<'_> {
+            fn forward(&self, mut x: Tensor<B, 2>) -> Tensor<B, 2> {
+for block in &self.blocks {
+    x = checkpoint(|| block.forward(x));
+}
+                x
+            }
+        }
+        Blocks { blocks: &model.blocks }.forward(x)
+    }
+
+    fn budgets() -> Done {
+let budget = MemoryBudget::bytes(8 << 30).install();      // until dropped, on this thread
+let budget = MemoryBudget::fraction(0.4)?.install();      // of what the first step takes, which runs unconstrained
+
+        drop(budget);
+        Ok(())
+    }
+
+    type Block<B> = Linear<B>;
+
+    struct Head;
+
+    impl Head {
+        fn loss(&self, y: Tensor<B, 2>) -> Tensor<B, 1> {
+            y.sum()
+        }
+    }
+
+    fn chain(blocks: Vec<Block<B>>, x: Tensor<B, 2>, y: Tensor<B, 2>, head: Head) -> Result<Tensor<B, 2>, Box<dyn Error>> {
+let forward = |block: &Block<B>, x| block.forward(x);
+// Once, with a typical batch:
+let mut profile = profile_chain(&blocks, x.clone(), forward)?;
+profile.tail = profile_tail(y, |y| head.loss(y));         // what follows the chain
+let schedule = plan(&profile, 8 << 30)?;                   // the fastest nesting within so many bytes
+// In every step:
+let y = checkpoint_chain(&blocks, x, &schedule, forward)?;
+
+        Ok(y)
+    }
+}
+
+mod accumulation {
+    use super::*;
+
+    fn learner(model: Model<Base>, train: Loader<Base>, valid: Loader<Cuda>, directory: &str) -> Done {
+        let schedule = 1e-3;
+
+let optimizer = MultiSteps::new(AdamWConfig::new().init(), AccumConfig::mean(8))?;
+let updates = optimizer.updates();
+let learner = Learner::new(model, optimizer, PerUpdate::new(schedule, &updates));
+
+SupervisedTraining::new(directory, train, valid)
+    .with_training_strategy(AccumulatingStrategy::new(&updates).into())
+    .launch(learner);
+
+        Ok(())
+    }
+
+    fn clipping(scaler: GradScaler) -> Done {
+let clipped = ClipGlobalNorm::new(AdamWConfig::new().init(), 1.0)?;
+let optimizer = scaler.wrap(MultiSteps::new(clipped, AccumConfig::mean(8))?);
+
+        optimizes::<Base>(&optimizer);
+        Ok(())
+    }
+
+    type B = Base;
+
+    fn search(device: Device<B>, limit_bytes: u64, mut probe: impl burn_accum::MemoryProbe, batch: fn(usize) -> Batch<B>) -> Done {
+        let model = || Config.init::<B>(&device);
+        let optimizer = || AdamWConfig::new().init();
+        let adam_w = AdamWConfig::new().init();
+
+let search = MicroBatchSearch::new(64, limit_bytes);
+let found = find_micro_batch::<B, _>(&search, &device, &mut probe, |micro_batch| rehearse(model(), optimizer(), || batch(micro_batch)))?;
+println!("{found}");                                        // what was tried
+let optimizer = MultiSteps::new(adam_w, found.config()?)?;  // the window that keeps the effective batch
+
+        optimizes::<B>(&optimizer);
+        Ok(())
+    }
+}
+
+mod libtorch {
+    use super::*;
+
+type B = Autocast<Autodiff<LibTorch>>;
+}
+
+mod linear_cross_entropy {
+    use super::*;
+
+    type B = Autodiff<Remat<Cuda>>;
+
+    impl Model<B> {
+        fn of_hidden(&self, hidden: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
+// was: CrossEntropyLossConfig::new().init(&device).forward(self.head.forward(hidden), targets)
+LinearCrossEntropyLossConfig::new().init().forward(hidden, self.head.weight.val(), None, targets)
+        }
+
+        fn counted(&self, hidden: Tensor<B, 2>, weight: Tensor<B, 2>, targets: Tensor<B, 1, Int>, output: Output<B>) -> TrainOutput<Output<B>> {
+let loss = LinearCrossEntropyLossConfig::new().with_ignore_index(Some(-100)).with_reduction(Reduction::Sum).init();
+let LinearCrossEntropy { loss, items } = loss.forward_counted(hidden, weight, None, targets);
+Counted::sum(loss, items).output(self, output)
+        }
+    }
+}
+
+mod mixed_precision {
+    use super::*;
+
+    #[derive(Module, Debug)]
+    struct Watched<B: Backend>(Model<B>);
+
+    impl<B: Backend> Watched<B> {
+        fn classify(&self, batch: Batch<B>) -> Output<B> {
+            self.0.classify(batch)
+        }
+    }
+
+type B = Autocast<Autodiff<Watch<Cuda>>, F16>;
+
+    impl TrainStep for Watched<B> {
+        type Input = Batch<B>;
+        type Output = Output<B>;
+
+fn step(&self, batch: Batch<B>) -> TrainOutput<Output<B>> {
+    explain_overflow(self, batch, |model, batch| {
+        let output = model.classify(batch);
+        TrainOutput::new(model, output.loss.backward(), output)
+    })
+}
+    }
+}
+
+mod out_of_memory {
+    use super::*;
+
+    type Step = Autocast<Autodiff<Remat<Meta>>>;
+
+    fn estimate<O: Optimizer<Model<Step>, Step>>(model: Model<Step>, batch: Batch<Step>, mut optimizer: O) {
+type B = Autocast<Autodiff<Remat<Meta>>>;
+
+let (estimate, model) = estimate_step::<B, _>(model, |model| {
+    let grads = GradientsParams::from_grads(model.loss(batch.clone()).backward(), &model);
+    optimizer.step(1e-4, model, grads)
+});
+println!("{estimate}");
+
+        drop(model);
+    }
+}
+
+mod zero {
+    use super::*;
+
+    fn one_device(config: Config, device: Device<Cuda>) -> Done {
+type B = Sharded<Autodiff<Remat<Cuda>>>; // gradients leave during backward, parameters come at each use
+
+let mut model = offload_parameters::<B, _>(config.init(&device))?; // before anything uses it: then one parameter at a time is initialised
+let mut optimizer = OffloadConfig::new(HostAdamWConfig::default()).init::<B>()?;
+optimizer.prepare(&model);
+
+        Ok(())
+    }
+
+    type B = Sharded<Base>;
+
+    fn threads(model: Model<B>, train: Loader<B>, valid: Loader<Cuda>) {
+        let scheduler = 1e-3;
+
+let optimizer = ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(Stage::Gradients));
+
+SupervisedTraining::new("artifacts", train, valid)
+    .with_training_strategy(ZeroStrategy::threads(4).into())
+    .launch(Learner::new(model, optimizer, scheduler));
+    }
+
+    fn devices<G: ProcessGroup + 'static>(config: Config, train: Loader<B>, valid: Loader<Cuda>, group: Arc<G>) {
+        let training = SupervisedTraining::new("artifacts", train, valid);
+        let (optimizer, scheduler) = (AdamWConfig::new().init(), 1e-3);
+
+let device = CudaDevice::new(local_rank().unwrap_or(0));
+let strategy = ZeroStrategy::process(group.clone()).with_devices(vec![device.clone()]);
+training.with_training_strategy(strategy.into()).launch(Learner::new(config.init(&device), optimizer, scheduler));
+    }
+
+    fn whole_stack(model: Model<B>, train: Loader<B>, valid: Loader<Cuda>) -> Done {
+        let cosine = 1e-3;
+        let training = SupervisedTraining::new("artifacts", train, valid);
+
+let clip = ClipGlobalNorm::new(AdamConfig::new().init(), 1.0)?; // not `.init::<B, Model<B>>()`: it runs on shards of the model
+let norm = clip.norm();
+let zero = ZeroOptimizer::in_learner(clip, ZeroSettings::stage(Stage::Gradients)).with_norm(move |value| norm.provide(value));
+let steps = MultiSteps::new(zero, AccumConfig::mean(4))?;
+let schedule = PerUpdate::new(cosine, &steps.updates());
+let optimizer = GradScaler::default().wrap(steps);
+
+training
+    .with_training_strategy(ZeroStrategy::threads(2).into()) // the one line
+    .launch(Learner::new(model, optimizer, schedule));
+
+        Ok(())
+    }
+}
