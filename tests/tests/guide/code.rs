@@ -1,5 +1,5 @@
 //! The blocks, each in a context in which it compiles. Nothing here is run.
-#![allow(dead_code, unused_mut, reason = "compiled only")]
+#![allow(dead_code, unused_mut, unused_variables, reason = "compiled only")]
 
 use std::error::Error;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use burn::backend::Autodiff;
 use burn::data::dataloader::DataLoader;
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::nn::loss::CrossEntropyLossConfig;
+use burn::nn::loss::{CrossEntropyLossConfig, Reduction};
 use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Device, Int, Tensor};
@@ -24,13 +24,13 @@ use burn_accum::{
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig, Watch, explain_overflow};
 use burn_checkpoint::plan::plan;
 use burn_checkpoint::{
-    LinearCrossEntropy, LinearCrossEntropyLossConfig, MemoryBudget, Reduction, Remat, checkpoint,
+    LinearCrossEntropy, LinearCrossEntropyLossConfig, MemoryBudget, Remat, checkpoint,
     checkpoint_chain, profile_chain, profile_tail,
 };
 use burn_estimate::{Meta, estimate_step};
 use burn_tensorboard::TensorBoard;
 use burn_zero::{
-    HostAdamWConfig, OffloadConfig, ProcessGroup, Sharded, Stage, ZeroOptimizer, ZeroSettings,
+    HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, Sharded, Stage, ZeroOptimizer, ZeroSettings,
     ZeroStrategy, local_rank, offload_parameters,
 };
 
@@ -54,6 +54,7 @@ struct Batch<B: Backend> {
 }
 
 type Output<B> = ClassificationOutput<B>;
+type Inner<B> = <B as AutodiffBackend>::InnerBackend;
 type Loader<B> = Arc<dyn DataLoader<B, Batch<B>>>;
 
 #[derive(Module, Debug)]
@@ -159,7 +160,7 @@ let training = SupervisedTraining::new("run", train, valid)
     Ok(())
 }
 
-fn burn_zero(model: Model<Sharded<Base>>, train: Loader<Sharded<Base>>, valid: Loader<Cuda>) -> Done {
+fn burn_zero(model: Model<Sharded<Base>>, train: Loader<Sharded<Base>>, valid: Loader<Inner<Sharded<Base>>>) -> Done {
     let training = SupervisedTraining::new("run", train, valid);
 
 type B = Sharded<Autodiff<Cuda>>;                                                       // was: Autodiff<Cuda>
@@ -170,7 +171,9 @@ let training = training.with_training_strategy(ZeroStrategy::threads(4).into());
 
 let optimizer = OffloadConfig::new(HostAdamWConfig::default()).init()?;                 // one device: AdamW's state on the host
 
-    training.launch(Learner::<LearningComponentsMarker<B, _, _, _>>::new(model, optimizer, 1e-3));
+    let _: OffloadedAdamW = optimizer;
+    let optimizer = ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(Stage::Gradients));
+    training.launch(Learner::new(model, optimizer, 1e-3));
     Ok(())
 }
 
@@ -342,7 +345,7 @@ mod zero {
 type B = Sharded<Autodiff<Remat<Cuda>>>; // gradients leave during backward, parameters come at each use
 
 let mut model = offload_parameters::<B, _>(config.init(&device))?; // before anything uses it: then one parameter at a time is initialised
-let mut optimizer = OffloadConfig::new(HostAdamWConfig::default()).init::<B>()?;
+let mut optimizer = OffloadConfig::new(HostAdamWConfig::default()).init()?;
 optimizer.prepare(&model);
 
         Ok(())
@@ -350,7 +353,7 @@ optimizer.prepare(&model);
 
     type B = Sharded<Base>;
 
-    fn threads(model: Model<B>, train: Loader<B>, valid: Loader<Cuda>) {
+    fn threads(model: Model<B>, train: Loader<B>, valid: Loader<Inner<B>>) {
         let scheduler = 1e-3;
 
 let optimizer = ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(Stage::Gradients));
@@ -360,7 +363,7 @@ SupervisedTraining::new("artifacts", train, valid)
     .launch(Learner::new(model, optimizer, scheduler));
     }
 
-    fn devices<G: ProcessGroup + 'static>(config: Config, train: Loader<B>, valid: Loader<Cuda>, group: Arc<G>) {
+    fn devices<G: ProcessGroup + 'static>(config: Config, train: Loader<B>, valid: Loader<Inner<B>>, group: Arc<G>) {
         let training = SupervisedTraining::new("artifacts", train, valid);
         let (optimizer, scheduler) = (AdamWConfig::new().init(), 1e-3);
 
@@ -369,7 +372,7 @@ let strategy = ZeroStrategy::process(group.clone()).with_devices(vec![device.clo
 training.with_training_strategy(strategy.into()).launch(Learner::new(config.init(&device), optimizer, scheduler));
     }
 
-    fn whole_stack(model: Model<B>, train: Loader<B>, valid: Loader<Cuda>) -> Done {
+    fn whole_stack(model: Model<B>, train: Loader<B>, valid: Loader<Inner<B>>) -> Done {
         let cosine = 1e-3;
         let training = SupervisedTraining::new("artifacts", train, valid);
 
