@@ -80,6 +80,17 @@ pub enum ZeroError {
         reason: String,
     },
 
+    /// The host has no memory for a buffer.
+    #[error("{what}: no host memory for a buffer of {bytes} bytes: {reason}")]
+    OutOfMemory {
+        /// What needs it.
+        what: String,
+        /// Bytes asked for.
+        bytes: usize,
+        /// What the system says.
+        reason: String,
+    },
+
     /// More elements than this machine's `usize` counts.
     #[error("{what}: more elements than {limit}, the most this machine can count", limit = usize::MAX)]
     TooManyElements {
@@ -89,15 +100,23 @@ pub enum ZeroError {
 }
 
 impl ZeroError {
-    pub(crate) fn invalid(
+    /// # Errors
+    ///
+    /// [`InvalidSetting`](Self::InvalidSetting) unless it `holds`.
+    pub(crate) fn require(
+        holds: bool,
         setting: &'static str,
         value: impl ToString,
         expected: &'static str,
-    ) -> Self {
-        Self::InvalidSetting {
-            setting,
-            value: value.to_string(),
-            expected,
+    ) -> Result<(), Self> {
+        if holds {
+            return Ok(());
         }
+        let value = value.to_string();
+        Err(Self::InvalidSetting {
+            setting,
+            value,
+            expected,
+        })
     }
 }

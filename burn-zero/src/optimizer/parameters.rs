@@ -23,8 +23,6 @@ pub(crate) struct Parameters {
     pub(crate) are_hooked: bool,
     /// Position in the list. A tensor that the module holds twice is one parameter, under its first path.
     pub(crate) index: HashMap<ParamId, usize>,
-    /// Whether the module holds any of them twice.
-    pub(crate) tied: bool,
     ids: Vec<ParamId>,
     /// The first parameter that is a different leaf at a later path: its position, and that path.
     apart: Option<(usize, String)>,
@@ -43,7 +41,6 @@ impl Parameters {
             let node = leaf_node::<B>(&tensor);
             found.are_hooked &= is_hooked::<B>(&tensor);
             if let Some(&index) = found.index.get(&id) {
-                found.tied = true;
                 if found.nodes[index] != node && found.apart.is_none() {
                     found.apart = Some((index, path.to_owned()));
                 }
