@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 
 use burn::module::{AutodiffModule, ParamId};
-use burn::tensor::{DType, TensorMetadata, backend::AutodiffBackend};
+use burn::tensor::{TensorMetadata, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
 
 use super::parameter_shards::MOST_DIMENSIONS;
 use crate::backend::{is_hooked, leaf_node};
+use crate::group::BufferDtype;
 use crate::module::for_each_float;
 use crate::reduce::Parameter;
 use crate::{Partition, ZeroOptimizerError};
@@ -98,7 +99,7 @@ impl Parameters {
     ) -> Result<(), ZeroOptimizerError> {
         for Parameter { path, shape, dtype } in &self.list {
             let (path, dtype, dimensions) = (path.clone(), *dtype, shape.len());
-            if ranks > 1 && !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
+            if ranks > 1 && BufferDtype::of(dtype).is_none() {
                 return Err(ZeroOptimizerError::UnsupportedDtype { path, dtype });
             }
             if partition == Partition::Whole && dimensions > MOST_DIMENSIONS {
