@@ -32,17 +32,6 @@ pub enum ZeroError {
         expected: String,
     },
 
-    /// A rank that does not exist in the group.
-    #[error("{call}: there is no rank {rank} in a group of {world_size}")]
-    NoSuchRank {
-        /// The call, with its label.
-        call: String,
-        /// The rank asked for.
-        rank: usize,
-        /// Ranks in the group.
-        world_size: usize,
-    },
-
     /// Ranks hold different values where all must hold the same.
     #[error(
         "{label}: rank {rank} has `{value}`, but rank {peer} has `{peer_value}`; all ranks must have the same"

@@ -430,7 +430,7 @@ fn what_cannot_be_is_refused_before_anything_changes() {
     let error = HostAdamW::from_state(config(), state).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "HostAdamW: 3 elements of the second moment, but 10 are needed"
+        "HostAdamW, the second moment: the buffer has 3 elements, but 10 are needed"
     );
 }
 

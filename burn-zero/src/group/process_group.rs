@@ -40,7 +40,7 @@ macro_rules! blocking {
 /// # Errors
 ///
 /// All collectives fail with [`ZeroError::Group`] if a rank hangs, leaves, panics or makes another call, and with
-/// [`ZeroError::BufferLength`] or [`ZeroError::NoSuchRank`] if the request is invalid, before anything is sent.
+/// [`ZeroError::BufferLength`] or [`ZeroError::InvalidSetting`] if the request is invalid, before anything is sent.
 ///
 /// # Cost
 ///
