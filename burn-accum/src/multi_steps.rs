@@ -9,7 +9,7 @@ use burn::{
     },
 };
 use burn_decorator::gradient::{
-    awaits_verdict, decide_on_host, non_finite_on_any_rank, report_verdict,
+    awaits_verdict, decide_on_host, is_left_out, non_finite_on_any_rank, report_verdict,
 };
 use burn_decorator::message::{self, Message};
 use burn_decorator::non_finite::{
@@ -374,8 +374,15 @@ impl<O> MultiSteps<O> {
                 log::warn!("update {update} is non-finite in {culprits}");
             }
         }
+        let before = self.tally;
         self.tally.applied();
-        self.inner.step(lr, module, update.into_one())
+        let step = || self.inner.step(lr, module, update.into_one());
+        let (module, left_out) = is_left_out(step);
+        if left_out {
+            self.tally = before;
+            self.skip("it overflowed in the reduction over ranks");
+        }
+        module
     }
 
     fn skip(&mut self, reason: &str) {

@@ -56,7 +56,8 @@ impl UpdateCounter {
         self.seen.0.lock().tally.updates
     }
 
-    /// Windows that were no update, because all of their micro-batches were dropped.
+    /// Windows that were no update, because all of their micro-batches were dropped or their sum overflowed, also in a reduction over ranks
+    /// under a loss scaler.
     pub fn skipped_updates(&self) -> u64 {
         self.seen.0.lock().tally.skipped_updates
     }

@@ -9,7 +9,7 @@ use crate::{AccumError, Normalization};
 pub(crate) struct Tally {
     /// Windows that became a step of the wrapped optimizer.
     pub(crate) updates: u64,
-    /// Windows that did not, because all of their micro-batches were dropped.
+    /// Windows that did not, because all of their micro-batches were dropped or their sum overflowed.
     pub(crate) skipped_updates: u64,
     pub(crate) skipped_in_a_row: u64,
     /// Micro-batches that arrived, dropped ones included.

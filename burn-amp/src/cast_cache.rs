@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
 
-use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, FloatDType, TensorMetadata};
+use burn_backend::{Backend, BackendTypes, DType, FloatDType, TensorMetadata};
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
@@ -87,17 +87,10 @@ fn cast<B: Backend>(
 
 impl<B: Backend> Backend for CastCache<B> {
     burn_decorator::forward_device!(B);
+    burn_decorator::forward_dtypes!(B);
 
     fn name(device: &Self::Device) -> String {
         format!("cast-cache<{}>", B::name(device))
-    }
-
-    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
-        B::supports_dtype(device, dtype)
-    }
-
-    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
-        B::dtype_usage(device, dtype)
     }
 }
 

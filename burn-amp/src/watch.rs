@@ -10,7 +10,7 @@ use std::sync::Arc;
 use burn::module::{AutodiffModule, ModuleMapper, Param};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Tensor, read_sync};
-use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, TensorMetadata};
+use burn_backend::{Backend, BackendTypes, DType, TensorMetadata};
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
@@ -262,17 +262,10 @@ impl<B: Backend> BackendTypes for Watch<B> {
 
 impl<B: Backend> Backend for Watch<B> {
     burn_decorator::forward_device!(B);
+    burn_decorator::forward_dtypes!(B);
 
     fn name(device: &Self::Device) -> String {
         format!("watch<{}>", B::name(device))
-    }
-
-    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
-        B::supports_dtype(device, dtype)
-    }
-
-    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
-        B::dtype_usage(device, dtype)
     }
 }
 

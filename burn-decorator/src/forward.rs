@@ -35,7 +35,7 @@ macro_rules! forward_types {
     };
 }
 
-/// The methods of `Backend` that are about the device, all but `name` and `dtype_usage`: for the body of an `impl`.
+/// The methods of `Backend` that are about the device, all but `name`: for the body of an `impl`.
 #[macro_export]
 macro_rules! forward_device {
     ($inner:ident) => {
@@ -88,6 +88,51 @@ macro_rules! forward_device {
         fn device_count(type_id: u16) -> usize {
             $inner::device_count(type_id)
         }
+    };
+}
+
+/// The methods of `Backend` about the types of elements, those of the inner backend: for the body of an `impl`.
+#[macro_export]
+macro_rules! forward_dtypes {
+    ($inner:ident) => {
+        fn supports_dtype(device: &Self::Device, dtype: $crate::types::DType) -> bool {
+            $inner::supports_dtype(device, dtype)
+        }
+
+        fn dtype_usage(
+            device: &Self::Device,
+            dtype: $crate::types::DType,
+        ) -> $crate::types::DTypeUsageSet {
+            $inner::dtype_usage(device, dtype)
+        }
+    };
+}
+
+/// The methods of `AutodiffBackend` that convert tensors without gradients, which are those of the inner backend: for the body of an
+/// `impl`.
+#[macro_export]
+macro_rules! forward_inner {
+    ($inner:ident) => {
+        $crate::forward_inner! { @methods $inner
+            int_inner int_from_inner IntTensor
+            bool_inner bool_from_inner BoolTensor
+            q_inner q_from_inner QuantizedTensor
+        }
+    };
+    (@methods $inner:ident $($to:ident $from:ident $tensor:ident)*) => {
+        $(
+            fn $to(
+                tensor: $crate::types::$tensor<Self>,
+            ) -> $crate::types::$tensor<Self::InnerBackend> {
+                $inner::$to(tensor)
+            }
+
+            fn $from(
+                tensor: $crate::types::$tensor<Self::InnerBackend>,
+            ) -> $crate::types::$tensor<Self> {
+                $inner::$from(tensor)
+            }
+        )*
     };
 }
 

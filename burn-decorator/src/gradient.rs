@@ -139,6 +139,14 @@ pub fn catch_overflow<R>(step: impl FnOnce() -> R) -> (R, Vec<String>) {
     (result, OVERFLOWED.take().unwrap_or_default())
 }
 
+/// Runs `step`, and returns whether it [reported an overflow](report_overflow) to a loss scaler around it: then the step was left out.
+pub fn is_left_out<R>(step: impl FnOnce() -> R) -> (R, bool) {
+    let reported = || OVERFLOWED.with_borrow(|all| all.as_ref().map_or(0, Vec::len));
+    let before = reported();
+    let result = step();
+    (result, reported() > before)
+}
+
 /// Tells a loss scaler around this step which parameters' gradients overflowed; `names` must be the same on all ranks. Returns whether
 /// there is a loss scaler; if so, the caller skips its step.
 pub fn report_overflow(names: Vec<String>) -> bool {

@@ -53,7 +53,7 @@
 //!
 //! Each macro of this crate ([`float_ops!`], [`int_ops!`], [`bool_ops!`], [`quantized_ops!`], [`module_ops!`],
 //! [`activation_ops!`], [`transaction_ops!`]) hands one trait's rows to a macro of yours; [`kind_type!`] turns a kind into a
-//! type, and [`forward_types!`], [`forward_device!`] and [`forward_metadata!`] write what a decorator passes on. Where only its float
+//! type, and [`forward_types!`], [`forward_device!`], [`forward_dtypes!`], [`forward_inner!`] and [`forward_metadata!`] write what a decorator passes on. Where only its float
 //! tensors are its own, [`map_operand!`] and [`map_result!`] take operands and results apart. [`every_ops!`] hands out the rows of all
 //! traits, one after the other. Bring the types that rows mention into scope with [`types`]:
 //!
@@ -115,8 +115,8 @@ pub mod types {
         BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor, QuantizedTensor,
     };
     pub use burn_backend::{
-        BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
-        TensorData, TensorPrimitive,
+        BoolDType, DType, DTypeUsageSet, Distribution, ExecutionError, FloatDType, IntDType,
+        Scalar, Shape, Slice, TensorData, TensorPrimitive,
     };
     pub use core::future::Future;
     pub use core::ops::Range;

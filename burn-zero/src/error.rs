@@ -32,17 +32,6 @@ pub enum ZeroError {
         expected: String,
     },
 
-    /// A rank that does not exist in the group.
-    #[error("{call}: there is no rank {rank} in a group of {world_size}")]
-    NoSuchRank {
-        /// The call, with its label.
-        call: String,
-        /// The rank asked for.
-        rank: usize,
-        /// Ranks in the group.
-        world_size: usize,
-    },
-
     /// Ranks hold different values where all must hold the same.
     #[error(
         "{label}: rank {rank} has `{value}`, but rank {peer} has `{peer_value}`; all ranks must have the same"
@@ -80,6 +69,17 @@ pub enum ZeroError {
         reason: String,
     },
 
+    /// The host has no memory for a buffer.
+    #[error("{what}: no host memory for a buffer of {bytes} bytes: {reason}")]
+    OutOfMemory {
+        /// What needs it.
+        what: String,
+        /// Bytes asked for.
+        bytes: usize,
+        /// What the system says.
+        reason: String,
+    },
+
     /// More elements than this machine's `usize` counts.
     #[error("{what}: more elements than {limit}, the most this machine can count", limit = usize::MAX)]
     TooManyElements {
@@ -89,15 +89,23 @@ pub enum ZeroError {
 }
 
 impl ZeroError {
-    pub(crate) fn invalid(
+    /// # Errors
+    ///
+    /// [`InvalidSetting`](Self::InvalidSetting) unless it `holds`.
+    pub(crate) fn require(
+        holds: bool,
         setting: &'static str,
         value: impl ToString,
         expected: &'static str,
-    ) -> Self {
-        Self::InvalidSetting {
-            setting,
-            value: value.to_string(),
-            expected,
+    ) -> Result<(), Self> {
+        if holds {
+            return Ok(());
         }
+        let value = value.to_string();
+        Err(Self::InvalidSetting {
+            setting,
+            value,
+            expected,
+        })
     }
 }

@@ -105,7 +105,7 @@
 //! model = optimizer.step(1e-3, model, gradients);
 //! assert_eq!(optimizer.elements(), 4 * 3 + 3); // on the host
 //! # let _ = model;
-//! # Ok::<(), burn_zero::OffloadError>(())
+//! # Ok::<(), burn_zero::ZeroError>(())
 //! ```
 //!
 //! What moves when, on a [`Sharded`] backend, with time going to the right:
@@ -152,7 +152,7 @@ pub use group::{
 };
 pub use offload::{
     AdamWState, AdamWStep, Arch, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostOffload,
-    HostRecord, OffloadConfig, OffloadError, OffloadRecord, OffloadedAdamW, ParamsOut, offload,
+    HostRecord, OffloadConfig, OffloadRecord, OffloadedAdamW, ParamsOut, offload,
 };
 pub use optimizer::{ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent};
 pub use parameters::offload_parameters;

@@ -1,5 +1,6 @@
 //! Visitors and mappers of a module's tensors by path, as closures. The order of a module is that of its visitors and mappers.
 
+use core::ops::Range;
 use std::collections::HashMap;
 
 use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -39,11 +40,27 @@ impl<B: Backend> AnyTensor<B> {
 
     /// Reads it.
     pub(crate) fn to_data(&self) -> TensorData {
-        // The number of dimensions does not matter for reading.
-        match self.clone() {
-            Self::Float(tensor) => Tensor::<B, 1>::from_primitive(tensor).into_data(),
-            Self::Int(tensor) => Tensor::<B, 1, Int>::from_primitive(tensor).into_data(),
-            Self::Bool(tensor) => Tensor::<B, 1, Bool>::from_primitive(tensor).into_data(),
+        self.clone().read(0..self.kind().1.iter().product())
+    }
+
+    /// Reads some of its elements.
+    pub(crate) fn read(self, elements: Range<usize>) -> TensorData {
+        fn part<B: Backend, K: BasicOps<B>>(
+            tensor: K::Primitive,
+            elements: Range<usize>,
+        ) -> TensorData {
+            // The number of dimensions does not matter for reading.
+            let tensor = Tensor::<B, 1, K>::from_primitive(tensor);
+            let all = tensor.shape().num_elements();
+            match elements.len() == all {
+                true => tensor.into_data(),
+                false => tensor.reshape([all]).slice([elements]).into_data(),
+            }
+        }
+        match self {
+            Self::Float(tensor) => part::<B, Float>(tensor, elements),
+            Self::Int(tensor) => part::<B, Int>(tensor, elements),
+            Self::Bool(tensor) => part::<B, Bool>(tensor, elements),
         }
     }
 

@@ -3,7 +3,6 @@
 //! [`state`](crate::state) takes the record of the optimizer apart; the tensors of the model are handled here.
 
 use core::iter;
-use core::ops::Range;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -12,8 +11,8 @@ use burn::lr_scheduler::LrScheduler;
 use burn::module::AutodiffModule;
 use burn::optim::Optimizer;
 use burn::record::{FullPrecisionSettings, Record};
+use burn::tensor::TensorData;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{BasicOps, Bool, Float, Int, Tensor, TensorData};
 use parking_lot::Mutex;
 
 use crate::backend::attach;
@@ -195,7 +194,10 @@ impl Recorder {
                 entries.extend(ranges.into_iter().map(|range| {
                     let (tensor, elements) = (tensor.clone(), range.clone());
                     let slice = TensorSlice::new(spec.clone(), range);
-                    Entry::lazy(slice, move || Ok(read(tensor, elements).into()))
+                    Entry::lazy(slice, move || match elements.is_empty() {
+                        true => Ok(Vec::new().into()),
+                        false => Ok(to_file(tensor.read(elements)).into()),
+                    })
                 }));
             }
             Ok::<_, RecordError>((state, entries))
@@ -346,28 +348,4 @@ fn load_model<B: Backend>(
         Ok((spec.name.clone(), from_file(bytes, shape, dtype)))
     });
     loaded.collect()
-}
-
-/// Elements of a tensor, as bytes of a file.
-fn read<B: Backend>(tensor: AnyTensor<B>, elements: Range<usize>) -> Vec<u8> {
-    fn part<B: Backend, K: BasicOps<B>>(
-        tensor: K::Primitive,
-        elements: Range<usize>,
-    ) -> TensorData {
-        // The number of dimensions does not matter for reading.
-        let tensor = Tensor::<B, 1, K>::from_primitive(tensor);
-        let all = tensor.shape().num_elements();
-        match elements.len() == all {
-            true => tensor.into_data(),
-            false => tensor.reshape([all]).slice([elements]).into_data(),
-        }
-    }
-    if elements.is_empty() {
-        return Vec::new();
-    }
-    to_file(match tensor {
-        AnyTensor::Float(tensor) => part::<B, Float>(tensor, elements),
-        AnyTensor::Int(tensor) => part::<B, Int>(tensor, elements),
-        AnyTensor::Bool(tensor) => part::<B, Bool>(tensor, elements),
-    })
 }

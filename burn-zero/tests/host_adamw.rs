@@ -4,8 +4,8 @@
 mod golden;
 
 use burn_zero::{
-    AdamWState, AdamWStep, Arch, DecayMode, Gradients, HostAdamW, HostAdamWConfig, OffloadError,
-    ParamsOut,
+    AdamWState, AdamWStep, Arch, DecayMode, Gradients, HostAdamW, HostAdamWConfig, ParamsOut,
+    ZeroError,
 };
 use half::{bf16, f16};
 
@@ -368,21 +368,17 @@ fn what_cannot_be_is_refused_before_anything_changes() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "HostAdamW: 9 elements of gradients, but 10 are needed"
+        "HostAdamW, gradients: the buffer has 9 elements, but 10 are needed"
     );
     let mut short = [bf16::ZERO; 9];
     let out = ParamsOut::Bf16(&mut short);
     let error = adamw
         .step(args, Gradients::F32(&ten), Some(out))
         .unwrap_err();
-    assert!(matches!(
-        error,
-        OffloadError::LengthMismatch {
-            expected: 10,
-            actual: 9,
-            ..
-        }
-    ));
+    assert_eq!(
+        error.to_string(),
+        "HostAdamW, the low-precision parameters: the buffer has 9 elements, but 10 are needed"
+    );
     for wrong in [
         AdamWStep {
             learning_rate: f64::NAN,
@@ -402,7 +398,7 @@ fn what_cannot_be_is_refused_before_anything_changes() {
         },
     ] {
         let error = adamw.step(wrong, Gradients::F32(&ten), None).unwrap_err();
-        assert!(matches!(error, OffloadError::InvalidValue { .. }));
+        assert!(matches!(error, ZeroError::InvalidSetting { .. }));
     }
     assert_same_bits(&adamw, &before);
 
@@ -425,7 +421,7 @@ fn what_cannot_be_is_refused_before_anything_changes() {
         },
     ] {
         let error = HostAdamW::new(wrong, &ten).unwrap_err();
-        assert!(matches!(error, OffloadError::InvalidValue { .. }));
+        assert!(matches!(error, ZeroError::InvalidSetting { .. }));
     }
     let state = AdamWState {
         moment_2: &ten[..3],
@@ -434,7 +430,7 @@ fn what_cannot_be_is_refused_before_anything_changes() {
     let error = HostAdamW::from_state(config(), state).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "HostAdamW: 3 elements of the second moment, but 10 are needed"
+        "HostAdamW, the second moment: the buffer has 3 elements, but 10 are needed"
     );
 }
 

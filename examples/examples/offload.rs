@@ -11,7 +11,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Distribution, Tensor, backend::Backend};
 use burn_flex::Flex;
-use burn_zero::{HostAdamWConfig, OffloadConfig, OffloadError};
+use burn_zero::{HostAdamWConfig, OffloadConfig, ZeroError};
 
 /// On a GPU `Autodiff<Cuda>`. With `Sharded<Autodiff<Cuda>>` gradients leave the device during backward, too.
 type B = Autodiff<Flex>;
@@ -58,7 +58,7 @@ fn train<O: Optimizer<Model<B>, B>>(mut optimizer: O) -> (Vec<f32>, f64, O) {
     (losses, fastest, optimizer)
 }
 
-fn main() -> Result<(), OffloadError> {
+fn main() -> Result<(), ZeroError> {
     // PyTorch's defaults, which `HostAdamWConfig` has too; Burn's own differ.
     let adamw = AdamWConfig::new()
         .with_epsilon(1e-8)

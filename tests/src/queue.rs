@@ -11,7 +11,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, StreamId};
+use burn_backend::{Backend, BackendTypes, StreamId};
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, reading_stream};
 
@@ -147,17 +147,10 @@ impl<B: Backend> BackendTypes for Queue<B> {
 
 impl<B: Backend> Backend for Queue<B> {
     burn_decorator::forward_device!(B);
+    burn_decorator::forward_dtypes!(B);
 
     fn name(device: &Self::Device) -> String {
         format!("queue<{}>", B::name(device))
-    }
-
-    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
-        B::supports_dtype(device, dtype)
-    }
-
-    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
-        B::dtype_usage(device, dtype)
     }
 }
 

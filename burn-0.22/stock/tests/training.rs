@@ -27,9 +27,22 @@ use burn::train::{
 };
 use offload::{AdamWState, Gradients, HostAdamW, HostAdamWConfig};
 
-/// What burn-zero's error wraps: nothing here makes one.
+/// The variants of burn-zero's error that `HostAdamW` makes.
 #[derive(Debug, thiserror::Error)]
-enum ZeroError {}
+enum ZeroError {
+    #[error("{call}: {elements} elements, but {expected}")]
+    BufferLength {
+        call: String,
+        elements: usize,
+        expected: String,
+    },
+    #[error("{what}: no memory for {bytes} bytes: {reason}")]
+    OutOfMemory {
+        what: String,
+        bytes: usize,
+        reason: String,
+    },
+}
 
 /// AdamW with its state in host memory, as an optimizer of Burn.
 #[derive(Clone)]

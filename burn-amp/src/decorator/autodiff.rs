@@ -2,7 +2,7 @@
 
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
-use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
+use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Shape, TensorMetadata};
 
 use super::backend::Autocast;
@@ -82,6 +82,8 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
     type InnerBackend = Autocast<B::InnerBackend, P>;
     type Gradients = ScaledGradients<B>;
 
+    burn_decorator::forward_inner!(B);
+
     fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
         let loss = loss.tensor;
         let device = B::float_device(&loss);
@@ -135,33 +137,9 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
         AutocastTensor::with_lineage(B::inner(tensor.tensor), tensor.lineage)
     }
 
-    fn int_inner(tensor: IntTensor<Self>) -> IntTensor<Self::InnerBackend> {
-        B::int_inner(tensor)
-    }
-
-    fn bool_inner(tensor: BoolTensor<Self>) -> BoolTensor<Self::InnerBackend> {
-        B::bool_inner(tensor)
-    }
-
-    fn q_inner(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self::InnerBackend> {
-        B::q_inner(tensor)
-    }
-
     fn from_inner(tensor: FloatTensor<Self::InnerBackend>) -> FloatTensor<Self> {
         // A parameter that an optimizer computed from a gradient takes part in the next forward pass like any other.
         AutocastTensor::new(B::from_inner(tensor.tensor))
-    }
-
-    fn int_from_inner(tensor: IntTensor<Self::InnerBackend>) -> IntTensor<Self> {
-        B::int_from_inner(tensor)
-    }
-
-    fn bool_from_inner(tensor: BoolTensor<Self::InnerBackend>) -> BoolTensor<Self> {
-        B::bool_from_inner(tensor)
-    }
-
-    fn q_from_inner(tensor: QuantizedTensor<Self::InnerBackend>) -> QuantizedTensor<Self> {
-        B::q_from_inner(tensor)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet};
+use burn_backend::{Backend, BackendTypes};
 
 use super::tensor::AutocastTensor;
 use crate::policy::{Bf16, Policy};
@@ -48,16 +48,9 @@ impl<B: Backend, P: Policy> BackendTypes for Autocast<B, P> {
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend, P: Policy> Backend for Autocast<B, P> {
     burn_decorator::forward_device!(B);
+    burn_decorator::forward_dtypes!(B);
 
     fn name(device: &Self::Device) -> String {
         format!("autocast<{}, {}>", B::name(device), P::name())
-    }
-
-    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
-        B::supports_dtype(device, dtype)
-    }
-
-    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
-        B::dtype_usage(device, dtype)
     }
 }

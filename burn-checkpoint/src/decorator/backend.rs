@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use burn::tensor::{Tensor, TensorPrimitive};
-use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, Shape, TensorMetadata};
+use burn_backend::{Backend, BackendTypes, DType, Shape, TensorMetadata};
 
 use crate::call;
 use crate::handle::Handle;
@@ -43,17 +43,10 @@ fn idle() {
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Backend for Remat<B> {
     burn_decorator::forward_device!(B, idle: idle);
+    burn_decorator::forward_dtypes!(B);
 
     fn name(device: &Self::Device) -> String {
         format!("remat<{}>", B::name(device))
-    }
-
-    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
-        B::supports_dtype(device, dtype)
-    }
-
-    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
-        B::dtype_usage(device, dtype)
     }
 }
 

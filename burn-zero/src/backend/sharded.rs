@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use burn_backend::ops::FloatTensorOps;
-use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor};
-use burn_backend::{AutodiffBackend, Backend, BackendTypes, DType, DTypeUsageSet, TensorData};
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{AutodiffBackend, Backend, BackendTypes, TensorData};
 
 use super::leaves::{forget_depth, leaves, reducers};
 use super::stream;
@@ -37,17 +37,10 @@ impl<A: Tape> BackendTypes for Sharded<A> {
 #[deny(clippy::missing_trait_methods)]
 impl<A: Tape> Backend for Sharded<A> {
     burn_decorator::forward_device!(A, seed: stream::seed::<A>);
+    burn_decorator::forward_dtypes!(A);
 
     fn name(device: &Self::Device) -> String {
         format!("sharded<{}>", A::name(device))
-    }
-
-    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
-        A::supports_dtype(device, dtype)
-    }
-
-    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
-        A::dtype_usage(device, dtype)
     }
 }
 
@@ -71,6 +64,8 @@ type Gradient<A> = FloatTensor<Inner<A>>;
 impl<A: Tape> AutodiffBackend for Sharded<A> {
     type InnerBackend = Inner<A>;
     type Gradients = ShardedGradients<A>;
+
+    burn_decorator::forward_inner!(A);
 
     fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
         let reducers = reducers();
@@ -131,32 +126,8 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
         PlacedTensor::Device(A::inner(tensor))
     }
 
-    fn int_inner(tensor: IntTensor<Self>) -> IntTensor<Self::InnerBackend> {
-        A::int_inner(tensor)
-    }
-
-    fn bool_inner(tensor: BoolTensor<Self>) -> BoolTensor<Self::InnerBackend> {
-        A::bool_inner(tensor)
-    }
-
-    fn q_inner(tensor: QuantizedTensor<Self>) -> QuantizedTensor<Self::InnerBackend> {
-        A::q_inner(tensor)
-    }
-
     fn from_inner(tensor: FloatTensor<Self::InnerBackend>) -> FloatTensor<Self> {
         A::from_inner(tensor.up::<A::InnerBackend>())
-    }
-
-    fn int_from_inner(tensor: IntTensor<Self::InnerBackend>) -> IntTensor<Self> {
-        A::int_from_inner(tensor)
-    }
-
-    fn bool_from_inner(tensor: BoolTensor<Self::InnerBackend>) -> BoolTensor<Self> {
-        A::bool_from_inner(tensor)
-    }
-
-    fn q_from_inner(tensor: QuantizedTensor<Self::InnerBackend>) -> QuantizedTensor<Self> {
-        A::q_from_inner(tensor)
     }
 }
 

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use burn_backend::{Backend, BackendTypes, DTypeUsageSet, TensorMetadata};
+use burn_backend::{Backend, BackendTypes, TensorMetadata};
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 use rayon::prelude::*;
@@ -34,17 +34,10 @@ impl<B: Backend> BackendTypes for WithHost<B> {
 #[deny(clippy::missing_trait_methods)]
 impl<B: Backend> Backend for WithHost<B> {
     burn_decorator::forward_device!(B);
+    burn_decorator::forward_dtypes!(B);
 
     fn name(device: &Self::Device) -> String {
         B::name(device)
-    }
-
-    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
-        B::supports_dtype(device, dtype)
-    }
-
-    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
-        B::dtype_usage(device, dtype)
     }
 }
 

@@ -282,15 +282,8 @@ impl Collectives {
         })
     }
 
-    fn check_root(&self, operation: Operation, label: &str, rank: usize) -> Result<(), ZeroError> {
-        match rank < self.world_size {
-            true => Ok(()),
-            false => Err(ZeroError::NoSuchRank {
-                call: format!("{operation} `{label}`"),
-                rank,
-                world_size: self.world_size,
-            }),
-        }
+    fn check_root(&self, root: usize) -> Result<(), ZeroError> {
+        ZeroError::require(root < self.world_size, "root", root, "a rank of the group")
     }
 
     /// A reduce-scatter, so that every element is added and rounded by one rank, and an all-gather.
@@ -355,7 +348,7 @@ impl Collectives {
         root: usize,
         buffer: HostBuffer,
     ) -> Result<HostBuffer, ZeroError> {
-        self.check_root(Operation::Broadcast, label, root)?;
+        self.check_root(root)?;
         let (elements, dtype, size) = (buffer.len(), buffer.dtype(), buffer.dtype().size_bytes());
         let offsets = balanced(elements, self.world_size);
         let own = offsets[self.rank + 1] - offsets[self.rank];
@@ -398,7 +391,7 @@ impl Collectives {
         root: usize,
         bytes: Vec<u8>,
     ) -> Result<Option<Vec<Vec<u8>>>, ZeroError> {
-        self.check_root(Operation::GatherBytesTo, label, root)?;
+        self.check_root(root)?;
         self.strings(Operation::GatherBytesTo, label, Some(root), bytes)
     }
 

@@ -39,12 +39,9 @@ impl GroupOptions {
 
     pub(super) fn check(&self) -> Result<(), ZeroError> {
         let deadline = self.deadline;
-        if deadline.is_zero() || deadline > LONGEST_DEADLINE {
-            let expected = "longer than nothing and at most a year";
-            let value = format!("{deadline:?}");
-            return Err(ZeroError::invalid("deadline", value, expected));
-        }
-        Ok(())
+        let holds = !deadline.is_zero() && deadline <= LONGEST_DEADLINE;
+        let expected = "longer than nothing and at most a year";
+        ZeroError::require(holds, "deadline", format!("{deadline:?}"), expected)
     }
 }
 

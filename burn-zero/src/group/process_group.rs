@@ -40,7 +40,7 @@ macro_rules! blocking {
 /// # Errors
 ///
 /// All collectives fail with [`ZeroError::Group`] if a rank hangs, leaves, panics or makes another call, and with
-/// [`ZeroError::BufferLength`] or [`ZeroError::NoSuchRank`] if the request is invalid, before anything is sent.
+/// [`ZeroError::BufferLength`] or [`ZeroError::InvalidSetting`] if the request is invalid, before anything is sent.
 ///
 /// # Cost
 ///
@@ -133,11 +133,8 @@ pub trait Agree: ProcessGroup {
 
     /// Every rank's number, in the order of ranks.
     fn gather_f64(&self, label: &str, value: f64) -> Result<Vec<f64>, ZeroError> {
-        let all = self
-            .gather_bytes(label, value.to_le_bytes().to_vec())?
-            .concat();
-        let numbers = all.as_chunks().0.iter();
-        Ok(numbers.map(|&bytes| f64::from_le_bytes(bytes)).collect())
+        let all = self.gather_bytes(label, value.to_ne_bytes().to_vec())?;
+        Ok(bytemuck::pod_collect_to_vec(&all.concat()))
     }
 
     /// The sum, added in the order of ranks; NaN if a rank has NaN.

@@ -51,9 +51,7 @@ impl ThreadGroup {
     /// [`ZeroError::InvalidSetting`] for no ranks or an impossible option; [`ZeroError::Start`] if the system starts no thread.
     pub fn new(world_size: usize, options: GroupOptions) -> Result<Vec<Self>, ZeroError> {
         options.check()?;
-        if world_size == 0 {
-            return Err(ZeroError::invalid("world_size", 0, "at least 1"));
-        }
+        ZeroError::require(world_size > 0, "world_size", 0, "at least 1")?;
         let mailboxes = Arc::new(Mailboxes::new(world_size));
         let join = |rank| {
             let (lost, shared) = (mailboxes.clone(), mailboxes.clone());

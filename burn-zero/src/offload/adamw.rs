@@ -20,9 +20,10 @@ use burn_backend::Backend;
 
 use super::host_state::{HostState, OffloadRecord, State};
 use super::parameters::{HostLink, StepParameter, devices, host_step};
-use super::{AdamWStep, HostAdamWConfig, OffloadConfig, OffloadError};
+use super::{AdamWStep, HostAdamWConfig, OffloadConfig};
 use crate::host::{HostRead, is_finite};
-use crate::raise;
+use crate::state::refuse;
+use crate::{ZeroError, ZeroOptimizerError, raise};
 
 /// AdamW whose moments and f32 master parameters live in host memory and are updated there (ZeRO-Offload, Ren et al., arXiv
 /// 2101.06840; DeepSpeed's `offload_optimizer`).
@@ -51,7 +52,7 @@ use crate::raise;
 ///     model = optimizer.step(1e-2, model, gradients);
 /// }
 /// assert!(loss(&model).into_scalar() < before);
-/// # Ok::<(), burn_zero::OffloadError>(())
+/// # Ok::<(), burn_zero::ZeroError>(())
 /// ```
 ///
 /// # Clones, and weights changed outside of steps
@@ -69,10 +70,10 @@ use crate::raise;
 ///
 /// # Panics
 ///
-/// A step panics with the message of an [`OffloadError`]: [`UnsupportedDtype`](OffloadError::UnsupportedDtype),
-/// [`OtherShape`](OffloadError::OtherShape), [`InvalidValue`](OffloadError::InvalidValue) for a learning rate that is negative or not
-/// finite, before anything has changed; [`Parameter`](OffloadError::Parameter) where the host has no memory for a parameter's
-/// state. Loading a record of AMSGrad panics with [`AmsGrad`](OffloadError::AmsGrad).
+/// A step panics with the message of a [`ZeroError`]: [`UnsupportedDtype`](ZeroOptimizerError::UnsupportedDtype),
+/// [`OtherShape`](ZeroOptimizerError::OtherShape), [`InvalidSetting`](ZeroError::InvalidSetting) for a learning rate that is negative or
+/// not finite, before anything has changed; where the host has no memory for a parameter's state, with its path. Loading a record of
+/// AMSGrad panics too.
 ///
 /// # Cost
 ///
@@ -95,7 +96,7 @@ const STAGING: usize = 3;
 
 impl OffloadedAdamW {
     /// An optimizer before its first step: see [`OffloadConfig::init`].
-    pub(super) fn new(config: OffloadConfig) -> Result<Self, OffloadError> {
+    pub(super) fn new(config: OffloadConfig) -> Result<Self, ZeroError> {
         config.validate()?;
         Ok(Self {
             config,
@@ -114,8 +115,7 @@ impl OffloadedAdamW {
     /// [`ZeroOptimizer`](crate::ZeroOptimizer), whose own [`prepare`](crate::ZeroOptimizer::prepare) does it.
     pub fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
         let bucket_elements = self.config.bucket_elements;
-        let attached = self.link.attach::<B, M>(module, bucket_elements);
-        raise(attached.map_err(OffloadError::from));
+        raise(self.link.attach::<B, M>(module, bucket_elements));
     }
 
     /// Elements whose state is on the host, of parameters that have taken a step.
@@ -132,11 +132,11 @@ impl OffloadedAdamW {
     /// # Errors
     ///
     /// If a step cannot update this parameter.
-    fn check<I: Backend>(&self, parameter: &StepParameter<I>) -> Result<(), OffloadError> {
+    fn check<I: Backend>(&self, parameter: &StepParameter<I>) -> Result<(), ZeroOptimizerError> {
         let dtype = parameter.value.dtype();
         if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
             let path = parameter.path.clone();
-            return Err(OffloadError::UnsupportedDtype { path, dtype });
+            return Err(ZeroOptimizerError::UnsupportedDtype { path, dtype });
         }
         let state = self.states.get(&parameter.id);
         let mut shapes = state.into_iter().flat_map(State::shapes);
@@ -148,7 +148,7 @@ impl OffloadedAdamW {
         lr: LearningRate,
         module: M,
         gradients: GradAdaptor,
-    ) -> Result<M, OffloadError> {
+    ) -> Result<M, ZeroError> {
         let args = self.config.adamw.at(lr);
         args.validate()?;
         let mut parameters = self.link.parameters::<B, M>(&module, gradients)?;
@@ -211,13 +211,13 @@ impl Download {
     ///
     /// # Errors
     ///
-    /// [`OffloadError::Parameter`].
+    /// [`ZeroOptimizerError::State`], with the path.
     fn step(
         self,
         state: Option<State>,
         config: &HostAdamWConfig,
         args: AdamWStep,
-    ) -> Result<(HostState, TensorData), OffloadError> {
+    ) -> Result<(HostState, TensorData), ZeroOptimizerError> {
         let path = self.path;
         let value = self.value.map(HostRead::data);
         let gradient = self.gradient.data();
@@ -230,10 +230,7 @@ impl Download {
             let value = state.update(args, gradient)?;
             Ok((state, value))
         });
-        updated.map_err(|source| OffloadError::Parameter {
-            path,
-            source: Box::new(source),
-        })
+        updated.map_err(|error| refuse(format!("{path}: {error}")))
     }
 }
 
@@ -257,7 +254,6 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizer<M, B> for OffloadedAdam
     }
 
     fn load_record(mut self, record: Self::Record) -> Self {
-        raise(record.check());
         self.states = record.0;
         self
     }

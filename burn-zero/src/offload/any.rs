@@ -13,11 +13,10 @@ use burn_autodiff::Autodiff;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-use super::OffloadError;
 use super::parameters::{HostLink, devices, host_step};
 use crate::host::HostRead;
 use crate::optimizer::MOST_DIMENSIONS;
-use crate::{ParameterShards, ZeroSettings, raise};
+use crate::{ParameterShards, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 
 /// Puts `optimizer`, any of Burn's, on the host's backend `H`: see [`HostOffload`].
 ///
@@ -57,8 +56,8 @@ where
 ///
 /// # Panics
 ///
-/// A step panics with the message of an [`OffloadError`]: [`TooManyDimensions`](OffloadError::TooManyDimensions),
-/// [`OtherShape`](OffloadError::OtherShape); nothing has changed then.
+/// A step panics with the message of a [`ZeroOptimizerError`]: [`TooManyDimensions`](ZeroOptimizerError::TooManyDimensions),
+/// [`OtherShape`](ZeroOptimizerError::OtherShape); nothing has changed then.
 ///
 /// # Cost
 ///
@@ -105,8 +104,7 @@ impl<H: Backend, O> HostOffload<H, O> {
     /// [`OffloadedAdamW::prepare`](crate::OffloadedAdamW::prepare).
     pub fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {
         let bucket_elements = ZeroSettings::default().bucket_elements;
-        let attached = self.link.attach::<B, M>(module, bucket_elements);
-        raise(attached.map_err(OffloadError::from));
+        raise(self.link.attach::<B, M>(module, bucket_elements));
     }
 
     fn advance<B, M>(
@@ -114,7 +112,7 @@ impl<H: Backend, O> HostOffload<H, O> {
         lr: LearningRate,
         module: M,
         gradients: GradAdaptor,
-    ) -> Result<M, OffloadError>
+    ) -> Result<M, ZeroError>
     where
         O: Optimizer<ParameterShards<Autodiff<H>>, Autodiff<H>>,
         B: AutodiffBackend,
@@ -125,7 +123,7 @@ impl<H: Backend, O> HostOffload<H, O> {
             let dimensions = parameter.value.shape().num_dims();
             if dimensions > MOST_DIMENSIONS {
                 let path = parameter.path.clone();
-                return Err(OffloadError::TooManyDimensions { path, dimensions });
+                return Err(ZeroOptimizerError::TooManyDimensions { path, dimensions }.into());
             }
         }
 

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{OffloadError, OffloadedAdamW};
-use crate::ZeroSettings;
+use super::OffloadedAdamW;
+use crate::{ZeroError, ZeroSettings};
 
 /// Configuration of an [`OffloadedAdamW`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,8 +39,8 @@ impl OffloadConfig {
     ///
     /// # Errors
     ///
-    /// [`OffloadError::InvalidValue`] for a number that cannot work.
-    pub fn init(self) -> Result<OffloadedAdamW, OffloadError> {
+    /// [`ZeroError::InvalidSetting`] for a number that cannot work.
+    pub fn init(self) -> Result<OffloadedAdamW, ZeroError> {
         OffloadedAdamW::new(self)
     }
 
@@ -49,10 +49,10 @@ impl OffloadConfig {
     /// # Errors
     ///
     /// As [`init`](Self::init).
-    pub fn validate(&self) -> Result<(), OffloadError> {
+    pub fn validate(&self) -> Result<(), ZeroError> {
         self.adamw.validate()?;
         let count = self.bucket_elements;
-        require("bucket_elements", count, count > 0, "at least 1")
+        ZeroError::require(count > 0, "bucket_elements", count, "at least 1")
     }
 }
 
@@ -116,19 +116,14 @@ impl HostAdamWConfig {
     ///
     /// # Errors
     ///
-    /// [`OffloadError::InvalidValue`] for the first field that cannot work.
-    pub fn validate(&self) -> Result<(), OffloadError> {
+    /// [`ZeroError::InvalidSetting`] for the first field that cannot work.
+    pub fn validate(&self) -> Result<(), ZeroError> {
         for (name, beta) in [("beta_1", self.beta_1), ("beta_2", self.beta_2)] {
             let holds = (0.0..1.0).contains(&beta);
-            require(name, beta, holds, "at least 0 and below 1")?;
+            ZeroError::require(holds, name, beta, "at least 0 and below 1")?;
         }
-        let others = [
-            ("epsilon", self.epsilon),
-            ("weight_decay", self.weight_decay),
-        ];
-        others
-            .into_iter()
-            .try_for_each(|(name, value)| require(name, value, not_negative(value), NOT_NEGATIVE))
+        not_negative("epsilon", self.epsilon)?;
+        not_negative("weight_decay", self.weight_decay)
     }
 }
 
@@ -147,42 +142,16 @@ pub struct AdamWStep {
 impl AdamWStep {
     /// # Errors
     ///
-    /// [`OffloadError::InvalidValue`].
-    pub(super) fn validate(&self) -> Result<(), OffloadError> {
-        let positive = [
-            ("learning_rate", self.learning_rate),
-            ("weight_decay", self.weight_decay),
-        ];
-        for (name, value) in positive {
-            require(name, value, not_negative(value), NOT_NEGATIVE)?;
-        }
+    /// [`ZeroError::InvalidSetting`].
+    pub(super) fn validate(&self) -> Result<(), ZeroError> {
+        not_negative("learning_rate", self.learning_rate)?;
+        not_negative("weight_decay", self.weight_decay)?;
         let scale = self.grad_scale;
-        require("grad_scale", scale, scale.is_finite(), "finite")
+        ZeroError::require(scale.is_finite(), "grad_scale", scale, "finite")
     }
 }
 
-const NOT_NEGATIVE: &str = "finite and not negative";
-
-fn not_negative(value: f64) -> bool {
-    value.is_finite() && value >= 0.0
-}
-
-/// # Errors
-///
-/// [`OffloadError::InvalidValue`] unless it `holds`.
-fn require(
-    name: &'static str,
-    value: impl ToString,
-    holds: bool,
-    expected: &'static str,
-) -> Result<(), OffloadError> {
-    if holds {
-        return Ok(());
-    }
-    let value = value.to_string();
-    Err(OffloadError::InvalidValue {
-        name,
-        value,
-        expected,
-    })
+fn not_negative(name: &'static str, value: f64) -> Result<(), ZeroError> {
+    let holds = value.is_finite() && value >= 0.0;
+    ZeroError::require(holds, name, value, "finite and not negative")
 }

@@ -12,9 +12,8 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::host_adamw::copy;
-use super::{
-    AdamWState, AdamWStep, Gradients, HostAdamW, HostAdamWConfig, OffloadError, ParamsOut,
-};
+use super::{AdamWState, AdamWStep, Gradients, HostAdamW, HostAdamWConfig, ParamsOut};
+use crate::ZeroError;
 use crate::host::floats;
 
 /// State of a parameter. Clones share it until one of them steps.
@@ -90,7 +89,7 @@ impl HostState {
         value: Option<TensorData>,
         config: &HostAdamWConfig,
         path: &str,
-    ) -> Result<Self, OffloadError> {
+    ) -> Result<Self, ZeroError> {
         let (mut own, value) = match (state, value) {
             (Some(State::Host(state)), value) => {
                 let own = match Arc::try_unwrap(state) {
@@ -137,7 +136,7 @@ impl HostState {
         Ok(own)
     }
 
-    fn copy(&self, config: &HostAdamWConfig) -> Result<Self, OffloadError> {
+    fn copy(&self, config: &HostAdamWConfig) -> Result<Self, ZeroError> {
         Ok(Self {
             adamw: HostAdamW::from_state(config.clone(), self.adamw.state())?,
             shape: self.shape.clone(),
@@ -173,7 +172,7 @@ impl HostState {
         &mut self,
         args: AdamWStep,
         gradient: TensorData,
-    ) -> Result<TensorData, OffloadError> {
+    ) -> Result<TensorData, ZeroError> {
         let gradient = match gradient.dtype {
             DType::F32 | DType::BF16 | DType::F16 => gradient,
             _ => gradient.convert_dtype(DType::F32),
@@ -238,20 +237,6 @@ impl OffloadRecord {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
-
-    /// # Errors
-    ///
-    /// [`OffloadError::AmsGrad`] if there is a third moment.
-    pub(super) fn check(&self) -> Result<(), OffloadError> {
-        let amsgrad = |state: &State| match state {
-            State::Saved(saved) => saved.momentum.max_moment_2.is_some(),
-            _ => false,
-        };
-        match self.0.values().any(amsgrad) {
-            true => Err(OffloadError::AmsGrad),
-            false => Ok(()),
-        }
-    }
 }
 
 impl core::fmt::Debug for OffloadRecord {
@@ -279,11 +264,18 @@ impl<B: Backend> Record<B> for OffloadRecord {
         let states = item.into_iter().flat_map(|(id, EntryItem::V1(ranked))| {
             let id = ParamId::deserialize(&id);
             let states = ranked.into_values();
-            states.map(move |state| (id, State::Saved(Arc::new(state))))
+            states.map(move |state| {
+                let is_amsgrad = state.momentum.max_moment_2.is_some();
+                assert!(!is_amsgrad, "{AMSGRAD}");
+                (id, State::Saved(Arc::new(state)))
+            })
         });
         Self(states.collect())
     }
 }
+
+const AMSGRAD: &str = "the record is of AMSGrad, whose third moment the host optimizer does not have: go on with Burn's AdamW, \
+                       or start without the optimizer's record";
 
 /// A parameter's entry in a file: Burn's `AdaptorRecordItem` of AdamW, name for name.
 #[derive(Clone, Debug, Serialize, Deserialize)]

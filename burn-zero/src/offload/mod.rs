@@ -8,7 +8,6 @@
 mod adamw;
 mod any;
 mod config;
-mod error;
 mod host_adamw;
 mod host_state;
 mod parameters;
@@ -16,7 +15,6 @@ mod parameters;
 pub use adamw::OffloadedAdamW;
 pub use any::{HostOffload, HostRecord, offload};
 pub use config::{AdamWStep, DecayMode, HostAdamWConfig, OffloadConfig};
-pub use error::OffloadError;
 pub use host_adamw::{AdamWState, Arch, Gradients, HostAdamW, ParamsOut};
 pub use host_state::{EntryItem, OffloadRecord, StateItem};
 pub(crate) use parameters::{HostShards, step_on_shards};

@@ -21,14 +21,13 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_decorator::gradient::keep_on_host;
 use burn_decorator::message;
 
-use super::OffloadError;
 use crate::backend::{attach, leaf_node};
 use crate::group::SingleRank;
 use crate::module::for_each_float;
 use crate::optimizer::Parameters;
 use crate::parameters::{NewValue, is_on_host};
 use crate::reduce::{GradientReducer, Layout};
-use crate::{Memory, ZeroError, ZeroSettings, raise};
+use crate::{Memory, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 
 thread_local! {
     /// During a step of a `ZeroOptimizer`.
@@ -67,7 +66,7 @@ pub(crate) fn step_on_shards<R>(
 pub(super) fn host_step<M>(
     module: M,
     gradients: impl Into<GradAdaptor>,
-    step: impl FnOnce(M, GradAdaptor) -> Result<M, OffloadError>,
+    step: impl FnOnce(M, GradAdaptor) -> Result<M, ZeroError>,
 ) -> M {
     match message::received() {
         Some(_) => module,
@@ -90,18 +89,18 @@ pub(super) struct StepParameter<I: Backend> {
 impl<I: Backend> StepParameter<I> {
     /// # Errors
     ///
-    /// [`OffloadError::OtherShape`] unless `found` is the parameter's.
+    /// [`ZeroOptimizerError::OtherShape`] unless `found` is the parameter's.
     pub(super) fn check_shape(
         &self,
         what: &'static str,
         found: &[usize],
-    ) -> Result<(), OffloadError> {
+    ) -> Result<(), ZeroOptimizerError> {
         let expected = self.value.shape().to_vec();
         if *found == *expected {
             return Ok(());
         }
         let (path, found) = (self.path.clone(), found.to_vec());
-        Err(OffloadError::OtherShape {
+        Err(ZeroOptimizerError::OtherShape {
             what,
             path,
             found,
@@ -132,12 +131,12 @@ impl HostLink {
     ///
     /// # Errors
     ///
-    /// [`OffloadError::OtherShape`] for a gradient.
+    /// [`ZeroOptimizerError::OtherShape`] for a gradient.
     pub(super) fn parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: &M,
         mut gradients: GradAdaptor,
-    ) -> Result<Vec<StepParameter<B::InnerBackend>>, OffloadError> {
+    ) -> Result<Vec<StepParameter<B::InnerBackend>>, ZeroOptimizerError> {
         let mut found: Vec<StepParameter<B::InnerBackend>> = Vec::new();
         for_each_float(module, |path, id, tensor: FloatTensor<B>| {
             // The container does not store the number of dimensions. A gradient is there once, for the first path.

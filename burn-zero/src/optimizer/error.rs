@@ -62,6 +62,21 @@ pub enum ZeroOptimizerError {
         expected: usize,
     },
 
+    /// A gradient or state of another shape than the parameter's.
+    #[error(
+        "{what} of {path} is {found:?}, but the parameter is {expected:?}: it belongs to another model"
+    )]
+    OtherShape {
+        /// The gradient, or the optimizer's state.
+        what: &'static str,
+        /// Path of the parameter.
+        path: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The parameter's shape.
+        expected: Vec<usize>,
+    },
+
     /// A backend without hooks.
     #[error("{what}, which the backend {backend} cannot: use `Sharded<Autodiff<..>>`")]
     NotSharded {
@@ -81,9 +96,9 @@ pub enum ZeroOptimizerError {
         backend: String,
     },
 
-    /// A type that collectives do not support.
+    /// A type that neither collectives nor the optimizer on the host support.
     #[error(
-        "{path} is {dtype:?}: gradients and parameters are exchanged as f32, bf16 and f16 only"
+        "{path} is {dtype:?}: only f32, bf16 and f16 are exchanged between ranks and updated on the host"
     )]
     UnsupportedDtype {
         /// Path of the parameter.
@@ -94,8 +109,9 @@ pub enum ZeroOptimizerError {
 
     /// A parameter with more dimensions than a whole shard can have.
     #[error(
-        "{path} has {dimensions} dimensions: with `partition: Partition::Whole` the optimizer meets parameters in their shape, and \
-         Burn's optimizers keep state of tensors of at most 8; hold it in fewer dimensions and reshape it in `forward`"
+        "{path} has {dimensions} dimensions: with `partition: Partition::Whole`, and on the host's backend, the optimizer meets \
+         parameters in their shape, and Burn's optimizers keep state of tensors of at most 8; hold it in fewer dimensions and \
+         reshape it in `forward`"
     )]
     TooManyDimensions {
         /// Path of the parameter.

@@ -1,8 +1,8 @@
 //! The gather of updated shards into parameters.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
-use burn_backend::{Backend, DType, Shape, TensorData};
+use burn_backend::{Backend, Shape, TensorData};
 
 use crate::ZeroError;
 use crate::group::{BufferDtype, HostBuffer, Pending, ProcessGroup, Split};
@@ -22,8 +22,9 @@ pub(super) struct Gather<'a, I: Backend> {
     changed: Vec<bool>,
     /// Shards on the host, until they are sent.
     sending: HashMap<usize, Vec<f32>>,
-    underway: HashMap<usize, Pending<HostBuffer>>,
-    /// Number of buckets gathered so far, in their order.
+    /// Buckets being gathered, in their order; none for one in which nothing has changed.
+    underway: VecDeque<Option<Pending<HostBuffer>>>,
+    /// Number of buckets gathered before them.
     gathered: usize,
     /// Parameters that are gathered in part, or not taken yet.
     arriving: HashMap<usize, Vec<f32>>,
@@ -43,7 +44,7 @@ impl<'a, I: Backend> Gather<'a, I> {
             shards,
             changed,
             sending: HashMap::new(),
-            underway: HashMap::new(),
+            underway: VecDeque::new(),
             gathered: 0,
             arriving: HashMap::new(),
         }
@@ -84,18 +85,20 @@ impl<'a, I: Backend> Gather<'a, I> {
 
     /// Gathers all buckets up to this one, and starts to gather the next.
     fn gather_to(&mut self, last: usize) -> Result<(), ZeroError> {
+        let buckets = self.layout.map().buckets();
         while self.gathered <= last {
             let bucket = self.gathered;
-            self.start(bucket);
-            if bucket + 1 < self.layout.map().buckets().len() {
-                self.start(bucket + 1);
+            let ahead = buckets.iter().enumerate().take(bucket + 2);
+            for (number, next) in ahead.skip(bucket + self.underway.len()) {
+                let started = self.start(number, next);
+                self.underway.push_back(started);
             }
             self.gathered += 1;
-            let Some(pending) = self.underway.remove(&bucket) else {
+            let Some(pending) = self.underway.pop_front().flatten() else {
                 continue;
             };
             let elements = pending.wait()?.into_f32();
-            for segment in self.layout.map().buckets()[bucket].segments() {
+            for segment in buckets[bucket].segments() {
                 if !self.changed[segment.parameter] {
                     continue;
                 }
@@ -110,19 +113,14 @@ impl<'a, I: Backend> Gather<'a, I> {
     }
 
     /// Starts to gather a bucket, unless nothing in it has changed.
-    fn start(&mut self, bucket: usize) {
-        let layout = self.layout;
-        let known = &layout.map().buckets()[bucket];
-        let changed = known
-            .segments()
-            .iter()
-            .any(|segment| self.changed[segment.parameter]);
-        if !changed || self.underway.contains_key(&bucket) {
-            return;
+    fn start(&mut self, number: usize, bucket: &Bucket) -> Option<Pending<HostBuffer>> {
+        let (layout, mut segments) = (self.layout, bucket.segments().iter());
+        if !segments.any(|segment| self.changed[segment.parameter]) {
+            return None;
         }
-        let own = known.part(layout.rank());
+        let own = bucket.part(layout.rank());
         let mut part = vec![0.0; own.len()];
-        let segments = known.segments().iter();
+        let segments = bucket.segments().iter();
         for segment in segments.filter(|segment| segment.owner == layout.rank()) {
             if let Some(shard) = self.shards.remove(&segment.parameter) {
                 let elements = match shard {
@@ -142,31 +140,23 @@ impl<'a, I: Backend> Gather<'a, I> {
                 self.sending.remove(&segment.parameter);
             }
         }
-        let part = HostBuffer::from_f32(self.dtype(known), part);
-        let split = Split::Counts(known.counts());
-        let label = format!(
-            "parameters of {}",
-            layout.bucket_name(bucket, known, &self.at)
-        );
-        let pending = Pending::start(self.group, move |ranks| {
+        let part = HostBuffer::from_f32(self.dtype(bucket), part);
+        let split = Split::Counts(bucket.counts());
+        let name = layout.bucket_name(number, bucket, &self.at);
+        let label = format!("parameters of {name}");
+        Some(Pending::start(self.group, move |ranks| {
             ranks.all_gather(&label, part, split, None)
-        });
-        self.underway.insert(bucket, pending);
+        }))
     }
 
     /// The narrowest type that holds the bucket's parameters exactly.
     fn dtype(&self, bucket: &Bucket) -> BufferDtype {
-        let all = |dtype| {
-            let parameters = self.layout.parameters();
-            let mut segments = bucket.segments().iter();
-            segments.all(|segment| parameters[segment.parameter].dtype == dtype)
-        };
-        if all(DType::BF16) {
-            BufferDtype::Bf16
-        } else if all(DType::F16) {
-            BufferDtype::F16
-        } else {
-            BufferDtype::F32
-        }
+        let parameters = self.layout.parameters();
+        let segments = bucket.segments().iter();
+        let mut dtypes = segments.map(|segment| parameters[segment.parameter].dtype);
+        let first = dtypes
+            .next()
+            .filter(|first| dtypes.all(|other| other == *first));
+        first.and_then(BufferDtype::of).unwrap_or(BufferDtype::F32)
     }
 }

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 
 use burn::module::{AutodiffModule, ParamId};
-use burn::tensor::{DType, TensorMetadata, backend::AutodiffBackend};
+use burn::tensor::{TensorMetadata, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
 
 use super::parameter_shards::MOST_DIMENSIONS;
 use crate::backend::{is_hooked, leaf_node};
+use crate::group::BufferDtype;
 use crate::module::for_each_float;
 use crate::reduce::Parameter;
 use crate::{Partition, ZeroOptimizerError};
@@ -23,8 +24,6 @@ pub(crate) struct Parameters {
     pub(crate) are_hooked: bool,
     /// Position in the list. A tensor that the module holds twice is one parameter, under its first path.
     pub(crate) index: HashMap<ParamId, usize>,
-    /// Whether the module holds any of them twice.
-    pub(crate) tied: bool,
     ids: Vec<ParamId>,
     /// The first parameter that is a different leaf at a later path: its position, and that path.
     apart: Option<(usize, String)>,
@@ -43,7 +42,6 @@ impl Parameters {
             let node = leaf_node::<B>(&tensor);
             found.are_hooked &= is_hooked::<B>(&tensor);
             if let Some(&index) = found.index.get(&id) {
-                found.tied = true;
                 if found.nodes[index] != node && found.apart.is_none() {
                     found.apart = Some((index, path.to_owned()));
                 }
@@ -101,7 +99,7 @@ impl Parameters {
     ) -> Result<(), ZeroOptimizerError> {
         for Parameter { path, shape, dtype } in &self.list {
             let (path, dtype, dimensions) = (path.clone(), *dtype, shape.len());
-            if ranks > 1 && !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
+            if ranks > 1 && BufferDtype::of(dtype).is_none() {
                 return Err(ZeroOptimizerError::UnsupportedDtype { path, dtype });
             }
             if partition == Partition::Whole && dimensions > MOST_DIMENSIONS {

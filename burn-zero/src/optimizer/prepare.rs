@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::Optimizer;
-use burn::tensor::{DType, TensorData, backend::AutodiffBackend};
+use burn::tensor::{TensorData, backend::AutodiffBackend};
 use burn_decorator::gradient::{Ranks, decide_with, keep_on_host};
 
 use super::parameter_shards::ParameterShards;
@@ -155,19 +155,14 @@ fn broadcast<B: AutodiffBackend, M: AutodiffModule<B>>(
 fn receive(group: &dyn ProcessGroup, path: &str, own: TensorData) -> Result<TensorData, ZeroError> {
     let label = format!("initial {path}");
     let (shape, dtype) = (own.shape.clone(), own.dtype);
-    let buffer_dtype = match dtype {
-        DType::F32 => BufferDtype::F32,
-        DType::BF16 => BufferDtype::Bf16,
-        DType::F16 => BufferDtype::F16,
+    let Some(buffer_dtype) = BufferDtype::of(dtype) else {
         // Rare and small: no collective of their own.
-        _ => {
-            let bytes = match group.rank() {
-                0 => own.bytes.to_vec(),
-                _ => Vec::new(),
-            };
-            let first = group.gather_bytes(&label, bytes)?.swap_remove(0);
-            return Ok(TensorData::from_bytes_vec(first, shape, dtype));
-        }
+        let bytes = match group.rank() {
+            0 => own.bytes.to_vec(),
+            _ => Vec::new(),
+        };
+        let first = group.gather_bytes(&label, bytes)?.swap_remove(0);
+        return Ok(TensorData::from_bytes_vec(first, shape, dtype));
     };
     let buffer = HostBuffer::from_f32(buffer_dtype, floats(own));
     let received = group.broadcast(&label, 0, buffer)?.into_f32();

@@ -4,6 +4,7 @@
 //! strategy sets a [`RankContext`] for the thread and sends [`Message::Ranks`]; the optimizer does what the context asks for.
 
 use std::cell::RefCell;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
@@ -12,7 +13,7 @@ use burn::optim::Optimizer;
 use burn::tensor::backend::{AutodiffBackend, DeviceId};
 use burn_backend::Device as _;
 use burn_decorator::message::{self, Message};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::parameter_shards::ParameterShards;
 use super::statistics::independent_if_shared;
@@ -38,8 +39,6 @@ pub(crate) struct RankContext {
     answers: Mutex<Vec<Result<(), ZeroError>>>,
     /// On rank 0: whether the others wait for a record. Of its threads only the one that holds the lock makes collectives.
     others_wait: Mutex<bool>,
-    /// Notified when that ends.
-    ended: Condvar,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -67,8 +66,7 @@ impl RankContext {
             ids: OnceLock::new(),
             asked: Mutex::default(),
             answers: Mutex::default(),
-            others_wait: Mutex::new(false),
-            ended: Condvar::new(),
+            others_wait: Mutex::default(),
         })
     }
 
@@ -119,42 +117,31 @@ impl RankContext {
     ///
     /// Those of the group.
     pub(crate) fn lead_record(&self, write: impl FnOnce()) -> Result<(), ZeroError> {
-        /// Ends the rounds when dropped, also by a panic.
-        struct Ends<'a>(&'a RankContext);
-
-        impl Drop for Ends<'_> {
-            fn drop(&mut self) {
-                *self.0.others_wait.lock() = false;
-                self.0.ended.notify_all();
-            }
-        }
-
         if self.group.world_size() == 1 {
             write();
             return Ok(());
         }
         *self.others_wait.lock() = true;
         thread::scope(|scope| {
-            let ends = Ends(self);
+            // Dropped at the end of `write`, also by a panic.
+            let (ends, ended) = channel();
             let telling = thread::Builder::new()
                 .name("rank 0, at work".to_owned())
-                .spawn_scoped(scope, || self.tell_others())
+                .spawn_scoped(scope, || self.tell_others(ended))
                 .expect("the system starts a thread");
             write();
             drop(ends);
             telling.join().expect("it only calls the group")
         })?;
+        *self.others_wait.lock() = false;
         self.tell(RecordStatus::Done).map(drop)
     }
 
-    fn tell_others(&self) -> Result<(), ZeroError> {
+    fn tell_others(&self, ended: Receiver<()>) -> Result<(), ZeroError> {
         let round = round(self.group.deadline());
-        let mut others_wait = self.others_wait.lock();
-        while *others_wait {
-            let waited = self.ended.wait_for(&mut others_wait, round);
-            if waited.timed_out() && *others_wait {
-                self.tell(RecordStatus::Working)?;
-            }
+        while ended.recv_timeout(round) == Err(RecvTimeoutError::Timeout) {
+            let _only_this_thread = self.others_wait.lock();
+            self.tell(RecordStatus::Working)?;
         }
         Ok(())
     }

@@ -11,8 +11,8 @@ use burn::tensor::{Bool, Float, Int, Tensor, TensorData, backend::AutodiffBacken
 use burn_backend::tensor::FloatTensor;
 
 use crate::ZeroError;
-use crate::group::ProcessGroup;
-use crate::host::HostRead;
+use crate::group::{HostBuffer, ProcessGroup};
+use crate::host::{HostRead, floats};
 use crate::module::{for_each_float, map_floats, replace_tensors};
 
 /// A clone of a module with running statistics of its own, such as BatchNorm's, which ordinary clones share. The
@@ -111,7 +111,7 @@ impl Statistics {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Disagreement`] if rank 0's have another size; those of the group.
+    /// Those of the group, also if rank 0's have another size.
     pub(crate) fn share<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: &M,
@@ -129,33 +129,17 @@ impl Statistics {
         });
         let read = |(path, tensor)| (path, HostRead::start::<B>(tensor).data());
         let own: Vec<_> = own.into_iter().map(read).collect();
-        let bytes: Vec<u8> = own
-            .iter()
-            .flat_map(|(_, data)| data.bytes.to_vec())
-            .collect();
-        let expected = bytes.len();
-        let (label, rank) = ("running statistics", group.rank());
-        let bytes = if rank == 0 { bytes } else { Vec::new() };
-        let first = group.gather_bytes(label, bytes)?.swap_remove(0);
-        if first.len() != expected {
-            return Err(ZeroError::Disagreement {
-                label: format!("bytes of {label}"),
-                rank,
-                value: expected.to_string(),
-                peer: 0,
-                peer_value: first.len().to_string(),
-            });
-        }
-        let mut rest = &first[..];
+        let values = own.iter().flat_map(|(_, data)| floats(data.clone()));
+        let values = HostBuffer::F32(values.collect());
+        let first = group.broadcast("running statistics", 0, values)?;
+        let mut rest = first.into_f32().into_iter();
         let arrived = own.into_iter().map(|(path, data)| {
-            let bytes = rest.split_off(..data.bytes.len()).unwrap_or_default();
-            (
-                path,
-                TensorData::from_bytes_vec(bytes.to_vec(), data.shape, data.dtype),
-            )
+            let values: Vec<_> = rest.by_ref().take(data.num_elements()).collect();
+            let data = TensorData::new(values, data.shape).convert_dtype(data.dtype);
+            (path, data)
         });
         let mut arrived: HashMap<_, _> = arrived.collect();
-        if rank != 0 {
+        if group.rank() != 0 {
             // Mapping a clone changes the module's statistics too.
             drop(replace_tensors::<B, M>(module.clone(), &mut |path, _| {
                 arrived.remove(path)

@@ -231,20 +231,17 @@ fn check<I: Backend>(
     expected: usize,
 ) -> Result<(), ZeroOptimizerError> {
     let known = &layout.parameters()[parameter];
-    let elements = gradient
-        .as_ref()
-        .map(|gradient| gradient.shape().num_elements());
-    match elements {
-        Some(elements) if elements != expected && known.elements() != 0 => {
-            let path = known.path.clone();
-            Err(ZeroOptimizerError::ForeignGradient {
-                path,
-                elements,
-                expected,
-            })
-        }
-        _ => Ok(()),
+    let elements = gradient.as_ref().map(|it| it.shape().num_elements());
+    let elements = elements.unwrap_or(expected);
+    if elements == expected || known.elements() == 0 {
+        return Ok(());
     }
+    let path = known.path.clone();
+    Err(ZeroOptimizerError::ForeignGradient {
+        path,
+        elements,
+        expected,
+    })
 }
 
 /// This rank's shard of a parameter.

@@ -6,6 +6,7 @@ use burn::tensor::{Shape, Tensor, TensorData, TensorPrimitive, backend::Autodiff
 use burn_backend::ops::FloatTensorOps;
 use burn_decorator::message;
 use burn_decorator::ranks::{SharedFn, copy_for_rank};
+use bytemuck::{cast_slice, pod_collect_to_vec};
 
 use super::parameter_shards::{ParameterShards, shard_id};
 use crate::group::ProcessGroup;
@@ -112,13 +113,10 @@ pub(super) fn agree(
 ) -> Result<(), ZeroError> {
     let label = "settings of the optimizer, seen in what it makes of a trial";
     // A refused optimizer has no result.
-    let bytes = own.as_deref().map_or(&[][..], bytemuck::cast_slice);
+    let bytes = own.as_deref().map_or(&[][..], cast_slice);
     let all = group.gather_bytes(label, bytes.to_vec())?;
     own?;
-    let all = all.iter().map(|bytes| {
-        let floats = bytes.as_chunks().0.iter();
-        floats.map(|&bytes| f32::from_ne_bytes(bytes)).collect()
-    });
+    let all = all.iter().map(|bytes| pod_collect_to_vec(bytes));
     let all: Vec<Vec<f32>> = all.collect();
     let differs = |rank: &usize| !close(&all[0], &all[*rank], ROUNDING);
     let Some(odd) = (0..all.len()).find(differs) else {

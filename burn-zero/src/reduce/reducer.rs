@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use burn_backend::TensorData;
-use bytemuck::cast_slice;
+use bytemuck::{cast_slice, pod_collect_to_vec};
 use parking_lot::Mutex;
 
 use super::layout::{Layout, StepTag};
@@ -179,8 +179,7 @@ impl GradientReducer {
         };
         let label = "order of the gradients";
         let all = self.group.gather_bytes(label, cast_slice(&own).to_vec())?;
-        let order = all[0].as_chunks().0.iter();
-        let order: Vec<_> = order.map(|&bytes| usize::from_ne_bytes(bytes)).collect();
+        let order: Vec<usize> = pod_collect_to_vec(&all[0]);
         if order.is_empty() {
             return Ok(self.step_plan.clone());
         }

@@ -146,13 +146,8 @@ impl ShardMap {
         world_size: usize,
         mut bucket_elements: usize,
     ) -> Result<Self, ZeroError> {
-        let sizes = [
-            ("world_size", world_size),
-            ("bucket_elements", bucket_elements),
-        ];
-        if let Some((setting, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
-            return Err(ZeroError::invalid(setting, 0, "at least 1"));
-        }
+        ZeroError::require(world_size > 0, "world_size", 0, "at least 1")?;
+        ZeroError::require(bucket_elements > 0, "bucket_elements", 0, "at least 1")?;
         let mut offsets = vec![0_usize];
         for Parameter { path, elements } in &parameters {
             let end = offsets[offsets.len() - 1].checked_add(*elements);

@@ -22,7 +22,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     /// ```text
     /// loop:
     ///     batch = next
-    ///     exchange: has_batch; items, learning rate and interruption of the last step
+    ///     exchange: has_batch; learning rate, items and interruption of the last step
     ///     stop where one is interrupted or has no batch
     ///     step
     /// ```
@@ -44,9 +44,10 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
                 Some(_) => None,
             };
             status.has_batch = batch.is_some();
-            let label = format!("training, epoch {epoch}, step {steps}");
-            let all = self.exchange(status, &label)?;
+            // As part of the label, rates are compared without a message of their own.
             let lr = self.learner.lr_current();
+            let label = format!("training, epoch {epoch}, step {steps}, lr {lr:?}");
+            let all = self.exchange(status, &label)?;
             for (_, item) in self.train_items.collect(&*self.group, &all)? {
                 if let Some(rank_0) = &mut self.rank_0 {
                     rank_0.show_train(item, &progress, epochs, steps, lr);
@@ -78,7 +79,6 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             }
             status = StepStatus {
                 has_item: true,
-                lr: Some(lr.to_bits()),
                 ..StepStatus::default()
             };
         }

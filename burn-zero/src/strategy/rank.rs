@@ -124,7 +124,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Disagreement`] if learning rates differ; those of the group.
+    /// Those of the group, also for a label that differs.
     pub(super) fn exchange(
         &self,
         status: StepStatus,
@@ -137,23 +137,8 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         let bytes = serde_json::to_vec(&status).expect("a status has only plain fields");
         let all = group.gather_bytes(label, bytes)?;
         let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
-        let all: Result<Vec<StepStatus>, _> = all.collect();
-        let all = all.expect("ranks run the same program");
-        match all.iter().position(|other| other.lr != status.lr) {
-            None => Ok(all),
-            Some(peer) => {
-                let show = |lr: Option<u64>| {
-                    lr.map_or("none".to_owned(), |lr| f64::from_bits(lr).to_string())
-                };
-                Err(ZeroError::Disagreement {
-                    label: format!("learning rate, {label}"),
-                    rank: group.rank(),
-                    value: show(status.lr),
-                    peer,
-                    peer_value: show(all[peer].lr),
-                })
-            }
-        }
+        let all: Result<_, _> = all.collect();
+        Ok(all.expect("ranks run the same program"))
     }
 
     /// Whether any rank was interrupted. Then it interrupts this one too, with the same reason.
@@ -197,8 +182,6 @@ pub(super) struct StepStatus {
     pub(super) has_item: bool,
     /// Items of all ranks' data that are done after it.
     pub(super) done: usize,
-    /// The bits of the last step's learning rate.
-    pub(super) lr: Option<u64>,
     /// If the rank is interrupted, the reason, or an empty text.
     pub(super) interrupted: Option<String>,
 }

@@ -102,6 +102,31 @@ fn a_window_that_overflows_when_it_is_flushed_is_skipped() {
     }
 }
 
+/// A schedule that is stepped once an update must not go on either.
+#[test]
+fn a_window_that_is_left_out_counts_as_skipped() {
+    for stage in [Stage::DataParallel, Stage::OptimizerState] {
+        let counts = on_ranks(2, |group| {
+            let rank = group.rank();
+            let mut zero = ZeroOptimizer::new(AdamWConfig::new().init(), group, in_f16(stage))?;
+            let mut model = zero.prepare::<B, _>(Net::new(&Default::default()))?;
+            let scaler = GradScaler::new(GradScalerConfig::default()).unwrap();
+            let windows = MultiSteps::new(zero, AccumConfig::mean(2)).unwrap();
+            let counter = windows.updates();
+            let mut optimizer = scaler.wrap(windows);
+            let mut counts = Vec::new();
+            for (step, weight) in [1e9, 1e9, 1.0, 1.0].into_iter().enumerate() {
+                let loss = model.loss(batch(step, rank, 2)) * weight;
+                let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                model = optimizer.step(0.05, model, gradients);
+                counts.push((counter.updates(), counter.skipped_updates()));
+            }
+            Ok(counts)
+        });
+        assert_eq!(counts, [(0, 0), (0, 1), (0, 1), (1, 1)], "{stage}");
+    }
+}
+
 fn refused(optimizer: impl Optimizer<ParameterShards<B>, B>) -> Option<burn_zero::ZeroError> {
     let group = std::sync::Arc::new(burn_zero::SingleRank::new());
     let mut zero = ZeroOptimizer::new(optimizer, group, ZeroSettings::default()).unwrap();

@@ -177,13 +177,14 @@ fn all_ranks_get_those_of_the_first_in_one_collective() {
         let model = zero.prepare::<B, _>(Normed::new(1)).unwrap();
         let model = train(model, &mut zero, 0..3, &*group);
         let own = model.all();
-        let before = group.traffic().of(Operation::GatherBytes);
+        let before = group.traffic().of(Operation::Broadcast);
         zero.share_statistics::<B, _>(&model).unwrap();
-        let after = group.traffic().of(Operation::GatherBytes);
+        let after = group.traffic().of(Operation::Broadcast);
         assert_eq!(after.calls - before.calls, 1);
-        // The frozen weight stays at home: two statistics of five elements, to two ranks.
-        let sent = if group.rank() == 0 { 2 * 4 * 2 * 5 } else { 0 };
-        assert_eq!(after.data_bytes - before.data_bytes, sent);
+        // The frozen weight stays at home. Two statistics of five elements are cut into 4, 3 and 3: each rank sends its part to both
+        // others, after rank 0 has sent the others theirs.
+        let sent = [3 + 3 + 2 * 4, 2 * 3, 2 * 3][group.rank()];
+        assert_eq!(after.elements - before.elements, sent);
         // They are what the next update starts from.
         let shared = model.all();
         let end = train(model, &mut zero, 3..4, &*group).all();

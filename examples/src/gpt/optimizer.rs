@@ -9,8 +9,7 @@ use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Record, Recorde
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::ClipGlobalNorm;
 use burn_zero::{
-    Memory, OffloadConfig, OffloadError, OffloadRecord, OffloadedAdamW, ParameterShards,
-    ZeroOptimizer,
+    Memory, OffloadConfig, OffloadRecord, OffloadedAdamW, ParameterShards, ZeroError, ZeroOptimizer,
 };
 
 use super::error::GptError;
@@ -77,7 +76,7 @@ impl<B: AutodiffBackend> PlacedAdamW<B> {
             bucket_elements: job.zero.settings().bucket_elements,
             ..OffloadConfig::new(adamw.clone())
         };
-        let refused = |error: OffloadError| GptError::Options(error.to_string());
+        let refused = |error: ZeroError| GptError::Options(error.to_string());
         offload.init().map(Self::Host).map_err(refused)
     }
 }

@@ -1,11 +1,9 @@
 //! burn-zero's `HostAdamW` by path, and its arguments: in burn-zero they share a file with what is generic over 0.21's backends.
 
-#[path = "../../../../burn-zero/src/offload/error.rs"]
-mod error;
 #[path = "../../../../burn-zero/src/offload/host_adamw/mod.rs"]
 mod host_adamw;
 
-pub use error::OffloadError;
+use crate::ZeroError;
 pub use host_adamw::{AdamWState, Gradients, HostAdamW};
 
 /// Which elements weight decay shrinks.
@@ -49,7 +47,7 @@ impl HostAdamWConfig {
     }
 
     /// These tests give it numbers that work.
-    pub fn validate(&self) -> Result<(), OffloadError> {
+    pub fn validate(&self) -> Result<(), ZeroError> {
         Ok(())
     }
 }
@@ -63,7 +61,7 @@ pub struct AdamWStep {
 }
 
 impl AdamWStep {
-    pub fn validate(&self) -> Result<(), OffloadError> {
+    pub fn validate(&self) -> Result<(), ZeroError> {
         Ok(())
     }
 }

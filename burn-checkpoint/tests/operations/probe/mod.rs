@@ -9,7 +9,7 @@ use std::convert::identity;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, TensorMetadata};
+use burn_backend::{Backend, BackendTypes, TensorMetadata};
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
@@ -63,17 +63,10 @@ impl<B: Backend> BackendTypes for Probe<B> {
 
 impl<B: Backend> Backend for Probe<B> {
     burn_decorator::forward_device!(B);
+    burn_decorator::forward_dtypes!(B);
 
     fn name(device: &Self::Device) -> String {
         format!("probe<{}>", B::name(device))
-    }
-
-    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
-        B::supports_dtype(device, dtype)
-    }
-
-    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
-        B::dtype_usage(device, dtype)
     }
 }
 

@@ -5,7 +5,8 @@ mod kernel;
 use memmap2::MmapMut;
 use rayon::prelude::*;
 
-use super::{AdamWStep, HostAdamWConfig, OffloadError};
+use super::{AdamWStep, HostAdamWConfig};
+use crate::ZeroError;
 use kernel::{CHUNK, Elements, Factors};
 
 pub use kernel::{Gradients, ParamsOut};
@@ -35,7 +36,7 @@ pub use pulp::Arch;
 /// // The first step moves each parameter by the learning rate against its gradient's sign.
 /// assert_eq!(uploaded.map(f32::from), [0.75, -0.75, 0.5]);
 /// assert_eq!(adamw.steps(), 1);
-/// # Ok::<(), burn_zero::OffloadError>(())
+/// # Ok::<(), burn_zero::ZeroError>(())
 /// ```
 ///
 /// # Cost
@@ -71,8 +72,8 @@ impl HostAdamW {
     ///
     /// # Errors
     ///
-    /// [`OffloadError::InvalidValue`] for the configuration, [`OffloadError::OutOfMemory`].
-    pub fn new(config: HostAdamWConfig, master: &[f32]) -> Result<Self, OffloadError> {
+    /// [`ZeroError::InvalidSetting`] for the configuration, [`ZeroError::OutOfMemory`].
+    pub fn new(config: HostAdamWConfig, master: &[f32]) -> Result<Self, ZeroError> {
         let zeros = || Pages::zeros(master.len());
         Self::of(config, 0, [Pages::copy_of(master)?, zeros()?, zeros()?])
     }
@@ -81,11 +82,8 @@ impl HostAdamW {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and [`OffloadError::LengthMismatch`].
-    pub fn from_state(
-        config: HostAdamWConfig,
-        state: AdamWState<'_>,
-    ) -> Result<Self, OffloadError> {
+    /// As [`new`](Self::new), and [`ZeroError::BufferLength`].
+    pub fn from_state(config: HostAdamWConfig, state: AdamWState<'_>) -> Result<Self, ZeroError> {
         let len = state.master.len();
         same_length("the first moment", len, state.moment_1.len())?;
         same_length("the second moment", len, state.moment_2.len())?;
@@ -98,7 +96,7 @@ impl HostAdamW {
         config: HostAdamWConfig,
         steps: u64,
         [master, moment_1, moment_2]: [Pages; 3],
-    ) -> Result<Self, OffloadError> {
+    ) -> Result<Self, ZeroError> {
         config.validate()?;
         Ok(Self {
             config,
@@ -187,13 +185,13 @@ impl HostAdamW {
     ///
     /// # Errors
     ///
-    /// [`OffloadError::InvalidValue`], [`OffloadError::LengthMismatch`]. No element has changed then.
+    /// [`ZeroError::InvalidSetting`], [`ZeroError::BufferLength`]. No element has changed then.
     pub fn step(
         &mut self,
         args: AdamWStep,
         gradients: Gradients<'_>,
         out: Option<ParamsOut<'_>>,
-    ) -> Result<(), OffloadError> {
+    ) -> Result<(), ZeroError> {
         args.validate()?;
         same_length("gradients", self.len(), gradients.len())?;
         if let Some(out) = &out {
@@ -213,14 +211,14 @@ impl HostAdamW {
     }
 }
 
-fn same_length(what: &'static str, expected: usize, actual: usize) -> Result<(), OffloadError> {
+fn same_length(what: &'static str, expected: usize, actual: usize) -> Result<(), ZeroError> {
     if expected == actual {
         return Ok(());
     }
-    Err(OffloadError::LengthMismatch {
-        what,
-        expected,
-        actual,
+    Err(ZeroError::BufferLength {
+        call: format!("HostAdamW, {what}"),
+        elements: actual,
+        expected: format!("{expected} are needed"),
     })
 }
 
@@ -232,23 +230,26 @@ fn same_length(what: &'static str, expected: usize, actual: usize) -> Result<(),
 struct Pages(MmapMut);
 
 impl Pages {
-    fn zeros(len: usize) -> Result<Self, OffloadError> {
+    fn zeros(len: usize) -> Result<Self, ZeroError> {
         let mut pages = Self::reserve(len)?;
         let chunks = pages.elements_mut().par_chunks_mut(CHUNK);
         chunks.for_each(|chunk| chunk.fill(0.0));
         Ok(pages)
     }
 
-    fn copy_of(values: &[f32]) -> Result<Self, OffloadError> {
+    fn copy_of(values: &[f32]) -> Result<Self, ZeroError> {
         let mut pages = Self::reserve(values.len())?;
         copy(values, pages.elements_mut());
         Ok(pages)
     }
 
-    fn reserve(len: usize) -> Result<Self, OffloadError> {
+    fn reserve(len: usize) -> Result<Self, ZeroError> {
         let bytes = len.saturating_mul(size_of::<f32>());
-        let map = MmapMut::map_anon(bytes)
-            .map_err(|source| OffloadError::OutOfMemory { bytes, source })?;
+        let map = MmapMut::map_anon(bytes).map_err(|error| ZeroError::OutOfMemory {
+            what: "HostAdamW, 12 bytes an element".to_owned(),
+            bytes,
+            reason: error.to_string(),
+        })?;
         // Fails on a kernel without huge pages; then ordinary pages are used.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
