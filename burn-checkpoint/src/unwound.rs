@@ -41,9 +41,9 @@ pub(crate) fn free() {
 
 #[cold]
 fn free_all() {
-    ANY.set(false);
-    // Outside of the borrow: what is dropped may drop more.
-    let waiting = WAITING.take();
+    let _ = ANY.try_with(|any| any.set(false));
+    // Outside of the borrow: what is dropped may drop more. A thread that ends after a panic is dropping the list itself.
+    let waiting = WAITING.try_with(RefCell::take);
     drop(waiting);
 }
 
@@ -98,6 +98,33 @@ mod tests {
         fn drop(&mut self) {
             self.0.send(panicking()).expect("the test listens");
         }
+    }
+
+    /// Frees what waits when it is dropped, as a handle does.
+    struct Frees {
+        _told: Told,
+    }
+
+    impl Drop for Frees {
+        fn drop(&mut self) {
+            free();
+        }
+    }
+
+    /// What a thread that ends by a panic has left is dropped with the thread: the process goes on.
+    #[test]
+    fn a_thread_may_end_by_its_panic() {
+        let (send, told) = channel();
+        let unwinds = move || {
+            let _held = [0, 1].map(|_| {
+                Held::new(Frees {
+                    _told: Told(send.clone()),
+                })
+            });
+            resume_unwind(Box::new(()));
+        };
+        assert!(std::thread::spawn(unwinds).join().is_err());
+        assert_eq!(told.iter().collect::<Vec<_>>(), [false, false]);
     }
 
     #[test]

@@ -161,6 +161,9 @@ macro_rules! method {
     ($trait:ident $work:ident int_transpose $($rest:tt)*) => {};
     ($trait:ident $work:ident bool_transpose $($rest:tt)*) => {};
 
+    // Reads as `float_into_data` and its like do, below.
+    ($trait:ident $work:ident tr_execute $($rest:tt)*) => {};
+
     // Kernels of burn-flex that the router does not have.
     ($trait:ident $work:ident float_neg($($args:tt)*) -> $ret:tt) => { like_first! { $trait $work float_neg($($args)*) } };
     ($trait:ident $work:ident float_sign($($args:tt)*) -> $ret:tt) => { like_first! { $trait $work float_sign($($args)*) } };

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -11,7 +12,8 @@ use burn_checkpoint::{ReadsInPlace, RematStats};
 use burn_decorator::profile::DeviceProfile;
 
 use crate::client::{MetaDevice, label};
-use crate::ledger::{Cost, Phase, Recording, Storage};
+use crate::ledger::{Phase, Recording, Storage};
+use crate::shares::Shares;
 
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,15 +76,20 @@ pub struct Estimate {
     pub uploaded_bytes: u64,
     /// Bytes from the device to the host.
     pub downloaded_bytes: u64,
+    /// Bytes to other ranks, from [`estimate_rank`].
+    pub sent_bytes: u64,
     /// Operations that kernels run, replayed ones too.
     pub operations: u64,
     /// Floating-point operations, replayed ones too: of products; of all else one an element of the result.
     pub flops: u64,
     /// Operations that a scope or budget of burn-checkpoint runs again, on this thread.
     pub replayed_operations: u64,
+    /// Bytes that the optimizer reads and writes in host memory, from [`Estimate::shared`].
+    pub host_bytes: u64,
     /// Bytes in use after each change, from the step's beginning to its end.
     pub bytes_in_use: Vec<u64>,
-    costs: Vec<Cost>,
+    recording: Arc<Recording>,
+    shares: Shares,
 }
 
 /// What one training step takes on the default [`MetaDevice`], and the model after it.
@@ -109,8 +116,27 @@ where
 }
 
 /// [`estimate_step`] on a device of one's own: steps on one device that run at the same time are counted together.
-pub fn estimate_on<B, M>(
+pub fn estimate_on<B, M>(device: MetaDevice, model: M, step: impl FnMut(M) -> M) -> (Estimate, M)
+where
+    B: Backend,
+    M: Module<B>,
+{
+    estimate_rank::<B, M>(device, || 0, model, step)
+}
+
+/// [`estimate_on`] of one rank of many. `sent` reads how many bytes the rank has sent so far. Alone it trains with a group whose other
+/// ranks are not there:
+///
+/// ```text
+/// let group = Arc::new(SimulatedRank::new(0, 1024)?);
+/// let mut optimizer = ZeroOptimizer::new(adamw, group.clone(), ZeroSettings::stage(Stage::Gradients))?;
+/// let model = optimizer.prepare::<B, _>(model)?;
+/// let sent = || group.traffic().total().data_bytes;
+/// let (estimate, _) = estimate_rank::<B, _>(device, sent, model, |model| ..);
+/// ```
+pub fn estimate_rank<B, M>(
     device: MetaDevice,
+    sent: impl Fn() -> u64,
     model: M,
     mut step: impl FnMut(M) -> M,
 ) -> (Estimate, M)
@@ -118,21 +144,45 @@ where
     B: Backend,
     M: Module<B>,
 {
-    // Without a second thread, on which tensors would go now and then.
+    // As in the second step.
     let _reads = ReadsInPlace::on();
     name_parameters::<B, M>(&model);
     let model = step(model);
     name_parameters::<B, M>(&model);
+    let before = sent();
+    let (mut estimate, model) = estimate_run(device, || {
+        let model = step(model);
+        // The new parameters.
+        name_parameters::<B, M>(&model);
+        model
+    });
+    estimate.sent_bytes = sent() - before;
+    (estimate, model)
+}
+
+/// What any program takes on a device while it runs, such as a whole training of the Learner: its peak, traffic and time. What is what at
+/// the peak is told for one step only, by [`estimate_step`].
+///
+/// ```
+/// use burn::tensor::Tensor;
+/// use burn_estimate::{Meta, MetaDevice, estimate_run};
+///
+/// let device = MetaDevice::new(7);
+/// let (estimate, sum) = estimate_run(device, || Tensor::<Meta, 1>::ones([1000], &device).sum());
+/// assert_eq!((estimate.peak_bytes, sum.dims()), (4004, [1]));
+/// ```
+pub fn estimate_run<R>(device: MetaDevice, run: impl FnOnce() -> R) -> (Estimate, R) {
+    // Without a second thread, on which tensors would go now and then.
+    let _reads = ReadsInPlace::on();
     let replayed = RematStats::of_thread().replayed_operations;
     let ledger = device.ledger();
     ledger.lock().start();
-    let model = step(model);
+    let result = run();
     let after = RematStats::of_thread().replayed_operations;
-    let replayed = after.saturating_sub(replayed);
-    // The new parameters.
-    name_parameters::<B, M>(&model);
     let recording = ledger.lock().stop();
-    (Estimate::of(recording, replayed), model)
+    let mut estimate = Estimate::of(Arc::new(recording), Shares::NONE);
+    estimate.replayed_operations = after.saturating_sub(replayed);
+    (estimate, result)
 }
 
 /// Tells the device the names of a module's parameters.
@@ -157,15 +207,20 @@ fn name_parameters<B: Backend, M: Module<B>>(model: &M) {
 }
 
 impl Estimate {
-    fn of(recording: Recording, replayed_operations: u64) -> Self {
+    fn of(recording: Arc<Recording>, shares: Shares) -> Self {
         let classes = Classes::new(&recording);
-        let at = recording.peak_at;
+        let weighed = Weighed::new(&classes, &shares);
+        let at = weighed.peak_at;
         let mut holders: BTreeMap<(Kind, String), (u64, usize)> = BTreeMap::new();
         let alive = |storage: &&Storage| storage.born <= at && at < storage.died;
         for storage in recording.storages.iter().filter(alive) {
             let kind = classes.kind(storage);
+            let bytes = classes.bytes(storage, &shares, at);
+            if bytes == 0 {
+                continue;
+            }
             let held = holders.entry((kind, owner(storage, kind))).or_default();
-            held.0 += storage.bytes;
+            held.0 += bytes;
             held.1 += 1;
         }
         let mut holders: Vec<_> = holders
@@ -177,19 +232,50 @@ impl Estimate {
                 storages,
             })
             .collect();
+        let known = holders.iter().map(|holder| holder.bytes).sum::<u64>();
+        if let added @ 1.. = weighed.peak_bytes.saturating_sub(known) {
+            holders.push(Holder {
+                owner: "buckets and shards".into(),
+                kind: Kind::Temporary,
+                bytes: added,
+                storages: 1,
+            });
+        }
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+        let costs = || recording.costs.iter();
         Self {
-            peak_bytes: recording.peak_bytes,
+            peak_bytes: weighed.peak_bytes,
             peak_phase: classes.phase(at),
-            start_bytes: recording.start_bytes,
+            start_bytes: weighed.bytes_in_use[0],
             holders,
             uploaded_bytes: recording.uploaded_bytes,
             downloaded_bytes: recording.downloaded_bytes,
-            operations: recording.costs.iter().filter(|cost| cost.bytes > 0).count() as u64,
-            flops: recording.costs.iter().map(|cost| cost.flops).sum(),
-            replayed_operations,
-            bytes_in_use: curve(&recording),
-            costs: recording.costs,
+            sent_bytes: 0,
+            operations: costs().filter(|cost| cost.bytes > 0).count() as u64,
+            flops: costs().map(|cost| cost.flops).sum(),
+            replayed_operations: 0,
+            host_bytes: 0,
+            bytes_in_use: weighed.bytes_in_use,
+            recording: recording.clone(),
+            shares,
+        }
+    }
+
+    /// The same step where optimizer and gradients are shared out: without another run, and without the host memory that burn-zero
+    /// would take. What moves is by formula; against a run with burn-zero's ranks peak and traffic are within 2 % (docs/out-of-memory.md).
+    ///
+    /// Meant for what [`estimate_step`] gives: this rank's step on one device.
+    pub fn shared(&self, shares: Shares) -> Self {
+        let shared = Self::of(self.recording.clone(), shares);
+        let classes = Classes::new(&self.recording);
+        let traffic = shares.traffic(classes.parameter_bytes(), classes.backwards());
+        Self {
+            uploaded_bytes: shared.uploaded_bytes + traffic.uploaded_bytes,
+            downloaded_bytes: shared.downloaded_bytes + traffic.downloaded_bytes,
+            sent_bytes: traffic.sent_bytes,
+            host_bytes: traffic.host_bytes,
+            replayed_operations: self.replayed_operations,
+            ..shared
         }
     }
 
@@ -199,38 +285,87 @@ impl Estimate {
         of_kind.map(|holder| holder.bytes).sum()
     }
 
-    /// The step's time on a device: for each operation the longest of its launch, its bytes and its arithmetic, and the transfers between
-    /// host and device, one after the other.
+    /// The step's time on a device: for each operation the longest of its launch, its bytes and its arithmetic; and what moves between
+    /// host and device, to other ranks, and in the host's memory, at the speed between host and device, one after the other.
     pub fn time(&self, device: &DeviceProfile) -> Duration {
-        let kernels: f64 = self
-            .costs
-            .iter()
-            .map(|cost| device.seconds(cost.bytes as f64, cost.flops as f64, cost.is_half))
-            .sum();
-        let transfers = (self.uploaded_bytes + self.downloaded_bytes) as f64;
-        Duration::from_secs_f64(kernels + transfers / device.host_bytes_per_second)
+        let update = Classes::new(&self.recording).update;
+        let (mut before, mut after) = (0.0, 0.0);
+        for cost in &self.recording.costs {
+            let seconds = device.seconds(cost.bytes as f64, cost.flops as f64, cost.is_half);
+            let part = if cost.at < update {
+                &mut before
+            } else {
+                &mut after
+            };
+            *part += seconds;
+        }
+        let moved = self.uploaded_bytes + self.downloaded_bytes + self.sent_bytes + self.host_bytes;
+        let transfers = moved as f64 / device.host_bytes_per_second;
+        Duration::from_secs_f64(before + after * self.shares.update() + transfers)
     }
 }
 
-/// Bytes in use after each change.
-fn curve(recording: &Recording) -> Vec<u64> {
-    let mut changes = BTreeMap::<u64, i64>::new();
-    for storage in &recording.storages {
-        if storage.born > recording.start {
-            *changes.entry(storage.born).or_default() += storage.bytes as i64;
+/// Memory over a step, of what stays on the device.
+struct Weighed {
+    peak_bytes: u64,
+    peak_at: u64,
+    /// After each change.
+    bytes_in_use: Vec<u64>,
+}
+
+impl Weighed {
+    fn new(classes: &Classes, shares: &Shares) -> Self {
+        let recording = classes.recording;
+        let (start, update) = (recording.start, classes.update);
+        // On the device; and of gradients, what has left it or waits in buckets.
+        let mut changes = BTreeMap::<u64, (i64, i64)>::new();
+        let mut add = |at: u64, (bytes, left): (i64, i64), sign: i64| {
+            let change = changes.entry(at.max(start)).or_default();
+            change.0 += sign * bytes;
+            change.1 += sign * left;
+        };
+        for storage in &recording.storages {
+            let bytes = |at| {
+                let bytes = classes.bytes(storage, shares, at);
+                let leaves = at < update && classes.kind(storage) == Kind::Gradient;
+                let left = if leaves { storage.bytes - bytes } else { 0 };
+                (bytes as i64, left as i64)
+            };
+            let (first, last) = (bytes(storage.born), bytes(storage.died));
+            add(storage.born, first, 1);
+            if storage.born < update && update < storage.died {
+                add(update, first, -1);
+                add(update, last, 1);
+            }
+            if storage.died != u64::MAX {
+                let last = if storage.died <= update { first } else { last };
+                add(storage.died, last, -1);
+            }
         }
-        if storage.died != u64::MAX {
-            *changes.entry(storage.died).or_default() -= storage.bytes as i64;
+        let (buckets, shards) = shares.added_bytes(classes.parameter_bytes());
+        if update != u64::MAX {
+            add(update, (shards as i64, 0), 1);
         }
+        let mut weighed = Self {
+            peak_bytes: 0,
+            peak_at: start,
+            bytes_in_use: Vec::with_capacity(changes.len()),
+        };
+        let (mut bytes, mut left) = (0_i64, 0_i64);
+        for (at, change) in changes {
+            bytes += change.0;
+            left += change.1;
+            let in_use = (bytes + left.min(buckets as i64)).max(0) as u64;
+            weighed.bytes_in_use.push(in_use);
+            if in_use > weighed.peak_bytes {
+                (weighed.peak_bytes, weighed.peak_at) = (in_use, at);
+            }
+        }
+        weighed
+            .bytes_in_use
+            .extend(weighed.bytes_in_use.is_empty().then_some(0));
+        weighed
     }
-    let mut bytes = recording.start_bytes;
-    let after = changes.into_values().map(|change| {
-        bytes = bytes.saturating_add_signed(change);
-        bytes
-    });
-    std::iter::once(recording.start_bytes)
-        .chain(after)
-        .collect()
 }
 
 /// Where a step's phases begin, and so what its storages are for.
@@ -254,6 +389,30 @@ impl<'a> Classes<'a> {
             recording,
             update: update.unwrap_or(u64::MAX),
         }
+    }
+
+    /// Bytes of a storage that are on the device at some time of its life.
+    fn bytes(&self, storage: &Storage, shares: &Shares, at: u64) -> u64 {
+        if *shares == Shares::NONE {
+            return storage.bytes;
+        }
+        let born_in_update = storage.born >= self.update;
+        let (before, after) = shares.factors(self.kind(storage), born_in_update);
+        let factor = if at < self.update { before } else { after };
+        (storage.bytes as f64 * factor) as u64
+    }
+
+    /// Bytes of the parameters, old and new ones once.
+    fn parameter_bytes(&self) -> u64 {
+        let storages = self.recording.storages.iter();
+        let old = storages.filter(|it| it.parameter.is_some() && it.born <= self.recording.start);
+        old.map(|storage| storage.bytes).sum()
+    }
+
+    fn backwards(&self) -> u64 {
+        let phases = self.recording.phases.iter();
+        let backward = phases.filter(|(_, phase)| *phase == Phase::Backward);
+        backward.count() as u64
     }
 
     fn phase(&self, at: u64) -> Phase {
@@ -321,12 +480,13 @@ impl fmt::Display for Estimate {
         }
         write!(
             f,
-            "{} operations, {} replayed; {:.3e} floating-point operations; {} to the device, {} from it",
+            "{} operations, {} replayed; {:.3e} floating-point operations; {} to the device, {} from it, {} sent",
             self.operations,
             self.replayed_operations,
             self.flops as f64,
             in_units(self.uploaded_bytes),
-            in_units(self.downloaded_bytes)
+            in_units(self.downloaded_bytes),
+            in_units(self.sent_bytes)
         )
     }
 }

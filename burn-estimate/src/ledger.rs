@@ -45,6 +45,8 @@ pub(crate) struct Storage {
 /// What one operation does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
+    /// When.
+    pub at: u64,
     /// Bytes that it reads and writes.
     pub bytes: u64,
     /// Floating-point operations: of products; of all else one an element of the result.
@@ -58,11 +60,6 @@ pub(crate) struct Cost {
 pub(crate) struct Recording {
     /// When it began.
     pub start: u64,
-    /// Bytes that were alive then.
-    pub start_bytes: u64,
-    pub peak_bytes: u64,
-    /// The first time at which so many bytes were alive.
-    pub peak_at: u64,
     /// All storages that were alive at some time of it.
     pub storages: Vec<Storage>,
     /// When phases began.
@@ -79,7 +76,6 @@ pub(crate) struct Ledger {
     storages: FxHashMap<u64, Storage>,
     next: u64,
     clock: u64,
-    live_bytes: u64,
     phase: Phase,
     owner: Option<Arc<str>>,
     recording: Option<Recording>,
@@ -92,7 +88,6 @@ impl Default for Ledger {
             storages: FxHashMap::default(),
             next: 0,
             clock: 0,
-            live_bytes: 0,
             phase: Phase::Forward,
             owner: None,
             recording: None,
@@ -107,9 +102,6 @@ impl Ledger {
         self.owner = None;
         self.recording = Some(Recording {
             start: self.clock,
-            start_bytes: self.live_bytes,
-            peak_bytes: self.live_bytes,
-            peak_at: self.clock,
             phases: vec![(self.clock, Phase::Forward)],
             ..Recording::default()
         });
@@ -141,7 +133,7 @@ impl Ledger {
             rules::plan(op, row, &operands)
         };
         let workspace = plan.workspace_bytes;
-        self.grow(workspace);
+        self.clock += 1;
         for (output, placement) in op.outputs().zip(plan.placements) {
             let view = match placement {
                 Placement::Shared(view) => view,
@@ -162,6 +154,7 @@ impl Ledger {
         if let Some(recording) = &mut self.recording {
             let moved = op.inputs().chain(op.outputs()).map(bytes).sum::<usize>();
             recording.costs.push(Cost {
+                at: self.clock,
                 bytes: if plan.moves { moved as u64 } else { 0 },
                 flops: plan.flops,
                 is_half: op.outputs().any(|output| output.dtype.size() == 2),
@@ -262,7 +255,6 @@ impl Ledger {
         }
         if let Some(mut storage) = self.storages.remove(&view.storage) {
             self.clock += 1;
-            self.live_bytes -= storage.bytes;
             storage.died = self.clock;
             if let Some(recording) = &mut self.recording {
                 recording.storages.push(storage);
@@ -285,23 +277,12 @@ impl Ledger {
 
     fn allocate(&mut self, tensor: &TensorIr, row: &'static Row) -> u64 {
         let bytes = bytes(tensor) as u64;
-        self.grow(bytes);
+        self.clock += 1;
         let is_mask = tensor.dtype.is_bool() || row.name.ends_with("_random");
         let storage = self.storage(bytes, row, is_mask);
         self.next += 1;
         self.storages.insert(self.next, storage);
         self.next
-    }
-
-    fn grow(&mut self, bytes: u64) {
-        self.clock += 1;
-        self.live_bytes += bytes;
-        if let Some(recording) = &mut self.recording
-            && self.live_bytes > recording.peak_bytes
-        {
-            recording.peak_bytes = self.live_bytes;
-            recording.peak_at = self.clock;
-        }
     }
 
     /// Frees what a kernel took beyond its result; it was allocated before the result.
@@ -310,7 +291,6 @@ impl Ledger {
             return;
         }
         self.clock += 1;
-        self.live_bytes -= bytes;
         let mut workspace = self.storage(bytes, row, false);
         workspace.died = self.clock;
         if let Some(recording) = &mut self.recording {

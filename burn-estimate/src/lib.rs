@@ -38,10 +38,14 @@ mod estimate;
 mod ledger;
 mod plan;
 mod rules;
+mod shares;
 
 pub use backend::Meta;
 pub use burn_decorator::profile::DeviceProfile;
 pub use client::MetaDevice;
-pub use estimate::{Estimate, Holder, Kind, estimate_on, estimate_step};
+pub use estimate::{
+    Estimate, Holder, Kind, estimate_on, estimate_rank, estimate_run, estimate_step,
+};
 pub use ledger::Phase;
 pub use plan::{Plan, Planned, plan};
+pub use shares::Shares;

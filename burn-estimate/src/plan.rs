@@ -53,29 +53,38 @@ pub fn plan<S>(
     memory_bytes: u64,
     mut estimate: impl FnMut(&S, &[Planned<S>]) -> Option<(Estimate, Duration)>,
 ) -> Plan<S> {
-    let (mut fitting, mut too_large) = (Vec::new(), Vec::new());
+    let mut plan = Plan {
+        fitting: Vec::new(),
+        too_large: Vec::new(),
+    };
     for setting in settings {
-        let Some((estimate, time)) = estimate(&setting, &too_large) else {
-            continue;
-        };
-        let fits = estimate.peak_bytes <= memory_bytes;
-        let planned = Planned {
-            setting,
-            estimate,
-            time,
-        };
-        if fits {
-            fitting.push(planned);
-        } else {
-            too_large.push(planned);
+        if let Some((estimate, time)) = estimate(&setting, &plan.too_large) {
+            let planned = Planned {
+                setting,
+                estimate,
+                time,
+            };
+            plan.add(planned, memory_bytes);
         }
     }
-    fitting.sort_by_key(|planned| planned.time);
-    too_large.sort_by_key(|planned| planned.estimate.peak_bytes);
-    Plan { fitting, too_large }
+    plan
 }
 
 impl<S> Plan<S> {
+    /// Adds a setting in its place.
+    pub fn add(&mut self, planned: Planned<S>, memory_bytes: u64) {
+        let peak = planned.estimate.peak_bytes;
+        if peak <= memory_bytes {
+            let faster = |other: &Planned<S>| other.time <= planned.time;
+            let place = self.fitting.partition_point(faster);
+            self.fitting.insert(place, planned);
+        } else {
+            let smaller = |other: &Planned<S>| other.estimate.peak_bytes <= peak;
+            let place = self.too_large.partition_point(smaller);
+            self.too_large.insert(place, planned);
+        }
+    }
+
     /// Where nothing fits, the kind of memory that takes the most in the setting with the smallest peak, and its bytes there.
     pub fn obstacle(&self) -> Option<(Kind, u64)> {
         let smallest = self.fitting.is_empty().then(|| self.too_large.first())??;

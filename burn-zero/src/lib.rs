@@ -21,8 +21,8 @@
 //!
 //! # Ranks
 //!
-//! [`group`] has [`ProcessGroup`] and its implementations [`SingleRank`], [`ThreadGroup`] and, with the feature
-//! `mpi`, `MpiGroup`. [`shard`] says which rank owns which elements: [`ShardMap`], integers only.
+//! [`group`] has [`ProcessGroup`] and its implementations [`SingleRank`], [`ThreadGroup`], for estimates [`SimulatedRank`], and, with the
+//! feature `mpi`, `MpiGroup`. [`shard`] says which rank owns which elements: [`ShardMap`], integers only.
 //!
 //! Ranks that are processes are started by the cluster's own launcher, such as `mpirun -n 4 program`, and find each other over MPI: `docs/zero.md`
 //! has the packages to install and the commands.
@@ -147,8 +147,8 @@ pub use estimate::{Estimate, ModelStates, estimate};
 #[cfg(feature = "mpi")]
 pub use group::MpiGroup;
 pub use group::{
-    Agree, GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SingleRank, Split,
-    ThreadGroup,
+    Agree, GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SimulatedRank, SingleRank,
+    Split, ThreadGroup,
 };
 pub use offload::{
     AdamWState, AdamWStep, Arch, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostOffload,

@@ -27,6 +27,7 @@ mod member;
 mod mpi;
 mod options;
 mod process_group;
+mod simulated;
 mod threads;
 mod watch;
 
@@ -40,5 +41,6 @@ pub use mpi::MpiGroup;
 pub(crate) use options::round;
 pub use options::{GroupFault, GroupOptions};
 pub use process_group::{Agree, ProcessGroup};
+pub use simulated::SimulatedRank;
 pub use threads::{SingleRank, ThreadGroup};
 pub(crate) use watch::finish_first;

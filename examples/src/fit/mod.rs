@@ -14,8 +14,9 @@ use burn::tensor::{Int, Tensor};
 use burn_amp::{Autocast, Bf16, F16};
 use burn_checkpoint::Remat;
 use burn_estimate::{
-    DeviceProfile, Estimate, Meta, MetaDevice, Plan, Planned, estimate_step, plan,
+    DeviceProfile, Estimate, Meta, MetaDevice, Plan, Planned, Shares, estimate_step, plan,
 };
+use burn_zero::{Stage, ZeroSettings};
 use clap::{Parser, ValueEnum};
 
 use crate::gpt::loader::TokenBatch;
@@ -46,7 +47,8 @@ pub struct Fit {
     #[arg(long, value_name = "FILE", help_heading = "Fit")]
     pub plot: Option<PathBuf>,
 
-    /// The gpt example's options. --batch, --amp and --checkpoint give the setting that is looked at first
+    /// The gpt example's options. --batch, --accum, --amp, --checkpoint, --zero and --offload give the setting that is looked at first;
+    /// --ranks says how many ranks there are
     #[command(flatten)]
     pub gpt: Options,
 }
@@ -86,6 +88,12 @@ pub struct Setting {
     pub amp: Amp,
     /// What becomes of activations until backward.
     pub checkpoint: Checkpoint,
+    /// What is sharded over ranks.
+    pub stage: Stage,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Whether the optimizer is on the host.
+    pub offload: bool,
 }
 
 /// What [`Fit::run`] finds.
@@ -123,22 +131,26 @@ impl Fit {
             accum,
             amp: self.gpt.amp.unwrap_or(Amp::Off),
             checkpoint: self.gpt.checkpoint,
+            stage: self.gpt.zero.unwrap_or_default(),
+            ranks: self.gpt.ranks.unwrap_or(1),
+            offload: self.gpt.offload,
         };
-        let (estimate, time) = self.estimate(&model, asked);
-        let asked = Planned {
-            setting: asked,
-            estimate,
-            time,
-        };
-        let settings = settings(batch * accum, asked.setting.amp);
-        let plan = plan(settings, self.memory, |setting, too_large| {
+        let mut runs = Runs::new(&model, self.device.profile());
+        let asked = runs.planned(asked);
+        let settings = settings(batch * accum, asked.setting);
+        let mut plan = plan(settings, self.memory, |setting, too_large| {
             let larger = |planned: &Planned<Setting>| {
-                let Setting { batch, .. } = planned.setting;
-                batch <= setting.batch && planned.setting.same_but_for_batches(setting)
+                let Setting { batch, accum, .. } = planned.setting;
+                // Without accumulation there are no sums of gradients.
+                let sums = setting.accum > 1 || accum == 1;
+                batch <= setting.batch && sums && planned.setting.same_but_for_batches(setting)
             };
             let hopeless = too_large.iter().any(larger);
-            (!hopeless).then(|| self.estimate(&model, *setting))
+            (!hopeless).then(|| runs.estimate(*setting))
         });
+        for budget in self.budgets(&plan, &mut runs) {
+            plan.add(budget, self.memory);
+        }
         if let Some(file) = &self.plot {
             let drawn = plan.fitting.first().unwrap_or(&asked);
             draw::memory(
@@ -169,18 +181,107 @@ impl Fit {
         Ok(model)
     }
 
+    /// Settings with a byte budget where keeping all activations does not fit: for each precision, as the best setting shares its optimizer
+    /// out, the two smallest micro-batches that need one. The budget is what the device has left.
+    fn budgets(&self, plan: &Plan<Setting>, runs: &mut Runs) -> Vec<Planned<Setting>> {
+        let Some(best) = plan.fitting.first().or(plan.too_large.first()) else {
+            return Vec::new();
+        };
+        let mut budgets: Vec<Planned<Setting>> = Vec::new();
+        let without = |planned: &&Planned<Setting>| {
+            let Setting { stage, offload, .. } = best.setting;
+            planned.setting.checkpoint == Checkpoint::None
+                && (planned.setting.stage, planned.setting.offload) == (stage, offload)
+        };
+        for planned in plan.too_large.iter().filter(without) {
+            let setting = planned.setting;
+            // Of those that are larger there is no estimate; this one is the smallest.
+            let sizes = [setting.batch, 2 * setting.batch];
+            let effective = setting.batch * setting.accum;
+            for batch in sizes
+                .into_iter()
+                .filter(|size| effective.is_multiple_of(*size))
+            {
+                let Estimate {
+                    start_bytes,
+                    peak_bytes,
+                    ..
+                } = planned.estimate;
+                let free = self.memory.saturating_sub(start_bytes);
+                if free < (peak_bytes - start_bytes) / 8 {
+                    // It would replay more than it computes.
+                    continue;
+                }
+                let mut mebibytes = free >> 20;
+                // What a kernel takes beyond its result is not the budget's.
+                for _ in 0..2 {
+                    let budget = runs.planned(Setting {
+                        batch,
+                        accum: effective / batch,
+                        checkpoint: Checkpoint::BudgetMib(mebibytes.max(1)),
+                        ..setting
+                    });
+                    let over = budget.estimate.peak_bytes.saturating_sub(self.memory);
+                    mebibytes = mebibytes.saturating_sub(over.div_ceil(1 << 20));
+                    budgets.push(budget);
+                    if over == 0 || mebibytes == 0 {
+                        break;
+                    }
+                }
+            }
+        }
+        budgets
+    }
+}
+
+/// Estimates of one model's settings. Those that differ in what is shared out only are one run.
+struct Runs<'a> {
+    model: &'a GptConfig,
+    device: DeviceProfile,
+    /// The last run, for an update of at most two micro-batches, and for one of one if that has two.
+    last: Option<(Setting, Estimate, Option<Estimate>)>,
+}
+
+impl<'a> Runs<'a> {
+    fn new(model: &'a GptConfig, device: DeviceProfile) -> Self {
+        Self {
+            model,
+            device,
+            last: None,
+        }
+    }
+
+    fn planned(&mut self, setting: Setting) -> Planned<Setting> {
+        let (estimate, time) = self.estimate(setting);
+        Planned {
+            setting,
+            estimate,
+            time,
+        }
+    }
+
     /// The peak and the time of an update.
-    fn estimate(&self, model: &GptConfig, setting: Setting) -> (Estimate, Duration) {
-        let model = model
-            .clone()
-            .with_activations(setting.checkpoint.activations());
-        // Windows of more than two micro-batches hold what those of two hold, and each further one takes as long as the second.
-        let of = |accum| update(&model, Setting { accum, ..setting });
-        let profile = self.device.profile();
-        let estimate = of(setting.accum.min(2));
-        let mut time = estimate.time(&profile);
-        if let further @ 1.. = setting.accum.saturating_sub(2) {
-            time += (time.saturating_sub(of(1).time(&profile))) * further as u32;
+    fn estimate(&mut self, setting: Setting) -> (Estimate, Duration) {
+        let alone = Setting {
+            stage: Stage::DataParallel,
+            offload: false,
+            ..setting
+        };
+        if self.last.as_ref().is_none_or(|(last, ..)| *last != alone) {
+            let activations = setting.checkpoint.activations();
+            let model = self.model.clone().with_activations(activations);
+            // Windows of more than two micro-batches hold what those of two hold, and each further one takes as long as the second.
+            let of = |accum| update(&model, Setting { accum, ..alone });
+            let one = (setting.accum > 2).then(|| of(1));
+            self.last = Some((alone, of(setting.accum.min(2)), one));
+        }
+        let (_, estimate, one) = self.last.as_ref().expect("it was just made");
+        let shares = setting.shares();
+        let estimate = estimate.shared(shares);
+        let mut time = estimate.time(&self.device);
+        if let Some(one) = one {
+            let second = time.saturating_sub(one.shared(shares).time(&self.device));
+            time += second * (setting.accum - 2) as u32;
         }
         (estimate, time)
     }
@@ -245,24 +346,39 @@ fn update_on<B: AutodiffBackend<Device = MetaDevice>>(
     estimate_step::<B, _>(config.init(&device), step).0
 }
 
-/// Every setting with this effective batch: those that keep most activations first, each with the smallest micro-batch first.
-fn settings(effective_batch: usize, amp: Amp) -> Vec<Setting> {
-    let lower = match amp {
+/// Every setting with this effective batch of a rank: those that keep most activations first, each with the smallest micro-batch first.
+fn settings(effective_batch: usize, asked: Setting) -> Vec<Setting> {
+    let lower = match asked.amp {
         Amp::Off => Amp::Bf16,
         lower => lower,
     };
+    let stages = match asked.ranks {
+        1 => vec![Stage::DataParallel],
+        _ => Stage::ALL.to_vec(),
+    };
+    let checkpoints = [
+        Checkpoint::None,
+        Checkpoint::KeepCompute,
+        Checkpoint::Block,
+        Checkpoint::Offload,
+    ];
     let mut settings = Vec::new();
     for amp in [Amp::Off, lower] {
-        for checkpoint in [Checkpoint::None, Checkpoint::KeepCompute, Checkpoint::Block] {
+        for checkpoint in checkpoints {
             let micro = (0..usize::BITS).map(|power| 1 << power);
             let micro = micro.take_while(|batch| *batch <= effective_batch);
             for batch in micro.filter(|batch| effective_batch.is_multiple_of(*batch)) {
-                settings.push(Setting {
-                    batch,
-                    accum: effective_batch / batch,
-                    amp,
-                    checkpoint,
-                });
+                for &stage in &stages {
+                    settings.extend([false, true].map(|offload| Setting {
+                        batch,
+                        accum: effective_batch / batch,
+                        amp,
+                        checkpoint,
+                        stage,
+                        offload,
+                        ..asked
+                    }));
+                }
             }
         }
     }
@@ -271,19 +387,36 @@ fn settings(effective_batch: usize, amp: Amp) -> Vec<Setting> {
 
 impl Setting {
     fn same_but_for_batches(&self, other: &Self) -> bool {
-        (self.amp, self.checkpoint) == (other.amp, other.checkpoint)
+        let but = |setting: &Self| Self {
+            batch: 0,
+            accum: 0,
+            ..*setting
+        };
+        but(self) == but(other)
+    }
+
+    fn shares(&self) -> Shares {
+        Shares {
+            ranks: self.ranks as u64,
+            optimizer_state: self.stage.shards_optimizer_state(),
+            gradients: self.stage.shards_gradients(),
+            offload: self.offload,
+            bucket_bytes: 4 * ZeroSettings::default().bucket_elements as u64,
+        }
     }
 
     /// The setting in code.
     pub fn code(&self) -> String {
-        let scopes = self.checkpoint != Checkpoint::None;
-        let inner = if scopes {
-            "Autodiff<Remat<Cuda>>"
-        } else {
-            "Autodiff<Cuda>"
-        };
+        let mut inner = "Cuda".to_owned();
+        if self.checkpoint != Checkpoint::None {
+            inner = format!("Remat<{inner}>");
+        }
+        inner = format!("Autodiff<{inner}>");
+        if self.ranks > 1 || self.offload {
+            inner = format!("Sharded<{inner}>");
+        }
         let backend = match self.amp {
-            Amp::Off => inner.to_owned(),
+            Amp::Off => inner,
             Amp::Bf16 => format!("Autocast<{inner}>"),
             Amp::F16 => format!("Autocast<{inner}, F16>"),
         };
@@ -293,9 +426,26 @@ impl Setting {
             Checkpoint::KeepCompute => {
                 lines.push("checkpoint_with(Policy::KeepCompute, || block.forward(x))".into());
             }
+            Checkpoint::Offload => {
+                lines.push("checkpoint_with(Policy::Offload, || block.forward(x))".into());
+            }
+            Checkpoint::BudgetMib(mebibytes) => {
+                lines.push(format!(
+                    "let _budget = MemoryBudget::bytes({mebibytes} << 20).install();"
+                ));
+            }
             _ => {}
         }
         let mut optimizer = "optimizer".to_owned();
+        if self.offload {
+            optimizer = "OffloadConfig::new(HostAdamWConfig::default()).init()?".into();
+        }
+        if self.ranks > 1 {
+            optimizer = format!(
+                "ZeroOptimizer::new({optimizer}, group, ZeroSettings::stage(Stage::{:?}))?",
+                self.stage
+            );
+        }
         if self.accum > 1 {
             optimizer = format!(
                 "MultiSteps::new(optimizer, AccumConfig::mean({}))?",
@@ -319,11 +469,21 @@ impl fmt::Display for Setting {
             accum,
             amp,
             checkpoint,
+            stage,
+            ranks,
+            offload,
         } = self;
         write!(
             f,
             "--batch {batch} --accum {accum} --amp {amp} --checkpoint {checkpoint}"
-        )
+        )?;
+        if *ranks > 1 {
+            write!(f, " --ranks {ranks} --zero {}", stage.number())?;
+        }
+        if *offload {
+            write!(f, " --offload")?;
+        }
+        Ok(())
     }
 }
 
@@ -410,9 +570,14 @@ fn scaled(text: &str, units: &[(char, f64)]) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, PoisonError};
+
     use super::*;
 
+    /// One at a time: what other tests hold on the default device would count too.
     fn run(arguments: &str) -> Report {
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let arguments = ["fit"].into_iter().chain(arguments.split_whitespace());
         Fit::parse_from(arguments).run().unwrap()
     }
@@ -438,7 +603,8 @@ mod tests {
         let plot = format!("--plot {}", file.display());
         let options = "--layers 2 --width 64 --context 64 --effective-batch 8";
         let all = run(&format!("{options} --memory 1G"));
-        assert_eq!(all.plan.fitting.len(), 24);
+        // Two precisions, four things to do with activations, four micro-batches, the optimizer on the device or the host.
+        assert_eq!(all.plan.fitting.len(), 2 * 4 * 4 * 2);
         let peaks = || {
             all.plan
                 .fitting
@@ -448,7 +614,11 @@ mod tests {
         let middle = (peaks().min().unwrap() + peaks().max().unwrap()) / 2;
         let some = run(&format!("{options} --memory {middle} {plot}"));
         let expected = peaks().filter(|peak| *peak <= middle).count();
-        assert_eq!(some.plan.fitting.len(), expected);
+        let budget = |planned: &&Planned<Setting>| {
+            matches!(planned.setting.checkpoint, Checkpoint::BudgetMib(_))
+        };
+        let budgets = some.plan.fitting.iter().filter(budget).count();
+        assert_eq!(some.plan.fitting.len(), expected + budgets);
         assert!(some.plan.fitting.is_sorted_by_key(|planned| planned.time));
         assert!(std::fs::read_to_string(file).unwrap().contains("</svg>"));
         assert!(some.to_string().contains("type B = "));
@@ -456,5 +626,47 @@ mod tests {
         let none = run(&format!("{options} --memory 1K"));
         assert!(none.plan.fitting.is_empty());
         assert!(none.to_string().contains("Nothing fits into"));
+    }
+
+    /// Where a model fits in no other way, a stage, the host or a budget makes it fit.
+    #[test]
+    fn what_is_shared_out_makes_room() {
+        let options = "--layers 2 --width 256 --context 32 --batch 1 --ranks 8";
+        let all = run(&format!("{options} --memory 1G"));
+        let peak = |stage, offload| {
+            let setting = Setting {
+                stage,
+                offload,
+                ..all.asked.setting
+            };
+            let of = |planned: &&Planned<Setting>| planned.setting == setting;
+            let planned = all.plan.fitting.iter().find(of).expect("all fit");
+            planned.estimate.peak_bytes
+        };
+        let stages = Stage::ALL.map(|stage| peak(stage, false));
+        // All gradients fit into three buckets.
+        assert!(
+            stages[0] > stages[1] && stages[1] == stages[2],
+            "{stages:?}"
+        );
+        assert!(peak(Stage::DataParallel, true) < stages[1]);
+        let some = run(&format!("{options} --memory {}", stages[2]));
+        let best = &some.plan.fitting[0];
+        assert!(best.setting.stage != Stage::DataParallel || best.setting.offload);
+        assert!(best.setting.code().contains("Sharded<"));
+    }
+
+    #[test]
+    fn a_budget_is_what_the_device_has_left() {
+        let options = "--layers 4 --width 64 --context 64 --batch 8";
+        let all = run(&format!("{options} --memory 1G"));
+        let memory = all.asked.estimate.peak_bytes * 3 / 4;
+        let some = run(&format!("{options} --memory {memory}"));
+        let budget = |planned: &&Planned<Setting>| {
+            matches!(planned.setting.checkpoint, Checkpoint::BudgetMib(_))
+        };
+        let budget = some.plan.fitting.iter().find(budget).expect("one fits");
+        assert!(budget.estimate.replayed_operations > 0);
+        assert!(budget.setting.code().contains("MemoryBudget::bytes("));
     }
 }

@@ -25,14 +25,19 @@ fn kept<B: AutodiffBackend>(in_scope: bool) -> f64 {
             false => rest(),
         }
     };
-    let x = Tensor::<B, 4>::ones(SHAPE, &device);
-    let first = block(x.clone()); // initialises the parameters
+    let ones = || Tensor::<B, 4>::ones(SHAPE, &device);
+    let first = block(ones()); // initialises the parameters
     drop(first.sum().backward());
-    let before = HEAP.current_usage();
-    let y = block(x);
-    let after = HEAP.current_usage();
-    drop(y.sum().backward());
-    (after - before) as f64 / SHAPE.iter().product::<usize>() as f64
+    // A worker thread that had no part in the first takes memory of its own in the next: so the least of several.
+    let kept = (0..5).map(|_| {
+        let x = ones();
+        let before = HEAP.current_usage();
+        let y = block(x);
+        let after = HEAP.current_usage();
+        drop(y.sum().backward());
+        after - before
+    });
+    kept.min().unwrap_or(0) as f64 / SHAPE.iter().product::<usize>() as f64
 }
 
 #[test]

@@ -3,7 +3,9 @@
 //! The tests run one at a time, because they share the process's heap.
 
 mod batch_norm;
+mod learner;
 mod programs;
+mod ranks;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,0 +1,108 @@
+//! An update that is shared out: over ranks, or to the host.
+
+use crate::estimate::Kind;
+
+/// Where the optimizer's state and gradients are, for [`Estimate::shared`](crate::Estimate::shared): the stages of ZeRO up to 2
+/// (arXiv 1910.02054), and burn-zero's offload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shares {
+    /// Ranks that train together.
+    pub ranks: u64,
+    /// Whether a rank has its part of the optimizer's state only: stage 1.
+    pub optimizer_state: bool,
+    /// Whether a rank has its part of the gradients only: stage 2.
+    pub gradients: bool,
+    /// Whether the optimizer's state is in host memory, and with it the gradients, as soon as backward has computed them.
+    pub offload: bool,
+    /// Bytes of gradients that are sent or copied at once.
+    pub bucket_bytes: u64,
+}
+
+impl Shares {
+    /// One rank, all on the device.
+    pub const NONE: Self = Self {
+        ranks: 1,
+        optimizer_state: false,
+        gradients: false,
+        offload: false,
+        bucket_bytes: 0,
+    };
+
+    fn part(&self, is_shared: bool) -> f64 {
+        if is_shared {
+            1.0 / self.ranks.max(1) as f64
+        } else {
+            1.0
+        }
+    }
+
+    /// How much of a kind of memory stays on the device, before the update and in it.
+    pub(crate) fn factors(&self, kind: Kind, born_in_update: bool) -> (f64, f64) {
+        let state = match self.offload {
+            true => 0.0,
+            false => self.part(self.optimizer_state),
+        };
+        match kind {
+            Kind::OptimizerState => (state, state),
+            // Reduced and freed before the optimizer steps on shards.
+            Kind::Gradient if self.offload => (0.0, 0.0),
+            Kind::Gradient => (self.part(self.gradients), state),
+            Kind::Temporary if born_in_update => (1.0, state),
+            _ => (1.0, 1.0),
+        }
+    }
+
+    /// What the device holds in addition: before the update, of gradients that leave it, at most three buckets under way; in the update
+    /// shards of the parameters.
+    pub(crate) fn added_bytes(&self, parameter_bytes: u64) -> (u64, u64) {
+        let sharded = self.optimizer_state && self.ranks > 1 && !self.offload;
+        let shards = if sharded {
+            parameter_bytes / self.ranks
+        } else {
+            0
+        };
+        (3 * self.bucket_bytes, shards)
+    }
+
+    /// The part of the update's arithmetic that the device does.
+    pub(crate) fn update(&self) -> f64 {
+        self.factors(Kind::OptimizerState, true).0
+    }
+
+    /// What moves in an update of so many backward passes.
+    pub(crate) fn traffic(&self, parameter_bytes: u64, backwards: u64) -> Traffic {
+        let ranks = self.ranks.max(1);
+        let shard = parameter_bytes / ranks;
+        let others = parameter_bytes - shard;
+        // A window of micro-batches is reduced once, but for stage 2.
+        let passes = if self.gradients { backwards } else { 1 };
+        let several = u64::from(ranks > 1);
+        let owned = parameter_bytes / if self.optimizer_state { ranks } else { 1 };
+        // Shards of the state step on shards of gradients and parameters.
+        let shards = if self.optimizer_state { owned } else { 0 };
+        let (downloaded_bytes, uploaded_bytes, host_bytes) = match self.offload {
+            // Gradient, master and moments are read, all but the gradient written.
+            true => (parameter_bytes * backwards, parameter_bytes, 7 * owned),
+            false => (
+                several * (parameter_bytes * passes + shards),
+                several * (parameter_bytes + shards),
+                0,
+            ),
+        };
+        Traffic {
+            sent_bytes: others * (passes + 1),
+            downloaded_bytes,
+            uploaded_bytes,
+            host_bytes,
+        }
+    }
+}
+
+/// Bytes that move beside the step's own.
+pub(crate) struct Traffic {
+    pub sent_bytes: u64,
+    pub downloaded_bytes: u64,
+    pub uploaded_bytes: u64,
+    /// Read and written by the update in host memory.
+    pub host_bytes: u64,
+}

@@ -1,0 +1,77 @@
+//! One rank whose peers are not there.
+
+use std::{ops::Range, sync::Arc};
+
+use super::{
+    GroupFault, GroupOptions, Member, ProcessGroup,
+    call::Call,
+    collectives::{Part, Payload, Transport},
+    member::Queue,
+};
+use crate::ZeroError;
+
+/// One rank of a group of any size, alone: collectives end at once, and [`traffic`](ProcessGroup::traffic) counts what the rank would send.
+///
+/// For estimates: on a backend without data the memory and the traffic of a rank do not depend on values, so one rank stands for all
+/// (burn-estimate, `docs/out-of-memory.md`). Where ranks agree on something, the others say what this rank says. Values received from them
+/// mean nothing: they are this rank's own or zeros. Not for [`ZeroStrategy`](crate::ZeroStrategy), whose rank 0 leads the others.
+///
+/// ```
+/// use burn_zero::{ProcessGroup, ReduceOp, SimulatedRank};
+///
+/// let group = SimulatedRank::new(0, 1024)?;
+/// let sum = group.all_reduce("gradients", ReduceOp::Sum, vec![0.0; 1 << 20].into())?;
+/// assert_eq!(sum.len(), 1 << 20);
+/// // A reduce-scatter and an all-gather, each of all but its own part.
+/// assert_eq!(group.traffic().total().elements, 2 * ((1 << 20) - 1024));
+/// # Ok::<(), burn_zero::ZeroError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct SimulatedRank(Member);
+
+impl SimulatedRank {
+    /// The rank of this number.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroError::InvalidSetting`] if a group of this size has no such rank; [`ZeroError::Start`] if the system starts no thread.
+    pub fn new(rank: usize, world_size: usize) -> Result<Self, ZeroError> {
+        if rank >= world_size {
+            return Err(ZeroError::invalid("rank", rank, "below the world size"));
+        }
+        let deadline = GroupOptions::default().deadline;
+        let queue = Queue::new(rank, world_size, deadline, |_| ());
+        let connect = move || Ok((queue, Alone(rank), ()));
+        Member::start(format!("simulated rank {rank}, collectives"), connect).map(Self)
+    }
+}
+
+impl ProcessGroup for SimulatedRank {
+    fn member(&self) -> &Member {
+        &self.0
+    }
+}
+
+/// The transport of a rank with this number.
+struct Alone(usize);
+
+impl Transport for Alone {
+    fn exchange(
+        &mut self,
+        _call: &Call,
+        own: &Payload,
+        sends: &[Range<usize>],
+        lengths: &[usize],
+    ) -> Result<Vec<Part>, GroupFault> {
+        let sent = &sends[self.0];
+        let receive = |&length: &usize| match length {
+            _ if length == sent.len() => Part(own.clone(), sent.clone()),
+            _ => Part(Arc::new(vec![0_u8; length]), 0..length),
+        };
+        Ok(lengths.iter().map(receive).collect())
+    }
+
+    fn spread(&mut self, _sequence: u64, _fault: &GroupFault) {}
+
+    fn leave(&mut self, _calls: u64) {}
+}

@@ -1,0 +1,216 @@
+//! One rank of many, simulated: against the formulas of ZeRO (arXiv 1910.02054) and against ranks that are there.
+
+use std::sync::Arc;
+
+use burn::backend::Autodiff;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::tensor::Tensor;
+use burn::tensor::backend::AutodiffBackend;
+use burn_estimate::{Estimate, Kind, Meta, MetaDevice, Shares, estimate_rank};
+use burn_flex::Flex;
+use burn_zero::group::Operation;
+use burn_zero::parts::ShardOptimizer;
+use burn_zero::{
+    GroupOptions, HostAdamWConfig, Memory, ModelStates, OffloadConfig, ParameterShards,
+    ProcessGroup, Sharded, SimulatedRank, Stage, ThreadGroup, ZeroConfig, ZeroOptimizer,
+    ZeroSettings,
+};
+use examples::gpt::model::Activations;
+
+use super::programs::{Gpt, Program};
+use super::{once, turn};
+
+const WIDTH: usize = 512;
+const PARAMETERS: u64 = 4 * (512 * 512 + 512);
+const BUCKET: usize = 1 << 18;
+
+/// Layers whose activations are next to nothing.
+struct Layers;
+
+impl Program for Layers {
+    type Model<B: AutodiffBackend> = Vec<Linear<B>>;
+
+    fn model<B: AutodiffBackend>(&self, device: &B::Device) -> Vec<Linear<B>> {
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(device);
+        (0..4).map(layer).collect()
+    }
+
+    fn loss<B: AutodiffBackend>(&self, model: &Vec<Linear<B>>, device: &B::Device) -> Tensor<B, 1> {
+        let x = Tensor::<B, 2>::zeros([4, WIDTH], device);
+        let y = model.iter().fold(x, |x, layer| layer.forward(x));
+        y.sum()
+    }
+}
+
+fn settings(stage: Stage) -> ZeroSettings {
+    ZeroSettings {
+        bucket_elements: BUCKET,
+        ..ZeroSettings::stage(stage)
+    }
+}
+
+/// Calls `run` with a prepared model and its step.
+fn with_step<B, P, O, R>(
+    program: &P,
+    adamw: O,
+    group: Arc<dyn ProcessGroup>,
+    settings: ZeroSettings,
+    run: impl FnOnce(P::Model<B>, &mut dyn FnMut(P::Model<B>) -> P::Model<B>) -> R,
+) -> R
+where
+    B: AutodiffBackend,
+    P: Program,
+    O: ShardOptimizer<B>,
+{
+    let device = B::Device::default();
+    let mut zero = ZeroOptimizer::new(adamw, group, settings).expect("ranks agree");
+    let model = zero.prepare::<B, _>(program.model::<B>(&device));
+    run(model.expect("AdamW can be sharded"), &mut |model| {
+        let gradients = program.loss(&model, &device).backward();
+        let gradients = GradientsParams::from_grads(gradients, &model);
+        zero.step(1e-3, model, gradients)
+    })
+}
+
+/// Bytes of parameters and gradients that a rank has sent so far.
+fn sent(group: &dyn ProcessGroup) -> u64 {
+    let buffers = [
+        Operation::AllReduce,
+        Operation::ReduceScatter,
+        Operation::AllGather,
+    ];
+    let of = |operation| group.traffic().of(operation).data_bytes;
+    buffers.into_iter().map(of).sum()
+}
+
+fn simulated(program: &impl Program, stage: Stage, world_size: usize, offload: bool) -> Estimate {
+    type B = Sharded<Autodiff<Meta>>;
+    let group = Arc::new(SimulatedRank::new(0, world_size).expect("rank 0 of some"));
+    let (shared, settings) = (group.clone(), settings(stage));
+    let sent = || sent(&*group);
+    let device = MetaDevice::default();
+    if !offload {
+        let adamw = AdamWConfig::new().init::<B, ParameterShards<B>>();
+        return with_step(program, adamw, shared, settings, |model, step| {
+            estimate_rank::<B, _>(device, sent, model, step).0
+        });
+    }
+    let adamw = OffloadConfig::new(HostAdamWConfig::default()).init();
+    let settings = ZeroSettings {
+        gradients: Memory::Host,
+        ..settings
+    };
+    let adamw = adamw.expect("it is valid");
+    with_step::<B, _, _, _>(program, adamw, shared, settings, |model, step| {
+        estimate_rank::<B, _>(device, sent, model, step).0
+    })
+}
+
+/// The bytes that the first of real ranks sends for an update.
+fn real(stage: Stage, world_size: usize) -> u64 {
+    let sent = ThreadGroup::spawn(world_size, GroupOptions::default(), |group| {
+        let shared: Arc<dyn ProcessGroup> = Arc::new(group.clone());
+        type B = Sharded<Autodiff<Flex>>;
+        let adamw = AdamWConfig::new().init::<B, ParameterShards<B>>();
+        with_step(&Layers, adamw, shared, settings(stage), |model, step| {
+            let before = sent(&group);
+            step(model);
+            sent(&group) - before
+        })
+    });
+    sent.expect("ranks work")[0]
+}
+
+fn within_2_percent(what: &str, found: u64, formula: f64) {
+    let ratio = found as f64 / formula;
+    println!("{what}: {found}, {ratio:.4} of what is expected");
+    assert!((0.98..=1.02).contains(&ratio), "{what}: {found}, {formula}");
+}
+
+#[test]
+fn traffic_and_state_are_those_of_the_paper() {
+    let _turn = turn();
+    for world_size in [2, 8, 64, 1024] {
+        for stage in Stage::ALL {
+            let estimate = simulated(&Layers, stage, world_size, false);
+            let what = format!("{world_size} ranks, stage {stage:?}");
+            // Section 7: 2 P in every stage up to 2, but for the part that is the rank's own.
+            let parts = (world_size - 1) as f64 / world_size as f64;
+            let formula = 2.0 * 4.0 * PARAMETERS as f64 * parts;
+            within_2_percent(&format!("{what}, sent"), estimate.sent_bytes, formula);
+            // Section 5: two moments of 4 bytes, over all ranks from stage 1 on.
+            let shards = if stage.shards_optimizer_state() {
+                world_size
+            } else {
+                1
+            };
+            let moments = 8.0 * PARAMETERS as f64 / shards as f64;
+            let state = estimate.bytes_of(Kind::OptimizerState);
+            within_2_percent(&format!("{what}, optimizer state"), state, moments);
+
+            let config = ZeroConfig {
+                stage,
+                reduce_bucket_size: BUCKET as u64,
+                ..ZeroConfig::default()
+            };
+            let said = burn_zero::estimate(&ModelStates::adam(PARAMETERS), &config, world_size);
+            within_2_percent(
+                "burn_zero::estimate",
+                estimate.sent_bytes,
+                said.sent_bytes as f64,
+            );
+        }
+    }
+}
+
+#[test]
+fn traffic_is_that_of_real_ranks() {
+    let _turn = turn();
+    for world_size in 1..=4 {
+        for stage in Stage::ALL {
+            let simulated = simulated(&Layers, stage, world_size, false).sent_bytes;
+            let real = real(stage, world_size);
+            assert_eq!(simulated, real, "{world_size} ranks, {stage:?}");
+        }
+    }
+}
+
+/// What a planner derives from one run without ranks, against the runs with them.
+#[test]
+fn what_is_derived_from_a_run_without_ranks_is_what_ranks_take() {
+    let _turn = turn();
+    fn check<P: Program>(name: &str, program: &P) {
+        let alone = once(program).estimate::<Autodiff<Meta>>();
+        for (world_size, offload) in [(1, true), (2, false), (8, false), (8, true)] {
+            for stage in Stage::ALL {
+                let run = simulated(program, stage, world_size, offload);
+                let derived = alone.shared(Shares {
+                    ranks: world_size as u64,
+                    optimizer_state: stage.shards_optimizer_state(),
+                    gradients: stage.shards_gradients(),
+                    offload,
+                    bucket_bytes: 4 * BUCKET as u64,
+                });
+                let what = format!("{name}, {world_size} ranks, {stage:?}, offload {offload}");
+                let moved = |estimate: &Estimate| {
+                    [
+                        estimate.peak_bytes,
+                        estimate.uploaded_bytes,
+                        estimate.downloaded_bytes,
+                        estimate.sent_bytes,
+                    ]
+                };
+                let names = ["peak", "up", "down", "sent"];
+                for ((name, derived), run) in names.iter().zip(moved(&derived)).zip(moved(&run)) {
+                    if (derived, run) != (0, 0) {
+                        within_2_percent(&format!("{what}, {name}"), derived, run as f64);
+                    }
+                }
+            }
+        }
+    }
+    check("gpt", &Gpt(Activations::Keep));
+    check("gpt, blocks recomputed", &Gpt(Activations::Recompute));
+    check("layers", &Layers);
+}
