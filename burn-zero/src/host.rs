@@ -11,6 +11,8 @@ use burn_backend::{Backend, DType, Element, ExecutionError, TensorData, read_syn
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use crate::group::BufferDtype;
+
 type Data = Result<TensorData, ExecutionError>;
 
 /// A copy to the host that has been started.
@@ -69,12 +71,18 @@ pub(crate) fn is_finite(data: &TensorData) -> bool {
     }
 }
 
+/// The type in which elements are sent as they are; `None` for types that are not exchanged, nor updated on the host.
+pub(crate) fn exchanged(dtype: DType) -> Option<BufferDtype> {
+    match dtype {
+        DType::F32 => Some(BufferDtype::F32),
+        DType::BF16 => Some(BufferDtype::Bf16),
+        DType::F16 => Some(BufferDtype::F16),
+        _ => None,
+    }
+}
+
 /// The elements in f32; those that are f32 are not converted.
 pub(crate) fn floats(data: TensorData) -> Vec<f32> {
-    let data = if data.dtype == DType::F32 {
-        data
-    } else {
-        data.convert_dtype(DType::F32)
-    };
+    let data = data.convert_dtype(DType::F32);
     data.into_vec().expect("the data was brought to f32")
 }

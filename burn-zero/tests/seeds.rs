@@ -6,6 +6,7 @@
 #[allow(dead_code, reason = "the laws on threads use the rest")]
 mod support;
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::nn::{Dropout, DropoutConfig};
@@ -15,7 +16,11 @@ use burn::tensor::Distribution;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Autocast, Bf16};
 use burn_flex::Flex;
-use burn_zero::{ProcessGroup, SingleRank, Stage, ZeroError, ZeroOptimizer, ZeroOptimizerError};
+use burn_zero::record::{Keep, TrainingState};
+use burn_zero::{
+    ProcessGroup, RecordError, SingleRank, Stage, Training, ZeroError, ZeroOptimizer,
+    ZeroOptimizerError,
+};
 
 use support::*;
 
@@ -137,6 +142,50 @@ fn others_draw_as_ever() {
     assert!(seeded());
     drop((zero, model));
     assert!(seeded());
+}
+
+/// Saves after two steps and takes two more; or resumes there, if there is a record.
+fn saved_and_resumed(world_size: usize, dir: &Path) -> Vec<Vec<Vec<f32>>> {
+    let trained = on_each_rank(world_size, |group| {
+        let (rank, device) = (group.rank(), Default::default());
+        let adam = AdamWConfig::new().init();
+        let zero = ZeroOptimizer::new(adam, group, small_buckets(Stage::OptimizerState))?;
+        let mut optimizer = zero.with_seed(7);
+        let model = optimizer.prepare::<B, _>(Net::new(&device))?;
+        let recorder = optimizer.recorder()?;
+        let training = Training {
+            model,
+            optimizer,
+            scheduler: 0.05,
+        };
+        let (mut training, found) = recorder.load::<B, _, _, _>(dir, None, training)?;
+        if rank == 1 && found.is_none() {
+            drop(dropped::<B>(batch(0, rank, world_size))); // ranks need not draw equally often
+        }
+        for step in found.map_or(0, |state| state.step)..4 {
+            let x = dropped(batch(step as usize, rank, world_size));
+            let gradients = training.model.loss(x).backward();
+            let gradients = GradientsParams::from_grads(gradients, &training.model);
+            training.model = training.optimizer.step(0.05, training.model, gradients);
+            if step == 1 {
+                let state = TrainingState::at_step(2);
+                recorder.save::<B, _, _, _>(dir, training.by_ref(), state, Keep::default())?;
+            }
+        }
+        Ok::<_, RecordError>(parameters(&training.model))
+    });
+    trained.into_iter().map(Result::unwrap).collect()
+}
+
+#[test]
+fn a_resumed_training_draws_what_the_uninterrupted_one_does() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().unwrap();
+    let straight = saved_and_resumed(2, dir.path());
+    assert_eq!(saved_and_resumed(2, dir.path()), straight);
+    // Any number of ranks goes on from it.
+    let three = saved_and_resumed(3, dir.path());
+    assert_eq!(saved_and_resumed(3, dir.path()), three);
 }
 
 #[test]

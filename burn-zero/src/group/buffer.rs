@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use burn_backend::DType;
 use bytemuck::{cast_slice, cast_slice_mut};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use serde::{Deserialize, Serialize};
@@ -20,16 +19,6 @@ pub enum BufferDtype {
 }
 
 impl BufferDtype {
-    /// That of a tensor's elements; `None` for types that are not exchanged.
-    pub(crate) fn of(dtype: DType) -> Option<Self> {
-        match dtype {
-            DType::F32 => Some(Self::F32),
-            DType::BF16 => Some(Self::Bf16),
-            DType::F16 => Some(Self::F16),
-            _ => None,
-        }
-    }
-
     /// Size of an element.
     pub fn size_bytes(self) -> usize {
         match self {

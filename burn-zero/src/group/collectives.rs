@@ -267,11 +267,9 @@ impl Collectives {
         are_all: bool,
     ) -> Result<Vec<usize>, ZeroError> {
         let ranks = self.world_size;
-        let equal = elements / if are_all { ranks } else { 1 };
-        let part = if are_all {
-            0..ranks
-        } else {
-            self.rank..self.rank + 1
+        let (part, equal) = match are_all {
+            true => (0..ranks, elements / ranks),
+            false => (self.rank..self.rank + 1, elements),
         };
         let offsets = split.offsets(ranks, equal);
         let fits = |offsets: &Vec<usize>| offsets[part.end] - offsets[part.start] == elements;

@@ -15,13 +15,13 @@ use std::sync::Arc;
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::adaptor::GradAdaptor;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
-use burn::tensor::{DType, TensorData, TensorMetadata, backend::AutodiffBackend};
+use burn::tensor::{TensorData, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::Backend;
 
 use super::host_state::{HostState, OffloadRecord, State};
 use super::parameters::{HostLink, StepParameter, devices, host_step};
 use super::{AdamWStep, HostAdamWConfig, OffloadConfig};
-use crate::host::{HostRead, is_finite};
+use crate::host::{HostRead, exchanged, is_finite};
 use crate::state::refuse;
 use crate::{ZeroError, ZeroOptimizerError, raise};
 
@@ -134,7 +134,7 @@ impl OffloadedAdamW {
     /// If a step cannot update this parameter.
     fn check<I: Backend>(&self, parameter: &StepParameter<I>) -> Result<(), ZeroOptimizerError> {
         let dtype = parameter.value.dtype();
-        if !matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
+        if exchanged(dtype).is_none() {
             let path = parameter.path.clone();
             return Err(ZeroOptimizerError::UnsupportedDtype { path, dtype });
         }
@@ -158,14 +158,14 @@ impl OffloadedAdamW {
             let state = self.states.get(&parameter.id);
             parameter.is_known &= matches!(state, Some(State::Host(_)));
         }
-        let mut downloads = Downloads {
-            waiting: parameters.into_iter(),
-            underway: VecDeque::new(),
-        };
+        let (mut waiting, mut underway) = (parameters.into_iter(), VecDeque::new());
         let (config, states) = (&self.config.adamw, &mut self.states);
         let module = self.link.update(module, devices, |id| {
-            let state = states.remove(&id);
-            let (state, value) = raise(downloads.take(id).step(state, config, args));
+            let free = STAGING - underway.len();
+            underway.extend(waiting.by_ref().take(free).map(Download::start));
+            let next = underway.pop_front().filter(|next| next.id == id);
+            let next = next.expect("a module is visited and mapped in one order");
+            let (state, value) = raise(next.step(states.remove(&id), config, args));
             states.insert(id, State::Host(Arc::new(state)));
             value
         });
@@ -174,39 +174,26 @@ impl OffloadedAdamW {
     }
 }
 
-/// Parameters in the order of the module, of which a limited number are being downloaded.
-struct Downloads<I: Backend> {
-    waiting: std::vec::IntoIter<StepParameter<I>>,
-    underway: VecDeque<(ParamId, Download)>,
-}
-
+/// A parameter that is being downloaded.
 struct Download {
+    id: ParamId,
     path: String,
     /// The parameter, if the host has no current copy.
     value: Option<HostRead>,
     gradient: HostRead,
 }
 
-impl<I: Backend> Downloads<I> {
-    /// Takes the download of the next parameter, and starts further ones.
-    fn take(&mut self, id: ParamId) -> Download {
-        while self.underway.len() < STAGING
-            && let Some(parameter) = self.waiting.next()
-        {
-            let value = (!parameter.is_known).then_some(parameter.value);
-            let download = Download {
-                path: parameter.path,
-                value: value.map(HostRead::start::<I>),
-                gradient: HostRead::start::<I>(parameter.gradient),
-            };
-            self.underway.push_back((parameter.id, download));
-        }
-        let next = self.underway.pop_front().filter(|(next, _)| *next == id);
-        next.expect("a module is visited and mapped in one order").1
-    }
-}
-
 impl Download {
+    fn start<I: Backend>(parameter: StepParameter<I>) -> Self {
+        let value = (!parameter.is_known).then_some(parameter.value);
+        Self {
+            id: parameter.id,
+            path: parameter.path,
+            value: value.map(HostRead::start::<I>),
+            gradient: HostRead::start::<I>(parameter.gradient),
+        }
+    }
+
     /// Waits for the download, and updates. Returns the new state and value.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use burn_backend::{Backend, Shape, TensorData};
 
 use crate::ZeroError;
 use crate::group::{BufferDtype, HostBuffer, Pending, ProcessGroup, Split};
-use crate::host::{HostRead, floats};
+use crate::host::{HostRead, exchanged, floats};
 use crate::parameters::NewValue;
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::shard::Bucket;
@@ -157,6 +157,6 @@ impl<'a, I: Backend> Gather<'a, I> {
         let first = dtypes
             .next()
             .filter(|first| dtypes.all(|other| other == *first));
-        first.and_then(BufferDtype::of).unwrap_or(BufferDtype::F32)
+        first.and_then(exchanged).unwrap_or(BufferDtype::F32)
     }
 }

@@ -8,7 +8,7 @@ use burn_backend::tensor::FloatTensor;
 
 use super::parameter_shards::MOST_DIMENSIONS;
 use crate::backend::{is_hooked, leaf_node};
-use crate::group::BufferDtype;
+use crate::host::exchanged;
 use crate::module::for_each_float;
 use crate::reduce::Parameter;
 use crate::{Partition, ZeroOptimizerError};
@@ -99,7 +99,7 @@ impl Parameters {
     ) -> Result<(), ZeroOptimizerError> {
         for Parameter { path, shape, dtype } in &self.list {
             let (path, dtype, dimensions) = (path.clone(), *dtype, shape.len());
-            if ranks > 1 && BufferDtype::of(dtype).is_none() {
+            if ranks > 1 && exchanged(dtype).is_none() {
                 return Err(ZeroOptimizerError::UnsupportedDtype { path, dtype });
             }
             if partition == Partition::Whole && dimensions > MOST_DIMENSIONS {

@@ -14,8 +14,8 @@ use super::statistics::{Statistics, independent_if_shared};
 use super::trial;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::{attach, stream};
-use crate::group::{Agree, BufferDtype, HostBuffer, ProcessGroup};
-use crate::host::floats;
+use crate::group::{Agree, HostBuffer, ProcessGroup};
+use crate::host::{exchanged, floats};
 use crate::module::replace_tensors;
 use crate::parameters::offload_parameters;
 use crate::reduce::{GradientReducer, Layout};
@@ -155,7 +155,7 @@ fn broadcast<B: AutodiffBackend, M: AutodiffModule<B>>(
 fn receive(group: &dyn ProcessGroup, path: &str, own: TensorData) -> Result<TensorData, ZeroError> {
     let label = format!("initial {path}");
     let (shape, dtype) = (own.shape.clone(), own.dtype);
-    let Some(buffer_dtype) = BufferDtype::of(dtype) else {
+    let Some(buffer_dtype) = exchanged(dtype) else {
         // Rare and small: no collective of their own.
         let bytes = match group.rank() {
             0 => own.bytes.to_vec(),

@@ -1,6 +1,5 @@
 //! The wrapper: its fields, its methods, and the implementation of Burn's `Optimizer`.
 
-use core::fmt;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -107,6 +106,7 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// [`estimate`](crate::estimate()) has all figures, [`peak_gradient_bytes`](Self::peak_gradient_bytes) the measured peak.
 ///
 /// Under MPI a panic that the program does not catch ends the whole job, with its message: see `MpiGroup`.
+#[derive(Debug)]
 pub struct ZeroOptimizer<O> {
     pub(super) inner: O,
     pub(super) group: Arc<dyn ProcessGroup>,
@@ -366,16 +366,5 @@ where
     fn load_record(mut self, record: Self::Record) -> Self {
         self.inner = self.inner.load_record(record);
         self
-    }
-}
-
-impl<O: fmt::Debug> fmt::Debug for ZeroOptimizer<O> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZeroOptimizer")
-            .field("inner", &self.inner)
-            .field("rank", &self.group.rank())
-            .field("world_size", &self.group.world_size())
-            .field("settings", &self.settings)
-            .finish_non_exhaustive()
     }
 }

@@ -270,8 +270,8 @@ struct HostCopies {
     /// By parameter.
     gradients: Vec<Option<Tracked>>,
     arrived: Vec<bool>,
-    /// Parameters whose copies were started and not waited for, the oldest first, and their elements.
-    underway: VecDeque<(usize, usize)>,
+    /// Parameters whose copies were started and not waited for, the oldest first.
+    underway: VecDeque<usize>,
 }
 
 impl HostCopies {
@@ -290,14 +290,12 @@ impl HostCopies {
             return;
         }
         self.gradients[parameter] = gradient;
-        let elements = layout.parameters()[parameter].elements();
-        self.underway.push_back((parameter, elements));
+        self.underway.push_back(parameter);
         let most = layout.map().bucket_elements().saturating_mul(2);
-        let all =
-            |underway: &VecDeque<(usize, usize)>| underway.iter().map(|it| it.1).sum::<usize>();
+        let elements = |&parameter: &usize| layout.parameters()[parameter].elements();
         while self.underway.len() > 1
-            && all(&self.underway) > most
-            && let Some((oldest, _)) = self.underway.pop_front()
+            && self.underway.iter().map(elements).sum::<usize>() > most
+            && let Some(oldest) = self.underway.pop_front()
         {
             let copy = self.gradients[oldest].take();
             self.gradients[oldest] = copy.map(|(read, held)| (read.arrived(), held));

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
 
 use crate::offload::{AdamWStep, DecayMode, HostAdamWConfig};
 
@@ -161,18 +162,28 @@ impl<'a> Elements<'a> {
         };
         (head, tail)
     }
+
+    fn chunks(self) -> Vec<Self> {
+        let mut chunks = Vec::with_capacity(self.master.len().div_ceil(CHUNK));
+        let mut rest = self;
+        while rest.master.len() > CHUNK {
+            let (head, tail) = rest.split_at(CHUNK);
+            chunks.push(head);
+            rest = tail;
+        }
+        chunks.push(rest);
+        chunks
+    }
 }
 
 /// Updates all elements, on the current rayon pool. Each element's result depends on nothing but itself, so neither the
 /// number of threads nor the instructions change a bit.
 pub(super) fn update(arch: Arch, factors: Factors, elements: Elements<'_>) {
-    let chunks = elements.master.len().div_ceil(CHUNK);
-    if chunks <= 1 {
-        return arch.dispatch(ChunkUpdate { factors, elements });
+    let run = |elements| arch.dispatch(ChunkUpdate { factors, elements });
+    if elements.master.len() <= CHUNK {
+        return run(elements);
     }
-    let (head, tail) = elements.split_at(chunks / 2 * CHUNK);
-    let update = |elements| update(arch, factors, elements);
-    rayon::join(|| update(head), || update(tail));
+    elements.chunks().into_par_iter().for_each(run);
 }
 
 /// One chunk. Everything below it is inlined, so that it is compiled for the chosen instructions.
