@@ -36,9 +36,7 @@ impl SimulatedRank {
     ///
     /// [`ZeroError::InvalidSetting`] if a group of this size has no such rank; [`ZeroError::Start`] if the system starts no thread.
     pub fn new(rank: usize, world_size: usize) -> Result<Self, ZeroError> {
-        if rank >= world_size {
-            return Err(ZeroError::invalid("rank", rank, "below the world size"));
-        }
+        ZeroError::require(rank < world_size, "rank", rank, "below the world size")?;
         let deadline = GroupOptions::default().deadline;
         let queue = Queue::new(rank, world_size, deadline, |_| ());
         let connect = move || Ok((queue, Alone(rank), ()));
