@@ -174,7 +174,11 @@ impl<B: Backend> AnyBatch for Batch<B> {
                     Some(data) => Ok(data),
                     None => read_sync(download).map_err(|error| error.to_string()),
                 };
-                let one = || one().map(|data| TensorData { shape, ..data });
+                let reshape = |data: TensorData| {
+                    let (_, dtype) = burn_decorator::shape_and_dtype!(data);
+                    TensorData::from_bytes(data.into_bytes(), shape, dtype)
+                };
+                let one = || one().map(reshape);
                 arrival.set(match catch_unwind(AssertUnwindSafe(one)) {
                     Ok(data) => State::There(data),
                     Err(payload) => State::Panicked(payload),

@@ -47,7 +47,8 @@ impl Request {
     /// If they have another shape or type.
     pub fn data(&self) -> TensorData {
         let data = (self.data)();
-        let (expected, found) = ((&self.shape, self.dtype), (&data.shape, data.dtype));
+        let expected = (self.shape.clone(), self.dtype);
+        let found = burn_decorator::shape_and_dtype!(data);
         assert!(
             found == expected,
             "a tensor was delivered as {found:?} where {expected:?} was promised"

@@ -55,6 +55,8 @@ mod recorded;
 mod region;
 #[path = "../../../burn-checkpoint/src/replay.rs"]
 mod replay;
+#[path = "../../../burn-checkpoint/src/request.rs"]
+mod request;
 #[path = "../../../burn-checkpoint/src/scope.rs"]
 mod scope;
 #[path = "../../../burn-checkpoint/src/stack.rs"]

@@ -109,7 +109,7 @@ impl<I: Backend> Possible<I> {
         let device = code.device();
         let table = Tensor::<I, 2>::from_data(table, (&device, DType::F32));
         let after = table.select(1, code);
-        let row = |row: usize| after.clone().slice([row..row + 1]).reshape([1]);
+        let row = |row: usize| after.clone().narrow(0, row, 1).reshape([1]);
         Self {
             scale: row(0),
             inv: row(1),

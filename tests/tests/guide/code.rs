@@ -1,5 +1,5 @@
 //! The blocks, each in a context in which it compiles. Nothing here is run.
-#![allow(dead_code, unused_mut, unused_variables, reason = "compiled only")]
+#![allow(dead_code, unused_mut, unused_variables, clippy::new_ret_no_self, clippy::redundant_clone, clippy::clone_on_copy, reason = "compiled only")]
 
 use std::error::Error;
 use std::sync::Arc;
