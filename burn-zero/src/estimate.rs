@@ -69,8 +69,11 @@ pub struct Estimate {
     pub padded_elements: u64,
     /// Elements of the rank's shard, padding included.
     pub shard_elements: u64,
-    /// Parameters on the device.
+    /// Parameters on the device: all, or where they are in host memory ([`ZeroConfig::offload_param`]) the two largest, as backward holds the one
+    /// that it uses and the one before.
     pub parameter_bytes: u64,
+    /// Parameters in host memory.
+    pub host_parameter_bytes: u64,
     /// Gradients on the device at the end of backward. At stage 2 the rank's shard; none where they go to the host
     /// ([`Memory::Host`]).
     pub gradient_bytes: u64,
@@ -84,7 +87,8 @@ pub struct Estimate {
     /// Sums of earlier micro-batches, if gradients are accumulated: held in addition to the gradients of the last one, and in the same
     /// memory.
     pub window_bytes: u64,
-    /// Copies of the rank's shards of the parameters, during a step of stages 1 and 2.
+    /// Copies of the rank's shards of the parameters, during a step of stages 1 and 2. Where parameters are in host memory: those that the
+    /// optimizer has updated on the device, if its state is there.
     pub shard_bytes: u64,
     /// Optimizer state on the device, master parameters included.
     pub optimizer_bytes: u64,
@@ -114,10 +118,10 @@ impl Estimate {
         self.gradient_bytes + self.underway_bytes + self.spanning_bytes + window
     }
 
-    /// In host memory: the optimizer's state and masters, gradients and their sums. Without the [buffer](Self::buffer_bytes).
+    /// In host memory: parameters, the optimizer's state and masters, gradients and their sums. Without the [buffer](Self::buffer_bytes).
     pub fn kept_host_bytes(&self) -> u64 {
         let window = if_(self.gradients_on_host(), self.window_bytes);
-        self.host_bytes + self.host_gradient_bytes + window
+        self.host_parameter_bytes + self.host_bytes + self.host_gradient_bytes + window
     }
 
     fn gradients_on_host(&self) -> bool {
@@ -128,8 +132,10 @@ impl Estimate {
     /// [`parameter_bytes`](Self::parameter_bytes) to the step.
     pub fn peak_device_bytes(&self) -> u64 {
         let stays = self.parameter_bytes + self.optimizer_bytes;
-        // A step of stages 1 and 2 holds shards of the reduced gradients and of the parameters.
-        let shards = if self.gradients_on_host() { 1 } else { 2 };
+        // A step of stages 1 and 2 holds shards of the reduced gradients and of the parameters. Those that were in host memory replace
+        // their gradients one by one.
+        let from_host = self.gradients_on_host() || self.host_parameter_bytes > 0;
+        let shards = if from_host { 1 } else { 2 };
         stays + self.peak_gradient_bytes().max(shards * self.shard_bytes)
     }
 }
@@ -159,6 +165,7 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     let several = ranks > 1;
     let gathers = several && stage.shards_optimizer_state();
     let to_host = settings.gradients == Memory::Host;
+    let come_and_go = settings.parameters == Memory::Host;
 
     // Elements.
     let bucket = (settings.bucket_elements as u64).clamp(1, elements.max(1));
@@ -176,12 +183,18 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
         false => if_(several, elements.saturating_sub(gradients)),
     };
     let spans = (several || to_host) && model.largest_parameter > bucket;
+    let in_use = match (come_and_go, model.largest_parameter) {
+        (false, _) => elements,
+        (true, 0) => elements.min(2 * bucket),
+        (true, largest) => elements.min(2 * largest),
+    };
+    let copies = if come_and_go { !to_host } else { gathers };
     // What a rank sends for one update, given the weight of an element: 1, or its bytes.
     let others = padded - shard;
     let sent = |gradient: u64, parameter: u64| match stage {
         Stage::DataParallel => 2 * gradient * others,
         Stage::OptimizerState => (gradient + parameter) * others,
-        Stage::Gradients => (gradient * steps + parameter) * others,
+        Stage::Gradients | Stage::Parameters => (gradient * steps + parameter) * others,
     };
 
     // Bytes.
@@ -191,12 +204,13 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     Estimate {
         padded_elements: padded,
         shard_elements: shard,
-        parameter_bytes: bytes * elements,
+        parameter_bytes: bytes * in_use,
+        host_parameter_bytes: if_(come_and_go, bytes * elements),
         gradient_bytes: if_(!to_host, bytes * gradients),
         underway_bytes: bytes * leaving.min(BUCKETS_UNDER_WAY * bucket),
         spanning_bytes: if_(spans, bytes * model.largest_parameter),
         window_bytes: if_(steps > 1, bytes * gradients),
-        shard_bytes: if_(gathers, bytes * shard),
+        shard_bytes: if_(copies, bytes * states),
         optimizer_bytes: (model.optimizer_bytes + master_bytes) * (states - offloaded),
         buffer_bytes: if_(several, sent_as * bucket),
         host_bytes: (model.optimizer_bytes + 4) * offloaded,

@@ -96,10 +96,12 @@ pub enum Stage {
     OptimizerState,
     /// 2: optimizer state and gradients.
     Gradients,
+    /// 3: parameters too. One rank has all of them; it is for [`ZeroSettings::parameters`] there. Several ranks are refused as yet.
+    Parameters,
 }
 
 impl Stage {
-    /// All there are, ascending.
+    /// All that several ranks can train in, ascending.
     pub const ALL: [Self; 3] = [Self::DataParallel, Self::OptimizerState, Self::Gradients];
 
     /// Its number in the paper and in DeepSpeed.
@@ -122,10 +124,13 @@ impl TryFrom<u8> for Stage {
     type Error = String;
 
     fn try_from(number: u8) -> Result<Self, Self::Error> {
-        let found = Self::ALL.get(usize::from(number)).copied();
-        found.ok_or_else(|| {
-            format!("ZeRO stage {number}, but there are 0, 1 and 2; stage 3 comes later")
-        })
+        match number {
+            0 => Ok(Self::DataParallel),
+            1 => Ok(Self::OptimizerState),
+            2 => Ok(Self::Gradients),
+            3 => Ok(Self::Parameters),
+            _ => Err(format!("ZeRO stage {number}, but there are 0, 1, 2 and 3")),
+        }
     }
 }
 
@@ -137,10 +142,11 @@ impl From<Stage> for u8 {
 
 impl fmt::Display for Stage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHARDED: [&str; 3] = [
+        const SHARDED: [&str; 4] = [
             "plain data parallel",
             "optimizer state sharded",
             "optimizer state and gradients sharded",
+            "optimizer state, gradients and parameters sharded",
         ];
         let number = self.number();
         let sharded = SHARDED[usize::from(number)];

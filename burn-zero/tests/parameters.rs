@@ -16,8 +16,9 @@ use burn_checkpoint::{Remat, RematStats, checkpoint, is_delivered};
 use burn_flex::Flex;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    HostAdamWConfig, Memory, OffloadConfig, OffloadedAdamW, Sharded, SingleRank, ThreadGroup,
-    Training, ZeroError, ZeroOptimizer, ZeroOptimizerError, ZeroSettings, offload_parameters,
+    HostAdamWConfig, Memory, ModelStates, OffloadConfig, OffloadedAdamW, Sharded, SingleRank,
+    Stage, ThreadGroup, Training, ZeroConfig, ZeroError, ZeroOptimizer, ZeroOptimizerError,
+    ZeroSettings, estimate, offload_parameters,
 };
 use layers::{Layers as Model, layers};
 use probe::{Event, Probe, growth_bytes, moved, take_events};
@@ -129,6 +130,20 @@ fn a_model_larger_than_the_device_is_made_and_trained() {
     const { assert!(PARAMETER_BYTES > LIMIT_BYTES) };
     assert!(plain > PARAMETER_BYTES);
     assert!(found <= LIMIT_BYTES, "{found} of {LIMIT_BYTES}");
+    let states = ModelStates {
+        largest_parameter: (WIDTH * WIDTH) as u64,
+        ..ModelStates::adam((LAYERS * WIDTH * WIDTH) as u64)
+    };
+    let config = ZeroConfig {
+        stage: Stage::Parameters,
+        offload_optimizer: Memory::Host,
+        offload_param: Memory::Host,
+        reduce_bucket_size: (WIDTH * WIDTH) as u64,
+        ..ZeroConfig::default()
+    };
+    let estimated = estimate(&states, &config, 1).peak_device_bytes() as usize;
+    println!("estimated {estimated}, without activations");
+    assert!(found <= estimated + LAYER_BYTES + ACTIVATION_BYTES);
     assert!(weights == expected, "the bits of training without");
 }
 
@@ -159,6 +174,34 @@ fn a_forward_pass_holds_one_parameter_and_a_backward_pass_two() {
 
     layers::weights(&model);
     assert_eq!(moved(&take_events()), (0, 0), "a read is of the host");
+    let valid = model.valid();
+    layers::weights(&valid);
+    assert_eq!(
+        moved(&take_events()),
+        (0, 0),
+        "of the module for validation too"
+    );
+    let (held, _) = growth_bytes(|| layers::loss(&valid, input()));
+    assert!(held <= LAYER_BYTES + ACTIVATION_BYTES, "{held}");
+    assert_eq!(uploads(), LAYERS);
+}
+
+#[test]
+fn stage_3_is_for_one_rank() {
+    let _turn = turn();
+    let settings = ZeroSettings::stage(Stage::Parameters);
+    let prepared = ThreadGroup::spawn(2, Default::default(), move |group| {
+        let sgd = SgdConfig::new().init();
+        let mut zero = ZeroOptimizer::new(sgd, Arc::new(group), settings.clone())?;
+        zero.prepare::<B, _>(layers(1, 4, 0.2)).map(drop)
+    });
+    for refused in prepared.expect("ranks end") {
+        let error = refused.expect_err("several ranks").to_string();
+        assert_eq!(
+            error,
+            "stage = 3, but it must be 0, 1 or 2 with several ranks"
+        );
+    }
 }
 
 #[test]
@@ -176,7 +219,9 @@ fn an_optimizer_on_the_device_returns_parameters_to_the_host() {
     for _ in 0..STEPS {
         let gradients = layers::loss(&model, input()).backward();
         let gradients = GradientsParams::from_grads(gradients, &model);
-        let (_, stepped) = growth_bytes(|| zero.step(0.01, model, gradients));
+        // The new values replace their gradients one by one.
+        let (held, stepped) = growth_bytes(|| zero.step(0.01, model, gradients));
+        assert!(held <= 4 * LAYER_BYTES, "{held}");
         model = stepped;
         // Weights that a program sets are on the device, until the next step.
         model[0].weight = model[0].weight.clone().map(|weight| {

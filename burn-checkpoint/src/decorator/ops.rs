@@ -205,6 +205,17 @@ macro_rules! method {
     ($trait:ident view float_set_require_grad($x:ident: $a:tt, $arg:ident: $b:tt) -> $ret:tt) => {
         as_it_is! { $x.is_delivered() => $trait view float_set_require_grad($x: $a, $arg: $b) -> $ret }
     };
+    // Burn asks it of each parameter of `valid()`.
+    ($trait:ident $work:ident float_is_require_grad($x:ident: $a:tt) -> $ret:tt) => {
+        #[inline]
+        fn float_is_require_grad($x: kind_type!($a)) -> kind_type!($ret) {
+            if $x.is_delivered() {
+                return false;
+            }
+            managed!($trait $work float_is_require_grad($x: $a) -> $ret);
+            plain!($ret B::float_is_require_grad(inner!($a $x)))
+        }
+    };
     ($trait:ident view float_detach($x:ident: $a:tt) -> $ret:tt) => {
         as_it_is! { $x.is_delivered() => $trait view float_detach($x: $a) -> $ret }
     };

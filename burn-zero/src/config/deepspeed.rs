@@ -15,7 +15,7 @@ use crate::group::BufferDtype;
 use crate::{Memory, Stage};
 
 impl ZeroConfig {
-    /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1 or 2: integers may be written as
+    /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1, 2 or, for one rank, 3: integers may be written as
     /// `5e8`, `null` is the default, and keys without effect here are listed in
     /// [`ignored`](Self::ignored) with the reason. `"auto"` is the default where Accelerate and DeepSpeed take one: for batch sizes
     /// (they count as missing), `gradient_clipping`, the loss scaling, the sizes of buckets and `scheduler.params.warmup_min_lr`.
@@ -23,7 +23,7 @@ impl ZeroConfig {
     /// # Errors
     ///
     /// No JSON, an unknown or doubled key, a wrong type or value (of [`sections`](Self::sections) only the keys are checked), an `"auto"` that only the program can fill in, and what DeepSpeed
-    /// has and this crate has not. Stage 3 comes later; NVMe is not supported.
+    /// has and this crate has not, such as NVMe.
     pub fn from_deepspeed_json(text: &str) -> Result<Self, ConfigError> {
         Self::from_deepspeed_json_with(text, &|_| None)
     }
@@ -79,6 +79,19 @@ impl ZeroConfig {
             ConfigError::require(norm > 0.0, key, norm, "finite and above 0")?;
         }
         let mut zero = top.take_section("zero_optimization");
+        let stage = stage(&mut zero)?;
+        let offload_param = match stage {
+            Stage::Parameters => memory(&mut zero, "offload_param", "cpu_offload_param")?,
+            _ => {
+                for key in ["offload_param", "cpu_offload_param"] {
+                    if zero.entries.remove(key).is_some() {
+                        let reason = "of stage 3, as in DeepSpeed".to_owned();
+                        reader.ignored.insert(zero.path_of(key), reason);
+                    }
+                }
+                Memory::Device
+            }
+        };
         let mut bucket_size = |key| {
             let size = zero.take(key)?.unwrap_or(default.reduce_bucket_size);
             ConfigError::require(size > 0, &zero.path_of(key), size, "at least 1")?;
@@ -87,8 +100,9 @@ impl ZeroConfig {
         Ok(ZeroConfig {
             reduce_bucket_size: bucket_size("reduce_bucket_size")?,
             allgather_bucket_size: bucket_size("allgather_bucket_size")?,
-            stage: stage(&mut zero)?,
-            offload_optimizer: offload_optimizer(&mut zero)?,
+            stage,
+            offload_optimizer: memory(&mut zero, "offload_optimizer", "cpu_offload")?,
+            offload_param,
             batch: BatchConfig {
                 train_batch_size: top.take(TRAIN)?,
                 train_micro_batch_size_per_gpu: top.take(MICRO)?,
@@ -104,17 +118,14 @@ impl ZeroConfig {
 }
 
 fn stage(zero: &mut Section) -> Result<Stage, ConfigError> {
-    const INSTEAD: &str = "sharded parameters come later; stage 2, with offload_optimizer, is the one that needs least memory now";
-
-    match zero.take("stage")?.unwrap_or(0) {
-        3 => Err(zero.unsupported("stage", "3", INSTEAD)),
-        number => Stage::try_from(number)
-            .map_err(|_| ConfigError::invalid(&zero.path_of("stage"), number, "0, 1 or 2")),
-    }
+    let number = zero.take("stage")?.unwrap_or(0);
+    Stage::try_from(number)
+        .map_err(|_| ConfigError::invalid(&zero.path_of("stage"), number, "0, 1, 2 or 3"))
 }
 
-fn offload_optimizer(zero: &mut Section) -> Result<Memory, ConfigError> {
-    const INSTEAD: &str = "put \"cpu\": optimizer state is offloaded to host memory, not to a disk";
+/// Where a section puts something, or its older form.
+fn memory(zero: &mut Section, section: &str, older: &str) -> Result<Memory, ConfigError> {
+    const INSTEAD: &str = "put \"cpu\": what is offloaded is in host memory, not on a disk";
 
     #[derive(Deserialize)]
     #[serde(rename_all = "lowercase")]
@@ -124,15 +135,15 @@ fn offload_optimizer(zero: &mut Section) -> Result<Memory, ConfigError> {
         Nvme,
     }
     // The form of DeepSpeed's first releases.
-    let older = zero.take("cpu_offload")? == Some(true);
-    let mut offload = zero.take_section("offload_optimizer");
+    let (older, asks) = (zero.path_of(older), zero.take(older)? == Some(true));
+    let mut offload = zero.take_section(section);
     match offload.take("device")? {
         Some(Device::Nvme) => Err(offload.unsupported("device", "\"nvme\"", INSTEAD)),
-        Some(Device::None) if older => Err(ConfigError::key(
+        Some(Device::None) if asks => Err(ConfigError::key(
             offload.path_of("device"),
-            "none, but zero_optimization.cpu_offload, the older form, asks for host memory",
+            format!("none, but {older}, the older form, asks for host memory"),
         )),
-        None if !older => Ok(Memory::Device),
+        None if !asks => Ok(Memory::Device),
         Some(Device::None) => Ok(Memory::Device),
         Some(Device::Cpu) | None => Ok(Memory::Host),
     }

@@ -102,17 +102,20 @@ ignored: check_grad_overflow | wrap the optimizer with burn_amp::GradScaler to s
 refused unless off: bf16_master_weights_and_grads | master parameters and gradients are f32: remove it
 refused unless off: bf16_optimizer_states | optimizer state is f32: remove it
 [zero_optimization]
-section: offload_optimizer
+section: offload_optimizer offload_param
 read: stage
-read or default: reduce_bucket_size allgather_bucket_size cpu_offload
-ignored: offload_param cpu_offload_param sub_group_size stage3_prefetch_bucket_size prefetch_bucket_size stage3_param_persistence_threshold \
-    param_persistence_threshold stage3_model_persistence_threshold model_persistence_threshold stage3_max_live_parameters max_live_parameters \
-    stage3_max_reuse_distance max_reuse_distance stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save \
-    stage3_gather_fp16_weights_on_model_save stage3_module_granularity_threshold module_granularity_threshold leaf_module \
-    stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params stage3_allgather_sequential allgather_sequential \
-    stage3_partition_stream_chunk_size partition_stream_chunk_size zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights \
-    mics_shard_size mics_hierarchical_params_gather memory_efficient_linear pipeline_loading_checkpoint override_module_apply \
-    save_muon_momentum_buffer_in_memory | of stage 3, as in DeepSpeed
+read or default: reduce_bucket_size allgather_bucket_size cpu_offload cpu_offload_param
+ignored: stage3_prefetch_bucket_size prefetch_bucket_size | a parameter in host memory is uploaded when an operation uses it, not ahead
+ignored: stage3_param_persistence_threshold param_persistence_threshold stage3_model_persistence_threshold model_persistence_threshold \
+    stage3_max_live_parameters max_live_parameters stage3_max_reuse_distance max_reuse_distance stage3_module_granularity_threshold \
+    module_granularity_threshold leaf_module | a parameter in host memory, small or large, is on the device only while an operation uses it
+ignored: sub_group_size | AdamW on the host updates one parameter after the other
+ignored: stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save | Burn's records \
+    have whole parameters
+ignored: stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params stage3_allgather_sequential allgather_sequential \
+    stage3_partition_stream_chunk_size partition_stream_chunk_size zero_hpz_partition_size zero_quantized_weights \
+    zero_quantized_nontrainable_weights mics_shard_size mics_hierarchical_params_gather | no rank gathers parameters while it computes
+ignored: memory_efficient_linear pipeline_loading_checkpoint override_module_apply save_muon_momentum_buffer_in_memory | of PyTorch's modules
 ignored: overlap_comm | stage 2 always reduces gradients while backward goes on, the other stages do in the step
 ignored: cpu_offload_use_pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice
 ignored: contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions round_robin_gradients legacy_stage1 | gradients are \
@@ -132,6 +135,10 @@ ignored: nvme_path buffer_count fast_init | nothing is offloaded to a disk
 ignored: pipeline pipeline_read pipeline_write | AdamW's transfers and updates always overlap; those of an optimizer on the host's backend never do
 ignored: convert_grad_on_cpu | low-precision gradients are widened within the update
 ignored: super_offload cpuadam_cores_perc | of stage 3, as in DeepSpeed
+[zero_optimization.offload_param]
+read or default: device
+ignored: pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice
+ignored: nvme_path buffer_count buffer_size max_in_cpu | nothing is offloaded to a disk
 [optimizer]
 read: type params
 ignored: legacy_fusion | the optimizer is always fused where it can be

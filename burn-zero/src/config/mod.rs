@@ -51,6 +51,9 @@ pub struct ZeroConfig {
     pub gradient_clipping: Option<f64>,
     /// Where the optimizer state of a rank's shard is kept and updated (ZeRO-Offload, Ren et al., arXiv 2101.06840). Default the device.
     pub offload_optimizer: Memory,
+    /// Where parameters are while no operation uses them. Default the device. DeepSpeed's file can put them in host memory at stage 3,
+    /// which one rank can train in; [`ZeroSettings::parameters`] does it in every stage.
+    pub offload_param: Memory,
     /// Elements of gradients that are reduced at a time, at most. Default 8,388,608.
     pub reduce_bucket_size: u64,
     /// Elements of parameters that are gathered at a time, at most. Default 8,388,608. Both fill the same buckets: the smaller
@@ -75,6 +78,7 @@ impl Default for ZeroConfig {
             batch: BatchConfig::default(),
             gradient_clipping: Some(1.0),
             offload_optimizer: Memory::Device,
+            offload_param: Memory::Device,
             reduce_bucket_size: bucket_size,
             allgather_bucket_size: bucket_size,
             communication_dtype: settings.communication_dtype,
@@ -105,6 +109,7 @@ impl ZeroConfig {
             bucket_elements: usize::try_from(bucket_size).unwrap_or(usize::MAX),
             communication_dtype: self.communication_dtype,
             gradients: self.offload_optimizer,
+            parameters: self.offload_param,
             ..ZeroSettings::stage(self.stage)
         }
     }

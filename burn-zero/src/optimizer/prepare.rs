@@ -55,13 +55,15 @@ impl<O> ZeroOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<ParameterShards<B>, B>,
     {
-        let module = self.placed::<B, M>(module)?;
         let (ranks, rank, settings) = (group.world_size(), group.rank(), &self.settings);
+        let is_there = ranks == 1 || settings.stage != Stage::Parameters;
+        ZeroError::require(is_there, "stage", 3, "0, 1 or 2 with several ranks")?;
+        let module = self.placed::<B, M>(module)?;
         let norm = self.norm.as_ref();
         let tried = trial::run::<B, O>(&self.inner, settings, ranks, norm, device);
         let seed = self.seed.filter(|_| ranks > 1);
         let parameters = Parameters::of::<B, M>(&module);
-        let leave = ranks > 1 && settings.stage == Stage::Gradients;
+        let leave = ranks > 1 && settings.stage.shards_gradients();
         let what = if leave || settings.gradients == Memory::Host {
             Some("gradients leave during backward (stage 2, and `gradients: Memory::Host`)")
         } else {

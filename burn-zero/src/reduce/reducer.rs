@@ -110,7 +110,7 @@ impl GradientReducer {
     /// Whether gradients are reduced bucket by bucket during backward (stage 2), or else in the optimizer's step, once a window of
     /// micro-batches. With one rank nothing is reduced.
     pub(crate) fn reduces_in_backward(&self) -> bool {
-        self.how.stage == Stage::Gradients && self.group.world_size() > 1
+        self.how.stage.shards_gradients() && self.group.world_size() > 1
     }
 
     /// Where gradients are between backward and the step.

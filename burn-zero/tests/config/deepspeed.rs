@@ -76,6 +76,7 @@ fn every_section_is_read() {
         },
         gradient_clipping: Some(1.0),
         offload_optimizer: Memory::Host,
+        offload_param: Memory::Device,
         reduce_bucket_size: 200_000_000,
         allgather_bucket_size: 200_000_000,
         communication_dtype: BufferDtype::Bf16,
@@ -132,6 +133,16 @@ fn variants_of_the_file_are_read_too() {
     );
     let deprecated = read(json!({"zero_optimization": {"stage": 2, "cpu_offload": true}}));
     assert_eq!(deprecated.offload_optimizer, Memory::Host);
+    for stage_3 in [
+        json!({"stage": 3, "offload_param": {"device": "cpu", "pin_memory": true}}),
+        json!({"stage": 3, "cpu_offload_param": true}),
+    ] {
+        let config = read(json!({"zero_optimization": stage_3}));
+        assert_eq!(config.stage, Stage::Parameters);
+        assert_eq!(config.settings().parameters, Memory::Host);
+    }
+    let none = read(json!({"zero_optimization": {"stage": 3, "offload_param": null}}));
+    assert_eq!(none.offload_param, Memory::Device);
     let older = read(json!({"bfloat16": {"enabled": true}}));
     assert_eq!(older.sections, sections(json!({"bf16": {"enabled": true}})));
 }
@@ -148,14 +159,13 @@ fn errors_name_the_path_and_what_to_put() {
         "optimizer.params.lr: \"auto\", and nothing fills it in: let the program give it, or put a value there",
     );
     says(
-        json!({"zero_optimization": {"stage": 3}}),
-        "zero_optimization.stage: 3 is not supported: sharded parameters come later; stage 2, with offload_optimizer, is the one \
-         that needs least memory now",
+        json!({"zero_optimization": {"stage": 4}}),
+        "zero_optimization.stage: 4, but it must be 0, 1, 2 or 3",
     );
     says(
         json!({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}}}),
-        "zero_optimization.offload_optimizer.device: \"nvme\" is not supported: put \"cpu\": optimizer state is offloaded to host \
-         memory, not to a disk",
+        "zero_optimization.offload_optimizer.device: \"nvme\" is not supported: put \"cpu\": what is offloaded is in host \
+         memory, not on a disk",
     );
     says(
         json!({"train_batch_size": 1.5}),
@@ -369,15 +379,15 @@ fn deep_nesting_is_refused_without_using_up_the_stack() {
 }
 
 #[test]
-fn our_own_form_refuses_unknown_names_and_stage_3() {
+fn our_own_form_refuses_unknown_names_and_stages() {
     let read =
         |text: &str| serde_json::from_str::<ZeroConfig>(text).map_err(|error| error.to_string());
     assert_eq!(read("{}"), Ok(ZeroConfig::default()));
     assert!(read(r#"{"stages": 2}"#).unwrap_err().contains("stages"));
     assert!(
-        read(r#"{"stage": 3}"#)
+        read(r#"{"stage": 4}"#)
             .unwrap_err()
-            .contains("stage 3 comes later")
+            .contains("there are 0, 1, 2 and 3")
     );
     check_accepted(&ZeroConfig::from_deepspeed_json(FULL).unwrap());
 }

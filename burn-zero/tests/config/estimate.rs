@@ -98,6 +98,45 @@ fn offload_moves_the_state_to_the_host() {
 }
 
 #[test]
+fn parameters_in_host_memory_come_and_go() {
+    let model = ModelStates {
+        largest_parameter: 1000,
+        ..ModelStates::adam(P)
+    };
+    let config = ZeroConfig {
+        offload_param: Memory::Host,
+        reduce_bucket_size: 1000,
+        ..config(Stage::Parameters)
+    };
+    // An optimizer on the device returns all of them there.
+    let on_device = estimate(&model, &config, 1);
+    assert_eq!(on_device.parameter_bytes, 2 * 4000);
+    assert_eq!(
+        (on_device.shard_bytes, on_device.kept_host_bytes()),
+        (4 * P, 4 * P)
+    );
+    let offloaded = ZeroConfig {
+        offload_optimizer: Memory::Host,
+        ..config
+    };
+    // With the optimizer on the host nothing stays on the device: two parameters are in use, three gradients on their way.
+    let offloaded = estimate(&model, &offloaded, 1);
+    assert_eq!(offloaded.peak_device_bytes(), (2 + 3) * 4000);
+    assert_eq!(offloaded.kept_host_bytes(), (4 + 12 + 4) * P);
+    // Parameters of unknown sizes are no larger than a bucket.
+    let unknown = estimate(
+        &ModelStates::adam(P),
+        &ZeroConfig {
+            reduce_bucket_size: 500,
+            offload_param: Memory::Host,
+            ..ZeroConfig::default()
+        },
+        1,
+    );
+    assert_eq!(unknown.parameter_bytes, 2 * 2000);
+}
+
+#[test]
 fn gradients_under_way_are_three_buckets_and_no_more_than_there_are() {
     let with_buckets = |stage, elements| ZeroConfig {
         reduce_bucket_size: elements,

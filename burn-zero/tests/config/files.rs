@@ -27,6 +27,8 @@ const FILES: &[(&str, &str)] = &[
     ("stage_0", LOADS),
     ("stage_1", LOADS),
     ("stage_2", LOADS),
+    ("stage_3", LOADS),
+    ("stage_3_offload_param", LOADS),
     ("stage_as_true", LOADS),
     ("offload_optimizer", LOADS),
     ("cpu_offload", LOADS),
@@ -83,20 +85,24 @@ const FILES: &[(&str, &str)] = &[
         "optimizer: \"auto\", but it must be an object",
     ),
     (
-        "stage_3",
-        "zero_optimization.stage: 3 is not supported: sharded parameters come later; stage 2, with offload_optimizer, is the one that needs least memory now",
+        "accelerate_stage_3",
+        "optimizer.params.lr: \"auto\", and nothing fills it in: let the program give it, or put a value there",
     ),
     (
-        "stage_3_offload_param",
-        "zero_optimization.stage: 3 is not supported: sharded parameters come later; stage 2, with offload_optimizer, is the one that needs least memory now",
+        "accelerate_stage_3_offload",
+        "optimizer.params.lr: \"auto\", and nothing fills it in: let the program give it, or put a value there",
+    ),
+    (
+        "transformers_stage_3",
+        "fp16.enabled: \"auto\", and nothing fills it in: let the program give it, or put a value there",
     ),
     (
         "stage_3_nvme",
-        "zero_optimization.stage: 3 is not supported: sharded parameters come later; stage 2, with offload_optimizer, is the one that needs least memory now",
+        "zero_optimization.offload_param.device: \"nvme\" is not supported: put \"cpu\": what is offloaded is in host memory, not on a disk",
     ),
     (
         "offload_nvme",
-        "zero_optimization.offload_optimizer.device: \"nvme\" is not supported: put \"cpu\": optimizer state is offloaded to host memory, not to a disk",
+        "zero_optimization.offload_optimizer.device: \"nvme\" is not supported: put \"cpu\": what is offloaded is in host memory, not on a disk",
     ),
     (
         "lamb",

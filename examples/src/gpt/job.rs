@@ -7,12 +7,17 @@ use std::path::Path;
 use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfig};
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::tensor::backend::AutodiffBackend;
 use burn_amp::GradScalerConfig;
-use burn_zero::{BatchConfig, BatchSizes, ConfigError, HostAdamWConfig, Memory, ZeroConfig};
+use burn_zero::{
+    BatchConfig, BatchSizes, ConfigError, HostAdamWConfig, Memory, Stage, ZeroConfig,
+    offload_parameters,
+};
 use serde_json::{Value, json};
 
 use super::deepspeed::DeepSpeed;
 use super::error::GptError;
+use super::model::Gpt;
 use super::options::Options;
 use super::precision::Amp;
 
@@ -66,6 +71,14 @@ impl Job {
         if options.offload {
             zero.offload_optimizer = Memory::Host;
         }
+        if options.offload_param {
+            zero.offload_param = Memory::Host;
+        }
+        if zero.stage == Stage::Parameters && ranks > 1 {
+            return Err(GptError::Options(format!(
+                "{place}: stage 3 with {ranks} ranks, but it is for one rank as yet: --zero 2 is the stage that needs least memory"
+            )));
+        }
         zero.batch = batches(options, zero.batch, ranks)?;
         let batch = zero.batch.resolve(ranks).map_err(refused)?;
         zero.batch.gradient_accumulation_steps = Some(batch.steps);
@@ -77,6 +90,16 @@ impl Job {
             zero,
             batch,
         })
+    }
+
+    /// The model of the options, its parameters where this job has them. In host memory they are drawn one at a time.
+    pub fn model<B: AutodiffBackend>(&self, options: &Options, device: &B::Device) -> Gpt<B> {
+        let model = options.model();
+        match self.zero.offload_param {
+            Memory::Device => model.init(device),
+            Memory::Host => offload_parameters::<B, _>(model.undrawn(device))
+                .expect("the backend that trains has a `Remat`"),
+        }
     }
 
     /// The learning rate of each update: a linear warm-up, times a cosine down to a tenth.
@@ -166,17 +189,19 @@ impl fmt::Display for Job {
         };
         let norm = self.zero.gradient_clipping;
         let norm = norm.map_or("none".into(), |norm| format!("to a global norm of {norm}"));
-        let place = match self.zero.offload_optimizer {
+        let place = |memory| match memory {
             Memory::Device => "on the device",
             Memory::Host => "in host memory",
         };
+        let (parameters, state) = (self.zero.offload_param, self.zero.offload_optimizer);
         writeln!(f, "{} over {ranks}", self.zero.stage)?;
         let (train, micro, steps) = (batch.train, batch.micro, batch.steps);
         let batch = format!("{train} = {micro} a micro-batch x {steps} accumulated x {ranks}");
         writeln!(f, "  batch              {batch}")?;
         writeln!(f, "  precision          {}{scaler}", self.amp.dtype())?;
         writeln!(f, "  gradient clipping  {norm}")?;
-        writeln!(f, "  AdamW's state      {place}")?;
+        writeln!(f, "  parameters         {}", place(parameters))?;
+        writeln!(f, "  AdamW's state      {}", place(state))?;
         let mut ignored = self.zero.ignored.iter();
         ignored.try_for_each(|(key, reason)| writeln!(f, "  ignored            {key}: {reason}"))
     }

@@ -78,7 +78,8 @@ pub struct Options {
     #[arg(long, value_name = "FILE", help_heading = "Ranks")]
     pub config: Option<PathBuf>,
 
-    /// What is sharded over ranks: 0 nothing (plain data parallel), 1 optimizer state, 2 and gradients [default: 0]
+    /// What is sharded over ranks: 0 nothing (plain data parallel), 1 optimizer state, 2 and gradients; 3, and parameters, is for one
+    /// rank as yet [default: 0]
     #[arg(long, value_name = "STAGE", value_parser = stage, help_heading = "Ranks")]
     pub zero: Option<Stage>,
 
@@ -89,6 +90,10 @@ pub struct Options {
     /// Keep the optimizer's state in host memory and update parameters there
     #[arg(long, help_heading = "Ranks")]
     pub offload: bool,
+
+    /// Keep parameters in host memory: the device holds one only while it is used
+    #[arg(long, help_heading = "Ranks")]
+    pub offload_param: bool,
 
     /// Bytes that the model sees at once
     #[arg(long, default_value_t = 64, value_parser = positive(), help_heading = "Model")]
@@ -184,7 +189,9 @@ pub(crate) fn positive() -> RangedU64ValueParser<usize> {
 }
 
 fn stage(text: &str) -> Result<Stage, String> {
-    let number: u8 = text.parse().map_err(|_| "must be 0, 1 or 2".to_owned())?;
+    let number: u8 = text
+        .parse()
+        .map_err(|_| "must be 0, 1, 2 or 3".to_owned())?;
     Stage::try_from(number)
 }
 

@@ -35,7 +35,7 @@ fn rehearsal<B: AutodiffBackend>(
     let tokens = Tensor::<B, 2, Int>::zeros([micro_batch, options.context], device);
     let budget = options.checkpoint.budget().map(MemoryBudget::install);
     let mut zero = optimizer::<B>(job, 1).expect(CHECKED);
-    let model = zero.prepare::<B, _>(options.model().init(device));
+    let model = zero.prepare::<B, _>(job.model::<B>(options, device));
     let steps = MultiSteps::new(zero, AccumConfig::mean(2)).expect(CHECKED);
     let scaler = GradScaler::new(&job.scaler).expect(CHECKED);
     rehearse(model.expect(CHECKED), scaler.wrap(steps), || {

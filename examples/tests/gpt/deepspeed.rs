@@ -91,11 +91,11 @@ fn errors_name_the_place_and_what_to_put() {
         (fp16("loss_scale_window", json!(0)), "fp16: "),
         (
             adam(json!({"betas": [0.9, 1.0]})),
-            "optimizer.params: offload: beta_2",
+            "optimizer.params: beta_2",
         ),
         (
             adam(json!({"eps": -1})),
-            "optimizer.params: offload: epsilon",
+            "optimizer.params: epsilon",
         ),
         (
             adam(json!({"adam_w_mode": 3})),

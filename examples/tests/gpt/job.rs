@@ -40,6 +40,7 @@ ZeRO stage 2 (optimizer state and gradients sharded) over 4 ranks
   batch              64 = 16 a micro-batch x 1 accumulated x 4 ranks
   precision          f16, losses times 65536 at first
   gradient clipping  to a global norm of 1
+  parameters         on the device
   AdamW's state      in host memory
   ignored            zero_optimization.offload_optimizer.pin_memory: transfers";
     assert!(job.to_string().starts_with(begin), "{job}");
@@ -127,8 +128,7 @@ fn what_cannot_be_is_refused_with_the_numbers() {
         (
             r#"{"zero_optimization": {"stage": 3}}"#,
             "",
-            "FILE: zero_optimization.stage: 3 is not supported: sharded parameters come later; stage 2, with \
-             offload_optimizer, is the one that needs least memory now",
+            "FILE: stage 3 with 2 ranks, but it is for one rank as yet: --zero 2 is the stage that needs least memory",
         ),
     ] {
         assert_eq!(settle(file, arguments, 2).unwrap_err(), says);

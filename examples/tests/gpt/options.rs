@@ -29,7 +29,7 @@ fn every_option_is_understood() {
     let options = parse(
         "--amp bf16 --steps 30 --batch 2 --context 16 --layers 1 --heads 2 --width 8 --dropout 0.1 --lr 1e-2 \
          --warmup 3 --eval-every 10 --seed 7 --backend vulkan --text a b --resume --output out --zero 2 --ranks 3 \
-         --offload --config ds_config.json",
+         --offload --offload-param --config ds_config.json",
     )
     .unwrap();
     assert_eq!(options.amp, Some(Amp::Bf16));
@@ -40,7 +40,7 @@ fn every_option_is_understood() {
     assert_eq!(options.text.len(), 2);
     assert_eq!(options.warmup(), 3);
     assert_eq!(options.plan().epochs(), 3);
-    assert!(options.resume);
+    assert!(options.resume && options.offload && options.offload_param);
 }
 
 #[test]
@@ -82,10 +82,10 @@ fn wrong_values_are_refused_with_the_reason() {
         ),
         ("--amp fp8", "[possible values: off, bf16, f16]"),
         (
-            "--zero 3",
-            "ZeRO stage 3, but there are 0, 1 and 2; stage 3 comes later",
+            "--zero 4",
+            "ZeRO stage 4, but there are 0, 1, 2 and 3",
         ),
-        ("--zero two", "must be 0, 1 or 2"),
+        ("--zero two", "must be 0, 1, 2 or 3"),
         ("--ranks 0", "0 is not in 1.."),
         (
             "--backend tpu",

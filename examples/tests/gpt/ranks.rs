@@ -141,6 +141,47 @@ fn a_state_on_the_host_changes_little() {
 }
 
 #[test]
+fn parameters_in_host_memory_change_no_bit() {
+    let _turn = turn();
+    for more in ["", "--offload", "--amp f16 --accum 2 --checkpoint block"] {
+        let (device, plain) = losses(&format!("--batch 8 {more}"));
+        let (host, report) = losses(&format!("--batch 8 {more} --zero 3 --offload-param"));
+        assert_eq!(device, host, "{more}");
+        assert_eq!(plain.sample, report.sample, "{more}");
+        assert_eq!(report.stage, 3);
+        let bytes = |report: &Report| report.estimate.parameter_bytes;
+        assert!(bytes(&report) < bytes(&plain));
+        let all = report.estimate.host_parameter_bytes;
+        assert_eq!(all, bytes(&plain), "all of them in host memory");
+    }
+}
+
+#[test]
+fn deepspeeds_files_of_stage_3_train_on_one_rank() {
+    let _turn = turn();
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../burn-zero/tests/config/files");
+    for (name, on_host) in [
+        ("accelerate_stage_3", false),
+        ("accelerate_stage_3_offload", true),
+        ("transformers_stage_3", true),
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let file = fs::read_to_string(files.join(name).with_extension("json")).unwrap();
+        // The program has a schedule of its own.
+        let mut file: serde_json::Value = serde_json::from_str(&file).unwrap();
+        file.as_object_mut().unwrap().remove("scheduler");
+        let path = directory.path().join("ds_config.json");
+        fs::write(&path, file.to_string()).unwrap();
+        let more = format!("--batch 4 --config {}", path.display());
+        let report = run(&options(directory.path(), &more)).unwrap();
+        assert_eq!(report.stage, 3, "{name}");
+        assert_eq!(report.estimate.host_parameter_bytes > 0, on_host, "{name}");
+        assert_eq!(report.estimate.optimizer_bytes == 0, on_host, "{name}");
+        assert!(report.valid_loss < 6.0, "{name}");
+    }
+}
+
+#[test]
 fn a_run_goes_on_with_another_number_of_ranks() {
     let _turn = turn();
     for (first, then) in [(2, 1), (1, 2), (2, 2), (3, 2)] {
@@ -177,6 +218,10 @@ fn a_run_goes_on_with_its_state_in_the_other_place() {
         ("--batch 8 --offload".to_owned(), "--batch 8".to_owned()),
         (format!("{ranks} --offload"), "--batch 8".to_owned()),
         ("--batch 8".to_owned(), format!("{ranks} --offload")),
+        (
+            "--batch 8 --offload --offload-param".to_owned(),
+            "--batch 8".to_owned(),
+        ),
     ] {
         let directory = tempfile::tempdir().unwrap();
         let start = options(directory.path(), &format!("--dropout 0 {first}"));
@@ -224,9 +269,8 @@ fn what_ranks_cannot_do_is_refused_before_it_starts() {
         error(&format!("--config {}", file.display())).replace(&file.display().to_string(), "FILE")
     };
     assert_eq!(
-        with(r#"{"zero_optimization": {"stage": 3}}"#),
-        "FILE: zero_optimization.stage: 3 is not supported: sharded parameters come later; stage 2, with offload_optimizer, \
-         is the one that needs least memory now"
+        error("--zero 3 --ranks 2"),
+        "the command line: stage 3 with 2 ranks, but it is for one rank as yet: --zero 2 is the stage that needs least memory"
     );
     assert_eq!(
         with(r#"{"fp61": {}}"#),

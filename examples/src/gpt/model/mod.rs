@@ -72,12 +72,23 @@ impl GptConfig {
     ///
     /// If `heads` does not divide `width`, or one of the sizes is zero.
     pub fn init<B: Backend>(&self, device: &B::Device) -> Gpt<B> {
+        let model = self.undrawn(device);
+        init::draw_weights(&model);
+        model
+    }
+
+    /// The model of [`init`](Self::init), each of whose weights is drawn when it is first used: for those that leave the device one by one.
+    ///
+    /// # Panics
+    ///
+    /// As [`init`](Self::init).
+    pub fn undrawn<B: Backend>(&self, device: &B::Device) -> Gpt<B> {
         let embedding = |rows| {
             EmbeddingConfig::new(rows, self.width)
                 .with_initializer(init::WEIGHT)
                 .init(device)
         };
-        let model = Gpt {
+        Gpt {
             token: embedding(self.vocabulary),
             position: embedding(self.context),
             dropout: DropoutConfig::new(self.dropout).init(),
@@ -90,9 +101,7 @@ impl GptConfig {
             context: self.context,
             activations: self.activations,
             loss: self.loss,
-        };
-        init::draw_weights(&model);
-        model
+        }
     }
 }
 
