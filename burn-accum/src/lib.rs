@@ -114,8 +114,9 @@ pub use config::{AccumConfig, NonFinite, Normalization, WindowSchedule};
 pub use counted::{CountSlot, Counted, Items};
 pub use error::AccumError;
 pub use find::{
-    FindError, MemoryProbe, MicroBatchFound, MicroBatchSearch, Partition, PeakCounter,
-    SampledGauge, StepResult, Trial, TrialOutcome, find_micro_batch, host_memory_bytes, rehearse,
+    EstimatedStart, FindError, MemoryProbe, MicroBatchFound, MicroBatchSearch, Partition,
+    PeakCounter, SampledGauge, StepResult, Trial, TrialOutcome, find_micro_batch,
+    host_memory_bytes, rehearse,
 };
 pub use lr_scaling::{LrScaling, ScaledLr};
 pub use multi_steps::MultiSteps;

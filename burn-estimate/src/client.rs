@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn_backend::{
-    DType, DTypeUsageSet, DeviceOps, ExecutionError, Shape, TensorData, TensorMetadata,
+    Bytes, DType, DTypeUsageSet, DeviceOps, ExecutionError, Shape, TensorData, TensorMetadata,
 };
 use burn_ir::{CustomOpIr, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterTensor, RunnerChannel, RunnerClient};
@@ -124,8 +124,7 @@ impl RunnerClient for Client {
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
         self.ledger.lock().read(&tensor);
-        let bytes = vec![0; bytes(&tensor)];
-        let data = TensorData::from_bytes_vec(bytes, tensor.shape, tensor.dtype);
+        let data = TensorData::from_bytes(zeros(&tensor), tensor.shape, tensor.dtype);
         Box::pin(async move { Ok(data) })
     }
 
@@ -156,6 +155,17 @@ impl RunnerClient for Client {
             DType::QFloat(_) => DTypeUsageSet::empty(),
             _ => burn_backend::DTypeUsage::general(),
         }
+    }
+}
+
+/// Zeros that the system gives no memory for until they are read: as elements, because bytes of another alignment would be copied.
+fn zeros(tensor: &TensorIr) -> Bytes {
+    let (size, bytes) = (tensor.dtype.size(), bytes(tensor));
+    match size {
+        8 => Bytes::from_elems(vec![0_u64; bytes / size]),
+        4 => Bytes::from_elems(vec![0_u32; bytes / size]),
+        2 => Bytes::from_elems(vec![0_u16; bytes / size]),
+        _ => Bytes::from_elems(vec![0_u8; bytes]),
     }
 }
 

@@ -21,7 +21,7 @@ pub use partition::Partition;
 pub use probe::{MemoryProbe, PeakCounter, SampledGauge};
 pub use rehearse::rehearse;
 pub use report::{MicroBatchFound, Trial, TrialOutcome};
-pub use request::MicroBatchSearch;
+pub use request::{EstimatedStart, MicroBatchSearch};
 use search::Measured;
 pub use trial::StepResult;
 
@@ -36,7 +36,8 @@ pub use trial::StepResult;
 /// Sizes 1 to 3 are measured first. Size 1 runs once unmeasured before, because what a process sets up once is no part of a step.
 /// The next size is predicted from the fixed part and the bytes per item, at most 4 times the largest that fits; a size that is
 /// predicted not to fit is not tried. The size that is returned was itself measured below the limit less the
-/// [margin](MicroBatchSearch::margin). At most 32 trials, about `log4(effective batch)` where memory grows linearly.
+/// [margin](MicroBatchSearch::margin). With an [estimate](MicroBatchSearch::starting_at) the search begins at what that says instead, and ends
+/// after one to three trials. At most 32 trials, about `log4(effective batch)` where memory grows linearly.
 ///
 /// A size does not fit if its step panics, returns an error or leaves the device with one: the panic is not printed, the device
 /// is synchronised and its unused memory released, and the search continues with smaller sizes. The reason is in the

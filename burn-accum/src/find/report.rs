@@ -108,6 +108,7 @@ impl fmt::Display for MicroBatchFound {
             limit_bytes,
             margin,
             normalization,
+            ..
         } = self.search;
         writeln!(
             out,

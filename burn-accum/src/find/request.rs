@@ -35,6 +35,18 @@ pub struct MicroBatchSearch {
     /// The normalization that the training uses. `Mean`, the default, is exact for micro-batches of equal size only, so
     /// only divisors of the effective batch are found; otherwise the last micro-batch may be smaller.
     pub normalization: Normalization,
+    /// Where an estimate lets the search begin. Default: with sizes 1 to 3.
+    #[serde(default)]
+    pub start: Option<EstimatedStart>,
+}
+
+/// What an estimate says of a step's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EstimatedStart {
+    /// The largest micro-batch that fits by the estimate.
+    pub micro_batch: usize,
+    /// Bytes that an item adds there.
+    pub item_bytes: u64,
 }
 
 impl MicroBatchSearch {
@@ -45,6 +57,7 @@ impl MicroBatchSearch {
             limit_bytes,
             margin: MARGIN,
             normalization: Normalization::default(),
+            start: None,
         }
     }
 
@@ -59,6 +72,41 @@ impl MicroBatchSearch {
     pub fn with_normalization(self, normalization: Normalization) -> Self {
         Self {
             normalization,
+            ..self
+        }
+    }
+
+    /// Begins where an estimate of the peak of a micro-batch says, such as burn-estimate's of the same step: where it is near what is
+    /// measured, one to three trials are enough. A wrong one costs trials, not correctness. `estimate` is called about
+    /// `log2(effective batch)` times.
+    ///
+    /// ```
+    /// # use burn_accum::MicroBatchSearch;
+    /// let search = MicroBatchSearch::new(64, 1000).starting_at(|micro_batch| 100 + 30 * micro_batch as u64);
+    /// assert_eq!(search.start.unwrap().micro_batch, 16); // 28 would fit, and 16 is the largest that divides 64
+    /// ```
+    #[must_use]
+    pub fn starting_at(self, estimate: impl Fn(usize) -> u64) -> Self {
+        let (mut fits, mut too_large) = (1, self.effective_batch + 1);
+        while too_large - fits > 1 {
+            let middle = fits + (too_large - fits) / 2;
+            match estimate(middle) <= self.usable_bytes() {
+                true => fits = middle,
+                false => too_large = middle,
+            }
+        }
+        let micro_batch = self.largest_allowed(fits);
+        let (low, high) = match micro_batch {
+            1 => (1, 2),
+            size => (size / 2, size),
+        };
+        let item_bytes = estimate(high).saturating_sub(estimate(low)) / (high - low) as u64;
+        let start = EstimatedStart {
+            micro_batch,
+            item_bytes,
+        };
+        Self {
+            start: Some(start),
             ..self
         }
     }

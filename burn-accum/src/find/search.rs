@@ -5,6 +5,8 @@
 //! Once a size did not fit, the search continues between it and the largest that did. A size that is predicted not to fit is not
 //! tried, and the size that is found was measured.
 //!
+//! With an estimate the first size is the one that it says, and half of it the second: the line through both is measured.
+//!
 //! Memory does not always grow linearly: from some size on a kernel takes a workspace, or activations outgrow the optimizer's step. A
 //! line across such a size is too steep and would end the search too early. So where a line is steeper than the one before it, a size
 //! between its two ends is measured, which is known to fit. Under a byte budget for activations memory hardly grows, and may fall a
@@ -49,7 +51,7 @@ pub(crate) fn run(
 ) -> Result<MicroBatchFound, FindError> {
     search.validate()?;
     let mut state = State::new(*search);
-    let mut size = Some(1);
+    let mut size = Some(search.start.map_or(1, |start| start.micro_batch));
     while let Some(micro_batch) = size {
         state.note(micro_batch, measure(micro_batch)?)?;
         size = match state.trials.len() {
@@ -153,9 +155,16 @@ impl State {
 
     /// The size to try; `None` where the largest that may fit is known to fit.
     fn next(&mut self) -> Option<usize> {
+        if self.fits.is_empty() {
+            return Some(self.smaller());
+        }
         let (largest, _) = self.largest();
-        if largest < PROBES.min(self.known_most()) {
-            return Some(largest + 1);
+        let (is_guided, most) = (self.search.start.is_some(), self.known_most());
+        match largest {
+            _ if !is_guided && largest < PROBES.min(most) => return Some(largest + 1),
+            1 if is_guided && most > 1 => return Some(2),
+            2.. if is_guided && self.line().is_none() => return Some(largest / 2),
+            _ => {}
         }
         let goal = self.search.largest_allowed(self.predicted_most());
         if self.fits.contains_key(&goal) {
@@ -178,6 +187,20 @@ impl State {
                 Some(if allowed > largest { allowed } else { goal })
             }
         }
+    }
+
+    /// A smaller size, where all that were tried are too large: by the estimate's bytes per item, or half.
+    fn smaller(&self) -> usize {
+        let (too_large, peak_bytes) = self.too_large.expect("a size was tried");
+        let item_bytes = self.search.start.map_or(0, |start| start.item_bytes);
+        let items = match peak_bytes {
+            Some(peak_bytes) if item_bytes > 0 => {
+                (peak_bytes - self.usable_bytes).div_ceil(item_bytes) as usize
+            }
+            _ => too_large / 2,
+        };
+        let size = too_large.saturating_sub(items).clamp(1, too_large - 1);
+        self.search.largest_allowed(size)
     }
 
     /// A size between the largest that fits and the smallest that does not: in turns where a line between the two meets
@@ -208,10 +231,15 @@ impl State {
         Some((*size, *bytes))
     }
 
-    /// The line through the largest size that fits and one below: fixed part and bytes per item. `None` with one size alone.
+    /// The line through the largest size that fits and one below, or else the smallest that does not: fixed part and bytes per item.
+    /// `None` with one size alone.
     fn line(&self) -> Option<(f64, f64)> {
         let largest = self.largest();
-        let slope = slope(self.below(largest.0)?, largest);
+        let slope = match (self.below(largest.0), self.too_large) {
+            (Some(low), _) => slope(low, largest),
+            (None, Some((size, Some(peak_bytes)))) => slope(largest, (size, peak_bytes)),
+            _ => return None,
+        };
         Some((largest.1 as f64 - slope * largest.0 as f64, slope))
     }
 
@@ -410,6 +438,36 @@ mod tests {
             let found = search(any_size(600, 1000), usize::MAX, peak).unwrap();
             assert_eq!(found.partition.micro_batch(), 121, "{:?}", sizes(&found));
             assert!(found.trials.len() <= 18, "{:?}", sizes(&found));
+        }
+    }
+
+    #[test]
+    fn an_estimate_needs_at_most_three_trials() {
+        let peak = |size: usize| 10_000 + 300 * size as u64;
+        for normalization in [Normalization::Mean, Normalization::Tokens] {
+            for limit in (11_000..40_000).step_by(700) {
+                let plain = MicroBatchSearch::new(64, limit).with_normalization(normalization);
+                let expected = search(plain, usize::MAX, peak).unwrap();
+                for percent in [95, 98, 100, 102, 105] {
+                    let guided = plain.starting_at(|size| peak(size) * percent / 100);
+                    let found = search(guided, usize::MAX, peak).unwrap();
+                    assert_eq!(found.partition, expected.partition, "{limit}, {percent} %");
+                    assert!(found.trials.len() <= 3, "{limit}: {:?}", sizes(&found));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_estimate_costs_trials_only() {
+        let peak = |size: usize| 100 + 30 * size as u64;
+        for estimate in [0, 1, 20, 1000, 1_000_000] {
+            for fails_from in [2, 5, usize::MAX] {
+                let guided = any_size(64, 1000).starting_at(|size| estimate * size as u64);
+                let found = search(guided, fails_from, peak).unwrap();
+                assert_eq!(found.partition.micro_batch(), 28.min(fails_from - 1));
+                assert!(found.trials.len() <= 16, "{:?}", sizes(&found));
+            }
         }
     }
 

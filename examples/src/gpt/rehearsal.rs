@@ -13,12 +13,14 @@ use burn_accum::{
 use burn_amp::GradScaler;
 use burn_checkpoint::plot::MemoryPlot;
 use burn_checkpoint::{InstalledBudget, MemoryBudget, trace};
+use burn_estimate::{Meta, MetaDevice, estimate_run};
 
 use super::error::GptError;
 use super::job::Job;
 use super::loader::TokenBatch;
 use super::optimizer::optimizer;
 use super::options::Options;
+use super::precision::Training;
 use crate::backend::BackendName;
 use crate::pools::{device_bytes, memory_probe};
 
@@ -68,7 +70,13 @@ pub fn find_window<B: AutodiffBackend>(
     let backend = options.backend.name();
     let unknown = format!("it is not known how much memory {backend} has: give --memory-limit");
     let limit_bytes = limit_bytes.ok_or(GptError::Options(unknown))?;
-    let search = MicroBatchSearch::new(effective_batch, limit_bytes);
+    let meta = MetaDevice::default();
+    // The same steps without data.
+    let estimate = |micro_batch| {
+        let step = || rehearsal::<Training<Meta>>(options, job, &meta, micro_batch, |_| {});
+        estimate_run(meta, step).0.peak_bytes
+    };
+    let search = MicroBatchSearch::new(effective_batch, limit_bytes).starting_at(estimate);
     let mut probe = memory_probe(options.backend);
     let step = |micro_batch: usize| rehearsal::<B>(options, job, device, micro_batch, |_| {});
     let found = find_micro_batch::<B, _>(&search, device, &mut *probe, step)?;

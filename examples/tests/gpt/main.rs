@@ -338,6 +338,9 @@ fn an_effective_batch_fits_into_the_memory() {
     let report = with(limit).unwrap();
     let found = report.found.unwrap();
     assert!((2..24).contains(&report.micro_batch), "{found}");
+    // It begins where the estimate says.
+    assert!(found.trials.len() <= 3, "{found}");
+    println!("{found}");
     assert_eq!(report.micro_batch * report.window, 24);
     assert!(found.peak_bytes <= found.search.usable_bytes());
 

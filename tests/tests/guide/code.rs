@@ -27,10 +27,10 @@ use burn_checkpoint::{
     LinearCrossEntropy, LinearCrossEntropyLossConfig, MemoryBudget, Remat, checkpoint,
     checkpoint_chain, profile_chain, profile_tail,
 };
-use burn_estimate::{Meta, estimate_step};
+use burn_estimate::{Meta, MetaDevice, estimate_rank, estimate_step};
 use burn_tensorboard::TensorBoard;
 use burn_zero::{
-    HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, Sharded, Stage, ZeroOptimizer, ZeroSettings,
+    HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, Sharded, SimulatedRank, Stage, ZeroOptimizer, ZeroSettings,
     ZeroStrategy, offload_parameters,
 };
 use burn_zero::group::local_rank;
@@ -339,6 +339,24 @@ let (estimate, model) = estimate_step::<B, _>(model, |model| {
 println!("{estimate}");
 
         drop(model);
+    }
+
+    fn update<O: Optimizer<Model<Rank>, Rank>>(model: Model<Rank>, optimizer: &mut O) -> Model<Rank> {
+        optimizer.step(1e-4, model, GradientsParams::new())
+    }
+
+    type Rank = Sharded<Autodiff<Meta>>;
+
+    fn rank(model: Model<Rank>, device: MetaDevice) -> Done {
+type B = Rank;
+
+let group = Arc::new(SimulatedRank::new(0, 1024)?);
+let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group.clone(), ZeroSettings::stage(Stage::Gradients))?;
+let model = optimizer.prepare(model)?;
+let sent = || group.traffic().total().data_bytes;
+let (estimate, model) = estimate_rank::<B, _>(device, sent, model, |model| update(model, &mut optimizer));
+
+        Ok(())
     }
 }
 
