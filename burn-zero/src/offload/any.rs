@@ -92,14 +92,6 @@ impl<H: Backend, O> HostOffload<H, O> {
         self.inner
     }
 
-    /// Bytes of the parameters that the host keeps beside the optimizer's state.
-    pub fn parameter_bytes(&self) -> usize {
-        let values = self.parameters.values();
-        values
-            .map(|value| value.shape().num_elements() * value.dtype().size())
-            .sum()
-    }
-
     /// Makes the gradients of a model leave the device in its first backward pass too: as
     /// [`OffloadedAdamW::prepare`](crate::OffloadedAdamW::prepare).
     pub fn prepare<B: AutodiffBackend, M: AutodiffModule<B>>(&mut self, module: &M) {

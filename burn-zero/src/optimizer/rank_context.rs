@@ -166,12 +166,8 @@ impl RankContext {
     fn tell(&self, own: RecordStatus) -> Result<RecordStatus, ZeroError> {
         let label = "whether rank 0 makes a record";
         let told = self.group.gather_bytes(label, vec![own as u8])?;
-        const ALL: [RecordStatus; 3] = [
-            RecordStatus::Done,
-            RecordStatus::Record,
-            RecordStatus::Working,
-        ];
-        Ok(ALL[usize::from(told[0][0])])
+        use RecordStatus::{Done, Record, Working};
+        Ok([Done, Record, Working][usize::from(told[0][0])])
     }
 }
 

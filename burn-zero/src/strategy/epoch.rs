@@ -102,7 +102,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         let epoch = epochs.items_processed;
         log::info!("Executing validation step for epoch {epoch}");
         let model = self.learner.model().valid();
-        let loader = self.job.valid.clone();
+        let loader = self.valid.clone();
         let (items, mut batches) = (loader.num_items(), self.valid_batches(&loader)?);
         let mut iteration = 0;
         let mut shown = |item, done| {

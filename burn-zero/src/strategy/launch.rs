@@ -63,7 +63,6 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
         }
         let parts = split(&train, world_size);
         let job = Job {
-            valid,
             interrupter: components.interrupter,
             store: components.event_store,
             first_epoch,
@@ -83,6 +82,7 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
                 device,
                 learner,
                 train: parts[group.rank()].clone(),
+                valid: valid.clone(),
                 train_items,
                 valid_items,
                 job: job.clone(),

@@ -28,32 +28,22 @@ pub(super) struct Rank<LC: LearningComponentsTypes> {
     pub(super) learner: Learner<LC>,
     /// This rank's part.
     pub(super) train: TrainLoader<LC>,
+    /// All of the data, of which each rank validates its share.
+    pub(super) valid: ValidLoader<LC>,
     pub(super) train_items: Items<TrainItem<LC>>,
     pub(super) valid_items: Items<ValidItem<LC>>,
-    pub(super) job: Job<LC>,
+    pub(super) job: Job,
     /// On rank 0 only.
     pub(super) rank_0: Option<Rank0<LC>>,
 }
 
 /// What is the same on all ranks.
-pub(super) struct Job<LC: LearningComponentsTypes> {
-    /// All of the data, of which each rank validates its share.
-    pub(super) valid: ValidLoader<LC>,
+#[derive(Clone)]
+pub(super) struct Job {
     pub(super) interrupter: Interrupter,
     pub(super) store: Arc<EventStoreClient>,
     pub(super) first_epoch: usize,
     pub(super) last_epoch: usize,
-}
-
-impl<LC: LearningComponentsTypes> Clone for Job<LC> {
-    fn clone(&self) -> Self {
-        Self {
-            valid: self.valid.clone(),
-            interrupter: self.interrupter.clone(),
-            store: self.store.clone(),
-            ..*self
-        }
-    }
 }
 
 /// Rank 0's renderer, loggers, records and early stopping.
@@ -75,7 +65,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     /// Those of the strategy, of sharding and of the group.
     pub(super) fn run(mut self) -> Result<Trained<LC>, ZeroError> {
         self.train = self.train.to_device(&self.device);
-        self.job.valid = self.job.valid.to_device(self.device.inner());
+        self.valid = self.valid.to_device(self.device.inner());
         let items = self.check()?;
         let context = RankContext::new(self.group.clone(), self.device.to_id());
         let on_thread = context.put_on_thread();
@@ -111,7 +101,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
 
     /// Checks that the ranks' trainings agree. Returns the number of items of all ranks in an epoch.
     fn check(&self) -> Result<usize, ZeroError> {
-        let (train, valid) = (self.train.num_items(), self.job.valid.num_items());
+        let (train, valid) = (self.train.num_items(), self.valid.num_items());
         let text = format!(
             "epochs {} to {}, {train} items to train on and {valid} to validate on",
             self.job.first_epoch, self.job.last_epoch
