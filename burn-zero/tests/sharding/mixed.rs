@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::optim::{AdamWConfig, GradientsParams, MuonConfig, Optimizer, SgdConfig};
 use burn::prelude::*;
+use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, Bf16};
@@ -118,14 +119,34 @@ fn micro_batches(ranks: usize) -> Vec<Vec<f32>> {
     moved(&parameters(&model))
 }
 
+#[derive(Module, Debug)]
+struct Matrices<B: Backend> {
+    layers: Vec<Param<Tensor<B, 2>>>,
+}
+
+impl Matrices<Mixed> {
+    fn new() -> Self {
+        let layers = (0..3).map(|seed| {
+            let weight = TensorData::new(values(49, seed), [7, 7]);
+            Param::from_data(weight, &Default::default())
+        });
+        Self {
+            layers: layers.collect(),
+        }
+    }
+
+    fn gradients(&self, step: usize) -> GradientsParams {
+        let layers = self.layers.iter();
+        let y = layers.fold(batch(step, 0, 1), |x, layer| x.matmul(layer.val()).tanh());
+        let loss = y.cast(burn::tensor::DType::F32).square().mean();
+        GradientsParams::from_grads(loss.backward(), self)
+    }
+}
+
 /// Muon multiplies matrices in the optimizer, which autocast must leave in f32 whoever computed the gradient. All ranks have the same
 /// data, whose mean is that of one, bit for bit.
 #[test]
 fn gradients_from_the_host_are_gradients() {
-    #[derive(Module, Debug)]
-    struct Matrices<B: Backend> {
-        layers: Vec<Param<Tensor<B, 2>>>,
-    }
     let train = |ranks: usize, stage: Stage| {
         on_ranks(ranks, |group| {
             let settings = ZeroSettings {
@@ -133,19 +154,9 @@ fn gradients_from_the_host_are_gradients() {
                 ..small_buckets(stage)
             };
             let mut optimizer = ZeroOptimizer::new(MuonConfig::new().init(), group, settings)?;
-            let layers = (0..3).map(|seed| {
-                let weight = TensorData::new(values(49, seed), [7, 7]);
-                Param::from_data(weight, &Default::default())
-            });
-            let model = Matrices::<Mixed> {
-                layers: layers.collect(),
-            };
-            let mut model = optimizer.prepare(model)?;
+            let mut model = optimizer.prepare(Matrices::new())?;
             for step in 0..STEPS {
-                let layers = model.layers.iter();
-                let y = layers.fold(batch(step, 0, 1), |x, layer| x.matmul(layer.val()).tanh());
-                let loss = y.cast(burn::tensor::DType::F32).square().mean();
-                let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                let gradients = model.gradients(step);
                 model = optimizer.step(0.05, model, gradients);
             }
             Ok(parameters(&model))
@@ -155,4 +166,29 @@ fn gradients_from_the_host_are_gradients() {
     for stage in STAGES {
         assert_eq!(train(2, stage), one, "{stage:?}");
     }
+}
+
+/// So are the sums of an open window in a record.
+#[test]
+fn sums_from_a_record_are_gradients() {
+    let train = |resumes: bool| {
+        let windows = || MultiSteps::new(MuonConfig::new().init(), AccumConfig::mean(2)).unwrap();
+        let (mut model, mut optimizer) = (Matrices::new(), windows());
+        for step in 0..4 {
+            let gradients = model.gradients(step);
+            model = optimizer.step(0.05, model, gradients);
+            if resumes {
+                let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
+                let record = Optimizer::<Matrices<Mixed>, Mixed>::to_record(&optimizer);
+                let bytes = Recorder::<Mixed>::record(&recorder, record, ()).unwrap();
+                let record = Recorder::<Mixed>::load(&recorder, bytes, &Default::default());
+                let fresh = windows();
+                optimizer =
+                    Optimizer::<Matrices<Mixed>, Mixed>::load_record(fresh, record.unwrap());
+            }
+            model = optimizer.flush(0.05, model);
+        }
+        parameters(&model)
+    };
+    assert_eq!(train(true), train(false));
 }
