@@ -4,7 +4,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 
 use burn_backend::tensor::FloatTensor;
@@ -99,19 +99,17 @@ pub(super) fn reducers() -> Vec<Arc<GradientReducer>> {
         return Vec::new();
     }
     LEAVES.with_borrow(|leaves| {
-        let mut found: Vec<(Arc<GradientReducer>, bool)> = Vec::new();
+        let mut found = BTreeMap::new();
         for leaf in leaves.values() {
-            let used = leaf.is_used();
-            if let Some((_, any)) = found.iter_mut().find(|(other, _)| leaf.is_of(other)) {
-                *any |= used;
-            } else if let Some(reducer) = leaf.reducer.upgrade() {
-                found.push((reducer, used));
+            if let Some(reducer) = leaf.reducer.upgrade() {
+                let known = found.entry(reducer.number()).or_insert((reducer, false));
+                known.1 |= leaf.is_used();
             }
         }
         let only = found.len() == 1;
-        found.retain(|(reducer, used)| (only || *used) && reducer.takes_in_backward());
-        found.sort_by_key(|(reducer, _)| reducer.number());
-        found.into_iter().map(|(reducer, _)| reducer).collect()
+        let found = found.into_values().filter(|(_, used)| only || *used);
+        let reducers = found.map(|(reducer, _)| reducer);
+        reducers.filter(|it| it.takes_in_backward()).collect()
     })
 }
 
