@@ -3,6 +3,7 @@
 
 #[path = "support/layers.rs"]
 mod layers;
+#[allow(dead_code, reason = "its events are for other tests")]
 #[path = "support/probe.rs"]
 mod probe;
 
@@ -269,6 +270,27 @@ fn ranks_that_use_parameters_in_another_order_are_told() {
         "unit `1`, part 0, after the start",
     ];
     assert!(sides.iter().all(|side| message.contains(side)), "{message}");
+}
+
+#[test]
+fn what_needs_whole_parameters_on_a_rank_is_refused() {
+    let _turn = turn();
+    let refused = ThreadGroup::spawn(2, Default::default(), |group| {
+        let adam = AdamWConfig::new().init();
+        let settings = ZeroSettings::stage(Stage::Parameters);
+        let mut zero = ZeroOptimizer::new(adam, Arc::new(group), settings)?;
+        zero.prepare::<B, _>(layers(1, 8, 0.2))?;
+        zero.recorder().map(drop)
+    });
+    for refused in refused.expect("ranks end") {
+        let error = refused
+            .expect_err("it reads parts of parameters")
+            .to_string();
+        assert_eq!(
+            error,
+            "stage = 3, but it must be 0, 1 or 2 for a Recorder of several ranks"
+        );
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 ///     stage 0:  gradients = all_reduce(gradients)
 ///     stage 1:  shards = reduce_scatter(gradients)
 ///     inner.step(this rank's shards)          # stage 0: all
-///     parameters = all_gather(shards)         # stage 0: nothing to do
+///     parameters = all_gather(shards)         # stage 0: nothing to do; stage 3: unit by unit, where they are used
 /// ```
 ///
 /// The wrapped optimizer is any of Burn's: it steps on [`ParameterShards`](crate::ParameterShards) instead of the module, and keeps the
@@ -324,8 +324,12 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// [`ZeroOptimizerError::NotPrepared`], also in a `Learner`, which saves records of its own.
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
-        match self.reducer {
-            Some(_) => Ok(Recorder::new(self.recorded.clone())),
+        let expected = "0, 1 or 2 for a Recorder of several ranks";
+        match &self.reducer {
+            Some(reducer) => {
+                ZeroError::require(!self.gathers_units(reducer), "stage", 3, expected)?;
+                Ok(Recorder::new(self.recorded.clone()))
+            }
             None => Err(ZeroOptimizerError::NotPrepared.into()),
         }
     }
