@@ -72,7 +72,7 @@ pub struct Estimate {
     /// Parameters on the device: all, or where they are in host memory ([`ZeroConfig::offload_param`]) the two largest, as backward holds the one
     /// that it uses and the one before.
     pub parameter_bytes: u64,
-    /// Parameters in host memory.
+    /// Parameters in host memory: all, or at stage 3 of several ranks the rank's shard in f32, without the unit that is gathered.
     pub host_parameter_bytes: u64,
     /// Gradients on the device at the end of backward. At stage 2 the rank's shard; none where they go to the host
     /// ([`Memory::Host`]).
@@ -99,7 +99,8 @@ pub struct Estimate {
     /// Gradients in host memory at the end of backward.
     pub host_gradient_bytes: u64,
     /// Elements that the rank sends to other ranks for one update: `2 P (N - 1) / N`, which the paper rounds to `2 P`
-    /// (section 7.1). Stage 2 reduces each accumulated micro-batch: `(k + 1) P (N - 1) / N`.
+    /// (section 7.1). Stage 2 reduces each accumulated micro-batch: `(k + 1) P (N - 1) / N`. Stage 3 gathers parameters twice for each too,
+    /// once more where scopes compute again: `3 k P (N - 1) / N` without scopes.
     pub sent_elements: u64,
     /// The same in bytes: gradients in the type of communication, parameters in their own (stage 0 sends only
     /// gradients). Without the call descriptions, some hundred bytes a collective.
@@ -165,7 +166,8 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     let several = ranks > 1;
     let gathers = several && stage.shards_optimizer_state();
     let to_host = settings.gradients == Memory::Host;
-    let come_and_go = settings.parameters == Memory::Host;
+    let in_units = several && stage == Stage::Parameters;
+    let come_and_go = in_units || settings.parameters == Memory::Host;
 
     // Elements.
     let bucket = (settings.bucket_elements as u64).clamp(1, elements.max(1));
@@ -194,7 +196,9 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
     let sent = |gradient: u64, parameter: u64| match stage {
         Stage::DataParallel => 2 * gradient * others,
         Stage::OptimizerState => (gradient + parameter) * others,
-        Stage::Gradients | Stage::Parameters => (gradient * steps + parameter) * others,
+        Stage::Gradients => (gradient * steps + parameter) * others,
+        // Gathered in forward and in backward.
+        Stage::Parameters => (gradient + 2 * parameter) * steps * others,
     };
 
     // Bytes.
@@ -205,7 +209,10 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
         padded_elements: padded,
         shard_elements: shard,
         parameter_bytes: bytes * in_use,
-        host_parameter_bytes: if_(come_and_go, bytes * elements),
+        host_parameter_bytes: match in_units {
+            true => 4 * shard,
+            false => if_(come_and_go, bytes * elements),
+        },
         gradient_bytes: if_(!to_host, bytes * gradients),
         underway_bytes: bytes * leaving.min(BUCKETS_UNDER_WAY * bucket),
         spanning_bytes: if_(spans, bytes * model.largest_parameter),

@@ -96,12 +96,16 @@ pub enum Stage {
     OptimizerState,
     /// 2: optimizer state and gradients.
     Gradients,
-    /// 3: parameters too. One rank has all of them; it is for [`ZeroSettings::parameters`] there. Several ranks are refused as yet.
+    /// 3: parameters too. Each rank holds its shard of them in host memory; a unit, which is a repeated block such as `blocks.0` or all that is
+    /// in none, is gathered when an operation uses one of its parameters, in forward and in backward, and the device holds a parameter only
+    /// while it is used. The backend must be `Sharded<Autodiff<Remat<..>>>`. All ranks use and read parameters (`val()`, `valid()`, records) in
+    /// the same order: each gather is a collective, and a rank that differs is told. As yet not in a Learner of several ranks, nor with a
+    /// [`Recorder`](crate::Recorder) of several. One rank has all parameters, where [`ZeroSettings::parameters`] wants them.
     Parameters,
 }
 
 impl Stage {
-    /// All that several ranks can train in, ascending.
+    /// Those in which every rank has whole parameters, ascending.
     pub const ALL: [Self; 3] = [Self::DataParallel, Self::OptimizerState, Self::Gradients];
 
     /// Its number in the paper and in DeepSpeed.

@@ -187,24 +187,6 @@ fn a_forward_pass_holds_one_parameter_and_a_backward_pass_two() {
 }
 
 #[test]
-fn stage_3_is_for_one_rank() {
-    let _turn = turn();
-    let settings = ZeroSettings::stage(Stage::Parameters);
-    let prepared = ThreadGroup::spawn(2, Default::default(), move |group| {
-        let sgd = SgdConfig::new().init();
-        let mut zero = ZeroOptimizer::new(sgd, Arc::new(group), settings.clone())?;
-        zero.prepare::<B, _>(layers(1, 4, 0.2)).map(drop)
-    });
-    for refused in prepared.expect("ranks end") {
-        let error = refused.expect_err("several ranks").to_string();
-        assert_eq!(
-            error,
-            "stage = 3, but it must be 0, 1 or 2 with several ranks"
-        );
-    }
-}
-
-#[test]
 fn an_optimizer_on_the_device_returns_parameters_to_the_host() {
     let _turn = turn();
     let settings = ZeroSettings {

@@ -15,7 +15,7 @@ use crate::group::BufferDtype;
 use crate::{Memory, Stage};
 
 impl ZeroConfig {
-    /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1, 2 or, for one rank, 3: integers may be written as
+    /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1, 2 or 3: integers may be written as
     /// `5e8`, `null` is the default, and keys without effect here are listed in
     /// [`ignored`](Self::ignored) with the reason. `"auto"` is the default where Accelerate and DeepSpeed take one: for batch sizes
     /// (they count as missing), `gradient_clipping`, the loss scaling, the sizes of buckets and `scheduler.params.warmup_min_lr`.

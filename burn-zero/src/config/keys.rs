@@ -105,7 +105,7 @@ refused unless off: bf16_optimizer_states | optimizer state is f32: remove it
 section: offload_optimizer offload_param
 read: stage
 read or default: reduce_bucket_size allgather_bucket_size cpu_offload cpu_offload_param
-ignored: stage3_prefetch_bucket_size prefetch_bucket_size | a parameter in host memory is uploaded when an operation uses it, not ahead
+ignored: stage3_prefetch_bucket_size prefetch_bucket_size | a unit is gathered, and a parameter uploaded, when an operation uses it, not ahead
 ignored: stage3_param_persistence_threshold param_persistence_threshold stage3_model_persistence_threshold model_persistence_threshold \
     stage3_max_live_parameters max_live_parameters stage3_max_reuse_distance max_reuse_distance stage3_module_granularity_threshold \
     module_granularity_threshold leaf_module | a parameter in host memory, small or large, is on the device only while an operation uses it
@@ -114,7 +114,7 @@ ignored: stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model
     have whole parameters
 ignored: stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params stage3_allgather_sequential allgather_sequential \
     stage3_partition_stream_chunk_size partition_stream_chunk_size zero_hpz_partition_size zero_quantized_weights \
-    zero_quantized_nontrainable_weights mics_shard_size mics_hierarchical_params_gather | no rank gathers parameters while it computes
+    zero_quantized_nontrainable_weights mics_shard_size mics_hierarchical_params_gather | ranks gather a unit's parameters in their own type, from all
 ignored: memory_efficient_linear pipeline_loading_checkpoint override_module_apply save_muon_momentum_buffer_in_memory | of PyTorch's modules
 ignored: overlap_comm | stage 2 always reduces gradients while backward goes on, the other stages do in the step
 ignored: cpu_offload_use_pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice

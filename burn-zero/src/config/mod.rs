@@ -51,8 +51,8 @@ pub struct ZeroConfig {
     pub gradient_clipping: Option<f64>,
     /// Where the optimizer state of a rank's shard is kept and updated (ZeRO-Offload, Ren et al., arXiv 2101.06840). Default the device.
     pub offload_optimizer: Memory,
-    /// Where parameters are while no operation uses them. Default the device. DeepSpeed's file can put them in host memory at stage 3,
-    /// which one rank can train in; [`ZeroSettings::parameters`] does it in every stage.
+    /// Where parameters are while no operation uses them. Default the device. DeepSpeed's file can put them in host memory at stage 3;
+    /// [`ZeroSettings::parameters`] does it in every stage. Several ranks of stage 3 have them there anyway.
     pub offload_param: Memory,
     /// Elements of gradients that are reduced at a time, at most. Default 8,388,608.
     pub reduce_bucket_size: u64,

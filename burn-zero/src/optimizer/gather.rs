@@ -1,12 +1,11 @@
 //! The gather of updated shards into parameters.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use burn_backend::{Backend, Shape, TensorData};
 
 use crate::ZeroError;
-use crate::group::{BufferDtype, HostBuffer, Pending, ProcessGroup, Split};
-use crate::host::{HostRead, exchanged, floats};
+use crate::group::{HostBuffer, Pending, ProcessGroup, Split};
 use crate::parameters::NewValue;
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::shard::Bucket;
@@ -48,13 +47,6 @@ impl<'a, I: Backend> Gather<'a, I> {
             gathered: 0,
             arriving: HashMap::new(),
         }
-    }
-
-    /// The parameters whose shards this rank's optimizer has updated on the host.
-    pub(super) fn on_host(&self) -> HashSet<usize> {
-        let shards = self.shards.iter();
-        let on_host = shards.filter(|(_, shard)| matches!(shard, NewValue::Host(_)));
-        on_host.map(|(parameter, _)| *parameter).collect()
     }
 
     /// The new value of a parameter; `None` if it has not changed. To be called in the order of parameters.
@@ -123,11 +115,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         let segments = bucket.segments().iter();
         for segment in segments.filter(|segment| segment.owner == layout.rank()) {
             if let Some(shard) = self.shards.remove(&segment.parameter) {
-                let elements = match shard {
-                    NewValue::Device(shard) => HostRead::start::<I>(shard).wait(),
-                    NewValue::Host(data) => floats(data),
-                };
-                self.sending.insert(segment.parameter, elements);
+                self.sending.insert(segment.parameter, shard.into_floats());
             }
             let Some(shard) = self.sending.get(&segment.parameter) else {
                 continue;
@@ -140,23 +128,12 @@ impl<'a, I: Backend> Gather<'a, I> {
                 self.sending.remove(&segment.parameter);
             }
         }
-        let part = HostBuffer::from_f32(self.dtype(bucket), part);
+        let part = HostBuffer::from_f32(layout.dtype(bucket), part);
         let split = Split::Counts(bucket.counts());
         let name = layout.bucket_name(number, bucket, &self.at);
         let label = format!("parameters of {name}");
         Some(Pending::start(self.group, move |ranks| {
             ranks.all_gather(&label, part, split, None)
         }))
-    }
-
-    /// The narrowest type that holds the bucket's parameters exactly.
-    fn dtype(&self, bucket: &Bucket) -> BufferDtype {
-        let parameters = self.layout.parameters();
-        let segments = bucket.segments().iter();
-        let mut dtypes = segments.map(|segment| parameters[segment.parameter].dtype);
-        let first = dtypes
-            .next()
-            .filter(|first| dtypes.all(|other| other == *first));
-        first.and_then(exchanged).unwrap_or(BufferDtype::F32)
     }
 }

@@ -1,6 +1,6 @@
 //! Preparing a model before its first forward: the ranks' models and optimizers are compared, and rank 0's weights broadcast.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Weak};
 
 use burn::module::{AutodiffModule, ParamId};
@@ -27,14 +27,14 @@ impl<O> ZeroOptimizer<O> {
     /// # Errors
     ///
     /// [`ZeroOptimizerError::NoRemat`].
-    pub(super) fn placed<B, M>(&self, module: M) -> Result<M, ZeroError>
+    pub(super) fn placed<B, M>(&self, module: M, ranks: usize) -> Result<M, ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
         match self.settings.parameters {
-            Memory::Device => Ok(module),
-            Memory::Host => Ok(offload_parameters::<B, M>(module)?),
+            Memory::Device if ranks == 1 || self.settings.stage != Stage::Parameters => Ok(module),
+            _ => Ok(offload_parameters::<B, M>(module)?),
         }
     }
 
@@ -56,9 +56,10 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<ParameterShards<B>, B>,
     {
         let (ranks, rank, settings) = (group.world_size(), group.rank(), &self.settings);
-        let is_there = ranks == 1 || settings.stage != Stage::Parameters;
-        ZeroError::require(is_there, "stage", 3, "0, 1 or 2 with several ranks")?;
-        let module = self.placed::<B, M>(module)?;
+        let gathers_units = ranks > 1 && settings.stage == Stage::Parameters;
+        let expected = "0, 1 or 2 in a Learner with several ranks";
+        ZeroError::require(!(gathers_units && self.in_learner), "stage", 3, expected)?;
+        let module = self.placed::<B, M>(module, ranks)?;
         let norm = self.norm.as_ref();
         let tried = trial::run::<B, O>(&self.inner, settings, ranks, norm, device);
         let seed = self.seed.filter(|_| ranks > 1);
@@ -83,6 +84,15 @@ impl<O> ZeroOptimizer<O> {
         if let Some(seed) = seed {
             stream::begin(&reducer, rank, seed);
         }
+        let module = match gathers_units {
+            false => module,
+            true => {
+                let parameters = Parameters::of::<B, M>(&module);
+                let own = self.own_shards::<B, M>(reducer.layout(), &parameters, &module);
+                let none = HashSet::new();
+                self.shard::<B, M>(module, &reducer, None, own, none, "the start")?
+            }
+        };
         let ids = attach_to::<B, M>(&reducer, &module);
         *self.recorded.lock() = Arc::downgrade(&reducer);
         (self.group, self.reducer) = (group, Some(reducer));

@@ -2,13 +2,14 @@
 
 use core::ops::Range;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use burn::module::AutodiffModule;
 use burn::optim::adaptor::GradAdaptor;
 use burn::optim::{GradientsParams, LearningRate, Optimizer};
 use burn::tensor::{Shape, Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice, TensorMetadata};
+use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice, TensorData, TensorMetadata};
 use burn_decorator::gradient;
 
 use super::gather::Gather;
@@ -21,9 +22,9 @@ use crate::group::Agree;
 use crate::host::HostRead;
 use crate::module::map_floats;
 use crate::offload::step_on_shards;
-use crate::parameters::is_on_host;
+use crate::parameters::{NewValue, Shard, Shards, Units, is_on_host};
 use crate::reduce::{GradientReducer, Layout, StepTag};
-use crate::{Memory, ZeroError, ZeroOptimizerError};
+use crate::{Memory, Stage, ZeroError, ZeroOptimizerError};
 
 /// By parameter.
 type Gradients<I> = Vec<Option<FloatTensor<I>>>;
@@ -76,6 +77,10 @@ impl<O> ZeroOptimizer<O> {
             gradients.register(shard_id(parameter), gradient);
         }
 
+        let own = self.gathers_units(&reducer).then(|| {
+            let units = self.shards.as_ref().map(|shards| shards.units().clone());
+            (units, self.own_shards::<B, M>(layout, &parameters, &module))
+        });
         let leaves = &self.leaves;
         let is_known = |(index, node): &(usize, &Option<u64>)| {
             node.is_some() && leaves.get(index) == node.as_ref()
@@ -85,20 +90,95 @@ impl<O> ZeroOptimizer<O> {
         let values = parameters.values::<B, M>(&module).into_iter();
         let shards = values.filter(|(parameter, _)| layout.held(*parameter) > 0);
         let shards = shards.map(|(parameter, value)| {
-            let shard = cut_one::<B::InnerBackend>(layout, parameter, value);
-            (shard_id(parameter), B::from_inner(shard))
+            let shard = match &own {
+                Some((_, own)) => {
+                    let data =
+                        TensorData::new(own[parameter].to_vec(), layout.shard_shape(parameter));
+                    let data = data.convert_dtype(layout.parameters()[parameter].dtype);
+                    NewValue::Host(data).into_tensor::<B>(true, &device)
+                }
+                None => B::from_inner(cut_one::<B::InnerBackend>(layout, parameter, value)),
+            };
+            (shard_id(parameter), shard)
         });
         let shards = ParameterShards::with_ids(shards);
         let (shards, on_host) = step_on_shards(known, || self.inner.step(lr, shards, gradients));
 
-        let shards = shards.into_updated(on_host);
-        let gather = Gather::new(&reducer, at, shards, changed);
-        let module = self.update::<B, M>(module, &parameters, gather)?;
+        let mut shards = shards.into_updated(on_host);
+        let is_on_host = |shard: &NewValue<_>| matches!(shard, NewValue::Host(_));
+        let on_host = shards.iter().filter(|(_, shard)| is_on_host(shard));
+        let on_host = on_host.map(|(parameter, _)| *parameter).collect();
+        let module = match own {
+            None => {
+                let mut gather = Gather::new(&reducer, at, shards, changed);
+                self.update::<B, M>(module, &parameters, on_host, |index| gather.take(index))?
+            }
+            Some((units, mut own)) => {
+                for (parameter, new) in shards.drain() {
+                    own[parameter] = Arc::new(new.into_floats());
+                }
+                self.shard::<B, M>(module, &reducer, units, own, on_host, &at)?
+            }
+        };
         attach_to::<B, M>(&reducer, &module);
         Ok(module)
     }
 
-    /// The module with its updated parameters, as new leaves.
+    /// Whether parameters are sharded: gathered unit by unit when they are used.
+    pub(super) fn gathers_units(&self, reducer: &GradientReducer) -> bool {
+        self.settings.stage == Stage::Parameters && reducer.group().world_size() > 1
+    }
+
+    /// This rank's shards of the module's parameters.
+    pub(super) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &self,
+        layout: &Layout,
+        parameters: &Parameters,
+        module: &M,
+    ) -> Vec<Shard> {
+        let values = parameters.values::<B, M>(module).into_iter();
+        let shards = values.map(|(parameter, value)| {
+            let node = parameters.nodes[parameter];
+            let own = self
+                .shards
+                .as_ref()
+                .and_then(|shards| shards.own(parameter, node));
+            match own {
+                Some(own) => own.clone(),
+                None if layout.held(parameter) == 0 => Shard::default(),
+                None => {
+                    let shard = cut_one::<B::InnerBackend>(layout, parameter, value);
+                    Arc::new(HostRead::start::<B::InnerBackend>(shard).wait())
+                }
+            }
+        });
+        shards.collect()
+    }
+
+    /// The module with leaves that are gathered from these shards of all ranks.
+    ///
+    /// # Errors
+    ///
+    /// None: the gathers come later.
+    pub(super) fn shard<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &mut self,
+        module: M,
+        reducer: &Arc<GradientReducer>,
+        units: Option<Arc<Units>>,
+        own: Vec<Shard>,
+        on_host: HashSet<usize>,
+        at: &str,
+    ) -> Result<M, ZeroError> {
+        let units = units.unwrap_or_else(|| Arc::new(Units::new(reducer.layout())));
+        let shards = Shards::new(reducer.clone(), units, own, format!("after {at}"));
+        self.shards = Some(shards.clone());
+        let parameters = Parameters::of::<B, M>(&module);
+        self.update::<B, M>(module, &parameters, on_host, |index| {
+            Ok(Some(NewValue::Sharded(shards.clone(), index)))
+        })
+    }
+
+    /// The module with its updated parameters, as new leaves; `on_host` are those whose shards this rank's optimizer has updated there.
     ///
     /// # Errors
     ///
@@ -107,14 +187,14 @@ impl<O> ZeroOptimizer<O> {
         &mut self,
         module: M,
         parameters: &Parameters,
-        mut gather: Gather<'_, B::InnerBackend>,
+        on_host: HashSet<usize>,
+        mut take: impl FnMut(usize) -> Result<Option<NewValue<B::InnerBackend>>, ZeroError>,
     ) -> Result<M, ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
         let to_host = self.settings.parameters == Memory::Host;
-        let on_host = gather.on_host();
         // A parameter that the module holds twice stays one leaf.
         let mut made: HashMap<usize, FloatTensor<B>> = HashMap::new();
         let mut failed = None;
@@ -128,7 +208,7 @@ impl<O> ZeroOptimizer<O> {
             if failed.is_some() {
                 return old;
             }
-            match gather.take(index) {
+            match take(index) {
                 Ok(None) => old,
                 Ok(Some(value)) => {
                     let leaf = value

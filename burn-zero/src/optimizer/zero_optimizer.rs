@@ -14,6 +14,7 @@ use super::parameter_shards::ShardOptimizer;
 use super::rank_context::RankContext;
 use super::statistics::Statistics;
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
+use crate::parameters::Shards;
 use crate::recorder::PreparedReducer;
 use crate::reduce::GradientReducer;
 use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
@@ -25,7 +26,7 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 ///     stage 0:  gradients = all_reduce(gradients)
 ///     stage 1:  shards = reduce_scatter(gradients)
 ///     inner.step(this rank's shards)          # stage 0: all
-///     parameters = all_gather(shards)         # stage 0: nothing to do
+///     parameters = all_gather(shards)         # stage 0: nothing to do; stage 3: unit by unit, where they are used
 /// ```
 ///
 /// The wrapped optimizer is any of Burn's: it steps on [`ParameterShards`](crate::ParameterShards) instead of the module, and keeps the
@@ -119,6 +120,8 @@ pub struct ZeroOptimizer<O> {
     pub(super) reducer: Option<Arc<GradientReducer>>,
     /// The nodes of the leaves that contain shards as the wrapped optimizer left them on the host.
     pub(super) leaves: HashMap<usize, u64>,
+    /// The parameters of the last step, where they are sharded.
+    pub(super) shards: Option<Arc<Shards>>,
     /// The reducer for the recorders of this optimizer.
     pub(super) recorded: PreparedReducer,
 }
@@ -131,6 +134,7 @@ impl<O: Clone> Clone for ZeroOptimizer<O> {
             seed: self.seed,
             reducer: self.reducer.clone(),
             leaves: self.leaves.clone(),
+            shards: self.shards.clone(),
             recorded: Arc::new(Mutex::new(self.recorded.lock().clone())),
             ..Self::of(inner, self.group.clone(), self.in_learner, settings)
         }
@@ -176,6 +180,7 @@ impl<O> ZeroOptimizer<O> {
             seed: None,
             reducer: None,
             leaves: HashMap::new(),
+            shards: None,
             recorded: PreparedReducer::default(),
         }
     }
@@ -286,7 +291,7 @@ impl<O> ZeroOptimizer<O> {
         O: ShardOptimizer<B>,
     {
         // First: asking for devices initialises parameters.
-        let module = self.placed::<B, M>(module)?;
+        let module = self.placed::<B, M>(module, self.group.world_size())?;
         let device = module.devices().into_iter().next().unwrap_or_default();
         let prepared = self.prepare_on::<B, M>(self.group.clone(), module, &device);
         prepared.map(|(module, _)| module)
@@ -319,8 +324,12 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// [`ZeroOptimizerError::NotPrepared`], also in a `Learner`, which saves records of its own.
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
-        match self.reducer {
-            Some(_) => Ok(Recorder::new(self.recorded.clone())),
+        let expected = "0, 1 or 2 for a Recorder of several ranks";
+        match &self.reducer {
+            Some(reducer) => {
+                ZeroError::require(!self.gathers_units(reducer), "stage", 3, expected)?;
+                Ok(Recorder::new(self.recorded.clone()))
+            }
             None => Err(ZeroOptimizerError::NotPrepared.into()),
         }
     }

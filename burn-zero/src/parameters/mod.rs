@@ -1,5 +1,7 @@
 //! Parameters in host memory: what they are made from, and where new leaves of them go.
 
+mod shards;
+
 use core::marker::PhantomData;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +15,9 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::{RematError, delivered, is_delivered};
 
 use crate::ZeroOptimizerError;
-use crate::host::HostRead;
+pub(crate) use shards::{Shard, Shards, Units};
+
+use crate::host::{HostRead, floats};
 use crate::optimizer::Statistics;
 
 /// The module with its parameters, trained and frozen, in host memory (DeepSpeed's `offload_param`). The device holds a parameter only while
@@ -188,6 +192,8 @@ pub(crate) enum NewValue<I: Backend> {
     Host(TensorData),
     /// On the device.
     Device(FloatTensor<I>),
+    /// In host memory, sharded over ranks: the parameter of this position.
+    Sharded(Arc<Shards>, usize),
 }
 
 impl<I: Backend> NewValue<I> {
@@ -199,6 +205,16 @@ impl<I: Backend> NewValue<I> {
                 Self::Host(data)
             }
             Self::Device(value) => Self::Device(I::float_reshape(value, shape)),
+            sharded => sharded,
+        }
+    }
+
+    /// This rank's elements.
+    pub(crate) fn into_floats(self) -> Vec<f32> {
+        match self {
+            Self::Host(data) => floats(data),
+            Self::Device(value) => HostRead::start::<I>(value).wait(),
+            Self::Sharded(..) => unreachable!("an optimizer returns shards"),
         }
     }
 
@@ -207,18 +223,18 @@ impl<I: Backend> NewValue<I> {
     where
         B: AutodiffBackend<InnerBackend = I, Device = I::Device>,
     {
-        if stays_on_host {
-            let data = match self {
-                Self::Host(data) => data,
-                Self::Device(value) => HostRead::start::<I>(value).data(),
-            };
-            return on_host::<B>(data, device)
-                .expect("`prepare` refuses a backend without `Remat`");
+        let data = match self {
+            Self::Sharded(shards, parameter) => return shards.leaf::<B>(parameter, device),
+            Self::Device(value) if !stays_on_host => return B::from_inner(value),
+            Self::Device(value) => HostRead::start::<I>(value).data(),
+            Self::Host(data) => data,
+        };
+        match stays_on_host {
+            true => {
+                on_host::<B>(data, device).expect("`prepare` refuses a backend without `Remat`")
+            }
+            false => B::from_inner(I::float_from_data(data, device)),
         }
-        B::from_inner(match self {
-            Self::Host(data) => I::float_from_data(data, device),
-            Self::Device(value) => value,
-        })
     }
 }
 

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use burn_backend::DType;
 
+use crate::group::BufferDtype;
+use crate::host::exchanged;
 use crate::shard::{self, Bucket, Partition, ShardMap};
 use crate::{Stage, ZeroError, ZeroSettings};
 
@@ -131,6 +133,16 @@ impl Layout {
             before += range.len();
         }
         unreachable!("element {element} of parameter {parameter} is in the shard of another rank")
+    }
+
+    /// The narrowest type that holds a bucket's parameters exactly.
+    pub(crate) fn dtype(&self, bucket: &Bucket) -> BufferDtype {
+        let segments = bucket.segments().iter();
+        let mut dtypes = segments.map(|segment| self.parameters[segment.parameter].dtype);
+        let first = dtypes
+            .next()
+            .filter(|first| dtypes.all(|other| other == *first));
+        first.and_then(exchanged).unwrap_or(BufferDtype::F32)
     }
 
     /// The name of a bucket in labels. The step tag comes before the paths, because long labels are cut at the end.

@@ -182,7 +182,7 @@ impl ShardMap {
     }
 
     /// Buckets filled with the elements of `parameters` in this order, each cut into one part an owner, without padding.
-    pub(super) fn fill(&self, parameters: impl Iterator<Item = usize>) -> Vec<Bucket> {
+    pub(crate) fn fill(&self, parameters: impl Iterator<Item = usize>) -> Vec<Bucket> {
         let mut buckets: Vec<Vec<Segment>> = Vec::new();
         let mut filled = self.bucket_elements;
         for parameter in parameters {

@@ -58,6 +58,17 @@ fn two_p_elements_are_sent() {
     };
     assert_eq!(sent(Stage::OptimizerState), P);
     assert_eq!(sent(Stage::Gradients), 5 * P / 2);
+    // Stage 3 gathers twice a micro-batch.
+    assert_eq!(sent(Stage::Parameters), 4 * 3 * P / 2);
+    for ranks in 2..=8 {
+        let said = estimate(
+            &ModelStates::adam(P),
+            &config(Stage::Parameters),
+            ranks as usize,
+        );
+        assert_eq!(said.sent_elements, 3 * P * (ranks - 1) / ranks);
+        assert_eq!(said.host_parameter_bytes, 4 * P / ranks);
+    }
 }
 
 #[test]

@@ -6,15 +6,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use burn::backend::Autodiff;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::{Autocast, Bf16};
+use burn_checkpoint::Remat;
+use burn_flex::Flex;
 use burn_zero::group::{Job, Member};
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    MpiGroup, ParameterShards, ProcessGroup, RecordError, Recorder, SingleRank, Stage, Training,
-    ZeroError, ZeroOptimizer,
+    MpiGroup, ParameterShards, ProcessGroup, RecordError, Recorder, Sharded, SingleRank, Stage,
+    Training, ZeroError, ZeroOptimizer,
 };
 
 use crate::nets::{B, Net, STAGES, batch, on_ranks, parameters, small_buckets};
@@ -22,21 +25,31 @@ use crate::programs::signal;
 
 pub const STEPS: usize = 4;
 
+/// Gathers units in stage 3.
+type Units = Sharded<Autodiff<Remat<Flex>>>;
+
 type Zero<A> = ZeroOptimizer<OptimizerAdaptor<AdamW, ParameterShards<A>, A>>;
 type Run<A> = Training<Net<A>, Zero<A>, f64>;
+
+fn begin<A: AutodiffBackend>(
+    group: Arc<dyn ProcessGroup>,
+    stage: Stage,
+) -> Result<Run<A>, ZeroError> {
+    let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
+    let model = optimizer.prepare::<A, _>(Net::new(&Default::default()))?;
+    Ok(Training {
+        model,
+        optimizer,
+        scheduler: 0.05,
+    })
+}
 
 fn build<A: AutodiffBackend>(
     group: Arc<dyn ProcessGroup>,
     stage: Stage,
 ) -> Result<(Run<A>, Recorder), ZeroError> {
-    let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
-    let model = optimizer.prepare::<A, _>(Net::new(&Default::default()))?;
-    let recorder = optimizer.recorder()?;
-    let training = Training {
-        model,
-        optimizer,
-        scheduler: 0.05,
-    };
+    let training = begin(group, stage)?;
+    let recorder = training.optimizer.recorder()?;
     Ok((training, recorder))
 }
 
@@ -64,7 +77,7 @@ fn digest_of<A: AutodiffBackend>(
     group: &Arc<dyn ProcessGroup>,
     stage: Stage,
 ) -> Result<u64, ZeroError> {
-    let (run, _) = build::<A>(group.clone(), stage)?;
+    let run = begin::<A>(group.clone(), stage)?;
     Ok(digest(&parameters(&(0..STEPS).fold(run, step::<A>).model)))
 }
 
@@ -77,6 +90,20 @@ pub fn digests(group: &Arc<dyn ProcessGroup>) -> Result<Vec<String>, ZeroError> 
             digest_of::<Autocast<B, Bf16>>(group, stage)?,
         );
         found.push(format!("{stage:?} {full:x} {low:x}"));
+    }
+    if group.world_size() > 1 {
+        let (stage, group) = (Stage::Parameters, group.clone());
+        let (full, low) = (
+            digest_of::<Units>(&group, stage)?,
+            digest_of::<Autocast<Units, Bf16>>(&group, stage)?,
+        );
+        // The bits of stage 2.
+        let digests = format!("{full:x} {low:x}");
+        assert!(
+            found.last().is_some_and(|of_2| of_2.ends_with(&digests)),
+            "{found:?}, {digests}"
+        );
+        found.push(format!("{stage:?} {digests}"));
     }
     Ok(found)
 }

@@ -76,7 +76,7 @@ impl Job {
         }
         if zero.stage == Stage::Parameters && ranks > 1 {
             return Err(GptError::Options(format!(
-                "{place}: stage 3 with {ranks} ranks, but it is for one rank as yet: --zero 2 is the stage that needs least memory"
+                "{place}: stage 3 with {ranks} ranks, but in a Learner it is for one rank as yet: --zero 2 is the stage that needs least memory"
             )));
         }
         zero.batch = batches(options, zero.batch, ranks)?;

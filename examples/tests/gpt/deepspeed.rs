@@ -93,10 +93,7 @@ fn errors_name_the_place_and_what_to_put() {
             adam(json!({"betas": [0.9, 1.0]})),
             "optimizer.params: beta_2",
         ),
-        (
-            adam(json!({"eps": -1})),
-            "optimizer.params: epsilon",
-        ),
+        (adam(json!({"eps": -1})), "optimizer.params: epsilon"),
         (
             adam(json!({"adam_w_mode": 3})),
             "optimizer.params: invalid type: integer `3`, expected a boolean",

@@ -128,7 +128,7 @@ fn what_cannot_be_is_refused_with_the_numbers() {
         (
             r#"{"zero_optimization": {"stage": 3}}"#,
             "",
-            "FILE: stage 3 with 2 ranks, but it is for one rank as yet: --zero 2 is the stage that needs least memory",
+            "FILE: stage 3 with 2 ranks, but in a Learner it is for one rank as yet: --zero 2 is the stage that needs least memory",
         ),
     ] {
         assert_eq!(settle(file, arguments, 2).unwrap_err(), says);

@@ -81,10 +81,7 @@ fn wrong_values_are_refused_with_the_reason() {
             "expected none, block, keep-compute, offload, budget=MIB or budget=1% to budget=100%",
         ),
         ("--amp fp8", "[possible values: off, bf16, f16]"),
-        (
-            "--zero 4",
-            "ZeRO stage 4, but there are 0, 1, 2 and 3",
-        ),
+        ("--zero 4", "ZeRO stage 4, but there are 0, 1, 2 and 3"),
         ("--zero two", "must be 0, 1, 2 or 3"),
         ("--ranks 0", "0 is not in 1.."),
         (

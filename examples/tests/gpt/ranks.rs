@@ -270,7 +270,7 @@ fn what_ranks_cannot_do_is_refused_before_it_starts() {
     };
     assert_eq!(
         error("--zero 3 --ranks 2"),
-        "the command line: stage 3 with 2 ranks, but it is for one rank as yet: --zero 2 is the stage that needs least memory"
+        "the command line: stage 3 with 2 ranks, but in a Learner it is for one rank as yet: --zero 2 is the stage that needs least memory"
     );
     assert_eq!(
         with(r#"{"fp61": {}}"#),

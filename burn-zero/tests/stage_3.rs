@@ -1,0 +1,322 @@
+//! Stage 3 over ranks: the bits of stage 2, each parameter gathered where it is used, and what ranks hold and send for it. In its own
+//! process, as it counts bytes.
+
+#[path = "support/layers.rs"]
+mod layers;
+#[allow(dead_code, reason = "its events are for other tests")]
+#[path = "support/probe.rs"]
+mod probe;
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use burn::backend::Autodiff;
+use burn::module::{AutodiffModule, Module, Param};
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::prelude::*;
+use burn_checkpoint::{Remat, checkpoint};
+use burn_flex::Flex;
+use burn_zero::group::Operation;
+use burn_zero::parts::ShardOptimizer;
+use burn_zero::{
+    GroupFault, HostAdamWConfig, Memory, OffloadConfig, Partition, ProcessGroup, Sharded, Stage,
+    ThreadGroup, ZeroError, ZeroOptimizer, ZeroSettings,
+};
+use layers::layers;
+use probe::{Probe, growth_bytes};
+
+type B = Sharded<Autodiff<Remat<Probe<Flex>>>>;
+
+const STEPS: usize = 3;
+const WIDTH: usize = 64;
+
+/// Bytes are those of the process.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Blocks between two layers of which the second has the first's weight; a block's bias is frozen, one is not used.
+#[derive(Module, Debug)]
+struct Net<B: Backend> {
+    first: Linear<B>,
+    blocks: Vec<Linear<B>>,
+    last: Linear<B>,
+    unused: Linear<B>,
+}
+
+const FEATURES: usize = 6;
+
+impl<B: Backend> Net<B> {
+    fn new() -> Self {
+        let mut drawn = 0;
+        let mut values = |count: usize| {
+            drawn += 1;
+            let values =
+                (0..count).map(|index| ((index * 37 + drawn * 11) % 23) as f32 / 23.0 - 0.5);
+            Tensor::<B, 1>::from_data(values.collect::<Vec<_>>().as_slice(), &Default::default())
+        };
+        let mut linear = || {
+            let mut linear = LinearConfig::new(FEATURES, FEATURES).init(&Default::default());
+            let weight = values(FEATURES * FEATURES).reshape([FEATURES, FEATURES]);
+            linear.weight = Param::from_tensor(weight);
+            linear.bias = Some(Param::from_tensor(values(FEATURES)));
+            linear
+        };
+        let (first, mut last): (Linear<B>, Linear<B>) = (linear(), linear());
+        let mut blocks: Vec<Linear<B>> = (0..3).map(|_| linear()).collect();
+        last.weight = first.weight.clone();
+        blocks[1].bias = blocks[1]
+            .bias
+            .take()
+            .map(|bias| bias.set_require_grad(false));
+        Self {
+            first,
+            blocks,
+            last,
+            unused: linear(),
+        }
+    }
+
+    fn loss(&self, x: Tensor<B, 2>, scoped: bool) -> Tensor<B, 1> {
+        let x = self.first.forward(x);
+        let x = self.blocks.iter().fold(x, |x, block| match scoped {
+            true => checkpoint(|| block.forward(x).tanh()),
+            false => block.forward(x).tanh(),
+        });
+        self.last.forward(x).square().mean()
+    }
+}
+
+fn bits<B: Backend, M: Module<B>>(module: &M) -> Vec<u32> {
+    struct Collect(Vec<u32>);
+    impl<B: Backend> burn::module::ModuleVisitor<B> for Collect {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let values = param.val().into_data().into_vec::<f32>().unwrap();
+            self.0.extend(values.into_iter().map(f32::to_bits));
+        }
+    }
+    let mut collect = Collect(Vec::new());
+    module.visit(&mut collect);
+    collect.0
+}
+
+/// The losses of each step and the trained parameters, on each rank.
+fn train<O>(
+    ranks: usize,
+    settings: &ZeroSettings,
+    optimizer: impl Fn() -> O + Sync,
+    scoped: bool,
+) -> Vec<(Vec<u32>, Vec<u32>)>
+where
+    O: ShardOptimizer<B>,
+{
+    let start = Mutex::new(Net::<B>::new());
+    let trained = ThreadGroup::spawn(ranks, Default::default(), |group| {
+        let rank = group.rank();
+        let model = start.lock().unwrap().clone();
+        let mut zero = ZeroOptimizer::new(optimizer(), Arc::new(group), settings.clone())?;
+        let mut model = zero.prepare::<B, _>(model)?;
+        let mut losses = Vec::new();
+        for step in 0..STEPS {
+            // Windows of one and of two micro-batches.
+            let mut sum = burn::optim::GradientsAccumulator::new();
+            for micro in 0..1 + step % 2 {
+                let of_rank = (rank * 3 + step + micro) as f64 * 0.1;
+                let x = Tensor::full([2, FEATURES], of_rank, &Default::default());
+                let loss = model.loss(x, scoped);
+                losses.extend(loss.clone().into_data().into_vec::<f32>().unwrap());
+                let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                sum.accumulate(&model, gradients);
+            }
+            model = zero.step(0.05, model, sum.grads());
+        }
+        let losses = losses.into_iter().map(f32::to_bits).collect();
+        let valid = bits(&model.valid());
+        let trained = bits(&model);
+        assert!(valid == trained, "the module for validation has them too");
+        Ok::<_, ZeroError>((losses, trained))
+    });
+    let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
+    trained.expect("ranks agree")
+}
+
+#[test]
+fn bits_are_those_of_stage_2() {
+    let _turn = turn();
+    for ranks in [2, 3] {
+        // Units smaller and larger than a bucket.
+        for bucket_elements in [16, 1 << 20] {
+            for scoped in [false, true] {
+                let settings = |stage| ZeroSettings {
+                    bucket_elements,
+                    ..ZeroSettings::stage(stage)
+                };
+                let adam = || AdamWConfig::new().init();
+                let expected = train(ranks, &settings(Stage::Gradients), adam, scoped);
+                let found = train(ranks, &settings(Stage::Parameters), adam, scoped);
+                assert!(
+                    expected == found,
+                    "{ranks} ranks, {bucket_elements}, {scoped}"
+                );
+                assert_ne!(expected[0].0, expected[1].0, "ranks have their own data");
+            }
+        }
+    }
+}
+
+#[test]
+fn so_they_are_with_whole_shards_and_with_the_optimizer_on_the_host() {
+    let _turn = turn();
+    let whole = |stage| ZeroSettings {
+        partition: Partition::Whole,
+        ..ZeroSettings::stage(stage)
+    };
+    let adam = || AdamWConfig::new().init();
+    let expected = train(2, &whole(Stage::Gradients), adam, false);
+    assert!(expected == train(2, &whole(Stage::Parameters), adam, false));
+
+    let host = |stage| ZeroSettings {
+        gradients: Memory::Host,
+        bucket_elements: 16,
+        ..ZeroSettings::stage(stage)
+    };
+    let on_host = || {
+        OffloadConfig::new(HostAdamWConfig::default())
+            .init()
+            .expect("valid")
+    };
+    let expected = train(3, &host(Stage::Gradients), on_host, true);
+    assert!(expected == train(3, &host(Stage::Parameters), on_host, true));
+}
+
+#[test]
+fn a_rank_sends_its_shard_in_forward_and_in_backward_and_holds_one_parameter() {
+    let _turn = turn();
+    const LAYERS: usize = 8;
+    const LAYER_BYTES: usize = WIDTH * WIDTH * 4;
+    const RANKS: usize = 2;
+    const ACTIVATION_BYTES: usize = 4 * LAYERS * 2 * WIDTH * 4;
+    let found = ThreadGroup::spawn(RANKS, Default::default(), |group| {
+        let group = Arc::new(group);
+        let settings = ZeroSettings {
+            bucket_elements: WIDTH * WIDTH,
+            ..ZeroSettings::stage(Stage::Parameters)
+        };
+        let adam = AdamWConfig::new().init();
+        let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
+        let mut model = zero.prepare::<B, _>(layers(LAYERS, WIDTH, 0.2))?;
+        let sent = |operation| group.traffic().of(operation).elements;
+        let mut held = Vec::new();
+        for _ in 0..2 {
+            let before = (sent(Operation::AllGather), sent(Operation::ReduceScatter));
+            let forward = || {
+                group.barrier("before")?;
+                let x = Tensor::full([2, WIDTH], 0.5, &Default::default());
+                let loss = layers::loss(&model, x);
+                group.barrier("forward")?;
+                Ok::<_, ZeroError>(loss)
+            };
+            // Bytes are those of all ranks, which have ended their steps.
+            group.barrier("step")?;
+            let loss = match group.rank() {
+                0 => {
+                    let (bytes, loss) = growth_bytes(forward);
+                    held.push(bytes);
+                    loss?
+                }
+                _ => forward()?,
+            };
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            model = zero.step(0.01, model, gradients);
+            let gathered = sent(Operation::AllGather) - before.0;
+            let reduced = sent(Operation::ReduceScatter) - before.1;
+            // The last layer stays gathered from forward to backward, which does not use the first.
+            let layer = (WIDTH * WIDTH / RANKS * (RANKS - 1)) as u64;
+            assert_eq!(gathered, (2 * LAYERS - 2) as u64 * layer);
+            assert_eq!(reduced, LAYERS as u64 * layer);
+        }
+        Ok::<_, ZeroError>(held)
+    });
+    for held in found.expect("ranks end") {
+        for bytes in held.expect("ranks agree") {
+            let most = RANKS * (LAYER_BYTES + ACTIVATION_BYTES);
+            assert!(bytes <= most, "{bytes} of {most} on all ranks");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_use_parameters_in_another_order_are_told() {
+    let _turn = turn();
+    let ended = ThreadGroup::spawn(2, Default::default(), |group| {
+        let rank = group.rank();
+        let adam = AdamWConfig::new().init();
+        let settings = ZeroSettings::stage(Stage::Parameters);
+        let mut zero = ZeroOptimizer::new(adam, Arc::new(group), settings)?;
+        let mut model = zero.prepare::<B, _>(layers(3, 8, 0.2))?;
+        if rank == 1 {
+            model.swap(0, 1);
+        }
+        let loss = layers::loss(&model, Tensor::ones([2, 8], &Default::default()));
+        Ok::<_, ZeroError>(loss.into_data())
+    });
+    let message = match ended {
+        Err(ZeroError::Group(GroupFault::PeerPanicked { message, .. })) => message,
+        other => panic!("{other:?}"),
+    };
+    let sides = [
+        "unit `0`, part 0, after the start",
+        "unit `1`, part 0, after the start",
+    ];
+    assert!(sides.iter().all(|side| message.contains(side)), "{message}");
+}
+
+#[test]
+fn what_needs_whole_parameters_on_a_rank_is_refused() {
+    let _turn = turn();
+    let refused = ThreadGroup::spawn(2, Default::default(), |group| {
+        let adam = AdamWConfig::new().init();
+        let settings = ZeroSettings::stage(Stage::Parameters);
+        let mut zero = ZeroOptimizer::new(adam, Arc::new(group), settings)?;
+        zero.prepare::<B, _>(layers(1, 8, 0.2))?;
+        zero.recorder().map(drop)
+    });
+    for refused in refused.expect("ranks end") {
+        let error = refused
+            .expect_err("it reads parts of parameters")
+            .to_string();
+        assert_eq!(
+            error,
+            "stage = 3, but it must be 0, 1 or 2 for a Recorder of several ranks"
+        );
+    }
+}
+
+#[test]
+fn weights_that_a_program_sets_are_sharded_when_they_are_prepared() {
+    let _turn = turn();
+    let run = |stage| {
+        let trained = ThreadGroup::spawn(2, Default::default(), move |group| {
+            let adam = AdamWConfig::new().init();
+            let mut zero = ZeroOptimizer::new(adam, Arc::new(group), ZeroSettings::stage(stage))?;
+            let mut model = zero.prepare::<B, _>(layers(3, 8, 0.2))?;
+            for _ in 0..2 {
+                let weight = model[1].weight.clone();
+                model[1].weight = weight.map(|weight| {
+                    let half = (weight * 0.5).into_data();
+                    Tensor::from_data(half, &Default::default()).require_grad()
+                });
+                model = zero.prepare::<B, _>(model)?;
+                let x = Tensor::ones([2, 8], &Default::default());
+                let loss = layers::loss(&model, x);
+                let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                model = zero.step(0.05, model, gradients);
+            }
+            Ok::<_, ZeroError>(bits(&model))
+        });
+        let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
+        trained.expect("ranks agree")
+    };
+    assert!(run(Stage::Gradients) == run(Stage::Parameters));
+}
