@@ -75,7 +75,7 @@
 //! | context | `context`, `install` | a thread's open scopes, budget in force (its own or the process's), counters |
 //! | handle | `handle`, `outputs`, `scope`, `call`, `delivered` | the tensor of `Remat`; the ends of scopes; recording an operation; tensors that are there during their uses |
 //! | backend | `decorator` | `Remat` from the table of operations |
-//! | tools | `chain`, `module`, `plan`, `plot`, `metric`, `linear_cross_entropy` | what is built on the public API |
+//! | tools | `chain`, `module`, `plan`, `plot`, `snapshot`, `metric`, `linear_cross_entropy` | what is built on the public API |
 
 mod budget;
 mod call;
@@ -111,6 +111,7 @@ mod region;
 mod replay;
 mod request;
 mod scope;
+pub mod snapshot;
 mod stack;
 mod stats;
 mod tiny;

@@ -264,6 +264,7 @@ impl<B: Backend> TensorMeta<B> {
         self.users.load(Ordering::Acquire)
     }
 
+    #[inline]
     pub fn emit(&self, kind: impl FnOnce(&'static str, u64) -> EventKind, bytes: u64) {
         if trace::is_on() {
             let device = self.memory.device();
@@ -411,7 +412,10 @@ pub(crate) fn take_value<B: Backend>(
     if !state.is_resident() {
         return None;
     }
-    about_to_go(meta, state);
+    let bytes = about_to_go(meta, state);
+    if !verify::is_rehearsing() {
+        meta.emit(|op, node| EventKind::Free { op, node }, bytes);
+    }
     let gone = state.gone();
     match std::mem::replace(&mut state.storage, gone) {
         Storage::Resident(value) => Some(value),

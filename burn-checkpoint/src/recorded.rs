@@ -264,6 +264,7 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
         // One resident more than there are: the storage is never seen to come or go again.
         if owner.residents.fetch_add(1, Ordering::AcqRel) > 0 {
             owner.memory.remove(owner.bytes);
+            owner.emit(|op, node| EventKind::Retire { op, node }, owner.bytes);
         }
     }
 

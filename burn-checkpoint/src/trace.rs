@@ -66,8 +66,15 @@ pub enum EventKind {
         /// The node.
         node: u64,
     },
-    /// Storage was dropped because no handle refers to the tensor any more.
+    /// Storage was dropped because no handle refers to the tensor any more, or its last user writes its result there.
     Free {
+        /// The operation that made the tensor.
+        op: &'static str,
+        /// The node.
+        node: u64,
+    },
+    /// The tensor outlives its step, such as a gradient or a new parameter: it stays, and no longer counts.
+    Retire {
         /// The operation that made the tensor.
         op: &'static str,
         /// The node.

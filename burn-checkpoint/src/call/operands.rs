@@ -12,6 +12,7 @@ use crate::entry::Origin;
 use crate::node::{Entry, Input, Source, State, Storage, TensorMeta, Viewed, vacate};
 use crate::op::OpInfo;
 use crate::replay;
+use crate::trace::EventKind;
 use crate::work::Work;
 
 /// Whose storage the result has, if not its own.
@@ -56,7 +57,11 @@ impl<B: Backend> Drop for Operands<B> {
             state.locks -= 1;
             let vacated = vacate(node.meta(), &mut state);
             drop(state);
-            drop(vacated);
+            if let Some((storage, bytes)) = vacated {
+                drop(storage);
+                let meta = node.meta();
+                meta.emit(|op, node| EventKind::Free { op, node }, bytes);
+            }
         }
     }
 }

@@ -123,7 +123,7 @@ pub struct Options {
     #[arg(long, help_heading = "Run")]
     pub resume: bool,
 
-    /// Draw the memory over one step, with what is dropped and what comes back, into this SVG file
+    /// Draw the memory over one step, with what is dropped and what comes back, into this SVG file; into a JSON file for Perfetto if it ends so
     #[arg(long, value_name = "FILE", help_heading = "Run")]
     pub memory_plot: Option<PathBuf>,
 

@@ -12,6 +12,7 @@ use burn_accum::{
 };
 use burn_amp::GradScaler;
 use burn_checkpoint::plot::MemoryPlot;
+use burn_checkpoint::snapshot::{Snapshot, chrome_trace};
 use burn_checkpoint::{InstalledBudget, MemoryBudget, trace};
 use burn_estimate::{Meta, MetaDevice, estimate_run};
 
@@ -84,7 +85,8 @@ pub fn find_window<B: AutodiffBackend>(
     Ok(Some(found))
 }
 
-/// Draws what a step holds in memory, one operation after the other, into an SVG file.
+/// Draws what a step holds in memory, one operation after the other, into an SVG file, or writes it into a JSON file that Perfetto opens. Prints
+/// what holds the most at the peak.
 ///
 /// # Errors
 ///
@@ -115,5 +117,15 @@ pub fn plot_memory<B: AutodiffBackend>(
     if let Some(bytes) = limit_bytes.get() {
         plot = plot.budget_bytes(bytes);
     }
-    fs::write(file, plot.svg()).map_err(GptError::io("write", file))
+    if let Some(snapshot) = Snapshot::at_peak(&events) {
+        println!("{snapshot}");
+    }
+    let written = match file
+        .extension()
+        .is_some_and(|extension| extension == "json")
+    {
+        true => chrome_trace(&events),
+        false => plot.svg(),
+    };
+    fs::write(file, written).map_err(GptError::io("write", file))
 }
