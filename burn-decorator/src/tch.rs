@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 use burn_backend::ops::attention::attention_fallback;
-use burn_backend::{Backend, BackendTypes, DTypeUsageSet, TensorMetadata};
+use burn_backend::{Backend, BackendTypes, TensorMetadata};
 use burn_tch::TchTensor;
 use tch::Tensor;
 
@@ -60,13 +60,7 @@ impl<B: Tch> Backend for Mended<B> {
         format!("mended<{}>", B::name(device))
     }
 
-    fn supports_dtype(device: &Self::Device, dtype: DType) -> bool {
-        B::supports_dtype(device, dtype)
-    }
-
-    fn dtype_usage(device: &Self::Device, dtype: DType) -> DTypeUsageSet {
-        B::dtype_usage(device, dtype)
-    }
+    crate::forward_dtypes!(B);
 }
 
 /// The tensor, or a copy if its memory is shared.
