@@ -95,6 +95,8 @@ pub mod record;
 mod stream;
 mod table;
 pub mod tape;
+#[cfg(feature = "tch")]
+pub mod tch;
 
 pub use stream::reading_stream;
 

@@ -10,13 +10,15 @@ Of activations, `block` is torch.utils.checkpoint of every block, `keep-compute`
 products and attention, `offload` torch.autograd.graph.save_on_cpu.
 
 One setting after the other is in memory, unless `--side-by-side`: then all of them are, and every round takes one step of
-each, so that ratios to the first are those of a round.
+each, so that ratios to the first are those of a round. `bench --torch torch_gpt.py` starts it with `--serve FILE`, the weights and
+tokens to begin with, and tells it when to take a step.
 """
 
 import argparse
 import gc
 import json
 import statistics
+import sys
 import time
 
 import torch
@@ -100,6 +102,20 @@ LOW = {"f32": None, "tf32": None, "bf16": torch.bfloat16, "f16": torch.float16}
 ACTIVATIONS = ["block", "keep-compute", "offload"]
 
 
+def load(file, model, tokens):
+    """Sets the weights to those in the file, f32 in Burn's order, and returns the tokens behind them, i32, as many as these."""
+    numbers = torch.from_file(file, size=sum(p.numel() for p in model.parameters()) + tokens.numel(), dtype=torch.int32)
+    *weights, tokens_read = numbers.split([*(p.numel() for p in model.parameters()), tokens.numel()])
+    linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    with torch.no_grad():
+        for parameter, weight in zip(model.parameters(), weights):
+            weight = weight.view(torch.float32)
+            # Burn's linear layers have the weight transposed.
+            is_linear = id(parameter) in linear
+            parameter.copy_(weight.view(parameter.shape[::-1]).T if is_linear else weight.view(parameter.shape))
+    return tokens_read.view(tokens.shape).long()
+
+
 class Lane:
     """The training of one setting."""
 
@@ -111,10 +127,14 @@ class Lane:
         self.low = LOW[self.precision]
         self.times = []
         torch.manual_seed(42)
-        self.model = Gpt(o, activations).to(device)
+        self.model = Gpt(o, activations)
+        tokens = torch.randint(o.vocabulary, (o.batch, o.context + 1))
+        if o.serve:
+            tokens = load(o.serve, self.model, tokens)
+        self.model.to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "f16")
-        self.tokens = torch.randint(o.vocabulary, (o.batch, o.context + 1), device=device)
+        self.tokens = tokens.to(device)
 
     def step(self):
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
@@ -164,6 +184,19 @@ class Lane:
         }
 
 
+def serve(o, device):
+    """Answers each line of standard input with one of standard output."""
+    lane = Lane(o.settings, o, device)
+    print(json.dumps({"parameters": sum(p.numel() for p in lane.model.parameters())}), flush=True)
+    for line in sys.stdin:
+        if line == "step\n":
+            lane.step()
+            answer = {"loss": lane.loss}
+        else:
+            answer = {"step_bytes": lane.step_bytes()}
+        print(json.dumps(answer), flush=True)
+
+
 def quartiles(sample):
     lower, median, upper = statistics.quantiles(sample, n=4, method="inclusive") if len(sample) > 1 else sample * 3
     return {"lower": lower, "median": median, "upper": upper}
@@ -206,10 +239,13 @@ def main():
     parser.add_argument("--side-by-side", action="store_true")
     parser.add_argument("--threads", type=int, help="of the CPU; PyTorch's choice without")
     parser.add_argument("--output")
+    parser.add_argument("--serve", help="for bench --torch")
     o = parser.parse_args()
     if o.threads:
         torch.set_num_threads(o.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if o.serve:
+        return serve(o, device)
     results = []
     for result in (side_by_side if o.side_by_side else one_by_one)(o, device):
         results.append(result)

@@ -72,7 +72,7 @@ impl BackendName {
                     true => burn_tch::LibTorchDevice::Cuda(0),
                     false => burn_tch::LibTorchDevice::Cpu,
                 };
-                Ok(work.run::<burn_tch::LibTorch>(device))
+                Ok(work.run::<burn_decorator::tch::Mended<burn_tch::LibTorch>>(device))
             }
             #[cfg(feature = "vulkan")]
             Self::Vulkan => Ok(work.run::<burn_wgpu::Vulkan>(Default::default())),

@@ -20,7 +20,7 @@ macro_rules! on_every_backend {
         $crate::on_counted_backends!($($law),+);
         #[cfg(feature = "tch")]
         mod tch {
-            $(#[test] fn $law() { super::$law::<burn_tch::LibTorch>() })+
+            $(#[test] fn $law() { super::$law::<$crate::LibTorch>() })+
         }
     };
 }
@@ -46,6 +46,10 @@ macro_rules! on_counted_backends {
         }
     };
 }
+
+/// LibTorch without the faults of burn-tch.
+#[cfg(feature = "tch")]
+pub type LibTorch = burn_decorator::tch::Mended<burn_tch::LibTorch>;
 
 /// CubeCL with Fusion.
 #[cfg(feature = "vulkan")]

@@ -264,7 +264,7 @@ fn f32_on_flex() {
 #[cfg(feature = "tch")]
 #[test]
 fn f32_on_libtorch() {
-    f32::<burn_tch::LibTorch>();
+    f32::<tests::LibTorch>();
 }
 
 fn bf16<B: Backend>() {

@@ -5,7 +5,7 @@
 //! that is longer than a step slows all settings alike, so the ratios of a round vary less than its times.
 //!
 //! - [`options`]: the command line; [`setting`]: what is compared; [`error`]: what can go wrong;
-//! - [`trainer`]: one step of one setting; [`apart`]: on a thread of its own; [`rounds`]: the steps of all, in turn;
+//! - [`trainer`]: one step of one setting; [`apart`]: on a thread of its own; [`torch`]: in PyTorch; [`rounds`]: the steps of all, in turn;
 //! - [`memory`]: what steps hold; [`alone`]: each setting in a process of its own, for all of its memory to be its own;
 //! - [`fit`]: instead of times, the largest batch that fits into so much memory;
 //! - [`statistics`], [`report`], [`table`], [`plot`]: what is left at the end; [`compare`]: with PyTorch.
@@ -23,6 +23,7 @@ pub mod rounds;
 pub mod setting;
 pub mod statistics;
 pub mod table;
+pub mod torch;
 pub mod trainer;
 
 use burn::prelude::Backend;

@@ -48,6 +48,11 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = BackendName::Flex)]
     pub backend: BackendName,
 
+    /// PyTorch beside it: examples/bench/torch_gpt.py, for which python3 takes steps of the same settings in the same rounds, from the
+    /// same weights
+    #[arg(long, value_name = "SCRIPT", conflicts_with_all = ["memory", "fit"])]
+    pub torch: Option<PathBuf>,
+
     /// Seed of the weights and the tokens
     #[arg(long, default_value_t = 42)]
     pub seed: u64,

@@ -8,8 +8,8 @@ use burn_amp::AmpError;
 
 use super::options::Options;
 use super::report::{BenchReport, Figures, Outcome, SettingResult};
-use super::setting::Setting;
 use super::statistics::Quartiles;
+use super::torch::{self, Torch};
 use super::trainer::{Contender, Look, Task, contender};
 
 /// Rounds that are timed even after the time limit.
@@ -32,8 +32,22 @@ pub fn race<B: Backend>(options: &Options, device: &B::Device) -> BenchReport {
     let mut lanes: Vec<Lane> = options
         .settings
         .iter()
-        .map(|&setting| Lane::open(setting, &task))
+        .map(|&setting| Lane::open(setting.to_string(), || contender(setting, &task)))
         .collect();
+    if let Some(script) = &options.torch {
+        let mut names: Vec<_> = options
+            .settings
+            .iter()
+            .copied()
+            .filter_map(torch::name)
+            .collect();
+        names.dedup();
+        lanes.extend(names.into_iter().map(|name| {
+            Lane::open(format!("torch {name}"), || {
+                Ok(Box::new(Torch::start(script, &name, &task)))
+            })
+        }));
+    }
 
     for round in 0..options.warmup() {
         if round > 0 && is_late() {
@@ -61,7 +75,7 @@ fn in_turn(lanes: &mut [Lane], round: usize, mut step: impl FnMut(&mut Lane)) {
 
 /// One setting on its way through the rounds.
 struct Lane {
-    setting: Setting,
+    setting: String,
     state: State,
     first_step: Option<Duration>,
     step_milliseconds: Vec<f64>,
@@ -77,8 +91,11 @@ enum State {
 }
 
 impl Lane {
-    fn open<B: Backend>(setting: Setting, task: &Task<B>) -> Self {
-        let state = match guarded(|| contender(setting, task)) {
+    fn open(
+        setting: String,
+        contender: impl FnOnce() -> Result<Box<dyn Contender>, AmpError>,
+    ) -> Self {
+        let state = match guarded(contender) {
             Ok(Ok(contender)) => State::Running(contender),
             Ok(Err(error)) => State::Out(Outcome::Refused(error.to_string())),
             Err(panic) => State::Out(Outcome::Failed(panic)),
@@ -142,13 +159,13 @@ impl Lane {
         let look = self.look?;
         let pairs = || self.losses.iter().zip(&other.losses);
         let losses = pairs().all(|(one, other)| one.to_bits() == other.to_bits());
-        Some(losses && look.gradients == other.gradients?)
+        Some(losses && look.gradients? == other.gradients?)
     }
 }
 
 /// The losses and gradients that others are compared with.
 struct Evidence {
-    setting: Setting,
+    setting: String,
     step_milliseconds: Vec<f64>,
     losses: Vec<f64>,
     gradients: Option<u64>,
@@ -160,16 +177,16 @@ fn report<B: Backend>(options: &Options, device: &B::Device, lanes: Vec<Lane>) -
         .iter()
         .find(|lane| matches!(lane.state, State::Running(_)))
         .map(|lane| Evidence {
-            setting: lane.setting,
+            setting: lane.setting.clone(),
             step_milliseconds: lane.step_milliseconds.clone(),
             losses: lane.losses.clone(),
-            gradients: lane.look.map(|look| look.gradients),
+            gradients: lane.look.and_then(|look| look.gradients),
         });
     let is_alone = lanes.len() == 1;
     let mut parameters = None;
     let results = lanes.into_iter().map(|lane| {
-        let setting = lane.setting.to_string();
         let same_bits = reference.as_ref().and_then(|it| lane.is_same(it));
+        let setting = lane.setting;
         let contender = match lane.state {
             State::Running(contender) => contender,
             State::Out(outcome) => return SettingResult { setting, outcome },
@@ -203,7 +220,7 @@ fn report<B: Backend>(options: &Options, device: &B::Device, lanes: Vec<Lane>) -
         optimized: !cfg!(debug_assertions),
         workload,
         parameters,
-        reference: reference.map(|it| it.setting.to_string()),
+        reference: reference.map(|it| it.setting),
         results,
     }
 }
@@ -222,7 +239,6 @@ fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::setting::Stack;
     use burn_flex::Flex;
     use clap::Parser;
 
@@ -247,7 +263,7 @@ mod tests {
             }
         }
         let lane = |steps| Lane {
-            setting: Stack::Off.into(),
+            setting: "off".into(),
             state: State::Running(Box::new(Stumbles(steps))),
             first_step: None,
             step_milliseconds: Vec::new(),

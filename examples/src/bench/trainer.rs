@@ -58,8 +58,8 @@ pub struct Look {
     pub watched: Watched,
     /// Operations that one of them computed once more; nothing without burn-checkpoint.
     pub replayed_operations: Option<u64>,
-    /// A hash of all bits of all gradients of one of them.
-    pub gradients: u64,
+    /// A hash of all bits of all gradients of one of them; nothing of another framework.
+    pub gradients: Option<u64>,
 }
 
 /// Steps over which memory is watched; several, because a device is only sampled.
@@ -237,19 +237,24 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
     }
 }
 
-/// Random tokens, uploaded here, once.
-fn batch<B: Backend>(workload: &Workload, seed: u64, device: &B::Device) -> TokenBatch<B> {
+/// Random tokens, `batch` rows of `context + 1`.
+pub(super) fn tokens(workload: &Workload, seed: u64) -> Vec<i32> {
     let Workload {
         batch,
         context,
         vocabulary,
         ..
     } = *workload;
-    let shape = [batch, context + 1];
-    let tokens = (0..batch * (context + 1))
+    (0..batch * (context + 1))
         .map(|index| (hash(seed, index as u64) % vocabulary as u64) as i32)
-        .collect();
-    let tokens = Tensor::<B, 2, Int>::from_data(TensorData::new::<i32, _>(tokens, shape), device);
+        .collect()
+}
+
+/// The tokens, uploaded here, once.
+fn batch<B: Backend>(workload: &Workload, seed: u64, device: &B::Device) -> TokenBatch<B> {
+    let Workload { batch, context, .. } = *workload;
+    let data = TensorData::new(tokens(workload, seed), [batch, context + 1]);
+    let tokens = Tensor::<B, 2, Int>::from_data(data, device);
     TokenBatch {
         inputs: tokens.clone().narrow(1, 0, context),
         targets: tokens.narrow(1, 1, context),
@@ -287,7 +292,7 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Contender for Trainer<B, O> {
         Ok(Look {
             watched,
             replayed_operations: self.mixed.as_ref().map(|_| replayed),
-            gradients,
+            gradients: Some(gradients),
         })
     }
 

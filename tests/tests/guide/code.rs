@@ -38,6 +38,7 @@ use burn_zero::group::local_rank;
 /// The device of the tests in place of a GPU.
 type Cuda = burn_flex::Flex;
 type LibTorch = burn_flex::Flex;
+type Mended<B> = B;
 type Done = Result<(), Box<dyn Error>>;
 
 struct CudaDevice;
@@ -273,7 +274,7 @@ let optimizer = MultiSteps::new(adam_w, found.config()?)?;  // the window that k
 mod libtorch {
     use super::*;
 
-type B = Autocast<Autodiff<LibTorch>>;
+type B = Autocast<Autodiff<Remat<Mended<LibTorch>>>>;
 }
 
 mod linear_cross_entropy {

@@ -6,6 +6,7 @@ mod golden;
 mod linear_cross_entropy;
 mod links;
 mod mixed_operands;
+mod operands;
 mod precision;
 mod sharded;
 mod table;

@@ -194,6 +194,9 @@ fn check<I: Backend, P: Policy>(low: FloatDType) {
     }
     let epsilon = low.finfo().epsilon as f32;
     for ((name, reference), (_, mixed)) in cases::<I>().into_iter().zip(cases::<Autocast<I, P>>()) {
+        if name == "deform_conv2d" && I::name(&device).contains("libtorch") {
+            continue; // burn-tch panics: LibTorch has none
+        }
         let operand = |offset: i64| -> Tensor<I, 2> {
             // Values that both types hold exactly.
             let x = Tensor::<I, 1, Int>::arange(0..16, &device)

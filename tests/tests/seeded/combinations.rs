@@ -151,29 +151,40 @@ fn run<B: AutodiffBackend>(initial: &[TensorData], on: On) -> Trained {
     first
 }
 
-type Plain = Autodiff<Flex>;
-type Managed = Autodiff<Remat<Flex>>;
+type Plain<I> = Autodiff<I>;
+type Managed<I> = Autodiff<Remat<I>>;
 
-fn on_its_backend(initial: &[TensorData], mixed: bool, on: On) -> Trained {
+fn on_its_backend<I: Backend>(initial: &[TensorData], mixed: bool, on: On) -> Trained {
     RematStats::reset_thread();
     match (mixed, on.recomputation, on.sharding.is_some()) {
-        (false, false, false) => run::<Plain>(initial, on),
-        (false, true, false) => run::<Managed>(initial, on),
-        (false, false, true) => run::<Sharded<Plain>>(initial, on),
-        (false, true, true) => run::<Sharded<Managed>>(initial, on),
-        (true, false, false) => run::<Autocast<Plain, Bf16>>(initial, on),
-        (true, true, false) => run::<Autocast<Managed, Bf16>>(initial, on),
-        (true, false, true) => run::<Autocast<Sharded<Plain>, Bf16>>(initial, on),
-        (true, true, true) => run::<Autocast<Sharded<Managed>, Bf16>>(initial, on),
+        (false, false, false) => run::<Plain<I>>(initial, on),
+        (false, true, false) => run::<Managed<I>>(initial, on),
+        (false, false, true) => run::<Sharded<Plain<I>>>(initial, on),
+        (false, true, true) => run::<Sharded<Managed<I>>>(initial, on),
+        (true, false, false) => run::<Autocast<Plain<I>, Bf16>>(initial, on),
+        (true, true, false) => run::<Autocast<Managed<I>, Bf16>>(initial, on),
+        (true, false, true) => run::<Autocast<Sharded<Plain<I>>, Bf16>>(initial, on),
+        (true, true, true) => run::<Autocast<Sharded<Managed<I>>, Bf16>>(initial, on),
     }
 }
 
+/// On the CPU: the smallest steps of software Vulkan are too many.
 #[test]
-fn sixteen_combinations_reach_the_same_loss() {
+fn sixteen_combinations_reach_the_same_loss_on_flex() {
+    sixteen_combinations_reach_the_same_loss::<Flex>();
+}
+
+#[cfg(feature = "tch")]
+#[test]
+fn sixteen_combinations_reach_the_same_loss_on_libtorch() {
+    sixteen_combinations_reach_the_same_loss::<tests::LibTorch>();
+}
+
+fn sixteen_combinations_reach_the_same_loss<I: Backend>() {
     let _turn = super::turn();
-    Flex::seed(&Default::default(), 42);
-    let initial = all(&config(false).init::<Flex>(&Default::default()));
-    let run = |mixed, on| on_its_backend(&initial, mixed, on);
+    I::seed(&Default::default(), 42);
+    let initial = all(&config(false).init::<I>(&Default::default()));
+    let run = |mixed, on| on_its_backend::<I>(&initial, mixed, on);
     let off = On {
         accumulation: false,
         recomputation: false,
