@@ -71,7 +71,8 @@ pub fn watch<T>(backend: BackendName, work: impl FnOnce() -> T) -> (Watched, T) 
     let heap_bytes = HEAP.peak_usage().saturating_sub(heap_before) as u64;
     let added_bytes = match before {
         Some(before) => most.map(|most| most.in_use_bytes.saturating_sub(before.in_use_bytes)),
-        None => (heap_bytes > 0).then_some(heap_bytes),
+        // LibTorch's tensors are not on Rust's heap.
+        None => (heap_bytes > 0 && backend != BackendName::Tch).then_some(heap_bytes),
     };
     (Watched { most, added_bytes }, done)
 }

@@ -156,10 +156,10 @@ impl Lane {
 
     /// Whether every loss, and every gradient of the step that was looked at, has the bits of the other's.
     fn is_same(&self, other: &Evidence) -> Option<bool> {
-        let look = self.look?;
+        let gradients = self.look?.gradients?;
         let pairs = || self.losses.iter().zip(&other.losses);
         let losses = pairs().all(|(one, other)| one.to_bits() == other.to_bits());
-        Some(losses && look.gradients? == other.gradients?)
+        Some(losses && gradients == other.gradients?)
     }
 }
 
