@@ -240,7 +240,9 @@ fn every_recorded_operation_comes_back_by_way_of_the_host() {
                 held = managed[name]();
                 ran = take_counts()[name];
             });
-            assert!(!take_counts().contains_key(name), "it ran as it went");
+            // What goes is read through a view.
+            let ran_again = !name.ends_with("_reshape") && take_counts().contains_key(name);
+            assert!(!ran_again, "it ran as it went");
             let gone = RematStats::of_thread();
             assert!(
                 gone.evicted_operations + gone.offloaded_bytes > 0,
