@@ -374,6 +374,16 @@ optimizer.prepare(&model);
         Ok(())
     }
 
+    fn stage_3<G: ProcessGroup + 'static>(model: Model<Sharded<Autodiff<Remat<Cuda>>>>, group: Arc<G>) -> Done {
+type B = Sharded<Autodiff<Remat<Cuda>>>;
+
+let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group, ZeroSettings::stage(Stage::Parameters))?;
+let mut model = optimizer.prepare::<B, _>(model)?;
+
+        optimizes::<B>(&optimizer);
+        Ok(())
+    }
+
     type B = Sharded<Base>;
 
     fn threads(model: Model<B>, train: Loader<B>, valid: Loader<Inner<B>>) {
