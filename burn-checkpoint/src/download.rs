@@ -1,7 +1,7 @@
 //! Reads to the host, on a thread of their own.
 //!
 //! cubecl-cuda and cubecl-hip wait for the device when a read is polled first, so the thread that trains polls none: what a scope
-//! offloads is one transaction, and a second thread, one for each that trains, waits for it. It reads views that belong to the
+//! offloads is one transaction, and a second thread, one for each that trains, waits for it. That thread reads views that belong to the
 //! [`reading_stream`].
 
 use std::any::Any;

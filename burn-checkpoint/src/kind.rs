@@ -102,8 +102,8 @@ impl<B: Backend> Value<B> {
         }
     }
 
-    /// A view that is an operation of the current stream, with a leading dimension of one: a reshape to the same shape may be none. Quantized
-    /// tensors are as they are.
+    /// A view that an operation of the current stream makes. It has a leading dimension of one, because a backend may skip a reshape to the
+    /// same shape. A quantized tensor is returned as it is.
     pub(crate) fn view(self) -> Self {
         let shape = Shape::from_iter(std::iter::once(1).chain(self.shape().iter().copied()));
         match self {

@@ -95,8 +95,8 @@ impl<I: Backend> Possible<I> {
                 }
             }
         }
-        // One table of f32, whatever the device's default float is, and one selection: of three in one kernel Burn's Fusion 0.21 takes some at
-        // another index.
+        // One table and one selection: where a kernel has several, Burn's Fusion 0.21 selects wrong elements. The table is f32, whatever the
+        // device's default float is.
         let scales = || {
             index_after
                 .iter()
