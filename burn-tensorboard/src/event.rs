@@ -3,11 +3,12 @@
 //! A file is a sequence of records: the length, its checksum, a message, its checksum (`tensorflow/core/lib/io/record_writer.h`). A message is
 //! an `Event` of `tensorflow/core/util/event.proto`, in protobuf's wire format.
 
-use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
+
+use fs_err::{self as fs, File};
 
 /// A file that TensorBoard finds in its directory.
 pub struct EventFile(BufWriter<File>);

@@ -1,7 +1,5 @@
 //! Whole trainings with the crates of this workspace, and the time and memory of their steps.
 
 pub mod backend;
-pub mod bench;
-pub mod fit;
 pub mod gpt;
 pub mod pools;

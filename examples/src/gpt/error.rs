@@ -1,7 +1,6 @@
 //! What can go wrong before and during a training.
 
 use std::io;
-use std::path::PathBuf;
 
 use crate::backend::BackendMissing;
 
@@ -18,15 +17,8 @@ pub enum GptError {
     Ranks(#[from] burn_zero::ZeroError),
 
     /// A file or directory that cannot be read or written.
-    #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] io::Error),
 
     /// The backend is not compiled in.
     #[error(transparent)]
@@ -58,18 +50,5 @@ impl GptError {
     /// Whether the command itself is wrong, rather than what came of it.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Options(_))
-    }
-
-    /// An [`Io`](Self::Io) error about this path.
-    pub(super) fn io(
-        action: &'static str,
-        path: impl Into<PathBuf>,
-    ) -> impl FnOnce(io::Error) -> Self {
-        let path = path.into();
-        move |source| Self::Io {
-            action,
-            path,
-            source,
-        }
     }
 }

@@ -1,7 +1,6 @@
 //! The settings of a run: the command line, and the file in DeepSpeed's format that it may name.
 
 use std::fmt;
-use std::fs;
 use std::path::Path;
 
 use burn::lr_scheduler::composed::{ComposedLrScheduler, ComposedLrSchedulerConfig};
@@ -57,7 +56,7 @@ impl Job {
         let place = path.map_or("the command line".into(), Path::to_string_lossy);
         let refused = |error: ConfigError| GptError::Options(format!("{place}: {error}"));
         let file = match path {
-            Some(path) => fs::read_to_string(path).map_err(GptError::io("read", path))?,
+            Some(path) => fs_err::read_to_string(path)?,
             None => "{}".into(),
         };
         let file = DeepSpeed::read(&file, &|key| auto(options, key)).map_err(refused)?;

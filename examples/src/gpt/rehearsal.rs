@@ -1,7 +1,6 @@
 //! A few steps that are thrown away: they find the largest micro-batch that fits, and show the memory of a step.
 
 use std::cell::Cell;
-use std::fs;
 use std::path::Path;
 
 use burn::prelude::*;
@@ -127,5 +126,5 @@ pub fn plot_memory<B: AutodiffBackend>(
         true => chrome_trace(&events),
         false => plot.svg(),
     };
-    fs::write(file, written).map_err(GptError::io("write", file))
+    Ok(fs_err::write(file, written)?)
 }

@@ -1,14 +1,12 @@
 //! The figures of a run, as a table and as JSON.
 
-use std::fmt;
-use std::fs;
 use std::path::Path;
+use std::{fmt, io};
 
 use burn_accum::MicroBatchFound;
 use burn_zero::Estimate;
 use serde::{Deserialize, Serialize};
 
-use super::error::GptError;
 use super::log::EpochLosses;
 
 /// The content of `report.json`.
@@ -65,9 +63,9 @@ impl Report {
     /// # Errors
     ///
     /// The file cannot be written.
-    pub fn write(&self, file: &Path) -> Result<(), GptError> {
+    pub fn write(&self, file: &Path) -> io::Result<()> {
         let json = serde_json::to_string_pretty(self).expect("a report is plain data");
-        fs::write(file, json + "\n").map_err(GptError::io("write", file))
+        fs_err::write(file, json + "\n")
     }
 }
 
@@ -76,27 +74,29 @@ impl fmt::Display for Report {
         let memory = self.peak_bytes.map_or("unknown".into(), |bytes| {
             format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20))
         });
-        let Self {
-            skipped_steps,
-            steps,
-            updates,
-            micro_batch,
-            window,
-            effective_batch,
-            ranks,
-            replayed_operations,
-            ..
-        } = self;
-        let steps = *steps as u64 * window;
-        let (train, valid, speed) = (self.train_loss, self.valid_loss, self.tokens_per_second);
-        writeln!(out, "training loss         {train:.4} nats/byte")?;
-        writeln!(out, "validation loss       {valid:.4} nats/byte")?;
-        writeln!(out, "tokens per second     {speed:.0}")?;
-        writeln!(out, "peak resident memory  {memory}")?;
-        writeln!(out, "skipped steps         {skipped_steps} of {steps}")?;
-        let batch = format!("{effective_batch} = {micro_batch} x {window} x {ranks}");
-        writeln!(out, "effective batch       {batch}")?;
-        writeln!(out, "updates               {updates}")?;
-        writeln!(out, "operations replayed   {replayed_operations}")
+        let steps = self.steps as u64 * self.window;
+        let (micro, window, ranks) = (self.micro_batch, self.window, self.ranks);
+        let batch = format!("{} = {micro} x {window} x {ranks}", self.effective_batch);
+        let rows = [
+            ("training loss", format!("{:.4} nats/byte", self.train_loss)),
+            (
+                "validation loss",
+                format!("{:.4} nats/byte", self.valid_loss),
+            ),
+            (
+                "tokens per second",
+                format!("{:.0}", self.tokens_per_second),
+            ),
+            ("peak resident memory", memory),
+            (
+                "skipped steps",
+                format!("{} of {steps}", self.skipped_steps),
+            ),
+            ("effective batch", batch),
+            ("updates", self.updates.to_string()),
+            ("operations replayed", self.replayed_operations.to_string()),
+        ];
+        let mut rows = rows.iter();
+        rows.try_for_each(|(name, value)| writeln!(out, "{name:22}{value}"))
     }
 }

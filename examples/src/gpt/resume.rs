@@ -1,8 +1,8 @@
 //! The records of a run, and going on from them.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use fs_err as fs;
 use serde_json::{Value, json};
 
 use super::error::GptError;
@@ -22,14 +22,14 @@ pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, GptError
     let file = directory.join("run.json");
     let now = format!("{:#}", settings(options, job, text));
     if !options.resume {
-        fs::create_dir_all(directory).map_err(GptError::io("create", directory))?;
+        fs::create_dir_all(directory)?;
         for part in ["checkpoint", "train", "valid", "tensorboard"] {
             let part = directory.join(part);
             if part.exists() {
-                fs::remove_dir_all(&part).map_err(GptError::io("remove", part))?;
+                fs::remove_dir_all(part)?;
             }
         }
-        fs::write(&file, now).map_err(GptError::io("write", file))?;
+        fs::write(file, now)?;
         return Ok(1);
     }
     let records = directory.join("checkpoint");
@@ -39,7 +39,7 @@ pub fn open(options: &Options, job: &Job, text: &Text) -> Result<usize, GptError
         GptError::Resume(none)
     })?;
     let place = directory.display();
-    let then = fs::read_to_string(&file).map_err(GptError::io("read", &file))?;
+    let then = fs::read_to_string(file)?;
     // A line is a setting.
     let lines = then.lines().zip(now.lines());
     let changed = lines.filter(|(then, now)| then != now);

@@ -1,7 +1,8 @@
 //! The text: where it comes from and which part of it is held out.
 
-use std::fs;
 use std::path::PathBuf;
+
+use fs_err as fs;
 
 use super::error::GptError;
 
@@ -29,7 +30,7 @@ impl Text {
     pub fn load(files: &[PathBuf], context: usize) -> Result<Self, GptError> {
         let mut bytes = Vec::new();
         for file in files {
-            bytes.extend(fs::read(file).map_err(GptError::io("read", file))?);
+            bytes.extend(fs::read(file)?);
         }
         let text = Self::split(match files {
             [] => SOURCES.as_bytes(),

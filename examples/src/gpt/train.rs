@@ -180,8 +180,7 @@ impl<B: AutodiffBackend> Run<'_, B> {
         let (log, epochs) = Log::new(directory, first_epoch, !has_screen);
         training = match is_first {
             true => {
-                let events = TensorBoard::new(log, directory.join("tensorboard"));
-                let events = events.map_err(GptError::io("write events into", directory))?;
+                let events = TensorBoard::new(log, directory.join("tensorboard"))?;
                 let done = plan.updates_of(first_epoch).start * ranks;
                 training.with_metric_logger(events.with_steps(done as u64 * batch.steps))
             }

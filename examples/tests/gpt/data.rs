@@ -195,8 +195,7 @@ fn missing_empty_and_short_texts_are_named() {
         loaded.unwrap_err().to_string()
     };
     let missing = error(1);
-    let begin = format!("cannot read {}: ", file.display());
-    assert!(missing.starts_with(&begin), "{missing}");
+    assert!(missing.contains(file.to_str().unwrap()), "{missing}");
     for (bytes, context, expected) in [
         (
             0,

@@ -6,14 +6,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn_flex::Flex;
 use clap::Parser;
-use examples::bench::fit;
-use examples::bench::options::Options;
-use examples::bench::report::BenchReport;
-use examples::bench::rounds::race;
-use peak_alloc::PeakAlloc;
 
-#[global_allocator]
-static HEAP: PeakAlloc = PeakAlloc;
+use super::fit;
+use super::options::Options;
+use super::report::BenchReport;
+use super::rounds::race;
 
 static TURN: Mutex<()> = Mutex::new(());
 

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::error::BenchError;
 use super::setting::Setting;
-use crate::backend::BackendName;
-use crate::gpt::model::GptConfig;
-use crate::gpt::options::{mebibytes, positive};
-use crate::gpt::recompute::Checkpoint;
+use examples::backend::BackendName;
+use examples::gpt::model::GptConfig;
+use examples::gpt::options::{mebibytes, positive};
+use examples::gpt::recompute::Checkpoint;
 
 /// Times whole training steps of the GPT in different settings, side by side: every round takes one step of each.
 ///
@@ -297,7 +297,7 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::setting::Stack;
+    use crate::setting::Stack;
 
     fn parse(arguments: &str) -> Result<Options, String> {
         let arguments = ["bench"].into_iter().chain(arguments.split_whitespace());

@@ -16,11 +16,11 @@ use super::apart::Apart;
 use super::memory::{Watched, watch};
 use super::options::Workload;
 use super::setting::{Setting, Stack};
-use crate::backend::BackendName;
-use crate::gpt::loader::TokenBatch;
-use crate::gpt::loader::hash;
-use crate::gpt::model::Gpt;
-use crate::gpt::precision::Training;
+use examples::backend::BackendName;
+use examples::gpt::loader::TokenBatch;
+use examples::gpt::loader::hash;
+use examples::gpt::model::Gpt;
+use examples::gpt::precision::Training;
 
 /// The learning rate of torch_gpt.py.
 const LEARNING_RATE: f64 = 3e-4;

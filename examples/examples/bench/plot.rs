@@ -91,7 +91,7 @@ fn draw(report: &BenchReport) -> Result<String, Box<dyn std::error::Error>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::report::tests::report;
+    use crate::report::tests::report;
 
     #[test]
     fn every_setting_that_was_measured_has_a_bar() {

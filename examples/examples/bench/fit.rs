@@ -15,7 +15,7 @@ use super::options::{Options, Workload};
 use super::setting::Setting;
 use super::table::{markdown, mebibytes};
 use super::trainer::{Task, contender_here};
-use crate::pools::memory_probe;
+use examples::pools::memory_probe;
 
 /// The largest batch that is tried, in sequences.
 const MOST: usize = 1 << 20;

@@ -218,8 +218,8 @@ impl Row {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::memory::{Memory, Place};
-    use crate::bench::report::tests::report;
+    use crate::memory::{Memory, Place};
+    use crate::report::tests::report;
 
     #[test]
     fn burn_and_torch_are_one_table() {

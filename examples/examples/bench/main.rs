@@ -1,3 +1,5 @@
+//! Times whole training steps side by side: `cargo run --release --example bench`, and `-- --help` for the options.
+//!
 //! The time and memory of whole training steps of the GPT: the bare backend, every kind of mixed precision, and every way to hold
 //! activations, side by side.
 //!
@@ -10,29 +12,56 @@
 //! - [`fit`]: instead of times, the largest batch that fits into so much memory;
 //! - [`statistics`], [`report`], [`table`], [`plot`]: what is left at the end; [`compare`]: with PyTorch.
 
-pub mod alone;
-pub mod apart;
-pub mod compare;
-pub mod error;
-pub mod fit;
-pub mod memory;
-pub mod options;
-pub mod plot;
-pub mod report;
-pub mod rounds;
-pub mod setting;
-pub mod statistics;
-pub mod table;
-pub mod torch;
-pub mod trainer;
+mod alone;
+mod apart;
+mod compare;
+mod error;
+mod fit;
+mod memory;
+mod options;
+mod plot;
+mod report;
+mod rounds;
+mod setting;
+mod statistics;
+mod table;
+#[cfg(test)]
+mod tests;
+mod torch;
+mod trainer;
+
+use std::process::ExitCode;
 
 use burn::prelude::Backend;
+use clap::Parser;
+use examples::backend::OnBackend;
+use peak_alloc::PeakAlloc;
 
-use crate::backend::OnBackend;
 use error::BenchError;
 use fit::FitReport;
 use options::Options;
 use report::BenchReport;
+
+/// Counts the heap of a step on the CPU.
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            // The same exit code as clap's for a usage error.
+            ExitCode::from(match error {
+                BenchError::Options(_) => 2,
+                _ => 1,
+            })
+        }
+    }
+}
 
 /// Does what the options say; returns what to print.
 ///
@@ -40,7 +69,7 @@ use report::BenchReport;
 ///
 /// The options contradict each other, the backend is not compiled in, a file cannot be read or written, or no setting
 /// could be measured.
-pub fn run(options: &Options) -> Result<String, BenchError> {
+fn run(options: &Options) -> Result<String, BenchError> {
     options.validate()?;
     if !options.compare.is_empty() {
         return compare::table(&options.compare);

@@ -1,9 +1,12 @@
-//! Will it fit? The gpt example's step without data, and the settings of it that fit into some memory.
+//! Will it fit? `cargo run --release --example fit -- --params 7B --memory 24G`, and `-- --help` for the options.
+//!
+//! The gpt example's step without data, and the settings of it that fit into some memory.
 
 mod draw;
 
 use std::fmt;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use burn::backend::Autodiff;
@@ -19,11 +22,24 @@ use burn_estimate::{
 use burn_zero::{Stage, ZeroSettings};
 use clap::{Parser, ValueEnum};
 
-use crate::gpt::loader::TokenBatch;
-use crate::gpt::model::{Gpt, GptConfig};
-use crate::gpt::options::Options;
-use crate::gpt::precision::Amp;
-use crate::gpt::recompute::Checkpoint;
+use examples::gpt::loader::TokenBatch;
+use examples::gpt::model::{Gpt, GptConfig};
+use examples::gpt::options::Options;
+use examples::gpt::precision::Amp;
+use examples::gpt::recompute::Checkpoint;
+
+fn main() -> ExitCode {
+    match Fit::parse().run() {
+        Ok(report) => {
+            println!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
 
 /// Says what a training step of the gpt example takes, and which settings fit into a device's memory, the fastest first. Nothing is
 /// computed, and no GPU is needed.

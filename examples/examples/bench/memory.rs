@@ -7,8 +7,8 @@ use std::time::Duration;
 use peak_alloc::PeakAlloc;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::BackendName;
-use crate::pools::{Pools, peak_bytes};
+use examples::backend::BackendName;
+use examples::pools::{Pools, peak_bytes};
 
 /// Time between two readings of a device: the bytes that a step holds change over milliseconds.
 const INTERVAL: Duration = Duration::from_micros(200);

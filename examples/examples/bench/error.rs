@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::backend::BackendMissing;
+use examples::backend::BackendMissing;
 
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]
