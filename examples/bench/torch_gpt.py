@@ -28,10 +28,11 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 
 class Attention(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, dropout):
         super().__init__()
         self.query_key_value = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
         self.heads = heads
 
     def forward(self, x):
@@ -41,21 +42,22 @@ class Attention(nn.Module):
             for part in self.query_key_value(x).chunk(3, dim=2)
         )
         read = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.output(read.transpose(1, 2).reshape(batch, time, width))
+        return self.dropout(self.output(read.transpose(1, 2).reshape(batch, time, width)))
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, dropout):
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, heads, dropout)
         self.feed_forward_norm = nn.LayerNorm(width)
         self.inner = nn.Linear(width, 4 * width)
         self.outer = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
         x = x + self.attention(self.attention_norm(x))
-        return x + self.outer(F.gelu(self.inner(self.feed_forward_norm(x))))
+        return x + self.dropout(self.outer(F.gelu(self.inner(self.feed_forward_norm(x)))))
 
 
 def keep_compute():
@@ -87,12 +89,13 @@ class Gpt(nn.Module):
         self.activations = activations
         self.token = nn.Embedding(o.vocabulary, o.width)
         self.position = nn.Embedding(o.context, o.width)
-        self.blocks = nn.ModuleList(Block(o.width, o.heads) for _ in range(o.layers))
+        self.blocks = nn.ModuleList(Block(o.width, o.heads, o.dropout) for _ in range(o.layers))
+        self.dropout = nn.Dropout(o.dropout)
         self.norm = nn.LayerNorm(o.width)
         self.head = nn.Linear(o.width, o.vocabulary, bias=False)
 
     def forward(self, tokens):
-        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        x = self.dropout(self.token(tokens) + self.position.weight[: tokens.shape[1]])
         for block in self.blocks:
             x = run_block(block, x, self.activations)
         return self.head(self.norm(x))
@@ -235,6 +238,7 @@ def main():
         layers=12, heads=12, width=768, context=1024, batch=8, vocabulary=50304, warmup=5, steps=20
     ).items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--settings", default="f32,tf32,bf16,f16")
     parser.add_argument("--side-by-side", action="store_true")
     parser.add_argument("--threads", type=int, help="of the CPU; PyTorch's choice without")

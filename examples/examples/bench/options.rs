@@ -11,7 +11,7 @@ use super::error::BenchError;
 use super::setting::Setting;
 use examples::backend::BackendName;
 use examples::gpt::model::GptConfig;
-use examples::gpt::options::{mebibytes, positive};
+use examples::gpt::options::{mebibytes, positive, probability};
 use examples::gpt::recompute::Checkpoint;
 
 /// Times whole training steps of the GPT in different settings, side by side: every round takes one step of each.
@@ -85,6 +85,10 @@ pub struct Options {
     #[arg(long, value_parser = positive(), help_heading = "Model")]
     pub vocabulary: Option<usize>,
 
+    /// Probability that a feature is dropped. The draws of two frameworks differ, and so do their losses
+    #[arg(long, default_value_t = 0.0, value_parser = probability, help_heading = "Model")]
+    pub dropout: f64,
+
     /// Run each setting alone in a process of its own, so that memory can be told apart
     #[arg(long, help_heading = "Results")]
     pub memory: bool,
@@ -136,7 +140,7 @@ pub enum Preset {
 }
 
 /// What a step works on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
     /// Transformer blocks.
     pub layers: usize,
@@ -150,6 +154,9 @@ pub struct Workload {
     pub batch: usize,
     /// Number of different tokens.
     pub vocabulary: usize,
+    /// Probability that a feature is dropped.
+    #[serde(default)]
+    pub dropout: f64,
 }
 
 impl Preset {
@@ -162,6 +169,7 @@ impl Preset {
                 context: 64,
                 batch: 16,
                 vocabulary: 256,
+                dropout: 0.0,
             },
             Self::Gpt2 => Workload {
                 layers: 12,
@@ -170,6 +178,7 @@ impl Preset {
                 context: 1024,
                 batch: 8,
                 vocabulary: 50_304,
+                dropout: 0.0,
             },
         }
     }
@@ -197,10 +206,11 @@ impl Preset {
 }
 
 impl Workload {
-    /// The model, without dropout: its random numbers are no part of what is compared.
+    /// The model.
     pub fn model(&self) -> GptConfig {
         GptConfig::new(self.context, self.layers, self.heads, self.width)
             .with_vocabulary(self.vocabulary)
+            .with_dropout(self.dropout)
     }
 
     /// Tokens that a step trains on.
@@ -244,6 +254,7 @@ impl Options {
             context: self.context.unwrap_or(preset.context),
             batch: self.batch.unwrap_or(preset.batch),
             vocabulary: self.vocabulary.unwrap_or(preset.vocabulary),
+            dropout: self.dropout,
         }
     }
 
@@ -285,6 +296,7 @@ impl Options {
             push(name, value.to_string().into());
         }
         push("--seed", self.seed.to_string().into());
+        push("--dropout", self.dropout.to_string().into());
         if let Some(seconds) = self.max_seconds {
             let share = (seconds / self.settings.len()).max(1);
             push("--max-seconds", share.to_string().into());

@@ -130,6 +130,7 @@ impl fmt::Display for BenchReport {
             context,
             batch,
             vocabulary,
+            dropout,
         } = self.workload;
         writeln!(
             out,
@@ -145,7 +146,7 @@ impl fmt::Display for BenchReport {
         )?;
         writeln!(
             out,
-            "{layers} layers, {heads} heads, width {width}, context {context}, batch {batch}, vocabulary {vocabulary}: \
+            "{layers} layers, {heads} heads, width {width}, context {context}, batch {batch}, vocabulary {vocabulary}, dropout {dropout}: \
              {} parameters\n",
             self.parameters.unwrap_or_default(),
         )?;
@@ -261,6 +262,7 @@ pub(super) mod tests {
                 context: 4,
                 batch: 2,
                 vocabulary: 11,
+                dropout: 0.0,
             },
             parameters: Some(1234),
             reference: Some("bare".into()),
@@ -303,7 +305,7 @@ pub(super) mod tests {
         let text = report.to_string();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 3 + 2 + 3, "{text}");
-        assert!(lines[1].ends_with("vocabulary 11: 1234 parameters"));
+        assert!(lines[1].ends_with("vocabulary 11, dropout 0: 1234 parameters"));
         assert!(lines[6].starts_with("| bf16: refused: no bf16 here |"));
         let cells: Vec<_> = lines[7].split('|').map(str::trim).collect();
         let expected = [

@@ -76,6 +76,7 @@ impl Torch {
             .args(["--context", &workload.context.to_string()])
             .args(["--batch", &workload.batch.to_string()])
             .args(["--vocabulary", &workload.vocabulary.to_string()])
+            .args(["--dropout", &workload.dropout.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

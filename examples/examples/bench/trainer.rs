@@ -280,14 +280,23 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Contender for Trainer<B, O> {
         // Releases memory from the compilation and the choice of kernels.
         B::memory_cleanup(&self.device);
         let backend = self.backend;
-        let (watched, steps) = watch(backend, || {
+        // LibTorch does not count its tensors on a CPU. The ledger of `Remat` does, for which a budget is in force.
+        let has_ledger = backend == BackendName::Tch && self.mixed.is_some();
+        let unlimited = MemoryBudget::bytes(u64::MAX);
+        let _all = (has_ledger && self.budget.is_none()).then(|| unlimited.install());
+        let before = RematStats::of_thread().live_bytes;
+        let (mut watched, steps) = watch(backend, || {
             (0..WATCHED_STEPS).try_for_each(|_| {
                 RematStats::reset_thread();
                 self.step().map(drop)
             })
         });
         steps?;
-        let replayed = RematStats::of_thread().replayed_operations;
+        let stats = RematStats::of_thread();
+        let replayed = stats.replayed_operations;
+        if has_ledger {
+            watched.added_bytes = Some(stats.peak_bytes.saturating_sub(before));
+        }
         let (_, gradients) = self.train(hash_of::<B>)?;
         Ok(Look {
             watched,

@@ -184,7 +184,8 @@ impl Options {
     }
 }
 
-pub(crate) fn positive() -> RangedU64ValueParser<usize> {
+/// A number of at least 1.
+pub fn positive() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
 }
 
@@ -196,7 +197,7 @@ fn stage(text: &str) -> Result<Stage, String> {
 }
 
 /// Mebibytes whose number of bytes fits into a `u64`.
-pub(crate) fn mebibytes() -> RangedU64ValueParser<u64> {
+pub fn mebibytes() -> RangedU64ValueParser<u64> {
     RangedU64ValueParser::new().range(1..=u64::MAX >> 20)
 }
 
@@ -207,7 +208,8 @@ fn learning_rate(text: &str) -> Result<f64, String> {
     }
 }
 
-fn probability(text: &str) -> Result<f64, String> {
+/// A number of at least 0 and below 1.
+pub fn probability(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(probability) if (0.0..1.0).contains(&probability) => Ok(probability),
         _ => Err("must be a number of at least 0 and below 1".into()),
