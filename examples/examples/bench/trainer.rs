@@ -189,8 +189,7 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Trainer<B, O> {
             backend,
         } = task;
         B::seed(device, *seed);
-        let activations = setting.checkpoint.activations();
-        let model = workload.model().with_activations(activations);
+        let model = workload.model().with_checkpoint(setting.checkpoint);
         let model = model.init(device);
         let batch = batch(workload, *seed, device);
         // Lazy backends draw late. Wait for the draw before the next setting sets the seed that all threads share.

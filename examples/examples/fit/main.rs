@@ -284,8 +284,7 @@ impl<'a> Runs<'a> {
             ..setting
         };
         if self.last.as_ref().is_none_or(|(last, ..)| *last != alone) {
-            let activations = setting.checkpoint.activations();
-            let model = self.model.clone().with_activations(activations);
+            let model = self.model.clone().with_checkpoint(setting.checkpoint);
             // Windows of more than two micro-batches hold what those of two hold, and each further one takes as long as the second.
             let of = |accum| update(&model, Setting { accum, ..alone });
             let one = (setting.accum > 2).then(|| of(1));

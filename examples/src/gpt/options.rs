@@ -165,7 +165,7 @@ impl Options {
     pub fn model(&self) -> GptConfig {
         GptConfig::new(self.context, self.layers, self.heads, self.width)
             .with_dropout(self.dropout)
-            .with_activations(self.checkpoint.activations())
+            .with_checkpoint(self.checkpoint)
             .with_loss(self.loss)
     }
 

@@ -4,12 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use burn::train::{LearningComponentsTypes, SupervisedTraining};
-use burn_checkpoint::{MemoryBudget, RematMetric};
-
-use super::model::Activations;
+use burn_checkpoint::{MemoryBudget, Outputs, Policy, RematMetric, checkpoint_labelled};
+use serde::{Deserialize, Serialize};
 
 /// What `--checkpoint` chooses from.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Checkpoint {
     /// Activations stay in memory.
     #[default]
@@ -27,14 +26,15 @@ pub enum Checkpoint {
 }
 
 impl Checkpoint {
-    /// What becomes of the activations of a block.
-    pub fn activations(self) -> Activations {
-        match self {
-            Self::Block => Activations::Recompute,
-            Self::KeepCompute => Activations::KeepCompute,
-            Self::Offload => Activations::Offload,
-            Self::None | Self::BudgetMib(_) | Self::BudgetPercent(_) => Activations::Keep,
-        }
+    /// Runs a part of the forward pass in its scope. Without `Remat` below autodiff all its activations are kept.
+    pub fn scope<R: Outputs>(self, label: &str, forward: impl FnOnce() -> R) -> R {
+        let policy = match self {
+            Self::Block => Policy::Recompute,
+            Self::KeepCompute => Policy::KeepCompute,
+            Self::Offload => Policy::Offload,
+            Self::None | Self::BudgetMib(_) | Self::BudgetPercent(_) => return forward(),
+        };
+        checkpoint_labelled(label, policy, forward)
     }
 
     /// The limit for activations, to be [installed](MemoryBudget::install) on the thread that trains.

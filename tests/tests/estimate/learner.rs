@@ -18,7 +18,8 @@ use burn_estimate::{Estimate, Meta, MetaDevice, estimate_run};
 use burn_flex::Flex;
 use burn_zero::{Sharded, SilentRenderer, Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
 use examples::gpt::loader::TokenBatch;
-use examples::gpt::model::{Activations, GptConfig};
+use examples::gpt::model::GptConfig;
+use examples::gpt::recompute::Checkpoint;
 
 use super::turn;
 
@@ -49,7 +50,7 @@ fn train(ranks: usize, stage: Stage) -> (Estimate, u64, Vec<String>) {
     let device = MetaDevice::new(1);
     let name = format!("burn-estimate-learner-{}", std::process::id());
     let directory = std::env::temp_dir().join(name);
-    let config = GptConfig::new(CONTEXT, 2, 2, 256).with_activations(Activations::Recompute);
+    let config = GptConfig::new(CONTEXT, 2, 2, 256).with_checkpoint(Checkpoint::Block);
     let (estimate, bytes) = estimate_run(device, || {
         let model = config.init::<B>(&device);
         let bytes = 4 * model.num_params() as u64;

@@ -18,7 +18,7 @@ use burn_amp::{Autocast, Bf16, F16};
 use burn_checkpoint::{MemoryBudget, Remat};
 use burn_estimate::{Estimate, Meta, MetaDevice, estimate_step};
 use burn_flex::Flex;
-use examples::gpt::model::Activations;
+use examples::gpt::recompute::Checkpoint;
 use peak_alloc::PeakAlloc;
 use programs::{Cnn, EncoderDecoder, Gpt, Mlp, Program, Recurrent};
 
@@ -132,7 +132,7 @@ fn once<P>(program: &P) -> Case<'_, P> {
 #[test]
 fn gpt() {
     let _turn = turn();
-    once(&Gpt(Activations::Keep)).check::<Autodiff<Flex>, Autodiff<Meta>>("gpt");
+    once(&Gpt(Checkpoint::None)).check::<Autodiff<Flex>, Autodiff<Meta>>("gpt");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn gpt_of_two_micro_batches() {
     let _turn = turn();
     let case = Case {
         micro_batches: 2,
-        ..once(&Gpt(Activations::Keep))
+        ..once(&Gpt(Checkpoint::None))
     };
     case.check::<Autodiff<Flex>, Autodiff<Meta>>("gpt, two micro-batches");
 }
@@ -148,7 +148,7 @@ fn gpt_of_two_micro_batches() {
 #[test]
 fn gpt_with_scopes() {
     let _turn = turn();
-    once(&Gpt(Activations::Recompute))
+    once(&Gpt(Checkpoint::Block))
         .check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>("gpt, every block recomputed");
 }
 
@@ -157,7 +157,7 @@ fn gpt_with_a_budget() {
     let _turn = turn();
     let case = Case {
         budget_bytes: Some(48 << 20),
-        ..once(&Gpt(Activations::Keep))
+        ..once(&Gpt(Checkpoint::None))
     };
     case.check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>("gpt, a budget");
 }
@@ -165,7 +165,7 @@ fn gpt_with_a_budget() {
 #[test]
 fn gpt_in_bf16() {
     let _turn = turn();
-    once(&Gpt(Activations::Keep))
+    once(&Gpt(Checkpoint::None))
         .check::<Autocast<Autodiff<Flex>, Bf16>, Autocast<Autodiff<Meta>, Bf16>>("gpt, bf16");
 }
 

@@ -16,7 +16,8 @@ use burn::nn::{
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Int, Tensor};
 use examples::gpt::loader::TokenBatch;
-use examples::gpt::model::{Activations, Gpt as GptModel, GptConfig};
+use examples::gpt::model::{Gpt as GptModel, GptConfig};
+use examples::gpt::recompute::Checkpoint;
 
 /// A model and its loss.
 pub trait Program {
@@ -39,7 +40,7 @@ fn cross_entropy<B: Backend>(logits: Tensor<B, 2>) -> Tensor<B, 1> {
 }
 
 /// The gpt example's model, and what becomes of its activations.
-pub struct Gpt(pub Activations);
+pub struct Gpt(pub Checkpoint);
 
 impl Program for Gpt {
     type Model<B: AutodiffBackend> = GptModel<B>;
@@ -47,7 +48,7 @@ impl Program for Gpt {
     fn model<B: AutodiffBackend>(&self, device: &B::Device) -> GptModel<B> {
         GptConfig::new(128, 6, 4, 128)
             .with_dropout(0.1)
-            .with_activations(self.0)
+            .with_checkpoint(self.0)
             .init(device)
     }
 

@@ -16,7 +16,7 @@ use burn_zero::{
     ProcessGroup, Sharded, SimulatedRank, Stage, ThreadGroup, ZeroConfig, ZeroOptimizer,
     ZeroSettings,
 };
-use examples::gpt::model::Activations;
+use examples::gpt::recompute::Checkpoint;
 
 use super::programs::{Gpt, Program};
 use super::{once, turn};
@@ -210,7 +210,7 @@ fn what_is_derived_from_a_run_without_ranks_is_what_ranks_take() {
             }
         }
     }
-    check("gpt", &Gpt(Activations::Keep));
-    check("gpt, blocks recomputed", &Gpt(Activations::Recompute));
+    check("gpt", &Gpt(Checkpoint::None));
+    check("gpt, blocks recomputed", &Gpt(Checkpoint::Block));
     check("layers", &Layers);
 }

@@ -4,7 +4,7 @@
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_checkpoint::Remat;
-use examples::gpt::model::Activations;
+use examples::gpt::recompute::Checkpoint;
 
 use super::{Hold, Training, counters, in_use, turn};
 
@@ -42,7 +42,7 @@ fn measure<I: Backend, B: AutodiffBackend<Device = I::Device>>(hold: Hold) -> By
 fn dead_branches_hold_no_more_than_burns<I: Backend>() {
     let _turn = turn();
     let managed = |hold| measure::<I, Autodiff<Remat<I>>>(hold);
-    let plain = measure::<I, Autodiff<I>>(Hold::Scopes(Activations::Keep));
+    let plain = measure::<I, Autodiff<I>>(Hold::Scopes(Checkpoint::None));
     println!("plain {plain:?}");
     assert!(plain.held > 1 << 20, "{plain:?}");
     // Burn's own behaviour: the next backward pass sweeps the tape, not earlier.
@@ -51,10 +51,10 @@ fn dead_branches_hold_no_more_than_burns<I: Backend>() {
 
     let scopes = |activations| (Hold::Scopes(activations), 1.0);
     for (hold, part) in [
-        scopes(Activations::Keep),
-        (Hold::Scopes(Activations::Recompute), 0.35),
-        (Hold::Scopes(Activations::KeepCompute), 0.75),
-        scopes(Activations::Offload),
+        scopes(Checkpoint::None),
+        (Hold::Scopes(Checkpoint::Block), 0.35),
+        (Hold::Scopes(Checkpoint::KeepCompute), 0.75),
+        scopes(Checkpoint::Offload),
         (Hold::Budget(plain.held / 2), 0.60),
     ] {
         let bytes = managed(hold);

@@ -3,7 +3,8 @@
 use burn::backend::Autodiff;
 use burn::tensor::backend::Backend;
 use burn_checkpoint::{Remat, RematStats};
-use examples::gpt::model::{Activations, GptConfig};
+use examples::gpt::model::GptConfig;
+use examples::gpt::recompute::Checkpoint;
 
 use super::{Training, counters, in_use, turn};
 
@@ -13,7 +14,7 @@ fn held<I: Backend>(dropout: f64) -> (u64, u64) {
     let config = GptConfig::new(256, 4, 2, 64)
         .with_vocabulary(16)
         .with_dropout(dropout);
-    let training = Training::<B<I>>::new(&config, Activations::Recompute, 4);
+    let training = Training::<B<I>>::new(&config, Checkpoint::Block, 4);
     drop(training.loss().backward());
     RematStats::reset_thread();
     let before = in_use::<B<I>>(counters::<I>());

@@ -10,7 +10,8 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Tensor, activation};
 use burn_checkpoint::{MemoryBudget, Remat, RematStats, checkpoint};
 use examples::backend::BackendName;
-use examples::gpt::model::{Activations, GptConfig};
+use examples::gpt::model::GptConfig;
+use examples::gpt::recompute::Checkpoint;
 
 use super::{Hold, Training, counters, in_use, turn};
 
@@ -60,12 +61,12 @@ fn steps_leave_nothing<I: Backend>() {
         BackendName::Cuda => 1000,
     };
     for hold in [
-        Hold::Scopes(Activations::Recompute),
-        Hold::Scopes(Activations::Offload),
+        Hold::Scopes(Checkpoint::Block),
+        Hold::Scopes(Checkpoint::Offload),
         Hold::Budget(BUDGET_BYTES),
     ] {
         let config = GptConfig::new(4, 2, 1, 8).with_vocabulary(8);
-        let training = Training::<Managed<I>>::new(&config, hold.activations(), 1);
+        let training = Training::<Managed<I>>::new(&config, hold.checkpoint(), 1);
         let _budget = hold.install();
         let mut most = Most::default();
         training.steps(steps, |step| {
@@ -134,7 +135,7 @@ fn panics_leave_nothing<I: Backend>() {
     let _turn = turn();
     let counters = counters::<I>();
     let config = GptConfig::new(32, 2, 1, 8).with_vocabulary(8);
-    let training = Training::<Managed<I>>::new(&config, Activations::Recompute, 1);
+    let training = Training::<Managed<I>>::new(&config, Checkpoint::Block, 1);
     drop(training.loss().backward());
     let fails = |name: &str, fail: &dyn Fn()| {
         // The first time the message is made, on the heap.

@@ -3,7 +3,7 @@
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_checkpoint::{Remat, RematStats};
-use examples::gpt::model::Activations;
+use examples::gpt::recompute::Checkpoint;
 
 use super::{Hold, Training, counters, idle, in_use, most_in_use, turn};
 
@@ -51,11 +51,11 @@ fn scopes_and_budgets_lower_what_is_in_use<I: Backend>() {
     let part = |bytes: u64, of: u64| bytes as f64 / of as f64;
     let of = |activations| measure::<I, Autodiff<Remat<I>>>(Hold::Scopes(activations));
 
-    let plain = measure::<I, Autodiff<I>>(Hold::Scopes(Activations::Keep));
-    let unused = of(Activations::Keep);
-    let recompute = of(Activations::Recompute);
-    let keep_compute = of(Activations::KeepCompute);
-    let offload = of(Activations::Offload);
+    let plain = measure::<I, Autodiff<I>>(Hold::Scopes(Checkpoint::None));
+    let unused = of(Checkpoint::None);
+    let recompute = of(Checkpoint::Block);
+    let keep_compute = of(Checkpoint::KeepCompute);
+    let offload = of(Checkpoint::Offload);
     RematStats::reset_thread();
     let budget = measure::<I, Autodiff<Remat<I>>>(Hold::Budget(plain.forward / 2));
     assert!(RematStats::of_thread().evicted_operations > 0);

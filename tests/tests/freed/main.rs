@@ -16,7 +16,8 @@ use burn::tensor::{Int, Tensor};
 use burn_checkpoint::{InstalledBudget, MemoryBudget};
 use examples::backend::BackendName;
 use examples::gpt::loader::TokenBatch;
-use examples::gpt::model::{Activations, Gpt, GptConfig};
+use examples::gpt::model::{Gpt, GptConfig};
+use examples::gpt::recompute::Checkpoint;
 use examples::pools::Pools;
 use peak_alloc::PeakAlloc;
 
@@ -76,15 +77,15 @@ fn idle<B: Backend>(counters: BackendName) -> u64 {
 /// How activations are held: by the model's scopes, or by a budget of so many bytes.
 #[derive(Clone, Copy, Debug)]
 enum Hold {
-    Scopes(Activations),
+    Scopes(Checkpoint),
     Budget(u64),
 }
 
 impl Hold {
-    fn activations(self) -> Activations {
+    fn checkpoint(self) -> Checkpoint {
         match self {
-            Self::Scopes(activations) => activations,
-            Self::Budget(_) => Activations::Keep,
+            Self::Scopes(checkpoint) => checkpoint,
+            Self::Budget(_) => Checkpoint::None,
         }
     }
 
@@ -103,11 +104,11 @@ struct Training<B: Backend> {
 }
 
 impl<B: Backend> Training<B> {
-    fn new(config: &GptConfig, activations: Activations, sequences: usize) -> Self {
+    fn new(config: &GptConfig, checkpoint: Checkpoint, sequences: usize) -> Self {
         let device = B::Device::default();
         let tokens = Tensor::<B, 2, Int>::zeros([sequences, config.context], &device);
         Self {
-            model: config.clone().with_activations(activations).init(&device),
+            model: config.clone().with_checkpoint(checkpoint).init(&device),
             batch: TokenBatch {
                 inputs: tokens.clone(),
                 targets: tokens,
@@ -124,7 +125,7 @@ impl<B: AutodiffBackend> Training<B> {
     /// A GPT of six blocks after its first pass, which chooses kernels and makes all lasting allocations.
     fn warm(hold: Hold) -> (Self, Option<InstalledBudget>) {
         let config = GptConfig::new(32, 6, 2, 32).with_vocabulary(32);
-        let training = Self::new(&config, hold.activations(), 8);
+        let training = Self::new(&config, hold.checkpoint(), 8);
         let budget = hold.install();
         drop(training.loss().backward());
         (training, budget)

@@ -16,7 +16,8 @@ use burn_flex::Flex;
 use burn_zero::{
     GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings,
 };
-use examples::gpt::model::{Activations, Gpt, GptConfig};
+use examples::gpt::model::{Gpt, GptConfig};
+use examples::gpt::recompute::Checkpoint;
 use tests::compare::values;
 
 /// The tolerance for losses that differ in the order of f32 sums, relative to the first loss.
@@ -51,9 +52,9 @@ struct Trained {
 fn config(recompute: bool) -> GptConfig {
     GptConfig::new(TIME, 2, 2, 16)
         .with_vocabulary(VOCABULARY)
-        .with_activations(match recompute {
-            true => Activations::Recompute,
-            false => Activations::Keep,
+        .with_checkpoint(match recompute {
+            true => Checkpoint::Block,
+            false => Checkpoint::None,
         })
 }
 

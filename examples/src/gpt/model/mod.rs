@@ -9,18 +9,18 @@ mod attention;
 mod block;
 mod init;
 mod loss;
-mod scope;
 
 pub use attention::CausalSelfAttention;
 pub use block::{Block, FeedForward};
 pub use loss::Loss;
-pub use scope::Activations;
 
 use burn::nn::{
     Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
     LinearConfig,
 };
 use burn::prelude::*;
+
+use super::recompute::Checkpoint;
 
 /// What [`Gpt`] is made of.
 #[derive(Config, Debug)]
@@ -40,8 +40,8 @@ pub struct GptConfig {
     #[config(default = 0.0)]
     pub dropout: f64,
     /// What is done with a block's activations until backward.
-    #[config(default = "Activations::Keep")]
-    pub activations: Activations,
+    #[config(default = "Checkpoint::None")]
+    pub checkpoint: Checkpoint,
     /// How [`Gpt::loss`] is computed.
     #[config(default = "Loss::Full")]
     pub loss: Loss,
@@ -58,7 +58,7 @@ pub struct Gpt<B: Backend> {
     head: Linear<B>,
     context: usize,
     #[module(skip)]
-    activations: Activations,
+    checkpoint: Checkpoint,
     #[module(skip)]
     loss: Loss,
 }
@@ -99,7 +99,7 @@ impl GptConfig {
                 .with_initializer(init::WEIGHT)
                 .init(device),
             context: self.context,
-            activations: self.activations,
+            checkpoint: self.checkpoint,
             loss: self.loss,
         }
     }
@@ -121,13 +121,16 @@ impl<B: Backend> Gpt<B> {
         let [_, time] = tokens.dims();
         let positions = Tensor::arange(0..time as i64, &tokens.device()).unsqueeze::<2>();
 
-        let stream = self.activations.of_embedding(|| {
+        // Its scope keeps dropout's draw as bits, and the residual stream begins with it: a tensor can only be moved to the host if a
+        // scope has recorded it from its beginning.
+        let stream = self.checkpoint.scope("embedding", || {
             let stream = self.token.forward(tokens) + self.position.forward(positions);
             self.dropout.forward(stream)
         });
         let blocks = self.blocks.iter().enumerate();
         let stream = blocks.fold(stream, |stream, (number, block)| {
-            self.activations.of_block(number, || block.forward(stream))
+            let label = format!("block {number}");
+            self.checkpoint.scope(&label, || block.forward(stream))
         });
 
         self.norm.forward(stream)
