@@ -187,6 +187,21 @@ class Lane:
         }
 
 
+def operations(o, device):
+    """Where the time of a step goes."""
+    for setting in o.settings.split(","):
+        lane = Lane(setting, o, device)
+        for _ in range(o.warmup):
+            lane.step()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            for _ in range(o.steps):
+                lane.step()
+        print(setting, "| ms a step | calls a step")
+        rows = sorted(profile.key_averages(), key=lambda row: -row.self_cpu_time_total)
+        for row in rows[:24]:
+            print(f"{row.key} | {row.self_cpu_time_total / 1e3 / o.steps:.1f} | {row.count / o.steps:.0f}")
+
+
 def serve(o, device):
     """Answers each line of standard input with one of standard output."""
     lane = Lane(o.settings, o, device)
@@ -241,6 +256,7 @@ def main():
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--settings", default="f32,tf32,bf16,f16")
     parser.add_argument("--side-by-side", action="store_true")
+    parser.add_argument("--operations", action="store_true", help="where the time of a step goes")
     parser.add_argument("--threads", type=int, help="of the CPU; PyTorch's choice without")
     parser.add_argument("--output")
     parser.add_argument("--serve", help="for bench --torch")
@@ -248,6 +264,8 @@ def main():
     if o.threads:
         torch.set_num_threads(o.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if o.operations:
+        return operations(o, device)
     if o.serve:
         return serve(o, device)
     results = []

@@ -110,6 +110,7 @@ impl Contender for Apart {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::turn;
     use std::cell::Cell;
 
     thread_local! {
@@ -152,6 +153,7 @@ mod tests {
 
     #[test]
     fn a_panic_arrives_and_is_not_the_end() {
+        let _turn = turn();
         let mut apart = Apart::start(|| Ok(Box::new(Counts))).unwrap();
         let panics = (0..3).map(|_| catch_unwind(AssertUnwindSafe(|| drop(apart.step()))).is_err());
         assert_eq!(panics.collect::<Vec<_>>(), [false, false, true]);

@@ -16,6 +16,10 @@ pub enum BenchError {
     #[error(transparent)]
     BackendMissing(#[from] BackendMissing),
 
+    /// The device cannot compute in a setting's precision.
+    #[error(transparent)]
+    Precision(#[from] burn_amp::AmpError),
+
     /// A file that cannot be read or written, or a process that cannot be started.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {

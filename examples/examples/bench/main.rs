@@ -9,6 +9,7 @@
 //! - [`options`]: the command line; [`setting`]: what is compared; [`error`]: what can go wrong;
 //! - [`trainer`]: one step of one setting; [`apart`]: on a thread of its own; [`torch`]: in PyTorch; [`rounds`]: the steps of all, in turn;
 //! - [`memory`]: what steps hold; [`alone`]: each setting in a process of its own, for all of its memory to be its own;
+//! - [`operations`]: where the time of a step goes;
 //! - [`fit`]: instead of times, the largest batch that fits into so much memory;
 //! - [`statistics`], [`report`], [`table`], [`plot`]: what is left at the end; [`compare`]: with PyTorch.
 
@@ -18,6 +19,7 @@ mod compare;
 mod error;
 mod fit;
 mod memory;
+mod operations;
 mod options;
 mod plot;
 mod report;
@@ -33,6 +35,7 @@ mod trainer;
 use std::process::ExitCode;
 
 use burn::prelude::Backend;
+use burn_amp::AmpError;
 use clap::Parser;
 use examples::backend::OnBackend;
 use peak_alloc::PeakAlloc;
@@ -81,6 +84,9 @@ fn run(options: &Options) -> Result<String, BenchError> {
         }
         return Ok(report.to_string());
     }
+    if options.operations {
+        return Ok(options.backend.run("bench", Operations(options))??);
+    }
     let report = if options.memory {
         alone::each(options)?
     } else {
@@ -105,6 +111,16 @@ impl OnBackend for Fit<'_> {
 
     fn run<B: Backend>(self, device: B::Device) -> FitReport {
         fit::search::<B>(self.0, self.1, &device)
+    }
+}
+
+struct Operations<'a>(&'a Options);
+
+impl OnBackend for Operations<'_> {
+    type Output = Result<String, AmpError>;
+
+    fn run<B: Backend>(self, device: B::Device) -> Self::Output {
+        operations::table::<B>(self.0, &device)
     }
 }
 

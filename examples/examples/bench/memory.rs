@@ -132,6 +132,7 @@ fn read(backend: BackendName, pools: &Pools) -> Option<Memory> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::turn;
 
     fn memory(in_use_bytes: u64, reserved_bytes: u64) -> Memory {
         Memory {
@@ -149,6 +150,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn a_process_is_seen_to_grow() {
+        let _turn = turn();
         let before = peak_bytes().unwrap();
         let (watched, ()) = watch(BackendName::Flex, || {
             std::hint::black_box(vec![1u8; 256 << 20]);
@@ -162,6 +164,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "the work's own")]
     fn a_panic_of_the_work_ends_the_watching() {
+        let _turn = turn();
         watch(BackendName::Flex, || panic!("the work's own"));
     }
 }

@@ -93,6 +93,10 @@ pub struct Options {
     #[arg(long, help_heading = "Results")]
     pub memory: bool,
 
+    /// Compare nothing; tell where the time of a step goes, by operation of the backend
+    #[arg(long, conflicts_with_all = ["memory", "fit", "output", "plot", "torch"], help_heading = "Results")]
+    pub operations: bool,
+
     /// Time nothing; find the largest batch with which a step of each setting holds less than this, parameters and all
     #[arg(
         long,

@@ -239,11 +239,13 @@ fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::turn;
     use burn_flex::Flex;
     use clap::Parser;
 
     #[test]
     fn one_that_falls_out_does_not_stop_the_others() {
+        let _turn = turn();
         struct Stumbles(usize);
         impl Contender for Stumbles {
             fn enter(&self) {}
