@@ -11,6 +11,7 @@ mod off;
 mod parameters;
 mod recompute;
 mod recompute_learner;
+mod stage_3;
 mod threads;
 mod training;
 

@@ -36,7 +36,7 @@ struct Trained {
 }
 
 /// The bits of all float tensors, in the order of the module.
-fn parameters<B: Backend, M: Module<B>>(module: &M) -> Vec<Vec<u32>> {
+pub fn parameters<B: Backend, M: Module<B>>(module: &M) -> Vec<Vec<u32>> {
     struct Collect(Vec<Vec<u32>>);
     impl<B: Backend> ModuleVisitor<B> for Collect {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
