@@ -31,19 +31,21 @@ impl Part {
 pub(super) trait Transport {
     /// In a call, sends `own[sends[to]]` to each rank `to`, and returns what ranks send, `lengths[from]` bytes of each; of this rank
     /// itself, `own[sends[rank]]`. Empty parts are not sent.
-    fn exchange(
-        &mut self,
-        call: &Call,
-        own: &Payload,
-        sends: &[Range<usize>],
-        lengths: &[usize],
-    ) -> Result<Vec<Part>, GroupFault>;
+    fn exchange(&mut self, it: Exchange<'_>) -> Result<Vec<Part>, GroupFault>;
 
     /// Tells all other ranks that the group is lost, from the collective `sequence` of this rank on.
     fn spread(&mut self, sequence: u64, fault: &GroupFault);
 
     /// Tells all other ranks that this one takes part in no collective after `calls` of them.
     fn leave(&mut self, calls: u64);
+}
+
+/// What a rank gives and gets in one exchange of a call: see [`Transport::exchange`].
+pub(super) struct Exchange<'a> {
+    pub call: &'a Call,
+    pub own: &'a Payload,
+    pub sends: &'a [Range<usize>],
+    pub lengths: &'a [usize],
 }
 
 /// What a transport knows of the other ranks.
@@ -188,10 +190,12 @@ impl Collectives {
     fn agree(&mut self) -> Result<Vec<Call>, GroupFault> {
         let ranks = self.world_size;
         let own: Payload = Arc::new(self.call.to_message());
-        let (sends, lengths) = (vec![0..CALL_BYTES; ranks], vec![CALL_BYTES; ranks]);
-        let all = self
-            .transport
-            .exchange(&self.call, &own, &sends, &lengths)?;
+        let all = self.transport.exchange(Exchange {
+            call: &self.call,
+            own: &own,
+            sends: &vec![0..CALL_BYTES; ranks],
+            lengths: &vec![CALL_BYTES; ranks],
+        })?;
         Call::read_all(self.rank, &all)
     }
 
@@ -207,7 +211,12 @@ impl Collectives {
         let sent = all - sends[self.rank].len();
         self.sent.data_bytes += sent as u64;
         self.sent.elements += (sent / size) as u64;
-        self.transport.exchange(&self.call, &own, sends, lengths)
+        self.transport.exchange(Exchange {
+            call: &self.call,
+            own: &own,
+            sends,
+            lengths,
+        })
     }
 
     /// This rank's part of the reduction of all buffers, cut at `offsets`.

@@ -111,7 +111,7 @@ pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
         attach(reducer, &parameters.nodes);
     }
     let ranks: Weak<GradientReducer> = Arc::downgrade(reducer);
-    if reducer.memory() == Memory::Host {
+    if reducer.memory == Memory::Host {
         keep_on_host(ranks.clone());
     }
     if reducer.group().world_size() > 1 {

@@ -17,7 +17,7 @@ use super::parameter_shards::{ParameterShards, shard_id};
 use super::parameters::Parameters;
 use super::prepare::attach_to;
 use super::zero_optimizer::ZeroOptimizer;
-use crate::backend::{leaf_node, on_host};
+use crate::backend::leaf_node;
 use crate::group::Agree;
 use crate::host::HostRead;
 use crate::module::map_floats;
@@ -271,10 +271,7 @@ fn reduce<I: Backend>(
     }
     let reduced = reduced.into_iter().map(|reduced| {
         let data = reduced?.data;
-        Some(gradient::load(|| match reducer.memory() {
-            Memory::Device => I::float_from_data(data, device),
-            Memory::Host => on_host::<I>(data, device),
-        }))
+        Some(gradient::load(|| reducer.placed::<I>(data, device)))
     });
     Ok(Some(reduced.collect()))
 }

@@ -20,7 +20,7 @@ use super::{GRACE, print_end};
 use crate::group::{
     GroupFault, HostBuffer,
     call::Call,
-    collectives::{Part, Payload, Peers, Transport},
+    collectives::{Exchange, Part, Peers, Transport},
     member::Queue,
 };
 
@@ -196,13 +196,8 @@ impl Drop for Link {
 }
 
 impl Transport for Link {
-    fn exchange(
-        &mut self,
-        call: &Call,
-        own: &Payload,
-        sends: &[Range<usize>],
-        lengths: &[usize],
-    ) -> Result<Vec<Part>, GroupFault> {
+    fn exchange(&mut self, it: Exchange<'_>) -> Result<Vec<Part>, GroupFault> {
+        let (own, sends, lengths) = (it.own, it.sends, it.lengths);
         let (rank, bytes) = (self.rank, (**own).as_ref());
         // Of f32, so that the bytes are aligned for elements of all types.
         let elements =
@@ -230,7 +225,7 @@ impl Transport for Link {
                 (from, &mut all[chunk(&(0..lengths[from]))])
             });
             let mut into: Vec<_> = into.filter(|(_, bytes)| !bytes.is_empty()).collect();
-            self.swap(call, &out, &mut into);
+            self.swap(it.call, &out, &mut into);
         }
         let part = |(from, received)| match from == rank {
             true => Part(own.clone(), sends[rank].clone()),
