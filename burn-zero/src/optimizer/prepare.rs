@@ -90,7 +90,7 @@ impl<O> ZeroOptimizer<O> {
                 let parameters = Parameters::of::<B, M>(&module);
                 let own = self.own_shards::<B, M>(reducer.layout(), &parameters, &module);
                 let none = HashSet::new();
-                self.shard::<B, M>(module, &reducer, None, own, none, "the start")?
+                self.shard::<B, M>(module, &reducer, None, own, none, "the start")
             }
         };
         let ids = attach_to::<B, M>(&reducer, &module);

@@ -78,7 +78,7 @@ struct Envelope {
 }
 
 /// A record's table of contents, or what one rank adds to it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
     /// By rank.
@@ -132,15 +132,6 @@ impl TensorRow {
 }
 
 impl Manifest {
-    /// What a rank adds that has written nothing yet.
-    pub fn of_rank(state: TrainingState) -> Self {
-        Self {
-            files: Vec::new(),
-            state,
-            tensors: BTreeMap::new(),
-        }
-    }
-
     /// The record whose ranks wrote these, if each element of each tensor is on exactly one of them.
     pub fn assemble(ranks: Vec<Self>) -> Result<Self, RecordError> {
         let mut ranks = ranks.into_iter();

@@ -179,7 +179,10 @@ fn write_rank_file(
         false => error,
     })?;
     out.write(&header((IDENTITY, identity), tensors.into_iter()))?;
-    let mut manifest = Manifest::of_rank(state);
+    let mut manifest = Manifest {
+        state,
+        ..Manifest::default()
+    };
     for entry in entries {
         let (TensorSlice { tensor, range }, bytes) = entry.into_bytes()?;
         let at = out.bytes();

@@ -134,10 +134,8 @@ pub struct ZeroStrategy<LC: LearningComponentsTypes> {
 }
 
 enum Ranks {
-    Threads {
-        world_size: usize,
-        options: GroupOptions,
-    },
+    /// As many.
+    Threads(usize, GroupOptions),
     Process(Arc<dyn ProcessGroup>),
 }
 
@@ -146,10 +144,7 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     pub fn threads(world_size: usize) -> Self {
         let options = GroupOptions::default();
         Self {
-            ranks: Ranks::Threads {
-                world_size,
-                options,
-            },
+            ranks: Ranks::Threads(world_size, options),
             devices: None,
             train_format: None,
             valid_format: None,
@@ -189,7 +184,7 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     /// Settings of the group of threads, such as its deadline. A process's group has its own.
     #[must_use]
     pub fn with_options(mut self, of_group: GroupOptions) -> Self {
-        if let Ranks::Threads { options, .. } = &mut self.ranks {
+        if let Ranks::Threads(_, options) = &mut self.ranks {
             *options = of_group;
         }
         self
