@@ -98,7 +98,8 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Records
 ///
-/// They are Burn's, of the whole model and its optimizer's whole state, written by rank 0, which gathers the state tensor by tensor.
+/// They are Burn's, of the whole model and its optimizer's whole state, written by rank 0, which gathers the state tensor by tensor at the end
+/// of each epoch.
 /// They are interchangeable between any numbers of ranks and training without ranks. Each rank reads them whole; if that is too much, use
 /// [`save_sharded`](crate::save_sharded) in a loop of your own. State of wrappers is rank 0's. Burn's records contain no generator: dropout
 /// draws other numbers after a resumption, unless the loader seeds the backend at the start of each epoch.
