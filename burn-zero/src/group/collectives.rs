@@ -2,7 +2,6 @@
 
 use std::{
     any::Any,
-    borrow::Borrow,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
@@ -316,35 +315,30 @@ impl Collectives {
         label: &str,
         op: ReduceOp,
         buffer: HostBuffer,
-        split: impl Borrow<Split>,
+        split: Split,
     ) -> Result<HostBuffer, ZeroError> {
-        let (operation, split) = (Operation::ReduceScatter, split.borrow());
+        let operation = Operation::ReduceScatter;
         let (elements, dtype) = (buffer.len(), buffer.dtype());
-        let offsets = self.offsets((operation, label), split, elements, true)?;
+        let offsets = self.offsets((operation, label), &split, elements, true)?;
         let details = format!(" of {elements} {dtype}, {op}{split}");
         self.make(operation, label, details, None, |ranks, _| {
             ranks.reduce(op, Arc::new(buffer), &offsets)
         })
     }
 
-    /// See [`ProcessGroup::all_gather`](super::ProcessGroup::all_gather). The memory of `into` is used if it has the length and the type
-    /// of the result.
+    /// See [`ProcessGroup::all_gather`](super::ProcessGroup::all_gather).
     pub fn all_gather(
         &mut self,
         label: &str,
         part: HostBuffer,
-        split: impl Borrow<Split>,
-        into: Option<HostBuffer>,
+        split: Split,
     ) -> Result<HostBuffer, ZeroError> {
-        let (operation, split) = (Operation::AllGather, split.borrow());
-        let dtype = part.dtype();
-        let offsets = self.offsets((operation, label), split, part.len(), false)?;
+        let (operation, dtype) = (Operation::AllGather, part.dtype());
+        let offsets = self.offsets((operation, label), &split, part.len(), false)?;
         let elements = offsets[self.world_size];
-        let into = into.filter(|into| (into.len(), into.dtype()) == (elements, dtype));
         let details = format!(" of {elements} {dtype}{split}");
         self.make(operation, label, details, None, |ranks, _| {
-            let into = || into.unwrap_or_else(|| HostBuffer::zeros(dtype, elements));
-            ranks.gather_parts(part, &offsets, into)
+            ranks.gather_parts(part, &offsets, || HostBuffer::zeros(dtype, elements))
         })
     }
 
