@@ -62,11 +62,12 @@ thread_local! {
     };
 }
 
-/// Sets a cell until it is dropped.
-struct Scope<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
+/// Sets a thread's cell until it is dropped, also by a panic.
+pub struct Scope<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
 
 impl<T: Copy> Scope<T> {
-    fn enter(key: &'static std::thread::LocalKey<Cell<T>>, value: T) -> Self {
+    /// Sets `key` to `value`.
+    pub fn enter(key: &'static std::thread::LocalKey<Cell<T>>, value: T) -> Self {
         Self(key, key.replace(value))
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use burn_zero::{
     GroupOptions, HostBuffer, ProcessGroup, ReduceOp, ThreadGroup,
-    group::{BufferDtype, Pending, Split},
+    group::{BufferDtype, Split},
 };
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
@@ -35,10 +35,8 @@ fn reduce_scatter(group: &ThreadGroup, buffer: HostBuffer) -> HostBuffer {
 
 fn all_gather(group: &ThreadGroup, buffer: HostBuffer) -> HostBuffer {
     let part = HostBuffer::zeros(buffer.dtype(), buffer.len() / group.world_size());
-    let all = Pending::start(group, |ranks| {
-        ranks.all_gather("", part, Split::Equal, Some(buffer))
-    });
-    all.wait().expect("no rank fails")
+    let all = group.all_gather("", part, Split::Equal);
+    all.expect("no rank fails")
 }
 
 fn barrier(group: &ThreadGroup, buffer: HostBuffer) -> HostBuffer {

@@ -1,7 +1,7 @@
 //! Asynchronous copies of tensors to the host, and checks of the copied data.
 
 use core::{
-    future::Future,
+    future::{Future, ready},
     pin::Pin,
     task::{Context, Poll, Waker},
 };
@@ -16,25 +16,21 @@ use crate::group::BufferDtype;
 type Data = Result<TensorData, ExecutionError>;
 
 /// A copy to the host that has been started.
-pub(crate) enum HostRead {
-    Arrived(Data),
-    Underway(Pin<Box<dyn Future<Output = Data> + Send>>),
-}
+pub(crate) struct HostRead(Pin<Box<dyn Future<Output = Data> + Send>>);
 
 impl HostRead {
     /// Starts the copy. A future does nothing until it is polled: one poll enqueues the copy behind the kernels that it depends on.
     pub(crate) fn start<B: Backend>(tensor: FloatTensor<B>) -> Self {
-        let mut data: Pin<Box<dyn Future<Output = Data> + Send>> =
-            Box::pin(B::float_into_data(tensor));
-        match data.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(data) => Self::Arrived(data),
-            Poll::Pending => Self::Underway(data),
+        let mut read = Box::pin(B::float_into_data(tensor));
+        match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(data) => Self(Box::pin(ready(data))),
+            Poll::Pending => Self(read),
         }
     }
 
     /// Waits for the copy.
     pub(crate) fn arrived(self) -> Self {
-        Self::Arrived(Ok(self.data()))
+        Self(Box::pin(ready(Ok(self.data()))))
     }
 
     /// Waits for the elements, in f32.
@@ -44,11 +40,7 @@ impl HostRead {
 
     /// Waits for the elements, as they are.
     pub(crate) fn data(self) -> TensorData {
-        let data = match self {
-            Self::Arrived(data) => data,
-            Self::Underway(data) => read_sync(data),
-        };
-        data.expect("a tensor can be read from its device")
+        read_sync(self.0).expect("a tensor can be read from its device")
     }
 }
 

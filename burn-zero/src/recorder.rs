@@ -180,21 +180,16 @@ impl Recorder {
                 }
             }
             for it in model_tensors::<B, M>(training.model, &parameters)? {
-                let ModelTensor {
-                    spec,
-                    tensor,
-                    parameter,
-                } = it;
-                let whole = TensorSlice::whole(spec.clone()).range;
-                let ranges = match parameter {
+                let whole = TensorSlice::whole(it.spec.clone()).range;
+                let ranges = match it.parameter {
                     Some(parameter) if !whole.is_empty() => layout.shard(parameter).to_vec(),
                     // Frozen tensors and buffers are the same on all ranks, so rank 0 saves them.
                     _ if layout.rank() == 0 => iter::once(whole).collect(),
                     _ => Vec::new(),
                 };
                 entries.extend(ranges.into_iter().map(|range| {
-                    let (tensor, elements) = (tensor.clone(), range.clone());
-                    let slice = TensorSlice::new(spec.clone(), range);
+                    let (tensor, elements) = (it.tensor.clone(), range.clone());
+                    let slice = TensorSlice::new(it.spec.clone(), range);
                     Entry::lazy(slice, move || match elements.is_empty() {
                         true => Ok(Vec::new().into()),
                         false => Ok(to_file(tensor.read(elements)).into()),
@@ -230,7 +225,7 @@ impl Recorder {
         &self,
         dir: &Path,
         step: Option<u64>,
-        training: Training<M, O, S>,
+        mut training: Training<M, O, S>,
     ) -> Result<(Training<M, O, S>, Option<TrainingState>), RecordError>
     where
         B: AutodiffBackend,
@@ -245,21 +240,14 @@ impl Recorder {
         let (layout, group) = (reducer.layout(), reducer.group());
         let state = record.state().clone();
         let record = &mut record;
-        let Training {
-            model,
-            optimizer,
-            scheduler,
-        } = training;
         let mut work = JointWork::new(group, "load a training");
         let load = || {
-            let device = model.devices().into_iter().next().unwrap_or_default();
-            let parameters = Parameters::of::<B, M>(&model);
+            let devices = training.model.devices();
+            let device = devices.into_iter().next().unwrap_or_default();
+            let parameters = Parameters::of::<B, M>(&training.model);
             parameters.check_same(layout.parameters())?;
-            let mut loaded = load_model(
-                &model_tensors::<B, M>(&model, &parameters)?,
-                record,
-                &mut work,
-            )?;
+            let tensors = model_tensors::<B, M>(&training.model, &parameters)?;
+            let mut loaded = load_model(&tensors, record, &mut work)?;
 
             let ids = state::ids_of_shards(layout);
             let tree = state::join(&state.optimizer, layout, &ids, |wanted| {
@@ -267,24 +255,21 @@ impl Recorder {
                 let bytes = record.read_ranges(spec, ranges, &mut || work.at_work());
                 Ok::<_, RecordError>(Some(bytes?))
             })?;
-            let optimizer = optimizer.load_record(state::to_record::<B, _>(tree, &device)?);
+            let of_optimizer = state::to_record::<B, _>(tree, &device)?;
+            training.optimizer = training.optimizer.load_record(of_optimizer);
 
             let item: Item<S::Record<B>, B> =
                 serde_json::from_value(state.scheduler.clone()).map_err(refuse)?;
             let item = Record::<B>::from_item::<FullPrecisionSettings>(item, &device);
-            let scheduler = scheduler.load_record::<B>(item);
+            training.scheduler = training.scheduler.load_record::<B>(item);
 
-            let model = replace_tensors::<B, M>(model, &mut |path, _| {
+            training.model = replace_tensors::<B, M>(training.model, &mut |path, _| {
                 loaded.remove(&format!("{MODEL}{path}"))
             });
             if !reducer.is_idle() {
-                attach(&reducer, &Parameters::of::<B, M>(&model).nodes);
+                attach(&reducer, &Parameters::of::<B, M>(&training.model).nodes);
             }
-            Ok(Training {
-                model,
-                optimizer,
-                scheduler,
-            })
+            Ok(training)
         };
         let loaded = load();
         let loaded = work.end(loaded)?;

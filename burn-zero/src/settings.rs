@@ -128,13 +128,9 @@ impl TryFrom<u8> for Stage {
     type Error = String;
 
     fn try_from(number: u8) -> Result<Self, Self::Error> {
-        match number {
-            0 => Ok(Self::DataParallel),
-            1 => Ok(Self::OptimizerState),
-            2 => Ok(Self::Gradients),
-            3 => Ok(Self::Parameters),
-            _ => Err(format!("ZeRO stage {number}, but there are 0, 1, 2 and 3")),
-        }
+        let mut stages = Self::ALL.into_iter().chain([Self::Parameters]);
+        let stage = stages.find(|stage| stage.number() == number);
+        stage.ok_or_else(|| format!("ZeRO stage {number}, but there are 0, 1, 2 and 3"))
     }
 }
 

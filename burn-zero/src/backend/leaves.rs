@@ -102,7 +102,7 @@ pub(super) fn reducers() -> Vec<Arc<GradientReducer>> {
         let mut found = BTreeMap::new();
         for leaf in leaves.values() {
             if let Some(reducer) = leaf.reducer.upgrade() {
-                let known = found.entry(reducer.number()).or_insert((reducer, false));
+                let known = found.entry(reducer.number).or_insert((reducer, false));
                 known.1 |= leaf.is_used();
             }
         }

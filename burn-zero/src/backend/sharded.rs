@@ -5,15 +5,13 @@ use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{AutodiffBackend, Backend, BackendTypes, TensorData};
+use burn_backend::{AutodiffBackend, Backend, BackendTypes};
 
 use super::leaves::{forget_depth, leaves, reducers};
 use super::stream;
 use super::tape::{self, Tape};
-use super::with_host::{PlacedTensor, WithHost, on_host};
-use crate::Memory;
+use super::with_host::{PlacedTensor, WithHost};
 use crate::reduce::GradientReducer;
 
 /// A backend whose gradients are reduced, or copied to the host, during backward: `Sharded<Autodiff<Cuda>>`.
@@ -154,24 +152,15 @@ fn begin(reducer: &Arc<GradientReducer>) {
 impl<A: Tape> ShardedGradients<A> {
     /// Waits for the gradients that left: reduced ones, or local ones copied to the host.
     fn finish(&mut self, reducer: &Arc<GradientReducer>, device: &A::Device) {
-        let data: Vec<Option<TensorData>> = if reducer.reduces_in_backward() {
-            let reduced = crate::raise(reducer.finish());
-            // There are none for another model, or for one whose weights were loaded, whose gradients the step reduces.
-            if reduced.iter().any(Option::is_some) {
-                reducer.set_reduced();
-            }
-            let reduced = reduced.into_iter();
-            reduced.map(|reduced| Some(reduced?.data)).collect()
-        } else {
-            reducer.finish_copies()
-        };
-        let placed = |data: TensorData| match reducer.memory() {
-            Memory::Device => Inner::<A>::float_from_data(data, device),
-            Memory::Host => on_host::<Inner<A>>(data, device),
-        };
-        let mut all: Vec<_> = data.into_iter().map(|data| data.map(placed)).collect();
+        let mut all = crate::raise(reducer.finish());
+        // There are none for another model, or for one whose weights were loaded, whose gradients the step reduces.
+        if reducer.reduces_in_backward() && all.iter().any(Option::is_some) {
+            reducer.set_reduced();
+        }
         for leaf in leaves(reducer) {
-            self.left.insert(leaf.node, all[leaf.parameter].take());
+            let gradient = all[leaf.parameter].take();
+            let gradient = gradient.map(|it| reducer.placed::<Inner<A>>(it.data, device));
+            self.left.insert(leaf.node, gradient);
         }
     }
 }

@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use burn_backend::{Backend, BackendTypes, TensorMetadata};
+use burn_decorator::message::Scope;
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 use rayon::prelude::*;
@@ -47,15 +48,7 @@ thread_local! {
 
 /// A tensor of data that stays in host memory, if the backend has a [`WithHost`] in it; otherwise one on the device.
 pub(crate) fn on_host<I: Backend>(data: TensorData, device: &I::Device) -> FloatTensor<I> {
-    /// Also where a backend outside of this one panics.
-    struct Restore;
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            STAYS.set(false);
-        }
-    }
-    let _restore = Restore;
-    STAYS.set(true);
+    let _stays = Scope::enter(&STAYS, true);
     I::float_from_data(data, device)
 }
 

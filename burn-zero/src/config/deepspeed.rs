@@ -137,15 +137,14 @@ fn memory(zero: &mut Section, section: &str, older: &str) -> Result<Memory, Conf
     // The form of DeepSpeed's first releases.
     let (older, asks) = (zero.path_of(older), zero.take(older)? == Some(true));
     let mut offload = zero.take_section(section);
-    match offload.take("device")? {
-        Some(Device::Nvme) => Err(offload.unsupported("device", "\"nvme\"", INSTEAD)),
-        Some(Device::None) if asks => Err(ConfigError::key(
+    match (offload.take("device")?, asks) {
+        (Some(Device::Nvme), _) => Err(offload.unsupported("device", "\"nvme\"", INSTEAD)),
+        (Some(Device::None), true) => Err(ConfigError::key(
             offload.path_of("device"),
             format!("none, but {older}, the older form, asks for host memory"),
         )),
-        None if !asks => Ok(Memory::Device),
-        Some(Device::None) => Ok(Memory::Device),
-        Some(Device::Cpu) | None => Ok(Memory::Host),
+        (Some(Device::Cpu), _) | (None, true) => Ok(Memory::Host),
+        (Some(Device::None) | None, false) => Ok(Memory::Device),
     }
 }
 

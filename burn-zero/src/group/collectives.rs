@@ -2,7 +2,6 @@
 
 use std::{
     any::Any,
-    borrow::Borrow,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
@@ -31,19 +30,21 @@ impl Part {
 pub(super) trait Transport {
     /// In a call, sends `own[sends[to]]` to each rank `to`, and returns what ranks send, `lengths[from]` bytes of each; of this rank
     /// itself, `own[sends[rank]]`. Empty parts are not sent.
-    fn exchange(
-        &mut self,
-        call: &Call,
-        own: &Payload,
-        sends: &[Range<usize>],
-        lengths: &[usize],
-    ) -> Result<Vec<Part>, GroupFault>;
+    fn exchange(&mut self, it: Exchange<'_>) -> Result<Vec<Part>, GroupFault>;
 
     /// Tells all other ranks that the group is lost, from the collective `sequence` of this rank on.
     fn spread(&mut self, sequence: u64, fault: &GroupFault);
 
     /// Tells all other ranks that this one takes part in no collective after `calls` of them.
     fn leave(&mut self, calls: u64);
+}
+
+/// What a rank gives and gets in one exchange of a call: see [`Transport::exchange`].
+pub(super) struct Exchange<'a> {
+    pub call: &'a Call,
+    pub own: &'a Payload,
+    pub sends: &'a [Range<usize>],
+    pub lengths: &'a [usize],
 }
 
 /// What a transport knows of the other ranks.
@@ -188,10 +189,12 @@ impl Collectives {
     fn agree(&mut self) -> Result<Vec<Call>, GroupFault> {
         let ranks = self.world_size;
         let own: Payload = Arc::new(self.call.to_message());
-        let (sends, lengths) = (vec![0..CALL_BYTES; ranks], vec![CALL_BYTES; ranks]);
-        let all = self
-            .transport
-            .exchange(&self.call, &own, &sends, &lengths)?;
+        let all = self.transport.exchange(Exchange {
+            call: &self.call,
+            own: &own,
+            sends: &vec![0..CALL_BYTES; ranks],
+            lengths: &vec![CALL_BYTES; ranks],
+        })?;
         Call::read_all(self.rank, &all)
     }
 
@@ -207,7 +210,12 @@ impl Collectives {
         let sent = all - sends[self.rank].len();
         self.sent.data_bytes += sent as u64;
         self.sent.elements += (sent / size) as u64;
-        self.transport.exchange(&self.call, &own, sends, lengths)
+        self.transport.exchange(Exchange {
+            call: &self.call,
+            own: &own,
+            sends,
+            lengths,
+        })
     }
 
     /// This rank's part of the reduction of all buffers, cut at `offsets`.
@@ -307,35 +315,30 @@ impl Collectives {
         label: &str,
         op: ReduceOp,
         buffer: HostBuffer,
-        split: impl Borrow<Split>,
+        split: Split,
     ) -> Result<HostBuffer, ZeroError> {
-        let (operation, split) = (Operation::ReduceScatter, split.borrow());
+        let operation = Operation::ReduceScatter;
         let (elements, dtype) = (buffer.len(), buffer.dtype());
-        let offsets = self.offsets((operation, label), split, elements, true)?;
+        let offsets = self.offsets((operation, label), &split, elements, true)?;
         let details = format!(" of {elements} {dtype}, {op}{split}");
         self.make(operation, label, details, None, |ranks, _| {
             ranks.reduce(op, Arc::new(buffer), &offsets)
         })
     }
 
-    /// See [`ProcessGroup::all_gather`](super::ProcessGroup::all_gather). The memory of `into` is used if it has the length and the type
-    /// of the result.
+    /// See [`ProcessGroup::all_gather`](super::ProcessGroup::all_gather).
     pub fn all_gather(
         &mut self,
         label: &str,
         part: HostBuffer,
-        split: impl Borrow<Split>,
-        into: Option<HostBuffer>,
+        split: Split,
     ) -> Result<HostBuffer, ZeroError> {
-        let (operation, split) = (Operation::AllGather, split.borrow());
-        let dtype = part.dtype();
-        let offsets = self.offsets((operation, label), split, part.len(), false)?;
+        let (operation, dtype) = (Operation::AllGather, part.dtype());
+        let offsets = self.offsets((operation, label), &split, part.len(), false)?;
         let elements = offsets[self.world_size];
-        let into = into.filter(|into| (into.len(), into.dtype()) == (elements, dtype));
         let details = format!(" of {elements} {dtype}{split}");
         self.make(operation, label, details, None, |ranks, _| {
-            let into = || into.unwrap_or_else(|| HostBuffer::zeros(dtype, elements));
-            ranks.gather_parts(part, &offsets, into)
+            ranks.gather_parts(part, &offsets, || HostBuffer::zeros(dtype, elements))
         })
     }
 

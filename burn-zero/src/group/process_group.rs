@@ -2,7 +2,7 @@
 
 use std::{fmt::Debug, time::Duration};
 
-use super::{Collectives, GroupFault, HostBuffer, Job, Member, Pending, ReduceOp, Split, Traffic};
+use super::{GroupFault, HostBuffer, Job, Member, Pending, ReduceOp, Split, Traffic};
 use crate::ZeroError;
 
 /// Collectives that submit themselves as jobs and wait for their ends.
@@ -92,6 +92,9 @@ pub trait ProcessGroup: Send + Sync + Debug {
         /// This rank's part of the sum or mean of all ranks' buffers.
         fn reduce_scatter(op: ReduceOp, buffer: HostBuffer, split: Split) -> HostBuffer;
 
+        /// All ranks' parts, concatenated in the order of ranks.
+        fn all_gather(part: HostBuffer, split: Split) -> HostBuffer;
+
         /// The root's buffer; other ranks pass one of the same length.
         fn broadcast(root: usize, buffer: HostBuffer) -> HostBuffer;
 
@@ -104,18 +107,6 @@ pub trait ProcessGroup: Send + Sync + Debug {
         /// On the root every rank's byte string, in the order of ranks; `None` elsewhere. Lengths may differ. For what one rank
         /// writes or shows.
         fn gather_bytes_to(root: usize, bytes: Vec<u8>) -> Option<Vec<Vec<u8>>>;
-    }
-
-    /// All ranks' parts, concatenated in the order of ranks.
-    fn all_gather(
-        &self,
-        label: &str,
-        part: HostBuffer,
-        split: Split,
-    ) -> Result<HostBuffer, ZeroError> {
-        let label = label.to_owned();
-        let work = move |ranks: &mut Collectives| ranks.all_gather(&label, part, split, None);
-        Pending::start(self, work).wait()
     }
 }
 

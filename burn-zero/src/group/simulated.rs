@@ -1,11 +1,10 @@
 //! One rank whose peers are not there.
 
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 use super::{
     GroupFault, GroupOptions, Member, ProcessGroup,
-    call::Call,
-    collectives::{Part, Payload, Transport},
+    collectives::{Exchange, Part, Transport},
     member::Queue,
 };
 use crate::ZeroError;
@@ -54,19 +53,13 @@ impl ProcessGroup for SimulatedRank {
 struct Alone(usize);
 
 impl Transport for Alone {
-    fn exchange(
-        &mut self,
-        _call: &Call,
-        own: &Payload,
-        sends: &[Range<usize>],
-        lengths: &[usize],
-    ) -> Result<Vec<Part>, GroupFault> {
-        let sent = &sends[self.0];
+    fn exchange(&mut self, it: Exchange<'_>) -> Result<Vec<Part>, GroupFault> {
+        let sent = &it.sends[self.0];
         let receive = |&length: &usize| match length {
-            _ if length == sent.len() => Part(own.clone(), sent.clone()),
+            _ if length == sent.len() => Part(it.own.clone(), sent.clone()),
             _ => Part(Arc::new(vec![0_u8; length]), 0..length),
         };
-        Ok(lengths.iter().map(receive).collect())
+        Ok(it.lengths.iter().map(receive).collect())
     }
 
     fn spread(&mut self, _sequence: u64, _fault: &GroupFault) {}

@@ -3,7 +3,6 @@
 use std::{
     collections::VecDeque,
     fmt,
-    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
@@ -15,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use super::{
     GroupFault, GroupOptions, Member, ProcessGroup,
     call::Call,
-    collectives::{Part, Payload, Peers, Transport, panic_message},
+    collectives::{Exchange, Part, Peers, Transport, panic_message},
     member::Queue,
     watch::watch,
 };
@@ -263,26 +262,20 @@ struct ThreadTransport {
 }
 
 impl Transport for ThreadTransport {
-    fn exchange(
-        &mut self,
-        call: &Call,
-        own: &Payload,
-        sends: &[Range<usize>],
-        lengths: &[usize],
-    ) -> Result<Vec<Part>, GroupFault> {
+    fn exchange(&mut self, it: Exchange<'_>) -> Result<Vec<Part>, GroupFault> {
         let rank = self.queue.rank;
-        for (to, range) in sends.iter().enumerate() {
+        for (to, range) in it.sends.iter().enumerate() {
             if to != rank && !range.is_empty() {
-                let part = Part(own.clone(), range.clone());
+                let part = Part(it.own.clone(), range.clone());
                 self.mailboxes.post(rank, to, part);
             }
         }
         let receive = |(from, &length): (usize, &usize)| match length {
-            _ if from == rank => Ok(Part(own.clone(), sends[rank].clone())),
-            0 => Ok(Part(own.clone(), 0..0)),
-            _ => self.mailboxes.take(from, call, &self.queue),
+            _ if from == rank => Ok(Part(it.own.clone(), it.sends[rank].clone())),
+            0 => Ok(Part(it.own.clone(), 0..0)),
+            _ => self.mailboxes.take(from, it.call, &self.queue),
         };
-        lengths.iter().enumerate().map(receive).collect()
+        it.lengths.iter().enumerate().map(receive).collect()
     }
 
     fn spread(&mut self, sequence: u64, fault: &GroupFault) {

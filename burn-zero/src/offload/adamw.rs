@@ -96,13 +96,12 @@ const STAGING: usize = 3;
 
 impl OffloadedAdamW {
     /// An optimizer before its first step: see [`OffloadConfig::init`].
-    pub(super) fn new(config: OffloadConfig) -> Result<Self, ZeroError> {
-        config.validate()?;
-        Ok(Self {
+    pub(super) fn new(config: OffloadConfig) -> Self {
+        Self {
             config,
             states: HashMap::new(),
             link: HostLink::default(),
-        })
+        }
     }
 
     /// The configuration.
@@ -225,15 +224,11 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizer<M, B> for OffloadedAdam
     type Record = OffloadRecord;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        host_step(module, grads, |module, grads| {
-            self.advance(lr, module, grads)
-        })
+        host_step(module, grads, |it, grads| self.advance(lr, it, grads))
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        host_step(module, grads, |module, grads| {
-            self.advance(lr, module, grads)
-        })
+        host_step(module, grads, |it, grads| self.advance(lr, it, grads))
     }
 
     fn to_record(&self) -> Self::Record {

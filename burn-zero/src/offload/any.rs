@@ -163,15 +163,11 @@ where
     type Record = HostRecord<Autodiff<H>, O::Record>;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        host_step(module, grads, |module, grads| {
-            self.advance(lr, module, grads)
-        })
+        host_step(module, grads, |it, grads| self.advance(lr, it, grads))
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        host_step(module, grads, |module, grads| {
-            self.advance(lr, module, grads)
-        })
+        host_step(module, grads, |it, grads| self.advance(lr, it, grads))
     }
 
     fn to_record(&self) -> Self::Record {

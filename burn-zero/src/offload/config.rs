@@ -41,7 +41,8 @@ impl OffloadConfig {
     ///
     /// [`ZeroError::InvalidSetting`] for a number that cannot work.
     pub fn init(self) -> Result<OffloadedAdamW, ZeroError> {
-        OffloadedAdamW::new(self)
+        self.validate()?;
+        Ok(OffloadedAdamW::new(self))
     }
 
     /// Checks every field.

@@ -92,11 +92,10 @@ impl HostState {
     ) -> Result<Self, ZeroError> {
         let (mut own, value) = match (state, value) {
             (Some(State::Host(state)), value) => {
-                let own = match Arc::try_unwrap(state) {
-                    Ok(own) if own.adamw.config() == config => own,
-                    Ok(other) => other.copy(config)?,
-                    // A clone of the optimizer or a record has it too.
-                    Err(shared) => shared.copy(config)?,
+                let own = match state.adamw.config() == config {
+                    // Copied if a clone of the optimizer or a record has it too.
+                    true => Arc::try_unwrap(state).or_else(|shared| shared.copy(config))?,
+                    false => state.copy(config)?,
                 };
                 let Some(value) = value else { return Ok(own) };
                 (own, value)
@@ -116,15 +115,12 @@ impl HostState {
                         HostAdamW::from_state(config.clone(), state)?
                     }
                 };
-                let (shape, dtype) = (value.shape.to_vec(), value.dtype);
-                (
-                    Self {
-                        adamw,
-                        shape,
-                        dtype,
-                    },
-                    value,
-                )
+                let own = Self {
+                    adamw,
+                    shape: value.shape.to_vec(),
+                    dtype: value.dtype,
+                };
+                (own, value)
             }
         };
         if !own.rounds_to(&value) {

@@ -133,7 +133,7 @@ impl<'a, I: Backend> Gather<'a, I> {
         let name = layout.bucket_name(number, bucket, &self.at);
         let label = format!("parameters of {name}");
         Some(Pending::start(self.group, move |ranks| {
-            ranks.all_gather(&label, part, split, None)
+            ranks.all_gather(&label, part, split)
         }))
     }
 }

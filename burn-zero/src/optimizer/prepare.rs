@@ -90,7 +90,7 @@ impl<O> ZeroOptimizer<O> {
                 let parameters = Parameters::of::<B, M>(&module);
                 let own = self.own_shards::<B, M>(reducer.layout(), &parameters, &module);
                 let none = HashSet::new();
-                self.shard::<B, M>(module, &reducer, None, own, none, "the start")?
+                self.shard::<B, M>(module, &reducer, None, own, none, "the start")
             }
         };
         let ids = attach_to::<B, M>(&reducer, &module);
@@ -111,7 +111,7 @@ pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
         attach(reducer, &parameters.nodes);
     }
     let ranks: Weak<GradientReducer> = Arc::downgrade(reducer);
-    if reducer.memory() == Memory::Host {
+    if reducer.memory == Memory::Host {
         keep_on_host(ranks.clone());
     }
     if reducer.group().world_size() > 1 {

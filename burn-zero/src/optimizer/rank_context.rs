@@ -4,22 +4,25 @@
 //! strategy sets a [`RankContext`] for the thread and sends [`Message::Ranks`]; the optimizer does what the context asks for.
 
 use std::cell::RefCell;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::Optimizer;
-use burn::tensor::backend::{AutodiffBackend, DeviceId};
+use burn::record::Record;
+use burn::tensor::backend::{AutodiffBackend, Backend, DeviceId};
 use burn_backend::Device as _;
 use burn_decorator::message::{self, Message};
+use ciborium::Value;
 use parking_lot::Mutex;
 
 use super::parameter_shards::ParameterShards;
 use super::statistics::independent_if_shared;
 use super::zero_optimizer::ZeroOptimizer;
-use crate::ZeroError;
 use crate::group::{Agree, ProcessGroup, round};
+use crate::state::to_record;
+use crate::{ZeroError, raise};
 
 thread_local! {
     static CONTEXT: RefCell<Option<Arc<RankContext>>> = const { RefCell::new(None) };
@@ -37,15 +40,15 @@ pub(crate) struct RankContext {
     asked: Mutex<Option<Ask>>,
     /// One of each optimizer that was reached.
     answers: Mutex<Vec<Result<(), ZeroError>>>,
-    /// On rank 0: whether the others wait for a record. Of its threads only the one that holds the lock makes collectives.
-    others_wait: Mutex<bool>,
+    /// On rank 0: the state of all ranks, for the record that is about to be written.
+    whole: Mutex<Option<Value>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Ask {
     /// Take the group from the context and prepare the model.
     Prepare,
-    /// Send this rank's part of a record that rank 0 makes.
+    /// Send this rank's part of the state of all ranks to rank 0.
     Record,
 }
 
@@ -66,7 +69,7 @@ impl RankContext {
             ids: OnceLock::new(),
             asked: Mutex::default(),
             answers: Mutex::default(),
-            others_wait: Mutex::default(),
+            whole: Mutex::default(),
         })
     }
 
@@ -110,76 +113,59 @@ impl RankContext {
         Ok(found)
     }
 
-    /// On rank 0: runs `write`, in which Burn may make a record. The other ranks, in [`take_part`](Self::take_part), send their parts and
-    /// wait until `write` returns, however long that takes: a thread tells them regularly that rank 0 is at work.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
-    pub(crate) fn lead_record(&self, write: impl FnOnce()) -> Result<(), ZeroError> {
-        if self.group.world_size() == 1 {
-            write();
-            return Ok(());
-        }
-        *self.others_wait.lock() = true;
-        thread::scope(|scope| {
-            // Dropped at the end of `write`, also by a panic.
-            let (ends, ended) = channel();
-            let telling = thread::Builder::new()
-                .name("rank 0, at work".to_owned())
-                .spawn_scoped(scope, || self.tell_others(ended))
-                .expect("the system starts a thread");
-            write();
-            drop(ends);
-            telling.join().expect("it only calls the group")
-        })?;
-        *self.others_wait.lock() = false;
-        self.tell(RecordStatus::Done).map(drop)
-    }
-
-    fn tell_others(&self, ended: Receiver<()>) -> Result<(), ZeroError> {
-        let round = round(self.group.deadline());
-        while ended.recv_timeout(round) == Err(RecvTimeoutError::Timeout) {
-            let _only_this_thread = self.others_wait.lock();
-            self.tell(RecordStatus::Working)?;
-        }
-        Ok(())
-    }
-
-    /// On the other ranks: sends this rank's part of each record that rank 0 makes, until `write` has returned there. `step` reaches the
-    /// optimizer.
+    /// Lets the optimizer that `step` reaches gather the state of all ranks for the next record, on rank 0. All ranks call it.
     ///
     /// # Errors
     ///
     /// Those of the group, and of a record.
-    pub(crate) fn take_part(&self, mut step: impl FnMut()) -> Result<(), ZeroError> {
-        loop {
-            match self.tell(RecordStatus::Working)? {
-                RecordStatus::Done => return Ok(()),
-                RecordStatus::Record => self.ask(Ask::Record, &mut step).map(drop)?,
-                RecordStatus::Working => {}
-            }
-        }
+    pub(crate) fn gather_record(&self, step: impl FnOnce()) -> Result<(), ZeroError> {
+        self.ask(Ask::Record, step).map(drop)
     }
 
-    /// A collective that returns rank 0's status.
-    fn tell(&self, own: RecordStatus) -> Result<RecordStatus, ZeroError> {
-        let label = "whether rank 0 makes a record";
-        let told = self.group.gather_bytes(label, vec![own as u8])?;
-        use RecordStatus::{Done, Record, Working};
-        Ok([Done, Record, Working][usize::from(told[0][0])])
+    /// On rank 0: runs `write`, in which Burn may write a record. The other ranks, without one, wait until it returns, however long that
+    /// takes: a thread tells them regularly that rank 0 is at work.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    pub(crate) fn write_record(&self, write: Option<impl FnOnce()>) -> Result<(), ZeroError> {
+        let is_written = |own| {
+            let label = "whether rank 0 has written its record";
+            self.group.agree_any(label, own)
+        };
+        let Some(write) = write else {
+            while !is_written(false)? {}
+            return Ok(());
+        };
+        let round = round(self.group.deadline());
+        thread::scope(|scope| {
+            // Dropped at the end of `write`, also by a panic.
+            let (ends, ended) = channel::<()>();
+            let tell = move || {
+                while ended.recv_timeout(round) == Err(RecvTimeoutError::Timeout) {
+                    is_written(false)?;
+                }
+                Ok::<_, ZeroError>(())
+            };
+            let telling = thread::Builder::new().name("rank 0, at work".to_owned());
+            let telling = telling.spawn_scoped(scope, tell);
+            let telling = telling.expect("the system starts a thread");
+            write();
+            drop(ends);
+            telling.join().expect("it only calls the group")
+        })?;
+        *self.whole.lock() = None;
+        is_written(true).map(drop)
     }
-}
 
-/// What rank 0 does while the others wait for a record.
-#[derive(Clone, Copy)]
-enum RecordStatus {
-    /// It has written what there was to write.
-    Done,
-    /// It makes a record, in which all ranks take part.
-    Record,
-    /// Something else, such as writing.
-    Working,
+    /// The gathered state of all ranks, once.
+    pub(super) fn take_whole<B: Backend, R: Record<B>>(&self) -> Option<R> {
+        let tree = self.whole.lock().take()?;
+        Some(raise(to_record::<B, R>(
+            tree,
+            &B::Device::from_id(self.device),
+        )))
+    }
 }
 
 impl<O> ZeroOptimizer<O> {
@@ -199,11 +185,10 @@ impl<O> ZeroOptimizer<O> {
         let before = module.clone();
         let done = message::answer(|| match what {
             Some(Ask::Prepare) => self.take_ranks::<B, M>(&context, module),
-            Some(Ask::Record) => {
-                let device = B::Device::from_id(context.device);
-                let record = self.to_whole_record::<B>(context.ids(), &device);
-                record.map(|_| module)
-            }
+            Some(Ask::Record) => self.gather_whole::<B>(context.ids()).map(|tree| {
+                *context.whole.lock() = tree;
+                module
+            }),
             None => Ok(module),
         });
         let (module, answer) = match done {
@@ -233,19 +218,5 @@ impl<O> ZeroOptimizer<O> {
         // A context belongs to one training.
         let _ = context.ids.set(ids);
         Ok(module)
-    }
-
-    /// The record of the whole model, which all ranks make when rank 0 is asked for one.
-    pub(super) fn lead_whole_record<B>(&self, context: &RankContext) -> Result<O::Record, ZeroError>
-    where
-        B: AutodiffBackend,
-        O: Optimizer<ParameterShards<B>, B>,
-    {
-        // Held until the record is made, so that the other thread makes no collective meanwhile.
-        let others_wait = context.others_wait.lock();
-        if *others_wait {
-            context.tell(RecordStatus::Record)?;
-        }
-        self.to_whole_record::<B>(context.ids(), &B::Device::from_id(context.device))
     }
 }

@@ -121,14 +121,12 @@ impl Statistics {
             return Ok(());
         }
         drop(module.valid()); // applies pending updates of the last forward pass
-        let mut own: Vec<(String, FloatTensor<B>)> = Vec::new();
-        for_each_float(module, |path, _, tensor| {
+        let mut own = Vec::new();
+        for_each_float(module, |path, _, tensor: FloatTensor<B>| {
             if self.contains(path) {
-                own.push((path.to_owned(), tensor));
+                own.push((path.to_owned(), HostRead::start::<B>(tensor).data()));
             }
         });
-        let read = |(path, tensor)| (path, HostRead::start::<B>(tensor).data());
-        let own: Vec<_> = own.into_iter().map(read).collect();
         let values = own.iter().flat_map(|(_, data)| floats(data.clone()));
         let values = HostBuffer::F32(values.collect());
         let first = group.broadcast("running statistics", 0, values)?;

@@ -17,7 +17,7 @@ use super::parameter_shards::{ParameterShards, shard_id};
 use super::parameters::Parameters;
 use super::prepare::attach_to;
 use super::zero_optimizer::ZeroOptimizer;
-use crate::backend::{leaf_node, on_host};
+use crate::backend::leaf_node;
 use crate::group::Agree;
 use crate::host::HostRead;
 use crate::module::map_floats;
@@ -111,13 +111,21 @@ impl<O> ZeroOptimizer<O> {
         let module = match own {
             None => {
                 let mut gather = Gather::new(&reducer, at, shards, changed);
-                self.update::<B, M>(module, &parameters, on_host, |index| gather.take(index))?
+                let mut failed = None;
+                let module = self.update::<B, M>(module, &parameters, on_host, |index| {
+                    let taken = failed.is_none().then(|| gather.take(index))?;
+                    taken.unwrap_or_else(|error| {
+                        failed = Some(error);
+                        None
+                    })
+                });
+                failed.map_or(Ok(module), Err)?
             }
             Some((units, mut own)) => {
                 for (parameter, new) in shards.drain() {
                     own[parameter] = Arc::new(new.into_floats());
                 }
-                self.shard::<B, M>(module, &reducer, units, own, on_host, &at)?
+                self.shard::<B, M>(module, &reducer, units, own, on_host, &at)
             }
         };
         attach_to::<B, M>(&reducer, &module);
@@ -155,11 +163,7 @@ impl<O> ZeroOptimizer<O> {
         shards.collect()
     }
 
-    /// The module with leaves that are gathered from these shards of all ranks.
-    ///
-    /// # Errors
-    ///
-    /// None: the gathers come later.
+    /// The module with leaves that are gathered from these shards of all ranks, when they are used.
     pub(super) fn shard<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
         module: M,
@@ -168,28 +172,25 @@ impl<O> ZeroOptimizer<O> {
         own: Vec<Shard>,
         on_host: HashSet<usize>,
         at: &str,
-    ) -> Result<M, ZeroError> {
+    ) -> M {
         let units = units.unwrap_or_else(|| Arc::new(Units::new(reducer.layout())));
         let shards = Shards::new(reducer.clone(), units, own, format!("after {at}"));
         self.shards = Some(shards.clone());
         let parameters = Parameters::of::<B, M>(&module);
         self.update::<B, M>(module, &parameters, on_host, |index| {
-            Ok(Some(NewValue::Sharded(shards.clone(), index)))
+            Some(NewValue::Sharded(shards.clone(), index))
         })
     }
 
-    /// The module with its updated parameters, as new leaves; `on_host` are those whose shards this rank's optimizer has updated there.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group.
+    /// The module with the values of its parameters that have new ones, as new leaves; `on_host` are those whose shards this rank's optimizer
+    /// has updated there.
     fn update<B, M>(
         &mut self,
         module: M,
         parameters: &Parameters,
         on_host: HashSet<usize>,
-        mut take: impl FnMut(usize) -> Result<Option<NewValue<B::InnerBackend>>, ZeroError>,
-    ) -> Result<M, ZeroError>
+        mut take: impl FnMut(usize) -> Option<NewValue<B::InnerBackend>>,
+    ) -> M
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -197,39 +198,28 @@ impl<O> ZeroOptimizer<O> {
         let to_host = self.settings.parameters == Memory::Host;
         // A parameter that the module holds twice stays one leaf.
         let mut made: HashMap<usize, FloatTensor<B>> = HashMap::new();
-        let mut failed = None;
-        let module = map_floats(module, |_, id, old: FloatTensor<B>| {
+        map_floats(module, |_, id, old: FloatTensor<B>| {
             let Some(index) = parameters.position::<B>(id, &old) else {
                 return old;
             };
             if let Some(leaf) = made.get(&index) {
                 return leaf.clone();
             }
-            if failed.is_some() {
+            let Some(value) = take(index) else {
                 return old;
+            };
+            let stays_on_host = to_host || is_on_host::<B>(&old);
+            let leaf = value.into_tensor::<B>(stays_on_host, &B::float_device(&old));
+            let leaf = B::float_set_require_grad(leaf, true);
+            self.leaves.remove(&index);
+            if on_host.contains(&index)
+                && let Some(node) = leaf_node::<B>(&leaf)
+            {
+                self.leaves.insert(index, node);
             }
-            match take(index) {
-                Ok(None) => old,
-                Ok(Some(value)) => {
-                    let leaf = value
-                        .into_tensor::<B>(to_host || is_on_host::<B>(&old), &B::float_device(&old));
-                    let leaf = B::float_set_require_grad(leaf, true);
-                    self.leaves.remove(&index);
-                    if on_host.contains(&index)
-                        && let Some(node) = leaf_node::<B>(&leaf)
-                    {
-                        self.leaves.insert(index, node);
-                    }
-                    made.insert(index, leaf.clone());
-                    leaf
-                }
-                Err(error) => {
-                    failed = Some(error);
-                    old
-                }
-            }
-        });
-        failed.map_or(Ok(module), Err)
+            made.insert(index, leaf.clone());
+            leaf
+        })
     }
 }
 
@@ -271,10 +261,7 @@ fn reduce<I: Backend>(
     }
     let reduced = reduced.into_iter().map(|reduced| {
         let data = reduced?.data;
-        Some(gradient::load(|| match reducer.memory() {
-            Memory::Device => I::float_from_data(data, device),
-            Memory::Host => on_host::<I>(data, device),
-        }))
+        Some(gradient::load(|| reducer.placed::<I>(data, device)))
     });
     Ok(Some(reduced.collect()))
 }

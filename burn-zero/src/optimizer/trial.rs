@@ -55,11 +55,8 @@ where
     let copy = || copy_for_rank(|| (optimizer.clone(), norm.cloned()));
     let (mut asked, nothing) = (copy().0, ParameterShards::with_ids([].into_iter()));
     let (_, inside) = message::describe(|| asked.step(LR, nothing, GradientsParams::new()));
-    let layers = [
-        (inside.loss_scaler, "loss scaler"),
-        (inside.accumulation, "accumulation"),
-    ];
-    if let Some((_, layer)) = layers.into_iter().find(|(is_inside, _)| *is_inside) {
+    if inside.loss_scaler || inside.accumulation {
+        let layer = ["accumulation", "loss scaler"][usize::from(inside.loss_scaler)];
         return Err(ZeroOptimizerError::LayerInside { layer });
     }
     let together = |shape: [usize; 2], firsts: &[usize]| {
@@ -116,8 +113,7 @@ pub(super) fn agree(
     let bytes = own.as_deref().map_or(&[][..], cast_slice);
     let all = group.gather_bytes(label, bytes.to_vec())?;
     own?;
-    let all = all.iter().map(|bytes| pod_collect_to_vec(bytes));
-    let all: Vec<Vec<f32>> = all.collect();
+    let all: Vec<Vec<f32>> = all.iter().map(|it| pod_collect_to_vec(it)).collect();
     let differs = |rank: &usize| !close(&all[0], &all[*rank], ROUNDING);
     let Some(odd) = (0..all.len()).find(differs) else {
         return Ok(());

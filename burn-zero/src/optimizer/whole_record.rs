@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use burn::module::ParamId;
 use burn::optim::Optimizer;
 use burn::tensor::backend::AutodiffBackend;
+use ciborium::Value;
 use serde_json::Value as Json;
 
 use super::parameter_shards::ParameterShards;
@@ -20,18 +21,17 @@ use crate::state::{
 use crate::{Stage, ZeroError, ZeroOptimizerError, ZeroSettings};
 
 impl<O> ZeroOptimizer<O> {
-    /// The state of all ranks under the ids of the model's parameters, on `device`. All ranks call it; rank 0 gets the whole, the others
-    /// their own state. Tensors are gathered to rank 0 one by one: every other rank sends its shard once and receives nothing.
+    /// The state of all ranks under the ids of the model's parameters, as the tree of a record. All ranks call it; rank 0 gets it.
+    /// Tensors are gathered to rank 0 one by one: every other rank sends its shard once and receives nothing.
     ///
     /// # Errors
     ///
     /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::State`]; [`ZeroError::Disagreement`] if ranks have different step
     /// counts for the same parameter; those of the group.
-    pub(in crate::optimizer) fn to_whole_record<B>(
+    pub(in crate::optimizer) fn gather_whole<B>(
         &self,
         ids: &[ParamId],
-        device: &B::Device,
-    ) -> Result<O::Record, ZeroError>
+    ) -> Result<Option<Value>, ZeroError>
     where
         B: AutodiffBackend,
         O: Optimizer<ParameterShards<B>, B>,
@@ -66,10 +66,7 @@ impl<O> ZeroOptimizer<O> {
             }
             Ok::<_, ZeroError>(Some(bytes))
         })?;
-        match self.group.rank() {
-            0 => Ok(to_record::<B, _>(tree, device)?),
-            _ => Ok(self.inner.to_record()),
-        }
+        Ok(Some(tree).filter(|_| self.group.rank() == 0))
     }
 
     /// Cuts the state of the whole model, which the wrapped optimizer has loaded, to this rank's shards. Costs two copies of the

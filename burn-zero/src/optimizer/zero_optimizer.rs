@@ -364,12 +364,9 @@ where
     }
 
     fn to_record(&self) -> Self::Record {
-        match RankContext::here() {
-            Some(context) if self.in_learner && self.reducer.is_some() => {
-                raise(self.lead_whole_record::<B>(&context))
-            }
-            _ => self.inner.to_record(),
-        }
+        let context = RankContext::here().filter(|_| self.in_learner);
+        let whole = context.and_then(|context| context.take_whole::<B, _>());
+        whole.unwrap_or_else(|| self.inner.to_record())
     }
 
     fn load_record(mut self, record: Self::Record) -> Self {

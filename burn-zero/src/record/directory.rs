@@ -6,10 +6,12 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use crc32fast::Hasher;
 use serde::{Deserialize, Serialize};
 
 use super::RecordError;
 use super::joint::JointWork;
+use super::manifest::{CHUNK_BYTES, RankFile};
 
 /// The file that makes a record of a directory.
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -173,11 +175,14 @@ pub(super) fn remove(dir: &Path, work: &mut JointWork) {
 /// others that it is at work.
 const SYNC_BYTES: u64 = 64 << 20;
 
-/// A file that is written and synced piecemeal, and counts its bytes.
+/// A file that is written and synced piecemeal, and checksummed.
 pub(super) struct SyncedFile<'a> {
     path: &'a Path,
     file: File,
-    bytes: u64,
+    /// Its whole chunks.
+    written: RankFile,
+    /// Of the chunk that is not whole yet.
+    crc32: Hasher,
     synced_bytes: u64,
 }
 
@@ -187,25 +192,52 @@ impl<'a> SyncedFile<'a> {
         Ok(Self {
             path,
             file: run("create", path, || File::create_new(path))?,
-            bytes: 0,
+            written: RankFile::default(),
+            crc32: Hasher::new(),
             synced_bytes: 0,
         })
     }
 
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), RecordError> {
+    /// Bytes written so far.
+    pub fn bytes(&self) -> u64 {
+        self.written.bytes
+    }
+
+    pub fn write(&mut self, mut bytes: &[u8]) -> Result<(), RecordError> {
         run("write", self.path, || self.file.write_all(bytes))?;
-        self.bytes += bytes.len() as u64;
-        if self.bytes - self.synced_bytes >= SYNC_BYTES {
+        while !bytes.is_empty() {
+            let room = CHUNK_BYTES - self.bytes() as usize % CHUNK_BYTES;
+            let (part, rest) = bytes.split_at(room.min(bytes.len()));
+            self.crc32.update(part);
+            self.written.bytes += part.len() as u64;
+            if part.len() == room {
+                self.end_chunk();
+            }
+            bytes = rest;
+        }
+        if self.bytes() - self.synced_bytes >= SYNC_BYTES {
             self.sync()?;
         }
         Ok(())
     }
 
-    /// Returns the bytes written when they are on the disk.
-    pub fn sync(&mut self) -> Result<u64, RecordError> {
-        run("sync", self.path, || self.file.sync_all())?;
-        self.synced_bytes = self.bytes;
-        Ok(self.bytes)
+    fn end_chunk(&mut self) {
+        let crc32 = core::mem::take(&mut self.crc32);
+        self.written.crc32.push(crc32.finalize());
+    }
+
+    fn sync(&mut self) -> Result<(), RecordError> {
+        self.synced_bytes = self.bytes();
+        run("sync", self.path, || self.file.sync_all())
+    }
+
+    /// Returns what was written when it is on the disk.
+    pub fn finish(mut self) -> Result<RankFile, RecordError> {
+        if !self.bytes().is_multiple_of(CHUNK_BYTES as u64) {
+            self.end_chunk();
+        }
+        self.sync()?;
+        Ok(self.written)
     }
 }
 

@@ -1,7 +1,6 @@
 //! Loading: a record is read in any slices, by any number of ranks.
 
 use std::cmp::Reverse;
-use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -12,25 +11,21 @@ use std::sync::Arc;
 use super::directory::{Listing, MANIFEST, SyncedFile, parent, run, sync_dir};
 use super::entry::{Failure, TensorSlice, TensorSpec};
 use super::joint::JointWork;
-use super::manifest::{
-    CHUNK_BYTES, Header, IDENTITY, Manifest, RankFile, TrainingState, torn, verify,
-};
+use super::manifest::{CHUNK_BYTES, Manifest, TrainingState, header};
 use super::{MODEL, RecordError};
 use crate::ProcessGroup;
 
 /// A complete record, opened to read any slices of it.
 ///
-/// Holds the manifest and the headers of the files. Every byte it returns was verified by its checksum.
+/// Holds the manifest and the mebibyte of a file that was read last. Every byte it returns was verified by its checksum.
 #[derive(Debug)]
 pub struct ShardedRecord {
     path: PathBuf,
     manifest: Arc<Manifest>,
-    /// By rank.
-    files: Arc<[RankFile]>,
-    /// Ranks whose files have the headers that were written.
-    verified: HashSet<usize>,
     /// One file is open at a time: a record may have more than a process may open.
     open: Option<(usize, File)>,
+    /// The chunk that was verified last: rank, number and bytes.
+    chunk: Option<(usize, usize, Vec<u8>)>,
     bytes_read: u64,
 }
 
@@ -50,15 +45,13 @@ impl ShardedRecord {
     ///
     /// Those of [`open`](Self::open), but [`RecordError::Torn`] if there is none.
     pub fn open_record(path: &Path) -> Result<Self, RecordError> {
-        let mut manifest = Manifest::read(&path.join(MANIFEST))?;
-        let files = manifest.files();
-        files.iter().try_for_each(|file| file.check_length(path))?;
+        let manifest = Manifest::read(&path.join(MANIFEST))?;
+        manifest.check_files(path)?;
         Ok(Self {
             path: path.to_owned(),
             manifest: Arc::new(manifest),
-            files: files.into(),
-            verified: HashSet::new(),
             open: None,
+            chunk: None,
             bytes_read: 0,
         })
     }
@@ -92,12 +85,12 @@ impl ShardedRecord {
 
     /// Ranks that saved it.
     pub fn world_size(&self) -> usize {
-        self.manifest.world_size
+        self.manifest.files.len()
     }
 
     /// Bytes of all files, without the manifest.
     pub fn bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.bytes).sum()
+        self.manifest.bytes()
     }
 
     /// Bytes read of its files so far.
@@ -153,96 +146,78 @@ impl ShardedRecord {
     ///
     /// Those of [`read`](Self::read).
     pub fn verify(&mut self) -> Result<(), RecordError> {
-        let tensors = self.tensors().map(TensorSlice::whole);
-        for TensorSlice { tensor, range } in tensors.collect::<Vec<_>>() {
-            self.for_each_part(&tensor, &range, |_| Ok(()))?;
-        }
-        // A rank without elements has a file too.
-        (0..self.world_size()).try_for_each(|rank| self.verify_header(rank))
+        let manifest = self.manifest.clone();
+        let mut files = manifest.files.iter().enumerate();
+        files.try_for_each(|(rank, file)| self.read_file(rank, 0..file.bytes, |_| Ok(())))
     }
 
-    /// Reads elements of a tensor in order, chunk by chunk as they were saved. `take` gets the wanted bytes of each chunk.
+    /// Reads elements of a tensor in order. `take` gets them chunk by chunk.
     fn for_each_part(
         &mut self,
         tensor: &TensorSpec,
         elements: &Range<usize>,
         mut take: impl FnMut(&[u8]) -> Result<(), RecordError>,
     ) -> Result<(), RecordError> {
-        let size = tensor.element_bytes();
-        let (manifest, mut chunk) = (self.manifest.clone(), Vec::new());
+        let manifest = self.manifest.clone();
         for slice in &manifest.tensors[&tensor.name].slices {
-            let (start, end) = (slice.offset * size, slice.range().end * size);
-            for (index, &crc32) in slice.crc32.iter().enumerate() {
-                let offset = index * CHUNK_BYTES;
-                let first = start + offset;
-                // The bytes of the tensor in this chunk, and those of them that are wanted.
-                let bytes = first..end.min(first.saturating_add(CHUNK_BYTES));
-                let part =
-                    bytes.start.max(elements.start * size)..bytes.end.min(elements.end * size);
-                if part.is_empty() {
-                    continue;
-                }
-                self.verify_header(slice.rank)?;
-                chunk.resize(bytes.len(), 0);
-                let header = self.files[slice.rank].header.len() as u64;
-                let place = header + slice.file_offset + offset as u64;
-                self.read_at(slice.rank, place, &mut chunk)?;
-                let what = format!("bytes {bytes:?} of `{}`", tensor.name);
-                verify(&self.file(slice.rank), &what, crc32, &chunk)?;
-                take(&chunk[part.start - first..part.end - first])?;
+            let wanted = slice.offset.max(elements.start)..slice.range().end.min(elements.end);
+            if !wanted.is_empty() {
+                let place = |element| {
+                    let bytes = (element - slice.offset) * tensor.element_bytes();
+                    slice.at + bytes as u64
+                };
+                let bytes = place(wanted.start)..place(wanted.end);
+                self.read_file(slice.rank, bytes, &mut take)?;
             }
         }
         Ok(())
     }
 
-    /// Verifies once that a rank's file has the header of this record.
-    fn verify_header(&mut self, rank: usize) -> Result<(), RecordError> {
-        if self.verified.contains(&rank) {
-            return Ok(());
+    /// Reads bytes of a rank's file in order. `take` gets them chunk by chunk, verified.
+    fn read_file(
+        &mut self,
+        rank: usize,
+        bytes: Range<u64>,
+        mut take: impl FnMut(&[u8]) -> Result<(), RecordError>,
+    ) -> Result<(), RecordError> {
+        const BYTES: u64 = CHUNK_BYTES as u64;
+
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let first = at / BYTES * BYTES;
+            let end = bytes.end.min(first + BYTES);
+            let chunk = self.chunk(rank, (first / BYTES) as usize)?;
+            take(&chunk[(at - first) as usize..(end - first) as usize])?;
+            at = end;
         }
-        let files = self.files.clone();
-        let mut found = vec![0; files[rank].header.len()];
-        self.read_at(rank, 0, &mut found)?;
-        if found != files[rank].header {
-            let (text, expected) = (
-                String::from_utf8_lossy(&found),
-                self.manifest.identity(rank),
-            );
-            let found = text.split_once(&format!("\"{IDENTITY}\":\""));
-            let reason = match found.and_then(|(_, rest)| rest.split_once('"')) {
-                Some((found, _)) if found != expected => {
-                    format!(
-                        "belongs to another record: it is of {found}, but the manifest is of {expected}"
-                    )
+        Ok(())
+    }
+
+    /// A chunk of a rank's file, verified.
+    fn chunk(&mut self, rank: usize, number: usize) -> Result<&[u8], RecordError> {
+        let held = self.chunk.as_ref();
+        if held.is_none_or(|(of, held, _)| (*of, *held) != (rank, number)) {
+            let path = self.manifest.file(&self.path, rank);
+            let first = (number * CHUNK_BYTES) as u64;
+            let rest = self.manifest.files[rank].bytes - first;
+            let mut bytes = vec![0; rest.min(CHUNK_BYTES as u64) as usize];
+            let file = match &mut self.open {
+                Some((open, file)) if *open == rank => file,
+                open => {
+                    let file = run("open", &path, || File::open(&path))?;
+                    &mut open.insert((rank, file)).1
                 }
-                _ => "has another header than the manifest says".to_owned(),
             };
-            return Err(torn(&self.file(rank), reason));
+            run("read", &path, || {
+                file.seek(SeekFrom::Start(first))?;
+                file.read_exact(&mut bytes)
+            })?;
+            self.bytes_read += bytes.len() as u64;
+            self.manifest.verify(&path, rank, number, &bytes)?;
+            self.chunk = Some((rank, number, bytes));
         }
-        self.verified.insert(rank);
-        Ok(())
-    }
-
-    fn read_at(&mut self, rank: usize, offset: u64, out: &mut [u8]) -> Result<(), RecordError> {
-        let path = self.file(rank);
-        let file = match &mut self.open {
-            Some((open, file)) if *open == rank => file,
-            open => {
-                &mut open
-                    .insert((rank, run("open", &path, || File::open(&path))?))
-                    .1
-            }
-        };
-        run("read", &path, || {
-            file.seek(SeekFrom::Start(offset))?;
-            file.read_exact(out)
-        })?;
-        self.bytes_read += out.len() as u64;
-        Ok(())
-    }
-
-    fn file(&self, rank: usize) -> PathBuf {
-        self.path.join(&self.files[rank].name)
+        let (.., bytes) = self.chunk.as_ref().expect("it was read");
+        Ok(bytes)
     }
 }
 
@@ -309,7 +284,6 @@ pub fn load_sharded(
 /// is in the section `model`.
 pub fn consolidate(dir: &Path, out: &Path) -> Result<(), RecordError> {
     let mut record = ShardedRecord::open(dir, None)?;
-    let mut header = Header::new("step", record.state().step.to_string());
     let mut tensors: Vec<_> = record.tensors().collect();
     tensors.retain(|tensor| tensor.name.starts_with(MODEL));
     if tensors.is_empty() {
@@ -318,9 +292,11 @@ pub fn consolidate(dir: &Path, out: &Path) -> Result<(), RecordError> {
     }
     // As safetensors orders; the names are in order.
     tensors.sort_by_key(|tensor| Reverse(tensor.dtype));
-    for TensorSpec { name, dtype, shape } in &tensors {
-        header.add(name[MODEL.len()..].to_owned(), *dtype, shape.clone());
-    }
+    let in_file = |TensorSpec { name, dtype, shape }: &TensorSpec| {
+        (name[MODEL.len()..].to_owned(), *dtype, shape.clone())
+    };
+    let step = record.state().step.to_string();
+    let header = header(("step", step), tensors.iter().map(in_file));
 
     // Beside `out`, so that it can be renamed to it.
     let mut name = OsString::from(".");
@@ -331,11 +307,11 @@ pub fn consolidate(dir: &Path, out: &Path) -> Result<(), RecordError> {
     let _ = fs::remove_file(&temporary);
     let write = || {
         let mut file = SyncedFile::create(&temporary)?;
-        file.write(&header.to_bytes())?;
+        file.write(&header)?;
         for TensorSlice { tensor, range } in tensors.into_iter().map(TensorSlice::whole) {
             record.for_each_part(&tensor, &range, |bytes| file.write(bytes))?;
         }
-        let bytes = file.sync()?;
+        let bytes = file.finish()?.bytes;
         run("rename", &temporary, || fs::rename(&temporary, out))?;
         sync_dir(parent(out))?;
         log::info!("the model of a record in {}: {bytes} bytes", out.display());

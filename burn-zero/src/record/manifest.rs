@@ -1,12 +1,12 @@
 //! The manifest: which file has which elements of which tensor, and the state that is no tensor. Pure values.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -19,9 +19,9 @@ use super::entry::TensorSpec;
 const FORMAT: &str = "burn-zero sharded record";
 
 /// The version that this program writes and reads.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
-/// Bytes under one checksum, the smallest unit that is read to verify a part of a slice.
+/// Bytes of a file under one checksum, the smallest unit that is read.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 /// What training needs besides tensors, as JSON.
@@ -78,13 +78,24 @@ struct Envelope {
 }
 
 /// A record's table of contents, or what one rank adds to it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
-    pub world_size: usize,
+    /// By rank.
+    pub files: Vec<RankFile>,
     pub state: TrainingState,
     /// By name.
     pub tensors: BTreeMap<String, TensorRow>,
+}
+
+/// The file of one rank.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RankFile {
+    /// Its length.
+    pub bytes: u64,
+    /// One for each [`CHUNK_BYTES`], the last for the rest.
+    pub crc32: Vec<u32>,
 }
 
 /// A tensor and its slices in the order of their elements.
@@ -103,11 +114,8 @@ pub(super) struct SliceRow {
     pub rank: usize,
     pub offset: usize,
     pub len: usize,
-    /// One for each chunk.
-    pub crc32: Vec<u32>,
-    /// Its place in its file; set by [`Manifest::files`].
-    #[serde(skip)]
-    pub file_offset: u64,
+    /// Where it begins in the rank's file.
+    pub at: u64,
 }
 
 impl SliceRow {
@@ -124,22 +132,12 @@ impl TensorRow {
 }
 
 impl Manifest {
-    /// What a rank adds that has written nothing yet.
-    pub fn of_rank(state: TrainingState) -> Self {
-        Self {
-            world_size: 1,
-            state,
-            tensors: BTreeMap::new(),
-        }
-    }
-
     /// The record whose ranks wrote these, if each element of each tensor is on exactly one of them.
     pub fn assemble(ranks: Vec<Self>) -> Result<Self, RecordError> {
-        let world_size = ranks.len();
         let mut ranks = ranks.into_iter();
         let mut manifest = ranks.next().expect("a group has ranks");
-        manifest.world_size = world_size;
         for (rank, theirs) in (1..).zip(ranks) {
+            manifest.files.extend(theirs.files);
             manifest.add_state(rank, theirs.state)?;
             for (name, row) in theirs.tensors {
                 manifest.add_tensor(rank, name, row)?;
@@ -190,7 +188,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Checks that every element of every tensor is in exactly one slice, and that each slice has a file and checksums.
+    /// Checks that every element of every tensor is in exactly one slice, and that each slice is in a file.
     fn check(&self) -> Result<(), RecordError> {
         for (name, row) in &self.tensors {
             let spec = row.spec(name);
@@ -202,8 +200,9 @@ impl Manifest {
             for slice in &row.slices {
                 let (range, rank) = (slice.range(), slice.rank);
                 spec.check(&range)?;
-                let chunks = (slice.len * spec.element_bytes()).div_ceil(CHUNK_BYTES);
-                if rank >= self.world_size || slice.crc32.len() != chunks {
+                let bytes = (slice.len * spec.element_bytes()) as u64;
+                let is_in = |file: &RankFile| slice.at.saturating_add(bytes) <= file.bytes;
+                if !self.files.get(rank).is_some_and(is_in) {
                     return not_once(range.start, range.end, "in no file".to_owned());
                 }
                 if range.start > covered {
@@ -255,46 +254,60 @@ impl Manifest {
         let manifest = envelope.manifest.get();
         verify(path, "its manifest", envelope.crc32, manifest.as_bytes())?;
         let manifest: Self = serde_json::from_str(manifest).map_err(no_json)?;
-        // The checksum is right, so the following errors are possible only in a file of another program.
-        let ranks = manifest.world_size;
-        let last = path.with_file_name(rank_file(ranks.wrapping_sub(1), ranks));
-        if !last.exists() {
-            return Err(torn(&last, "is missing".to_owned()));
-        }
+        // The checksum is right, so this error is possible only in a file of another program.
         let checked = manifest.check();
         checked.map_err(|error| no_manifest(error.to_string()))?;
         Ok(manifest)
     }
 
-    /// The files of the ranks, each with its header and the slices behind it in safetensors' order: the widest elements first, so that all are
-    /// aligned.
-    pub fn files(&mut self) -> Vec<RankFile> {
-        let mut headers: Vec<_> = (0..self.world_size)
-            .map(|rank| Header::new(IDENTITY, self.identity(rank)))
-            .collect();
-        let mut rows: Vec<_> = self.tensors.iter_mut().collect();
-        rows.sort_by_key(|(_, row)| Reverse(row.dtype));
-        for (name, row) in rows {
-            for slice in &mut row.slices {
-                let key = slice_key(name, &slice.range());
-                slice.file_offset = headers[slice.rank].add(key, row.dtype, vec![slice.len]);
-            }
-        }
-        let headers = headers.into_iter().enumerate();
-        let files = headers.map(|(rank, tensors)| {
-            let header = tensors.to_bytes();
-            RankFile {
-                name: rank_file(rank, self.world_size),
-                bytes: tensors.end.saturating_add(header.len() as u64),
-                header,
-            }
-        });
-        files.collect()
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// The text in a rank's file that identifies its record and rank.
-    pub fn identity(&self, rank: usize) -> String {
-        identity(self.state.step, rank, self.world_size)
+    /// The file of a rank of the record in `dir`.
+    pub fn file(&self, dir: &Path, rank: usize) -> PathBuf {
+        dir.join(rank_file(rank, self.files.len()))
+    }
+
+    /// Checks that the files in `dir` exist with their full lengths and have all checksums, without reading them.
+    pub fn check_files(&self, dir: &Path) -> Result<(), RecordError> {
+        for (rank, file) in self.files.iter().enumerate() {
+            let (path, written) = (&self.file(dir, rank), file.bytes);
+            let found = run("look at", path, || Ok(fs::metadata(path)?.len())).map_err(missing)?;
+            if found != written {
+                let reason = format!("holds {found} bytes, but {written} were written");
+                return Err(torn(path, reason));
+            }
+            if file.crc32.len() as u64 != written.div_ceil(CHUNK_BYTES as u64) {
+                return Err(torn(path, "has not all of its checksums".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Verifies bytes of a rank's file, a chunk with this number.
+    pub fn verify(
+        &self,
+        path: &Path,
+        rank: usize,
+        chunk: usize,
+        bytes: &[u8],
+    ) -> Result<(), RecordError> {
+        let what = format!("chunk {chunk}");
+        let verified = verify(path, &what, self.files[rank].crc32[chunk], bytes);
+        verified.map_err(|error| {
+            let text = String::from_utf8_lossy(bytes);
+            let expected = identity(self.state.step, rank, self.files.len());
+            let found = text.split_once(&format!("\"{IDENTITY}\":\""));
+            match found.and_then(|(_, rest)| rest.split_once('"')) {
+                Some((found, _)) if chunk == 0 && found != expected => torn(
+                    path,
+                    format!("belongs to another record: it is of {found}, but the manifest is of {expected}"),
+                ),
+                _ => error,
+            }
+        })
     }
 
     /// Checks that the record in `dir` has these elements of the tensor.
@@ -327,29 +340,6 @@ impl Manifest {
     }
 }
 
-/// The file of one rank.
-#[derive(Debug)]
-pub(super) struct RankFile {
-    pub name: String,
-    pub header: Vec<u8>,
-    /// Length of the file.
-    pub bytes: u64,
-}
-
-impl RankFile {
-    /// Checks that the file in `dir` exists with its full length, without reading it.
-    pub fn check_length(&self, dir: &Path) -> Result<(), RecordError> {
-        let path = &dir.join(&self.name);
-        let found = run("look at", path, || Ok(fs::metadata(path)?.len())).map_err(missing)?;
-        let written = self.bytes;
-        if found == written {
-            return Ok(());
-        }
-        let reason = format!("holds {found} bytes, but {written} were written");
-        Err(torn(path, reason))
-    }
-}
-
 /// The key of the safetensors metadata with the file's [`identity`].
 pub(super) const IDENTITY: &str = "burn-zero";
 
@@ -362,55 +352,30 @@ pub(super) fn slice_key(name: &str, range: &Range<usize>) -> String {
     format!("{name}[{}..{}]", range.start, range.end)
 }
 
-/// A safetensors header of contiguous tensors. Its bytes are a function of what was added, in every program: the fields are in order.
-pub(super) struct Header {
-    entries: BTreeMap<String, HeaderEntry>,
-    /// Bytes of the tensors.
-    pub end: u64,
-}
-
-#[derive(Serialize)]
-#[serde(untagged)]
-enum HeaderEntry {
-    Metadata(BTreeMap<&'static str, String>),
-    Tensor {
-        dtype: Dtype,
-        shape: Vec<usize>,
-        data_offsets: [u64; 2],
-    },
-}
-
-impl Header {
-    /// With one entry of metadata.
-    pub fn new(key: &'static str, value: String) -> Self {
-        let metadata = HeaderEntry::Metadata(BTreeMap::from([(key, value)]));
-        Self {
-            entries: BTreeMap::from([("__metadata__".to_owned(), metadata)]),
-            end: 0,
-        }
-    }
-
-    /// Adds a tensor behind the others, and returns its offset behind the header.
-    pub fn add(&mut self, name: String, dtype: Dtype, shape: Vec<usize>) -> u64 {
-        let elements = shape.iter().product::<usize>();
-        let start = self.end;
-        // Saturated in a file of another program: no file is as long.
-        self.end = start.saturating_add((elements * (dtype.bitsize() / 8)) as u64);
-        let entry = HeaderEntry::Tensor {
+/// A safetensors header of contiguous tensors with different names, and one entry of metadata: length and text, padded so that the first
+/// tensor is aligned.
+pub(super) fn header(
+    (key, value): (&str, String),
+    tensors: impl Iterator<Item = (String, Dtype, Vec<usize>)>,
+) -> Vec<u8> {
+    let mut end = 0;
+    let tensors = tensors.map(|(name, dtype, shape)| {
+        let start = end;
+        end += shape.iter().product::<usize>() * (dtype.bitsize() / 8);
+        let data_offsets = (start, end);
+        let info = TensorInfo {
             dtype,
             shape,
-            data_offsets: [start, self.end],
+            data_offsets,
         };
-        self.entries.insert(name, entry);
-        start
-    }
-
-    /// Length and text, padded so that the first tensor is aligned.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut text = serde_json::to_vec(&self.entries).expect("names and numbers are JSON");
-        text.resize(text.len().next_multiple_of(size_of::<u64>()), b' ');
-        [&(text.len() as u64).to_le_bytes(), &text[..]].concat()
-    }
+        (name, info)
+    });
+    let metadata = HashMap::from([(key.to_owned(), value)]);
+    let header = Metadata::new(Some(metadata), tensors.collect());
+    let header = header.expect("tensors of whole bytes, one behind the other");
+    let mut text = serde_json::to_vec(&header).expect("names and numbers are JSON");
+    text.resize(text.len().next_multiple_of(size_of::<u64>()), b' ');
+    [&(text.len() as u64).to_le_bytes(), &text[..]].concat()
 }
 
 fn ranks_differ(

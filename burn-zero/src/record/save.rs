@@ -14,7 +14,7 @@ use super::directory::{
 use super::entry::{Entry, TensorSlice};
 use super::joint::JointWork;
 use super::manifest::{
-    CHUNK_BYTES, Header, IDENTITY, Manifest, SliceRow, TensorRow, identity, slice_key,
+    CHUNK_BYTES, IDENTITY, Manifest, SliceRow, TensorRow, header, identity, slice_key,
 };
 use super::{RecordError, TrainingState};
 use crate::ProcessGroup;
@@ -160,13 +160,16 @@ fn write_rank_file(
 ) -> Result<Manifest, RecordError> {
     let (rank, world_size) = (group.rank(), group.world_size());
     entries.sort_by(|a, b| order(a.slice()).cmp(&order(b.slice())));
-    let mut header = Header::new(IDENTITY, identity(state.step, rank, world_size));
-    for TensorSlice { tensor, range } in entries.iter().map(Entry::slice) {
-        if !range.is_empty() {
-            let key = slice_key(&tensor.name, range);
-            header.add(key, tensor.dtype, vec![range.len()]);
+    let (mut tensors, mut keys) = (Vec::new(), HashSet::new());
+    let slices = entries.iter().map(Entry::slice);
+    for TensorSlice { tensor, range } in slices.filter(|slice| !slice.range.is_empty()) {
+        let key = slice_key(&tensor.name, range);
+        if !keys.insert(key.clone()) {
+            return Err(tensor.error(format!("was given twice: {key}")));
         }
+        tensors.push((key, tensor.dtype, vec![range.len()]));
     }
+    let identity = identity(state.step, rank, world_size);
     let path = dir.join(rank_file(rank, world_size));
     let mut out = SyncedFile::create(&path).map_err(|error| match error.is_not_found() {
         true => RecordError::NotShared {
@@ -175,18 +178,15 @@ fn write_rank_file(
         },
         false => error,
     })?;
-    out.write(&header.to_bytes())?;
-    let (mut manifest, mut written) = (Manifest::of_rank(state), HashSet::new());
+    out.write(&header((IDENTITY, identity), tensors.into_iter()))?;
+    let mut manifest = Manifest {
+        state,
+        ..Manifest::default()
+    };
     for entry in entries {
-        let (slice, bytes) = entry.into_bytes()?;
-        let TensorSlice { tensor, range } = slice;
-        let key = slice_key(&tensor.name, &range);
-        if !range.is_empty() && !written.insert(key.clone()) {
-            return Err(tensor.error(format!("was given twice: {key}")));
-        }
-        let mut crc32 = Vec::new();
+        let (TensorSlice { tensor, range }, bytes) = entry.into_bytes()?;
+        let at = out.bytes();
         for chunk in bytes.chunks(CHUNK_BYTES) {
-            crc32.push(crc32fast::hash(chunk));
             out.write(chunk)?;
             work.at_work()?;
         }
@@ -194,8 +194,7 @@ fn write_rank_file(
             rank,
             offset: range.start,
             len: range.len(),
-            crc32,
-            file_offset: 0,
+            at,
         };
         let row = TensorRow {
             dtype: tensor.dtype,
@@ -204,9 +203,9 @@ fn write_rank_file(
         };
         manifest.add_tensor(rank, tensor.name, row)?;
     }
-    let bytes = out.sync()?;
+    manifest.files.push(out.finish()?);
     sync_dir(dir)?;
-    log::debug!("wrote {}: {bytes} bytes", path.display());
+    log::debug!("wrote {}", path.display());
     Ok(manifest)
 }
 
@@ -255,21 +254,18 @@ impl<'a> Draft<'a> {
     /// Makes a record of the files and returns their bytes. The record exists from the rename on.
     fn commit(&self, tables: Vec<Manifest>) -> Result<u64, RecordError> {
         let partial = self.partial();
-        let mut manifest = Manifest::assemble(tables)?;
-        let files = manifest.files();
-        files
-            .iter()
-            .try_for_each(|file| file.check_length(&partial))?;
+        let manifest = Manifest::assemble(tables)?;
+        manifest.check_files(&partial)?;
         let path = partial.join(MANIFEST);
         let mut file = SyncedFile::create(&path)?;
         file.write(manifest.to_json().as_bytes())?;
-        file.sync()?;
+        file.finish()?;
         sync_dir(&partial)?;
 
         let complete = self.dir.join(self.name.complete());
         run("rename", &partial, || fs::rename(&partial, &complete))?;
         sync_dir(self.dir)?;
-        let bytes = files.iter().map(|file| file.bytes).sum();
+        let bytes = manifest.bytes();
         log::info!("saved {}: {bytes} bytes", complete.display());
         Ok(bytes)
     }

@@ -5,12 +5,14 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 
-use burn_backend::TensorData;
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, TensorData};
 use bytemuck::{cast_slice, pod_collect_to_vec};
 use parking_lot::Mutex;
 
 use super::layout::{Layout, StepTag};
 use super::memory_tracker::{MemoryTracker, TrackedBytes};
+use crate::backend::on_host;
 use crate::group::{BufferDtype, Collectives, HostBuffer, Pending, ProcessGroup, ReduceOp, Split};
 use crate::host::HostRead;
 use crate::shard::{Bucket, Progress, ReducePlan};
@@ -31,10 +33,12 @@ pub(crate) struct Reduced {
 ///
 /// Several reducers may share a group: see [`ZeroOptimizer`](crate::ZeroOptimizer), "What must be the same on all ranks".
 pub(crate) struct GradientReducer {
-    number: u64,
+    /// Reducers of one thread are numbered in the order in which they were made.
+    pub(crate) number: u64,
     group: Arc<dyn ProcessGroup>,
     how: Arc<Reduction>,
-    memory: Memory,
+    /// Where gradients are between backward and the step.
+    pub(crate) memory: Memory,
     /// Where submitted gradients go; none between backward passes and steps.
     destination: Mutex<Option<Destination>>,
     /// Steps of the optimizer.
@@ -89,11 +93,6 @@ impl GradientReducer {
         }
     }
 
-    /// Reducers of one thread are numbered in the order in which they were made.
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
     pub(crate) fn layout(&self) -> &Layout {
         &self.how.layout
     }
@@ -113,9 +112,16 @@ impl GradientReducer {
         self.how.stage.shards_gradients() && self.group.world_size() > 1
     }
 
-    /// Where gradients are between backward and the step.
-    pub(crate) fn memory(&self) -> Memory {
-        self.memory
+    /// A tensor of a gradient, where gradients are.
+    pub(crate) fn placed<I: Backend>(
+        &self,
+        data: TensorData,
+        device: &I::Device,
+    ) -> FloatTensor<I> {
+        match self.memory {
+            Memory::Device => I::float_from_data(data, device),
+            Memory::Host => on_host::<I>(data, device),
+        }
     }
 
     /// Whether there is nothing to do before the step.
@@ -227,32 +233,20 @@ impl GradientReducer {
         }
     }
 
-    /// Ends the collection: the reduced gradients, by parameter, `None` of those that no rank has. Parameters that were not submitted
-    /// have no gradient on this rank.
+    /// Ends the collection: by parameter, the reduced gradients, `None` of those that no rank has, or this rank's that were copied to the
+    /// host. Parameters that were not submitted have no gradient on this rank.
     ///
     /// # Errors
     ///
     /// Those of the group.
     pub(crate) fn finish(&self) -> Result<Vec<Option<Reduced>>, ZeroError> {
-        let sum = match self.destination.lock().take() {
-            Some(Destination::Buckets(buckets)) => buckets.finish(self)?,
-            // A backward pass that began without this reducer.
-            _ => Sum::new(self.layout()),
-        };
-        sum.finish(self)
-    }
-
-    /// Ends the collection of gradients that are copied to the host unreduced: by parameter, in their own types.
-    pub(crate) fn finish_copies(&self) -> Vec<Option<TensorData>> {
-        let copies = match self.destination.lock().take() {
-            Some(Destination::Host(copies)) => copies,
-            // A backward pass that began without this reducer.
-            _ => HostCopies::new(self.layout().parameters().len()),
-        };
-        let gradients = copies.gradients.into_iter();
-        gradients
-            .map(|copy| copy.map(|(read, _)| read.data()))
-            .collect()
+        let destination = self.destination.lock().take();
+        match destination {
+            Some(Destination::Buckets(buckets)) => buckets.finish(self)?.finish(self),
+            Some(Destination::Host(copies)) => Ok(copies.finish()),
+            None if self.reduces_in_backward() => Sum::new(self.layout()).finish(self),
+            None => Ok(self.layout().parameters().iter().map(|_| None).collect()),
+        }
     }
 }
 
@@ -300,6 +294,15 @@ impl HostCopies {
             let copy = self.gradients[oldest].take();
             self.gradients[oldest] = copy.map(|(read, held)| (read.arrived(), held));
         }
+    }
+
+    fn finish(self) -> Vec<Option<Reduced>> {
+        let copied = |(read, _): Tracked| Reduced {
+            data: read.data(),
+            is_finite: true,
+        };
+        let gradients = self.gradients.into_iter();
+        gradients.map(|copy| copy.map(copied)).collect()
     }
 }
 

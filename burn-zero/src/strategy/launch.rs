@@ -40,11 +40,8 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
         }
         let mut threads = Vec::new();
         let groups: Vec<Arc<dyn ProcessGroup>> = match &self.ranks {
-            Ranks::Threads { world_size: 1, .. } => vec![Arc::new(SingleRank::new())],
-            Ranks::Threads {
-                world_size,
-                options,
-            } => {
+            Ranks::Threads(1, _) => vec![Arc::new(SingleRank::new())],
+            Ranks::Threads(world_size, options) => {
                 threads = ThreadGroup::new(*world_size, options.clone())?;
                 let shared = |group: &ThreadGroup| Arc::new(group.clone()) as _;
                 threads.iter().map(shared).collect()

@@ -98,7 +98,8 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Records
 ///
-/// They are Burn's, of the whole model and its optimizer's whole state, written by rank 0, which gathers the state tensor by tensor.
+/// They are Burn's, of the whole model and its optimizer's whole state, written by rank 0, which gathers the state tensor by tensor at the end
+/// of each epoch.
 /// They are interchangeable between any numbers of ranks and training without ranks. Each rank reads them whole; if that is too much, use
 /// [`save_sharded`](crate::save_sharded) in a loop of your own. State of wrappers is rank 0's. Burn's records contain no generator: dropout
 /// draws other numbers after a resumption, unless the loader seeds the backend at the start of each epoch.
@@ -134,10 +135,8 @@ pub struct ZeroStrategy<LC: LearningComponentsTypes> {
 }
 
 enum Ranks {
-    Threads {
-        world_size: usize,
-        options: GroupOptions,
-    },
+    /// As many.
+    Threads(usize, GroupOptions),
     Process(Arc<dyn ProcessGroup>),
 }
 
@@ -146,10 +145,7 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     pub fn threads(world_size: usize) -> Self {
         let options = GroupOptions::default();
         Self {
-            ranks: Ranks::Threads {
-                world_size,
-                options,
-            },
+            ranks: Ranks::Threads(world_size, options),
             devices: None,
             train_format: None,
             valid_format: None,
@@ -189,7 +185,7 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
     /// Settings of the group of threads, such as its deadline. A process's group has its own.
     #[must_use]
     pub fn with_options(mut self, of_group: GroupOptions) -> Self {
-        if let Ranks::Threads { options, .. } = &mut self.ranks {
+        if let Ranks::Threads(_, options) = &mut self.ranks {
             *options = of_group;
         }
         self

@@ -141,16 +141,19 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         reason.is_some()
     }
 
-    /// Lets rank 0 write a record, if one is due.
+    /// Lets rank 0 write a record, if it has a checkpointer, whose strategy decides whether one is due.
     fn save(&mut self, epoch: usize, context: &RankContext) -> Result<(), ZeroError> {
         let (learner, store) = (&mut self.learner, &self.job.store);
-        match &self.rank_0 {
-            Some(rank_0) => context.lead_record(|| {
-                let checkpoints = rank_0.checkpoints.iter();
-                checkpoints.for_each(|checkpoints| checkpoints.write(learner, epoch, store));
-            }),
-            None => context.take_part(|| learner.optimizer_step(GradientsParams::new())),
+        let own = self.rank_0.as_ref();
+        let own = own.and_then(|rank_0| rank_0.checkpoints.as_ref());
+        if !self
+            .group
+            .agree_any("whether there are records", own.is_some())?
+        {
+            return Ok(());
         }
+        context.gather_record(|| learner.optimizer_step(GradientsParams::new()))?;
+        context.write_record(own.map(|own| || own.write(learner, epoch, store)))
     }
 
     /// Whether to stop early, as rank 0 decides.

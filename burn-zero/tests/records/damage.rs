@@ -178,9 +178,9 @@ fn other_names_are_no_records() {
 
     let manifest = record.join("manifest.json");
     let text = fs::read_to_string(&manifest).unwrap();
-    fs::write(&manifest, text.replace("\"version\":2", "\"version\":1")).unwrap();
+    fs::write(&manifest, text.replace("\"version\":3", "\"version\":2")).unwrap();
     let error = read_all(&record).unwrap_err().to_string();
-    assert!(error.contains("version 1 of the format"), "{error}");
+    assert!(error.contains("version 2 of the format"), "{error}");
 }
 
 #[test]
@@ -207,20 +207,25 @@ fn a_manifest_that_leads_outside_is_refused() {
     let whole: Value = serde_json::from_str(&text).unwrap();
     let second = "/tensors/model~1layer.0/slices/1";
     let changes = [
+        ("/files".to_owned(), json!([]), "in no file"),
         (
-            "/world_size".to_owned(),
-            json!(3),
-            "rank-2-of-3.safetensors is missing",
+            "/files/1/bytes".to_owned(),
+            json!(u64::MAX),
+            "bytes, but 18446744073709551615 were written",
         ),
-        ("/world_size".to_owned(), json!(u64::MAX), "is missing"),
+        (
+            "/files/1/crc32".to_owned(),
+            json!([]),
+            "has not all of its checksums",
+        ),
         (
             format!("{second}/rank"),
             json!(2),
             "has elements 9..12 in no file",
         ),
         (
-            format!("{second}/crc32"),
-            json!([]),
+            format!("{second}/at"),
+            json!(u64::MAX),
             "has elements 9..12 in no file",
         ),
         (
@@ -263,7 +268,7 @@ fn a_manifest_that_leads_outside_is_refused() {
         }
         let text = manifest.to_string();
         let crc32 = crc32fast::hash(text.as_bytes());
-        let head = r#"{"format":"burn-zero sharded record","version":2"#;
+        let head = r#"{"format":"burn-zero sharded record","version":3"#;
         fs::write(
             &path,
             format!(r#"{head},"crc32":{crc32},"manifest":{text}}}"#),

@@ -26,7 +26,7 @@ fn what_one_rank_gives_wrong_is_saved_by_none() {
     let own = |of_others: &'static str| of_others.split_once("failed: ").unwrap().1;
     let bad_ranks: [BadRank; 5] = [
         (
-            |entries| entries.insert(0, Entry::new(entries[0].slice().clone(), vec![])),
+            |entries| entries[0] = Entry::new(entries[0].slice().clone(), vec![]),
             [lengths, own(lengths), lengths],
         ),
         (

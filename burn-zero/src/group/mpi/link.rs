@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    ops::Range,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -20,7 +19,7 @@ use super::{GRACE, print_end};
 use crate::group::{
     GroupFault, HostBuffer,
     call::Call,
-    collectives::{Part, Payload, Peers, Transport},
+    collectives::{Exchange, Part, Peers, Transport},
     member::Queue,
 };
 
@@ -196,42 +195,27 @@ impl Drop for Link {
 }
 
 impl Transport for Link {
-    fn exchange(
-        &mut self,
-        call: &Call,
-        own: &Payload,
-        sends: &[Range<usize>],
-        lengths: &[usize],
-    ) -> Result<Vec<Part>, GroupFault> {
+    fn exchange(&mut self, it: Exchange<'_>) -> Result<Vec<Part>, GroupFault> {
+        let (own, sends, lengths) = (it.own, it.sends, it.lengths);
         let (rank, bytes) = (self.rank, (**own).as_ref());
         // Of f32, so that the bytes are aligned for elements of all types.
         let elements =
             |(from, length): (usize, &usize)| if from == rank { 0 } else { length.div_ceil(4) };
         let sizes = lengths.iter().enumerate().map(elements);
         let mut received: Vec<_> = sizes.map(|elements| vec![0_f32; elements]).collect();
-        let longest = sends
-            .iter()
-            .map(Range::len)
-            .chain(lengths.iter().copied())
-            .max();
-        for at in (0..longest.unwrap_or(0).max(1)).step_by(CHUNK_BYTES) {
-            let chunk = |part: &Range<usize>| {
-                let start = part.end.min(part.start + at);
-                start..part.end.min(start + CHUNK_BYTES)
-            };
-            let out = self.others().map(|to| (to, &bytes[chunk(&sends[to])]));
-            let out: Vec<_> = out.filter(|(_, bytes)| !bytes.is_empty()).collect();
-            let into = received
-                .iter_mut()
-                .enumerate()
-                .filter(|(from, _)| *from != rank);
-            let into = into.map(|(from, all)| {
-                let all = cast_slice_mut::<f32, u8>(all);
-                (from, &mut all[chunk(&(0..lengths[from]))])
-            });
-            let mut into: Vec<_> = into.filter(|(_, bytes)| !bytes.is_empty()).collect();
-            self.swap(call, &out, &mut into);
-        }
+        // Messages between two ranks arrive in order.
+        let out = self.others().flat_map(|to| {
+            let chunks = bytes[sends[to].clone()].chunks(CHUNK_BYTES);
+            chunks.map(move |chunk| (to, chunk))
+        });
+        let out: Vec<_> = out.collect();
+        let others = received.iter_mut().enumerate();
+        let into = others.filter(|(from, _)| *from != rank);
+        let into = into.flat_map(|(from, all)| {
+            let all = &mut cast_slice_mut::<f32, u8>(all)[..lengths[from]];
+            all.chunks_mut(CHUNK_BYTES).map(move |chunk| (from, chunk))
+        });
+        self.swap(it.call, &out, &mut into.collect::<Vec<_>>());
         let part = |(from, received)| match from == rank {
             true => Part(own.clone(), sends[rank].clone()),
             false => Part(Arc::new(HostBuffer::F32(received)), 0..lengths[from]),

@@ -131,9 +131,8 @@ impl Factors {
 /// The state and gradients of a range of elements, in slices of one length.
 pub(super) struct Elements<'a> {
     pub(super) gradients: Gradients<'a>,
-    pub(super) master: &'a mut [f32],
-    pub(super) moment_1: &'a mut [f32],
-    pub(super) moment_2: &'a mut [f32],
+    /// Master parameters, first and second moments.
+    pub(super) state: [&'a mut [f32]; 3],
     pub(super) out: Option<ParamsOut<'a>>,
 }
 
@@ -141,32 +140,30 @@ impl<'a> Elements<'a> {
     fn split_at(self, at: usize) -> (Self, Self) {
         let (gradients, gradients_tail) =
             split!(self.gradients, at, split_at, Gradients F32 Bf16 F16);
-        let (master, master_tail) = self.master.split_at_mut(at);
-        let (moment_1, moment_1_tail) = self.moment_1.split_at_mut(at);
-        let (moment_2, moment_2_tail) = self.moment_2.split_at_mut(at);
+        let [master, first, second] = self.state.map(|slice| slice.split_at_mut(at));
         let halve = |out| split!(out, at, split_at_mut, ParamsOut Bf16 F16);
         let (out, out_tail) = self.out.map(halve).unzip();
         let head = Self {
             gradients,
-            master,
-            moment_1,
-            moment_2,
+            state: [master.0, first.0, second.0],
             out,
         };
         let tail = Self {
             gradients: gradients_tail,
-            master: master_tail,
-            moment_1: moment_1_tail,
-            moment_2: moment_2_tail,
+            state: [master.1, first.1, second.1],
             out: out_tail,
         };
         (head, tail)
     }
 
+    fn len(&self) -> usize {
+        self.state[0].len()
+    }
+
     fn chunks(self) -> Vec<Self> {
-        let mut chunks = Vec::with_capacity(self.master.len().div_ceil(CHUNK));
+        let mut chunks = Vec::with_capacity(self.len().div_ceil(CHUNK));
         let mut rest = self;
-        while rest.master.len() > CHUNK {
+        while rest.len() > CHUNK {
             let (head, tail) = rest.split_at(CHUNK);
             chunks.push(head);
             rest = tail;
@@ -180,7 +177,7 @@ impl<'a> Elements<'a> {
 /// number of threads nor the instructions change a bit.
 pub(super) fn update(arch: Arch, factors: Factors, elements: Elements<'_>) {
     let run = |elements| arch.dispatch(ChunkUpdate { factors, elements });
-    if elements.master.len() <= CHUNK {
+    if elements.len() <= CHUNK {
         return run(elements);
     }
     elements.chunks().into_par_iter().for_each(run);
@@ -208,8 +205,8 @@ impl ChunkUpdate<'_> {
     #[inline(always)]
     fn run<const CAUTIOUS: bool>(self) {
         let mut rest = self.elements;
-        while !rest.master.is_empty() {
-            let at = BLOCK.min(rest.master.len());
+        while rest.len() > 0 {
+            let at = BLOCK.min(rest.len());
             let (block, tail) = rest.split_at(at);
             update_block::<CAUTIOUS>(&self.factors, block, &tail);
             rest = tail;
@@ -241,24 +238,15 @@ impl Elements<'_> {
         gradients: &[G],
         next: &Elements<'_>,
     ) {
-        let Self {
-            master,
-            moment_1,
-            moment_2,
-            out,
-            ..
-        } = self;
-        let none = &mut [(); BLOCK][..gradients.len()];
-        match out {
-            None => {
-                sweep::<_, _, CAUTIOUS>(factors, gradients, master, moment_1, moment_2, none, next);
-            }
+        let (mut state, none) = (self.state, &mut [(); BLOCK][..gradients.len()]);
+        match self.out {
+            None => sweep::<_, _, CAUTIOUS>(factors, gradients, &mut state, none, next),
             Some(ParamsOut::Bf16(out)) => {
-                sweep::<_, _, CAUTIOUS>(factors, gradients, master, moment_1, moment_2, out, next);
+                sweep::<_, _, CAUTIOUS>(factors, gradients, &mut state, out, next);
             }
             Some(ParamsOut::F16(out)) => {
-                sweep::<_, _, CAUTIOUS>(factors, gradients, master, moment_1, moment_2, none, next);
-                out.convert_from_f32_slice(master);
+                sweep::<_, _, CAUTIOUS>(factors, gradients, &mut state, none, next);
+                out.convert_from_f32_slice(state[0]);
             }
         }
     }
@@ -267,9 +255,7 @@ impl Elements<'_> {
     #[inline(always)]
     fn prefetch(&self, index: usize) {
         with_slice!(&self.gradients, Gradients F32 Bf16 F16, slice => prefetch(slice, index));
-        prefetch(self.master, index);
-        prefetch(self.moment_1, index);
-        prefetch(self.moment_2, index);
+        self.state.iter().for_each(|slice| prefetch(slice, index));
         if let Some(out) = &self.out {
             with_slice!(out, ParamsOut Bf16 F16, slice => prefetch(slice, index));
         }
@@ -296,9 +282,7 @@ fn prefetch<T>(slice: &[T], index: usize) {
 fn sweep<G: Widen, O: Narrow, const CAUTIOUS: bool>(
     factors: &Factors,
     gradients: &[G],
-    master: &mut [f32],
-    moment_1: &mut [f32],
-    moment_2: &mut [f32],
+    [master, moment_1, moment_2]: &mut [&mut [f32]; 3],
     out: &mut [O],
     next: &Elements<'_>,
 ) {

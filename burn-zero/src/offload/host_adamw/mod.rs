@@ -47,9 +47,8 @@ pub use pulp::Arch;
 #[derive(Debug)]
 pub struct HostAdamW {
     config: HostAdamWConfig,
-    master: Pages,
-    moment_1: Pages,
-    moment_2: Pages,
+    /// Master parameters, first and second moments.
+    state: [Pages; 3],
     steps: u64,
     arch: Arch,
 }
@@ -92,17 +91,11 @@ impl HostAdamW {
         Self::of(config, state.steps, [master?, moment_1?, moment_2?])
     }
 
-    fn of(
-        config: HostAdamWConfig,
-        steps: u64,
-        [master, moment_1, moment_2]: [Pages; 3],
-    ) -> Result<Self, ZeroError> {
+    fn of(config: HostAdamWConfig, steps: u64, state: [Pages; 3]) -> Result<Self, ZeroError> {
         config.validate()?;
         Ok(Self {
             config,
-            master,
-            moment_1,
-            moment_2,
+            state,
             steps,
             arch: Self::archs()[0],
         })
@@ -155,17 +148,17 @@ impl HostAdamW {
 
     /// Master parameters.
     pub fn master(&self) -> &[f32] {
-        self.master.elements()
+        self.state[0].elements()
     }
 
     /// Master parameters, mutable: for example to overwrite them with rank 0's.
     pub fn master_mut(&mut self) -> &mut [f32] {
-        self.master.elements_mut()
+        self.state[0].elements_mut()
     }
 
     /// First and second moments.
     pub fn moments(&self) -> (&[f32], &[f32]) {
-        (self.moment_1.elements(), self.moment_2.elements())
+        (self.state[1].elements(), self.state[2].elements())
     }
 
     /// The state, to be written or copied.
@@ -200,9 +193,7 @@ impl HostAdamW {
         let factors = Factors::new(&self.config, &args, self.steps + 1);
         let elements = Elements {
             gradients,
-            master: self.master.elements_mut(),
-            moment_1: self.moment_1.elements_mut(),
-            moment_2: self.moment_2.elements_mut(),
+            state: self.state.each_mut().map(Pages::elements_mut),
             out,
         };
         kernel::update(self.arch, factors, elements);
