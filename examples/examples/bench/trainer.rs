@@ -283,18 +283,21 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Contender for Trainer<B, O> {
         let has_ledger = backend == BackendName::Tch && self.mixed.is_some();
         let unlimited = MemoryBudget::bytes(u64::MAX);
         let _all = (has_ledger && self.budget.is_none()).then(|| unlimited.install());
-        let before = RematStats::of_thread().live_bytes;
+        let mut step_bytes = 0;
         let (mut watched, steps) = watch(backend, || {
             (0..WATCHED_STEPS).try_for_each(|_| {
                 RematStats::reset_thread();
-                self.step().map(drop)
+                let before = RematStats::of_thread().live_bytes;
+                self.step()?;
+                let peak = RematStats::of_thread().peak_bytes;
+                step_bytes = step_bytes.max(peak.saturating_sub(before));
+                Ok(())
             })
         });
         steps?;
-        let stats = RematStats::of_thread();
-        let replayed = stats.replayed_operations;
+        let replayed = RematStats::of_thread().replayed_operations;
         if has_ledger {
-            watched.added_bytes = Some(stats.peak_bytes.saturating_sub(before));
+            watched.added_bytes = Some(step_bytes);
         }
         let (_, gradients) = self.train(hash_of::<B>)?;
         Ok(Look {
