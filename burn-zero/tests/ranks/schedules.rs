@@ -45,7 +45,7 @@ fn program(
         match call % 3 {
             0 => under_way.push(start_all_reduce(group, &label, ReduceOp::Sum, values)),
             1 => under_way.push(Pending::start(group, move |ranks| {
-                ranks.reduce_scatter(&label, ReduceOp::Mean, values, &Split::Equal)
+                ranks.reduce_scatter(&label, ReduceOp::Mean, values, Split::Equal)
             })),
             _ => group.barrier(&label)?,
         }
