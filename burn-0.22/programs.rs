@@ -35,7 +35,7 @@ impl On {
         match self {
             Self::Flex => Device::flex().autodiff(),
             #[cfg(feature = "vulkan")]
-            Self::Vulkan => Device::vulkan(burn::tensor::DeviceKind::DefaultDevice).autodiff(),
+            Self::Vulkan => Device::wgpu(burn::tensor::DeviceKind::DefaultDevice).autodiff(),
         }
     }
 
