@@ -48,7 +48,7 @@ impl<A: Tape> Backend for Sharded<A> {
 /// parameter, all 1 but the last, which is the length of the shard. A rank without elements of the parameter gets a single 0
 /// (or NaN, if the gradient is non-finite anywhere), so that all ranks have gradients of the same parameters.
 ///
-/// With [`Memory::Host`] it is in host memory, as are the whole gradients of stages 0 and 1 and of an optimizer on the host alone.
+/// With [`Memory::Host`](crate::Memory::Host) it is in host memory, as are the whole gradients of stages 0 and 1 and of an optimizer on the host alone.
 pub struct ShardedGradients<A: Tape> {
     inner: A::Gradients,
     /// By node, of parameters whose gradients left; `None` for one that has no gradient on any rank.
