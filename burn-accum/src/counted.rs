@@ -10,6 +10,8 @@ use burn::{
     train::TrainOutput,
 };
 
+use burn_decorator::weight::{LossWeight, offer};
+
 use crate::arrived::{constant, count_id};
 
 /// A loss and the number of items (tokens) it counts, for [`Normalization::Tokens`](crate::Normalization::Tokens).
@@ -48,18 +50,22 @@ pub struct Counted<B: AutodiffBackend> {
     loss_sum: Tensor<B, 1>,
     /// f32 `[1]`
     items: Tensor<B::InnerBackend, 1>,
+    /// Whether the loss was multiplied by `items`.
+    weights: bool,
 }
 
 impl<B: AutodiffBackend> Counted<B> {
     /// `loss` is the mean over `items`, as Burn's losses with their default reduction: `CrossEntropyLoss` averages over the targets that
     /// are not padding. It is multiplied with the number before backward, because ranks that reduce gradients during backward must
-    /// weight their own before. In f16 the larger loss leaves less range for the loss scale; a dynamic scale adapts.
+    /// weight their own before. A decorator that scales the loss divides by the number again and weights the f32 gradients, so that the
+    /// number takes none of f16's range.
     pub fn mean(loss: Tensor<B, 1>, items: impl Items<B>) -> Self {
         let items = items.into_tensor(&loss.device());
         let factor = Tensor::from_inner(items.clone().cast(loss.dtype()));
         Self {
             loss_sum: loss * factor,
             items,
+            weights: true,
         }
     }
 
@@ -68,6 +74,7 @@ impl<B: AutodiffBackend> Counted<B> {
         Self {
             items: items.into_tensor(&loss.device()),
             loss_sum: loss,
+            weights: false,
         }
     }
 
@@ -78,7 +85,14 @@ impl<B: AutodiffBackend> Counted<B> {
 
     /// Differentiates, for the `Learner`: the last line of `TrainStep::step`.
     pub fn output<M: AutodiffModule<B>, T>(self, module: &M, item: T) -> TrainOutput<T> {
-        let mut output = TrainOutput::new(module, self.loss_sum.backward(), item);
+        let backward = || self.loss_sum.backward();
+        let gradients = if self.weights {
+            let items = self.items.clone().into_primitive().tensor();
+            offer(LossWeight(items), backward).0
+        } else {
+            backward()
+        };
+        let mut output = TrainOutput::new(module, gradients, item);
         output.grads.register(count_id(), self.items);
         output
     }

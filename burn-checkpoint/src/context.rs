@@ -13,7 +13,6 @@ use crate::cost::Costs;
 use crate::entry::AnyEntry;
 use crate::memory::{self, MemoryStats, Totals};
 use crate::op::OpInfo;
-use crate::policy::SavePolicy;
 use crate::region::Region;
 use crate::stack::{Stack, Ticket};
 use crate::stats::RematStats;
@@ -175,8 +174,10 @@ pub(crate) struct OpContext {
     pub number: u64,
     /// The innermost scope.
     pub region: Option<Arc<Region>>,
-    /// What that scope does with the result.
-    pub save_policy: SavePolicy,
+    /// Whether the result is sure to stay.
+    pub keeps: bool,
+    /// Which call of the operation it is in that scope.
+    pub call: u32,
     /// Where in a step the thread is, under a budget.
     pub step: Option<Step>,
     /// Where that budget takes costs from.
@@ -199,23 +200,20 @@ impl OpContext {
 /// Begins an operation.
 #[inline]
 pub(crate) fn tick(op: &OpInfo) -> OpContext {
-    let mut op_context = CONTEXT.with_borrow_mut(|context| {
+    CONTEXT.with_borrow_mut(|context| {
         context.met = true;
         let budget = context.budget();
+        let region = context.frames.last().map(|frame| &frame.region);
         OpContext {
             number: clock::tick(),
-            region: context.frames.last().map(|frame| frame.region.clone()),
-            save_policy: SavePolicy::Recompute,
+            keeps: region.is_some_and(|region| region.policy.keeps(op)),
+            call: region.map_or(0, |region| region.call(op)),
+            region: region.cloned(),
             step: budget.map(|_| context.step),
             costs: budget.map_or(Costs::Estimated, |budget| budget.settings.costs),
             recent: context.counters.last().cloned(),
         }
-    });
-    // Outside of the borrow: it may be a function of the user's.
-    if let Some(region) = &op_context.region {
-        op_context.save_policy = region.policy.save_policy(op);
-    }
-    op_context
+    })
 }
 
 /// The counters for new tensors on a device.

@@ -5,12 +5,13 @@ use std::sync::{Arc, Weak};
 
 use crate::clock::Lineage;
 use crate::op::OpInfo;
+use crate::policy::{Policy, SavePolicy};
 use crate::region::Region;
 
 /// A node of any backend.
 pub(crate) trait AnyEntry: Send + Sync {
-    /// The operation that made the storage (for a view: the operation of the tensor it is a view of), if there are handles of the node.
-    fn used(&self) -> Option<&'static OpInfo>;
+    /// What a policy does with the storage (for a view: with the tensor it is a view of), if there are handles of the node.
+    fn save_policy(&self, policy: &Policy) -> Option<SavePolicy>;
     /// Bytes of its storage, a view's too.
     fn storage_bytes(&self) -> u64;
     fn info(&self) -> NodeInfo;

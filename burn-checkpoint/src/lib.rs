@@ -137,7 +137,7 @@ pub use metric::RematMetric;
 pub use module::Checkpointed;
 pub use op::{OpInfo, op_table};
 pub use outputs::Outputs;
-pub use policy::{PerOperation, Policy, SavePolicy};
+pub use policy::{OpCall, PerOperation, Policy, SavePolicy};
 pub use replay::is_replaying;
 pub use scope::{checkpoint, checkpoint_labelled, checkpoint_with, evict};
 pub use stats::RematStats;

@@ -130,6 +130,8 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub op: &'static OpInfo,
     /// Its number on the thread that made it, in the order of operations.
     pub id: u64,
+    /// Which call of the operation it is in its scope.
+    pub call: u32,
     pub shape: Shape,
     pub dtype: DType,
     pub device: Device<B>,
@@ -182,6 +184,7 @@ impl<B: Backend> TensorMeta<B> {
         Self {
             op,
             id,
+            call: 0,
             bytes: bytes(shape.num_elements(), dtype),
             shape,
             dtype,

@@ -2,7 +2,10 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
+
+use burn_backend::{DType, Shape};
 
 use crate::op::OpInfo;
 use crate::work::Work;
@@ -50,7 +53,9 @@ pub enum Policy {
     /// A copy that cannot be read is computed once more, and [`RematError::HostCopyLost`](crate::RematError::HostCopyLost) is the panic
     /// of the use if it cannot be.
     Offload,
-    /// Asks for each operation. Made by [`Policy::per_operation`].
+    /// Keeps everything, within scopes that do not, and counts it in [`RematStats`](crate::RematStats) and traces.
+    Keep,
+    /// Asks for each tensor. Made by [`Policy::per_operation`].
     PerOperation(PerOperation),
 }
 
@@ -65,9 +70,33 @@ pub enum SavePolicy {
     Offload,
 }
 
-/// A function from operations to fates.
+/// The call of an operation whose result a [`Policy::per_operation`] decides about. Derefs to its [`OpInfo`]: `call.name`, `call.work`.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct OpCall<'a> {
+    /// The operation.
+    pub op: &'static OpInfo,
+    /// Which call of this operation it is in its scope, from 0.
+    pub number: u32,
+    /// The shape of the result.
+    pub shape: &'a Shape,
+    /// The type of the result's elements.
+    pub dtype: DType,
+    /// Bytes of the result.
+    pub bytes: u64,
+}
+
+impl Deref for OpCall<'_> {
+    type Target = OpInfo;
+
+    fn deref(&self) -> &OpInfo {
+        self.op
+    }
+}
+
+/// A function of the calls of a scope.
 #[derive(Clone)]
-pub struct PerOperation(Arc<dyn Fn(&OpInfo) -> SavePolicy + Send + Sync>);
+pub struct PerOperation(Arc<dyn Fn(&OpCall<'_>) -> SavePolicy + Send + Sync>);
 
 thread_local! {
     static ASKING: Cell<bool> = const { Cell::new(false) };
@@ -75,7 +104,7 @@ thread_local! {
 
 impl PerOperation {
     /// Asks, unless it is the function itself that runs the operation.
-    fn ask(&self, op: &OpInfo) -> SavePolicy {
+    fn ask(&self, call: &OpCall<'_>) -> SavePolicy {
         struct Asked;
         impl Drop for Asked {
             fn drop(&mut self) {
@@ -86,38 +115,54 @@ impl PerOperation {
             return SavePolicy::Keep;
         }
         let _asked = Asked;
-        (self.0)(op)
+        (self.0)(call)
     }
 }
 
 impl Policy {
-    /// A policy that is called for each operation: when it begins, and, of those whose results are still used, once more at the
-    /// scope's end (twice in verify mode), where of a view the operation counts that made its storage. It has to say the same each
-    /// time. What it computes itself with tensors is not asked about, and kept.
+    /// A policy that is called for each operation that can be run again: when its result is there, and, of those whose results are still
+    /// used, once more at the scope's end (twice in verify mode), where for a view it is the call that made its storage. It has to say the
+    /// same each time. What it computes itself with tensors is not asked about, and kept.
     ///
     /// ```
     /// use burn_checkpoint::{SavePolicy, Policy, Work};
     ///
-    /// let policy = Policy::per_operation(|op| match op.work {
-    ///     Work::Compute | Work::Norm => SavePolicy::Keep,
+    /// // Every second product, and what is small.
+    /// let policy = Policy::per_operation(|call| match call.work {
+    ///     Work::Compute if call.number % 2 == 0 => SavePolicy::Keep,
+    ///     _ if call.bytes < 64 << 10 => SavePolicy::Keep,
     ///     _ => SavePolicy::Recompute,
     /// });
     /// ```
     pub fn per_operation(
-        save_policy: impl Fn(&OpInfo) -> SavePolicy + Send + Sync + 'static,
+        save_policy: impl Fn(&OpCall<'_>) -> SavePolicy + Send + Sync + 'static,
     ) -> Self {
         Self::PerOperation(PerOperation(Arc::new(save_policy)))
     }
 
-    /// What becomes of the result of an operation.
+    /// Whether results of an operation are sure to stay, known before it runs: it may then write into its operands.
     #[inline]
-    pub fn save_policy(&self, op: &OpInfo) -> SavePolicy {
+    pub(crate) fn keeps(&self, op: &OpInfo) -> bool {
         match self {
-            Self::Recompute => SavePolicy::Recompute,
-            Self::KeepCompute if op.work == Work::Compute => SavePolicy::Keep,
-            Self::KeepCompute => SavePolicy::Recompute,
+            Self::Keep => true,
+            Self::KeepCompute => op.work == Work::Compute,
+            Self::Recompute | Self::Offload | Self::PerOperation(_) => false,
+        }
+    }
+
+    /// Whether it is asked for each call.
+    #[inline]
+    pub(crate) fn asks(&self) -> bool {
+        matches!(self, Self::PerOperation(_))
+    }
+
+    /// What becomes of the result of a call.
+    pub fn save_policy(&self, call: &OpCall<'_>) -> SavePolicy {
+        match self {
             Self::Offload => SavePolicy::Offload,
-            Self::PerOperation(policy) => policy.ask(op),
+            Self::PerOperation(policy) => policy.ask(call),
+            _ if self.keeps(call.op) => SavePolicy::Keep,
+            _ => SavePolicy::Recompute,
         }
     }
 
@@ -133,6 +178,7 @@ impl Policy {
             Self::Recompute => "recompute",
             Self::KeepCompute => "keep-compute",
             Self::Offload => "offload",
+            Self::Keep => "keep",
             Self::PerOperation(_) => "per-operation",
         }
     }

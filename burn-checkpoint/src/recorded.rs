@@ -10,7 +10,7 @@ use crate::entry::{AnyEntry, ClassSlot, NodeInfo, Origin};
 use crate::host_copy::HostCopy;
 use crate::kind::Value;
 use crate::node::{Entry, Input, State, Storage, TensorMeta, vacate};
-use crate::op::OpInfo;
+use crate::policy::{OpCall, Policy, SavePolicy};
 use crate::recipe::Recipe;
 use crate::region::Region;
 use crate::trace::EventKind;
@@ -94,8 +94,16 @@ impl<B: Backend, R> Drop for Node<B, R> {
 }
 
 impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
-    fn used(&self) -> Option<&'static OpInfo> {
-        (self.meta.users() > 0).then(|| self.meta.owner().op)
+    fn save_policy(&self, policy: &Policy) -> Option<SavePolicy> {
+        let owner = self.meta.owner();
+        let call = OpCall {
+            op: owner.op,
+            number: owner.call,
+            shape: &owner.shape,
+            dtype: owner.dtype,
+            bytes: owner.bytes,
+        };
+        (self.meta.users() > 0).then(|| policy.save_policy(&call))
     }
 
     fn storage_bytes(&self) -> u64 {

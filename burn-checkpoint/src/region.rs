@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::op::OpInfo;
 use crate::policy::Policy;
 
 /// The code that runs in one checkpoint scope. Its tensors refer to it, also after its end.
@@ -9,6 +13,8 @@ pub(crate) struct Region {
     pub policy: Policy,
     label: Option<String>,
     parent: Option<Arc<Region>>,
+    /// How often each operation was called, for policies that ask.
+    calls: Mutex<FxHashMap<u64, u32>>,
 }
 
 impl Region {
@@ -17,7 +23,19 @@ impl Region {
             policy,
             label,
             parent,
+            calls: Mutex::default(),
         }
+    }
+
+    /// Counts a call of an operation. Which one it is.
+    pub fn call(&self, op: &OpInfo) -> u32 {
+        if !self.policy.asks() {
+            return 0;
+        }
+        let mut calls = self.calls.lock();
+        let count = calls.entry(op.key).or_default();
+        *count += 1;
+        *count - 1
     }
 
     /// Whether this is `other` or inside of it.

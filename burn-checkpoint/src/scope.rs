@@ -149,12 +149,11 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
     let is_tiny = |node: &Arc<dyn AnyEntry>| tiny.contains(&node.storage_bytes());
     let saved = |weak: &Weak<dyn AnyEntry>| {
         let node = weak.upgrade()?;
-        let op = node.used()?;
         // There are few results.
         if results.iter().any(|result| Arc::ptr_eq(result, &node)) {
             return None;
         }
-        let save_policy = region.policy.save_policy(op);
+        let save_policy = node.save_policy(&region.policy)?;
         let save_policy = match is_tiny(&node) && tiny::is_end(&node) {
             true => SavePolicy::Keep,
             false => save_policy,

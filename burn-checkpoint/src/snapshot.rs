@@ -1,10 +1,11 @@
 //! A [`trace`](crate::trace) read as a snapshot: what holds the memory at its peak or at its end, and a file for Perfetto.
 
 use std::collections::HashMap;
-use std::fmt::{self, Write};
+use std::fmt;
 use std::time::Duration;
 
 use burn_backend::DeviceId;
+use serde_json::{Value, json};
 
 use crate::error::size;
 use crate::trace::{Event, EventKind};
@@ -168,72 +169,43 @@ impl fmt::Display for Snapshot {
 /// The trace as JSON in Chrome's trace format, which <https://ui.perfetto.dev> and `chrome://tracing` open: scopes as slices, replays as
 /// slices of their own track, operations, evictions and transfers as instants, and each device's bytes in use as a counter.
 pub fn chrome_trace(events: &[Event]) -> String {
-    let mut json = String::from("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
-    for (number, event) in events.iter().enumerate() {
-        let comma = if number > 0 { ",\n" } else { "\n" };
-        json.push_str(comma);
-        entry(&mut json, event).expect("writing into a string does not fail");
-    }
-    json.push_str("\n]}\n");
-    json
+    let entries: Vec<_> = events.iter().flat_map(entries).collect();
+    json!({"displayTimeUnit": "ms", "traceEvents": entries}).to_string()
 }
 
 /// The entries of an event.
-fn entry(json: &mut String, event: &Event) -> fmt::Result {
-    let microseconds = |time: Duration| time.as_secs_f64() * 1e6;
+fn entries(event: &Event) -> Vec<Value> {
+    let microseconds = |time: Duration| time.as_nanos() as f64 / 1e3;
     let ts = microseconds(event.at);
-    let slice = |json: &mut String, label: &str, phase: char| {
-        let name = escaped(label);
-        write!(
-            json,
-            r#"{{"name":"{name}","cat":"scope","ph":"{phase}","ts":{ts:.3},"pid":1,"tid":1}}"#
-        )
-    };
-    let (category, track) = match &event.kind {
-        EventKind::ScopeBegin { label, .. } => return slice(json, label, 'B'),
-        EventKind::ScopeEnd { label, .. } => return slice(json, label, 'E'),
-        EventKind::Alloc { .. } => ("operation", 1),
-        EventKind::Replay { .. } => ("replay", 2),
-        EventKind::Evict { .. } => ("eviction", 2),
-        EventKind::Offload { .. } | EventKind::Upload { .. } => ("transfer", 3),
-        EventKind::Retire { .. } | EventKind::Free { .. } => ("free", 1),
-    };
-    let Some((op, node, _)) = tensor(&event.kind) else {
-        return Ok(());
-    };
-    let span = match event.kind {
+    let slice = |label: &str, phase| json!({"name": label, "cat": "scope", "ph": phase, "ts": ts, "pid": 1, "tid": 1});
+    let instant = json!({"ph": "i", "s": "t", "ts": ts});
+    let (category, track, mut entry) = match &event.kind {
+        EventKind::ScopeBegin { label, .. } => return vec![slice(label, "B")],
+        EventKind::ScopeEnd { label, .. } => return vec![slice(label, "E")],
+        EventKind::Alloc { .. } => ("operation", 1, instant),
         EventKind::Replay { time, .. } => {
-            let start = microseconds(event.at.saturating_sub(time));
-            format!(
-                r#""ph":"X","ts":{start:.3},"dur":{:.3}"#,
-                microseconds(time)
-            )
+            let start = microseconds(event.at.saturating_sub(*time));
+            let span = json!({"ph": "X", "ts": start, "dur": microseconds(*time)});
+            ("replay", 2, span)
         }
-        _ => format!(r#""ph":"i","s":"t","ts":{ts:.3}"#),
+        EventKind::Evict { .. } => ("eviction", 2, instant),
+        EventKind::Offload { .. } | EventKind::Upload { .. } => ("transfer", 3, instant),
+        EventKind::Retire { .. } | EventKind::Free { .. } => ("free", 1, instant),
     };
-    write!(
-        json,
-        r#"{{"name":"{op}","cat":"{category}",{span},"pid":1,"tid":{track},"args":{{"node":{node},"bytes":{}}}}}"#,
-        event.bytes
-    )?;
-    if let Some(DeviceId { type_id, index_id }) = event.device {
-        write!(
-            json,
-            ",\n{{\"name\":\"bytes in use, device {type_id}.{index_id}\",\"ph\":\"C\",\"ts\":{ts:.3},\"pid\":1,\"args\":{{\"bytes\":{}}}}}",
-            event.live_bytes
-        )?;
-    }
-    Ok(())
-}
-
-/// A text inside of a JSON string.
-fn escaped(text: &str) -> String {
-    let escape = |character: char| match character {
-        '"' | '\\' => format!("\\{character}"),
-        control if control.is_control() => format!("\\u{:04x}", u32::from(control)),
-        other => other.to_string(),
+    let (Some((op, node, _)), Some(DeviceId { type_id, index_id })) =
+        (tensor(&event.kind), event.device)
+    else {
+        return Vec::new();
     };
-    text.chars().map(escape).collect()
+    entry["name"] = op.into();
+    entry["cat"] = category.into();
+    entry["pid"] = 1.into();
+    entry["tid"] = track.into();
+    entry["args"] = json!({"node": node, "bytes": event.bytes});
+    let counter = format!("bytes in use, device {type_id}.{index_id}");
+    let in_use = json!({"bytes": event.live_bytes});
+    let in_use = json!({"name": counter, "ph": "C", "ts": ts, "pid": 1, "args": in_use});
+    vec![entry, in_use]
 }
 
 #[cfg(test)]
@@ -241,7 +213,6 @@ mod tests {
     use burn::backend::Autodiff;
     use burn::tensor::Tensor;
     use burn_flex::Flex;
-    use serde_json::Value;
 
     use super::*;
     use crate::{MemoryBudget, Remat, checkpoint_labelled, trace};

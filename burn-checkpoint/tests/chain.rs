@@ -12,8 +12,8 @@ use burn::tensor::{Distribution, Tensor, TensorData};
 use burn_checkpoint::plan::{Node, Plan, PlanError, Profile, plan, simulate};
 use burn_checkpoint::trace::{EventKind, record};
 use burn_checkpoint::{
-    Checkpointed, MemoryBudget, Policy, Remat, RematStats, SavePolicy, checkpoint_chain,
-    checkpoint_sequential, checkpoint_with, profile_chain, profile_tail,
+    Checkpointed, MemoryBudget, Policy, Remat, RematStats, checkpoint_chain, checkpoint_sequential,
+    checkpoint_with, profile_chain, profile_tail,
 };
 use burn_flex::Flex;
 
@@ -176,7 +176,7 @@ fn a_backend_without_remat_is_refused() {
 fn measured_peak(blocks: &[Block<B>], x: &Tensor<B, 2>, plan: &Plan) -> u64 {
     let x = x.clone().require_grad();
     let mut peak_bytes = 0;
-    let keep = Policy::per_operation(|_| SavePolicy::Keep);
+    let keep = Policy::Keep;
     checkpoint_with(keep, || {
         RematStats::reset_thread();
         let before_bytes = RematStats::of_thread().live_bytes;

@@ -81,7 +81,7 @@ pub use handle::{Handle, Managed};
 pub use install::{InstalledBudget, ProcessBudget};
 pub use op::{OpInfo, op_table};
 pub use outputs::{Outputs, touched};
-pub use policy::{PerOperation, Policy, SavePolicy};
+pub use policy::{OpCall, PerOperation, Policy, SavePolicy};
 pub use replay::is_replaying;
 pub use scope::{checkpoint, checkpoint_labelled, checkpoint_with, evict};
 pub use stats::RematStats;

@@ -4,6 +4,7 @@ use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Shape, TensorMetadata};
+use burn_decorator::weight::{GradientWeight, LossWeight, offer, take};
 
 use super::backend::Autocast;
 use super::bring::bring;
@@ -27,6 +28,22 @@ enum Scale<T> {
     One,
     Host { scale: f32, inverse: f32 },
     Device { scale: T, inverse: T },
+}
+
+impl<T: Clone> Scale<T> {
+    /// The scale times `share`, and the inverse times `weight`.
+    fn weighted<I: Backend<FloatTensorPrimitive = T>>(self, share: T, weight: T) -> Self {
+        let (scale, inverse) = match self {
+            Self::One => (share, weight),
+            Self::Host { scale, inverse } => {
+                (times::<I>(share, scale), times::<I>(weight, inverse))
+            }
+            Self::Device { scale, inverse } => {
+                (multiply::<I>(share, scale), multiply::<I>(weight, inverse))
+            }
+        };
+        Self::Device { scale, inverse }
+    }
 }
 
 impl<B: AutodiffBackend> ScaledGradients<B> {
@@ -104,7 +121,24 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
                 (scaled, Scale::Device { scale, inverse })
             }
         };
-        let inner = in_backward(|| B::backward(loss));
+        let weight = match scale {
+            Scale::One => None,
+            _ => take::<LossWeight<FloatTensor<Self::InnerBackend>>>(),
+        };
+        let Some(LossWeight(weight)) = weight else {
+            let inner = in_backward(|| B::backward(loss));
+            return ScaledGradients { inner, scale };
+        };
+        // A weight below 1 (nothing was counted) costs no range, and cannot be divided by.
+        let weight = B::InnerBackend::float_clamp_min(weight.tensor, 1.0.into());
+        let share = B::InnerBackend::float_recip(weight.clone());
+        let loss = multiply::<B>(loss, B::from_inner(share.clone()));
+        let backward = || in_backward(|| B::backward(loss));
+        let (inner, left) = offer(GradientWeight(weight), backward);
+        let scale = match left {
+            Some(GradientWeight(weight)) => scale.weighted::<B::InnerBackend>(share, weight),
+            None => scale,
+        };
         ScaledGradients { inner, scale }
     }
 

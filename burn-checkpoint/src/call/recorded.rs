@@ -18,7 +18,7 @@ use crate::kind::Value;
 use crate::memory::MemoryStats;
 use crate::node::{Entry, Source, State, Storage, TensorMeta, bytes};
 use crate::op::OpInfo;
-use crate::policy::SavePolicy;
+use crate::policy::{OpCall, SavePolicy};
 use crate::recipe::{Never, Part, Parts, Recipe};
 use crate::recorded::Node;
 use crate::trace::EventKind;
@@ -86,7 +86,7 @@ impl<B: Backend> Call<B> {
         } else {
             self.records = true;
         }
-        self.records &= self.op_context.save_policy != SavePolicy::Keep;
+        self.records &= !self.op_context.keeps;
         if !self.records {
             *recipe = None;
         }
@@ -105,7 +105,7 @@ impl<B: Backend> Call<B> {
         }
         self.lineage = lineage(&mut self.op_context, self.op, self.operands.lineage);
         self.records = !self.operands.gives_up()
-            && self.op_context.save_policy != SavePolicy::Keep
+            && !self.op_context.keeps
             && self.lineage == Lineage::Activation;
         if self.op_context.step.is_some() {
             self.operands.make_room(&self.op_context);
@@ -257,6 +257,7 @@ impl<B: Backend> Call<B> {
             is_delivered: self.delivers,
             group,
             users: AtomicU32::new(1),
+            call: self.op_context.call,
             cost_ns: cost_ns(elements, bytes(elements, dtype)),
             step: self.step(),
             lineage: self.lineage,
@@ -271,6 +272,23 @@ impl<B: Backend> Call<B> {
         }
     }
 
+    /// Whether a policy that sees the result keeps it.
+    fn is_kept(&self, value: &Value<B>) -> bool {
+        let region = self.op_context.region.as_ref();
+        let asking = region.filter(|region| region.policy.asks());
+        asking.is_some_and(|region| {
+            let (shape, dtype) = (value.shape(), value.dtype());
+            let call = OpCall {
+                op: self.op,
+                number: self.op_context.call,
+                bytes: bytes(shape.num_elements(), dtype),
+                shape: &shape,
+                dtype,
+            };
+            region.policy.save_policy(&call) == SavePolicy::Keep
+        })
+    }
+
     /// Made in its place: `Arc::new` would make it on the stack and copy it, and this allocates first.
     #[inline]
     fn node<R: Recipe<B>>(
@@ -279,6 +297,9 @@ impl<B: Backend> Call<B> {
         recipe: &mut Option<R>,
         cost_ns: impl FnOnce(usize, u64) -> f32,
     ) -> Arc<Node<B, R>> {
+        if recipe.is_some() && self.is_kept(value) {
+            *recipe = None;
+        }
         let origin = match recipe {
             Some(_) if self.delivers => Origin::Source,
             Some(_) => Origin::Recorded,

@@ -7,7 +7,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 
 use crate::node::bytes;
 use crate::plan::{BlockProfile, PlanError, Profile, TailProfile};
-use crate::policy::{Policy, SavePolicy};
+use crate::policy::Policy;
 use crate::stats::RematStats;
 use crate::{checkpoint, checkpoint_with, context};
 
@@ -94,7 +94,7 @@ fn of_tail<B: AutodiffBackend, const D: usize>(
 /// Runs something in a scope that evicts nothing: in a scope all tensors are counted.
 fn counted<R>(run: impl FnOnce() -> R) -> R {
     let mut result = None;
-    checkpoint_with(Policy::per_operation(|_| SavePolicy::Keep), || {
+    checkpoint_with(Policy::Keep, || {
         result = Some(run());
     });
     result.expect("a scope runs its region")

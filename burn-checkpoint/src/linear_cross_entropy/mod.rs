@@ -31,7 +31,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
 
 use crate::context;
-use crate::policy::{Policy, SavePolicy};
+use crate::policy::Policy;
 use crate::scope::checkpoint_with;
 use chunk::{Gradients, Logits, add_to};
 use items::Items;
@@ -155,7 +155,7 @@ pub fn linear_cross_entropy<B: Backend>(
     };
     match context::records() {
         // An inner scope that keeps all, and is told of no results: those would be the outer scope's, which evicts.
-        true => checkpoint_with(Policy::per_operation(|_| SavePolicy::Keep), compute),
+        true => checkpoint_with(Policy::Keep, compute),
         false => compute(),
     }
     let (mut loss, gradients) = found.expect("computed above");

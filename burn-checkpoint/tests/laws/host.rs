@@ -11,8 +11,7 @@ use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::backend::AutodiffBackend;
 use burn_checkpoint::trace::{self, EventKind};
 use burn_checkpoint::{
-    MemoryBudget, Policy, ReadsInPlace, Remat, RematStats, SavePolicy, Verify, checkpoint,
-    checkpoint_with,
+    MemoryBudget, Policy, ReadsInPlace, Remat, RematStats, Verify, checkpoint, checkpoint_with,
 };
 use burn_flex::Flex;
 
@@ -397,7 +396,7 @@ fn what_a_transformer_saves_moves() {
         assert!(plain == step::<B, Transformer<_>>(&Scope(policy)));
         take_counts()
     };
-    let kept = counts(Policy::per_operation(|_| SavePolicy::Keep));
+    let kept = counts(Policy::Keep);
     let offloaded = counts(Policy::Offload);
     for op in ["float_matmul", "linear", "layer_norm", "softmax", "gelu"] {
         assert_eq!(kept.get(op), offloaded.get(op), "{op}");

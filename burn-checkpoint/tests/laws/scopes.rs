@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Bool, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn_checkpoint::trace::{EventKind, record};
 use burn_checkpoint::{
@@ -193,6 +193,41 @@ fn what_a_policy_keeps_is_not_computed_again() {
     on::<Transformer<_>>(true);
     // What convolutions give may lie in another order, and does not move.
     on::<Cnn<_>>(false);
+}
+
+/// A policy sees which call made a tensor, and what it is.
+#[test]
+fn every_second_call_is_kept() {
+    let _generator = generator();
+    let replays = |keep: fn(u32) -> bool| {
+        let policy = Policy::per_operation(move |call| {
+            let sees = (call.name, call.shape.as_slice(), call.dtype, call.bytes);
+            assert_eq!(sees, ("float_exp", &[2, 4][..], DType::F32, 32));
+            match keep(call.number) {
+                true => SavePolicy::Keep,
+                false => SavePolicy::Recompute,
+            }
+        });
+        let x = Tensor::<Checkpointed, 2>::full([2, 4], -9.0, &Default::default()).require_grad();
+        // The last of the five is the result of the scope, and another one goes where it is made.
+        let out = checkpoint_with(policy, || {
+            drop(x.clone().exp());
+            (0..5).fold(x.clone(), |x, _| x.exp())
+        });
+        RematStats::reset_thread();
+        let gradients = out.sum().backward();
+        let replays = RematStats::of_thread().replayed_operations;
+        (replays, x.grad(&gradients).unwrap().into_data())
+    };
+    let (all, plain) = replays(|_| true);
+    assert_eq!(all, 0);
+    for (keep, expected) in [
+        ((|_| false) as fn(u32) -> bool, 4),
+        (|number| number == 4, 3),
+        (|number| number % 2 == 1, 2),
+    ] {
+        assert_eq!(replays(keep), (expected, plain.clone()));
+    }
 }
 
 /// A policy's function may look around, and even compute.

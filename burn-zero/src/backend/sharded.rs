@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, BackendTypes};
+use burn_decorator::weight::{GradientWeight, take};
 
 use super::leaves::{forget_depth, leaves, reducers};
 use super::stream;
@@ -51,8 +52,10 @@ impl<A: Tape> Backend for Sharded<A> {
 /// With [`Memory::Host`](crate::Memory::Host) it is in host memory, as are the whole gradients of stages 0 and 1 and of an optimizer on the host alone.
 pub struct ShardedGradients<A: Tape> {
     inner: A::Gradients,
-    /// By node, of parameters whose gradients left; `None` for one that has no gradient on any rank.
+    /// By node, of parameters whose gradients left or were replaced; `None` for one that has no gradient on any rank.
     left: HashMap<u64, Option<Gradient<A>>>,
+    /// What the others are still to be multiplied by.
+    weight: Option<FloatTensor<A::InnerBackend>>,
 }
 
 type Inner<A> = WithHost<<A as AutodiffBackend>::InnerBackend>;
@@ -78,9 +81,21 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
             // A loss that depends on no parameter is refused by the inner backend.
             _ => loss,
         };
+        // Ranks that add up gradients weight their own before.
+        let weight = (!reducers.is_empty()).then(take::<GradientWeight<Gradient<A>>>);
+        let weight = weight
+            .flatten()
+            .map(|weight| weight.0.up::<A::InnerBackend>());
+        let inner = match &weight {
+            Some(weight) => {
+                tape::weighted::<A::InnerBackend, _>(weight.clone(), || A::backward(loss))
+            }
+            None => A::backward(loss),
+        };
         let mut gradients = ShardedGradients {
-            inner: A::backward(loss),
+            inner,
             left: HashMap::new(),
+            weight,
         };
         forget_depth();
         for reducer in &reducers {
@@ -95,7 +110,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
     ) -> Option<FloatTensor<Self::InnerBackend>> {
         match grads.left.get(&tape::node(tensor)) {
             Some(gradient) => gradient.clone(),
-            None => A::grad(tensor, &grads.inner).map(PlacedTensor::Device),
+            None => A::grad(tensor, &grads.inner).map(|gradient| grads.weigh(gradient)),
         }
     }
 
@@ -105,7 +120,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
     ) -> Option<FloatTensor<Self::InnerBackend>> {
         match grads.left.get_mut(&tape::node(tensor)) {
             Some(gradient) => gradient.take(),
-            None => A::grad_remove(tensor, &mut grads.inner).map(PlacedTensor::Device),
+            None => A::grad_remove(tensor, &mut grads.inner).map(|gradient| grads.weigh(gradient)),
         }
     }
 
@@ -114,10 +129,8 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
         grads: &mut Self::Gradients,
         grad: FloatTensor<Self::InnerBackend>,
     ) {
-        match grads.left.get_mut(&tape::node(tensor)) {
-            Some(gradient) => *gradient = Some(grad),
-            None => A::grad_replace(tensor, &mut grads.inner, grad.up::<A::InnerBackend>()),
-        }
+        A::grad_remove(tensor, &mut grads.inner);
+        grads.left.insert(tape::node(tensor), Some(grad));
     }
 
     fn inner(tensor: FloatTensor<Self>) -> FloatTensor<Self::InnerBackend> {
@@ -150,6 +163,14 @@ fn begin(reducer: &Arc<GradientReducer>) {
 }
 
 impl<A: Tape> ShardedGradients<A> {
+    /// A gradient that did not leave.
+    fn weigh(&self, gradient: FloatTensor<A::InnerBackend>) -> Gradient<A> {
+        PlacedTensor::Device(match &self.weight {
+            Some(weight) => tape::times::<A::InnerBackend>(gradient, weight.clone()),
+            None => gradient,
+        })
+    }
+
     /// Waits for the gradients that left: reduced ones, or local ones copied to the host.
     fn finish(&mut self, reducer: &Arc<GradientReducer>, device: &A::Device) {
         let mut all = crate::raise(reducer.finish());

@@ -4,6 +4,8 @@
 //! therefore has a second parent, an untracked tensor with the depth of the graph when the leaf was used: Burn runs the tape by
 //! depth, so the hook runs directly after all later operations.
 
+use std::any::Any;
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use burn_autodiff::checkpoint::base::Checkpointer;
@@ -82,6 +84,44 @@ fn leaf<B: Backend>(node: u64, like: FloatTensor<B>) -> FloatTensor<Autodiff<B>>
     leaf
 }
 
+thread_local! {
+    /// What the gradients of this thread's backward pass are multiplied by before they leave: a tensor of one f32 element.
+    static WEIGHT: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+}
+
+/// Runs a backward pass whose gradients are multiplied by `weight` where they leave.
+pub(super) fn weighted<B: Backend, R>(weight: FloatTensor<B>, backward: impl FnOnce() -> R) -> R {
+    struct Restore;
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            WEIGHT.set(None);
+        }
+    }
+    let _restore = Restore;
+    WEIGHT.set(Some(Box::new(weight)));
+    backward()
+}
+
+/// A gradient times a tensor of one f32 element.
+pub(super) fn times<B: Backend>(
+    gradient: FloatTensor<B>,
+    weight: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let weight = B::float_cast(weight, gradient.dtype().into());
+    let weight = B::float_reshape(weight, Shape::from(vec![1; gradient.rank()]));
+    B::float_mul(gradient, weight)
+}
+
+/// Begins to read a gradient that leaves.
+fn read<B: Backend>(gradient: FloatTensor<B>) -> HostRead {
+    let weight =
+        WEIGHT.with_borrow(|weight| weight.as_ref()?.downcast_ref::<FloatTensor<B>>().cloned());
+    HostRead::start::<B>(match weight {
+        Some(weight) => times::<B>(gradient, weight),
+        None => gradient,
+    })
+}
+
 /// The end of one use of a parameter: its gradient is complete when no other use is left.
 #[derive(Debug)]
 struct Hook {
@@ -105,8 +145,8 @@ impl<B: Backend> Backward<B, 2> for Hook {
                     None => gradient,
                 };
                 drop(leaf);
-                let read = HostRead::start::<B>(gradient);
-                last.reducer.submit(last.parameter, Some(read));
+                last.reducer
+                    .submit(last.parameter, Some(read::<B>(gradient)));
             }
             _ => gradients.register::<B>(node, gradient),
         }
@@ -156,7 +196,7 @@ impl<B: Backend> Backward<B, 1> for Last {
             {
                 if reducer.takes(parameter) {
                     let gradient = gradients.remove(&leaf::<B>(node, like.clone()));
-                    reducer.submit(parameter, gradient.map(HostRead::start::<B>));
+                    reducer.submit(parameter, gradient.map(read::<B>));
                 }
             }
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn_accum::{AccumConfig, Counted, MultiSteps};
+use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
 use burn_zero::{
     GroupOptions, ProcessGroup, ReduceOp, Stage, ThreadGroup, ZeroOptimizer, ZeroSettings,
 };
@@ -73,6 +74,42 @@ fn the_update_is_that_of_all_items_of_all_ranks() {
                     "{world_size} ranks, {stage:?}, {reduction}: {distance}"
                 );
             }
+        }
+    }
+}
+
+/// In f16, with so many items a row that scale and items together exceed its range.
+#[test]
+fn many_items_take_none_of_the_range_of_f16() {
+    type Half = Autocast<B, F16>;
+    let train = |world_size, stage| {
+        on_ranks(world_size, |group| {
+            let rank = group.rank();
+            let mut zero =
+                ZeroOptimizer::new(AdamWConfig::new().init(), group, small_buckets(stage))?;
+            let mut model = zero.prepare::<Half, _>(Net::new(&Default::default()))?;
+            let items = zero.items_of_all_ranks();
+            let window = MultiSteps::new(zero, AccumConfig::tokens(WINDOW)).unwrap();
+            let scaler = GradScaler::new(GradScalerConfig::fixed(1024.0)).unwrap();
+            let mut optimizer = scaler.wrap(window.with_items_of_all_ranks(items));
+            for step in 0..STEPS {
+                let rows = uneven(step, rank, world_size);
+                let [items, _] = rows.dims();
+                let gradients = Counted::mean(model.loss(rows), items * 65_536).backward(&model);
+                model = optimizer.step(0.05, model, gradients);
+            }
+            assert_eq!(scaler.skipped_steps(), 0);
+            Ok(parameters(&model))
+        })
+    };
+    let plain = plain();
+    for world_size in 1..=3 {
+        let reference = train(world_size, Stage::DataParallel);
+        let to_plain = distance(&plain, &reference);
+        assert!(to_plain < 1e-2, "{world_size} ranks: {to_plain}");
+        for stage in STAGES {
+            let distance = distance(&train(world_size, stage), &reference);
+            assert!(distance < 2e-5, "{world_size} ranks, {stage:?}: {distance}");
         }
     }
 }

@@ -6,6 +6,7 @@
 mod cast_cache;
 mod combinations;
 mod detection;
+mod explained_learner;
 mod learner;
 mod off;
 mod parameters;
