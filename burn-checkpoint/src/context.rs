@@ -7,6 +7,7 @@ use std::sync::{Arc, Once, Weak};
 use burn_backend::{Backend, DeviceId, DeviceOps};
 use parking_lot::Mutex;
 
+use crate::again::again;
 use crate::budget::{Installed, MemoryBudget};
 use crate::clock::{self, Phase, Step};
 use crate::cost::Costs;
@@ -187,6 +188,12 @@ pub(crate) struct OpContext {
 }
 
 impl OpContext {
+    /// The counters of the device that was met last.
+    #[inline]
+    pub fn recent(&self) -> Option<&MemoryStats> {
+        self.recent.as_deref()
+    }
+
     /// The counters for results on a device.
     #[inline]
     pub fn memory(&self, device: DeviceId) -> Arc<MemoryStats> {
@@ -219,6 +226,20 @@ pub(crate) fn tick(op: &OpInfo) -> OpContext {
 /// The counters for new tensors on a device.
 pub(crate) fn memory_on(device: DeviceId) -> Arc<MemoryStats> {
     CONTEXT.with_borrow_mut(|context| context.memory(device))
+}
+
+/// The counters of the device that was met last, if its budget runs operations again for which there is no memory.
+pub(crate) fn retrying() -> Option<Arc<MemoryStats>> {
+    let recent = CONTEXT.with_borrow(|context| context.counters.last().cloned());
+    recent.filter(|memory| memory.retries())
+}
+
+/// Runs an operation without operands that come back, again where there is no memory for it.
+pub(crate) fn or_again<R>(op: &OpInfo, run: impl Fn() -> R) -> R {
+    match retrying() {
+        Some(memory) => again(&memory, op, &run, &run),
+        None => run(),
+    }
 }
 
 /// Looks which copies to the host have arrived, and drops the recipes that they stand for.

@@ -7,6 +7,7 @@ use crate::clock::Lineage;
 use crate::op::OpInfo;
 use crate::policy::{Policy, SavePolicy};
 use crate::region::Region;
+use crate::trace::Kind;
 
 /// A node of any backend.
 pub(crate) trait AnyEntry: Send + Sync {
@@ -15,6 +16,8 @@ pub(crate) trait AnyEntry: Send + Sync {
     /// Bytes of its storage, a view's too.
     fn storage_bytes(&self) -> u64;
     fn info(&self) -> NodeInfo;
+    /// What it is for.
+    fn kind(&self) -> Kind;
     /// Drops the storage if it can come back. Returns the bytes that this frees.
     fn evict(&self) -> u64;
     /// In verify mode: replays what is about to be evicted, and compares.

@@ -77,6 +77,7 @@
 //! | backend | `decorator` | `Remat` from the table of operations |
 //! | tools | `chain`, `module`, `plan`, `plot`, `snapshot`, `metric`, `linear_cross_entropy` | what is built on the public API |
 
+mod again;
 mod budget;
 mod call;
 mod chain;
@@ -133,7 +134,7 @@ pub use linear_cross_entropy::{
     Chunk, LinearCrossEntropy, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, OutOfRange,
     TargetOutOfRange, Targets, linear_cross_entropy,
 };
-pub use metric::RematMetric;
+pub use metric::{HoldersMetric, RematMetric};
 pub use module::Checkpointed;
 pub use op::{OpInfo, op_table};
 pub use outputs::Outputs;

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use crate::cost::ResultKey;
 use crate::entry::{AnyEntry, ClassSlot};
 use crate::prefetch::Prefetch;
+use crate::snapshot::Snapshot;
 use crate::stats::RematStats;
 use crate::verify;
 
@@ -30,6 +31,12 @@ pub(crate) trait Limit: Send + Sync {
     fn keeps_branch_points(&self) -> bool;
     /// Evicts until `bytes` more fit.
     fn make_room(&self, op: &'static str, bytes: u64);
+    /// Whether an operation for which the device has no memory runs again.
+    fn retries(&self) -> bool;
+    /// Evicts an eighth of what is live. Returns the bytes that this frees.
+    fn relieve(&self) -> u64;
+    /// What is live, by operation.
+    fn holders(&self, device: DeviceId) -> Snapshot;
     /// Adds a new node.
     fn register(&self, node: &Arc<dyn AnyEntry>);
     /// Adds a node that is resident again to those that may be evicted.
@@ -106,6 +113,12 @@ impl MemoryStats {
     #[inline]
     pub fn may_evict(&self) -> bool {
         self.limit().is_some_and(Limit::may_evict)
+    }
+
+    /// Whether an operation for which the device has no memory runs again.
+    #[inline]
+    pub fn retries(&self) -> bool {
+        self.limit().is_some_and(Limit::retries)
     }
 
     /// Makes room for the result of an operation, if there is a limit; not for a replay that only compares.

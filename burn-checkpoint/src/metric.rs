@@ -1,9 +1,19 @@
 //! Counters of managed tensors as metrics of the Learner.
 
+use std::sync::Arc;
+
+use burn::train::metric::{
+    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
+    SerializedEntry,
+};
 use burn_decorator::gauge::Gauge;
 use burn_decorator::gauge_metric;
+use parking_lot::Mutex;
 
 use crate::RematStats;
+use crate::error::size;
+use crate::snapshot::InUse;
+use crate::trace::{self, Events};
 
 /// A number of [`RematStats::of_process`] after each batch: for
 /// `training.metric_train_numeric(RematMetric::peak_bytes())`. What was counted before the metric was made is left out, so make it
@@ -75,6 +85,83 @@ impl RematMetric {
     }
 }
 
+/// The most bytes in use of the batches since it was last read, in MiB, and the three largest [holders](crate::snapshot::Holder) then: for
+/// `training.metric_train_numeric(HoldersMetric::new())`.
+///
+/// Tensors of scopes are seen, under a [`MemoryBudget`](crate::MemoryBudget) all. The Learner computes metrics on a thread of its own, so a value may be
+/// that of a step later.
+///
+/// # Cost
+///
+/// That of [`record`](crate::trace::record), until all clones are dropped.
+#[derive(Clone)]
+pub struct HoldersMetric {
+    name: MetricName,
+    events: Arc<Events>,
+    in_use: Arc<Mutex<InUse>>,
+    peak: f64,
+}
+
+impl HoldersMetric {
+    /// Follows the tensors of this thread, which is to be the one that trains.
+    #[allow(clippy::new_without_default, reason = "it begins a recording")]
+    pub fn new() -> Self {
+        Self {
+            name: Arc::new("Largest Holders".to_owned()),
+            events: trace::record_shared().1,
+            in_use: Arc::default(),
+            peak: 0.0,
+        }
+    }
+}
+
+impl Metric for HoldersMetric {
+    type Input = ();
+
+    fn name(&self) -> MetricName {
+        self.name.clone()
+    }
+
+    fn description(&self) -> Option<String> {
+        Some("The most bytes in use, and what held most of them".to_owned())
+    }
+
+    fn attributes(&self) -> MetricAttributes {
+        NumericAttributes {
+            unit: Some("MiB".to_owned()),
+            higher_is_better: false,
+        }
+        .into()
+    }
+
+    fn update(&mut self, _item: &(), _metadata: &MetricMetadata) -> SerializedEntry {
+        let events = std::mem::take(&mut *self.events.lock());
+        let peak = self.in_use.lock().follow(&events);
+        let mut text = "no tensors".to_owned();
+        if let Some(peak) = peak {
+            self.peak = peak.live_bytes as f64 / f64::from(1 << 20);
+            let holders = peak.holders.iter().take(3);
+            let holders = holders.map(|held| format!("{} {}", held.owner, size(held.bytes)));
+            let holders: Vec<_> = holders.collect();
+            text = format!("{}: {}", size(peak.live_bytes), holders.join(", "));
+        }
+        SerializedEntry::new(text, self.value().serialize())
+    }
+
+    /// Nothing is accumulated over an epoch.
+    fn clear(&mut self) {}
+}
+
+impl Numeric for HoldersMetric {
+    fn value(&self) -> NumericEntry {
+        NumericEntry::Value(self.peak)
+    }
+
+    fn running_value(&self) -> NumericEntry {
+        self.value()
+    }
+}
+
 /// Reads the process's counters as they were when this is made, and as they are. Other threads count meanwhile, and what a thread
 /// counted may just be moved from one sum to another, so a difference may be negative: it is taken to be 0.
 fn gauge(
@@ -104,6 +191,35 @@ mod tests {
         let x = x.require_grad();
         let y = checkpoint(|| x.clone().exp().exp());
         y.sum().backward();
+    }
+
+    #[test]
+    fn the_largest_holders_are_those_of_the_peak() {
+        use burn::data::dataloader::Progress;
+        let _all = MemoryBudget::bytes(u64::MAX).install();
+        let metric = HoldersMetric::new();
+        for kib in [4, 8] {
+            let x = Tensor::<Remat<Flex>, 1>::ones([kib * 256], &Default::default());
+            drop([0; 3].map(|_| x.clone().exp()));
+            let mut metric = metric.clone();
+            let read = move || {
+                let progress = Progress::new(0, 1);
+                let metadata = MetricMetadata {
+                    progress: progress.clone(),
+                    global_progress: progress,
+                    iteration: None,
+                    lr: None,
+                };
+                let text = metric.update(&(), &metadata).formatted;
+                (text, metric.value().current())
+            };
+            let (text, peak) = std::thread::spawn(read).join().expect("no panic");
+            assert!(
+                text.contains(&format!("float_exp {}.0 KiB", 3 * kib)),
+                "{text}"
+            );
+            assert_eq!(peak, 4.0 * kib as f64 / 1024.0);
+        }
     }
 
     #[test]

@@ -267,6 +267,16 @@ impl<B: Backend> TensorMeta<B> {
         self.users.load(Ordering::Acquire)
     }
 
+    /// What the tensor is for.
+    pub fn kind(&self) -> trace::Kind {
+        match self.op.name {
+            _ if self.lineage == Lineage::Gradient => trace::Kind::Gradient,
+            name if name.ends_with("_random") || self.dtype.is_bool() => trace::Kind::Mask,
+            name if name.ends_with("_from_data") => trace::Kind::Input,
+            _ => trace::Kind::Activation,
+        }
+    }
+
     #[inline]
     pub fn emit(&self, kind: impl FnOnce(&'static str, u64) -> EventKind, bytes: u64) {
         if trace::is_on() {

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use parking_lot::Mutex;
+
+use crate::request::PARAMETER;
 use crate::work::{Rate, Work};
 
 /// An operation of Burn's backend.
@@ -32,6 +35,19 @@ impl OpInfo {
 }
 
 impl OpInfo {
+    /// No operation: a parameter, of which a trace is to tell the path. It is never freed.
+    pub(crate) fn parameter(path: &str) -> &'static Self {
+        static PATHS: Mutex<Vec<&OpInfo>> = Mutex::new(Vec::new());
+        let mut paths = PATHS.lock();
+        if let Some(known) = paths.iter().find(|known| known.name == path) {
+            return known;
+        }
+        let path: &str = Box::leak(path.into());
+        let new = Box::leak(Box::new(Self::new(path, Work::Fixed, PARAMETER)));
+        paths.push(new);
+        new
+    }
+
     /// An operation of your own, for [`Remat::operation`](crate::Remat::operation).
     pub const fn custom(name: &'static str, work: Work) -> Self {
         Self::new(name, work, "custom")

@@ -13,7 +13,7 @@ use crate::node::{Entry, Input, State, Storage, TensorMeta, vacate};
 use crate::policy::{OpCall, Policy, SavePolicy};
 use crate::recipe::Recipe;
 use crate::region::Region;
-use crate::trace::EventKind;
+use crate::trace::{EventKind, Kind};
 use crate::{replay, verify};
 
 /// A node with its recipe.
@@ -129,6 +129,10 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
             op: self.meta.op,
             lineage: self.meta.lineage,
         }
+    }
+
+    fn kind(&self) -> Kind {
+        self.meta.kind()
     }
 
     fn evict(&self) -> u64 {

@@ -10,9 +10,11 @@ use std::time::Instant;
 use burn_backend::Backend;
 use rustc_hash::FxHashMap;
 
+use crate::again::again;
 use crate::entry::{AnyEntry, Origin};
 use crate::error::RematError;
 use crate::node::{Entry, Input, Storage, vacate};
+use crate::recipe::Recipe;
 use crate::request::DELIVERED;
 use crate::trace::EventKind;
 use crate::{unwound, verify};
@@ -44,6 +46,49 @@ thread_local! {
 /// upload. For backends that tell forward from backward by the operations they get.
 pub fn is_replaying() -> bool {
     REPLAYS.get() > 0
+}
+
+/// Inputs of a recipe, which stay until this is dropped.
+pub(crate) struct Locked<B: Backend>(Vec<Arc<dyn Entry<B>>>);
+
+impl<B: Backend> Drop for Locked<B> {
+    fn drop(&mut self) {
+        for node in self.0.drain(..) {
+            let mut state = node.state();
+            state.locks -= 1;
+            let unused = node.meta().users() == 0 && !state.branch_point;
+            let vacated = unused.then(|| vacate(node.meta(), &mut state)).flatten();
+            drop(state);
+            if let Some((storage, bytes)) = vacated {
+                unwound::release(storage);
+                node.meta()
+                    .emit(|op, node| EventKind::Free { op, node }, bytes);
+            }
+        }
+    }
+}
+
+/// Brings the inputs of a recipe back.
+pub(crate) fn lock_inputs<B: Backend>(recipe: &impl Recipe<B>) -> Locked<B> {
+    let mut inputs = Vec::new();
+    recipe.inputs(&mut |input| {
+        if let Input::Node(source) = input {
+            inputs.push(source.node().clone());
+        }
+    });
+    let mut locked = Locked(Vec::with_capacity(inputs.len()));
+    for node in inputs {
+        loop {
+            bring_back([node.clone()]);
+            let mut state = node.state();
+            if state.is_resident() {
+                state.locks += 1;
+                break;
+            }
+        }
+        locked.0.push(node);
+    }
+    locked
 }
 
 /// Brings a node back that is in host memory, and uploads ahead what backward will ask for next. Returns whether the node is
@@ -245,7 +290,9 @@ impl<B: Backend> Plan<B> {
         let order = std::mem::take(&mut self.order);
         for key in order {
             let node = self.planned[&key].node.clone();
-            self.lend(&node);
+            if !node.meta().memory.retries() {
+                self.lend(&node);
+            }
             self.step(&node);
             self.release_inputs(&node);
             if self.is_kept(&node) && !Arc::ptr_eq(&node, &self.target) {
@@ -281,7 +328,12 @@ impl<B: Backend> Plan<B> {
         meta.memory.make_room(meta.op.name, meta.own_bytes());
         let rehearsing = verify::is_rehearsing();
         let start = Instant::now();
-        let Some(value) = node.run() else { return };
+        let run = || node.run();
+        let value = match meta.memory.retries() {
+            true => again(&meta.memory, meta.op, run, run),
+            false => run(),
+        };
+        let Some(value) = value else { return };
         let time = start.elapsed();
         let mut state = node.state();
         if state.is_resident() {

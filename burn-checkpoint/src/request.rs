@@ -1,6 +1,6 @@
 //! A request for a tensor whose elements a function gives at each use.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::sync::Arc;
 
@@ -57,6 +57,29 @@ impl Request {
     }
 }
 
+/// The group of what is no operation: a parameter, whose path is the name.
+pub(crate) const PARAMETER: &str = "parameter";
+
+/// Runs `upload`, whose data is the parameter of this path.
+pub(crate) fn naming<R>(path: &'static OpInfo, upload: impl FnOnce() -> R) -> R {
+    struct Named;
+    impl Drop for Named {
+        fn drop(&mut self) {
+            NAMED.set(None);
+        }
+    }
+    NAMED.set(Some(path));
+    let _named = Named;
+    upload()
+}
+
+/// The parameter that this thread uploads, if it has a name.
+#[inline]
+pub(crate) fn named() -> Option<&'static OpInfo> {
+    NAMED.get()
+}
+
 thread_local! {
+    static NAMED: Cell<Option<&'static OpInfo>> = const { Cell::new(None) };
     static REQUEST: RefCell<Option<Request>> = const { RefCell::new(None) };
 }

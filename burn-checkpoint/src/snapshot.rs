@@ -4,11 +4,15 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-use burn_backend::DeviceId;
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Tensor, TensorPrimitive};
+use burn_backend::{Backend, DeviceId};
 use serde_json::{Value, json};
 
 use crate::error::size;
-use crate::trace::{Event, EventKind};
+use crate::op::OpInfo;
+use crate::request;
+use crate::trace::{Event, EventKind, Kind};
 
 /// What holds the memory of a device at one time of a trace. Displayed it is a table of the twenty largest holders.
 ///
@@ -43,113 +47,205 @@ pub struct Snapshot {
 /// Tensors of one operation in one scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The labels of the scopes that they were made in, outermost first, and the operation: `block 3/float_matmul`. What was there before the
-    /// recording is `before`.
+    /// The labels of the scopes that they were made in, outermost first, and the operation: `block 3/float_matmul`; behind `after` the parameter
+    /// that was in use, if [`name_parameters`] has named it. What was there before the recording is `before`.
     pub owner: String,
+    /// What they are for.
+    pub kind: Kind,
     /// Bytes.
     pub bytes: u64,
     /// Number of tensors.
     pub tensors: usize,
 }
 
+/// The model with parameters whose paths a trace tells: of a step with it, not of what an optimizer makes of them.
+///
+/// # Cost
+///
+/// Each float parameter goes to the host and back; its path is kept for good.
+pub fn name_parameters<B: Backend, M: Module<B>>(model: M) -> M {
+    struct Names(Vec<String>);
+    impl<B: Backend> ModuleMapper<B> for Names {
+        fn enter_module(&mut self, name: &str, _container: &str) {
+            self.0.push(name.into());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.0.pop();
+        }
+
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+            let path = OpInfo::parameter(&self.0.join("."));
+            param.map(|value| {
+                let (device, requires_grad) = (value.device(), value.is_require_grad());
+                let data = value.into_data();
+                let named = request::naming(path, || B::float_from_data(data, &device));
+                Tensor::from_primitive(TensorPrimitive::Float(named))
+                    .set_require_grad(requires_grad)
+            })
+        }
+    }
+    model.map(&mut Names(Vec::new()))
+}
+
+/// What is in use after the events that it was told of.
+#[derive(Default)]
+pub(crate) struct InUse {
+    scopes: Vec<String>,
+    parameter: Option<&'static str>,
+    nodes: HashMap<(DeviceId, u64), Held>,
+    /// Nodes that are gone, whose storage a view keeps.
+    viewed: Vec<(DeviceId, u64)>,
+    live_bytes: HashMap<DeviceId, u64>,
+}
+
+/// So many nodes are followed before those without storage are forgotten.
+const MANY: usize = 1 << 16;
+
+struct Held {
+    owner: String,
+    kind: Kind,
+    bytes: u64,
+}
+
+impl InUse {
+    /// Follows these events. Where one of them is of a tensor, gives what is in use at the highest of them.
+    pub fn follow(&mut self, events: &[Event]) -> Option<Snapshot> {
+        let of_device = events.iter().enumerate().rev();
+        let of_device = of_device.filter(|(_, event)| event.device.is_some());
+        let peak = of_device.max_by_key(|(_, event)| event.live_bytes);
+        let (before, after) = events.split_at(peak.map_or(0, |(at, _)| at + 1));
+        before.iter().for_each(|event| self.add(event));
+        let snapshot = before.last().and_then(|event| self.snapshot(event));
+        after.iter().for_each(|event| self.add(event));
+        if self.nodes.len() > MANY {
+            // Most were evicted and are gone by now.
+            self.nodes.retain(|_, held| held.bytes > 0);
+        }
+        snapshot
+    }
+
+    fn add(&mut self, event: &Event) {
+        match &event.kind {
+            EventKind::ScopeBegin { label, .. } => self.scopes.push(label.clone()),
+            EventKind::ScopeEnd { .. } => drop(self.scopes.pop()),
+            EventKind::Parameter { path } => self.parameter = Some(path),
+            _ => {}
+        }
+        let (Some(device), Some((op, node, is_there))) = (event.device, tensor(&event.kind)) else {
+            return;
+        };
+        // A view changes nothing: its bytes are those of what it is of.
+        let before = self.live_bytes.insert(device, event.live_bytes);
+        let key = (device, node);
+        if is_there {
+            let (mut owner, mut kind) = (op.to_owned(), Kind::Before);
+            if let EventKind::Alloc { kind: known, .. } = event.kind {
+                let path = self.scopes.iter().map(String::as_str).chain([op]);
+                owner = path.collect::<Vec<_>>().join("/");
+                if let Some(parameter) = self.parameter {
+                    owner = format!("{owner} after {parameter}");
+                }
+                kind = known;
+            }
+            let before = before.unwrap_or(event.live_bytes.saturating_sub(event.bytes));
+            let new = || Held {
+                owner,
+                kind,
+                bytes: 0,
+            };
+            let held = self.nodes.entry(key).or_insert_with(new);
+            held.bytes += event.live_bytes.saturating_sub(before);
+            return;
+        }
+        let bytes = |key: &(DeviceId, u64)| self.nodes.get(key).map_or(0, |held| held.bytes);
+        match (bytes(&key), event.bytes) {
+            (0, 0) => {}
+            // The last view of a storage frees it.
+            (0, freed) => {
+                if let Some(last) = self.viewed.iter().rposition(|key| bytes(key) == freed) {
+                    self.nodes.remove(&self.viewed.remove(last));
+                }
+            }
+            (_, 0) => self.viewed.push(key),
+            // It may come back: the owner stays.
+            (..) if !matches!(event.kind, EventKind::Free { .. }) => {
+                let held = self.nodes.get_mut(&key);
+                held.into_iter().for_each(|held| held.bytes = 0);
+            }
+            (..) => drop(self.nodes.remove(&key)),
+        }
+    }
+
+    /// After an event of a tensor, the last one.
+    fn snapshot(&self, last: &Event) -> Option<Snapshot> {
+        let device = last.device?;
+        let mut holders: HashMap<(&str, Kind), (u64, usize)> = HashMap::new();
+        let held = self.nodes.iter().filter(|((of, _), _)| *of == device);
+        for (_, held) in held.filter(|(_, held)| held.bytes > 0) {
+            let holder = holders.entry((&held.owner, held.kind)).or_default();
+            *holder = (holder.0 + held.bytes, holder.1 + 1);
+        }
+        let known = holders.values().map(|(bytes, _)| bytes).sum();
+        if let before @ 1.. = last.live_bytes.saturating_sub(known) {
+            holders.insert(("before", Kind::Before), (before, 1));
+        }
+        Some(Snapshot::new(device, last.at, last.live_bytes, holders))
+    }
+}
+
 impl Snapshot {
     /// At the most live bytes of any device; `None` without events of tensors.
     pub fn at_peak(events: &[Event]) -> Option<Self> {
-        let of_device = events.iter().enumerate().rev();
-        let of_device = of_device.filter(|(_, event)| event.device.is_some());
-        let (peak, _) = of_device.max_by_key(|(_, event)| event.live_bytes)?;
-        Self::at(&events[..=peak])
+        InUse::default().follow(events)
     }
 
     /// At the last event of a tensor: where an operation did not fit or a budget was too small, what was alive then.
     pub fn at_end(events: &[Event]) -> Option<Self> {
-        let last = events.iter().rposition(|event| event.device.is_some())?;
-        Self::at(&events[..=last])
+        let mut in_use = InUse::default();
+        events.iter().for_each(|event| in_use.add(event));
+        let last = events.iter().rfind(|event| event.device.is_some())?;
+        in_use.snapshot(last)
     }
 
-    /// After these events, of which the last is of a tensor.
-    fn at(events: &[Event]) -> Option<Self> {
-        let last = events.last()?;
-        let device = last.device?;
-        let mut scopes: Vec<&str> = Vec::new();
-        let mut homes: HashMap<u64, String> = HashMap::new();
-        let mut held: HashMap<u64, u64> = HashMap::new();
-        // Nodes that are gone, whose storage a view keeps.
-        let mut viewed: Vec<u64> = Vec::new();
-        let mut live_bytes = None;
-        for event in events {
-            match &event.kind {
-                EventKind::ScopeBegin { label, .. } => scopes.push(label),
-                EventKind::ScopeEnd { .. } => drop(scopes.pop()),
-                EventKind::Alloc { op, node } => {
-                    let path = scopes.iter().chain([op]).copied();
-                    homes.insert(*node, path.collect::<Vec<_>>().join("/"));
-                }
-                _ => {}
-            }
-            if event.device != Some(device) {
-                continue;
-            }
-            // A view changes nothing: its bytes are those of what it is of.
-            let before = live_bytes.replace(event.live_bytes);
-            let (op, node, is_there) = tensor(&event.kind)?;
-            if is_there {
-                homes.entry(node).or_insert_with(|| op.to_owned());
-                let before = before.unwrap_or(event.live_bytes.saturating_sub(event.bytes));
-                let added = event.live_bytes.saturating_sub(before);
-                *held.entry(node).or_default() += added;
-                continue;
-            }
-            let freed = event.bytes;
-            match held.get(&node).copied().unwrap_or(0) {
-                0 if freed == 0 => {}
-                // The last view of a storage frees it.
-                0 => {
-                    let of_view = |node: &u64| held.get(node) == Some(&freed);
-                    if let Some(last) = viewed.iter().rposition(of_view) {
-                        held.remove(&viewed.remove(last));
-                    }
-                }
-                _ if freed == 0 => viewed.push(node),
-                _ => drop(held.remove(&node)),
-            }
-        }
-        let known = held.values().sum::<u64>();
-        let mut holders: HashMap<&str, (u64, usize)> = HashMap::new();
-        for (node, bytes) in held.iter().filter(|(_, bytes)| **bytes > 0) {
-            let holder = holders.entry(&homes[node]).or_default();
-            *holder = (holder.0 + bytes, holder.1 + 1);
-        }
-        if let before @ 1.. = last.live_bytes.saturating_sub(known) {
-            holders.insert("before", (before, 1));
-        }
-        let holder = |(owner, (bytes, tensors)): (&str, _)| Holder {
+    /// Of holders by owner and kind.
+    pub(crate) fn new<'a>(
+        device: DeviceId,
+        at: Duration,
+        live_bytes: u64,
+        holders: impl IntoIterator<Item = ((&'a str, Kind), (u64, usize))>,
+    ) -> Self {
+        let holder = |((owner, kind), (bytes, tensors)): ((&str, _), _)| Holder {
             owner: owner.to_owned(),
+            kind,
             bytes,
             tensors,
         };
         let mut holders: Vec<_> = holders.into_iter().map(holder).collect();
         holders.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.owner.cmp(&b.owner)));
-        Some(Self {
+        Self {
             device,
-            at: last.at,
-            live_bytes: last.live_bytes,
+            at,
+            live_bytes,
             holders,
-        })
+        }
     }
 }
 
 /// The operation and the node of an event of a tensor, and whether its storage is there after it.
 fn tensor(kind: &EventKind) -> Option<(&'static str, u64, bool)> {
     Some(match kind {
-        EventKind::Alloc { op, node }
+        EventKind::Alloc { op, node, .. }
         | EventKind::Replay { op, node, .. }
         | EventKind::Upload { op, node } => (op, *node, true),
         EventKind::Evict { op, node }
         | EventKind::Offload { op, node }
         | EventKind::Retire { op, node }
         | EventKind::Free { op, node } => (op, *node, false),
-        EventKind::ScopeBegin { .. } | EventKind::ScopeEnd { .. } => return None,
+        EventKind::Parameter { .. }
+        | EventKind::Collective { .. }
+        | EventKind::ScopeBegin { .. }
+        | EventKind::ScopeEnd { .. } => return None,
     })
 }
 
@@ -160,14 +256,19 @@ impl fmt::Display for Snapshot {
         write!(f, "{live} in use after {milliseconds:.1} ms:")?;
         for holder in self.holders.iter().take(20) {
             let (bytes, tensors) = (size(holder.bytes), holder.tensors);
-            write!(f, "\n{bytes:>12}  {tensors:>5}  {}", holder.owner)?;
+            let kind = format!("{:?}", holder.kind);
+            write!(
+                f,
+                "\n{bytes:>12}  {tensors:>5}  {kind:10}  {}",
+                holder.owner
+            )?;
         }
         Ok(())
     }
 }
 
-/// The trace as JSON in Chrome's trace format, which <https://ui.perfetto.dev> and `chrome://tracing` open: scopes as slices, replays as
-/// slices of their own track, operations, evictions and transfers as instants, and each device's bytes in use as a counter.
+/// The trace as JSON in Chrome's trace format, which <https://ui.perfetto.dev> and `chrome://tracing` open: scopes as slices, replays and
+/// collectives as slices of their own tracks, operations, evictions and transfers as instants, and each device's bytes in use as a counter.
 pub fn chrome_trace(events: &[Event]) -> String {
     let entries: Vec<_> = events.iter().flat_map(entries).collect();
     json!({"displayTimeUnit": "ms", "traceEvents": entries}).to_string()
@@ -177,35 +278,46 @@ pub fn chrome_trace(events: &[Event]) -> String {
 fn entries(event: &Event) -> Vec<Value> {
     let microseconds = |time: Duration| time.as_nanos() as f64 / 1e3;
     let ts = microseconds(event.at);
-    let slice = |label: &str, phase| json!({"name": label, "cat": "scope", "ph": phase, "ts": ts, "pid": 1, "tid": 1});
-    let instant = json!({"ph": "i", "s": "t", "ts": ts});
-    let (category, track, mut entry) = match &event.kind {
-        EventKind::ScopeBegin { label, .. } => return vec![slice(label, "B")],
-        EventKind::ScopeEnd { label, .. } => return vec![slice(label, "E")],
-        EventKind::Alloc { .. } => ("operation", 1, instant),
-        EventKind::Replay { time, .. } => {
-            let start = microseconds(event.at.saturating_sub(*time));
-            let span = json!({"ph": "X", "ts": start, "dur": microseconds(*time)});
-            ("replay", 2, span)
+    let scope = |label: &str, phase: &str| {
+        vec![json!({"name": label, "cat": "scope", "ph": phase, "ts": ts, "pid": 1, "tid": 1})]
+    };
+    let (category, track) = match &event.kind {
+        EventKind::ScopeBegin { label, .. } => return scope(label, "B"),
+        EventKind::ScopeEnd { label, .. } => return scope(label, "E"),
+        EventKind::Parameter { .. } => return Vec::new(),
+        EventKind::Alloc { .. } => ("operation", 1),
+        EventKind::Replay { .. } => ("replay", 2),
+        EventKind::Evict { .. } => ("eviction", 2),
+        EventKind::Offload { .. } | EventKind::Upload { .. } => ("transfer", 3),
+        EventKind::Retire { .. } | EventKind::Free { .. } => ("free", 1),
+        EventKind::Collective { .. } => ("collective", 4),
+    };
+    let (name, node) = match (&event.kind, tensor(&event.kind)) {
+        (EventKind::Collective { op, .. }, _) => (*op, None),
+        (_, Some((op, node, _))) => (op, Some(node)),
+        (_, None) => return Vec::new(),
+    };
+    let args = json!({"node": node, "bytes": event.bytes});
+    let mut entry = json!({"name": name, "cat": category, "pid": 1, "tid": track, "args": args});
+    match &event.kind {
+        EventKind::Replay { time, .. } | EventKind::Collective { time, .. } => {
+            entry["ph"] = "X".into();
+            entry["ts"] = microseconds(event.at.saturating_sub(*time)).into();
+            entry["dur"] = microseconds(*time).into();
         }
-        EventKind::Evict { .. } => ("eviction", 2, instant),
-        EventKind::Offload { .. } | EventKind::Upload { .. } => ("transfer", 3, instant),
-        EventKind::Retire { .. } | EventKind::Free { .. } => ("free", 1, instant),
-    };
-    let (Some((op, node, _)), Some(DeviceId { type_id, index_id })) =
-        (tensor(&event.kind), event.device)
-    else {
-        return Vec::new();
-    };
-    entry["name"] = op.into();
-    entry["cat"] = category.into();
-    entry["pid"] = 1.into();
-    entry["tid"] = track.into();
-    entry["args"] = json!({"node": node, "bytes": event.bytes});
-    let counter = format!("bytes in use, device {type_id}.{index_id}");
-    let in_use = json!({"bytes": event.live_bytes});
-    let in_use = json!({"name": counter, "ph": "C", "ts": ts, "pid": 1, "args": in_use});
-    vec![entry, in_use]
+        _ => {
+            entry["ph"] = "i".into();
+            entry["s"] = "t".into();
+            entry["ts"] = ts.into();
+        }
+    }
+    let mut entries = vec![entry];
+    if let Some(DeviceId { type_id, index_id }) = event.device {
+        let name = format!("bytes in use, device {type_id}.{index_id}");
+        let args = json!({"bytes": event.live_bytes});
+        entries.push(json!({"name": name, "ph": "C", "ts": ts, "pid": 1, "args": args}));
+    }
+    entries
 }
 
 #[cfg(test)]
@@ -213,6 +325,7 @@ mod tests {
     use burn::backend::Autodiff;
     use burn::tensor::Tensor;
     use burn_flex::Flex;
+    use serde_json::Value;
 
     use super::*;
     use crate::{MemoryBudget, Remat, checkpoint_labelled, trace};
@@ -250,6 +363,52 @@ mod tests {
         );
         assert!(!owners.contains(&"before"), "{owners:?}");
         assert!(snapshot.to_string().contains("KiB"));
+    }
+
+    /// The module that holds the memory, and what it is for.
+    #[test]
+    fn holders_tell_the_parameter_in_use_and_the_kind() {
+        use burn::nn::LinearConfig;
+        let device = Default::default();
+        let model = vec![
+            LinearConfig::new(64, 64).init::<B>(&device),
+            LinearConfig::new(64, 64).init(&device),
+        ];
+        let before = model[1].weight.val().into_data();
+        let model = name_parameters::<B, _>(model);
+        assert_eq!(model[1].weight.val().into_data(), before);
+        assert!(model[1].weight.val().is_require_grad());
+        let _all = MemoryBudget::bytes(u64::MAX).install();
+        let recording = trace::record();
+        let x = Tensor::<B, 2>::ones([256, 64], &device);
+        let y = model[0].forward(x).exp();
+        let y = model[1].forward(y).exp();
+        drop(y.sum().backward());
+        let snapshot = Snapshot::at_peak(&recording.finish()).expect("there were tensors");
+        let held = |owner: &str, kind| {
+            let is = |holder: &&Holder| holder.owner == owner && holder.kind == kind;
+            let bytes = snapshot.holders.iter().find(is).map(|holder| holder.bytes);
+            assert_eq!(bytes, Some(256 * 64 * 4), "{owner}: {snapshot}");
+        };
+        held("float_exp after 0.bias", Kind::Activation);
+        held("linear after 1.bias", Kind::Activation);
+        let gradient = |holder: &Holder| holder.kind == Kind::Gradient;
+        assert!(snapshot.holders.iter().any(gradient), "{snapshot}");
+    }
+
+    #[test]
+    fn collectives_are_slices() {
+        let recording = trace::record();
+        let sent = std::cell::Cell::new(4);
+        let sum = trace::collective("all_reduce", || sent.get(), || sent.replace(12) - 1);
+        let json = chrome_trace(&recording.finish());
+        let json: Value = serde_json::from_str(&json).expect("JSON");
+        let slice = &json["traceEvents"][0];
+        assert_eq!((sum, &slice["ph"]), (3, &"X".into()));
+        assert_eq!(
+            (&slice["name"], &slice["args"]["bytes"]),
+            (&"all_reduce".into(), &8.into())
+        );
     }
 
     /// What a strict budget refuses is told with what was in its way.

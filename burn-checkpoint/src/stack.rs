@@ -44,10 +44,9 @@ impl<T> Stack<T> {
         self.entries.last_mut().map(|(_, entry)| entry)
     }
 
-    pub fn get_mut(&mut self, ticket: Ticket) -> Option<&mut T> {
-        let mut entries = self.entries.iter_mut();
-        let found = entries.find(|(own, _)| *own == ticket);
-        found.map(|(_, entry)| entry)
+    /// Takes out what is in force.
+    pub fn pop(&mut self) {
+        self.entries.pop();
     }
 
     pub fn is_empty(&self) -> bool {

@@ -4,9 +4,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use burn_backend::DeviceId;
+use parking_lot::Mutex;
 
 use crate::stack::{Stack, Ticket};
 
@@ -35,6 +37,8 @@ pub enum EventKind {
         op: &'static str,
         /// The node: the same number in all events of one tensor.
         node: u64,
+        /// What it is for.
+        kind: Kind,
     },
     /// Storage was dropped, the recipe stays.
     Evict {
@@ -80,6 +84,18 @@ pub enum EventKind {
         /// The node.
         node: u64,
     },
+    /// An operation uses a parameter that [`name_parameters`](crate::snapshot::name_parameters) has named.
+    Parameter {
+        /// Its path in the module.
+        path: &'static str,
+    },
+    /// This thread waited for other ranks, and goes on now.
+    Collective {
+        /// The operation, such as `all_reduce`.
+        op: &'static str,
+        /// How long it waited.
+        time: Duration,
+    },
     /// A scope began.
     ScopeBegin {
         /// The scope's number on this thread, counted from 0 for the first under [`record`].
@@ -96,10 +112,29 @@ pub enum EventKind {
     },
 }
 
+/// What a tensor is for, as its operation tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// Made in forward.
+    Activation,
+    /// Made from gradients, in backward or by the optimizer; known under a budget only.
+    Gradient,
+    /// Booleans and random numbers: masks of attention and dropout.
+    Mask,
+    /// Data of the host: the batch.
+    Input,
+    /// There before the recording.
+    Before,
+}
+
+/// Events that another thread may take.
+pub(crate) type Events = Mutex<Vec<Event>>;
+
 struct Recorder {
     start: Instant,
     scopes: u64,
-    events: Vec<Event>,
+    /// Of whoever wants them, as long as there is one.
+    events: Weak<Events>,
 }
 
 thread_local! {
@@ -113,16 +148,25 @@ thread_local! {
 ///
 /// About a hundred bytes and a look at the clock an event.
 pub fn record() -> Recording {
+    let (ticket, events) = record_shared();
+    Recording {
+        ticket,
+        events,
+        thread: PhantomData,
+    }
+}
+
+/// As [`record`], until the events are dropped.
+pub(crate) fn record_shared() -> (Ticket, Arc<Events>) {
+    let events = Arc::default();
     let recorder = Recorder {
         start: Instant::now(),
         scopes: 0,
-        events: Vec::new(),
+        events: Arc::downgrade(&events),
     };
     ON.set(true);
-    Recording {
-        ticket: RECORDERS.with_borrow_mut(|recorders| recorders.push(recorder)),
-        thread: PhantomData,
-    }
+    let ticket = RECORDERS.with_borrow_mut(|recorders| recorders.push(recorder));
+    (ticket, events)
 }
 
 /// A recording under way; ends when dropped.
@@ -130,16 +174,14 @@ pub fn record() -> Recording {
 #[must_use = "the recording ends when this is dropped"]
 pub struct Recording {
     ticket: Ticket,
+    events: Arc<Events>,
     thread: PhantomData<*const ()>,
 }
 
 impl Recording {
     /// The events so far, which are taken out.
     pub fn take(&self) -> Vec<Event> {
-        RECORDERS.with_borrow_mut(|recorders| match recorders.get_mut(self.ticket) {
-            Some(recorder) => std::mem::take(&mut recorder.events),
-            None => Vec::new(),
-        })
+        std::mem::take(&mut self.events.lock())
     }
 
     /// Ends the recording and gives its events.
@@ -163,18 +205,36 @@ pub(crate) fn is_on() -> bool {
     ON.get()
 }
 
+/// Waits for other ranks: what `wait` does is a collective operation in this thread's recording. `sent` tells the bytes that were sent so far.
+pub fn collective<R>(op: &'static str, sent: impl Fn() -> u64, wait: impl FnOnce() -> R) -> R {
+    if !is_on() {
+        return wait();
+    }
+    let (start, before) = (Instant::now(), sent());
+    let result = wait();
+    let time = start.elapsed();
+    let kind = EventKind::Collective { op, time };
+    emit(kind, sent() - before, 0, None);
+    result
+}
+
 /// Adds an event if this thread records.
 pub(crate) fn emit(kind: EventKind, bytes: u64, live_bytes: u64, device: Option<DeviceId>) {
     RECORDERS.with_borrow_mut(|recorders| {
-        if let Some(recorder) = recorders.top_mut() {
-            recorder.events.push(Event {
-                at: recorder.start.elapsed(),
-                kind,
-                bytes,
-                live_bytes,
-                device,
-            });
+        while let Some(recorder) = recorders.top() {
+            if let Some(events) = recorder.events.upgrade() {
+                events.lock().push(Event {
+                    at: recorder.start.elapsed(),
+                    kind,
+                    bytes,
+                    live_bytes,
+                    device,
+                });
+                return;
+            }
+            recorders.pop();
         }
+        ON.set(false);
     });
 }
 

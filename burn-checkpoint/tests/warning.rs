@@ -7,8 +7,10 @@ use std::thread::{self, ThreadId};
 use burn::backend::Autodiff;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Tensor};
+use burn_checkpoint::kinds::Value;
 use burn_checkpoint::{
-    InstalledBudget, MemoryBudget, Policy, Remat, RematStats, checkpoint, checkpoint_with,
+    InstalledBudget, MemoryBudget, OpInfo, Policy, Remat, RematStats, Work, checkpoint,
+    checkpoint_with,
 };
 use burn_flex::Flex;
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -109,6 +111,38 @@ fn no_remat_in_the_stack_is_said_once() {
             .expect("no panic");
     }
     assert_eq!(said(), [""; 0]);
+}
+
+/// An operation for which there is never any memory.
+#[test]
+fn what_holds_the_memory_is_said_where_nothing_is_left_to_evict() {
+    const GREEDY: &OpInfo = &OpInfo::custom("greedy", Work::Math);
+    listen();
+    let _budget = MemoryBudget::bytes(1 << 30).retrying().install();
+    let x = random::<Managed>(64);
+    let y = x.clone().exp();
+    let refused = catch_unwind(AssertUnwindSafe(|| {
+        let operands = [Value::Float(x.clone().into_primitive().tensor())];
+        Managed::operation(GREEDY, operands, |_| panic!("CUDA out of memory"))
+    }));
+    assert!(refused.is_err());
+    drop(y);
+    let here = thread::current().id();
+    let mut lines = LINES.0.lock().expect("no panic");
+    let (said, left) = lines
+        .drain(..)
+        .partition(|line| line.thread == here && line.text.contains("`greedy`"));
+    *lines = left;
+    let said: Vec<Line> = said;
+    let texts: Vec<_> = said.iter().map(|line| &*line.text).collect();
+    assert_eq!(texts[0], "no memory for `greedy`: 65536 bytes were evicted");
+    let last = said.last().expect("several");
+    assert_eq!(last.level, Level::Error);
+    assert!(
+        last.text.contains("nothing to evict: 64.0 KiB in use")
+            && last.text.contains("float_random"),
+        "{texts:?}"
+    );
 }
 
 /// A tensor of so many KiB, of a random number each.

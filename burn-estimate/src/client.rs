@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn_backend::{
-    Bytes, DType, DTypeUsageSet, DeviceOps, ExecutionError, Shape, TensorData, TensorMetadata,
+    AllocationProperty, Bytes, DType, DTypeUsageSet, DeviceOps, ExecutionError, Shape, TensorData,
+    TensorMetadata,
 };
 use burn_ir::{CustomOpIr, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterTensor, RunnerChannel, RunnerClient};
@@ -124,7 +125,7 @@ impl RunnerClient for Client {
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
         self.ledger.lock().read(&tensor);
-        let data = TensorData::from_bytes(zeros(&tensor), tensor.shape, tensor.dtype);
+        let data = TensorData::from_bytes(zeros(bytes(&tensor)), tensor.shape, tensor.dtype);
         Box::pin(async move { Ok(data) })
     }
 
@@ -158,15 +159,16 @@ impl RunnerClient for Client {
     }
 }
 
-/// Zeros that the system gives no memory for until they are read: as elements, because bytes of another alignment would be copied.
-fn zeros(tensor: &TensorIr) -> Bytes {
-    let (size, bytes) = (tensor.dtype.size(), bytes(tensor));
-    match size {
-        8 => Bytes::from_elems(vec![0_u64; bytes / size]),
-        4 => Bytes::from_elems(vec![0_u32; bytes / size]),
-        2 => Bytes::from_elems(vec![0_u16; bytes / size]),
-        _ => Bytes::from_elems(vec![0_u8; bytes]),
+/// Zeros that all reads share. The system gives no memory for what is only read, but a smaller allocation would be cleared each time.
+fn zeros(len: usize) -> Bytes {
+    /// glibc maps what is larger by itself, and clears what is smaller.
+    const LEAST: usize = 64 << 20;
+    static ZEROS: Mutex<bytes::Bytes> = Mutex::new(bytes::Bytes::new());
+    let mut zeros = ZEROS.lock();
+    if zeros.len() < len {
+        *zeros = vec![0; len.max(LEAST)].into();
     }
+    Bytes::from_shared(zeros.slice(..len), AllocationProperty::Native)
 }
 
 /// Bytes of a tensor's elements.

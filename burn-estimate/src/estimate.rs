@@ -215,7 +215,7 @@ impl Estimate {
         let alive = |storage: &&Storage| storage.born <= at && at < storage.died;
         for storage in recording.storages.iter().filter(alive) {
             let kind = classes.kind(storage);
-            let bytes = classes.bytes(storage, &shares, at);
+            let bytes = classes.bytes(storage, kind, &shares, at);
             if bytes == 0 {
                 continue;
             }
@@ -242,14 +242,14 @@ impl Estimate {
             });
         }
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
-        let costs = || recording.costs.iter();
+        let (costs, transfers) = (|| recording.costs.iter(), || recording.transfers.iter());
         Self {
             peak_bytes: weighed.peak_bytes,
             peak_phase: classes.phase(at),
             start_bytes: weighed.bytes_in_use[0],
             holders,
-            uploaded_bytes: recording.uploaded_bytes,
-            downloaded_bytes: recording.downloaded_bytes,
+            uploaded_bytes: transfers().map(|moved| moved.uploaded_bytes).sum(),
+            downloaded_bytes: transfers().map(|moved| moved.downloaded_bytes).sum(),
             sent_bytes: 0,
             operations: costs().filter(|cost| cost.bytes > 0).count() as u64,
             flops: costs().map(|cost| cost.flops).sum(),
@@ -288,20 +288,34 @@ impl Estimate {
     /// The step's time on a device: for each operation the longest of its launch, its bytes and its arithmetic; and what moves between
     /// host and device, to other ranks, and in the host's memory, at the speed between host and device, one after the other.
     pub fn time(&self, device: &DeviceProfile) -> Duration {
-        let update = Classes::new(&self.recording).update;
-        let (mut before, mut after) = (0.0, 0.0);
-        for cost in &self.recording.costs {
+        self.time_with_more(device, 0)
+    }
+
+    /// The time of an update of so many micro-batches more than the step has: each takes as long as the step's last one, from the begin of its
+    /// forward pass to the optimizer's first result. What a window does once before that, such as a mean of its gradients, counts in each.
+    pub fn time_with_more(&self, device: &DeviceProfile, micro_batches: u32) -> Duration {
+        let classes = Classes::new(&self.recording);
+        let (last, update) = (classes.last_forward(), classes.update);
+        let more = f64::from(micro_batches);
+        let times = |at| match at {
+            _ if at >= update => self.shares.update(),
+            _ if at >= last => 1.0 + more,
+            _ => 1.0,
+        };
+        let seconds = self.recording.costs.iter().map(|cost| {
             let seconds = device.seconds(cost.bytes as f64, cost.flops as f64, cost.is_half);
-            let part = if cost.at < update {
-                &mut before
-            } else {
-                &mut after
-            };
-            *part += seconds;
-        }
+            seconds * times(cost.at)
+        });
+        let again = self.recording.transfers.iter().map(|moved| {
+            let is_last = (last..update).contains(&moved.at);
+            u64::from(is_last) * (moved.uploaded_bytes + moved.downloaded_bytes)
+        });
+        let shared = |backwards| self.shares.traffic(classes.parameter_bytes(), backwards);
+        let backwards = classes.backwards().max(1);
+        let again = again.sum::<u64>() + shared(backwards).bytes() - shared(backwards - 1).bytes();
         let moved = self.uploaded_bytes + self.downloaded_bytes + self.sent_bytes + self.host_bytes;
-        let transfers = moved as f64 / device.host_bytes_per_second;
-        Duration::from_secs_f64(before + after * self.shares.update() + transfers)
+        let transfers = (moved as f64 + again as f64 * more) / device.host_bytes_per_second;
+        Duration::from_secs_f64(seconds.sum::<f64>() + transfers)
     }
 }
 
@@ -318,16 +332,15 @@ impl Weighed {
         let recording = classes.recording;
         let (start, update) = (recording.start, classes.update);
         // On the device; and of gradients, what has left it or waits in buckets.
-        let mut changes = BTreeMap::<u64, (i64, i64)>::new();
+        let mut changes = Vec::with_capacity(2 * recording.storages.len());
         let mut add = |at: u64, (bytes, left): (i64, i64), sign: i64| {
-            let change = changes.entry(at.max(start)).or_default();
-            change.0 += sign * bytes;
-            change.1 += sign * left;
+            changes.push((at.max(start), sign * bytes, sign * left));
         };
         for storage in &recording.storages {
+            let kind = classes.kind(storage);
             let bytes = |at| {
-                let bytes = classes.bytes(storage, shares, at);
-                let leaves = at < update && classes.kind(storage) == Kind::Gradient;
+                let bytes = classes.bytes(storage, kind, shares, at);
+                let leaves = at < update && kind == Kind::Gradient;
                 let left = if leaves { storage.bytes - bytes } else { 0 };
                 (bytes as i64, left as i64)
             };
@@ -352,9 +365,11 @@ impl Weighed {
             bytes_in_use: Vec::with_capacity(changes.len()),
         };
         let (mut bytes, mut left) = (0_i64, 0_i64);
-        for (at, change) in changes {
-            bytes += change.0;
-            left += change.1;
+        changes.sort_unstable_by_key(|(at, ..)| *at);
+        for changes in changes.chunk_by(|(before, ..), (at, ..)| before == at) {
+            let at = changes[0].0;
+            bytes += changes.iter().map(|(_, bytes, _)| bytes).sum::<i64>();
+            left += changes.iter().map(|(.., left)| left).sum::<i64>();
             let in_use = (bytes + left.min(buckets as i64)).max(0) as u64;
             weighed.bytes_in_use.push(in_use);
             if in_use > weighed.peak_bytes {
@@ -392,12 +407,12 @@ impl<'a> Classes<'a> {
     }
 
     /// Bytes of a storage that are on the device at some time of its life.
-    fn bytes(&self, storage: &Storage, shares: &Shares, at: u64) -> u64 {
+    fn bytes(&self, storage: &Storage, kind: Kind, shares: &Shares, at: u64) -> u64 {
         if *shares == Shares::NONE {
             return storage.bytes;
         }
         let born_in_update = storage.born >= self.update;
-        let (before, after) = shares.factors(self.kind(storage), born_in_update);
+        let (before, after) = shares.factors(kind, born_in_update);
         let factor = if at < self.update { before } else { after };
         (storage.bytes as f64 * factor) as u64
     }
@@ -413,6 +428,13 @@ impl<'a> Classes<'a> {
         let phases = self.recording.phases.iter();
         let backward = phases.filter(|(_, phase)| *phase == Phase::Backward);
         backward.count() as u64
+    }
+
+    /// When the last micro-batch began.
+    fn last_forward(&self) -> u64 {
+        let mut phases = self.recording.phases.iter();
+        let last = phases.rfind(|(_, phase)| *phase == Phase::Forward);
+        last.map_or(self.recording.start, |(at, _)| *at)
     }
 
     fn phase(&self, at: u64) -> Phase {

@@ -55,6 +55,15 @@ pub(crate) struct Cost {
     pub is_half: bool,
 }
 
+/// What moves between host and device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transfer {
+    /// When.
+    pub at: u64,
+    pub uploaded_bytes: u64,
+    pub downloaded_bytes: u64,
+}
+
 /// A recording.
 #[derive(Debug, Default)]
 pub(crate) struct Recording {
@@ -65,8 +74,7 @@ pub(crate) struct Recording {
     /// When phases began.
     pub phases: Vec<(u64, Phase)>,
     pub costs: Vec<Cost>,
-    pub uploaded_bytes: u64,
-    pub downloaded_bytes: u64,
+    pub transfers: Vec<Transfer>,
 }
 
 /// The account of a device.
@@ -123,7 +131,8 @@ impl Ledger {
             _ => {}
         }
         let inputs: Vec<_> = op.inputs().collect();
-        if label.is_some() {
+        // A budget may have evicted the parameter: what brings it back is not named.
+        if label.is_some() && !is_replaying() {
             self.touch(&inputs, op, label);
             return;
         }
@@ -170,19 +179,25 @@ impl Ledger {
             offset: 0,
         };
         self.insert(tensor.id, view);
-        if let Some(recording) = &mut self.recording {
-            recording.uploaded_bytes += bytes(tensor) as u64;
-        }
+        self.transfer(bytes(tensor) as u64, 0);
     }
 
     /// Data to the host.
     pub fn read(&mut self, tensor: &TensorIr) {
-        if let Some(recording) = &mut self.recording {
-            recording.downloaded_bytes += bytes(tensor) as u64;
-        }
+        self.transfer(0, bytes(tensor) as u64);
         if tensor.status == TensorStatus::ReadWrite {
             self.forget(tensor.id);
         }
+    }
+
+    fn transfer(&mut self, uploaded_bytes: u64, downloaded_bytes: u64) {
+        let transfer = Transfer {
+            at: self.clock,
+            uploaded_bytes,
+            downloaded_bytes,
+        };
+        let recording = self.recording.iter_mut();
+        recording.for_each(|recording| recording.transfers.push(transfer));
     }
 
     fn touch(&mut self, inputs: &[&TensorIr], op: &OperationIr, label: Option<Arc<str>>) {

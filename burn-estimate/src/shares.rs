@@ -106,3 +106,10 @@ pub(crate) struct Traffic {
     /// Read and written by the update in host memory.
     pub host_bytes: u64,
 }
+
+impl Traffic {
+    /// All of it.
+    pub fn bytes(&self) -> u64 {
+        self.sent_bytes + self.downloaded_bytes + self.uploaded_bytes + self.host_bytes
+    }
+}

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use burn_backend::DeviceId;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -18,6 +19,7 @@ use crate::cost::ResultKey;
 use crate::entry::{AnyEntry, ClassSlot};
 use crate::error::size;
 use crate::memory::Limit;
+use crate::snapshot::Snapshot;
 use crate::stats::RematStats;
 
 /// Hysteresis: a search frees this part of the limit more than is needed, so that not every operation searches all
@@ -37,6 +39,7 @@ const LARGEST_ELEMENT_BYTES: u64 = 8;
 /// The budget of one device.
 pub(crate) struct Budget {
     settings: MemoryBudget,
+    start: Instant,
     /// `u64::MAX` while it is measured.
     limit: AtomicU64,
     /// Whether the step under way had its backward pass.
@@ -79,6 +82,7 @@ impl Budget {
         };
         Self {
             settings,
+            start: Instant::now(),
             limit: AtomicU64::new(limit),
             differentiated: AtomicBool::new(false),
             live: AtomicU64::new(0),
@@ -313,6 +317,33 @@ impl Limit for Budget {
             // What comes instead may be evicted.
             self.stuck.store(u64::MAX, Ordering::Relaxed);
         }
+    }
+
+    fn retries(&self) -> bool {
+        self.settings.retries
+    }
+
+    fn relieve(&self) -> u64 {
+        let live = self.live();
+        self.stuck.store(u64::MAX, Ordering::Relaxed);
+        self.evict(0, live - (live / 8).max(1).min(live));
+        live.saturating_sub(self.live())
+    }
+
+    fn holders(&self, device: DeviceId) -> Snapshot {
+        let mut storages = FxHashMap::default();
+        for node in self.alive() {
+            let info = node.info();
+            if info.resident && !info.retired {
+                storages.insert(info.owner, (info.op.name, node.kind(), info.owner_bytes));
+            }
+        }
+        let mut holders: FxHashMap<_, (u64, usize)> = FxHashMap::default();
+        for (op, kind, bytes) in storages.into_values() {
+            let holder = holders.entry((op, kind)).or_default();
+            *holder = (holder.0 + bytes, holder.1 + 1);
+        }
+        Snapshot::new(device, self.start.elapsed(), self.live(), holders)
     }
 
     fn upload_ns(&self, bytes: u64) -> f32 {

@@ -86,6 +86,7 @@ pub struct MemoryBudget {
     pub(crate) limit: LimitSetting,
     pub(crate) overflow: Overflow,
     pub(crate) costs: Costs,
+    pub(crate) retries: bool,
 }
 
 /// How the limit is given.
@@ -109,6 +110,7 @@ impl MemoryBudget {
             limit: LimitSetting::Bytes(bytes),
             overflow: Overflow::Warn,
             costs: Costs::Estimated,
+            retries: false,
         }
     }
 
@@ -124,6 +126,7 @@ impl MemoryBudget {
                 limit: LimitSetting::Fraction(fraction),
                 overflow: Overflow::Warn,
                 costs: Costs::Estimated,
+                retries: false,
             })
         } else {
             Err(RematError::InvalidFraction { fraction })
@@ -135,6 +138,23 @@ impl MemoryBudget {
     pub fn strict(self) -> Self {
         Self {
             overflow: Overflow::Panic,
+            ..self
+        }
+    }
+
+    /// Where the device has no memory for an operation, and the backend panics at once and says so, evicts an eighth of what is live and runs
+    /// the operation again, until there is memory or nothing is left to evict. Then the log has the largest holders, and the panic goes on.
+    /// docs/out-of-memory.md says which backends do. What an upload of an offloaded tensor takes is not tried again.
+    ///
+    /// Ranks that fail at different times evict differently: not for recipes that meet other ranks.
+    ///
+    /// # Cost
+    ///
+    /// Operands of operations that have no recipe, those of gradients and of the optimizer, stay until the operation is over: none
+    /// is written into.
+    pub fn retrying(self) -> Self {
+        Self {
+            retries: true,
             ..self
         }
     }

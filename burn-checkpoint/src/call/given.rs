@@ -33,6 +33,22 @@ pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, mut value: Value<B>) -> Res
     call.finish(&mut value, &mut None::<Never>)
 }
 
+/// A parameter with a name. It is not counted, as other parameters are not.
+pub(crate) fn parameter<B: Backend>(path: &'static OpInfo, value: Value<B>) -> Managed<B> {
+    let op_context = context::tick(path);
+    let device = value.device().unwrap_or_default();
+    let memory = context::memory_on(device.id());
+    let (shape, dtype) = (value.shape(), value.dtype());
+    let meta = TensorMeta {
+        bytes: 0,
+        ..TensorMeta::new(path, op_context.number, shape, dtype, device, memory)
+    };
+    meta.storage_added();
+    let number = op_context.number;
+    let state = State::new(Storage::Resident(value), Origin::Fixed, number, None);
+    Managed::new(Source::new(Arc::new(Node::new(meta, state, None::<Never>))))
+}
+
 /// A tensor that a user's function delivers.
 pub(crate) fn source<B: Backend, R: Recipe<B>>(
     op: &'static OpInfo,

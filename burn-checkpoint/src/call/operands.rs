@@ -12,7 +12,8 @@ use crate::entry::Origin;
 use crate::node::{Entry, Input, Source, State, Storage, TensorMeta, Viewed, vacate};
 use crate::op::OpInfo;
 use crate::replay;
-use crate::trace::EventKind;
+use crate::request::PARAMETER;
+use crate::trace::{self, EventKind};
 use crate::work::Work;
 
 /// Whose storage the result has, if not its own.
@@ -137,6 +138,10 @@ impl<B: Backend> Operands<B> {
         };
         let node = source.node();
         let meta = node.meta();
+        if trace::is_on() && meta.op.group == PARAMETER {
+            let path = meta.op.name;
+            trace::emit(EventKind::Parameter { path }, 0, 0, None);
+        }
         let mut state = node.state();
         if let Some(cost) = &mut self.cost {
             cost.operand(&meta.shape, meta.dtype);

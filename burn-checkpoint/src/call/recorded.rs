@@ -9,6 +9,7 @@ use burn_backend::{Backend, DType, DeviceOps, Shape};
 use super::operands::{Operands, Shares};
 use super::results::Results;
 use super::room::Room;
+use crate::again::again;
 use crate::clock::{self, Lineage, Phase};
 use crate::context::{self, OpContext};
 use crate::cost::{Costs, OpCost, Timer};
@@ -21,6 +22,7 @@ use crate::op::OpInfo;
 use crate::policy::{OpCall, SavePolicy};
 use crate::recipe::{Never, Part, Parts, Recipe};
 use crate::recorded::Node;
+use crate::replay;
 use crate::trace::EventKind;
 use crate::work::Work;
 
@@ -61,9 +63,40 @@ impl<B: Backend> Call<B> {
             recipe.inputs(&mut |input| operands.see(input, op_context));
         }
         self.decide();
-        if !self.records {
-            // Before the operation runs: it may then write into its operands.
+        self.give_up(recipe);
+    }
+
+    /// Before an operation runs that keeps no recipe: it may then write into its operands, unless it may have to run again.
+    fn give_up(&self, recipe: &mut Option<impl Recipe<B>>) {
+        if !self.records && !self.retries() {
             *recipe = None;
+        }
+    }
+
+    fn retries(&self) -> bool {
+        self.op_context.recent().is_some_and(MemoryStats::retries)
+    }
+
+    /// Runs the operation.
+    #[inline]
+    pub fn run<R: Recipe<B>>(
+        &self,
+        recipe: &Option<R>,
+        first: impl FnOnce() -> Value<B>,
+    ) -> Value<B> {
+        let Some(memory) = self.op_context.recent().filter(|memory| memory.retries()) else {
+            return first();
+        };
+        match recipe {
+            None => first(),
+            Some(recipe) => {
+                // Kept through all tries: each would else begin with the same replays.
+                let mut inputs = None;
+                again(memory, self.op, first, || {
+                    inputs.get_or_insert_with(|| replay::lock_inputs(recipe));
+                    recipe.run()
+                })
+            }
         }
     }
 
@@ -87,9 +120,7 @@ impl<B: Backend> Call<B> {
             self.records = true;
         }
         self.records &= !self.op_context.keeps;
-        if !self.records {
-            *recipe = None;
-        }
+        self.give_up(recipe);
         self.timer = Timer::start(self.op_context.costs);
     }
 
@@ -121,6 +152,9 @@ impl<B: Backend> Call<B> {
         value: &mut Value<B>,
         recipe: &mut Option<R>,
     ) -> Results<B> {
+        if !self.records {
+            *recipe = None;
+        }
         if let Value::Many(parts) = value {
             let recipe = recipe.take().filter(|_| !self.delivers);
             return self.finish_many(std::mem::take(parts), recipe);
@@ -318,7 +352,8 @@ impl<B: Backend> Call<B> {
     fn enter(&self, node: Arc<dyn Entry<B>>) -> Managed<B> {
         let meta = node.meta();
         meta.storage_added();
-        meta.emit(|op, node| EventKind::Alloc { op, node }, meta.bytes);
+        let kind = meta.kind();
+        meta.emit(|op, node| EventKind::Alloc { op, node, kind }, meta.bytes);
         let any: Arc<dyn AnyEntry> = node.clone();
         if self.op_context.region.is_some() {
             context::enlist(Arc::downgrade(&any), meta.own_bytes());

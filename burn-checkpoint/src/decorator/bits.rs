@@ -44,8 +44,11 @@ pub(super) fn draw<B: Backend>(
     let bytes =
         elements * DType::from(dtype).size() + elements.div_ceil(BITS) * DType::from(packed).size();
     context::memory_on(device.id()).make_room(DRAW.name, bytes as u64);
-    let numbers = B::float_random(shape.clone(), distribution, device, dtype);
-    let bits = Value::Int(pack::<B>(numbers.clone(), packed, device));
+    // Numbers that are drawn are not drawn again.
+    let draw = || B::float_random(shape.clone(), distribution, device, dtype);
+    let numbers = context::or_again(DRAW, draw);
+    let pack = || Value::Int(pack::<B>(numbers.clone(), packed, device));
+    let bits = context::or_again(DRAW, pack);
     // Two handles until the end: an operand without other references would be given up for its result.
     let bits = Handle::<B, Int>::Managed(call::fixed::<B>(DRAW, bits).expect());
     let handles = (bits.clone(), bits);

@@ -95,7 +95,7 @@ impl<B: Backend> Remat<B> {
         }
         let mut call = Call::<B>::new(op);
         call.begin(&mut recipe);
-        let mut value = run(operands.map(inner));
+        let mut value = call.run(&recipe, || run(operands.map(inner)));
         let kinds = value.clone();
         let mut results = call.finish(&mut value, &mut recipe);
         managed(&kinds, &mut results)

@@ -19,7 +19,7 @@ use crate::kind::Value;
 use crate::node::Input;
 use crate::op::OpInfo;
 use crate::recipe::{Operation, Saved, SavedValue, operation};
-use crate::request::Request;
+use crate::request::{self, Request};
 use crate::work::Work;
 use crate::{clock, context};
 
@@ -68,7 +68,15 @@ macro_rules! managed {
             let mut room = call::Room::default();
             $(room!($kind $arg, room);)*
             room.make(OP);
-            let value = value!($ret B::$op($(inner!($kind $arg)),*));
+            let value = if context::retrying().is_none() {
+                value!($ret B::$op($(inner!($kind $arg)),*))
+            } else {
+                let saved = ($(save!($kind $arg),)*);
+                context::or_again(OP, || {
+                    let ($($arg,)*) = &saved;
+                    value!($ret B::$op($(load!($kind $arg)),*))
+                })
+            };
             let mut results = call::fixed::<B>(OP, value);
             return handles!($ret results);
         }
@@ -89,7 +97,7 @@ macro_rules! managed {
                 });
                 let mut call = Call::<B>::new(OP);
                 call.begin_new(room, &mut recipe);
-                let mut value = value!($ret B::$op($(inner!($kind $arg)),*));
+                let mut value = call.run(&recipe, move || value!($ret B::$op($(inner!($kind $arg)),*)));
                 let mut results = call.finish(&mut value, &mut recipe);
                 handles!($ret results)
             });
@@ -110,7 +118,7 @@ macro_rules! managed {
                 });
                 let mut call = Call::<B>::new(OP);
                 call.begin(&mut recipe);
-                let mut value = value!($ret B::$op($(inner!($kind $arg)),*));
+                let mut value = call.run(&recipe, move || value!($ret B::$op($(inner!($kind $arg)),*)));
                 let mut results = call.finish(&mut value, &mut recipe);
                 handles!($ret results)
             });
@@ -182,6 +190,10 @@ macro_rules! method {
         fn float_from_data($data: kind_type!($a), $device: kind_type!($b)) -> kind_type!($ret) {
             if let Some(request) = Request::take() {
                 return Handle::Managed(call::delivered(request, $device));
+            }
+            if let Some(path) = request::named() {
+                let value = Value::Float(B::float_from_data($data, $device));
+                return Handle::Managed(call::parameter(path, value));
             }
             managed!($trait fixed float_from_data($data: $a, $device: $b) -> $ret);
             plain!($ret B::float_from_data($data, $device))

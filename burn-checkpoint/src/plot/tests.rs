@@ -37,7 +37,14 @@ impl Program {
         let (op, node) = ("float_matmul", self.nodes);
         self.nodes += 1;
         self.live_bytes += bytes;
-        self.push(EventKind::Alloc { op, node }, bytes);
+        self.push(
+            EventKind::Alloc {
+                op,
+                node,
+                kind: crate::trace::Kind::Activation,
+            },
+            bytes,
+        );
         node
     }
 

@@ -274,7 +274,7 @@ fn offloading_within_a_budget() {
                 EventKind::Offload { op, node } => ("offload", op, node),
                 EventKind::Upload { op, node } => ("upload", op, node),
                 EventKind::Evict { op, node } => ("evict", op, node),
-                EventKind::Alloc { op, node } => ("alloc", op, node),
+                EventKind::Alloc { op, node, .. } => ("alloc", op, node),
                 EventKind::Free { op, node } => ("free", op, node),
                 _ => ("scope", "", 0),
             });

@@ -6,6 +6,7 @@ mod budgets;
 mod delivered;
 mod devices;
 mod dropout;
+mod full;
 mod guards;
 mod host;
 mod input;

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use burn_checkpoint::trace::collective;
 use parking_lot::{Condvar, Mutex};
 
 use super::{Collectives, GroupFault, ProcessGroup, Traffic, collectives::Transport};
@@ -61,9 +62,12 @@ impl<T: Send + 'static> Pending<T> {
     ///
     /// Those of the job; [`ZeroError::Group`] if the group is lost before it has run.
     pub fn wait(self) -> Result<T, ZeroError> {
-        self.queue.wait(|state| {
-            let result = self.result.lock().take();
-            result.or_else(|| Some(Err(state.fault.clone()?.into())))
+        let sent = || self.queue.traffic.lock().total().data_bytes;
+        collective("ranks", sent, || {
+            self.queue.wait(|state| {
+                let result = self.result.lock().take();
+                result.or_else(|| Some(Err(state.fault.clone()?.into())))
+            })
         })
     }
 }

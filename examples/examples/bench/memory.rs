@@ -165,6 +165,7 @@ mod tests {
     #[should_panic(expected = "the work's own")]
     fn a_panic_of_the_work_ends_the_watching() {
         let _turn = turn();
-        watch(BackendName::Flex, || panic!("the work's own"));
+        let work = || -> () { panic!("the work's own") };
+        watch(BackendName::Flex, work);
     }
 }

@@ -254,8 +254,8 @@ impl Fit {
 struct Runs<'a> {
     model: &'a GptConfig,
     device: DeviceProfile,
-    /// The last run, for an update of at most two micro-batches, and for one of one if that has two.
-    last: Option<(Setting, Estimate, Option<Estimate>)>,
+    /// The last run, of an update of at most two micro-batches.
+    last: Option<(Setting, Estimate)>,
 }
 
 impl<'a> Runs<'a> {
@@ -283,21 +283,19 @@ impl<'a> Runs<'a> {
             offload: false,
             ..setting
         };
-        if self.last.as_ref().is_none_or(|(last, ..)| *last != alone) {
+        // Windows of more than two micro-batches hold what those of two hold.
+        let run = Setting {
+            accum: setting.accum.min(2),
+            ..alone
+        };
+        if self.last.as_ref().is_none_or(|(last, _)| *last != alone) {
             let model = self.model.clone().with_checkpoint(setting.checkpoint);
-            // Windows of more than two micro-batches hold what those of two hold, and each further one takes as long as the second.
-            let of = |accum| update(&model, Setting { accum, ..alone });
-            let one = (setting.accum > 2).then(|| of(1));
-            self.last = Some((alone, of(setting.accum.min(2)), one));
+            self.last = Some((alone, update(&model, run)));
         }
-        let (_, estimate, one) = self.last.as_ref().expect("it was just made");
-        let shares = setting.shares();
-        let estimate = estimate.shared(shares);
-        let mut time = estimate.time(&self.device);
-        if let Some(one) = one {
-            let second = time.saturating_sub(one.shared(shares).time(&self.device));
-            time += second * (setting.accum - 2) as u32;
-        }
+        let (_, estimate) = self.last.as_ref().expect("it was just made");
+        let estimate = estimate.shared(setting.shares());
+        let more = setting.accum - run.accum;
+        let time = estimate.time_with_more(&self.device, more as u32);
         (estimate, time)
     }
 }
@@ -337,20 +335,25 @@ fn update_on<B: AutodiffBackend<Device = MetaDevice>>(
     config: &GptConfig,
     setting: Setting,
 ) -> Estimate {
-    let _budget = setting.checkpoint.budget().map(|budget| budget.install());
     let device = MetaDevice::default();
+    let model = config.init(&device);
+    // As in a training: a budget does not see parameters.
+    let _budget = setting.checkpoint.budget().map(|budget| budget.install());
     let mut optimizer = AdamWConfig::new().init::<B, Gpt<B>>();
+    // The step that the estimate does not count only makes the optimizer's state.
+    let mut accum = 1;
     let step = |model: Gpt<B>| {
+        let accum = std::mem::replace(&mut accum, setting.accum);
         let mut sums = GradientsAccumulator::new();
         let mut gradients = None;
-        for _ in 0..setting.accum {
+        for _ in 0..accum {
             let tokens = Tensor::<B, 2, Int>::zeros([setting.batch, config.context], &device);
             let batch = TokenBatch {
                 inputs: tokens.clone(),
                 targets: tokens,
             };
             let found = GradientsParams::from_grads(model.loss(batch).backward(), &model);
-            match setting.accum {
+            match accum {
                 1 => gradients = Some(found),
                 _ => sums.accumulate(&model, found),
             }
@@ -358,7 +361,7 @@ fn update_on<B: AutodiffBackend<Device = MetaDevice>>(
         let gradients = gradients.unwrap_or_else(|| sums.grads());
         optimizer.step(1e-3, model, gradients)
     };
-    estimate_step::<B, _>(config.init(&device), step).0
+    estimate_step::<B, _>(model, step).0
 }
 
 /// Every setting with this effective batch of a rank: those that keep most activations first, each with the smallest micro-batch first.

@@ -11,12 +11,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::Autodiff;
 use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamW, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, Bf16, F16};
 use burn_checkpoint::{MemoryBudget, Remat};
-use burn_estimate::{Estimate, Meta, MetaDevice, estimate_step};
+use burn_estimate::{DeviceProfile, Estimate, Meta, MetaDevice, Shares, estimate_step};
 use burn_flex::Flex;
 use examples::gpt::recompute::Checkpoint;
 use peak_alloc::PeakAlloc;
@@ -143,6 +143,68 @@ fn gpt_of_two_micro_batches() {
         ..once(&Gpt(Checkpoint::None))
     };
     case.check::<Autodiff<Flex>, Autodiff<Meta>>("gpt, two micro-batches");
+}
+
+/// Also with products kept, in bf16, over two micro-batches.
+#[test]
+fn gpt_with_all_of_it() {
+    let _turn = turn();
+    let case = Case {
+        micro_batches: 2,
+        ..once(&Gpt(Checkpoint::KeepCompute))
+    };
+    case.check::<Autocast<Autodiff<Remat<Flex>>, Bf16>, Autocast<Autodiff<Remat<Meta>>, Bf16>>(
+        "gpt in bf16, products kept, two micro-batches",
+    );
+}
+
+/// An update by the sum of the gradients of some micro-batches.
+fn summed<B, P>(program: &P, micro_batches: usize) -> Estimate
+where
+    B: AutodiffBackend<Device = MetaDevice>,
+    P: Program,
+{
+    let device = MetaDevice::default();
+    let mut optimizer = AdamWConfig::new().init::<B, P::Model<B>>();
+    let step = |model: P::Model<B>| {
+        let mut sums = GradientsAccumulator::new();
+        for _ in 0..micro_batches {
+            let gradients = program.loss(&model, &device).backward();
+            sums.accumulate(&model, GradientsParams::from_grads(gradients, &model));
+        }
+        optimizer.step(1e-3, model, sums.grads())
+    };
+    estimate_step::<B, _>(program.model(&device), step).0
+}
+
+/// What a window of four takes follows from one of two.
+#[test]
+fn further_micro_batches_take_as_long_as_the_last() {
+    let _turn = turn();
+    let device = DeviceProfile::A100;
+    for checkpoint in [Checkpoint::None, Checkpoint::Block, Checkpoint::Offload] {
+        let program = Gpt(checkpoint);
+        let of = |micro_batches| summed::<Autodiff<Remat<Meta>>, _>(&program, micro_batches);
+        let (two, four) = (of(2), of(4));
+        let ratio = |two: &Estimate, four: &Estimate| {
+            let derived = two.time_with_more(&device, 2);
+            derived.as_secs_f64() / four.time(&device).as_secs_f64()
+        };
+        let shares = Shares {
+            ranks: 8,
+            optimizer_state: true,
+            gradients: true,
+            ..Shares::NONE
+        };
+        let ratios = [
+            ratio(&two, &four),
+            ratio(&two.shared(shares), &four.shared(shares)),
+        ];
+        assert!(
+            ratios.iter().all(|ratio| (0.99..=1.01).contains(ratio)),
+            "{checkpoint:?}: {ratios:?}"
+        );
+    }
 }
 
 #[test]

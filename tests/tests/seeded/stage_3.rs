@@ -88,7 +88,7 @@ fn train<B: AutodiffBackend>(stage: Stage, case: &Case) -> Vec<Trained> {
             true => model.map(&mut Freeze(0)),
             false => model,
         };
-        let _budget = case.budget.clone().map(MemoryBudget::install);
+        let _budget = case.budget.map(MemoryBudget::install);
         let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 0.5).expect("a norm");
         let norm = clip.norm();
         let settings = ZeroSettings {
