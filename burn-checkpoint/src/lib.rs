@@ -75,7 +75,7 @@
 //! | context | `context`, `install` | a thread's open scopes, budget in force (its own or the process's), counters |
 //! | handle | `handle`, `outputs`, `scope`, `call`, `delivered` | the tensor of `Remat`; the ends of scopes; recording an operation; tensors that are there during their uses |
 //! | backend | `decorator` | `Remat` from the table of operations |
-//! | tools | `chain`, `module`, `plan`, `plot`, `snapshot`, `metric`, `linear_cross_entropy` | what is built on the public API |
+//! | tools | `chain`, `module`, `plan`, `plot`, `snapshot`, `parameters`, `metric`, `linear_cross_entropy` | what is built on the public API |
 
 mod again;
 mod budget;
@@ -100,6 +100,7 @@ mod module;
 mod node;
 mod op;
 mod outputs;
+mod parameters;
 pub mod plan;
 #[cfg(feature = "plot")]
 pub mod plot;
@@ -138,6 +139,7 @@ pub use metric::{HoldersMetric, RematMetric};
 pub use module::Checkpointed;
 pub use op::{OpInfo, op_table};
 pub use outputs::Outputs;
+pub use parameters::name_parameters;
 pub use policy::{OpCall, PerOperation, Policy, SavePolicy};
 pub use replay::is_replaying;
 pub use scope::{checkpoint, checkpoint_labelled, checkpoint_with, evict};

@@ -4,14 +4,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Tensor, TensorPrimitive};
-use burn_backend::{Backend, DeviceId};
+use burn_backend::DeviceId;
 use serde_json::{Value, json};
 
 use crate::error::size;
-use crate::op::OpInfo;
-use crate::request;
 use crate::trace::{Event, EventKind, Kind};
 
 /// What holds the memory of a device at one time of a trace. Displayed it is a table of the twenty largest holders.
@@ -48,7 +44,7 @@ pub struct Snapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The labels of the scopes that they were made in, outermost first, and the operation: `block 3/float_matmul`; behind `after` the parameter
-    /// that was in use, if [`name_parameters`] has named it. What was there before the recording is `before`.
+    /// that was in use, if [`name_parameters`](crate::name_parameters) has named it. What was there before the recording is `before`.
     pub owner: String,
     /// What they are for.
     pub kind: Kind,
@@ -56,36 +52,6 @@ pub struct Holder {
     pub bytes: u64,
     /// Number of tensors.
     pub tensors: usize,
-}
-
-/// The model with parameters whose paths a trace tells: of a step with it, not of what an optimizer makes of them.
-///
-/// # Cost
-///
-/// Each float parameter goes to the host and back; its path is kept for good.
-pub fn name_parameters<B: Backend, M: Module<B>>(model: M) -> M {
-    struct Names(Vec<String>);
-    impl<B: Backend> ModuleMapper<B> for Names {
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.0.push(name.into());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.0.pop();
-        }
-
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-            let path = OpInfo::parameter(&self.0.join("."));
-            param.map(|value| {
-                let (device, requires_grad) = (value.device(), value.is_require_grad());
-                let data = value.into_data();
-                let named = request::naming(path, || B::float_from_data(data, &device));
-                Tensor::from_primitive(TensorPrimitive::Float(named))
-                    .set_require_grad(requires_grad)
-            })
-        }
-    }
-    model.map(&mut Names(Vec::new()))
 }
 
 /// What is in use after the events that it was told of.
@@ -375,7 +341,7 @@ mod tests {
             LinearConfig::new(64, 64).init(&device),
         ];
         let before = model[1].weight.val().into_data();
-        let model = name_parameters::<B, _>(model);
+        let model = crate::name_parameters::<B, _>(model);
         assert_eq!(model[1].weight.val().into_data(), before);
         assert!(model[1].weight.val().is_require_grad());
         let _all = MemoryBudget::bytes(u64::MAX).install();

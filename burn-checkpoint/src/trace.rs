@@ -84,7 +84,7 @@ pub enum EventKind {
         /// The node.
         node: u64,
     },
-    /// An operation uses a parameter that [`name_parameters`](crate::snapshot::name_parameters) has named.
+    /// An operation uses a parameter that [`name_parameters`](crate::name_parameters) has named.
     Parameter {
         /// Its path in the module.
         path: &'static str,

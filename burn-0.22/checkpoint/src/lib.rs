@@ -9,6 +9,8 @@
     reason = "the shared sources have more than is used here"
 )]
 
+#[path = "../../../burn-checkpoint/src/again.rs"]
+mod again;
 #[path = "../../../burn-checkpoint/src/budget/mod.rs"]
 mod budget;
 #[path = "../../../burn-checkpoint/src/call/mod.rs"]
@@ -59,6 +61,8 @@ mod replay;
 mod request;
 #[path = "../../../burn-checkpoint/src/scope.rs"]
 mod scope;
+#[path = "../../../burn-checkpoint/src/snapshot.rs"]
+pub mod snapshot;
 #[path = "../../../burn-checkpoint/src/stack.rs"]
 mod stack;
 #[path = "../../../burn-checkpoint/src/stats.rs"]
