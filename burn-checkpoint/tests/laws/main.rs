@@ -21,6 +21,7 @@ mod programs;
 mod robust;
 mod scopes;
 mod small;
+mod snapshot;
 mod statistics;
 mod twin;
 mod verify;

@@ -1,0 +1,126 @@
+//! Snapshots of what holds the memory, and traces for Perfetto.
+
+use burn::backend::Autodiff;
+use burn::tensor::Tensor;
+use burn_checkpoint::snapshot::{Holder, Snapshot, chrome_trace};
+use burn_checkpoint::trace::{self, Event, EventKind, Kind};
+use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint_labelled, name_parameters};
+use burn_flex::Flex;
+use serde_json::Value;
+
+type B = Autodiff<Remat<Flex>>;
+
+/// Two scopes, the second with a quote in its label, and a backward pass.
+fn events() -> Vec<Event> {
+    let _all = MemoryBudget::bytes(u64::MAX).install();
+    let recording = trace::record();
+    let x = Tensor::<B, 1>::ones([4096], &Default::default()).require_grad();
+    let block = |x: Tensor<B, 1>| x.exp().log().exp().log();
+    let y = checkpoint_labelled("first", Policy::Recompute, || block(x.clone()));
+    let y = checkpoint_labelled("the \"second\"", Policy::Recompute, || block(y));
+    drop(y.sum().backward());
+    recording.finish()
+}
+
+#[test]
+fn holders_are_all_that_is_in_use() {
+    let events = events();
+    let snapshot = Snapshot::at_peak(&events).expect("there were tensors");
+    let live = |event: &Event| event.device.map(|_| event.live_bytes);
+    assert_eq!(
+        events.iter().filter_map(live).max(),
+        Some(snapshot.live_bytes)
+    );
+    let held = snapshot.holders.iter().map(|holder| holder.bytes);
+    assert_eq!(held.sum::<u64>(), snapshot.live_bytes, "{snapshot}");
+    let owners = snapshot.holders.iter().map(|holder| &*holder.owner);
+    let owners: Vec<_> = owners.collect();
+    assert!(
+        owners.iter().any(|owner| owner.starts_with("first/float_")),
+        "{owners:?}"
+    );
+    assert!(!owners.contains(&"before"), "{owners:?}");
+    assert!(snapshot.to_string().contains("KiB"));
+}
+
+/// The module that holds the memory, and what it is for.
+#[test]
+fn holders_tell_the_parameter_in_use_and_the_kind() {
+    use burn::nn::LinearConfig;
+    let device = Default::default();
+    let model = vec![
+        LinearConfig::new(64, 64).init::<B>(&device),
+        LinearConfig::new(64, 64).init(&device),
+    ];
+    let before = model[1].weight.val().into_data();
+    let model = name_parameters::<B, _>(model);
+    assert_eq!(model[1].weight.val().into_data(), before);
+    assert!(model[1].weight.val().is_require_grad());
+    let _all = MemoryBudget::bytes(u64::MAX).install();
+    let recording = trace::record();
+    let x = Tensor::<B, 2>::ones([256, 64], &device);
+    let y = model[0].forward(x).exp();
+    let y = model[1].forward(y).exp();
+    drop(y.sum().backward());
+    let snapshot = Snapshot::at_peak(&recording.finish()).expect("there were tensors");
+    let held = |owner: &str, kind| {
+        let is = |holder: &&Holder| holder.owner == owner && holder.kind == kind;
+        let bytes = snapshot.holders.iter().find(is).map(|holder| holder.bytes);
+        assert_eq!(bytes, Some(256 * 64 * 4), "{owner}: {snapshot}");
+    };
+    held("float_exp after 0.bias", Kind::Activation);
+    held("linear after 1.bias", Kind::Activation);
+    let gradient = |holder: &Holder| holder.kind == Kind::Gradient;
+    assert!(snapshot.holders.iter().any(gradient), "{snapshot}");
+}
+
+#[test]
+fn collectives_are_slices() {
+    let recording = trace::record();
+    let sent = std::cell::Cell::new(4);
+    let sum = trace::collective("all_reduce", || sent.get(), || sent.replace(12) - 1);
+    let json = chrome_trace(&recording.finish());
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    let slice = &json["traceEvents"][0];
+    assert_eq!((sum, &slice["ph"]), (3, &"X".into()));
+    assert_eq!(
+        (&slice["name"], &slice["args"]["bytes"]),
+        (&"all_reduce".into(), &8.into())
+    );
+}
+
+/// What a strict budget refuses is told with what was in its way.
+#[test]
+fn what_was_there_when_a_budget_was_too_small_is_known() {
+    let recording = trace::record();
+    let refused = std::panic::catch_unwind(|| {
+        let _budget = MemoryBudget::bytes(3 * 4096).strict().install();
+        let numbers = burn::tensor::Distribution::Default;
+        let random = |_| Tensor::<B, 1>::random([1024], numbers, &Default::default());
+        (0..4).map(random).collect::<Vec<_>>().len()
+    });
+    assert!(refused.is_err());
+    let events = recording.finish();
+    let snapshot = Snapshot::at_peak(&events).expect("there were tensors");
+    assert_eq!(snapshot.live_bytes, 3 * 4096);
+    assert_eq!(snapshot.holders[0].owner, "float_random");
+}
+
+#[test]
+fn a_trace_is_json_whose_slices_are_nested() {
+    let events = events();
+    let json: Value = serde_json::from_str(&chrome_trace(&events)).expect("JSON");
+    let entries = json["traceEvents"].as_array().expect("a list");
+    let of = |phase: &str| entries.iter().filter(|entry| entry["ph"] == phase).count();
+    assert_eq!((of("B"), of("E")), (2, 2));
+    let replays = |event: &&Event| matches!(event.kind, EventKind::Replay { .. });
+    assert_eq!(of("X"), events.iter().filter(replays).count());
+    assert!(of("X") > 0);
+    assert_eq!(
+        of("C"),
+        events.iter().filter(|event| event.device.is_some()).count()
+    );
+    let labels = entries.iter().filter(|entry| entry["ph"] == "B");
+    let labels: Vec<_> = labels.filter_map(|entry| entry["name"].as_str()).collect();
+    assert_eq!(labels, ["first", "the \"second\""]);
+}
