@@ -30,7 +30,11 @@ impl BufferDtype {
 
 impl fmt::Display for BufferDtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(["f32", "bf16", "f16"][*self as usize])
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        })
     }
 }
 
@@ -163,7 +167,10 @@ pub enum ReduceOp {
 
 impl fmt::Display for ReduceOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(["sum", "mean"][*self as usize])
+        f.write_str(match self {
+            Self::Sum => "sum",
+            Self::Mean => "mean",
+        })
     }
 }
 
