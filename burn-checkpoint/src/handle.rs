@@ -12,7 +12,7 @@ use crate::clock::Lineage;
 use crate::context;
 use crate::entry::Origin;
 use crate::kind::{Kind, Value};
-use crate::node::{Entry, Source, Storage, take_value, vacate};
+use crate::node::{Node, Source, Storage, take_value, vacate};
 use crate::recipe::Saved;
 use crate::replay;
 use crate::trace::EventKind;
@@ -35,7 +35,7 @@ pub struct Managed<B: Backend>(Source<B>);
 impl<B: Backend> Managed<B> {
     /// A further reference.
     pub(crate) fn new(source: Source<B>) -> Self {
-        source.node().meta().users.fetch_add(1, Ordering::Relaxed);
+        source.node().meta.users.fetch_add(1, Ordering::Relaxed);
         Self(source)
     }
 
@@ -46,7 +46,7 @@ impl<B: Backend> Managed<B> {
     }
 
     #[inline]
-    pub(crate) fn node(&self) -> &Arc<dyn Entry<B>> {
+    pub(crate) fn node(&self) -> &Arc<Node<B>> {
         self.0.node()
     }
 
@@ -57,22 +57,22 @@ impl<B: Backend> Managed<B> {
     /// The storage itself if this is the last reference, else a clone.
     fn take<K: Kind<B>>(self) -> K::Primitive {
         let node = self.node();
-        if node.meta().is_delivered {
+        if node.meta.is_delivered {
             return self.receive::<K>();
         }
         loop {
             let mut state = node.state();
             if let Storage::Resident(value) = &state.storage {
                 // The owner of a buffer may write into it: the last user hands it on.
-                let last = node.meta().users() == 1 && state.locks == 0 && !state.branch_point;
+                let last = node.meta.users() == 1 && state.locks == 0 && !state.branch_point;
                 let wanted = state.origin == Origin::Fixed && Arc::strong_count(node) > 1;
                 if !last || wanted || state.origin == Origin::Source {
                     return peek_kind::<B, K>(value).clone();
                 }
-                if state.outlasts_handles(node.meta(), Arc::strong_count(node) - 1) {
+                if state.outlasts_handles(&node.meta, Arc::strong_count(node) - 1) {
                     continue;
                 }
-                if let Some(value) = take_value(node.meta(), &mut state) {
+                if let Some(value) = take_value(&node.meta, &mut state) {
                     return unwrap_kind::<B, K>(value);
                 }
             }
@@ -92,7 +92,7 @@ impl<B: Backend> Managed<B> {
             {
                 return peek_kind::<B, K>(value).clone();
             }
-            if let Some(value) = take_value(node.meta(), &mut state) {
+            if let Some(value) = take_value(&node.meta, &mut state) {
                 return unwrap_kind::<B, K>(value);
             }
             drop(state);
@@ -102,7 +102,7 @@ impl<B: Backend> Managed<B> {
 
     /// A clone of the storage.
     fn load<K: Kind<B>>(&self) -> K::Primitive {
-        if self.node().meta().is_delivered {
+        if self.node().meta.is_delivered {
             return self.receive::<K>();
         }
         loop {
@@ -130,7 +130,7 @@ impl<B: Backend> Drop for Managed<B> {
         }
         unwound::free();
         let node = self.node();
-        let meta = node.meta();
+        let meta = &node.meta;
         if meta.users.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
@@ -184,7 +184,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     pub fn device(&self) -> Device<B> {
         match self {
             Self::Resident(tensor) => K::device(tensor),
-            Self::Managed(managed) => managed.node().meta().device.clone(),
+            Self::Managed(managed) => managed.node().meta.device.clone(),
         }
     }
 
@@ -193,7 +193,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         match self {
             Self::Resident(_) => false,
             Self::Managed(managed) => {
-                let meta = managed.node().meta();
+                let meta = &managed.node().meta;
                 meta.lineage == Lineage::Gradient && meta.users() == 1
             }
         }
@@ -212,7 +212,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     pub(crate) fn is_delivered(&self) -> bool {
         match self {
             Self::Resident(_) => false,
-            Self::Managed(managed) => managed.node().meta().is_delivered,
+            Self::Managed(managed) => managed.node().meta.is_delivered,
         }
     }
 
@@ -235,7 +235,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         }
         match self {
             Self::Resident(tensor) => tensor.shape(),
-            Self::Managed(managed) => copy_of(&managed.node().meta().shape),
+            Self::Managed(managed) => copy_of(&managed.node().meta.shape),
         }
     }
 
@@ -289,7 +289,7 @@ impl<B: Backend, K: Kind<B>> fmt::Debug for Handle<B, K> {
 
 impl<B: Backend> fmt::Debug for Managed<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let meta = self.node().meta();
+        let meta = &self.node().meta;
         f.debug_struct("Managed")
             .field("op", &meta.op.name)
             .field("shape", &meta.shape)

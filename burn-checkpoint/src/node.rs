@@ -1,5 +1,5 @@
-//! A node: the record of a managed tensor. [`TensorMeta`] never changes; its storage comes and goes ([`State`]); recipes refer to it by a
-//! [`Source`].
+//! A node: the record of a managed tensor. [`TensorMeta`] never changes; its storage comes and goes ([`State`]), by its [`Recipe`]; recipes
+//! refer to it by a [`Source`].
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
@@ -9,7 +9,7 @@ use std::thread::panicking;
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorData};
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::Lineage;
 use crate::entry::{AnyEntry, ClassSlot, Origin};
@@ -21,23 +21,81 @@ use crate::region::Region;
 use crate::trace::{self, EventKind};
 use crate::{unwound, verify};
 
-/// A node of backend `B`, whatever its recipe.
-pub(crate) trait Entry<B: Backend>: AnyEntry {
-    fn meta(&self) -> &TensorMeta<B>;
-    fn state(&self) -> MutexGuard<'_, State<B>>;
-    /// Shows the recipe's inputs, none if it has no recipe.
+/// How a tensor comes back. One vtable for each operation, so that what a node does is compiled once for a backend.
+pub(crate) trait Recipe<B: Backend>: Send + Sync {
+    /// Shows what is needed.
     fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>));
-    /// Shows the other results of the operation that this is one of several results of.
-    fn siblings(&self, visit: &mut dyn FnMut(Arc<dyn Entry<B>>));
-    /// Whether the recipe runs an operation, rather than taking one of the results that another node holds.
-    fn computes(&self) -> bool;
-    /// Runs the recipe; `None` if there is none.
-    fn run(&self) -> Option<Value<B>>;
-    fn has_recipe(&self) -> bool;
-    /// Drops the recipe: it is not needed any more.
-    fn forget_recipe(&self);
+    /// Computes the result. Every input is resident.
+    fn run(&self) -> Value<B>;
+    /// Whether it runs an operation, rather than taking one of the results that another node holds.
+    fn computes(&self) -> bool {
+        true
+    }
+    /// Shows what comes back with the result at no cost: the other results of the operation.
+    fn siblings(&self, _visit: &mut dyn FnMut(Arc<Node<B>>)) {}
     /// The elements, if the recipe uploads them.
-    fn data(&self) -> Option<TensorData>;
+    fn data(&self) -> Option<TensorData> {
+        None
+    }
+}
+
+/// The record of a managed tensor.
+pub(crate) struct Node<B: Backend> {
+    pub meta: TensorMeta<B>,
+    pub state: Mutex<State<B>>,
+    pub recipe: Mutex<Option<Box<dyn Recipe<B>>>>,
+}
+
+impl<B: Backend> Node<B> {
+    #[inline]
+    pub fn new(meta: TensorMeta<B>, state: State<B>, recipe: Option<Box<dyn Recipe<B>>>) -> Self {
+        Self {
+            meta,
+            state: Mutex::new(state),
+            recipe: Mutex::new(recipe),
+        }
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State<B>> {
+        self.state.lock()
+    }
+
+    /// Shows the recipe's inputs, none if it has no recipe.
+    pub fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
+        if let Some(recipe) = &*self.recipe.lock() {
+            recipe.inputs(visit);
+        }
+    }
+
+    /// Shows the other results of the operation that this is one of several results of.
+    pub fn siblings(&self, visit: &mut dyn FnMut(Arc<Self>)) {
+        if let Some(recipe) = &*self.recipe.lock() {
+            recipe.siblings(visit);
+        }
+    }
+
+    /// Runs the recipe; `None` if there is none. Beside the result, whether it was computed.
+    pub fn run(&self) -> Option<(Value<B>, bool)> {
+        let recipe = self.recipe.lock();
+        recipe
+            .as_ref()
+            .map(|recipe| (recipe.run(), recipe.computes()))
+    }
+
+    pub fn has_recipe(&self) -> bool {
+        self.recipe.lock().is_some()
+    }
+
+    /// Drops the recipe: it is not needed any more.
+    pub fn forget_recipe(&self) {
+        let recipe = self.recipe.lock().take();
+        drop(recipe);
+    }
+
+    /// The elements, if the recipe uploads them.
+    pub fn data(&self) -> Option<TensorData> {
+        self.recipe.lock().as_ref().and_then(|recipe| recipe.data())
+    }
 }
 
 /// An input of a recipe.
@@ -58,15 +116,15 @@ pub(crate) enum Input<'a, B: Backend> {
 ///
 /// Dropped without recursion: the last reference to a node at the end of a chain would otherwise drop the whole chain on
 /// one stack.
-pub(crate) struct Source<B: Backend>(Option<Arc<dyn Entry<B>>>);
+pub(crate) struct Source<B: Backend>(Option<Arc<Node<B>>>);
 
 impl<B: Backend> Source<B> {
-    pub fn new(node: Arc<dyn Entry<B>>) -> Self {
+    pub fn new(node: Arc<Node<B>>) -> Self {
         Self(Some(node))
     }
 
     #[inline]
-    pub fn node(&self) -> &Arc<dyn Entry<B>> {
+    pub fn node(&self) -> &Arc<Node<B>> {
         self.0.as_ref().expect("taken only in drop")
     }
 
@@ -209,7 +267,7 @@ impl<B: Backend> TensorMeta<B> {
     #[inline]
     pub fn owner(&self) -> &TensorMeta<B> {
         match &self.group {
-            Some(group) => group.node().meta(),
+            Some(group) => &group.node().meta,
             None => self,
         }
     }

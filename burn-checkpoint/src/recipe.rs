@@ -9,24 +9,8 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, TensorData, TensorMetadata};
 
 use crate::kind::{Bool, Float, Int, Kind, Quant, Value};
-use crate::node::{Entry, Input, Source, Storage, take_value};
+use crate::node::{Input, Node, Recipe, Source, Storage, take_value};
 use crate::request::Request;
-
-/// How the result of an operation is computed once more.
-pub(crate) trait Recipe<B: Backend>: Send + Sync + 'static {
-    /// Whether it runs an operation.
-    const COMPUTES: bool = true;
-    /// Shows what is needed.
-    fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>));
-    /// Shows what comes back with the result at no cost: the other results of the operation.
-    fn siblings(&self, _visit: &mut dyn FnMut(Arc<dyn Entry<B>>)) {}
-    /// Computes the result. Every input is resident.
-    fn run(&self) -> Value<B>;
-    /// The elements, if the recipe uploads them.
-    fn data(&self) -> Option<TensorData> {
-        None
-    }
-}
 
 /// The recipe that an operation's row makes: one closure that can do both.
 pub(crate) struct Operation<F>(pub F);
@@ -77,7 +61,7 @@ pub(crate) struct Part<B: Backend> {
 }
 
 /// The nodes of all results of an operation.
-pub(crate) struct Parts<B: Backend>(OnceLock<Vec<Weak<dyn Entry<B>>>>);
+pub(crate) struct Parts<B: Backend>(OnceLock<Vec<Weak<Node<B>>>>);
 
 impl<B: Backend> Parts<B> {
     pub fn new() -> Self {
@@ -85,15 +69,17 @@ impl<B: Backend> Parts<B> {
     }
 
     /// Tells which they are, once they are made.
-    pub fn set<'a>(&self, nodes: impl Iterator<Item = &'a Arc<dyn Entry<B>>>) {
+    pub fn set<'a>(&self, nodes: impl Iterator<Item = &'a Arc<Node<B>>>) {
         self.0.get_or_init(|| nodes.map(Arc::downgrade).collect());
     }
 }
 
 impl<B: Backend> Recipe<B> for Part<B> {
-    const COMPUTES: bool = false;
+    fn computes(&self) -> bool {
+        false
+    }
 
-    fn siblings(&self, visit: &mut dyn FnMut(Arc<dyn Entry<B>>)) {
+    fn siblings(&self, visit: &mut dyn FnMut(Arc<Node<B>>)) {
         let nodes = self.siblings.0.get().into_iter().flatten();
         nodes.filter_map(Weak::upgrade).for_each(visit);
     }
@@ -107,17 +93,6 @@ impl<B: Backend> Recipe<B> for Part<B> {
             Storage::Resident(Value::Many(parts)) => parts[self.index].clone(),
             _ => unreachable!("an operation with several results was replayed for one of them"),
         }
-    }
-}
-
-/// No recipe.
-pub(crate) struct Never;
-
-impl<B: Backend> Recipe<B> for Never {
-    fn inputs(&self, _visit: &mut dyn FnMut(Input<'_, B>)) {}
-
-    fn run(&self) -> Value<B> {
-        Value::Absent
     }
 }
 
@@ -139,7 +114,9 @@ pub(crate) struct Upload<B: Backend> {
 }
 
 impl<B: Backend> Recipe<B> for Upload<B> {
-    const COMPUTES: bool = false;
+    fn computes(&self) -> bool {
+        false
+    }
 
     fn inputs(&self, _visit: &mut dyn FnMut(Input<'_, B>)) {}
 
@@ -178,7 +155,7 @@ impl<B: Backend, K: Kind<B>> Saved<B, K> {
         let mut state = node.state();
         let value = match &state.storage {
             Storage::Resident(_) if state.hand_over && state.locks == 1 => {
-                take_value(node.meta(), &mut state)
+                take_value(&node.meta, &mut state)
             }
             Storage::Resident(value) => Some(value.clone()),
             Storage::Evicted | Storage::Host(_) => None,

@@ -1,82 +1,19 @@
-//! A node with its recipe: the one implementation of [`Entry`] and [`AnyEntry`].
+//! What scopes, budgets and the prefetch queue do with a node.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use burn_backend::{Backend, TensorData};
-use parking_lot::{Mutex, MutexGuard};
+use burn_backend::Backend;
 
 use crate::entry::{AnyEntry, ClassSlot, NodeInfo, Origin};
 use crate::host_copy::HostCopy;
-use crate::kind::Value;
-use crate::node::{Entry, Input, State, Storage, TensorMeta, vacate};
+use crate::node::{Input, Node, Storage, vacate};
 use crate::policy::{OpCall, Policy, SavePolicy};
-use crate::recipe::Recipe;
 use crate::region::Region;
 use crate::trace::{EventKind, Kind};
 use crate::{replay, verify};
 
-/// A node with its recipe.
-pub(crate) struct Node<B: Backend, R> {
-    pub meta: TensorMeta<B>,
-    pub state: Mutex<State<B>>,
-    pub recipe: Mutex<Option<R>>,
-}
-
-impl<B: Backend, R: Recipe<B>> Node<B, R> {
-    pub fn new(meta: TensorMeta<B>, state: State<B>, recipe: Option<R>) -> Self {
-        Self {
-            meta,
-            state: Mutex::new(state),
-            recipe: Mutex::new(recipe),
-        }
-    }
-}
-
-impl<B: Backend, R: Recipe<B>> Entry<B> for Node<B, R> {
-    fn meta(&self) -> &TensorMeta<B> {
-        &self.meta
-    }
-
-    fn state(&self) -> MutexGuard<'_, State<B>> {
-        self.state.lock()
-    }
-
-    fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
-        if let Some(recipe) = &*self.recipe.lock() {
-            recipe.inputs(visit);
-        }
-    }
-
-    fn siblings(&self, visit: &mut dyn FnMut(Arc<dyn Entry<B>>)) {
-        if let Some(recipe) = &*self.recipe.lock() {
-            recipe.siblings(visit);
-        }
-    }
-
-    fn computes(&self) -> bool {
-        R::COMPUTES
-    }
-
-    fn run(&self) -> Option<Value<B>> {
-        self.recipe.lock().as_ref().map(Recipe::run)
-    }
-
-    fn has_recipe(&self) -> bool {
-        self.recipe.lock().is_some()
-    }
-
-    fn forget_recipe(&self) {
-        let recipe = self.recipe.lock().take();
-        drop(recipe);
-    }
-
-    fn data(&self) -> Option<TensorData> {
-        self.recipe.lock().as_ref().and_then(Recipe::data)
-    }
-}
-
-impl<B: Backend, R> Drop for Node<B, R> {
+impl<B: Backend> Drop for Node<B> {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         if state.occupies_device() {
@@ -93,7 +30,7 @@ impl<B: Backend, R> Drop for Node<B, R> {
     }
 }
 
-impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
+impl<B: Backend> AnyEntry for Node<B> {
     fn save_policy(&self, policy: &Policy) -> Option<SavePolicy> {
         let owner = self.meta.owner();
         let call = OpCall {
@@ -149,8 +86,7 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
 
     fn rehearse(self: Arc<Self>) {
         if verify::is_on() {
-            let node: Arc<dyn Entry<B>> = self;
-            replay::rehearse(&node);
+            replay::rehearse(&self);
         }
     }
 
@@ -197,7 +133,7 @@ impl<B: Backend, R: Recipe<B>> AnyEntry for Node<B, R> {
         }
         state.storage = Storage::Resident(viewed.value);
         state.checksum = None;
-        owner.meta().storage_added();
+        owner.meta.storage_added();
         drop(state);
         Some(owner.clone())
     }

@@ -13,14 +13,13 @@ use rustc_hash::FxHashMap;
 use crate::again::again;
 use crate::entry::{AnyEntry, Origin};
 use crate::error::RematError;
-use crate::node::{Entry, Input, Storage, vacate};
-use crate::recipe::Recipe;
+use crate::node::{Input, Node, Recipe, Storage, vacate};
 use crate::request::DELIVERED;
 use crate::trace::EventKind;
 use crate::{unwound, verify};
 
 /// Brings nodes back, with what they need.
-pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<dyn Entry<B>>>) {
+pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<Node<B>>>) {
     struct Replaying;
     impl Drop for Replaying {
         fn drop(&mut self) {
@@ -49,19 +48,19 @@ pub fn is_replaying() -> bool {
 }
 
 /// Inputs of a recipe, which stay until this is dropped.
-pub(crate) struct Locked<B: Backend>(Vec<Arc<dyn Entry<B>>>);
+pub(crate) struct Locked<B: Backend>(Vec<Arc<Node<B>>>);
 
 impl<B: Backend> Drop for Locked<B> {
     fn drop(&mut self) {
         for node in self.0.drain(..) {
             let mut state = node.state();
             state.locks -= 1;
-            let unused = node.meta().users() == 0 && !state.branch_point;
-            let vacated = unused.then(|| vacate(node.meta(), &mut state)).flatten();
+            let unused = node.meta.users() == 0 && !state.branch_point;
+            let vacated = unused.then(|| vacate(&node.meta, &mut state)).flatten();
             drop(state);
             if let Some((storage, bytes)) = vacated {
                 unwound::release(storage);
-                node.meta()
+                node.meta
                     .emit(|op, node| EventKind::Free { op, node }, bytes);
             }
         }
@@ -69,7 +68,7 @@ impl<B: Backend> Drop for Locked<B> {
 }
 
 /// Brings the inputs of a recipe back.
-pub(crate) fn lock_inputs<B: Backend>(recipe: &impl Recipe<B>) -> Locked<B> {
+pub(crate) fn lock_inputs<B: Backend>(recipe: &dyn Recipe<B>) -> Locked<B> {
     let mut inputs = Vec::new();
     recipe.inputs(&mut |input| {
         if let Input::Node(source) = input {
@@ -93,8 +92,8 @@ pub(crate) fn lock_inputs<B: Backend>(recipe: &impl Recipe<B>) -> Locked<B> {
 
 /// Brings a node back that is in host memory, and uploads ahead what backward will ask for next. Returns whether the node is
 /// resident.
-pub(crate) fn fetch<B: Backend>(node: &Arc<dyn Entry<B>>) -> bool {
-    let meta = node.meta();
+pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
+    let meta = &node.meta;
     let ahead = match &node.state().storage {
         Storage::Resident(_) => return true,
         Storage::Evicted => return false,
@@ -157,8 +156,8 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<dyn Entry<B>>) -> bool {
 }
 
 /// What could not be read from the device is computed once more, if it can be.
-fn lost<B: Backend>(node: &Arc<dyn Entry<B>>, reason: String) -> bool {
-    let meta = node.meta();
+fn lost<B: Backend>(node: &Arc<Node<B>>, reason: String) -> bool {
+    let meta = &node.meta;
     let error = RematError::HostCopyLost {
         op: meta.op.name,
         shape: meta.shape.to_vec(),
@@ -179,18 +178,18 @@ fn lost<B: Backend>(node: &Arc<dyn Entry<B>>, reason: String) -> bool {
 }
 
 /// The node as its budget sees it.
-fn any<B: Backend>(node: &Arc<dyn Entry<B>>) -> Arc<dyn AnyEntry> {
+fn any<B: Backend>(node: &Arc<Node<B>>) -> Arc<dyn AnyEntry> {
     node.clone()
 }
 
 /// In verify mode: replays a node that is about to be evicted, and compares. It is resident after it as before.
-pub(crate) fn rehearse<B: Backend>(node: &Arc<dyn Entry<B>>) {
+pub(crate) fn rehearse<B: Backend>(node: &Arc<Node<B>>) {
     let mut state = node.state();
     if state.origin != Origin::Recorded || verify::is_rehearsing() {
         return;
     }
     let viewed = state.viewed.take();
-    let Some((storage, _)) = vacate(node.meta(), &mut state) else {
+    let Some((storage, _)) = vacate(&node.meta, &mut state) else {
         state.viewed = viewed;
         return;
     };
@@ -201,13 +200,13 @@ pub(crate) fn rehearse<B: Backend>(node: &Arc<dyn Entry<B>>) {
 }
 
 /// The address of a node, which is the same for all references to it.
-fn key<B: Backend>(node: &Arc<dyn Entry<B>>) -> usize {
-    Arc::as_ptr(node).cast::<()>() as usize
+fn key<B: Backend>(node: &Arc<Node<B>>) -> usize {
+    Arc::as_ptr(node) as usize
 }
 
 /// Locks a node for a replay, and returns whether its storage is there and will stay. Looking and locking are one step: in between another thread
 /// may drop its last handle.
-fn lock<B: Backend>(node: &Arc<dyn Entry<B>>) -> bool {
+fn lock<B: Backend>(node: &Arc<Node<B>>) -> bool {
     loop {
         fetch(node);
         let mut state = node.state();
@@ -219,7 +218,7 @@ fn lock<B: Backend>(node: &Arc<dyn Entry<B>>) -> bool {
 }
 
 struct Planned<B: Backend> {
-    node: Arc<dyn Entry<B>>,
+    node: Arc<Node<B>>,
     /// Inputs of steps to come that refer to it.
     uses: u32,
     /// Whether it was resident before.
@@ -227,7 +226,7 @@ struct Planned<B: Backend> {
 }
 
 struct Plan<B: Backend> {
-    target: Arc<dyn Entry<B>>,
+    target: Arc<Node<B>>,
     /// Everything that is locked: results and resident inputs.
     planned: FxHashMap<usize, Planned<B>>,
     /// Keys of the nodes to run, inputs first.
@@ -236,12 +235,12 @@ struct Plan<B: Backend> {
 
 enum Visit<B: Backend> {
     /// Something that so many steps need.
-    Enter(Arc<dyn Entry<B>>, u32),
+    Enter(Arc<Node<B>>, u32),
     Leave(usize),
 }
 
 impl<B: Backend> Plan<B> {
-    fn new(target: Arc<dyn Entry<B>>) -> Self {
+    fn new(target: Arc<Node<B>>) -> Self {
         let mut plan = Self {
             target: target.clone(),
             planned: FxHashMap::default(),
@@ -290,7 +289,7 @@ impl<B: Backend> Plan<B> {
         let order = std::mem::take(&mut self.order);
         for key in order {
             let node = self.planned[&key].node.clone();
-            if !node.meta().memory.retries() {
+            if !node.meta.memory.retries() {
                 self.lend(&node);
             }
             self.step(&node);
@@ -303,14 +302,14 @@ impl<B: Backend> Plan<B> {
     }
 
     /// Allows inputs that have no other use to be written into.
-    fn lend(&self, node: &Arc<dyn Entry<B>>) {
+    fn lend(&self, node: &Arc<Node<B>>) {
         node.inputs(&mut |input| {
             let Input::Node(source) = input else { return };
             let input = source.node();
             let Some(planned) = self.planned.get(&key(input)) else {
                 return;
             };
-            let unused = planned.uses == 1 && input.meta().users() == 0;
+            let unused = planned.uses == 1 && input.meta.users() == 0;
             let mut state = input.state();
             state.hand_over = unused
                 && state.locks == 1
@@ -320,8 +319,8 @@ impl<B: Backend> Plan<B> {
     }
 
     /// Runs one recipe and stores what it gives.
-    fn step(&self, node: &Arc<dyn Entry<B>>) {
-        let meta = node.meta();
+    fn step(&self, node: &Arc<Node<B>>) {
+        let meta = &node.meta;
         if node.state().is_resident() {
             return;
         }
@@ -333,7 +332,9 @@ impl<B: Backend> Plan<B> {
             true => again(&meta.memory, meta.op, run, run),
             false => run(),
         };
-        let Some(value) = value else { return };
+        let Some((value, computed)) = value else {
+            return;
+        };
         let time = start.elapsed();
         let mut state = node.state();
         if state.is_resident() {
@@ -363,12 +364,12 @@ impl<B: Backend> Plan<B> {
             return meta.uploaded();
         }
         meta.memory
-            .replayed(meta.bytes, node.computes(), meta.cost_ns, time);
+            .replayed(meta.bytes, computed, meta.cost_ns, time);
         meta.emit(|op, node| EventKind::Replay { op, node, time }, meta.bytes);
     }
 
     /// One use of each input is over.
-    fn release_inputs(&mut self, node: &Arc<dyn Entry<B>>) {
+    fn release_inputs(&mut self, node: &Arc<Node<B>>) {
         let mut over = Vec::new();
         node.inputs(&mut |input| {
             if let Input::Node(source) = input {
@@ -389,25 +390,25 @@ impl<B: Backend> Plan<B> {
     }
 
     /// Whether a node has no storage and would keep it.
-    fn is_wanted(&self, node: &Arc<dyn Entry<B>>) -> bool {
+    fn is_wanted(&self, node: &Arc<Node<B>>) -> bool {
         let evicted = matches!(node.state().storage, Storage::Evicted);
-        evicted && node.meta().users() > 0 && self.is_kept(node)
+        evicted && node.meta.users() > 0 && self.is_kept(node)
     }
 
     /// Whether a node that came back stays: it has handles or an inner scope is replayed from it, and it belongs to the
     /// target's scope or one around it.
-    fn is_kept(&self, node: &Arc<dyn Entry<B>>) -> bool {
+    fn is_kept(&self, node: &Arc<Node<B>>) -> bool {
         if Arc::ptr_eq(node, &self.target) {
             return true;
         }
         if verify::is_rehearsing() {
             return false;
         }
-        if node.meta().is_delivered {
+        if node.meta.is_delivered {
             return false;
         }
         let state = node.state();
-        if node.meta().users() == 0 && !state.feeds_inner_scope && !state.branch_point {
+        if node.meta.users() == 0 && !state.feeds_inner_scope && !state.branch_point {
             return false;
         }
         let region = state.region.clone();
@@ -420,7 +421,7 @@ impl<B: Backend> Plan<B> {
     fn unlock(&self, planned: &Planned<B>) {
         let node = &planned.node;
         let kept = if planned.found {
-            node.meta().users() > 0 || node.state().branch_point
+            node.meta.users() > 0 || node.state().branch_point
         } else {
             self.is_kept(node)
         };
@@ -432,17 +433,17 @@ impl<B: Backend> Plan<B> {
         } else if verify::is_rehearsing() && !planned.found {
             // A replay that this one interrupts may have locked it: that replay brings it back itself.
             let locks = std::mem::take(&mut state.locks);
-            let vacated = vacate(node.meta(), &mut state);
+            let vacated = vacate(&node.meta, &mut state);
             state.locks = locks;
             vacated
         } else {
-            vacate(node.meta(), &mut state)
+            vacate(&node.meta, &mut state)
         };
         drop(state);
         if let Some((storage, bytes)) = vacated {
             unwound::release(storage);
             if !verify::is_rehearsing() {
-                node.meta()
+                node.meta
                     .emit(|op, node| EventKind::Free { op, node }, bytes);
             }
         }
@@ -459,8 +460,8 @@ impl<B: Backend> Drop for Plan<B> {
 }
 
 /// A tensor that is back needs its recipe no more, unless a budget may evict it once more.
-fn settle_after_replay<B: Backend>(node: &Arc<dyn Entry<B>>) {
-    if !node.meta().memory.may_evict() && !verify::is_rehearsing() {
+fn settle_after_replay<B: Backend>(node: &Arc<Node<B>>) {
+    if !node.meta.memory.may_evict() && !verify::is_rehearsing() {
         node.settle();
     }
 }

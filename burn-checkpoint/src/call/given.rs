@@ -13,10 +13,9 @@ use crate::context;
 use crate::entry::Origin;
 use crate::handle::{Handle, Managed};
 use crate::kind::{Kind, Value};
-use crate::node::{Source, State, Storage, TensorMeta};
+use crate::node::{Node, Recipe, Source, State, Storage, TensorMeta};
 use crate::op::OpInfo;
-use crate::recipe::{Never, Recipe, Upload};
-use crate::recorded::Node;
+use crate::recipe::Upload;
 use crate::request::{DELIVERED, Request};
 use crate::work::Work;
 
@@ -30,7 +29,7 @@ pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, mut value: Value<B>) -> Res
     {
         call.op_context.step = context::begin(Phase::Forward);
     }
-    call.finish(&mut value, &mut None::<Never>)
+    call.finish_fixed(&mut value)
 }
 
 /// A parameter with a name. It is not counted, as other parameters are not.
@@ -46,14 +45,14 @@ pub(crate) fn parameter<B: Backend>(path: &'static OpInfo, value: Value<B>) -> M
     meta.storage_added();
     let number = op_context.number;
     let state = State::new(Storage::Resident(value), Origin::Fixed, number, None);
-    Managed::new(Source::new(Arc::new(Node::new(meta, state, None::<Never>))))
+    Managed::new(Source::new(Arc::new(Node::new(meta, state, None))))
 }
 
 /// A tensor that a user's function delivers.
-pub(crate) fn source<B: Backend, R: Recipe<B>>(
+pub(crate) fn source<B: Backend>(
     op: &'static OpInfo,
     (shape, dtype, device): (Shape, DType, Device<B>),
-    recipe: R,
+    recipe: Box<dyn Recipe<B>>,
 ) -> Managed<B> {
     let op_context = context::tick(op);
     let memory = context::memory_on(device.id());
@@ -73,7 +72,7 @@ pub(crate) fn delivered<B: Backend>(request: Request, device: &Device<B>) -> Man
         viewed: None,
     };
     let device = device.clone();
-    derived(OP, promised, Upload { request, device })
+    derived(OP, promised, Box::new(Upload { request, device }))
 }
 
 /// What is known of a tensor before it is delivered, or computed from one that is.
@@ -110,10 +109,10 @@ impl<B: Backend> Promised<B> {
 }
 
 /// A tensor that is there during its uses only, and not yet.
-pub(crate) fn derived<B: Backend, R: Recipe<B>>(
+pub(crate) fn derived<B: Backend>(
     op: &'static OpInfo,
     promised: Promised<B>,
-    recipe: R,
+    recipe: Box<dyn Recipe<B>>,
 ) -> Managed<B> {
     let op_context = context::tick(op);
     let Promised {
@@ -124,7 +123,7 @@ pub(crate) fn derived<B: Backend, R: Recipe<B>>(
         viewed,
     } = promised;
     let group = viewed.filter(|_| op.work == Work::View);
-    let group = group.map(|viewed| match &viewed.node().meta().group {
+    let group = group.map(|viewed| match &viewed.node().meta.group {
         Some(owner) => owner.clone(),
         None => viewed,
     });

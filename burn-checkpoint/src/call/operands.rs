@@ -8,8 +8,8 @@ use super::order::Order;
 use crate::clock::{Lineage, Phase};
 use crate::context::OpContext;
 use crate::cost::OpCost;
-use crate::entry::Origin;
-use crate::node::{Entry, Input, Source, State, Storage, TensorMeta, Viewed, vacate};
+use crate::entry::{AnyEntry, Origin};
+use crate::node::{Input, Node, Source, State, Storage, TensorMeta, Viewed, vacate};
 use crate::op::OpInfo;
 use crate::replay;
 use crate::request::PARAMETER;
@@ -28,7 +28,7 @@ pub(super) enum Shares<B: Backend> {
 pub(super) struct Operands<B: Backend> {
     op: &'static OpInfo,
     /// What is evicted, and what has outlived its step.
-    waiting: Vec<Arc<dyn Entry<B>>>,
+    waiting: Vec<Arc<Node<B>>>,
     /// Of a view: the first operand's storage.
     pub shares: Option<Shares<B>>,
     /// Whether it is copied all the same.
@@ -45,7 +45,7 @@ pub(super) struct Operands<B: Backend> {
     device: Option<DeviceId>,
     pub lineage: Lineage,
     /// What is delivered for this operation, locked until it is over.
-    delivered: Vec<Arc<dyn Entry<B>>>,
+    delivered: Vec<Arc<Node<B>>>,
     /// Whether there is any other operand.
     has_others: bool,
 }
@@ -56,11 +56,11 @@ impl<B: Backend> Drop for Operands<B> {
         for node in self.delivered.drain(..) {
             let mut state = node.state();
             state.locks -= 1;
-            let vacated = vacate(node.meta(), &mut state);
+            let vacated = vacate(&node.meta, &mut state);
             drop(state);
             if let Some((storage, bytes)) = vacated {
                 drop(storage);
-                let meta = node.meta();
+                let meta = &node.meta;
                 meta.emit(|op, node| EventKind::Free { op, node }, bytes);
             }
         }
@@ -137,7 +137,7 @@ impl<B: Backend> Operands<B> {
             }
         };
         let node = source.node();
-        let meta = node.meta();
+        let meta = &node.meta;
         if trace::is_on() && meta.op.group == PARAMETER {
             let path = meta.op.name;
             trace::emit(EventKind::Parameter { path }, 0, 0, None);
@@ -258,9 +258,9 @@ fn viewed<B: Backend>(
 }
 
 /// Recipes must not reach through the steps.
-fn settle_outlived<B: Backend>(nodes: Vec<Arc<dyn Entry<B>>>, op_context: &OpContext) {
+fn settle_outlived<B: Backend>(nodes: Vec<Arc<Node<B>>>, op_context: &OpContext) {
     for node in nodes {
-        let outlived = outlived(node.meta(), &node.state(), op_context);
+        let outlived = outlived(&node.meta, &node.state(), op_context);
         if outlived {
             node.settle();
             node.retire();

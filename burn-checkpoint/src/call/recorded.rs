@@ -17,11 +17,10 @@ use crate::entry::{AnyEntry, Origin};
 use crate::handle::Managed;
 use crate::kind::Value;
 use crate::memory::MemoryStats;
-use crate::node::{Entry, Source, State, Storage, TensorMeta, bytes};
+use crate::node::{Node, Recipe, Source, State, Storage, TensorMeta, bytes};
 use crate::op::OpInfo;
 use crate::policy::{OpCall, SavePolicy};
-use crate::recipe::{Never, Part, Parts, Recipe};
-use crate::recorded::Node;
+use crate::recipe::{Part, Parts};
 use crate::replay;
 use crate::trace::EventKind;
 use crate::work::Work;
@@ -54,19 +53,25 @@ impl<B: Backend> Call<B> {
     }
 
     /// Looks at the operands, brings them back, and decides what becomes of the result: whether it keeps its recipe.
+    #[inline]
     pub fn begin(&mut self, recipe: &mut Option<impl Recipe<B>>) {
+        self.look(recipe.as_ref().map(|recipe| recipe as &dyn Recipe<B>));
+        self.give_up(recipe);
+    }
+
+    fn look(&mut self, recipe: Option<&dyn Recipe<B>>) {
         if self.op_context.step.is_some() {
             self.operands.cost = Some(OpCost::new(self.op));
         }
-        if let Some(recipe) = &*recipe {
+        if let Some(recipe) = recipe {
             let (operands, op_context) = (&mut self.operands, &self.op_context);
             recipe.inputs(&mut |input| operands.see(input, op_context));
         }
         self.decide();
-        self.give_up(recipe);
     }
 
     /// Before an operation runs that keeps no recipe: it may then write into its operands, unless it may have to run again.
+    #[inline]
     fn give_up(&self, recipe: &mut Option<impl Recipe<B>>) {
         if !self.records && !self.retries() {
             *recipe = None;
@@ -79,30 +84,39 @@ impl<B: Backend> Call<B> {
 
     /// Runs the operation.
     #[inline]
-    pub fn run<R: Recipe<B>>(
+    pub fn run(
         &self,
-        recipe: &Option<R>,
+        recipe: &Option<impl Recipe<B>>,
         first: impl FnOnce() -> Value<B>,
     ) -> Value<B> {
-        let Some(memory) = self.op_context.recent().filter(|memory| memory.retries()) else {
-            return first();
-        };
         match recipe {
-            None => first(),
-            Some(recipe) => {
-                // Kept through all tries: each would else begin with the same replays.
-                let mut inputs = None;
-                again(memory, self.op, first, || {
-                    inputs.get_or_insert_with(|| replay::lock_inputs(recipe));
-                    recipe.run()
-                })
+            Some(recipe) if self.retries() => {
+                let mut first = Some(first);
+                self.run_again(recipe, &mut || first.take().expect("called once")())
             }
+            _ => first(),
         }
+    }
+
+    fn run_again(&self, recipe: &dyn Recipe<B>, first: &mut dyn FnMut() -> Value<B>) -> Value<B> {
+        let memory = self.op_context.recent().expect("it retries");
+        // Kept through all tries: each would else begin with the same replays.
+        let mut inputs = None;
+        again(memory, self.op, first, || {
+            inputs.get_or_insert_with(|| replay::lock_inputs(recipe));
+            recipe.run()
+        })
     }
 
     /// As [`Self::begin`], for a new tensor that takes `room`: a function of plain arguments. It is recorded in forward passes; in backward
     /// and in the optimizer it is a gradient or state, and at once written to.
+    #[inline]
     pub fn begin_new(&mut self, room: Room, recipe: &mut Option<impl Recipe<B>>) {
+        self.decide_new(room);
+        self.give_up(recipe);
+    }
+
+    fn decide_new(&mut self, room: Room) {
         room.make(self.op);
         if let Some(step) = self.op_context.step {
             let mut cost = OpCost::new(self.op);
@@ -120,7 +134,6 @@ impl<B: Backend> Call<B> {
             self.records = true;
         }
         self.records &= !self.op_context.keeps;
-        self.give_up(recipe);
         self.timer = Timer::start(self.op_context.costs);
     }
 
@@ -147,16 +160,23 @@ impl<B: Backend> Call<B> {
     /// The result with its recipe, if it gets one. Both are taken from where they are: they are large, and what is passed on by
     /// value is copied each time.
     #[inline]
-    pub fn finish<R: Recipe<B>>(
+    pub fn finish(
         &mut self,
         value: &mut Value<B>,
-        recipe: &mut Option<R>,
+        recipe: &mut Option<impl Recipe<B> + 'static>,
     ) -> Results<B> {
-        if !self.records {
-            *recipe = None;
-        }
+        let recipe = recipe.take().filter(|_| self.records);
+        self.results(value, recipe.map(|recipe| Box::new(recipe) as _))
+    }
+
+    /// The result, which does not come back if it goes.
+    pub fn finish_fixed(&mut self, value: &mut Value<B>) -> Results<B> {
+        self.results(value, None)
+    }
+
+    fn results(&mut self, value: &mut Value<B>, recipe: Option<Box<dyn Recipe<B>>>) -> Results<B> {
         if let Value::Many(parts) = value {
-            let recipe = recipe.take().filter(|_| !self.delivers);
+            let recipe = recipe.filter(|_| !self.delivers);
             return self.finish_many(std::mem::take(parts), recipe);
         }
         let node = self.node(value, recipe, |elements, bytes| {
@@ -173,19 +193,19 @@ impl<B: Backend> Call<B> {
         Results::One(Some(self.enter(node)))
     }
 
-    fn finish_many<R: Recipe<B>>(&self, parts: Vec<Value<B>>, recipe: Option<R>) -> Results<B> {
+    fn finish_many(&self, parts: Vec<Value<B>>, recipe: Option<Box<dyn Recipe<B>>>) -> Results<B> {
         if let Some(recipe) = recipe {
             return self.finish_parts(parts, recipe);
         }
         let parts = parts.into_iter().map(|part| match part {
             Value::Absent => None,
-            part => Some(self.enter_part(part, None::<Never>)),
+            part => Some(self.enter_part(part, None)),
         });
         Results::many(parts.collect())
     }
 
     /// The results are nodes that hand out what one more node, the operation's, computes.
-    fn finish_parts<R: Recipe<B>>(&self, parts: Vec<Value<B>>, recipe: R) -> Results<B> {
+    fn finish_parts(&self, parts: Vec<Value<B>>, recipe: Box<dyn Recipe<B>>) -> Results<B> {
         let elements = parts.iter().map(|part| part.shape().num_elements());
         let of_part = |part: &Value<B>| bytes(part.shape().num_elements(), part.dtype());
         let cost_ns = self.cost_ns(elements.sum(), parts.iter().map(of_part).sum());
@@ -205,28 +225,28 @@ impl<B: Backend> Call<B> {
                     index,
                     siblings: siblings.clone(),
                 };
-                Some(self.enter_part(part, Some(recipe)))
+                Some(self.enter_part(part, Some(Box::new(recipe))))
             })
             .collect();
         let nodes = || results.iter().flatten().map(Managed::node);
         siblings.set(nodes());
-        let bytes = nodes().map(|node| node.meta().bytes).sum();
+        let bytes = nodes().map(|node| node.meta.bytes).sum();
         self.computed(&memory, cost_ns, bytes);
         Results::many(results)
     }
 
     /// One of several results, whose cost is known of all together.
-    fn enter_part<R: Recipe<B>>(&self, mut part: Value<B>, mut recipe: Option<R>) -> Managed<B> {
-        self.enter(self.node(&mut part, &mut recipe, |_, _| 0.0))
+    fn enter_part(&self, mut part: Value<B>, recipe: Option<Box<dyn Recipe<B>>>) -> Managed<B> {
+        self.enter(self.node(&mut part, recipe, |_, _| 0.0))
     }
 
     /// The node of an operation with several results, which holds them only while a replay hands them out.
-    fn whole<R: Recipe<B>>(
+    fn whole(
         &self,
         device: Device<B>,
         memory: Arc<MemoryStats>,
         cost_ns: f32,
-        recipe: R,
+        recipe: Box<dyn Recipe<B>>,
     ) -> Source<B> {
         let (op, id) = (self.op, self.op_context.number);
         let mut meta = TensorMeta::new(op, id, Shape::new([]), DType::U8, device, memory);
@@ -324,15 +344,14 @@ impl<B: Backend> Call<B> {
     }
 
     /// Made in its place: `Arc::new` would make it on the stack and copy it, and this allocates first.
-    #[inline]
-    fn node<R: Recipe<B>>(
+    fn node(
         &self,
         value: &mut Value<B>,
-        recipe: &mut Option<R>,
+        mut recipe: Option<Box<dyn Recipe<B>>>,
         cost_ns: impl FnOnce(usize, u64) -> f32,
-    ) -> Arc<Node<B, R>> {
+    ) -> Arc<Node<B>> {
         if recipe.is_some() && self.is_kept(value) {
-            *recipe = None;
+            recipe = None;
         }
         let origin = match recipe {
             Some(_) if self.delivers => Origin::Source,
@@ -344,13 +363,13 @@ impl<B: Backend> Call<B> {
             let region = self.op_context.region.clone();
             let storage = Storage::Resident(std::mem::replace(value, Value::Absent));
             let state = State::new(storage, origin, self.op_context.number, region);
-            Node::new(meta, state, recipe.take())
+            Node::new(meta, state, recipe)
         })
     }
 
     /// Counts a new node, and adds it to its scope and its budget.
-    fn enter(&self, node: Arc<dyn Entry<B>>) -> Managed<B> {
-        let meta = node.meta();
+    fn enter(&self, node: Arc<Node<B>>) -> Managed<B> {
+        let meta = &node.meta;
         meta.storage_added();
         let kind = meta.kind();
         meta.emit(|op, node| EventKind::Alloc { op, node, kind }, meta.bytes);

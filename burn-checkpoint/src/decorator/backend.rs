@@ -91,7 +91,7 @@ impl<B: Backend> Remat<B> {
             );
             Value::<B>::Float(tensor)
         });
-        let managed = call::source(&DELIVERED, (shape, dtype, device.clone()), recipe);
+        let managed = call::source(&DELIVERED, (shape, dtype, device.clone()), Box::new(recipe));
         Tensor::from_primitive(TensorPrimitive::Float(Handle::Managed(managed)))
     }
 }

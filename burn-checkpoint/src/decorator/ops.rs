@@ -25,7 +25,7 @@ use crate::{clock, context};
 
 /// A handle whose kind only the node knows.
 fn tensor<B: Backend>(result: Managed<B>) -> TensorPrimitive<Remat<B>> {
-    match result.node().meta().dtype {
+    match result.node().meta.dtype {
         DType::QFloat(_) => TensorPrimitive::QFloat(Handle::Managed(result)),
         _ => TensorPrimitive::Float(Handle::Managed(result)),
     }
@@ -148,7 +148,7 @@ macro_rules! on_use {
                         }
                         value!($ret B::$op(load!($kind $x) $(, load!($plain $arg))*))
                     });
-                    Handle::Managed(call::derived(OP, $promised, recipe))
+                    Handle::Managed(call::derived(OP, $promised, Box::new(recipe)))
                 });
             }
             managed!($trait $work $op($x: $kind $(, $arg: $plain)*) -> $ret);

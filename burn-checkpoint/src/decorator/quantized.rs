@@ -13,7 +13,7 @@ impl<B: Backend> QTensorPrimitive for Handle<B, Quant> {
     fn scheme(&self) -> &QuantScheme {
         match self {
             Self::Resident(tensor) => tensor.scheme(),
-            Self::Managed(managed) => match &managed.node().meta().dtype {
+            Self::Managed(managed) => match &managed.node().meta.dtype {
                 DType::QFloat(scheme) => scheme,
                 other => unreachable!("a quantized tensor has a scheme in its type, not {other:?}"),
             },

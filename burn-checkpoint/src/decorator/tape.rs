@@ -19,7 +19,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     fn dtype(&self) -> DType {
         match self {
             Self::Resident(tensor) => tensor.dtype(),
-            Self::Managed(managed) => managed.node().meta().dtype,
+            Self::Managed(managed) => managed.node().meta.dtype,
         }
     }
 
@@ -37,7 +37,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     fn rank(&self) -> usize {
         let rank = match self {
             Self::Resident(tensor) => tensor.rank(),
-            Self::Managed(managed) => managed.node().meta().shape.num_dims(),
+            Self::Managed(managed) => managed.node().meta.shape.num_dims(),
         };
         // After a decorator below, which may offer its own.
         tape::offer(tape::<B>);
