@@ -16,13 +16,15 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use parking_lot::Mutex;
 
 use crate::backend::{attach, stream};
+use crate::host::floats;
 use crate::module::{AnyTensor, for_each_tensor, replace_tensors};
-use crate::optimizer::{Parameters, Statistics};
+use crate::optimizer::{Parameters, Statistics, own_shards};
+use crate::parameters::{Shard, Shards};
 use crate::record::{
     Entry, JointWork, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec,
     TrainingState, save_sharded,
 };
-use crate::reduce::GradientReducer;
+use crate::reduce::{GradientReducer, Layout};
 use crate::state::{self, Item, StateTensor, from_file, in_file, refuse, to_file};
 
 /// A training: a model, its optimizer with all layers around it, and its learning-rate scheduler (or a number, for a constant
@@ -108,20 +110,34 @@ impl<M, O, S> Training<M, O, S> {
 /// Follows PyTorch's `torch.distributed.checkpoint` with FSDP's sharded state dicts, and DeepSpeed's universal checkpoints.
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    reducer: PreparedReducer,
+    /// Weak, so that a recorder does not keep a dropped optimizer's ranks.
+    optimizer: Weak<Mutex<Prepared>>,
 }
 
-/// The gradient reducer of an optimizer since its last `prepare`. Weak, so that a recorder does not keep a dropped optimizer's ranks.
-pub(crate) type PreparedReducer = Arc<Mutex<Weak<GradientReducer>>>;
+/// What a recorder needs of an optimizer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Prepared {
+    /// Since its last `prepare`.
+    pub(crate) reducer: Option<Arc<GradientReducer>>,
+    /// The parameters after its last step, where they are sharded.
+    pub(crate) shards: Option<Arc<Shards>>,
+}
 
 impl Recorder {
-    pub(crate) fn new(reducer: PreparedReducer) -> Self {
-        Self { reducer }
+    pub(crate) fn new(optimizer: &Arc<Mutex<Prepared>>) -> Self {
+        Self {
+            optimizer: Arc::downgrade(optimizer),
+        }
     }
 
-    fn reducer(&self) -> Result<Arc<GradientReducer>, RecordError> {
-        let reducer = self.reducer.lock().upgrade();
-        Ok(reducer.ok_or_else(|| refuse("the ZeroOptimizer of this recorder was dropped"))?)
+    /// The reducer, and the parameters where they are sharded.
+    fn prepared(&self) -> Result<(Arc<GradientReducer>, Option<Arc<Shards>>), RecordError> {
+        let optimizer = self.optimizer.upgrade();
+        let found = optimizer.and_then(|optimizer| {
+            let Prepared { reducer, shards } = optimizer.lock().clone();
+            Some((reducer?, shards))
+        });
+        Ok(found.ok_or_else(|| refuse("the ZeroOptimizer of this recorder was dropped"))?)
     }
 
     /// Saves a training as one record in `dir`, as [`save_sharded`] does. Collective: all ranks call it, between two steps.
@@ -130,7 +146,7 @@ impl Recorder {
     /// scheduler's are filled in.
     ///
     /// Costs one write of this rank's shard of model and optimizer, and host memory for its shard of the optimizer's state;
-    /// the model is read from the device tensor by tensor. Running statistics, such as BatchNorm's, become those of rank 0 on all
+    /// the model is read from the device tensor by tensor, at stage 3 of several ranks from this rank's shards. Running statistics, such as BatchNorm's, become those of rank 0 on all
     /// ranks ([`share_statistics`](crate::ZeroOptimizer::share_statistics)).
     ///
     /// # Errors
@@ -151,7 +167,7 @@ impl Recorder {
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
-        let reducer = self.reducer()?;
+        let (reducer, shards) = self.prepared()?;
         let group = reducer.group();
         let work = JointWork::new(group, "split a training");
         let layout = reducer.layout();
@@ -179,6 +195,9 @@ impl Recorder {
                     entries.push(Entry::lazy(slice, move || Ok(bytes[part].to_vec().into())));
                 }
             }
+            let own = shards.as_deref().map(|shards| {
+                own_shards::<B, M>(Some(shards), layout, &parameters, training.model)
+            });
             for it in model_tensors::<B, M>(training.model, &parameters)? {
                 let whole = TensorSlice::whole(it.spec.clone()).range;
                 let ranges = match it.parameter {
@@ -189,10 +208,22 @@ impl Recorder {
                 };
                 entries.extend(ranges.into_iter().map(|range| {
                     let (tensor, elements) = (it.tensor.clone(), range.clone());
+                    let own = own.as_ref().zip(it.parameter).filter(|_| !range.is_empty());
+                    let own = own.map(|(own, parameter)| {
+                        let start = layout.position(parameter, range.start);
+                        (own[parameter].clone(), start..start + range.len())
+                    });
                     let slice = TensorSlice::new(it.spec.clone(), range);
-                    Entry::lazy(slice, move || match elements.is_empty() {
-                        true => Ok(Vec::new().into()),
-                        false => Ok(to_file(tensor.read(elements)).into()),
+                    Entry::lazy(slice, move || {
+                        let data = match own {
+                            _ if elements.is_empty() => return Ok(Vec::new().into()),
+                            None => tensor.read(elements),
+                            Some((shard, part)) => {
+                                let data = TensorData::new(shard[part].to_vec(), [elements.len()]);
+                                data.convert_dtype(tensor.kind().0)
+                            }
+                        };
+                        Ok(to_file(data).into())
                     })
                 }));
             }
@@ -211,7 +242,7 @@ impl Recorder {
     /// no record and no step was asked for.
     ///
     /// Costs a read of the whole model and of this rank's shard of the optimizer's state on every rank, and host memory
-    /// for the model and twice the shard.
+    /// for the model and twice the shard; at stage 3 of several ranks, of this rank's shard of the parameters instead of the model.
     ///
     /// # Errors
     ///
@@ -233,7 +264,7 @@ impl Recorder {
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
-        let reducer = self.reducer()?;
+        let (reducer, shards) = self.prepared()?;
         let Some(mut record) = ShardedRecord::open_with(dir, reducer.group(), step)? else {
             return Ok((training, None));
         };
@@ -247,7 +278,8 @@ impl Recorder {
             let parameters = Parameters::of::<B, M>(&training.model);
             parameters.check_same(layout.parameters())?;
             let tensors = model_tensors::<B, M>(&training.model, &parameters)?;
-            let mut loaded = load_model(&tensors, record, &mut work)?;
+            let sharded = shards.is_some().then_some(layout);
+            let (mut loaded, own) = load_model(&tensors, sharded, record, &mut work)?;
 
             let ids = state::ids_of_shards(layout);
             let tree = state::join(&state.optimizer, layout, &ids, |wanted| {
@@ -266,6 +298,13 @@ impl Recorder {
             training.model = replace_tensors::<B, M>(training.model, &mut |path, _| {
                 loaded.remove(&format!("{MODEL}{path}"))
             });
+            if let (Some(shards), Some(optimizer)) = (shards, self.optimizer.upgrade()) {
+                let units = shards.units().clone();
+                let at = format!("after the record of step {}", state.step);
+                let shards = Shards::new(reducer.clone(), units, own, at);
+                training.model = shards.put::<B, M>(training.model);
+                optimizer.lock().shards = Some(shards);
+            }
             if !reducer.is_idle() {
                 attach(&reducer, &Parameters::of::<B, M>(&training.model).nodes);
             }
@@ -315,12 +354,13 @@ fn model_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     Ok(found.into_iter().collect::<Result<_, _>>()?)
 }
 
-/// The model's tensors from a record, by name.
+/// The model's tensors from a record, by name; and where parameters are sharded, those by position, each this layout's part.
 fn load_model<B: Backend>(
     model: &[ModelTensor<B>],
+    sharded: Option<&Layout>,
     record: &mut ShardedRecord,
     work: &mut JointWork,
-) -> Result<HashMap<String, TensorData>, RecordError> {
+) -> Result<(HashMap<String, TensorData>, Vec<Shard>), RecordError> {
     let known: HashSet<_> = model.iter().map(|tensor| &tensor.spec.name).collect();
     let saved = record.tensors().filter_map(|tensor| {
         let path = tensor.name.strip_prefix(MODEL)?;
@@ -332,11 +372,22 @@ fn load_model<B: Backend>(
         let path = record.path().to_owned();
         return Err(RecordError::OtherModel { path, reason });
     }
-    let loaded = model.iter().map(|ModelTensor { spec, tensor, .. }| {
-        let whole = TensorSlice::whole(spec.clone()).range;
-        let bytes = record.read_ranges(spec, &[whole], &mut || work.at_work())?;
-        let (dtype, shape) = tensor.kind();
-        Ok((spec.name.clone(), from_file(bytes, shape, dtype)))
-    });
-    loaded.collect()
+    let parameters = sharded.map_or(0, |layout| layout.parameters().len());
+    let (mut loaded, mut own) = (HashMap::new(), vec![Shard::default(); parameters]);
+    for it in model {
+        let whole = [TensorSlice::whole(it.spec.clone()).range];
+        let part = sharded.zip(it.parameter);
+        let part = part.map(|(layout, parameter)| (parameter, layout.shard(parameter)));
+        let ranges = part.map_or(&whole[..], |(_, ranges)| ranges);
+        let bytes = record.read_ranges(&it.spec, ranges, &mut || work.at_work())?;
+        let (dtype, shape) = it.tensor.kind();
+        match part {
+            None => drop(loaded.insert(it.spec.name.clone(), from_file(bytes, shape, dtype))),
+            Some((parameter, _)) => {
+                let elements = bytes.len() / dtype.size();
+                own[parameter] = Arc::new(floats(from_file(bytes, vec![elements], dtype)));
+            }
+        }
+    }
+    Ok((loaded, own))
 }

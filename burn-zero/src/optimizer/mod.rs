@@ -25,4 +25,5 @@ pub(crate) use parameters::Parameters;
 pub(crate) use rank_context::RankContext;
 pub(crate) use statistics::Statistics;
 pub use statistics::independent;
+pub(crate) use step::own_shards;
 pub use zero_optimizer::ZeroOptimizer;

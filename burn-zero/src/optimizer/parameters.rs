@@ -9,7 +9,7 @@ use burn_backend::tensor::FloatTensor;
 use super::parameter_shards::MOST_DIMENSIONS;
 use crate::backend::{is_hooked, leaf_node};
 use crate::host::exchanged;
-use crate::module::for_each_float;
+use crate::module::{for_each_float, map_floats};
 use crate::reduce::Parameter;
 use crate::{Partition, ZeroOptimizerError};
 
@@ -73,12 +73,26 @@ impl Parameters {
         values
     }
 
-    /// The position of a tensor of the module; `None` for a frozen copy under the same id.
-    pub(super) fn position<B: AutodiffBackend>(
+    /// The module with what `each` makes of the leaves, which it gets by position. A parameter that the module holds twice stays one leaf.
+    pub(crate) fn map<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
-        id: ParamId,
-        tensor: &FloatTensor<B>,
-    ) -> Option<usize> {
+        module: M,
+        mut each: impl FnMut(usize, FloatTensor<B>) -> FloatTensor<B>,
+    ) -> M {
+        let mut made: HashMap<usize, FloatTensor<B>> = HashMap::new();
+        map_floats(module, |_, id, old: FloatTensor<B>| {
+            match self.position::<B>(id, &old) {
+                None => old,
+                Some(index) => made
+                    .entry(index)
+                    .or_insert_with(|| each(index, old))
+                    .clone(),
+            }
+        })
+    }
+
+    /// The position of a tensor of the module; `None` for a frozen copy under the same id.
+    fn position<B: AutodiffBackend>(&self, id: ParamId, tensor: &FloatTensor<B>) -> Option<usize> {
         let index = self.index.get(&id).copied();
         index.filter(|_| B::float_is_require_grad(tensor))
     }

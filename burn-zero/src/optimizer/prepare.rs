@@ -11,6 +11,7 @@ use burn_decorator::gradient::{Ranks, decide_with, keep_on_host};
 use super::parameter_shards::ParameterShards;
 use super::parameters::Parameters;
 use super::statistics::{Statistics, independent_if_shared};
+use super::step::own_shards;
 use super::trial;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::{attach, stream};
@@ -57,8 +58,6 @@ impl<O> ZeroOptimizer<O> {
     {
         let (ranks, rank, settings) = (group.world_size(), group.rank(), &self.settings);
         let gathers_units = ranks > 1 && settings.stage == Stage::Parameters;
-        let expected = "0, 1 or 2 in a Learner with several ranks";
-        ZeroError::require(!(gathers_units && self.in_learner), "stage", 3, expected)?;
         let module = self.placed::<B, M>(module, ranks)?;
         let norm = self.norm.as_ref();
         let tried = trial::run::<B, O>(&self.inner, settings, ranks, norm, device);
@@ -84,17 +83,22 @@ impl<O> ZeroOptimizer<O> {
         if let Some(seed) = seed {
             stream::begin(&reducer, rank, seed);
         }
+        let known = {
+            let mut prepared = self.prepared.lock();
+            prepared.reducer = Some(reducer.clone());
+            prepared.shards.take()
+        };
         let module = match gathers_units {
             false => module,
             true => {
                 let parameters = Parameters::of::<B, M>(&module);
-                let own = self.own_shards::<B, M>(reducer.layout(), &parameters, &module);
+                let own =
+                    own_shards::<B, M>(known.as_deref(), reducer.layout(), &parameters, &module);
                 let none = HashSet::new();
                 self.shard::<B, M>(module, &reducer, None, own, none, "the start")
             }
         };
         let ids = attach_to::<B, M>(&reducer, &module);
-        *self.recorded.lock() = Arc::downgrade(&reducer);
         (self.group, self.reducer) = (group, Some(reducer));
         Ok((module, ids))
     }

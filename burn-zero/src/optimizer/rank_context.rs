@@ -4,6 +4,7 @@
 //! strategy sets a [`RankContext`] for the thread and sends [`Message::Ranks`]; the optimizer does what the context asks for.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -42,6 +43,8 @@ pub(crate) struct RankContext {
     answers: Mutex<Vec<Result<(), ZeroError>>>,
     /// On rank 0: the state of all ranks, for the record that is about to be written.
     whole: Mutex<Option<Value>>,
+    /// Whether parameters are gathered when they are used: a collective, so that a model is used by all ranks or by none.
+    gathers_units: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +53,10 @@ enum Ask {
     Prepare,
     /// Send this rank's part of the state of all ranks to rank 0.
     Record,
+    /// Put whole parameters into the model of rank 0, where they are sharded.
+    Whole,
+    /// Put the shards back.
+    Sharded,
 }
 
 /// Removes the context from the thread when dropped.
@@ -70,6 +77,7 @@ impl RankContext {
             asked: Mutex::default(),
             answers: Mutex::default(),
             whole: Mutex::default(),
+            gathers_units: AtomicBool::new(false),
         })
     }
 
@@ -100,6 +108,29 @@ impl RankContext {
 
     fn ids(&self) -> &[ParamId] {
         self.ids.get().map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn gathers_units(&self) -> bool {
+        self.gathers_units.load(Relaxed)
+    }
+
+    /// Lets the optimizer that `step` reaches return a model that rank 0 uses alone, with whole parameters in its host memory. All ranks
+    /// call it.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    pub(crate) fn gather_model(&self, step: impl FnOnce()) -> Result<(), ZeroError> {
+        self.ask(Ask::Whole, step).map(drop)
+    }
+
+    /// Lets the optimizer that `step` reaches return the model as it was before [`gather_model`](Self::gather_model).
+    ///
+    /// # Errors
+    ///
+    /// None of its own.
+    pub(crate) fn shard_model(&self, step: impl FnOnce()) -> Result<(), ZeroError> {
+        self.ask(Ask::Sharded, step).map(drop)
     }
 
     /// Runs `step` with this request, and returns how many optimizers have answered.
@@ -189,6 +220,8 @@ impl<O> ZeroOptimizer<O> {
                 *context.whole.lock() = tree;
                 module
             }),
+            Some(Ask::Whole) => self.put_whole_on_rank_0::<B, M>(module),
+            Some(Ask::Sharded) => Ok(self.put_shards_again::<B, M>(module)),
             None => Ok(module),
         });
         let (module, answer) = match done {
@@ -217,6 +250,8 @@ impl<O> ZeroOptimizer<O> {
         self.cut_state::<B>(&ids, &device)?;
         // A context belongs to one training.
         let _ = context.ids.set(ids);
+        let is_sharded = self.prepared.lock().shards.is_some();
+        context.gathers_units.store(is_sharded, Relaxed);
         Ok(module)
     }
 }

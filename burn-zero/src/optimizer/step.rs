@@ -1,7 +1,7 @@
 //! A step: reduces gradients, runs the wrapped optimizer on this rank's shards, and gathers the parameters.
 
 use core::ops::Range;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
@@ -20,7 +20,6 @@ use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::leaf_node;
 use crate::group::Agree;
 use crate::host::HostRead;
-use crate::module::map_floats;
 use crate::offload::step_on_shards;
 use crate::parameters::{NewValue, Shard, Shards, Units, is_on_host};
 use crate::reduce::{GradientReducer, Layout, StepTag};
@@ -78,8 +77,10 @@ impl<O> ZeroOptimizer<O> {
         }
 
         let own = self.gathers_units(&reducer).then(|| {
-            let units = self.shards.as_ref().map(|shards| shards.units().clone());
-            (units, self.own_shards::<B, M>(layout, &parameters, &module))
+            let known = self.prepared.lock().shards.clone();
+            let units = known.as_ref().map(|shards| shards.units().clone());
+            let own = own_shards::<B, M>(known.as_deref(), layout, &parameters, &module);
+            (units, own)
         });
         let leaves = &self.leaves;
         let is_known = |(index, node): &(usize, &Option<u64>)| {
@@ -137,32 +138,6 @@ impl<O> ZeroOptimizer<O> {
         self.settings.stage == Stage::Parameters && reducer.group().world_size() > 1
     }
 
-    /// This rank's shards of the module's parameters.
-    pub(super) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
-        &self,
-        layout: &Layout,
-        parameters: &Parameters,
-        module: &M,
-    ) -> Vec<Shard> {
-        let values = parameters.values::<B, M>(module).into_iter();
-        let shards = values.map(|(parameter, value)| {
-            let node = parameters.nodes[parameter];
-            let own = self
-                .shards
-                .as_ref()
-                .and_then(|shards| shards.own(parameter, node));
-            match own {
-                Some(own) => own.clone(),
-                None if layout.held(parameter) == 0 => Shard::default(),
-                None => {
-                    let shard = cut_one::<B::InnerBackend>(layout, parameter, value);
-                    Arc::new(HostRead::start::<B::InnerBackend>(shard).wait())
-                }
-            }
-        });
-        shards.collect()
-    }
-
     /// The module with leaves that are gathered from these shards of all ranks, when they are used.
     pub(super) fn shard<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
@@ -175,11 +150,55 @@ impl<O> ZeroOptimizer<O> {
     ) -> M {
         let units = units.unwrap_or_else(|| Arc::new(Units::new(reducer.layout())));
         let shards = Shards::new(reducer.clone(), units, own, format!("after {at}"));
-        self.shards = Some(shards.clone());
-        let parameters = Parameters::of::<B, M>(&module);
-        self.update::<B, M>(module, &parameters, on_host, |index| {
-            Some(NewValue::Sharded(shards.clone(), index))
-        })
+        self.put::<B, M>(module, shards, on_host)
+    }
+
+    /// The module with leaves of these shards, of which `on_host` are as this rank's optimizer has left them there.
+    pub(super) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(
+        &mut self,
+        module: M,
+        shards: Arc<Shards>,
+        on_host: impl IntoIterator<Item = usize>,
+    ) -> M {
+        let module = shards.put::<B, M>(module);
+        let on_host = on_host.into_iter();
+        let on_host = on_host.filter_map(|parameter| Some((parameter, shards.node(parameter)?)));
+        self.leaves = on_host.collect();
+        self.prepared.lock().shards = Some(shards);
+        module
+    }
+
+    /// The module with whole parameters in the host memory of rank 0, if they are sharded. All ranks call it.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    pub(super) fn put_whole_on_rank_0<B, M>(&self, module: M) -> Result<M, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let shards = self.prepared.lock().shards.clone();
+        match shards {
+            None => Ok(module),
+            Some(shards) => shards.put_whole_on_rank_0::<B, M>(module),
+        }
+    }
+
+    /// The module with the shards of the last step, if parameters are sharded.
+    pub(super) fn put_shards_again<B, M>(&mut self, module: M) -> M
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let shards = self.prepared.lock().shards.clone();
+        let (Some(shards), Some(reducer)) = (shards, self.reducer.clone()) else {
+            return module;
+        };
+        let on_host: Vec<_> = self.leaves.keys().copied().collect();
+        let module = self.put::<B, M>(module, shards, on_host);
+        attach_to::<B, M>(&reducer, &module);
+        module
     }
 
     /// The module with the values of its parameters that have new ones, as new leaves; `on_host` are those whose shards this rank's optimizer
@@ -196,15 +215,7 @@ impl<O> ZeroOptimizer<O> {
         M: AutodiffModule<B>,
     {
         let to_host = self.settings.parameters == Memory::Host;
-        // A parameter that the module holds twice stays one leaf.
-        let mut made: HashMap<usize, FloatTensor<B>> = HashMap::new();
-        map_floats(module, |_, id, old: FloatTensor<B>| {
-            let Some(index) = parameters.position::<B>(id, &old) else {
-                return old;
-            };
-            if let Some(leaf) = made.get(&index) {
-                return leaf.clone();
-            }
+        parameters.map::<B, M>(module, |index, old| {
             let Some(value) = take(index) else {
                 return old;
             };
@@ -217,10 +228,32 @@ impl<O> ZeroOptimizer<O> {
             {
                 self.leaves.insert(index, node);
             }
-            made.insert(index, leaf.clone());
             leaf
         })
     }
+}
+
+/// This rank's shards of the module's parameters: those that its leaves were made of, if they were made of `known`. Other leaves are read; all
+/// ranks have the same.
+pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
+    known: Option<&Shards>,
+    layout: &Layout,
+    parameters: &Parameters,
+    module: &M,
+) -> Vec<Shard> {
+    let values = parameters.values::<B, M>(module).into_iter();
+    let shards = values.map(|(parameter, value)| {
+        let node = parameters.nodes[parameter];
+        match known.and_then(|shards| shards.own(parameter, node)) {
+            Some(own) => own.clone(),
+            None if layout.held(parameter) == 0 => Shard::default(),
+            None => {
+                let shard = cut_one::<B::InnerBackend>(layout, parameter, value);
+                Arc::new(HostRead::start::<B::InnerBackend>(shard).wait())
+            }
+        }
+    });
+    shards.collect()
 }
 
 /// Reduces this rank's gradients, unless backward has; returns this rank's shards. `None` if any overflowed in the reduction and a loss

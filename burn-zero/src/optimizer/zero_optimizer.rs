@@ -14,8 +14,7 @@ use super::parameter_shards::ShardOptimizer;
 use super::rank_context::RankContext;
 use super::statistics::Statistics;
 use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
-use crate::parameters::Shards;
-use crate::recorder::PreparedReducer;
+use crate::recorder::Prepared;
 use crate::reduce::GradientReducer;
 use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 
@@ -120,10 +119,8 @@ pub struct ZeroOptimizer<O> {
     pub(super) reducer: Option<Arc<GradientReducer>>,
     /// The nodes of the leaves that contain shards as the wrapped optimizer left them on the host.
     pub(super) leaves: HashMap<usize, u64>,
-    /// The parameters of the last step, where they are sharded.
-    pub(super) shards: Option<Arc<Shards>>,
-    /// The reducer for the recorders of this optimizer.
-    pub(super) recorded: PreparedReducer,
+    /// What its recorders need too.
+    pub(super) prepared: Arc<Mutex<Prepared>>,
 }
 
 impl<O: Clone> Clone for ZeroOptimizer<O> {
@@ -134,8 +131,7 @@ impl<O: Clone> Clone for ZeroOptimizer<O> {
             seed: self.seed,
             reducer: self.reducer.clone(),
             leaves: self.leaves.clone(),
-            shards: self.shards.clone(),
-            recorded: Arc::new(Mutex::new(self.recorded.lock().clone())),
+            prepared: Arc::new(Mutex::new(self.prepared.lock().clone())),
             ..Self::of(inner, self.group.clone(), self.in_learner, settings)
         }
     }
@@ -180,8 +176,7 @@ impl<O> ZeroOptimizer<O> {
             seed: None,
             reducer: None,
             leaves: HashMap::new(),
-            shards: None,
-            recorded: PreparedReducer::default(),
+            prepared: Arc::default(),
         }
     }
 
@@ -324,12 +319,8 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// [`ZeroOptimizerError::NotPrepared`], also in a `Learner`, which saves records of its own.
     pub fn recorder(&self) -> Result<Recorder, ZeroError> {
-        let expected = "0, 1 or 2 for a Recorder of several ranks";
         match &self.reducer {
-            Some(reducer) => {
-                ZeroError::require(!self.gathers_units(reducer), "stage", 3, expected)?;
-                Ok(Recorder::new(self.recorded.clone()))
-            }
+            Some(_) => Ok(Recorder::new(&self.prepared)),
             None => Err(ZeroOptimizerError::NotPrepared.into()),
         }
     }

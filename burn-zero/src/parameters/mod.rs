@@ -192,8 +192,6 @@ pub(crate) enum NewValue<I: Backend> {
     Host(TensorData),
     /// On the device.
     Device(FloatTensor<I>),
-    /// In host memory, sharded over ranks: the parameter of this position.
-    Sharded(Arc<Shards>, usize),
 }
 
 impl<I: Backend> NewValue<I> {
@@ -205,7 +203,6 @@ impl<I: Backend> NewValue<I> {
                 Self::Host(data)
             }
             Self::Device(value) => Self::Device(I::float_reshape(value, shape)),
-            sharded => sharded,
         }
     }
 
@@ -214,7 +211,6 @@ impl<I: Backend> NewValue<I> {
         match self {
             Self::Host(data) => floats(data),
             Self::Device(value) => HostRead::start::<I>(value).wait(),
-            Self::Sharded(..) => unreachable!("an optimizer returns shards"),
         }
     }
 
@@ -224,7 +220,6 @@ impl<I: Backend> NewValue<I> {
         B: AutodiffBackend<InnerBackend = I, Device = I::Device>,
     {
         let data = match self {
-            Self::Sharded(shards, parameter) => return shards.leaf::<B>(parameter, device),
             Self::Device(value) if !stays_on_host => return B::from_inner(value),
             Self::Device(value) => HostRead::start::<I>(value).data(),
             Self::Host(data) => data,

@@ -8,13 +8,16 @@ use core::fmt;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use burn::module::AutodiffModule;
 use burn::tensor::{Shape, TensorData, backend::AutodiffBackend};
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::delivered;
 use parking_lot::Mutex;
 
+use super::on_host;
 use crate::backend::leaf_node;
 use crate::group::{HostBuffer, Split};
+use crate::optimizer::Parameters;
 use crate::reduce::{GradientReducer, Layout};
 use crate::shard::Bucket;
 use crate::{ZeroError, raise};
@@ -113,16 +116,61 @@ impl Shards {
 
     /// This rank's shard of a parameter whose leaf, of this node, was made of it.
     pub(crate) fn own(&self, parameter: usize, node: Option<u64>) -> Option<&Shard> {
-        let is_own = node.is_some() && self.leaves.lock().get(&parameter) == node.as_ref();
+        let is_own = node.is_some() && self.node(parameter) == node;
         is_own.then(|| &self.own[parameter])
+    }
+
+    /// The node of the leaf of a parameter.
+    pub(crate) fn node(&self, parameter: usize) -> Option<u64> {
+        self.leaves.lock().get(&parameter).copied()
     }
 
     pub(crate) fn units(&self) -> &Arc<Units> {
         &self.units
     }
 
+    /// The module with new leaves, which are gathered from these shards of all ranks when they are used.
+    pub(crate) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(self: &Arc<Self>, module: M) -> M {
+        let parameters = Parameters::of::<B, M>(&module);
+        parameters.map::<B, M>(module, |parameter, old| {
+            self.leaf::<B>(parameter, &B::float_device(&old))
+        })
+    }
+
+    /// The module with all parameters in the host memory of rank 0; the module as it is on others, which hold one unit at a time. All ranks
+    /// call it.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    pub(crate) fn put_whole_on_rank_0<B, M>(&self, module: M) -> Result<M, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let is_rank_0 = self.reducer.layout().rank() == 0;
+        let mut whole = HashMap::new();
+        for unit in &self.units.all {
+            let unit = self.gather(unit)?;
+            if is_rank_0 {
+                whole.extend(unit);
+            }
+        }
+        if !is_rank_0 {
+            return Ok(module);
+        }
+        let parameters = Parameters::of::<B, M>(&module);
+        Ok(parameters.map::<B, M>(module, |parameter, old| {
+            let data = whole.remove(&parameter);
+            let data = data.expect("a parameter is in one unit, and is replaced once");
+            let leaf = on_host::<B>(data, &B::float_device(&old));
+            let leaf = leaf.expect("`prepare` refuses a backend without `Remat`");
+            B::float_set_require_grad(leaf, true)
+        }))
+    }
+
     /// A new leaf of a parameter, gathered whenever an operation uses it.
-    pub(crate) fn leaf<B: AutodiffBackend>(
+    fn leaf<B: AutodiffBackend>(
         self: &Arc<Self>,
         parameter: usize,
         device: &Device<B>,

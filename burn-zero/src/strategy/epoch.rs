@@ -98,7 +98,14 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
 
     /// Validates on all of the data, or until interrupted. In each round every rank that has a batch validates one, and rank 0 gets the
     /// items in the order of ranks.
-    pub(super) fn validate(&mut self, epochs: &Progress) -> Result<(), ZeroError> {
+    ///
+    /// Where parameters are gathered from all ranks when they are used, a rank without a batch computes one item of the data too, which it
+    /// drops.
+    pub(super) fn validate(
+        &mut self,
+        epochs: &Progress,
+        gathers_units: bool,
+    ) -> Result<(), ZeroError> {
         let epoch = epochs.items_processed;
         log::info!("Executing validation step for epoch {epoch}");
         let model = self.learner.model().valid();
@@ -110,27 +117,39 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             let progress = Progress::new(done, items);
             TrainingItem::new(item, progress, epochs.clone(), Some(iteration), None)
         };
-        for round in 1.. {
-            let mut status = StepStatus::default();
-            if let Some((batch, done)) = batches.next() {
-                (status.has_item, status.done) = (true, done);
-                let item = model.step(batch);
-                match &mut self.rank_0 {
-                    Some(rank_0) => rank_0.show_valid(shown(item, done)),
-                    None => self.valid_items.give(item),
-                }
-            }
+        let mut status = StepStatus::default();
+        for round in 0.. {
+            // After a step and before the next batch is loaded, as Burn does.
+            let mut last = core::mem::take(&mut status).interrupted(&self.job.interrupter);
+            let batch = match last.interrupted {
+                None => batches.next(),
+                Some(_) => None,
+            };
+            last.has_batch = batch.is_some();
             let label = format!("validation, epoch {epoch}, step {round}");
-            let status = status.interrupted(&self.job.interrupter);
-            let all = self.exchange(status, &label)?;
+            let all = self.exchange(last, &label)?;
             for (rank, item) in self.valid_items.collect(&*self.group, &all)? {
                 if let Some(rank_0) = &mut self.rank_0 {
                     rank_0.show_valid(shown(item, all[rank].done));
                 }
             }
-            let is_over = all.iter().all(|status| !status.has_item);
-            if is_over || self.is_interrupted(&all) {
+            let is_over = all.iter().all(|status| !status.has_batch);
+            if self.is_interrupted(&all) || is_over {
                 break;
+            }
+            let Some((batch, done)) = batch else {
+                if gathers_units {
+                    loader.slice(0, 1).iter().take(1).for_each(|batch| {
+                        drop(model.step(batch));
+                    });
+                }
+                continue;
+            };
+            (status.has_item, status.done) = (true, done);
+            let item = model.step(batch);
+            match &mut self.rank_0 {
+                Some(rank_0) => rank_0.show_valid(shown(item, done)),
+                None => self.valid_items.give(item),
             }
         }
         if let Some(rank_0) = &mut self.rank_0 {

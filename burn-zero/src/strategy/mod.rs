@@ -38,7 +38,8 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// Two lines change in a program that trains with a Learner: the optimizer, and the strategy. Model, `TrainStep`, loaders and
 /// metrics stay. The optimizer is made without the types of the model, `.init()`, for the `ZeroOptimizer` runs it on
-/// [`ParameterShards`](crate::ParameterShards).
+/// [`ParameterShards`](crate::ParameterShards). At stage 3 of several ranks rank 0 has the trained model, whole, in its host's memory; on
+/// other processes its parameters cannot be read.
 ///
 /// ```no_run
 /// # use std::sync::Arc;

@@ -88,12 +88,14 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
                 log::info!("Training interrupted: {reason}");
                 break;
             }
-            self.validate(&progress)?;
+            self.validate(&progress, context.gathers_units())?;
             self.save(epoch, &context)?;
             if self.stops_early(epoch)? {
                 break;
             }
         }
+        let learner = &mut self.learner;
+        context.gather_model(|| learner.optimizer_step(GradientsParams::new()))?;
         drop(on_thread);
         let model = self.learner.model();
         Ok((model, self.rank_0.map(|rank_0| rank_0.processor)))
@@ -152,8 +154,12 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         {
             return Ok(());
         }
-        context.gather_record(|| learner.optimizer_step(GradientsParams::new()))?;
-        context.write_record(own.map(|own| || own.write(learner, epoch, store)))
+        let step = |learner: &mut Learner<LC>| learner.optimizer_step(GradientsParams::new());
+        context.gather_model(|| step(learner))?;
+        context.gather_record(|| step(learner))?;
+        // Its background thread reads the model that it has got.
+        context.write_record(own.map(|own| || own.write(learner, epoch, store)))?;
+        context.shard_model(|| step(learner))
     }
 
     /// Whether to stop early, as rank 0 decides.

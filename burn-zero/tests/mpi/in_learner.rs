@@ -13,6 +13,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::Learner;
 use burn_accum::{AccumConfig, MultiSteps, PerUpdate};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
+use burn_checkpoint::Remat;
 use burn_flex::Flex;
 use burn_zero::{
     MpiGroup, ParameterShards, ProcessGroup, Sharded, Stage, ZeroOptimizer, ZeroSettings,
@@ -23,13 +24,15 @@ use crate::learner::{Components, MICRO_BATCH, Outcome, Setup, train_shown};
 use crate::model::{Model, Row, bits, rows};
 use crate::watch::Watch;
 
-type B = Sharded<Autodiff<Flex>>;
+type B = Sharded<Autodiff<Remat<Flex>>>;
 type Half = Autocast<B, F16>;
 
 /// What is around the sharded optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Layers {
     Bare,
+    /// Nothing, and parameters are sharded.
+    Parameters,
     /// Of which one rank overflows.
     Scaler,
     /// Windows of micro-batches, the epoch's last one open.
@@ -50,8 +53,9 @@ pub struct Trained {
 type Ranks = Result<MpiGroup, usize>;
 
 impl Layers {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Bare,
+        Self::Parameters,
         Self::Dropout,
         Self::Scaler,
         Self::Accumulation,
@@ -92,6 +96,18 @@ impl Layers {
                 let model = Model::<B>::new();
                 let learner = Learner::new(model, zero(), ConstantLr::new(0.1));
                 train(ranks, learner, rows(0, 21), String::new)
+            }
+            Self::Parameters => {
+                let learner = Learner::new(
+                    Model::<B>::new(),
+                    zero_at(Stage::Parameters),
+                    ConstantLr::new(0.1),
+                );
+                // Only rank 0 has the model that the training returns.
+                let has_model = ranks.as_ref().map_or(true, |group| group.rank() == 0);
+                let outcome = outcome(ranks, learner, rows(0, 21));
+                let model = has_model.then_some(&outcome.model);
+                Trained::of(&outcome, model, "")
             }
             Self::Dropout => {
                 let model = Model::<B>::new().dropping(0.3);
@@ -146,10 +162,16 @@ fn scaled(ranks: Ranks, world_size: usize) -> (Trained, bool) {
     (trained, is_seen)
 }
 
-fn zero<A: AutodiffBackend>() -> ZeroOptimizer<OptimizerAdaptor<AdamW, ParameterShards<A>, A>> {
+type Adam<A> = OptimizerAdaptor<AdamW, ParameterShards<A>, A>;
+
+fn zero<A: AutodiffBackend>() -> ZeroOptimizer<Adam<A>> {
+    zero_at(Stage::Gradients)
+}
+
+fn zero_at<A: AutodiffBackend>(stage: Stage) -> ZeroOptimizer<Adam<A>> {
     let sharding = ZeroSettings {
         bucket_elements: 20,
-        ..ZeroSettings::stage(Stage::Gradients)
+        ..ZeroSettings::stage(stage)
     };
     ZeroOptimizer::in_learner(AdamWConfig::new().init(), sharding)
 }
@@ -158,13 +180,28 @@ fn falling() -> LinearLrScheduler {
     LinearLrSchedulerConfig::new(0.1, 0.01, 40).init().unwrap()
 }
 
-/// Two epochs. `told` is added to what the training came to.
+/// Trains; `told` is added to what that came to.
 fn train<B, O, S>(
     ranks: Ranks,
     learner: Learner<Components<B, O, S>>,
     data: Vec<Row>,
     told: impl FnOnce() -> String,
 ) -> (Trained, bool)
+where
+    B: AutodiffBackend,
+    O: Optimizer<Model<B>, B> + 'static,
+    S: LrScheduler + 'static,
+{
+    let outcome = outcome(ranks, learner, data);
+    Trained::of(&outcome, Some(&outcome.model), &told())
+}
+
+/// Two epochs.
+fn outcome<B, O, S>(
+    ranks: Ranks,
+    learner: Learner<Components<B, O, S>>,
+    data: Vec<Row>,
+) -> Outcome<B>
 where
     B: AutodiffBackend,
     O: Optimizer<Model<B>, B> + 'static,
@@ -177,17 +214,23 @@ where
     let mut setup = Setup::new(data, 2);
     setup.valid = rows(1000, 1017);
     let (watch, strategy) = (Watch::default(), Some(strategy.into()));
-    let outcome = train_shown(learner, setup, strategy, watch.clone(), watch.renderer());
-    Trained::of(&outcome, &told())
+    train_shown(learner, setup, strategy, watch.clone(), watch.renderer())
 }
 
 impl Trained {
-    fn of<B: AutodiffBackend>(outcome: &Outcome<B>, told: &str) -> (Self, bool) {
+    fn of<B: AutodiffBackend>(
+        outcome: &Outcome<B>,
+        model: Option<&Model<B::InnerBackend>>,
+        told: &str,
+    ) -> (Self, bool) {
         let [shown, logged] = outcome.watch.lines();
         let recorded = [1, 2].map(|epoch| outcome.directory.is_recorded(epoch));
         let is_seen = !shown.is_empty() || !logged.is_empty() || recorded.contains(&true);
         let trained = Self {
-            trained: format!("{}{told}", digest(bits(&outcome.model))),
+            trained: format!(
+                "{}{told}",
+                model.map_or(String::new(), |model| digest(bits(model)))
+            ),
             saw: format!("{} recorded {recorded:?}", digest([shown, logged])),
         };
         (trained, is_seen)

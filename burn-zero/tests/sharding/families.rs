@@ -31,7 +31,7 @@ fn assert_parity<O, S>(
             };
             train_sharded(world_size, &sharding, &sharded, STEPS)
         };
-        let stages = STAGES.map(train);
+        let stages = WITH_PARAMETERS.map(train);
         let distance = distance(&plain, &stages[0]);
         assert!(
             distance < ROUNDING,
@@ -39,6 +39,7 @@ fn assert_parity<O, S>(
         );
         assert_eq!(stages[0], stages[1], "{name}, {world_size} ranks");
         assert_eq!(stages[0], stages[2], "{name}, {world_size} ranks");
+        assert_eq!(stages[0], stages[3], "{name}, {world_size} ranks");
     }
 }
 

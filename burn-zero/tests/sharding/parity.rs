@@ -12,7 +12,7 @@ const STEPS: usize = 5;
 fn ranks_are_one_rank_on_all_data_with_adamw() {
     let plain = train_plain(AdamWConfig::new().init(), STEPS);
     for world_size in 1..=4 {
-        for stage in STAGES {
+        for stage in WITH_PARAMETERS {
             let sharded = train_sharded(
                 world_size,
                 &small_buckets(stage),
@@ -30,7 +30,7 @@ fn ranks_are_one_rank_on_all_data_with_momentum() {
     let sgd = || SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
     let plain = train_plain(sgd().init(), STEPS);
     for world_size in 1..=4 {
-        for stage in STAGES {
+        for stage in WITH_PARAMETERS {
             let sharded = train_sharded(world_size, &small_buckets(stage), || sgd().init(), STEPS);
             let distance = distance(&plain, &sharded);
             assert!(distance < 1e-6, "{world_size} ranks, {stage:?}: {distance}");
@@ -41,7 +41,7 @@ fn ranks_are_one_rank_on_all_data_with_momentum() {
 #[test]
 fn one_rank_is_the_wrapped_optimizer_bit_for_bit() {
     let plain = train_plain(AdamWConfig::new().init(), STEPS);
-    for stage in STAGES {
+    for stage in WITH_PARAMETERS {
         let sharded = train_sharded(
             1,
             &small_buckets(stage),
@@ -58,7 +58,7 @@ fn stages_and_buckets_are_one_another_bit_for_bit() {
         let train =
             |sharding| train_sharded(world_size, &sharding, || AdamWConfig::new().init(), STEPS);
         let zero = train(ZeroSettings::stage(Stage::DataParallel));
-        for stage in STAGES {
+        for stage in WITH_PARAMETERS {
             for bucket_elements in [1, 40, 1_000_000] {
                 let sharding = ZeroSettings {
                     bucket_elements,

@@ -93,7 +93,7 @@ fn trained(
 
 #[test]
 fn clones_of_one_model_are_models_of_their_own() {
-    for stage in STAGES {
+    for stage in WITH_PARAMETERS {
         for ranks in [2, 3] {
             let initial = Normed::new(1);
             let before = initial.all();

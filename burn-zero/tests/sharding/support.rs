@@ -15,6 +15,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::activation::gelu;
+use burn_checkpoint::Remat;
 use burn_flex::Flex;
 use burn_zero::record::{ShardedRecord, TensorSlice, TrainingState};
 use burn_zero::{
@@ -26,9 +27,17 @@ pub use parameters_of::parameters;
 pub use values_of::values;
 
 pub type Plain = Autodiff<Flex>;
-pub type B = Sharded<Autodiff<Flex>>;
+pub type B = Sharded<Autodiff<Remat<Flex>>>;
 
-pub const STAGES: [Stage; 3] = [Stage::DataParallel, Stage::OptimizerState, Stage::Gradients];
+/// Those in which a rank may leave parameters out that others use.
+pub const STAGES: [Stage; 3] = Stage::ALL;
+
+pub const WITH_PARAMETERS: [Stage; 4] = [
+    Stage::DataParallel,
+    Stage::OptimizerState,
+    Stage::Gradients,
+    Stage::Parameters,
+];
 
 /// Several buckets even of a small model.
 pub fn small_buckets(stage: Stage) -> ZeroSettings {

@@ -141,7 +141,7 @@ fn sharded<B: AutodiffBackend>(world_size: usize, sharding: &ZeroSettings) -> Ve
 fn ranks_are_one_rank_on_all_data() {
     let plain = plain();
     for world_size in 1..=4 {
-        for stage in STAGES {
+        for stage in WITH_PARAMETERS {
             let sharded = sharded::<B>(world_size, &small_buckets(stage));
             let distance = distance(&plain, &sharded);
             assert!(distance < 2e-5, "{world_size} ranks, {stage:?}: {distance}");
@@ -159,7 +159,7 @@ fn stages_and_buckets_are_one_another_bit_for_bit() {
         let low =
             sharded::<Autocast<B, Bf16>>(world_size, &ZeroSettings::stage(Stage::DataParallel));
         assert_ne!(zero, low);
-        for stage in STAGES {
+        for stage in WITH_PARAMETERS {
             for bucket_elements in [7, 1_000_000] {
                 let sharding = ZeroSettings {
                     bucket_elements,
@@ -282,7 +282,7 @@ fn records_know_it_and_are_loaded() {
 /// Burn makes a leaf of each path when it loads a record; then it is said what to do, and that helps.
 #[test]
 fn a_model_that_was_taken_apart_is_prepared_again() {
-    for stage in STAGES {
+    for stage in WITH_PARAMETERS {
         let loaded = on_ranks(2, |group| {
             let rank = group.rank();
             let adam = AdamWConfig::new().init();
@@ -367,7 +367,7 @@ fn frozen_clones_stay_what_they_are() {
     let plain = parameters(&model);
     assert!(plain[0] == start[0] && plain[1] != start[1] && plain[2] == start[2]);
     for world_size in 1..=3 {
-        for stage in STAGES {
+        for stage in WITH_PARAMETERS {
             let sharded = on_ranks(world_size, |group| {
                 let rank = group.rank();
                 let adam = AdamWConfig::new().init();

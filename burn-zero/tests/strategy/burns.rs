@@ -36,7 +36,7 @@ fn everything_is_the_same() {
     let expected = burns(setup());
     assert_eq!(expected.watch.shown("train: ").len(), EPOCHS * 6);
     assert_ne!(bits(&expected.model), bits(&seeded()));
-    for stage in Stage::ALL {
+    for stage in crate::STAGES {
         let threads = ours(Rank::Thread, stage, setup());
         assert_same(&threads, &expected, EPOCHS);
     }

@@ -9,7 +9,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::train::Learner;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig};
-use burn_zero::{Partition, ReduceOp, Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
+use burn_zero::{Partition, ReduceOp, ZeroOptimizer, ZeroSettings, ZeroStrategy};
 
 use crate::learner::{Components, MICRO_BATCH, Outcome, Setup, train, train_shown};
 use crate::model::{Model, Row, assert_close, bits, counted, rows, values};
@@ -73,7 +73,7 @@ fn one_rank_overflows_and_all_skip() {
     // Once an epoch.
     assert_eq!((alone.skipped_steps(), alone.steps()), (2, 12));
 
-    for stage in Stage::ALL {
+    for stage in crate::STAGES {
         for overflows in 0..2 {
             let zero =
                 ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(stage));
@@ -102,7 +102,7 @@ fn muon_is_burns_where_parameters_are_whole() {
         train(start.clone(), muon, falling(), setup, None)
     };
     let burns = burns_muon(Setup::new(data.clone(), 3));
-    for stage in Stage::ALL {
+    for stage in crate::STAGES {
         let sharding = ZeroSettings {
             partition: Partition::Whole,
             bucket_elements: 20,
@@ -188,7 +188,7 @@ fn items_are_those_of_all_ranks() {
             let apart = right.iter().zip(wrong).map(|(a, b)| (a - b).abs());
             assert!(apart.fold(0.0, f32::max) > 1e-3, "{ranks} ranks");
         }
-        for stage in Stage::ALL {
+        for stage in crate::STAGES {
             for reduction in [ReduceOp::Mean, ReduceOp::Sum] {
                 let seen = Arc::new(Mutex::new(Vec::<(ThreadId, f64, f64)>::new()));
                 let sharding = ZeroSettings {

@@ -35,6 +35,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use burn::lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig};
 use burn::optim::{AdamWConfig, Optimizer};
 use burn::{backend::Autodiff, tensor::backend::AutodiffBackend};
+use burn_checkpoint::Remat;
 use burn_flex::Flex;
 use burn_zero::{Sharded, Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
 
@@ -48,7 +49,14 @@ fn turn() -> MutexGuard<'static, ()> {
 }
 
 /// What ranks train on.
-type Z = Sharded<Autodiff<Flex>>;
+type Z = Sharded<Autodiff<Remat<Flex>>>;
+
+const STAGES: [Stage; 4] = [
+    Stage::DataParallel,
+    Stage::OptimizerState,
+    Stage::Gradients,
+    Stage::Parameters,
+];
 
 fn falling() -> impl LrScheduler + 'static {
     LinearLrSchedulerConfig::new(0.1, 0.01, 40).init().unwrap()

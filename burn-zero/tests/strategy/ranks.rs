@@ -35,7 +35,7 @@ fn they_are_one_rank_on_the_union_of_their_batches() {
     for ranks in [2, 3] {
         let data = rows(0, ranks * 10);
         let expected = on_the_union(&start, &data, ranks, 2);
-        let outcomes: Vec<_> = Stage::ALL
+        let outcomes: Vec<_> = crate::STAGES
             .map(|stage| on_ranks(ranks, stage, &start, Setup::new(data.clone(), 2)))
             .into();
         for outcome in &outcomes {
@@ -65,7 +65,7 @@ fn the_same_data_on_two_ranks_is_burns_training() {
     let start = Model::<Z>::new();
     let data = rows(0, 22);
     let burns = as_burn(&start, Setup::new(data.clone(), 3));
-    for stage in Stage::ALL {
+    for stage in crate::STAGES {
         let setup = Setup::new(repeated(&data, 2), 3);
         let ours = on_ranks(2, stage, &start, setup);
         assert_eq!(bits(&ours.model), bits(&burns.model));
@@ -93,13 +93,15 @@ fn validation_is_that_of_one_rank() {
             setup.valid = rows(1000, 1000 + items);
             setup
         };
-        let ours = on_ranks(2, Stage::Gradients, &start, setup(repeated(&data, 2)));
         let burns = as_burn(&start, setup(data.clone()));
-        assert_eq!(ours.watch.logged("valid "), burns.watch.logged("valid "));
-        assert_eq!(
-            ours.watch.shown("item valid: "),
-            burns.watch.shown("item valid: ")
-        );
+        for stage in [Stage::Gradients, Stage::Parameters] {
+            let ours = on_ranks(2, stage, &start, setup(repeated(&data, 2)));
+            assert_eq!(ours.watch.logged("valid "), burns.watch.logged("valid "));
+            assert_eq!(
+                ours.watch.shown("item valid: "),
+                burns.watch.shown("item valid: ")
+            );
+        }
     }
 }
 
@@ -107,28 +109,32 @@ fn validation_is_that_of_one_rank() {
 fn one_interrupted_rank_interrupts_all_after_the_same_step() {
     let _turn = crate::turn();
     // In the second batch of the second rank's part, of five.
-    let mut setup = Setup::new(rows(0, 40), 3);
-    setup.interrupt_at = Some(25);
-    let ours = on_ranks(2, Stage::Gradients, &Model::new(), setup);
-    assert_eq!(
-        ours.interrupter.get_message().as_deref(),
-        Some("there it is")
-    );
-    assert!(!ours.directory.is_recorded(1));
-    let steps = ours.watch.shown("train: ").len();
-    assert!(
-        steps.is_multiple_of(2) && (2..=4).contains(&steps),
-        "{steps}"
-    );
+    for stage in [Stage::Gradients, Stage::Parameters] {
+        let mut setup = Setup::new(rows(0, 40), 3);
+        setup.interrupt_at = Some(25);
+        let ours = on_ranks(2, stage, &Model::new(), setup);
+        assert_eq!(
+            ours.interrupter.get_message().as_deref(),
+            Some("there it is")
+        );
+        assert!(!ours.directory.is_recorded(1));
+        let steps = ours.watch.shown("train: ").len();
+        assert!(
+            steps.is_multiple_of(2) && (2..=4).contains(&steps),
+            "{steps}"
+        );
+    }
 }
 
 #[test]
 fn rank_0_decides_when_to_stop_early() {
     let _turn = crate::turn();
-    let mut setup = Setup::new(rows(0, 16), 40);
-    setup.stop = Some(Stop::After(2));
-    let ours = on_ranks(3, Stage::OptimizerState, &Model::new(), setup);
-    assert!(ours.directory.is_recorded(2) && !ours.directory.is_recorded(3));
+    for stage in [Stage::OptimizerState, Stage::Parameters] {
+        let mut setup = Setup::new(rows(0, 16), 40);
+        setup.stop = Some(Stop::After(2));
+        let ours = on_ranks(3, stage, &Model::new(), setup);
+        assert!(ours.directory.is_recorded(2) && !ours.directory.is_recorded(3));
+    }
 }
 
 /// 23 rows for 3 ranks.
@@ -173,7 +179,7 @@ fn open_windows_are_applied_at_the_end_of_an_epoch() {
     );
     assert_eq!(counter.updates(), 4);
 
-    for stage in Stage::ALL {
+    for stage in crate::STAGES {
         let zero = ZeroOptimizer::in_learner(AdamWConfig::new().init(), ZeroSettings::stage(stage));
         let steps = MultiSteps::new(zero, AccumConfig::mean(4)).unwrap();
         let counter = steps.updates();

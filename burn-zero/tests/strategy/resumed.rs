@@ -16,7 +16,7 @@ fn resumed(data: Vec<Row>, from: &Outcome<Z>) -> Setup {
 fn at_the_same_number_it_is_as_if_it_had_not_ended() {
     let _turn = crate::turn();
     let data = rows(0, 30);
-    for stage in Stage::ALL {
+    for stage in crate::STAGES {
         let whole = on_ranks(3, stage, &Model::new(), Setup::new(data.clone(), 3));
         // The model is another one until the record is loaded.
         let fresh = Model::lazy(0.0, &Default::default());
@@ -39,7 +39,7 @@ fn at_another_number_it_begins_with_the_same_state() {
     let data = rows(40, 58);
     let burns = as_burn(&Model::new(), resumed(data.clone(), &three));
     for ranks in [1, 2] {
-        for stage in Stage::ALL {
+        for stage in crate::STAGES {
             let setup = resumed(repeated(&data, ranks), &three);
             let ours = on_ranks(ranks, stage, &Model::new(), setup);
             assert_eq!(bits(&ours.model), bits(&burns.model), "{ranks} {stage}");

@@ -25,7 +25,7 @@ fn it_is_a_weight_that_is_used_twice() {
     let data = rows(0, 22);
     let burns = as_burn(&start.clone().reusing(), Setup::new(data.clone(), 3));
     for ranks in [1, 2] {
-        for stage in Stage::ALL {
+        for stage in crate::STAGES {
             let setup = || Setup::new(repeated(&data, ranks), 3);
             let ours = on_ranks(ranks, stage, &start.clone().tied(), setup());
             assert_eq!(weights(&ours.model), bits(&burns.model), "{ranks} {stage}");

@@ -9,8 +9,7 @@ use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::tensor::backend::AutodiffBackend;
 use burn_amp::GradScalerConfig;
 use burn_zero::{
-    BatchConfig, BatchSizes, ConfigError, HostAdamWConfig, Memory, Stage, ZeroConfig,
-    offload_parameters,
+    BatchConfig, BatchSizes, ConfigError, HostAdamWConfig, Memory, ZeroConfig, offload_parameters,
 };
 use serde_json::{Value, json};
 
@@ -72,11 +71,6 @@ impl Job {
         }
         if options.offload_param {
             zero.offload_param = Memory::Host;
-        }
-        if zero.stage == Stage::Parameters && ranks > 1 {
-            return Err(GptError::Options(format!(
-                "{place}: stage 3 with {ranks} ranks, but in a Learner it is for one rank as yet: --zero 2 is the stage that needs least memory"
-            )));
         }
         zero.batch = batches(options, zero.batch, ranks)?;
         let batch = zero.batch.resolve(ranks).map_err(refused)?;

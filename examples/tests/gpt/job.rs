@@ -125,11 +125,6 @@ fn what_cannot_be_is_refused_with_the_numbers() {
             "",
             "FILE: train_batch_size 64, but train_micro_batch_size_per_gpu 4 x gradient_accumulation_steps 4 x 2 ranks = 32",
         ),
-        (
-            r#"{"zero_optimization": {"stage": 3}}"#,
-            "",
-            "FILE: stage 3 with 2 ranks, but in a Learner it is for one rank as yet: --zero 2 is the stage that needs least memory",
-        ),
     ] {
         assert_eq!(settle(file, arguments, 2).unwrap_err(), says);
     }
