@@ -12,7 +12,7 @@ use burn::{
     prelude::DeviceOps,
     tensor::{Device, Tensor},
 };
-use burn_amp::{Detection, GradScaler, OverflowCause};
+use burn_amp::{Detection, GradScaler, GradScalerConfig, OverflowCause};
 use support::{B, Inner, Net, PATHS, gradients, net, state, values};
 
 const LR: f64 = 0.1;
@@ -318,4 +318,67 @@ fn two_optimizers_may_share_a_scaler() {
         )
     };
     assert_eq!(run(Detection::Sync), run(Detection::Deferred));
+}
+
+/// A scaler at 1024 that grows after two iterations, and a step of an optimizer under it, with an overflow or without.
+fn shared() -> (GradScaler, impl Fn() -> Box<dyn FnMut(bool)>) {
+    let config = GradScalerConfig {
+        init_scale: 1024.0,
+        growth_interval: 2,
+        ..Default::default()
+    };
+    let scaler = GradScaler::new(&config).unwrap();
+    let optimizer = {
+        let scaler = scaler.clone();
+        move || {
+            let mut optimizer = scaler.wrap(SgdConfig::new().init());
+            let mut net = net();
+            let step = move |overflows| {
+                let overflowing: &[usize] = if overflows { &[0] } else { &[] };
+                net = optimizer.step(LR, net.clone(), gradients(&net, 0, overflowing));
+            };
+            Box::new(step) as Box<dyn FnMut(bool)>
+        }
+    };
+    (scaler, optimizer)
+}
+
+#[test]
+fn two_optimizers_count_once_an_iteration() {
+    let (scaler, optimizer) = shared();
+    let (mut a, mut b) = (optimizer(), optimizer());
+    let now = || (scaler.scale(), scaler.growth_tracker());
+    for (before, after) in [((1024.0, 0), (1024.0, 1)), ((1024.0, 1), (2048.0, 0))] {
+        a(false);
+        assert_eq!(now(), before);
+        b(false);
+        assert_eq!(now(), after);
+    }
+    a(true);
+    assert_eq!(now(), (1024.0, 0));
+    b(true);
+    assert_eq!(now(), (1024.0, 0));
+    // One of the two overflows, so the iteration does not count towards growth.
+    a(false);
+    b(true);
+    assert_eq!(now(), (512.0, 0));
+}
+
+#[test]
+fn an_optimizer_that_steps_again_begins_an_iteration() {
+    let (scaler, optimizer) = shared();
+    let (mut often, mut rarely) = (optimizer(), optimizer());
+    (0..3).for_each(|_| often(false));
+    assert_eq!(scaler.scale(), 2048.0); // two iterations have ended
+    rarely(false);
+    assert_eq!(scaler.growth_tracker(), 1);
+}
+
+#[test]
+fn an_optimizer_that_is_gone_is_not_waited_for() {
+    let (scaler, optimizer) = shared();
+    let (mut stays, goes) = (optimizer(), optimizer());
+    drop(goes);
+    (0..2).for_each(|_| stays(false));
+    assert_eq!(scaler.scale(), 2048.0);
 }

@@ -160,31 +160,3 @@ impl MicroBatchSearch {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn impossible_ones_are_refused() {
-        let search = MicroBatchSearch::new(8, 100);
-        for (wrong, name) in [
-            (MicroBatchSearch::new(0, 100), "effective_batch = 0"),
-            (MicroBatchSearch::new(8, 0), "limit_bytes = 0"),
-            (search.with_margin(-0.1), "margin = -0.1"),
-            (search.with_margin(f64::NAN), "margin = NaN"),
-        ] {
-            assert!(wrong.validate().unwrap_err().to_string().starts_with(name));
-        }
-    }
-
-    #[test]
-    fn the_limit_for_some_bytes_is_the_smallest() {
-        for bytes in [1, 19, 20, 951, 1 << 40] {
-            let search = MicroBatchSearch::new(8, 1);
-            let limit = search.limit_for(bytes);
-            let with = |limit| MicroBatchSearch::new(8, limit).usable_bytes();
-            assert!(with(limit) >= bytes && with(limit - 1) < bytes, "{bytes}");
-        }
-    }
-}

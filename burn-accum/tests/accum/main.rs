@@ -2,6 +2,7 @@
 
 mod clip;
 mod composition;
+mod config;
 mod laws;
 mod learner;
 mod properties;

@@ -3,6 +3,7 @@
 //! The tests run one at a time, because they share the process's heap.
 
 mod batch_norm;
+mod device_costs;
 mod learner;
 mod programs;
 mod ranks;

@@ -1,0 +1,174 @@
+//! Which scale `backward` uses, and what becomes of the losses that it saw.
+
+use std::{sync::Barrier, thread};
+
+use burn::{
+    backend::Autodiff,
+    module::Param,
+    nn::{Linear, LinearConfig},
+    optim::{GradientsParams, Optimizer, SgdConfig},
+    tensor::{DType, Tensor},
+    train::Interrupter,
+};
+use burn_amp::{AmpError, Autocast, Detection, F16, GradScaler, GradScalerConfig, OverflowCause};
+use burn_flex::Flex;
+
+type B = Autocast<Autodiff<Flex>, F16>;
+
+fn model() -> Linear<B> {
+    let model = LinearConfig::new(1, 1)
+        .with_bias(false)
+        .init(&Default::default());
+    Linear {
+        weight: Param::from_data([[1.0_f32]], &Default::default()),
+        ..model
+    }
+}
+
+/// A gradient of this value.
+fn gradients(model: &Linear<B>, value: f32) -> GradientsParams {
+    let mut gradients = GradientsParams::new();
+    let gradient = Tensor::<Autocast<Flex, F16>, 2>::full([1, 1], value, &Default::default());
+    gradients.register(model.weight.id, gradient);
+    gradients
+}
+
+fn scaler(init_scale: f32) -> GradScaler {
+    let config = GradScalerConfig {
+        init_scale,
+        growth_interval: 3,
+        ..Default::default()
+    };
+    GradScaler::new(&config).unwrap()
+}
+
+fn backward(loss: f32) {
+    let loss = Tensor::<B, 1>::from_data([loss], &Default::default());
+    loss.require_grad().backward();
+}
+
+/// Asserts that `backward` uses this scale here: the gradient of an f16 tensor times it is in the range of f16 or just beyond.
+fn assert_active(scale: f32) {
+    for (scaled, is_finite) in [(64_512.0, true), (65_536.0, false)] {
+        let x = Tensor::<B, 1>::ones([1], (&Default::default(), DType::F16)).require_grad();
+        let gradient = scaled / scale;
+        let gradients = x.clone().mul_scalar(gradient).sum().backward();
+        let found = x.grad(&gradients).unwrap().into_scalar();
+        let expected = if is_finite { gradient } else { f32::INFINITY };
+        assert_eq!(found, expected, "at a scale of {scale}");
+    }
+}
+
+#[test]
+fn each_thread_uses_the_scaler_that_it_made() {
+    let both = Barrier::new(2);
+    let run = |init_scale: f32| {
+        let scaler = scaler(init_scale);
+        both.wait();
+        assert_active(init_scale);
+
+        // The two share the device; only this thread's scale backs off.
+        let mut optimizer = scaler.wrap(SgdConfig::new().init());
+        let model = model();
+        let gradients = gradients(&model, f32::NAN);
+        let _: Linear<B> = optimizer.step(0.1, model, gradients);
+        both.wait();
+        assert_active(init_scale / 2.0);
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| run(1024.0));
+        scope.spawn(|| run(64.0));
+    });
+}
+
+#[test]
+fn a_worker_thread_joins_a_run_by_binding() {
+    let scaler = scaler(256.0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            scaler.bind_thread();
+            assert_active(256.0);
+        });
+    });
+}
+
+#[test]
+fn a_disabled_scaler_scales_nothing() {
+    let _scaler = GradScaler::disabled();
+    assert_active(1.0);
+}
+
+#[test]
+fn the_device_computes_the_scale_that_the_host_would() {
+    let overflows = [0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1].map(|overflows| overflows == 1);
+    let steps = |detection, check: &mut dyn FnMut(&GradScaler)| {
+        let scaler = scaler(8.0).with_detection(detection);
+        let mut optimizer = scaler.wrap(SgdConfig::new().init());
+        let mut model = model();
+        for overflows in overflows {
+            let gradients = gradients(&model, if overflows { f32::INFINITY } else { 1.0 });
+            model = optimizer.step(0.1, model, gradients);
+            check(&scaler);
+        }
+    };
+    let mut scales = Vec::new();
+    steps(Detection::Sync, &mut |scaler| scales.push(scaler.scale()));
+    let mut scales = scales.into_iter();
+    // The host does not ask for the scale, so it is the device's.
+    steps(Detection::Deferred, &mut |_| {
+        assert_active(scales.next().unwrap())
+    });
+}
+
+#[test]
+fn a_non_finite_loss_is_told_apart_from_an_overflow() {
+    for detection in [Detection::Sync, Detection::Deferred] {
+        let scaler = scaler(8.0).with_detection(detection);
+        let mut optimizer = scaler.wrap(SgdConfig::new().init());
+        let mut step = |loss, gradient| {
+            backward(loss);
+            let model = model();
+            let gradients = gradients(&model, gradient);
+            let _: Linear<B> = optimizer.step(0.1, model, gradients);
+            scaler.last_overflow().map(|overflow| overflow.cause)
+        };
+        assert_eq!(step(1.0, 1.0), None);
+        assert_eq!(step(1.0, f32::INFINITY), Some(OverflowCause::Gradient));
+        assert_eq!(step(f32::NAN, f32::NAN), Some(OverflowCause::NonFiniteLoss));
+        assert_eq!(
+            step(2.0, f32::NAN),
+            Some(OverflowCause::Gradient),
+            "losses are forgotten"
+        );
+        // Not the first steps, which are skipped without an error.
+        assert_eq!(scaler.error(), None);
+    }
+}
+
+#[test]
+fn a_loss_that_is_nan_from_the_first_step_stops_training() {
+    for detection in [Detection::Sync, Detection::Deferred] {
+        let interrupter = Interrupter::new();
+        let scaler = scaler(1024.0)
+            .with_detection(detection)
+            .with_interrupter(interrupter.clone());
+        let mut optimizer = scaler.wrap(SgdConfig::new().init());
+        let mut step = || {
+            backward(f32::NAN);
+            let model = model();
+            let gradients = gradients(&model, f32::NAN);
+            let _: Linear<B> = optimizer.step(0.1, model, gradients);
+            scaler.error()
+        };
+        assert_eq!(step(), None);
+        assert_eq!(step(), None);
+        let error = AmpError::NonFiniteLoss {
+            step: 3,
+            scale: 256.0,
+            attempts: 3,
+        };
+        assert_eq!(step(), Some(error.clone()));
+        assert!(interrupter.should_stop());
+        assert_eq!(interrupter.get_message(), Some(error.to_string()));
+    }
+}

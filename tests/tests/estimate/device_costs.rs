@@ -1,0 +1,57 @@
+//! A budget on a device's costs: what it evicts from a whole GPT, on a simulated device.
+
+use burn::backend::Autodiff;
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::tensor::{Int, Tensor};
+use burn_amp::Autocast;
+use burn_checkpoint::{MemoryBudget, Remat};
+use burn_estimate::{DeviceProfile, Estimate, Meta, estimate_step};
+use examples::gpt::loader::TokenBatch;
+use examples::gpt::model::GptConfig;
+
+type B = Autocast<Autodiff<Remat<Meta>>>;
+
+const DEVICE: DeviceProfile = DeviceProfile::A100;
+
+fn step(budget: Option<MemoryBudget>) -> Estimate {
+    let device = Default::default();
+    let model = GptConfig::new(1024, 12, 12, 768)
+        .with_dropout(0.1)
+        .init::<B>(&device);
+    let _budget = budget.map(MemoryBudget::install);
+    let mut optimizer = SgdConfig::new().init();
+    let (estimate, _) = estimate_step::<B, _>(model, |model| {
+        let tokens = Tensor::<B, 2, Int>::zeros([4, 1024], &device);
+        let loss = model.loss(TokenBatch {
+            inputs: tokens.clone(),
+            targets: tokens,
+        });
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        optimizer.step(1e-3, model, gradients)
+    });
+    estimate
+}
+
+/// So much of the time that replays take by a CPU's costs they take by those of the device, at most, by percent of the activations' bytes.
+const AT_MOST: [(u64, f64); 4] = [(80, 0.45), (60, 0.7), (40, 0.8), (25, 1.0)];
+
+#[test]
+fn what_is_evicted_by_the_costs_of_the_device_comes_back_sooner() {
+    let _turn = super::turn();
+    let plain = step(None);
+    let activations = plain.peak_bytes - plain.start_bytes;
+    let plain = plain.time(&DEVICE);
+    for (percent, at_most) in AT_MOST {
+        let budget = MemoryBudget::bytes(activations * percent / 100);
+        let [cpu, device] = [budget, budget.costs_on(DEVICE)].map(|budget| {
+            let step = step(Some(budget)).time(&DEVICE);
+            (step - plain).as_secs_f64() / plain.as_secs_f64()
+        });
+        println!(
+            "{percent} %: {:.1} % longer, {:.1} % by a CPU's costs",
+            100.0 * device,
+            100.0 * cpu
+        );
+        assert!(device <= at_most * cpu, "{percent} %: {device} of {cpu}");
+    }
+}
