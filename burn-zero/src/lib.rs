@@ -151,8 +151,8 @@ pub use group::{
     Split, ThreadGroup,
 };
 pub use offload::{
-    AdamWState, AdamWStep, Arch, DecayMode, Gradients, HostAdamW, HostAdamWConfig, HostOffload,
-    HostRecord, OffloadConfig, OffloadRecord, OffloadedAdamW, ParamsOut, offload,
+    AdamWState, Arch, Gradients, HostAdamW, HostAdamWConfig, HostOffload, HostRecord,
+    OffloadConfig, OffloadRecord, OffloadedAdamW, ParamsOut, offload,
 };
 pub use optimizer::{ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent};
 pub use parameters::offload_parameters;

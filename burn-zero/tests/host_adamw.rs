@@ -3,10 +3,7 @@
 
 mod golden;
 
-use burn_zero::{
-    AdamWState, AdamWStep, Arch, DecayMode, Gradients, HostAdamW, HostAdamWConfig, ParamsOut,
-    ZeroError,
-};
+use burn_zero::{AdamWState, Arch, Gradients, HostAdamW, HostAdamWConfig, ParamsOut, ZeroError};
 use half::{bf16, f16};
 
 /// More than two chunks, and no multiple of a block or a vector.
@@ -59,8 +56,7 @@ fn assert_same_bits(left: &HostAdamW, right: &HostAdamW) {
 fn run(mut adamw: HostAdamW) -> HostAdamW {
     for step in 0..4 {
         let gradients = values(100 + step, adamw.len());
-        let args = adamw.config().at(1e-2);
-        adamw.step(args, Gradients::F32(&gradients), None).unwrap();
+        adamw.step(1e-2, Gradients::F32(&gradients), None).unwrap();
     }
     adamw
 }
@@ -91,13 +87,12 @@ fn numbers_are_those_of_pytorch() {
             beta_2: case.beta2,
             epsilon: case.eps,
             weight_decay: case.weight_decay,
-            ..Default::default()
         };
-        let mut adamw = HostAdamW::new(config.clone(), &case.initial).unwrap();
+        let mut adamw = HostAdamW::new(config, &case.initial).unwrap();
         adamw = adamw.with_arch(set);
         for (gradients, expected) in case.grads.iter().zip(&case.params_after_step) {
             adamw
-                .step(config.at(case.lr), Gradients::F32(gradients), None)
+                .step(case.lr, Gradients::F32(gradients), None)
                 .unwrap();
             assert_close(adamw.master(), expected, "parameters");
         }
@@ -109,21 +104,10 @@ fn numbers_are_those_of_pytorch() {
 
 #[test]
 fn instructions_change_no_bit() {
-    let portable = |config: HostAdamWConfig| {
-        let adamw = HostAdamW::new(config, &values(1, LEN)).unwrap();
-        adamw.with_arch(Arch::Scalar)
-    };
-    for decay_mode in [DecayMode::Decoupled, DecayMode::Cautious] {
-        let config = HostAdamWConfig {
-            decay_mode,
-            ..config()
-        };
-        let expected = run(portable(config.clone()));
-        for set in HostAdamW::archs() {
-            let adamw = HostAdamW::new(config.clone(), &values(1, LEN)).unwrap();
-            let adamw = run(adamw.with_arch(set));
-            assert_same_bits(&adamw, &expected);
-        }
+    let new = || HostAdamW::new(config(), &values(1, LEN)).unwrap();
+    let expected = run(new().with_arch(Arch::Scalar));
+    for set in HostAdamW::archs() {
+        assert_same_bits(&run(new().with_arch(set)), &expected);
     }
 }
 
@@ -157,17 +141,13 @@ fn low_precision_is_widened_exactly_and_rounded_to_nearest_even() {
                 let adamw = HostAdamW::new(config(), &values(1, LEN)).unwrap();
                 adamw.with_arch(set)
             };
-            let args = AdamWStep {
-                grad_scale: 1.0 / 1024.0,
-                ..config().at(1e-2)
-            };
             let mut expected = new();
-            expected.step(args, Gradients::F32(widened), None).unwrap();
+            expected.step(1e-2, Gradients::F32(widened), None).unwrap();
 
             let mut adamw = new();
             let mut out = vec![bf16::ZERO; LEN];
             adamw
-                .step(args, low, Some(ParamsOut::Bf16(&mut out)))
+                .step(1e-2, low, Some(ParamsOut::Bf16(&mut out)))
                 .unwrap();
             assert_same_bits(&adamw, &expected);
             let rounded = adamw.master().iter().copied().map(bf16::from_f32);
@@ -180,7 +160,7 @@ fn low_precision_is_widened_exactly_and_rounded_to_nearest_even() {
             let mut adamw = new();
             let mut out = vec![f16::ZERO; LEN];
             adamw
-                .step(args, low, Some(ParamsOut::F16(&mut out)))
+                .step(1e-2, low, Some(ParamsOut::F16(&mut out)))
                 .unwrap();
             let rounded = adamw.master().iter().copied().map(f16::from_f32_const);
             assert!(
@@ -226,14 +206,10 @@ fn rounding_covers_ties_subnormals_and_what_is_not_finite() {
         let mut adamw = HostAdamW::new(config(), &special).unwrap().with_arch(set);
         let mut brain = vec![bf16::ZERO; special.len()];
         let out = ParamsOut::Bf16(&mut brain);
-        adamw
-            .step(config().at(0.0), Gradients::F32(&zeros), Some(out))
-            .unwrap();
+        adamw.step(0.0, Gradients::F32(&zeros), Some(out)).unwrap();
         let mut half = vec![f16::ZERO; special.len()];
         let out = ParamsOut::F16(&mut half);
-        adamw
-            .step(config().at(0.0), Gradients::F32(&zeros), Some(out))
-            .unwrap();
+        adamw.step(0.0, Gradients::F32(&zeros), Some(out)).unwrap();
         for (index, value) in adamw.master().iter().copied().enumerate() {
             assert_eq!(
                 brain[index].to_bits(),
@@ -256,31 +232,10 @@ fn rounding_covers_ties_subnormals_and_what_is_not_finite() {
     }
 }
 
-#[test]
-fn the_scale_is_fused() {
-    let scaled: Vec<f32> = values(7, LEN)
-        .iter()
-        .map(|gradient| gradient * 3.0)
-        .collect();
-    let mut expected = HostAdamW::new(config(), &values(1, LEN)).unwrap();
-    expected
-        .step(config().at(1e-2), Gradients::F32(&scaled), None)
-        .unwrap();
-    let mut adamw = HostAdamW::new(config(), &values(1, LEN)).unwrap();
-    let args = AdamWStep {
-        grad_scale: 3.0,
-        ..config().at(1e-2)
-    };
-    adamw
-        .step(args, Gradients::F32(&values(7, LEN)), None)
-        .unwrap();
-    assert_same_bits(&adamw, &expected);
-}
-
 /// In f64, without any fusing.
 fn reference(
     config: &HostAdamWConfig,
-    args: AdamWStep,
+    learning_rate: f64,
     gradients: &[Vec<f32>],
     initial: &[f32],
 ) -> Vec<f64> {
@@ -289,48 +244,37 @@ fn reference(
     for (step, gradients) in gradients.iter().enumerate() {
         let correct = |beta: f64| 1.0 - beta.powi(step as i32 + 1);
         for (index, gradient) in gradients.iter().enumerate() {
-            let gradient = f64::from(*gradient) * f64::from(args.grad_scale);
+            let gradient = f64::from(*gradient);
             first[index] = config.beta_1 * first[index] + (1.0 - config.beta_1) * gradient;
             second[index] =
                 config.beta_2 * second[index] + (1.0 - config.beta_2) * gradient * gradient;
-            let decays = config.decay_mode == DecayMode::Decoupled
-                || (master[index] >= 0.0) == (first[index] >= 0.0);
-            if decays {
-                master[index] -= args.learning_rate * args.weight_decay * master[index];
-            }
+            master[index] -= learning_rate * config.weight_decay * master[index];
             let root = (second[index] / correct(config.beta_2)).sqrt() + config.epsilon;
-            master[index] -= args.learning_rate * first[index] / correct(config.beta_1) / root;
+            master[index] -= learning_rate * first[index] / correct(config.beta_1) / root;
         }
     }
     master
 }
 
 #[test]
-fn both_decay_modes_are_what_they_say() {
+fn the_algorithm_is_that_of_the_paper() {
     let initial = values(1, 4099);
     let gradients: Vec<Vec<f32>> = (0..8).map(|step| values(20 + step, 4099)).collect();
-    let mut ends = Vec::new();
-    for decay_mode in [DecayMode::Decoupled, DecayMode::Cautious] {
-        let config = HostAdamWConfig {
-            decay_mode,
-            weight_decay: 0.5,
-            ..config()
-        };
-        let args = config.at(0.02);
-        let mut adamw = HostAdamW::new(config.clone(), &initial).unwrap();
-        for gradients in &gradients {
-            adamw.step(args, Gradients::F32(gradients), None).unwrap();
-        }
-        let expected = reference(&config, args, &gradients, &initial);
-        for (actual, expected) in adamw.master().iter().zip(&expected) {
-            assert!(
-                (f64::from(*actual) - expected).abs() <= 2e-6 * expected.abs().max(0.1),
-                "{actual} {expected}"
-            );
-        }
-        ends.push(bits(adamw.master()));
+    let config = HostAdamWConfig {
+        weight_decay: 0.5,
+        ..config()
+    };
+    let mut adamw = HostAdamW::new(config.clone(), &initial).unwrap();
+    for gradients in &gradients {
+        adamw.step(0.02, Gradients::F32(gradients), None).unwrap();
     }
-    assert_ne!(ends[0], ends[1]);
+    let expected = reference(&config, 0.02, &gradients, &initial);
+    for (actual, expected) in adamw.master().iter().zip(&expected) {
+        assert!(
+            (f64::from(*actual) - expected).abs() <= 2e-6 * expected.abs().max(0.1),
+            "{actual} {expected}"
+        );
+    }
 }
 
 #[test]
@@ -340,7 +284,7 @@ fn a_loaded_state_goes_on_bit_for_bit() {
     assert_same_bits(&resumed, &straight);
     for adamw in [&mut straight, &mut resumed] {
         adamw
-            .step(config().at(1e-2), Gradients::F32(&values(55, LEN)), None)
+            .step(1e-2, Gradients::F32(&values(55, LEN)), None)
             .unwrap();
     }
     assert_same_bits(&resumed, &straight);
@@ -350,9 +294,7 @@ fn a_loaded_state_goes_on_bit_for_bit() {
 fn an_empty_shard_counts_its_steps() {
     let mut adamw = HostAdamW::new(config(), &[]).unwrap();
     assert!(adamw.is_empty());
-    adamw
-        .step(config().at(1e-2), Gradients::F32(&[]), None)
-        .unwrap();
+    adamw.step(1e-2, Gradients::F32(&[]), None).unwrap();
     assert_eq!(adamw.steps(), 1);
 }
 
@@ -361,10 +303,9 @@ fn what_cannot_be_is_refused_before_anything_changes() {
     let before = run(HostAdamW::new(config(), &values(1, 10)).unwrap());
     let mut adamw = HostAdamW::from_state(config(), before.state()).unwrap();
     let ten = values(5, 10);
-    let args = config().at(1e-2);
 
     let error = adamw
-        .step(args, Gradients::F32(&ten[..9]), None)
+        .step(1e-2, Gradients::F32(&ten[..9]), None)
         .unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -373,30 +314,13 @@ fn what_cannot_be_is_refused_before_anything_changes() {
     let mut short = [bf16::ZERO; 9];
     let out = ParamsOut::Bf16(&mut short);
     let error = adamw
-        .step(args, Gradients::F32(&ten), Some(out))
+        .step(1e-2, Gradients::F32(&ten), Some(out))
         .unwrap_err();
     assert_eq!(
         error.to_string(),
         "HostAdamW, the low-precision parameters: the buffer has 9 elements, but 10 are needed"
     );
-    for wrong in [
-        AdamWStep {
-            learning_rate: f64::NAN,
-            ..args
-        },
-        AdamWStep {
-            learning_rate: -1.0,
-            ..args
-        },
-        AdamWStep {
-            weight_decay: f64::INFINITY,
-            ..args
-        },
-        AdamWStep {
-            grad_scale: f32::NAN,
-            ..args
-        },
-    ] {
+    for wrong in [f64::NAN, -1.0, f64::INFINITY] {
         let error = adamw.step(wrong, Gradients::F32(&ten), None).unwrap_err();
         assert!(matches!(error, ZeroError::InvalidSetting { .. }));
     }
@@ -437,8 +361,8 @@ fn what_cannot_be_is_refused_before_anything_changes() {
 #[test]
 fn a_configuration_is_read_from_a_file_and_amsgrad_is_refused() {
     let read = |text: &str| serde_json::from_str::<HostAdamWConfig>(text);
-    let config = read(r#"{"beta_1": 0.8, "decay_mode": "cautious"}"#).unwrap();
-    assert_eq!(config.decay_mode, DecayMode::Cautious);
+    let config = read(r#"{"beta_1": 0.8}"#).unwrap();
+    assert_eq!(config.beta_1, 0.8);
     assert_eq!(config.beta_2, 0.999);
     assert_eq!(
         read(&serde_json::to_string(&config).unwrap()).unwrap(),

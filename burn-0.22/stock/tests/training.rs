@@ -109,7 +109,7 @@ impl Optimizer for OnHost {
             }
         };
         let grad = floats(grad);
-        let stepped = adamw.step(self.0.at(lr), Gradients::F32(&grad), None);
+        let stepped = adamw.step(lr, Gradients::F32(&grad), None);
         stepped.expect("a gradient of the parameter's size");
         let new = TensorData::new(adamw.master().to_vec(), shape);
         (Tensor::from_data(new, &device), Some(HostState(adamw)))
@@ -258,7 +258,7 @@ fn host_adamw_is_an_optimizer_of_burn() {
         }
         let grads = TrainStep::step(&model, batch.clone()).grads;
         for (adamw, grad) in by_itself.iter_mut().zip(values(&model, Some(&grads))) {
-            let stepped = adamw.step(config.at(lr), Gradients::F32(&grad), None);
+            let stepped = adamw.step(lr, Gradients::F32(&grad), None);
             stepped.expect("sizes agree");
         }
         model = optimizer.step(lr, model, grads);

@@ -113,9 +113,8 @@ fn host_f32(elements: usize, arch: Arch) -> Contender {
     let mut adamw = host(elements, arch);
     let gradients = stream::HugeBuffer::new(elements * 4);
     timed(move || {
-        let args = adamw.config().at(1e-3);
         adamw
-            .step(args, Gradients::F32(gradients.as_slice()), None)
+            .step(1e-3, Gradients::F32(gradients.as_slice()), None)
             .expect("a step");
     })
 }
@@ -125,10 +124,9 @@ fn host_bf16(elements: usize, arch: Arch) -> Contender {
     let gradients = vec![bf16::from_f32(1e-3); elements];
     let mut out = vec![bf16::ZERO; elements];
     timed(move || {
-        let args = adamw.config().at(1e-3);
         let out = ParamsOut::Bf16(&mut out);
         adamw
-            .step(args, Gradients::Bf16(&gradients), Some(out))
+            .step(1e-3, Gradients::Bf16(&gradients), Some(out))
             .expect("a step");
     })
 }

@@ -20,7 +20,7 @@ use burn_backend::Backend;
 
 use super::host_state::{HostState, OffloadRecord, State};
 use super::parameters::{HostLink, StepParameter, devices, host_step};
-use super::{AdamWStep, HostAdamWConfig, OffloadConfig};
+use super::{HostAdamWConfig, OffloadConfig, not_negative};
 use crate::host::{HostRead, exchanged, is_finite};
 use crate::state::refuse;
 use crate::{ZeroError, ZeroOptimizerError, raise};
@@ -148,8 +148,7 @@ impl OffloadedAdamW {
         module: M,
         gradients: GradAdaptor,
     ) -> Result<M, ZeroError> {
-        let args = self.config.adamw.at(lr);
-        args.validate()?;
+        not_negative("learning_rate", lr)?;
         let mut parameters = self.link.parameters::<B, M>(&module, gradients)?;
         parameters.iter().try_for_each(|known| self.check(known))?;
         let devices = devices(&parameters);
@@ -164,7 +163,7 @@ impl OffloadedAdamW {
             underway.extend(waiting.by_ref().take(free).map(Download::start));
             let next = underway.pop_front().filter(|next| next.id == id);
             let next = next.expect("a module is visited and mapped in one order");
-            let (state, value) = raise(next.step(states.remove(&id), config, args));
+            let (state, value) = raise(next.step(states.remove(&id), config, lr));
             states.insert(id, State::Host(Arc::new(state)));
             value
         });
@@ -202,7 +201,7 @@ impl Download {
         self,
         state: Option<State>,
         config: &HostAdamWConfig,
-        args: AdamWStep,
+        learning_rate: f64,
     ) -> Result<(HostState, TensorData), ZeroOptimizerError> {
         let path = self.path;
         let value = self.value.map(HostRead::data);
@@ -213,7 +212,7 @@ impl Download {
             );
         }
         let updated = HostState::new(state, value, config, &path).and_then(|mut state| {
-            let value = state.update(args, gradient)?;
+            let value = state.update(learning_rate, gradient)?;
             Ok((state, value))
         });
         updated.map_err(|error| refuse(format!("{path}: {error}")))

@@ -1,4 +1,4 @@
-//! The configuration of offloaded optimizers, and the arguments of a step.
+//! The configuration of offloaded optimizers.
 
 use serde::{Deserialize, Serialize};
 
@@ -73,22 +73,8 @@ pub struct HostAdamWConfig {
     pub beta_2: f64,
     /// Added to the root of the corrected second moment. Default 1e-8.
     pub epsilon: f64,
-    /// Decoupled weight decay, multiplied with the learning rate. Default 0.01.
+    /// Decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101), multiplied with the learning rate. Default 0.01.
     pub weight_decay: f64,
-    /// Which elements decay. Default all of them.
-    pub decay_mode: DecayMode,
-}
-
-/// Which elements weight decay shrinks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DecayMode {
-    /// All of them (Loshchilov and Hutter, arXiv 1711.05101).
-    #[default]
-    Decoupled,
-    /// Only those whose sign is that of their first moment, zero counting as positive: Burn's `cautious_weight_decay`
-    /// (arXiv 2510.12402).
-    Cautious,
 }
 
 impl Default for HostAdamWConfig {
@@ -98,21 +84,11 @@ impl Default for HostAdamWConfig {
             beta_2: 0.999,
             epsilon: 1e-8,
             weight_decay: 0.01,
-            decay_mode: DecayMode::Decoupled,
         }
     }
 }
 
 impl HostAdamWConfig {
-    /// A step at `learning_rate` with this configuration's weight decay and gradients as they are.
-    pub fn at(&self, learning_rate: f64) -> AdamWStep {
-        AdamWStep {
-            learning_rate,
-            weight_decay: self.weight_decay,
-            grad_scale: 1.0,
-        }
-    }
-
     /// Checks every field.
     ///
     /// # Errors
@@ -128,31 +104,10 @@ impl HostAdamWConfig {
     }
 }
 
-/// The arguments of one step. Made by [`HostAdamWConfig::at`] and changed with struct update syntax.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamWStep {
-    /// Learning rate.
-    pub learning_rate: f64,
-    /// Decoupled weight decay, multiplied with the learning rate.
-    pub weight_decay: f64,
-    /// Every gradient is multiplied with this before it is used: the inverse loss scale, the clipping coefficient, or
-    /// their product. 1 changes no bit.
-    pub grad_scale: f32,
-}
-
-impl AdamWStep {
-    /// # Errors
-    ///
-    /// [`ZeroError::InvalidSetting`].
-    pub(super) fn validate(&self) -> Result<(), ZeroError> {
-        not_negative("learning_rate", self.learning_rate)?;
-        not_negative("weight_decay", self.weight_decay)?;
-        let scale = self.grad_scale;
-        ZeroError::require(scale.is_finite(), "grad_scale", scale, "finite")
-    }
-}
-
-fn not_negative(name: &'static str, value: f64) -> Result<(), ZeroError> {
+/// # Errors
+///
+/// [`ZeroError::InvalidSetting`].
+pub(super) fn not_negative(name: &'static str, value: f64) -> Result<(), ZeroError> {
     let holds = value.is_finite() && value >= 0.0;
     ZeroError::require(holds, name, value, "finite and not negative")
 }

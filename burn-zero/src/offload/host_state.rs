@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::host_adamw::copy;
-use super::{AdamWState, AdamWStep, Gradients, HostAdamW, HostAdamWConfig, ParamsOut};
+use super::{AdamWState, Gradients, HostAdamW, HostAdamWConfig, ParamsOut};
 use crate::ZeroError;
 use crate::host::floats;
 
@@ -166,7 +166,7 @@ impl HostState {
     /// Those of [`HostAdamW::step`].
     pub(super) fn update(
         &mut self,
-        args: AdamWStep,
+        learning_rate: f64,
         gradient: TensorData,
     ) -> Result<TensorData, ZeroError> {
         let gradient = match gradient.dtype {
@@ -183,17 +183,17 @@ impl HostState {
             DType::BF16 => {
                 let mut out = vec![bf16::ZERO; elements];
                 self.adamw
-                    .step(args, view, Some(ParamsOut::Bf16(&mut out)))?;
+                    .step(learning_rate, view, Some(ParamsOut::Bf16(&mut out)))?;
                 Ok(TensorData::new(out, shape))
             }
             DType::F16 => {
                 let mut out = vec![f16::ZERO; elements];
                 self.adamw
-                    .step(args, view, Some(ParamsOut::F16(&mut out)))?;
+                    .step(learning_rate, view, Some(ParamsOut::F16(&mut out)))?;
                 Ok(TensorData::new(out, shape))
             }
             _ => {
-                self.adamw.step(args, view, None)?;
+                self.adamw.step(learning_rate, view, None)?;
                 // The gradient's memory is reused for the new parameter.
                 let mut out = floats(gradient);
                 copy(self.adamw.master(), &mut out);

@@ -14,7 +14,8 @@ mod parameters;
 
 pub use adamw::OffloadedAdamW;
 pub use any::{HostOffload, HostRecord, offload};
-pub use config::{AdamWStep, DecayMode, HostAdamWConfig, OffloadConfig};
+use config::not_negative;
+pub use config::{HostAdamWConfig, OffloadConfig};
 pub use host_adamw::{AdamWState, Arch, Gradients, HostAdamW, ParamsOut};
 pub use host_state::{EntryItem, OffloadRecord, StateItem};
 pub(crate) use parameters::{HostShards, step_on_shards};

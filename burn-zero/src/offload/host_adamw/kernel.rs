@@ -4,7 +4,7 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use crate::offload::{AdamWStep, DecayMode, HostAdamWConfig};
+use crate::offload::HostAdamWConfig;
 
 /// Elements a task: 1.8 MiB of traffic, enough to hide the cost of a task and few enough to balance the threads.
 pub(super) const CHUNK: usize = 64 * 1024;
@@ -74,7 +74,6 @@ impl ParamsOut<'_> {
 /// The factors of one step, as PyTorch computes them: in f64, then rounded once.
 #[derive(Clone, Copy)]
 pub(super) struct Factors {
-    grad_scale: f32,
     /// 1 - beta_1
     blend_1: f32,
     beta_2: f32,
@@ -87,42 +86,30 @@ pub(super) struct Factors {
     /// 1 / sqrt(1 - beta_2^step)
     root_correction: f32,
     epsilon: f32,
-    decay_mode: DecayMode,
 }
 
 impl Factors {
     /// Those of step number `step`, counted from 1.
-    pub(super) fn new(config: &HostAdamWConfig, args: &AdamWStep, step: u64) -> Self {
+    pub(super) fn new(config: &HostAdamWConfig, learning_rate: f64, step: u64) -> Self {
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
         Self {
-            grad_scale: args.grad_scale,
             blend_1: (1.0 - config.beta_1) as f32,
             beta_2: config.beta_2 as f32,
             blend_2: (1.0 - config.beta_2) as f32,
-            keep: (1.0 - args.learning_rate * args.weight_decay) as f32,
-            step_size: (args.learning_rate / correction(config.beta_1)) as f32,
+            keep: (1.0 - learning_rate * config.weight_decay) as f32,
+            step_size: (learning_rate / correction(config.beta_1)) as f32,
             root_correction: (1.0 / correction(config.beta_2).sqrt()) as f32,
             epsilon: config.epsilon as f32,
-            decay_mode: config.decay_mode,
         }
     }
 
     /// One element: `torch.optim.AdamW` with decoupled decay, bias correction, and epsilon outside of the root.
     #[inline(always)]
-    fn update<const CAUTIOUS: bool>(
-        &self,
-        gradient: f32,
-        master: &mut f32,
-        moment_1: &mut f32,
-        moment_2: &mut f32,
-    ) {
-        let gradient = gradient * self.grad_scale;
+    fn update(&self, gradient: f32, master: &mut f32, moment_1: &mut f32, moment_2: &mut f32) {
         let first = *moment_1 + (gradient - *moment_1) * self.blend_1;
         let second = *moment_2 * self.beta_2 + gradient * gradient * self.blend_2;
-        let against = CAUTIOUS && ((*master >= 0.0) != (first >= 0.0));
-        let keep = if against { 1.0 } else { self.keep };
         let direction = first / (second.sqrt() * self.root_correction + self.epsilon);
-        *master = *master * keep - direction * self.step_size;
+        *master = *master * self.keep - direction * self.step_size;
         *moment_1 = first;
         *moment_2 = second;
     }
@@ -194,21 +181,11 @@ impl WithSimd for ChunkUpdate<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        match self.factors.decay_mode {
-            DecayMode::Decoupled => self.run::<false>(),
-            DecayMode::Cautious => self.run::<true>(),
-        }
-    }
-}
-
-impl ChunkUpdate<'_> {
-    #[inline(always)]
-    fn run<const CAUTIOUS: bool>(self) {
         let mut rest = self.elements;
         while rest.len() > 0 {
             let at = BLOCK.min(rest.len());
             let (block, tail) = rest.split_at(at);
-            update_block::<CAUTIOUS>(&self.factors, block, &tail);
+            update_block(&self.factors, block, &tail);
             rest = tail;
         }
     }
@@ -217,35 +194,30 @@ impl ChunkUpdate<'_> {
 /// bf16 is converted in registers; f16 in the first-level cache by `half`, which takes the conversion instructions where it
 /// finds them at run time.
 #[inline(always)]
-fn update_block<const CAUTIOUS: bool>(factors: &Factors, block: Elements<'_>, next: &Elements<'_>) {
+fn update_block(factors: &Factors, block: Elements<'_>, next: &Elements<'_>) {
     let mut widened = [0.0; BLOCK];
     match block.gradients {
-        Gradients::F32(slice) => block.narrow::<_, CAUTIOUS>(factors, slice, next),
-        Gradients::Bf16(slice) => block.narrow::<_, CAUTIOUS>(factors, slice, next),
+        Gradients::F32(slice) => block.narrow(factors, slice, next),
+        Gradients::Bf16(slice) => block.narrow(factors, slice, next),
         Gradients::F16(slice) => {
             let widened = &mut widened[..slice.len()];
             slice.convert_to_f32_slice(widened);
-            block.narrow::<_, CAUTIOUS>(factors, widened, next);
+            block.narrow(factors, widened, next);
         }
     }
 }
 
 impl Elements<'_> {
     #[inline(always)]
-    fn narrow<G: Widen, const CAUTIOUS: bool>(
-        self,
-        factors: &Factors,
-        gradients: &[G],
-        next: &Elements<'_>,
-    ) {
+    fn narrow<G: Widen>(self, factors: &Factors, gradients: &[G], next: &Elements<'_>) {
         let (mut state, none) = (self.state, &mut [(); BLOCK][..gradients.len()]);
         match self.out {
-            None => sweep::<_, _, CAUTIOUS>(factors, gradients, &mut state, none, next),
+            None => sweep(factors, gradients, &mut state, none, next),
             Some(ParamsOut::Bf16(out)) => {
-                sweep::<_, _, CAUTIOUS>(factors, gradients, &mut state, out, next);
+                sweep(factors, gradients, &mut state, out, next);
             }
             Some(ParamsOut::F16(out)) => {
-                sweep::<_, _, CAUTIOUS>(factors, gradients, &mut state, none, next);
+                sweep(factors, gradients, &mut state, none, next);
                 out.convert_from_f32_slice(state[0]);
             }
         }
@@ -279,7 +251,7 @@ fn prefetch<T>(slice: &[T], index: usize) {
 ///
 /// All slices have one length.
 #[inline(always)]
-fn sweep<G: Widen, O: Narrow, const CAUTIOUS: bool>(
+fn sweep<G: Widen, O: Narrow>(
     factors: &Factors,
     gradients: &[G],
     [master, moment_1, moment_2]: &mut [&mut [f32]; 3],
@@ -304,7 +276,7 @@ fn sweep<G: Widen, O: Narrow, const CAUTIOUS: bool>(
         let mut narrow = *out;
         for lane in 0..LINE {
             let gradient = gradient[lane].widen();
-            factors.update::<CAUTIOUS>(
+            factors.update(
                 gradient,
                 &mut param[lane],
                 &mut first[lane],
@@ -321,7 +293,7 @@ fn sweep<G: Widen, O: Narrow, const CAUTIOUS: bool>(
         .zip(moment_2_rest)
         .zip(out_rest);
     for ((((gradient, master), moment_1), moment_2), out) in rest {
-        factors.update::<CAUTIOUS>(gradient.widen(), master, moment_1, moment_2);
+        factors.update(gradient.widen(), master, moment_1, moment_2);
         *out = O::narrow(*master);
     }
 }

@@ -5,7 +5,7 @@ mod kernel;
 use memmap2::MmapMut;
 use rayon::prelude::*;
 
-use super::{AdamWStep, HostAdamWConfig};
+use super::{HostAdamWConfig, not_negative};
 use crate::ZeroError;
 use kernel::{CHUNK, Elements, Factors};
 
@@ -21,17 +21,16 @@ pub use pulp::Arch;
 /// Deterministic: neither the number of threads nor the instructions change a bit.
 ///
 /// ```
-/// use burn_zero::{AdamWStep, Gradients, HostAdamW, HostAdamWConfig, ParamsOut};
+/// use burn_zero::{Gradients, HostAdamW, HostAdamWConfig, ParamsOut};
 /// use half::bf16;
 ///
 /// let config = HostAdamWConfig { weight_decay: 0.0, ..Default::default() };
-/// let mut adamw = HostAdamW::new(config.clone(), &[1.0, -1.0, 0.5])?;
+/// let mut adamw = HostAdamW::new(config, &[1.0, -1.0, 0.5])?;
 ///
-/// // Gradients of a loss times 1024, in bf16; the new parameters come back in bf16 too.
-/// let gradients = [512.0, -512.0, 0.0].map(bf16::from_f32);
+/// // Gradients in bf16; the new parameters come back in bf16 too.
+/// let gradients = [0.5, -0.5, 0.0].map(bf16::from_f32);
 /// let mut uploaded = [bf16::ZERO; 3];
-/// let args = AdamWStep { grad_scale: 1.0 / 1024.0, ..config.at(0.25) };
-/// adamw.step(args, Gradients::Bf16(&gradients), Some(ParamsOut::Bf16(&mut uploaded)))?;
+/// adamw.step(0.25, Gradients::Bf16(&gradients), Some(ParamsOut::Bf16(&mut uploaded)))?;
 ///
 /// // The first step moves each parameter by the learning rate against its gradient's sign.
 /// assert_eq!(uploaded.map(f32::from), [0.75, -0.75, 0.5]);
@@ -181,16 +180,16 @@ impl HostAdamW {
     /// [`ZeroError::InvalidSetting`], [`ZeroError::BufferLength`]. No element has changed then.
     pub fn step(
         &mut self,
-        args: AdamWStep,
+        learning_rate: f64,
         gradients: Gradients<'_>,
         out: Option<ParamsOut<'_>>,
     ) -> Result<(), ZeroError> {
-        args.validate()?;
+        not_negative("learning_rate", learning_rate)?;
         same_length("gradients", self.len(), gradients.len())?;
         if let Some(out) = &out {
             same_length("the low-precision parameters", self.len(), out.len())?;
         }
-        let factors = Factors::new(&self.config, &args, self.steps + 1);
+        let factors = Factors::new(&self.config, learning_rate, self.steps + 1);
         let elements = Elements {
             gradients,
             state: self.state.each_mut().map(Pages::elements_mut),
