@@ -16,7 +16,7 @@ pub struct ZeroSettings {
     /// How elements are assigned to ranks. Default [`Partition::Flat`], for optimizers that update each element by
     /// itself, such as SGD with momentum, Adam, AdamW, RMSprop and Adagrad. [`Partition::Whole`] is for those that need a
     /// parameter's shape or norm, such as Muon, LARS and LAMB, or gradients clipped tensor by tensor: with `Flat` they would update
-    /// each rank's shard as if it were the parameter. Nothing checks this, because Burn's optimizers do not tell.
+    /// each rank's shard as if it were the parameter. [`prepare`](crate::ZeroOptimizer::prepare) finds that by trial steps.
     pub partition: Partition,
     /// Elements that are reduced or gathered at once, at most (DeepSpeed's `reduce_bucket_size`). Default 8,388,608. Smaller
     /// buckets overlap more of the communication with backward and hold less memory: at most the gradients of three buckets and one

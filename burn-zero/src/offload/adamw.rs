@@ -71,7 +71,7 @@ use crate::{ZeroError, ZeroOptimizerError, raise};
 /// # Panics
 ///
 /// A step panics with the message of a [`ZeroError`]: [`UnsupportedDtype`](ZeroOptimizerError::UnsupportedDtype),
-/// [`OtherShape`](ZeroOptimizerError::OtherShape), [`InvalidSetting`](ZeroError::InvalidSetting) for a learning rate that is negative or
+/// [`OtherModel`](ZeroOptimizerError::OtherModel), [`InvalidSetting`](ZeroError::InvalidSetting) for a learning rate that is negative or
 /// not finite, before anything has changed; where the host has no memory for a parameter's state, with its path. Loading a record of
 /// AMSGrad panics too.
 ///
@@ -102,11 +102,6 @@ impl OffloadedAdamW {
             states: HashMap::new(),
             link: HostLink::default(),
         }
-    }
-
-    /// The configuration.
-    pub fn config(&self) -> &OffloadConfig {
-        &self.config
     }
 
     /// Makes the gradients of a model leave the device in its first backward pass; a step does so for the model that it returns.

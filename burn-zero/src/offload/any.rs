@@ -57,7 +57,7 @@ where
 /// # Panics
 ///
 /// A step panics with the message of a [`ZeroOptimizerError`]: [`TooManyDimensions`](ZeroOptimizerError::TooManyDimensions),
-/// [`OtherShape`](ZeroOptimizerError::OtherShape); nothing has changed then.
+/// [`OtherModel`](ZeroOptimizerError::OtherModel); nothing has changed then.
 ///
 /// # Cost
 ///
@@ -80,16 +80,6 @@ impl<H: Backend, O> HostOffload<H, O> {
             parameters: HashMap::new(),
             link: HostLink::default(),
         }
-    }
-
-    /// The wrapped optimizer.
-    pub fn inner(&self) -> &O {
-        &self.inner
-    }
-
-    /// Gives the wrapped optimizer back, with its state.
-    pub fn into_inner(self) -> O {
-        self.inner
     }
 
     /// Makes the gradients of a model leave the device in its first backward pass too: as

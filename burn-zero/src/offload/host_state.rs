@@ -223,22 +223,10 @@ fn widened(data: &TensorData) -> Cow<'_, [f32]> {
 #[derive(Clone)]
 pub struct OffloadRecord(pub(super) HashMap<ParamId, State>);
 
-impl OffloadRecord {
-    /// Parameters that it has state of.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether there are none: before the first step.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
 impl core::fmt::Debug for OffloadRecord {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("OffloadRecord")
-            .field("parameters", &self.len())
+            .field("parameters", &self.0.len())
             .finish_non_exhaustive()
     }
 }

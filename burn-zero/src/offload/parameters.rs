@@ -89,23 +89,20 @@ pub(super) struct StepParameter<I: Backend> {
 impl<I: Backend> StepParameter<I> {
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::OtherShape`] unless `found` is the parameter's.
+    /// [`ZeroOptimizerError::OtherModel`] unless `found` is the parameter's.
     pub(super) fn check_shape(
         &self,
-        what: &'static str,
+        what: &str,
         found: &[usize],
     ) -> Result<(), ZeroOptimizerError> {
         let expected = self.value.shape().to_vec();
         if *found == *expected {
             return Ok(());
         }
-        let (path, found) = (self.path.clone(), found.to_vec());
-        Err(ZeroOptimizerError::OtherShape {
-            what,
-            path,
-            found,
-            expected,
-        })
+        let path = &self.path;
+        Err(ZeroOptimizerError::OtherModel(format!(
+            "{what} of {path} is {found:?}, but the parameter is {expected:?}: it belongs to another model"
+        )))
     }
 }
 
@@ -131,7 +128,7 @@ impl HostLink {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::OtherShape`] for a gradient.
+    /// [`ZeroOptimizerError::OtherModel`] for a gradient.
     pub(super) fn parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: &M,

@@ -22,60 +22,9 @@ pub enum ZeroOptimizerError {
     )]
     NoStrategy,
 
-    /// The model has other parameters than the one that was prepared.
-    #[error(
-        "parameter {index} of the module is {found}, but that of the prepared model is {expected}: prepare the model again \
-         after changing it"
-    )]
-    OtherModel {
-        /// Position in the order of the module.
-        index: usize,
-        /// Path and shape, or "none".
-        found: String,
-        /// Path and shape, or "none".
-        expected: String,
-    },
-
-    /// A parameter that the module holds at two paths has become two leaves.
-    #[error(
-        "{again} is {first} held again, but the two are separate leaves now, and Burn keeps the gradient of one of them only: \
-         `load_record` and `fork` take tied parameters apart, so prepare the model again after them"
-    )]
-    TiedApart {
-        /// The first path, under which the parameter is sharded.
-        first: String,
-        /// The later path.
-        again: String,
-    },
-
-    /// A gradient that is neither whole nor this rank's shard, unlike the others of the step.
-    #[error(
-        "the gradient of {path} has {elements} elements where {expected} belong: all gradients of a step come from \
-         the model that the ZeroOptimizer prepared or returned last; after loading weights prepare it again"
-    )]
-    ForeignGradient {
-        /// Path of the parameter.
-        path: String,
-        /// Elements of the gradient.
-        elements: usize,
-        /// Elements that it should have.
-        expected: usize,
-    },
-
-    /// A gradient or state of another shape than the parameter's.
-    #[error(
-        "{what} of {path} is {found:?}, but the parameter is {expected:?}: it belongs to another model"
-    )]
-    OtherShape {
-        /// The gradient, or the optimizer's state.
-        what: &'static str,
-        /// Path of the parameter.
-        path: String,
-        /// Its shape.
-        found: Vec<usize>,
-        /// The parameter's shape.
-        expected: Vec<usize>,
-    },
+    /// A model, gradient or state that does not belong to the model that was prepared: which, with both shapes, and what to do.
+    #[error("{0}")]
+    OtherModel(String),
 
     /// A backend without hooks.
     #[error("{what}, which the backend {backend} cannot: use `Sharded<Autodiff<..>>`")]
@@ -165,15 +114,5 @@ pub enum ZeroOptimizerError {
     LayerInside {
         /// Which one.
         layer: &'static str,
-    },
-
-    /// An optimizer that cannot be tried.
-    #[error(
-        "clones of {optimizer} share what their updates depend on, so that a trial with clones cannot show whether \
-         ranks would update as one: keep such state in the optimizer itself, and accumulation outside of the ZeroOptimizer"
-    )]
-    SharedState {
-        /// Type of the optimizer.
-        optimizer: String,
     },
 }

@@ -93,16 +93,6 @@ impl<B: Backend> ParameterShards<B> {
     pub(crate) fn into_ids(self) -> impl Iterator<Item = (ParamId, FloatTensor<B>)> {
         self.shards.into_iter().map(ParameterShard::into_parts)
     }
-
-    /// Number of shards.
-    pub fn len(&self) -> usize {
-        self.shards.len()
-    }
-
-    /// Whether this rank holds nothing.
-    pub fn is_empty(&self) -> bool {
-        self.shards.is_empty()
-    }
 }
 
 /// The variants of a shard, and what matches them.

@@ -133,22 +133,27 @@ impl Parameters {
             return Ok(());
         };
         let describe = |found: Option<&Parameter>| found.map_or("none".to_owned(), describe);
-        Err(ZeroOptimizerError::OtherModel {
-            index,
-            found: describe(self.list.get(index)),
-            expected: describe(expected.get(index)),
-        })
+        let (found, expected) = (self.list.get(index), expected.get(index));
+        Err(ZeroOptimizerError::OtherModel(format!(
+            "parameter {index} of the module is {}, but that of the prepared model is {}: prepare the model again after \
+             changing it",
+            describe(found),
+            describe(expected)
+        )))
     }
 
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::TiedApart`] if a parameter that the module holds twice is not one leaf.
+    /// [`ZeroOptimizerError::OtherModel`] if a parameter that the module holds twice is not one leaf.
     pub(super) fn check_tied(&self) -> Result<(), ZeroOptimizerError> {
         let Some((first, again)) = &self.apart else {
             return Ok(());
         };
-        let (first, again) = (self.list[*first].path.clone(), again.clone());
-        Err(ZeroOptimizerError::TiedApart { first, again })
+        Err(ZeroOptimizerError::OtherModel(format!(
+            "{again} is {} held again, but the two are separate leaves now, and Burn keeps the gradient of one of them \
+             only: `load_record` and `fork` take tied parameters apart, so prepare the model again after them",
+            self.list[*first].path
+        )))
     }
 
     /// A description that must be equal on all ranks.

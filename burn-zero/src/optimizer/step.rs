@@ -31,8 +31,7 @@ type Gradients<I> = Vec<Option<FloatTensor<I>>>;
 impl<O> ZeroOptimizer<O> {
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::OtherModel`], [`ZeroOptimizerError::TiedApart`],
-    /// [`ZeroOptimizerError::ForeignGradient`]; those of the group.
+    /// [`ZeroOptimizerError::NotPrepared`], [`ZeroOptimizerError::OtherModel`]; those of the group.
     pub(super) fn advance<B, M>(
         &mut self,
         lr: LearningRate,
@@ -303,7 +302,7 @@ fn reduce<I: Backend>(
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::ForeignGradient`].
+/// [`ZeroOptimizerError::OtherModel`].
 fn held<I: Backend>(
     layout: &Layout,
     reduced: Gradients<I>,
@@ -323,7 +322,7 @@ fn held<I: Backend>(
 
 /// # Errors
 ///
-/// [`ZeroOptimizerError::ForeignGradient`] unless a gradient has as many elements as expected.
+/// [`ZeroOptimizerError::OtherModel`] unless a gradient has as many elements as expected.
 fn check<I: Backend>(
     layout: &Layout,
     parameter: usize,
@@ -336,12 +335,11 @@ fn check<I: Backend>(
     if elements == expected || known.elements() == 0 {
         return Ok(());
     }
-    let path = known.path.clone();
-    Err(ZeroOptimizerError::ForeignGradient {
-        path,
-        elements,
-        expected,
-    })
+    Err(ZeroOptimizerError::OtherModel(format!(
+        "the gradient of {} has {elements} elements where {expected} belong: all gradients of a step come from the model \
+         that the ZeroOptimizer prepared or returned last; after loading weights prepare it again",
+        known.path
+    )))
 }
 
 /// This rank's shard of a parameter.

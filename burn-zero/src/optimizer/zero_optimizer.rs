@@ -95,7 +95,7 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// # Panics
 ///
 /// A step panics with the message of a [`ZeroError`]: those of the group, [`ZeroOptimizerError::NotPrepared`],
-/// [`ZeroOptimizerError::OtherModel`], [`ZeroOptimizerError::TiedApart`].
+/// [`ZeroOptimizerError::OtherModel`].
 ///
 /// # Cost
 ///
@@ -239,11 +239,6 @@ impl<O> ZeroOptimizer<O> {
         &self.inner
     }
 
-    /// Gives the wrapped optimizer back, with the state of this rank's shard.
-    pub fn into_inner(self) -> O {
-        self.inner
-    }
-
     /// The group.
     pub fn group(&self) -> &Arc<dyn ProcessGroup> {
         &self.group
@@ -271,7 +266,7 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`], [`ZeroOptimizerError::SharedState`],
+    /// [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`],
     /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::NoRemat`], [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`];
     /// [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
     ///

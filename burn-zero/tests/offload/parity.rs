@@ -25,7 +25,6 @@ fn numbers_are_those_of_pytorch() {
             beta_2: case.beta2,
             epsilon: case.eps,
             weight_decay: case.weight_decay,
-            ..Default::default()
         };
         let mut optimizer = OffloadConfig::new(adamw).init().unwrap();
         let weight = Tensor::<B, 1>::from_data(case.initial.as_slice(), &device);

@@ -141,7 +141,6 @@ fn adamw(section: &Value) -> Result<(f64, HostAdamWConfig), ConfigError> {
         beta_2: adam.betas.1,
         epsilon: adam.eps,
         weight_decay: adam.weight_decay.unwrap_or(decay),
-        ..HostAdamWConfig::default()
     };
     config.validate().map_err(|error| refused(PARAMS, error))?;
     Ok((adam.lr, config))

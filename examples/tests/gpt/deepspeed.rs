@@ -23,7 +23,6 @@ fn adam(beta_1: f64, beta_2: f64, epsilon: f64, weight_decay: f64) -> HostAdamWC
         beta_2,
         epsilon,
         weight_decay,
-        ..HostAdamWConfig::default()
     }
 }
 
