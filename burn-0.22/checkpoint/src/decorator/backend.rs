@@ -72,7 +72,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     fn dtype(&self) -> DType {
         match self {
             Self::Resident(tensor) => tensor.dtype(),
-            Self::Managed(managed) => managed.node().meta().dtype,
+            Self::Managed(managed) => managed.node().meta.dtype,
         }
     }
 
@@ -89,7 +89,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
     fn rank(&self) -> usize {
         match self {
             Self::Resident(tensor) => tensor.rank(),
-            Self::Managed(managed) => managed.node().meta().shape.num_dims(),
+            Self::Managed(managed) => managed.node().meta.shape.num_dims(),
         }
     }
 
