@@ -18,13 +18,20 @@
 # WHAT=activations in the environment compares ways to hold activations in place of precisions, and in place of memory.json
 # there is fit.json: the largest batch of each that fits into FIT_MIB (default: 40000), parameters and all, beside budgets of
 # BUDGET_MIB (default: 30000) and half of it.
+#
+# WHAT=backends tells backend, autocast and recomputation apart: timing.json and one-stream.json are bf16 and blocks that are
+# recomputed, with CubeCL's many streams and with `max_streams = 1`; and tch.json is the same on LibTorch with PyTorch taking its
+# steps in the same rounds, where BINARY has the feature `tch` too and python3 has PyTorch 2.9.
 set -uo pipefail
 
 what=${WHAT:-precisions}
-if [[ $what != precisions && $what != activations ]]; then
-    echo "error: WHAT is $what; it can be precisions or activations" >&2
+case $what in
+precisions | activations | backends) ;;
+*)
+    echo "error: WHAT is $what; it can be precisions, activations or backends" >&2
     exit 2
-fi
+    ;;
+esac
 fit_mib=${FIT_MIB:-40000}
 budget_mib=${BUDGET_MIB:-30000}
 
@@ -39,10 +46,11 @@ shift $(($# < 2 ? $# : 2))
 options=(--backend cuda --preset gpt2 "$@")
 torch_gpt=$(dirname -- "$(realpath -- "${BASH_SOURCE[0]}")")/torch_gpt.py
 
-# Seconds. A part is asked to end by the first, and made to by the second: 250 + 170 + 90 = 510.
+# Seconds. A part is asked to end by the first, and made to by the second: 250 + 170 + 90 = 510, or three times 170.
 timing=(210 250)
 memory=(130 170)
 torch=90
+[[ $what == backends ]] && timing=("${memory[@]}")
 
 # CubeCL takes CUDA's headers from CUDA_PATH, and loads NVRTC as any library.
 if [[ -z ${CUDA_PATH:-} ]] && nvcc=$(command -v nvcc); then
@@ -63,6 +71,11 @@ cache = { file = "$work/kernels" }
 [autotune]
 cache = { file = "$work/autotune" }
 END
+mkdir one-stream
+cat cubecl.toml - >one-stream/cubecl.toml <<END
+[streaming]
+max_streams = 1
+END
 
 # part NAME SECONDS COMMAND..: a part that fails or takes too long does not stop the others.
 failed=0
@@ -75,7 +88,7 @@ part() {
     ((status == 0)) || failed=1
 }
 
-rm -f -- "$out"/{timing,memory,fit,torch}.json
+rm -f -- "$out"/{timing,memory,fit,torch,one-stream,tch}.json
 {
     uname -a
     nvidia-smi 2>&1
@@ -83,24 +96,41 @@ rm -f -- "$out"/{timing,memory,fit,torch}.json
     echo "options: ${options[*]}"
 } >"$out/machine.txt"
 
-if [[ $what == precisions ]]; then
-    settings=bare,off,bf16,f16-sync,f16-deferred
-    timing_options=() torch_options=()
-else
+timing_options=() torch_options=()
+case $what in
+precisions) settings=bare,off,bf16,f16-sync,f16-deferred ;;
+backends) settings=bare,bf16,block,bf16+block ;;
+activations)
     settings=bare,balanced,off,block,keep-compute,offload,budget=60%,budget=40%,budget=25%
     # A budget's training has pools of its own, beside those of all others.
     timing_options=(--batch 4)
     torch_options=(--side-by-side --settings f32,block,keep-compute,offload)
-fi
+    ;;
+esac
 part timing "${timing[1]}" "$binary" --settings "$settings" --max-seconds "${timing[0]}" \
     "${timing_options[@]}" "${options[@]}" --output "$out/timing.json" --plot "$out/timing.svg"
-if [[ $what == precisions ]]; then
+case $what in
+precisions)
     part memory "${memory[1]}" "$binary" --memory --settings bare,bf16,f16-sync,f16-deferred --steps 3 --warmup 2 \
         --max-seconds "${memory[0]}" "${options[@]}" --output "$out/memory.json"
-else
+    ;;
+activations)
     part fit "${memory[1]}" "$binary" "${options[@]}" --fit "$fit_mib" --max-seconds "${memory[0]}" --output "$out/fit.json" \
         --settings "bare,block,budget=$budget_mib,budget=$((budget_mib / 2)),keep-compute,balanced,offload"
-fi
+    ;;
+backends)
+    cd one-stream
+    part one-stream "${timing[1]}" "$binary" --settings "$settings" --max-seconds "${timing[0]}" "${options[@]}" \
+        --output "$out/one-stream.json"
+    part tch "${timing[1]}" "$binary" --settings "$settings" --max-seconds "${timing[0]}" "${options[@]}" --backend tch \
+        --torch "$torch_gpt" --output "$out/tch.json" --plot "$out/tch.svg"
+    # Each has these settings: no table of all of them.
+    for name in timing one-stream tch; do
+        [[ -s $out/$name.json ]] && printf '\n## %s\n\n' "$name" && "$binary" --compare "$out/$name.json"
+    done | tee -- "$out/table.md"
+    exit "$failed"
+    ;;
+esac
 
 if ! python3 -c 'import torch' 2>/dev/null; then
     echo "== torch: python3 has none" >&2
