@@ -5,12 +5,13 @@
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig};
 use burn::optim::{GradientsParams, MultiGradientsParams, Optimizer};
-use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Record, Recorder};
+use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::ClipGlobalNorm;
 use burn_zero::{
     Memory, OffloadConfig, OffloadRecord, OffloadedAdamW, ParameterShards, ZeroError, ZeroOptimizer,
 };
+use ciborium::Value;
 
 use super::error::GptError;
 use super::job::Job;
@@ -123,11 +124,12 @@ impl<B: AutodiffBackend> Optimizer<Shards<B>, B> for PlacedAdamW<B> {
     }
 }
 
-/// The record as that of the other place: both have the same file format, so a file in memory makes one of the other.
+/// The record as that of the other place: both are serialized alike.
 fn moved<B: AutodiffBackend, To: Record<B>>(record: impl Record<B>) -> To {
-    let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
-    let bytes = Recorder::<B>::record(&recorder, record, ());
-    let bytes = bytes.expect("AdamW's state can be serialized");
-    let moved = Recorder::<B>::load(&recorder, bytes, &Default::default());
-    moved.expect("both places have Burn's format of AdamW's state")
+    let value = Value::serialized(&record.into_item::<FullPrecisionSettings>());
+    let item = value
+        .expect("AdamW's state can be serialized")
+        .deserialized();
+    let item = item.expect("both places have one form of AdamW's state");
+    To::from_item::<FullPrecisionSettings>(item, &Default::default())
 }
