@@ -24,9 +24,13 @@ use burn_zero::{
     Sharded, Stage, ThreadGroup, Training, ZeroError, ZeroOptimizer, ZeroSettings,
 };
 use layers::layers;
+use peak_alloc::PeakAlloc;
 use probe::{Probe, growth_bytes};
 
 type B = Sharded<Autodiff<Remat<Probe<Flex>>>>;
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
 
 const STEPS: usize = 3;
 const WIDTH: usize = 64;
@@ -250,6 +254,17 @@ fn a_rank_sends_its_shard_in_forward_and_in_backward_and_holds_one_parameter() {
 #[test]
 fn ranks_that_use_parameters_in_another_order_are_told() {
     let _turn = turn();
+    told(|model| model.swap(0, 1), ["unit `0`", "unit `1`"]);
+}
+
+#[test]
+fn so_is_a_branch_that_one_rank_takes() {
+    let _turn = turn();
+    told(|model| drop(model.remove(1)), ["unit `1`", "unit `2`"]);
+}
+
+/// The second rank's model is changed after it is prepared; the message names what each wants.
+fn told(change: impl Fn(&mut Vec<Linear<B>>) + Sync, sides: [&str; 2]) {
     let ended = ThreadGroup::spawn(2, Default::default(), |group| {
         let rank = group.rank();
         let adam = AdamWConfig::new().init();
@@ -257,7 +272,7 @@ fn ranks_that_use_parameters_in_another_order_are_told() {
         let mut zero = ZeroOptimizer::new(adam, Arc::new(group), settings)?;
         let mut model = zero.prepare::<B, _>(layers(3, 8, 0.2))?;
         if rank == 1 {
-            model.swap(0, 1);
+            change(&mut model);
         }
         let loss = layers::loss(&model, Tensor::ones([2, 8], &Default::default()));
         Ok::<_, ZeroError>(loss.into_data())
@@ -266,11 +281,38 @@ fn ranks_that_use_parameters_in_another_order_are_told() {
         Err(ZeroError::Group(GroupFault::PeerPanicked { message, .. })) => message,
         other => panic!("{other:?}"),
     };
-    let sides = [
-        "unit `0`, part 0, after the start",
-        "unit `1`, part 0, after the start",
-    ];
+    let sides = sides.map(|unit| format!("{unit}, part 0, after the start"));
     assert!(sides.iter().all(|side| message.contains(side)), "{message}");
+}
+
+#[test]
+fn a_panic_between_gathers_ends_all_ranks_and_leaves_nothing_behind() {
+    let _turn = turn();
+    let settings = ZeroSettings::stage(Stage::Parameters);
+    let adam = || AdamWConfig::new().init();
+    let expected = train(2, &settings, adam, false);
+    // The other rank gathers in its forward pass, or in its backward pass, under the lock of Burn's graph.
+    for in_backward in [false, true] {
+        let ended = ThreadGroup::spawn(2, Default::default(), |group| {
+            let may_go_on = group.rank() == 0;
+            let mut zero = ZeroOptimizer::new(adam(), Arc::new(group), settings.clone())?;
+            let mut model = zero.prepare::<B, _>(layers(3, 8, 0.2))?;
+            let x = Tensor::ones([2, 8], &Default::default());
+            let x = model[0].forward(x);
+            assert!(in_backward || may_go_on, "no more of this");
+            let loss = layers::loss(&model, x);
+            assert!(may_go_on, "no more of this");
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            model = zero.step(0.05, model, gradients);
+            Ok::<_, ZeroError>(bits(&model))
+        });
+        let message = ended.expect_err("a rank panicked").to_string();
+        assert!(
+            message.contains("rank 1 panicked: no more of this"),
+            "{in_backward}: {message}"
+        );
+        assert!(train(2, &settings, adam, false) == expected);
+    }
 }
 
 #[test]
@@ -325,6 +367,37 @@ fn a_record_is_saved_and_loaded_without_a_whole_parameter() {
         println!("loading {loading}, saving {saving} of {state}");
         assert!(saving < WIDTH * WIDTH * 4, "{saving}");
     }
+}
+
+#[test]
+fn no_rank_has_the_whole_model_when_it_is_prepared() {
+    let _turn = turn();
+    const RANKS: usize = 4;
+    const LAYERS: usize = 32;
+    const WIDTH: usize = 256;
+    let whole = LAYERS * WIDTH * WIDTH * 4;
+    let grown = ThreadGroup::spawn(RANKS, Default::default(), |group| {
+        let group = Arc::new(group);
+        let adam = AdamWConfig::new().init();
+        let settings = ZeroSettings::stage(Stage::Parameters);
+        let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
+        // Weights are drawn when they are first used.
+        let layer = || LinearConfig::new(WIDTH, WIDTH).with_bias(false);
+        let layers = (0..LAYERS).map(|_| layer().init(&Default::default()));
+        let model: Vec<Linear<B>> = layers.collect();
+        group.barrier("before")?;
+        let before = HEAP.current_usage();
+        HEAP.reset_peak_usage();
+        group.barrier("begin")?;
+        let _model = zero.prepare::<B, _>(model)?;
+        group.barrier("prepared")?;
+        Ok::<_, ZeroError>(HEAP.peak_usage() - before)
+    });
+    let grown: Result<Vec<_>, _> = grown.expect("ranks end").into_iter().collect();
+    let grown = grown.expect("ranks agree").into_iter().max().expect("four");
+    println!("{grown} on {RANKS} ranks, of {whole} each");
+    // The parts of all ranks before and after they are cut into units, and a few copies of one parameter on each.
+    assert!(grown < 3 * whole, "{grown} of {whole}");
 }
 
 #[test]

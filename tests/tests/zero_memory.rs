@@ -7,14 +7,17 @@ use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::{Int, Tensor};
+use burn_checkpoint::Remat;
 use burn_flex::Flex;
+use burn_zero::parts::ShardOptimizer;
 use burn_zero::{
-    GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError, ZeroOptimizer, ZeroSettings,
+    GroupOptions, HostAdamWConfig, Memory, ModelStates, OffloadConfig, ProcessGroup, Sharded,
+    Stage, ThreadGroup, ZeroConfig, ZeroError, ZeroOptimizer, estimate,
 };
 use examples::gpt::model::{Gpt, GptConfig};
 use peak_alloc::PeakAlloc;
 
-type B = Sharded<Autodiff<Flex>>;
+type B = Sharded<Autodiff<Remat<Flex>>>;
 
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
@@ -36,17 +39,25 @@ fn loss(model: &Gpt<B>) -> Tensor<B, 1> {
     loss.forward(logits, tokens.narrow(0, 1, TIME))
 }
 
+fn config(stage: Stage) -> ZeroConfig {
+    ZeroConfig {
+        stage,
+        reduce_bucket_size: 10_000,
+        ..ZeroConfig::default()
+    }
+}
+
 /// Trains. Returns the peak of a rank, in bytes for each byte of its parameters, and the first and the last loss.
-fn train(initial: &Gpt<B>, stage: Stage) -> (f64, [f32; 2]) {
+fn train<O: ShardOptimizer<B>>(
+    initial: &Gpt<B>,
+    config: &ZeroConfig,
+    optimizer: impl Fn() -> O + Sync,
+) -> (f64, [f32; 2]) {
     let before = HEAP.current_usage();
     HEAP.reset_peak_usage();
     let trained = ThreadGroup::spawn(RANKS, GroupOptions::default(), |group| {
-        let sharding = ZeroSettings {
-            bucket_elements: 10_000,
-            ..ZeroSettings::stage(stage)
-        };
         let group: Arc<dyn ProcessGroup> = Arc::new(group);
-        let mut optimizer = ZeroOptimizer::new(AdamWConfig::new().init(), group.clone(), sharding)?;
+        let mut optimizer = ZeroOptimizer::new(optimizer(), group.clone(), config.settings())?;
         let mut model = optimizer.prepare::<B, _>(initial.clone())?;
         group.barrier("the model is there")?;
         let mut losses = Vec::new();
@@ -62,24 +73,43 @@ fn train(initial: &Gpt<B>, stage: Stage) -> (f64, [f32; 2]) {
     let peak = HEAP.peak_usage().saturating_sub(before);
     let (parameters, losses) = trained.expect("ranks end").swap_remove(0).expect("trained");
     let bytes = RANKS * parameters * FLOAT_BYTES;
-    (peak as f64 / bytes as f64, losses)
+    let said = estimate(&ModelStates::of::<B, _>(initial), config, RANKS);
+    // State that is offloaded lies in mappings of its own, not in the heap.
+    let said = (said.peak_device_bytes() + said.host_parameter_bytes) as f64;
+    let said = said / (parameters * FLOAT_BYTES) as f64;
+    let measured = peak as f64 / bytes as f64;
+    println!(
+        "{}, state: {:?}, bytes a rank for each of its parameters: {measured:.2}, estimated {said:.2}",
+        config.stage, config.offload_optimizer
+    );
+    (measured, losses)
 }
 
 #[test]
 fn a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two() {
     // Large enough that the matrix kernels' scratch memory, a core's cache per thread, is a small part.
-    let config = GptConfig::new(TIME, 6, 4, 192).with_vocabulary(VOCABULARY);
-    let initial = config.init::<B>(&Default::default());
-    let [zero, one, two] = Stage::ALL.map(|stage| train(&initial, stage));
-    println!(
-        "bytes a rank for each byte of its parameters: {} {} {}",
-        zero.0, one.0, two.0
-    );
+    let gpt = GptConfig::new(TIME, 6, 4, 192).with_vocabulary(VOCABULARY);
+    let initial = gpt.init::<B>(&Default::default());
+    let adam = || AdamWConfig::new().init();
+    let [zero, one, two] = Stage::ALL.map(|stage| train(&initial, &config(stage), adam));
+    let three = train(&initial, &config(Stage::Parameters), adam);
+    let on_host = ZeroConfig {
+        offload_optimizer: Memory::Host,
+        ..config(Stage::Parameters)
+    };
+    let on_host = train(&initial, &on_host, || {
+        let adam = OffloadConfig::new(HostAdamWConfig::default());
+        adam.init().expect("it is the default")
+    });
     assert!(zero.0 > 3.9, "{}", zero.0);
     assert!(one.0 > LIMIT, "{}", one.0);
     assert!(two.0 < LIMIT, "{}", two.0);
+    // Parameters are sharded too; and the optimizer's state leaves the heap.
+    assert!(three.0 < two.0 - 0.5, "{} {}", three.0, two.0);
+    assert!(on_host.0 < three.0, "{} {}", on_host.0, three.0);
     let [first, last] = two.1;
     assert!(last < first, "it learns: {first} {last}");
+    assert_eq!(three.1, two.1);
     assert_eq!(two.1, one.1);
     assert_eq!(two.1, zero.1);
 }

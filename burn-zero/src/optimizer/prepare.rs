@@ -1,11 +1,13 @@
 //! Preparing a model before its first forward: the ranks' models and optimizers are compared, and rank 0's weights broadcast.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::Optimizer;
-use burn::tensor::{TensorData, backend::AutodiffBackend};
+use burn::tensor::{TensorData, TensorMetadata, backend::AutodiffBackend};
+use burn_backend::tensor::FloatTensor;
+use burn_checkpoint::delivered;
 use burn_decorator::gradient::{Ranks, decide_with, keep_on_host};
 
 use super::parameter_shards::ParameterShards;
@@ -14,32 +16,42 @@ use super::statistics::{Statistics, independent_if_shared};
 use super::step::own_shards;
 use super::trial;
 use super::zero_optimizer::ZeroOptimizer;
-use crate::backend::{attach, stream};
-use crate::group::{Agree, HostBuffer, ProcessGroup};
-use crate::host::{exchanged, floats};
-use crate::module::replace_tensors;
-use crate::parameters::offload_parameters;
+use crate::backend::{attach, leaf_node, stream};
+use crate::group::{Agree, BufferDtype, HostBuffer, ProcessGroup, Split};
+use crate::host::{HostRead, exchanged, floats};
+use crate::module::{map_floats, replace_tensors};
+use crate::parameters::{Shards, offload_parameters, refused};
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, Stage, ZeroError, ZeroOptimizerError, raise};
 
 impl<O> ZeroOptimizer<O> {
-    /// The model with its parameters where the settings want them.
+    /// The model with its parameters where the settings want them. Those that are not initialised yet are initialised one at a time.
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NoRemat`].
-    pub(super) fn placed<B, M>(&self, module: M, ranks: usize) -> Result<M, ZeroError>
+    /// [`ZeroOptimizerError::NoRemat`]; those of the group.
+    pub(super) fn placed<B, M>(
+        &self,
+        module: M,
+        group: &Arc<dyn ProcessGroup>,
+    ) -> Result<M, ZeroError>
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
+        let gathers_units = group.world_size() > 1 && self.settings.stage == Stage::Parameters;
         match self.settings.parameters {
-            Memory::Device if ranks == 1 || self.settings.stage != Stage::Parameters => Ok(module),
-            _ => Ok(offload_parameters::<B, M>(module)?),
+            Memory::Device if !gathers_units => Ok(module),
+            _ if !gathers_units => Ok(offload_parameters::<B, M>(module)?),
+            _ => {
+                let known = self.prepared.lock().shards.clone();
+                let module = in_parts::<B, M>(module, group, known.as_deref())?;
+                Ok(offload_parameters::<B, M>(module)?) // the frozen ones
+            }
         }
     }
 
-    /// The model with the weights of rank 0, hooked on this thread, which draws random numbers of its rank from now on. Returns the ids of
+    /// The [`placed`](Self::placed) model with the weights of rank 0, hooked on this thread, which draws random numbers of its rank from now on. Returns the ids of
     /// its parameters too, in their order.
     ///
     /// # Errors
@@ -58,7 +70,6 @@ impl<O> ZeroOptimizer<O> {
     {
         let (ranks, rank, settings) = (group.world_size(), group.rank(), &self.settings);
         let gathers_units = ranks > 1 && settings.stage == Stage::Parameters;
-        let module = self.placed::<B, M>(module, ranks)?;
         let norm = self.norm.as_ref();
         let tried = trial::run::<B, O>(&self.inner, settings, ranks, norm, device);
         let seed = self.seed.filter(|_| ranks > 1);
@@ -77,7 +88,9 @@ impl<O> ZeroOptimizer<O> {
         trial::agree(&*group, tried)?;
         group.agree_equal("parameters", &parameters.describe())?;
 
-        let module = broadcast::<B, M>(module, &*group)?;
+        let paths = parameters.list.iter().filter(|_| gathers_units);
+        let are_there = paths.map(|parameter| parameter.path.clone()).collect();
+        let module = broadcast::<B, M>(module, &*group, &are_there)?;
         let layout = Layout::new(parameters.list, ranks, rank, settings)?;
         let reducer = Arc::new(GradientReducer::new(layout, group.clone(), settings));
         if let Some(seed) = seed {
@@ -135,7 +148,71 @@ impl Ranks for GradientReducer {
     }
 }
 
-/// Rank 0's module on every rank, with leaves and running statistics of this rank's own: all its tensors, frozen ones and buffers
+/// The module with rank 0's trained parameters, each in parts of equal length in the host memory of the ranks, and gathered when it is used. A
+/// rank has one whole parameter at a time, which is initialised here if it is not yet. Leaves of `known` stay.
+///
+/// # Errors
+///
+/// [`ZeroOptimizerError::NoRemat`]; those of the group.
+fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: M,
+    group: &Arc<dyn ProcessGroup>,
+    known: Option<&Shards>,
+) -> Result<M, ZeroError> {
+    let mut failed = None;
+    let mut made: HashMap<ParamId, FloatTensor<B>> = HashMap::new();
+    let module = map_floats(module, |path, id, old: FloatTensor<B>| {
+        let stays = known.is_some_and(|known| known.has(leaf_node::<B>(&old)));
+        if failed.is_some() || stays || !B::float_is_require_grad(&old) {
+            return old;
+        }
+        // Other types are refused later.
+        let Some(dtype) = exchanged(old.dtype()) else {
+            return old;
+        };
+        if let Some(leaf) = made.get(&id) {
+            return leaf.clone();
+        }
+        match in_part::<B>(group, path, &old, dtype) {
+            Ok(leaf) => {
+                made.insert(id, leaf.clone());
+                leaf
+            }
+            Err(error) => {
+                failed = Some(error);
+                old
+            }
+        }
+    });
+    failed.map_or(Ok(module), Err)
+}
+
+fn in_part<B: AutodiffBackend>(
+    group: &Arc<dyn ProcessGroup>,
+    path: &str,
+    old: &FloatTensor<B>,
+    buffer_dtype: BufferDtype,
+) -> Result<FloatTensor<B>, ZeroError> {
+    let (shape, dtype, device) = (old.shape(), old.dtype(), B::float_device(old));
+    let label = format!("initial {path} {:?} {dtype:?}", shape.to_vec());
+    let own = HostRead::start::<B>(old.clone()).data();
+    let whole = floats(receive(&**group, &label, own)?);
+    let end = |ranks: usize| whole.len() * ranks / group.world_size();
+    let counts = (0..group.world_size()).map(|rank| end(rank + 1) - end(rank));
+    let counts: Vec<_> = counts.collect();
+    let part = whole[end(group.rank())..end(group.rank() + 1)].to_vec();
+    drop(whole);
+    let (group, known) = (group.clone(), shape.clone());
+    let gather = move || {
+        let part = HostBuffer::from_f32(buffer_dtype, part.clone());
+        let whole = group.all_gather(&label, part, Split::Counts(counts.clone()));
+        TensorData::new(raise(whole).into_f32(), known.clone()).convert_dtype(dtype)
+    };
+    let leaf = delivered::<B>(shape, dtype, &device, gather).map_err(refused)?;
+    Ok(B::float_set_require_grad(leaf, true))
+}
+
+/// Rank 0's module on every rank, but for parameters that `are_there`, with leaves and running statistics of this rank's own: all its tensors, frozen ones and buffers
 /// included.
 ///
 /// Mapping running statistics holds a lock that clones on other ranks would wait for. So each rank first gets statistics of its own,
@@ -148,6 +225,7 @@ impl Ranks for GradientReducer {
 fn broadcast<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &dyn ProcessGroup,
+    are_there: &HashSet<String>,
 ) -> Result<M, ZeroError> {
     if group.world_size() == 1 {
         return Ok(replace_tensors::<B, M>(module, &mut |_, own| Some(own())));
@@ -157,10 +235,10 @@ fn broadcast<B: AutodiffBackend, M: AutodiffModule<B>>(
     statistics.share::<B, M>(&module, group)?;
     let mut failed = None;
     let module = replace_tensors::<B, M>(module, &mut |path, own| {
-        if failed.is_some() || statistics.contains(path) {
+        if failed.is_some() || statistics.contains(path) || are_there.contains(path) {
             return None;
         }
-        receive(group, path, own())
+        receive(group, &format!("initial {path}"), own())
             .map_err(|error| failed = Some(error))
             .ok()
     });
@@ -168,8 +246,11 @@ fn broadcast<B: AutodiffBackend, M: AutodiffModule<B>>(
 }
 
 /// Rank 0's data.
-fn receive(group: &dyn ProcessGroup, path: &str, own: TensorData) -> Result<TensorData, ZeroError> {
-    let label = format!("initial {path}");
+fn receive(
+    group: &dyn ProcessGroup,
+    label: &str,
+    own: TensorData,
+) -> Result<TensorData, ZeroError> {
     let (shape, dtype) = (own.shape.clone(), own.dtype);
     let Some(buffer_dtype) = exchanged(dtype) else {
         // Rare and small: no collective of their own.
@@ -177,10 +258,10 @@ fn receive(group: &dyn ProcessGroup, path: &str, own: TensorData) -> Result<Tens
             0 => own.bytes.to_vec(),
             _ => Vec::new(),
         };
-        let first = group.gather_bytes(&label, bytes)?.swap_remove(0);
+        let first = group.gather_bytes(label, bytes)?.swap_remove(0);
         return Ok(TensorData::from_bytes_vec(first, shape, dtype));
     };
     let buffer = HostBuffer::from_f32(buffer_dtype, floats(own));
-    let received = group.broadcast(&label, 0, buffer)?.into_f32();
+    let received = group.broadcast(label, 0, buffer)?.into_f32();
     Ok(TensorData::new(received, shape).convert_dtype(dtype))
 }

@@ -246,6 +246,7 @@ impl<O> ZeroOptimizer<O> {
         let module = module.fork(&device);
         let settings = format!("{:?}", self.settings);
         context.group.agree_equal("settings", &settings)?;
+        let module = self.placed::<B, M>(module, &context.group)?;
         let (module, ids) = self.prepare_on::<B, M>(context.group.clone(), module, &device)?;
         self.cut_state::<B>(&ids, &device)?;
         // A context belongs to one training.

@@ -245,10 +245,12 @@ pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
         let node = parameters.nodes[parameter];
         match known.and_then(|shards| shards.own(parameter, node)) {
             Some(own) => own.clone(),
-            None if layout.held(parameter) == 0 => Shard::default(),
+            // A collective, perhaps: also on a rank that has none of its elements.
             None => {
-                let shard = cut_one::<B::InnerBackend>(layout, parameter, value);
-                Arc::new(HostRead::start::<B::InnerBackend>(shard).wait())
+                let whole = HostRead::start::<B::InnerBackend>(value).wait();
+                let ranges = layout.shard(parameter).iter();
+                let own = ranges.flat_map(|range| &whole[range.clone()]);
+                Arc::new(own.copied().collect())
             }
         }
     });

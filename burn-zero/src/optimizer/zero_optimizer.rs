@@ -272,7 +272,7 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Cost
     ///
-    /// A broadcast of all parameters, in which rank 0 sends them about twice; a comparison of all paths and shapes; and trial steps of clones
+    /// A broadcast of all parameters, in which rank 0 sends them about twice, and at stage 3 a gather; a comparison of all paths and shapes; and trial steps of clones
     /// of the optimizer on eight elements. A receiver of the [norm](Self::with_norm) is called with the norm of the trial's gradients too.
     pub fn prepare<B, M>(&mut self, module: M) -> Result<M, ZeroError>
     where
@@ -281,7 +281,7 @@ impl<O> ZeroOptimizer<O> {
         O: ShardOptimizer<B>,
     {
         // First: asking for devices initialises parameters.
-        let module = self.placed::<B, M>(module, self.group.world_size())?;
+        let module = self.placed::<B, M>(module, &self.group)?;
         let device = module.devices().into_iter().next().unwrap_or_default();
         let prepared = self.prepare_on::<B, M>(self.group.clone(), module, &device);
         prepared.map(|(module, _)| module)

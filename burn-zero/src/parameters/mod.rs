@@ -94,7 +94,7 @@ fn to_host<B: AutodiffBackend, M: AutodiffModule<B>>(
     }
 }
 
-fn refused(error: RematError) -> ZeroOptimizerError {
+pub(crate) fn refused(error: RematError) -> ZeroOptimizerError {
     let backend = match error {
         RematError::NoRemat { backend } => backend,
         // The only error of `delivered`.

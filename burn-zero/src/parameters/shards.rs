@@ -120,6 +120,11 @@ impl Shards {
         is_own.then(|| &self.own[parameter])
     }
 
+    /// Whether this is the node of a leaf that was made of it.
+    pub(crate) fn has(&self, node: Option<u64>) -> bool {
+        node.is_some_and(|node| self.leaves.lock().values().any(|own| *own == node))
+    }
+
     /// The node of the leaf of a parameter.
     pub(crate) fn node(&self, parameter: usize) -> Option<u64> {
         self.leaves.lock().get(&parameter).copied()

@@ -8,12 +8,14 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use half::{bf16, f16};
+
 use super::directory::{Listing, MANIFEST, SyncedFile, parent, run, sync_dir};
 use super::entry::{Failure, TensorSlice, TensorSpec};
 use super::joint::JointWork;
 use super::manifest::{CHUNK_BYTES, Manifest, TrainingState, header};
-use super::{MODEL, RecordError};
-use crate::ProcessGroup;
+use super::{Dtype, MODEL, RecordError};
+use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 
 /// A complete record, opened to read any slices of it.
 ///
@@ -276,13 +278,39 @@ pub fn load_sharded(
 /// ```
 ///
 /// and so does any other program that reads safetensors. An existing file is replaced atomically, when the new one is on the
-/// disk. Costs one read and one write of the model, and a mebibyte of memory.
+/// disk. Costs one read and one write of the model, and a mebibyte of memory. Types are those of the record: [`consolidate_as`] chooses another.
 ///
 /// # Errors
 ///
 /// Those of [`ShardedRecord::open`] and [`ShardedRecord::read`], or of the file system; [`RecordError::OtherModel`] if no entry of the record
 /// is in the section `model`.
 pub fn consolidate(dir: &Path, out: &Path) -> Result<(), RecordError> {
+    consolidate_floats(dir, out, None)
+}
+
+/// [`consolidate`] with all floats in one type, rounded to nearest: DeepSpeed's `zero_to_fp32`, and its
+/// `stage3_gather_16bit_weights_on_model_save`. Integers and bools stay.
+///
+/// # Errors
+///
+/// Those of [`consolidate`].
+pub fn consolidate_as(dir: &Path, out: &Path, floats: BufferDtype) -> Result<(), RecordError> {
+    consolidate_floats(dir, out, Some(floats))
+}
+
+fn consolidate_floats(
+    dir: &Path,
+    out: &Path,
+    floats: Option<BufferDtype>,
+) -> Result<(), RecordError> {
+    let in_file = |dtype| match (floats, dtype) {
+        (Some(floats), Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16) => match floats {
+            BufferDtype::F32 => Dtype::F32,
+            BufferDtype::F16 => Dtype::F16,
+            BufferDtype::Bf16 => Dtype::BF16,
+        },
+        (_, dtype) => dtype,
+    };
     let mut record = ShardedRecord::open(dir, None)?;
     let mut tensors: Vec<_> = record.tensors().collect();
     tensors.retain(|tensor| tensor.name.starts_with(MODEL));
@@ -291,12 +319,16 @@ pub fn consolidate(dir: &Path, out: &Path) -> Result<(), RecordError> {
         return Err(RecordError::OtherModel { path, reason });
     }
     // As safetensors orders; the names are in order.
-    tensors.sort_by_key(|tensor| Reverse(tensor.dtype));
-    let in_file = |TensorSpec { name, dtype, shape }: &TensorSpec| {
-        (name[MODEL.len()..].to_owned(), *dtype, shape.clone())
+    tensors.sort_by_key(|tensor| Reverse(in_file(tensor.dtype)));
+    let entry = |TensorSpec { name, dtype, shape }: &TensorSpec| {
+        (
+            name[MODEL.len()..].to_owned(),
+            in_file(*dtype),
+            shape.clone(),
+        )
     };
     let step = record.state().step.to_string();
-    let header = header(("step", step), tensors.iter().map(in_file));
+    let header = header(("step", step), tensors.iter().map(entry));
 
     // Beside `out`, so that it can be renamed to it.
     let mut name = OsString::from(".");
@@ -309,7 +341,14 @@ pub fn consolidate(dir: &Path, out: &Path) -> Result<(), RecordError> {
         let mut file = SyncedFile::create(&temporary)?;
         file.write(&header)?;
         for TensorSlice { tensor, range } in tensors.into_iter().map(TensorSlice::whole) {
-            record.for_each_part(&tensor, &range, |bytes| file.write(bytes))?;
+            let from = tensor.dtype;
+            record.for_each_part(&tensor, &range, |bytes| match floats {
+                Some(to) if in_file(from) != from => {
+                    let floats = HostBuffer::from_f32(to, to_f32(bytes, from));
+                    file.write(floats.as_bytes())
+                }
+                _ => file.write(bytes),
+            })?;
         }
         let bytes = file.finish()?.bytes;
         run("rename", &temporary, || fs::rename(&temporary, out))?;
@@ -321,4 +360,19 @@ pub fn consolidate(dir: &Path, out: &Path) -> Result<(), RecordError> {
         // The first error is returned; the file may not exist.
         let _ = fs::remove_file(&temporary);
     })
+}
+
+/// Elements of a file, which are little-endian.
+fn to_f32(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
+    fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+        let (elements, rest) = bytes.as_chunks();
+        assert!(rest.is_empty(), "chunks of files are cut between elements");
+        elements.iter().copied().map(value).collect()
+    }
+    match dtype {
+        Dtype::F64 => each(bytes, |element| f64::from_le_bytes(element) as f32),
+        Dtype::F16 => each(bytes, |element| f16::from_le_bytes(element).to_f32()),
+        Dtype::BF16 => each(bytes, |element| bf16::from_le_bytes(element).to_f32()),
+        _ => each(bytes, f32::from_le_bytes),
+    }
 }

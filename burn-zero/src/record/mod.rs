@@ -18,7 +18,7 @@ mod save;
 pub use entry::{Entry, Failure, TensorSlice, TensorSpec};
 pub use error::RecordError;
 pub(crate) use joint::JointWork;
-pub use load::{ShardedRecord, consolidate, load_sharded};
+pub use load::{ShardedRecord, consolidate, consolidate_as, load_sharded};
 pub use manifest::TrainingState;
 pub(crate) use manifest::unite;
 pub use save::{Keep, Saved, save_sharded};

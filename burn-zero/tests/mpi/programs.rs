@@ -30,6 +30,7 @@ pub fn run(program: &str) {
     match program {
         "train" => training::print_digests(std::sync::Arc::new(patient())),
         "killed in backward" => training::killed_in_backward(patient()),
+        "killed in a gather" => training::killed_in_a_gather(patient()),
         "laws" => laws(),
         "chunks" => chunks(),
         "bytes" => bytes(),

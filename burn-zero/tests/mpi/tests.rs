@@ -92,8 +92,8 @@ pub const ALL: &[(&str, Test)] = &[
         a_rank_may_be_killed_while_a_record_is_saved,
     ),
     (
-        "a_rank_killed_in_backward_ends_the_job",
-        a_rank_killed_in_backward_ends_the_job,
+        "a_rank_killed_in_backward_or_in_a_gather_ends_the_job",
+        a_rank_killed_in_backward_or_in_a_gather_ends_the_job,
     ),
     (
         "a_step_that_differs_is_named_with_both_sides",
@@ -381,16 +381,18 @@ fn a_rank_may_be_killed_while_a_record_is_saved() {
     }
 }
 
-fn a_rank_killed_in_backward_ends_the_job() {
-    let job = launch::run(3, "killed in backward");
-    assert!(
-        !job.success && job.took < SECONDS,
-        "{:?}: {}",
-        job.took,
-        job.output
-    );
-    assert_eq!(job.marked("step 1 of rank").len(), 3, "{}", job.output);
-    assert!(!job.output.contains("step 2 of rank"), "{}", job.output);
+fn a_rank_killed_in_backward_or_in_a_gather_ends_the_job() {
+    for program in ["killed in backward", "killed in a gather"] {
+        let job = launch::run(3, program);
+        assert!(
+            !job.success && job.took < SECONDS,
+            "{:?}: {}",
+            job.took,
+            job.output
+        );
+        assert_eq!(job.marked("step 1 of rank").len(), 3, "{}", job.output);
+        assert!(!job.output.contains("step 2 of rank"), "{}", job.output);
+    }
 }
 
 fn a_learner_trains_on_processes_as_on_threads() {

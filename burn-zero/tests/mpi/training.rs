@@ -190,7 +190,7 @@ pub fn weights_after(ranks: usize, steps: u64) -> Vec<Vec<f32>> {
     })
 }
 
-/// A rank that kills itself in its second backward pass, when it has given some buckets to its group, and others are to come.
+/// A rank that kills itself in its second step, when it has given some buckets to its group, and others are to come.
 #[derive(Debug)]
 struct KillsItself {
     inner: MpiGroup,
@@ -212,12 +212,21 @@ impl ProcessGroup for KillsItself {
 }
 
 pub fn killed_in_backward(group: MpiGroup) {
+    killed_in_the_second_step::<B>(group, Stage::Gradients);
+}
+
+/// In the forward pass, whose first use of a parameter gathers all of them, bucket by bucket.
+pub fn killed_in_a_gather(group: MpiGroup) {
+    killed_in_the_second_step::<Units>(group, Stage::Parameters);
+}
+
+fn killed_in_the_second_step<A: AutodiffBackend>(group: MpiGroup, stage: Stage) {
     let rank = group.rank();
     let group = Arc::new(KillsItself {
         inner: group,
         jobs: AtomicUsize::new(usize::MAX),
     });
-    let (mut run, _) = build::<B>(group.clone(), Stage::Gradients).unwrap();
+    let mut run = begin::<A>(group.clone(), stage).unwrap();
     let buckets = parameters(&run.model).iter().map(Vec::len).sum::<usize>() / 40;
     for at in 0..3 {
         if at == 1 {

@@ -1,7 +1,9 @@
 //! Save at N ranks, load at M: bit for bit the same.
 
-use burn_zero::consolidate;
+use burn_zero::group::BufferDtype;
 use burn_zero::record::ShardedRecord;
+use burn_zero::{consolidate, consolidate_as};
+use half::{bf16, f16};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use serde_json::json;
@@ -128,6 +130,68 @@ fn consolidated_it_is_one_whole_file() {
     let error = consolidate(dir.path(), &out).unwrap_err().to_string();
     assert!(error.ends_with("has no model"), "{error}");
     assert_eq!(std::fs::read(&out).unwrap(), bytes, "a file was lost");
+}
+
+#[test]
+fn consolidated_its_floats_are_of_the_type_that_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    // More than a mebibyte.
+    let floats: Vec<f32> = [1.0, -0.3, 65_504.0, 1e-7].repeat(100_000);
+    let spec = |name: &str, dtype| {
+        let elements = if dtype == Dtype::U8 { 4 } else { floats.len() };
+        TensorSpec::new(format!("model/{name}"), dtype, [elements])
+    };
+    let of_f32 =
+        |value: fn(f32) -> Vec<u8>| floats.iter().copied().flat_map(value).collect::<Vec<_>>();
+    let whole: Whole = [
+        (
+            spec("double", Dtype::F64),
+            of_f32(|x| f64::from(x).to_le_bytes().into()),
+        ),
+        (
+            spec("single", Dtype::F32),
+            of_f32(|x| x.to_le_bytes().into()),
+        ),
+        (
+            spec("brain", Dtype::BF16),
+            of_f32(|x| bf16::from_f32(x).to_le_bytes().into()),
+        ),
+        (spec("integers", Dtype::U8), vec![1, 2, 3, 4]),
+    ]
+    .map(|(spec, bytes)| (spec.name.clone(), (spec, bytes)))
+    .into();
+    save(dir.path(), &whole, 3, &TrainingState::at_step(1), Keep::All);
+    let out = dir.path().join("model.safetensors");
+    for (dtype, in_file, rounded) in [
+        (
+            BufferDtype::F32,
+            Dtype::F32,
+            (|x| x.to_le_bytes().into()) as fn(f32) -> Vec<u8>,
+        ),
+        (BufferDtype::F16, Dtype::F16, |x| {
+            f16::from_f32(x).to_le_bytes().into()
+        }),
+        (BufferDtype::Bf16, Dtype::BF16, |x| {
+            bf16::from_f32(x).to_le_bytes().into()
+        }),
+    ] {
+        consolidate_as(dir.path(), &out, dtype).unwrap();
+        let bytes = std::fs::read(&out).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        for name in ["double", "single"] {
+            let found = file.tensor(name).unwrap();
+            assert_eq!(found.dtype(), in_file);
+            assert!(found.data() == of_f32(rounded), "{name}");
+        }
+        let brain = floats.iter().map(|x| bf16::from_f32(*x).to_f32());
+        let brain: Vec<u8> = brain.flat_map(rounded).collect();
+        assert!(file.tensor("brain").unwrap().data() == brain);
+        let integers = file.tensor("integers").unwrap();
+        assert_eq!(
+            (integers.dtype(), integers.data()),
+            (Dtype::U8, &[1, 2, 3, 4][..])
+        );
+    }
 }
 
 /// A rank may hold several slices of a tensor, in any order, and ranks need not share evenly.
