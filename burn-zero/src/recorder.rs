@@ -13,11 +13,12 @@ use burn::optim::Optimizer;
 use burn::record::{FullPrecisionSettings, Record};
 use burn::tensor::TensorData;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_backend::tensor::FloatTensor;
 use parking_lot::Mutex;
 
 use crate::backend::{attach, stream};
 use crate::host::floats;
-use crate::module::{AnyTensor, for_each_tensor, replace_tensors};
+use crate::module::{AnyTensor, for_each_float, for_each_tensor, replace_tensors};
 use crate::optimizer::{Parameters, Statistics, own_shards};
 use crate::parameters::{Shard, Shards};
 use crate::record::{
@@ -324,7 +325,7 @@ struct ModelTensor<B: Backend> {
     /// Its description in a record.
     spec: TensorSpec,
     tensor: AnyTensor<B>,
-    /// Its position among the optimizer's parameters; `None` for a further path of a tied parameter.
+    /// Its position among the optimizer's parameters.
     parameter: Option<usize>,
 }
 
@@ -337,13 +338,18 @@ fn model_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: &M,
     parameters: &Parameters,
 ) -> Result<Vec<ModelTensor<B::InnerBackend>>, RecordError> {
-    let (mut found, mut met) = (Vec::new(), HashSet::new());
+    let mut trained = HashMap::new();
+    for_each_float(module, |path, id, tensor: FloatTensor<B>| {
+        if let Some(parameter) = parameters.position::<B>(id, &tensor) {
+            trained.insert(path.to_owned(), parameter);
+        }
+    });
+    let mut found = Vec::new();
     // `valid` detaches from graphs and updates running statistics.
-    for_each_tensor::<B::InnerBackend, _>(&module.valid(), |path, id, tensor| {
+    for_each_tensor::<B::InnerBackend, _>(&module.valid(), |path, _, tensor| {
         let (dtype, shape) = tensor.kind();
         let name = format!("{MODEL}{path}");
-        let first = met.insert(id);
-        let parameter = parameters.index.get(&id).copied().filter(|_| first);
+        let parameter = trained.get(path).copied();
         let spec = in_file(&name, dtype).map(|dtype| TensorSpec::new(name, dtype, shape));
         found.push(spec.map(|spec| ModelTensor {
             spec,

@@ -99,8 +99,8 @@ pub enum Stage {
     /// 3: parameters too. Each rank holds its shard of them in host memory; a unit, which is a repeated block such as `blocks.0` or all that is
     /// in none, is gathered when an operation uses one of its parameters, in forward and in backward, and the device holds a parameter only
     /// while it is used. The backend must be `Sharded<Autodiff<Remat<..>>>`. All ranks use and read parameters (`val()`, `valid()`, records) in
-    /// the same order: each gather is a collective, and a rank that differs is told. As yet not in a Learner of several ranks, nor with a
-    /// [`Recorder`](crate::Recorder) of several. One rank has all parameters, where [`ZeroSettings::parameters`] wants them.
+    /// the same order: each gather is a collective, and a rank that differs is told. One rank has all parameters, where
+    /// [`ZeroSettings::parameters`] wants them.
     Parameters,
 }
 

@@ -92,7 +92,11 @@ impl Parameters {
     }
 
     /// The position of a tensor of the module; `None` for a frozen copy under the same id.
-    fn position<B: AutodiffBackend>(&self, id: ParamId, tensor: &FloatTensor<B>) -> Option<usize> {
+    pub(crate) fn position<B: AutodiffBackend>(
+        &self,
+        id: ParamId,
+        tensor: &FloatTensor<B>,
+    ) -> Option<usize> {
         let index = self.index.get(&id).copied();
         index.filter(|_| B::float_is_require_grad(tensor))
     }

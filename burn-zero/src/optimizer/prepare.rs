@@ -22,7 +22,7 @@ use crate::host::{HostRead, exchanged, floats};
 use crate::module::{map_floats, replace_tensors};
 use crate::parameters::{Shards, offload_parameters, refused};
 use crate::reduce::{GradientReducer, Layout};
-use crate::{Memory, Stage, ZeroError, ZeroOptimizerError, raise};
+use crate::{Memory, ZeroError, ZeroOptimizerError, raise};
 
 impl<O> ZeroOptimizer<O> {
     /// The model with its parameters where the settings want them. Those that are not initialised yet are initialised one at a time.
@@ -39,11 +39,10 @@ impl<O> ZeroOptimizer<O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let gathers_units = group.world_size() > 1 && self.settings.stage == Stage::Parameters;
-        match self.settings.parameters {
-            Memory::Device if !gathers_units => Ok(module),
-            _ if !gathers_units => Ok(offload_parameters::<B, M>(module)?),
-            _ => {
+        match (self.gathers_units(&**group), self.settings.parameters) {
+            (false, Memory::Device) => Ok(module),
+            (false, Memory::Host) => Ok(offload_parameters::<B, M>(module)?),
+            (true, _) => {
                 let known = self.prepared.lock().shards.clone();
                 let module = in_parts::<B, M>(module, group, known.as_deref())?;
                 Ok(offload_parameters::<B, M>(module)?) // the frozen ones
@@ -69,7 +68,7 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<ParameterShards<B>, B>,
     {
         let (ranks, rank, settings) = (group.world_size(), group.rank(), &self.settings);
-        let gathers_units = ranks > 1 && settings.stage == Stage::Parameters;
+        let gathers_units = self.gathers_units(&*group);
         let norm = self.norm.as_ref();
         let tried = trial::run::<B, O>(&self.inner, settings, ranks, norm, device);
         let seed = self.seed.filter(|_| ranks > 1);

@@ -18,7 +18,7 @@ use super::parameters::Parameters;
 use super::prepare::attach_to;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::leaf_node;
-use crate::group::Agree;
+use crate::group::{Agree, ProcessGroup};
 use crate::host::HostRead;
 use crate::offload::step_on_shards;
 use crate::parameters::{NewValue, Shard, Shards, Units, is_on_host};
@@ -75,7 +75,7 @@ impl<O> ZeroOptimizer<O> {
             gradients.register(shard_id(parameter), gradient);
         }
 
-        let own = self.gathers_units(&reducer).then(|| {
+        let own = self.gathers_units(&*self.group).then(|| {
             let known = self.prepared.lock().shards.clone();
             let units = known.as_ref().map(|shards| shards.units().clone());
             let own = own_shards::<B, M>(known.as_deref(), layout, &parameters, &module);
@@ -133,8 +133,8 @@ impl<O> ZeroOptimizer<O> {
     }
 
     /// Whether parameters are sharded: gathered unit by unit when they are used.
-    pub(super) fn gathers_units(&self, reducer: &GradientReducer) -> bool {
-        self.settings.stage == Stage::Parameters && reducer.group().world_size() > 1
+    pub(super) fn gathers_units(&self, group: &dyn ProcessGroup) -> bool {
+        self.settings.stage == Stage::Parameters && group.world_size() > 1
     }
 
     /// The module with leaves that are gathered from these shards of all ranks, when they are used.

@@ -14,7 +14,7 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::delivered;
 use parking_lot::Mutex;
 
-use super::on_host;
+use super::NewValue;
 use crate::backend::leaf_node;
 use crate::group::{HostBuffer, Split};
 use crate::optimizer::Parameters;
@@ -168,8 +168,7 @@ impl Shards {
         Ok(parameters.map::<B, M>(module, |parameter, old| {
             let data = whole.remove(&parameter);
             let data = data.expect("a parameter is in one unit, and is replaced once");
-            let leaf = on_host::<B>(data, &B::float_device(&old));
-            let leaf = leaf.expect("`prepare` refuses a backend without `Remat`");
+            let leaf = NewValue::Host(data).into_tensor::<B>(true, &B::float_device(&old));
             B::float_set_require_grad(leaf, true)
         }))
     }

@@ -279,6 +279,23 @@ fn records_know_it_and_are_loaded() {
     assert_eq!(resumed, whole);
 }
 
+/// Nothing has gathered the parameters since the step.
+#[test]
+fn shards_of_it_are_saved_at_both_paths() {
+    let dir = tempfile::tempdir().unwrap();
+    on_ranks(2, |group| {
+        let (mut run, recorder) = build(group.clone(), Stage::Parameters)?;
+        let text = text(0, group.rank(), 2);
+        run.model = step(&mut run.optimizer, run.model, text);
+        let state = TrainingState::at_step(1);
+        let saved = recorder.save::<B, _, _, _>(dir.path(), run.by_ref(), state, Keep::All);
+        saved.unwrap();
+        Ok(())
+    });
+    let (tensors, _) = contents(dir.path());
+    assert_eq!(tensors["model/tokens.weight"], tensors["model/output"]);
+}
+
 /// Burn makes a leaf of each path when it loads a record; then it is said what to do, and that helps.
 #[test]
 fn a_model_that_was_taken_apart_is_prepared_again() {

@@ -78,8 +78,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE", help_heading = "Ranks")]
     pub config: Option<PathBuf>,
 
-    /// What is sharded over ranks: 0 nothing (plain data parallel), 1 optimizer state, 2 and gradients; 3, and parameters, is for one
-    /// rank as yet [default: 0]
+    /// What is sharded over ranks: 0 nothing (plain data parallel), 1 optimizer state, 2 gradients too, 3 parameters too [default: 0]
     #[arg(long, value_name = "STAGE", value_parser = stage, help_heading = "Ranks")]
     pub zero: Option<Stage>,
 
