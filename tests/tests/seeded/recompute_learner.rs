@@ -1,5 +1,7 @@
 //! Recomputation in the unmodified Learner: what its metrics show.
 
+use std::sync::{Arc, Mutex};
+
 use burn::backend::Autodiff;
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::module::Module;
@@ -7,10 +9,13 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn::train::metric::LossMetric;
-use burn::train::renderer::CliMetricsRenderer;
+use burn::train::metric::{LossMetric, MetricDefinition};
+use burn::train::renderer::{
+    EvaluationName, EvaluationProgress, MetricState, MetricsRenderer, MetricsRendererEvaluation,
+    MetricsRendererTraining, ProgressType, TrainingProgress,
+};
 use burn::train::{Learner, SupervisedTraining, TrainStep};
-use burn_checkpoint::{Remat, RematMetric, RematStats, checkpoint};
+use burn_checkpoint::{HoldersMetric, MemoryBudget, Remat, RematMetric, RematStats, checkpoint};
 use burn_flex::Flex;
 
 use super::learner::{Output, learner_steps, loader};
@@ -39,6 +44,34 @@ impl<B: Backend> Model<B> {
 
 learner_steps!();
 
+/// Keeps what is shown of the holders.
+#[derive(Clone, Default)]
+struct Shown(Arc<Mutex<Vec<String>>>);
+
+impl MetricsRendererTraining for Shown {
+    fn update_train(&mut self, state: MetricState) {
+        let (MetricState::Generic(entry) | MetricState::Numeric(entry, _)) = state;
+        let text = entry.serialized_entry.formatted;
+        if text.contains("float_") {
+            self.0.lock().unwrap().push(text);
+        }
+    }
+
+    fn update_valid(&mut self, _: MetricState) {}
+    fn render_train(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
+    fn render_valid(&mut self, _: TrainingProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRendererEvaluation for Shown {
+    fn update_test(&mut self, _: EvaluationName, _: MetricState) {}
+    fn render_test(&mut self, _: EvaluationProgress, _: Vec<ProgressType>) {}
+}
+
+impl MetricsRenderer for Shown {
+    fn manual_close(&mut self) {}
+    fn register_metric(&mut self, _: MetricDefinition) {}
+}
+
 #[test]
 fn the_metrics_show_what_came_back() {
     let _turn = super::turn();
@@ -55,12 +88,15 @@ fn the_metrics_show_what_came_back() {
         SgdConfig::new().init(),
         ConstantLr::new(0.1),
     );
+    let shown = Shown::default();
+    let _all = MemoryBudget::bytes(u64::MAX).install(); // so that all tensors are seen
     SupervisedTraining::new(&directory, loader(&ITEMS), loader(&[1.0]))
         .metric_train_numeric(LossMetric::<Flex>::new())
         .metric_train_numeric(RematMetric::replayed_operations())
         .metric_train_numeric(RematMetric::peak_bytes())
+        .metric_train_numeric(HoldersMetric::new())
         .with_application_logger(None)
-        .renderer(CliMetricsRenderer::new())
+        .renderer(shown.clone())
         .num_epochs(1)
         .launch(learner);
     let log = |name| -> Vec<f64> {
@@ -80,5 +116,16 @@ fn the_metrics_show_what_came_back() {
     }
     assert_eq!(replayed[5] as u64, 6 * of_a_step);
     assert!(log("Activation_Peak.log").iter().all(|mib| *mib > 0.0));
+    assert!(log("Largest_Holders.log").iter().all(|mib| *mib > 0.0));
+    // The peak, and the three largest holders then.
+    let shown = shown.0.lock().unwrap();
+    let last = shown.last().expect("shown after each batch");
+    assert_eq!(last.split(", ").count(), 3, "{last}");
+    assert!(
+        last.split(": ")
+            .next()
+            .is_some_and(|peak| peak.ends_with(" B")),
+        "{last}"
+    );
     std::fs::remove_dir_all(directory).expect("cleaned up");
 }
