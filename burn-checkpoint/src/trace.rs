@@ -91,7 +91,7 @@ pub enum EventKind {
     },
     /// This thread waited for other ranks, and goes on now.
     Collective {
-        /// The operation, such as `all_reduce`.
+        /// For what: `ranks`.
         op: &'static str,
         /// How long it waited.
         time: Duration,

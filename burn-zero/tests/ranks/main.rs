@@ -8,3 +8,4 @@ mod laws;
 mod schedules;
 #[path = "../support/mod.rs"]
 mod support;
+mod trace;
