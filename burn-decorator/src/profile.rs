@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, FloatDType, Shape};
+use burn_backend::{Backend, DType, FloatDType, Shape};
 
 /// What a device can do: for estimates of time, and for a memory budget that compares the costs of operations. The constants are the makers' figures for dense products: no
 /// kernel reaches them. Neither fused kernels nor TF32 nor transfers beside the computation are taken into account.
@@ -13,6 +13,8 @@ pub struct DeviceProfile {
     pub launch: Duration,
     /// Bytes a second that kernels read and write.
     pub bytes_per_second: f64,
+    /// The same of kernels in f16 and bf16: less where these are emulated.
+    pub half_bytes_per_second: f64,
     /// Floating-point operations a second in f32.
     pub f32_flops: f64,
     /// Floating-point operations a second in f16 and bf16.
@@ -28,6 +30,7 @@ impl DeviceProfile {
     pub const H100: Self = Self {
         launch: LAUNCH,
         bytes_per_second: 3.35e12,
+        half_bytes_per_second: 3.35e12,
         f32_flops: 67e12,
         half_flops: 989e12,
         host_bytes_per_second: 64e9,
@@ -36,6 +39,7 @@ impl DeviceProfile {
     pub const A100: Self = Self {
         launch: LAUNCH,
         bytes_per_second: 2.04e12,
+        half_bytes_per_second: 2.04e12,
         f32_flops: 19.5e12,
         half_flops: 312e12,
         host_bytes_per_second: 32e9,
@@ -44,6 +48,7 @@ impl DeviceProfile {
     pub const RTX_4090: Self = Self {
         launch: LAUNCH,
         bytes_per_second: 1.01e12,
+        half_bytes_per_second: 1.01e12,
         f32_flops: 82.6e12,
         half_flops: 165e12,
         host_bytes_per_second: 32e9,
@@ -52,13 +57,14 @@ impl DeviceProfile {
     pub const RTX_3090: Self = Self {
         launch: LAUNCH,
         bytes_per_second: 0.936e12,
+        half_bytes_per_second: 0.936e12,
         f32_flops: 35.6e12,
         half_flops: 71e12,
         host_bytes_per_second: 32e9,
     };
 
-    /// Measures a device: small additions, a large one, and a product of `size` by `size` in f32, whose speed is taken for halves too.
-    /// Some hundred milliseconds at a `size` of 1024 on a CPU, and 12 times `size`² bytes.
+    /// Measures a device: small additions, a large one and a product of `size` by `size`, these in f32 and, where the device computes in
+    /// it, in bf16. Some hundred milliseconds at a `size` of 1024 on a CPU, and 12 times `size`² bytes.
     ///
     /// # Panics
     ///
@@ -78,16 +84,27 @@ impl DeviceProfile {
         let ones = |size| B::float_ones(Shape::new([size, size]), device, FloatDType::F32);
         let (small, large) = (ones(1), ones(size));
         let launch = seconds(1000, &|| B::float_add(small.clone(), small.clone()));
-        let sum = seconds(10, &|| B::float_add(large.clone(), large.clone()));
-        let product = seconds(3, &|| B::float_matmul(large.clone(), large.clone()));
-        let size = size as f64;
-        let flops = 2.0 * size.powi(3) / product;
-        let bytes_per_second = 12.0 * size * size / sum;
+        let elements = size as f64 * size as f64;
+        // Bytes and floating-point operations a second.
+        let speeds = |ones: FloatTensor<B>, bytes: f64| {
+            let sum = seconds(10, &|| B::float_add(ones.clone(), ones.clone()));
+            let product = seconds(3, &|| B::float_matmul(ones.clone(), ones.clone()));
+            (
+                3.0 * bytes * elements / sum,
+                2.0 * elements * size as f64 / product,
+            )
+        };
+        let (bytes_per_second, f32_flops) = speeds(large.clone(), 4.0);
+        let (half_bytes_per_second, half_flops) = match B::supports_dtype(device, DType::BF16) {
+            true => speeds(B::float_cast(large, FloatDType::BF16), 2.0),
+            false => (bytes_per_second, f32_flops),
+        };
         Self {
             launch: Duration::from_secs_f64(launch),
             bytes_per_second,
-            f32_flops: flops,
-            half_flops: flops,
+            half_bytes_per_second,
+            f32_flops,
+            half_flops,
             host_bytes_per_second: bytes_per_second,
         }
     }
@@ -98,12 +115,11 @@ impl DeviceProfile {
         if bytes == 0.0 {
             return 0.0;
         }
-        let peak = if is_half {
-            self.half_flops
-        } else {
-            self.f32_flops
+        let (bandwidth, peak) = match is_half {
+            true => (self.half_bytes_per_second, self.half_flops),
+            false => (self.bytes_per_second, self.f32_flops),
         };
         let least = self.launch.as_secs_f64();
-        least.max(bytes / self.bytes_per_second).max(flops / peak)
+        least.max(bytes / bandwidth).max(flops / peak)
     }
 }

@@ -19,6 +19,7 @@ use burn_checkpoint::Remat;
 use burn_estimate::{
     DeviceProfile, Estimate, Meta, MetaDevice, Plan, Planned, Shares, estimate_step, plan,
 };
+use burn_flex::Flex;
 use burn_zero::{Stage, ZeroSettings};
 use clap::{Parser, ValueEnum};
 
@@ -80,6 +81,8 @@ pub enum DeviceName {
     Rtx4090,
     /// NVIDIA RTX 3090
     Rtx3090,
+    /// The CPU that this runs on, measured
+    Cpu,
 }
 
 impl DeviceName {
@@ -89,6 +92,7 @@ impl DeviceName {
             Self::A100 => DeviceProfile::A100,
             Self::Rtx4090 => DeviceProfile::RTX_4090,
             Self::Rtx3090 => DeviceProfile::RTX_3090,
+            Self::Cpu => DeviceProfile::measure::<Flex>(&Default::default(), 1024),
         }
     }
 }
