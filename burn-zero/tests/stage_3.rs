@@ -252,36 +252,112 @@ fn a_rank_sends_its_shard_in_forward_and_in_backward_and_holds_one_parameter() {
 }
 
 #[test]
+fn the_next_unit_is_gathered_while_one_computes_and_two_are_held() {
+    let _turn = turn();
+    const RANKS: usize = 2;
+    const WIDTH: usize = 256;
+    const LAYER_BYTES: usize = WIDTH * WIDTH * 4;
+    let found = ThreadGroup::spawn(RANKS, Default::default(), |group| {
+        let group = Arc::new(group);
+        let adam = AdamWConfig::new().init();
+        let settings = ZeroSettings {
+            bucket_elements: WIDTH * WIDTH,
+            ..ZeroSettings::stage(Stage::Parameters)
+        };
+        let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
+        let mut model = zero.prepare::<B, _>(layers(4, WIDTH, 0.2))?;
+        let sent = || group.traffic().of(Operation::AllGather).elements;
+        let mut found = Vec::new();
+        for _ in 0..3 {
+            let mut x = Tensor::<B, 2>::full([2, WIDTH], 0.5, &Default::default());
+            group.barrier("before")?;
+            let (before, gathered) = (HEAP.current_usage(), sent());
+            group.barrier("begin")?;
+            let mut held = Vec::new();
+            for layer in &model {
+                x = layer.forward(x).tanh();
+                // Jobs run one after the other: what is gathered ahead has arrived.
+                group.barrier("a layer")?;
+                let units = HEAP.current_usage().saturating_sub(before) / RANKS;
+                held.push((sent() - gathered, units));
+                group.barrier("read")?;
+            }
+            let gradients = GradientsParams::from_grads(x.mean().backward(), &model);
+            model = zero.step(0.01, model, gradients);
+            found.push(held);
+        }
+        Ok::<_, ZeroError>(found)
+    });
+    let part = (WIDTH * WIDTH / RANKS) as u64;
+    for found in found.expect("ranks end") {
+        for (step, held) in found.expect("ranks agree").into_iter().enumerate() {
+            for (layer, (sent, bytes)) in held.into_iter().enumerate() {
+                // The first step records the order, and allocates what stays. The last layer's successor is the one before it, in backward.
+                let ahead = u64::from(step > 0);
+                assert_eq!(sent, (layer as u64 + 1 + ahead) * part, "step {step}");
+                let two = 2 * LAYER_BYTES..2 * LAYER_BYTES + LAYER_BYTES / 4;
+                assert!(step == 0 || two.contains(&bytes), "{bytes} in step {step}");
+            }
+        }
+    }
+}
+
+#[test]
 fn ranks_that_use_parameters_in_another_order_are_told() {
     let _turn = turn();
-    told(|model| model.swap(0, 1), ["unit `0`", "unit `1`"]);
+    let swap = |model: &mut Vec<_>| model.swap(0, 1);
+    let start = ", part 0, after the start";
+    told(
+        0,
+        swap,
+        [&format!("unit `0`{start}"), &format!("unit `1`{start}")],
+    );
+    let step = ", part 0, after step 1, lr 0.05";
+    told(
+        1,
+        swap,
+        [&format!("unit `0`{step}"), &format!("unit `1`{step}")],
+    );
 }
 
 #[test]
 fn so_is_a_branch_that_one_rank_takes() {
     let _turn = turn();
-    told(|model| drop(model.remove(1)), ["unit `1`", "unit `2`"]);
+    let branch = |model: &mut Vec<_>| drop(model.remove(1));
+    let start = ", part 0, after the start";
+    told(
+        0,
+        branch,
+        [&format!("unit `1`{start}"), &format!("unit `2`{start}")],
+    );
+    // One rank gathers the unit ahead that the other uses already.
+    let step = "after step 1, lr 0.05";
+    let ahead = format!("unit `2`, part 0, while unit `1` computes, {step}");
+    told(1, branch, [&ahead, &format!("unit `2`, part 0, {step}")]);
 }
 
-/// The second rank's model is changed after it is prepared; the message names what each wants.
-fn told(change: impl Fn(&mut Vec<Linear<B>>) + Sync, sides: [&str; 2]) {
+/// The second rank's model is changed after some steps; the message names what each wants.
+fn told(steps: usize, change: impl Fn(&mut Vec<Linear<B>>) + Sync, sides: [&str; 2]) {
     let ended = ThreadGroup::spawn(2, Default::default(), |group| {
         let rank = group.rank();
         let adam = AdamWConfig::new().init();
         let settings = ZeroSettings::stage(Stage::Parameters);
         let mut zero = ZeroOptimizer::new(adam, Arc::new(group), settings)?;
         let mut model = zero.prepare::<B, _>(layers(3, 8, 0.2))?;
+        let loss = |model: &Vec<_>| layers::loss(model, Tensor::ones([2, 8], &Default::default()));
+        for _ in 0..steps {
+            let gradients = GradientsParams::from_grads(loss(&model).backward(), &model);
+            model = zero.step(0.05, model, gradients);
+        }
         if rank == 1 {
             change(&mut model);
         }
-        let loss = layers::loss(&model, Tensor::ones([2, 8], &Default::default()));
-        Ok::<_, ZeroError>(loss.into_data())
+        Ok::<_, ZeroError>(loss(&model).into_data())
     });
     let message = match ended {
         Err(ZeroError::Group(GroupFault::PeerPanicked { message, .. })) => message,
         other => panic!("{other:?}"),
     };
-    let sides = sides.map(|unit| format!("{unit}, part 0, after the start"));
     assert!(sides.iter().all(|side| message.contains(side)), "{message}");
 }
 

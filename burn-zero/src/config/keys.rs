@@ -105,10 +105,12 @@ refused unless off: bf16_optimizer_states | optimizer state is f32: remove it
 section: offload_optimizer offload_param
 read: stage
 read or default: reduce_bucket_size allgather_bucket_size cpu_offload cpu_offload_param
-ignored: stage3_prefetch_bucket_size prefetch_bucket_size | a unit is gathered, and a parameter uploaded, when an operation uses it, not ahead
-ignored: stage3_param_persistence_threshold param_persistence_threshold stage3_model_persistence_threshold model_persistence_threshold \
-    stage3_max_live_parameters max_live_parameters stage3_max_reuse_distance max_reuse_distance stage3_module_granularity_threshold \
-    module_granularity_threshold leaf_module | a parameter in host memory, small or large, is on the device only while an operation uses it
+ignored: stage3_prefetch_bucket_size prefetch_bucket_size | ranks gather one unit ahead, whatever its size
+ignored: stage3_param_persistence_threshold param_persistence_threshold stage3_model_persistence_threshold model_persistence_threshold | a small \
+    parameter is gathered in the buckets of its unit, so it costs no collective of its own
+ignored: stage3_max_live_parameters max_live_parameters | a rank holds the unit in use and the next one, whatever their size
+ignored: stage3_max_reuse_distance max_reuse_distance | a unit is freed when another is used
+ignored: stage3_module_granularity_threshold module_granularity_threshold leaf_module | units are the repeated blocks of the module, by path
 ignored: sub_group_size | AdamW on the host updates one parameter after the other
 ignored: stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save | Burn's records \
     have whole parameters

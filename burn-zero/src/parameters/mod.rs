@@ -1,6 +1,7 @@
 //! Parameters in host memory: what they are made from, and where new leaves of them go.
 
 mod shards;
+mod units;
 
 use core::marker::PhantomData;
 use std::collections::HashMap;
@@ -15,7 +16,8 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::{RematError, delivered, is_delivered};
 
 use crate::ZeroOptimizerError;
-pub(crate) use shards::{Shard, Shards, Units};
+pub(crate) use shards::Shards;
+pub(crate) use units::{Shard, Units};
 
 use crate::host::{HostRead, floats};
 use crate::optimizer::Statistics;

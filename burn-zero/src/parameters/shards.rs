@@ -2,10 +2,11 @@
 //! parameters.
 //!
 //! All ranks use units in the same order, because they run the same program: each gather is a collective whose label has the unit and the
-//! step, so that ranks which differ stop with both labels. A rank holds one gathered unit, in host memory: the one that was used last.
+//! step, so that ranks which differ stop with both labels. A rank holds two gathered units at most, in host memory: the one that was
+//! used last, and the next one by the order of the first step, which is gathered while this one computes.
 
 use core::fmt;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
@@ -15,86 +16,33 @@ use burn_checkpoint::delivered;
 use parking_lot::Mutex;
 
 use super::NewValue;
+use super::units::{Gathered, Shard, Unit, Units};
 use crate::backend::leaf_node;
-use crate::group::{HostBuffer, Split};
+use crate::group::Pending;
 use crate::optimizer::Parameters;
-use crate::reduce::{GradientReducer, Layout};
-use crate::shard::Bucket;
+use crate::reduce::GradientReducer;
 use crate::{ZeroError, raise};
-
-/// Elements of this rank's shard of a parameter, in f32.
-pub(crate) type Shard = Arc<Vec<f32>>;
-
-/// Parameters that are gathered together: those of a repeated block, such as `blocks.0`, or all that are in none.
-struct Unit {
-    /// The path of the block; nothing for the unit of all others.
-    path: String,
-    parameters: Vec<usize>,
-    buckets: Vec<Bucket>,
-}
-
-/// The units of a model.
-pub(crate) struct Units {
-    all: Vec<Unit>,
-    /// By parameter.
-    of: Vec<usize>,
-}
-
-impl Units {
-    pub(crate) fn new(layout: &Layout) -> Self {
-        let mut members: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        for (parameter, known) in layout.parameters().iter().enumerate() {
-            members
-                .entry(block(&known.path))
-                .or_default()
-                .push(parameter);
-        }
-        let mut of = vec![0; layout.parameters().len()];
-        let all = members
-            .into_iter()
-            .enumerate()
-            .map(|(unit, (path, parameters))| {
-                for &parameter in &parameters {
-                    of[parameter] = unit;
-                }
-                Unit {
-                    path: path.to_owned(),
-                    buckets: layout.map().fill(parameters.iter().copied()),
-                    parameters,
-                }
-            });
-        Self {
-            all: all.collect(),
-            of,
-        }
-    }
-}
-
-/// `blocks.0` of `blocks.0.mlp.weight`, nothing of `norm.gamma`.
-fn block(path: &str) -> &str {
-    let mut end = 0;
-    for part in path.split('.') {
-        end += part.len();
-        if part.bytes().all(|byte| byte.is_ascii_digit()) {
-            return &path[..end];
-        }
-        end += 1;
-    }
-    ""
-}
 
 /// The parameters after one step, which the leaves of the model share.
 pub(crate) struct Shards {
     reducer: Arc<GradientReducer>,
     units: Arc<Units>,
     /// By parameter.
-    own: Vec<Shard>,
+    own: Arc<[Shard]>,
     /// The step, for labels.
     at: String,
     /// The nodes of the leaves that were made of it, by parameter.
     leaves: Mutex<HashMap<usize, u64>>,
-    /// The unit that was used last, with its parameters.
-    gathered: Mutex<Option<(usize, HashMap<usize, TensorData>)>>,
+    held: Mutex<Held>,
+}
+
+/// The gathered units, by number.
+#[derive(Default)]
+struct Held {
+    /// The one that was used last.
+    last: Option<(usize, Gathered)>,
+    /// The one that is gathered ahead.
+    next: Option<(usize, Pending<Gathered>)>,
 }
 
 impl Shards {
@@ -104,13 +52,14 @@ impl Shards {
         own: Vec<Shard>,
         at: String,
     ) -> Arc<Self> {
+        units.begin();
         Arc::new(Self {
             reducer,
             units,
-            own,
+            own: own.into(),
             at,
             leaves: Mutex::default(),
-            gathered: Mutex::default(),
+            held: Mutex::default(),
         })
     }
 
@@ -192,50 +141,37 @@ impl Shards {
 
     /// All elements of a parameter. Panics with the error of the group.
     fn get(&self, parameter: usize) -> TensorData {
-        let unit = self.units.of[parameter];
-        let mut gathered = self.gathered.lock();
-        if gathered.as_ref().is_none_or(|(held, _)| *held != unit) {
-            *gathered = None; // before the next one arrives
-            *gathered = Some((unit, raise(self.gather(&self.units.all[unit]))));
+        let unit = self.units.of(parameter);
+        let mut held = self.held.lock();
+        if held.last.as_ref().is_none_or(|(last, _)| *last != unit) {
+            held.last = None; // before another arrives
+            let ahead = held.next.take().filter(|(next, _)| *next == unit);
+            let arriving = match ahead {
+                Some((_, arriving)) => arriving,
+                None => self.start(&self.units.all[unit], &self.at),
+            };
+            held.last = Some((unit, raise(arriving.wait())));
+            held.next = self.units.next(unit).map(|next| {
+                let [this, ahead] = [unit, next].map(|unit| &self.units.all[unit]);
+                // Told from a gather for a use: ranks that have used other units differ.
+                let at = format!("while unit `{}` computes, {}", this.path, self.at);
+                (next, self.start(ahead, &at))
+            });
         }
-        let (_, unit) = gathered.as_ref().expect("it was gathered");
+        let (_, unit) = held.last.as_ref().expect("it was gathered");
         unit[&parameter].clone()
     }
 
-    fn gather(&self, unit: &Unit) -> Result<HashMap<usize, TensorData>, ZeroError> {
-        let layout = self.reducer.layout();
-        let zeros = |&parameter: &usize| {
-            (
-                parameter,
-                vec![0.0; layout.parameters()[parameter].elements()],
-            )
-        };
-        let mut whole: HashMap<usize, Vec<f32>> = unit.parameters.iter().map(zeros).collect();
-        for (number, bucket) in unit.buckets.iter().enumerate() {
-            let mut part = Vec::with_capacity(bucket.part(layout.rank()).len());
-            let segments = bucket.segments().iter();
-            for segment in segments.filter(|segment| segment.owner == layout.rank()) {
-                let from = layout.position(segment.parameter, segment.range.start);
-                let own = &self.own[segment.parameter][from..from + segment.range.len()];
-                part.extend_from_slice(own);
-            }
-            let part = HostBuffer::from_f32(layout.dtype(bucket), part);
-            let label = format!("unit `{}`, part {number}, {}", unit.path, self.at);
-            let split = Split::Counts(bucket.counts());
-            let all = self.reducer.group().all_gather(&label, part, split)?;
-            let all = all.into_f32();
-            for segment in bucket.segments() {
-                let parameter = whole.get_mut(&segment.parameter);
-                let parameter = parameter.expect("a unit's buckets have its parameters only");
-                parameter[segment.range.clone()].copy_from_slice(&all[segment.in_bucket()]);
-            }
-        }
-        let tensor = |(parameter, elements): (usize, Vec<f32>)| {
-            let known = &layout.parameters()[parameter];
-            let data = TensorData::new(elements, known.shape.clone());
-            (parameter, data.convert_dtype(known.dtype))
-        };
-        Ok(whole.into_iter().map(tensor).collect())
+    fn gather(&self, unit: &Arc<Unit>) -> Result<Gathered, ZeroError> {
+        self.start(unit, &self.at).wait()
+    }
+
+    fn start(&self, unit: &Arc<Unit>, at: &str) -> Pending<Gathered> {
+        // Not the group, which its own jobs must not own.
+        let (unit, layout) = (unit.clone(), self.units.layout.clone());
+        let (own, at) = (self.own.clone(), at.to_owned());
+        let work = move |ranks: &mut _| unit.gather(&layout, &own, &at, ranks);
+        Pending::start(self.reducer.group(), work)
     }
 }
 

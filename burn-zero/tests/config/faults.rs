@@ -1,5 +1,7 @@
 //! What DeepSpeed 0.19.8 does and this crate did otherwise.
 
+use std::collections::BTreeSet;
+
 use burn_zero::{Memory, ZeroConfig};
 use serde_json::{Value, json};
 
@@ -89,5 +91,15 @@ fn the_keys_of_stage_3_are_listed_as_ignored() {
     assert_eq!(config.ignored.len(), 8, "{:?}", config.ignored);
     let of_stage_3 = &config.ignored["zero_optimization.cpu_offload_param"];
     assert_eq!(of_stage_3, "of stage 3, as in DeepSpeed");
+    let own = [
+        "stage3_prefetch_bucket_size",
+        "param_persistence_threshold",
+        "stage3_max_live_parameters",
+        "max_reuse_distance",
+        "sub_group_size",
+    ];
+    let reasons = own.map(|key| &config.ignored[&format!("zero_optimization.{key}")]);
+    let different: BTreeSet<_> = reasons.into_iter().collect();
+    assert_eq!(different.len(), own.len(), "each has its own: {different:?}");
     assert_eq!(config.offload_param, Memory::Device);
 }

@@ -1,0 +1,220 @@
+//! Units: parameters that are gathered together, and the order in which they are used.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use burn::tensor::TensorData;
+use parking_lot::Mutex;
+
+use crate::ZeroError;
+use crate::group::{Collectives, HostBuffer, Split};
+use crate::reduce::Layout;
+use crate::shard::Bucket;
+
+/// Elements of this rank's shard of a parameter, in f32.
+pub(crate) type Shard = Arc<Vec<f32>>;
+
+/// The parameters of a unit.
+pub(crate) type Gathered = HashMap<usize, TensorData>;
+
+/// Parameters that are gathered together: those of a repeated block, such as `blocks.0`, or all that are in none.
+pub(crate) struct Unit {
+    /// The path of the block; nothing for the unit of all others.
+    pub(super) path: String,
+    parameters: Vec<usize>,
+    buckets: Vec<Bucket>,
+}
+
+impl Unit {
+    /// All elements of its parameters, of which this rank has its `own`, by parameter. `at` is part of labels.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    pub(super) fn gather(
+        &self,
+        layout: &Layout,
+        own: &[Shard],
+        at: &str,
+        ranks: &mut Collectives,
+    ) -> Result<Gathered, ZeroError> {
+        let zeros = |&parameter: &usize| {
+            (
+                parameter,
+                vec![0.0; layout.parameters()[parameter].elements()],
+            )
+        };
+        let mut whole: HashMap<usize, Vec<f32>> = self.parameters.iter().map(zeros).collect();
+        for (number, bucket) in self.buckets.iter().enumerate() {
+            let mut part = Vec::with_capacity(bucket.part(layout.rank()).len());
+            let segments = bucket.segments().iter();
+            for segment in segments.filter(|segment| segment.owner == layout.rank()) {
+                let from = layout.position(segment.parameter, segment.range.start);
+                let own = &own[segment.parameter][from..from + segment.range.len()];
+                part.extend_from_slice(own);
+            }
+            let part = HostBuffer::from_f32(layout.dtype(bucket), part);
+            let label = format!("unit `{}`, part {number}, {at}", self.path);
+            let split = Split::Counts(bucket.counts());
+            let all = ranks.all_gather(&label, part, split)?.into_f32();
+            for segment in bucket.segments() {
+                let parameter = whole.get_mut(&segment.parameter);
+                let parameter = parameter.expect("a unit's buckets have its parameters only");
+                parameter[segment.range.clone()].copy_from_slice(&all[segment.in_bucket()]);
+            }
+        }
+        let tensor = |(parameter, elements): (usize, Vec<f32>)| {
+            let known = &layout.parameters()[parameter];
+            let data = TensorData::new(elements, known.shape.clone());
+            (parameter, data.convert_dtype(known.dtype))
+        };
+        Ok(whole.into_iter().map(tensor).collect())
+    }
+}
+
+/// The units of a model, by number.
+pub(crate) struct Units {
+    pub(super) layout: Arc<Layout>,
+    pub(super) all: Vec<Arc<Unit>>,
+    /// By parameter.
+    of: Vec<usize>,
+    order: Mutex<Order>,
+}
+
+impl Units {
+    pub(crate) fn new(layout: &Layout) -> Self {
+        let mut members: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (parameter, known) in layout.parameters().iter().enumerate() {
+            members
+                .entry(block(&known.path))
+                .or_default()
+                .push(parameter);
+        }
+        let mut of = vec![0; layout.parameters().len()];
+        let all = members
+            .into_iter()
+            .enumerate()
+            .map(|(unit, (path, parameters))| {
+                for &parameter in &parameters {
+                    of[parameter] = unit;
+                }
+                Arc::new(Unit {
+                    path: path.to_owned(),
+                    buckets: layout.map().fill(parameters.iter().copied()),
+                    parameters,
+                })
+            });
+        Self {
+            all: all.collect(),
+            of,
+            layout: Arc::new(layout.clone()),
+            order: Mutex::default(),
+        }
+    }
+
+    /// The unit of a parameter.
+    pub(super) fn of(&self, parameter: usize) -> usize {
+        self.of[parameter]
+    }
+
+    /// Begins a step.
+    pub(super) fn begin(&self) {
+        let mut order = self.order.lock();
+        order.is_known = !order.units.is_empty();
+        (order.at, order.last) = (0, None);
+    }
+
+    /// The unit that is expected after this one, which is used now.
+    pub(super) fn next(&self, unit: usize) -> Option<usize> {
+        self.order.lock().next(unit)
+    }
+}
+
+/// `blocks.0` of `blocks.0.mlp.weight`, nothing of `norm.gamma`.
+fn block(path: &str) -> &str {
+    let mut end = 0;
+    for part in path.split('.') {
+        end += part.len();
+        if part.bytes().all(|byte| byte.is_ascii_digit()) {
+            return &path[..end];
+        }
+        end += 1;
+    }
+    ""
+}
+
+/// The order in which the first step used units. What it expects depends on uses alone, which are the same on all ranks: each is a
+/// collective, or the use of what a collective has brought.
+#[derive(Default)]
+struct Order {
+    units: Vec<usize>,
+    /// Whether the first step has ended.
+    is_known: bool,
+    /// Where in `units` the next use is expected.
+    at: usize,
+    last: Option<usize>,
+}
+
+impl Order {
+    fn next(&mut self, unit: usize) -> Option<usize> {
+        if !self.is_known {
+            self.units.push(unit);
+            return None;
+        }
+        let last = self.last.replace(unit);
+        let (units, expected) = (&self.units, self.at);
+        // Where another order begins, such as that of validation or of a second micro-batch: after the same unit, if there is such a place.
+        let follows = |at: &usize| {
+            let before = at.checked_sub(1).map(|before| units[before]);
+            units[*at] == unit && (*at == expected || before == last)
+        };
+        let mut places = (expected..units.len()).chain(0..expected);
+        let place = places.find(follows);
+        let place = place.or_else(|| units.iter().position(|used| *used == unit));
+        self.at = place.map_or(units.len(), |place| place + 1);
+        units.get(self.at).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is expected after each use.
+    fn expected(of_first_step: &[usize], used: &[usize]) -> Vec<Option<usize>> {
+        let mut order = Order {
+            units: of_first_step.to_vec(),
+            is_known: true,
+            ..Order::default()
+        };
+        used.iter().map(|unit| order.next(*unit)).collect()
+    }
+
+    const STEP: [usize; 6] = [0, 1, 2, 3, 2, 1];
+
+    #[test]
+    fn a_step_like_the_first_is_expected_whole() {
+        let next = STEP.iter().skip(1).map(|unit| Some(*unit));
+        let next: Vec<_> = next.chain([None]).collect();
+        assert_eq!(expected(&STEP, &STEP), next);
+    }
+
+    #[test]
+    fn so_is_a_second_micro_batch() {
+        let twice = [STEP, STEP].concat();
+        let found = expected(&STEP, &twice);
+        assert_eq!(found[..6], found[6..]);
+    }
+
+    #[test]
+    fn validation_misses_once_a_batch() {
+        let found = expected(&STEP, &[0, 1, 2, 3, 0, 1, 2, 3, 0]);
+        let expected = [1, 2, 3, 2, 1, 2, 3, 2, 1].map(Some);
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_unit_that_the_first_step_did_not_use_is_before_nothing() {
+        assert_eq!(expected(&STEP, &[0, 7, 2]), [Some(1), None, Some(3)]);
+    }
+}
