@@ -100,6 +100,10 @@ fn the_keys_of_stage_3_are_listed_as_ignored() {
     ];
     let reasons = own.map(|key| &config.ignored[&format!("zero_optimization.{key}")]);
     let different: BTreeSet<_> = reasons.into_iter().collect();
-    assert_eq!(different.len(), own.len(), "each has its own: {different:?}");
+    assert_eq!(
+        different.len(),
+        own.len(),
+        "each has its own: {different:?}"
+    );
     assert_eq!(config.offload_param, Memory::Device);
 }
