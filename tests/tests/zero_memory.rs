@@ -104,8 +104,10 @@ fn a_gpt_trains_within_a_limit_that_it_exceeds_without_stage_two() {
     assert!(zero.0 > 3.9, "{}", zero.0);
     assert!(one.0 > LIMIT, "{}", one.0);
     assert!(two.0 < LIMIT, "{}", two.0);
-    // Parameters are sharded too; and the optimizer's state leaves the heap.
-    assert!(three.0 < two.0 - 0.5, "{} {}", three.0, two.0);
+    // Parameters are sharded too: a rank has an eighth of them, two units of six, and the buffer in which one arrives. And the optimizer's
+    // state leaves the heap.
+    let left = 1.0 / RANKS as f64 + 3.0 / 6.0;
+    assert!(three.0 < two.0 - 1.0 + left, "{} {}", three.0, two.0);
     assert!(on_host.0 < three.0, "{} {}", on_host.0, three.0);
     let [first, last] = two.1;
     assert!(last < first, "it learns: {first} {last}");
