@@ -478,11 +478,11 @@ impl<'a> Classes<'a> {
 
 fn owner(storage: &Storage, kind: Kind) -> String {
     let after = storage.owner.as_deref().unwrap_or("");
-    match (kind, &storage.parameter) {
-        (_, Some(parameter)) => parameter.to_string(),
-        (Kind::OptimizerState, None) if !after.is_empty() => after.into(),
-        (_, None) if after.is_empty() => storage.row.name.into(),
-        (_, None) => format!("{} after {after}", storage.row.name),
+    let state = storage.next.get().filter(|_| kind == Kind::OptimizerState);
+    match storage.parameter.as_ref().or(state) {
+        Some(parameter) => parameter.to_string(),
+        None if after.is_empty() => storage.row.name.into(),
+        None => format!("{} after {after}", storage.row.name),
     }
 }
 

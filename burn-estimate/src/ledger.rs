@@ -3,7 +3,7 @@
 //! A *storage* is memory that one or more tensors share: views of each other. It is freed with the last of them. The clock counts
 //! allocations and frees.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn_checkpoint::is_replaying;
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
@@ -33,6 +33,8 @@ pub(crate) struct Storage {
     pub row: &'static Row,
     /// The module whose parameter was used last before it was allocated.
     pub owner: Option<Arc<str>>,
+    /// The parameter that was used with it or next after its last use: an optimizer computes its state before it touches the parameter.
+    pub next: Arc<OnceLock<Arc<str>>>,
     /// The parameter that it is.
     pub parameter: Option<Arc<str>>,
     /// Whether its elements are booleans or random numbers.
@@ -86,6 +88,8 @@ pub(crate) struct Ledger {
     clock: u64,
     phase: Phase,
     owner: Option<Arc<str>>,
+    /// The parameter that will be used next, once it is.
+    upcoming: Arc<OnceLock<Arc<str>>>,
     recording: Option<Recording>,
 }
 
@@ -98,6 +102,7 @@ impl Default for Ledger {
             clock: 0,
             phase: Phase::Forward,
             owner: None,
+            upcoming: Arc::default(),
             recording: None,
         }
     }
@@ -217,12 +222,17 @@ impl Ledger {
 
     /// Follows the phases, and the module whose parameters are in use.
     fn follow(&mut self, op: &OperationIr, row: &Row) {
-        let parameter = op.inputs().find_map(|input| {
-            let view = self.tensors.get(&input.id)?;
-            self.storages.get(&view.storage)?.parameter.clone()
-        });
-        if parameter.is_some() {
-            self.owner = parameter;
+        let mut parameter = None;
+        for input in op.inputs() {
+            let view = self.tensors.get(&input.id);
+            if let Some(storage) = view.and_then(|view| self.storages.get_mut(&view.storage)) {
+                storage.next = self.upcoming.clone();
+                parameter = parameter.or_else(|| storage.parameter.clone());
+            }
+        }
+        if let Some(parameter) = parameter {
+            let _ = std::mem::take(&mut self.upcoming).set(parameter.clone());
+            self.owner = Some(parameter);
         }
         let phase = match self.phase {
             _ if rules::begins_backward(op, row) => Phase::Backward,
@@ -283,6 +293,7 @@ impl Ledger {
             tensors: 0,
             row,
             owner: self.owner.clone(),
+            next: self.upcoming.clone(),
             parameter: None,
             is_mask,
             born: self.clock,

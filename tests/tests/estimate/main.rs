@@ -11,13 +11,20 @@ mod ranks;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::Autodiff;
+use burn::nn::{Linear, LinearConfig};
 use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::{AdamW, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{
+    AdamW, AdamWConfig, GradientsAccumulator, GradientsParams, Optimizer, SgdConfig,
+};
+use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{AccumConfig, MultiSteps};
 use burn_amp::{Autocast, Bf16, F16};
-use burn_checkpoint::{MemoryBudget, Remat};
-use burn_estimate::{DeviceProfile, Estimate, Meta, MetaDevice, Shares, estimate_step};
+use burn_checkpoint::{MemoryBudget, Remat, RematStats};
+use burn_estimate::{
+    DeviceProfile, Estimate, Holder, Kind, Meta, MetaDevice, Shares, estimate_step,
+};
 use burn_flex::Flex;
 use examples::gpt::recompute::Checkpoint;
 use peak_alloc::PeakAlloc;
@@ -223,6 +230,70 @@ fn gpt_with_a_budget() {
         ..once(&Gpt(Checkpoint::None))
     };
     case.check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>("gpt, a budget");
+}
+
+/// An estimate's evictions are those of the real run.
+#[test]
+fn replays_under_a_budget_are_those_of_the_real_run() {
+    let _turn = turn();
+    for micro_batches in [1, 2] {
+        let case = Case {
+            micro_batches,
+            budget_bytes: Some(20 << 20),
+            ..once(&EncoderDecoder)
+        };
+        let replayed = case.run::<Autodiff<Remat<Flex>>, _>(|model, step| {
+            let model = step(model);
+            let before = RematStats::of_thread().replayed_operations;
+            drop(step(model));
+            RematStats::of_thread().replayed_operations - before
+        });
+        assert!(replayed > 0);
+        let estimate = case.estimate::<Autodiff<Remat<Meta>>>();
+        assert_eq!(estimate.replayed_operations, replayed, "{micro_batches}");
+    }
+}
+
+/// Optimizers compute their state before they touch its parameter.
+#[test]
+fn state_has_the_name_of_its_parameter() {
+    fn check(optimizer: impl Optimizer<Pair, B>, per_parameter: usize) {
+        let mut optimizer = optimizer;
+        let device = MetaDevice::default();
+        let layer = |input, output| LinearConfig::new(input, output).init::<B>(&device);
+        let model: Pair = vec![layer(48, 32), layer(32, 16)];
+        let (estimate, _) = estimate_step::<B, _>(model, |model| {
+            let x = Tensor::<B, 2>::zeros([4, 48], &device);
+            let y = model.iter().fold(x, |x, layer| layer.forward(x));
+            let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
+            optimizer.step(1e-3, model, gradients)
+        });
+        let state = |holder: &&Holder| holder.kind == Kind::OptimizerState;
+        let mut found: Vec<_> = estimate.holders.iter().filter(state).collect();
+        found.sort_by_key(|holder| &holder.owner);
+        let found: Vec<_> = found
+            .into_iter()
+            .map(|holder| (holder.owner.as_str(), holder.bytes as usize))
+            .collect();
+        let bytes = |elements| 4 * per_parameter * elements;
+        let expected = [
+            ("0.bias", bytes(32)),
+            ("0.weight", bytes(48 * 32)),
+            ("1.bias", bytes(16)),
+            ("1.weight", bytes(32 * 16)),
+        ];
+        assert_eq!(found, expected, "{estimate}");
+    }
+    type B = Autodiff<Meta>;
+    type Pair = Vec<Linear<B>>;
+    let _turn = turn();
+    check(AdamWConfig::new().init::<B, Pair>(), 2);
+    check(
+        AdamWConfig::new().with_weight_decay(0.0).init::<B, Pair>(),
+        2,
+    );
+    let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    check(momentum.init::<B, Pair>(), 1);
 }
 
 #[test]
