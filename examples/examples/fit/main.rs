@@ -592,14 +592,18 @@ fn scaled(text: &str, units: &[(char, f64)]) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::{Mutex, MutexGuard, PoisonError};
 
     use super::*;
 
     /// One at a time: what other tests hold on the default device would count too.
-    fn run(arguments: &str) -> Report {
+    fn turn() -> MutexGuard<'static, ()> {
         static TURN: Mutex<()> = Mutex::new(());
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(arguments: &str) -> Report {
+        let _turn = turn();
         let arguments = ["fit"].into_iter().chain(arguments.split_whitespace());
         Fit::parse_from(arguments).run().unwrap()
     }
@@ -690,5 +694,44 @@ mod tests {
         let budget = some.plan.fitting.iter().find(budget).expect("one fits");
         assert!(budget.estimate.replayed_operations > 0);
         assert!(budget.setting.code().contains("MemoryBudget::bytes("));
+    }
+
+    /// Against every setting run on its own with all of its micro-batches, by counted cost, for limits that let through all, half, a quarter and
+    /// an eighth of them.
+    #[test]
+    fn the_plan_is_as_fast_as_an_exhaustive_search() {
+        let options = "--layers 2 --width 64 --context 64 --effective-batch 8 --memory";
+        let all = run(&format!("{options} 1G"));
+        let alone = |setting: Setting| {
+            let _turn = turn();
+            let model = all.model.clone().with_checkpoint(setting.checkpoint);
+            let estimate = update(&model, setting).shared(setting.shares());
+            (estimate.peak_bytes, estimate.time(&DeviceProfile::RTX_4090))
+        };
+        let searched: Vec<_> = settings(8, all.asked.setting)
+            .into_iter()
+            .map(alone)
+            .collect();
+        assert!(searched.len() >= 20);
+        let mut peaks: Vec<_> = searched.iter().map(|(peak, _)| *peak).collect();
+        peaks.sort_unstable();
+        let mut chosen = Vec::new();
+        for part in [1, 2, 4, 8] {
+            let memory = peaks[peaks.len() / part - 1];
+            let best = run(&format!("{options} {memory}")).plan.fitting[0].setting;
+            let (peak, time) = alone(best);
+            assert!(peak <= memory, "{best}: {peak} bytes, of {memory}");
+            let fitting = searched.iter().filter(|(peak, _)| *peak <= memory);
+            let fastest = fitting.map(|(_, time)| *time).min().expect("a part fits");
+            println!("{memory} bytes: {best}: {time:?}, the fastest {fastest:?}");
+            assert!(
+                time <= fastest.mul_f64(1.05),
+                "{best}: {time:?}, {fastest:?}"
+            );
+            chosen.push(best);
+        }
+        // Less memory takes another setting.
+        chosen.dedup();
+        assert!(chosen.len() > 1, "{chosen:?}");
     }
 }
