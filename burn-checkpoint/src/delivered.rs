@@ -52,6 +52,47 @@ pub fn delivered<B: Backend>(
     device: &Device<B>,
     data: impl Fn() -> TensorData + Send + Sync + 'static,
 ) -> Result<FloatTensor<B>, RematError> {
+    let data = Arc::new(move |_| data());
+    let request = Request {
+        shape,
+        dtype,
+        data,
+        has: None,
+    };
+    requested::<B>(request, device)
+}
+
+/// As [`delivered`], but where it, or a view of it, is cast to another type that it `has`, `data` is asked for the elements in that type, and
+/// the cast computes nothing: under autocast they are sent and uploaded in the low type. They are those that the backend's cast gives.
+///
+/// # Errors
+///
+/// As [`delivered`].
+///
+/// # Panics
+///
+/// As [`delivered`].
+pub fn delivered_in_types<B: Backend>(
+    shape: Shape,
+    dtype: DType,
+    device: &Device<B>,
+    has: impl Fn(DType) -> bool + Send + Sync + 'static,
+    data: impl Fn(DType) -> TensorData + Send + Sync + 'static,
+) -> Result<FloatTensor<B>, RematError> {
+    let (data, has) = (Arc::new(data), Arc::new(has));
+    let request = Request {
+        shape,
+        dtype,
+        data,
+        has: Some(has),
+    };
+    requested::<B>(request, device)
+}
+
+fn requested<B: Backend>(
+    request: Request,
+    device: &Device<B>,
+) -> Result<FloatTensor<B>, RematError> {
     /// Also where a backend outside of `Remat` panics.
     struct Withdraw;
     impl Drop for Withdraw {
@@ -60,8 +101,7 @@ pub fn delivered<B: Backend>(
         }
     }
     let _withdraw = Withdraw;
-    let data = Arc::new(data);
-    Request { shape, dtype, data }.put();
+    request.put();
     // Every decorator passes data on to the backend below it: `Remat` answers with the tensor that is requested.
     let tensor = B::float_from_data(TensorData::from([0.0f32]), device);
     match Request::take() {

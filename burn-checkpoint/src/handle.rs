@@ -6,10 +6,9 @@ use std::sync::atomic::Ordering;
 use std::thread::panicking;
 
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, Shape, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 
 use crate::clock::Lineage;
-use crate::context;
 use crate::entry::Origin;
 use crate::kind::{Kind, Value};
 use crate::node::{Node, Source, Storage, take_value, vacate};
@@ -17,6 +16,7 @@ use crate::recipe::Saved;
 use crate::replay;
 use crate::trace::EventKind;
 use crate::unwound::{self, Held};
+use crate::{call, context};
 
 /// A tensor of [`Remat`](crate::Remat): the inner backend's, or a managed one whose storage comes and goes.
 pub enum Handle<B: Backend, K: Kind<B>> {
@@ -213,6 +213,14 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         match self {
             Self::Resident(_) => false,
             Self::Managed(managed) => managed.node().meta.is_delivered,
+        }
+    }
+
+    /// A delivered tensor in another type, if its elements can be asked for in it.
+    pub(crate) fn in_type(&self, dtype: DType) -> Option<Self> {
+        match self {
+            Self::Resident(_) => None,
+            Self::Managed(managed) => call::in_type(managed.node(), dtype).map(Self::Managed),
         }
     }
 

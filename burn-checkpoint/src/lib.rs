@@ -126,7 +126,7 @@ pub use budget::MemoryBudget;
 pub use burn_decorator::profile::DeviceProfile;
 pub use chain::{checkpoint_chain, checkpoint_sequential, profile_chain, profile_tail};
 pub use decorator::Remat;
-pub use delivered::{delivered, is_delivered};
+pub use delivered::{delivered, delivered_in_types, is_delivered};
 pub use download::ReadsInPlace;
 pub use error::RematError;
 pub use handle::{Handle, Managed};

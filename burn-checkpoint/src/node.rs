@@ -37,7 +37,13 @@ pub(crate) trait Recipe<B: Backend>: Send + Sync {
     fn data(&self) -> Option<TensorData> {
         None
     }
+    /// The recipe of the same tensor in another type, with what it is a view of, if its elements can be asked for in that type.
+    fn in_type(&self, _dtype: DType) -> Option<InType<B>> {
+        None
+    }
 }
+
+pub(crate) type InType<B> = (Option<Source<B>>, Box<dyn Recipe<B>>);
 
 /// The record of a managed tensor.
 pub(crate) struct Node<B: Backend> {

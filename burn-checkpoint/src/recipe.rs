@@ -5,12 +5,15 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use burn_backend::tensor::Device;
-use burn_backend::{Backend, TensorData, TensorMetadata};
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::{Backend, DType, TensorData, TensorMetadata};
 
+use crate::call;
 use crate::kind::{Bool, Float, Int, Kind, Quant, Value};
-use crate::node::{Input, Node, Recipe, Source, Storage, take_value};
+use crate::node::{InType, Input, Node, Recipe, Source, Storage, take_value};
+use crate::op::OpInfo;
 use crate::request::Request;
+use crate::work::Work;
 
 /// The recipe that an operation's row makes: one closure that can do both.
 pub(crate) struct Operation<F>(pub F);
@@ -126,6 +129,56 @@ impl<B: Backend> Recipe<B> for Upload<B> {
 
     fn data(&self) -> Option<TensorData> {
         Some(self.request.data())
+    }
+
+    fn in_type(&self, dtype: DType) -> Option<InType<B>> {
+        let (request, device) = (self.request.in_type(dtype)?, self.device.clone());
+        Some((None, Box::new(Self { request, device })))
+    }
+}
+
+/// A view or cast of a delivered tensor, computed when it is used.
+pub(crate) struct OnUse<B: Backend, F> {
+    op: &'static OpInfo,
+    input: Saved<B, Float>,
+    run: Arc<F>,
+}
+
+impl<B: Backend, F> OnUse<B, F>
+where
+    F: Fn(FloatTensor<B>) -> Value<B> + Send + Sync + 'static,
+{
+    pub fn new(op: &'static OpInfo, input: Saved<B, Float>, run: F) -> Self {
+        let run = Arc::new(run);
+        Self { op, input, run }
+    }
+}
+
+impl<B: Backend, F> Recipe<B> for OnUse<B, F>
+where
+    F: Fn(FloatTensor<B>) -> Value<B> + Send + Sync + 'static,
+{
+    fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
+        self.input.show(visit);
+    }
+
+    fn run(&self) -> Value<B> {
+        (self.run)(self.input.load())
+    }
+
+    fn in_type(&self, dtype: DType) -> Option<InType<B>> {
+        // A view of the cast is the cast of the view.
+        let viewed = match &self.input {
+            Saved::Node(viewed) if self.op.work == Work::View => viewed,
+            _ => return None,
+        };
+        let viewed = call::in_type(viewed.node(), dtype)?;
+        let recipe = Self {
+            op: self.op,
+            input: Saved::Node(viewed.source()),
+            run: self.run.clone(),
+        };
+        Some((Some(viewed.source()), Box::new(recipe)))
     }
 }
 

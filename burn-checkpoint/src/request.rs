@@ -12,11 +12,16 @@ use crate::work::Work;
 /// The operation that delivers it.
 pub(crate) const DELIVERED: OpInfo = OpInfo::new("delivered", Work::Fixed, "Remat");
 
+type Has = dyn Fn(DType) -> bool + Send + Sync;
+
 /// A tensor that [`delivered`](crate::delivered()) asks this thread's `Remat` for.
 pub(crate) struct Request {
     pub shape: Shape,
     pub dtype: DType,
-    pub data: Arc<dyn Fn() -> TensorData + Send + Sync>,
+    /// The elements in the type that is asked for.
+    pub data: Arc<dyn Fn(DType) -> TensorData + Send + Sync>,
+    /// Whether another type than its own may be asked for.
+    pub has: Option<Arc<Has>>,
 }
 
 impl fmt::Debug for Request {
@@ -40,13 +45,25 @@ impl Request {
         REQUEST.take()
     }
 
+    /// The tensor in another type, if its elements may be asked for in it.
+    pub fn in_type(&self, dtype: DType) -> Option<Self> {
+        let is_there = dtype != self.dtype && self.has.as_ref()?(dtype);
+        is_there.then(|| Self {
+            shape: self.shape.clone(),
+            dtype,
+            data: self.data.clone(),
+            // What is cast back is what was rounded.
+            has: None,
+        })
+    }
+
     /// The elements.
     ///
     /// # Panics
     ///
     /// If they have another shape or type.
     pub fn data(&self) -> TensorData {
-        let data = (self.data)();
+        let data = (self.data)(self.dtype);
         let expected = (self.shape.clone(), self.dtype);
         let found = burn_decorator::shape_and_dtype!(data);
         assert!(

@@ -14,6 +14,7 @@ use burn::module::{AutodiffModule, Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
+use burn_amp::{Autocast, Bf16};
 use burn_checkpoint::{Remat, checkpoint};
 use burn_flex::Flex;
 use burn_zero::group::Operation;
@@ -299,6 +300,51 @@ fn the_next_unit_is_gathered_while_one_computes_and_two_are_held() {
                 assert!(step == 0 || two.contains(&bytes), "{bytes} in step {step}");
             }
         }
+    }
+}
+
+#[test]
+fn under_autocast_units_are_gathered_in_the_low_type_with_the_same_bits() {
+    let _turn = turn();
+    type Low = Autocast<B, Bf16>;
+    const LAYERS: usize = 4;
+    let run = |stage| {
+        let trained = ThreadGroup::spawn(2, Default::default(), |group| {
+            let group = Arc::new(group);
+            let adam = AdamWConfig::new().init();
+            let settings = ZeroSettings {
+                bucket_elements: WIDTH * WIDTH,
+                ..ZeroSettings::stage(stage)
+            };
+            let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
+            let mut model = zero.prepare::<Low, _>(layers(LAYERS, WIDTH, 0.2))?;
+            let sent = || group.traffic().of(Operation::AllGather).data_bytes;
+            let (mut losses, mut gathered) = (Vec::new(), Vec::new());
+            for step in 0..STEPS {
+                let before = sent();
+                let x = 0.1 * (step + group.rank()) as f64;
+                let loss = layers::loss(&model, Tensor::full([2, WIDTH], x, &Default::default()));
+                losses.push(loss.clone().into_data());
+                let gradients = GradientsParams::from_grads(loss.backward(), &model);
+                model = zero.step(0.01, model, gradients);
+                gathered.push(sent() - before);
+            }
+            // In their own type, though they are held in the low one.
+            Ok::<_, ZeroError>((losses, bits(&model), gathered))
+        });
+        let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
+        trained.expect("ranks agree")
+    };
+    let expected = run(Stage::Gradients);
+    let uses = (2 * LAYERS - 2) as u64;
+    let bytes = uses * (WIDTH * WIDTH / 2 * 4) as u64;
+    for (expected, (losses, parameters, gathered)) in
+        expected.into_iter().zip(run(Stage::Parameters))
+    {
+        assert_eq!(expected.0, losses);
+        assert!(expected.1 == parameters);
+        // The first step tells in which type they are used.
+        assert_eq!(gathered, [bytes, bytes / 2, bytes / 2]);
     }
 }
 

@@ -75,6 +75,20 @@ pub(crate) fn delivered<B: Backend>(request: Request, device: &Device<B>) -> Man
     derived(OP, promised, Box::new(Upload { request, device }))
 }
 
+/// A delivered tensor in another type, or a view of one, if its elements can be asked for in it.
+pub(crate) fn in_type<B: Backend>(node: &Node<B>, dtype: DType) -> Option<Managed<B>> {
+    let (viewed, recipe) = node.recipe.lock().as_ref()?.in_type(dtype)?;
+    let meta = &node.meta;
+    let promised = Promised {
+        shape: meta.shape.clone(),
+        dtype,
+        device: meta.device.clone(),
+        row_major: meta.row_major,
+        viewed,
+    };
+    Some(derived(meta.op, promised, recipe))
+}
+
 /// What is known of a tensor before it is delivered, or computed from one that is.
 pub(crate) struct Promised<B: Backend> {
     pub shape: Shape,

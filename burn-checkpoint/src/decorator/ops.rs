@@ -18,7 +18,7 @@ use crate::handle::{Handle, Managed};
 use crate::kind::Value;
 use crate::node::Input;
 use crate::op::OpInfo;
-use crate::recipe::{Operation, Saved, SavedValue, operation};
+use crate::recipe::{OnUse, Saved, SavedValue, operation};
 use crate::request::{self, Request};
 use crate::work::Work;
 use crate::{clock, context};
@@ -139,14 +139,10 @@ macro_rules! on_use {
                 return apart(move || {
                     let mut $promised = call::Promised::like(&$x);
                     $change;
-                    let saved = (save!($kind $x), $(save!($plain $arg),)*);
-                    let recipe = Operation::of::<B>(move |visit| {
-                        let ($x, $($arg,)*) = &saved;
-                        if let Some(visit) = visit {
-                            $x.show(visit);
-                            return Value::Absent;
-                        }
-                        value!($ret B::$op(load!($kind $x) $(, load!($plain $arg))*))
+                    let (input, saved) = (save!($kind $x), ($(save!($plain $arg),)*));
+                    let recipe = OnUse::new(OP, input, move |$x| {
+                        let ($($arg,)*) = &saved;
+                        value!($ret B::$op($x $(, load!($plain $arg))*))
                     });
                     Handle::Managed(call::derived(OP, $promised, Box::new(recipe)))
                 });
@@ -254,7 +250,12 @@ macro_rules! method {
         on_use! { $trait view float_expand($x: $a, $shape: $b) -> $ret, same if $x.shape() == $shape, promised => promised.shape = $shape.clone() }
     };
     ($trait:ident cheap float_cast($x:ident: $a:tt, $dtype:ident: $b:tt) -> $ret:tt) => {
-        on_use! { $trait cheap float_cast($x: $a, $dtype: $b) -> $ret, same if $x.dtype() == $dtype.into(), promised => promised.dtype = $dtype.into() }
+        on_use! { $trait cheap float_cast($x: $a, $dtype: $b) -> $ret, same if {
+            if let Some(cast) = $x.in_type($dtype.into()) {
+                return cast;
+            }
+            $x.dtype() == $dtype.into()
+        }, promised => promised.dtype = $dtype.into() }
     };
     ($trait:ident cheap float_to_device($x:ident: $a:tt, $device:ident: $b:tt) -> $ret:tt) => {
         on_use! { $trait cheap float_to_device($x: $a, $device: $b) -> $ret, same if $x.device() == *$device, promised => promised.device = $device.clone() }

@@ -1,15 +1,15 @@
 //! Tensors that are delivered at each use: the bits of resident ones, and nothing of them stays.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
 use burn_checkpoint::{
     MemoryBudget, Policy, Remat, RematError, RematStats, checkpoint, checkpoint_with, delivered,
-    evict, is_delivered,
+    delivered_in_types, evict, is_delivered,
 };
 use burn_flex::Flex;
 
@@ -137,6 +137,68 @@ fn a_view_or_a_cast_is_uploaded_for_its_use_only() {
         take_counts().get("float_from_data"),
         None,
         "a read is no use"
+    );
+}
+
+#[test]
+fn a_cast_to_a_type_that_is_there_asks_for_that_type_through_views() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let note = asked.clone();
+    let has = |dtype| dtype == DType::BF16;
+    let data = move |dtype| {
+        note.lock().unwrap().push(dtype);
+        let float = on_device::<Flex>(0);
+        match dtype {
+            DType::BF16 => float.cast(DType::BF16).into_data(),
+            _ => float.into_data(),
+        }
+    };
+    let device = Default::default();
+    let weight = delivered_in_types::<B>([8, 8].into(), DType::F32, &device, has, data);
+    let weight = TensorPrimitive::Float(weight.expect("a `Remat`"));
+    let weight = Tensor::<B, 2>::from_primitive(weight).require_grad();
+    let plain = on_device::<Autodiff<Flex>>(0);
+    let check = |of: fn(Tensor<B, 2>) -> Tensor<B, 2>, plain: Tensor<_, 2>, types: &[DType]| {
+        assert_eq!(of(weight.clone()).into_data(), plain.into_data());
+        assert_eq!(*asked.lock().unwrap(), types);
+        asked.lock().unwrap().clear();
+    };
+    let low = |w: Tensor<_, 2>| w.transpose().reshape([4, 16]).cast(DType::BF16);
+    check(
+        |w| {
+            w.transpose()
+                .reshape([4, 16])
+                .cast(DType::BF16)
+                .mul_scalar(3)
+        },
+        low(plain.clone()).mul_scalar(3),
+        &[DType::BF16],
+    );
+    // What is cast back was rounded; another type is computed from its own.
+    check(
+        |w| w.cast(DType::BF16).cast(DType::F32),
+        plain.clone().cast(DType::BF16).cast(DType::F32),
+        &[DType::BF16],
+    );
+    check(
+        |w| w.cast(DType::F16),
+        plain.clone().cast(DType::F16),
+        &[DType::F32],
+    );
+    let gradient = |w: &Tensor<B, 2>| {
+        let loss = w.clone().transpose().cast(DType::BF16).powi_scalar(2).sum();
+        w.grad(&loss.backward()).expect("it is trained").into_data()
+    };
+    let loss = plain.clone().transpose().cast(DType::BF16);
+    let loss = loss.powi_scalar(2).sum();
+    let expected = plain.grad(&loss.backward()).expect("it is trained");
+    assert_eq!(gradient(&weight), expected.into_data());
+    assert!(
+        asked
+            .lock()
+            .unwrap()
+            .iter()
+            .all(|dtype| *dtype == DType::BF16)
     );
 }
 

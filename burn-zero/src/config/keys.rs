@@ -116,7 +116,7 @@ ignored: stage3_gather_16bit_weights_on_model_save gather_16bit_weights_on_model
     have whole parameters
 ignored: stage3_use_all_reduce_for_fetch_params use_all_reduce_for_fetch_params stage3_allgather_sequential allgather_sequential \
     stage3_partition_stream_chunk_size partition_stream_chunk_size zero_hpz_partition_size zero_quantized_weights \
-    zero_quantized_nontrainable_weights mics_shard_size mics_hierarchical_params_gather | ranks gather a unit's parameters in their own type, from all
+    zero_quantized_nontrainable_weights mics_shard_size mics_hierarchical_params_gather | ranks gather a unit from all ranks, and quantize nothing
 ignored: memory_efficient_linear pipeline_loading_checkpoint override_module_apply save_muon_momentum_buffer_in_memory | of PyTorch's modules
 ignored: overlap_comm | stage 2 always reduces gradients while backward goes on, the other stages do in the step
 ignored: cpu_offload_use_pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice

@@ -3,22 +3,25 @@
 //!
 //! All ranks use units in the same order, because they run the same program: each gather is a collective whose label has the unit and the
 //! step, so that ranks which differ stop with both labels. A rank holds two gathered units at most, in host memory: the one that was
-//! used last, and the next one by the order of the first step, which is gathered while this one computes.
+//! used last, and the next one by the order of the first step, which is gathered while this one computes. A parameter that steps cast
+//! before they use it, as autocast does, is gathered in the type of the cast: each rank casts its shard of it after the update.
 
 use core::fmt;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::AutodiffModule;
-use burn::tensor::{Shape, TensorData, backend::AutodiffBackend};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Shape, TensorData};
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_checkpoint::delivered;
+use burn_checkpoint::delivered_in_types;
 use parking_lot::Mutex;
 
 use super::NewValue;
-use super::units::{Gathered, Shard, Unit, Units};
+use super::units::{Gathered, Rounded, Shard, Unit, Units};
 use crate::backend::leaf_node;
 use crate::group::Pending;
+use crate::host::{HostRead, floats};
 use crate::optimizer::Parameters;
 use crate::reduce::GradientReducer;
 use crate::{ZeroError, raise};
@@ -33,6 +36,8 @@ pub(crate) struct Shards {
     at: String,
     /// The nodes of the leaves that were made of it, by parameter.
     leaves: Mutex<HashMap<usize, u64>>,
+    /// By parameter: this rank's shard in the type that the parameter is cast to.
+    rounded: Mutex<HashMap<usize, TensorData>>,
     held: Mutex<Held>,
 }
 
@@ -59,6 +64,7 @@ impl Shards {
             own: own.into(),
             at,
             leaves: Mutex::default(),
+            rounded: Mutex::default(),
             held: Mutex::default(),
         })
     }
@@ -129,8 +135,19 @@ impl Shards {
         device: &Device<B>,
     ) -> FloatTensor<B> {
         let known = &self.reducer.layout().parameters()[parameter];
-        let (shape, shards) = (Shape::from(known.shape.clone()), self.clone());
-        let leaf = delivered::<B>(shape, known.dtype, device, move || shards.get(parameter));
+        let shape = Shape::from(known.shape.clone());
+        let (asked, shards) = (self.clone(), self.clone());
+        if let Some(low) = self
+            .units
+            .low_type(parameter)
+            .filter(|_| known.dtype == DType::F32)
+        {
+            let low = rounded::<B::InnerBackend>(&self.own[parameter], low, device);
+            self.rounded.lock().insert(parameter, low);
+        }
+        let has = move |dtype| asked.has_type(parameter, dtype);
+        let get = move |dtype| shards.get(parameter, dtype);
+        let leaf = delivered_in_types::<B>(shape, known.dtype, device, has, get);
         let leaf = leaf.expect("`prepare` refuses a backend without `Remat`");
         let leaf = B::float_set_require_grad(leaf, true);
         if let Some(node) = leaf_node::<B>(&leaf) {
@@ -139,23 +156,46 @@ impl Shards {
         leaf
     }
 
-    /// All elements of a parameter. Panics with the error of the group.
-    fn get(&self, parameter: usize) -> TensorData {
+    /// Whether a parameter that is cast to this type is gathered in it.
+    fn has_type(&self, parameter: usize, dtype: DType) -> bool {
+        self.units.is_cast(parameter, dtype);
+        self.rounded
+            .lock()
+            .get(&parameter)
+            .is_some_and(|rounded| rounded.dtype == dtype)
+    }
+
+    /// All elements of a parameter, in its own type or in one that it has. Panics with the error of the group.
+    fn get(&self, parameter: usize, dtype: DType) -> TensorData {
         let unit = self.units.of(parameter);
+        let rounded = self
+            .rounded
+            .lock()
+            .get(&parameter)
+            .map(|rounded| rounded.dtype);
+        if rounded.is_some_and(|rounded| rounded != dtype) {
+            self.units.is_used_whole(parameter);
+        }
         let mut held = self.held.lock();
-        if held.last.as_ref().is_none_or(|(last, _)| *last != unit) {
+        let is_new = held.last.as_ref().is_none_or(|(last, _)| *last != unit);
+        if is_new {
             held.last = None; // before another arrives
             let ahead = held.next.take().filter(|(next, _)| *next == unit);
-            let arriving = match ahead {
-                Some((_, arriving)) => arriving,
-                None => self.start(&self.units.all[unit], &self.at),
-            };
+            held.last = ahead.map(|(_, arriving)| (unit, raise(arriving.wait())));
+        }
+        let found = held.last.as_ref().map(|(_, unit)| unit[&parameter].dtype);
+        if found != Some(dtype) {
+            held.last = None;
+            let in_low = rounded.is_none_or(|rounded| rounded == dtype);
+            let arriving = self.start(&self.units.all[unit], in_low, &self.at);
             held.last = Some((unit, raise(arriving.wait())));
+        }
+        if is_new {
             held.next = self.units.next(unit).map(|next| {
                 let [this, ahead] = [unit, next].map(|unit| &self.units.all[unit]);
                 // Told from a gather for a use: ranks that have used other units differ.
                 let at = format!("while unit `{}` computes, {}", this.path, self.at);
-                (next, self.start(ahead, &at))
+                (next, self.start(ahead, true, &at))
             });
         }
         let (_, unit) = held.last.as_ref().expect("it was gathered");
@@ -163,16 +203,40 @@ impl Shards {
     }
 
     fn gather(&self, unit: &Arc<Unit>) -> Result<Gathered, ZeroError> {
-        self.start(unit, &self.at).wait()
+        self.start(unit, false, &self.at).wait()
     }
 
-    fn start(&self, unit: &Arc<Unit>, at: &str) -> Pending<Gathered> {
+    /// Starts to gather a unit, its rounded parameters `in_low` types or in their own.
+    fn start(&self, unit: &Arc<Unit>, in_low: bool, at: &str) -> Pending<Gathered> {
+        let mut low = Rounded::new();
+        if in_low {
+            let rounded = self.rounded.lock();
+            let of_unit = unit.parameters.iter();
+            let of_unit =
+                of_unit.filter_map(|parameter| Some((*parameter, rounded.get(parameter)?)));
+            low.extend(of_unit.map(|(parameter, rounded)| {
+                (
+                    parameter,
+                    (rounded.dtype, Arc::new(floats(rounded.clone()))),
+                )
+            }));
+        }
         // Not the group, which its own jobs must not own.
-        let (unit, layout) = (unit.clone(), self.units.layout.clone());
+        let (layout, unit) = (self.units.layout.clone(), unit.clone());
         let (own, at) = (self.own.clone(), at.to_owned());
-        let work = move |ranks: &mut _| unit.gather(&layout, &own, &at, ranks);
+        let work = move |ranks: &mut _| unit.gather(&layout, &low, &own, &at, ranks);
         Pending::start(self.reducer.group(), work)
     }
+}
+
+/// Rounded as this backend casts.
+fn rounded<I: Backend>(own: &Shard, dtype: DType, device: &Device<I>) -> TensorData {
+    let data = TensorData::new(own.to_vec(), [own.len()]);
+    if own.is_empty() {
+        return data.convert_dtype(dtype);
+    }
+    let own = I::float_from_data(data, device);
+    HostRead::start::<I>(I::float_cast(own, dtype.into())).data()
 }
 
 impl fmt::Debug for Shards {

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use parking_lot::Mutex;
 
 use crate::ZeroError;
-use crate::group::{Collectives, HostBuffer, Split};
+use crate::group::{BufferDtype, Collectives, HostBuffer, Split};
+use crate::host::exchanged;
 use crate::reduce::Layout;
 use crate::shard::Bucket;
 
@@ -21,12 +22,15 @@ pub(crate) type Gathered = HashMap<usize, TensorData>;
 pub(crate) struct Unit {
     /// The path of the block; nothing for the unit of all others.
     pub(super) path: String,
-    parameters: Vec<usize>,
-    buckets: Vec<Bucket>,
+    pub(super) parameters: Vec<usize>,
 }
 
+/// By parameter, those that are gathered in another type than their own: the type, and this rank's elements, rounded to it.
+pub(super) type Rounded = HashMap<usize, (DType, Shard)>;
+
 impl Unit {
-    /// All elements of its parameters, of which this rank has its `own`, by parameter. `at` is part of labels.
+    /// All elements of its parameters, of which this rank has its `own`, by parameter, in their own types but for the `rounded` ones. `at` is
+    /// part of labels.
     ///
     /// # Errors
     ///
@@ -34,6 +38,7 @@ impl Unit {
     pub(super) fn gather(
         &self,
         layout: &Layout,
+        rounded: &Rounded,
         own: &[Shard],
         at: &str,
         ranks: &mut Collectives,
@@ -45,15 +50,16 @@ impl Unit {
             )
         };
         let mut whole: HashMap<usize, Vec<f32>> = self.parameters.iter().map(zeros).collect();
-        for (number, bucket) in self.buckets.iter().enumerate() {
+        for (number, (dtype, bucket)) in self.buckets(layout, rounded).into_iter().enumerate() {
             let mut part = Vec::with_capacity(bucket.part(layout.rank()).len());
             let segments = bucket.segments().iter();
             for segment in segments.filter(|segment| segment.owner == layout.rank()) {
                 let from = layout.position(segment.parameter, segment.range.start);
-                let own = &own[segment.parameter][from..from + segment.range.len()];
-                part.extend_from_slice(own);
+                let rounded = rounded.get(&segment.parameter).map(|(_, own)| own);
+                let own = rounded.unwrap_or(&own[segment.parameter]);
+                part.extend_from_slice(&own[from..from + segment.range.len()]);
             }
-            let part = HostBuffer::from_f32(layout.dtype(bucket), part);
+            let part = HostBuffer::from_f32(dtype, part);
             let label = format!("unit `{}`, part {number}, {at}", self.path);
             let split = Split::Counts(bucket.counts());
             let all = ranks.all_gather(&label, part, split)?.into_f32();
@@ -66,9 +72,29 @@ impl Unit {
         let tensor = |(parameter, elements): (usize, Vec<f32>)| {
             let known = &layout.parameters()[parameter];
             let data = TensorData::new(elements, known.shape.clone());
-            (parameter, data.convert_dtype(known.dtype))
+            let rounded = rounded.get(&parameter).map(|(dtype, _)| *dtype);
+            (
+                parameter,
+                data.convert_dtype(rounded.unwrap_or(known.dtype)),
+            )
         };
         Ok(whole.into_iter().map(tensor).collect())
+    }
+
+    /// What is sent together, in one type.
+    fn buckets(&self, layout: &Layout, rounded: &Rounded) -> Vec<(BufferDtype, Bucket)> {
+        let sent_in = |parameter: &usize| {
+            let rounded = rounded.get(parameter).map(|(dtype, _)| *dtype);
+            exchanged(rounded.unwrap_or(layout.parameters()[*parameter].dtype))
+        };
+        let all = [BufferDtype::F32, BufferDtype::Bf16, BufferDtype::F16].into_iter();
+        let buckets = all.flat_map(|dtype| {
+            let parameters = self.parameters.iter().copied();
+            let parameters = parameters.filter(|parameter| sent_in(parameter) == Some(dtype));
+            let buckets = layout.map().fill(parameters).into_iter();
+            buckets.map(move |bucket| (dtype, bucket))
+        });
+        buckets.collect()
     }
 }
 
@@ -100,7 +126,6 @@ impl Units {
                 }
                 Arc::new(Unit {
                     path: path.to_owned(),
-                    buckets: layout.map().fill(parameters.iter().copied()),
                     parameters,
                 })
             });
@@ -120,8 +145,29 @@ impl Units {
     /// Begins a step.
     pub(super) fn begin(&self) {
         let mut order = self.order.lock();
-        order.is_known = !order.units.is_empty();
+        order.steps += usize::from(!order.units.is_empty());
         (order.at, order.last) = (0, None);
+    }
+
+    /// The type in which a parameter is gathered from the next step on, if that is not its own.
+    pub(super) fn low_type(&self, parameter: usize) -> Option<DType> {
+        self.order.lock().types.get(&parameter).copied()
+    }
+
+    /// A parameter is cast to a type.
+    pub(super) fn is_cast(&self, parameter: usize, dtype: DType) {
+        let mut order = self.order.lock();
+        if order.steps == 0 {
+            order.types.entry(parameter).or_insert(dtype);
+        }
+    }
+
+    /// A parameter is used in its own type, and not cast first. Reads by the program that come later are taken for exceptions.
+    pub(super) fn is_used_whole(&self, parameter: usize) {
+        let mut order = self.order.lock();
+        if order.steps == 1 {
+            order.types.remove(&parameter);
+        }
     }
 
     /// The unit that is expected after this one, which is used now.
@@ -148,8 +194,10 @@ fn block(path: &str) -> &str {
 #[derive(Default)]
 struct Order {
     units: Vec<usize>,
-    /// Whether the first step has ended.
-    is_known: bool,
+    /// By parameter: the type that the first step has cast it to, unless the second step has used it in its own too.
+    types: HashMap<usize, DType>,
+    /// How many have ended.
+    steps: usize,
     /// Where in `units` the next use is expected.
     at: usize,
     last: Option<usize>,
@@ -157,7 +205,7 @@ struct Order {
 
 impl Order {
     fn next(&mut self, unit: usize) -> Option<usize> {
-        if !self.is_known {
+        if self.steps == 0 {
             self.units.push(unit);
             return None;
         }
@@ -184,7 +232,7 @@ mod tests {
     fn expected(of_first_step: &[usize], used: &[usize]) -> Vec<Option<usize>> {
         let mut order = Order {
             units: of_first_step.to_vec(),
-            is_known: true,
+            steps: 1,
             ..Order::default()
         };
         used.iter().map(|unit| order.next(*unit)).collect()
