@@ -156,7 +156,9 @@ pub use offload::{
 };
 pub use optimizer::{ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent};
 pub use parameters::offload_parameters;
-pub use record::{RecordError, consolidate, consolidate_as, load_sharded, save_sharded};
+pub use record::{
+    RecordError, consolidate, consolidate_as, load_sharded, read_on_use, save_sharded,
+};
 pub use recorder::{Recorder, Training};
 pub use settings::{Memory, Stage, ZeroSettings};
 pub use shard::{Partition, ShardMap};

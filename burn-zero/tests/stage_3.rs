@@ -17,12 +17,13 @@ use burn::prelude::*;
 use burn_amp::{Autocast, Bf16};
 use burn_checkpoint::{Remat, checkpoint};
 use burn_flex::Flex;
+use burn_store::{ModuleSnapshot, SafetensorsStore};
 use burn_zero::group::Operation;
 use burn_zero::parts::ShardOptimizer;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
     GroupFault, HostAdamWConfig, Memory, OffloadConfig, Partition, ProcessGroup, RecordError,
-    Sharded, Stage, ThreadGroup, Training, ZeroError, ZeroOptimizer, ZeroSettings,
+    Sharded, Stage, ThreadGroup, Training, ZeroError, ZeroOptimizer, ZeroSettings, read_on_use,
 };
 use layers::layers;
 use peak_alloc::PeakAlloc;
@@ -491,35 +492,79 @@ fn a_record_is_saved_and_loaded_without_a_whole_parameter() {
     }
 }
 
-#[test]
-fn no_rank_has_the_whole_model_when_it_is_prepared() {
-    let _turn = turn();
+const LARGE: usize = 32;
+const LARGE_WIDTH: usize = 256;
+
+/// Weights are drawn when they are first used.
+fn lazy<B: Backend>(count: usize, width: usize) -> Vec<Linear<B>> {
+    let layer = || LinearConfig::new(width, width).with_bias(false);
+    (0..count)
+        .map(|_| layer().init(&Default::default()))
+        .collect()
+}
+
+/// Prepares what `make` gives on four ranks, none of which ever has the whole model. Returns the parameters.
+fn prepared_in_parts(make: impl Fn() -> Vec<Linear<B>> + Sync) -> Vec<u32> {
     const RANKS: usize = 4;
-    const LAYERS: usize = 32;
-    const WIDTH: usize = 256;
-    let whole = LAYERS * WIDTH * WIDTH * 4;
-    let grown = ThreadGroup::spawn(RANKS, Default::default(), |group| {
+    let whole = LARGE * LARGE_WIDTH * LARGE_WIDTH * 4;
+    let prepared = ThreadGroup::spawn(RANKS, Default::default(), |group| {
         let group = Arc::new(group);
         let adam = AdamWConfig::new().init();
         let settings = ZeroSettings::stage(Stage::Parameters);
         let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
-        // Weights are drawn when they are first used.
-        let layer = || LinearConfig::new(WIDTH, WIDTH).with_bias(false);
-        let layers = (0..LAYERS).map(|_| layer().init(&Default::default()));
-        let model: Vec<Linear<B>> = layers.collect();
         group.barrier("before")?;
         let before = HEAP.current_usage();
         HEAP.reset_peak_usage();
         group.barrier("begin")?;
-        let _model = zero.prepare::<B, _>(model)?;
+        let model = zero.prepare::<B, _>(make())?;
         group.barrier("prepared")?;
-        Ok::<_, ZeroError>(HEAP.peak_usage() - before)
+        let grown = HEAP.peak_usage() - before;
+        group.barrier("read")?;
+        Ok::<_, ZeroError>((grown, bits(&model)))
     });
-    let grown: Result<Vec<_>, _> = grown.expect("ranks end").into_iter().collect();
-    let grown = grown.expect("ranks agree").into_iter().max().expect("four");
+    let prepared: Result<Vec<_>, _> = prepared.expect("ranks end").into_iter().collect();
+    let mut prepared = prepared.expect("ranks agree");
+    let grown = prepared.iter().map(|(grown, _)| *grown).max();
+    let grown = grown.expect("four ranks");
     println!("{grown} on {RANKS} ranks, of {whole} each");
     // The parts of all ranks before and after they are cut into units, and a few copies of one parameter on each.
     assert!(grown < 3 * whole, "{grown} of {whole}");
+    prepared.swap_remove(0).1
+}
+
+#[test]
+fn no_rank_has_the_whole_model_when_it_is_prepared() {
+    let _turn = turn();
+    prepared_in_parts(|| lazy(LARGE, LARGE_WIDTH));
+}
+
+#[test]
+fn nor_when_it_is_read_from_a_safetensors_file() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("model.safetensors");
+    let saved = layers::<Flex>(LARGE, LARGE_WIDTH, 0.2);
+    let expected = bits(&saved);
+    let mut store = SafetensorsStore::from_file(&file);
+    saved.save_into(&mut store).expect("it is written");
+    drop((saved, store));
+    let read = |model| read_on_use::<B, _>(model, &file);
+    let found = prepared_in_parts(|| read(lazy(LARGE, LARGE_WIDTH)).expect("the same model"));
+    assert!(found == expected);
+
+    let others = [
+        (LARGE - 1, LARGE_WIDTH),
+        (LARGE + 1, LARGE_WIDTH),
+        (LARGE, 8),
+    ];
+    for (count, width) in others {
+        let error = read(lazy(count, width)).err();
+        let is_other = matches!(error, Some(RecordError::OtherModel { .. }));
+        assert!(is_other, "{count}, {width}: {error:?}");
+    }
+    std::fs::write(&file, "no tensors").expect("it is written");
+    let error = read(lazy(1, 8)).err();
+    assert!(matches!(error, Some(RecordError::Torn { .. })), "{error:?}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod error;
 mod joint;
 mod load;
 mod manifest;
+mod read_on_use;
 mod save;
 
 pub use entry::{Entry, Failure, TensorSlice, TensorSpec};
@@ -21,6 +22,7 @@ pub(crate) use joint::JointWork;
 pub use load::{ShardedRecord, consolidate, consolidate_as, load_sharded};
 pub use manifest::TrainingState;
 pub(crate) use manifest::unite;
+pub use read_on_use::read_on_use;
 pub use save::{Keep, Saved, save_sharded};
 
 pub use safetensors::Dtype;
