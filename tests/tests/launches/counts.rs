@@ -6,7 +6,8 @@ use burn::backend::Autodiff;
 use burn::module::{AutodiffModule, Param};
 use burn::nn::Linear;
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
-use burn::tensor::{Tensor, backend::Backend};
+use burn::tensor::Tensor;
+use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_accum::{AccumConfig, ClipGlobalNorm, Counted, MultiSteps};
 use burn_amp::{Autocast, CastCache, Detection, GradScaler};
 use burn_checkpoint::{Remat, checkpoint};
@@ -15,13 +16,13 @@ use tests::compare::values;
 use tests::queue::{Answers, Queue, answer_reads, reads_so_far, take_counts};
 
 type B = Autocast<Autodiff<Queue<Flex>>>;
-type Model = Vec<Linear<B>>;
+type Model<B> = Vec<Linear<B>>;
 
 /// Parameters of the model.
-const P: u64 = 6;
+pub const P: u64 = 6;
 
 /// Micro-batches of a window.
-const W: u64 = 8;
+pub const W: u64 = 8;
 
 fn model<B: Backend>() -> Vec<Linear<B>> {
     let layer = |_| Linear {
@@ -35,12 +36,12 @@ fn model<B: Backend>() -> Vec<Linear<B>> {
     (0..P / 2).map(layer).collect()
 }
 
-fn loss(model: &Model) -> Tensor<B, 1> {
+fn loss<B: Backend>(model: &Model<B>) -> Tensor<B, 1> {
     let x = Tensor::<B, 2>::ones([2, 4], &Default::default());
     model.iter().fold(x, |x, layer| layer.forward(x)).sum()
 }
 
-fn gradients(model: &Model, tokens: bool) -> GradientsParams {
+fn gradients<B: AutodiffBackend>(model: &Model<B>, tokens: bool) -> GradientsParams {
     let loss = loss(model);
     match tokens {
         true => Counted::sum(loss, 2).backward(model),
@@ -48,39 +49,61 @@ fn gradients(model: &Model, tokens: bool) -> GradientsParams {
     }
 }
 
-fn sgd() -> impl Optimizer<Model, B> {
+pub fn sgd<B: AutodiffBackend>() -> impl Optimizer<Model<B>, B> {
     SgdConfig::new().init()
 }
 
-/// The host's reads for an update of `micro_batches`, and the launches of the second one without those of forward, backward and SGD.
-/// `settle` waits for reads that have been started.
-fn of_update<O: Optimizer<Model, B>>(
+/// What `launches` counts in the last of so many `updates` of so many micro-batches each, once with `optimizer` and once with SGD alone.
+/// `settle` comes between the two.
+pub fn with_and_without<B: AutodiffBackend, O: Optimizer<Model<B>, B>>(
     mut optimizer: O,
-    micro_batches: u64,
-    tokens: bool,
-    settle: fn(&O),
+    (updates, micro_batches, tokens): (u64, u64, bool),
+    mut launches: impl FnMut(&Model<B>) -> u64,
+    settle: impl FnOnce(&O),
 ) -> (u64, u64) {
-    let updates = |step: &mut dyn FnMut(Model, GradientsParams, bool) -> Model| {
+    let mut run = |step: &mut dyn FnMut(Model<B>, GradientsParams, bool) -> Model<B>| {
         let mut model = model();
-        for _ in 0..2 {
-            take_counts();
+        let mut last = 0;
+        for _ in 0..updates {
             for micro_batch in 1..=micro_batches {
                 let gradients = gradients(&model, tokens);
                 model = step(model, gradients, micro_batch == micro_batches);
             }
+            last = launches(&model);
         }
-        take_counts().launches
+        last
     };
-    let before = reads_so_far();
-    let with = updates(&mut |model, gradients, _| optimizer.step(0.1, model, gradients));
+    let with = run(&mut |model, gradients, _| optimizer.step(0.1, model, gradients));
     settle(&optimizer);
-    let reads = reads_so_far() - before;
     drop(optimizer); // and the scaler, so that losses are not scaled
     let mut plain = sgd();
-    let without = updates(&mut |model, gradients, is_update| match is_update {
+    let without = run(&mut |model, gradients, is_update| match is_update {
         true => plain.step(0.1, model, gradients),
         false => model,
     });
+    (with, without)
+}
+
+/// The host's reads for an update of `micro_batches`, and the launches of the second one without those of forward, backward and SGD.
+/// `settle` waits for reads that have been started.
+fn of_update<O: Optimizer<Model<B>, B>>(
+    optimizer: O,
+    micro_batches: u64,
+    tokens: bool,
+    settle: fn(&O),
+) -> (u64, u64) {
+    take_counts();
+    let before = reads_so_far();
+    let mut reads = 0;
+    let (with, without) = with_and_without(
+        optimizer,
+        (2, micro_batches, tokens),
+        |_| take_counts().launches,
+        |optimizer| {
+            settle(optimizer);
+            reads = reads_so_far() - before;
+        },
+    );
     assert_eq!(reads_so_far() - before, reads);
     assert_eq!(reads % 2, 0);
     (reads / 2, with - without)
@@ -88,15 +111,15 @@ fn of_update<O: Optimizer<Model, B>>(
 
 fn no_read_is_late<O>(_: &O) {}
 
-fn scaler(detection: Detection) -> GradScaler {
+pub fn scaler(detection: Detection) -> GradScaler {
     GradScaler::default().with_detection(detection)
 }
 
-fn windows<O>(inner: O, config: AccumConfig) -> MultiSteps<O> {
+pub fn windows<O>(inner: O, config: AccumConfig) -> MultiSteps<O> {
     MultiSteps::new(inner, config).unwrap()
 }
 
-fn clipped() -> ClipGlobalNorm<impl Optimizer<Model, B>> {
+pub fn clipped<B: AutodiffBackend>() -> ClipGlobalNorm<impl Optimizer<Model<B>, B>> {
     ClipGlobalNorm::new(sgd(), 1.0).unwrap()
 }
 
@@ -128,7 +151,7 @@ fn a_window_reads_once() {
         // For each parameter: a product, its sum, their addition, the mask, the accumulation, but for the first; the flag. Then a sum and a
         // division.
         let launches = W * (5 * P - 1 + 3) - P + 2 * P;
-        let found = of_update(windows(sgd(), config), W, tokens, no_read_is_late);
+        let found = of_update(windows(sgd::<B>(), config), W, tokens, no_read_is_late);
         assert_eq!(found, (1, launches));
     }
 }

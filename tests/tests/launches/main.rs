@@ -2,3 +2,5 @@
 
 mod counts;
 mod first_non_finite;
+#[cfg(feature = "vulkan")]
+mod fused;
