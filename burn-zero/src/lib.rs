@@ -132,6 +132,7 @@ mod module;
 mod offload;
 mod optimizer;
 mod parameters;
+mod read_on_use;
 pub mod record;
 mod recorder;
 mod reduce;
@@ -156,9 +157,8 @@ pub use offload::{
 };
 pub use optimizer::{ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent};
 pub use parameters::offload_parameters;
-pub use record::{
-    RecordError, consolidate, consolidate_as, load_sharded, read_on_use, save_sharded,
-};
+pub use read_on_use::read_on_use;
+pub use record::{RecordError, consolidate, consolidate_as, load_sharded, save_sharded};
 pub use recorder::{Recorder, Training};
 pub use settings::{Memory, Stage, ZeroSettings};
 pub use shard::{Partition, ShardMap};

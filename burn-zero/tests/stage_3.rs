@@ -562,9 +562,13 @@ fn nor_when_it_is_read_from_a_safetensors_file() {
         let is_other = matches!(error, Some(RecordError::OtherModel { .. }));
         assert!(is_other, "{count}, {width}: {error:?}");
     }
-    std::fs::write(&file, "no tensors").expect("it is written");
-    let error = read(lazy(1, 8)).err();
-    assert!(matches!(error, Some(RecordError::Torn { .. })), "{error:?}");
+    let mut cut = std::fs::read(&file).expect("it is there");
+    cut.pop();
+    for torn in [cut, b"no tensors".to_vec()] {
+        std::fs::write(&file, torn).expect("it is written");
+        let error = read(lazy(LARGE, LARGE_WIDTH)).err();
+        assert!(matches!(error, Some(RecordError::Torn { .. })), "{error:?}");
+    }
 }
 
 #[test]

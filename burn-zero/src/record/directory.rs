@@ -115,7 +115,7 @@ impl Listing {
 /// # Errors
 ///
 /// [`RecordError::Io`], with the operation and the path.
-pub(super) fn run<T>(
+pub(crate) fn run<T>(
     action: &'static str,
     path: &Path,
     operation: impl FnOnce() -> io::Result<T>,

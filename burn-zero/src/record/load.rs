@@ -363,7 +363,7 @@ fn consolidate_floats(
 }
 
 /// Elements of a file, which are little-endian.
-pub(super) fn to_f32(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
+pub(crate) fn to_f32(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
         let (elements, rest) = bytes.as_chunks();
         assert!(rest.is_empty(), "chunks of files are cut between elements");

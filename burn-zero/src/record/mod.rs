@@ -13,16 +13,16 @@ mod error;
 mod joint;
 mod load;
 mod manifest;
-mod read_on_use;
 mod save;
 
+pub(crate) use directory::run;
 pub use entry::{Entry, Failure, TensorSlice, TensorSpec};
 pub use error::RecordError;
 pub(crate) use joint::JointWork;
+pub(crate) use load::to_f32;
 pub use load::{ShardedRecord, consolidate, consolidate_as, load_sharded};
 pub use manifest::TrainingState;
 pub(crate) use manifest::unite;
-pub use read_on_use::read_on_use;
 pub use save::{Keep, Saved, save_sharded};
 
 pub use safetensors::Dtype;

@@ -10,9 +10,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::directory::run;
-use super::load::to_f32;
-use super::{Dtype, RecordError};
+use crate::record::{Dtype, RecordError, run, to_f32};
 
 /// The module with the float tensors of a safetensors file, by their paths, as [`consolidate`](crate::consolidate) writes it. A parameter that
 /// is not initialised yet stays so: it is read when it is first used. So [`prepare`](crate::ZeroOptimizer::prepare) at stage 3 and
@@ -77,23 +75,31 @@ impl Tensors {
             path: path.to_owned(),
             reason,
         };
-        let header = run("read", path, || {
+        let (header, bytes) = run("read", path, || {
             let mut file = File::open(path)?;
+            let all = file.metadata()?.len();
             let mut bytes = vec![0; 8];
             file.read_exact(&mut bytes)?;
             let length = bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
             file.take(length).read_to_end(&mut bytes)?;
-            Ok(bytes)
+            Ok((bytes, all))
         })?;
         // `SafeTensors` wants the bytes of all tensors too.
         let metadata = serde_json::from_slice(header.get(8..).unwrap_or_default());
-        let metadata =
+        let metadata: Metadata =
             metadata.map_err(|error| torn(format!("is no safetensors file: {error}")))?;
-        Ok(Self {
-            path: path.to_owned(),
-            metadata,
-            start: header.len() as u64,
-        })
+        let start = header.len() as u64;
+        let expected = start + metadata.data_len() as u64;
+        match bytes == expected {
+            true => Ok(Self {
+                path: path.to_owned(),
+                metadata,
+                start,
+            }),
+            false => Err(torn(format!(
+                "has {bytes} bytes, but its header tells of {expected}"
+            ))),
+        }
     }
 
     /// A tensor, in f32.
