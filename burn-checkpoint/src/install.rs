@@ -14,9 +14,9 @@ impl MemoryBudget {
     ///
     /// # Cost
     ///
-    /// Nothing by itself. Every operation of the thread is then recorded: two allocations each (its node and its recipe), and its operands live as long as its
-    /// result may be needed. Where room has to be made, the tensors that may be evicted are looked at: all of some thousands, parts of
-    /// more; [`RematStats::search_time`](crate::RematStats::search_time) is what that took.
+    /// Nothing by itself. Every operation of the thread is then recorded: two allocations each (its node and its recipe), and its operands
+    /// live as long as its result may be needed. Where room has to be made, the tensors that may be evicted are looked at: all of some
+    /// thousands, parts of more; [`RematStats::search_time`](crate::RematStats::search_time) is what that took.
     pub fn install(self) -> InstalledBudget {
         let installed = Installed::new(self);
         let ticket = context::install(Some(installed.clone()));

@@ -43,6 +43,7 @@ pub(crate) trait Recipe<B: Backend>: Send + Sync {
     }
 }
 
+/// What the tensor is a view of, and its recipe.
 pub(crate) type InType<B> = (Option<Source<B>>, Box<dyn Recipe<B>>);
 
 /// The record of a managed tensor.

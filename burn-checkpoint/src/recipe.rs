@@ -167,7 +167,7 @@ where
     }
 
     fn in_type(&self, dtype: DType) -> Option<InType<B>> {
-        // A view of the cast is the cast of the view.
+        // The cast of a view has the elements of a view of the cast, which is delivered in the type.
         let viewed = match &self.input {
             Saved::Node(viewed) if self.op.work == Work::View => viewed,
             _ => return None,

@@ -52,7 +52,7 @@ impl Request {
             shape: self.shape.clone(),
             dtype,
             data: self.data.clone(),
-            // What is cast back is what was rounded.
+            // A cast back gives the rounded elements, not the original ones.
             has: None,
         })
     }

@@ -91,7 +91,7 @@ pub enum EventKind {
     },
     /// This thread waited for other ranks, and goes on now.
     Collective {
-        /// For what: `ranks`.
+        /// What it waited for: `ranks`, for the other ranks of a group.
         op: &'static str,
         /// How long it waited.
         time: Duration,

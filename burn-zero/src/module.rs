@@ -112,6 +112,8 @@ macro_rules! follow_path {
     };
 }
 
+pub(crate) use follow_path;
+
 macro_rules! visit {
     ($visit:ident, $kind:ident) => {
         fn $visit<const D: usize>(&mut self, param: &Param<Tensor<B, D, $kind>>) {

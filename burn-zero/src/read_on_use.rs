@@ -10,6 +10,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 use safetensors::tensor::{Metadata, TensorInfo};
 
+use crate::module::follow_path;
 use crate::record::{Dtype, RecordError, run, to_f32};
 
 /// The module with the float tensors of a safetensors file, by their paths, as [`consolidate`](crate::consolidate) writes it. A parameter that
@@ -78,17 +79,16 @@ impl Tensors {
         let (header, bytes) = run("read", path, || {
             let mut file = File::open(path)?;
             let all = file.metadata()?.len();
-            let mut bytes = vec![0; 8];
-            file.read_exact(&mut bytes)?;
-            let length = bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
-            file.take(length).read_to_end(&mut bytes)?;
-            Ok((bytes, all))
+            let (mut length, mut header) = ([0; 8], Vec::new());
+            file.read_exact(&mut length)?;
+            file.take(u64::from_le_bytes(length))
+                .read_to_end(&mut header)?;
+            Ok((header, all))
         })?;
         // `SafeTensors` wants the bytes of all tensors too.
-        let metadata = serde_json::from_slice(header.get(8..).unwrap_or_default());
-        let metadata: Metadata =
-            metadata.map_err(|error| torn(format!("is no safetensors file: {error}")))?;
-        let start = header.len() as u64;
+        let metadata: Metadata = serde_json::from_slice(&header)
+            .map_err(|error| torn(format!("is no safetensors file: {error}")))?;
+        let start = 8 + header.len() as u64;
         let expected = start + metadata.data_len() as u64;
         match bytes == expected {
             true => Ok(Self {
@@ -125,13 +125,7 @@ struct ReadOnUse {
 }
 
 impl<B: Backend> ModuleMapper<B> for ReadOnUse {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
+    follow_path!();
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let (name, file) = (self.path.join("."), self.file.clone());

@@ -269,7 +269,7 @@ impl Recorder {
         let Some(mut record) = ShardedRecord::open_with(dir, reducer.group(), step)? else {
             return Ok((training, None));
         };
-        let (layout, group) = (reducer.layout(), reducer.group());
+        let (layout, group): (&Layout, _) = (reducer.layout(), reducer.group());
         let state = record.state().clone();
         let record = &mut record;
         let mut work = JointWork::new(group, "load a training");

@@ -8,8 +8,7 @@ Each curve is over its own step: recomputing adds operations. Needs Python alone
 import re
 import sys
 
-COLORS = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd"]
-WIDTH, HEIGHT, LEFT, TOP = 720, 300, 60, 40
+from svg import COLORS, HEIGHT, LEFT, TOP, WIDTH, begin, polyline, text
 
 
 def curve(path):
@@ -27,28 +26,17 @@ def curve(path):
     return [((x - first) / (last - first), (bottom - y) / (bottom - top) * peak) for x, y in points], peak
 
 
-def text(x, y, content, anchor="middle"):
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{content}</text>'
-
-
 def main():
     curves = {name: curve(path) for name, path in (argument.split("=", 1) for argument in sys.argv[1:])}
     most = max(peak for _, peak in curves.values()) * 1.05
     x_of = lambda x: LEFT + WIDTH * x
-    y_of = lambda y: TOP + HEIGHT * (1 - y / most)
-    print(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + 40}" '
-        'font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="white"/>'
-    )
-    for mib in range(0, int(most) + 1, 10):
-        print(f'<path d="M{LEFT} {y_of(mib):.1f}h{WIDTH}" stroke="#ddd"/>')
-        print(text(LEFT - 8, y_of(mib) + 4, mib, "end"))
+    y_of = begin(most, 10)
     print(text(LEFT, TOP - 16, "MiB", "end"))
     print(text(LEFT + WIDTH / 2, TOP + HEIGHT + 24, "a training step: forward, backward, optimizer"))
     for row, (color, (name, (points, peak))) in enumerate(zip(COLORS, curves.items())):
         # Each point once: the curve has more events than the picture has places.
         path = " ".join(dict.fromkeys(f"{x_of(x):.0f},{y_of(y):.0f}" for x, y in points))
-        print(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
+        print(polyline(path, color))
         y = TOP + 16 + 20 * row
         print(f'<path d="M{LEFT + WIDTH - 250} {y - 4}h24" stroke="{color}" stroke-width="3"/>')
         print(text(LEFT + WIDTH - 218, y, f"{name}: peak {peak} MiB", "start"))

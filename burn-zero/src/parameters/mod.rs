@@ -20,6 +20,7 @@ pub(crate) use shards::Shards;
 pub(crate) use units::{Shard, Units};
 
 use crate::host::{HostRead, floats};
+use crate::module::follow_path;
 use crate::optimizer::Statistics;
 
 /// The module with its parameters, trained and frozen, in host memory (DeepSpeed's `offload_param`). The device holds a parameter only while
@@ -117,13 +118,7 @@ struct ToHost<B: Backend, F> {
 impl<B: AutodiffBackend, F: FnMut(&str, bool, &FloatTensor<B>) -> bool> ModuleMapper<B>
     for ToHost<B, F>
 {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
+    follow_path!();
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let is_new = !param.is_initialized();

@@ -21,7 +21,7 @@ use super::NewValue;
 use super::units::{Gathered, Rounded, Shard, Unit, Units};
 use crate::backend::leaf_node;
 use crate::group::Pending;
-use crate::host::{HostRead, floats};
+use crate::host::HostRead;
 use crate::optimizer::Parameters;
 use crate::reduce::GradientReducer;
 use crate::{ZeroError, raise};
@@ -37,7 +37,7 @@ pub(crate) struct Shards {
     /// The nodes of the leaves that were made of it, by parameter.
     leaves: Mutex<HashMap<usize, u64>>,
     /// By parameter: this rank's shard in the type that the parameter is cast to.
-    rounded: Mutex<HashMap<usize, TensorData>>,
+    rounded: Mutex<Rounded>,
     held: Mutex<Held>,
 }
 
@@ -143,7 +143,7 @@ impl Shards {
             .filter(|_| known.dtype == DType::F32)
         {
             let low = rounded::<B::InnerBackend>(&self.own[parameter], low, device);
-            self.rounded.lock().insert(parameter, low);
+            self.rounded.lock().insert(parameter, Arc::new(low));
         }
         let has = move |dtype| asked.has_type(parameter, dtype);
         let get = move |dtype| shards.get(parameter, dtype);
@@ -159,20 +159,19 @@ impl Shards {
     /// Whether a parameter that is cast to this type is gathered in it.
     fn has_type(&self, parameter: usize, dtype: DType) -> bool {
         self.units.is_cast(parameter, dtype);
-        self.rounded
-            .lock()
-            .get(&parameter)
-            .is_some_and(|rounded| rounded.dtype == dtype)
+        self.rounded_to(parameter) == Some(dtype)
+    }
+
+    /// The type in which a parameter is gathered where a cast uses it, if that is not its own.
+    fn rounded_to(&self, parameter: usize) -> Option<DType> {
+        let rounded = self.rounded.lock();
+        rounded.get(&parameter).map(|own| own.dtype)
     }
 
     /// All elements of a parameter, in its own type or in one that it has. Panics with the error of the group.
     fn get(&self, parameter: usize, dtype: DType) -> TensorData {
         let unit = self.units.of(parameter);
-        let rounded = self
-            .rounded
-            .lock()
-            .get(&parameter)
-            .map(|rounded| rounded.dtype);
+        let rounded = self.rounded_to(parameter);
         if rounded.is_some_and(|rounded| rounded != dtype) {
             self.units.is_used_whole(parameter);
         }
@@ -193,7 +192,7 @@ impl Shards {
         if is_new {
             held.next = self.units.next(unit).map(|next| {
                 let [this, ahead] = [unit, next].map(|unit| &self.units.all[unit]);
-                // Told from a gather for a use: ranks that have used other units differ.
+                // Another label than that of a gather for a use, so that ranks which have used different units are refused.
                 let at = format!("while unit `{}` computes, {}", this.path, self.at);
                 (next, self.start(ahead, true, &at))
             });
@@ -208,20 +207,18 @@ impl Shards {
 
     /// Starts to gather a unit, its rounded parameters `in_low` types or in their own.
     fn start(&self, unit: &Arc<Unit>, in_low: bool, at: &str) -> Pending<Gathered> {
-        let mut low = Rounded::new();
-        if in_low {
-            let rounded = self.rounded.lock();
-            let of_unit = unit.parameters.iter();
-            let of_unit =
-                of_unit.filter_map(|parameter| Some((*parameter, rounded.get(parameter)?)));
-            low.extend(of_unit.map(|(parameter, rounded)| {
-                (
-                    parameter,
-                    (rounded.dtype, Arc::new(floats(rounded.clone()))),
-                )
-            }));
-        }
-        // Not the group, which its own jobs must not own.
+        let low: Rounded = match in_low {
+            false => Rounded::new(),
+            true => {
+                let rounded = self.rounded.lock();
+                let of_unit = unit.parameters.iter();
+                let of_unit = of_unit.filter_map(|parameter| rounded.get_key_value(parameter));
+                of_unit
+                    .map(|(parameter, own)| (*parameter, own.clone()))
+                    .collect()
+            }
+        };
+        // Without the group: a job that owns the group which runs it would keep it alive.
         let (layout, unit) = (self.units.layout.clone(), unit.clone());
         let (own, at) = (self.own.clone(), at.to_owned());
         let work = move |ranks: &mut _| unit.gather(&layout, &low, &own, &at, ranks);

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::ZeroError;
 use crate::group::{BufferDtype, Collectives, HostBuffer, Split};
-use crate::host::exchanged;
+use crate::host::{exchanged, floats};
 use crate::reduce::Layout;
 use crate::shard::Bucket;
 
@@ -25,8 +25,14 @@ pub(crate) struct Unit {
     pub(super) parameters: Vec<usize>,
 }
 
-/// By parameter, those that are gathered in another type than their own: the type, and this rank's elements, rounded to it.
-pub(super) type Rounded = HashMap<usize, (DType, Shard)>;
+/// By parameter, those that are gathered in another type than their own: this rank's elements in that type.
+pub(super) type Rounded = HashMap<usize, Arc<TensorData>>;
+
+/// The type in which a parameter is gathered.
+fn gathered_in(layout: &Layout, rounded: &Rounded, parameter: usize) -> DType {
+    let own = layout.parameters()[parameter].dtype;
+    rounded.get(&parameter).map_or(own, |rounded| rounded.dtype)
+}
 
 impl Unit {
     /// All elements of its parameters, of which this rank has its `own`, by parameter, in their own types but for the `rounded` ones. `at` is
@@ -43,6 +49,9 @@ impl Unit {
         at: &str,
         ranks: &mut Collectives,
     ) -> Result<Gathered, ZeroError> {
+        let low = rounded.iter();
+        let low = low.map(|(parameter, own)| (*parameter, floats(TensorData::clone(own))));
+        let low: HashMap<usize, Vec<f32>> = low.collect();
         let zeros = |&parameter: &usize| {
             (
                 parameter,
@@ -55,8 +64,8 @@ impl Unit {
             let segments = bucket.segments().iter();
             for segment in segments.filter(|segment| segment.owner == layout.rank()) {
                 let from = layout.position(segment.parameter, segment.range.start);
-                let rounded = rounded.get(&segment.parameter).map(|(_, own)| own);
-                let own = rounded.unwrap_or(&own[segment.parameter]);
+                let low = low.get(&segment.parameter);
+                let own = low.unwrap_or(&own[segment.parameter]);
                 part.extend_from_slice(&own[from..from + segment.range.len()]);
             }
             let part = HostBuffer::from_f32(dtype, part);
@@ -70,23 +79,16 @@ impl Unit {
             }
         }
         let tensor = |(parameter, elements): (usize, Vec<f32>)| {
-            let known = &layout.parameters()[parameter];
-            let data = TensorData::new(elements, known.shape.clone());
-            let rounded = rounded.get(&parameter).map(|(dtype, _)| *dtype);
-            (
-                parameter,
-                data.convert_dtype(rounded.unwrap_or(known.dtype)),
-            )
+            let data = TensorData::new(elements, layout.parameters()[parameter].shape.clone());
+            let dtype = gathered_in(layout, rounded, parameter);
+            (parameter, data.convert_dtype(dtype))
         };
         Ok(whole.into_iter().map(tensor).collect())
     }
 
     /// What is sent together, in one type.
     fn buckets(&self, layout: &Layout, rounded: &Rounded) -> Vec<(BufferDtype, Bucket)> {
-        let sent_in = |parameter: &usize| {
-            let rounded = rounded.get(parameter).map(|(dtype, _)| *dtype);
-            exchanged(rounded.unwrap_or(layout.parameters()[*parameter].dtype))
-        };
+        let sent_in = |parameter: &usize| exchanged(gathered_in(layout, rounded, *parameter));
         let all = [BufferDtype::F32, BufferDtype::Bf16, BufferDtype::F16].into_iter();
         let buckets = all.flat_map(|dtype| {
             let parameters = self.parameters.iter().copied();
@@ -108,7 +110,7 @@ pub(crate) struct Units {
 }
 
 impl Units {
-    pub(crate) fn new(layout: &Layout) -> Self {
+    pub(crate) fn new(layout: &Arc<Layout>) -> Self {
         let mut members: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (parameter, known) in layout.parameters().iter().enumerate() {
             members
@@ -132,7 +134,7 @@ impl Units {
         Self {
             all: all.collect(),
             of,
-            layout: Arc::new(layout.clone()),
+            layout: layout.clone(),
             order: Mutex::default(),
         }
     }

@@ -40,7 +40,7 @@ impl Parameter {
 }
 
 /// All parameters in the order of the module, and the shard of one rank.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Layout {
     parameters: Vec<Parameter>,
     map: ShardMap,

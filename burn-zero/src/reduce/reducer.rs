@@ -52,7 +52,7 @@ pub(crate) struct GradientReducer {
 
 /// How gradients are reduced.
 struct Reduction {
-    layout: Layout,
+    layout: Arc<Layout>,
     stage: Stage,
     op: ReduceOp,
     dtype: BufferDtype,
@@ -84,7 +84,7 @@ impl GradientReducer {
             backward_plan: OnceLock::new(),
             are_reduced: AtomicBool::new(false),
             how: Arc::new(Reduction {
-                layout,
+                layout: Arc::new(layout),
                 stage: settings.stage,
                 op: settings.reduction,
                 dtype: settings.communication_dtype,
@@ -93,7 +93,7 @@ impl GradientReducer {
         }
     }
 
-    pub(crate) fn layout(&self) -> &Layout {
+    pub(crate) fn layout(&self) -> &Arc<Layout> {
         &self.how.layout
     }
 
