@@ -72,12 +72,14 @@
 //! What decorators of optimizers have in common: [`record`], saved state around that of the wrapped optimizer; [`ranks`], how clones
 //! that share state make a copy of their own for a rank; [`message`], how a decorator is reached inside of others;
 //! [`gradient`], what backends and optimizers must know about gradients; [`tape`], how code above decorators reaches autodiff's
-//! tensors below them; [`weight`], what a loss was multiplied by; [`reading_stream`], where another thread reads tensors. With the feature `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
+//! tensors below them; [`weight`], what a loss was multiplied by; [`reading_stream`], where another thread reads tensors; [`repeated_block`],
+//! which parameters a model uses together. With the feature `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
 //! the Learner. [`profile`] is what a device can do, for those that tell time from it.
 //!
 //! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that only this release has; a test of the
 //! workspace walks the traits of the pinned Burn source and names every operation without a row.
 
+mod block;
 #[cfg(feature = "module")]
 pub mod device;
 mod forward;
@@ -99,6 +101,7 @@ pub mod tape;
 pub mod tch;
 pub mod weight;
 
+pub use block::repeated_block;
 pub use stream::reading_stream;
 
 /// The types that rows mention, for the module in which a decorator expands the table.

@@ -8,9 +8,10 @@ use std::time::Duration;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_checkpoint::{ReadsInPlace, RematStats};
+use burn_checkpoint::{ReadsInPlace, RematStats, is_delivered};
 use burn_decorator::profile::DeviceProfile;
 
+use crate::classes::Classes;
 use crate::client::{MetaDevice, label};
 use crate::ledger::{Phase, Recording, Storage};
 use crate::shares::Shares;
@@ -199,6 +200,10 @@ fn name_parameters<B: Backend, M: Module<B>>(model: &M) {
 
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let value = param.val();
+            // A use would bring it here, from the host or from other ranks.
+            if is_delivered::<B>(&value.clone().into_primitive().tensor()) {
+                return;
+            }
             // Any operation that reaches the device through all decorators.
             label(&self.0.join("."), || drop(value.neg()));
         }
@@ -212,13 +217,12 @@ impl Estimate {
         let weighed = Weighed::new(&classes, &shares);
         let at = weighed.peak_at;
         let mut holders: BTreeMap<(Kind, String), (u64, usize)> = BTreeMap::new();
-        let alive = |storage: &&Storage| storage.born <= at && at < storage.died;
-        for storage in recording.storages.iter().filter(alive) {
+        for storage in &recording.storages {
             let kind = classes.kind(storage);
-            let bytes = classes.bytes(storage, kind, &shares, at);
-            if bytes == 0 {
+            let mut spans = classes.spans(storage, kind, &shares).into_iter();
+            let Some((_, bytes @ 1..)) = spans.find(|(during, _)| during.contains(&at)) else {
                 continue;
-            }
+            };
             let held = holders.entry((kind, owner(storage, kind))).or_default();
             held.0 += bytes;
             held.1 += 1;
@@ -268,7 +272,8 @@ impl Estimate {
     pub fn shared(&self, shares: Shares) -> Self {
         let shared = Self::of(self.recording.clone(), shares);
         let classes = Classes::new(&self.recording);
-        let traffic = shares.traffic(classes.parameter_bytes(), classes.backwards());
+        let uses = classes.uses(&shares);
+        let traffic = shares.traffic(&uses, uses.backwards);
         Self {
             uploaded_bytes: shared.uploaded_bytes + traffic.uploaded_bytes,
             downloaded_bytes: shared.downloaded_bytes + traffic.downloaded_bytes,
@@ -310,8 +315,9 @@ impl Estimate {
             let is_last = (last..update).contains(&moved.at);
             u64::from(is_last) * (moved.uploaded_bytes + moved.downloaded_bytes)
         });
-        let shared = |backwards| self.shares.traffic(classes.parameter_bytes(), backwards);
-        let backwards = classes.backwards().max(1);
+        let uses = classes.uses(&self.shares);
+        let shared = |backwards| self.shares.traffic(&uses, backwards);
+        let backwards = uses.backwards.max(1);
         let again = again.sum::<u64>() + shared(backwards).bytes() - shared(backwards - 1).bytes();
         let moved = self.uploaded_bytes + self.downloaded_bytes + self.sent_bytes + self.host_bytes;
         let transfers = (moved as f64 + again as f64 * more) / device.host_bytes_per_second;
@@ -338,21 +344,14 @@ impl Weighed {
         };
         for storage in &recording.storages {
             let kind = classes.kind(storage);
-            let bytes = |at| {
-                let bytes = classes.bytes(storage, kind, shares, at);
-                let leaves = at < update && kind == Kind::Gradient;
+            for (during, bytes) in classes.spans(storage, kind, shares) {
+                let leaves = during.start < update && kind == Kind::Gradient;
                 let left = if leaves { storage.bytes - bytes } else { 0 };
-                (bytes as i64, left as i64)
-            };
-            let (first, last) = (bytes(storage.born), bytes(storage.died));
-            add(storage.born, first, 1);
-            if storage.born < update && update < storage.died {
-                add(update, first, -1);
-                add(update, last, 1);
-            }
-            if storage.died != u64::MAX {
-                let last = if storage.died <= update { first } else { last };
-                add(storage.died, last, -1);
+                let change = (bytes as i64, left as i64);
+                add(during.start, change, 1);
+                if during.end != u64::MAX {
+                    add(during.end, change, -1);
+                }
             }
         }
         let (buckets, shards) = shares.added_bytes(classes.parameter_bytes());
@@ -380,99 +379,6 @@ impl Weighed {
             .bytes_in_use
             .extend(weighed.bytes_in_use.is_empty().then_some(0));
         weighed
-    }
-}
-
-/// Where a step's phases begin, and so what its storages are for.
-struct Classes<'a> {
-    recording: &'a Recording,
-    /// When the optimizer begins: with the first of what outlives the step.
-    update: u64,
-}
-
-impl<'a> Classes<'a> {
-    fn new(recording: &'a Recording) -> Self {
-        let backward = recording
-            .phases
-            .iter()
-            .rfind(|(_, phase)| *phase == Phase::Backward);
-        let backward = backward.map_or(recording.start, |(at, _)| *at);
-        let outlives = |storage: &&Storage| storage.died == u64::MAX && storage.born > backward;
-        let survivors = recording.storages.iter().filter(outlives);
-        let update = survivors.map(|storage| storage.born).min();
-        Self {
-            recording,
-            update: update.unwrap_or(u64::MAX),
-        }
-    }
-
-    /// Bytes of a storage that are on the device at some time of its life.
-    fn bytes(&self, storage: &Storage, kind: Kind, shares: &Shares, at: u64) -> u64 {
-        if *shares == Shares::NONE {
-            return storage.bytes;
-        }
-        let born_in_update = storage.born >= self.update;
-        let (before, after) = shares.factors(kind, born_in_update);
-        let factor = if at < self.update { before } else { after };
-        (storage.bytes as f64 * factor) as u64
-    }
-
-    /// Bytes of the parameters, old and new ones once.
-    fn parameter_bytes(&self) -> u64 {
-        let storages = self.recording.storages.iter();
-        let old = storages.filter(|it| it.parameter.is_some() && it.born <= self.recording.start);
-        old.map(|storage| storage.bytes).sum()
-    }
-
-    fn backwards(&self) -> u64 {
-        let phases = self.recording.phases.iter();
-        let backward = phases.filter(|(_, phase)| *phase == Phase::Backward);
-        backward.count() as u64
-    }
-
-    /// When the last micro-batch began.
-    fn last_forward(&self) -> u64 {
-        let mut phases = self.recording.phases.iter();
-        let last = phases.rfind(|(_, phase)| *phase == Phase::Forward);
-        last.map_or(self.recording.start, |(at, _)| *at)
-    }
-
-    fn phase(&self, at: u64) -> Phase {
-        if at >= self.update {
-            return Phase::Update;
-        }
-        let before = self
-            .recording
-            .phases
-            .iter()
-            .rfind(|(begun, _)| *begun <= at);
-        before.map_or(Phase::Forward, |(_, phase)| *phase)
-    }
-
-    /// When the phase ends that a storage is born in.
-    fn end(&self, born: u64) -> u64 {
-        let mut later = self.recording.phases.iter().map(|(begun, _)| *begun);
-        let next = later.find(|begun| *begun >= born).unwrap_or(u64::MAX);
-        next.min(self.update)
-    }
-
-    fn kind(&self, storage: &Storage) -> Kind {
-        if storage.parameter.is_some() {
-            return Kind::Parameter;
-        }
-        if storage.row.name.ends_with("_from_data") {
-            return Kind::Input;
-        }
-        if storage.born <= self.recording.start || storage.died == u64::MAX {
-            return Kind::OptimizerState;
-        }
-        let stays = storage.died > self.end(storage.born);
-        match self.phase(storage.born) {
-            Phase::Forward if stays && storage.is_mask => Kind::Mask,
-            Phase::Forward if stays => Kind::Activation,
-            Phase::Backward if stays => Kind::Gradient,
-            _ => Kind::Temporary,
-        }
     }
 }
 

@@ -3,6 +3,8 @@
 //! A *storage* is memory that one or more tensors share: views of each other. It is freed with the last of them. The clock counts
 //! allocations and frees.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use burn_checkpoint::is_replaying;
@@ -37,11 +39,49 @@ pub(crate) struct Storage {
     pub next: Arc<OnceLock<Arc<str>>>,
     /// The parameter that it is.
     pub parameter: Option<Arc<str>>,
+    /// The parameter of which alone it is computed, as a cast or a transposed copy is.
+    pub source: Option<Source>,
+    /// Of a parameter, and of what is computed of one alone: when operations use it.
+    pub uses: Vec<Use>,
     /// Whether its elements are booleans or random numbers.
     pub is_mask: bool,
     pub born: u64,
     /// The largest number while it is alive.
     pub died: u64,
+}
+
+impl Storage {
+    /// The parameter of which alone it is computed, or that it is.
+    fn source(&self) -> Option<Source> {
+        let own = self.parameter.as_ref().map(|parameter| Source {
+            parameter: parameter.clone(),
+            bytes: self.bytes,
+            cast_bytes: None,
+        });
+        own.or_else(|| self.source.clone())
+    }
+}
+
+/// Where a storage comes from that is computed of a parameter alone.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    pub parameter: Arc<str>,
+    /// Bytes of the parameter.
+    pub bytes: u64,
+    /// Bytes of its elements in the type to which it is cast first, if it is.
+    pub cast_bytes: Option<u64>,
+}
+
+/// A use of a parameter, or of what is computed of one alone.
+#[derive(Clone, Debug)]
+pub(crate) struct Use {
+    /// From before the operation's results are allocated until after.
+    pub during: Range<u64>,
+    pub phase: Phase,
+    /// Bytes of the result, where the operation casts it.
+    pub cast_bytes: Option<u64>,
+    /// Whether the operation has no other operands.
+    pub is_alone: bool,
 }
 
 /// What one operation does.
@@ -147,6 +187,7 @@ impl Ledger {
             rules::plan(op, row, &operands)
         };
         let workspace = plan.workspace_bytes;
+        let begun = self.clock;
         self.clock += 1;
         for (output, placement) in op.outputs().zip(plan.placements) {
             let view = match placement {
@@ -160,6 +201,9 @@ impl Ledger {
             self.insert(output.id, view);
         }
         self.shrink(workspace, row);
+        if plan.moves && self.recording.is_some() {
+            self.follow_sources(op, row, begun);
+        }
         for input in inputs {
             if input.status == TensorStatus::ReadWrite {
                 self.forget(input.id);
@@ -248,6 +292,61 @@ impl Ledger {
         }
     }
 
+    /// A tensor is an operand, of an operation that does not read it.
+    pub fn is_used(&mut self, id: TensorId) {
+        let used = Use {
+            during: self.clock..self.clock + 1,
+            phase: self.phase,
+            cast_bytes: None,
+            is_alone: false,
+        };
+        let storage = self.tensors.get(&id).map(|view| view.storage);
+        let storage = storage.and_then(|storage| self.storages.get_mut(&storage));
+        let is_recorded = self.recording.is_some();
+        let source = storage.filter(|storage| is_recorded && storage.source().is_some());
+        source
+            .into_iter()
+            .for_each(|source| source.uses.push(used.clone()));
+    }
+
+    /// Follows what an operation, begun at some time, computes of a parameter alone, and the uses of such storages.
+    fn follow_sources(&mut self, op: &OperationIr, row: &Row, begun: u64) {
+        let storage = |tensor: &TensorIr| self.tensors.get(&tensor.id).map(|view| view.storage);
+        let inputs: Vec<_> = op.inputs().filter_map(storage).collect();
+        let outputs: Vec<_> = op.outputs().filter_map(storage).collect();
+        let cast_bytes = match row.name {
+            "float_cast" => op.outputs().next().map(|output| bytes(output) as u64),
+            _ => None,
+        };
+        let sources = inputs.iter().map(|input| self.storages[input].source());
+        let sources: Option<Vec<_>> = sources.collect();
+        let source = sources.and_then(|sources| sources.into_iter().next());
+        let source = source.map(|source| Source {
+            cast_bytes: source.cast_bytes.or(cast_bytes),
+            ..source
+        });
+        let is_alone = source.is_some();
+        let new = outputs.iter().filter(|output| !inputs.contains(output));
+        for output in new {
+            if let Some(output) = self.storages.get_mut(output) {
+                output.source.clone_from(&source);
+            }
+        }
+        let used = Use {
+            during: begun..self.clock + 1,
+            phase: self.phase,
+            cast_bytes,
+            is_alone,
+        };
+        for input in inputs.iter().collect::<BTreeSet<_>>() {
+            let input = self.storages.get_mut(input);
+            let input = input.filter(|input| input.source().is_some());
+            input
+                .into_iter()
+                .for_each(|input| input.uses.push(used.clone()));
+        }
+    }
+
     fn operand<'a>(&'a self, tensor: &'a TensorIr) -> Operand<'a> {
         let view = &self.tensors[&tensor.id];
         let storage = &self.storages[&view.storage];
@@ -295,6 +394,8 @@ impl Ledger {
             owner: self.owner.clone(),
             next: self.upcoming.clone(),
             parameter: None,
+            source: None,
+            uses: Vec::new(),
             is_mask,
             born: self.clock,
             died: u64::MAX,

@@ -33,12 +33,14 @@
 //! allocate in pages: for them the peak is that of tensors and workspace as burn-flex would have them.
 
 mod backend;
+mod classes;
 mod client;
 mod estimate;
 mod ledger;
 mod plan;
 mod rules;
 mod shares;
+mod uses;
 
 pub use backend::Meta;
 pub use burn_decorator::profile::DeviceProfile;

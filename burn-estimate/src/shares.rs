@@ -1,8 +1,9 @@
 //! An update that is shared out: over ranks, or to the host.
 
 use crate::estimate::Kind;
+use crate::uses::Uses;
 
-/// Where the optimizer's state and gradients are, for [`Estimate::shared`](crate::Estimate::shared): the stages of ZeRO up to 2
+/// Where the optimizer's state, gradients and parameters are, for [`Estimate::shared`](crate::Estimate::shared): the stages of ZeRO
 /// (arXiv 1910.02054), and burn-zero's offload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
@@ -12,6 +13,9 @@ pub struct Shares {
     pub optimizer_state: bool,
     /// Whether a rank has its part of the gradients only: stage 2.
     pub gradients: bool,
+    /// Whether a parameter is on the device only while an operation uses it: stage 3, or on one rank parameters in host memory
+    /// (DeepSpeed's `offload_param`).
+    pub parameters: bool,
     /// Whether the optimizer's state is in host memory, and with it the gradients, as soon as backward has computed them.
     pub offload: bool,
     /// Bytes of gradients that are sent or copied at once.
@@ -24,6 +28,7 @@ impl Shares {
         ranks: 1,
         optimizer_state: false,
         gradients: false,
+        parameters: false,
         offload: false,
         bucket_bytes: 0,
     };
@@ -47,6 +52,7 @@ impl Shares {
             // Reduced and freed before the optimizer steps on shards.
             Kind::Gradient if self.offload => (0.0, 0.0),
             Kind::Gradient => (self.part(self.gradients), state),
+            Kind::Parameter if self.parameters => (1.0, state),
             Kind::Temporary if born_in_update => (1.0, state),
             _ => (1.0, 1.0),
         }
@@ -55,13 +61,19 @@ impl Shares {
     /// What the device holds in addition: before the update, of gradients that leave it, at most three buckets under way; in the update
     /// shards of the parameters.
     pub(crate) fn added_bytes(&self, parameter_bytes: u64) -> (u64, u64) {
-        let sharded = self.optimizer_state && self.ranks > 1 && !self.offload;
+        let sharded = self.optimizer_state && self.ranks > 1 && !self.offload && !self.parameters;
         let shards = if sharded {
             parameter_bytes / self.ranks
         } else {
             0
         };
-        (3 * self.bucket_bytes, shards)
+        // On one rank nothing waits to be sent.
+        let buckets = if self.parameters && self.ranks == 1 {
+            0
+        } else {
+            3
+        };
+        (buckets * self.bucket_bytes, shards)
     }
 
     /// The part of the update's arithmetic that the device does.
@@ -70,10 +82,9 @@ impl Shares {
     }
 
     /// What moves in an update of so many backward passes.
-    pub(crate) fn traffic(&self, parameter_bytes: u64, backwards: u64) -> Traffic {
-        let ranks = self.ranks.max(1);
-        let shard = parameter_bytes / ranks;
-        let others = parameter_bytes - shard;
+    pub(crate) fn traffic(&self, uses: &Uses, backwards: u64) -> Traffic {
+        let (ranks, parameter_bytes) = (self.ranks.max(1), uses.parameter_bytes);
+        let others = |bytes: u64| bytes - bytes / ranks;
         // A window of micro-batches is reduced once, but for stage 2.
         let passes = if self.gradients { backwards } else { 1 };
         let several = u64::from(ranks > 1);
@@ -89,11 +100,27 @@ impl Shares {
                 0,
             ),
         };
-        Traffic {
-            sent_bytes: others * (passes + 1),
+        let stage_2 = Traffic {
+            sent_bytes: others(parameter_bytes) * (passes + 1),
             downloaded_bytes,
             uploaded_bytes,
             host_bytes,
+        };
+        if !self.parameters {
+            return stage_2;
+        }
+        let in_all = |bytes: u64| bytes * backwards / uses.backwards.max(1);
+        // The optimizer's state on the device steps on parameters that come from the host and go there.
+        let stepped = if self.offload { 0 } else { owned };
+        // A rank casts its shard once, after the update.
+        let (rounded, low) = uses.rounded_bytes;
+        Traffic {
+            sent_bytes: others(parameter_bytes) * passes + others(in_all(uses.gathered_bytes)),
+            downloaded_bytes: downloaded_bytes + (1 - several) * stepped + low / ranks,
+            uploaded_bytes: in_all(uses.delivered_bytes)
+                + stepped * (1 + several)
+                + rounded / ranks,
+            ..stage_2
         }
     }
 }

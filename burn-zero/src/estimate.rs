@@ -1,7 +1,10 @@
 //! Formulas for what a rank holds and sends.
 
+use std::collections::HashMap;
+
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
+use burn_decorator::repeated_block;
 use serde::{Deserialize, Serialize};
 
 use crate::optimizer::Parameters;
@@ -26,6 +29,8 @@ pub struct ModelStates {
     pub optimizer_bytes: u64,
     /// Elements of the largest parameter; 0 if none is larger than a bucket.
     pub largest_parameter: u64,
+    /// Elements of the largest unit, which stage 3 gathers whole: a repeated block, or all parameters that are in none. 0 leaves units out.
+    pub largest_unit: u64,
 }
 
 impl ModelStates {
@@ -40,13 +45,18 @@ impl ModelStates {
     /// type B = Autodiff<Flex>;
     /// let linear = LinearConfig::new(100, 10).init::<B>(&Default::default());
     /// let model = ModelStates::of::<B, _>(&linear);
-    /// assert_eq!((model.elements, model.largest_parameter), (1010, 1000));
+    /// assert_eq!((model.elements, model.largest_parameter, model.largest_unit), (1010, 1000, 1010));
     /// ```
     pub fn of<B: AutodiffBackend, M: AutodiffModule<B>>(module: &M) -> Self {
         let parameters = Parameters::of::<B, M>(module).list;
         let sizes = parameters.iter().map(|parameter| parameter.elements());
+        let mut units: HashMap<&str, usize> = HashMap::new();
+        for parameter in &parameters {
+            *units.entry(repeated_block(&parameter.path)).or_default() += parameter.elements();
+        }
         Self {
             largest_parameter: sizes.clone().max().unwrap_or(0) as u64,
+            largest_unit: units.into_values().max().unwrap_or(0) as u64,
             ..Self::adam(sizes.sum::<usize>() as u64)
         }
     }
@@ -58,6 +68,7 @@ impl ModelStates {
             parameter_bytes: 4,
             optimizer_bytes: 8,
             largest_parameter: 0,
+            largest_unit: 0,
         }
     }
 }
@@ -72,8 +83,10 @@ pub struct Estimate {
     /// Parameters on the device: all, or where they are in host memory ([`ZeroConfig::offload_param`]) the two largest, as backward holds the one
     /// that it uses and the one before.
     pub parameter_bytes: u64,
-    /// Parameters in host memory: all, or at stage 3 of several ranks the rank's shard in f32, without the unit that is gathered.
+    /// Parameters in host memory: all, or at stage 3 of several ranks the rank's shard in f32.
     pub host_parameter_bytes: u64,
+    /// Units of parameters in host memory, at stage 3 of several ranks: the one in use, and the next one, which is gathered meanwhile.
+    pub unit_bytes: u64,
     /// Gradients on the device at the end of backward. At stage 2 the rank's shard; none where they go to the host
     /// ([`Memory::Host`]).
     pub gradient_bytes: u64,
@@ -119,10 +132,14 @@ impl Estimate {
         self.gradient_bytes + self.underway_bytes + self.spanning_bytes + window
     }
 
-    /// In host memory: parameters, the optimizer's state and masters, gradients and their sums. Without the [buffer](Self::buffer_bytes).
+    /// In host memory: parameters and units of them, the optimizer's state and masters, gradients and their sums. Without the [buffer](Self::buffer_bytes).
     pub fn kept_host_bytes(&self) -> u64 {
         let window = if_(self.gradients_on_host(), self.window_bytes);
-        self.host_parameter_bytes + self.host_bytes + self.host_gradient_bytes + window
+        self.host_parameter_bytes
+            + self.unit_bytes
+            + self.host_bytes
+            + self.host_gradient_bytes
+            + window
     }
 
     fn gradients_on_host(&self) -> bool {
@@ -213,6 +230,7 @@ pub fn estimate(model: &ModelStates, config: &ZeroConfig, world_size: usize) -> 
             true => 4 * shard,
             false => if_(come_and_go, bytes * elements),
         },
+        unit_bytes: if_(in_units, bytes * elements.min(2 * model.largest_unit)),
         gradient_bytes: if_(!to_host, bytes * gradients),
         underway_bytes: bytes * leaving.min(BUCKETS_UNDER_WAY * bucket),
         spanning_bytes: if_(spans, bytes * model.largest_parameter),

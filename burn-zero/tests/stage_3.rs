@@ -305,6 +305,55 @@ fn the_next_unit_is_gathered_while_one_computes_and_two_are_held() {
 }
 
 #[test]
+fn units_are_those_of_a_function_of_the_path() {
+    let _turn = turn();
+    type Choose = fn(&str) -> String;
+    const LAYERS: usize = 4;
+    // The weights after two steps, and the elements that the second gathered; `None` leaves the default.
+    let train = |units: [Option<Choose>; 2]| {
+        let found = ThreadGroup::spawn(2, Default::default(), |group| {
+            let group = Arc::new(group);
+            let adam = AdamWConfig::new().init();
+            let settings = ZeroSettings::stage(Stage::Parameters);
+            let zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
+            let mut zero = match units[group.rank()] {
+                Some(unit) => zero.with_units(unit),
+                None => zero,
+            };
+            let mut model = zero.prepare::<B, _>(layers(LAYERS, 8, 0.2))?;
+            let gathered = || group.traffic().of(Operation::AllGather).elements;
+            let mut before = 0;
+            for _ in 0..2 {
+                before = gathered();
+                let x = Tensor::ones([2, 8], &Default::default());
+                let gradients = layers::loss(&model, x).backward();
+                let gradients = GradientsParams::from_grads(gradients, &model);
+                model = zero.step(0.05, model, gradients);
+            }
+            let gathered = (gathered() - before) / (8 * 8 / 2);
+            Ok::<_, ZeroError>((layers::weights(&model), gathered))
+        });
+        let found: Result<Vec<_>, _> = found.expect("ranks end").into_iter().collect();
+        found.map(|mut found| found.swap_remove(0))
+    };
+    let (expected, gathered) = train([None; 2]).expect("ranks agree");
+    assert_eq!(gathered as usize, 2 * LAYERS - 2);
+    // Never left in a step.
+    let (found, gathered) = train([Some(|_| "all".into()); 2]).expect("ranks agree");
+    assert_eq!(gathered as usize, LAYERS);
+    assert_eq!(found, expected);
+    match train([None, Some(|_| "all".into())]) {
+        Err(ZeroError::Disagreement {
+            label, peer_value, ..
+        }) => {
+            assert_eq!(label, "units of the parameters");
+            assert!(peer_value == "all, all, all, all" || peer_value == "0, 1, 2, 3");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn under_autocast_units_are_gathered_in_the_low_type_with_the_same_bits() {
     let _turn = turn();
     type Low = Autocast<B, Bf16>;

@@ -88,6 +88,11 @@ impl<O> ZeroOptimizer<O> {
         group.agree_equal("parameters", &parameters.describe())?;
 
         let paths = parameters.list.iter().filter(|_| gathers_units);
+        if gathers_units {
+            let units = paths.clone().map(|parameter| self.unit(&parameter.path));
+            let units: Vec<_> = units.collect();
+            group.agree_equal("units of the parameters", &units.join(", "))?;
+        }
         let are_there = paths.map(|parameter| parameter.path.clone()).collect();
         let module = broadcast::<B, M>(module, &*group, &are_there)?;
         let layout = Layout::new(parameters.list, ranks, rank, settings)?;

@@ -147,7 +147,8 @@ impl<O> ZeroOptimizer<O> {
         on_host: HashSet<usize>,
         at: &str,
     ) -> M {
-        let units = units.unwrap_or_else(|| Arc::new(Units::new(reducer.layout())));
+        let new = || Arc::new(Units::new(reducer.layout(), |path| self.unit(path)));
+        let units = units.unwrap_or_else(new);
         let shards = Shards::new(reducer.clone(), units, own, format!("after {at}"));
         self.put::<B, M>(module, shards, on_host)
     }

@@ -8,6 +8,7 @@ use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer
 use burn::tensor::backend::AutodiffBackend;
 use burn_decorator::message;
 use burn_decorator::ranks::SharedFn;
+use burn_decorator::repeated_block;
 use parking_lot::Mutex;
 
 use super::parameter_shards::ShardOptimizer;
@@ -116,6 +117,8 @@ pub struct ZeroOptimizer<O> {
     /// The receiver of the norm over all ranks.
     pub(super) norm: Option<SharedFn<f32, ()>>,
     pub(super) seed: Option<u64>,
+    /// The unit of a parameter, by its path.
+    pub(super) unit: Option<SharedFn<String, String>>,
     pub(super) reducer: Option<Arc<GradientReducer>>,
     /// The nodes of the leaves that contain shards as the wrapped optimizer left them on the host.
     pub(super) leaves: HashMap<usize, u64>,
@@ -129,6 +132,7 @@ impl<O: Clone> Clone for ZeroOptimizer<O> {
         Self {
             norm: self.norm.clone(),
             seed: self.seed,
+            unit: self.unit.clone(),
             reducer: self.reducer.clone(),
             leaves: self.leaves.clone(),
             prepared: Arc::new(Mutex::new(self.prepared.lock().clone())),
@@ -174,6 +178,7 @@ impl<O> ZeroOptimizer<O> {
             settings,
             norm: None,
             seed: None,
+            unit: None,
             reducer: None,
             leaves: HashMap::new(),
             prepared: Arc::default(),
@@ -203,6 +208,38 @@ impl<O> ZeroOptimizer<O> {
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
+    }
+
+    /// Chooses the units of stage 3, which are gathered together: parameters to whose paths `unit` gives the same name. Without it a unit is a repeated
+    /// block, such as `blocks.0` ([`repeated_block`]), and one unit has all parameters that are in none.
+    ///
+    /// A rank holds two units at most. Larger ones are fewer collectives, FSDP2's choice of which modules are wrapped.
+    /// [`prepare`](Self::prepare) compares the units of all ranks.
+    ///
+    /// ```
+    /// use burn_zero::{Stage, ZeroOptimizer, ZeroSettings};
+    ///
+    /// # fn wrap<O>(adamw: O) -> ZeroOptimizer<O> {
+    /// // Encoder and decoder, each as one unit.
+    /// ZeroOptimizer::in_learner(adamw, ZeroSettings::stage(Stage::Parameters))
+    ///     .with_units(|path| path.split('.').next().unwrap_or_default().to_owned())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn with_units(
+        mut self,
+        unit: impl Fn(&str) -> String + Clone + Send + Sync + 'static,
+    ) -> Self {
+        self.unit = Some(SharedFn::new(move |path: String| unit(&path)));
+        self
+    }
+
+    /// The unit of a parameter.
+    pub(super) fn unit(&self, path: &str) -> String {
+        match &self.unit {
+            Some(unit) => unit.call(path.to_owned()),
+            None => repeated_block(path).to_owned(),
+        }
     }
 
     /// A function from this rank's number of items (tokens) in a micro-batch to the number that normalizes the reduced gradients: the sum

@@ -18,9 +18,9 @@ pub(crate) type Shard = Arc<Vec<f32>>;
 /// The parameters of a unit.
 pub(crate) type Gathered = HashMap<usize, TensorData>;
 
-/// Parameters that are gathered together: those of a repeated block, such as `blocks.0`, or all that are in none.
+/// Parameters that are gathered together: by default those of a repeated block, such as `blocks.0`, or all that are in none.
 pub(crate) struct Unit {
-    /// The path of the block; nothing for the unit of all others.
+    /// By default the path of the block; nothing for the unit of all others.
     pub(super) path: String,
     pub(super) parameters: Vec<usize>,
 }
@@ -110,11 +110,12 @@ pub(crate) struct Units {
 }
 
 impl Units {
-    pub(crate) fn new(layout: &Arc<Layout>) -> Self {
-        let mut members: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    /// `unit` names that of a path.
+    pub(crate) fn new(layout: &Arc<Layout>, unit: impl Fn(&str) -> String) -> Self {
+        let mut members: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for (parameter, known) in layout.parameters().iter().enumerate() {
             members
-                .entry(block(&known.path))
+                .entry(unit(&known.path))
                 .or_default()
                 .push(parameter);
         }
@@ -126,10 +127,7 @@ impl Units {
                 for &parameter in &parameters {
                     of[parameter] = unit;
                 }
-                Arc::new(Unit {
-                    path: path.to_owned(),
-                    parameters,
-                })
+                Arc::new(Unit { path, parameters })
             });
         Self {
             all: all.collect(),
@@ -176,19 +174,6 @@ impl Units {
     pub(super) fn next(&self, unit: usize) -> Option<usize> {
         self.order.lock().next(unit)
     }
-}
-
-/// `blocks.0` of `blocks.0.mlp.weight`, nothing of `norm.gamma`.
-fn block(path: &str) -> &str {
-    let mut end = 0;
-    for part in path.split('.') {
-        end += part.len();
-        if part.bytes().all(|byte| byte.is_ascii_digit()) {
-            return &path[..end];
-        }
-        end += 1;
-    }
-    ""
 }
 
 /// The order in which the first step used units. What it expects depends on uses alone, which are the same on all ranks: each is a

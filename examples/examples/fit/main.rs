@@ -64,7 +64,7 @@ pub struct Fit {
     #[arg(long, value_name = "FILE", help_heading = "Fit")]
     pub plot: Option<PathBuf>,
 
-    /// The gpt example's options. --batch, --accum, --amp, --checkpoint, --zero and --offload give the setting that is looked at first;
+    /// The gpt example's options. --batch, --accum, --amp, --checkpoint, --zero, --offload and --offload-param give the setting that is looked at first;
     /// --ranks says how many ranks there are
     #[command(flatten)]
     pub gpt: Options,
@@ -108,7 +108,7 @@ pub struct Setting {
     pub amp: Amp,
     /// What becomes of activations until backward.
     pub checkpoint: Checkpoint,
-    /// What is sharded over ranks.
+    /// What is sharded over ranks. On one rank [`Stage::Parameters`] has parameters in host memory.
     pub stage: Stage,
     /// Number of ranks.
     pub ranks: usize,
@@ -146,13 +146,19 @@ impl Fit {
             Some(effective) => (self.gpt.batch.unwrap_or(effective), 1),
             None => (self.gpt.batch.unwrap_or(16), self.gpt.accum.unwrap_or(1)),
         };
+        let ranks = self.gpt.ranks.unwrap_or(1);
+        let stage = match self.gpt.zero.unwrap_or_default() {
+            _ if self.gpt.offload_param => Stage::Parameters,
+            Stage::Parameters if ranks == 1 => Stage::DataParallel,
+            stage => stage,
+        };
         let asked = Setting {
             batch,
             accum,
             amp: self.gpt.amp.unwrap_or(Amp::Off),
             checkpoint: self.gpt.checkpoint,
-            stage: self.gpt.zero.unwrap_or_default(),
-            ranks: self.gpt.ranks.unwrap_or(1),
+            stage,
+            ranks,
             offload: self.gpt.offload,
         };
         let mut runs = Runs::new(&model, self.device.profile());
@@ -375,8 +381,8 @@ fn settings(effective_batch: usize, asked: Setting) -> Vec<Setting> {
         lower => lower,
     };
     let stages = match asked.ranks {
-        1 => vec![Stage::DataParallel],
-        _ => Stage::ALL.to_vec(),
+        1 => vec![Stage::DataParallel, Stage::Parameters],
+        _ => [&Stage::ALL[..], &[Stage::Parameters]].concat(),
     };
     let checkpoints = [
         Checkpoint::None,
@@ -422,6 +428,7 @@ impl Setting {
             ranks: self.ranks as u64,
             optimizer_state: self.stage.shards_optimizer_state(),
             gradients: self.stage.shards_gradients(),
+            parameters: self.stage == Stage::Parameters,
             offload: self.offload,
             bucket_bytes: 4 * ZeroSettings::default().bucket_elements as u64,
         }
@@ -430,11 +437,12 @@ impl Setting {
     /// The setting in code.
     pub fn code(&self) -> String {
         let mut inner = "Cuda".to_owned();
-        if self.checkpoint != Checkpoint::None {
+        let on_host = self.ranks == 1 && self.stage == Stage::Parameters;
+        if self.checkpoint != Checkpoint::None || self.stage == Stage::Parameters {
             inner = format!("Remat<{inner}>");
         }
         inner = format!("Autodiff<{inner}>");
-        if self.ranks > 1 || self.offload {
+        if self.ranks > 1 || self.offload || on_host {
             inner = format!("Sharded<{inner}>");
         }
         let backend = match self.amp {
@@ -458,6 +466,9 @@ impl Setting {
             }
             _ => {}
         }
+        if on_host {
+            lines.push("let model = offload_parameters::<B, _>(model)?;".into());
+        }
         let mut optimizer = "optimizer".to_owned();
         if self.offload {
             optimizer = "OffloadConfig::new(HostAdamWConfig::default()).init()?".into();
@@ -466,6 +477,11 @@ impl Setting {
             optimizer = format!(
                 "ZeroOptimizer::new({optimizer}, group, ZeroSettings::stage(Stage::{:?}))?",
                 self.stage
+            );
+        }
+        if on_host && !self.offload {
+            optimizer = format!(
+                "ZeroOptimizer::new({optimizer}, Arc::new(SingleRank::new()), ZeroSettings {{ parameters: Memory::Host, ..Default::default() }})?"
             );
         }
         if self.accum > 1 {
@@ -501,6 +517,8 @@ impl fmt::Display for Setting {
         )?;
         if *ranks > 1 {
             write!(f, " --ranks {ranks} --zero {}", stage.number())?;
+        } else if *stage == Stage::Parameters {
+            write!(f, " --zero 3 --offload-param")?;
         }
         if *offload {
             write!(f, " --offload")?;
@@ -629,8 +647,8 @@ mod tests {
         let plot = format!("--plot {}", file.display());
         let options = "--layers 2 --width 64 --context 64 --effective-batch 8";
         let all = run(&format!("{options} --memory 1G"));
-        // Two precisions, four things to do with activations, four micro-batches, the optimizer on the device or the host.
-        assert_eq!(all.plan.fitting.len(), 2 * 4 * 4 * 2);
+        // Two precisions, four things to do with activations, four micro-batches, optimizer and parameters on the device or the host.
+        assert_eq!(all.plan.fitting.len(), 2 * 4 * 4 * 2 * 2);
         let peaks = || {
             all.plan
                 .fitting
@@ -676,6 +694,8 @@ mod tests {
             "{stages:?}"
         );
         assert!(peak(Stage::DataParallel, true) < stages[1]);
+        assert!(peak(Stage::Parameters, false) < stages[2]);
+        assert!(peak(Stage::Parameters, true) < peak(Stage::DataParallel, true));
         let some = run(&format!("{options} --memory {}", stages[2]));
         let best = &some.plan.fitting[0];
         assert!(best.setting.stage != Stage::DataParallel || best.setting.offload);

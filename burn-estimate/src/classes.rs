@@ -1,0 +1,86 @@
+//! What storages are for.
+
+use crate::estimate::Kind;
+use crate::ledger::{Phase, Recording, Storage};
+
+/// Where a step's phases begin, and so what its storages are for.
+pub(crate) struct Classes<'a> {
+    pub recording: &'a Recording,
+    /// When the optimizer begins: with the first of what outlives the step.
+    pub update: u64,
+}
+
+impl<'a> Classes<'a> {
+    pub fn new(recording: &'a Recording) -> Self {
+        let backward = recording
+            .phases
+            .iter()
+            .rfind(|(_, phase)| *phase == Phase::Backward);
+        let backward = backward.map_or(recording.start, |(at, _)| *at);
+        let outlives = |storage: &&Storage| storage.died == u64::MAX && storage.born > backward;
+        let survivors = recording.storages.iter().filter(outlives);
+        let update = survivors.map(|storage| storage.born).min();
+        Self {
+            recording,
+            update: update.unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Bytes of the parameters, old and new ones once.
+    pub fn parameter_bytes(&self) -> u64 {
+        let storages = self.recording.storages.iter();
+        let old = storages.filter(|it| it.parameter.is_some() && it.born <= self.recording.start);
+        old.map(|storage| storage.bytes).sum()
+    }
+
+    pub fn backwards(&self) -> u64 {
+        let phases = self.recording.phases.iter();
+        let backward = phases.filter(|(_, phase)| *phase == Phase::Backward);
+        backward.count() as u64
+    }
+
+    /// When the last micro-batch began.
+    pub fn last_forward(&self) -> u64 {
+        let mut phases = self.recording.phases.iter();
+        let last = phases.rfind(|(_, phase)| *phase == Phase::Forward);
+        last.map_or(self.recording.start, |(at, _)| *at)
+    }
+
+    pub fn phase(&self, at: u64) -> Phase {
+        if at >= self.update {
+            return Phase::Update;
+        }
+        let before = self
+            .recording
+            .phases
+            .iter()
+            .rfind(|(begun, _)| *begun <= at);
+        before.map_or(Phase::Forward, |(_, phase)| *phase)
+    }
+
+    /// When the phase ends that a storage is born in.
+    pub fn end(&self, born: u64) -> u64 {
+        let mut later = self.recording.phases.iter().map(|(begun, _)| *begun);
+        let next = later.find(|begun| *begun >= born).unwrap_or(u64::MAX);
+        next.min(self.update)
+    }
+
+    pub fn kind(&self, storage: &Storage) -> Kind {
+        if storage.parameter.is_some() {
+            return Kind::Parameter;
+        }
+        if storage.row.name.ends_with("_from_data") {
+            return Kind::Input;
+        }
+        if storage.born <= self.recording.start || storage.died == u64::MAX {
+            return Kind::OptimizerState;
+        }
+        let stays = storage.died > self.end(storage.born);
+        match self.phase(storage.born) {
+            Phase::Forward if stays && storage.is_mask => Kind::Mask,
+            Phase::Forward if stays => Kind::Activation,
+            Phase::Backward if stays => Kind::Gradient,
+            _ => Kind::Temporary,
+        }
+    }
+}

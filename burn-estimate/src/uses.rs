@@ -1,0 +1,149 @@
+//! When storages are on the device where memory is shared out, and what parameters that come and go move.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use burn_decorator::repeated_block;
+
+use crate::classes::Classes;
+use crate::estimate::Kind;
+use crate::ledger::{Storage, Use};
+use crate::shares::Shares;
+
+/// What a step moves of parameters that come and go, beside what it has of them.
+pub(crate) struct Uses {
+    pub parameter_bytes: u64,
+    /// Backward passes of the step.
+    pub backwards: u64,
+    /// To the device, at uses.
+    pub delivered_bytes: u64,
+    /// Of units, whole, between ranks.
+    pub gathered_bytes: u64,
+    /// Of parameters that are gathered in a low type, in their own, and in that type.
+    pub rounded_bytes: (u64, u64),
+}
+
+/// A use of a parameter that brings it to the device.
+struct Delivery<'a> {
+    at: u64,
+    parameter: &'a str,
+    /// Of the parameter, in its own type and in the one in which it comes.
+    bytes: (u64, u64),
+    /// Whether the operation has no other operands, and does not cast it.
+    is_alone: bool,
+}
+
+impl Classes<'_> {
+    /// When a storage is on the device, and how many bytes of it.
+    pub fn spans(&self, storage: &Storage, kind: Kind, shares: &Shares) -> Vec<(Range<u64>, u64)> {
+        let life = storage.born..storage.died;
+        if *shares == Shares::NONE {
+            return vec![(life, storage.bytes)];
+        }
+        let born_in_update = storage.born >= self.update;
+        let (before, after) = shares.factors(kind, born_in_update);
+        let bytes = |factor| (storage.bytes as f64 * factor) as u64;
+        if shares.parameters && self.comes_and_goes(storage) {
+            let spans = self.in_use(storage).into_iter();
+            let factor = |during: &Range<u64>| {
+                if during.start < self.update {
+                    1.0
+                } else {
+                    after
+                }
+            };
+            return spans
+                .map(|during| (during.clone(), bytes(factor(&during))))
+                .collect();
+        }
+        match life.contains(&self.update) && !born_in_update {
+            true => vec![
+                (storage.born..self.update, bytes(before)),
+                (self.update..storage.died, bytes(after)),
+            ],
+            false if born_in_update => vec![(life, bytes(after))],
+            false => vec![(life, bytes(before))],
+        }
+    }
+
+    /// Whether it is a parameter, or computed before the update of one alone.
+    fn comes_and_goes(&self, storage: &Storage) -> bool {
+        storage.parameter.is_some() || (storage.source.is_some() && storage.born < self.update)
+    }
+
+    /// When operations use it: what is computed in the phase in which it is used first stays until then.
+    fn in_use(&self, storage: &Storage) -> Vec<Range<u64>> {
+        let mut spans: Vec<_> = storage
+            .uses
+            .iter()
+            .map(|used| used.during.clone())
+            .collect();
+        if storage.born > self.recording.start {
+            let phase = self.phase(storage.born);
+            match storage.uses.first().filter(|used| used.phase == phase) {
+                Some(_) => spans[0].start = storage.born,
+                None => spans.push(storage.born..storage.born + 1),
+            }
+        }
+        spans
+    }
+
+    /// What a step moves of parameters, if they come and go.
+    pub fn uses(&self, shares: &Shares) -> Uses {
+        let storages = self.recording.storages.iter();
+        let deliveries = storages.flat_map(|storage| self.deliveries(storage, shares.ranks > 1));
+        let mut deliveries: Vec<_> = deliveries.collect();
+        deliveries.sort_unstable_by_key(|delivery| delivery.at);
+        // An optimizer may decay its first parameter before it computes any state.
+        deliveries.pop_if(|last| last.is_alone);
+        let mut parameters: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+        for delivery in &deliveries {
+            let (own, gathered) = parameters.entry(delivery.parameter).or_default();
+            *own = delivery.bytes.0;
+            *gathered = delivery.bytes.1.max(*gathered);
+        }
+        let mut of_unit: BTreeMap<&str, u64> = BTreeMap::new();
+        for (parameter, (_, gathered)) in &parameters {
+            *of_unit.entry(repeated_block(parameter)).or_default() += gathered;
+        }
+        let units = deliveries
+            .iter()
+            .map(|delivery| repeated_block(delivery.parameter));
+        let mut units: Vec<_> = units.collect();
+        units.dedup();
+        let rounded = parameters.values().filter(|(own, gathered)| gathered < own);
+        Uses {
+            parameter_bytes: self.parameter_bytes(),
+            backwards: self.backwards(),
+            delivered_bytes: deliveries.iter().map(|delivery| delivery.bytes.1).sum(),
+            gathered_bytes: units.iter().map(|unit| of_unit[unit]).sum(),
+            rounded_bytes: rounded.fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1)),
+        }
+    }
+
+    /// Those of a storage before the update. Ranks gather what is cast in the type of the cast.
+    fn deliveries<'a>(
+        &'a self,
+        storage: &'a Storage,
+        in_ranks: bool,
+    ) -> impl Iterator<Item = Delivery<'a>> {
+        let born = self.phase(storage.born);
+        let uses = storage.uses.iter().filter(move |used| {
+            // What is computed of a parameter stays for its first use.
+            used.during.start < self.update && (storage.parameter.is_some() || used.phase != born)
+        });
+        uses.filter_map(move |used: &Use| {
+            let (parameter, own, cast) = match (&storage.parameter, &storage.source) {
+                (Some(parameter), _) => (parameter, storage.bytes, used.cast_bytes),
+                (None, Some(source)) => (&source.parameter, source.bytes, source.cast_bytes),
+                (None, None) => return None,
+            };
+            Some(Delivery {
+                at: used.during.start,
+                parameter,
+                bytes: (own, cast.filter(|_| in_ranks).unwrap_or(own)),
+                is_alone: used.is_alone && used.cast_bytes.is_none(),
+            })
+        })
+    }
+}
