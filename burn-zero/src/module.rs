@@ -129,9 +129,11 @@ macro_rules! map {
             &mut self,
             param: Param<Tensor<B, D, $kind>>,
         ) -> Param<Tensor<B, D, $kind>> {
+            let is_new = !param.is_initialized();
             let (id, tensor, mapper) = param.consume();
             let tensor = AnyTensor::$kind(tensor.into_primitive());
-            let AnyTensor::$kind(tensor) = (self.each)(&self.path.join("."), id, tensor) else {
+            let made = (self.each)(&self.path.join("."), id, is_new, tensor);
+            let AnyTensor::$kind(tensor) = made else {
                 unreachable!("a tensor is replaced by one of its kind");
             };
             Param::from_mapped_value(id, Tensor::from_primitive(tensor), mapper)
@@ -146,7 +148,7 @@ impl<B: Backend, F: FnMut(&str, ParamId, AnyTensor<B>)> ModuleVisitor<B> for Wal
     visit!(visit_bool, Bool);
 }
 
-impl<B: Backend, F: FnMut(&str, ParamId, AnyTensor<B>) -> AnyTensor<B>> ModuleMapper<B>
+impl<B: Backend, F: FnMut(&str, ParamId, bool, AnyTensor<B>) -> AnyTensor<B>> ModuleMapper<B>
     for Walk<F>
 {
     follow_path!();
@@ -182,9 +184,11 @@ pub(crate) fn for_each_float<B: Backend, M: Module<B>>(
 /// Locks running statistics as [`for_each_tensor`] does; clones of the module share the changed ones.
 pub(crate) fn map_tensors<B: Backend, M: Module<B>>(
     module: M,
-    each: impl FnMut(&str, ParamId, AnyTensor<B>) -> AnyTensor<B>,
+    mut each: impl FnMut(&str, ParamId, AnyTensor<B>) -> AnyTensor<B>,
 ) -> M {
-    module.map(&mut Walk::new(each))
+    module.map(&mut Walk::new(|path: &str, id, _, tensor| {
+        each(path, id, tensor)
+    }))
 }
 
 /// [`map_tensors`], of those that are floats and not quantized.
@@ -192,12 +196,22 @@ pub(crate) fn map_floats<B: Backend, M: Module<B>>(
     module: M,
     mut each: impl FnMut(&str, ParamId, FloatTensor<B>) -> FloatTensor<B>,
 ) -> M {
-    map_tensors(module, |path, id, tensor| match tensor {
-        AnyTensor::Float(TensorPrimitive::Float(tensor)) => {
-            AnyTensor::Float(TensorPrimitive::Float(each(path, id, tensor)))
-        }
-        other => other,
-    })
+    map_new_floats(module, |path, id, _, tensor| each(path, id, tensor))
+}
+
+/// [`map_floats`], where `each` gets whether the tensor was initialised for it.
+pub(crate) fn map_new_floats<B: Backend, M: Module<B>>(
+    module: M,
+    mut each: impl FnMut(&str, ParamId, bool, FloatTensor<B>) -> FloatTensor<B>,
+) -> M {
+    module.map(&mut Walk::new(
+        |path: &str, id, is_new, tensor| match tensor {
+            AnyTensor::Float(TensorPrimitive::Float(tensor)) => {
+                AnyTensor::Float(TensorPrimitive::Float(each(path, id, is_new, tensor)))
+            }
+            other => other,
+        },
+    ))
 }
 
 /// New data for the tensor at a path, if any; the second argument reads what is there.

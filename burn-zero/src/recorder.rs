@@ -20,7 +20,7 @@ use crate::backend::{attach, stream};
 use crate::host::floats;
 use crate::module::{AnyTensor, for_each_float, for_each_tensor, replace_tensors};
 use crate::optimizer::{Parameters, Statistics, own_shards};
-use crate::parameters::{Shard, Shards};
+use crate::parameters::{Frozen, Parts, Shard, Shards};
 use crate::record::{
     Entry, JointWork, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec,
     TrainingState, save_sharded,
@@ -122,6 +122,8 @@ pub(crate) struct Prepared {
     pub(crate) reducer: Option<Arc<GradientReducer>>,
     /// The parameters after its last step, where they are sharded.
     pub(crate) shards: Option<Arc<Shards>>,
+    /// Its frozen parameters, where they are sharded.
+    pub(crate) frozen: Frozen,
 }
 
 impl Recorder {
@@ -131,12 +133,12 @@ impl Recorder {
         }
     }
 
-    /// The reducer, and the parameters where they are sharded.
-    fn prepared(&self) -> Result<(Arc<GradientReducer>, Option<Arc<Shards>>), RecordError> {
+    /// What was prepared, with its reducer.
+    fn prepared(&self) -> Result<(Arc<GradientReducer>, Prepared), RecordError> {
         let optimizer = self.optimizer.upgrade();
         let found = optimizer.and_then(|optimizer| {
-            let Prepared { reducer, shards } = optimizer.lock().clone();
-            Some((reducer?, shards))
+            let prepared = optimizer.lock().clone();
+            Some((prepared.reducer.clone()?, prepared))
         });
         Ok(found.ok_or_else(|| refuse("the ZeroOptimizer of this recorder was dropped"))?)
     }
@@ -168,7 +170,7 @@ impl Recorder {
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
-        let (reducer, shards) = self.prepared()?;
+        let (reducer, Prepared { shards, frozen, .. }) = self.prepared()?;
         let group = reducer.group();
         let work = JointWork::new(group, "split a training");
         let layout = reducer.layout();
@@ -199,16 +201,18 @@ impl Recorder {
             let own = shards.as_deref().map(|shards| {
                 own_shards::<B, M>(Some(shards), layout, &parameters, training.model)
             });
-            for it in model_tensors::<B, M>(training.model, &parameters)? {
+            for it in model_tensors::<B, M>(training.model, &parameters, &frozen)? {
                 let whole = TensorSlice::whole(it.spec.clone()).range;
-                let ranges = match it.parameter {
-                    Some(parameter) if !whole.is_empty() => layout.shard(parameter).to_vec(),
-                    // Frozen tensors and buffers are the same on all ranks, so rank 0 saves them.
+                let ranges = match (it.parameter, &it.frozen) {
+                    (Some(parameter), _) if !whole.is_empty() => layout.shard(parameter).to_vec(),
+                    (None, Some(parts)) if !whole.is_empty() => vec![parts.range()],
+                    // Other frozen tensors and buffers are the same on all ranks, so rank 0 saves them.
                     _ if layout.rank() == 0 => iter::once(whole).collect(),
                     _ => Vec::new(),
                 };
                 entries.extend(ranges.into_iter().map(|range| {
                     let (tensor, elements) = (it.tensor.clone(), range.clone());
+                    let frozen = it.frozen.clone();
                     let own = own.as_ref().zip(it.parameter).filter(|_| !range.is_empty());
                     let own = own.map(|(own, parameter)| {
                         let start = layout.position(parameter, range.start);
@@ -218,7 +222,10 @@ impl Recorder {
                     Entry::lazy(slice, move || {
                         let data = match own {
                             _ if elements.is_empty() => return Ok(Vec::new().into()),
-                            None => tensor.read(elements),
+                            None => match &frozen {
+                                Some(parts) => parts.own(),
+                                None => tensor.read(elements),
+                            },
                             Some((shard, part)) => {
                                 let data = TensorData::new(shard[part].to_vec(), [elements.len()]);
                                 data.convert_dtype(tensor.kind().0)
@@ -265,7 +272,7 @@ impl Recorder {
         O: Optimizer<M, B>,
         S: LrScheduler,
     {
-        let (reducer, shards) = self.prepared()?;
+        let (reducer, Prepared { shards, frozen, .. }) = self.prepared()?;
         let Some(mut record) = ShardedRecord::open_with(dir, reducer.group(), step)? else {
             return Ok((training, None));
         };
@@ -278,9 +285,9 @@ impl Recorder {
             let device = devices.into_iter().next().unwrap_or_default();
             let parameters = Parameters::of::<B, M>(&training.model);
             parameters.check_same(layout.parameters())?;
-            let tensors = model_tensors::<B, M>(&training.model, &parameters)?;
+            let tensors = model_tensors::<B, M>(&training.model, &parameters, &frozen)?;
             let sharded = shards.is_some().then_some(layout);
-            let (mut loaded, own) = load_model(&tensors, sharded, record, &mut work)?;
+            let mut loaded = load_model(&tensors, sharded, record, &mut work)?;
 
             let ids = state::ids_of_shards(layout);
             let tree = state::join(&state.optimizer, layout, &ids, |wanted| {
@@ -297,12 +304,14 @@ impl Recorder {
             training.scheduler = training.scheduler.load_record::<B>(item);
 
             training.model = replace_tensors::<B, M>(training.model, &mut |path, _| {
-                loaded.remove(&format!("{MODEL}{path}"))
+                loaded.whole.remove(&format!("{MODEL}{path}"))
             });
             if let (Some(shards), Some(optimizer)) = (shards, self.optimizer.upgrade()) {
+                training.model = loaded.frozen.put::<B, M>(training.model);
+                optimizer.lock().frozen.extend(loaded.frozen);
                 let units = shards.units().clone();
                 let at = format!("after the record of step {}", state.step);
-                let shards = Shards::new(reducer.clone(), units, own, at);
+                let shards = Shards::new(reducer.clone(), units, loaded.own, at);
                 training.model = shards.put::<B, M>(training.model);
                 optimizer.lock().shards = Some(shards);
             }
@@ -327,6 +336,8 @@ struct ModelTensor<B: Backend> {
     tensor: AnyTensor<B>,
     /// Its position among the optimizer's parameters.
     parameter: Option<usize>,
+    /// Its parts, where it is a frozen parameter that is sharded.
+    frozen: Option<Arc<Parts>>,
 }
 
 /// All tensors of a module, in its order.
@@ -337,11 +348,14 @@ struct ModelTensor<B: Backend> {
 fn model_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: &M,
     parameters: &Parameters,
+    frozen: &Frozen,
 ) -> Result<Vec<ModelTensor<B::InnerBackend>>, RecordError> {
-    let mut trained = HashMap::new();
+    let (mut trained, mut in_parts) = (HashMap::new(), HashMap::new());
     for_each_float(module, |path, id, tensor: FloatTensor<B>| {
         if let Some(parameter) = parameters.position::<B>(id, &tensor) {
             trained.insert(path.to_owned(), parameter);
+        } else if let Some(parts) = frozen.of::<B>(path, &tensor) {
+            in_parts.insert(path.to_owned(), parts.clone());
         }
     });
     let mut found = Vec::new();
@@ -350,23 +364,35 @@ fn model_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
         let (dtype, shape) = tensor.kind();
         let name = format!("{MODEL}{path}");
         let parameter = trained.get(path).copied();
+        let frozen = in_parts.get(path).cloned();
         let spec = in_file(&name, dtype).map(|dtype| TensorSpec::new(name, dtype, shape));
         found.push(spec.map(|spec| ModelTensor {
             spec,
             tensor,
             parameter,
+            frozen,
         }));
     });
     Ok(found.into_iter().collect::<Result<_, _>>()?)
 }
 
-/// The model's tensors from a record, by name; and where parameters are sharded, those by position, each this layout's part.
+/// The tensors of a model from a record.
+#[derive(Default)]
+struct Loaded {
+    /// By name.
+    whole: HashMap<String, TensorData>,
+    /// Where parameters are sharded, this rank's shards of the trained ones, by position.
+    own: Vec<Shard>,
+    /// And its parts of the frozen ones.
+    frozen: Frozen,
+}
+
 fn load_model<B: Backend>(
     model: &[ModelTensor<B>],
     sharded: Option<&Layout>,
     record: &mut ShardedRecord,
     work: &mut JointWork,
-) -> Result<(HashMap<String, TensorData>, Vec<Shard>), RecordError> {
+) -> Result<Loaded, RecordError> {
     let known: HashSet<_> = model.iter().map(|tensor| &tensor.spec.name).collect();
     let saved = record.tensors().filter_map(|tensor| {
         let path = tensor.name.strip_prefix(MODEL)?;
@@ -379,21 +405,37 @@ fn load_model<B: Backend>(
         return Err(RecordError::OtherModel { path, reason });
     }
     let parameters = sharded.map_or(0, |layout| layout.parameters().len());
-    let (mut loaded, mut own) = (HashMap::new(), vec![Shard::default(); parameters]);
+    let mut loaded = Loaded {
+        own: vec![Shard::default(); parameters],
+        ..Loaded::default()
+    };
     for it in model {
-        let whole = [TensorSlice::whole(it.spec.clone()).range];
+        let whole = match &it.frozen {
+            Some(parts) => [parts.range()],
+            None => [TensorSlice::whole(it.spec.clone()).range],
+        };
         let part = sharded.zip(it.parameter);
         let part = part.map(|(layout, parameter)| (parameter, layout.shard(parameter)));
         let ranges = part.map_or(&whole[..], |(_, ranges)| ranges);
         let bytes = record.read_ranges(&it.spec, ranges, &mut || work.at_work())?;
         let (dtype, shape) = it.tensor.kind();
-        match part {
-            None => drop(loaded.insert(it.spec.name.clone(), from_file(bytes, shape, dtype))),
-            Some((parameter, _)) => {
-                let elements = bytes.len() / dtype.size();
-                own[parameter] = Arc::new(floats(from_file(bytes, vec![elements], dtype)));
+        let elements = bytes.len() / dtype.size();
+        match (part, &it.frozen) {
+            (Some((parameter, _)), _) => {
+                loaded.own[parameter] = Arc::new(floats(from_file(bytes, vec![elements], dtype)));
+            }
+            (None, Some(parts)) => {
+                let parts = parts.with_own(from_file(bytes, vec![elements], dtype));
+                let path = it.spec.name.strip_prefix(MODEL);
+                loaded
+                    .frozen
+                    .insert(path.unwrap_or_default(), Arc::new(parts));
+            }
+            (None, None) => {
+                let name = it.spec.name.clone();
+                loaded.whole.insert(name, from_file(bytes, shape, dtype));
             }
         }
     }
-    Ok((loaded, own))
+    Ok(loaded)
 }

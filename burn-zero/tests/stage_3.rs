@@ -587,6 +587,107 @@ fn no_rank_has_the_whole_model_when_it_is_prepared() {
     prepared_in_parts(|| lazy(LARGE, LARGE_WIDTH));
 }
 
+/// All layers frozen but the last. `no_grad` would draw their weights.
+fn frozen<B: Backend>(mut layers: Vec<Linear<B>>) -> Vec<Linear<B>> {
+    let last = layers.pop();
+    let layers = layers.into_iter().map(|mut layer| {
+        layer.weight = layer.weight.set_require_grad(false);
+        layer
+    });
+    layers.chain(last).collect()
+}
+
+#[test]
+fn nor_when_most_of_it_is_frozen() {
+    let _turn = turn();
+    prepared_in_parts(|| frozen(lazy(LARGE, LARGE_WIDTH)));
+}
+
+#[test]
+fn frozen_parameters_are_sharded_with_the_bits_of_stage_2_and_saved_in_parts() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().expect("a directory");
+    // After the loading of what there is, and so many steps.
+    let train = |stage, ranks, steps, spread, save: bool| {
+        let trained = ThreadGroup::spawn(ranks, Default::default(), |group| {
+            let group = Arc::new(group);
+            let adam = AdamWConfig::new().init();
+            let mut zero = ZeroOptimizer::new(adam, group.clone(), ZeroSettings::stage(stage))?;
+            let model = zero.prepare::<B, _>(frozen(layers(4, WIDTH, spread)))?;
+            let recorder = zero.recorder()?;
+            let training = Training {
+                model,
+                optimizer: zero,
+                scheduler: 0.05,
+            };
+            let (mut training, _) = recorder.load(dir.path(), None, training)?;
+            let whole = WIDTH * WIDTH * 4;
+            let mut held = 0;
+            for step in 0..steps {
+                let x = Tensor::full([2, WIDTH], 0.1 * step as f64, &Default::default());
+                let (bytes, loss) = growth_bytes(|| layers::loss(&training.model, x));
+                held = held.max(bytes);
+                let gradients = GradientsParams::from_grads(loss.backward(), &training.model);
+                training.model = training.optimizer.step(0.05, training.model, gradients);
+            }
+            assert!(
+                stage != Stage::Parameters || held < 2 * ranks * whole,
+                "{held}"
+            );
+            if save {
+                let state = TrainingState::at_step(steps);
+                recorder.save(dir.path(), training.by_ref(), state, Keep::All)?;
+            }
+            // Again, with leaves that stay.
+            training.model = training.optimizer.prepare::<B, _>(training.model)?;
+            Ok::<_, RecordError>(bits(&training.model))
+        });
+        let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
+        let mut trained = trained.expect("ranks agree");
+        assert!(trained.iter().all(|rank| *rank == trained[0]));
+        trained.swap_remove(0)
+    };
+    let expected = train(Stage::Gradients, 2, 2, 0.2, false);
+    let saved = train(Stage::Parameters, 2, 2, 0.2, true);
+    assert!(saved == expected);
+    // Into a model with other weights.
+    for (stage, ranks) in [
+        (Stage::Parameters, 3),
+        (Stage::Gradients, 2),
+        (Stage::Parameters, 1),
+    ] {
+        assert!(
+            train(stage, ranks, 0, 0.1, false) == saved,
+            "{stage}, {ranks} ranks"
+        );
+    }
+}
+
+#[test]
+fn a_frozen_parameter_is_trained_after_it_is_prepared_again() {
+    let _turn = turn();
+    let trained = ThreadGroup::spawn(2, Default::default(), |group| {
+        let (adam, settings) = (
+            AdamWConfig::new().init(),
+            ZeroSettings::stage(Stage::Parameters),
+        );
+        let mut zero = ZeroOptimizer::new(adam, Arc::new(group), settings)?;
+        let mut model = zero.prepare::<B, _>(frozen(layers(3, WIDTH, 0.2)))?;
+        model[1].weight = model[1].weight.clone().set_require_grad(true);
+        let mut model = zero.prepare::<B, _>(model)?;
+        let before = bits(&model);
+        let loss = layers::loss(&model, Tensor::ones([2, WIDTH], &Default::default()));
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        model = zero.step(0.05, model, gradients);
+        let after = bits(&model);
+        let layer = |of: usize| of * WIDTH * WIDTH..(of + 1) * WIDTH * WIDTH;
+        Ok::<_, ZeroError>([0, 1, 2].map(|of| before[layer(of)] == after[layer(of)]))
+    });
+    for same in trained.expect("ranks end") {
+        assert_eq!(same.expect("ranks agree"), [true, false, false]);
+    }
+}
+
 #[test]
 fn nor_when_it_is_read_from_a_safetensors_file() {
     let _turn = turn();

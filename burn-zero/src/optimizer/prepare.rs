@@ -7,7 +7,6 @@ use burn::module::{AutodiffModule, ParamId};
 use burn::optim::Optimizer;
 use burn::tensor::{TensorData, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::tensor::FloatTensor;
-use burn_checkpoint::delivered;
 use burn_decorator::gradient::{Ranks, decide_with, keep_on_host};
 
 use super::parameter_shards::ParameterShards;
@@ -17,10 +16,10 @@ use super::step::own_shards;
 use super::trial;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::{attach, leaf_node, stream};
-use crate::group::{Agree, BufferDtype, HostBuffer, ProcessGroup, Split};
+use crate::group::{Agree, BufferDtype, HostBuffer, ProcessGroup};
 use crate::host::{HostRead, exchanged, floats};
-use crate::module::{map_floats, replace_tensors};
-use crate::parameters::{Shards, offload_parameters, refused};
+use crate::module::{for_each_float, map_new_floats, replace_tensors};
+use crate::parameters::{Frozen, Parts, Shards, offload_parameters};
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, ZeroError, ZeroOptimizerError, raise};
 
@@ -43,9 +42,13 @@ impl<O> ZeroOptimizer<O> {
             (false, Memory::Device) => Ok(module),
             (false, Memory::Host) => Ok(offload_parameters::<B, M>(module)?),
             (true, _) => {
-                let known = self.prepared.lock().shards.clone();
-                let module = in_parts::<B, M>(module, group, known.as_deref())?;
-                Ok(offload_parameters::<B, M>(module)?) // the frozen ones
+                let (known, mut frozen) = {
+                    let prepared = self.prepared.lock();
+                    (prepared.shards.clone(), prepared.frozen.clone())
+                };
+                let module = in_parts::<B, M>(module, group, known.as_deref(), &mut frozen)?;
+                self.prepared.lock().frozen = frozen;
+                Ok(offload_parameters::<B, M>(module)?) // those whose type cannot be gathered
             }
         }
     }
@@ -93,7 +96,11 @@ impl<O> ZeroOptimizer<O> {
             let units: Vec<_> = units.collect();
             group.agree_equal("units of the parameters", &units.join(", "))?;
         }
-        let are_there = paths.map(|parameter| parameter.path.clone()).collect();
+        let mut are_there: HashSet<_> = paths.map(|parameter| parameter.path.clone()).collect();
+        let frozen = self.prepared.lock().frozen.clone();
+        for_each_float(&module, |path, _, tensor: FloatTensor<B>| {
+            are_there.extend(frozen.of::<B>(path, &tensor).map(|_| path.to_owned()));
+        });
         let module = broadcast::<B, M>(module, &*group, &are_there)?;
         let layout = Layout::new(parameters.list, ranks, rank, settings)?;
         let reducer = Arc::new(GradientReducer::new(layout, group.clone(), settings));
@@ -152,8 +159,9 @@ impl Ranks for GradientReducer {
     }
 }
 
-/// The module with rank 0's trained parameters, each in parts of equal length in the host memory of the ranks, and gathered when it is used. A
-/// rank has one whole parameter at a time, which is initialised here if it is not yet. Leaves of `known` stay.
+/// The module with rank 0's parameters, each in parts of equal length in the host memory of the ranks, and gathered when it is used. A
+/// rank has one whole parameter at a time, which is initialised here if it is not yet. Leaves of `known` and of `frozen` stay; `frozen` has those
+/// that are not trained, after.
 ///
 /// # Errors
 ///
@@ -162,23 +170,67 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
     known: Option<&Shards>,
+    frozen: &mut Frozen,
+) -> Result<M, ZeroError> {
+    // Running statistics are initialised and untrained, as frozen parameters may be.
+    let module =
+        some_in_parts::<B, M>(
+            module,
+            group,
+            frozen,
+            |_, is_new, old| match B::float_is_require_grad(old) {
+                true => known.is_none_or(|known| !known.has(leaf_node::<B>(old))),
+                false => is_new,
+            },
+        )?;
+    let statistics = Statistics::of::<B, M>(&module);
+    let module = some_in_parts::<B, M>(module, group, frozen, |path, _, old| {
+        !B::float_is_require_grad(old) && !statistics.contains(path)
+    })?;
+    // Of another model, or trained now.
+    let known = std::mem::take(frozen);
+    for_each_float(&module, |path, _, tensor: FloatTensor<B>| {
+        let parts = known.of::<B>(path, &tensor);
+        let parts = parts.filter(|_| !B::float_is_require_grad(&tensor));
+        parts
+            .into_iter()
+            .for_each(|parts| frozen.insert(path, parts.clone()));
+    });
+    Ok(module)
+}
+
+/// Those that `is_moved` chooses by path, whether they are initialised now, and value.
+fn some_in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: M,
+    group: &Arc<dyn ProcessGroup>,
+    frozen: &mut Frozen,
+    is_moved: impl Fn(&str, bool, &FloatTensor<B>) -> bool,
 ) -> Result<M, ZeroError> {
     let mut failed = None;
+    // Trained ones: frozen tensors may share an id and differ.
     let mut made: HashMap<ParamId, FloatTensor<B>> = HashMap::new();
-    let module = map_floats(module, |path, id, old: FloatTensor<B>| {
-        let stays = known.is_some_and(|known| known.has(leaf_node::<B>(&old)));
-        if failed.is_some() || stays || !B::float_is_require_grad(&old) {
+    let module = map_new_floats(module, |path, id, is_new, old: FloatTensor<B>| {
+        let is_trained = B::float_is_require_grad(&old);
+        let stays = !is_trained && frozen.of::<B>(path, &old).is_some();
+        if failed.is_some() || stays || !is_moved(path, is_new, &old) {
             return old;
         }
         // Other types are refused later.
         let Some(dtype) = exchanged(old.dtype()) else {
             return old;
         };
-        if let Some(leaf) = made.get(&id) {
+        if let Some(leaf) = made.get(&id).filter(|_| is_trained) {
             return leaf.clone();
         }
-        match in_part::<B>(group, path, &old, dtype) {
-            Ok(leaf) => {
+        let parts = in_parts_of::<B>(group, path, &old, dtype).map(Arc::new);
+        let leaf = parts.and_then(|parts| Ok((parts.leaf::<B>(&B::float_device(&old))?, parts)));
+        match leaf {
+            Ok((leaf, parts)) if !is_trained => {
+                frozen.insert(path, parts);
+                leaf
+            }
+            Ok((leaf, _)) => {
+                let leaf = B::float_set_require_grad(leaf, true);
                 made.insert(id, leaf.clone());
                 leaf
             }
@@ -191,29 +243,21 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     failed.map_or(Ok(module), Err)
 }
 
-fn in_part<B: AutodiffBackend>(
+/// Rank 0's tensor in parts.
+fn in_parts_of<B: AutodiffBackend>(
     group: &Arc<dyn ProcessGroup>,
     path: &str,
     old: &FloatTensor<B>,
     buffer_dtype: BufferDtype,
-) -> Result<FloatTensor<B>, ZeroError> {
-    let (shape, dtype, device) = (old.shape(), old.dtype(), B::float_device(old));
-    let label = format!("initial {path} {:?} {dtype:?}", shape.to_vec());
+) -> Result<Parts, ZeroError> {
+    let label = format!(
+        "initial {path} {:?} {:?}",
+        old.shape().to_vec(),
+        old.dtype()
+    );
     let own = HostRead::start::<B>(old.clone()).data();
-    let whole = floats(receive(&**group, &label, own)?);
-    let end = |ranks: usize| whole.len() * ranks / group.world_size();
-    let counts = (0..group.world_size()).map(|rank| end(rank + 1) - end(rank));
-    let counts: Vec<_> = counts.collect();
-    let part = whole[end(group.rank())..end(group.rank() + 1)].to_vec();
-    drop(whole);
-    let (group, known) = (group.clone(), shape.clone());
-    let gather = move || {
-        let part = HostBuffer::from_f32(buffer_dtype, part.clone());
-        let whole = group.all_gather(&label, part, Split::Counts(counts.clone()));
-        TensorData::new(raise(whole).into_f32(), known.clone()).convert_dtype(dtype)
-    };
-    let leaf = delivered::<B>(shape, dtype, &device, gather).map_err(refused)?;
-    Ok(B::float_set_require_grad(leaf, true))
+    let whole = receive(&**group, &label, own)?;
+    Ok(Parts::of(group, label, whole, buffer_dtype))
 }
 
 /// Rank 0's module on every rank, but for parameters that `are_there`, with leaves and running statistics of this rank's own: all its tensors, frozen ones and buffers

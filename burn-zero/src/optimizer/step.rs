@@ -22,6 +22,7 @@ use crate::group::{Agree, ProcessGroup};
 use crate::host::HostRead;
 use crate::offload::step_on_shards;
 use crate::parameters::{NewValue, Shard, Shards, Units, is_on_host};
+use crate::recorder::Prepared;
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::{Memory, Stage, ZeroError, ZeroOptimizerError};
 
@@ -168,7 +169,7 @@ impl<O> ZeroOptimizer<O> {
         module
     }
 
-    /// The module with whole parameters in the host memory of rank 0, if they are sharded. All ranks call it.
+    /// The module with whole parameters, frozen ones too, in the host memory of rank 0, if they are sharded. All ranks call it.
     ///
     /// # Errors
     ///
@@ -178,10 +179,13 @@ impl<O> ZeroOptimizer<O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let shards = self.prepared.lock().shards.clone();
+        let Prepared { shards, frozen, .. } = self.prepared.lock().clone();
         match shards {
             None => Ok(module),
-            Some(shards) => shards.put_whole_on_rank_0::<B, M>(module),
+            Some(shards) => {
+                let module = frozen.put_whole_on_rank_0::<B, M>(module)?;
+                shards.put_whole_on_rank_0::<B, M>(module)
+            }
         }
     }
 
@@ -191,10 +195,11 @@ impl<O> ZeroOptimizer<O> {
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
-        let shards = self.prepared.lock().shards.clone();
+        let Prepared { shards, frozen, .. } = self.prepared.lock().clone();
         let (Some(shards), Some(reducer)) = (shards, self.reducer.clone()) else {
             return module;
         };
+        let module = frozen.put::<B, M>(module);
         let on_host: Vec<_> = self.leaves.keys().copied().collect();
         let module = self.put::<B, M>(module, shards, on_host);
         attach_to::<B, M>(&reducer, &module);

@@ -1,5 +1,6 @@
 //! Parameters in host memory: what they are made from, and where new leaves of them go.
 
+mod parts;
 mod shards;
 mod units;
 
@@ -16,6 +17,7 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::{RematError, delivered, is_delivered};
 
 use crate::ZeroOptimizerError;
+pub(crate) use parts::{Frozen, Parts};
 pub(crate) use shards::Shards;
 pub(crate) use units::{Shard, Units};
 

@@ -1,6 +1,7 @@
 //! Several ranks are one on the data of all.
 
 use burn::lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig};
+use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn_accum::{AccumConfig, AccumulatingStrategy, MultiSteps, PerUpdate};
 use burn_zero::{Stage, ZeroOptimizer, ZeroSettings, ZeroStrategy};
@@ -78,6 +79,23 @@ fn the_same_data_on_two_ranks_is_burns_training() {
         // Validation is shared, and its metrics are those of one rank to the last bit.
         assert_eq!(ours.watch.logged("valid "), burns.watch.logged("valid "));
         assert_eq!(ours.watch.shown("valid: "), burns.watch.shown("valid: "));
+    }
+}
+
+/// A frozen parameter, which stage 3 shards, is in Burn's records and in the returned model.
+#[test]
+fn frozen_parameters_are_those_of_stage_2() {
+    let _turn = crate::turn();
+    let mut start = Model::<Z>::new();
+    start.first = start.first.no_grad();
+    let data = rows(0, 20);
+    let [expected, found] = [Stage::Gradients, Stage::Parameters]
+        .map(|stage| on_ranks(2, stage, &start, Setup::new(data.clone(), 2)));
+    assert_eq!(bits(&found.model), bits(&expected.model));
+    assert_eq!(found.watch.lines(), expected.watch.lines());
+    for epoch in 1..=2 {
+        let records = found.directory.records(epoch);
+        assert_eq!(records, expected.directory.records(epoch));
     }
 }
 

@@ -1,0 +1,171 @@
+//! A tensor in parts of equal length in the host memory of the ranks, gathered whenever an operation uses it: what parameters of stage 3 are
+//! before the first step, and frozen ones are for good.
+
+use core::fmt;
+use core::ops::Range;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::module::AutodiffModule;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Shape, TensorData};
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_checkpoint::delivered;
+
+use super::{NewValue, is_on_host, refused};
+use crate::group::{BufferDtype, HostBuffer, ProcessGroup, Split};
+use crate::host::floats;
+use crate::module::map_floats;
+use crate::{ZeroError, raise};
+
+/// The parts of a tensor, of which this rank has one.
+#[derive(Clone)]
+pub(crate) struct Parts {
+    group: Arc<dyn ProcessGroup>,
+    /// Names it in collectives.
+    label: String,
+    shape: Shape,
+    dtype: DType,
+    /// Elements by rank.
+    counts: Vec<usize>,
+    own: HostBuffer,
+}
+
+impl Parts {
+    /// This rank's part of `whole`, of which all ranks have the same elements.
+    pub(crate) fn of(
+        group: &Arc<dyn ProcessGroup>,
+        label: String,
+        whole: TensorData,
+        buffer_dtype: BufferDtype,
+    ) -> Self {
+        let (shape, dtype, elements) = (whole.shape.clone(), whole.dtype, whole.num_elements());
+        let end = |ranks: usize| elements * ranks / group.world_size();
+        let counts = (0..group.world_size()).map(|rank| end(rank + 1) - end(rank));
+        let own = end(group.rank())..end(group.rank() + 1);
+        Self {
+            counts: counts.collect(),
+            own: HostBuffer::from_f32(buffer_dtype, floats(whole)[own].to_vec()),
+            group: group.clone(),
+            label,
+            shape,
+            dtype,
+        }
+    }
+
+    /// The same parts with other elements in this rank's.
+    pub(crate) fn with_own(&self, own: TensorData) -> Self {
+        Self {
+            own: HostBuffer::from_f32(self.own.dtype(), floats(own)),
+            ..self.clone()
+        }
+    }
+
+    /// The elements of this rank.
+    pub(crate) fn range(&self) -> Range<usize> {
+        let start = self.counts[..self.group.rank()].iter().sum();
+        start..start + self.own.len()
+    }
+
+    /// The values of these elements.
+    pub(crate) fn own(&self) -> TensorData {
+        let data = TensorData::new(self.own.clone().into_f32(), [self.own.len()]);
+        data.convert_dtype(self.dtype)
+    }
+
+    /// All elements.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    pub(crate) fn gather(&self) -> Result<TensorData, ZeroError> {
+        let split = Split::Counts(self.counts.clone());
+        let whole = self
+            .group
+            .all_gather(&self.label, self.own.clone(), split)?
+            .into_f32();
+        Ok(TensorData::new(whole, self.shape.clone()).convert_dtype(self.dtype))
+    }
+
+    /// A tensor that is gathered when an operation uses it.
+    ///
+    /// # Errors
+    ///
+    /// [`ZeroOptimizerError::NoRemat`](crate::ZeroOptimizerError::NoRemat).
+    pub(crate) fn leaf<B: AutodiffBackend>(
+        self: &Arc<Self>,
+        device: &Device<B>,
+    ) -> Result<FloatTensor<B>, ZeroError> {
+        let parts = self.clone();
+        let gather = move || raise(parts.gather());
+        let leaf = delivered::<B>(self.shape.clone(), self.dtype, device, gather);
+        Ok(leaf.map_err(refused)?)
+    }
+}
+
+/// The frozen parameters of a module, by path: a tensor that is delivered there is the one of these parts.
+#[derive(Clone, Default)]
+pub(crate) struct Frozen(BTreeMap<String, Arc<Parts>>);
+
+impl Frozen {
+    pub(crate) fn insert(&mut self, path: &str, parts: Arc<Parts>) {
+        self.0.insert(path.to_owned(), parts);
+    }
+
+    pub(crate) fn extend(&mut self, new: Self) {
+        self.0.extend(new.0);
+    }
+
+    /// The parts of the tensor at a path.
+    pub(crate) fn of<B: Backend>(
+        &self,
+        path: &str,
+        tensor: &FloatTensor<B>,
+    ) -> Option<&Arc<Parts>> {
+        self.0.get(path).filter(|_| is_on_host::<B>(tensor))
+    }
+
+    /// The module with these in their places.
+    pub(crate) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(&self, module: M) -> M {
+        map_floats(module, |path, _, old: FloatTensor<B>| {
+            match self.0.get(path) {
+                None => old,
+                Some(parts) => parts
+                    .leaf::<B>(&B::float_device(&old))
+                    .expect("`prepare` refuses a backend without `Remat`"),
+            }
+        })
+    }
+
+    /// The module with them whole in the host memory of rank 0; as it is on others. All ranks call it.
+    ///
+    /// # Errors
+    ///
+    /// Those of the group.
+    pub(crate) fn put_whole_on_rank_0<B, M>(&self, module: M) -> Result<M, ZeroError>
+    where
+        B: AutodiffBackend,
+        M: AutodiffModule<B>,
+    {
+        let mut whole = BTreeMap::new();
+        for (path, parts) in &self.0 {
+            let data = parts.gather()?;
+            if parts.group.rank() == 0 {
+                whole.insert(path.as_str(), data);
+            }
+        }
+        Ok(map_floats(
+            module,
+            |path, _, old: FloatTensor<B>| match whole.remove(path) {
+                Some(data) => NewValue::Host(data).into_tensor::<B>(true, &B::float_device(&old)),
+                None => old,
+            },
+        ))
+    }
+}
+
+impl fmt::Debug for Frozen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
