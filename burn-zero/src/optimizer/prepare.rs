@@ -21,7 +21,7 @@ use crate::host::{HostRead, exchanged, floats};
 use crate::module::{for_each_float, map_new_floats, replace_tensors};
 use crate::parameters::{Frozen, Parts, Shards, offload_parameters};
 use crate::reduce::{GradientReducer, Layout};
-use crate::{Memory, ZeroError, ZeroOptimizerError, raise};
+use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
 
 impl<O> ZeroOptimizer<O> {
     /// The model with its parameters where the settings want them. Those that are not initialised yet are initialised one at a time.
@@ -87,6 +87,18 @@ impl<O> ZeroOptimizer<O> {
             return Err(ZeroOptimizerError::NotSharded { what, backend }.into());
         }
         parameters.check(ranks, settings.partition)?;
+        let before = self.reducer.as_ref().map(|reducer| reducer.layout());
+        let other = before.filter(|before| before.parameters() != parameters.list);
+        if let Some(before) = other
+            && group.agree_any(
+                "state of other parameters",
+                has_state::<B, O>(&self.inner, before),
+            )?
+        {
+            let what = "the optimizer has state of the parameters that were trained before, and other ones are trained now: make a new \
+                        ZeroOptimizer for them";
+            return Err(ZeroOptimizerError::OtherModel(what.into()).into());
+        }
         trial::agree(&*group, tried)?;
         group.agree_equal("parameters", &parameters.describe())?;
 
@@ -126,6 +138,15 @@ impl<O> ZeroOptimizer<O> {
         (self.group, self.reducer) = (group, Some(reducer));
         Ok((module, ids))
     }
+}
+
+/// Whether an optimizer has state of the shards that it has stepped on. State that cannot be taken apart counts.
+fn has_state<B: AutodiffBackend, O: Optimizer<ParameterShards<B>, B>>(
+    optimizer: &O,
+    layout: &Layout,
+) -> bool {
+    let split = state::split::<B, _>(optimizer.to_record(), layout, &state::ids_of_shards(layout));
+    split.map_or(true, |(_, tensors)| !tensors.is_empty())
 }
 
 /// From now on this thread hooks the leaves of the model, and its collective decisions ask these ranks. Returns the ids of the

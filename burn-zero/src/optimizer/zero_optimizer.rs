@@ -298,14 +298,14 @@ impl<O> ZeroOptimizer<O> {
     }
 
     /// Registers a model and gives every rank the weights of rank 0. To be called on the thread that trains, before the first forward and
-    /// again after weights were loaded or parameters frozen. All ranks call it. Tied parameters are one leaf
+    /// again after weights were loaded or parameters frozen; an optimizer that has state of the parameters trained before does not take others. All ranks call it. Tied parameters are one leaf
     /// afterwards, and running statistics, such as BatchNorm's, are not shared with clones of the given module.
     ///
     /// # Errors
     ///
     /// [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`],
-    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::NoRemat`], [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`];
-    /// [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
+    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::NoRemat`], [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`],
+    /// [`ZeroOptimizerError::OtherModel`]; [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
     ///
     /// # Cost
     ///

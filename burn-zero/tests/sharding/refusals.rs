@@ -311,3 +311,39 @@ fn a_step_without_a_model_says_what_to_do() {
             .contains("optimizer.prepare(model)")
     );
 }
+
+/// State is by position among the trained parameters: after one is frozen, a layer would get the moments of another.
+#[test]
+fn state_of_other_parameters_is_refused() {
+    fn again<O: Optimizer<ParameterShards<B>, B>>(
+        optimizer: impl Fn() -> O + Sync,
+        world_size: usize,
+    ) -> Option<String> {
+        on_ranks(world_size, |group| {
+            let settings = ZeroSettings::stage(Stage::OptimizerState);
+            let mut zero = ZeroOptimizer::new(optimizer(), group, settings)?;
+            let layer = || nn::LinearConfig::new(4, 4).init::<B>(&Default::default());
+            let mut layers = zero.prepare::<B, _>(vec![layer(), layer()])?;
+            let update = |zero: &mut ZeroOptimizer<O>, layers: Vec<nn::Linear<B>>| {
+                let x = Tensor::<B, 2>::ones([2, 4], &Default::default());
+                let y = layers.iter().fold(x, |x, layer| layer.forward(x));
+                let gradients = GradientsParams::from_grads(y.sum().backward(), &layers);
+                zero.step(0.1, layers, gradients)
+            };
+            layers = update(&mut zero, layers);
+            layers[0] = layers[0].clone().no_grad();
+            match zero.prepare::<B, _>(layers) {
+                Ok(layers) => {
+                    update(&mut zero, layers);
+                    Ok(None)
+                }
+                Err(error) => Ok(Some(error.to_string())),
+            }
+        })
+    }
+    for world_size in [1, 2] {
+        let refused = again(|| AdamWConfig::new().init(), world_size).expect("it has moments");
+        assert!(refused.contains("make a new ZeroOptimizer"), "{refused}");
+        assert_eq!(again(|| SgdConfig::new().init(), world_size), None);
+    }
+}
