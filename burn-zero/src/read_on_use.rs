@@ -6,22 +6,24 @@ use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Tensor, TensorData, backend::Backend};
+use burn::module::{Module, ModuleMapper, Param, Parameter};
+use burn::tensor::{
+    BasicOps, Bool, BoolStore, DType, Int, Shape, Tensor, TensorData, backend::Backend,
+};
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use crate::module::follow_path;
 use crate::record::{Dtype, RecordError, run, to_f32};
 
-/// The module with the float tensors of a safetensors file, by their paths, as [`consolidate`](crate::consolidate) writes it. A parameter that
+/// The module with the tensors of a safetensors file, by their paths, as [`consolidate`](crate::consolidate) writes it. A parameter that
 /// is not initialised yet stays so: it is read when it is first used. So [`prepare`](crate::ZeroOptimizer::prepare) at stage 3 and
 /// [`offload_parameters`](crate::offload_parameters()) read one parameter at a time, and neither a rank nor a device has the whole model. Each rank
-/// calls it, and reads the file. Values get the types of the module's tensors.
+/// calls it, and reads the file. Values get the types of the module's tensors: floats of any type, integers of any width.
 ///
 /// # Errors
 ///
-/// [`RecordError::Io`], [`RecordError::Torn`] for a file of another format, [`RecordError::OtherModel`] unless file and module have the same float
-/// tensors, in the same shapes.
+/// [`RecordError::Io`], [`RecordError::Torn`] for a file of another format, [`RecordError::OtherModel`] unless file and module have the same
+/// tensors: floats, integers or booleans, in the same shapes.
 ///
 /// # Panics
 ///
@@ -54,8 +56,7 @@ pub fn read_on_use<B: Backend, M: Module<B>>(module: M, file: &Path) -> Result<M
     } = mapper;
     let mut names = file.metadata.offset_keys().into_iter();
     let unknown = names.find(|name| !found.contains(name));
-    let unknown =
-        unknown.map(|name| format!("has a tensor {name}, which is no float of the model"));
+    let unknown = unknown.map(|name| format!("has a tensor {name}, which the model has not"));
     let path = file.path.clone();
     match refused.or(unknown) {
         None => Ok(module),
@@ -102,7 +103,7 @@ impl Tensors {
         }
     }
 
-    /// A tensor, in f32.
+    /// A tensor, floats in f32.
     fn read(&self, info: &TensorInfo) -> Result<TensorData, RecordError> {
         let (start, end) = info.data_offsets;
         let mut bytes = vec![0; end - start];
@@ -111,9 +112,36 @@ impl Tensors {
             file.seek(SeekFrom::Start(self.start + start as u64))?;
             file.read_exact(&mut bytes)
         })?;
-        let elements = to_f32(&bytes, info.dtype);
-        Ok(TensorData::new(elements, info.shape.clone()))
+        let shape = info.shape.clone();
+        Ok(match on_host(info.dtype) {
+            Some(dtype) => TensorData::from_bytes_vec(bytes, shape, dtype),
+            None => TensorData::new(to_f32(&bytes, info.dtype), shape),
+        })
     }
+}
+
+/// The type of integers and booleans.
+fn on_host(dtype: Dtype) -> Option<DType> {
+    Some(match dtype {
+        Dtype::I64 => DType::I64,
+        Dtype::I32 => DType::I32,
+        Dtype::I16 => DType::I16,
+        Dtype::I8 => DType::I8,
+        Dtype::U64 => DType::U64,
+        Dtype::U32 => DType::U32,
+        Dtype::U16 => DType::U16,
+        Dtype::U8 => DType::U8,
+        Dtype::BOOL => DType::Bool(BoolStore::Native),
+        _ => return None,
+    })
+}
+
+fn is_float(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16)
+}
+
+fn is_int(dtype: Dtype) -> bool {
+    on_host(dtype).is_some() && dtype != Dtype::BOOL
 }
 
 struct ReadOnUse {
@@ -124,19 +152,25 @@ struct ReadOnUse {
     file: Arc<Tensors>,
 }
 
-impl<B: Backend> ModuleMapper<B> for ReadOnUse {
-    follow_path!();
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let (name, file) = (self.path.join("."), self.file.clone());
-        let shape = param.lazy_shape().to_vec();
-        let is_float = |dtype| matches!(dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16);
+impl ReadOnUse {
+    /// The parameter with the file's elements, which are of a type that `fits`.
+    fn read<B: Backend, const D: usize, K: BasicOps<B> + 'static>(
+        &mut self,
+        param: Param<Tensor<B, D, K>>,
+        shape: Shape,
+        kind: &str,
+        fits: fn(Dtype) -> bool,
+    ) -> Param<Tensor<B, D, K>>
+    where
+        Tensor<B, D, K>: Parameter<Device = B::Device>,
+    {
+        let (name, file, shape) = (self.path.join("."), self.file.clone(), shape.to_vec());
         let info = match file.metadata.info(&name).cloned() {
-            Some(info) if info.shape == shape && is_float(info.dtype) => info,
+            Some(info) if info.shape == shape && fits(info.dtype) => info,
             found => {
                 let found = found.map(|found| (found.dtype, found.shape));
                 let reason =
-                    format!("has {found:?} where the model has {name}, floats of {shape:?}");
+                    format!("has {found:?} where the model has {name}, {kind} of {shape:?}");
                 self.refused.get_or_insert(reason);
                 return param;
             }
@@ -144,8 +178,34 @@ impl<B: Backend> ModuleMapper<B> for ReadOnUse {
         self.found.insert(name);
         param.init_mapper(move |initial| {
             let data = file.read(&info).unwrap_or_else(|error| panic!("{error}"));
-            let options = (&initial.device(), initial.dtype());
-            Tensor::from_data(data, options).set_require_grad(initial.is_require_grad())
+            let is_trained = Parameter::is_require_grad(&initial);
+            let options = (&Tensor::device(&initial), initial.dtype());
+            Parameter::set_require_grad(Tensor::from_data(data, options), is_trained)
         })
+    }
+}
+
+impl<B: Backend> ModuleMapper<B> for ReadOnUse {
+    follow_path!();
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let shape = param.lazy_shape();
+        self.read(param, shape, "floats", is_float)
+    }
+
+    fn map_int<const D: usize>(
+        &mut self,
+        param: Param<Tensor<B, D, Int>>,
+    ) -> Param<Tensor<B, D, Int>> {
+        let shape = param.lazy_shape();
+        self.read(param, shape, "integers", is_int)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<B, D, Bool>>,
+    ) -> Param<Tensor<B, D, Bool>> {
+        let shape = param.lazy_shape();
+        self.read(param, shape, "booleans", |dtype| dtype == Dtype::BOOL)
     }
 }

@@ -10,7 +10,7 @@ mod probe;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::backend::Autodiff;
-use burn::module::{AutodiffModule, Module, Param};
+use burn::module::{AutodiffModule, Module, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::prelude::*;
@@ -719,6 +719,46 @@ fn nor_when_it_is_read_from_a_safetensors_file() {
         let error = read(lazy(LARGE, LARGE_WIDTH)).err();
         assert!(matches!(error, Some(RecordError::Torn { .. })), "{error:?}");
     }
+}
+
+#[test]
+fn integers_and_booleans_are_read_too() {
+    #[derive(Module, Debug)]
+    struct Net<B: Backend> {
+        linear: Linear<B>,
+        positions: Param<Tensor<B, 1, Int>>,
+        mask: Param<Tensor<B, 2, Bool>>,
+    }
+    fn net<B: Backend>(first: i32, mask: [bool; 2]) -> Net<B> {
+        let device = Default::default();
+        let positions = Tensor::from_data([first, 1 << 20, -3], &device);
+        let mask = Tensor::from_data([mask], &device);
+        Net {
+            linear: LinearConfig::new(3, 2).init(&device),
+            positions: Param::initialized(ParamId::new(), positions),
+            mask: Param::initialized(ParamId::new(), mask),
+        }
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("model.safetensors");
+    let saved = net::<Flex>(7, [true, false]);
+    let mut store = SafetensorsStore::from_file(&file);
+    saved.save_into(&mut store).expect("it is written");
+    let read = read_on_use::<B, _>(net(0, [false, false]), &file).expect("the same model");
+    assert!(bits(&read) == bits(&saved));
+    let (positions, mask) = (
+        read.positions.val().into_data(),
+        read.mask.val().into_data(),
+    );
+    positions.assert_eq(&saved.positions.val().into_data(), false);
+    mask.assert_eq(&saved.mask.val().into_data(), false);
+
+    let without = LinearConfig::new(3, 2).init::<B>(&Default::default());
+    let error = read_on_use::<B, _>(without, &file).err();
+    assert!(
+        matches!(error, Some(RecordError::OtherModel { .. })),
+        "{error:?}"
+    );
 }
 
 #[test]
