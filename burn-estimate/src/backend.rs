@@ -119,13 +119,6 @@ macro_rules! booleans {
 
 /// One method, or none where burn-flex has the default too.
 macro_rules! method {
-    // The weights are an operand whose shape alone is read.
-    ($trait:ident $work:ident embedding_backward $($rest:tt)*) => {
-        fn embedding_backward(weights: Tensor, output_grad: Tensor, indices: Tensor) -> Tensor {
-            weights.client.is_used(&weights);
-            Router::embedding_backward(weights, output_grad, indices)
-        }
-    };
     // Compositions on burn-flex.
     ($trait:ident $work:ident linear $($rest:tt)*) => {};
     ($trait:ident $work:ident linear_x_backward $($rest:tt)*) => {};

@@ -115,14 +115,6 @@ pub struct Client {
     ledger: Arc<Mutex<Ledger>>,
 }
 
-impl Client {
-    /// Counts an operand that no operation is registered for.
-    pub(crate) fn is_used(&self, tensor: &Tensor) {
-        let id = tensor.clone().into_ir().id;
-        self.ledger.lock().is_used(id);
-    }
-}
-
 impl RunnerClient for Client {
     type Device = MetaDevice;
 

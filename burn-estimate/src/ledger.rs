@@ -292,23 +292,6 @@ impl Ledger {
         }
     }
 
-    /// A tensor is an operand, of an operation that does not read it.
-    pub fn is_used(&mut self, id: TensorId) {
-        let used = Use {
-            during: self.clock..self.clock + 1,
-            phase: self.phase,
-            cast_bytes: None,
-            is_alone: false,
-        };
-        let storage = self.tensors.get(&id).map(|view| view.storage);
-        let storage = storage.and_then(|storage| self.storages.get_mut(&storage));
-        let is_recorded = self.recording.is_some();
-        let source = storage.filter(|storage| is_recorded && storage.source().is_some());
-        source
-            .into_iter()
-            .for_each(|source| source.uses.push(used.clone()));
-    }
-
     /// Follows what an operation, begun at some time, computes of a parameter alone, and the uses of such storages.
     fn follow_sources(&mut self, op: &OperationIr, row: &Row, begun: u64) {
         let storage = |tensor: &TensorIr| self.tensors.get(&tensor.id).map(|view| view.storage);

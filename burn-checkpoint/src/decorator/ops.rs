@@ -260,6 +260,18 @@ macro_rules! method {
     ($trait:ident cheap float_to_device($x:ident: $a:tt, $device:ident: $b:tt) -> $ret:tt) => {
         on_use! { $trait cheap float_to_device($x: $a, $device: $b) -> $ret, same if $x.device() == *$device, promised => promised.device = $device.clone() }
     };
+    // The shape of the weights is read, and no element: those that are delivered need not come for it.
+    ($trait:ident $work:ident embedding_backward($weights:ident: $a:tt, $grad:ident: $b:tt, $indices:ident: $c:tt) -> $ret:tt) => {
+        #[inline]
+        fn embedding_backward($weights: kind_type!($a), $grad: kind_type!($b), $indices: kind_type!($c)) -> kind_type!($ret) {
+            let $weights = match $weights.is_delivered() {
+                true => Handle::resident(B::float_empty($weights.shape(), &$weights.device(), $weights.dtype().into())),
+                false => $weights,
+            };
+            managed!($trait $work embedding_backward($weights: $a, $grad: $b, $indices: $c) -> $ret);
+            plain!($ret B::embedding_backward(inner!($a $weights), inner!($b $grad), inner!($c $indices)))
+        }
+    };
     ($trait:ident new float_ones($shape:ident: $a:tt, $device:ident: $b:tt, $dtype:ident: $c:tt) -> $ret:tt) => {
         fn float_ones($shape: kind_type!($a), $device: kind_type!($b), $dtype: kind_type!($c)) -> kind_type!($ret) {
             // Autodiff starts a backward pass with one.

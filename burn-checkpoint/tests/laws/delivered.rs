@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive};
+use burn::tensor::module::embedding;
+use burn::tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
 use burn_checkpoint::{
     MemoryBudget, Policy, Remat, RematError, RematStats, checkpoint, checkpoint_with, delivered,
     delivered_in_types, evict, is_delivered,
@@ -138,6 +139,25 @@ fn a_view_or_a_cast_is_uploaded_for_its_use_only() {
         None,
         "a read is no use"
     );
+}
+
+/// Of an embedding's weights the backward pass reads the shape.
+#[test]
+fn an_embedding_brings_its_weights_in_forward_only() {
+    fn gradient<A: AutodiffBackend>(weights: &Tensor<A, 2>) -> Bits {
+        let rows = Tensor::<A, 2, Int>::from_data([[3, 0, 3], [7, 3, 1]], &Default::default());
+        let y = embedding(weights.clone(), rows);
+        gradient_bits(weights, &y.powf_scalar(2.0).mean().backward())
+    }
+    let plain = gradient::<Autodiff<Flex>>(&on_device(0));
+    let uses = Arc::new(AtomicUsize::new(0));
+    let counted = uses.clone();
+    let own: Tensor<B, 2> = on_use(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        elements(0)
+    });
+    assert_eq!(gradient(&own), plain);
+    assert_eq!(uses.load(Ordering::Relaxed), 1);
 }
 
 #[test]
