@@ -22,15 +22,28 @@ pub struct Net<B: Backend> {
 /// The paths of a [`Net`]'s parameters, in module order.
 pub const PATHS: [&str; 4] = ["first.weight", "first.bias", "second.weight", "second.bias"];
 
+/// Always the same: AdamW divides by gradients, and of weights that are drawn some have gradients of rounding errors.
 pub fn net() -> Net<B> {
-    let device = Default::default();
-    let net = Net {
-        first: LinearConfig::new(5, 7).init(&device),
-        second: LinearConfig::new(7, 3).init(&device),
+    let values = |shape: &[usize], wave: f32| {
+        let count = shape.iter().product();
+        let values = (0..count).map(|i| (i as f32 * wave).sin() * 0.5).collect();
+        TensorData::new(values, shape)
     };
-    // Parameters are initialised when they are first used, and each clone would draw its own.
-    values(&net);
-    net
+    let linear = |from, to, wave| {
+        let device = Default::default();
+        let mut linear = LinearConfig::new(from, to).init(&device);
+        let weight = Tensor::from_data(values(&[from, to], wave), &device);
+        linear.weight = Param::from_tensor(weight);
+        linear.bias = Some(Param::from_tensor(Tensor::from_data(
+            values(&[to], wave),
+            &device,
+        )));
+        linear
+    };
+    Net {
+        first: linear(5, 7, 1.3),
+        second: linear(7, 3, 2.1),
+    }
 }
 
 /// Some rows of input and target.
