@@ -1,4 +1,4 @@
-//! What storages are for.
+//! The kind of each storage, from the phases of the step.
 
 use crate::estimate::Kind;
 use crate::ledger::{Phase, Recording, Storage};

@@ -110,7 +110,7 @@ impl Shares {
             return stage_2;
         }
         let in_all = |bytes: u64| bytes * backwards / uses.backwards.max(1);
-        // The optimizer's state on the device steps on parameters that come from the host and go there.
+        // With the optimizer's state on the device, an update reads parameters from the host and writes them back.
         let stepped = if self.offload { 0 } else { owned };
         // A rank casts its shard once, after the update.
         let (rounded, low) = uses.rounded_bytes;

@@ -1,4 +1,5 @@
-//! When storages are on the device where memory is shared out, and what parameters that come and go move.
+//! When a storage is on the device where [`Shares`] move some of them away, and what moves for parameters that are there only while an
+//! operation uses them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,14 +11,14 @@ use crate::estimate::Kind;
 use crate::ledger::{Storage, Use};
 use crate::shares::Shares;
 
-/// What a step moves of parameters that come and go, beside what it has of them.
+/// The parameters of a step, and what moves for those that are on the device only while an operation uses them.
 pub(crate) struct Uses {
     pub parameter_bytes: u64,
     /// Backward passes of the step.
     pub backwards: u64,
     /// To the device, at uses.
     pub delivered_bytes: u64,
-    /// Of units, whole, between ranks.
+    /// Of whole units that are gathered from all ranks.
     pub gathered_bytes: u64,
     /// Of parameters that are gathered in a low type, in their own, and in that type.
     pub rounded_bytes: (u64, u64),
@@ -45,16 +46,11 @@ impl Classes<'_> {
         let bytes = |factor| (storage.bytes as f64 * factor) as u64;
         if shares.parameters && self.comes_and_goes(storage) {
             let spans = self.in_use(storage).into_iter();
-            let factor = |during: &Range<u64>| {
-                if during.start < self.update {
-                    1.0
-                } else {
-                    after
-                }
-            };
-            return spans
-                .map(|during| (during.clone(), bytes(factor(&during))))
-                .collect();
+            let spans = spans.map(|during| match during.start < self.update {
+                true => (during, storage.bytes),
+                false => (during, bytes(after)),
+            });
+            return spans.collect();
         }
         match life.contains(&self.update) && !born_in_update {
             true => vec![
@@ -71,7 +67,7 @@ impl Classes<'_> {
         storage.parameter.is_some() || (storage.source.is_some() && storage.born < self.update)
     }
 
-    /// When operations use it: what is computed in the phase in which it is used first stays until then.
+    /// When operations use it. What is computed of a parameter stays until its first use, if that is in the same phase.
     fn in_use(&self, storage: &Storage) -> Vec<Range<u64>> {
         let mut spans: Vec<_> = storage
             .uses
@@ -88,9 +84,10 @@ impl Classes<'_> {
         spans
     }
 
-    /// What a step moves of parameters, if they come and go.
+    /// What a step moves of parameters.
     pub fn uses(&self, shares: &Shares) -> Uses {
         let storages = self.recording.storages.iter();
+        let storages = storages.filter(|_| shares.parameters);
         let deliveries = storages.flat_map(|storage| self.deliveries(storage, shares.ranks > 1));
         let mut deliveries: Vec<_> = deliveries.collect();
         deliveries.sort_unstable_by_key(|delivery| delivery.at);
@@ -121,7 +118,7 @@ impl Classes<'_> {
         }
     }
 
-    /// Those of a storage before the update. Ranks gather what is cast in the type of the cast.
+    /// The uses of a storage before the update that bring its parameter. Ranks gather a parameter that is cast in the type of the cast.
     fn deliveries<'a>(
         &'a self,
         storage: &'a Storage,
@@ -129,7 +126,7 @@ impl Classes<'_> {
     ) -> impl Iterator<Item = Delivery<'a>> {
         let born = self.phase(storage.born);
         let uses = storage.uses.iter().filter(move |used| {
-            // What is computed of a parameter stays for its first use.
+            // What is computed of a parameter is still there in the phase that has computed it.
             used.during.start < self.update && (storage.parameter.is_some() || used.phase != born)
         });
         uses.filter_map(move |used: &Use| {

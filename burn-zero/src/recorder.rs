@@ -376,17 +376,18 @@ fn model_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     Ok(found.into_iter().collect::<Result<_, _>>()?)
 }
 
-/// The tensors of a model from a record.
+/// What a rank reads of a model from a record.
 #[derive(Default)]
 struct Loaded {
     /// By name.
     whole: HashMap<String, TensorData>,
     /// Where parameters are sharded, this rank's shards of the trained ones, by position.
     own: Vec<Shard>,
-    /// And its parts of the frozen ones.
+    /// This rank's parts of frozen parameters, where those are sharded.
     frozen: Frozen,
 }
 
+/// Reads the tensors of a model: whole, or this rank's elements of those that are sharded.
 fn load_model<B: Backend>(
     model: &[ModelTensor<B>],
     sharded: Option<&Layout>,

@@ -22,7 +22,7 @@ pub struct Net<B: Backend> {
 /// The paths of a [`Net`]'s parameters, in module order.
 pub const PATHS: [&str; 4] = ["first.weight", "first.bias", "second.weight", "second.bias"];
 
-/// Always the same: AdamW divides by gradients, and of weights that are drawn some have gradients of rounding errors.
+/// With fixed weights: AdamW divides by gradients, and where weights are drawn a gradient may be a rounding error.
 pub fn net() -> Net<B> {
     let values = |shape: &[usize], wave: f32| {
         let count = shape.iter().product();

@@ -260,7 +260,7 @@ macro_rules! method {
     ($trait:ident cheap float_to_device($x:ident: $a:tt, $device:ident: $b:tt) -> $ret:tt) => {
         on_use! { $trait cheap float_to_device($x: $a, $device: $b) -> $ret, same if $x.device() == *$device, promised => promised.device = $device.clone() }
     };
-    // The shape of the weights is read, and no element: those that are delivered need not come for it.
+    // Only the shape of the weights is read, so delivered weights are not brought: a tensor of their shape takes their place.
     ($trait:ident $work:ident embedding_backward($weights:ident: $a:tt, $grad:ident: $b:tt, $indices:ident: $c:tt) -> $ret:tt) => {
         #[inline]
         fn embedding_backward($weights: kind_type!($a), $grad: kind_type!($b), $indices: kind_type!($c)) -> kind_type!($ret) {

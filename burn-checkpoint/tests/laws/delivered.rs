@@ -141,7 +141,7 @@ fn a_view_or_a_cast_is_uploaded_for_its_use_only() {
     );
 }
 
-/// Of an embedding's weights the backward pass reads the shape.
+/// The backward pass of an embedding reads the shape of its weights, and no element.
 #[test]
 fn an_embedding_brings_its_weights_in_forward_only() {
     fn gradient<A: AutodiffBackend>(weights: &Tensor<A, 2>) -> Bits {

@@ -151,7 +151,7 @@ impl Split {
 }
 
 /// The offsets of parts whose lengths differ by at most 1, and the end.
-pub(super) fn balanced(elements: usize, world_size: usize) -> Vec<usize> {
+pub(crate) fn balanced(elements: usize, world_size: usize) -> Vec<usize> {
     let (each, longer) = (elements / world_size, elements % world_size);
     (0..=world_size)
         .map(|rank| rank * each + rank.min(longer))

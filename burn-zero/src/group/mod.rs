@@ -32,6 +32,7 @@ mod threads;
 mod watch;
 
 pub use buffer::{BufferDtype, HostBuffer, ReduceOp};
+pub(crate) use call::balanced;
 pub use call::{Operation, Sent, Split, Traffic};
 pub use collectives::Collectives;
 pub use launcher::{launched, local_rank};

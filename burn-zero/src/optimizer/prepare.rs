@@ -180,9 +180,9 @@ impl Ranks for GradientReducer {
     }
 }
 
-/// The module with rank 0's parameters, each in parts of equal length in the host memory of the ranks, and gathered when it is used. A
-/// rank has one whole parameter at a time, which is initialised here if it is not yet. Leaves of `known` and of `frozen` stay; `frozen` has those
-/// that are not trained, after.
+/// The module with rank 0's parameters, each in parts in the host memory of the ranks, and gathered when it is used. A rank has one whole
+/// parameter at a time, which is initialised here if it is not yet. Leaves of `known` and of `frozen` stay. Afterwards `frozen` has the
+/// parts of all parameters that are not trained.
 ///
 /// # Errors
 ///
@@ -208,7 +208,7 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     let module = some_in_parts::<B, M>(module, group, frozen, |path, _, old| {
         !B::float_is_require_grad(old) && !statistics.contains(path)
     })?;
-    // Of another model, or trained now.
+    // Drops parts of an earlier model, and of parameters that are trained now.
     let known = std::mem::take(frozen);
     for_each_float(&module, |path, _, tensor: FloatTensor<B>| {
         let parts = known.of::<B>(path, &tensor);

@@ -1,5 +1,5 @@
-//! A tensor in parts of equal length in the host memory of the ranks, gathered whenever an operation uses it: what parameters of stage 3 are
-//! before the first step, and frozen ones are for good.
+//! A tensor in parts in the host memory of the ranks, gathered whenever an operation uses it. Parameters of stage 3 are stored so until the
+//! optimizer has prepared them, and frozen parameters always.
 
 use core::fmt;
 use core::ops::Range;
@@ -13,12 +13,12 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::delivered;
 
 use super::{NewValue, is_on_host, refused};
-use crate::group::{BufferDtype, HostBuffer, ProcessGroup, Split};
+use crate::group::{BufferDtype, HostBuffer, ProcessGroup, Split, balanced};
 use crate::host::floats;
 use crate::module::map_floats;
 use crate::{ZeroError, raise};
 
-/// The parts of a tensor, of which this rank has one.
+/// The parts of a tensor, of which this rank has one. Their lengths differ by at most 1.
 #[derive(Clone)]
 pub(crate) struct Parts {
     group: Arc<dyn ProcessGroup>,
@@ -26,8 +26,8 @@ pub(crate) struct Parts {
     label: String,
     shape: Shape,
     dtype: DType,
-    /// Elements by rank.
-    counts: Vec<usize>,
+    /// By rank, the position of its first element; and the end.
+    offsets: Vec<usize>,
     own: HostBuffer,
 }
 
@@ -39,12 +39,11 @@ impl Parts {
         whole: TensorData,
         buffer_dtype: BufferDtype,
     ) -> Self {
-        let (shape, dtype, elements) = (whole.shape.clone(), whole.dtype, whole.num_elements());
-        let end = |ranks: usize| elements * ranks / group.world_size();
-        let counts = (0..group.world_size()).map(|rank| end(rank + 1) - end(rank));
-        let own = end(group.rank())..end(group.rank() + 1);
+        let (shape, dtype) = (whole.shape.clone(), whole.dtype);
+        let offsets = balanced(whole.num_elements(), group.world_size());
+        let own = offsets[group.rank()]..offsets[group.rank() + 1];
         Self {
-            counts: counts.collect(),
+            offsets,
             own: HostBuffer::from_f32(buffer_dtype, floats(whole)[own].to_vec()),
             group: group.clone(),
             label,
@@ -63,8 +62,8 @@ impl Parts {
 
     /// The elements of this rank.
     pub(crate) fn range(&self) -> Range<usize> {
-        let start = self.counts[..self.group.rank()].iter().sum();
-        start..start + self.own.len()
+        let rank = self.group.rank();
+        self.offsets[rank]..self.offsets[rank + 1]
     }
 
     /// The values of these elements.
@@ -79,7 +78,8 @@ impl Parts {
     ///
     /// Those of the group.
     pub(crate) fn gather(&self) -> Result<TensorData, ZeroError> {
-        let split = Split::Counts(self.counts.clone());
+        let counts = self.offsets.windows(2).map(|part| part[1] - part[0]);
+        let split = Split::Counts(counts.collect());
         let whole = self
             .group
             .all_gather(&self.label, self.own.clone(), split)?

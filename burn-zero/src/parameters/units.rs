@@ -110,7 +110,7 @@ pub(crate) struct Units {
 }
 
 impl Units {
-    /// `unit` names that of a path.
+    /// `unit` gives the name of the unit of a parameter, by its path.
     pub(crate) fn new(layout: &Arc<Layout>, unit: impl Fn(&str) -> String) -> Self {
         let mut members: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for (parameter, known) in layout.parameters().iter().enumerate() {
