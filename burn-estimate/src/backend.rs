@@ -9,7 +9,7 @@ use burn_backend::{Backend, BackendTypes, DTypeUsageSet, TensorMetadata};
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
-use crate::client::{MetaDevice, Router, Row, Tensor, announce, native, native_like};
+use crate::client::{MetaDevice, Router, Row, Tensor, announce, is_composed, native, native_like};
 
 /// A backend without data: shapes, types and lifetimes are those of a real backend, values are zeros.
 ///
@@ -80,11 +80,14 @@ macro_rules! announce {
     }};
 }
 
-/// A kernel whose result is like its first operand.
+/// A kernel of burn-flex whose result is like its first operand.
 macro_rules! like_first {
     ($trait:ident $work:ident $op:ident($first:ident: $kind:tt $(, $arg:ident: $rest:tt)*)) => {
         fn $op($first: Tensor $(, $arg: kind_type!($rest))*) -> Tensor {
             announce!($trait $work $op);
+            if is_composed(&$first) {
+                return Router::$op($first $(, $arg)*);
+            }
             #[allow(unused_mut)]
             let mut operands = vec![$first];
             $(operand!($rest $arg, operands);)*
@@ -189,7 +192,7 @@ macro_rules! method {
     ($trait:ident $work:ident float_is_nan($tensor:ident: $kind:tt, $dtype:ident: $type:tt) -> $ret:tt) => { booleans! { $trait $work float_is_nan($tensor, $dtype) } };
     ($trait:ident $work:ident float_is_inf($tensor:ident: $kind:tt, $dtype:ident: $type:tt) -> $ret:tt) => { booleans! { $trait $work float_is_inf($tensor, $dtype) } };
 
-    // Its indices are of 64 bits there.
+    // Its indices are of 64 bits on burn-flex.
     ($trait:ident $work:ident max_pool2d_with_indices($($args:tt)*) -> $ret:tt) => {
         fn max_pool2d_with_indices(
             x: Tensor,
@@ -211,7 +214,11 @@ macro_rules! method {
                     ceil_mode,
                 );
             }
-            let results = vec![(shape.clone(), dtype), (shape, DType::I64)];
+            let indices = match is_composed(&x) {
+                true => DType::I32,
+                false => DType::I64,
+            };
+            let results = vec![(shape.clone(), dtype), (shape, indices)];
             let mut results = native(vec![x], results).into_iter();
             let mut next = || results.next().expect("two results");
             MaxPool2dWithIndices::new(next(), next())

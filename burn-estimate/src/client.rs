@@ -19,17 +19,55 @@ use parking_lot::Mutex;
 
 use crate::ledger::Ledger;
 
+/// Whose kernels and memory a [`MetaDevice`] models.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Kernels {
+    /// Those of burn-flex.
+    #[default]
+    Flex,
+    /// Those of CubeCL on Vulkan, Metal and WebGPU, without Fusion.
+    Wgpu,
+    /// Those of CubeCL on CUDA and ROCm, without Fusion.
+    Cuda,
+}
+
 /// A device without memory. Devices of different numbers are accounted apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MetaDevice {
     /// The number of the device.
     pub index: u16,
+    /// What it models.
+    pub kernels: Kernels,
 }
 
 impl MetaDevice {
-    /// The device of a number.
+    /// The device of a number, with the kernels of burn-flex.
     pub fn new(index: u16) -> Self {
-        Self { index }
+        Self {
+            index,
+            kernels: Kernels::Flex,
+        }
+    }
+
+    /// The device of a number, with the kernels of CubeCL on CUDA.
+    pub fn cuda(index: u16) -> Self {
+        Self {
+            kernels: Kernels::Cuda,
+            ..Self::new(index)
+        }
+    }
+
+    /// The device of a number, with the kernels of CubeCL on Vulkan.
+    pub fn wgpu(index: u16) -> Self {
+        Self {
+            kernels: Kernels::Wgpu,
+            ..Self::new(index)
+        }
+    }
+
+    /// Bytes of all tensors that are alive on the device.
+    pub fn bytes_in_use(self) -> u64 {
+        self.ledger().lock().bytes_in_use()
     }
 
     pub(crate) fn ledger(self) -> Arc<Mutex<Ledger>> {
@@ -39,11 +77,15 @@ impl MetaDevice {
 
 impl Device for MetaDevice {
     fn from_id(id: DeviceId) -> Self {
-        Self::new(id.index_id)
+        let kernels = [Kernels::Flex, Kernels::Wgpu, Kernels::Cuda];
+        Self {
+            index: id.index_id,
+            kernels: kernels[usize::from(id.type_id)],
+        }
     }
 
     fn to_id(&self) -> DeviceId {
-        DeviceId::new(0, self.index)
+        DeviceId::new(self.kernels as u16, self.index)
     }
 }
 
@@ -98,6 +140,11 @@ pub(crate) fn native(operands: Vec<Tensor>, results: Vec<(Shape, DType)>) -> Vec
     let operands: Vec<_> = operands.into_iter().map(RouterTensor::into_ir).collect();
     let op = CustomOpIr::new(ROW.get().name, &operands, &results);
     client.register(OperationIr::Custom(op))
+}
+
+/// Whether a device composes the operation of others where burn-flex has a kernel.
+pub(crate) fn is_composed(operand: &Tensor) -> bool {
+    operand.client.device.kernels != Kernels::Flex
 }
 
 /// A result like the first operand.
@@ -191,7 +238,7 @@ impl RunnerChannel for Channel {
     fn init_client(device: &MetaDevice) -> Client {
         Client {
             device: *device,
-            ledger: Arc::default(),
+            ledger: Arc::new(Mutex::new(Ledger::new(device.kernels))),
         }
     }
 

@@ -89,8 +89,8 @@ pub struct Estimate {
     pub host_bytes: u64,
     /// Bytes in use after each change, from the step's beginning to its end.
     pub bytes_in_use: Vec<u64>,
-    recording: Arc<Recording>,
-    shares: Shares,
+    pub(crate) recording: Arc<Recording>,
+    pub(crate) shares: Shares,
 }
 
 /// What one training step takes on the default [`MetaDevice`], and the model after it.

@@ -11,7 +11,8 @@ use burn_checkpoint::is_replaying;
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 use rustc_hash::FxHashMap;
 
-use crate::client::{Row, bytes};
+use crate::client::{Kernels, Row, bytes};
+use crate::cubecl;
 use crate::rules::{self, Operand, Placement, View};
 
 /// A part of a training step.
@@ -122,6 +123,7 @@ pub(crate) struct Recording {
 /// The account of a device.
 #[derive(Debug)]
 pub(crate) struct Ledger {
+    kernels: Kernels,
     tensors: FxHashMap<TensorId, View>,
     storages: FxHashMap<u64, Storage>,
     next: u64,
@@ -133,9 +135,10 @@ pub(crate) struct Ledger {
     recording: Option<Recording>,
 }
 
-impl Default for Ledger {
-    fn default() -> Self {
+impl Ledger {
+    pub fn new(kernels: Kernels) -> Self {
         Self {
+            kernels,
             tensors: FxHashMap::default(),
             storages: FxHashMap::default(),
             next: 0,
@@ -146,9 +149,11 @@ impl Default for Ledger {
             recording: None,
         }
     }
-}
 
-impl Ledger {
+    pub fn bytes_in_use(&self) -> u64 {
+        self.storages.values().map(|storage| storage.bytes).sum()
+    }
+
     /// Begins a recording.
     pub fn start(&mut self) {
         self.phase = Phase::Forward;
@@ -184,7 +189,7 @@ impl Ledger {
         self.follow(op, row);
         let plan = {
             let operands: Vec<_> = inputs.iter().map(|input| self.operand(input)).collect();
-            rules::plan(op, row, &operands)
+            rules::plan(op, row, &operands, self.kernels)
         };
         let workspace = plan.workspace_bytes;
         let begun = self.clock;
@@ -192,10 +197,10 @@ impl Ledger {
         for (output, placement) in op.outputs().zip(plan.placements) {
             let view = match placement {
                 Placement::Shared(view) => view,
-                Placement::New(strides) => View {
-                    storage: self.allocate(output, row),
-                    strides: strides.unwrap_or_else(|| rules::row_major(&output.shape)),
-                    offset: 0,
+                Placement::New(None) => self.allocate(output, row),
+                Placement::New(Some(strides)) => View {
+                    strides,
+                    ..self.allocate(output, row)
                 },
             };
             self.insert(output.id, view);
@@ -222,11 +227,7 @@ impl Ledger {
 
     /// Data of the host.
     pub fn write(&mut self, tensor: &TensorIr, row: &'static Row) {
-        let view = View {
-            storage: self.allocate(tensor, row),
-            strides: rules::row_major(&tensor.shape),
-            offset: 0,
-        };
+        let view = self.allocate(tensor, row);
         self.insert(tensor.id, view);
         self.transfer(bytes(tensor) as u64, 0);
     }
@@ -385,14 +386,18 @@ impl Ledger {
         }
     }
 
-    fn allocate(&mut self, tensor: &TensorIr, row: &'static Row) -> u64 {
-        let bytes = bytes(tensor) as u64;
+    fn allocate(&mut self, tensor: &TensorIr, row: &'static Row) -> View {
+        let (strides, bytes) = cubecl::layout(tensor, self.kernels);
         self.clock += 1;
         let is_mask = tensor.dtype.is_bool() || row.name.ends_with("_random");
         let storage = self.storage(bytes, row, is_mask);
         self.next += 1;
         self.storages.insert(self.next, storage);
-        self.next
+        View {
+            storage: self.next,
+            strides,
+            offset: 0,
+        }
     }
 
     /// Frees what a kernel took beyond its result; it was allocated before the result.

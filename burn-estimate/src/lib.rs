@@ -28,26 +28,31 @@
 //!
 //! # What is modelled
 //!
-//! The memory is that of burn-flex: its views, results in their operand's place, copies, and the workspace of its kernels. Against the heap
-//! of the same step ten programs were within 1.1 %, and always below it: Burn's graph is not counted. Other backends have other kernels and
-//! allocate in pages: for them the peak is that of tensors and workspace as burn-flex would have them.
+//! On a [`MetaDevice::new`] the memory is that of burn-flex: its views, results in their operand's place, copies, and the workspace of its
+//! kernels. Against the heap of the same step ten programs were within 1.1 %, and always below it: Burn's graph is not counted.
+//!
+//! On a [`MetaDevice::cuda`] or [`MetaDevice::wgpu`] it is that of CubeCL without Fusion: on Vulkan the bytes in use after each operation of
+//! seven programs were within 0.1 %. CubeCL gives out memory in pages, which [`Estimate::reserved_bytes`] and [`DeviceMemory`] count.
 
 mod backend;
 mod classes;
 mod client;
+mod cubecl;
 mod estimate;
 mod ledger;
 mod plan;
+mod pools;
 mod rules;
 mod shares;
 mod uses;
 
 pub use backend::Meta;
 pub use burn_decorator::profile::DeviceProfile;
-pub use client::MetaDevice;
+pub use client::{Kernels, MetaDevice};
 pub use estimate::{
     Estimate, Holder, Kind, estimate_on, estimate_rank, estimate_run, estimate_step,
 };
 pub use ledger::Phase;
 pub use plan::{Plan, Planned, plan};
+pub use pools::{CubePools, DeviceMemory};
 pub use shares::Shares;

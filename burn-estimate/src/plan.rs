@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::estimate::{Estimate, Kind};
+use crate::pools::DeviceMemory;
 
 /// A setting with its estimate.
 #[derive(Clone, Debug)]
@@ -11,6 +12,8 @@ pub struct Planned<S> {
     pub setting: S,
     /// What a step takes.
     pub estimate: Estimate,
+    /// Bytes of the device that it needs: its peak, or the pages of the device's pools.
+    pub needed_bytes: u64,
     /// An update's time.
     pub time: Duration,
 }
@@ -20,18 +23,18 @@ pub struct Planned<S> {
 pub struct Plan<S> {
     /// Those that fit, the fastest first.
     pub fitting: Vec<Planned<S>>,
-    /// Those that do not, the one with the smallest peak first.
+    /// Those that do not, the one that needs the least first.
     pub too_large: Vec<Planned<S>>,
 }
 
-/// Estimates settings in their order, and sorts them: those whose peak is at most `memory_bytes` by time, the others by peak. Where
+/// Estimates settings in their order, and sorts them: those for which the device's memory is enough by time, the others by what they need. Where
 /// `estimate` gives nothing, the setting is left out, for one that cannot fit because a smaller one did not.
 ///
 /// ```
 /// use burn::backend::Autodiff;
 /// use burn::nn::Linear;
 /// use burn::tensor::Tensor;
-/// use burn_estimate::{DeviceProfile, Meta, estimate_step, plan};
+/// use burn_estimate::{DeviceMemory, DeviceProfile, Meta, estimate_step, plan};
 ///
 /// type B = Autodiff<Meta>;
 /// type NoLayers = Vec<Linear<B>>;
@@ -39,7 +42,7 @@ pub struct Plan<S> {
 ///     let _ = Tensor::<B, 2>::ones([rows, 1 << 20], &Default::default()).exp();
 ///     model
 /// });
-/// let plan = plan([1, 8, 64], 128 << 20, |&rows, _| {
+/// let plan = plan([1, 8, 64], DeviceMemory::heap(128 << 20), |&rows, _| {
 ///     let (estimate, _) = update(rows);
 ///     let time = estimate.time(&DeviceProfile::A100) * (64 / rows as u32);
 ///     Some((estimate, time))
@@ -50,7 +53,7 @@ pub struct Plan<S> {
 /// ```
 pub fn plan<S>(
     settings: impl IntoIterator<Item = S>,
-    memory_bytes: u64,
+    memory: DeviceMemory,
     mut estimate: impl FnMut(&S, &[Planned<S>]) -> Option<(Estimate, Duration)>,
 ) -> Plan<S> {
     let mut plan = Plan {
@@ -61,10 +64,11 @@ pub fn plan<S>(
         if let Some((estimate, time)) = estimate(&setting, &plan.too_large) {
             let planned = Planned {
                 setting,
+                needed_bytes: memory.needed(&estimate),
                 estimate,
                 time,
             };
-            plan.add(planned, memory_bytes);
+            plan.add(planned, memory);
         }
     }
     plan
@@ -72,20 +76,19 @@ pub fn plan<S>(
 
 impl<S> Plan<S> {
     /// Adds a setting in its place.
-    pub fn add(&mut self, planned: Planned<S>, memory_bytes: u64) {
-        let peak = planned.estimate.peak_bytes;
-        if peak <= memory_bytes {
+    pub fn add(&mut self, planned: Planned<S>, memory: DeviceMemory) {
+        if planned.needed_bytes <= memory.bytes {
             let faster = |other: &Planned<S>| other.time <= planned.time;
             let place = self.fitting.partition_point(faster);
             self.fitting.insert(place, planned);
         } else {
-            let smaller = |other: &Planned<S>| other.estimate.peak_bytes <= peak;
+            let smaller = |other: &Planned<S>| other.needed_bytes <= planned.needed_bytes;
             let place = self.too_large.partition_point(smaller);
             self.too_large.insert(place, planned);
         }
     }
 
-    /// Where nothing fits, the kind of memory that takes the most in the setting with the smallest peak, and its bytes there.
+    /// Where nothing fits, the kind of memory that takes the most in the setting that needs the least, and its bytes there.
     pub fn obstacle(&self) -> Option<(Kind, u64)> {
         let smallest = self.fitting.is_empty().then(|| self.too_large.first())??;
         let of_kind = |kind| (kind, smallest.estimate.bytes_of(kind));

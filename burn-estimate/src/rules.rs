@@ -1,4 +1,4 @@
-//! Where burn-flex puts the result of an operation, and what its kernels take beside it.
+//! What an operation allocates and costs: where burn-flex puts the result of an operation, and what its kernels take beside it.
 //!
 //! A result is a view of its operand, or takes its operand's place when nobody else has it, or is new memory. Kernels that need rows in
 //! order copy operands that are not. Seen in the source of burn-flex 0.21.0.
@@ -6,7 +6,8 @@
 use burn_backend::{DType, Shape};
 use burn_ir::{BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorIr};
 
-use crate::client::{Row, bytes};
+use crate::client::{Kernels, Row, bytes};
+use crate::cubecl;
 
 /// A tensor on a storage.
 #[derive(Clone, Debug)]
@@ -32,7 +33,7 @@ pub(crate) struct Operand<'a> {
 pub(crate) enum Placement {
     /// On a storage that there is.
     Shared(View),
-    /// On new memory, in rows or with these strides.
+    /// On new memory, as the device lays it out or with these strides.
     New(Option<Vec<isize>>),
 }
 
@@ -78,7 +79,7 @@ impl Operand<'_> {
         }
     }
 
-    fn shared(&self, strides: Vec<isize>, offset: isize) -> Placement {
+    pub(crate) fn shared(&self, strides: Vec<isize>, offset: isize) -> Placement {
         Placement::Shared(View {
             storage: self.view.storage,
             strides,
@@ -91,7 +92,7 @@ impl Operand<'_> {
     }
 
     /// Its strides when it is broadcast to a shape.
-    fn broadcast(&self, shape: &Shape) -> Vec<isize> {
+    pub(crate) fn broadcast(&self, shape: &Shape) -> Vec<isize> {
         let own = &self.tensor.shape;
         let added = shape.num_dims() - own.num_dims();
         let stride = |dim: usize| match dim.checked_sub(added) {
@@ -115,7 +116,7 @@ pub(crate) fn is_forward(row: &Row) -> bool {
 }
 
 /// What an operation allocates and costs.
-pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand]) -> Plan {
+pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand], kernels: Kernels) -> Plan {
     let elements = op.outputs().map(|out| out.shape.num_elements() as u64);
     let mut plan = Plan {
         placements: op.outputs().map(|_| Placement::New(None)).collect(),
@@ -123,6 +124,23 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand]) -> Plan {
         flops: elements.sum(),
         moves: true,
     };
+    if kernels != Kernels::Flex {
+        if let Some(view) = cubecl::view(op, operands) {
+            (plan.moves, plan.flops) = (false, 0);
+            plan.placements = vec![view];
+            return plan;
+        }
+        plan.flops *= products(op);
+        if let OperationIr::Module(module) = op
+            && let Some((flops, _)) = convolution(module)
+        {
+            plan.flops = flops;
+        }
+        if let Some(place) = cubecl::in_place(op, operands) {
+            plan.placements = vec![place];
+        }
+        return plan;
+    }
     match op {
         OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {
             if let Some((placement, copied)) = view(op, operands) {
@@ -133,7 +151,7 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand]) -> Plan {
             }
         }
         OperationIr::Float(_, FloatOperationIr::Matmul(product)) => {
-            plan.flops *= 2 * product.lhs.shape[product.lhs.shape.num_dims() - 1] as u64;
+            plan.flops *= products(op);
             plan.workspace_bytes = matmul(&operands[0], &product.out);
             if product.out.dtype == DType::BF16 {
                 plan.workspace_bytes += converted(op) + copies(operands);
@@ -167,6 +185,16 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand]) -> Plan {
         _ => plan.workspace_bytes = workspace(op, row, operands),
     }
     plan
+}
+
+/// Floating-point operations for an element of the result.
+fn products(op: &OperationIr) -> u64 {
+    match op {
+        OperationIr::Float(_, FloatOperationIr::Matmul(product)) => {
+            2 * product.lhs.shape[product.lhs.shape.num_dims() - 1] as u64
+        }
+        _ => 1,
+    }
 }
 
 /// The result of an operation that moves no elements if its operand's rows allow it, and the bytes that it moves otherwise.

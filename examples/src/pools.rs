@@ -3,6 +3,7 @@
 use std::fs;
 
 use burn_accum::{MemoryProbe, PeakCounter, SampledGauge};
+use burn_estimate::CubePools;
 use peak_alloc::PeakAlloc;
 
 use crate::backend::BackendName;
@@ -42,6 +43,22 @@ impl Pools {
             BackendName::Cuda => self.read_device::<cubecl::cuda::CudaRuntime>(),
             #[cfg(feature = "vulkan")]
             BackendName::Vulkan => self.read_device::<cubecl::wgpu::WgpuRuntime>(),
+            #[allow(
+                unreachable_patterns,
+                reason = "reached unless every backend is compiled in"
+            )]
+            _ => None,
+        }
+    }
+
+    /// How the pools of the default device make pages; `None` on the CPU.
+    pub fn layout(&self) -> Option<CubePools> {
+        match self.backend {
+            BackendName::Flex => None,
+            #[cfg(feature = "cuda")]
+            BackendName::Cuda => Some(layout_of::<cubecl::cuda::CudaRuntime>()),
+            #[cfg(feature = "vulkan")]
+            BackendName::Vulkan => Some(layout_of::<cubecl::wgpu::WgpuRuntime>()),
             #[allow(
                 unreachable_patterns,
                 reason = "reached unless every backend is compiled in"
@@ -93,6 +110,16 @@ impl Pools {
             in_use_bytes: usage.bytes_in_use,
             reserved_bytes: usage.bytes_reserved,
         })
+    }
+}
+
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
+fn layout_of<R: cubecl::Runtime>() -> CubePools {
+    let client = R::client(&R::Device::default());
+    let memory = &client.properties().memory;
+    CubePools {
+        max_page_bytes: memory.max_page_size,
+        alignment: memory.alignment,
     }
 }
 

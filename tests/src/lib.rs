@@ -3,6 +3,7 @@
 #[macro_use]
 mod retype;
 
+pub mod after;
 pub mod compare;
 pub mod docs;
 pub mod models;

@@ -17,7 +17,8 @@ use burn::tensor::{Int, Tensor};
 use burn_amp::{Autocast, Bf16, F16};
 use burn_checkpoint::Remat;
 use burn_estimate::{
-    DeviceProfile, Estimate, Meta, MetaDevice, Plan, Planned, Shares, estimate_step, plan,
+    DeviceMemory, DeviceProfile, Estimate, Meta, MetaDevice, Plan, Planned, Shares, estimate_on,
+    plan,
 };
 use burn_flex::Flex;
 use burn_zero::{Stage, ZeroSettings};
@@ -56,9 +57,13 @@ pub struct Fit {
     #[arg(long, value_parser = bytes, default_value = "24G", help_heading = "Fit")]
     pub memory: u64,
 
-    /// Device whose speed tells the time of an update
+    /// Device whose speed tells the time of an update. A GPU's memory is given out in the pages of CubeCL's pools
     #[arg(long, value_enum, default_value_t = DeviceName::Rtx4090, help_heading = "Fit")]
     pub device: DeviceName,
+
+    /// Count tensors alone, without the pages of CubeCL's memory pools: for LibTorch
+    #[arg(long, help_heading = "Fit")]
+    pub no_pools: bool,
 
     /// Draw the memory over an update of the fastest setting that fits into this SVG file
     #[arg(long, value_name = "FILE", help_heading = "Fit")]
@@ -128,7 +133,7 @@ pub struct Report {
     /// All settings of the same effective batch.
     pub plan: Plan<Setting>,
     /// The device's memory.
-    pub memory_bytes: u64,
+    pub memory: DeviceMemory,
     /// The time that `run` took.
     pub took: Duration,
 }
@@ -161,10 +166,15 @@ impl Fit {
             ranks,
             offload: self.gpt.offload,
         };
-        let mut runs = Runs::new(&model, self.device.profile());
+        let is_cubecl = self.device != DeviceName::Cpu && !self.no_pools;
+        let (meta, memory) = match is_cubecl {
+            true => (MetaDevice::cuda(0), DeviceMemory::cuda(self.memory)),
+            false => (MetaDevice::new(0), DeviceMemory::heap(self.memory)),
+        };
+        let mut runs = Runs::new(&model, self.device.profile(), meta, memory);
         let asked = runs.planned(asked);
         let settings = settings(batch * accum, asked.setting);
-        let mut plan = plan(settings, self.memory, |setting, too_large| {
+        let mut plan = plan(settings, memory, |setting, too_large| {
             let larger = |planned: &Planned<Setting>| {
                 let Setting { batch, accum, .. } = planned.setting;
                 // Without accumulation there are no sums of gradients.
@@ -175,7 +185,7 @@ impl Fit {
             (!hopeless).then(|| runs.estimate(*setting))
         });
         for budget in self.budgets(&plan, &mut runs) {
-            plan.add(budget, self.memory);
+            plan.add(budget, memory);
         }
         if let Some(file) = &self.plot {
             let drawn = plan.fitting.first().unwrap_or(&asked);
@@ -192,7 +202,7 @@ impl Fit {
             parameters,
             asked,
             plan,
-            memory_bytes: self.memory,
+            memory,
             took: start.elapsed(),
         })
     }
@@ -247,7 +257,7 @@ impl Fit {
                         checkpoint: Checkpoint::BudgetMib(mebibytes.max(1)),
                         ..setting
                     });
-                    let over = budget.estimate.peak_bytes.saturating_sub(self.memory);
+                    let over = budget.needed_bytes.saturating_sub(self.memory);
                     mebibytes = mebibytes.saturating_sub(over.div_ceil(1 << 20));
                     budgets.push(budget);
                     if over == 0 || mebibytes == 0 {
@@ -264,15 +274,24 @@ impl Fit {
 struct Runs<'a> {
     model: &'a GptConfig,
     device: DeviceProfile,
+    meta: MetaDevice,
+    memory: DeviceMemory,
     /// The last run, of an update of at most two micro-batches.
     last: Option<(Setting, Estimate)>,
 }
 
 impl<'a> Runs<'a> {
-    fn new(model: &'a GptConfig, device: DeviceProfile) -> Self {
+    fn new(
+        model: &'a GptConfig,
+        device: DeviceProfile,
+        meta: MetaDevice,
+        memory: DeviceMemory,
+    ) -> Self {
         Self {
             model,
             device,
+            meta,
+            memory,
             last: None,
         }
     }
@@ -281,6 +300,7 @@ impl<'a> Runs<'a> {
         let (estimate, time) = self.estimate(setting);
         Planned {
             setting,
+            needed_bytes: self.memory.needed(&estimate),
             estimate,
             time,
         }
@@ -300,7 +320,7 @@ impl<'a> Runs<'a> {
         };
         if self.last.as_ref().is_none_or(|(last, _)| *last != alone) {
             let model = self.model.clone().with_checkpoint(setting.checkpoint);
-            self.last = Some((alone, update(&model, run)));
+            self.last = Some((alone, update(&model, run, self.meta)));
         }
         let (_, estimate) = self.last.as_ref().expect("it was just made");
         let estimate = estimate.shared(setting.shares());
@@ -333,19 +353,19 @@ fn shape(parameters: u64) -> (usize, usize, usize) {
 }
 
 /// One update with AdamW.
-fn update(model: &GptConfig, setting: Setting) -> Estimate {
+fn update(model: &GptConfig, setting: Setting, device: MetaDevice) -> Estimate {
     match setting.amp {
-        Amp::Off => update_on::<Autodiff<Remat<Meta>>>(model, setting),
-        Amp::Bf16 => update_on::<Autocast<Autodiff<Remat<Meta>>, Bf16>>(model, setting),
-        Amp::F16 => update_on::<Autocast<Autodiff<Remat<Meta>>, F16>>(model, setting),
+        Amp::Off => update_on::<Autodiff<Remat<Meta>>>(model, setting, device),
+        Amp::Bf16 => update_on::<Autocast<Autodiff<Remat<Meta>>, Bf16>>(model, setting, device),
+        Amp::F16 => update_on::<Autocast<Autodiff<Remat<Meta>>, F16>>(model, setting, device),
     }
 }
 
 fn update_on<B: AutodiffBackend<Device = MetaDevice>>(
     config: &GptConfig,
     setting: Setting,
+    device: MetaDevice,
 ) -> Estimate {
-    let device = MetaDevice::default();
     let model = config.init(&device);
     // As in a training: a budget does not see parameters.
     let _budget = setting.checkpoint.budget().map(|budget| budget.install());
@@ -371,7 +391,7 @@ fn update_on<B: AutodiffBackend<Device = MetaDevice>>(
         let gradients = gradients.unwrap_or_else(|| sums.grads());
         optimizer.step(1e-3, model, gradients)
     };
-    estimate_step::<B, _>(model, step).0
+    estimate_on::<B, _>(device, model, step).0
 }
 
 /// Every setting with this effective batch of a rank: those that keep most activations first, each with the smallest micro-batch first.
@@ -543,28 +563,33 @@ impl fmt::Display for Report {
             self.parameters as f64
         )?;
         writeln!(f, "{}: {}\n", self.asked.setting, self.asked.estimate)?;
-        let memory = gib(self.memory_bytes);
+        let memory = gib(self.memory.bytes);
         if let Some((kind, bytes)) = self.plan.obstacle() {
             let smallest = &self.plan.too_large[0];
             writeln!(
                 f,
-                "Nothing fits into {memory:.2} GiB. The smallest peak, {:.2} GiB, has {}; {:.2} GiB of it are {kind:?}.",
+                "Nothing fits into {memory:.2} GiB. The smallest peak, {:.2} GiB{}, has {}; {:.2} GiB of it are {kind:?}.",
                 gib(smallest.estimate.peak_bytes),
+                in_pages(smallest),
                 smallest.setting,
                 gib(bytes)
             )?;
         } else {
             writeln!(f, "what fits into {memory:.2} GiB, the fastest first:")?;
-            writeln!(f, "{:>12}{:>12}{:>12}  setting", "ms", "GiB", "left")?;
-        }
-        for planned in self.plan.fitting.iter().take(12) {
-            let peak = planned.estimate.peak_bytes;
             writeln!(
                 f,
-                "{:12.1}{:12.2}{:12.2}  {}",
+                "{:>12}{:>12}{:>12}{:>12}  setting",
+                "ms", "GiB", "in pages", "left"
+            )?;
+        }
+        for planned in self.plan.fitting.iter().take(12) {
+            writeln!(
+                f,
+                "{:12.1}{:12.2}{:12.2}{:12.2}  {}",
                 planned.time.as_secs_f64() * 1e3,
-                gib(peak),
-                gib(self.memory_bytes - peak),
+                gib(planned.estimate.peak_bytes),
+                gib(planned.needed_bytes),
+                gib(self.memory.bytes - planned.needed_bytes),
                 planned.setting
             )?;
         }
@@ -572,6 +597,15 @@ impl fmt::Display for Report {
             writeln!(f, "\nin code:\n    {}", best.setting.code())?;
         }
         write!(f, "\n{:.1} s, without a GPU", self.took.as_secs_f64())
+    }
+}
+
+/// What the pages of the device's pools take, if not the peak itself.
+fn in_pages(planned: &Planned<Setting>) -> String {
+    match planned.needed_bytes {
+        u64::MAX => " with a tensor larger than a quarter of the device".into(),
+        needed if needed == planned.estimate.peak_bytes => String::new(),
+        needed => format!(" ({:.2} in pages)", needed as f64 / f64::from(1 << 30)),
     }
 }
 
@@ -645,7 +679,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("memory.svg");
         let plot = format!("--plot {}", file.display());
-        let options = "--layers 2 --width 64 --context 64 --effective-batch 8";
+        let options = "--no-pools --layers 2 --width 64 --context 64 --effective-batch 8";
         let all = run(&format!("{options} --memory 1G"));
         // Two precisions, four things to do with activations, four micro-batches, optimizer and parameters on the device or the host.
         assert_eq!(all.plan.fitting.len(), 2 * 4 * 4 * 2 * 2);
@@ -675,7 +709,7 @@ mod tests {
     /// Where a model fits in no other way, a stage, the host or a budget makes it fit.
     #[test]
     fn what_is_shared_out_makes_room() {
-        let options = "--layers 2 --width 256 --context 32 --batch 1 --ranks 8";
+        let options = "--no-pools --layers 2 --width 256 --context 32 --batch 1 --ranks 8";
         let all = run(&format!("{options} --memory 1G"));
         let peak = |stage, offload| {
             let setting = Setting {
@@ -704,7 +738,7 @@ mod tests {
 
     #[test]
     fn a_budget_is_what_the_device_has_left() {
-        let options = "--layers 4 --width 64 --context 64 --batch 8";
+        let options = "--no-pools --layers 4 --width 64 --context 64 --batch 8";
         let all = run(&format!("{options} --memory 1G"));
         let memory = all.asked.estimate.peak_bytes * 3 / 4;
         let some = run(&format!("{options} --memory {memory}"));
@@ -716,16 +750,24 @@ mod tests {
         assert!(budget.setting.code().contains("MemoryBudget::bytes("));
     }
 
+    /// With the pages of pools less fits than by its tensors.
+    #[test]
+    fn what_fits_is_counted_in_pages() {
+        let options = "--layers 2 --width 256 --effective-batch 8 --memory 64M";
+        let (tensors, pages) = (run(&format!("{options} --no-pools")), run(options));
+        assert!(pages.plan.fitting.len() < tensors.plan.fitting.len());
+    }
+
     /// Against every setting run on its own with all of its micro-batches, by counted cost, for limits that let through all, half, a quarter and
     /// an eighth of them.
     #[test]
     fn the_plan_is_as_fast_as_an_exhaustive_search() {
-        let options = "--layers 2 --width 64 --context 64 --effective-batch 8 --memory";
+        let options = "--no-pools --layers 2 --width 64 --context 64 --effective-batch 8 --memory";
         let all = run(&format!("{options} 1G"));
         let alone = |setting: Setting| {
             let _turn = turn();
             let model = all.model.clone().with_checkpoint(setting.checkpoint);
-            let estimate = update(&model, setting).shared(setting.shares());
+            let estimate = update(&model, setting, MetaDevice::new(0)).shared(setting.shares());
             (estimate.peak_bytes, estimate.time(&DeviceProfile::RTX_4090))
         };
         let searched: Vec<_> = settings(8, all.asked.setting)

@@ -70,7 +70,13 @@ pub fn find_window<B: AutodiffBackend>(
     let backend = options.backend.name();
     let unknown = format!("it is not known how much memory {backend} has: give --memory-limit");
     let limit_bytes = limit_bytes.ok_or(GptError::Options(unknown))?;
-    let meta = MetaDevice::default();
+    let meta = match options.backend {
+        #[cfg(feature = "cuda")]
+        BackendName::Cuda => MetaDevice::cuda(0),
+        #[cfg(feature = "vulkan")]
+        BackendName::Vulkan => MetaDevice::wgpu(0),
+        _ => MetaDevice::new(0),
+    };
     // The same steps without data.
     let estimate = |micro_batch| {
         let step = || rehearsal::<Training<Meta>>(options, job, &meta, micro_batch, |_| {});

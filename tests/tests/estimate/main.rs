@@ -7,6 +7,8 @@ mod device_costs;
 mod learner;
 mod programs;
 mod ranks;
+#[cfg(feature = "vulkan")]
+mod vulkan;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -48,10 +50,10 @@ fn update<B: AutodiffBackend, P: Program>(
     mut model: P::Model<B>,
     optimizer: &mut impl Optimizer<P::Model<B>, B>,
     micro_batches: usize,
+    device: &B::Device,
 ) -> P::Model<B> {
-    let device = B::Device::default();
     for _ in 0..micro_batches {
-        let gradients = program.loss(&model, &device).backward();
+        let gradients = program.loss(&model, device).backward();
         let gradients = GradientsParams::from_grads(gradients, &model);
         model = optimizer.step(1e-3, model, gradients);
     }
@@ -68,31 +70,32 @@ struct Case<'a, P> {
 impl<P: Program> Case<'_, P> {
     fn run<B: AutodiffBackend, R>(
         &self,
+        device: &B::Device,
         run: impl FnOnce(P::Model<B>, &mut dyn FnMut(P::Model<B>) -> P::Model<B>) -> R,
     ) -> R {
         let _budget = self
             .budget_bytes
             .map(|bytes| MemoryBudget::bytes(bytes).install());
-        let model = self.program.model::<B>(&B::Device::default());
+        let model = self.program.model::<B>(device);
         let windows = self.micro_batches;
         if windows == 1 {
             let mut optimizer = AdamWConfig::new().init::<B, P::Model<B>>();
             return run(model, &mut |model| {
-                update(self.program, model, &mut optimizer, 1)
+                update(self.program, model, &mut optimizer, 1, device)
             });
         }
         let optimizer = AdamWConfig::new().init::<B, P::Model<B>>();
         let mut optimizer: Windows<B, P::Model<B>> =
             MultiSteps::new(optimizer, AccumConfig::mean(windows)).expect("a window of steps");
         run(model, &mut |model| {
-            update(self.program, model, &mut optimizer, windows)
+            update(self.program, model, &mut optimizer, windows, device)
         })
     }
 
     /// The peak of the second step's heap beyond what was there before the program.
     fn heap<B: AutodiffBackend>(&self) -> u64 {
         let before = HEAP.current_usage();
-        self.run::<B, _>(|model, step| {
+        self.run::<B, _>(&B::Device::default(), |model, step| {
             let model = step(model);
             HEAP.reset_peak_usage();
             drop(step(model));
@@ -101,7 +104,9 @@ impl<P: Program> Case<'_, P> {
     }
 
     fn estimate<B: AutodiffBackend<Device = MetaDevice>>(&self) -> Estimate {
-        self.run::<B, _>(|model, step| estimate_step::<B, _>(model, step).0)
+        self.run::<B, _>(&MetaDevice::default(), |model, step| {
+            estimate_step::<B, _>(model, step).0
+        })
     }
 
     /// Checks that the estimate is within 2 % of the heap.
@@ -242,7 +247,7 @@ fn replays_under_a_budget_are_those_of_the_real_run() {
             budget_bytes: Some(20 << 20),
             ..once(&EncoderDecoder)
         };
-        let replayed = case.run::<Autodiff<Remat<Flex>>, _>(|model, step| {
+        let replayed = case.run::<Autodiff<Remat<Flex>>, _>(&Default::default(), |model, step| {
             let model = step(model);
             let before = RematStats::of_thread().replayed_operations;
             drop(step(model));

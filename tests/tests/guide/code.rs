@@ -27,7 +27,7 @@ use burn_checkpoint::{
     LinearCrossEntropy, LinearCrossEntropyLossConfig, MemoryBudget, Remat, checkpoint,
     checkpoint_chain, profile_chain, profile_tail,
 };
-use burn_estimate::{Meta, MetaDevice, estimate_rank, estimate_step};
+use burn_estimate::{DeviceMemory, Meta, MetaDevice, estimate_on, estimate_rank};
 use burn_tensorboard::TensorBoard;
 use burn_zero::{
     HostAdamWConfig, OffloadConfig, OffloadedAdamW, ProcessGroup, Sharded, SimulatedRank, Stage, ZeroOptimizer, ZeroSettings,
@@ -333,13 +333,15 @@ mod out_of_memory {
     fn estimate<O: Optimizer<Model<Step>, Step>>(model: Model<Step>, batch: Batch<Step>, mut optimizer: O) {
 type B = Autocast<Autodiff<Remat<Meta>>>;
 
-let (estimate, model) = estimate_step::<B, _>(model, |model| {
+let device = MetaDevice::cuda(0); // that of the model and the batch
+let (estimate, model) = estimate_on::<B, _>(device, model, |model| {
     let grads = GradientsParams::from_grads(model.loss(batch.clone()).backward(), &model);
     optimizer.step(1e-4, model, grads)
 });
 println!("{estimate}");
+let fits = DeviceMemory::cuda(24 << 30).needed(&estimate) <= 24 << 30;
 
-        drop(model);
+        drop((model, fits));
     }
 
     fn update<O: Optimizer<Model<Rank>, Rank>>(model: Model<Rank>, optimizer: &mut O) -> Model<Rank> {

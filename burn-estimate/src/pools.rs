@@ -1,0 +1,273 @@
+//! What CubeCL's memory pools reserve for a step.
+//!
+//! A pool has pages of one size, and a tensor gets a slice of the first page with room for it. Pages stay reserved until
+//! `Backend::memory_cleanup`, so what counts for a device is the pages, not the tensors. Follows `MemoryManagement` of cubecl-runtime 0.10
+//! with its default, `MemoryConfiguration::SubSlices`.
+
+use std::collections::HashMap;
+
+use crate::classes::Classes;
+use crate::estimate::Estimate;
+
+/// The memory pools of a device of CubeCL 0.10.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CubePools {
+    /// Bytes of the largest page. A larger tensor cannot be allocated.
+    pub max_page_bytes: u64,
+    /// Each slice begins at a multiple of so many bytes.
+    pub alignment: u64,
+}
+
+impl CubePools {
+    /// The pools of a CUDA device with so much memory: a page has a quarter of it at most.
+    pub fn cuda(memory_bytes: u64) -> Self {
+        Self {
+            max_page_bytes: memory_bytes / 4,
+            alignment: 512,
+        }
+    }
+
+    /// The bytes of a page of each pool and of its largest slice, the smallest first.
+    fn sizes(&self) -> Vec<(u64, u64)> {
+        const LEAST: u64 = 32 << 20;
+        let aligned = self.max_page_bytes / self.alignment * self.alignment;
+        let mut sizes = vec![(aligned, aligned)];
+        let mut page = self.max_page_bytes;
+        while page >= LEAST {
+            page = (page / 4).next_multiple_of(self.alignment);
+            sizes.push((page, page >> sizes.len()));
+        }
+        sizes.reverse();
+        sizes
+    }
+}
+
+/// The memory of a device, and how it is given out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// All of it.
+    pub bytes: u64,
+    /// The pools that tensors are in; `None` where each is allocated by itself.
+    pub pools: Option<CubePools>,
+}
+
+impl DeviceMemory {
+    /// That of a CUDA device, which CubeCL gives out in pages.
+    pub fn cuda(bytes: u64) -> Self {
+        Self {
+            bytes,
+            pools: Some(CubePools::cuda(bytes)),
+        }
+    }
+
+    /// Memory of which each tensor takes its own bytes, as on the heap.
+    pub fn heap(bytes: u64) -> Self {
+        Self { bytes, pools: None }
+    }
+
+    /// Bytes of it that a step needs; `u64::MAX` if a tensor is larger than a page.
+    pub fn needed(&self, estimate: &Estimate) -> u64 {
+        match &self.pools {
+            Some(pools) => estimate.reserved_bytes(pools).unwrap_or(u64::MAX),
+            None => estimate.peak_bytes,
+        }
+    }
+}
+
+impl Estimate {
+    /// The bytes that these pools reserve for the step once it has run a few times; `None` if a tensor is larger than a page.
+    ///
+    /// Parameters are taken to be allocated one after the other. What autotuning allocates is not counted.
+    pub fn reserved_bytes(&self, pools: &CubePools) -> Option<u64> {
+        let recording = &self.recording;
+        let classes = Classes::new(recording);
+        let spans = recording.storages.iter().flat_map(|storage| {
+            let kind = classes.kind(storage);
+            classes.spans(storage, kind, &self.shares)
+        });
+        let mut spans: Vec<_> = spans.filter(|(_, bytes)| *bytes > 0).collect();
+        spans.sort_unstable_by_key(|(during, _)| during.start);
+        let mut changes = Vec::new();
+        for (span, (during, _)) in spans.iter().enumerate() {
+            changes.extend((during.start > recording.start).then_some((during.start, true, span)));
+            changes.extend((during.end < u64::MAX).then_some((during.end, false, span)));
+        }
+        // At one time memory is freed before other is allocated.
+        changes.sort_unstable();
+
+        let mut reserved = Reserved::new(pools);
+        let mut slices: HashMap<usize, Slice> = HashMap::new();
+        // What is alive when a step ends begins the next one.
+        let mut alive: HashMap<u64, Vec<Slice>> = HashMap::new();
+        const STEPS: usize = 3;
+        for _ in 0..STEPS {
+            for (span, (during, bytes)) in spans.iter().enumerate() {
+                if during.start <= recording.start {
+                    let known = alive.get_mut(bytes).and_then(Vec::pop);
+                    let slice = known.map_or_else(|| reserved.allocate(*bytes), Some)?;
+                    slices.insert(span, slice);
+                }
+            }
+            for slice in std::mem::take(&mut alive).into_values().flatten() {
+                reserved.free(slice);
+            }
+            for &(_, is_new, span) in &changes {
+                if is_new {
+                    slices.insert(span, reserved.allocate(spans[span].1)?);
+                } else if let Some(slice) = slices.remove(&span) {
+                    reserved.free(slice);
+                }
+            }
+            for (span, slice) in slices.drain() {
+                alive.entry(spans[span].1).or_default().push(slice);
+            }
+        }
+        let (buckets, shards) = self.shares.added_bytes(classes.parameter_bytes());
+        Some(reserved.bytes() + buckets + shards)
+    }
+}
+
+/// A slice of a page.
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    pool: usize,
+    page: usize,
+    start: u64,
+}
+
+/// A part of a page.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    start: u64,
+    bytes: u64,
+    is_free: bool,
+}
+
+/// The pages of all pools, each with its parts in order.
+struct Reserved {
+    pools: Vec<(u64, u64, Vec<Vec<Part>>)>,
+    alignment: u64,
+}
+
+impl Reserved {
+    fn new(pools: &CubePools) -> Self {
+        let sizes = pools.sizes().into_iter();
+        Self {
+            pools: sizes
+                .map(|(page, slice)| (page, slice, Vec::new()))
+                .collect(),
+            alignment: pools.alignment,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        let pools = self.pools.iter();
+        pools
+            .map(|(page, _, pages)| page * pages.len() as u64)
+            .sum()
+    }
+
+    fn allocate(&mut self, bytes: u64) -> Option<Slice> {
+        // A page may be taken whole if at most a fifth of it is lost.
+        let accepts = |(page, slice, _): &(u64, u64, _)| {
+            *slice >= bytes || page.checked_sub(bytes).is_some_and(|rest| rest * 5 < *page)
+        };
+        let pool = self.pools.iter().position(accepts)?;
+        let (page_bytes, _, pages) = &mut self.pools[pool];
+        let bytes = bytes.next_multiple_of(self.alignment);
+        let room = |parts: &Vec<Part>| {
+            parts
+                .iter()
+                .position(|part| part.is_free && part.bytes >= bytes)
+        };
+        let mut fitting = pages.iter().enumerate();
+        let found = fitting.find_map(|(page, parts)| Some((page, room(parts)?)));
+        let (page, part) = found.unwrap_or_else(|| {
+            pages.push(vec![Part {
+                start: 0,
+                bytes: *page_bytes,
+                is_free: true,
+            }]);
+            (pages.len() - 1, 0)
+        });
+        let parts = &mut pages[page];
+        let Part {
+            start, bytes: all, ..
+        } = parts[part];
+        parts[part] = Part {
+            start,
+            bytes,
+            is_free: false,
+        };
+        if all > bytes {
+            let rest = Part {
+                start: start + bytes,
+                bytes: all - bytes,
+                is_free: true,
+            };
+            parts.insert(part + 1, rest);
+        }
+        Some(Slice { pool, page, start })
+    }
+
+    /// Frees a slice, and joins it with free neighbours.
+    fn free(&mut self, Slice { pool, page, start }: Slice) {
+        let parts = &mut self.pools[pool].2[page];
+        let Ok(freed) = parts.binary_search_by_key(&start, |part| part.start) else {
+            return;
+        };
+        parts[freed].is_free = true;
+        for before in [Some(freed), freed.checked_sub(1)].into_iter().flatten() {
+            if let Some(next) = parts.get(before + 1).copied()
+                && next.is_free
+                && parts[before].is_free
+            {
+                parts[before].bytes += next.bytes;
+                parts.remove(before + 1);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use super::*;
+    use crate::{Meta, MetaDevice, estimate_run};
+
+    const MIB: u64 = 1 << 20;
+
+    fn reserved(device: u16, elements: &[usize], pools: CubePools) -> Option<u64> {
+        let device = MetaDevice::cuda(device);
+        let (estimate, _) = estimate_run(device, || {
+            let tensors = elements.iter();
+            let tensors = tensors.map(|&elements| Tensor::<Meta, 1>::empty([elements], &device));
+            tensors.collect::<Vec<_>>()
+        });
+        estimate.reserved_bytes(&pools)
+    }
+
+    #[test]
+    fn pages_are_those_of_cubecl() {
+        let sizes = CubePools::cuda(24 << 30).sizes().into_iter();
+        let sizes: Vec<_> = sizes
+            .map(|(page, slice)| (page / MIB, slice / MIB))
+            .collect();
+        let expected = [(24, 1), (96, 12), (384, 96), (1536, 768), (6144, 6144)];
+        assert_eq!(sizes, expected);
+    }
+
+    #[test]
+    fn a_tensor_takes_a_page() {
+        let pools = CubePools::cuda(24 << 30);
+        let elements = |mib: usize| mib << 18;
+        assert_eq!(reserved(100, &[1], pools), Some(24 * MIB));
+        assert_eq!(reserved(101, &[elements(100)], pools), Some(1536 * MIB));
+        // Eight of them share the page, and a whole page is taken by what is nearly as large.
+        assert_eq!(reserved(102, &[elements(190); 8], pools), Some(1536 * MIB));
+        assert_eq!(reserved(103, &[elements(320)], pools), Some(384 * MIB));
+        let too_large = elements(6145);
+        assert_eq!(reserved(104, &[too_large], pools), None);
+    }
+}
