@@ -79,7 +79,8 @@ impl<'a> Classes<'a> {
         match self.phase(storage.born) {
             Phase::Forward if stays && storage.is_mask => Kind::Mask,
             Phase::Forward if stays => Kind::Activation,
-            Phase::Backward if stays => Kind::Gradient,
+            // Sums of micro-batches too.
+            Phase::Backward | Phase::Update if stays => Kind::Gradient,
             _ => Kind::Temporary,
         }
     }

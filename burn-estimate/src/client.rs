@@ -65,6 +65,15 @@ impl MetaDevice {
         }
     }
 
+    /// Says that a backward pass has ended, before its gradients are added to those of other micro-batches: [`Estimate::shared`] then knows the
+    /// gradients of each, which leave the device during backward where they are sharded or offloaded. Otherwise a step's last ones are
+    /// temporary memory.
+    ///
+    /// [`Estimate::shared`]: crate::Estimate::shared
+    pub fn backward_ended(self) {
+        self.ledger().lock().backward_ended();
+    }
+
     /// Bytes of all tensors that are alive on the device.
     pub fn bytes_in_use(self) -> u64 {
         self.ledger().lock().bytes_in_use()

@@ -269,6 +269,7 @@ impl Estimate {
     /// would take. What moves is by formula; against a run with burn-zero's ranks peak and traffic are within 2 % (docs/out-of-memory.md).
     ///
     /// Meant for what [`estimate_step`] gives: this rank's step on one device.
+    /// Of micro-batches that are added up it must know where backward ends: [`MetaDevice::backward_ended`].
     pub fn shared(&self, shares: Shares) -> Self {
         let shared = Self::of(self.recording.clone(), shares);
         let classes = Classes::new(&self.recording);

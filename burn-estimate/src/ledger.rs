@@ -154,6 +154,22 @@ impl Ledger {
         self.storages.values().map(|storage| storage.bytes).sum()
     }
 
+    /// Ends a backward pass.
+    pub fn backward_ended(&mut self) {
+        if self.phase == Phase::Backward {
+            self.enter(Phase::Update);
+        }
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+        if let Some(recording) = &mut self.recording {
+            // Behind all that the last phase has allocated.
+            self.clock += 1;
+            recording.phases.push((self.clock, phase));
+        }
+    }
+
     /// Begins a recording.
     pub fn start(&mut self) {
         self.phase = Phase::Forward;
@@ -282,14 +298,13 @@ impl Ledger {
         let phase = match self.phase {
             _ if rules::begins_backward(op, row) => Phase::Backward,
             // What a scope or a budget evicted comes back by operations of the forward pass.
-            Phase::Backward if rules::is_forward(row) && !is_replaying() => Phase::Forward,
+            Phase::Backward | Phase::Update if rules::is_forward(row) && !is_replaying() => {
+                Phase::Forward
+            }
             phase => phase,
         };
         if phase != self.phase {
-            self.phase = phase;
-            if let Some(recording) = &mut self.recording {
-                recording.phases.push((self.clock, phase));
-            }
+            self.enter(phase);
         }
     }
 

@@ -382,7 +382,9 @@ fn update_on<B: AutodiffBackend<Device = MetaDevice>>(
                 inputs: tokens.clone(),
                 targets: tokens,
             };
-            let found = GradientsParams::from_grads(model.loss(batch).backward(), &model);
+            let found = model.loss(batch).backward();
+            device.backward_ended();
+            let found = GradientsParams::from_grads(found, &model);
             match accum {
                 1 => gradients = Some(found),
                 _ => sums.accumulate(&model, found),
@@ -506,7 +508,7 @@ impl Setting {
         }
         if self.accum > 1 {
             optimizer = format!(
-                "MultiSteps::new(optimizer, AccumConfig::mean({}))?",
+                "MultiSteps::new({optimizer}, AccumConfig::mean({}))?",
                 self.accum
             );
         }
@@ -646,6 +648,8 @@ fn scaled(text: &str, units: &[(char, f64)]) -> Result<u64, String> {
 mod tests {
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
+    use burn_estimate::Kind;
+
     use super::*;
 
     /// One at a time: what other tests hold on the default device would count too.
@@ -748,6 +752,21 @@ mod tests {
         let budget = some.plan.fitting.iter().find(budget).expect("one fits");
         assert!(budget.estimate.replayed_operations > 0);
         assert!(budget.setting.code().contains("MemoryBudget::bytes("));
+    }
+
+    /// The gradients of all micro-batches leave the device, those of the last too.
+    #[test]
+    fn gradients_of_each_micro_batch_are_offloaded() {
+        let options = "--no-pools --layers 2 --width 256 --context 32 --batch 1";
+        let asked = run(&format!("{options} --accum 4 --offload-param --offload")).asked;
+        let parameters = run(options).asked.estimate.bytes_of(Kind::Parameter);
+        let peak = asked.estimate.peak_bytes;
+        assert!(peak < parameters * 3 / 4, "{}", asked.estimate);
+        let code = asked.setting.code();
+        assert!(
+            code.contains("MultiSteps::new(OffloadConfig::new("),
+            "{code}"
+        );
     }
 
     /// With the pages of pools less fits than by its tensors.
