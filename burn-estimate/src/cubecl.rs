@@ -10,7 +10,13 @@ use crate::client::{Kernels, bytes};
 use crate::rules::{Operand, Placement, row_major};
 
 /// Bytes of which a part of a tensor may begin at a multiple, and of which the rows of a tensor on CUDA have a multiple at most.
-const ALIGNMENT: usize = 512;
+const fn alignment(kernels: Kernels) -> usize {
+    match kernels {
+        Kernels::Cuda => 512,
+        // Of software Vulkan; drivers tell from 16 to 256.
+        _ => 32,
+    }
+}
 
 /// Strides and bytes of new memory. On CUDA and ROCm the rows of a tensor begin at multiples of a power of two (`PitchedMemoryLayoutPolicy`).
 pub(crate) fn layout(tensor: &TensorIr, kernels: Kernels) -> (Vec<isize>, u64) {
@@ -23,7 +29,9 @@ pub(crate) fn layout(tensor: &TensorIr, kernels: Kernels) -> (Vec<isize>, u64) {
     if !is_pitched {
         return (strides, bytes(tensor) as u64);
     }
-    let align = (width * size).next_power_of_two().clamp(16, ALIGNMENT);
+    let align = (width * size)
+        .next_power_of_two()
+        .clamp(16, alignment(kernels));
     let pitch = (width * size).next_multiple_of(align);
     let elements = (pitch / size) as isize;
     let rows = strides.len() - 1;
@@ -35,7 +43,7 @@ pub(crate) fn layout(tensor: &TensorIr, kernels: Kernels) -> (Vec<isize>, u64) {
 }
 
 /// The result of an operation that moves no elements.
-pub(crate) fn view(op: &OperationIr, operands: &[Operand]) -> Option<Placement> {
+pub(crate) fn view(op: &OperationIr, operands: &[Operand], kernels: Kernels) -> Option<Placement> {
     let (OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op)) = op
     else {
         return None;
@@ -69,7 +77,8 @@ pub(crate) fn view(op: &OperationIr, operands: &[Operand]) -> Option<Placement> 
                 end += strides[dim] * (shape[dim] - range.end) as isize;
             }
             let size = first.tensor.dtype.size();
-            let is_aligned = |elements: isize| (elements as usize * size).is_multiple_of(ALIGNMENT);
+            let is_aligned =
+                |elements: isize| (elements as usize * size).is_multiple_of(alignment(kernels));
             if !is_aligned(offset) || !is_aligned(end) {
                 return None;
             }

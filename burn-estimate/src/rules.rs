@@ -125,7 +125,7 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand], kernels: K
         moves: true,
     };
     if kernels != Kernels::Flex {
-        if let Some(view) = cubecl::view(op, operands) {
+        if let Some(view) = cubecl::view(op, operands, kernels) {
             (plan.moves, plan.flops) = (false, 0);
             plan.placements = vec![view];
             return plan;

@@ -31,7 +31,7 @@ const PARAMETERS: u64 = 4 * (512 * 512 + 512);
 const BUCKET: usize = 1 << 18;
 
 /// Layers whose activations are next to nothing.
-struct Layers;
+pub struct Layers;
 
 impl Program for Layers {
     type Model<B: AutodiffBackend> = Vec<Linear<B>>;
@@ -55,9 +55,10 @@ fn settings(stage: Stage) -> ZeroSettings {
     }
 }
 
-/// Calls `run` with a prepared model and its step.
+/// Calls `run` with a prepared model and its step on a device.
 fn with_step<B, P, O, R>(
     program: &P,
+    device: &B::Device,
     adamw: O,
     group: Arc<dyn ProcessGroup>,
     settings: ZeroSettings,
@@ -68,11 +69,10 @@ where
     P: Program,
     O: ShardOptimizer<B>,
 {
-    let device = B::Device::default();
     let mut zero = ZeroOptimizer::new(adamw, group, settings).expect("ranks agree");
-    let model = zero.prepare::<B, _>(program.model::<B>(&device));
+    let model = zero.prepare::<B, _>(program.model::<B>(device));
     run(model.expect("AdamW can be sharded"), &mut |model| {
-        let gradients = program.loss(&model, &device).backward();
+        let gradients = program.loss(&model, device).backward();
         let gradients = GradientsParams::from_grads(gradients, &model);
         zero.step(1e-3, model, gradients)
     })
@@ -96,28 +96,43 @@ fn simulated<B: AutodiffBackend<Device = MetaDevice>>(
     offload: bool,
 ) -> Estimate {
     let group = Arc::new(SimulatedRank::new(rank, world_size).expect("a rank of some"));
-    let (shared, settings) = (group.clone(), settings(stage));
     let sent = || sent(&*group);
     let device = MetaDevice::default();
+    with_rank::<B, _, _>(
+        program,
+        &device,
+        stage,
+        group.clone(),
+        offload,
+        |model, step| estimate_rank::<B, _>(device, sent, model, step).0,
+    )
+}
+
+/// [`with_step`] of a rank with AdamW on the device or on the host; at stage 3 of one rank on the host its parameters are there too.
+pub fn with_rank<B: AutodiffBackend, P: Program, R>(
+    program: &P,
+    device: &B::Device,
+    stage: Stage,
+    group: Arc<dyn ProcessGroup>,
+    offload: bool,
+    run: impl FnOnce(P::Model<B>, &mut dyn FnMut(P::Model<B>) -> P::Model<B>) -> R,
+) -> R {
+    let settings = settings(stage);
     if !offload {
         let adamw = AdamWConfig::new().init::<B, ParameterShards<B>>();
-        return with_step(program, adamw, shared, settings, |model, step| {
-            estimate_rank::<B, _>(device, sent, model, step).0
-        });
+        return with_step(program, device, adamw, group, settings, run);
     }
     let adamw = OffloadConfig::new(HostAdamWConfig::default()).init();
     let settings = ZeroSettings {
         gradients: Memory::Host,
-        parameters: match (stage, world_size) {
+        parameters: match (stage, group.world_size()) {
             (Stage::Parameters, 1) => Memory::Host,
             _ => Memory::Device,
         },
         ..settings
     };
     let adamw = adamw.expect("it is valid");
-    with_step::<B, _, _, _>(program, adamw, shared, settings, |model, step| {
-        estimate_rank::<B, _>(device, sent, model, step).0
-    })
+    with_step::<B, _, _, _>(program, device, adamw, group, settings, run)
 }
 
 /// The bytes that the first of real ranks sends for an update.
@@ -126,11 +141,19 @@ fn real(stage: Stage, world_size: usize) -> u64 {
         let shared: Arc<dyn ProcessGroup> = Arc::new(group.clone());
         type B = Sharded<Autodiff<Remat<Flex>>>;
         let adamw = AdamWConfig::new().init::<B, ParameterShards<B>>();
-        with_step(&Layers, adamw, shared, settings(stage), |model, step| {
-            let before = sent(&group);
-            step(model);
-            sent(&group) - before
-        })
+        let device = Default::default();
+        with_step(
+            &Layers,
+            &device,
+            adamw,
+            shared,
+            settings(stage),
+            |model, step| {
+                let before = sent(&group);
+                step(model);
+                sent(&group) - before
+            },
+        )
     });
     sent.expect("ranks work")[0]
 }
