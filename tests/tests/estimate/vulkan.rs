@@ -11,8 +11,8 @@ use burn_estimate::{CubePools, estimate_on, estimate_run};
 use burn_zero::{Sharded, SimulatedRank, Stage};
 use examples::backend::BackendName;
 use examples::pools::{PoolBytes, Pools};
-use tests::Vulkan;
 use tests::after::{After, after_each};
+use tests::{Vulkan, VulkanFusion};
 
 use super::ranks::{Layers, with_rank};
 use super::*;
@@ -132,6 +132,36 @@ impl<P: Program + Sync> Case<'_, P> {
             "{name}: {pages} MiB in pages, {reserved} reserved"
         );
     }
+}
+
+/// Fusion leaves out tensors between the operations that it fuses, and runs operations later: the most bytes in use are nearly the same.
+#[test]
+fn fused_programs_take_no_more_than_is_estimated() {
+    fn check<P: Program + Sync>(name: &str, program: &P) {
+        let most = |taken: Taken| {
+            let bytes = taken.operations.into_iter().map(|(_, bytes)| bytes);
+            bytes.max().expect("there are operations") as f64
+        };
+        let real = on_a_thread(|| {
+            type B = Autodiff<After<VulkanFusion>>;
+            once(program).run::<B, _>(&Default::default(), |model, step| {
+                taken(model, step, || read().in_use_bytes)
+            })
+        });
+        let meta = MetaDevice::wgpu(0);
+        let in_use = in_use_on(meta);
+        let estimated =
+            once(program).run::<PlainMeta, _>(&meta, |model, step| taken(model, step, in_use));
+        let ratio = most(estimated) / most(real);
+        println!("{name}: {ratio:.3} of the most bytes with Fusion");
+        assert!((0.98..=1.05).contains(&ratio), "{name}: {ratio}");
+    }
+    let _turn = turn();
+    check("wide layers with dropout", &Mlp);
+    check("convolutions, batch norm, pooling", &Cnn);
+    check("GPT", &Gpt(Checkpoint::None));
+    check("encoder and decoder", &EncoderDecoder);
+    check("LSTM", &Recurrent);
 }
 
 /// One rank of eight in each stage, and one rank with all on the host.
