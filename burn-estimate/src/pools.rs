@@ -4,7 +4,7 @@
 //! `Backend::memory_cleanup`, so what counts for a device is the pages, not the tensors. Follows `MemoryManagement` of cubecl-runtime 0.10
 //! with its default, `MemoryConfiguration::SubSlices`.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use crate::classes::Classes;
 use crate::estimate::Estimate;
@@ -96,9 +96,9 @@ impl Estimate {
         changes.sort_unstable();
 
         let mut reserved = Reserved::new(pools);
-        let mut slices: HashMap<usize, Slice> = HashMap::new();
+        let mut slices: BTreeMap<usize, Slice> = BTreeMap::new();
         // What is alive when a step ends begins the next one.
-        let mut alive: HashMap<u64, Vec<Slice>> = HashMap::new();
+        let mut alive: BTreeMap<u64, Vec<Slice>> = BTreeMap::new();
         const STEPS: usize = 3;
         for _ in 0..STEPS {
             for (span, (during, bytes)) in spans.iter().enumerate() {
@@ -118,7 +118,7 @@ impl Estimate {
                     reserved.free(slice);
                 }
             }
-            for (span, slice) in slices.drain() {
+            for (span, slice) in std::mem::take(&mut slices) {
                 alive.entry(spans[span].1).or_default().push(slice);
             }
         }
@@ -143,19 +143,38 @@ struct Part {
     is_free: bool,
 }
 
-/// The pages of all pools, each with its parts in order.
+/// A pool.
+struct Pool {
+    page_bytes: u64,
+    /// Bytes of its largest slice.
+    slice_bytes: u64,
+    /// Each with its parts in order.
+    pages: Vec<Vec<Part>>,
+}
+
+impl Pool {
+    fn accepts(&self, bytes: u64) -> bool {
+        // A page may be taken whole if less than a fifth of it is lost.
+        let rest = self.page_bytes.checked_sub(bytes);
+        self.slice_bytes >= bytes || rest.is_some_and(|rest| rest * 5 < self.page_bytes)
+    }
+}
+
+/// What the pools of a device have reserved.
 struct Reserved {
-    pools: Vec<(u64, u64, Vec<Vec<Part>>)>,
+    pools: Vec<Pool>,
     alignment: u64,
 }
 
 impl Reserved {
     fn new(pools: &CubePools) -> Self {
-        let sizes = pools.sizes().into_iter();
+        let pool = |(page_bytes, slice_bytes)| Pool {
+            page_bytes,
+            slice_bytes,
+            pages: Vec::new(),
+        };
         Self {
-            pools: sizes
-                .map(|(page, slice)| (page, slice, Vec::new()))
-                .collect(),
+            pools: pools.sizes().into_iter().map(pool).collect(),
             alignment: pools.alignment,
         }
     }
@@ -163,25 +182,20 @@ impl Reserved {
     fn bytes(&self) -> u64 {
         let pools = self.pools.iter();
         pools
-            .map(|(page, _, pages)| page * pages.len() as u64)
+            .map(|pool| pool.page_bytes * pool.pages.len() as u64)
             .sum()
     }
 
+    /// A slice of the first free part that is large enough, of a new page if there is none.
     fn allocate(&mut self, bytes: u64) -> Option<Slice> {
-        // A page may be taken whole if at most a fifth of it is lost.
-        let accepts = |(page, slice, _): &(u64, u64, _)| {
-            *slice >= bytes || page.checked_sub(bytes).is_some_and(|rest| rest * 5 < *page)
-        };
-        let pool = self.pools.iter().position(accepts)?;
-        let (page_bytes, _, pages) = &mut self.pools[pool];
+        let pool = self.pools.iter().position(|pool| pool.accepts(bytes))?;
+        let Pool {
+            page_bytes, pages, ..
+        } = &mut self.pools[pool];
         let bytes = bytes.next_multiple_of(self.alignment);
-        let room = |parts: &Vec<Part>| {
-            parts
-                .iter()
-                .position(|part| part.is_free && part.bytes >= bytes)
-        };
+        let room = |part: &Part| part.is_free && part.bytes >= bytes;
         let mut fitting = pages.iter().enumerate();
-        let found = fitting.find_map(|(page, parts)| Some((page, room(parts)?)));
+        let found = fitting.find_map(|(page, parts)| Some((page, parts.iter().position(room)?)));
         let (page, part) = found.unwrap_or_else(|| {
             pages.push(vec![Part {
                 start: 0,
@@ -212,7 +226,7 @@ impl Reserved {
 
     /// Frees a slice, and joins it with free neighbours.
     fn free(&mut self, Slice { pool, page, start }: Slice) {
-        let parts = &mut self.pools[pool].2[page];
+        let parts = &mut self.pools[pool].pages[page];
         let Ok(freed) = parts.binary_search_by_key(&start, |part| part.start) else {
             return;
         };
