@@ -93,7 +93,8 @@ pub struct Estimate {
     pub(crate) shares: Shares,
 }
 
-/// What one training step takes on the default [`MetaDevice`], and the model after it.
+/// What one training step takes on the default [`MetaDevice`], which has burn-flex's kernels, and the model after it. For those of a GPU
+/// there is [`estimate_on`] with [`MetaDevice::cuda`] or [`MetaDevice::wgpu`].
 ///
 /// `step` takes the model and gives it back updated, as an optimizer does. It runs twice, and the second time counts: the optimizer has its
 /// state then. It runs as it is, on [`Meta`](crate::Meta) below any decorators, with the scopes, budgets and overrides of this thread.
