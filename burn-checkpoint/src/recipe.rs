@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, TensorData, TensorMetadata};
+use burn_decorator::upload;
 
 use crate::call;
 use crate::kind::{Bool, Float, Int, Kind, Quant, Value};
@@ -124,7 +125,7 @@ impl<B: Backend> Recipe<B> for Upload<B> {
     fn inputs(&self, _visit: &mut dyn FnMut(Input<'_, B>)) {}
 
     fn run(&self) -> Value<B> {
-        Value::Float(B::float_from_data(self.request.data(), &self.device))
+        Value::Float(upload::<B>(self.request.data(), &self.device))
     }
 
     fn data(&self) -> Option<TensorData> {

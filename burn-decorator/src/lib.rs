@@ -72,7 +72,8 @@
 //! What decorators of optimizers have in common: [`record`], saved state around that of the wrapped optimizer; [`ranks`], how clones
 //! that share state make a copy of their own for a rank; [`message`], how a decorator is reached inside of others;
 //! [`gradient`], what backends and optimizers must know about gradients; [`tape`], how code above decorators reaches autodiff's
-//! tensors below them; [`weight`], what a loss was multiplied by; [`reading_stream`], where another thread reads tensors; [`repeated_block`],
+//! tensors below them; [`weight`], what a loss was multiplied by; [`reading_stream`], where another thread reads tensors; [`upload`], parameters that come from
+//! host memory when they are used; [`repeated_block`],
 //! which parameters a model uses together. With the feature `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
 //! the Learner. [`profile`] is what a device can do, for those that tell time from it.
 //!
@@ -99,10 +100,12 @@ mod table;
 pub mod tape;
 #[cfg(feature = "tch")]
 pub mod tch;
+mod upload;
 pub mod weight;
 
 pub use block::repeated_block;
 pub use stream::reading_stream;
+pub use upload::{end_uploads, upload};
 
 /// The types that rows mention, for the module in which a decorator expands the table.
 pub mod types {

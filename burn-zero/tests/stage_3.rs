@@ -23,7 +23,8 @@ use burn_zero::parts::ShardOptimizer;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
     GroupFault, HostAdamWConfig, Memory, OffloadConfig, Partition, ProcessGroup, RecordError,
-    Sharded, Stage, ThreadGroup, Training, ZeroError, ZeroOptimizer, ZeroSettings, read_on_use,
+    Sharded, Stage, ThreadGroup, Training, ZeroError, ZeroOptimizer, ZeroSettings,
+    offload_parameters, read_on_use,
 };
 use layers::layers;
 use peak_alloc::PeakAlloc;
@@ -585,6 +586,89 @@ fn prepared_in_parts(make: impl Fn() -> Vec<Linear<B>> + Sync) -> Vec<u32> {
 fn no_rank_has_the_whole_model_when_it_is_prepared() {
     let _turn = turn();
     prepared_in_parts(|| lazy(LARGE, LARGE_WIDTH));
+}
+
+mod learner {
+    //! The stack of layers in a Learner.
+
+    use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
+    use burn::data::dataset::InMemDataset;
+    use burn::lr_scheduler::constant::ConstantLr;
+    use burn::tensor::backend::AutodiffBackend;
+    use burn::train::{InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep};
+    use burn_zero::{SilentRenderer, ZeroStrategy};
+
+    use super::*;
+
+    #[derive(Module, Debug)]
+    struct Large<B: Backend> {
+        layers: Vec<Linear<B>>,
+    }
+
+    fn input<B: Backend>() -> Tensor<B, 2> {
+        Tensor::full([2, LARGE_WIDTH], 0.5, &Default::default())
+    }
+
+    impl<B: AutodiffBackend> TrainStep for Large<B> {
+        type Input = ();
+        type Output = ();
+
+        fn step(&self, (): ()) -> TrainOutput<()> {
+            let gradients = layers::loss(&self.layers, input()).backward();
+            TrainOutput::new(self, gradients, ())
+        }
+    }
+
+    impl<B: Backend> InferenceStep for Large<B> {
+        type Input = ();
+        type Output = ();
+
+        fn step(&self, (): ()) {
+            layers::loss(&self.layers, input());
+        }
+    }
+
+    struct Nothing;
+
+    impl<B: Backend> Batcher<B, u8, ()> for Nothing {
+        fn batch(&self, _: Vec<u8>, _: &B::Device) {}
+    }
+
+    /// Trains for two steps, and validates. Returns the most bytes on the device.
+    pub fn train(ranks: usize, layers: Vec<Linear<B>>, settings: ZeroSettings) -> usize {
+        let directory = tempfile::tempdir().expect("a directory");
+        let items = InMemDataset::new(vec![0; 2 * ranks]);
+        let train = DataLoaderBuilder::new(Nothing).batch_size(1).build(items);
+        let items = InMemDataset::new(vec![0; ranks]);
+        let valid = DataLoaderBuilder::new(Nothing).batch_size(1).build(items);
+        let on_host = OffloadConfig::new(HostAdamWConfig::default()).init();
+        let zero = ZeroOptimizer::in_learner(on_host.expect("valid"), settings);
+        let learner = Learner::new(Large { layers }, zero, ConstantLr::new(1e-3));
+        let training = SupervisedTraining::new(directory.path(), train, valid)
+            .num_epochs(1)
+            .renderer(SilentRenderer)
+            .with_application_logger(None)
+            .with_training_strategy(ZeroStrategy::threads(ranks).into());
+        growth_bytes(|| training.launch(learner)).0
+    }
+}
+
+#[test]
+fn nor_does_the_device_of_a_learner() {
+    let _turn = turn();
+    let layer = LARGE_WIDTH * LARGE_WIDTH * 4;
+    for (ranks, most) in [(1, 5), (4, 9)] {
+        let settings = ZeroSettings {
+            gradients: Memory::Host,
+            parameters: Memory::Host,
+            bucket_elements: LARGE_WIDTH * LARGE_WIDTH,
+            ..ZeroSettings::stage(Stage::Parameters)
+        };
+        let model = offload_parameters::<B, _>(lazy(LARGE, LARGE_WIDTH));
+        let held = learner::train(ranks, model.expect("a backend with `Remat`"), settings);
+        println!("{held} on the device of {ranks} ranks, {layer} a layer");
+        assert!(held <= most * layer, "{held}");
+    }
 }
 
 /// All layers frozen but the last. `no_grad` would draw their weights.

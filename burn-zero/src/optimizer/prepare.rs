@@ -19,12 +19,13 @@ use crate::backend::{attach, leaf_node, stream};
 use crate::group::{Agree, BufferDtype, HostBuffer, ProcessGroup};
 use crate::host::{HostRead, exchanged, floats};
 use crate::module::{for_each_float, map_new_floats, replace_tensors};
-use crate::parameters::{Frozen, Parts, Shards, offload_parameters};
+use crate::parameters::{Frozen, Parts, Shards, offloaded};
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
 
 impl<O> ZeroOptimizer<O> {
-    /// The model with its parameters where the settings want them. Those that are not initialised yet are initialised one at a time.
+    /// The model with its parameters where the settings want them, which are gathered or uploaded to `device` when they are used, or to where they
+    /// are now if it is `None`. Those that are not initialised yet are initialised one at a time.
     ///
     /// # Errors
     ///
@@ -33,6 +34,7 @@ impl<O> ZeroOptimizer<O> {
         &self,
         module: M,
         group: &Arc<dyn ProcessGroup>,
+        device: Option<&B::Device>,
     ) -> Result<M, ZeroError>
     where
         B: AutodiffBackend,
@@ -40,15 +42,16 @@ impl<O> ZeroOptimizer<O> {
     {
         match (self.gathers_units(&**group), self.settings.parameters) {
             (false, Memory::Device) => Ok(module),
-            (false, Memory::Host) => Ok(offload_parameters::<B, M>(module)?),
+            (false, Memory::Host) => Ok(offloaded::<B, M>(module, device)?),
             (true, _) => {
                 let (known, mut frozen) = {
                     let prepared = self.prepared.lock();
                     (prepared.shards.clone(), prepared.frozen.clone())
                 };
-                let module = in_parts::<B, M>(module, group, known.as_deref(), &mut frozen)?;
+                let module =
+                    in_parts::<B, M>(module, group, device, known.as_deref(), &mut frozen)?;
                 self.prepared.lock().frozen = frozen;
-                Ok(offload_parameters::<B, M>(module)?) // those whose type cannot be gathered
+                Ok(offloaded::<B, M>(module, device)?) // those whose type cannot be gathered
             }
         }
     }
@@ -190,22 +193,19 @@ impl Ranks for GradientReducer {
 fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
+    device: Option<&B::Device>,
     known: Option<&Shards>,
     frozen: &mut Frozen,
 ) -> Result<M, ZeroError> {
     // Running statistics are initialised and untrained, as frozen parameters may be.
-    let module =
-        some_in_parts::<B, M>(
-            module,
-            group,
-            frozen,
-            |_, is_new, old| match B::float_is_require_grad(old) {
-                true => known.is_none_or(|known| !known.has(leaf_node::<B>(old))),
-                false => is_new,
-            },
-        )?;
+    let module = some_in_parts::<B, M>(module, group, device, frozen, |_, is_new, old| {
+        match B::float_is_require_grad(old) {
+            true => known.is_none_or(|known| !known.has(leaf_node::<B>(old))),
+            false => is_new,
+        }
+    })?;
     let statistics = Statistics::of::<B, M>(&module);
-    let module = some_in_parts::<B, M>(module, group, frozen, |path, _, old| {
+    let module = some_in_parts::<B, M>(module, group, device, frozen, |path, _, old| {
         !B::float_is_require_grad(old) && !statistics.contains(path)
     })?;
     // Drops parts of an earlier model, and of parameters that are trained now.
@@ -224,6 +224,7 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
 fn some_in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
+    device: Option<&B::Device>,
     frozen: &mut Frozen,
     is_moved: impl Fn(&str, bool, &FloatTensor<B>) -> bool,
 ) -> Result<M, ZeroError> {
@@ -244,7 +245,8 @@ fn some_in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
             return leaf.clone();
         }
         let parts = in_parts_of::<B>(group, path, &old, dtype).map(Arc::new);
-        let leaf = parts.and_then(|parts| Ok((parts.leaf::<B>(&B::float_device(&old))?, parts)));
+        let device = device.cloned().unwrap_or_else(|| B::float_device(&old));
+        let leaf = parts.and_then(|parts| Ok((parts.leaf::<B>(&device)?, parts)));
         match leaf {
             Ok((leaf, parts)) if !is_trained => {
                 frozen.insert(path, parts);

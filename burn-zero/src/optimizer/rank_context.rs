@@ -239,14 +239,15 @@ impl<O> ZeroOptimizer<O> {
         O: Optimizer<ParameterShards<B>, B>,
     {
         let device = B::Device::from_id(context.device);
+        let settings = format!("{:?}", self.settings);
+        context.group.agree_equal("settings", &settings)?;
+        // Before the move to the device, so that parameters which are to be in host memory are never all on it.
+        module = self.placed::<B, M>(module, &context.group, Some(&device))?;
         if context.group.world_size() > 1 {
             // Before the move to the device: that moves a running statistic in all clones of the model.
             module = independent_if_shared::<B, M>(module);
         }
         let module = module.fork(&device);
-        let settings = format!("{:?}", self.settings);
-        context.group.agree_equal("settings", &settings)?;
-        let module = self.placed::<B, M>(module, &context.group)?;
         let (module, ids) = self.prepare_on::<B, M>(context.group.clone(), module, &device)?;
         self.cut_state::<B>(&ids, &device)?;
         // A context belongs to one training.

@@ -10,7 +10,7 @@ use burn::optim::{GradientsParams, LearningRate, Optimizer};
 use burn::tensor::{Shape, Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, FloatDType, Slice, TensorData, TensorMetadata};
-use burn_decorator::gradient;
+use burn_decorator::{end_uploads, gradient};
 
 use super::gather::Gather;
 use super::parameter_shards::{ParameterShards, shard_id};
@@ -130,6 +130,7 @@ impl<O> ZeroOptimizer<O> {
             }
         };
         attach_to::<B, M>(&reducer, &module);
+        end_uploads::<B::InnerBackend>(&device);
         Ok(module)
     }
 

@@ -318,7 +318,7 @@ impl<O> ZeroOptimizer<O> {
         O: ShardOptimizer<B>,
     {
         // First: asking for devices initialises parameters.
-        let module = self.placed::<B, M>(module, &self.group)?;
+        let module = self.placed::<B, M>(module, &self.group, None)?;
         let device = module.devices().into_iter().next().unwrap_or_default();
         let prepared = self.prepare_on::<B, M>(self.group.clone(), module, &device);
         prepared.map(|(module, _)| module)

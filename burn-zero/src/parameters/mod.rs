@@ -15,6 +15,7 @@ use burn::tensor::{
 };
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_checkpoint::{RematError, delivered, is_delivered};
+use burn_decorator::upload;
 
 use crate::ZeroOptimizerError;
 pub(crate) use parts::{Frozen, Parts};
@@ -73,20 +74,32 @@ use crate::optimizer::Statistics;
 pub fn offload_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
 ) -> Result<M, ZeroOptimizerError> {
+    offloaded::<B, M>(module, None)
+}
+
+/// [`offload_parameters`], uploaded to `device` if there is one, and else to where they are now.
+pub(crate) fn offloaded<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: M,
+    device: Option<&Device<B>>,
+) -> Result<M, ZeroOptimizerError> {
     // Running statistics are initialised and untrained, as frozen parameters may be.
     let all_but_frozen = |is_new, tensor: &_| is_new || B::float_is_require_grad(tensor);
-    let module = to_host::<B, M>(module, |_, is_new, tensor| all_but_frozen(is_new, tensor))?;
+    let module = to_host::<B, M>(module, device, |_, is_new, tensor| {
+        all_but_frozen(is_new, tensor)
+    })?;
     let statistics = Statistics::of::<B, M>(&module);
-    to_host::<B, M>(module, |path, _, _| !statistics.contains(path))
+    to_host::<B, M>(module, device, |path, _, _| !statistics.contains(path))
 }
 
 /// The module with those of its float tensors in host memory that `is_moved` chooses by path, whether they are initialised now, and value.
 fn to_host<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
+    device: Option<&Device<B>>,
     is_moved: impl FnMut(&str, bool, &FloatTensor<B>) -> bool,
 ) -> Result<M, ZeroOptimizerError> {
     let mut mapper = ToHost::<B, _> {
         path: Vec::new(),
+        device: device.cloned(),
         is_moved,
         moved: HashMap::new(),
         failed: None,
@@ -110,6 +123,8 @@ pub(crate) fn refused(error: RematError) -> ZeroOptimizerError {
 
 struct ToHost<B: Backend, F> {
     path: Vec<String>,
+    /// Where they are uploaded to; if none, where they are.
+    device: Option<Device<B>>,
     is_moved: F,
     /// The leaves of trained parameters, which a module may hold at several paths.
     moved: HashMap<ParamId, FloatTensor<B>>,
@@ -138,7 +153,7 @@ impl<B: AutodiffBackend, F: FnMut(&str, bool, &FloatTensor<B>) -> bool> ModuleMa
         if is_on_host::<B>(&old) || !(self.is_moved)(&path, is_new, &old) {
             return Param::from_mapped_value(id, float(old), mapper);
         }
-        match moved::<B>(old.clone()) {
+        match moved::<B>(old.clone(), self.device.as_ref()) {
             Ok(leaf) => {
                 drop(old);
                 if trained {
@@ -149,7 +164,8 @@ impl<B: AutodiffBackend, F: FnMut(&str, bool, &FloatTensor<B>) -> bool> ModuleMa
                 Param::from_mapped_value(id, float(leaf), mapper).load_mapper(move |loaded| {
                     match loading.on_load(loaded).into_primitive() {
                         TensorPrimitive::Float(loaded) => float(
-                            moved::<B>(loaded).expect("a tensor of this backend was moved before"),
+                            moved::<B>(loaded, None)
+                                .expect("a tensor of this backend was moved before"),
                         ),
                         loaded => Tensor::from_primitive(loaded),
                     }
@@ -164,11 +180,15 @@ impl<B: AutodiffBackend, F: FnMut(&str, bool, &FloatTensor<B>) -> bool> ModuleMa
 }
 
 /// The tensor in host memory, as a new leaf that is trained if it is.
-fn moved<B: AutodiffBackend>(tensor: FloatTensor<B>) -> Result<FloatTensor<B>, RematError> {
+fn moved<B: AutodiffBackend>(
+    tensor: FloatTensor<B>,
+    device: Option<&Device<B>>,
+) -> Result<FloatTensor<B>, RematError> {
     if is_on_host::<B>(&tensor) {
         return Ok(tensor);
     }
-    let (device, trained) = (B::float_device(&tensor), B::float_is_require_grad(&tensor));
+    let device = device.cloned().unwrap_or_else(|| B::float_device(&tensor));
+    let trained = B::float_is_require_grad(&tensor);
     let data = HostRead::start::<B>(tensor).data();
     let tensor = on_host::<B>(data, &device)?;
     Ok(B::float_set_require_grad(tensor, trained))
@@ -227,7 +247,7 @@ impl<I: Backend> NewValue<I> {
             true => {
                 on_host::<B>(data, device).expect("`prepare` refuses a backend without `Remat`")
             }
-            false => B::from_inner(I::float_from_data(data, device)),
+            false => B::from_inner(upload::<I>(data, device)),
         }
     }
 }

@@ -1,0 +1,96 @@
+//! Uploads of parameters from host memory, many of them over a step, of which the device holds few at a time.
+//!
+//! On Fusion what is dropped is freed when the queue of its stream runs, but data of the host is allocated at once: a layer's weight
+//! would stay until enough operations are queued, while those of the next layers arrive. So the queue is run before it holds more than
+//! two uploads of the largest size.
+
+use core::cell::RefCell;
+use core::future::Future;
+use core::mem;
+use core::pin::Pin;
+use core::task::{Context, Waker};
+
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::{Backend, ExecutionError, Shape, StreamId, TensorData, read_sync};
+
+use crate::reading_stream;
+
+/// Uploads of fewer bytes do not run the queue.
+const LEAST_BYTES: usize = 1 << 20;
+
+type Data = Result<TensorData, ExecutionError>;
+
+#[derive(Default)]
+struct Uploads {
+    /// Of the largest upload so far.
+    largest_bytes: usize,
+    /// Since the queue ran.
+    queued_bytes: usize,
+    /// The read that has run the queue last.
+    read: Option<Pin<Box<dyn Future<Output = Data> + Send>>>,
+}
+
+thread_local! {
+    static UPLOADS: RefCell<Uploads> = RefCell::default();
+}
+
+/// A float tensor of `data`, as `Backend::float_from_data`, in a sequence of uploads that leave the device soon: at most two of the
+/// largest, or 1 MiB, wait to be freed in this thread's queue on Fusion. [`end_uploads`] ends the sequence.
+///
+/// # Cost
+///
+/// That of the upload. Every second upload of the largest size also runs Fusion's queue, so that fewer operations are fused together, and waits for
+/// the device to be no more than as far behind again.
+///
+/// ```
+/// use burn_backend::{TensorData, TensorMetadata};
+/// use burn_decorator::{end_uploads, upload};
+/// use burn_flex::Flex;
+///
+/// let device = Default::default();
+/// let weight = upload::<Flex>(TensorData::from([1.0, 2.0]), &device);
+/// assert_eq!(weight.shape().num_elements(), 2);
+/// end_uploads::<Flex>(&device);
+/// ```
+pub fn upload<B: Backend>(data: TensorData, device: &Device<B>) -> FloatTensor<B> {
+    let bytes = data.bytes.len();
+    let is_full = UPLOADS.with_borrow_mut(|uploads| {
+        uploads.largest_bytes = uploads.largest_bytes.max(bytes);
+        uploads.queued_bytes += bytes;
+        uploads.queued_bytes > LEAST_BYTES.max(2 * uploads.largest_bytes)
+    });
+    if is_full {
+        end_uploads::<B>(device);
+        UPLOADS.with_borrow_mut(|uploads| uploads.queued_bytes = bytes);
+    }
+    B::float_from_data(data, device)
+}
+
+/// Runs Fusion's queue of this thread if there were [uploads](upload) since it ran. For the end of a step, after which nothing runs the
+/// queue for a while.
+pub fn end_uploads<B: Backend>(device: &Device<B>) {
+    let before = UPLOADS.with_borrow_mut(|uploads| {
+        (mem::take(&mut uploads.queued_bytes) > 0).then(|| uploads.read.take())
+    });
+    let Some(before) = before else { return };
+    // A dropped read that has not ended is a panic on wgpu.
+    before.map(read_sync);
+    let queued = B::float_from_data(TensorData::from([0.0_f32]), device);
+    // On another stream an operation runs the queue of its operand's, and a read that of its own.
+    let read = reading_stream(StreamId::current()).executes(|| {
+        let result = B::float_reshape(queued, Shape::new([1, 1]));
+        let mut read: Pin<Box<dyn Future<Output = Data> + Send>> =
+            Box::pin(B::float_into_data(result));
+        // It starts when it is first polled.
+        let started = read.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        started.is_pending().then_some(read)
+    });
+    UPLOADS.with_borrow_mut(|uploads| uploads.read = read);
+}
+
+impl Drop for Uploads {
+    /// At the end of the thread, when nothing can be waited for: four bytes are lost to the device.
+    fn drop(&mut self) {
+        mem::forget(self.read.take());
+    }
+}
