@@ -109,7 +109,7 @@ impl<P: Program> Case<'_, P> {
         })
     }
 
-    /// Checks that the estimate is within 2 % of the heap.
+    /// Checks that the estimate is within 1 % of the heap without what autodiff and Remat note of operations, which the same run on the device without memory takes.
     fn check<F, E>(&self, name: &str)
     where
         F: AutodiffBackend,
@@ -118,17 +118,19 @@ impl<P: Program> Case<'_, P> {
         // The first run starts worker threads, whose stacks must not count.
         self.heap::<F>();
         let heap = self.heap::<F>();
+        let notes = self.heap::<E>();
         let estimate = self.estimate::<E>();
-        let ratio = estimate.peak_bytes as f64 / heap as f64;
+        let ratio = estimate.peak_bytes as f64 / (heap - notes) as f64;
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         println!(
-            "{name}: {:.2} MiB estimated, {:.2} MiB of heap: {ratio:.4}",
+            "{name}: {:.2} MiB estimated, {:.2} MiB of heap, of which notes {:.2}: {ratio:.4}",
             mib(estimate.peak_bytes),
-            mib(heap)
+            mib(heap),
+            mib(notes)
         );
         println!("{estimate}");
         assert!(
-            (0.98..=1.02).contains(&ratio),
+            (0.99..=1.01).contains(&ratio),
             "{name}: {ratio}\n{estimate}"
         );
     }

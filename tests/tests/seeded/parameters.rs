@@ -360,6 +360,17 @@ mod flex {
     }
 }
 
+mod devices {
+    use super::*;
+
+    fn a_decoder<I: Backend>() {
+        let case = Case::of(Optimizers::OffloadedAdamW);
+        same::<Plain<I>, Managed<I>, Decoder<_>, Decoder<_>>(&case);
+    }
+
+    tests::on_counted_backends!(a_decoder);
+}
+
 /// Not on every backend: not each has bf16.
 #[test]
 fn in_bf16() {
