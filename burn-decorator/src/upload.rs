@@ -22,7 +22,7 @@ type Data = Result<TensorData, ExecutionError>;
 
 #[derive(Default)]
 struct Uploads {
-    /// Of the largest upload so far.
+    /// Of the largest upload of the sequence so far.
     largest_bytes: usize,
     /// Since the queue ran.
     queued_bytes: usize,
@@ -60,7 +60,7 @@ pub fn upload<B: Backend>(data: TensorData, device: &Device<B>) -> FloatTensor<B
         uploads.queued_bytes > LEAST_BYTES.max(2 * uploads.largest_bytes)
     });
     if is_full {
-        end_uploads::<B>(device);
+        run_queue::<B>(device);
         UPLOADS.with_borrow_mut(|uploads| uploads.queued_bytes = bytes);
     }
     B::float_from_data(data, device)
@@ -69,6 +69,11 @@ pub fn upload<B: Backend>(data: TensorData, device: &Device<B>) -> FloatTensor<B
 /// Runs Fusion's queue of this thread if there were [uploads](upload) since it ran. For the end of a step, after which nothing runs the
 /// queue for a while.
 pub fn end_uploads<B: Backend>(device: &Device<B>) {
+    run_queue::<B>(device);
+    UPLOADS.with_borrow_mut(|uploads| uploads.largest_bytes = 0);
+}
+
+fn run_queue<B: Backend>(device: &Device<B>) {
     let before = UPLOADS.with_borrow_mut(|uploads| {
         (mem::take(&mut uploads.queued_bytes) > 0).then(|| uploads.read.take())
     });

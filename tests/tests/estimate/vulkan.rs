@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use burn::tensor::backend::Backend;
+use burn_backend::StreamId;
 use burn_checkpoint::ReadsInPlace;
 use burn_estimate::{CubePools, estimate_on, estimate_run};
 use burn_zero::{Sharded, SimulatedRank, Stage};
@@ -63,7 +64,13 @@ fn taken<M>(
     });
     let seen = Rc::new(RefCell::new(Vec::new()));
     let then = seen.clone();
-    let see = move |operation| then.borrow_mut().push((operation, in_use()));
+    // Another stream has pools of its own.
+    let stream = StreamId::current();
+    let see = move |operation| {
+        if StreamId::current() == stream {
+            then.borrow_mut().push((operation, in_use()));
+        }
+    };
     drop(after_each(see, || step(model)));
     Taken {
         operations: seen.take(),
@@ -82,7 +89,8 @@ fn check_each(name: &str, real: &Taken, estimated: &Taken) -> f64 {
     // What is read may leave the device a moment later.
     let pairs = pairs.filter(|((operation, _), _)| *operation != "float_into_data");
     let differences = pairs.map(|((operation, bytes), (_, estimated))| {
-        let differs = estimated.abs_diff(*bytes) as f64 / *bytes as f64;
+        // Slices of pages begin at multiples of 32 bytes.
+        let differs = estimated.abs_diff(*bytes) as f64 / (*bytes).max(1 << 16) as f64;
         assert!(
             differs < 1e-3,
             "{name}, {operation}: {estimated} bytes estimated, {bytes} in use"
