@@ -155,7 +155,9 @@ pub use offload::{
     AdamWState, Arch, Gradients, HostAdamW, HostAdamWConfig, HostOffload, HostRecord,
     OffloadConfig, OffloadRecord, OffloadedAdamW, ParamsOut, offload,
 };
-pub use optimizer::{ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent};
+pub use optimizer::{
+    ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent, shard_parameters,
+};
 pub use parameters::offload_parameters;
 pub use read_on_use::read_on_use;
 pub use record::{RecordError, consolidate, consolidate_as, load_sharded, save_sharded};

@@ -7,6 +7,8 @@ mod layers;
 #[path = "support/probe.rs"]
 mod probe;
 
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::backend::Autodiff;
@@ -23,8 +25,8 @@ use burn_zero::parts::ShardOptimizer;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
     GroupFault, HostAdamWConfig, Memory, OffloadConfig, Partition, ProcessGroup, RecordError,
-    Sharded, Stage, ThreadGroup, Training, ZeroError, ZeroOptimizer, ZeroSettings,
-    offload_parameters, read_on_use,
+    Sharded, Stage, ThreadGroup, Training, ZeroError, ZeroOptimizer, ZeroSettings, ZeroStrategy,
+    offload_parameters, read_on_use, shard_parameters,
 };
 use layers::layers;
 use peak_alloc::PeakAlloc;
@@ -595,13 +597,21 @@ mod learner {
     use burn::data::dataset::InMemDataset;
     use burn::lr_scheduler::constant::ConstantLr;
     use burn::tensor::backend::AutodiffBackend;
-    use burn::train::{InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep};
-    use burn_zero::{SilentRenderer, ZeroStrategy};
+    use burn::train::{
+        InferenceStep, Learner, LearningComponentsMarker, SupervisedTraining, TrainOutput,
+        TrainStep, TrainingStrategy,
+    };
+    use burn_zero::{OffloadedAdamW, SilentRenderer};
 
     use super::*;
 
+    /// The peak of the heap when the first rank began its first step.
+    pub static PREPARED: AtomicUsize = AtomicUsize::new(0);
+
+    type Zero = ZeroOptimizer<OffloadedAdamW>;
+
     #[derive(Module, Debug)]
-    struct Large<B: Backend> {
+    pub struct Large<B: Backend> {
         layers: Vec<Linear<B>>,
     }
 
@@ -614,6 +624,8 @@ mod learner {
         type Output = ();
 
         fn step(&self, (): ()) -> TrainOutput<()> {
+            let peak = HEAP.peak_usage();
+            let _ = PREPARED.compare_exchange(0, peak, Relaxed, Relaxed);
             let gradients = layers::loss(&self.layers, input()).backward();
             TrainOutput::new(self, gradients, ())
         }
@@ -634,8 +646,13 @@ mod learner {
         fn batch(&self, _: Vec<u8>, _: &B::Device) {}
     }
 
-    /// Trains for two steps, and validates. Returns the most bytes on the device.
-    pub fn train(ranks: usize, layers: Vec<Linear<B>>, settings: ZeroSettings) -> usize {
+    /// Trains each of `ranks` for two steps, and validates.
+    pub fn train(
+        ranks: usize,
+        strategy: TrainingStrategy<LearningComponentsMarker<B, ConstantLr, Large<B>, Zero>>,
+        layers: Vec<Linear<B>>,
+        settings: ZeroSettings,
+    ) {
         let directory = tempfile::tempdir().expect("a directory");
         let items = InMemDataset::new(vec![0; 2 * ranks]);
         let train = DataLoaderBuilder::new(Nothing).batch_size(1).build(items);
@@ -644,12 +661,12 @@ mod learner {
         let on_host = OffloadConfig::new(HostAdamWConfig::default()).init();
         let zero = ZeroOptimizer::in_learner(on_host.expect("valid"), settings);
         let learner = Learner::new(Large { layers }, zero, ConstantLr::new(1e-3));
-        let training = SupervisedTraining::new(directory.path(), train, valid)
+        SupervisedTraining::new(directory.path(), train, valid)
             .num_epochs(1)
             .renderer(SilentRenderer)
             .with_application_logger(None)
-            .with_training_strategy(ZeroStrategy::threads(ranks).into());
-        growth_bytes(|| training.launch(learner)).0
+            .with_training_strategy(strategy)
+            .launch(learner);
     }
 }
 
@@ -658,16 +675,44 @@ fn nor_does_the_device_of_a_learner() {
     let _turn = turn();
     let layer = LARGE_WIDTH * LARGE_WIDTH * 4;
     for (ranks, most) in [(1, 5), (4, 9)] {
-        let settings = ZeroSettings {
-            gradients: Memory::Host,
-            parameters: Memory::Host,
-            bucket_elements: LARGE_WIDTH * LARGE_WIDTH,
-            ..ZeroSettings::stage(Stage::Parameters)
-        };
         let model = offload_parameters::<B, _>(lazy(LARGE, LARGE_WIDTH));
-        let held = learner::train(ranks, model.expect("a backend with `Remat`"), settings);
+        let model = model.expect("a backend with `Remat`");
+        let strategy = ZeroStrategy::threads(ranks).into();
+        let (held, ()) = growth_bytes(|| learner::train(ranks, strategy, model, on_host()));
         println!("{held} on the device of {ranks} ranks, {layer} a layer");
         assert!(held <= most * layer, "{held}");
+    }
+}
+
+#[test]
+fn nor_does_a_process_that_runs_a_learner() {
+    let _turn = turn();
+    const RANKS: usize = 4;
+    let whole = LARGE * LARGE_WIDTH * LARGE_WIDTH * 4;
+    let before = HEAP.current_usage();
+    HEAP.reset_peak_usage();
+    learner::PREPARED.store(0, Relaxed);
+    let trained = ThreadGroup::spawn(RANKS, Default::default(), |group| {
+        let group: Arc<dyn ProcessGroup> = Arc::new(group);
+        let model = shard_parameters::<B, _>(lazy(LARGE, LARGE_WIDTH), &group)?;
+        let strategy = ZeroStrategy::process(group);
+        learner::train(RANKS, strategy.into(), model, on_host());
+        Ok::<_, ZeroError>(())
+    });
+    let trained: Result<Vec<_>, _> = trained.expect("ranks end").into_iter().collect();
+    trained.expect("ranks agree");
+    let grown = learner::PREPARED.load(Relaxed) - before;
+    println!("{grown} on {RANKS} ranks before the first step, of {whole} each");
+    // The parts of all ranks three times: the Learner's model, which it keeps during a step, as it is prepared, and cut into units.
+    assert!(grown < 7 * whole / 2, "{grown} of {whole}");
+}
+
+fn on_host() -> ZeroSettings {
+    ZeroSettings {
+        gradients: Memory::Host,
+        parameters: Memory::Host,
+        bucket_elements: LARGE_WIDTH * LARGE_WIDTH,
+        ..ZeroSettings::stage(Stage::Parameters)
     }
 }
 

@@ -266,6 +266,39 @@ fn some_in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     failed.map_or(Ok(module), Err)
 }
 
+/// The module with rank 0's parameters, each in parts in the host memory of the ranks, and gathered when it is used. For a Learner of one process a rank
+/// ([`ZeroStrategy::process`](crate::ZeroStrategy::process)) at stage 3, which initialises all parameters of its model before the ranks
+/// prepare it: given this model no rank has the whole. All ranks call it, and a rank initialises one parameter at a time.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use burn::{backend::Autodiff, nn::Linear};
+/// # use burn_checkpoint::Remat;
+/// # use burn_flex::Flex;
+/// use burn_zero::{ProcessGroup, Sharded, ZeroError, shard_parameters};
+///
+/// type B = Sharded<Autodiff<Remat<Flex>>>;
+///
+/// fn for_a_learner(model: Linear<B>, group: &Arc<dyn ProcessGroup>) -> Result<Linear<B>, ZeroError> {
+///     shard_parameters(model, group)
+/// }
+/// ```
+///
+/// # Errors
+///
+/// [`ZeroOptimizerError::NoRemat`]; those of the group.
+///
+/// # Cost
+///
+/// A broadcast of each parameter, and when the Learner prepares the model a gather and a broadcast more. Meanwhile a rank holds three times its
+/// part.
+pub fn shard_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
+    module: M,
+    group: &Arc<dyn ProcessGroup>,
+) -> Result<M, ZeroError> {
+    in_parts::<B, M>(module, group, None, None, &mut Frozen::default())
+}
+
 /// Rank 0's tensor in parts.
 fn in_parts_of<B: AutodiffBackend>(
     group: &Arc<dyn ProcessGroup>,

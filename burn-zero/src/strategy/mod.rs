@@ -39,7 +39,9 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// Two lines change in a program that trains with a Learner: the optimizer, and the strategy. Model, `TrainStep`, loaders and
 /// metrics stay. The optimizer is made without the types of the model, `.init()`, for the `ZeroOptimizer` runs it on
 /// [`ParameterShards`](crate::ParameterShards). At stage 3 of several ranks rank 0 has the trained model, whole, in its host's memory; on
-/// other processes its parameters cannot be read.
+/// other processes its parameters cannot be read. A Learner initialises its whole model: where that does not fit the device, give it
+/// [`offload_parameters`](crate::offload_parameters)`::<B, _>(model)?`, or between processes
+/// [`shard_parameters`](crate::shard_parameters)`(model, &group)?`.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
