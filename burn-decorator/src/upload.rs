@@ -11,7 +11,7 @@ use core::pin::Pin;
 use core::task::{Context, Waker};
 
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_backend::{Backend, ExecutionError, Shape, StreamId, TensorData, read_sync};
+use burn_backend::{Backend, ExecutionError, IntDType, Shape, StreamId, TensorData, read_sync};
 
 use crate::reading_stream;
 
@@ -80,12 +80,12 @@ fn run_queue<B: Backend>(device: &Device<B>) {
     let Some(before) = before else { return };
     // A dropped read that has not ended is a panic on wgpu.
     before.map(read_sync);
-    let queued = B::float_from_data(TensorData::from([0.0_f32]), device);
+    let queued = B::int_zeros(Shape::new([1]), device, IntDType::I32);
     // On another stream an operation runs the queue of its operand's, and a read that of its own.
     let read = reading_stream(StreamId::current()).executes(|| {
-        let result = B::float_reshape(queued, Shape::new([1, 1]));
+        let result = B::int_reshape(queued, Shape::new([1, 1]));
         let mut read: Pin<Box<dyn Future<Output = Data> + Send>> =
-            Box::pin(B::float_into_data(result));
+            Box::pin(B::int_into_data(result));
         // It starts when it is first polled.
         let started = read.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         started.is_pending().then_some(read)

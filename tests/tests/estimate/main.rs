@@ -115,10 +115,10 @@ impl<P: Program> Case<'_, P> {
         F: AutodiffBackend,
         E: AutodiffBackend<Device = MetaDevice>,
     {
-        // The first run starts worker threads, whose stacks must not count.
+        // The first runs start worker threads, whose stacks must not count.
         self.heap::<F>();
-        let heap = self.heap::<F>();
-        let notes = self.heap::<E>();
+        self.heap::<E>();
+        let (heap, notes) = (self.heap::<F>(), self.heap::<E>());
         let estimate = self.estimate::<E>();
         let ratio = estimate.peak_bytes as f64 / (heap - notes) as f64;
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
