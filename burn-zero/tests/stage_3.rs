@@ -708,6 +708,51 @@ fn nor_does_a_process_that_runs_a_learner() {
     assert!(grown < 4 * whole, "{grown} of {whole}");
 }
 
+/// ZeRO's formula (arXiv 1910.02054, section 3.1, with N_d ranks): 16 bytes of 1/N of the elements, and what is in use.
+#[test]
+fn a_rank_holds_its_share_two_units_and_the_gradients_of_one() {
+    let _turn = turn();
+    const RANKS: usize = 4;
+    let layer = LARGE_WIDTH * LARGE_WIDTH * 4;
+    let settings = ZeroSettings {
+        bucket_elements: LARGE_WIDTH * LARGE_WIDTH,
+        ..ZeroSettings::stage(Stage::Parameters)
+    };
+    let held = ThreadGroup::spawn(RANKS, Default::default(), |group| {
+        let group = Arc::new(group);
+        let adam = AdamWConfig::new().init();
+        let mut zero = ZeroOptimizer::new(adam, group.clone(), settings.clone())?;
+        let mut model = zero.prepare::<B, _>(lazy(LARGE, LARGE_WIDTH))?;
+        let mut train = || {
+            for _ in 0..3 {
+                let x = Tensor::full([2, LARGE_WIDTH], 0.5, &Default::default());
+                let gradients = layers::loss(&model, x).backward();
+                let gradients = GradientsParams::from_grads(gradients, &model);
+                model = zero.step(0.01, core::mem::take(&mut model), gradients);
+                group.barrier("step")?;
+            }
+            Ok::<_, ZeroError>(())
+        };
+        // Bytes are those of all ranks.
+        match group.rank() {
+            0 => {
+                let (held, trained) = growth_bytes(train);
+                trained.map(|()| Some(held))
+            }
+            _ => train().map(|()| None),
+        }
+    });
+    let held = held.expect("ranks end").swap_remove(0);
+    let held = held.expect("ranks agree").expect("of rank 0") / RANKS;
+    let share = 4 * LARGE * layer / RANKS;
+    let activations = LARGE * 2 * 2 * LARGE_WIDTH * 4;
+    let most = share + 3 * layer + activations;
+    println!("{held} a rank, {most} by the formula");
+    assert!(held * 100 <= most * 102, "{held} of {most}");
+    // Moments are half of the share.
+    assert!(held * 2 > share, "{held} of {share}");
+}
+
 fn on_host() -> ZeroSettings {
     ZeroSettings {
         gradients: Memory::Host,

@@ -48,6 +48,15 @@ impl Program for Layers {
     }
 }
 
+/// What a rank at stage 3 holds of [`Layers`] at most: its part of parameters, gradients and moments, two units in use, the gradients of one, and
+/// the inputs and outputs of layers.
+pub fn share_and_units(ranks: u64) -> u64 {
+    const FLOAT_BYTES: u64 = 4;
+    let unit = PARAMETERS / 4 * FLOAT_BYTES;
+    let activations = 2 * 4 * 4 * WIDTH as u64 * FLOAT_BYTES;
+    4 * FLOAT_BYTES * PARAMETERS / ranks + 3 * unit + activations
+}
+
 fn settings(stage: Stage) -> ZeroSettings {
     ZeroSettings {
         bucket_elements: BUCKET,

@@ -15,7 +15,7 @@ use examples::pools::{PoolBytes, Pools};
 use tests::after::{After, after_each};
 use tests::{Vulkan, VulkanFusion};
 
-use super::ranks::{Layers, with_rank};
+use super::ranks::{Layers, share_and_units, with_rank};
 use super::*;
 
 fn read() -> PoolBytes {
@@ -39,6 +39,14 @@ struct Taken {
     operations: Vec<(&'static str, u64)>,
     /// Bytes of all pages afterwards.
     reserved: u64,
+}
+
+impl Taken {
+    /// The most bytes in use after an operation.
+    fn most(&self) -> u64 {
+        let bytes = self.operations.iter().map(|(_, bytes)| *bytes);
+        bytes.max().expect("there are operations")
+    }
 }
 
 /// Runs a task on a thread of its own, which has a stream of its own, and so new pools.
@@ -170,11 +178,7 @@ fn fused_programs_take_no_more_than_is_estimated() {
 
 /// Checks the most bytes in use with Fusion.
 fn check_most(name: &str, real: &Taken, estimated: &Taken) {
-    let most = |taken: &Taken| {
-        let bytes = taken.operations.iter().map(|(_, bytes)| *bytes);
-        bytes.max().expect("there are operations") as f64
-    };
-    let ratio = most(estimated) / most(real);
+    let ratio = estimated.most() as f64 / real.most() as f64;
     println!("{name}: {ratio:.3} of the most bytes with Fusion");
     assert!((0.95..=1.07).contains(&ratio), "{name}: {ratio}");
 }
@@ -214,13 +218,20 @@ fn ranks_take_what_is_estimated() {
         let name = format!("{name}, {ranks} ranks, {stage:?}, offload {offload}");
         let fused = real::<VulkanFusion, _>(program, stage, group(), offload);
         check_most(&name, &fused, &estimated);
-        let real = real::<Vulkan, _>(program, stage, group(), offload);
-        let furthest = check_each(&name, &real, &estimated);
-        let most = real.operations.iter().map(|(_, bytes)| bytes).max();
+        let plain = real::<Vulkan, _>(program, stage, group(), offload);
+        let furthest = check_each(&name, &plain, &estimated);
         println!(
-            "{name}: {} operations, after each within {furthest:.1e}, at most {most:?} bytes",
-            real.operations.len()
+            "{name}: {} operations, after each within {furthest:.1e}, at most {} bytes",
+            plain.operations.len(),
+            plain.most()
         );
+        if stage == Stage::Parameters && ranks > 1 {
+            let formula = share_and_units(ranks as u64);
+            for taken in [&plain, &fused] {
+                let most = taken.most();
+                assert!(most * 100 <= formula * 102, "{name}: {most} of {formula}");
+            }
+        }
     }
     let _turn = turn();
     for stage in [
