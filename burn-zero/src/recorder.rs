@@ -22,8 +22,8 @@ use crate::module::{AnyTensor, for_each_float, for_each_tensor, replace_tensors}
 use crate::optimizer::{Parameters, Statistics, own_shards};
 use crate::parameters::{Frozen, Parts, Shard, Shards};
 use crate::record::{
-    Entry, JointWork, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec,
-    TrainingState, save_sharded,
+    Entry, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState, end,
+    save_sharded,
 };
 use crate::reduce::{GradientReducer, Layout};
 use crate::state::{self, Item, StateTensor, from_file, in_file, refuse, to_file};
@@ -172,7 +172,6 @@ impl Recorder {
     {
         let (reducer, Prepared { shards, frozen, .. }) = self.prepared()?;
         let group = reducer.group();
-        let work = JointWork::new(group, "split a training");
         let layout = reducer.layout();
         let split = || {
             let parameters = Parameters::of::<B, M>(training.model);
@@ -237,7 +236,7 @@ impl Recorder {
             }
             Ok::<_, RecordError>((state, entries))
         };
-        let (mut state, entries) = work.end(split())?;
+        let (mut state, entries) = end(group, "split a training", split())?;
         state.generator = stream::agree(group)?;
         // The record has rank 0's statistics: a training that continues must have the same as one that resumes.
         Statistics::of::<B, M>(training.model).share::<B, M>(training.model, group)?;
@@ -279,7 +278,6 @@ impl Recorder {
         let (layout, group): (&Layout, _) = (reducer.layout(), reducer.group());
         let state = record.state().clone();
         let record = &mut record;
-        let mut work = JointWork::new(group, "load a training");
         let load = || {
             let devices = training.model.devices();
             let device = devices.into_iter().next().unwrap_or_default();
@@ -287,13 +285,12 @@ impl Recorder {
             parameters.check_same(layout.parameters())?;
             let tensors = model_tensors::<B, M>(&training.model, &parameters, &frozen)?;
             let sharded = shards.is_some().then_some(layout);
-            let mut loaded = load_model(&tensors, sharded, record, &mut work)?;
+            let mut loaded = load_model(&tensors, sharded, record)?;
 
             let ids = state::ids_of_shards(layout);
             let tree = state::join(&state.optimizer, layout, &ids, |wanted| {
                 let StateTensor { spec, ranges, .. } = wanted;
-                let bytes = record.read_ranges(spec, ranges, &mut || work.at_work());
-                Ok::<_, RecordError>(Some(bytes?))
+                Ok::<_, RecordError>(Some(record.read_ranges(spec, ranges)?))
             })?;
             let of_optimizer = state::to_record::<B, _>(tree, &device)?;
             training.optimizer = training.optimizer.load_record(of_optimizer);
@@ -320,8 +317,7 @@ impl Recorder {
             }
             Ok(training)
         };
-        let loaded = load();
-        let loaded = work.end(loaded)?;
+        let loaded = end(group, "load a training", load())?;
         if let Some(generator) = state.generator {
             stream::go_on(generator);
         }
@@ -392,7 +388,6 @@ fn load_model<B: Backend>(
     model: &[ModelTensor<B>],
     sharded: Option<&Layout>,
     record: &mut ShardedRecord,
-    work: &mut JointWork,
 ) -> Result<Loaded, RecordError> {
     let known: HashSet<_> = model.iter().map(|tensor| &tensor.spec.name).collect();
     let saved = record.tensors().filter_map(|tensor| {
@@ -418,7 +413,7 @@ fn load_model<B: Backend>(
         let part = sharded.zip(it.parameter);
         let part = part.map(|(layout, parameter)| (parameter, layout.shard(parameter)));
         let ranges = part.map_or(&whole[..], |(_, ranges)| ranges);
-        let bytes = record.read_ranges(&it.spec, ranges, &mut || work.at_work())?;
+        let bytes = record.read_ranges(&it.spec, ranges)?;
         let (dtype, shape) = it.tensor.kind();
         let elements = bytes.len() / dtype.size();
         match (part, &it.frozen) {

@@ -62,7 +62,7 @@ pub struct ZeroConfig {
     /// The type in which gradients are sent. Default f32, their own type.
     pub communication_dtype: BufferDtype,
     /// The sections `fp16`, `bf16`, `optimizer` and `scheduler` of DeepSpeed's file, which this crate does not use: the program reads
-    /// them. They have only keys that DeepSpeed reads, without those that have no effect, with `"auto"` filled in.
+    /// and checks them. `"auto"` is filled in, and what is null is left out.
     pub sections: BTreeMap<String, Value>,
     /// Keys of the file that have no effect here, as paths, and why they have none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

@@ -5,9 +5,7 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::Optimizer;
@@ -21,7 +19,7 @@ use parking_lot::Mutex;
 use super::parameter_shards::ParameterShards;
 use super::statistics::independent_if_shared;
 use super::zero_optimizer::ZeroOptimizer;
-use crate::group::{Agree, ProcessGroup, round};
+use crate::group::{Agree, ProcessGroup};
 use crate::state::to_record;
 use crate::{ZeroError, raise};
 
@@ -153,40 +151,16 @@ impl RankContext {
         self.ask(Ask::Record, step).map(drop)
     }
 
-    /// On rank 0: runs `write`, in which Burn may write a record. The other ranks, without one, wait until it returns, however long that
-    /// takes: a thread tells them regularly that rank 0 is at work.
+    /// On rank 0: runs `write`, in which Burn may write a record of the gathered state. The other ranks, without one, wait until it
+    /// returns, at most for the group's deadline.
     ///
     /// # Errors
     ///
     /// Those of the group.
     pub(crate) fn write_record(&self, write: Option<impl FnOnce()>) -> Result<(), ZeroError> {
-        let is_written = |own| {
-            let label = "whether rank 0 has written its record";
-            self.group.agree_any(label, own)
-        };
-        let Some(write) = write else {
-            while !is_written(false)? {}
-            return Ok(());
-        };
-        let round = round(self.group.deadline());
-        thread::scope(|scope| {
-            // Dropped at the end of `write`, also by a panic.
-            let (ends, ended) = channel::<()>();
-            let tell = move || {
-                while ended.recv_timeout(round) == Err(RecvTimeoutError::Timeout) {
-                    is_written(false)?;
-                }
-                Ok::<_, ZeroError>(())
-            };
-            let telling = thread::Builder::new().name("rank 0, at work".to_owned());
-            let telling = telling.spawn_scoped(scope, tell);
-            let telling = telling.expect("the system starts a thread");
-            write();
-            drop(ends);
-            telling.join().expect("it only calls the group")
-        })?;
+        write.into_iter().for_each(|write| write());
         *self.whole.lock() = None;
-        is_written(true).map(drop)
+        self.group.barrier("rank 0 has written its record")
     }
 
     /// The gathered state of all ranks, once.

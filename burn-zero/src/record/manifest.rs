@@ -295,19 +295,7 @@ impl Manifest {
         bytes: &[u8],
     ) -> Result<(), RecordError> {
         let what = format!("chunk {chunk}");
-        let verified = verify(path, &what, self.files[rank].crc32[chunk], bytes);
-        verified.map_err(|error| {
-            let text = String::from_utf8_lossy(bytes);
-            let expected = identity(self.state.step, rank, self.files.len());
-            let found = text.split_once(&format!("\"{IDENTITY}\":\""));
-            match found.and_then(|(_, rest)| rest.split_once('"')) {
-                Some((found, _)) if chunk == 0 && found != expected => torn(
-                    path,
-                    format!("belongs to another record: it is of {found}, but the manifest is of {expected}"),
-                ),
-                _ => error,
-            }
-        })
+        verify(path, &what, self.files[rank].crc32[chunk], bytes)
     }
 
     /// Checks that the record in `dir` has these elements of the tensor.
@@ -320,12 +308,7 @@ impl Manifest {
         wanted.check(range)?;
         let TensorSpec { name, dtype, shape } = wanted;
         let reason = match self.tensors.get(name) {
-            None => {
-                let nearest = self.tensors.keys();
-                let nearest = nearest.min_by_key(|other| strsim::levenshtein(name, other));
-                let nearest = nearest.map_or(String::new(), |it| format!("; nearest is `{it}`"));
-                format!("has no entry `{name}`{nearest}")
-            }
+            None => format!("has no entry `{name}`"),
             Some(row) if row.dtype != *dtype => {
                 format!("has `{name}` as {}, but {dtype} is wanted", row.dtype)
             }
@@ -340,22 +323,15 @@ impl Manifest {
     }
 }
 
-/// The key of the safetensors metadata with the file's [`identity`].
-pub(super) const IDENTITY: &str = "burn-zero";
-
-pub(super) fn identity(step: u64, rank: usize, world_size: usize) -> String {
-    format!("step {step}, rank {rank} of {world_size}")
-}
-
 /// Name of a slice in its file, such as `model/weight[100..150]`.
 pub(super) fn slice_key(name: &str, range: &Range<usize>) -> String {
     format!("{name}[{}..{}]", range.start, range.end)
 }
 
-/// A safetensors header of contiguous tensors with different names, and one entry of metadata: length and text, padded so that the first
+/// A safetensors header of contiguous tensors with different names, and the step as metadata: length and text, padded so that the first
 /// tensor is aligned.
 pub(super) fn header(
-    (key, value): (&str, String),
+    step: u64,
     tensors: impl Iterator<Item = (String, Dtype, Vec<usize>)>,
 ) -> Vec<u8> {
     let mut end = 0;
@@ -370,7 +346,7 @@ pub(super) fn header(
         };
         (name, info)
     });
-    let metadata = HashMap::from([(key.to_owned(), value)]);
+    let metadata = HashMap::from([("step".to_owned(), step.to_string())]);
     let header = Metadata::new(Some(metadata), tensors.collect());
     let header = header.expect("tensors of whole bytes, one behind the other");
     let mut text = serde_json::to_vec(&header).expect("names and numbers are JSON");
