@@ -152,8 +152,8 @@ pub use group::{
     Split, ThreadGroup,
 };
 pub use offload::{
-    AdamWState, Arch, Gradients, HostAdamW, HostAdamWConfig, HostOffload, HostRecord,
-    OffloadConfig, OffloadRecord, OffloadedAdamW, ParamsOut, offload,
+    AdamWState, Gradients, HostAdamW, HostAdamWConfig, HostOffload, HostRecord, OffloadConfig,
+    OffloadRecord, OffloadedAdamW, ParamsOut, offload,
 };
 pub use optimizer::{
     ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent, shard_parameters,

@@ -22,8 +22,8 @@ use crate::module::{AnyTensor, for_each_float, for_each_tensor, replace_tensors}
 use crate::optimizer::{Parameters, Statistics, own_shards};
 use crate::parameters::{Frozen, Parts, Shard, Shards};
 use crate::record::{
-    Entry, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState, end,
-    save_sharded,
+    Entry, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
+    end, save_sharded,
 };
 use crate::reduce::{GradientReducer, Layout};
 use crate::state::{self, Item, StateTensor, from_file, in_file, refuse, to_file};

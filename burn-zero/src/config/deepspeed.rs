@@ -247,6 +247,7 @@ impl Reader<'_> {
                 let reason = format!("there is no such key; the nearest is `{near}`");
                 return Err(ConfigError::key(path, reason));
             };
+            let value = whole(value);
             let value = match key.rule {
                 "section" if value.is_null() => None,
                 "section" => Some(self.section(&path, value)?.entries.into()),

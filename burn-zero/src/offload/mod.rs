@@ -16,6 +16,6 @@ pub use adamw::OffloadedAdamW;
 pub use any::{HostOffload, HostRecord, offload};
 use config::not_negative;
 pub use config::{HostAdamWConfig, OffloadConfig};
-pub use host_adamw::{AdamWState, Arch, Gradients, HostAdamW, ParamsOut};
+pub use host_adamw::{AdamWState, Gradients, HostAdamW, ParamsOut};
 pub use host_state::{EntryItem, OffloadRecord, StateItem};
 pub(crate) use parameters::{HostShards, step_on_shards};

@@ -46,12 +46,12 @@ pub(crate) struct RankContext {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Ask {
+pub(crate) enum Ask {
     /// Take the group from the context and prepare the model.
     Prepare,
-    /// Send this rank's part of the state of all ranks to rank 0.
+    /// Send this rank's part of the state of all ranks to rank 0, for the next record.
     Record,
-    /// Put whole parameters into the model of rank 0, where they are sharded.
+    /// Return a model that rank 0 uses alone: with whole parameters in its host memory, where they are sharded.
     Whole,
     /// Put the shards back.
     Sharded,
@@ -112,27 +112,12 @@ impl RankContext {
         self.gathers_units.load(Relaxed)
     }
 
-    /// Lets the optimizer that `step` reaches return a model that rank 0 uses alone, with whole parameters in its host memory. All ranks
-    /// call it.
+    /// Runs `step`, a step without gradients, with this request, and returns how many optimizers have answered. All ranks call it.
     ///
     /// # Errors
     ///
-    /// Those of the group.
-    pub(crate) fn gather_model(&self, step: impl FnOnce()) -> Result<(), ZeroError> {
-        self.ask(Ask::Whole, step).map(drop)
-    }
-
-    /// Lets the optimizer that `step` reaches return the model as it was before [`gather_model`](Self::gather_model).
-    ///
-    /// # Errors
-    ///
-    /// None of its own.
-    pub(crate) fn shard_model(&self, step: impl FnOnce()) -> Result<(), ZeroError> {
-        self.ask(Ask::Sharded, step).map(drop)
-    }
-
-    /// Runs `step` with this request, and returns how many optimizers have answered.
-    fn ask(&self, what: Ask, step: impl FnOnce()) -> Result<usize, ZeroError> {
+    /// Those of the group, of [`ZeroOptimizer::prepare`] and of a record.
+    pub(crate) fn ask(&self, what: Ask, step: impl FnOnce()) -> Result<usize, ZeroError> {
         *self.asked.lock() = Some(what);
         message::send(Message::Ranks, step);
         *self.asked.lock() = None;
@@ -140,15 +125,6 @@ impl RankContext {
         let found = answers.len();
         answers.into_iter().collect::<Result<(), _>>()?;
         Ok(found)
-    }
-
-    /// Lets the optimizer that `step` reaches gather the state of all ranks for the next record, on rank 0. All ranks call it.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group, and of a record.
-    pub(crate) fn gather_record(&self, step: impl FnOnce()) -> Result<(), ZeroError> {
-        self.ask(Ask::Record, step).map(drop)
     }
 
     /// On rank 0: runs `write`, in which Burn may write a record of the gathered state. The other ranks, without one, wait until it

@@ -19,7 +19,7 @@ use super::items::Items;
 use super::{TrainItem, ValidItem};
 use crate::ZeroError;
 use crate::group::{Agree, ProcessGroup, finish_first};
-use crate::optimizer::{RankContext, Statistics};
+use crate::optimizer::{Ask, RankContext, Statistics};
 
 /// The state of a rank's training.
 pub(super) struct Rank<LC: LearningComponentsTypes> {
@@ -95,7 +95,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             }
         }
         let learner = &mut self.learner;
-        context.gather_model(|| learner.optimizer_step(GradientsParams::new()))?;
+        context.ask(Ask::Whole, || learner.optimizer_step(GradientsParams::new()))?;
         drop(on_thread);
         let model = self.learner.model();
         Ok((model, self.rank_0.map(|rank_0| rank_0.processor)))
@@ -155,11 +155,11 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             return Ok(());
         }
         let step = |learner: &mut Learner<LC>| learner.optimizer_step(GradientsParams::new());
-        context.gather_model(|| step(learner))?;
-        context.gather_record(|| step(learner))?;
+        context.ask(Ask::Whole, || step(learner))?;
+        context.ask(Ask::Record, || step(learner))?;
         // Its background thread reads the model that it has got.
         context.write_record(own.map(|own| || own.write(learner, epoch, store)))?;
-        context.shard_model(|| step(learner))
+        context.ask(Ask::Sharded, || step(learner)).map(drop)
     }
 
     /// Whether to stop early, as rank 0 decides.

@@ -176,6 +176,7 @@ fn every_file_loads_or_says_why_not() {
         "gradient_clipping" => Some(json!(2.0)),
         "optimizer.params.betas" => Some(json!([0.9, 0.95])),
         "fp16.enabled" | "bf16.enabled" => Some(json!(false)),
+        "optimizer" => Some(json!({"type": "AdamW"})),
         path if path.contains(".params.") => Some(json!(1)),
         _ => None,
     };

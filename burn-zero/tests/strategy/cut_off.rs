@@ -18,8 +18,8 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::child::{ended, is_child};
 use crate::learner::MICRO_BATCH;
+use crate::loader::loader;
 use crate::model::{Model, rows};
-use crate::slow::loader;
 use crate::watch::Watch;
 use crate::{Z, adamw};
 

@@ -71,8 +71,9 @@ fn parse<T: DeserializeOwned>(
         "bias_correction": true, "amsgrad": false, "maximize": false, "max_grad_norm": 0});
     let section = section.and_then(Value::as_object);
     if let (Some(all), Some(section)) = (defaults.as_object_mut(), section) {
-        let has_effect =
-            |(key, value): &(&String, &Value)| !IGNORED.contains(&&***key) && harmless.get(key) != Some(value);
+        let has_effect = |(key, value): &(&String, &Value)| {
+            !IGNORED.contains(&&***key) && harmless.get(key) != Some(value)
+        };
         let section = section.iter().filter(has_effect);
         all.extend(section.map(|(key, value)| (key.clone(), value.clone())));
     }

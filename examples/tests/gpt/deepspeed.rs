@@ -193,5 +193,8 @@ fn every_file_that_loads_is_read_or_refused_by_what_the_program_has_not() {
             (Ok(_), Some(_)) => panic!("{name} was read"),
         }
     }
-    assert!(read >= 25 && refused >= REFUSED.len(), "{read} read, {refused} refused");
+    assert!(
+        read >= 25 && refused >= REFUSED.len(),
+        "{read} read, {refused} refused"
+    );
 }
