@@ -164,7 +164,6 @@ pub use record::{RecordError, consolidate, consolidate_as, load_sharded, save_sh
 pub use recorder::{Recorder, Training};
 pub use settings::{Memory, Stage, ZeroSettings};
 pub use shard::{Partition, ShardMap};
-pub use state::tensor_bytes;
 pub use strategy::{RankItem, SilentRenderer, ZeroStrategy};
 
 /// Types of modules and records, public because Burn's traits require it; programs need not name them.
