@@ -37,7 +37,7 @@ pub struct ZeroSettings {
     /// Where parameters are while no operation uses them (DeepSpeed's `offload_param`). Default [`Memory::Device`]. With [`Memory::Host`]
     /// [`prepare`](crate::ZeroOptimizer::prepare) puts them in host memory, as [`offload_parameters`](crate::offload_parameters()) does, and each step leaves
     /// them there: the backend must have a [`Remat`](burn_checkpoint::Remat) in it. The device holds all of them at the end of a step whose optimizer is on the device:
-    /// [`OffloadedAdamW`](crate::OffloadedAdamW) and [`offload()`](crate::offload()) update one at a time.
+    /// [`OffloadedAdamW`](crate::OffloadedAdamW) updates one at a time.
     pub parameters: Memory,
 }
 
@@ -48,7 +48,7 @@ pub enum Memory {
     /// With the parameters.
     #[default]
     Device,
-    /// In host memory, for optimizers that are there ([`OffloadedAdamW`](crate::OffloadedAdamW), [`offload()`](crate::offload())).
+    /// In host memory, for an optimizer that is there ([`OffloadedAdamW`](crate::OffloadedAdamW)).
     /// Gradients leave the device during backward, in every stage and with one rank too, so that it holds about a
     /// bucket of them; reduced gradients stay in host memory. Layers between backward and the
     /// optimizer (loss scalers, accumulation, clipping) compute on the host: see [`WithHost`](crate::WithHost). The backend

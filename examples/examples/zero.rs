@@ -13,8 +13,7 @@ use burn::tensor::activation::gelu;
 use burn::tensor::{Distribution, Tensor, backend::Backend};
 use burn_flex::Flex;
 use burn_zero::{
-    GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
-    ZeroSettings,
+    GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError, ZeroOptimizer, ZeroSettings,
 };
 
 /// Was: `Autodiff<Flex>`. On a GPU: `Sharded<Autodiff<Cuda>>`.

@@ -71,7 +71,7 @@ ignored: managed_gradient_accumulation | burn_accum::MultiSteps accumulates
 ignored: use_data_before_expert_parallelism | there is no expert parallelism
 ignored: seq_parallel_communication_data_type | there is no sequence parallelism
 ignored: zero_allow_untested_optimizer | optimizers that cannot be sharded exactly are found by a trial, and refused
-ignored: zero_force_ds_cpu_optimizer | AdamW is offloaded to HostAdamW, others to Burn's host backend
+ignored: zero_force_ds_cpu_optimizer | the state of AdamW alone is kept in host memory, by OffloadedAdamW
 ignored: activation_checkpointing | checkpoints are scopes in the program: burn_checkpoint::checkpoint(..)
 ignored: autotuning | nothing is tuned: see burn_zero::estimate and burn_accum::find_micro_batch
 refused if sum: gradient_allreduce_op | gradients are averaged over ranks: scale the loss instead
@@ -119,7 +119,7 @@ read or default: device
 refused unless 1: ratio | the state of all parameters is in host memory, or of none
 ignored: pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice
 ignored: nvme_path buffer_count fast_init | nothing is offloaded to a disk
-ignored: pipeline pipeline_read pipeline_write | AdamW's transfers and updates always overlap; those of an optimizer on the host's backend never do
+ignored: pipeline pipeline_read pipeline_write | transfers and updates always overlap
 ignored: convert_grad_on_cpu | low-precision gradients are widened within the update
 ignored: super_offload cpuadam_cores_perc | of stage 3, as in DeepSpeed
 [zero_optimization.offload_param]

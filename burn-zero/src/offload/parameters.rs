@@ -19,7 +19,6 @@ use burn::tensor::{
 use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_decorator::gradient::keep_on_host;
-use burn_decorator::message;
 
 use crate::backend::{attach, leaf_node};
 use crate::group::SingleRank;
@@ -27,7 +26,7 @@ use crate::module::for_each_float;
 use crate::optimizer::Parameters;
 use crate::parameters::{NewValue, is_on_host};
 use crate::reduce::{GradientReducer, Layout};
-use crate::{Memory, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
+use crate::{Memory, ZeroError, ZeroOptimizerError, ZeroSettings};
 
 thread_local! {
     /// During a step of a `ZeroOptimizer`.
@@ -62,18 +61,6 @@ pub(crate) fn step_on_shards<R>(
     (result, updated)
 }
 
-/// A step of an optimizer on the host, which passes no messages on. Panics with the error's message.
-pub(super) fn host_step<M>(
-    module: M,
-    gradients: impl Into<GradAdaptor>,
-    step: impl FnOnce(M, GradAdaptor) -> Result<M, ZeroError>,
-) -> M {
-    match message::received() {
-        Some(_) => module,
-        None => raise(step(module, gradients.into())),
-    }
-}
-
 /// A parameter of a step.
 pub(super) struct StepParameter<I: Backend> {
     pub(super) id: ParamId,
@@ -104,12 +91,6 @@ impl<I: Backend> StepParameter<I> {
             "{what} of {path} is {found:?}, but the parameter is {expected:?}: it belongs to another model"
         )))
     }
-}
-
-/// The devices of parameters.
-pub(super) fn devices<I: Backend>(parameters: &[StepParameter<I>]) -> HashMap<ParamId, Device<I>> {
-    let devices = parameters.iter();
-    devices.map(|it| (it.id, it.device.clone())).collect()
 }
 
 /// What an optimizer on the host knows about the module.

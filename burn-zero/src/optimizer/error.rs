@@ -58,7 +58,7 @@ pub enum ZeroOptimizerError {
 
     /// A parameter with more dimensions than a whole shard can have.
     #[error(
-        "{path} has {dimensions} dimensions: with `partition: Partition::Whole`, and on the host's backend, the optimizer meets \
+        "{path} has {dimensions} dimensions: with `partition: Partition::Whole` the optimizer meets \
          parameters in their shape, and Burn's optimizers keep state of tensors of at most 8; hold it in fewer dimensions and \
          reshape it in `forward`"
     )]

@@ -19,7 +19,7 @@ mod whole_record;
 mod zero_optimizer;
 
 pub use error::ZeroOptimizerError;
-pub(crate) use parameter_shards::{MOST_DIMENSIONS, shard_id};
+pub(crate) use parameter_shards::shard_id;
 pub use parameter_shards::{ParameterShard, ParameterShards, ShardOptimizer};
 pub(crate) use parameters::Parameters;
 pub use prepare::shard_parameters;

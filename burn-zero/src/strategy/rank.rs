@@ -95,7 +95,9 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             }
         }
         let learner = &mut self.learner;
-        context.ask(Ask::Whole, || learner.optimizer_step(GradientsParams::new()))?;
+        context.ask(Ask::Whole, || {
+            learner.optimizer_step(GradientsParams::new())
+        })?;
         drop(on_thread);
         let model = self.learner.model();
         Ok((model, self.rank_0.map(|rank_0| rank_0.processor)))

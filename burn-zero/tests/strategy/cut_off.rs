@@ -146,7 +146,10 @@ fn records_that_are_being_written_are_finished() {
             assert!(read.is_ok(), "{case}: {name}: {read:?}: {text}");
         }
         // By the fault, or by the panic of a rank that has waited for its files.
-        assert!(matches!(status, Some(1 | 101)), "{case}: {status:?}: {text}");
+        assert!(
+            matches!(status, Some(1 | 101)),
+            "{case}: {status:?}: {text}"
+        );
         fs::remove_dir_all(directory).unwrap();
     }
 }

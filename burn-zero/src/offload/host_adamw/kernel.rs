@@ -228,7 +228,9 @@ impl WithSimd for Chunk<'_> {
             let [(master, next), (moment_1, next_1), (moment_2, next_2)] = state;
             let prefetch_line = |index: usize| {
                 self.gradients.prefetch(end + index);
-                [&*next, &*next_1, &*next_2].map(|slice| prefetch(slice, index));
+                for slice in [&*next, &*next_1, &*next_2] {
+                    prefetch(slice, index);
+                }
                 self.out.iter().for_each(|out| out.prefetch(end + index));
             };
             sweep(
