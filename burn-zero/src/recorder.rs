@@ -16,7 +16,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_backend::tensor::FloatTensor;
 use parking_lot::Mutex;
 
-use crate::backend::{attach, stream};
+use crate::backend::attach;
 use crate::host::floats;
 use crate::module::{AnyTensor, for_each_float, for_each_tensor, replace_tensors};
 use crate::optimizer::{Parameters, Statistics, own_shards};
@@ -61,15 +61,14 @@ impl<M, O, S> Training<M, O, S> {
 /// |---|---|---|
 /// | every tensor of the model, whole, in its own type | `model/<path>` | each rank its shard; rank 0 what is not trained |
 /// | the optimizer's state, whole tensors | `optimizer/<path>` | each rank its shard |
-/// | step counts, loss scale, counters of all layers; the scheduler; random numbers | the manifest | the same on all ranks |
+/// | step counts, loss scale, counters of all layers; the scheduler | the manifest | the same on all ranks |
 /// | step, and what the caller adds ([`TrainingState`](crate::record::TrainingState)) | the manifest | the caller, all ranks the same |
 ///
 /// so any number of ranks, at any stage, loads it bit for bit, and [`consolidate`](crate::consolidate) makes a file of it that
 /// plain Burn loads. The sums of an incomplete window of micro-batches are each rank's own, so a save there is refused: save after an
-/// update. Ranks that draw [numbers of their own](crate::ZeroOptimizer::with_seed) go on with them, all from the count of rank 0, so that a
-/// training that continues and one that resumes draw the same. No backend of Burn 0.21 exposes its generator's state: a loop that draws
-/// from it puts a seed into [`user`](crate::record::TrainingState::user), and seeds each rank's generator with it and the rank when it
-/// saves and after it has loaded.
+/// update. No backend of Burn 0.21 exposes its generator's state: a loop that draws from it puts a seed into
+/// [`user`](crate::record::TrainingState::user), and seeds each rank's generator with it and the rank when it saves and after it has loaded.
+/// Ranks that draw [numbers of their own](crate::ZeroOptimizer::with_seed) all take the same seed.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -236,8 +235,7 @@ impl Recorder {
             }
             Ok::<_, RecordError>((state, entries))
         };
-        let (mut state, entries) = end(group, "split a training", split())?;
-        state.generator = stream::agree(group)?;
+        let (state, entries) = end(group, "split a training", split())?;
         // The record has rank 0's statistics: a training that continues must have the same as one that resumes.
         Statistics::of::<B, M>(training.model).share::<B, M>(training.model, group)?;
         save_sharded(dir, group, entries, state, keep)
@@ -318,9 +316,6 @@ impl Recorder {
             Ok(training)
         };
         let loaded = end(group, "load a training", load())?;
-        if let Some(generator) = state.generator {
-            stream::go_on(generator);
-        }
         Ok((loaded, Some(state)))
     }
 }

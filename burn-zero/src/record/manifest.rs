@@ -19,7 +19,7 @@ use super::entry::TensorSpec;
 const FORMAT: &str = "burn-zero sharded record";
 
 /// The version that this program writes and reads.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Bytes of a file under one checksum, the smallest unit that is read.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
@@ -36,10 +36,6 @@ pub struct TrainingState {
     /// State of the learning-rate scheduler.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub scheduler: Value,
-    /// Seed and count of the ranks' own random numbers ([`with_seed`](crate::ZeroOptimizer::with_seed)). The
-    /// [`Recorder`](crate::Recorder) fills it in.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub generator: Option<[u64; 2]>,
     /// All of the optimizer's state that is no tensor, such as step counts: the union of the ranks' trees. The
     /// [`Recorder`](crate::Recorder) fills it in.
     #[serde(default, skip_serializing_if = "Value::is_null")]

@@ -95,52 +95,34 @@ pub fn save_sharded(
     state: TrainingState,
     keep: Keep,
 ) -> Result<Saved, RecordError> {
-    let mut draft = None;
-    let saved = save_draft(&mut draft, dir, group, entries, state, keep);
-    if saved.is_err() {
-        // If removal fails, the next save tries again. The other ranks wait for it, unless the group is lost.
-        if let Some(draft) = &draft {
-            remove(&draft.partial());
-        }
-        drop(end(group, "remove an unfinished record", Ok(())));
-    }
-    saved
-}
-
-fn save_draft<'a>(
-    draft: &mut Option<Draft<'a>>,
-    dir: &'a Path,
-    group: &dyn ProcessGroup,
-    entries: Vec<Entry>,
-    state: TrainingState,
-    keep: Keep,
-) -> Result<Saved, RecordError> {
     let mut slices = entries.iter().map(Entry::slice);
     let checked = slices.try_for_each(|slice| slice.tensor.check(&slice.range));
-    let begun = checked.and_then(|()| {
-        if group.rank() == 0 {
-            *draft = Some(Draft::begin(dir, state.step)?);
-        }
-        Ok(draft.as_ref().map(|draft| draft.name))
-    });
-    let name = share(group, "begin a record", begun)?;
-    let name = name.into_iter().flatten().next();
-    let name = name.expect("rank 0 began the record if all agree");
+    end(group, "look at entries", checked)?;
+    let is_first = group.rank() == 0;
+    let begun = is_first.then(|| begin(dir, state.step)).transpose();
+    let begun = share(group, "begin a record", begun)?;
+    let (name, earlier) = begun.into_iter().flatten().next().expect("rank 0 began it");
 
     let partial = dir.join(name.partial());
     let written = write_rank_file(&partial, group, entries, state);
-    let tables = share(group, "write a record", written)?;
-
-    let completed = draft.as_ref().map(|draft| {
-        let bytes = draft.commit(tables)?;
-        draft.remove_surplus(keep);
-        Ok(bytes)
+    let completed = share(group, "write a record", written).and_then(|tables| {
+        let completed = is_first.then(|| complete(dir, name, tables)).transpose();
+        if completed.is_ok() && is_first {
+            remove_surplus(dir, &earlier, keep);
+        }
+        share(group, "complete a record", completed)
     });
-    let bytes = share(group, "complete a record", completed.transpose())?;
-    let bytes = bytes.into_iter().flatten().next();
+    if completed.is_err() {
+        // If removal fails, the next save tries again. The other ranks wait for it, unless the group is lost.
+        if is_first {
+            remove(&partial);
+        }
+        drop(end(group, "remove an unfinished record", Ok(())));
+    }
+    let bytes = completed?.into_iter().flatten().next();
     Ok(Saved {
         path: dir.join(name.complete()),
-        bytes: bytes.expect("rank 0 completed the record if all agree"),
+        bytes: bytes.expect("rank 0 completed it"),
     })
 }
 
@@ -204,69 +186,51 @@ fn order(slice: &TensorSlice) -> (Reverse<Dtype>, &str, usize) {
     (Reverse(tensor.dtype), &tensor.name, slice.range.start)
 }
 
-/// A record that rank 0 has begun.
-struct Draft<'a> {
-    dir: &'a Path,
-    name: RecordName,
-    /// Earlier complete records, oldest first.
-    earlier: Vec<RecordName>,
+/// Removes unfinished records and makes the directory of a new one, as rank 0. Returns its name, and the earlier complete records,
+/// oldest first.
+fn begin(dir: &Path, step: u64) -> Result<(RecordName, Vec<RecordName>), RecordError> {
+    make_dirs(dir)?;
+    let listing = Listing::read(dir)?;
+    for stale in &listing.partial {
+        log::info!("{} was not finished: removed", stale.complete());
+        remove(&dir.join(stale.partial()));
+    }
+    let number = listing.next_number();
+    let name = RecordName { number, step };
+    let partial = dir.join(name.partial());
+    run("make", &partial, || fs::create_dir(&partial))?;
+    Ok((name, listing.complete))
 }
 
-impl<'a> Draft<'a> {
-    /// Removes unfinished records and makes the temporary directory.
-    fn begin(dir: &'a Path, step: u64) -> Result<Self, RecordError> {
-        make_dirs(dir)?;
-        let listing = Listing::read(dir)?;
-        for stale in &listing.partial {
-            log::info!("{} was not finished: removed", stale.complete());
-            remove(&dir.join(stale.partial()));
-        }
-        let number = listing.next_number();
-        let draft = Self {
-            dir,
-            name: RecordName { number, step },
-            earlier: listing.complete,
-        };
-        let partial = draft.partial();
-        run("make", &partial, || fs::create_dir(&partial))?;
-        Ok(draft)
-    }
+/// Makes a record of the files and returns their bytes. The record exists from the rename on.
+fn complete(dir: &Path, name: RecordName, tables: Vec<Manifest>) -> Result<u64, RecordError> {
+    let partial = dir.join(name.partial());
+    let manifest = Manifest::assemble(tables)?;
+    manifest.check_files(&partial)?;
+    let path = partial.join(MANIFEST);
+    let mut file = SyncedFile::create(&path)?;
+    file.write(manifest.to_json().as_bytes())?;
+    file.finish()?;
+    sync_dir(&partial)?;
 
-    fn partial(&self) -> PathBuf {
-        self.dir.join(self.name.partial())
-    }
+    let complete = dir.join(name.complete());
+    run("rename", &partial, || fs::rename(&partial, &complete))?;
+    sync_dir(dir)?;
+    let bytes = manifest.bytes();
+    log::info!("saved {}: {bytes} bytes", complete.display());
+    Ok(bytes)
+}
 
-    /// Makes a record of the files and returns their bytes. The record exists from the rename on.
-    fn commit(&self, tables: Vec<Manifest>) -> Result<u64, RecordError> {
-        let partial = self.partial();
-        let manifest = Manifest::assemble(tables)?;
-        manifest.check_files(&partial)?;
-        let path = partial.join(MANIFEST);
-        let mut file = SyncedFile::create(&path)?;
-        file.write(manifest.to_json().as_bytes())?;
-        file.finish()?;
-        sync_dir(&partial)?;
-
-        let complete = self.dir.join(self.name.complete());
-        run("rename", &partial, || fs::rename(&partial, &complete))?;
-        sync_dir(self.dir)?;
-        let bytes = manifest.bytes();
-        log::info!("saved {}: {bytes} bytes", complete.display());
-        Ok(bytes)
-    }
-
-    /// Removes surplus records after this one is complete.
-    fn remove_surplus(&self, keep: Keep) {
-        let Keep::Last(records) = keep else { return };
-        let surplus = (self.earlier.len() + 1).saturating_sub(records.get());
-        for old in &self.earlier[..surplus] {
-            // Renamed first, so that a partly removed record never has a complete one's name.
-            let complete = self.dir.join(old.complete());
-            let partial = self.dir.join(old.partial());
-            match run("rename", &complete, || fs::rename(&complete, &partial)) {
-                Ok(()) => remove(&partial),
-                Err(error) => log::warn!("{error}"),
-            }
+/// Removes surplus records after a new one is complete.
+fn remove_surplus(dir: &Path, earlier: &[RecordName], keep: Keep) {
+    let Keep::Last(records) = keep else { return };
+    let surplus = (earlier.len() + 1).saturating_sub(records.get());
+    for old in &earlier[..surplus] {
+        // Renamed first, so that a partly removed record never has a complete one's name.
+        let (complete, partial) = (dir.join(old.complete()), dir.join(old.partial()));
+        match run("rename", &complete, || fs::rename(&complete, &partial)) {
+            Ok(()) => remove(&partial),
+            Err(error) => log::warn!("{error}"),
         }
     }
 }

@@ -168,7 +168,7 @@ fn other_names_are_no_records() {
 
     let manifest = record.join("manifest.json");
     let text = fs::read_to_string(&manifest).unwrap();
-    fs::write(&manifest, text.replace("\"version\":3", "\"version\":2")).unwrap();
+    fs::write(&manifest, text.replace("\"version\":4", "\"version\":2")).unwrap();
     let error = read_all(&record).unwrap_err().to_string();
     assert!(error.contains("version 2 of the format"), "{error}");
 }
@@ -258,7 +258,7 @@ fn a_manifest_that_leads_outside_is_refused() {
         }
         let text = manifest.to_string();
         let crc32 = crc32fast::hash(text.as_bytes());
-        let head = r#"{"format":"burn-zero sharded record","version":3"#;
+        let head = r#"{"format":"burn-zero sharded record","version":4"#;
         fs::write(
             &path,
             format!(r#"{head},"crc32":{crc32},"manifest":{text}}}"#),
