@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use crate::backend::attach;
 use crate::host::floats;
-use crate::module::{AnyTensor, for_each_float, for_each_tensor, replace_tensors};
+use crate::module::replace_tensors;
 use crate::optimizer::{Parameters, Statistics, own_shards};
 use crate::parameters::{Frozen, Parts, Shard, Shards};
 use crate::record::{
@@ -27,6 +27,7 @@ use crate::record::{
 };
 use crate::reduce::{GradientReducer, Layout};
 use crate::state::{self, Item, StateTensor, from_file, in_file, refuse, to_file};
+use burn_decorator::module::{AnyTensor, for_each_float, for_each_tensor};
 
 /// A training: a model, its optimizer with all layers around it, and its learning-rate scheduler (or a number, for a constant
 /// rate).

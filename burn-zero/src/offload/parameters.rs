@@ -22,11 +22,11 @@ use burn_decorator::gradient::keep_on_host;
 
 use crate::backend::{attach, leaf_node};
 use crate::group::SingleRank;
-use crate::module::for_each_float;
 use crate::optimizer::Parameters;
 use crate::parameters::{NewValue, is_on_host};
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, ZeroError, ZeroOptimizerError, ZeroSettings};
+use burn_decorator::module::for_each_float;
 
 thread_local! {
     /// During a step of a `ZeroOptimizer`.

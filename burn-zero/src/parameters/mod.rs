@@ -23,8 +23,8 @@ pub(crate) use shards::Shards;
 pub(crate) use units::{Shard, Units};
 
 use crate::host::{HostRead, floats};
-use crate::module::follow_path;
 use crate::optimizer::Statistics;
+use burn_decorator::follow_path;
 
 /// The module with its parameters, trained and frozen, in host memory (DeepSpeed's `offload_param`). The device holds a parameter only while
 /// an operation uses it, in forward and in backward: it is uploaded for that operation and dropped after it. So are views and casts
