@@ -148,8 +148,8 @@ pub use estimate::{Estimate, ModelStates, estimate};
 #[cfg(feature = "mpi")]
 pub use group::MpiGroup;
 pub use group::{
-    Agree, GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SimulatedRank, SingleRank,
-    Split, ThreadGroup,
+    GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SimulatedRank, SingleRank, Split,
+    ThreadGroup,
 };
 pub use offload::{
     AdamWState, Gradients, HostAdamW, HostAdamWConfig, OffloadConfig, OffloadRecord,

@@ -30,7 +30,7 @@ pub struct ZeroSettings {
     /// How the ranks' gradients are reduced. Default [`ReduceOp::Mean`], which is the gradient of the mean loss over all ranks'
     /// data if every rank has equally much. Otherwise accumulate with burn-accum's `Normalization::Tokens` and
     /// [`items_of_all_ranks`](crate::ZeroOptimizer::items_of_all_ranks); or divide each rank's *summed* loss by the number of
-    /// items of all ranks ([`Agree::agree_sum`](crate::Agree::agree_sum)), and use [`ReduceOp::Sum`].
+    /// items of all ranks ([`ProcessGroup::agree_sum`](crate::ProcessGroup::agree_sum)), and use [`ReduceOp::Sum`].
     pub reduction: ReduceOp,
     /// Where gradients are between backward and the step. Default [`Memory::Device`].
     pub gradients: Memory,
@@ -142,14 +142,6 @@ impl From<Stage> for u8 {
 
 impl fmt::Display for Stage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHARDED: [&str; 4] = [
-            "plain data parallel",
-            "optimizer state sharded",
-            "optimizer state and gradients sharded",
-            "optimizer state, gradients and parameters sharded",
-        ];
-        let number = self.number();
-        let sharded = SHARDED[usize::from(number)];
-        write!(formatter, "ZeRO stage {number} ({sharded})")
+        write!(formatter, "ZeRO stage {}", self.number())
     }
 }

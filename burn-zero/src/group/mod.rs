@@ -40,7 +40,7 @@ pub use member::{Job, Member, Pending};
 #[cfg(feature = "mpi")]
 pub use mpi::MpiGroup;
 pub use options::{GroupFault, GroupOptions};
-pub use process_group::{Agree, ProcessGroup};
+pub use process_group::ProcessGroup;
 pub use simulated::SimulatedRank;
 pub use threads::{SingleRank, ThreadGroup};
 pub(crate) use watch::finish_first;

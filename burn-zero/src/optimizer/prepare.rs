@@ -16,7 +16,7 @@ use super::step::own_shards;
 use super::trial;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::{attach, leaf_node, stream};
-use crate::group::{Agree, BufferDtype, HostBuffer, ProcessGroup};
+use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 use crate::host::{HostRead, exchanged, floats};
 use crate::module::replace_tensors;
 use crate::parameters::{Frozen, Parts, Shards, offloaded};

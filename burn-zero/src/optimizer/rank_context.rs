@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use super::parameter_shards::ParameterShards;
 use super::statistics::independent_if_shared;
 use super::zero_optimizer::ZeroOptimizer;
-use crate::group::{Agree, ProcessGroup};
+use crate::group::ProcessGroup;
 use crate::state::to_record;
 use crate::{ZeroError, raise};
 

@@ -18,7 +18,7 @@ use super::parameters::Parameters;
 use super::prepare::attach_to;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::leaf_node;
-use crate::group::{Agree, ProcessGroup};
+use crate::group::ProcessGroup;
 use crate::host::HostRead;
 use crate::offload::step_on_shards;
 use crate::parameters::{NewValue, Shard, Shards, Units, is_on_host};

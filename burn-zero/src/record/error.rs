@@ -21,17 +21,6 @@ pub enum RecordError {
         /// The file system's reason.
         source: io::Error,
     },
-    /// A rank does not see the directory that rank 0 made.
-    #[error(
-        "rank {rank} does not see {}, which rank 0 made: records go to a file system that all ranks share", .path.display()
-    )]
-    NotShared {
-        /// The rank.
-        rank: usize,
-        /// The directory.
-        path: PathBuf,
-    },
-
     /// No complete record is there.
     #[error("no complete record{} in {} ({partial} not finished)", of_step(.step), .dir.display())]
     NoRecord {

@@ -145,13 +145,8 @@ fn write_rank_file(
         tensors.push((key, tensor.dtype, vec![range.len()]));
     }
     let path = dir.join(rank_file(rank, world_size));
-    let mut out = SyncedFile::create(&path).map_err(|error| match error.is_not_found() {
-        true => RecordError::NotShared {
-            rank,
-            path: dir.to_owned(),
-        },
-        false => error,
-    })?;
+    // Fails where a rank does not see the directory that rank 0 made.
+    let mut out = SyncedFile::create(&path)?;
     out.write(&header(state.step, tensors.into_iter()))?;
     let mut manifest = Manifest {
         state,

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::items::Items;
 use super::{TrainItem, ValidItem};
 use crate::ZeroError;
-use crate::group::{Agree, ProcessGroup, finish_first};
+use crate::group::{ProcessGroup, finish_first};
 use crate::optimizer::{Ask, RankContext, Statistics};
 
 /// The state of a rank's training.
