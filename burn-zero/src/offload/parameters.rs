@@ -19,6 +19,7 @@ use burn::tensor::{
 use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_decorator::gradient::keep_on_host;
+use burn_decorator::message::with_value;
 
 use crate::backend::{attach, leaf_node};
 use crate::group::SingleRank;
@@ -47,18 +48,9 @@ pub(crate) fn step_on_shards<R>(
     known: HashSet<ParamId>,
     step: impl FnOnce() -> R,
 ) -> (R, HostShards) {
-    /// Restores the thread's earlier state, also if the step panics.
-    struct Restore(Option<ShardStep>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            STEP.set(self.0.take());
-        }
-    }
     let updated = HostShards::new();
-    let _restore = Restore(STEP.replace(Some(ShardStep { known, updated })));
-    let result = step();
-    let updated = STEP.take().map(|step| step.updated).unwrap_or_default();
-    (result, updated)
+    let (result, at_end) = with_value(&STEP, ShardStep { known, updated }, step);
+    (result, at_end.map(|step| step.updated).unwrap_or_default())
 }
 
 /// A parameter of a step.

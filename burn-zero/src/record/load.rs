@@ -24,8 +24,6 @@ use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 pub struct ShardedRecord {
     path: PathBuf,
     manifest: Arc<Manifest>,
-    /// One file is open at a time: a record may have more than a process may open.
-    open: Option<(usize, File)>,
     /// The chunk that was verified last: rank, number and bytes.
     chunk: Option<(usize, usize, Vec<u8>)>,
     bytes_read: u64,
@@ -48,7 +46,6 @@ impl ShardedRecord {
         Ok(Self {
             path: path.to_owned(),
             manifest: Arc::new(manifest),
-            open: None,
             chunk: None,
             bytes_read: 0,
         })
@@ -177,14 +174,8 @@ impl ShardedRecord {
             let first = (number * CHUNK_BYTES) as u64;
             let rest = self.manifest.files[rank].bytes - first;
             let mut bytes = vec![0; rest.min(CHUNK_BYTES as u64) as usize];
-            let file = match &mut self.open {
-                Some((open, file)) if *open == rank => file,
-                open => {
-                    let file = run("open", &path, || File::open(&path))?;
-                    &mut open.insert((rank, file)).1
-                }
-            };
             run("read", &path, || {
+                let mut file = File::open(&path)?;
                 file.seek(SeekFrom::Start(first))?;
                 file.read_exact(&mut bytes)
             })?;

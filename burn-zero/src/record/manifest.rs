@@ -53,15 +53,6 @@ impl TrainingState {
             ..Self::default()
         }
     }
-
-    /// What must be the same on all ranks, but the optimizer's.
-    fn common(&self) -> [(&'static str, Value); 3] {
-        [
-            ("step", self.step.into()),
-            ("scheduler", self.scheduler.clone()),
-            ("user state", self.user.clone().into()),
-        ]
-    }
 }
 
 /// The outermost JSON object. The checksum is that of `manifest` as text, so that state is never read from torn JSON.
@@ -151,9 +142,14 @@ impl Manifest {
         let differ = |what, theirs: &Value, ours: &Value| {
             ranks_differ(what, (rank, theirs.to_string()), (0, ours.to_string()))
         };
-        for ((what, ours), (_, theirs)) in self.state.common().iter().zip(theirs.common()) {
-            if *ours != theirs {
-                return Err(differ(what, &theirs, ours));
+        let ours = &self.state;
+        for (what, theirs, ours) in [
+            ("step", theirs.step.into(), ours.step.into()),
+            ("scheduler", theirs.scheduler, ours.scheduler.clone()),
+            ("user state", theirs.user.into(), ours.user.clone().into()),
+        ] {
+            if ours != theirs {
+                return Err(differ(what, &theirs, &ours));
             }
         }
         let united = unite(&mut self.state.optimizer, theirs.optimizer);
