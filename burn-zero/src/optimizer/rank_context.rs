@@ -12,7 +12,7 @@ use burn::optim::Optimizer;
 use burn::record::Record;
 use burn::tensor::backend::{AutodiffBackend, Backend, DeviceId};
 use burn_backend::Device as _;
-use burn_decorator::message::{self, Message};
+use burn_decorator::message::{self, Message, with_value};
 use ciborium::Value;
 use parking_lot::Mutex;
 
@@ -57,15 +57,6 @@ pub(crate) enum Ask {
     Sharded,
 }
 
-/// Removes the context from the thread when dropped.
-pub(crate) struct OnThread(Option<Arc<RankContext>>);
-
-impl Drop for OnThread {
-    fn drop(&mut self) {
-        CONTEXT.set(self.0.take());
-    }
-}
-
 impl RankContext {
     pub(crate) fn new(group: Arc<dyn ProcessGroup>, device: DeviceId) -> Arc<Self> {
         Arc::new(Self {
@@ -84,8 +75,9 @@ impl RankContext {
         CONTEXT.with_borrow(Clone::clone)
     }
 
-    pub(crate) fn put_on_thread(self: &Arc<Self>) -> OnThread {
-        OnThread(CONTEXT.replace(Some(self.clone())))
+    /// Runs `train` with this context on the thread.
+    pub(crate) fn on_thread<R>(self: &Arc<Self>, train: impl FnOnce() -> R) -> R {
+        with_value(&CONTEXT, self.clone(), train).0
     }
 
     /// Lets the optimizer that `step`, a step without gradients, reaches take its group. That step returns the model on the rank's device,

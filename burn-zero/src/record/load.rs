@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use super::directory::{Listing, MANIFEST, SyncedFile, parent, run, sync_dir};
 use super::entry::{Failure, TensorSlice, TensorSpec};
 use super::joint::{end, share};
-use super::manifest::{CHUNK_BYTES, Manifest, TrainingState, header};
+use super::manifest::{CHUNK_BYTES, Manifest, TrainingState, header, verify};
 use super::{Dtype, MODEL, RecordError};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 
@@ -180,7 +180,8 @@ impl ShardedRecord {
                 file.read_exact(&mut bytes)
             })?;
             self.bytes_read += bytes.len() as u64;
-            self.manifest.verify(&path, rank, number, &bytes)?;
+            let written = self.manifest.files[rank].crc32[number];
+            verify(&path, &format!("chunk {number}"), written, &bytes)?;
             self.chunk = Some((rank, number, bytes));
         }
         let (.., bytes) = self.chunk.as_ref().expect("it was read");

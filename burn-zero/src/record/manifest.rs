@@ -278,18 +278,6 @@ impl Manifest {
         Ok(())
     }
 
-    /// Verifies bytes of a rank's file, a chunk with this number.
-    pub fn verify(
-        &self,
-        path: &Path,
-        rank: usize,
-        chunk: usize,
-        bytes: &[u8],
-    ) -> Result<(), RecordError> {
-        let what = format!("chunk {chunk}");
-        verify(path, &what, self.files[rank].crc32[chunk], bytes)
-    }
-
     /// Checks that the record in `dir` has these elements of the tensor.
     pub fn check_wanted(
         &self,

@@ -68,7 +68,13 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         self.valid = self.valid.to_device(self.device.inner());
         let items = self.check()?;
         let context = RankContext::new(self.group.clone(), self.device.to_id());
-        let on_thread = context.put_on_thread();
+        context.on_thread(|| self.train_all(&context, items))?;
+        let model = self.learner.model();
+        Ok((model, self.rank_0.map(|rank_0| rank_0.processor)))
+    }
+
+    /// Prepares the model and runs all epochs.
+    fn train_all(&mut self, context: &RankContext, items: usize) -> Result<(), ZeroError> {
         context.prepare(core::any::type_name::<LC::Optimizer>(), || {
             self.learner.optimizer_step(GradientsParams::new());
         })?;
@@ -89,18 +95,14 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
                 break;
             }
             self.validate(&progress, context.gathers_units())?;
-            self.save(epoch, &context)?;
+            self.save(epoch, context)?;
             if self.stops_early(epoch)? {
                 break;
             }
         }
         let learner = &mut self.learner;
-        context.ask(Ask::Whole, || {
-            learner.optimizer_step(GradientsParams::new())
-        })?;
-        drop(on_thread);
-        let model = self.learner.model();
-        Ok((model, self.rank_0.map(|rank_0| rank_0.processor)))
+        let step = || learner.optimizer_step(GradientsParams::new());
+        context.ask(Ask::Whole, step).map(drop)
     }
 
     /// Checks that the ranks' trainings agree. Returns the number of items of all ranks in an epoch.
