@@ -7,10 +7,11 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use burn::module::{AutodiffModule, ModuleMapper, Param};
+use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{Tensor, read_sync};
+use burn::tensor::read_sync;
 use burn_backend::{Backend, BackendTypes, DType, TensorMetadata};
+use burn_decorator::module::map_floats;
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
@@ -122,7 +123,7 @@ where
             FOUND.set(None);
         }
     }
-    let module = module.clone().map(&mut Labels(Vec::new()));
+    let module = labelled::<B, M>(module.clone());
     let _stop = Stop;
     FOUND.set(Some(Found::default()));
     step(&module);
@@ -155,32 +156,15 @@ where
     step(model, input)
 }
 
-/// Makes parameters that know their paths.
-struct Labels(Vec<String>);
-
-#[allow(
-    clippy::missing_trait_methods,
-    reason = "only float parameters have gradients"
-)]
-impl<B: AutodiffBackend> ModuleMapper<B> for Labels {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.0.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.0.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let path = self.0.join(".");
-        param.map(|tensor| {
-            let is_require_grad = tensor.is_require_grad();
-            PARAMETER.set(Some(path.into()));
-            let tensor = tensor.inner().mul_scalar(1.0);
-            PARAMETER.set(None);
-            Tensor::from_inner(tensor).set_require_grad(is_require_grad)
-        })
-    }
+/// The module with parameters that know their paths.
+fn labelled<B: AutodiffBackend, M: AutodiffModule<B>>(module: M) -> M {
+    map_floats(module, |path, _, tensor: FloatTensor<B>| {
+        let is_require_grad = B::float_is_require_grad(&tensor);
+        PARAMETER.set(Some(path.into()));
+        let tensor = B::InnerBackend::float_mul_scalar(B::inner(tensor), Scalar::Float(1.0));
+        PARAMETER.set(None);
+        B::float_set_require_grad(B::from_inner(tensor), is_require_grad)
+    })
 }
 
 /// An operation.

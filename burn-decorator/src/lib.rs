@@ -74,7 +74,7 @@
 //! [`gradient`], what backends and optimizers must know about gradients; [`tape`], how code above decorators reaches autodiff's
 //! tensors below them; [`weight`], what a loss was multiplied by; [`reading_stream`], where another thread reads tensors; [`upload`], parameters that come from
 //! host memory when they are used; [`repeated_block`],
-//! which parameters a model uses together. With the feature `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
+//! which parameters a model uses together. With the feature `module`: `module`, tensors of a module by path; `device`, its device. With `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
 //! the Learner. [`profile`] is what a device can do, for those that tell time from it.
 //!
 //! Moving to another Burn release means editing `src/table/release.rs`, which has the rows that only this release has; a test of the
@@ -90,6 +90,8 @@ pub mod gradient;
 mod kind;
 mod map;
 pub mod message;
+#[cfg(feature = "module")]
+pub mod module;
 #[cfg(feature = "train")]
 pub mod non_finite;
 pub mod profile;

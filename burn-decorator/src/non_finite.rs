@@ -279,13 +279,7 @@ struct Inspector<'a, I: Backend, G> {
 }
 
 impl<B: AutodiffBackend, G: GradientsOf> ModuleVisitor<B> for Inspector<'_, B::InnerBackend, G> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.to_owned());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
+    crate::follow_path!();
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let gradients = self.gradients.each::<B::InnerBackend, D>(param.id);

@@ -34,6 +34,8 @@ use core::ops::Deref;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::message::with_value;
+
 /// The copies of one [`copy_for_rank`], by the addresses of their originals.
 type Copies = HashMap<usize, Box<dyn Any>>;
 
@@ -50,14 +52,7 @@ pub trait ForRank {
 /// Runs `copy`, in which clones of [`Shared`] values have values of their own. Call it on the thread of the rank that gets the copy: a value
 /// may belong to a thread, such as a loss scaler. The originals must live until `copy` returns.
 pub fn copy_for_rank<R>(copy: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Copies>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            COPIES.set(self.0.take());
-        }
-    }
-    let _restore = Restore(COPIES.replace(Some(Copies::new())));
-    copy()
+    with_value(&COPIES, Copies::new(), copy).0
 }
 
 /// Whether this thread is inside of [`copy_for_rank`].

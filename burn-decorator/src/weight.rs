@@ -6,6 +6,8 @@
 use std::any::Any;
 use std::cell::RefCell;
 
+use crate::message::with_value;
+
 thread_local! {
     static OFFERED: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
 }
@@ -18,14 +20,9 @@ pub struct GradientWeight<T>(pub T);
 
 /// Runs `backward`, in which a decorator below may [`take`] the weight. Returns the weight if none did.
 pub fn offer<W: 'static, R>(weight: W, backward: impl FnOnce() -> R) -> (R, Option<W>) {
-    struct Restore(Option<Box<dyn Any>>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            OFFERED.set(self.0.take());
-        }
-    }
-    let _restore = Restore(OFFERED.replace(Some(Box::new(weight))));
-    (backward(), take())
+    let (result, left) = with_value(&OFFERED, Box::new(weight) as Box<dyn Any>, backward);
+    let left = left.and_then(|weight| weight.downcast().ok());
+    (result, left.map(|weight| *weight))
 }
 
 /// The weight that is offered, if it is of this type: who takes it applies it.

@@ -5,10 +5,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use burn::module::Module;
 use burn::tensor::backend::Backend;
+use burn_backend::tensor::FloatTensor;
 use burn_checkpoint::{ReadsInPlace, RematStats, is_delivered};
+use burn_decorator::module::for_each_float;
 use burn_decorator::profile::DeviceProfile;
 
 use crate::classes::Classes;
@@ -189,27 +190,13 @@ pub fn estimate_run<R>(device: MetaDevice, run: impl FnOnce() -> R) -> (Estimate
 
 /// Tells the device the names of a module's parameters.
 fn name_parameters<B: Backend, M: Module<B>>(model: &M) {
-    struct Names(Vec<String>);
-    impl<B: Backend> ModuleVisitor<B> for Names {
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.0.push(name.into());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.0.pop();
-        }
-
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let value = param.val();
-            // A use would bring it here, from the host or from other ranks.
-            if is_delivered::<B>(&value.clone().into_primitive().tensor()) {
-                return;
-            }
+    for_each_float(model, |path, _, value: FloatTensor<B>| {
+        // A use would bring it here, from the host or from other ranks.
+        if !is_delivered::<B>(&value) {
             // Any operation that reaches the device through all decorators.
-            label(&self.0.join("."), || drop(value.neg()));
+            label(path, || drop(B::float_neg(value)));
         }
-    }
-    model.visit(&mut Names(Vec::new()));
+    });
 }
 
 impl Estimate {

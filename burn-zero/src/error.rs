@@ -79,13 +79,6 @@ pub enum ZeroError {
         /// What the system says.
         reason: String,
     },
-
-    /// More elements than this machine's `usize` counts.
-    #[error("{what}: more elements than {limit}, the most this machine can count", limit = usize::MAX)]
-    TooManyElements {
-        /// What was being counted.
-        what: String,
-    },
 }
 
 impl ZeroError {

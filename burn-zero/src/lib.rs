@@ -89,7 +89,7 @@
 //! [`OffloadedAdamW`] is AdamW with its state in host memory, for models whose Adam state does not fit the device. With Adam an
 //! element of an f32 parameter takes 16 bytes on the device: itself, its gradient and two moments. Offloaded it takes 4 to 8 there and
 //! 12 to 16 on the host, for the master, the moments and the gradient. One rank is enough; inside a [`ZeroOptimizer`] each rank's host
-//! holds that rank's shard. [`HostAdamW`] is its arithmetic, on slices. [`offload()`] puts any other optimizer of Burn on the host.
+//! holds that rank's shard. [`HostAdamW`] is its arithmetic, on slices.
 //!
 //! ```
 //! use burn::{backend::Autodiff, nn, optim::{GradientsParams, Optimizer}, prelude::*};
@@ -148,12 +148,12 @@ pub use estimate::{Estimate, ModelStates, estimate};
 #[cfg(feature = "mpi")]
 pub use group::MpiGroup;
 pub use group::{
-    Agree, GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SimulatedRank, SingleRank,
-    Split, ThreadGroup,
+    GroupFault, GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SimulatedRank, SingleRank, Split,
+    ThreadGroup,
 };
 pub use offload::{
-    AdamWState, Arch, Gradients, HostAdamW, HostAdamWConfig, HostOffload, HostRecord,
-    OffloadConfig, OffloadRecord, OffloadedAdamW, ParamsOut, offload,
+    AdamWState, Gradients, HostAdamW, HostAdamWConfig, OffloadConfig, OffloadRecord,
+    OffloadedAdamW, ParamsOut,
 };
 pub use optimizer::{
     ParameterShards, ZeroOptimizer, ZeroOptimizerError, independent, shard_parameters,
@@ -164,7 +164,6 @@ pub use record::{RecordError, consolidate, consolidate_as, load_sharded, save_sh
 pub use recorder::{Recorder, Training};
 pub use settings::{Memory, Stage, ZeroSettings};
 pub use shard::{Partition, ShardMap};
-pub use state::tensor_bytes;
 pub use strategy::{RankItem, SilentRenderer, ZeroStrategy};
 
 /// Types of modules and records, public because Burn's traits require it; programs need not name them.

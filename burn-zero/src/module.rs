@@ -1,218 +1,15 @@
-//! Visitors and mappers of a module's tensors by path, as closures. The order of a module is that of its visitors and mappers.
+//! New data for the tensors of a module, by path.
 
-use core::ops::Range;
 use std::collections::HashMap;
 
-use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{AutodiffModule, ParamId};
 use burn::tensor::{
-    BasicOps, Bool, DType, Float, Int, Tensor, TensorData, TensorMetadata, TensorPrimitive,
+    BasicOps, Bool, Float, Int, Tensor, TensorData, TensorPrimitive,
     backend::{AutodiffBackend, Backend},
 };
-use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
+use burn_decorator::module::{AnyTensor, map_tensors};
 
 use crate::parameters::in_place_of;
-
-/// A tensor of a module, whatever its kind and its number of dimensions.
-#[derive(Clone, Debug)]
-pub(crate) enum AnyTensor<B: Backend> {
-    Float(TensorPrimitive<B>),
-    Int(IntTensor<B>),
-    Bool(BoolTensor<B>),
-}
-
-impl<B: Backend> AnyTensor<B> {
-    /// Whether it is a trained leaf.
-    pub(crate) fn requires_grad(&self) -> bool {
-        match self {
-            Self::Float(TensorPrimitive::Float(tensor)) => B::float_is_require_grad(tensor),
-            _ => false,
-        }
-    }
-
-    /// Its type and its shape.
-    pub(crate) fn kind(&self) -> (DType, Vec<usize>) {
-        match self {
-            Self::Float(tensor) => (tensor.dtype(), tensor.shape().to_vec()),
-            Self::Int(tensor) => (tensor.dtype(), tensor.shape().to_vec()),
-            Self::Bool(tensor) => (tensor.dtype(), tensor.shape().to_vec()),
-        }
-    }
-
-    /// Reads it.
-    pub(crate) fn to_data(&self) -> TensorData {
-        self.clone().read(0..self.kind().1.iter().product())
-    }
-
-    /// Reads some of its elements.
-    pub(crate) fn read(self, elements: Range<usize>) -> TensorData {
-        fn part<B: Backend, K: BasicOps<B>>(
-            tensor: K::Primitive,
-            elements: Range<usize>,
-        ) -> TensorData {
-            // The number of dimensions does not matter for reading.
-            let tensor = Tensor::<B, 1, K>::from_primitive(tensor);
-            let all = tensor.shape().num_elements();
-            match elements.len() == all {
-                true => tensor.into_data(),
-                false => tensor.reshape([all]).slice([elements]).into_data(),
-            }
-        }
-        match self {
-            Self::Float(tensor) => part::<B, Float>(tensor, elements),
-            Self::Int(tensor) => part::<B, Int>(tensor, elements),
-            Self::Bool(tensor) => part::<B, Bool>(tensor, elements),
-        }
-    }
-
-    /// A tensor of `data` in its place: on its device or in host memory, in its type, and trained if it is.
-    fn replaced(self, data: TensorData) -> Self {
-        let requires_grad = self.requires_grad();
-        if let Self::Float(TensorPrimitive::Float(old)) = &self {
-            let new = in_place_of::<B>(old, data);
-            let new = B::float_set_require_grad(new, requires_grad);
-            return Self::Float(TensorPrimitive::Float(new));
-        }
-        fn made<B: Backend, K: BasicOps<B>>(old: K::Primitive, data: TensorData) -> K::Primitive {
-            let old = Tensor::<B, 1, K>::from_primitive(old);
-            K::from_data(data, &old.device(), old.dtype())
-        }
-        match self {
-            Self::Float(old) => Self::Float(made::<B, Float>(old, data)),
-            Self::Int(old) => Self::Int(made::<B, Int>(old, data)),
-            Self::Bool(old) => Self::Bool(made::<B, Bool>(old, data)),
-        }
-    }
-}
-
-/// A visitor or mapper that calls `each` with the path of every tensor.
-struct Walk<F> {
-    path: Vec<String>,
-    each: F,
-}
-
-impl<F> Walk<F> {
-    fn new(each: F) -> Self {
-        Self {
-            path: Vec::new(),
-            each,
-        }
-    }
-}
-
-/// The methods by which visitors and mappers follow a path.
-macro_rules! follow_path {
-    () => {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.push(name.to_owned());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
-        }
-    };
-}
-
-pub(crate) use follow_path;
-
-macro_rules! visit {
-    ($visit:ident, $kind:ident) => {
-        fn $visit<const D: usize>(&mut self, param: &Param<Tensor<B, D, $kind>>) {
-            let tensor = AnyTensor::$kind(param.val().into_primitive());
-            (self.each)(&self.path.join("."), param.id, tensor);
-        }
-    };
-}
-
-macro_rules! map {
-    ($map:ident, $kind:ident) => {
-        fn $map<const D: usize>(
-            &mut self,
-            param: Param<Tensor<B, D, $kind>>,
-        ) -> Param<Tensor<B, D, $kind>> {
-            let is_new = !param.is_initialized();
-            let (id, tensor, mapper) = param.consume();
-            let tensor = AnyTensor::$kind(tensor.into_primitive());
-            let made = (self.each)(&self.path.join("."), id, is_new, tensor);
-            let AnyTensor::$kind(tensor) = made else {
-                unreachable!("a tensor is replaced by one of its kind");
-            };
-            Param::from_mapped_value(id, Tensor::from_primitive(tensor), mapper)
-        }
-    };
-}
-
-impl<B: Backend, F: FnMut(&str, ParamId, AnyTensor<B>)> ModuleVisitor<B> for Walk<F> {
-    follow_path!();
-    visit!(visit_float, Float);
-    visit!(visit_int, Int);
-    visit!(visit_bool, Bool);
-}
-
-impl<B: Backend, F: FnMut(&str, ParamId, bool, AnyTensor<B>) -> AnyTensor<B>> ModuleMapper<B>
-    for Walk<F>
-{
-    follow_path!();
-    map!(map_float, Float);
-    map!(map_int, Int);
-    map!(map_bool, Bool);
-}
-
-/// Calls `each` with the path, the id and the tensor of all parameters and buffers, in the order of the module.
-///
-/// Burn holds the lock of running statistics during the call: `each` must not wait for another rank that may share them.
-pub(crate) fn for_each_tensor<B: Backend, M: Module<B>>(
-    module: &M,
-    each: impl FnMut(&str, ParamId, AnyTensor<B>),
-) {
-    module.visit(&mut Walk::new(each));
-}
-
-/// [`for_each_tensor`], of those that are floats and not quantized.
-pub(crate) fn for_each_float<B: Backend, M: Module<B>>(
-    module: &M,
-    mut each: impl FnMut(&str, ParamId, FloatTensor<B>),
-) {
-    for_each_tensor(module, |path, id, tensor| {
-        if let AnyTensor::Float(TensorPrimitive::Float(tensor)) = tensor {
-            each(path, id, tensor);
-        }
-    });
-}
-
-/// The module with what `each` makes of its tensors, of the same kind and number of dimensions; ids and Burn's parameter mappers stay.
-///
-/// Locks running statistics as [`for_each_tensor`] does; clones of the module share the changed ones.
-pub(crate) fn map_tensors<B: Backend, M: Module<B>>(
-    module: M,
-    mut each: impl FnMut(&str, ParamId, AnyTensor<B>) -> AnyTensor<B>,
-) -> M {
-    module.map(&mut Walk::new(|path: &str, id, _, tensor| {
-        each(path, id, tensor)
-    }))
-}
-
-/// [`map_tensors`], of those that are floats and not quantized.
-pub(crate) fn map_floats<B: Backend, M: Module<B>>(
-    module: M,
-    mut each: impl FnMut(&str, ParamId, FloatTensor<B>) -> FloatTensor<B>,
-) -> M {
-    map_new_floats(module, |path, id, _, tensor| each(path, id, tensor))
-}
-
-/// [`map_floats`], where `each` gets whether the tensor was initialised for it.
-pub(crate) fn map_new_floats<B: Backend, M: Module<B>>(
-    module: M,
-    mut each: impl FnMut(&str, ParamId, bool, FloatTensor<B>) -> FloatTensor<B>,
-) -> M {
-    module.map(&mut Walk::new(
-        |path: &str, id, is_new, tensor| match tensor {
-            AnyTensor::Float(TensorPrimitive::Float(tensor)) => {
-                AnyTensor::Float(TensorPrimitive::Float(each(path, id, is_new, tensor)))
-            }
-            other => other,
-        },
-    ))
-}
 
 /// New data for the tensor at a path, if any; the second argument reads what is there.
 pub(crate) type Replace<'a> = dyn FnMut(&str, &dyn Fn() -> TensorData) -> Option<TensorData> + 'a;
@@ -229,13 +26,13 @@ pub(crate) fn replace_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
 ) -> M {
     // The new leaf of each trained parameter, made at its first path.
     let mut made: HashMap<ParamId, AnyTensor<B>> = HashMap::new();
-    map_tensors(module, |path, id, tensor| {
+    map_tensors(module, |path, id, _, tensor| {
         let requires_grad = tensor.requires_grad();
         if let Some(made) = made.get(&id).filter(|_| requires_grad) {
             return made.clone();
         }
         let new = match replace(path, &|| tensor.to_data()) {
-            Some(data) => tensor.replaced(data),
+            Some(data) => replaced(tensor, data),
             None => tensor,
         };
         if requires_grad {
@@ -243,4 +40,23 @@ pub(crate) fn replace_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
         }
         new
     })
+}
+
+/// A tensor of `data` in the place of another: on its device or in host memory, in its type, and trained if it is.
+fn replaced<B: Backend>(old: AnyTensor<B>, data: TensorData) -> AnyTensor<B> {
+    fn made<B: Backend, K: BasicOps<B>>(old: K::Primitive, data: TensorData) -> K::Primitive {
+        let old = Tensor::<B, 1, K>::from_primitive(old);
+        K::from_data(data, &old.device(), old.dtype())
+    }
+    let requires_grad = old.requires_grad();
+    match old {
+        AnyTensor::Float(TensorPrimitive::Float(old)) => {
+            let new = in_place_of::<B>(&old, data);
+            let new = B::float_set_require_grad(new, requires_grad);
+            AnyTensor::Float(TensorPrimitive::Float(new))
+        }
+        AnyTensor::Float(old) => AnyTensor::Float(made::<B, Float>(old, data)),
+        AnyTensor::Int(old) => AnyTensor::Int(made::<B, Int>(old, data)),
+        AnyTensor::Bool(old) => AnyTensor::Bool(made::<B, Bool>(old, data)),
+    }
 }

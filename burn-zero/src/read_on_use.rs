@@ -12,8 +12,8 @@ use burn::tensor::{
 };
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::module::follow_path;
 use crate::record::{Dtype, RecordError, run, to_f32};
+use burn_decorator::follow_path;
 
 /// The module with the tensors of a safetensors file, by their paths, as [`consolidate`](crate::consolidate) writes it. A parameter that
 /// is not initialised yet stays so: it is read when it is first used. So [`prepare`](crate::ZeroOptimizer::prepare) at stage 3 and

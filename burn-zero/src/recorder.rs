@@ -16,17 +16,18 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_backend::tensor::FloatTensor;
 use parking_lot::Mutex;
 
-use crate::backend::{attach, stream};
+use crate::backend::attach;
 use crate::host::floats;
-use crate::module::{AnyTensor, for_each_float, for_each_tensor, replace_tensors};
+use crate::module::replace_tensors;
 use crate::optimizer::{Parameters, Statistics, own_shards};
 use crate::parameters::{Frozen, Parts, Shard, Shards};
 use crate::record::{
-    Entry, JointWork, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec,
-    TrainingState, save_sharded,
+    Entry, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
+    end, save_sharded,
 };
 use crate::reduce::{GradientReducer, Layout};
 use crate::state::{self, Item, StateTensor, from_file, in_file, refuse, to_file};
+use burn_decorator::module::{AnyTensor, for_each_float, for_each_tensor};
 
 /// A training: a model, its optimizer with all layers around it, and its learning-rate scheduler (or a number, for a constant
 /// rate).
@@ -61,15 +62,14 @@ impl<M, O, S> Training<M, O, S> {
 /// |---|---|---|
 /// | every tensor of the model, whole, in its own type | `model/<path>` | each rank its shard; rank 0 what is not trained |
 /// | the optimizer's state, whole tensors | `optimizer/<path>` | each rank its shard |
-/// | step counts, loss scale, counters of all layers; the scheduler; random numbers | the manifest | the same on all ranks |
+/// | step counts, loss scale, counters of all layers; the scheduler | the manifest | the same on all ranks |
 /// | step, and what the caller adds ([`TrainingState`](crate::record::TrainingState)) | the manifest | the caller, all ranks the same |
 ///
 /// so any number of ranks, at any stage, loads it bit for bit, and [`consolidate`](crate::consolidate) makes a file of it that
 /// plain Burn loads. The sums of an incomplete window of micro-batches are each rank's own, so a save there is refused: save after an
-/// update. Ranks that draw [numbers of their own](crate::ZeroOptimizer::with_seed) go on with them, all from the count of rank 0, so that a
-/// training that continues and one that resumes draw the same. No backend of Burn 0.21 exposes its generator's state: a loop that draws
-/// from it puts a seed into [`user`](crate::record::TrainingState::user), and seeds each rank's generator with it and the rank when it
-/// saves and after it has loaded.
+/// update. No backend of Burn 0.21 exposes its generator's state: a loop that draws from it puts a seed into
+/// [`user`](crate::record::TrainingState::user), and seeds each rank's generator with it and the rank when it saves and after it has loaded.
+/// Ranks that draw [numbers of their own](crate::ZeroOptimizer::with_seed) all take the same seed.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -172,7 +172,6 @@ impl Recorder {
     {
         let (reducer, Prepared { shards, frozen, .. }) = self.prepared()?;
         let group = reducer.group();
-        let work = JointWork::new(group, "split a training");
         let layout = reducer.layout();
         let split = || {
             let parameters = Parameters::of::<B, M>(training.model);
@@ -237,8 +236,7 @@ impl Recorder {
             }
             Ok::<_, RecordError>((state, entries))
         };
-        let (mut state, entries) = work.end(split())?;
-        state.generator = stream::agree(group)?;
+        let (state, entries) = end(group, "split a training", split())?;
         // The record has rank 0's statistics: a training that continues must have the same as one that resumes.
         Statistics::of::<B, M>(training.model).share::<B, M>(training.model, group)?;
         save_sharded(dir, group, entries, state, keep)
@@ -279,7 +277,6 @@ impl Recorder {
         let (layout, group): (&Layout, _) = (reducer.layout(), reducer.group());
         let state = record.state().clone();
         let record = &mut record;
-        let mut work = JointWork::new(group, "load a training");
         let load = || {
             let devices = training.model.devices();
             let device = devices.into_iter().next().unwrap_or_default();
@@ -287,13 +284,12 @@ impl Recorder {
             parameters.check_same(layout.parameters())?;
             let tensors = model_tensors::<B, M>(&training.model, &parameters, &frozen)?;
             let sharded = shards.is_some().then_some(layout);
-            let mut loaded = load_model(&tensors, sharded, record, &mut work)?;
+            let mut loaded = load_model(&tensors, sharded, record)?;
 
             let ids = state::ids_of_shards(layout);
             let tree = state::join(&state.optimizer, layout, &ids, |wanted| {
                 let StateTensor { spec, ranges, .. } = wanted;
-                let bytes = record.read_ranges(spec, ranges, &mut || work.at_work());
-                Ok::<_, RecordError>(Some(bytes?))
+                Ok::<_, RecordError>(Some(record.read_ranges(spec, ranges)?))
             })?;
             let of_optimizer = state::to_record::<B, _>(tree, &device)?;
             training.optimizer = training.optimizer.load_record(of_optimizer);
@@ -320,11 +316,7 @@ impl Recorder {
             }
             Ok(training)
         };
-        let loaded = load();
-        let loaded = work.end(loaded)?;
-        if let Some(generator) = state.generator {
-            stream::go_on(generator);
-        }
+        let loaded = end(group, "load a training", load())?;
         Ok((loaded, Some(state)))
     }
 }
@@ -392,7 +384,6 @@ fn load_model<B: Backend>(
     model: &[ModelTensor<B>],
     sharded: Option<&Layout>,
     record: &mut ShardedRecord,
-    work: &mut JointWork,
 ) -> Result<Loaded, RecordError> {
     let known: HashSet<_> = model.iter().map(|tensor| &tensor.spec.name).collect();
     let saved = record.tensors().filter_map(|tensor| {
@@ -418,7 +409,7 @@ fn load_model<B: Backend>(
         let part = sharded.zip(it.parameter);
         let part = part.map(|(layout, parameter)| (parameter, layout.shard(parameter)));
         let ranges = part.map_or(&whole[..], |(_, ranges)| ranges);
-        let bytes = record.read_ranges(&it.spec, ranges, &mut || work.at_work())?;
+        let bytes = record.read_ranges(&it.spec, ranges)?;
         let (dtype, shape) = it.tensor.kind();
         let elements = bytes.len() / dtype.size();
         match (part, &it.frozen) {

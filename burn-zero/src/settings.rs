@@ -30,14 +30,14 @@ pub struct ZeroSettings {
     /// How the ranks' gradients are reduced. Default [`ReduceOp::Mean`], which is the gradient of the mean loss over all ranks'
     /// data if every rank has equally much. Otherwise accumulate with burn-accum's `Normalization::Tokens` and
     /// [`items_of_all_ranks`](crate::ZeroOptimizer::items_of_all_ranks); or divide each rank's *summed* loss by the number of
-    /// items of all ranks ([`Agree::agree_sum`](crate::Agree::agree_sum)), and use [`ReduceOp::Sum`].
+    /// items of all ranks ([`ProcessGroup::agree_sum`](crate::ProcessGroup::agree_sum)), and use [`ReduceOp::Sum`].
     pub reduction: ReduceOp,
     /// Where gradients are between backward and the step. Default [`Memory::Device`].
     pub gradients: Memory,
     /// Where parameters are while no operation uses them (DeepSpeed's `offload_param`). Default [`Memory::Device`]. With [`Memory::Host`]
     /// [`prepare`](crate::ZeroOptimizer::prepare) puts them in host memory, as [`offload_parameters`](crate::offload_parameters()) does, and each step leaves
     /// them there: the backend must have a [`Remat`](burn_checkpoint::Remat) in it. The device holds all of them at the end of a step whose optimizer is on the device:
-    /// [`OffloadedAdamW`](crate::OffloadedAdamW) and [`offload()`](crate::offload()) update one at a time.
+    /// [`OffloadedAdamW`](crate::OffloadedAdamW) updates one at a time.
     pub parameters: Memory,
 }
 
@@ -48,7 +48,7 @@ pub enum Memory {
     /// With the parameters.
     #[default]
     Device,
-    /// In host memory, for optimizers that are there ([`OffloadedAdamW`](crate::OffloadedAdamW), [`offload()`](crate::offload())).
+    /// In host memory, for an optimizer that is there ([`OffloadedAdamW`](crate::OffloadedAdamW)).
     /// Gradients leave the device during backward, in every stage and with one rank too, so that it holds about a
     /// bucket of them; reduced gradients stay in host memory. Layers between backward and the
     /// optimizer (loss scalers, accumulation, clipping) compute on the host: see [`WithHost`](crate::WithHost). The backend
@@ -142,14 +142,6 @@ impl From<Stage> for u8 {
 
 impl fmt::Display for Stage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHARDED: [&str; 4] = [
-            "plain data parallel",
-            "optimizer state sharded",
-            "optimizer state and gradients sharded",
-            "optimizer state, gradients and parameters sharded",
-        ];
-        let number = self.number();
-        let sharded = SHARDED[usize::from(number)];
-        write!(formatter, "ZeRO stage {number} ({sharded})")
+        write!(formatter, "ZeRO stage {}", self.number())
     }
 }

@@ -361,43 +361,6 @@ pub(crate) fn from_file(bytes: Vec<u8>, shape: Vec<usize>, dtype: DType) -> Tens
     TensorData::from_bytes_vec(bytes, shape, on_host(dtype))
 }
 
-/// Bytes of all tensors in a record, such as an optimizer's, to compare with an estimate.
-///
-/// Floats count as f32, as records hold them. Costs a temporary copy of the tensors on the host.
-///
-/// ```
-/// use burn::{backend::Autodiff, nn, optim::{AdamWConfig, GradientsParams, Optimizer}, prelude::*};
-/// use burn_zero::tensor_bytes;
-///
-/// type B = Autodiff<burn_flex::Flex>;
-/// let device = Default::default();
-/// let model: nn::Linear<B> = nn::LinearConfig::new(4, 3).init(&device);
-/// let mut optimizer = AdamWConfig::new().init();
-/// let loss = model.forward(Tensor::<B, 2>::ones([2, 4], &device)).mean();
-/// let gradients = GradientsParams::from_grads(loss.backward(), &model);
-/// let _ = optimizer.step(1e-3, model, gradients);
-/// assert_eq!(tensor_bytes::<B, _>(optimizer.to_record())?, 8 * (4 * 3 + 3)); // two moments in f32
-/// # Ok::<(), burn_zero::ZeroOptimizerError>(())
-/// ```
-///
-/// # Errors
-///
-/// [`ZeroOptimizerError::State`] for a record that cannot be serialized.
-pub fn tensor_bytes<B: Backend, R: Record<B>>(record: R) -> Result<u64, ZeroOptimizerError> {
-    // Only elements of tensors are bytes in such a tree.
-    fn count(value: &Value) -> u64 {
-        match value {
-            Value::Bytes(bytes) => bytes.len() as u64,
-            Value::Array(values) => values.iter().map(count).sum(),
-            Value::Map(fields) => fields.iter().map(|(_, value)| count(value)).sum(),
-            _ => 0,
-        }
-    }
-    let item = record.into_item::<FullPrecisionSettings>();
-    let tree = Value::serialized(&item).map_err(refuse)?;
-    Ok(count(&tree))
-}
-
 pub(crate) fn refuse(reason: impl ToString) -> ZeroOptimizerError {
     ZeroOptimizerError::State {
         reason: reason.to_string(),

@@ -159,6 +159,8 @@ fn saved_and_resumed(world_size: usize, dir: &Path) -> Vec<Vec<Vec<f32>>> {
             scheduler: 0.05,
         };
         let (mut training, found) = recorder.load::<B, _, _, _>(dir, None, training)?;
+        let seed_again = |state: &TrainingState| <B as Backend>::seed(&device, state.step);
+        found.iter().for_each(seed_again);
         if rank == 1 && found.is_none() {
             drop(dropped::<B>(batch(0, rank, world_size))); // ranks need not draw equally often
         }
@@ -169,6 +171,7 @@ fn saved_and_resumed(world_size: usize, dir: &Path) -> Vec<Vec<Vec<f32>>> {
             training.model = training.optimizer.step(0.05, training.model, gradients);
             if step == 1 {
                 let state = TrainingState::at_step(2);
+                seed_again(&state);
                 recorder.save::<B, _, _, _>(dir, training.by_ref(), state, Keep::default())?;
             }
         }

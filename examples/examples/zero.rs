@@ -8,12 +8,12 @@ use burn::backend::Autodiff;
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::record::{BinBytesRecorder, FullPrecisionSettings, Recorder};
 use burn::tensor::activation::gelu;
 use burn::tensor::{Distribution, Tensor, backend::Backend};
 use burn_flex::Flex;
 use burn_zero::{
-    GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError, ZeroOptimizer,
-    ZeroSettings, tensor_bytes,
+    GroupOptions, ProcessGroup, Sharded, Stage, ThreadGroup, ZeroError, ZeroOptimizer, ZeroSettings,
 };
 
 /// Was: `Autodiff<Flex>`. On a GPU: `Sharded<Autodiff<Cuda>>`.
@@ -79,11 +79,13 @@ fn train(
         let gradients = GradientsParams::from_grads(model.loss(x.clone()).backward(), &model);
         model = optimizer.step(1e-3, model, gradients);
     }
-    let state = tensor_bytes::<B, _>(Optimizer::<Model<B>, B>::to_record(&optimizer))?;
+    let record = Optimizer::<Model<B>, B>::to_record(&optimizer);
+    let state = BinBytesRecorder::<FullPrecisionSettings>::default();
+    let state = Recorder::<B>::record(&state, record, ()).expect("bytes in memory");
     let sent = (group.traffic().total().data_bytes - before) / STEPS as u64;
     let weights = model.layers[0].weight.val().into_data().to_vec();
     Ok(Trained {
-        bytes: [state, optimizer.peak_gradient_bytes(), sent],
+        bytes: [state.len() as u64, optimizer.peak_gradient_bytes(), sent],
         weights: weights.expect("f32"),
     })
 }

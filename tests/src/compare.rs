@@ -29,13 +29,7 @@ pub fn gradients<B: AutodiffBackend, M: AutodiffModule<B>>(
         found: Vec<(String, Vec<f32>)>,
     }
     impl<B: AutodiffBackend> ModuleVisitor<B> for Collect<'_, B> {
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.push(name.to_owned());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.path.pop();
-        }
+        burn_decorator::follow_path!();
 
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             if let Some(grad) = param.grad(self.grads) {

@@ -1,5 +1,5 @@
 //! One AdamW step over a flat buffer, all contenders in one run, interleaved: the machine's stream limit at the same
-//! traffic, `HostAdamW` with each instruction set, steps of modules on Flex with Burn's own AdamW and with the offloaded one and, where a Python has them, PyTorch's fused
+//! traffic, `HostAdamW`, steps of modules on Flex with Burn's own AdamW and with the offloaded one and, where a Python has them, PyTorch's fused
 //! AdamW and DeepSpeed's CPUAdam.
 //!
 //! ```text
@@ -16,7 +16,7 @@ mod stream;
 
 use std::time::Instant;
 
-use burn_zero::{Arch, Gradients, HostAdamW, HostAdamWConfig, ParamsOut};
+use burn_zero::{Gradients, HostAdamW, HostAdamWConfig, ParamsOut};
 use half::bf16;
 
 /// A contender: does one step and returns its seconds.
@@ -66,9 +66,7 @@ fn single_precision(elements: usize) -> Group {
             stream::ordinary_pages(elements),
         ),
     ];
-    for arch in HostAdamW::archs() {
-        contenders.push((format!("HostAdamW {arch:?}"), host_f32(elements, arch)));
-    }
+    contenders.push(("HostAdamW".into(), host_f32(elements)));
     contenders.push(("Burn AdamW on Flex".into(), module::burns(elements)));
     contenders.push(("OffloadedAdamW on Flex".into(), module::offloaded(elements)));
     contenders.extend(python::contenders(elements));
@@ -91,9 +89,7 @@ fn low_precision(elements: usize) -> Group {
             stream::bf16_in_out(elements, true),
         ),
     ];
-    for arch in HostAdamW::archs() {
-        contenders.push((format!("HostAdamW {arch:?}"), host_bf16(elements, arch)));
-    }
+    contenders.push(("HostAdamW".into(), host_bf16(elements)));
     Group {
         name: "bf16 gradients, bf16 copy out",
         bytes_per_element: 28,
@@ -101,16 +97,15 @@ fn low_precision(elements: usize) -> Group {
     }
 }
 
-fn host(elements: usize, arch: Arch) -> HostAdamW {
+fn host(elements: usize) -> HostAdamW {
     let initial: Vec<f32> = (0..elements)
         .map(|index| (index % 1000) as f32 * 1e-3)
         .collect();
-    let adamw = HostAdamW::new(HostAdamWConfig::default(), &initial).expect("memory");
-    adamw.with_arch(arch)
+    HostAdamW::new(HostAdamWConfig::default(), &initial).expect("memory")
 }
 
-fn host_f32(elements: usize, arch: Arch) -> Contender {
-    let mut adamw = host(elements, arch);
+fn host_f32(elements: usize) -> Contender {
+    let mut adamw = host(elements);
     let gradients = stream::HugeBuffer::new(elements * 4);
     timed(move || {
         adamw
@@ -119,8 +114,8 @@ fn host_f32(elements: usize, arch: Arch) -> Contender {
     })
 }
 
-fn host_bf16(elements: usize, arch: Arch) -> Contender {
-    let mut adamw = host(elements, arch);
+fn host_bf16(elements: usize) -> Contender {
+    let mut adamw = host(elements);
     let gradients = vec![bf16::from_f32(1e-3); elements];
     let mut out = vec![bf16::ZERO; elements];
     timed(move || {

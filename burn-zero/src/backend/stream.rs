@@ -10,11 +10,8 @@ use std::sync::{Arc, Weak};
 
 use burn_backend::Backend;
 use burn_backend::tensor::Device;
-use bytemuck::{cast_slice, pod_collect_to_vec};
 use parking_lot::Mutex;
 
-use crate::ZeroError;
-use crate::group::ProcessGroup;
 use crate::reduce::GradientReducer;
 
 thread_local! {
@@ -63,27 +60,6 @@ pub(super) fn draw<A: Backend, R>(device: &Device<A>, draw: impl FnOnce() -> R) 
         A::seed(device, seed);
     }
     draw()
-}
-
-/// Lets the numbers of all ranks go on from the seed and the count of rank 0, and returns these; `None` without numbers of their own.
-///
-/// # Errors
-///
-/// Those of the group.
-pub(crate) fn agree(group: &dyn ProcessGroup) -> Result<Option<[u64; 2]>, ZeroError> {
-    let Some(own) = with_stream(|stream| [stream.seed, stream.drawn]) else {
-        return Ok(None);
-    };
-    let all = group.gather_bytes("random numbers", cast_slice(&own).to_vec())?;
-    let first = pod_collect_to_vec(&all[0])[..].try_into();
-    let first = first.expect("ranks run the same program");
-    go_on(first);
-    Ok(Some(first))
-}
-
-/// Continues this rank's own numbers, if there are any.
-pub(crate) fn go_on([seed, drawn]: [u64; 2]) {
-    with_stream(|stream| (stream.seed, stream.drawn) = (seed, drawn));
 }
 
 fn with_stream<R>(use_it: impl FnOnce(&mut Stream) -> R) -> Option<R> {

@@ -15,6 +15,7 @@ use burn_autodiff::ops::{Backward, Ops};
 use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, BackendTypes, Shape, TensorMetadata};
+use burn_decorator::message::with_value;
 
 use super::leaves::{OwnLeaf, Use, leaves};
 use crate::host::HostRead;
@@ -91,15 +92,7 @@ thread_local! {
 
 /// Runs a backward pass whose gradients are multiplied by `weight` where they leave.
 pub(super) fn weighted<B: Backend, R>(weight: FloatTensor<B>, backward: impl FnOnce() -> R) -> R {
-    struct Restore;
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            WEIGHT.set(None);
-        }
-    }
-    let _restore = Restore;
-    WEIGHT.set(Some(Box::new(weight)));
-    backward()
+    with_value(&WEIGHT, Box::new(weight) as Box<dyn Any>, backward).0
 }
 
 /// A gradient times a tensor of one f32 element.

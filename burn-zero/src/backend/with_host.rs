@@ -316,17 +316,6 @@ macro_rules! method {
             }
         }
     };
-    (float_slice($($arg:tt)*) -> $ret:tt) => {
-        unary! { float_slice(slices: &[Slice]), |host: HostTensor<_>| match (slices, host.floats()) {
-            ([Slice { start, end: Some(end), step: 1 }], Some(all))
-                if host.shape.num_dims() == 1 && 0 <= *start && start <= end =>
-            {
-                let part = all[*start as usize..*end as usize].to_vec();
-                Ok(host.flat(part))
-            }
-            _ => Err(host),
-        } }
-    };
     (float_to_device($($arg:tt)*) -> $ret:tt) => {
         unary! { float_to_device(device: &Device<Self>), |host| {
             Ok(HostTensor { device: device.clone(), ..host })

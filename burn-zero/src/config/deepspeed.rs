@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use strsim::damerau_levenshtein;
 
 use super::keys::keys;
@@ -18,17 +18,18 @@ impl ZeroConfig {
     /// Reads DeepSpeed's JSON (`ds_config.json`) of ZeRO stage 0, 1, 2 or 3: integers may be written as
     /// `5e8`, `null` is the default, and keys without effect here are listed in
     /// [`ignored`](Self::ignored) with the reason. `"auto"` is the default where Accelerate and DeepSpeed take one: for batch sizes
-    /// (they count as missing), `gradient_clipping`, the loss scaling, the sizes of buckets and `scheduler.params.warmup_min_lr`.
+    /// (they count as missing), `gradient_clipping` and the sizes of buckets.
     ///
     /// # Errors
     ///
-    /// No JSON, an unknown or doubled key, a wrong type or value (of [`sections`](Self::sections) only the keys are checked), an `"auto"` that only the program can fill in, and what DeepSpeed
-    /// has and this crate has not, such as NVMe.
+    /// No JSON, a doubled key, an `"auto"` that only the program can fill in; outside of [`sections`](Self::sections) an unknown key, a wrong
+    /// type or value, and what DeepSpeed has and this crate has not, such as NVMe.
     pub fn from_deepspeed_json(text: &str) -> Result<Self, ConfigError> {
         Self::from_deepspeed_json_with(text, &|_| None)
     }
 
-    /// Reads DeepSpeed's JSON. `auto` gives the value of a key that says `"auto"`, by its path, from the program's options or its model.
+    /// Reads DeepSpeed's JSON. `auto` gives the value of a key that says `"auto"`, by its path, from the program's options or its model; null
+    /// leaves the key out.
     ///
     /// ```
     /// use burn_zero::ZeroConfig;
@@ -66,10 +67,7 @@ impl ZeroConfig {
             auto,
             ignored: BTreeMap::new(),
         };
-        let mut top = reader.section("", "", file)?;
-        for key in ["optimizer", "scheduler"] {
-            reader.params(&mut top, key)?;
-        }
+        let mut top = reader.section("", file)?;
         let default = ZeroConfig::default();
         let clipping = top.take("gradient_clipping")?;
         let clipping = clipping.or(default.gradient_clipping);
@@ -219,8 +217,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Treats the keys of the object at `path` by the rules of `table`.
-    fn section(&mut self, path: &str, table: &str, object: Value) -> Result<Section, ConfigError> {
+    /// Treats the keys of the object at `path` by the rules of the table.
+    fn section(&mut self, path: &str, object: Value) -> Result<Section, ConfigError> {
         let found = match object {
             Value::Object(found) => found,
             // The form of DeepSpeed's first releases.
@@ -242,9 +240,9 @@ impl Reader<'_> {
             entries: Map::new(),
         };
         for (name, value) in found {
-            let path = read.path_of(&name);
-            let Some(key) = keys(table).find(|key| key.name == name) else {
-                let near = keys(table).min_by_key(|key| damerau_levenshtein(key.name, &name));
+            let (section, path) = (path, read.path_of(&name));
+            let Some(key) = keys(section).find(|key| key.name == name) else {
+                let near = keys(section).min_by_key(|key| damerau_levenshtein(key.name, &name));
                 let near = near.map_or("", |key| key.name);
                 let reason = format!("there is no such key; the nearest is `{near}`");
                 return Err(ConfigError::key(path, reason));
@@ -252,19 +250,13 @@ impl Reader<'_> {
             let value = whole(value);
             let value = match key.rule {
                 "section" if value.is_null() => None,
-                "section" => Some(self.section(&path, &path, value)?.entries.into()),
+                "section" => Some(self.section(&path, value)?.entries.into()),
                 "ignored" => {
                     self.ignored.insert(path, key.reason.to_owned());
                     None
                 }
-                "read" | "read or default" if value == "auto" => match (self.auto)(&path) {
-                    None if key.rule == "read" => {
-                        let reason = "\"auto\", and nothing fills it in: let the program give it, or put a value there";
-                        return Err(ConfigError::key(path, reason));
-                    }
-                    filled => filled,
-                },
-                "read" | "read or default" => Some(value),
+                "read or default" if value == "auto" => (self.auto)(&path),
+                "read" | "read or default" => Some(self.filled(&path, value)?),
                 _ if key.is_harmless(&value) => {
                     self.ignored.insert(path, "asks for nothing".to_owned());
                     None
@@ -278,31 +270,23 @@ impl Reader<'_> {
         Ok(read)
     }
 
-    /// Treats the `params` of the optimizer or the scheduler, whose keys depend on the `type`. Only an empty section may be without one.
-    fn params(&mut self, top: &mut Section, key: &str) -> Result<(), ConfigError> {
-        const INSTEAD: &str = "Adam, AdamW, SGD and Adagrad, WarmupLR, WarmupDecayLR and WarmupCosineLR are read from here; build \
-                               any other of Burn's in the program and leave this section out";
+    /// A value with `"auto"` filled in, on all levels of an object, which has no nulls then.
+    fn filled(&self, path: &str, value: Value) -> Result<Value, ConfigError> {
+        const NOT_FILLED: &str =
+            "\"auto\", and nothing fills it in: let the program give it, or put a value there";
 
-        let mut section = top.take_section(key);
-        let params = section.entries.remove("params");
-        let Some(name) = section.take::<String>("type")? else {
-            let expected = "there, as the section has other keys";
-            let missing = ConfigError::invalid(&section.path_of("type"), "missing", expected);
-            return params.map_or(Ok(()), |_| Err(missing));
-        };
-        let kind = match key {
-            "optimizer" => name.to_ascii_lowercase(),
-            _ => name.clone(),
-        };
-        let table = format!("{key}.{kind}");
-        if keys(&table).next().is_none() {
-            return Err(section.unsupported("type", &json!(name).to_string(), INSTEAD));
+        if value == "auto" {
+            return (self.auto)(path).ok_or_else(|| ConfigError::key(path, NOT_FILLED));
         }
-        let params = params.unwrap_or_else(|| json!({}));
-        let params = self.section(&section.path_of("params"), &table, params)?;
-        let value = json!({"type": kind, "params": params.entries});
-        top.entries.insert(key.to_owned(), value);
-        Ok(())
+        let Value::Object(entries) = value else {
+            return Ok(whole(value));
+        };
+        let mut filled = Map::new();
+        for (key, value) in entries {
+            let value = self.filled(&join(path, &key), value)?;
+            filled.extend(Some((key, value)).filter(|(_, value)| !value.is_null()));
+        }
+        Ok(filled.into())
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 pub(super) struct Key {
     pub(super) name: &'static str,
     /// - `section`: an object, with a table of its own;
-    /// - `read`; `read or default`: `"auto"` is the default if the program does not fill it in;
+    /// - `read`, by this crate or the program; `read or default`: `"auto"` is the default if the program does not fill it in;
     /// - `ignored`: listed as ignored;
     /// - `refused ..`: an error, because it would change the training, unless its value has no effect
     ///   ([`is_harmless`](Self::is_harmless)).
@@ -18,7 +18,7 @@ pub(super) struct Key {
 /// The keys of a section; none if there is no such section.
 pub(super) fn keys(section: &str) -> impl Iterator<Item = Key> {
     let sections = TABLE.split("\n[").filter_map(|text| text.split_once("]\n"));
-    let found = sections.filter(move |(names, _)| names.split(" | ").any(|name| name == section));
+    let found = sections.filter(move |(path, _)| *path == section);
     let lines = found.flat_map(|(_, lines)| lines.lines());
     let lines = lines.filter_map(|line| line.split_once(": "));
     lines.flat_map(|(rule, rest)| {
@@ -31,12 +31,10 @@ impl Key {
     /// Whether a value of a refused key has no effect.
     pub(super) fn is_harmless(&self, value: &Value) -> bool {
         match (self.rule, value) {
-            ("refused if false", value) => *value != false,
             ("refused if sum", value) => !value
                 .as_str()
                 .is_some_and(|text| text.eq_ignore_ascii_case("sum")),
             (_, Value::Null) => true,
-            ("refused unless 0", value) => *value == 0,
             ("refused unless 1", value) => *value == 1,
             ("refused unless off", Value::Bool(on)) => !on,
             ("refused unless off", Value::Object(entries)) => match entries.get("enabled") {
@@ -52,12 +50,12 @@ impl Key {
     }
 }
 
-/// Sections by the paths of their objects, `params` by what it configures. A line has a rule, the names and the reason.
+/// Sections by the paths of their objects. A line has a rule, the names and the reason.
 const TABLE: &str = "
 []
-section: fp16 bf16 bfloat16 zero_optimization optimizer scheduler
+section: zero_optimization
 read or default: train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
-read: communication_data_type
+read: communication_data_type fp16 bf16 bfloat16 optimizer scheduler
 ignored: steps_per_print wall_clock_breakdown memory_breakdown dump_state log_level timers comms_logger flops_profiler tensorboard wandb comet \
     csv_monitor monitor_config | logging: use the Learner's metrics and loggers
 ignored: checkpoint nebula datastates_ckpt | records are saved and loaded by this crate's own functions
@@ -73,7 +71,7 @@ ignored: managed_gradient_accumulation | burn_accum::MultiSteps accumulates
 ignored: use_data_before_expert_parallelism | there is no expert parallelism
 ignored: seq_parallel_communication_data_type | there is no sequence parallelism
 ignored: zero_allow_untested_optimizer | optimizers that cannot be sharded exactly are found by a trial, and refused
-ignored: zero_force_ds_cpu_optimizer | AdamW is offloaded to HostAdamW, others to Burn's host backend
+ignored: zero_force_ds_cpu_optimizer | the state of AdamW alone is kept in host memory, by OffloadedAdamW
 ignored: activation_checkpointing | checkpoints are scopes in the program: burn_checkpoint::checkpoint(..)
 ignored: autotuning | nothing is tuned: see burn_zero::estimate and burn_accum::find_micro_batch
 refused if sum: gradient_allreduce_op | gradients are averaged over ranks: scale the loss instead
@@ -88,19 +86,6 @@ refused unless off: progressive_layer_drop | dropping layers is the model's own
 refused unless off: curriculum_learning data_efficiency | the data pipeline is the program's own
 refused unless off: compression_training quantize_training weight_quantization eigenvalue | train without it
 refused unless off: hybrid_engine | there is no inference engine
-[fp16]
-read: enabled
-read or default: loss_scale initial_scale_power loss_scale_window hysteresis min_loss_scale
-ignored: auto_cast | inputs are cast by the operations that compute in f16
-ignored: fused_mode | the optimizer is always fused where it can be
-refused unless off: consecutive_hysteresis | the overflows are counted since the scale last grew: remove it
-refused unless off: fp16_master_weights_and_grads | master parameters and gradients are f32: remove it
-[bf16 | bfloat16]
-read: enabled
-ignored: immediate_grad_update | gradients are f32 as soon as backward gives them out
-ignored: check_grad_overflow | wrap the optimizer with burn_amp::GradScaler to skip non-finite gradients
-refused unless off: bf16_master_weights_and_grads | master parameters and gradients are f32: remove it
-refused unless off: bf16_optimizer_states | optimizer state is f32: remove it
 [zero_optimization]
 section: offload_optimizer offload_param
 read: stage
@@ -134,40 +119,11 @@ read or default: device
 refused unless 1: ratio | the state of all parameters is in host memory, or of none
 ignored: pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice
 ignored: nvme_path buffer_count fast_init | nothing is offloaded to a disk
-ignored: pipeline pipeline_read pipeline_write | AdamW's transfers and updates always overlap; those of an optimizer on the host's backend never do
+ignored: pipeline pipeline_read pipeline_write | transfers and updates always overlap
 ignored: convert_grad_on_cpu | low-precision gradients are widened within the update
 ignored: super_offload cpuadam_cores_perc | of stage 3, as in DeepSpeed
 [zero_optimization.offload_param]
 read or default: device
 ignored: pin_memory | transfers go through the backend's own buffers, and whether those are page-locked is its choice
 ignored: nvme_path buffer_count buffer_size max_in_cpu | nothing is offloaded to a disk
-[optimizer]
-read: type params
-ignored: legacy_fusion | the optimizer is always fused where it can be
-[optimizer.adam | optimizer.adamw]
-read: lr betas eps weight_decay adam_w_mode torch_adam
-ignored: fused foreach capturable | the optimizer is always fused where it can be
-refused if false: fp32_optimizer_states | optimizer state is f32: remove it
-refused if false: bias_correction | moments are always corrected: remove it
-refused unless off: amsgrad | build the optimizer in the program and leave it out here
-refused unless off: maximize | negate the loss instead
-refused unless 0: max_grad_norm | set gradient_clipping instead
-[optimizer.sgd]
-read: lr momentum dampening nesterov weight_decay
-ignored: fused foreach | the optimizer is always fused where it can be
-refused unless off: maximize | negate the loss instead
-refused unless 0: max_grad_norm | set gradient_clipping instead
-[optimizer.adagrad]
-read: lr eps weight_decay
-ignored: amsgrad | Adagrad has none, as in DeepSpeed
-refused unless 0: max_grad_norm | set gradient_clipping instead
-[scheduler]
-read: type params
-[scheduler.WarmupLR | scheduler.WarmupDecayLR]
-read: warmup_max_lr warmup_num_steps warmup_type total_num_steps
-read or default: warmup_min_lr
-ignored: last_batch_iteration | records are saved and loaded by this crate's own functions
-[scheduler.WarmupCosineLR]
-read: warmup_min_ratio cos_min_ratio warmup_num_steps warmup_type total_num_steps
-ignored: last_batch_iteration | records are saved and loaded by this crate's own functions
 ";

@@ -62,7 +62,7 @@ pub struct ZeroConfig {
     /// The type in which gradients are sent. Default f32, their own type.
     pub communication_dtype: BufferDtype,
     /// The sections `fp16`, `bf16`, `optimizer` and `scheduler` of DeepSpeed's file, which this crate does not use: the program reads
-    /// them. They have only keys that DeepSpeed reads, without those that have no effect, with `"auto"` filled in.
+    /// and checks them. `"auto"` is filled in, and what is null is left out.
     pub sections: BTreeMap<String, Value>,
     /// Keys of the file that have no effect here, as paths, and why they have none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -165,10 +165,8 @@ impl BatchConfig {
         if world_size == 0 {
             return refused("a world of 0 ranks: there must be at least 1".to_owned());
         }
-        let times = |size: u64| u128::from(size) * world_size as u128;
-        // Exact, because it is not above `train`.
-        let divide = |train: u64, size: u64| (u128::from(train) / times(size)) as u64;
-        let (micro, steps, divisor) = match (train, micro, steps) {
+        let ranks = world_size as u64;
+        let (micro, steps) = match (train, micro, steps) {
             (None, None, _) => {
                 return refused(format!(
                     "neither {TRAIN} nor {MICRO} has a number: put one there, or set it in ZeroConfig::batch"
@@ -176,25 +174,21 @@ impl BatchConfig {
             }
             (Some(train), None, steps) => {
                 let steps = steps.unwrap_or(1);
-                (divide(train, steps), steps, Some((STEPS, steps)))
+                (train / steps.saturating_mul(ranks), steps)
             }
-            (Some(train), Some(micro), None) => (micro, divide(train, micro), Some((MICRO, micro))),
-            (_, Some(micro), steps) => (micro, steps.unwrap_or(1), None),
+            (Some(train), Some(micro), None) => (micro, train / micro.saturating_mul(ranks)),
+            (_, Some(micro), steps) => (micro, steps.unwrap_or(1)),
         };
-        let product = times(micro).saturating_mul(steps.into());
-        let Ok(product) = u64::try_from(product) else {
+        let product = micro.checked_mul(steps);
+        let Some(product) = product.and_then(|items| items.checked_mul(ranks)) else {
             let product = format!("{micro} x {steps} x {world_size}");
             return Err(ConfigError::invalid(TRAIN, product, "below 2^64"));
         };
-        match (train.filter(|train| *train != product), divisor) {
-            (Some(train), Some((name, value))) => refused(format!(
-                "{TRAIN} {train} is no multiple of {world_size} ranks x {name} {value} = {}",
-                times(value)
-            )),
-            (Some(train), None) => refused(format!(
+        match train.filter(|train| *train != product) {
+            Some(train) => refused(format!(
                 "{TRAIN} {train}, but {MICRO} {micro} x {STEPS} {steps} x {world_size} ranks = {product}"
             )),
-            (None, _) => Ok(BatchSizes {
+            None => Ok(BatchSizes {
                 train: product,
                 micro,
                 steps,

@@ -39,9 +39,8 @@ pub use launcher::{launched, local_rank};
 pub use member::{Job, Member, Pending};
 #[cfg(feature = "mpi")]
 pub use mpi::MpiGroup;
-pub(crate) use options::round;
 pub use options::{GroupFault, GroupOptions};
-pub use process_group::{Agree, ProcessGroup};
+pub use process_group::ProcessGroup;
 pub use simulated::SimulatedRank;
 pub use threads::{SingleRank, ThreadGroup};
 pub(crate) use watch::finish_first;

@@ -45,11 +45,6 @@ impl GroupOptions {
     }
 }
 
-/// How often a rank at work tells waiting ranks so: several times in a deadline, and often enough that a failure is known soon.
-pub(crate) fn round(deadline: Duration) -> Duration {
-    (deadline / 4).min(Duration::from_secs(5))
-}
-
 /// The reason for which a group is lost. A rank that finds it tells all others, and every rank reports the
 /// first that it learns of.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! The interface to other ranks, and decisions that all ranks take together, by value.
 
-use std::{fmt::Debug, time::Duration};
+use std::fmt::Debug;
 
 use super::{GroupFault, HostBuffer, Job, Member, Pending, ReduceOp, Split, Traffic};
 use crate::ZeroError;
@@ -24,7 +24,7 @@ macro_rules! blocking {
 /// its collectives in the order of submission, from any thread. Buffers are taken by value and returned.
 ///
 /// Every method that is a collective waits for its end. [`Pending::start`] does not: it submits a job with collectives to the
-/// communication thread. Small values are agreed on by the methods of [`Agree`](super::Agree).
+/// communication thread.
 ///
 /// ```
 /// use burn_zero::{GroupOptions, ProcessGroup, ReduceOp, ThreadGroup};
@@ -74,12 +74,6 @@ pub trait ProcessGroup: Send + Sync + Debug {
         self.member().queue().end_group(&fault);
     }
 
-    /// How long other ranks wait for this one: that of the [`GroupOptions`](super::GroupOptions). Work that takes longer must join
-    /// collectives in between.
-    fn deadline(&self) -> Duration {
-        self.member().queue().deadline
-    }
-
     /// What this rank has sent so far.
     fn traffic(&self) -> Traffic {
         self.member().queue().traffic.lock().clone()
@@ -108,14 +102,9 @@ pub trait ProcessGroup: Send + Sync + Debug {
         /// writes or shows.
         fn gather_bytes_to(root: usize, bytes: Vec<u8>) -> Option<Vec<Vec<u8>>>;
     }
-}
 
-/// Agreement on small values: each rank gives its own, all get the same result. Every call is one small collective.
-///
-/// # Errors
-///
-/// Those of [`ProcessGroup`].
-pub trait Agree: ProcessGroup {
+    // Small values: each rank gives its own, all get the same result. Every call is one small collective.
+
     /// Whether `value` is true on any rank: one rank's non-finite gradient makes all skip.
     fn agree_any(&self, label: &str, value: bool) -> Result<bool, ZeroError> {
         let all = self.gather_bytes(label, vec![value.into()])?;
@@ -152,5 +141,3 @@ pub trait Agree: ProcessGroup {
         }
     }
 }
-
-impl<G: ProcessGroup + ?Sized> Agree for G {}

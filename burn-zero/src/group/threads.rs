@@ -95,7 +95,10 @@ impl ThreadGroup {
         rank: impl Fn(Self, T) -> R + Sync,
     ) -> Vec<Result<R, ZeroError>> {
         // Without a group, which would be kept alive.
-        let (mailboxes, deadline) = (groups[0].mailboxes.clone(), groups[0].deadline());
+        let (mailboxes, deadline) = (
+            groups[0].mailboxes.clone(),
+            groups[0].member.queue().deadline,
+        );
         let run = |(group, task): (Self, T)| group.guard(|group| rank(group, task));
         let run = &run;
         thread::scope(|scope| {

@@ -17,9 +17,10 @@ use burn::optim::adaptor::GradAdaptor;
 use burn::optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer};
 use burn::tensor::{TensorData, TensorMetadata, backend::AutodiffBackend};
 use burn_backend::Backend;
+use burn_decorator::message;
 
 use super::host_state::{HostState, OffloadRecord, State};
-use super::parameters::{HostLink, StepParameter, devices, host_step};
+use super::parameters::{HostLink, StepParameter};
 use super::{HostAdamWConfig, OffloadConfig, not_negative};
 use crate::host::{HostRead, exchanged, is_finite};
 use crate::state::refuse;
@@ -143,10 +144,14 @@ impl OffloadedAdamW {
         module: M,
         gradients: GradAdaptor,
     ) -> Result<M, ZeroError> {
+        if message::received().is_some() {
+            return Ok(module); // there is nothing inside to pass it on to
+        }
         not_negative("learning_rate", lr)?;
         let mut parameters = self.link.parameters::<B, M>(&module, gradients)?;
         parameters.iter().try_for_each(|known| self.check(known))?;
-        let devices = devices(&parameters);
+        let devices = parameters.iter().map(|it| (it.id, it.device.clone()));
+        let devices = devices.collect();
         for parameter in &mut parameters {
             let state = self.states.get(&parameter.id);
             parameter.is_known &= matches!(state, Some(State::Host(_)));
@@ -218,11 +223,11 @@ impl<B: AutodiffBackend, M: AutodiffModule<B>> Optimizer<M, B> for OffloadedAdam
     type Record = OffloadRecord;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        host_step(module, grads, |it, grads| self.advance(lr, it, grads))
+        raise(self.advance(lr, module, grads.into()))
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        host_step(module, grads, |it, grads| self.advance(lr, it, grads))
+        raise(self.advance(lr, module, grads.into()))
     }
 
     fn to_record(&self) -> Self::Record {

@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::record::{PrecisionSettings, Record};
-use burn::tensor::{DType, Element, TensorData, backend::Backend};
+use burn::tensor::{DType, TensorData, backend::Backend};
 use half::{bf16, f16};
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::host_adamw::copy;
@@ -142,21 +141,8 @@ impl HostState {
 
     /// Whether the master, rounded, is the parameter's value.
     fn rounds_to(&self, value: &TensorData) -> bool {
-        fn same<E: Element + PartialEq + Sync>(
-            master: &[f32],
-            value: &TensorData,
-            round: fn(f32) -> E,
-        ) -> bool {
-            let value = value.as_slice::<E>().unwrap_or_default();
-            let is_same = |(master, value): (&f32, &E)| round(*master) == *value;
-            value.len() == master.len() && master.par_iter().zip(value).all(is_same)
-        }
-        let master = self.adamw.master();
-        match self.dtype {
-            DType::BF16 => same(master, value, bf16::from_f32),
-            DType::F16 => same(master, value, f16::from_f32),
-            _ => same(master, value, |x| x),
-        }
+        let master = TensorData::new(self.adamw.master().to_vec(), self.shape.clone());
+        master.convert_dtype(self.dtype).as_bytes() == value.as_bytes()
     }
 
     /// A step: the new value of the parameter, in its own type.

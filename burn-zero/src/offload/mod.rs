@@ -1,21 +1,18 @@
 //! Optimizer state in host memory.
 //!
 //! `host_adamw` is AdamW's arithmetic, on slices. `adamw` is the optimizer of modules on top of it, `host_state` a parameter's state and
-//! its record. `any` puts any other optimizer of Burn on a backend of the host. Both use `parameters`, which reads and updates the
-//! parameters of a module, copies gradients to the host during backward, and passes shards to a
-//! [`ZeroOptimizer`](crate::ZeroOptimizer) around them.
+//! its record. It uses `parameters`, which reads and updates the parameters of a module, copies gradients to the host during backward, and
+//! passes shards to a [`ZeroOptimizer`](crate::ZeroOptimizer) around it.
 
 mod adamw;
-mod any;
 mod config;
 mod host_adamw;
 mod host_state;
 mod parameters;
 
 pub use adamw::OffloadedAdamW;
-pub use any::{HostOffload, HostRecord, offload};
 use config::not_negative;
 pub use config::{HostAdamWConfig, OffloadConfig};
-pub use host_adamw::{AdamWState, Arch, Gradients, HostAdamW, ParamsOut};
+pub use host_adamw::{AdamWState, Gradients, HostAdamW, ParamsOut};
 pub use host_state::{EntryItem, OffloadRecord, StateItem};
 pub(crate) use parameters::{HostShards, step_on_shards};

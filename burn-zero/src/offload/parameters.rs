@@ -19,15 +19,15 @@ use burn::tensor::{
 use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_decorator::gradient::keep_on_host;
-use burn_decorator::message;
+use burn_decorator::message::with_value;
 
 use crate::backend::{attach, leaf_node};
 use crate::group::SingleRank;
-use crate::module::for_each_float;
 use crate::optimizer::Parameters;
 use crate::parameters::{NewValue, is_on_host};
 use crate::reduce::{GradientReducer, Layout};
-use crate::{Memory, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
+use crate::{Memory, ZeroError, ZeroOptimizerError, ZeroSettings};
+use burn_decorator::module::for_each_float;
 
 thread_local! {
     /// During a step of a `ZeroOptimizer`.
@@ -48,30 +48,9 @@ pub(crate) fn step_on_shards<R>(
     known: HashSet<ParamId>,
     step: impl FnOnce() -> R,
 ) -> (R, HostShards) {
-    /// Restores the thread's earlier state, also if the step panics.
-    struct Restore(Option<ShardStep>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            STEP.set(self.0.take());
-        }
-    }
     let updated = HostShards::new();
-    let _restore = Restore(STEP.replace(Some(ShardStep { known, updated })));
-    let result = step();
-    let updated = STEP.take().map(|step| step.updated).unwrap_or_default();
-    (result, updated)
-}
-
-/// A step of an optimizer on the host, which passes no messages on. Panics with the error's message.
-pub(super) fn host_step<M>(
-    module: M,
-    gradients: impl Into<GradAdaptor>,
-    step: impl FnOnce(M, GradAdaptor) -> Result<M, ZeroError>,
-) -> M {
-    match message::received() {
-        Some(_) => module,
-        None => raise(step(module, gradients.into())),
-    }
+    let (result, at_end) = with_value(&STEP, ShardStep { known, updated }, step);
+    (result, at_end.map(|step| step.updated).unwrap_or_default())
 }
 
 /// A parameter of a step.
@@ -104,12 +83,6 @@ impl<I: Backend> StepParameter<I> {
             "{what} of {path} is {found:?}, but the parameter is {expected:?}: it belongs to another model"
         )))
     }
-}
-
-/// The devices of parameters.
-pub(super) fn devices<I: Backend>(parameters: &[StepParameter<I>]) -> HashMap<ParamId, Device<I>> {
-    let devices = parameters.iter();
-    devices.map(|it| (it.id, it.device.clone())).collect()
 }
 
 /// What an optimizer on the host knows about the module.

@@ -58,7 +58,7 @@ pub enum ZeroOptimizerError {
 
     /// A parameter with more dimensions than a whole shard can have.
     #[error(
-        "{path} has {dimensions} dimensions: with `partition: Partition::Whole`, and on the host's backend, the optimizer meets \
+        "{path} has {dimensions} dimensions: with `partition: Partition::Whole` the optimizer meets \
          parameters in their shape, and Burn's optimizers keep state of tensors of at most 8; hold it in fewer dimensions and \
          reshape it in `forward`"
     )]
@@ -69,19 +69,19 @@ pub enum ZeroOptimizerError {
         dimensions: usize,
     },
 
-    /// The optimizer is not elementwise: its update would differ if parameters were cut at any element.
+    /// The optimizer updates trial tensors in another way if they are sharded.
     #[error(
-        "{optimizer} does not update each element by itself, so that pieces of tensors would be updated in another way than whole \
-         ones (seen on a trial tensor: {whole:?} whole, {cut:?} in pieces): set `partition: Partition::Whole`, \
-         and clip by the global norm instead of tensor by tensor"
+        "{optimizer} cannot be sharded so: of trial tensors it makes {whole:?}, of their shards {cut:?}; {instead}"
     )]
-    NotElementwise {
+    NotShardable {
         /// Type of the optimizer.
         optimizer: String,
-        /// The trial tensor, updated whole.
+        /// The trial tensors, updated whole by one optimizer.
         whole: Vec<f32>,
         /// The same, updated in shards.
         cut: Vec<f32>,
+        /// What to do.
+        instead: &'static str,
     },
 
     /// State of an optimizer that cannot be taken apart or put together.
@@ -89,22 +89,6 @@ pub enum ZeroOptimizerError {
     State {
         /// What is wrong, and with which entry.
         reason: String,
-    },
-
-    /// The update of a tensor depends on other tensors, which may be on other ranks.
-    #[error(
-        "{optimizer} updates a tensor in a way that depends on all it meets, which is one rank's shard (seen on trial \
-         tensors: {together:?} together, {alone:?} with one optimizer each): if it clips by the global norm, hand it the norm over \
-         all ranks, `let norm = clip.norm();` and `ZeroOptimizer::new(clip, ..)?.with_norm(move |value| norm.provide(value))`; \
-         otherwise it trains without ranks only"
-    )]
-    Coupled {
-        /// Type of the optimizer.
-        optimizer: String,
-        /// The trial tensors, updated by one optimizer.
-        together: Vec<f32>,
-        /// The same, each updated by an optimizer of its own.
-        alone: Vec<f32>,
     },
 
     /// A layer inside the sharded optimizer that decides about whole steps: there it sees one rank's shards.

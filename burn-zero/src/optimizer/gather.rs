@@ -2,25 +2,22 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use burn_backend::{Backend, Shape, TensorData};
+use burn_backend::TensorData;
 
 use crate::ZeroError;
 use crate::group::{HostBuffer, Pending, ProcessGroup, Split};
-use crate::parameters::NewValue;
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::shard::Bucket;
 
 /// The gather of the shards that the optimizer has updated. One bucket is gathered ahead; there are never two copies of all parameters.
-pub(super) struct Gather<'a, I: Backend> {
+pub(super) struct Gather<'a> {
     layout: &'a Layout,
     group: &'a dyn ProcessGroup,
     at: StepTag,
     /// By parameter.
-    shards: HashMap<usize, NewValue<I>>,
+    shards: HashMap<usize, Vec<f32>>,
     /// Whether any rank has updated each parameter.
     changed: Vec<bool>,
-    /// Shards on the host, until they are sent.
-    sending: HashMap<usize, Vec<f32>>,
     /// Buckets being gathered, in their order; none for one in which nothing has changed.
     underway: VecDeque<Option<Pending<HostBuffer>>>,
     /// Number of buckets gathered before them.
@@ -29,11 +26,11 @@ pub(super) struct Gather<'a, I: Backend> {
     arriving: HashMap<usize, Vec<f32>>,
 }
 
-impl<'a, I: Backend> Gather<'a, I> {
+impl<'a> Gather<'a> {
     pub(super) fn new(
         reducer: &'a GradientReducer,
         at: StepTag,
-        shards: HashMap<usize, NewValue<I>>,
+        shards: HashMap<usize, Vec<f32>>,
         changed: Vec<bool>,
     ) -> Self {
         Self {
@@ -42,7 +39,6 @@ impl<'a, I: Backend> Gather<'a, I> {
             at,
             shards,
             changed,
-            sending: HashMap::new(),
             underway: VecDeque::new(),
             gathered: 0,
             arriving: HashMap::new(),
@@ -54,15 +50,10 @@ impl<'a, I: Backend> Gather<'a, I> {
     /// # Errors
     ///
     /// Those of the group.
-    pub(super) fn take(&mut self, parameter: usize) -> Result<Option<NewValue<I>>, ZeroError> {
+    pub(super) fn take(&mut self, parameter: usize) -> Result<Option<TensorData>, ZeroError> {
         let known = &self.layout.parameters()[parameter];
         if !self.changed[parameter] || known.elements() == 0 {
             return Ok(None);
-        }
-        if self.layout.holds_all() {
-            let shape = Shape::from(known.shape.clone());
-            let shard = self.shards.remove(&parameter);
-            return Ok(shard.map(|shard| shard.reshaped(shape)));
         }
         if let Some(last) = self.layout.map().last_bucket(parameter) {
             self.gather_to(last)?;
@@ -71,8 +62,7 @@ impl<'a, I: Backend> Gather<'a, I> {
             return Ok(None);
         };
         let data = TensorData::new(elements, known.shape.clone());
-        let data = data.convert_dtype(known.dtype);
-        Ok(Some(NewValue::Host(data)))
+        Ok(Some(data.convert_dtype(known.dtype)))
     }
 
     /// Gathers all buckets up to this one, and starts to gather the next.
@@ -110,24 +100,8 @@ impl<'a, I: Backend> Gather<'a, I> {
         if !segments.any(|segment| self.changed[segment.parameter]) {
             return None;
         }
-        let own = bucket.part(layout.rank());
-        let mut part = vec![0.0; own.len()];
-        let segments = bucket.segments().iter();
-        for segment in segments.filter(|segment| segment.owner == layout.rank()) {
-            if let Some(shard) = self.shards.remove(&segment.parameter) {
-                self.sending.insert(segment.parameter, shard.into_floats());
-            }
-            let Some(shard) = self.sending.get(&segment.parameter) else {
-                continue;
-            };
-            let from = layout.position(segment.parameter, segment.range.start);
-            let to = segment.start - own.start;
-            part[to..to + segment.range.len()]
-                .copy_from_slice(&shard[from..from + segment.range.len()]);
-            if from + segment.range.len() == shard.len() {
-                self.sending.remove(&segment.parameter);
-            }
-        }
+        let own = |parameter| self.shards.get(&parameter).map(Vec::as_slice);
+        let part = layout.own_part(bucket, own);
         let part = HostBuffer::from_f32(layout.dtype(bucket), part);
         let split = Split::Counts(bucket.counts());
         let name = layout.bucket_name(number, bucket, &self.at);

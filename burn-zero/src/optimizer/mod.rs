@@ -19,11 +19,11 @@ mod whole_record;
 mod zero_optimizer;
 
 pub use error::ZeroOptimizerError;
-pub(crate) use parameter_shards::{MOST_DIMENSIONS, shard_id};
+pub(crate) use parameter_shards::shard_id;
 pub use parameter_shards::{ParameterShard, ParameterShards, ShardOptimizer};
 pub(crate) use parameters::Parameters;
 pub use prepare::shard_parameters;
-pub(crate) use rank_context::RankContext;
+pub(crate) use rank_context::{Ask, RankContext};
 pub(crate) use statistics::Statistics;
 pub use statistics::independent;
 pub(crate) use step::own_shards;

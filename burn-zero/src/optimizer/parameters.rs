@@ -9,9 +9,9 @@ use burn_backend::tensor::FloatTensor;
 use super::parameter_shards::MOST_DIMENSIONS;
 use crate::backend::{is_hooked, leaf_node};
 use crate::host::exchanged;
-use crate::module::{for_each_float, map_floats};
 use crate::reduce::Parameter;
 use crate::{Partition, ZeroOptimizerError};
+use burn_decorator::module::{for_each_float, map_floats};
 
 /// The parameters of a module that require gradients. `ParamId`s are random in each process, so ranks identify parameters by
 /// path.

@@ -16,12 +16,13 @@ use super::step::own_shards;
 use super::trial;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::{attach, leaf_node, stream};
-use crate::group::{Agree, BufferDtype, HostBuffer, ProcessGroup};
+use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 use crate::host::{HostRead, exchanged, floats};
-use crate::module::{for_each_float, map_new_floats, replace_tensors};
+use crate::module::replace_tensors;
 use crate::parameters::{Frozen, Parts, Shards, offloaded};
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
+use burn_decorator::module::{for_each_float, map_new_floats};
 
 impl<O> ZeroOptimizer<O> {
     /// The model with its parameters where the settings want them, which are gathered or uploaded to `device` when they are used, or to where they

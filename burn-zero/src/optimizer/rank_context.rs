@@ -5,23 +5,21 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 
 use burn::module::{AutodiffModule, ParamId};
 use burn::optim::Optimizer;
 use burn::record::Record;
 use burn::tensor::backend::{AutodiffBackend, Backend, DeviceId};
 use burn_backend::Device as _;
-use burn_decorator::message::{self, Message};
+use burn_decorator::message::{self, Message, with_value};
 use ciborium::Value;
 use parking_lot::Mutex;
 
 use super::parameter_shards::ParameterShards;
 use super::statistics::independent_if_shared;
 use super::zero_optimizer::ZeroOptimizer;
-use crate::group::{Agree, ProcessGroup, round};
+use crate::group::ProcessGroup;
 use crate::state::to_record;
 use crate::{ZeroError, raise};
 
@@ -48,24 +46,15 @@ pub(crate) struct RankContext {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Ask {
+pub(crate) enum Ask {
     /// Take the group from the context and prepare the model.
     Prepare,
-    /// Send this rank's part of the state of all ranks to rank 0.
+    /// Send this rank's part of the state of all ranks to rank 0, for the next record.
     Record,
-    /// Put whole parameters into the model of rank 0, where they are sharded.
+    /// Return a model that rank 0 uses alone: with whole parameters in its host memory, where they are sharded.
     Whole,
     /// Put the shards back.
     Sharded,
-}
-
-/// Removes the context from the thread when dropped.
-pub(crate) struct OnThread(Option<Arc<RankContext>>);
-
-impl Drop for OnThread {
-    fn drop(&mut self) {
-        CONTEXT.set(self.0.take());
-    }
 }
 
 impl RankContext {
@@ -86,8 +75,9 @@ impl RankContext {
         CONTEXT.with_borrow(Clone::clone)
     }
 
-    pub(crate) fn put_on_thread(self: &Arc<Self>) -> OnThread {
-        OnThread(CONTEXT.replace(Some(self.clone())))
+    /// Runs `train` with this context on the thread.
+    pub(crate) fn on_thread<R>(self: &Arc<Self>, train: impl FnOnce() -> R) -> R {
+        with_value(&CONTEXT, self.clone(), train).0
     }
 
     /// Lets the optimizer that `step`, a step without gradients, reaches take its group. That step returns the model on the rank's device,
@@ -114,27 +104,12 @@ impl RankContext {
         self.gathers_units.load(Relaxed)
     }
 
-    /// Lets the optimizer that `step` reaches return a model that rank 0 uses alone, with whole parameters in its host memory. All ranks
-    /// call it.
+    /// Runs `step`, a step without gradients, with this request, and returns how many optimizers have answered. All ranks call it.
     ///
     /// # Errors
     ///
-    /// Those of the group.
-    pub(crate) fn gather_model(&self, step: impl FnOnce()) -> Result<(), ZeroError> {
-        self.ask(Ask::Whole, step).map(drop)
-    }
-
-    /// Lets the optimizer that `step` reaches return the model as it was before [`gather_model`](Self::gather_model).
-    ///
-    /// # Errors
-    ///
-    /// None of its own.
-    pub(crate) fn shard_model(&self, step: impl FnOnce()) -> Result<(), ZeroError> {
-        self.ask(Ask::Sharded, step).map(drop)
-    }
-
-    /// Runs `step` with this request, and returns how many optimizers have answered.
-    fn ask(&self, what: Ask, step: impl FnOnce()) -> Result<usize, ZeroError> {
+    /// Those of the group, of [`ZeroOptimizer::prepare`] and of a record.
+    pub(crate) fn ask(&self, what: Ask, step: impl FnOnce()) -> Result<usize, ZeroError> {
         *self.asked.lock() = Some(what);
         message::send(Message::Ranks, step);
         *self.asked.lock() = None;
@@ -144,49 +119,16 @@ impl RankContext {
         Ok(found)
     }
 
-    /// Lets the optimizer that `step` reaches gather the state of all ranks for the next record, on rank 0. All ranks call it.
-    ///
-    /// # Errors
-    ///
-    /// Those of the group, and of a record.
-    pub(crate) fn gather_record(&self, step: impl FnOnce()) -> Result<(), ZeroError> {
-        self.ask(Ask::Record, step).map(drop)
-    }
-
-    /// On rank 0: runs `write`, in which Burn may write a record. The other ranks, without one, wait until it returns, however long that
-    /// takes: a thread tells them regularly that rank 0 is at work.
+    /// On rank 0: runs `write`, in which Burn may write a record of the gathered state. The other ranks, without one, wait until it
+    /// returns, at most for the group's deadline.
     ///
     /// # Errors
     ///
     /// Those of the group.
     pub(crate) fn write_record(&self, write: Option<impl FnOnce()>) -> Result<(), ZeroError> {
-        let is_written = |own| {
-            let label = "whether rank 0 has written its record";
-            self.group.agree_any(label, own)
-        };
-        let Some(write) = write else {
-            while !is_written(false)? {}
-            return Ok(());
-        };
-        let round = round(self.group.deadline());
-        thread::scope(|scope| {
-            // Dropped at the end of `write`, also by a panic.
-            let (ends, ended) = channel::<()>();
-            let tell = move || {
-                while ended.recv_timeout(round) == Err(RecvTimeoutError::Timeout) {
-                    is_written(false)?;
-                }
-                Ok::<_, ZeroError>(())
-            };
-            let telling = thread::Builder::new().name("rank 0, at work".to_owned());
-            let telling = telling.spawn_scoped(scope, tell);
-            let telling = telling.expect("the system starts a thread");
-            write();
-            drop(ends);
-            telling.join().expect("it only calls the group")
-        })?;
+        write.into_iter().for_each(|write| write());
         *self.whole.lock() = None;
-        is_written(true).map(drop)
+        self.group.barrier("rank 0 has written its record")
     }
 
     /// The gathered state of all ranks, once.

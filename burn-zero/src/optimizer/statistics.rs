@@ -13,7 +13,8 @@ use burn_backend::tensor::FloatTensor;
 use crate::ZeroError;
 use crate::group::{HostBuffer, ProcessGroup};
 use crate::host::{HostRead, floats};
-use crate::module::{for_each_float, map_floats, replace_tensors};
+use crate::module::replace_tensors;
+use burn_decorator::module::{for_each_float, map_floats};
 
 /// A clone of a module with running statistics of its own, such as BatchNorm's, which ordinary clones share. The
 /// parameters are the same leaves under the same ids, as in a clone; no data is copied.

@@ -18,7 +18,7 @@ use super::parameters::Parameters;
 use super::prepare::attach_to;
 use super::zero_optimizer::ZeroOptimizer;
 use crate::backend::leaf_node;
-use crate::group::{Agree, ProcessGroup};
+use crate::group::ProcessGroup;
 use crate::host::HostRead;
 use crate::offload::step_on_shards;
 use crate::parameters::{NewValue, Shard, Shards, Units, is_on_host};
@@ -61,7 +61,7 @@ impl<O> ZeroOptimizer<O> {
         else {
             return Ok(module);
         };
-        let changed = reduced.iter().map(Option::is_some).collect();
+        let changed: Vec<_> = reduced.iter().map(Option::is_some).collect();
         let held = held::<B::InnerBackend>(layout, reduced)?;
         if let Some(receive) = &self.norm {
             let own = squared_norm::<B::InnerBackend>(layout, &held);
@@ -110,15 +110,22 @@ impl<O> ZeroOptimizer<O> {
         let on_host = shards.iter().filter(|(_, shard)| is_on_host(shard));
         let on_host = on_host.map(|(parameter, _)| *parameter).collect();
         let module = match own {
+            None if layout.holds_all() => {
+                self.update::<B, M>(module, &parameters, on_host, |index| {
+                    let shard = shards.remove(&index).filter(|_| changed[index])?;
+                    let shape = layout.parameters()[index].shape.clone();
+                    Some(shard.reshaped(Shape::from(shape)))
+                })
+            }
             None => {
-                let mut gather = Gather::new(&reducer, at, shards, changed);
+                let shards = shards.drain();
+                let shards = shards.map(|(index, shard)| (index, shard.into_floats()));
+                let mut gather = Gather::new(&reducer, at, shards.collect(), changed);
                 let mut failed = None;
                 let module = self.update::<B, M>(module, &parameters, on_host, |index| {
                     let taken = failed.is_none().then(|| gather.take(index))?;
-                    taken.unwrap_or_else(|error| {
-                        failed = Some(error);
-                        None
-                    })
+                    let taken = taken.map_err(|error| failed = Some(error));
+                    taken.ok().flatten().map(NewValue::Host)
                 });
                 failed.map_or(Ok(module), Err)?
             }

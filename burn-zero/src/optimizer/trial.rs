@@ -37,8 +37,7 @@ const ROUNDING: f32 = 1e-6;
 ///
 /// # Errors
 ///
-/// [`ZeroOptimizerError::LayerInside`]; [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`] if the results differ by
-/// more than rounding.
+/// [`ZeroOptimizerError::LayerInside`]; [`ZeroOptimizerError::NotShardable`] if the results differ by more than rounding.
 pub(super) fn run<B, O>(
     optimizer: &O,
     settings: &ZeroSettings,
@@ -78,21 +77,20 @@ where
     if close(&found, &cut, EXACT) {
         return Ok(found);
     }
-    let optimizer = core::any::type_name::<O>().to_owned();
-    let cut_together = together(shape, &firsts);
-    Err(match close(&found, &cut_together, EXACT) {
-        true => ZeroOptimizerError::Coupled {
-            optimizer,
-            together: found,
-            alone: cut,
-        },
-        false => ZeroOptimizerError::NotElementwise {
-            optimizer,
-            whole: found,
-            cut: cut_together,
-        },
+    let is_coupled = close(&found, &together(shape, &firsts), EXACT);
+    Err(ZeroOptimizerError::NotShardable {
+        optimizer: core::any::type_name::<O>().to_owned(),
+        whole: found,
+        cut,
+        instead: [WHOLE, COUPLED][usize::from(is_coupled)],
     })
 }
+
+const WHOLE: &str = "it does not update each element by itself: set `partition: Partition::Whole`, and clip by the global norm instead \
+                     of tensor by tensor";
+const COUPLED: &str = "it updates a tensor in a way that depends on all it meets, which is one rank's shard: if it clips by the global \
+                       norm, hand it the norm over all ranks, `let norm = clip.norm();` and `ZeroOptimizer::new(clip, ..)?\
+                       .with_norm(move |value| norm.provide(value))`; otherwise it trains without ranks only";
 
 /// Compares the trial's results of all ranks with rank 0's. Ranks whose optimizer was refused call it too.
 ///

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::parameter_shards::ShardOptimizer;
 use super::rank_context::RankContext;
 use super::statistics::Statistics;
-use crate::group::{Agree, ProcessGroup, ReduceOp, SingleRank};
+use crate::group::{ProcessGroup, ReduceOp, SingleRank};
 use crate::recorder::Prepared;
 use crate::reduce::GradientReducer;
 use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
@@ -38,7 +38,7 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// `scaler.wrap(MultiSteps::new(zero, accumulation)?)`, with the clipping inside `zero` and the optimizer inside the clipping. A layer that
 /// skips a step or drops a micro-batch because a gradient is non-finite on one rank must do so on all: loss scaler and accumulation ask
 /// all ranks, in one small collective a decision ([`non_finite_on_any_rank`](burn_decorator::gradient::non_finite_on_any_rank)); a loop
-/// that skips by itself uses [`Agree::agree_any`]. In stages 0 and 1 gradients are reduced after that decision: where one overflows then,
+/// that skips by itself uses [`ProcessGroup::agree_any`]. In stages 0 and 1 gradients are reduced after that decision: where one overflows then,
 /// in the sum or in [`communication_dtype`](ZeroSettings::communication_dtype), under a loss scaler all ranks leave the step out and it
 /// counts as skipped, as in stage 2; without one it is taken. Both layers are refused inside of `zero`. A layer that needs the norm of the gradient over all parameters goes
 /// inside and gets it by [`with_norm`](Self::with_norm).
@@ -303,8 +303,7 @@ impl<O> ZeroOptimizer<O> {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::NotElementwise`], [`ZeroOptimizerError::Coupled`],
-    /// [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::NoRemat`], [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`],
+    /// [`ZeroOptimizerError::NotShardable`], [`ZeroOptimizerError::LayerInside`], [`ZeroOptimizerError::NotSharded`], [`ZeroOptimizerError::NoRemat`], [`ZeroOptimizerError::UnsupportedDtype`], [`ZeroOptimizerError::TooManyDimensions`],
     /// [`ZeroOptimizerError::OtherModel`]; [`ZeroError::Disagreement`] if the ranks' optimizers or models differ; those of the group.
     ///
     /// # Cost

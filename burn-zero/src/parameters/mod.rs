@@ -23,8 +23,8 @@ pub(crate) use shards::Shards;
 pub(crate) use units::{Shard, Units};
 
 use crate::host::{HostRead, floats};
-use crate::module::follow_path;
 use crate::optimizer::Statistics;
+use burn_decorator::follow_path;
 
 /// The module with its parameters, trained and frozen, in host memory (DeepSpeed's `offload_param`). The device holds a parameter only while
 /// an operation uses it, in forward and in backward: it is uploaded for that operation and dropped after it. So are views and casts
@@ -33,7 +33,7 @@ use crate::optimizer::Statistics;
 /// The backend needs a [`Remat`](burn_checkpoint::Remat) below autodiff: `Autodiff<Remat<Cuda>>`, or with gradients that leave during backward
 /// `Sharded<Autodiff<Remat<Cuda>>>`.
 ///
-/// [`OffloadedAdamW`](crate::OffloadedAdamW), [`offload()`](crate::offload()) and [`ZeroOptimizer`](crate::ZeroOptimizer) leave a parameter in
+/// [`OffloadedAdamW`](crate::OffloadedAdamW) and [`ZeroOptimizer`](crate::ZeroOptimizer) leave a parameter in
 /// host memory where it is there; with [`ZeroSettings::parameters`](crate::ZeroSettings::parameters) a `ZeroOptimizer` puts it there by itself. Burn's
 /// own optimizers return parameters on the device: put them inside of a `ZeroOptimizer`. Clones, `valid()` and `fork` share what is in host
 /// memory; loading a record puts the new values there. `param.val()` can be used as ever: each operation on it uploads it, a read takes it

@@ -15,8 +15,8 @@ use burn_checkpoint::delivered;
 use super::{NewValue, is_on_host, refused};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup, Split, balanced};
 use crate::host::floats;
-use crate::module::map_floats;
 use crate::{ZeroError, raise};
+use burn_decorator::module::map_floats;
 
 /// The parts of a tensor, of which this rank has one. Their lengths differ by at most 1.
 #[derive(Clone)]

@@ -60,14 +60,11 @@ impl Unit {
         };
         let mut whole: HashMap<usize, Vec<f32>> = self.parameters.iter().map(zeros).collect();
         for (number, (dtype, bucket)) in self.buckets(layout, rounded).into_iter().enumerate() {
-            let mut part = Vec::with_capacity(bucket.part(layout.rank()).len());
-            let segments = bucket.segments().iter();
-            for segment in segments.filter(|segment| segment.owner == layout.rank()) {
-                let from = layout.position(segment.parameter, segment.range.start);
-                let low = low.get(&segment.parameter);
-                let own = low.unwrap_or(&own[segment.parameter]);
-                part.extend_from_slice(&own[from..from + segment.range.len()]);
-            }
+            let own = |parameter| {
+                let low = low.get(&parameter);
+                Some(low.unwrap_or(&own[parameter]).as_slice())
+            };
+            let part = layout.own_part(&bucket, own);
             let part = HostBuffer::from_f32(dtype, part);
             let label = format!("unit `{}`, part {number}, {at}", self.path);
             let split = Split::Counts(bucket.counts());

@@ -1,23 +1,17 @@
 //! A directory of records: names, and the file-system operations of a save.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::Path;
-use std::thread;
-use std::time::Duration;
 
 use crc32fast::Hasher;
 use serde::{Deserialize, Serialize};
 
 use super::RecordError;
-use super::joint::JointWork;
 use super::manifest::{CHUNK_BYTES, RankFile};
 
 /// The file that makes a record of a directory.
 pub(super) const MANIFEST: &str = "manifest.json";
-
-/// The file that a saving job locks.
-const LOCK: &str = ".lock";
 
 /// Name of a record's directory: `000007-step-1200` is the seventh record of its directory, saved after 1200 updates.
 ///
@@ -151,31 +145,15 @@ pub(super) fn make_dirs(dir: &Path) -> Result<(), RecordError> {
     sync_dir(parent)
 }
 
-/// Removes a directory file by file, because a record may be hundreds of large files, and tells waiting ranks after each. A
-/// file that cannot be removed costs only space.
-pub(super) fn remove(dir: &Path, work: &mut JointWork) {
-    let mut remove = || {
-        for file in run("list", dir, || fs::read_dir(dir))? {
-            let file = run("list", dir, || file)?.path();
-            if !file.is_dir() {
-                run("remove", &file, || fs::remove_file(&file))?;
-                drop(work.at_work());
-            }
-        }
-        run("remove", dir, || fs::remove_dir_all(dir))
-    };
-    match remove() {
+/// Removes a directory. One that cannot be removed costs only space.
+pub(super) fn remove(dir: &Path) {
+    match run("remove", dir, || fs::remove_dir_all(dir)) {
         Err(error) if !error.is_not_found() => log::warn!("{error}"),
         _ => {}
     }
-    drop(work.at_work());
 }
 
-/// Bytes written between two syncs: the last sync of a large file would take minutes, in which a rank could not tell the
-/// others that it is at work.
-const SYNC_BYTES: u64 = 64 << 20;
-
-/// A file that is written and synced piecemeal, and checksummed.
+/// A file that is written, checksummed and synced.
 pub(super) struct SyncedFile<'a> {
     path: &'a Path,
     file: File,
@@ -183,7 +161,6 @@ pub(super) struct SyncedFile<'a> {
     written: RankFile,
     /// Of the chunk that is not whole yet.
     crc32: Hasher,
-    synced_bytes: u64,
 }
 
 impl<'a> SyncedFile<'a> {
@@ -194,7 +171,6 @@ impl<'a> SyncedFile<'a> {
             file: run("create", path, || File::create_new(path))?,
             written: RankFile::default(),
             crc32: Hasher::new(),
-            synced_bytes: 0,
         })
     }
 
@@ -215,9 +191,6 @@ impl<'a> SyncedFile<'a> {
             }
             bytes = rest;
         }
-        if self.bytes() - self.synced_bytes >= SYNC_BYTES {
-            self.sync()?;
-        }
         Ok(())
     }
 
@@ -226,46 +199,14 @@ impl<'a> SyncedFile<'a> {
         self.written.crc32.push(crc32.finalize());
     }
 
-    fn sync(&mut self) -> Result<(), RecordError> {
-        self.synced_bytes = self.bytes();
-        run("sync", self.path, || self.file.sync_all())
-    }
-
     /// Returns what was written when it is on the disk.
     pub fn finish(mut self) -> Result<RankFile, RecordError> {
         if !self.bytes().is_multiple_of(CHUNK_BYTES as u64) {
             self.end_chunk();
         }
-        self.sync()?;
+        run("sync", self.path, || self.file.sync_all())?;
         Ok(self.written)
     }
-}
-
-/// Keeps other processes from saving into `dir`; the operating system unlocks it if this process dies.
-pub(super) fn lock(dir: &Path) -> Result<File, RecordError> {
-    let path = dir.join(LOCK);
-    let mut options = fs::OpenOptions::new();
-    options.create(true).truncate(false).write(true);
-    let file = run("open", &path, || options.open(&path))?;
-    let mut locked = file.try_lock();
-    // A child process of the last holder has the lock too, until it runs its own program.
-    for _ in 0..20 {
-        if !matches!(locked, Err(TryLockError::WouldBlock)) {
-            break;
-        }
-        thread::sleep(Duration::from_millis(50));
-        locked = file.try_lock();
-    }
-    match locked {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let dir = dir.to_owned();
-            return Err(RecordError::Busy { dir });
-        }
-        // Some network file systems have no locks.
-        Err(TryLockError::Error(error)) => log::warn!("cannot lock {}: {error}", path.display()),
-    }
-    Ok(file)
 }
 
 /// The directory that `path` is in.

@@ -8,9 +8,6 @@ use safetensors::Dtype;
 
 use super::RecordError;
 
-/// The longest name of an entry, in bytes.
-const MAX_NAME_BYTES: usize = 1024;
-
 /// A tensor of a record as a whole: the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
@@ -43,11 +40,8 @@ impl TensorSpec {
         self.dtype.bitsize() / 8
     }
 
-    /// Checks that the name is valid, and that `range` is in the tensor and can be addressed on this machine.
+    /// Checks that `range` is in the tensor and can be addressed on this machine.
     pub(super) fn check(&self, range: &Range<usize>) -> Result<(), RecordError> {
-        if let Some(reason) = why_no_name(&self.name) {
-            return Err(self.error(format!("cannot name an entry: {reason}")));
-        }
         if !self.dtype.bitsize().is_multiple_of(8) {
             let dtype = self.dtype;
             return Err(self.error(format!("is {dtype}, whose elements are no whole bytes")));
@@ -69,21 +63,6 @@ impl TensorSpec {
             name: self.name.clone(),
             reason,
         }
-    }
-}
-
-/// Why a name is refused: it cannot be a key of a safetensors file, or would point outside a directory if a tool made paths of names.
-fn why_no_name(name: &str) -> Option<&'static str> {
-    if name.len() > MAX_NAME_BYTES {
-        Some("it is longer than 1024 bytes")
-    } else if name == "__metadata__" {
-        Some("safetensors keeps this name for itself")
-    } else if name.contains('\\') || name.chars().any(char::is_control) {
-        Some("it has a backslash or a control character")
-    } else if name.split('/').any(|part| matches!(part, "" | "." | "..")) {
-        Some("a part between slashes is empty, `.` or `..`")
-    } else {
-        None
     }
 }
 

@@ -21,23 +21,6 @@ pub enum RecordError {
         /// The file system's reason.
         source: io::Error,
     },
-    /// Another process is saving into the directory.
-    #[error("another job is saving records into {}: give each job a directory of its own", .dir.display())]
-    Busy {
-        /// The directory of records.
-        dir: PathBuf,
-    },
-    /// A rank does not see the directory that rank 0 made.
-    #[error(
-        "rank {rank} does not see {}, which rank 0 made: records go to a file system that all ranks share", .path.display()
-    )]
-    NotShared {
-        /// The rank.
-        rank: usize,
-        /// The directory.
-        path: PathBuf,
-    },
-
     /// No complete record is there.
     #[error("no complete record{} in {} ({partial} not finished)", of_step(.step), .dir.display())]
     NoRecord {
@@ -65,7 +48,7 @@ pub enum RecordError {
         reason: String,
     },
 
-    /// An entry that cannot be saved or loaded: its name, range or length is impossible, its elements are on no rank or on two,
+    /// An entry that cannot be saved or loaded: its range or length is impossible, its elements are on no rank or on two,
     /// or its owner could not give or take its bytes.
     #[error("`{name}` {reason}")]
     Entry {

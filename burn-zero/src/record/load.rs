@@ -12,8 +12,8 @@ use half::{bf16, f16};
 
 use super::directory::{Listing, MANIFEST, SyncedFile, parent, run, sync_dir};
 use super::entry::{Failure, TensorSlice, TensorSpec};
-use super::joint::JointWork;
-use super::manifest::{CHUNK_BYTES, Manifest, TrainingState, header};
+use super::joint::{end, share};
+use super::manifest::{CHUNK_BYTES, Manifest, TrainingState, header, verify};
 use super::{Dtype, MODEL, RecordError};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 
@@ -24,8 +24,6 @@ use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 pub struct ShardedRecord {
     path: PathBuf,
     manifest: Arc<Manifest>,
-    /// One file is open at a time: a record may have more than a process may open.
-    open: Option<(usize, File)>,
     /// The chunk that was verified last: rank, number and bytes.
     chunk: Option<(usize, usize, Vec<u8>)>,
     bytes_read: u64,
@@ -41,18 +39,13 @@ impl ShardedRecord {
         Self::open_record(&dir.join(Listing::locate(dir, step)?.complete()))
     }
 
-    /// The record whose own directory is `path`, wherever it was copied to.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`open`](Self::open), but [`RecordError::Torn`] if there is none.
-    pub fn open_record(path: &Path) -> Result<Self, RecordError> {
+    /// The record whose own directory is `path`.
+    fn open_record(path: &Path) -> Result<Self, RecordError> {
         let manifest = Manifest::read(&path.join(MANIFEST))?;
         manifest.check_files(path)?;
         Ok(Self {
             path: path.to_owned(),
             manifest: Arc::new(manifest),
-            open: None,
             chunk: None,
             bytes_read: 0,
         })
@@ -74,25 +67,15 @@ impl ShardedRecord {
             (0, step) => Listing::locate(dir, step).map(Some),
             _ => Ok(None),
         };
-        let chosen = JointWork::new(group, "choose a record").share(chosen)?;
+        let chosen = share(group, "choose a record", chosen)?;
         let name = chosen.into_iter().flatten().next();
         let opened = name.map(|name| Self::open_record(&dir.join(name.complete())));
-        JointWork::new(group, "open a record").end(opened.transpose())
+        end(group, "open a record", opened.transpose())
     }
 
     /// Its directory.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Ranks that saved it.
-    pub fn world_size(&self) -> usize {
-        self.manifest.files.len()
-    }
-
-    /// Bytes of all files, without the manifest.
-    pub fn bytes(&self) -> u64 {
-        self.manifest.bytes()
     }
 
     /// Bytes read of its files so far.
@@ -119,15 +102,14 @@ impl ShardedRecord {
     /// If the record has no such tensor, or one of another type or shape, or what is in the files is not what was written.
     pub fn read(&mut self, wanted: &TensorSlice) -> Result<Vec<u8>, RecordError> {
         let TensorSlice { tensor, range } = wanted;
-        self.read_ranges(tensor, core::slice::from_ref(range), &mut || Ok(()))
+        self.read_ranges(tensor, core::slice::from_ref(range))
     }
 
-    /// Several ranges of a tensor, one behind the other. `at_work` is called after each chunk.
+    /// Several ranges of a tensor, one behind the other.
     pub(crate) fn read_ranges(
         &mut self,
         tensor: &TensorSpec,
         ranges: &[Range<usize>],
-        at_work: &mut dyn FnMut() -> Result<(), RecordError>,
     ) -> Result<Vec<u8>, RecordError> {
         let wanted = |range| self.manifest.check_wanted(&self.path, tensor, range);
         ranges.iter().try_for_each(wanted)?;
@@ -136,21 +118,10 @@ impl ShardedRecord {
         for range in ranges {
             self.for_each_part(tensor, range, |bytes| {
                 found.extend_from_slice(bytes);
-                at_work()
+                Ok(())
             })?;
         }
         Ok(found)
-    }
-
-    /// Reads and checks every byte of the record. Costs memory for one chunk.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`read`](Self::read).
-    pub fn verify(&mut self) -> Result<(), RecordError> {
-        let manifest = self.manifest.clone();
-        let mut files = manifest.files.iter().enumerate();
-        files.try_for_each(|(rank, file)| self.read_file(rank, 0..file.bytes, |_| Ok(())))
     }
 
     /// Reads elements of a tensor in order. `take` gets them chunk by chunk.
@@ -203,19 +174,14 @@ impl ShardedRecord {
             let first = (number * CHUNK_BYTES) as u64;
             let rest = self.manifest.files[rank].bytes - first;
             let mut bytes = vec![0; rest.min(CHUNK_BYTES as u64) as usize];
-            let file = match &mut self.open {
-                Some((open, file)) if *open == rank => file,
-                open => {
-                    let file = run("open", &path, || File::open(&path))?;
-                    &mut open.insert((rank, file)).1
-                }
-            };
             run("read", &path, || {
+                let mut file = File::open(&path)?;
                 file.seek(SeekFrom::Start(first))?;
                 file.read_exact(&mut bytes)
             })?;
             self.bytes_read += bytes.len() as u64;
-            self.manifest.verify(&path, rank, number, &bytes)?;
+            let written = self.manifest.files[rank].crc32[number];
+            verify(&path, &format!("chunk {number}"), written, &bytes)?;
             self.chunk = Some((rank, number, bytes));
         }
         let (.., bytes) = self.chunk.as_ref().expect("it was read");
@@ -228,8 +194,8 @@ impl ShardedRecord {
 ///
 /// `take` is called with the index in `wanted` and the bytes (little-endian) of each slice, one after the other, so that there
 /// is never a second copy of the state. Each rank reads only the parts of files that contain its slices. To
-/// inspect a record before choosing slices, open it with [`ShardedRecord::open_with`]. Each call of `take` must return within
-/// the group's deadline; reading may take longer.
+/// inspect a record before choosing slices, open it with [`ShardedRecord::open_with`]. A rank must read its slices within the group's deadline
+/// of the others.
 ///
 /// # Errors
 ///
@@ -249,16 +215,13 @@ pub fn load_sharded(
     let check = |TensorSlice { tensor, range }: &TensorSlice| {
         record.manifest.check_wanted(&record.path, tensor, range)
     };
-    JointWork::new(group, "look for entries").end(wanted.iter().try_for_each(check))?;
-    let mut work = JointWork::new(group, "load a record");
+    end(group, "look for entries", wanted.iter().try_for_each(check))?;
     let loaded = wanted.iter().enumerate().try_for_each(|(index, wanted)| {
-        let TensorSlice { tensor, range } = wanted;
-        let bytes =
-            record.read_ranges(tensor, core::slice::from_ref(range), &mut || work.at_work())?;
+        let tensor = &wanted.tensor;
         let not_taken = |reason| tensor.error(format!("was read, but could not be used: {reason}"));
-        take(index, bytes).map_err(not_taken)
+        take(index, record.read(wanted)?).map_err(not_taken)
     });
-    work.end(loaded)?;
+    end(group, "load a record", loaded)?;
     log::info!("rank {} loaded {}", group.rank(), record.path.display());
     Ok(record.state().clone())
 }
@@ -327,8 +290,7 @@ fn consolidate_floats(
             shape.clone(),
         )
     };
-    let step = record.state().step.to_string();
-    let header = header(("step", step), tensors.iter().map(entry));
+    let header = header(record.state().step, tensors.iter().map(entry));
 
     // Beside `out`, so that it can be renamed to it.
     let mut name = OsString::from(".");

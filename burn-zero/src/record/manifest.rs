@@ -19,7 +19,7 @@ use super::entry::TensorSpec;
 const FORMAT: &str = "burn-zero sharded record";
 
 /// The version that this program writes and reads.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Bytes of a file under one checksum, the smallest unit that is read.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
@@ -36,10 +36,6 @@ pub struct TrainingState {
     /// State of the learning-rate scheduler.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub scheduler: Value,
-    /// Seed and count of the ranks' own random numbers ([`with_seed`](crate::ZeroOptimizer::with_seed)). The
-    /// [`Recorder`](crate::Recorder) fills it in.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub generator: Option<[u64; 2]>,
     /// All of the optimizer's state that is no tensor, such as step counts: the union of the ranks' trees. The
     /// [`Recorder`](crate::Recorder) fills it in.
     #[serde(default, skip_serializing_if = "Value::is_null")]
@@ -56,15 +52,6 @@ impl TrainingState {
             step,
             ..Self::default()
         }
-    }
-
-    /// What must be the same on all ranks, but the optimizer's.
-    fn common(&self) -> [(&'static str, Value); 3] {
-        [
-            ("step", self.step.into()),
-            ("scheduler", self.scheduler.clone()),
-            ("user state", self.user.clone().into()),
-        ]
     }
 }
 
@@ -155,9 +142,14 @@ impl Manifest {
         let differ = |what, theirs: &Value, ours: &Value| {
             ranks_differ(what, (rank, theirs.to_string()), (0, ours.to_string()))
         };
-        for ((what, ours), (_, theirs)) in self.state.common().iter().zip(theirs.common()) {
-            if *ours != theirs {
-                return Err(differ(what, &theirs, ours));
+        let ours = &self.state;
+        for (what, theirs, ours) in [
+            ("step", theirs.step.into(), ours.step.into()),
+            ("scheduler", theirs.scheduler, ours.scheduler.clone()),
+            ("user state", theirs.user.into(), ours.user.clone().into()),
+        ] {
+            if ours != theirs {
+                return Err(differ(what, &theirs, &ours));
             }
         }
         let united = unite(&mut self.state.optimizer, theirs.optimizer);
@@ -286,30 +278,6 @@ impl Manifest {
         Ok(())
     }
 
-    /// Verifies bytes of a rank's file, a chunk with this number.
-    pub fn verify(
-        &self,
-        path: &Path,
-        rank: usize,
-        chunk: usize,
-        bytes: &[u8],
-    ) -> Result<(), RecordError> {
-        let what = format!("chunk {chunk}");
-        let verified = verify(path, &what, self.files[rank].crc32[chunk], bytes);
-        verified.map_err(|error| {
-            let text = String::from_utf8_lossy(bytes);
-            let expected = identity(self.state.step, rank, self.files.len());
-            let found = text.split_once(&format!("\"{IDENTITY}\":\""));
-            match found.and_then(|(_, rest)| rest.split_once('"')) {
-                Some((found, _)) if chunk == 0 && found != expected => torn(
-                    path,
-                    format!("belongs to another record: it is of {found}, but the manifest is of {expected}"),
-                ),
-                _ => error,
-            }
-        })
-    }
-
     /// Checks that the record in `dir` has these elements of the tensor.
     pub fn check_wanted(
         &self,
@@ -320,12 +288,7 @@ impl Manifest {
         wanted.check(range)?;
         let TensorSpec { name, dtype, shape } = wanted;
         let reason = match self.tensors.get(name) {
-            None => {
-                let nearest = self.tensors.keys();
-                let nearest = nearest.min_by_key(|other| strsim::levenshtein(name, other));
-                let nearest = nearest.map_or(String::new(), |it| format!("; nearest is `{it}`"));
-                format!("has no entry `{name}`{nearest}")
-            }
+            None => format!("has no entry `{name}`"),
             Some(row) if row.dtype != *dtype => {
                 format!("has `{name}` as {}, but {dtype} is wanted", row.dtype)
             }
@@ -340,22 +303,15 @@ impl Manifest {
     }
 }
 
-/// The key of the safetensors metadata with the file's [`identity`].
-pub(super) const IDENTITY: &str = "burn-zero";
-
-pub(super) fn identity(step: u64, rank: usize, world_size: usize) -> String {
-    format!("step {step}, rank {rank} of {world_size}")
-}
-
 /// Name of a slice in its file, such as `model/weight[100..150]`.
 pub(super) fn slice_key(name: &str, range: &Range<usize>) -> String {
     format!("{name}[{}..{}]", range.start, range.end)
 }
 
-/// A safetensors header of contiguous tensors with different names, and one entry of metadata: length and text, padded so that the first
+/// A safetensors header of contiguous tensors with different names, and the step as metadata: length and text, padded so that the first
 /// tensor is aligned.
 pub(super) fn header(
-    (key, value): (&str, String),
+    step: u64,
     tensors: impl Iterator<Item = (String, Dtype, Vec<usize>)>,
 ) -> Vec<u8> {
     let mut end = 0;
@@ -370,7 +326,7 @@ pub(super) fn header(
         };
         (name, info)
     });
-    let metadata = HashMap::from([(key.to_owned(), value)]);
+    let metadata = HashMap::from([("step".to_owned(), step.to_string())]);
     let header = Metadata::new(Some(metadata), tensors.collect());
     let header = header.expect("tensors of whole bytes, one behind the other");
     let mut text = serde_json::to_vec(&header).expect("names and numbers are JSON");

@@ -2,20 +2,18 @@
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 
 use super::directory::{
-    Listing, MANIFEST, RecordName, SyncedFile, lock, make_dirs, rank_file, remove, run, sync_dir,
+    Listing, MANIFEST, RecordName, SyncedFile, make_dirs, rank_file, remove, run, sync_dir,
 };
 use super::entry::{Entry, TensorSlice};
-use super::joint::JointWork;
-use super::manifest::{
-    CHUNK_BYTES, IDENTITY, Manifest, SliceRow, TensorRow, header, identity, slice_key,
-};
+use super::joint::{end, share};
+use super::manifest::{Manifest, SliceRow, TensorRow, header, slice_key};
 use super::{RecordError, TrainingState};
 use crate::ProcessGroup;
 
@@ -53,9 +51,8 @@ pub struct Saved {
 /// records unchanged. Records beyond `keep` are removed afterwards, and all ranks wait for that.
 ///
 /// `entries` are written one after the other; lazy ones need memory for one at a time. State is written as JSON
-/// ([`TrainingState`]). A lazy entry must be read within the group's deadline, as must each single operation on the disk end;
-/// writing a record and removing old ones may take longer. Only one job may save into a directory at a time. The directory must be on a
-/// file system that all ranks share.
+/// ([`TrainingState`]). A rank must read and write its entries within the group's deadline of the others. Only one job may save into a
+/// directory at a time. The directory must be on a file system that all ranks share.
 ///
 /// ```
 /// use burn_zero::record::{Dtype, Entry, Keep, TensorSlice, TensorSpec, TrainingState};
@@ -98,55 +95,34 @@ pub fn save_sharded(
     state: TrainingState,
     keep: Keep,
 ) -> Result<Saved, RecordError> {
-    let mut draft = None;
-    let saved = save_draft(&mut draft, dir, group, entries, state, keep);
-    if saved.is_err() {
-        // If removal fails, the next save tries again. The other ranks wait for it, unless the group is lost.
-        let mut work = JointWork::new(group, "remove an unfinished record");
-        if let Some(draft) = &draft {
-            remove(&draft.partial(), &mut work);
-        }
-        drop(work.end(Ok(())));
-    }
-    saved
-}
-
-fn save_draft<'a>(
-    draft: &mut Option<Draft<'a>>,
-    dir: &'a Path,
-    group: &dyn ProcessGroup,
-    entries: Vec<Entry>,
-    state: TrainingState,
-    keep: Keep,
-) -> Result<Saved, RecordError> {
-    let mut work = JointWork::new(group, "begin a record");
     let mut slices = entries.iter().map(Entry::slice);
     let checked = slices.try_for_each(|slice| slice.tensor.check(&slice.range));
-    let begun = checked.and_then(|()| {
-        if group.rank() == 0 {
-            *draft = Some(Draft::begin(dir, state.step, &mut work)?);
-        }
-        Ok(draft.as_ref().map(|draft| draft.name))
-    });
-    let name = work.share(begun)?.into_iter().flatten().next();
-    let name = name.expect("rank 0 began the record if all agree");
+    end(group, "look at entries", checked)?;
+    let is_first = group.rank() == 0;
+    let begun = is_first.then(|| begin(dir, state.step)).transpose();
+    let begun = share(group, "begin a record", begun)?;
+    let (name, earlier) = begun.into_iter().flatten().next().expect("rank 0 began it");
 
-    let mut work = JointWork::new(group, "write a record");
     let partial = dir.join(name.partial());
-    let written = write_rank_file(&partial, group, entries, state, &mut work);
-    let tables = work.share(written)?;
-
-    let mut work = JointWork::new(group, "complete a record");
-    let completed = draft.as_ref().map(|draft| {
-        let bytes = draft.commit(tables)?;
-        draft.remove_surplus(keep, &mut work);
-        Ok(bytes)
+    let written = write_rank_file(&partial, group, entries, state);
+    let completed = share(group, "write a record", written).and_then(|tables| {
+        let completed = is_first.then(|| complete(dir, name, tables)).transpose();
+        if completed.is_ok() && is_first {
+            remove_surplus(dir, &earlier, keep);
+        }
+        share(group, "complete a record", completed)
     });
-    let bytes = work.share(completed.transpose())?;
-    let bytes = bytes.into_iter().flatten().next();
+    if completed.is_err() {
+        // If removal fails, the next save tries again. The other ranks wait for it, unless the group is lost.
+        if is_first {
+            remove(&partial);
+        }
+        drop(end(group, "remove an unfinished record", Ok(())));
+    }
+    let bytes = completed?.into_iter().flatten().next();
     Ok(Saved {
         path: dir.join(name.complete()),
-        bytes: bytes.expect("rank 0 completed the record if all agree"),
+        bytes: bytes.expect("rank 0 completed it"),
     })
 }
 
@@ -156,7 +132,6 @@ fn write_rank_file(
     group: &dyn ProcessGroup,
     mut entries: Vec<Entry>,
     state: TrainingState,
-    work: &mut JointWork,
 ) -> Result<Manifest, RecordError> {
     let (rank, world_size) = (group.rank(), group.world_size());
     entries.sort_by(|a, b| order(a.slice()).cmp(&order(b.slice())));
@@ -169,16 +144,10 @@ fn write_rank_file(
         }
         tensors.push((key, tensor.dtype, vec![range.len()]));
     }
-    let identity = identity(state.step, rank, world_size);
     let path = dir.join(rank_file(rank, world_size));
-    let mut out = SyncedFile::create(&path).map_err(|error| match error.is_not_found() {
-        true => RecordError::NotShared {
-            rank,
-            path: dir.to_owned(),
-        },
-        false => error,
-    })?;
-    out.write(&header((IDENTITY, identity), tensors.into_iter()))?;
+    // Fails where a rank does not see the directory that rank 0 made.
+    let mut out = SyncedFile::create(&path)?;
+    out.write(&header(state.step, tensors.into_iter()))?;
     let mut manifest = Manifest {
         state,
         ..Manifest::default()
@@ -186,10 +155,7 @@ fn write_rank_file(
     for entry in entries {
         let (TensorSlice { tensor, range }, bytes) = entry.into_bytes()?;
         let at = out.bytes();
-        for chunk in bytes.chunks(CHUNK_BYTES) {
-            out.write(chunk)?;
-            work.at_work()?;
-        }
+        out.write(&bytes)?;
         let slice = SliceRow {
             rank,
             offset: range.start,
@@ -215,73 +181,51 @@ fn order(slice: &TensorSlice) -> (Reverse<Dtype>, &str, usize) {
     (Reverse(tensor.dtype), &tensor.name, slice.range.start)
 }
 
-/// A record that rank 0 has begun.
-struct Draft<'a> {
-    dir: &'a Path,
-    name: RecordName,
-    /// Earlier complete records, oldest first.
-    earlier: Vec<RecordName>,
-    /// Keeps other jobs from saving until it is dropped.
-    _lock: File,
+/// Removes unfinished records and makes the directory of a new one, as rank 0. Returns its name, and the earlier complete records,
+/// oldest first.
+fn begin(dir: &Path, step: u64) -> Result<(RecordName, Vec<RecordName>), RecordError> {
+    make_dirs(dir)?;
+    let listing = Listing::read(dir)?;
+    for stale in &listing.partial {
+        log::info!("{} was not finished: removed", stale.complete());
+        remove(&dir.join(stale.partial()));
+    }
+    let number = listing.next_number();
+    let name = RecordName { number, step };
+    let partial = dir.join(name.partial());
+    run("make", &partial, || fs::create_dir(&partial))?;
+    Ok((name, listing.complete))
 }
 
-impl<'a> Draft<'a> {
-    /// Removes unfinished records and makes the temporary directory.
-    fn begin(dir: &'a Path, step: u64, work: &mut JointWork) -> Result<Self, RecordError> {
-        make_dirs(dir)?;
-        let lock = lock(dir)?;
-        let listing = Listing::read(dir)?;
-        for stale in &listing.partial {
-            log::info!("{} was not finished: removed", stale.complete());
-            remove(&dir.join(stale.partial()), work);
-        }
-        let number = listing.next_number();
-        let draft = Self {
-            dir,
-            name: RecordName { number, step },
-            earlier: listing.complete,
-            _lock: lock,
-        };
-        let partial = draft.partial();
-        run("make", &partial, || fs::create_dir(&partial))?;
-        Ok(draft)
-    }
+/// Makes a record of the files and returns their bytes. The record exists from the rename on.
+fn complete(dir: &Path, name: RecordName, tables: Vec<Manifest>) -> Result<u64, RecordError> {
+    let partial = dir.join(name.partial());
+    let manifest = Manifest::assemble(tables)?;
+    manifest.check_files(&partial)?;
+    let path = partial.join(MANIFEST);
+    let mut file = SyncedFile::create(&path)?;
+    file.write(manifest.to_json().as_bytes())?;
+    file.finish()?;
+    sync_dir(&partial)?;
 
-    fn partial(&self) -> PathBuf {
-        self.dir.join(self.name.partial())
-    }
+    let complete = dir.join(name.complete());
+    run("rename", &partial, || fs::rename(&partial, &complete))?;
+    sync_dir(dir)?;
+    let bytes = manifest.bytes();
+    log::info!("saved {}: {bytes} bytes", complete.display());
+    Ok(bytes)
+}
 
-    /// Makes a record of the files and returns their bytes. The record exists from the rename on.
-    fn commit(&self, tables: Vec<Manifest>) -> Result<u64, RecordError> {
-        let partial = self.partial();
-        let manifest = Manifest::assemble(tables)?;
-        manifest.check_files(&partial)?;
-        let path = partial.join(MANIFEST);
-        let mut file = SyncedFile::create(&path)?;
-        file.write(manifest.to_json().as_bytes())?;
-        file.finish()?;
-        sync_dir(&partial)?;
-
-        let complete = self.dir.join(self.name.complete());
-        run("rename", &partial, || fs::rename(&partial, &complete))?;
-        sync_dir(self.dir)?;
-        let bytes = manifest.bytes();
-        log::info!("saved {}: {bytes} bytes", complete.display());
-        Ok(bytes)
-    }
-
-    /// Removes surplus records after this one is complete.
-    fn remove_surplus(&self, keep: Keep, work: &mut JointWork) {
-        let Keep::Last(records) = keep else { return };
-        let surplus = (self.earlier.len() + 1).saturating_sub(records.get());
-        for old in &self.earlier[..surplus] {
-            // Renamed first, so that a partly removed record never has a complete one's name.
-            let complete = self.dir.join(old.complete());
-            let partial = self.dir.join(old.partial());
-            match run("rename", &complete, || fs::rename(&complete, &partial)) {
-                Ok(()) => remove(&partial, work),
-                Err(error) => log::warn!("{error}"),
-            }
+/// Removes surplus records after a new one is complete.
+fn remove_surplus(dir: &Path, earlier: &[RecordName], keep: Keep) {
+    let Keep::Last(records) = keep else { return };
+    let surplus = (earlier.len() + 1).saturating_sub(records.get());
+    for old in &earlier[..surplus] {
+        // Renamed first, so that a partly removed record never has a complete one's name.
+        let (complete, partial) = (dir.join(old.complete()), dir.join(old.partial()));
+        match run("rename", &complete, || fs::rename(&complete, &partial)) {
+            Ok(()) => remove(&partial),
+            Err(error) => log::warn!("{error}"),
         }
     }
 }

@@ -135,6 +135,27 @@ impl Layout {
         unreachable!("element {element} of parameter {parameter} is in the shard of another rank")
     }
 
+    /// This rank's part of a bucket, of its `own` elements of each parameter; zeros where it has none.
+    pub(crate) fn own_part<'a>(
+        &self,
+        bucket: &Bucket,
+        own: impl Fn(usize) -> Option<&'a [f32]>,
+    ) -> Vec<f32> {
+        let range = bucket.part(self.rank);
+        let mut part = vec![0.0; range.len()];
+        let segments = bucket.segments().iter();
+        for segment in segments.filter(|segment| segment.owner == self.rank) {
+            let Some(own) = own(segment.parameter) else {
+                continue;
+            };
+            let from = self.position(segment.parameter, segment.range.start);
+            let to = segment.start - range.start;
+            let elements = segment.range.len();
+            part[to..to + elements].copy_from_slice(&own[from..from + elements]);
+        }
+        part
+    }
+
     /// The narrowest type that holds a bucket's parameters exactly.
     pub(crate) fn dtype(&self, bucket: &Bucket) -> BufferDtype {
         let segments = bucket.segments().iter();

@@ -118,7 +118,7 @@ impl ShardMap {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidSetting`] for no ranks or empty buckets; [`ZeroError::TooManyElements`].
+    /// [`ZeroError::InvalidSetting`] for no ranks or empty buckets.
     pub fn flat(
         parameters: Vec<Parameter>,
         world_size: usize,
@@ -149,11 +149,9 @@ impl ShardMap {
         ZeroError::require(world_size > 0, "world_size", 0, "at least 1")?;
         ZeroError::require(bucket_elements > 0, "bucket_elements", 0, "at least 1")?;
         let mut offsets = vec![0_usize];
-        for Parameter { path, elements } in &parameters {
-            let end = offsets[offsets.len() - 1].checked_add(*elements);
-            offsets.push(end.ok_or_else(|| ZeroError::TooManyElements {
-                what: format!("the parameters up to {path}"),
-            })?);
+        for parameter in &parameters {
+            let end = offsets[offsets.len() - 1].checked_add(parameter.elements);
+            offsets.push(end.expect("elements can be counted"));
         }
         let owners = match partition {
             Partition::Whole => owners(&parameters, world_size),

@@ -14,7 +14,6 @@ use burn_decorator::message::{self, Message};
 use super::rank::{Rank, Rank0, StepStatus};
 use super::{TrainItem, ValidItem};
 use crate::ZeroError;
-use crate::group::Agree;
 
 impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     /// Trains on this rank's part of `items`, or until interrupted.

@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use super::items::Items;
 use super::{TrainItem, ValidItem};
 use crate::ZeroError;
-use crate::group::{Agree, ProcessGroup, finish_first};
-use crate::optimizer::{RankContext, Statistics};
+use crate::group::{ProcessGroup, finish_first};
+use crate::optimizer::{Ask, RankContext, Statistics};
 
 /// The state of a rank's training.
 pub(super) struct Rank<LC: LearningComponentsTypes> {
@@ -68,7 +68,13 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         self.valid = self.valid.to_device(self.device.inner());
         let items = self.check()?;
         let context = RankContext::new(self.group.clone(), self.device.to_id());
-        let on_thread = context.put_on_thread();
+        context.on_thread(|| self.train_all(&context, items))?;
+        let model = self.learner.model();
+        Ok((model, self.rank_0.map(|rank_0| rank_0.processor)))
+    }
+
+    /// Prepares the model and runs all epochs.
+    fn train_all(&mut self, context: &RankContext, items: usize) -> Result<(), ZeroError> {
         context.prepare(core::any::type_name::<LC::Optimizer>(), || {
             self.learner.optimizer_step(GradientsParams::new());
         })?;
@@ -89,16 +95,14 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
                 break;
             }
             self.validate(&progress, context.gathers_units())?;
-            self.save(epoch, &context)?;
+            self.save(epoch, context)?;
             if self.stops_early(epoch)? {
                 break;
             }
         }
         let learner = &mut self.learner;
-        context.gather_model(|| learner.optimizer_step(GradientsParams::new()))?;
-        drop(on_thread);
-        let model = self.learner.model();
-        Ok((model, self.rank_0.map(|rank_0| rank_0.processor)))
+        let step = || learner.optimizer_step(GradientsParams::new());
+        context.ask(Ask::Whole, step).map(drop)
     }
 
     /// Checks that the ranks' trainings agree. Returns the number of items of all ranks in an epoch.
@@ -155,11 +159,11 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
             return Ok(());
         }
         let step = |learner: &mut Learner<LC>| learner.optimizer_step(GradientsParams::new());
-        context.gather_model(|| step(learner))?;
-        context.gather_record(|| step(learner))?;
+        context.ask(Ask::Whole, || step(learner))?;
+        context.ask(Ask::Record, || step(learner))?;
         // Its background thread reads the model that it has got.
         context.write_record(own.map(|own| || own.write(learner, epoch, store)))?;
-        context.shard_model(|| step(learner))
+        context.ask(Ask::Sharded, || step(learner)).map(drop)
     }
 
     /// Whether to stop early, as rank 0 decides.

@@ -69,12 +69,12 @@ fn errors_say_the_numbers() {
     says(
         config(Some(64), Some(5), None),
         3,
-        "train_batch_size 64 is no multiple of 3 ranks x train_micro_batch_size_per_gpu 5 = 15",
+        "train_batch_size 64, but train_micro_batch_size_per_gpu 5 x gradient_accumulation_steps 4 x 3 ranks = 60",
     );
     says(
         config(Some(64), None, None),
         3,
-        "train_batch_size 64 is no multiple of 3 ranks x gradient_accumulation_steps 1 = 3",
+        "train_batch_size 64, but train_micro_batch_size_per_gpu 21 x gradient_accumulation_steps 1 x 3 ranks = 63",
     );
     says(
         config(Some(0), None, None),

@@ -64,6 +64,7 @@ fn the_program_fills_auto_in() {
         "bf16.enabled" => Some(json!(true)),
         "zero_optimization.reduce_bucket_size" => Some(json!(10_000)),
         "scheduler.params.total_num_steps" => Some(json!(70)),
+        "scheduler.params.warmup_min_lr" => Some(Value::Null),
         _ => None,
     };
     let config = ZeroConfig::from_deepspeed_json_with(&file.to_string(), &auto).unwrap();

@@ -1,6 +1,5 @@
 //! Laws of offloaded optimizers.
 
-mod backend;
 mod changes;
 #[path = "../golden/mod.rs"]
 mod golden;

@@ -3,11 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::{Module, Param};
-use burn::optim::{GradientsParams, Optimizer, SgdConfig};
+use burn::optim::{GradientsParams, Optimizer};
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn_flex::Flex;
-use burn_zero::{OffloadConfig, OffloadedAdamW, offload};
+use burn_zero::{OffloadConfig, OffloadedAdamW};
 
 use super::support::*;
 
@@ -66,17 +66,6 @@ fn double_precision_is_refused() {
     let mut gradients = GradientsParams::new();
     gradients.register(model.weight.id, tensor::<Flex, 1>(2, [3]).cast(DType::F64));
     config().init().unwrap().step(0.1, model, gradients);
-}
-
-#[test]
-#[should_panic(expected = "weight has 9 dimensions")]
-fn more_dimensions_than_burns_optimizers_take_are_refused() {
-    let model = One {
-        weight: Param::from_tensor(tensor::<B, 9>(1, [1; 9])),
-    };
-    let mut gradients = GradientsParams::new();
-    gradients.register(model.weight.id, tensor::<Flex, 9>(2, [1; 9]));
-    offload::<Flex, _>(SgdConfig::new().init()).step(0.1, model, gradients);
 }
 
 #[test]

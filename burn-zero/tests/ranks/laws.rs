@@ -4,7 +4,7 @@ use std::{sync::Mutex, time::Duration};
 
 use burn_zero::{
     GroupOptions, HostBuffer, ProcessGroup, ReduceOp, SingleRank, ThreadGroup, ZeroError,
-    group::{Agree, BufferDtype, Operation, Pending, Split},
+    group::{BufferDtype, Operation, Pending, Split},
 };
 use half::{bf16, f16};
 use proptest::prelude::*;

@@ -13,7 +13,7 @@ use burn_zero::record::{
 };
 use burn_zero::{GroupOptions, ProcessGroup, SingleRank, ThreadGroup, save_sharded};
 
-use super::names;
+use super::{names, read_all};
 
 /// Where a child process saves its records.
 const DIR: &str = "BURN_ZERO_TEST_RECORDS";
@@ -52,7 +52,6 @@ fn save(group: &dyn ProcessGroup, dir: &Path, step: u64) -> Result<(), String> {
 /// The step of the last record of `dir`, every byte of which is what was written at that step.
 fn verified_step(dir: &Path) -> u64 {
     let mut record = ShardedRecord::open(dir, None).unwrap();
-    record.verify().unwrap();
     let step = record.state().step;
     for tensor in tensors() {
         let read = record.read(&TensorSlice::whole(tensor.clone())).unwrap();
@@ -164,10 +163,8 @@ fn writers_may_be_killed() {
                 unfinished += 1;
                 continue;
             }
-            match ShardedRecord::open_record(&dir.path().join(&name)) {
-                Ok(record) => assert!([1, RANKS].contains(&record.world_size())),
-                Err(error) => panic!("round {round}: {error}"),
-            }
+            let read = read_all(&dir.path().join(&name));
+            read.unwrap_or_else(|error| panic!("round {round}: {error}"));
         }
     }
     assert!(unfinished > 0, "no writer was killed while it wrote");
@@ -221,7 +218,7 @@ fn a_full_disk_costs_no_record() {
         }
         assert_eq!(verified_step(dir.path()), 1);
         let names = fs::read_dir(dir.path()).unwrap().count();
-        assert_eq!(names, 2, "only the record and the lock are left");
+        assert_eq!(names, 1, "only the record is left");
     }
     save(&SingleRank::new(), dir.path(), 2).unwrap();
     assert_eq!(verified_step(dir.path()), 2);

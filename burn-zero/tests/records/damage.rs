@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::PathBuf;
 
-use burn_zero::record::ShardedRecord;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -15,11 +14,6 @@ fn saved(dir: &Path, seed: u64) -> (Whole, PathBuf) {
     save(dir, &whole, 2, &TrainingState::at_step(seed), Keep::All);
     let record = ShardedRecord::open(dir, None).unwrap();
     (whole, record.path().to_owned())
-}
-
-/// What is said if all of the record is read.
-fn read_all(path: &Path) -> Result<(), RecordError> {
-    ShardedRecord::open_record(path)?.verify()
 }
 
 /// That the error of reading all of a record with a damaged file names the file.
@@ -130,14 +124,10 @@ fn a_file_of_another_record_is_named() {
     let error = read_all(&second).unwrap_err();
     assert!(matches!(error, RecordError::Torn { .. }), "{error}");
     let message = error.to_string();
-    assert!(
-        message
-            .ends_with("it is of step 1, rank 1 of 2, but the manifest is of step 2, rank 1 of 2"),
-        "{message}"
-    );
+    assert!(message.contains(file), "{message}");
     let spec = TensorSpec::new("model/layer.0", Dtype::F32, [4, 3]);
     // What is in the other file can still be read.
-    let mut record = ShardedRecord::open_record(&second).unwrap();
+    let mut record = ShardedRecord::open(dir.path(), Some(2)).unwrap();
     record.read(&TensorSlice::new(spec, 0..1)).unwrap();
 
     let mut bytes = fs::read(first.join(file)).unwrap();
@@ -178,7 +168,7 @@ fn other_names_are_no_records() {
 
     let manifest = record.join("manifest.json");
     let text = fs::read_to_string(&manifest).unwrap();
-    fs::write(&manifest, text.replace("\"version\":3", "\"version\":2")).unwrap();
+    fs::write(&manifest, text.replace("\"version\":4", "\"version\":2")).unwrap();
     let error = read_all(&record).unwrap_err().to_string();
     assert!(error.contains("version 2 of the format"), "{error}");
 }
@@ -268,7 +258,7 @@ fn a_manifest_that_leads_outside_is_refused() {
         }
         let text = manifest.to_string();
         let crc32 = crc32fast::hash(text.as_bytes());
-        let head = r#"{"format":"burn-zero sharded record","version":3"#;
+        let head = r#"{"format":"burn-zero sharded record","version":4"#;
         fs::write(
             &path,
             format!(r#"{head},"crc32":{crc32},"manifest":{text}}}"#),

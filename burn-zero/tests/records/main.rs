@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use burn_zero::record::{
-    Dtype, Entry, Keep, RecordError, Saved, TensorSlice, TensorSpec, TrainingState,
+    Dtype, Entry, Keep, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
 };
 use burn_zero::{GroupOptions, ProcessGroup, ThreadGroup, load_sharded, save_sharded};
 
@@ -137,7 +137,17 @@ fn assert_holds(dir: &Path, whole: &Whole, world_size: usize) -> TrainingState {
 fn names(dir: &Path) -> Vec<String> {
     let files = std::fs::read_dir(dir).unwrap();
     let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<_> = names.filter(|name| name != ".lock").collect();
+    let mut names: Vec<_> = names.collect();
     names.sort();
     names
+}
+
+/// What is said if all tensors of the record with this directory are read.
+fn read_all(record: &Path) -> Result<(), RecordError> {
+    let (_, step) = record.to_str().unwrap().rsplit_once('-').unwrap();
+    let step = step.parse().unwrap();
+    let mut record = ShardedRecord::open(record.parent().unwrap(), Some(step))?;
+    let tensors: Vec<_> = record.tensors().collect();
+    let mut tensors = tensors.into_iter().map(TensorSlice::whole);
+    tensors.try_for_each(|slice| record.read(&slice).map(drop))
 }

@@ -1,7 +1,6 @@
 //! Save at N ranks, load at M: bit for bit the same.
 
 use burn_zero::group::BufferDtype;
-use burn_zero::record::ShardedRecord;
 use burn_zero::{consolidate, consolidate_as};
 use half::{bf16, f16};
 use proptest::collection::vec;
@@ -72,9 +71,6 @@ fn ranks_read_no_more_than_they_want() {
     // Across the two files, in the middle of chunks.
     assert!(read((2 << 20) - 1..(2 << 20) + 1) <= 2 * chunk + headers);
     assert_eq!(read(7..7), 0);
-    let mut record = ShardedRecord::open(dir.path(), None).unwrap();
-    record.verify().unwrap();
-    assert_eq!(record.bytes_read(), record.bytes());
 }
 
 #[test]
@@ -280,8 +276,7 @@ proptest! {
             saved.unwrap();
         }
         assert_holds(dir.path(), &whole, sharing.loading);
-        let mut record = ShardedRecord::open(dir.path(), None).unwrap();
-        record.verify().unwrap();
+        let record = ShardedRecord::open(dir.path(), None).unwrap();
         let tensors: Vec<_> = record.tensors().collect();
         prop_assert!(tensors.iter().eq(whole.values().map(|(spec, _)| spec)));
     }

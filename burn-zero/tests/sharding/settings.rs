@@ -184,7 +184,7 @@ fn an_optimizer_that_only_one_rank_refuses_is_named_on_all() {
         matches!(
             one,
             Err(ZeroError::Optimizer(
-                ZeroOptimizerError::NotElementwise { .. }
+                ZeroOptimizerError::NotShardable { .. }
             ))
         ),
         "{one:?}"

@@ -17,13 +17,13 @@ mod items;
 mod layers;
 #[path = "../../../burn-accum/tests/strategy/learner.rs"]
 mod learner;
+mod loader;
 #[path = "../../../burn-accum/tests/strategy/model.rs"]
 mod model;
 mod processes;
 mod ranks;
 mod refused;
 mod resumed;
-mod slow;
 mod statistics;
 mod tied;
 mod variants;

@@ -28,8 +28,8 @@ use tempfile::{TempDir, tempdir};
 
 use crate::Z;
 use crate::learner::MICRO_BATCH;
+use crate::loader::AsTheyAre;
 use crate::model::{Output, Row, rows, values};
-use crate::slow::AsTheyAre;
 use crate::watch::Watch;
 
 /// Short: a rank that waited for a lock would be found.

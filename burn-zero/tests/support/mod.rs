@@ -3,7 +3,7 @@
 
 use burn_zero::{
     HostBuffer, ProcessGroup, ReduceOp, ZeroError,
-    group::{Agree, BufferDtype, Pending, Split},
+    group::{BufferDtype, Pending, Split},
 };
 
 pub const DTYPES: [BufferDtype; 3] = [BufferDtype::F32, BufferDtype::Bf16, BufferDtype::F16];

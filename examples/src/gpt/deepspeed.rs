@@ -48,25 +48,46 @@ fn refused(path: &str, reason: impl ToString) -> ConfigError {
     }
 }
 
+/// Keys without effect here: operations cast their inputs, gradients are f32 at once, the optimizer is fused where it can be.
+const IGNORED: [&str; 7] = [
+    "auto_cast",
+    "fused_mode",
+    "immediate_grad_update",
+    "check_grad_overflow",
+    "fused",
+    "foreach",
+    "capturable",
+];
+
 /// A section, with DeepSpeed's defaults of all its keys.
 fn parse<T: DeserializeOwned>(
     path: &str,
     mut defaults: Value,
     section: Option<&Value>,
 ) -> Result<T, ConfigError> {
+    // Keys that ask for nothing with these values; with others they are unknown.
+    let harmless = json!({"consecutive_hysteresis": false, "fp16_master_weights_and_grads": false,
+        "bf16_master_weights_and_grads": false, "bf16_optimizer_states": false, "fp32_optimizer_states": true,
+        "bias_correction": true, "amsgrad": false, "maximize": false, "max_grad_norm": 0});
     let section = section.and_then(Value::as_object);
     if let (Some(all), Some(section)) = (defaults.as_object_mut(), section) {
-        all.extend(section.clone());
+        let has_effect = |(key, value): &(&String, &Value)| {
+            !IGNORED.contains(&&***key) && harmless.get(key) != Some(value)
+        };
+        let section = section.iter().filter(has_effect);
+        all.extend(section.map(|(key, value)| (key.clone(), value.clone())));
     }
     serde_json::from_value(defaults).map_err(|error| refused(path, error))
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Bf16 {
     enabled: bool,
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Fp16 {
     enabled: bool,
     /// 0 for a scale that moves.
@@ -112,6 +133,7 @@ fn precision(
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Adam {
     lr: f64,
     betas: (f64, f64),
@@ -128,12 +150,19 @@ fn adamw(section: &Value) -> Result<(f64, HostAdamWConfig), ConfigError> {
 
     let defaults = json!({"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": null, "adam_w_mode": true,
         "torch_adam": false});
-    let kind = section["type"].as_str().unwrap_or_default();
-    let adam: Adam = parse(PARAMS, defaults, section.get("params"))?;
-    if kind != "adamw" && (kind != "adam" || !adam.adam_w_mode) {
+    let other = || {
         let reason = "this program trains with AdamW: say so, or leave the section out. A program of one's own can shard any of Burn's \
-                      optimizers with burn_zero::ZeroOptimizer, and put it on the host with burn_zero::offload";
-        return Err(refused("optimizer.type", reason));
+                      optimizers with burn_zero::ZeroOptimizer";
+        refused("optimizer.type", reason)
+    };
+    let kind = section["type"].as_str().unwrap_or_default();
+    let kind = kind.to_ascii_lowercase();
+    if !["adam", "adamw"].contains(&&*kind) {
+        return Err(other());
+    }
+    let adam: Adam = parse(PARAMS, defaults, section.get("params"))?;
+    if kind == "adam" && !adam.adam_w_mode {
+        return Err(other());
     }
     let decay = if adam.torch_adam { 0.01 } else { 0.0 };
     let config = HostAdamWConfig {

@@ -159,6 +159,7 @@ fn auto(options: &Options, key: &str) -> Option<Value> {
     Some(match key {
         "fp16.enabled" => json!(options.amp == Some(Amp::F16)),
         "bf16.enabled" | "bfloat16.enabled" => json!(options.amp == Some(Amp::Bf16)),
+        key if key.starts_with("fp16.") => Value::Null, // DeepSpeed's default
         "optimizer.params.lr" => json!(options.lr.unwrap_or(LEARNING_RATE)),
         "optimizer.params.betas" => json!([adamw.beta_1, adamw.beta_2]),
         "optimizer.params.eps" => json!(adamw.epsilon),

@@ -18,7 +18,7 @@ use burn_checkpoint::{MemoryBudget, RematStats};
 use burn_flex::Flex;
 use burn_tensorboard::TensorBoard;
 use burn_zero::group::launched;
-use burn_zero::{Agree, ModelStates, SilentRenderer, ZeroStrategy, estimate};
+use burn_zero::{ModelStates, SilentRenderer, ZeroStrategy, estimate};
 
 use super::error::GptError;
 use super::job::Job;

@@ -118,7 +118,7 @@ fn what_cannot_be_is_refused_with_the_numbers() {
         (
             r#"{"train_batch_size": 64}"#,
             "--batch 5",
-            "FILE: train_batch_size 64 is no multiple of 2 ranks x train_micro_batch_size_per_gpu 5 = 10",
+            "FILE: train_batch_size 64, but train_micro_batch_size_per_gpu 5 x gradient_accumulation_steps 6 x 2 ranks = 60",
         ),
         (
             r#"{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}"#,

@@ -17,7 +17,7 @@ use burn_flex::Flex;
 use burn_zero::parts::ShardOptimizer;
 use burn_zero::{
     HostAdamWConfig, Memory, OffloadConfig, Sharded, SingleRank, ZeroOptimizer, ZeroSettings,
-    offload, offload_parameters,
+    offload_parameters,
 };
 use tests::compare::{bits, gradients, values};
 use tests::models::{Classifier, Cnn, Decoder, EncoderDecoder, Mlp, Transformer};
@@ -95,7 +95,6 @@ enum Optimizers {
     /// The host's.
     OffloadedAdamW,
     /// Burn's with momentum, on the host's backend.
-    OffloadedSgd,
     /// A loss scaler around windows of two micro-batches around clipping by the global norm.
     Layers,
 }
@@ -156,9 +155,6 @@ impl Case {
             (Optimizers::OffloadedAdamW, _) => {
                 let optimizer = OffloadConfig::new(HostAdamWConfig::default()).init();
                 self.steps(placed(model), optimizer.expect("valid"), memory)
-            }
-            (Optimizers::OffloadedSgd, _) => {
-                self.steps(placed(model), offload::<Flex, _>(sgd().init()), memory)
             }
             (Optimizers::Layers, _) => {
                 let clip = ClipGlobalNorm::new(AdamWConfig::new().init(), 0.5).expect("valid");
@@ -278,7 +274,6 @@ fn burns_optimizers<I: Backend>() {
 
 fn optimizers_on_the_host<I: Backend>() {
     every_model::<Plain<I>, Managed<I>>(&Case::of(Optimizers::OffloadedAdamW));
-    every_model::<Plain<I>, Managed<I>>(&Case::of(Optimizers::OffloadedSgd));
 }
 
 fn gradients_that_leave_during_backward<I: Backend>() {

@@ -16,7 +16,7 @@ use ::mpi::{Threading, environment::Universe, topology::SimpleCommunicator, trai
 use link::Link;
 
 use super::{
-    Agree, GroupFault, GroupOptions, Member, ProcessGroup,
+    GroupFault, GroupOptions, Member, ProcessGroup,
     collectives::panic_message,
     launcher::launched,
     member::{LAST_PANIC, Queue},

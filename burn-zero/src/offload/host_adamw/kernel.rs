@@ -1,5 +1,7 @@
 //! The arithmetic, and how it is spread over threads and vectors.
 
+use core::ops::Range;
+
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
@@ -9,7 +11,7 @@ use crate::offload::HostAdamWConfig;
 /// Elements a task: 1.8 MiB of traffic, enough to hide the cost of a task and few enough to balance the threads.
 pub(super) const CHUNK: usize = 64 * 1024;
 
-/// Elements in a block: the unit of f16 conversion, and the prefetch distance. Two blocks of 16
+/// Elements in a block: the unit of conversions, and the prefetch distance. Two blocks of 16
 /// bytes an element stay in a first-level cache of 48 KiB, so that a step is one pass over memory; 512 to 768 was fastest.
 const BLOCK: usize = 768;
 
@@ -38,37 +40,95 @@ pub enum ParamsOut<'a> {
     F16(&'a mut [f16]),
 }
 
-/// `$body` with `$slice` bound to the slice of any of the types.
-macro_rules! with_slice {
-    ($of:expr, $enum:ident $($dtype:ident)*, $slice:ident => $body:expr) => {
-        match $of {
-            $($enum::$dtype($slice) => $body,)*
-        }
-    };
-}
-
-/// Cuts the slice of any of the types in two.
-macro_rules! split {
-    ($of:expr, $at:expr, $split:ident, $enum:ident $($dtype:ident)*) => {
-        match $of {
-            $($enum::$dtype(slice) => {
-                let (head, tail) = slice.$split($at);
-                ($enum::$dtype(head), $enum::$dtype(tail))
-            })*
-        }
-    };
-}
-
-impl Gradients<'_> {
+impl<'a> Gradients<'a> {
     pub(super) fn len(&self) -> usize {
-        with_slice!(self, Self F32 Bf16 F16, slice => slice.len())
+        match self {
+            Self::F32(all) => all.len(),
+            Self::Bf16(all) => all.len(),
+            Self::F16(all) => all.len(),
+        }
+    }
+
+    #[inline(always)]
+    fn part(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(all) => Self::F32(&all[range]),
+            Self::Bf16(all) => Self::Bf16(&all[range]),
+            Self::F16(all) => Self::F16(&all[range]),
+        }
+    }
+
+    /// The elements in f32, where necessary in `buffer`, which stays in the first-level cache.
+    #[inline(always)]
+    fn widen(self, buffer: &'a mut [f32; BLOCK]) -> &'a [f32] {
+        let buffer = &mut buffer[..self.len()];
+        match self {
+            Self::F32(all) => return all,
+            Self::Bf16(all) => {
+                for (wide, low) in buffer.iter_mut().zip(all) {
+                    *wide = f32::from_bits(u32::from(low.to_bits()) << 16);
+                }
+            }
+            Self::F16(all) => all.convert_to_f32_slice(buffer),
+        }
+        buffer
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, index: usize) {
+        match self {
+            Self::F32(all) => prefetch(all, index),
+            Self::Bf16(all) => prefetch(all, index),
+            Self::F16(all) => prefetch(all, index),
+        }
     }
 }
 
-impl ParamsOut<'_> {
+impl<'a> ParamsOut<'a> {
     pub(super) fn len(&self) -> usize {
-        with_slice!(self, Self Bf16 F16, slice => slice.len())
+        match self {
+            Self::Bf16(all) => all.len(),
+            Self::F16(all) => all.len(),
+        }
     }
+
+    fn chunks(self) -> Vec<Self> {
+        match self {
+            Self::Bf16(all) => all.chunks_mut(CHUNK).map(Self::Bf16).collect(),
+            Self::F16(all) => all.chunks_mut(CHUNK).map(Self::F16).collect(),
+        }
+    }
+
+    /// Rounds `values` into the elements that begin at `start`.
+    #[inline(always)]
+    fn narrow(&mut self, start: usize, values: &[f32]) {
+        let range = start..start + values.len();
+        match self {
+            Self::Bf16(all) => {
+                for (low, value) in all[range].iter_mut().zip(values) {
+                    *low = rounded(*value);
+                }
+            }
+            Self::F16(all) => all[range].convert_from_f32_slice(values),
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(&self, index: usize) {
+        match self {
+            Self::Bf16(all) => prefetch(all, index),
+            Self::F16(all) => prefetch(all, index),
+        }
+    }
+}
+
+/// The bits of `bf16::from_f32` without its branches, which would prevent vectorization.
+#[inline(always)]
+fn rounded(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    let quiet_nan = (bits >> 16) | 0x40;
+    bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
 }
 
 /// The factors of one step, as PyTorch computes them: in f64, then rounded once.
@@ -115,121 +175,73 @@ impl Factors {
     }
 }
 
-/// The state and gradients of a range of elements, in slices of one length.
-pub(super) struct Elements<'a> {
-    pub(super) gradients: Gradients<'a>,
-    /// Master parameters, first and second moments.
-    pub(super) state: [&'a mut [f32]; 3],
-    pub(super) out: Option<ParamsOut<'a>>,
-}
-
-impl<'a> Elements<'a> {
-    fn split_at(self, at: usize) -> (Self, Self) {
-        let (gradients, gradients_tail) =
-            split!(self.gradients, at, split_at, Gradients F32 Bf16 F16);
-        let [master, first, second] = self.state.map(|slice| slice.split_at_mut(at));
-        let halve = |out| split!(out, at, split_at_mut, ParamsOut Bf16 F16);
-        let (out, out_tail) = self.out.map(halve).unzip();
-        let head = Self {
-            gradients,
-            state: [master.0, first.0, second.0],
+/// Updates all elements, on the current rayon pool: gradients, the state (master parameters, first and second moments) and the low-precision
+/// copy, in slices of one length. Each element's result depends on nothing but itself, so neither the number of threads nor the
+/// instructions change a bit.
+pub(super) fn update(
+    arch: Arch,
+    factors: Factors,
+    gradients: Gradients<'_>,
+    state: [&mut [f32]; 3],
+    out: Option<ParamsOut<'_>>,
+) {
+    let chunks = gradients.len().div_ceil(CHUNK);
+    let out: Vec<_> = match out {
+        None => (0..chunks).map(|_| None).collect(),
+        Some(out) => out.chunks().into_iter().map(Some).collect(),
+    };
+    let [master, moment_1, moment_2] = state.map(|all| all.par_chunks_mut(CHUNK));
+    let all = master.zip(moment_1).zip(moment_2).zip(out).enumerate();
+    all.for_each(|(number, (((master, moment_1), moment_2), out))| {
+        let start = number * CHUNK;
+        arch.dispatch(Chunk {
+            factors,
+            gradients: gradients.part(start..start + master.len()),
+            state: [master, moment_1, moment_2],
             out,
-        };
-        let tail = Self {
-            gradients: gradients_tail,
-            state: [master.1, first.1, second.1],
-            out: out_tail,
-        };
-        (head, tail)
-    }
-
-    fn len(&self) -> usize {
-        self.state[0].len()
-    }
-
-    fn chunks(self) -> Vec<Self> {
-        let mut chunks = Vec::with_capacity(self.len().div_ceil(CHUNK));
-        let mut rest = self;
-        while rest.len() > CHUNK {
-            let (head, tail) = rest.split_at(CHUNK);
-            chunks.push(head);
-            rest = tail;
-        }
-        chunks.push(rest);
-        chunks
-    }
-}
-
-/// Updates all elements, on the current rayon pool. Each element's result depends on nothing but itself, so neither the
-/// number of threads nor the instructions change a bit.
-pub(super) fn update(arch: Arch, factors: Factors, elements: Elements<'_>) {
-    let run = |elements| arch.dispatch(ChunkUpdate { factors, elements });
-    if elements.len() <= CHUNK {
-        return run(elements);
-    }
-    elements.chunks().into_par_iter().for_each(run);
+        });
+    });
 }
 
 /// One chunk. Everything below it is inlined, so that it is compiled for the chosen instructions.
-struct ChunkUpdate<'a> {
+struct Chunk<'a> {
     factors: Factors,
-    elements: Elements<'a>,
+    gradients: Gradients<'a>,
+    state: [&'a mut [f32]; 3],
+    out: Option<ParamsOut<'a>>,
 }
 
-impl WithSimd for ChunkUpdate<'_> {
+impl WithSimd for Chunk<'_> {
     type Output = ();
 
+    /// Block by block. Low-precision gradients are widened before, and parameters rounded after the update of a block, in the
+    /// first-level cache.
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let mut rest = self.elements;
-        while rest.len() > 0 {
-            let at = BLOCK.min(rest.len());
-            let (block, tail) = rest.split_at(at);
-            update_block(&self.factors, block, &tail);
-            rest = tail;
-        }
-    }
-}
-
-/// bf16 is converted in registers; f16 in the first-level cache by `half`, which takes the conversion instructions where it
-/// finds them at run time.
-#[inline(always)]
-fn update_block(factors: &Factors, block: Elements<'_>, next: &Elements<'_>) {
-    let mut widened = [0.0; BLOCK];
-    match block.gradients {
-        Gradients::F32(slice) => block.narrow(factors, slice, next),
-        Gradients::Bf16(slice) => block.narrow(factors, slice, next),
-        Gradients::F16(slice) => {
-            let widened = &mut widened[..slice.len()];
-            slice.convert_to_f32_slice(widened);
-            block.narrow(factors, widened, next);
-        }
-    }
-}
-
-impl Elements<'_> {
-    #[inline(always)]
-    fn narrow<G: Widen>(self, factors: &Factors, gradients: &[G], next: &Elements<'_>) {
-        let (mut state, none) = (self.state, &mut [(); BLOCK][..gradients.len()]);
-        match self.out {
-            None => sweep(factors, gradients, &mut state, none, next),
-            Some(ParamsOut::Bf16(out)) => {
-                sweep(factors, gradients, &mut state, out, next);
+    fn with_simd<S: Simd>(mut self, _: S) {
+        let mut widened = [0.0; BLOCK];
+        let all = self.gradients.len();
+        for start in (0..all).step_by(BLOCK) {
+            let end = all.min(start + BLOCK);
+            let gradients = self.gradients.part(start..end).widen(&mut widened);
+            let state = self.state.each_mut();
+            let state = state.map(|all| all[start..].split_at_mut(end - start));
+            let [(master, next), (moment_1, next_1), (moment_2, next_2)] = state;
+            let prefetch_line = |index: usize| {
+                self.gradients.prefetch(end + index);
+                for slice in [&*next, &*next_1, &*next_2] {
+                    prefetch(slice, index);
+                }
+                self.out.iter().for_each(|out| out.prefetch(end + index));
+            };
+            sweep(
+                &self.factors,
+                gradients,
+                [master, moment_1, moment_2],
+                prefetch_line,
+            );
+            if let Some(out) = &mut self.out {
+                out.narrow(start, &self.state[0][start..end]);
             }
-            Some(ParamsOut::F16(out)) => {
-                sweep(factors, gradients, &mut state, none, next);
-                out.convert_from_f32_slice(state[0]);
-            }
-        }
-    }
-
-    /// Prefetches all slices at `index`.
-    #[inline(always)]
-    fn prefetch(&self, index: usize) {
-        with_slice!(&self.gradients, Gradients F32 Bf16 F16, slice => prefetch(slice, index));
-        self.state.iter().for_each(|slice| prefetch(slice, index));
-        if let Some(out) = &self.out {
-            with_slice!(out, ParamsOut Bf16 F16, slice => prefetch(slice, index));
         }
     }
 }
@@ -247,93 +259,32 @@ fn prefetch<T>(slice: &[T], index: usize) {
     let _ = (slice, index);
 }
 
-/// Updates line by line, and prefetches the same line of the next block meanwhile.
-///
-/// All slices have one length.
+/// Updates a block line by line, and prefetches the same line of the next block meanwhile.
 #[inline(always)]
-fn sweep<G: Widen, O: Narrow>(
+fn sweep(
     factors: &Factors,
-    gradients: &[G],
-    [master, moment_1, moment_2]: &mut [&mut [f32]; 3],
-    out: &mut [O],
-    next: &Elements<'_>,
+    gradients: &[f32],
+    [master, moment_1, moment_2]: [&mut [f32]; 3],
+    prefetch: impl Fn(usize),
 ) {
     let (gradients, gradients_rest) = gradients.as_chunks::<LINE>();
     let (master, master_rest) = master.as_chunks_mut::<LINE>();
     let (moment_1, moment_1_rest) = moment_1.as_chunks_mut::<LINE>();
     let (moment_2, moment_2_rest) = moment_2.as_chunks_mut::<LINE>();
-    let (out, out_rest) = out.as_chunks_mut::<LINE>();
-    let lines = gradients
-        .iter()
-        .zip(master)
-        .zip(moment_1)
-        .zip(moment_2)
-        .zip(out);
-    for (line, ((((gradient, master), moment_1), moment_2), out)) in lines.enumerate() {
-        next.prefetch(line * LINE);
+    let lines = gradients.iter().zip(master).zip(moment_1).zip(moment_2);
+    for (line, (((gradient, master), moment_1), moment_2)) in lines.enumerate() {
+        prefetch(line * LINE);
         // Copies do not overlap: the compiler need not check it at every line.
         let (mut param, mut first, mut second) = (*master, *moment_1, *moment_2);
-        let mut narrow = *out;
         for lane in 0..LINE {
-            let gradient = gradient[lane].widen();
-            factors.update(
-                gradient,
-                &mut param[lane],
-                &mut first[lane],
-                &mut second[lane],
-            );
-            narrow[lane] = O::narrow(param[lane]);
+            let state = (&mut param[lane], &mut first[lane], &mut second[lane]);
+            factors.update(gradient[lane], state.0, state.1, state.2);
         }
-        (*master, *moment_1, *moment_2, *out) = (param, first, second, narrow);
+        (*master, *moment_1, *moment_2) = (param, first, second);
     }
-    let rest = gradients_rest
-        .iter()
-        .zip(master_rest)
-        .zip(moment_1_rest)
-        .zip(moment_2_rest)
-        .zip(out_rest);
-    for ((((gradient, master), moment_1), moment_2), out) in rest {
-        factors.update(gradient.widen(), master, moment_1, moment_2);
-        *out = O::narrow(*master);
-    }
-}
-
-/// A type of gradients, widened to f32.
-trait Widen: Copy {
-    fn widen(self) -> f32;
-}
-
-impl Widen for f32 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-}
-
-impl Widen for bf16 {
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from_bits(u32::from(self.to_bits()) << 16)
-    }
-}
-
-/// A type of parameters that are written for the upload; `()` for none.
-trait Narrow: Copy {
-    fn narrow(value: f32) -> Self;
-}
-
-impl Narrow for () {
-    #[inline(always)]
-    fn narrow(_: f32) -> Self {}
-}
-
-impl Narrow for bf16 {
-    /// The bits of `bf16::from_f32` without its branches, which would prevent vectorization.
-    #[inline(always)]
-    fn narrow(value: f32) -> Self {
-        let bits = value.to_bits();
-        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-        let quiet_nan = (bits >> 16) | 0x40;
-        bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
+    let rest = gradients_rest.iter().zip(master_rest);
+    let rest = rest.zip(moment_1_rest).zip(moment_2_rest);
+    for (((gradient, master), moment_1), moment_2) in rest {
+        factors.update(*gradient, master, moment_1, moment_2);
     }
 }
