@@ -89,6 +89,7 @@ mod delivered;
 mod download;
 mod entry;
 mod error;
+mod fused;
 mod handle;
 mod host_copy;
 mod install;
@@ -129,6 +130,7 @@ pub use decorator::Remat;
 pub use delivered::{delivered, delivered_in_types, is_delivered};
 pub use download::ReadsInPlace;
 pub use error::RematError;
+pub use fused::{AutodiffTensor, FusedBackward, Tape};
 pub use handle::{Handle, Managed};
 pub use install::{InstalledBudget, ProcessBudget};
 pub use linear_cross_entropy::{

@@ -39,16 +39,20 @@ macro_rules! forward_types {
 #[macro_export]
 macro_rules! forward_device {
     ($inner:ident) => {
-        $crate::forward_device!($inner, seed: $inner::seed, idle: || ());
+        $crate::forward_device!($inner, seed: $inner::seed, idle: || (), asked: || ());
     };
     ($inner:ident, seed: $seed:expr) => {
-        $crate::forward_device!($inner, seed: $seed, idle: || ());
+        $crate::forward_device!($inner, seed: $seed, idle: || (), asked: || ());
     };
     ($inner:ident, idle: $idle:expr) => {
-        $crate::forward_device!($inner, seed: $inner::seed, idle: $idle);
+        $crate::forward_device!($inner, seed: $inner::seed, idle: $idle, asked: || ());
     };
-    ($inner:ident, seed: $seed:expr, idle: $idle:expr) => {
+    ($inner:ident, asked: $asked:expr) => {
+        $crate::forward_device!($inner, seed: $inner::seed, idle: || (), asked: $asked);
+    };
+    ($inner:ident, seed: $seed:expr, idle: $idle:expr, asked: $asked:expr) => {
         fn ad_enabled(device: &Self::Device) -> bool {
+            $asked();
             $inner::ad_enabled(device)
         }
 

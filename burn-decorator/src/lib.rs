@@ -72,7 +72,7 @@
 //! What decorators of optimizers have in common: [`record`], saved state around that of the wrapped optimizer; [`ranks`], how clones
 //! that share state make a copy of their own for a rank; [`message`], how a decorator is reached inside of others;
 //! [`gradient`], what backends and optimizers must know about gradients; [`tape`], how code above decorators reaches autodiff's
-//! tensors below them; [`weight`], what a loss was multiplied by; [`reading_stream`], where another thread reads tensors; [`upload`], parameters that come from
+//! tensors below them; [`fused`], whether attention is one operation there; [`weight`], what a loss was multiplied by; [`reading_stream`], where another thread reads tensors; [`ensure_mended`], which refuses LibTorch without its mends; [`upload`], parameters that come from
 //! host memory when they are used; [`repeated_block`],
 //! which parameters a model uses together. With the feature `module`: `module`, tensors of a module by path; `device`, its device. With `train`: `non_finite`, which gradients are infinite or NaN; `gauge`, a number as a metric of
 //! the Learner. [`profile`] is what a device can do, for those that tell time from it.
@@ -84,6 +84,7 @@ mod block;
 #[cfg(feature = "module")]
 pub mod device;
 mod forward;
+pub mod fused;
 #[cfg(feature = "train")]
 pub mod gauge;
 pub mod gradient;
@@ -102,11 +103,13 @@ mod table;
 pub mod tape;
 #[cfg(feature = "tch")]
 pub mod tch;
+mod unmended;
 mod upload;
 pub mod weight;
 
 pub use block::repeated_block;
 pub use stream::reading_stream;
+pub use unmended::ensure_mended;
 pub use upload::{end_uploads, upload};
 
 /// The types that rows mention, for the module in which a decorator expands the table.

@@ -1,12 +1,14 @@
 //! Scaled dot product attention.
 //!
 //! Autodiff's attention is a composition of operations of its inner backend, which would run the softmax in the low type
-//! and bypass the table. Over an autodiff backend it is therefore composed here, from this decorator's own operations.
+//! and bypass the table. Over an autodiff backend it is therefore composed here, from this decorator's own operations, unless a decorator
+//! of autodiff differentiates it as one operation.
 
 use burn_backend::ops::AttentionModuleOptions;
 use burn_backend::ops::attention::attention_fallback;
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{Backend, DType, FloatDType, Scalar, TensorMetadata};
+use burn_decorator::fused::differentiates_attention;
 
 use super::backend::Autocast;
 use super::bring::bring;
@@ -45,7 +47,10 @@ pub(super) fn attention<B: Backend, P: Policy>(
         }
         _ => (query, key, options),
     };
-    if B::ad_enabled(&B::float_device(&query)) {
+    let device = B::float_device(&query);
+    let is_plain = bias.is_none() && options.softcap.is_none();
+    let is_one_operation = is_plain && differentiates_attention(|| B::ad_enabled(&device));
+    if B::ad_enabled(&device) && !is_one_operation {
         let wrap = |x| AutocastTensor::with_lineage(x, lineage);
         let [query, key, value] = [query, key, value].map(wrap);
         let bias = bias.map(wrap);

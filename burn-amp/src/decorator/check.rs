@@ -64,12 +64,13 @@ thread_local! {
     static PASSED: Cell<Option<(TypeId, DeviceId, FloatDType)>> = const { Cell::new(None) };
 }
 
-/// Panics with [`AmpError::UnsupportedDtype`]'s message unless the tensor's device can do the type.
+/// Panics with [`AmpError::UnsupportedDtype`]'s message unless the tensor's device can do the type, and on LibTorch that is not mended.
 #[inline]
 pub(super) fn ensure_dtype<B: Backend>(tensor: &FloatTensor<B>, dtype: FloatDType) {
     let device = device_of!(B, float_device, tensor);
     let key = (TypeId::of::<B>(), device.id(), dtype);
     if PASSED.get() != Some(key) {
+        burn_decorator::ensure_mended::<B>(&device);
         if let Err(error) = check_dtype::<B>(&device, dtype) {
             panic!("{error}");
         }

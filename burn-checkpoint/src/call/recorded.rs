@@ -261,6 +261,7 @@ impl<B: Backend> Call<B> {
 
     /// The counters for a result on this device.
     fn memory(&self, device: &Device<B>) -> Arc<MemoryStats> {
+        burn_decorator::ensure_mended::<B>(device);
         self.op_context.memory(device.id())
     }
 

@@ -9,29 +9,18 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::{CheckpointStrategy, NoCheckpointing};
+use burn_autodiff::checkpoint::strategy::NoCheckpointing;
 use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops};
 use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{AutodiffBackend, Backend, BackendTypes, Shape, TensorMetadata};
+use burn_backend::{AutodiffBackend, Backend, Shape, TensorMetadata};
+pub use burn_checkpoint::{AutodiffTensor, Tape};
 use burn_decorator::message::with_value;
 
 use super::leaves::{OwnLeaf, Use, leaves};
 use crate::host::HostRead;
 use crate::reduce::GradientReducer;
-
-/// A tensor of Burn's `Autodiff`, with its node in the graph.
-pub type AutodiffTensor<B> = FloatTensor<Autodiff<B>>;
-
-/// An autodiff backend whose leaves can be hooked: Burn's `Autodiff`.
-pub trait Tape:
-    AutodiffBackend
-    + BackendTypes<FloatTensorPrimitive = AutodiffTensor<<Self as AutodiffBackend>::InnerBackend>>
-{
-}
-
-impl<B: Backend, C: CheckpointStrategy> Tape for Autodiff<B, C> {}
 
 /// The depth of a tensor in its graph; `None` if it is not part of one.
 pub(super) fn depth<B: Backend>(tensor: &AutodiffTensor<B>) -> Option<usize> {

@@ -4,14 +4,14 @@ use std::fmt;
 
 use burn::backend::Autodiff;
 use burn_amp::{AmpConfig, Autocast, Configured, GradScalerConfig};
-use burn_checkpoint::Remat;
+use burn_checkpoint::{FusedBackward, Remat};
 use burn_zero::Sharded;
 use clap::ValueEnum;
 use serde::Serialize;
 
 /// The backend that trains on `B`, for every precision, every choice for activations and every number of ranks: one type, so the
 /// training is compiled once for each backend.
-pub type Training<B> = Autocast<Sharded<Autodiff<Remat<B>>>, Configured>;
+pub type Training<B> = Autocast<Sharded<FusedBackward<Autodiff<Remat<B>>>>, Configured>;
 
 /// What `--amp` chooses from.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -107,3 +107,34 @@ fn unknown_names_list_the_valid_ones() {
         "{error}"
     );
 }
+
+/// burn-tch's own tensors are overwritten where memory is shared, so results would be wrong in silence.
+#[cfg(feature = "tch")]
+#[test]
+fn libtorch_that_is_not_mended_is_refused() {
+    use burn::backend::Autodiff;
+    use burn_checkpoint::{MemoryBudget, Remat, checkpoint};
+    use burn_tch::LibTorch;
+
+    let product = || {
+        let x = Tensor::<Autocast<LibTorch>, 2>::ones([2, 2], &Default::default());
+        drop(x.clone().matmul(x));
+    };
+    let scope = || {
+        let x = Tensor::<Autodiff<Remat<LibTorch>>, 2>::ones([2, 2], &Default::default());
+        drop(checkpoint(|| x.exp()));
+    };
+    let budget = || {
+        let _budget = MemoryBudget::bytes(1 << 20).install();
+        let x = Tensor::<Autodiff<Remat<LibTorch>>, 2>::ones([2, 2], &Default::default());
+        drop(x.exp());
+    };
+    for use_it in [product as fn(), scope, budget] {
+        let panic = catch_unwind(use_it).expect_err("refused");
+        let message = panic.downcast_ref::<String>().expect("a message");
+        assert!(
+            message.contains("put `burn_decorator::tch::Mended` around `LibTorch`"),
+            "{message}"
+        );
+    }
+}

@@ -2,6 +2,7 @@
 
 mod attention;
 mod errors;
+mod fused;
 mod golden;
 mod linear_cross_entropy;
 mod links;

@@ -3,6 +3,9 @@
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::prelude::*;
 use burn::tensor::activation::softmax;
+use burn::tensor::module::attention;
+use burn::tensor::ops::AttentionModuleOptions;
+use burn_decorator::fused::differentiates_attention;
 
 use super::{GptConfig, init};
 
@@ -58,7 +61,7 @@ impl<B: Backend> CausalSelfAttention<B> {
 
 /// `softmax(query keyᵗ / √features + mask) value`, the mask closing what lies after a query.
 ///
-/// Burn's `attention` computes the same, but its softmax supports fully masked rows and is differentiated through the row's
+/// Burn's `attention`, where it is one operation. Elsewhere its softmax supports fully masked rows and is differentiated through the row's
 /// maximum, which under autodiff costs more in every training step. Here no row is fully masked, because every token may read
 /// itself.
 ///
@@ -67,9 +70,17 @@ impl<B: Backend> CausalSelfAttention<B> {
 /// - query, key, value, output: `[batch, heads, time, features]`
 fn attend<B: Backend>(query: Tensor<B, 4>, key: Tensor<B, 4>, value: Tensor<B, 4>) -> Tensor<B, 4> {
     let [_, _, time, features] = query.dims();
+    let device = query.device();
+    if differentiates_attention(|| B::ad_enabled(&device)) {
+        let options = AttentionModuleOptions {
+            is_causal: true,
+            ..Default::default()
+        };
+        return attention(query, key, value, None, None, options);
+    }
     // The query is scaled before the product: it is smaller than the scores, and they stay within the range of f16.
     let scores = (query / (features as f64).sqrt()).matmul(key.transpose());
-    let later = Tensor::<B, 2, Bool>::tril_mask([time, time], 0, &scores.device());
+    let later = Tensor::<B, 2, Bool>::tril_mask([time, time], 0, &device);
     let scores = scores.mask_fill(later.unsqueeze::<4>(), f32::NEG_INFINITY);
     softmax(scores, 3).matmul(value)
 }

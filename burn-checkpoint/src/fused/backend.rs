@@ -1,0 +1,159 @@
+//! The decorator.
+#![deny(clippy::missing_trait_methods)]
+
+use core::convert::identity;
+use core::marker::PhantomData;
+
+use burn_backend::{AutodiffBackend, Backend, BackendTypes};
+use burn_decorator::types::*;
+use burn_decorator::{kind_type, map_operand, map_result};
+
+use super::{Tape, attention, layer_norm, softmax};
+
+/// A backend that differentiates layer norm, softmax, log softmax and attention as one operation each:
+/// `Autocast<FusedBackward<Autodiff<Remat<Cuda>>>>`.
+///
+/// Burn's `Autodiff` composes them from elementwise operations, saves the parts in f32, and runs none of the kernels that a backend has for
+/// the whole. Here the backend's kernel runs, and what is saved is an operand or the result:
+///
+/// | operation | saved | by Burn's `Autodiff` |
+/// |---|---|---|
+/// | layer norm | its operand | two of its size |
+/// | softmax, log softmax | its result | two of its size, and one |
+/// | attention | query, key and value | these, and three of `[batch, heads, queries, keys]` |
+///
+/// Attention's probabilities are computed again in backward, one layer's at a time. Attention with a bias or a soft cap is composed as
+/// before. Results and gradients are those of `Autodiff` up to rounding; in a low type softmax and means inside of attention and of
+/// gradients are computed in f32.
+///
+/// Put it directly outside of `Autodiff`. Its tensors are those of `Autodiff`, so it costs nothing.
+///
+/// ```
+/// use burn::backend::Autodiff;
+/// use burn::tensor::{Distribution, Tensor, activation::softmax};
+/// use burn_checkpoint::FusedBackward;
+/// use burn_flex::Flex;
+///
+/// type B = FusedBackward<Autodiff<Flex>>;
+///
+/// let x = Tensor::<B, 2>::random([4, 8], Distribution::Default, &Default::default()).require_grad();
+/// let gradients = softmax(x.clone(), 1).square().sum().backward();
+/// assert!(x.grad(&gradients).is_some());
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FusedBackward<A>(PhantomData<A>);
+
+impl<A: Tape> Tape for FusedBackward<A> {}
+
+impl<A: Tape> BackendTypes for FusedBackward<A> {
+    burn_decorator::forward_types!(A, float tensor: A::FloatTensorPrimitive);
+}
+
+impl<A: Tape> Backend for FusedBackward<A> {
+    burn_decorator::forward_device!(A, asked: burn_decorator::fused::say_attention);
+    burn_decorator::forward_dtypes!(A);
+
+    fn name(device: &Self::Device) -> String {
+        format!("fused-backward<{}>", A::name(device))
+    }
+}
+
+impl<A: Tape> AutodiffBackend for FusedBackward<A> {
+    type InnerBackend = A::InnerBackend;
+    type Gradients = A::Gradients;
+
+    burn_decorator::forward_inner!(A);
+
+    fn backward(loss: FloatTensor<Self>) -> Self::Gradients {
+        A::backward(loss)
+    }
+
+    fn grad(
+        tensor: &FloatTensor<Self>,
+        gradients: &Self::Gradients,
+    ) -> Option<FloatTensor<Self::InnerBackend>> {
+        A::grad(tensor, gradients)
+    }
+
+    fn grad_remove(
+        tensor: &FloatTensor<Self>,
+        gradients: &mut Self::Gradients,
+    ) -> Option<FloatTensor<Self::InnerBackend>> {
+        A::grad_remove(tensor, gradients)
+    }
+
+    fn grad_replace(
+        tensor: &FloatTensor<Self>,
+        gradients: &mut Self::Gradients,
+        gradient: FloatTensor<Self::InnerBackend>,
+    ) {
+        A::grad_replace(tensor, gradients, gradient);
+    }
+
+    fn inner(tensor: FloatTensor<Self>) -> FloatTensor<Self::InnerBackend> {
+        A::inner(tensor)
+    }
+
+    fn from_inner(tensor: FloatTensor<Self::InnerBackend>) -> FloatTensor<Self> {
+        A::from_inner(tensor)
+    }
+}
+
+/// One method.
+macro_rules! method {
+    (softmax($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        fn softmax($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
+            softmax::softmax::<A::InnerBackend>($($arg),*)
+        }
+    };
+    (log_softmax($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        fn log_softmax($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
+            softmax::log_softmax::<A::InnerBackend>($($arg),*)
+        }
+    };
+    (softmin($tensor:ident: $kind:tt, $dim:ident: $type:tt) -> $ret:tt) => {
+        fn softmin($tensor: kind_type!($kind), $dim: kind_type!($type)) -> kind_type!($ret) {
+            softmax::softmax::<A::InnerBackend>(A::float_neg($tensor), $dim)
+        }
+    };
+    (layer_norm($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        fn layer_norm($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
+            layer_norm::layer_norm::<A::InnerBackend>($($arg),*)
+        }
+    };
+    (attention($query:ident: Float, $key:ident: Float, $value:ident: Float, $mask:ident: BoolOpt, $bias:ident: FloatOpt, $options:ident: $o:tt) -> $ret:tt) => {
+        fn attention(
+            $query: FloatTensor<Self>,
+            $key: FloatTensor<Self>,
+            $value: FloatTensor<Self>,
+            $mask: Option<BoolTensor<Self>>,
+            $bias: Option<FloatTensor<Self>>,
+            $options: AttentionModuleOptions,
+        ) -> FloatTensor<Self> {
+            let operands = [&$query, &$key, &$value];
+            if attention::is_fused::<A::InnerBackend>(operands, $bias.as_ref(), &$options) {
+                let operands = [$query, $key, $value];
+                let mask = $mask.map(A::bool_inner);
+                return attention::attention::<A::InnerBackend>(operands, mask, $options);
+            }
+            A::attention($query, $key, $value, $mask, $bias, $options)
+        }
+    };
+    ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        #[inline]
+        fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
+            map_result!($ret A::$op($(map_operand!($kind $arg, identity)),*), identity)
+        }
+    };
+}
+
+/// One trait.
+macro_rules! implement {
+    ($trait:ident $($class:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
+        impl<A: Tape> $trait<Self> for FusedBackward<A> {
+            $(method! { $op($($arg: $kind),*) -> $ret })*
+        }
+    };
+}
+
+burn_decorator::every_ops!(implement);

@@ -1,0 +1,84 @@
+//! Layer norm, differentiated from its operand.
+
+use burn::backend::autodiff::checkpoint::base::Checkpointer;
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops};
+use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, Shape, TensorMetadata};
+
+use super::{AutodiffTensor, cast, raise, record};
+
+/// `(tensor - mean) / sqrt(variance + epsilon) * gamma + beta` over the last dimension.
+pub(super) fn layer_norm<B: Backend>(
+    tensor: AutodiffTensor<B>,
+    gamma: AutodiffTensor<B>,
+    beta: Option<AutodiffTensor<B>>,
+    epsilon: f64,
+) -> AutodiffTensor<B> {
+    let (x, scale) = (tensor.primitive.clone(), gamma.primitive.clone());
+    let shift = beta.as_ref().map(|beta| beta.primitive.clone());
+    let result = B::layer_norm(x.clone(), scale.clone(), shift, epsilon);
+    let state = (x, scale, epsilon);
+    match &beta {
+        Some(beta) => record(LayerNorm, [&tensor, &gamma, beta], state, result),
+        None => record(LayerNorm, [&tensor, &gamma], state, result),
+    }
+}
+
+#[derive(Debug)]
+struct LayerNorm;
+
+/// With beta or without.
+impl<B: Backend, const N: usize> Backward<B, N> for LayerNorm {
+    type State = (FloatTensor<B>, FloatTensor<B>, f64);
+
+    fn backward(self, ops: Ops<Self::State, N>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let (x, gamma, epsilon) = ops.state;
+        let gradient = gradients.consume::<B>(&ops.node);
+        let (dtype, last) = (x.dtype(), x.rank() - 1);
+        let gradient = raise::<B>(gradient);
+        let mut parents = ops.parents.into_iter();
+        let [of_x, of_gamma, of_beta] = std::array::from_fn(|_| parents.next().flatten());
+        if let Some(beta) = of_beta {
+            let sum = sum_of_rows::<B>(gradient.clone());
+            gradients.register::<B>(beta.id, cast::<B>(sum, dtype));
+        }
+        if of_x.is_none() && of_gamma.is_none() {
+            return;
+        }
+        let x = raise::<B>(x);
+        let mean = B::float_mean_dim(x.clone(), last);
+        let centered = B::float_sub(x, mean);
+        let square = B::float_mul(centered.clone(), centered.clone());
+        let variance = B::float_mean_dim(square, last);
+        let deviation = B::float_sqrt(B::float_add_scalar(variance, epsilon.into()));
+        let inverse = B::float_recip(deviation);
+        let normalized = B::float_mul(centered, inverse.clone());
+        let product = B::float_mul(gradient.clone(), normalized.clone());
+        if let Some(gamma) = of_gamma {
+            let sum = sum_of_rows::<B>(product.clone());
+            gradients.register::<B>(gamma.id, cast::<B>(sum, dtype));
+        }
+        if let Some(x) = of_x {
+            let mut row = vec![1; last];
+            row.extend(gamma.shape().iter());
+            let gamma = B::float_reshape(raise::<B>(gamma), Shape::from(row));
+            let slope = B::float_mean_dim(B::float_mul(product, gamma.clone()), last);
+            let scaled = B::float_mul(gradient, gamma);
+            let shift = B::float_mean_dim(scaled.clone(), last);
+            let along = B::float_mul(normalized, slope);
+            let rest = B::float_sub(B::float_sub(scaled, shift), along);
+            let of_x = B::float_mul(rest, inverse);
+            gradients.register::<B>(x.id, cast::<B>(of_x, dtype));
+        }
+    }
+}
+
+/// The sum over all dimensions but the last.
+fn sum_of_rows<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = tensor.shape();
+    let width = shape[shape.num_dims() - 1];
+    let rows = shape.num_elements() / width.max(1);
+    let matrix = B::float_reshape(tensor, Shape::new([rows, width]));
+    B::float_reshape(B::float_sum_dim(matrix, 0), Shape::new([width]))
+}

@@ -1,0 +1,326 @@
+//! Layer norm, softmax and attention as one operation each: the results and gradients of autodiff's composition.
+
+use burn::backend::Autodiff;
+use burn::backend::autodiff::checkpoint::strategy::BalancedCheckpointing;
+use burn::tensor::activation::{log_softmax, softmax, softmin};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::module::attention;
+use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{Bool, DType, Tensor, TensorData, TensorPrimitive};
+use burn_amp::{Autocast, Bf16, F16, Off, Policy};
+use burn_checkpoint::{FusedBackward, MemoryBudget, Remat, checkpoint};
+use burn_flex::Flex;
+
+type Plain = Autodiff<Flex>;
+type Fused = FusedBackward<Autodiff<Flex>>;
+type Recomputed = FusedBackward<Autodiff<Remat<Flex>>>;
+
+const SHAPE: [usize; 4] = [2, 3, 5, 8];
+
+/// Values of a tensor, from a seed.
+fn data(seed: u64, shape: impl Into<burn::tensor::Shape>) -> TensorData {
+    let shape = shape.into();
+    let numbers = (0..shape.num_elements() as u64).map(|index| {
+        let bits = (index + 1).wrapping_mul(seed * 2 + 0x9e37_79b9_7f4a_7c15) >> 40;
+        (bits as f32 / (1 << 24) as f32 - 0.5) * 4.0
+    });
+    TensorData::new(numbers.collect::<Vec<_>>(), shape)
+}
+
+fn leaf<B: AutodiffBackend, const D: usize>(
+    seed: u64,
+    shape: [usize; D],
+    dtype: DType,
+) -> Tensor<B, D> {
+    Tensor::from_data(data(seed, shape), (&Default::default(), dtype)).require_grad()
+}
+
+/// What is differentiated: each has three operands, of which it may leave some out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Operation {
+    Softmax(usize),
+    LogSoftmax(usize),
+    Softmin(usize),
+    LayerNorm {
+        has_beta: bool,
+    },
+    Attention {
+        causal: bool,
+        keys: usize,
+        masked: bool,
+        scale: Option<f64>,
+    },
+}
+
+use Operation::*;
+
+const ALL: [Operation; 12] = [
+    Softmax(3),
+    Softmax(1),
+    LogSoftmax(3),
+    LogSoftmax(2),
+    Softmin(3),
+    LayerNorm { has_beta: true },
+    LayerNorm { has_beta: false },
+    Attention {
+        causal: false,
+        keys: 5,
+        masked: false,
+        scale: None,
+    },
+    Attention {
+        causal: true,
+        keys: 5,
+        masked: false,
+        scale: Some(0.7),
+    },
+    Attention {
+        causal: true,
+        keys: 7,
+        masked: false,
+        scale: None,
+    },
+    Attention {
+        causal: true,
+        keys: 3,
+        masked: true,
+        scale: None,
+    },
+    Attention {
+        causal: false,
+        keys: 4,
+        masked: true,
+        scale: None,
+    },
+];
+
+impl Operation {
+    fn operands<B: AutodiffBackend>(self, dtype: DType) -> [Tensor<B, 4>; 3] {
+        let [batch, heads, _, width] = SHAPE;
+        let keys = match self {
+            Attention { keys, .. } => keys,
+            _ => 1,
+        };
+        let of_keys = [batch, heads, keys, width];
+        [
+            leaf(1, SHAPE, dtype),
+            leaf(2, of_keys, dtype),
+            leaf(3, of_keys, dtype),
+        ]
+    }
+
+    fn run<B: Backend>(self, [x, y, z]: [Tensor<B, 4>; 3]) -> Tensor<B, 4> {
+        let vector = |x: Tensor<B, 4>| {
+            x.slice([0..1, 0..1, 0..1])
+                .reshape([8])
+                .into_primitive()
+                .tensor()
+        };
+        match self {
+            Softmax(dim) => softmax(x, dim),
+            LogSoftmax(dim) => log_softmax(x, dim),
+            Softmin(dim) => softmin(x, dim),
+            LayerNorm { has_beta } => {
+                let (gamma, beta) = (vector(y), has_beta.then(|| vector(z)));
+                let x = x.into_primitive().tensor();
+                Tensor::from_primitive(TensorPrimitive::Float(B::layer_norm(x, gamma, beta, 1e-5)))
+            }
+            Attention {
+                causal,
+                keys,
+                masked,
+                scale,
+            } => {
+                let [batch, heads, queries, _] = x.dims();
+                let device = x.device();
+                let options = AttentionModuleOptions {
+                    scale,
+                    softcap: None,
+                    is_causal: causal,
+                };
+                // The first query may attend to no key.
+                let mask = masked.then(|| {
+                    let shape = [batch, heads, queries, keys];
+                    let closed = (0..batch * heads * queries * keys)
+                        .map(|index| (index / keys) % queries == 0 || index % 5 == 0);
+                    let data = TensorData::new(closed.collect::<Vec<_>>(), shape);
+                    Tensor::<B, 4, Bool>::from_data(data, &device)
+                });
+                attention(x, y, z, mask, None, options)
+            }
+        }
+    }
+
+    /// The result, and the gradients of those operands that are tracked.
+    fn differentiate<B: AutodiffBackend>(
+        self,
+        dtype: DType,
+        tracked: [bool; 3],
+        scope: bool,
+    ) -> Vec<TensorData> {
+        self.differentiate_at(self.operands::<B>(dtype), tracked, scope)
+    }
+
+    /// At operands of one type, computed in another.
+    fn differentiate_in<B: AutodiffBackend>(self, of: DType, dtype: DType) -> Vec<TensorData> {
+        let operands = self.operands::<B>(of);
+        let operands = operands.map(|x| x.cast(dtype).detach().require_grad());
+        self.differentiate_at(operands, [true; 3], false)
+    }
+
+    fn differentiate_at<B: AutodiffBackend>(
+        self,
+        mut operands: [Tensor<B, 4>; 3],
+        tracked: [bool; 3],
+        scope: bool,
+    ) -> Vec<TensorData> {
+        for (operand, tracked) in operands.iter_mut().zip(tracked) {
+            *operand = operand.clone().set_require_grad(tracked);
+        }
+        let run = || self.run(operands.clone());
+        let result = if scope { checkpoint(run) } else { run() };
+        let value = result.clone().into_data();
+        let weight = Tensor::<B, 4>::from_data(data(9, result.dims()), &result.device());
+        let loss = (result.cast(DType::F32) * weight.cast(DType::F32)).sum();
+        if !loss.is_require_grad() && tracked == [false; 3] {
+            return vec![value];
+        }
+        let gradients = loss.backward();
+        let gradients = operands.iter().filter_map(|x| x.grad(&gradients));
+        std::iter::once(value)
+            .chain(gradients.map(|x| x.into_data()))
+            .collect()
+    }
+}
+
+/// Largest difference, of the largest number.
+fn difference(ours: &[TensorData], theirs: &[TensorData]) -> f64 {
+    assert_eq!(ours.len(), theirs.len(), "as many gradients");
+    let mut most = 0.0_f64;
+    for (ours, theirs) in ours.iter().zip(theirs) {
+        assert_eq!((&ours.shape, ours.dtype), (&theirs.shape, theirs.dtype));
+        let largest = theirs
+            .iter::<f64>()
+            .fold(0.0, |most: f64, x| most.max(x.abs()));
+        for (ours, theirs) in ours.iter::<f64>().zip(theirs.iter::<f64>()) {
+            assert!(ours.is_finite() && theirs.is_finite());
+            most = most.max((ours - theirs).abs() / largest.max(1e-3));
+        }
+    }
+    most
+}
+
+#[test]
+fn results_and_gradients_are_those_of_autodiff() {
+    let tolerances = [(DType::F64, 1e-12), (DType::F32, 1e-5)];
+    for operation in ALL {
+        for (dtype, tolerance) in tolerances {
+            let ours = operation.differentiate::<Fused>(dtype, [true; 3], false);
+            let theirs = operation.differentiate::<Plain>(dtype, [true; 3], false);
+            let difference = difference(&ours, &theirs);
+            assert!(
+                difference <= tolerance,
+                "{operation:?} in {dtype:?}: {difference:e}"
+            );
+        }
+    }
+}
+
+/// In a low type they are no further from f64's than autodiff's are, but for a rounding of the result.
+#[test]
+fn in_a_low_type_they_are_no_less_precise() {
+    for operation in ALL {
+        for (dtype, rounding) in [(DType::F16, 1e-3), (DType::BF16, 8e-3)] {
+            let exact = operation.differentiate_in::<Plain>(dtype, DType::F64);
+            let error = |results: Vec<TensorData>| {
+                let results: Vec<_> = results.into_iter().map(|x| x.convert::<f64>()).collect();
+                difference(&results, &exact)
+            };
+            let ours = error(operation.differentiate::<Fused>(dtype, [true; 3], false));
+            let theirs = error(operation.differentiate::<Plain>(dtype, [true; 3], false));
+            assert!(
+                ours <= theirs + rounding,
+                "{operation:?} in {dtype:?}: {ours:e}, not {theirs:e}"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_operand_that_is_not_tracked_has_no_gradient_and_takes_none() {
+    for operation in ALL {
+        for number in 0..8 {
+            let tracked = [number & 1 > 0, number & 2 > 0, number & 4 > 0];
+            let ours = operation.differentiate::<Fused>(DType::F32, tracked, false);
+            let theirs = operation.differentiate::<Plain>(DType::F32, tracked, false);
+            assert!(
+                difference(&ours, &theirs) < 1e-5,
+                "{operation:?} {tracked:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn recomputed_are_bit_for_bit_those_that_are_kept() {
+    for operation in ALL {
+        let kept = operation.differentiate::<Fused>(DType::F32, [true; 3], false);
+        for scope in [false, true] {
+            let recomputed = operation.differentiate::<Recomputed>(DType::F32, [true; 3], scope);
+            assert_eq!(kept, recomputed, "{operation:?} {scope}");
+            let _budget = MemoryBudget::bytes(1).install();
+            let evicted = operation.differentiate::<Recomputed>(DType::F32, [true; 3], scope);
+            assert_eq!(kept, evicted, "{operation:?} {scope}, a budget");
+        }
+    }
+}
+
+#[test]
+fn over_burns_own_checkpointing() {
+    type Balanced = FusedBackward<Autodiff<Flex, BalancedCheckpointing>>;
+    for operation in ALL {
+        let ours = operation.differentiate::<Balanced>(DType::F32, [true; 3], false);
+        let theirs = operation.differentiate::<Fused>(DType::F32, [true; 3], false);
+        assert_eq!(ours, theirs, "{operation:?}");
+    }
+}
+
+/// Under autocast attention is in the low type with its softmax in f32, norms and softmax in f32.
+fn under_autocast<P: Policy>(tolerance: f64) {
+    for operation in ALL {
+        let ours = operation.differentiate::<Autocast<Fused, P>>(DType::F32, [true; 3], false);
+        let theirs = operation.differentiate::<Autocast<Plain, P>>(DType::F32, [true; 3], false);
+        let difference = difference(&ours, &theirs);
+        assert!(
+            difference <= tolerance,
+            "{} {operation:?}: {difference:e}",
+            P::name()
+        );
+    }
+}
+
+#[test]
+fn under_autocast_they_are_those_of_autodiff() {
+    under_autocast::<Off>(1e-5);
+    under_autocast::<F16>(4e-3);
+    under_autocast::<Bf16>(3e-2);
+}
+
+#[test]
+fn a_bias_and_a_soft_cap_are_composed_as_before() {
+    fn gradient<B: AutodiffBackend>() -> TensorData {
+        let [query, key, value] = ALL[7].operands::<B>(DType::F32);
+        let bias = Tensor::<B, 4>::from_data(data(4, [2, 3, 5, 5]), &query.device());
+        let options = AttentionModuleOptions {
+            softcap: Some(3.0),
+            ..Default::default()
+        };
+        let result = attention(query.clone(), key, value, None, Some(bias), options);
+        query
+            .grad(&result.square().sum().backward())
+            .unwrap()
+            .into_data()
+    }
+    assert_eq!(gradient::<Fused>(), gradient::<Plain>());
+    assert_eq!(gradient::<Autocast<Fused>>(), gradient::<Autocast<Plain>>());
+}
