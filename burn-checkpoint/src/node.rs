@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::panicking;
 
@@ -213,7 +213,7 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub group: Option<Source<B>>,
     /// How many tensors that share this one's storage are resident, itself included.
     pub residents: AtomicU32,
-    /// Whether its budget has it among what may be evicted.
+    /// Whether a budget has its storage among what may be evicted.
     pub listed: AtomicBool,
     /// Where its budget notes its cost class.
     pub class: ClassSlot,
@@ -371,8 +371,12 @@ pub(crate) struct State<B: Backend> {
     /// A branch point: several recipes start from it, as from a residual stream, or a scope does, as from the result of another one.
     /// Under a budget it stays when its last handle is dropped.
     pub branch_point: bool,
-    /// The thread's operation count at the last use.
+    /// The thread's operation count at the last use by a forward pass. Backward needs it in the reverse of this order.
     pub last_used: u64,
+    /// The same of any pass.
+    pub used_by: u64,
+    /// What has this storage too.
+    pub views: Vec<Weak<Node<B>>>,
     /// Of what the storage held when it was dropped, in verify mode.
     pub checksum: Option<u64>,
     /// The copy in host memory of a storage that is resident, and may go once more.
@@ -421,6 +425,8 @@ impl<B: Backend> State<B> {
             feeds_inner_scope: false,
             branch_point: false,
             last_used,
+            used_by: last_used,
+            views: Vec::new(),
             checksum: None,
             copy: None,
             viewed: None,
@@ -441,6 +447,14 @@ impl<B: Backend> State<B> {
             self.branch_point = meta.memory.limit().is_some_and(Limit::keeps_branch_points);
         }
         self.branch_point
+    }
+
+    /// Adds a tensor that has this storage too.
+    pub fn add_view(&mut self, view: &Arc<Node<B>>) {
+        if self.views.len() == self.views.capacity() {
+            self.views.retain(|view| view.strong_count() > 0);
+        }
+        self.views.push(Arc::downgrade(view));
     }
 
     #[inline]

@@ -5,7 +5,8 @@ use std::sync::{Arc, Weak};
 
 use burn_backend::Backend;
 
-use crate::entry::{AnyEntry, ClassSlot, NodeInfo, Origin};
+use crate::clock;
+use crate::entry::{AnyEntry, ClassSlot, Group, NodeInfo, Origin};
 use crate::host_copy::HostCopy;
 use crate::node::{Input, Node, Storage, vacate};
 use crate::policy::{OpCall, Policy, SavePolicy};
@@ -58,10 +59,9 @@ impl<B: Backend> AnyEntry for Node<B> {
             permuted: !self.meta.row_major,
             users: self.meta.users(),
             bytes: self.meta.bytes,
-            last_used: state.last_used,
+            used_by: state.used_by,
             owner: std::ptr::from_ref(owner) as usize,
             owner_bytes: owner.bytes,
-            residents: owner.residents.load(Ordering::Acquire),
             retired: owner.retired.load(Ordering::Acquire),
             op: self.meta.op,
             lineage: self.meta.lineage,
@@ -183,13 +183,49 @@ impl<B: Backend> AnyEntry for Node<B> {
             .emit(|op, node| EventKind::Free { op, node }, bytes);
     }
 
-    fn list(&self) -> Option<u64> {
-        let listed = self.meta.listed.swap(true, Ordering::Relaxed);
-        (!listed).then(|| self.meta.owner().id)
+    fn list(self: Arc<Self>) -> Option<Arc<dyn AnyEntry>> {
+        let owner = match &self.meta.group {
+            Some(group) => group.node(),
+            None => &self,
+        };
+        let is_new = owner.meta.bytes > 0 && !owner.meta.listed.swap(true, Ordering::Relaxed);
+        is_new.then(|| owner.clone() as _)
     }
 
     fn unlist(&self) {
         self.meta.listed.store(false, Ordering::Relaxed);
+    }
+
+    fn group(self: Arc<Self>) -> Option<Group> {
+        let mut views: Vec<_> = self.state.lock().views.iter().filter_map(Weak::upgrade).collect();
+        views.insert(0, self.clone());
+        let mut group = Group {
+            members: Vec::with_capacity(views.len()),
+            bytes: self.meta.bytes,
+            has_users: false,
+            is_held: false,
+            last_used: 0,
+        };
+        let now = clock::now();
+        for node in views {
+            let state = node.state.lock();
+            if !state.is_resident() {
+                continue;
+            }
+            let comes_back = matches!(state.origin, Origin::Recorded | Origin::Hosted);
+            if !comes_back && Arc::ptr_eq(&node, &self) {
+                return None;
+            }
+            group.has_users |= node.meta.users() > 0;
+            group.is_held |= !comes_back || state.locks > 0 || state.used_by == now;
+            group.last_used = group.last_used.max(state.last_used);
+            drop(state);
+            group.members.push(node);
+        }
+        // Views that no budget counts keep it too.
+        let residents = self.meta.residents.load(Ordering::Acquire) as usize;
+        group.is_held |= group.members.len() != residents;
+        (!group.members.is_empty()).then_some(group)
     }
 
     fn settle(&self) {
@@ -234,7 +270,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         outer.map(|_| self.meta.own_bytes())
     }
 
-    fn sources(&self, visit: &mut dyn FnMut(&Arc<dyn AnyEntry>, bool)) {
+    fn sources(&self, visit: &mut dyn FnMut(&dyn AnyEntry, bool, &dyn Fn() -> Arc<dyn AnyEntry>)) {
         if self.state.lock().origin == Origin::Hosted {
             return;
         }
@@ -244,8 +280,8 @@ impl<B: Backend> AnyEntry for Node<B> {
                 let (origin, resident) = (state.origin, state.is_resident());
                 drop(state);
                 if origin != Origin::Fixed {
-                    let node: Arc<dyn AnyEntry> = source.node().clone();
-                    visit(&node, resident);
+                    let node = source.node();
+                    visit(&**node, resident, &|| node.clone());
                 }
             }
         });

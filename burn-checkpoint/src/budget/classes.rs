@@ -17,9 +17,6 @@ const LEAST: usize = 1024;
 /// The others are once there are so many times more of them than evicted tensors.
 const STALE: usize = 2;
 
-/// So many operations are looked at each.
-const FEW: usize = 32;
-
 /// The classes of one budget. A node knows its member by its [`ClassSlot`].
 #[derive(Default)]
 pub(crate) struct CostClasses(Mutex<Classes>);
@@ -49,52 +46,38 @@ fn is_taken(slot: &ClassSlot) -> bool {
 }
 
 impl CostClasses {
-    /// Nanoseconds to bring these back: their own, and those of what is evicted and has to come back first. Of few operations each is
-    /// looked at; of more the classes of the evicted inputs stand for them.
+    /// Nanoseconds to bring these back: their own, and those of the classes of their evicted inputs, which have to come back first.
     pub fn cost_ns(&self, nodes: &[Arc<dyn AnyEntry>]) -> f64 {
-        let mut seen = nodes.to_vec();
-        let mut cost_ns = 0.0;
-        let mut next = 0;
-        while next < seen.len() && seen.len() <= nodes.len() + FEW {
-            let node = seen[next].clone();
-            cost_ns += f64::from(node.cost_ns());
-            node.sources(&mut |source, resident| {
-                if !resident && !seen.iter().any(|node| Arc::ptr_eq(node, source)) {
-                    seen.push(source.clone());
-                }
-            });
-            next += 1;
+        let mut unknown = Vec::new();
+        let cost_ns = self.known_ns(nodes, &mut unknown);
+        if unknown.is_empty() {
+            return cost_ns;
         }
-        match next == seen.len() {
-            true => cost_ns,
-            false => self.classes_ns(nodes),
+        for node in unknown {
+            self.evicted(&node);
         }
+        self.known_ns(nodes, &mut Vec::new())
     }
 
-    /// The costs of these and of the classes of their evicted inputs.
-    fn classes_ns(&self, nodes: &[Arc<dyn AnyEntry>]) -> f64 {
+    fn known_ns(&self, nodes: &[Arc<dyn AnyEntry>], unknown: &mut Vec<Arc<dyn AnyEntry>>) -> f64 {
+        let mut own_ns = 0.0;
         let mut roots = Vec::new();
         for node in nodes {
-            let mut evicted = Vec::new();
-            node.sources(&mut |source, resident| {
+            own_ns += f64::from(node.cost_ns());
+            node.sources(&mut |source, resident, own| {
                 if !resident {
-                    evicted.push(source.clone());
+                    match self.0.lock().evicted_root(source.class()) {
+                        Some(root) => roots.push(root),
+                        None => unknown.push(own()),
+                    }
                 }
             });
-            for source in evicted {
-                self.evicted(&source);
-                let mut classes = self.0.lock();
-                if let Some(member) = classes.known(source.class()) {
-                    roots.push(classes.root(member));
-                }
-            }
         }
         roots.sort_unstable();
         roots.dedup();
-        let own_ns: f64 = nodes.iter().map(|node| f64::from(node.cost_ns())).sum();
         let classes = self.0.lock();
-        let roots = roots.iter().filter_map(|root| classes.members.get(*root));
-        own_ns + roots.map(|root| root.sum_ns.max(0.0)).sum::<f64>()
+        let sums = roots.iter().map(|root| classes.members[*root].sum_ns.max(0.0));
+        own_ns + sums.sum::<f64>()
     }
 
     /// A node is evicted: its class merges with those of its neighbours.
@@ -105,13 +88,13 @@ impl CostClasses {
             if !self.0.lock().evict(node.class(), cost_ns) {
                 continue;
             }
-            node.sources(&mut |source, resident| {
+            node.sources(&mut |source, resident, own| {
                 let is_new = self
                     .0
                     .lock()
                     .connect(node.class(), source.class(), resident);
                 if is_new && !resident {
-                    stack.push(source.clone());
+                    stack.push(own());
                 }
             });
         }
@@ -156,6 +139,13 @@ impl Classes {
         let slot = slot.0.load(Ordering::Relaxed);
         let member = slot.wrapping_sub(self.tag());
         (member < self.members.len() as u64).then_some(member as usize)
+    }
+
+    /// The class of a node that is known to be evicted.
+    fn evicted_root(&mut self, slot: &ClassSlot) -> Option<usize> {
+        let member = self.known(slot)?;
+        let evicted = self.members[member].evicted;
+        evicted.then(|| self.root(member))
     }
 
     /// The member of a node, a new one if it has none.

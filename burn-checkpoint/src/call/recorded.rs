@@ -380,6 +380,9 @@ impl<B: Backend> Call<B> {
         if let Some(limit) = meta.memory.limit()
             && !meta.is_delivered
         {
+            if let Some(owner) = &meta.group {
+                owner.node().state().add_view(&node);
+            }
             limit.register(&any);
         }
         Managed::first(Source::new(node))

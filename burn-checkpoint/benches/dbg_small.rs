@@ -1,0 +1,33 @@
+//! x
+#[path = "../tests/many/mod.rs"]
+mod many;
+use burn::backend::Autodiff;
+use burn_checkpoint::{MemoryBudget, Remat, RematStats, snapshot::Snapshot, trace::record};
+use burn_flex::Flex;
+use many::{Ctc, Lstm, Step};
+type B = Autodiff<Remat<Flex>>;
+fn go(name: &str, step: &impl Step<B>, f: f64) {
+    let budget = MemoryBudget::fraction(f).unwrap().install();
+    step.run(); budget.step(); step.run(); budget.step();
+    RematStats::reset_thread();
+    let r = record();
+    step.run();
+    budget.step();
+    let ev = r.finish();
+    println!("{name} {f} {:?} {:?}", budget.limit_bytes(), RematStats::of_thread());
+    println!("{}", Snapshot::at_peak(&ev).unwrap());
+    let mut by = std::collections::BTreeMap::<String, (usize, u64)>::new();
+    for e in &ev {
+        let t = format!("{:?}", e.kind);
+        let t = t.split("node").next().unwrap().to_string();
+        if t.starts_with("Replay") || t.starts_with("Evict") { let x = by.entry(t).or_default(); x.0 += 1; x.1 += e.bytes; }
+    }
+    let mut v: Vec<_> = by.into_iter().collect();
+    v.sort_by_key(|x| std::cmp::Reverse(x.1.0));
+    for (k, (n, b)) in v.into_iter().take(30) { println!("{n:>7} {b:>10} {k}"); }
+}
+fn main() {
+    let a: Vec<String> = std::env::args().collect();
+    let t: usize = a[1].parse().unwrap();
+    if t == 0 { go("lstm", &Lstm::new(), 0.4) } else { go("ctc", &Ctc::new(t), 0.37) }
+}
