@@ -8,7 +8,13 @@ use many::{Ctc, Lstm, Step};
 type B = Autodiff<Remat<Flex>>;
 fn go(name: &str, step: &impl Step<B>, f: f64) {
     let budget = MemoryBudget::fraction(f).unwrap().install();
-    step.run(); budget.step(); step.run(); budget.step();
+    step.run(); budget.step();
+    let l = budget.limit_bytes()[0].unwrap();
+    drop(budget);
+    let budget = MemoryBudget::bytes(l).install();
+    let s = std::time::Instant::now();
+    step.run(); budget.step();
+    println!("{:?}", s.elapsed());
     RematStats::reset_thread();
     let r = record();
     step.run();
@@ -28,6 +34,16 @@ fn go(name: &str, step: &impl Step<B>, f: f64) {
 }
 fn main() {
     let a: Vec<String> = std::env::args().collect();
+    if a[1] == "rec" || a[1] == "plain" {
+        let step: Box<dyn Step<B>> = if a[2] == "lstm" { Box::new(Lstm::new()) } else { Box::new(Ctc::new(400)) };
+        let n = if a[2] == "lstm" { 300 } else { 100 };
+        for _ in 0..5 { step.run(); }
+        let budget = (a[1] == "rec").then(|| MemoryBudget::bytes(u64::MAX / 2).install());
+        let mut times: Vec<_> = (0..n).map(|_| { let s = std::time::Instant::now(); step.run(); if let Some(b) = &budget { b.step(); } s.elapsed() }).collect();
+        times.sort();
+        println!("{} {} median {:?} min {:?}", a[1], a[2], times[n / 2], times[0]);
+        return;
+    }
     let t: usize = a[1].parse().unwrap();
     if t == 0 { go("lstm", &Lstm::new(), 0.4) } else { go("ctc", &Ctc::new(t), 0.37) }
 }

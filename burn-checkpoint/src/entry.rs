@@ -1,6 +1,5 @@
 //! A node as scopes, budgets and the prefetch queue see it, whatever its backend and its recipe.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 
 use crate::clock::Lineage;
@@ -46,12 +45,14 @@ pub(crate) trait AnyEntry: Send + Sync {
     /// budget may evict it. What was made outside of the ended scope stays as it is. Returns the bytes of a storage of its own
     /// if the outer scope has to list it.
     fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64>;
-    /// Shows the nodes that a replay starts from, and whether each is resident; not those that never go.
-    fn sources(&self, visit: &mut dyn FnMut(&dyn AnyEntry, bool, &dyn Fn() -> Arc<dyn AnyEntry>));
+    /// Shows the inputs that would have to come back first, each with a way to refer to it.
+    fn sources(&self, visit: &mut dyn FnMut(&dyn AnyEntry, &dyn Fn() -> Arc<dyn AnyEntry>));
     /// Whether it is there during its uses only.
     fn is_delivered(&self) -> bool;
-    /// Where its budget notes its cost class.
-    fn class(&self) -> &ClassSlot;
+    /// What was remembered since it was evicted.
+    fn chain_ns(&self) -> Option<f32>;
+    /// Remembers the nanoseconds of the longest chain of evicted inputs that ends with it.
+    fn remember_chain(&self, ns: f32);
     /// Estimated nanoseconds to run this node's recipe alone, or to upload it.
     fn cost_ns(&self) -> f32;
 }
@@ -103,7 +104,3 @@ pub(crate) enum Origin {
     /// By its copy in host memory.
     Hosted,
 }
-
-/// The member of a node in its budget's cost classes: a number with the generation of the classes, 0 where there is none.
-#[derive(Debug, Default)]
-pub(crate) struct ClassSlot(pub AtomicU64);

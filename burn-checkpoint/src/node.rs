@@ -12,7 +12,7 @@ use burn_backend::{Backend, DType, Shape, TensorData};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::Lineage;
-use crate::entry::{AnyEntry, ClassSlot, Origin};
+use crate::entry::{AnyEntry, Origin};
 use crate::host_copy::HostCopy;
 use crate::kind::Value;
 use crate::memory::{Limit, MemoryStats};
@@ -215,8 +215,8 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub residents: AtomicU32,
     /// Whether a budget has its storage among what may be evicted.
     pub listed: AtomicBool,
-    /// Where its budget notes its cost class.
-    pub class: ClassSlot,
+    /// While it is evicted: the bits of the nanoseconds of the longest chain of evicted inputs that ends with it; 0 while that is not known.
+    pub chain_ns: AtomicU32,
     /// Whether its bytes are no longer counted.
     pub retired: AtomicBool,
     /// How many handles there are; recipes are not counted.
@@ -260,7 +260,7 @@ impl<B: Backend> TensorMeta<B> {
             group: None,
             residents: AtomicU32::new(0),
             listed: AtomicBool::new(false),
-            class: ClassSlot::default(),
+            chain_ns: AtomicU32::new(0),
             retired: AtomicBool::new(false),
             users: AtomicU32::new(0),
             memory,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use burn_backend::Backend;
 
 use crate::clock;
-use crate::entry::{AnyEntry, ClassSlot, Group, NodeInfo, Origin};
+use crate::entry::{AnyEntry, Group, NodeInfo, Origin};
 use crate::host_copy::HostCopy;
 use crate::node::{Input, Node, Storage, vacate};
 use crate::policy::{OpCall, Policy, SavePolicy};
@@ -24,9 +24,6 @@ impl<B: Backend> Drop for Node<B> {
         }
         if let Storage::Host(copy) = &state.storage {
             self.meta.memory.prefetch().forget(copy.position);
-        }
-        if let Some(limit) = self.meta.memory.limit() {
-            limit.gone(&self.meta.class);
         }
     }
 }
@@ -188,6 +185,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             Some(group) => group.node(),
             None => &self,
         };
+        self.meta.chain_ns.store(0, Ordering::Relaxed);
         let is_new = owner.meta.bytes > 0 && !owner.meta.listed.swap(true, Ordering::Relaxed);
         is_new.then(|| owner.clone() as _)
     }
@@ -270,18 +268,18 @@ impl<B: Backend> AnyEntry for Node<B> {
         outer.map(|_| self.meta.own_bytes())
     }
 
-    fn sources(&self, visit: &mut dyn FnMut(&dyn AnyEntry, bool, &dyn Fn() -> Arc<dyn AnyEntry>)) {
+    fn sources(&self, visit: &mut dyn FnMut(&dyn AnyEntry, &dyn Fn() -> Arc<dyn AnyEntry>)) {
         if self.state.lock().origin == Origin::Hosted {
             return;
         }
         self.inputs(&mut |input| {
             if let Input::Node(source) = input {
-                let state = source.node().state();
-                let (origin, resident) = (state.origin, state.is_resident());
+                let node = source.node();
+                let state = node.state();
+                let comes_back = !state.is_resident() && state.origin != Origin::Fixed;
                 drop(state);
-                if origin != Origin::Fixed {
-                    let node = source.node();
-                    visit(&**node, resident, &|| node.clone());
+                if comes_back {
+                    visit(&**node, &|| node.clone());
                 }
             }
         });
@@ -291,8 +289,13 @@ impl<B: Backend> AnyEntry for Node<B> {
         self.meta.is_delivered
     }
 
-    fn class(&self) -> &ClassSlot {
-        &self.meta.class
+    fn chain_ns(&self) -> Option<f32> {
+        let ns = f32::from_bits(self.meta.chain_ns.load(Ordering::Relaxed));
+        (ns > 0.0).then_some(ns)
+    }
+
+    fn remember_chain(&self, ns: f32) {
+        self.meta.chain_ns.store(ns.max(f32::MIN_POSITIVE).to_bits(), Ordering::Relaxed);
     }
 
     fn cost_ns(&self) -> f32 {

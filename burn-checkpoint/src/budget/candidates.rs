@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::{Arc, Weak};
 
-use super::classes::CostClasses;
+use super::replay_cost::cost_ns;
 use crate::entry::{AnyEntry, Group};
 
 /// All are looked through at the latest when there are so many: what a tensor took itself, beside its storage, is freed only then.
@@ -30,13 +30,15 @@ const BRANCH_POINT_DEMAND: f64 = 0.3;
 pub(super) struct Candidates {
     /// By price, the oldest on top.
     classes: Vec<BinaryHeap<Reverse<Candidate>>>,
+    /// Which of them are not empty.
+    used: Vec<usize>,
     count: usize,
     /// How many were added so far: the order of those of one age.
     added: u64,
     /// How many may be added before all are looked through.
     tidy_at: u64,
-    /// What an operation or a replay under way needs, until the search is over.
-    held: Vec<Arc<dyn AnyEntry>>,
+    /// What the operation with this number or its replays needed when it was looked at.
+    held: (u64, Vec<Arc<dyn AnyEntry>>),
     /// How often one was looked at.
     pub looks: u64,
 }
@@ -51,10 +53,11 @@ impl Default for Candidates {
     fn default() -> Self {
         Self {
             classes: (0..CLASSES).map(|_| BinaryHeap::new()).collect(),
+            used: Vec::new(),
             count: 0,
             added: 0,
             tidy_at: LEAST as u64,
-            held: Vec::new(),
+            held: (0, Vec::new()),
             looks: 0,
         }
     }
@@ -73,7 +76,11 @@ impl Candidates {
     }
 
     fn put(&mut self, owner: &Arc<dyn AnyEntry>, price: f64, last_used: u64) {
-        self.classes[class(price)].push(Reverse(Candidate {
+        let at = class(price);
+        if self.classes[at].is_empty() {
+            self.used.push(at);
+        }
+        self.classes[at].push(Reverse(Candidate {
             last_used,
             order: self.added,
             owner: Arc::downgrade(owner),
@@ -83,10 +90,13 @@ impl Candidates {
     }
 
     /// Takes the cheapest out; `None` if nothing may be evicted now. `now` is what staleness is counted from.
-    pub fn take_cheapest(&mut self, costs: &CostClasses, now: u64) -> Option<Group> {
+    pub fn take_cheapest(&mut self, now: u64) -> Option<Group> {
         loop {
             let (_, at) = self.first(now)?;
             let Reverse(candidate) = self.classes[at].pop()?;
+            if self.classes[at].is_empty() {
+                self.used.retain(|used| *used != at);
+            }
             self.count -= 1;
             let Some(owner) = candidate.owner.upgrade() else {
                 continue;
@@ -97,10 +107,10 @@ impl Candidates {
                 continue;
             };
             if group.is_held {
-                self.held.push(owner);
+                self.held.1.push(owner);
                 continue;
             }
-            let price = price_of(&group, costs.cost_ns(&group.members));
+            let price = price_of(&group, cost_ns(&group.members));
             let is_right = class(price) <= at && group.last_used <= candidate.last_used;
             let score = price / staleness(now, group.last_used);
             if is_right || self.first(now).is_none_or(|(next, _)| score <= next) {
@@ -111,36 +121,45 @@ impl Candidates {
         }
     }
 
-    /// A search is over.
-    pub fn release(&mut self) {
-        for owner in std::mem::take(&mut self.held) {
+    /// A search for the operation of this number begins: what another one needed may go.
+    pub fn begin(&mut self, operation: u64) {
+        if self.held.0 != operation {
+            self.held.0 = operation;
+            self.release();
+        }
+    }
+
+    /// Looks at what was needed once more. Returns whether there was any.
+    pub fn release(&mut self) -> bool {
+        let held = std::mem::take(&mut self.held.1);
+        let any = !held.is_empty();
+        for owner in held {
             self.add(owner);
         }
+        any
     }
 
     /// The least score and its class.
     fn first(&self, now: u64) -> Option<(f64, usize)> {
         let mut first = None;
-        for (at, class) in self.classes.iter().enumerate() {
-            if let Some(Reverse(oldest)) = class.peek() {
-                let score = least_price(at) / staleness(now, oldest.last_used);
-                if first.is_none_or(|(least, _)| score < least) {
-                    first = Some((score, at));
+        for at in &self.used {
+            if let Some(Reverse(oldest)) = self.classes[*at].peek() {
+                let score = least_price(*at) / staleness(now, oldest.last_used);
+                if first.is_none_or(|least| (score, *at) < least) {
+                    first = Some((score, *at));
                 }
             }
         }
         first
     }
 
-    /// Forgets what cannot be evicted any more, and prices that may be too high by now.
+    /// Forgets what is gone.
     fn tidy(&mut self) {
-        let mut all: Vec<_> = self.classes.iter_mut().flat_map(BinaryHeap::drain).collect();
-        all.sort_unstable_by_key(|Reverse(candidate)| candidate.order);
-        self.count = 0;
-        self.tidy_at = u64::MAX;
-        for owner in all.iter().filter_map(|candidate| candidate.0.owner.upgrade()) {
-            self.add(owner);
+        for class in &mut self.classes {
+            class.retain(|candidate| candidate.0.owner.strong_count() > 0);
         }
+        self.used.retain(|at| !self.classes[*at].is_empty());
+        self.count = self.classes.iter().map(BinaryHeap::len).sum();
         self.tidy_at = self.added + (LEAST.max(self.count)) as u64;
     }
 }

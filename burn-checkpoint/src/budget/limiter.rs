@@ -9,13 +9,12 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::candidates::Candidates;
-use super::classes::CostClasses;
 use super::need::{Need, Needs};
 use super::settings::{LimitSetting, MemoryBudget, Overflow};
 use super::thrashing::Thrashing;
 use crate::clock::{self, Lineage};
 use crate::cost::ResultKey;
-use crate::entry::{AnyEntry, ClassSlot};
+use crate::entry::AnyEntry;
 use crate::error::size;
 use crate::memory::Limit;
 use crate::snapshot::Snapshot;
@@ -44,7 +43,6 @@ pub(crate) struct Budget {
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
     thrashing: Thrashing,
-    classes: CostClasses,
     needs: Needs,
     expected: Mutex<FxHashMap<ResultKey, u64>>,
 }
@@ -100,7 +98,6 @@ impl Budget {
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
             thrashing: Thrashing::default(),
-            classes: CostClasses::default(),
             needs: Needs::default(),
             expected: Mutex::default(),
         }
@@ -145,7 +142,6 @@ impl Budget {
 
     /// What the budget did to a step is known.
     pub fn step_is_over(&self) {
-        self.classes.forget();
         self.thrashing.judge(self.limit());
         if let Some(limit) = self.limit() {
             self.needs.say(limit);
@@ -235,23 +231,28 @@ impl Budget {
     /// Evicts until so many bytes fit below the limit. Returns whether they fit, and how many storages it looked at.
     fn evict(&self, bytes: u64, limit: u64) -> (bool, u64) {
         let now = clock::reached();
+        let fits = || self.live().saturating_add(bytes) <= limit;
         let mut nodes = self.nodes.lock();
         nodes.sort_in();
         let before = nodes.candidates.looks;
-        while self.live().saturating_add(bytes) > limit
-            && let Some(group) = nodes.candidates.take_cheapest(&self.classes, now)
-        {
+        nodes.candidates.begin(clock::now());
+        let mut again = true;
+        while !fits() {
+            let Some(group) = nodes.candidates.take_cheapest(now) else {
+                // An operation needs less and less of what its replays bring back.
+                if std::mem::take(&mut again) && nodes.candidates.release() {
+                    continue;
+                }
+                break;
+            };
             drop(nodes);
             for member in &group.members {
                 member.clone().rehearse();
                 member.evict();
-                self.classes.evicted(member);
             }
             nodes = self.nodes.lock();
         }
-        nodes.candidates.release();
-        let looks = nodes.candidates.looks - before;
-        (self.live().saturating_add(bytes) <= limit, looks)
+        (fits(), nodes.candidates.looks - before)
     }
 
     fn overflows(&self, op: &'static str, bytes: u64, limit: u64, now: u64) {
@@ -373,14 +374,9 @@ impl Limit for Budget {
     }
 
     fn list(&self, node: &Arc<dyn AnyEntry>) {
-        self.classes.came_back(node.class());
         if let Some(owner) = node.clone().list() {
             self.nodes.lock().candidates.add(owner);
         }
-    }
-
-    fn gone(&self, class: &ClassSlot) {
-        self.classes.gone(class);
     }
 
     #[inline]
