@@ -34,14 +34,17 @@ fn go(name: &str, step: &impl Step<B>, f: f64) {
 }
 fn main() {
     let a: Vec<String> = std::env::args().collect();
-    if a[1] == "rec" || a[1] == "plain" {
+    if a[1] == "rec" || a[1] == "plain" || a[1] == "lim" {
         let step: Box<dyn Step<B>> = if a[2] == "lstm" { Box::new(Lstm::new()) } else { Box::new(Ctc::new(400)) };
         let n = if a[2] == "lstm" { 300 } else { 100 };
         for _ in 0..5 { step.run(); }
-        let budget = (a[1] == "rec").then(|| MemoryBudget::bytes(u64::MAX / 2).install());
+        let bytes = if a[1] == "rec" { u64::MAX / 2 } else if a[2] == "lstm" { 1561859 } else { 1272162 };
+        let budget = (a[1] != "plain").then(|| MemoryBudget::bytes(bytes).install());
+        let cpu = || std::fs::read_to_string("/proc/thread-self/schedstat").unwrap().split(' ').next().unwrap().parse::<f64>().unwrap();
+        let c = cpu();
         let mut times: Vec<_> = (0..n).map(|_| { let s = std::time::Instant::now(); step.run(); if let Some(b) = &budget { b.step(); } s.elapsed() }).collect();
         times.sort();
-        println!("{} {} median {:?} min {:?}", a[1], a[2], times[n / 2], times[0]);
+        println!("{} {} median {:?} min {:?} cpu {:.3} ms", a[1], a[2], times[n / 2], times[0], (cpu() - c) / 1e6 / n as f64);
         return;
     }
     let t: usize = a[1].parse().unwrap();

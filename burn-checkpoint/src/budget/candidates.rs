@@ -69,7 +69,7 @@ impl Candidates {
         let Some(group) = owner.clone().group() else {
             return owner.unlist();
         };
-        self.put(&owner, price_of(&group, own_ns(&group)), group.last_used);
+        self.put(&owner, own_ns(&group) / worth(&group), group.last_used);
         if self.added >= self.tidy_at {
             self.tidy();
         }
@@ -110,10 +110,13 @@ impl Candidates {
                 self.held.1.push(owner);
                 continue;
             }
-            let price = price_of(&group, cost_ns(&group.members));
+            let staleness = staleness(now, group.last_used);
+            let next = self.first(now).map_or(f64::INFINITY, |(next, _)| next);
+            // One that costs more than twice as much as the next is not the cheapest, whatever it costs.
+            let enough_ns = 2.0 * worth(&group) * (next * staleness).max(least_price(at));
+            let price = cost_ns(&group.members, enough_ns) / worth(&group);
             let is_right = class(price) <= at && group.last_used <= candidate.last_used;
-            let score = price / staleness(now, group.last_used);
-            if is_right || self.first(now).is_none_or(|(next, _)| score <= next) {
+            if is_right || price <= next * staleness {
                 owner.unlist();
                 return Some(group);
             }
@@ -178,12 +181,13 @@ fn own_ns(group: &Group) -> f64 {
     own.sum()
 }
 
-fn price_of(group: &Group, cost_ns: f64) -> f64 {
+/// Its bytes, over how often they are needed.
+fn worth(group: &Group) -> f64 {
     let demand = match group.has_users {
         true => 1.0,
         false => BRANCH_POINT_DEMAND,
     };
-    cost_ns * demand / group.bytes.max(1) as f64
+    group.bytes.max(1) as f64 / demand
 }
 
 fn staleness(now: u64, last_used: u64) -> f64 {

@@ -10,12 +10,15 @@ use crate::entry::AnyEntry;
 /// So many evicted operations are looked at each.
 const FEW: usize = 32;
 
-/// Nanoseconds to bring these back.
-pub(super) fn cost_ns(nodes: &[Arc<dyn AnyEntry>]) -> f64 {
+/// Nanoseconds to bring these back; of what takes more than `enough_ns`, any number above that.
+pub(super) fn cost_ns(nodes: &[Arc<dyn AnyEntry>], enough_ns: f64) -> f64 {
     let mut evicted: Vec<Arc<dyn AnyEntry>> = Vec::new();
     let mut cost_ns = 0.0;
     let mut next = 0;
     while next < nodes.len() + evicted.len().min(FEW) {
+        if cost_ns > enough_ns {
+            return cost_ns;
+        }
         let node = match nodes.get(next) {
             Some(node) => node.clone(),
             None => evicted[next - nodes.len()].clone(),
