@@ -36,8 +36,8 @@ fn main() {
     let a: Vec<String> = std::env::args().collect();
     if a[1] == "rec" || a[1] == "plain" || a[1] == "lim" {
         let step: Box<dyn Step<B>> = if a[2] == "lstm" { Box::new(Lstm::new()) } else { Box::new(Ctc::new(400)) };
-        let n = if a[2] == "lstm" { 300 } else { 100 };
-        for _ in 0..5 { step.run(); }
+        let n = a.get(3).map_or(if a[2] == "lstm" { 300 } else { 100 }, |n| n.parse().unwrap());
+        for _ in 0..2 { step.run(); }
         let bytes = if a[1] == "rec" { u64::MAX / 2 } else if a[2] == "lstm" { 1561859 } else { 1272162 };
         let budget = (a[1] != "plain").then(|| MemoryBudget::bytes(bytes).install());
         let cpu = || std::fs::read_to_string("/proc/thread-self/schedstat").unwrap().split(' ').next().unwrap().parse::<f64>().unwrap();

@@ -92,6 +92,19 @@ pub(crate) struct Group {
     pub last_used: u64,
 }
 
+impl Group {
+    /// Without members.
+    pub fn new(bytes: u64) -> Self {
+        Self {
+            members: Vec::with_capacity(1),
+            bytes,
+            has_users: false,
+            is_held: false,
+            last_used: 0,
+        }
+    }
+}
+
 /// Whether and how a tensor without storage can come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {

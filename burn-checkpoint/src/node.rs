@@ -449,6 +449,12 @@ impl<B: Backend> State<B> {
         self.branch_point
     }
 
+    /// Whether it comes back if it goes, for good reason: not what is only there during its uses.
+    #[inline]
+    pub fn comes_back(&self) -> bool {
+        matches!(self.origin, Origin::Recorded | Origin::Hosted)
+    }
+
     /// Adds a tensor that has this storage too.
     pub fn add_view(&mut self, view: &Arc<Node<B>>) {
         if self.views.len() == self.views.capacity() {

@@ -8,7 +8,7 @@ use burn_backend::Backend;
 use crate::clock;
 use crate::entry::{AnyEntry, Group, NodeInfo, Origin};
 use crate::host_copy::HostCopy;
-use crate::node::{Input, Node, Storage, vacate};
+use crate::node::{Input, Node, State, Storage, vacate};
 use crate::policy::{OpCall, Policy, SavePolicy};
 use crate::region::Region;
 use crate::trace::{EventKind, Kind};
@@ -195,41 +195,38 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn group(self: Arc<Self>) -> Option<Group> {
-        let mut views: Vec<_> = self.state.lock().views.iter().filter_map(Weak::upgrade).collect();
-        views.insert(0, self.clone());
-        let mut group = Group {
-            members: Vec::with_capacity(views.len()),
-            bytes: self.meta.bytes,
-            has_users: false,
-            is_held: false,
-            last_used: 0,
-        };
+        let mut group = Group::new(self.meta.bytes);
         let now = clock::now();
-        for node in views {
-            let state = node.state.lock();
-            if !state.is_resident() {
-                continue;
-            }
-            let comes_back = matches!(state.origin, Origin::Recorded | Origin::Hosted);
-            if !comes_back && Arc::ptr_eq(&node, &self) {
+        let mut add = |node: Arc<Self>, state: &State<B>| {
+            group.has_users |= node.meta.users() > 0;
+            group.is_held |= !state.comes_back() || state.locks > 0 || state.used_by == now;
+            group.last_used = group.last_used.max(state.last_used);
+            group.members.push(node);
+        };
+        let state = self.state.lock();
+        if state.is_resident() {
+            if !state.comes_back() {
                 return None;
             }
-            group.has_users |= node.meta.users() > 0;
-            group.is_held |= !comes_back || state.locks > 0 || state.used_by == now;
-            group.last_used = group.last_used.max(state.last_used);
-            drop(state);
-            group.members.push(node);
+            add(self.clone(), &state);
+        }
+        let views: Vec<_> = state.views.iter().filter_map(Weak::upgrade).collect();
+        drop(state);
+        for view in views {
+            let state = view.state.lock();
+            if state.is_resident() {
+                add(view.clone(), &state);
+            }
         }
         // Views that no budget counts keep it too.
         let residents = self.meta.residents.load(Ordering::Acquire) as usize;
         group.is_held |= group.members.len() != residents;
-        (!group.members.is_empty()).then_some(group)
+        (residents > 0 && !group.members.is_empty()).then_some(group)
     }
 
     fn settle(&self) {
         let mut state = self.state.lock();
-        let comes_back = matches!(state.origin, Origin::Recorded | Origin::Hosted);
-        if comes_back && state.is_resident() {
+        if state.comes_back() && state.is_resident() {
             state.origin = Origin::Fixed;
             let unneeded = (state.copy.take(), state.viewed.take());
             drop(state);

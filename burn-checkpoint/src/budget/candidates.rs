@@ -112,8 +112,8 @@ impl Candidates {
             }
             let staleness = staleness(now, group.last_used);
             let next = self.first(now).map_or(f64::INFINITY, |(next, _)| next);
-            // One that costs more than twice as much as the next is not the cheapest, whatever it costs.
-            let enough_ns = 2.0 * worth(&group) * (next * staleness).max(least_price(at));
+            // One that costs more than four times as much as the next is not the cheapest, whatever it costs.
+            let enough_ns = 4.0 * worth(&group) * (next * staleness).max(least_price(at));
             let price = cost_ns(&group.members, enough_ns) / worth(&group);
             let is_right = class(price) <= at && group.last_used <= candidate.last_used;
             if is_right || price <= next * staleness {
