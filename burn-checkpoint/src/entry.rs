@@ -86,6 +86,8 @@ pub(crate) struct Group {
     pub bytes: u64,
     /// Whether handles refer to any of them.
     pub has_users: bool,
+    /// Whether one comes back only by all writes into it.
+    pub overwrites: bool,
     /// Whether one is in use, or cannot come back.
     pub is_held: bool,
     /// The number of the operation that used any of them last, in its forward pass.
@@ -99,6 +101,7 @@ impl Group {
             members: Vec::with_capacity(1),
             bytes,
             has_users: false,
+            overwrites: false,
             is_held: false,
             last_used: 0,
         }

@@ -3,8 +3,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::panicking;
 
 use burn_backend::tensor::Device;
@@ -209,6 +209,8 @@ pub(crate) struct TensorMeta<B: Backend> {
     /// Whether the storage is there during uses only: the elements are delivered, or computed from delivered ones alone. Its origin is
     /// [`Origin::Source`].
     pub is_delivered: bool,
+    /// Whether the operation wrote into its operand's storage: it comes back only by all writes before it too.
+    pub overwrites: bool,
     /// The tensor whose storage this one shares.
     pub group: Option<Source<B>>,
     /// How many tensors that share this one's storage are resident, itself included.
@@ -257,6 +259,7 @@ impl<B: Backend> TensorMeta<B> {
             contiguous: true,
             row_major: true,
             is_delivered: false,
+            overwrites: false,
             group: None,
             residents: AtomicU32::new(0),
             listed: AtomicBool::new(false),

@@ -199,6 +199,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         let now = clock::now();
         let mut add = |node: Arc<Self>, state: &State<B>| {
             group.has_users |= node.meta.users() > 0;
+            group.overwrites |= node.meta.overwrites;
             group.is_held |= !state.comes_back() || state.locks > 0 || state.used_by == now;
             group.last_used = group.last_used.max(state.last_used);
             group.members.push(node);
@@ -292,7 +293,9 @@ impl<B: Backend> AnyEntry for Node<B> {
     }
 
     fn remember_chain(&self, ns: f32) {
-        self.meta.chain_ns.store(ns.max(f32::MIN_POSITIVE).to_bits(), Ordering::Relaxed);
+        self.meta
+            .chain_ns
+            .store(ns.max(f32::MIN_POSITIVE).to_bits(), Ordering::Relaxed);
     }
 
     fn cost_ns(&self) -> f32 {

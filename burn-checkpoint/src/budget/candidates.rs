@@ -26,6 +26,9 @@ const CLASSES: usize = 48 << 2;
 /// 25 % of its bytes; at 0.01, where branch points are evicted first, 1.5 times as much is replayed at 25 %.
 const BRANCH_POINT_DEMAND: f64 = 0.3;
 
+/// What a loop writes into, part by part, is used by its next turn, and comes back only by a replay of all turns: it goes last.
+const WRITTEN_DEMAND: f64 = 1000.0;
+
 /// Storages that can come back. Some are no longer resident, or gone: that is found out when they are looked at.
 pub(super) struct Candidates {
     /// By price, the oldest on top.
@@ -38,7 +41,7 @@ pub(super) struct Candidates {
     /// How many may be added before all are looked through.
     tidy_at: u64,
     /// What the operation with this number or its replays needed when it was looked at.
-    held: (u64, Vec<Arc<dyn AnyEntry>>),
+    held: (u64, Vec<Weak<dyn AnyEntry>>),
     /// How often one was looked at.
     pub looks: u64,
 }
@@ -107,7 +110,7 @@ impl Candidates {
                 continue;
             };
             if group.is_held {
-                self.held.1.push(owner);
+                self.held.1.push(candidate.owner);
                 continue;
             }
             let staleness = staleness(now, group.last_used);
@@ -136,7 +139,7 @@ impl Candidates {
     pub fn release(&mut self) -> bool {
         let held = std::mem::take(&mut self.held.1);
         let any = !held.is_empty();
-        for owner in held {
+        for owner in held.iter().filter_map(Weak::upgrade) {
             self.add(owner);
         }
         any
@@ -184,6 +187,7 @@ fn own_ns(group: &Group) -> f64 {
 /// Its bytes, over how often they are needed.
 fn worth(group: &Group) -> f64 {
     let demand = match group.has_users {
+        true if group.overwrites => WRITTEN_DEMAND,
         true => 1.0,
         false => BRANCH_POINT_DEMAND,
     };

@@ -41,7 +41,7 @@ pub(super) struct Operands<B: Backend> {
     /// Bytes of the largest operand that cannot come back and that only this operation refers to.
     given_up: u64,
     /// Bytes of the operand that the operation writes into.
-    written: u64,
+    pub written: u64,
     pub cost: Option<OpCost>,
     /// Where the result will be; known only under a budget.
     device: Option<DeviceId>,
