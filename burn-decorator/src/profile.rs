@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape};
 
-/// What a device can do: for estimates of time, and for a memory budget that compares the costs of operations. The constants are the makers' figures for dense products: no
-/// kernel reaches them. Neither fused kernels nor TF32 nor transfers beside the computation are taken into account.
+/// What a device can do: for estimates of time, and for a memory budget that compares the costs of operations. The constants are the maker's published
+/// figures, for products without sparsity: no kernel reaches them. PCIe's are half of what is published for both directions together. A launch is nominal: no data sheet has it. Neither fused
+/// kernels nor TF32 nor transfers beside the computation are taken into account.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceProfile {
     /// What one operation takes at least.
@@ -26,7 +27,8 @@ pub struct DeviceProfile {
 const LAUNCH: Duration = Duration::from_micros(5);
 
 impl DeviceProfile {
-    /// NVIDIA H100 SXM; f32 without TF32.
+    /// NVIDIA H100 SXM of 80 GB; f32 without TF32. From "NVIDIA H100 Tensor Core GPU", data sheet, 2023: 3.35 TB/s, 67 and 1,979 TFLOPS (the
+    /// latter with sparsity, which is twice that without), PCIe 5 with 128 GB/s.
     pub const H100: Self = Self {
         launch: LAUNCH,
         bytes_per_second: 3.35e12,
@@ -35,25 +37,28 @@ impl DeviceProfile {
         half_flops: 989e12,
         host_bytes_per_second: 64e9,
     };
-    /// NVIDIA A100 of 80 GB, SXM; f32 without TF32.
+    /// NVIDIA A100 SXM of 80 GB; f32 without TF32. From "NVIDIA A100 Tensor Core GPU", data sheet, 2021: 2,039 GB/s, 19.5 and 312 TFLOPS, PCIe 4
+    /// with 64 GB/s.
     pub const A100: Self = Self {
         launch: LAUNCH,
-        bytes_per_second: 2.04e12,
-        half_bytes_per_second: 2.04e12,
+        bytes_per_second: 2.039e12,
+        half_bytes_per_second: 2.039e12,
         f32_flops: 19.5e12,
         half_flops: 312e12,
         host_bytes_per_second: 32e9,
     };
-    /// NVIDIA GeForce RTX 4090; halves with sums in f32.
+    /// NVIDIA GeForce RTX 4090; halves with sums in f32. From "NVIDIA Ada GPU Architecture", white paper, 2022: 1,008 GB/s, 82.6 and 165.2
+    /// TFLOPS, PCIe 4.
     pub const RTX_4090: Self = Self {
         launch: LAUNCH,
-        bytes_per_second: 1.01e12,
-        half_bytes_per_second: 1.01e12,
+        bytes_per_second: 1.008e12,
+        half_bytes_per_second: 1.008e12,
         f32_flops: 82.6e12,
-        half_flops: 165e12,
+        half_flops: 165.2e12,
         host_bytes_per_second: 32e9,
     };
-    /// NVIDIA GeForce RTX 3090; halves with sums in f32.
+    /// NVIDIA GeForce RTX 3090; halves with sums in f32. From "NVIDIA Ampere GA102 GPU Architecture", white paper, 2020: 936 GB/s, 35.6 and 71
+    /// TFLOPS, PCIe 4.
     pub const RTX_3090: Self = Self {
         launch: LAUNCH,
         bytes_per_second: 0.936e12,

@@ -239,6 +239,20 @@ fn gpt_with_a_budget() {
     case.check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>("gpt, a budget");
 }
 
+/// What a budget and a window hold together.
+#[test]
+fn encoder_decoder_with_a_budget_of_two_micro_batches() {
+    let _turn = turn();
+    let case = Case {
+        micro_batches: 2,
+        budget_bytes: Some(20 << 20),
+        ..once(&EncoderDecoder)
+    };
+    case.check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>(
+        "encoder and decoder, two micro-batches, a budget",
+    );
+}
+
 /// An estimate's evictions are those of the real run.
 #[test]
 fn replays_under_a_budget_are_those_of_the_real_run() {
