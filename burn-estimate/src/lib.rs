@@ -34,12 +34,15 @@
 //! On a [`MetaDevice::cuda`] or [`MetaDevice::wgpu`] it is that of CubeCL without Fusion: on Vulkan the bytes in use after each operation of
 //! seven programs were within 0.1 %. CubeCL gives out memory in pages, which [`Estimate::reserved_bytes`] and [`DeviceMemory`] count.
 
+mod allocator;
 mod backend;
 mod classes;
 mod client;
 mod cubecl;
 mod estimate;
+mod heap;
 mod ledger;
+mod measure;
 mod plan;
 mod pools;
 mod rules;
@@ -47,12 +50,13 @@ mod shares;
 mod uses;
 
 pub use backend::Meta;
-pub use burn_decorator::profile::DeviceProfile;
+pub use burn_decorator::profile::{DeviceProfile, HostCosts};
 pub use client::{Kernels, MetaDevice};
 pub use estimate::{
     Estimate, Holder, Kind, estimate_on, estimate_rank, estimate_run, estimate_step,
 };
 pub use ledger::Phase;
+pub use measure::measure;
 pub use plan::{Plan, Planned, plan};
 pub use pools::{CubePools, DeviceMemory};
 pub use shares::Shares;

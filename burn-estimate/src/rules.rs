@@ -187,6 +187,18 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand], kernels: K
     plan
 }
 
+/// Exponentials and the like that an operation computes: one for each element of its result.
+pub(crate) fn functions(op: &OperationIr, row: &Row) -> u64 {
+    let is_function = match row.work {
+        // A power by multiplication.
+        "math" => !row.name.contains("powi"),
+        "norm" => row.name.contains("soft"),
+        _ => false,
+    };
+    let elements = op.outputs().map(|out| out.shape.num_elements() as u64);
+    if is_function { elements.sum() } else { 0 }
+}
+
 /// Floating-point operations for an element of the result.
 fn products(op: &OperationIr) -> u64 {
     match op {

@@ -18,7 +18,7 @@ use burn_amp::{Autocast, Bf16, F16};
 use burn_checkpoint::Remat;
 use burn_estimate::{
     DeviceMemory, DeviceProfile, Estimate, Meta, MetaDevice, Plan, Planned, Shares, estimate_on,
-    plan,
+    measure, plan,
 };
 use burn_flex::Flex;
 use burn_zero::{Stage, ZeroSettings};
@@ -97,7 +97,7 @@ impl DeviceName {
             Self::A100 => DeviceProfile::A100,
             Self::Rtx4090 => DeviceProfile::RTX_4090,
             Self::Rtx3090 => DeviceProfile::RTX_3090,
-            Self::Cpu => DeviceProfile::measure::<Flex>(&Default::default(), 1024),
+            Self::Cpu => measure::<Flex>(&Default::default(), 1024),
         }
     }
 }
@@ -145,6 +145,11 @@ impl Fit {
     ///
     /// Options that contradict each other, or a file that cannot be written.
     pub fn run(&self) -> Result<Report, Box<dyn std::error::Error>> {
+        self.run_on(self.device.profile())
+    }
+
+    /// [`run`](Self::run), with another device's speed.
+    fn run_on(&self, profile: DeviceProfile) -> Result<Report, Box<dyn std::error::Error>> {
         let start = Instant::now();
         let model = self.model()?;
         let (batch, accum) = match self.gpt.effective_batch {
@@ -171,7 +176,7 @@ impl Fit {
             true => (MetaDevice::cuda(0), DeviceMemory::cuda(self.memory)),
             false => (MetaDevice::new(0), DeviceMemory::heap(self.memory)),
         };
-        let mut runs = Runs::new(&model, self.device.profile(), meta, memory);
+        let mut runs = Runs::new(&model, profile, meta, memory);
         let asked = runs.planned(asked);
         let settings = settings(batch * accum, asked.setting);
         let mut plan = plan(settings, memory, |setting, too_large| {
@@ -564,7 +569,8 @@ impl fmt::Display for Report {
             "{:.2e} parameters: {layers} blocks of width {width} with {heads} heads, {context} tokens a sequence\n",
             self.parameters as f64
         )?;
-        writeln!(f, "{}: {}\n", self.asked.setting, self.asked.estimate)?;
+        writeln!(f, "{}: {}", self.asked.setting, self.asked.estimate)?;
+        writeln!(f, "{:.1} ms an update\n", milliseconds(&self.asked))?;
         let memory = gib(self.memory.bytes);
         if let Some((kind, bytes)) = self.plan.obstacle() {
             let smallest = &self.plan.too_large[0];
@@ -588,7 +594,7 @@ impl fmt::Display for Report {
             writeln!(
                 f,
                 "{:12.1}{:12.2}{:12.2}{:12.2}  {}",
-                planned.time.as_secs_f64() * 1e3,
+                milliseconds(planned),
                 gib(planned.estimate.peak_bytes),
                 gib(planned.needed_bytes),
                 gib(self.memory.bytes - planned.needed_bytes),
@@ -600,6 +606,10 @@ impl fmt::Display for Report {
         }
         write!(f, "\n{:.1} s, without a GPU", self.took.as_secs_f64())
     }
+}
+
+fn milliseconds(planned: &Planned<Setting>) -> f64 {
+    planned.time.as_secs_f64() * 1e3
 }
 
 /// What the pages of the device's pools take, if not the peak itself.
