@@ -14,10 +14,12 @@ pub struct DeviceProfile {
     pub launch: Duration,
     /// Bytes a second that kernels read and write.
     pub bytes_per_second: f64,
-    /// The same of kernels in f16 and bf16: less where these are emulated.
+    /// The same of kernels in f16 and bf16, casts among them: less where these are emulated.
     pub half_bytes_per_second: f64,
     /// Exponentials and the like a second; infinite where reading and writing them takes longer.
     pub functions_per_second: f64,
+    /// Elements a second that a kernel reads in another order than they lie in, such as those of a transposed matrix; infinite as above.
+    pub reordered_per_second: f64,
     /// Floating-point operations a second in f32.
     pub f32_flops: f64,
     /// Floating-point operations a second in f16 and bf16.
@@ -52,6 +54,8 @@ pub struct KernelWork {
     pub flops: f64,
     /// Exponentials and the like.
     pub functions: f64,
+    /// Elements that it reads in another order than they lie in.
+    pub reordered: f64,
     /// Whether it computes in f16 or bf16.
     pub is_half: bool,
     /// What the host takes to record it.
@@ -77,6 +81,7 @@ impl DeviceProfile {
         bytes_per_second: 3.35e12,
         half_bytes_per_second: 3.35e12,
         functions_per_second: f64::INFINITY,
+        reordered_per_second: f64::INFINITY,
         f32_flops: 67e12,
         half_flops: 989e12,
         host_bytes_per_second: 64e9,
@@ -89,6 +94,7 @@ impl DeviceProfile {
         bytes_per_second: 2.039e12,
         half_bytes_per_second: 2.039e12,
         functions_per_second: f64::INFINITY,
+        reordered_per_second: f64::INFINITY,
         f32_flops: 19.5e12,
         half_flops: 312e12,
         host_bytes_per_second: 32e9,
@@ -101,6 +107,7 @@ impl DeviceProfile {
         bytes_per_second: 1.008e12,
         half_bytes_per_second: 1.008e12,
         functions_per_second: f64::INFINITY,
+        reordered_per_second: f64::INFINITY,
         f32_flops: 82.6e12,
         half_flops: 165.2e12,
         host_bytes_per_second: 32e9,
@@ -113,14 +120,15 @@ impl DeviceProfile {
         bytes_per_second: 0.936e12,
         half_bytes_per_second: 0.936e12,
         functions_per_second: f64::INFINITY,
+        reordered_per_second: f64::INFINITY,
         f32_flops: 35.6e12,
         half_flops: 71e12,
         host_bytes_per_second: 32e9,
         host: HOST,
     };
 
-    /// Measures a device: small additions, a large one, exponentials, and a product of `size` by `size`; additions and the product in f32 and, where the
-    /// device computes in it, in bf16. Some hundred milliseconds at a `size` of 1024 on a CPU, and 12 times `size`² bytes. What the host does
+    /// Measures a device: small additions, a large one, exponentials, a transposed copy, and a product of `size` by `size`; additions, casts and the product
+    /// also in bf16, where the device computes in it. Some hundred milliseconds at a `size` of 1024 on a CPU, and 12 times `size`² bytes. What the host does
     /// beside is nominal: burn-estimate's `measure` measures it too.
     ///
     /// # Panics
@@ -143,6 +151,11 @@ impl DeviceProfile {
         let launch = seconds(1000, &|| B::float_add(small.clone(), small.clone()));
         let elements = size as f64 * size as f64;
         let exponentials = seconds(3, &|| B::float_exp(large.clone()));
+        // On a CPU copies in a cache take less.
+        let transposed = seconds(3, &|| {
+            let rows = Shape::new([size * size]);
+            B::float_reshape(B::float_transpose(large.clone()), rows)
+        });
         // Bytes and floating-point operations a second.
         let speeds = |ones: FloatTensor<B>, bytes: f64| {
             let sum = seconds(10, &|| B::float_add(ones.clone(), ones.clone()));
@@ -154,7 +167,12 @@ impl DeviceProfile {
         };
         let (bytes_per_second, f32_flops) = speeds(large.clone(), 4.0);
         let (half_bytes_per_second, half_flops) = match B::supports_dtype(device, DType::BF16) {
-            true => speeds(B::float_cast(large, FloatDType::BF16), 2.0),
+            true => {
+                let half = B::float_cast(large.clone(), FloatDType::BF16);
+                let cast = seconds(3, &|| B::float_cast(large.clone(), FloatDType::BF16));
+                let (bytes, flops) = speeds(half, 2.0);
+                (bytes.min((4.0 + 2.0) * elements / cast), flops)
+            }
             false => (bytes_per_second, f32_flops),
         };
         Self {
@@ -162,6 +180,7 @@ impl DeviceProfile {
             bytes_per_second,
             half_bytes_per_second,
             functions_per_second: elements / exponentials,
+            reordered_per_second: elements / transposed,
             f32_flops,
             half_flops,
             host_bytes_per_second: bytes_per_second,
@@ -186,6 +205,7 @@ impl DeviceProfile {
             work.bytes / bandwidth,
             work.flops / peak,
             work.functions / self.functions_per_second,
+            work.reordered / self.reordered_per_second,
         ];
         match self.host.runs_kernels {
             true => parts.iter().sum(),

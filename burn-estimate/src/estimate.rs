@@ -336,6 +336,14 @@ impl Estimate {
         Duration::from_secs_f64(seconds.sum::<f64>() + transfers + host)
     }
 
+    /// Bytes that a process gets from the system during the step, if its heap gives free memory back as glibc's does: where allocator and system
+    /// are those of the kernels, as for burn-flex.
+    pub fn fresh_bytes(&self) -> u64 {
+        let mut heap = Heap::new();
+        let _ = self.allocate_in(&mut heap);
+        heap.fresh().iter().map(|(_, bytes)| bytes).sum()
+    }
+
     /// What the system takes to give memory to the process, by how often the step does what it does at a time.
     fn fresh_seconds(&self, device: &DeviceProfile, times: impl Fn(u64) -> f64) -> f64 {
         let rate = device.host.fresh_bytes_per_second;
@@ -356,6 +364,7 @@ impl Cost {
             bytes: self.bytes as f64,
             flops: self.flops as f64,
             functions: self.functions as f64,
+            reordered: self.reordered as f64,
             is_half: self.is_half,
             recording: match self.recorder {
                 Recorder::None => Duration::ZERO,

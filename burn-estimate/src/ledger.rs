@@ -96,6 +96,8 @@ pub(crate) struct Cost {
     pub flops: u64,
     /// Exponentials and the like.
     pub functions: u64,
+    /// Elements that are read in another order than they lie in.
+    pub reordered: u64,
     /// Whether it computes in a type of two bytes.
     pub is_half: bool,
     /// Who records it.
@@ -241,7 +243,8 @@ impl Ledger {
                 bytes: if plan.moves { moved as u64 } else { 0 },
                 flops: plan.flops,
                 functions: rules::functions(op, row),
-                is_half: op.outputs().any(|output| output.dtype.size() == 2),
+                reordered: plan.reordered,
+                is_half: (op.inputs().chain(op.outputs())).any(|tensor| tensor.dtype.size() == 2),
                 // A replay notes about as much as a recording.
                 recorder: match recorder() {
                     Recorder::None if is_replaying() => Recorder::Scope,
