@@ -26,10 +26,7 @@ const MOST: Duration = Duration::from_secs(10);
 const CONTEXT: usize = 2048;
 
 /// Layers and width: 12 times layers times width² parameters.
-const SHAPES: [(&str, usize, usize, usize); 2] = [
-    ("7B", 34, 4096, 32),
-    ("70B", 87, 8192, 64),
-];
+const SHAPES: [(&str, usize, usize, usize); 2] = [("7B", 34, 4096, 32), ("70B", 87, 8192, 64)];
 
 /// What becomes of activations.
 #[derive(Clone, Copy, Debug, PartialEq)]

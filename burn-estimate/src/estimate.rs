@@ -299,9 +299,9 @@ impl Estimate {
         of_kind.map(|holder| holder.bytes).sum()
     }
 
-    /// The step's time on a device: for each operation the longest of its launch, its bytes and its arithmetic, or their sum where the
-    /// [host runs kernels](burn_decorator::profile::HostCosts::runs_kernels) itself; what recording it in a scope or under a budget and looking for what to evict
-    /// takes; memory that the process gets from the system; and what moves between host and device, to other ranks, and in the host's memory, at
+    /// The step's time on a device: for each operation the longest of its launch, its bytes and its arithmetic, at least what the host takes to launch and record
+    /// operations and to look for what to evict; or the sum of all these, and of the time to get memory from the system, where the
+    /// [host runs kernels](crate::HostCosts::runs_kernels) itself; and what moves between host and device, to other ranks, and in the host's memory, at
     /// the speed between host and device, one after the other.
     pub fn time(&self, device: &DeviceProfile) -> Duration {
         self.time_with_more(device, 0)
@@ -318,8 +318,17 @@ impl Estimate {
             _ if at >= last => 1.0 + more,
             _ => 1.0,
         };
-        let costs = self.recording.costs.iter();
-        let seconds = costs.map(|cost| device.seconds(&cost.on(device)) * times(cost.at));
+        let (mut kernels, mut host) = (0.0, 0.0);
+        for cost in &self.recording.costs {
+            let work = cost.on(device);
+            kernels += device.seconds(&work) * times(cost.at);
+            let launch = if cost.bytes > 0 {
+                device.launch
+            } else {
+                Duration::ZERO
+            };
+            host += (launch + work.recording).as_secs_f64() * times(cost.at);
+        }
         let again = self.recording.transfers.iter().map(|moved| {
             let is_last = (last..update).contains(&moved.at);
             u64::from(is_last) * (moved.uploaded_bytes + moved.downloaded_bytes)
@@ -332,8 +341,13 @@ impl Estimate {
         let transfers = (moved as f64 + again as f64 * more) / device.host_bytes_per_second;
         // Each micro-batch looks at as many.
         let looks = self.searched_tensors as f64 * (1.0 + more / backwards as f64);
-        let host = looks * device.host.look.as_secs_f64() + self.fresh_seconds(device, times);
-        Duration::from_secs_f64(seconds.sum::<f64>() + transfers + host)
+        let looks = looks * device.host.look.as_secs_f64();
+        let busy = match device.host.runs_kernels {
+            true => kernels + looks + self.fresh_seconds(device, times),
+            // A device waits for a host that is slower.
+            false => kernels.max(host + looks),
+        };
+        Duration::from_secs_f64(busy + transfers)
     }
 
     /// Bytes that a process gets from the system during the step, if its heap gives free memory back as glibc's does: where allocator and system
@@ -352,7 +366,10 @@ impl Estimate {
         }
         let mut heap = Heap::new();
         let _ = self.allocate_in(&mut heap);
-        let bytes = heap.fresh().iter().map(|&(at, bytes)| bytes as f64 * times(at));
+        let bytes = heap
+            .fresh()
+            .iter()
+            .map(|&(at, bytes)| bytes as f64 * times(at));
         bytes.sum::<f64>() / rate
     }
 }

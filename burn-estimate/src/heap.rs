@@ -121,7 +121,11 @@ impl Allocator for Heap {
         } else {
             self.top = start;
         }
-        let freed = if start < self.top { bytes } else { self.end - start };
+        let freed = if start < self.top {
+            bytes
+        } else {
+            self.end - start
+        };
         if freed >= LOOK && self.end - self.top >= 2 * self.threshold {
             self.end = self.top + PAD;
         }
@@ -163,7 +167,10 @@ mod tests {
         let blocks = [0; 8].map(|_| allocate(&mut heap, MIB));
         assert_eq!(fresh(&mut heap), 8 * MIB + PAD);
         heap.free(blocks[0]);
-        assert!(matches!(allocate(&mut heap, MIB), Block::Inside { start: 0, .. }));
+        assert!(matches!(
+            allocate(&mut heap, MIB),
+            Block::Inside { start: 0, .. }
+        ));
         assert_eq!(fresh(&mut heap), 0);
         blocks[1..].iter().rev().for_each(|block| heap.free(*block));
         let _ = [0; 7].map(|_| allocate(&mut heap, MIB));

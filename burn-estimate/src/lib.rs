@@ -2,7 +2,8 @@
 //!
 //! [`Meta`] is a backend of shapes, types and lifetimes: a step of any size runs on it in moments and without memory, below all
 //! decorators (`Autocast<Sharded<Autodiff<Remat<Meta>>>>`), with Burn's modules and optimizers, unchanged. [`estimate_step`] says what the
-//! step takes: its peak, what holds it, what moves between host and device, and its [time](Estimate::time) on a [`DeviceProfile`].
+//! step takes: its peak, what holds it, what moves between host and device, and its [time](Estimate::time) on a [`DeviceProfile`],
+//! a preset or [measured](measure()).
 //!
 //! ```
 //! use burn::backend::Autodiff;

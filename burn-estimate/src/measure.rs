@@ -34,7 +34,11 @@ pub fn measure<B: Backend>(device: &B::Device, size: usize) -> DeviceProfile {
             let start = Instant::now();
             let x = Tensor::<Autodiff<Remat<B>>, 1>::ones([1], device).require_grad();
             let forward = || (0..CHAIN).fold(x, |x, _| x * 1.5);
-            let y = if records { checkpoint(forward) } else { forward() };
+            let y = if records {
+                checkpoint(forward)
+            } else {
+                forward()
+            };
             drop(y.backward());
             B::sync(device).expect("the device works");
             start.elapsed()

@@ -144,7 +144,6 @@ impl Reserved {
             .map(|pool| pool.page_bytes * pool.pages.len() as u64)
             .sum()
     }
-
 }
 
 impl Allocator for Reserved {
