@@ -119,6 +119,30 @@ impl Context {
     }
 }
 
+/// Why operations are recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Recorder {
+    /// They are not.
+    #[default]
+    None,
+    /// A scope is open, and no budget in force.
+    Scope,
+    /// A budget is in force.
+    Budget,
+}
+
+/// Why operations of this thread are recorded now, if they are: each takes the host longer then.
+pub fn recorder() -> Recorder {
+    if !records() {
+        return Recorder::None;
+    }
+    let budget = CONTEXT.with_borrow(|context| context.budget().is_some());
+    match budget {
+        true => Recorder::Budget,
+        false => Recorder::Scope,
+    }
+}
+
 /// Whether operations of this thread are recorded.
 #[inline]
 pub(crate) fn records() -> bool {

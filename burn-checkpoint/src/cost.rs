@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::time::Instant;
 
 use burn_backend::{DType, Shape};
-use burn_decorator::profile::DeviceProfile;
+use burn_decorator::profile::{DeviceProfile, KernelWork};
 use rustc_hash::FxHasher;
 
 use crate::op::OpInfo;
@@ -185,7 +185,18 @@ impl OpCost {
             Some(operands) => 2.0 * multiplications(self.op.name, operands, elements as f64),
             None => 0.0,
         };
-        let ns = device.seconds(moved, flops, self.is_half) * 1e9;
+        let functions = match self.op.work {
+            Work::Math => elements as f64,
+            _ => 0.0,
+        };
+        let work = KernelWork {
+            bytes: moved,
+            flops,
+            functions,
+            is_half: self.is_half,
+            ..KernelWork::default()
+        };
+        let ns = device.seconds(&work) * 1e9;
         ns.max(work::START_NS) as f32
     }
 

@@ -126,6 +126,7 @@ mod work;
 pub use budget::MemoryBudget;
 pub use burn_decorator::profile::DeviceProfile;
 pub use chain::{checkpoint_chain, checkpoint_sequential, profile_chain, profile_tail};
+pub use context::{Recorder, recorder};
 pub use decorator::Remat;
 pub use delivered::{delivered, delivered_in_types, is_delivered};
 pub use download::ReadsInPlace;

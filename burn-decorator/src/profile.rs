@@ -5,66 +5,131 @@ use std::time::{Duration, Instant};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape};
 
-/// What a device can do: for estimates of time, and for a memory budget that compares the costs of operations. The constants are the makers' figures for dense products: no
-/// kernel reaches them. Neither fused kernels nor TF32 nor transfers beside the computation are taken into account.
+/// What a device can do: for estimates of time, and for a memory budget that compares the costs of operations. The constants are the maker's published
+/// figures, for products without sparsity: no kernel reaches them. PCIe's are half of what is published for both directions together. What a launch and
+/// [`HostCosts`] take is nominal, and in no data sheet. Neither fused kernels nor TF32 nor transfers beside the computation are taken into account.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceProfile {
     /// What one operation takes at least.
     pub launch: Duration,
     /// Bytes a second that kernels read and write.
     pub bytes_per_second: f64,
-    /// The same of kernels in f16 and bf16: less where these are emulated.
+    /// The same of kernels in f16 and bf16, casts among them: less where these are emulated.
     pub half_bytes_per_second: f64,
+    /// Exponentials and the like a second; infinite where reading and writing them takes longer.
+    pub functions_per_second: f64,
+    /// Elements a second that a kernel reads in another order than they lie in, such as those of a transposed matrix; infinite as above.
+    pub reordered_per_second: f64,
     /// Floating-point operations a second in f32.
     pub f32_flops: f64,
     /// Floating-point operations a second in f16 and bf16.
     pub half_flops: f64,
     /// Bytes a second between host and device, in one direction.
     pub host_bytes_per_second: f64,
+    /// What the host does beside.
+    pub host: HostCosts,
+}
+
+/// What the host does for a step, beside launching kernels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostCosts {
+    /// Whether it runs the kernels itself, so that launching one, recording it and its work add up. Else the device works meanwhile.
+    pub runs_kernels: bool,
+    /// To record an operation in a scope of burn-checkpoint.
+    pub scope: Duration,
+    /// To record an operation under a byte budget.
+    pub budget: Duration,
+    /// To look at a tensor in search of one to evict.
+    pub look: Duration,
+    /// Bytes a second of memory that the system gives to the process, at their first use; infinite where a device keeps its memory.
+    pub fresh_bytes_per_second: f64,
+}
+
+/// What an operation does on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KernelWork {
+    /// Bytes that it reads and writes. Where there are none it is a view, made on the host.
+    pub bytes: f64,
+    /// Floating-point operations.
+    pub flops: f64,
+    /// Exponentials and the like.
+    pub functions: f64,
+    /// Elements that it reads in another order than they lie in.
+    pub reordered: f64,
+    /// Whether it computes in f16 or bf16.
+    pub is_half: bool,
+    /// What the host takes to record it.
+    pub recording: Duration,
 }
 
 const LAUNCH: Duration = Duration::from_micros(5);
 
+/// Beside a GPU.
+const HOST: HostCosts = HostCosts {
+    runs_kernels: false,
+    scope: Duration::from_nanos(500),
+    budget: Duration::from_nanos(1000),
+    look: Duration::from_nanos(100),
+    fresh_bytes_per_second: f64::INFINITY,
+};
+
 impl DeviceProfile {
-    /// NVIDIA H100 SXM; f32 without TF32.
+    /// NVIDIA H100 SXM of 80 GB; f32 without TF32. From "NVIDIA H100 Tensor Core GPU", data sheet, 2023: 3.35 TB/s, 67 and 1,979 TFLOPS (the
+    /// latter with sparsity, which is twice that without), PCIe 5 with 128 GB/s.
     pub const H100: Self = Self {
         launch: LAUNCH,
         bytes_per_second: 3.35e12,
         half_bytes_per_second: 3.35e12,
+        functions_per_second: f64::INFINITY,
+        reordered_per_second: f64::INFINITY,
         f32_flops: 67e12,
         half_flops: 989e12,
         host_bytes_per_second: 64e9,
+        host: HOST,
     };
-    /// NVIDIA A100 of 80 GB, SXM; f32 without TF32.
+    /// NVIDIA A100 SXM of 80 GB; f32 without TF32. From "NVIDIA A100 Tensor Core GPU", data sheet, 2021: 2,039 GB/s, 19.5 and 312 TFLOPS, PCIe 4
+    /// with 64 GB/s.
     pub const A100: Self = Self {
         launch: LAUNCH,
-        bytes_per_second: 2.04e12,
-        half_bytes_per_second: 2.04e12,
+        bytes_per_second: 2.039e12,
+        half_bytes_per_second: 2.039e12,
+        functions_per_second: f64::INFINITY,
+        reordered_per_second: f64::INFINITY,
         f32_flops: 19.5e12,
         half_flops: 312e12,
         host_bytes_per_second: 32e9,
+        host: HOST,
     };
-    /// NVIDIA GeForce RTX 4090; halves with sums in f32.
+    /// NVIDIA GeForce RTX 4090; halves with sums in f32. From "NVIDIA Ada GPU Architecture", white paper, 2022: 1,008 GB/s, 82.6 and 165.2
+    /// TFLOPS, PCIe 4.
     pub const RTX_4090: Self = Self {
         launch: LAUNCH,
-        bytes_per_second: 1.01e12,
-        half_bytes_per_second: 1.01e12,
+        bytes_per_second: 1.008e12,
+        half_bytes_per_second: 1.008e12,
+        functions_per_second: f64::INFINITY,
+        reordered_per_second: f64::INFINITY,
         f32_flops: 82.6e12,
-        half_flops: 165e12,
+        half_flops: 165.2e12,
         host_bytes_per_second: 32e9,
+        host: HOST,
     };
-    /// NVIDIA GeForce RTX 3090; halves with sums in f32.
+    /// NVIDIA GeForce RTX 3090; halves with sums in f32. From "NVIDIA Ampere GA102 GPU Architecture", white paper, 2020: 936 GB/s, 35.6 and 71
+    /// TFLOPS, PCIe 4.
     pub const RTX_3090: Self = Self {
         launch: LAUNCH,
         bytes_per_second: 0.936e12,
         half_bytes_per_second: 0.936e12,
+        functions_per_second: f64::INFINITY,
+        reordered_per_second: f64::INFINITY,
         f32_flops: 35.6e12,
         half_flops: 71e12,
         host_bytes_per_second: 32e9,
+        host: HOST,
     };
 
-    /// Measures a device: small additions, a large one and a product of `size` by `size`, these in f32 and, where the device computes in
-    /// it, in bf16. Some hundred milliseconds at a `size` of 1024 on a CPU, and 12 times `size`² bytes.
+    /// Measures a device: small additions, a large one, exponentials, a transposed copy, and a product of `size` by `size`; additions, casts and the product
+    /// also in bf16, where the device computes in it. Some hundred milliseconds at a `size` of 1024 on a CPU, and 12 times `size`² bytes. What the host does
+    /// beside is nominal: burn-estimate's `measure` measures it too.
     ///
     /// # Panics
     ///
@@ -85,6 +150,12 @@ impl DeviceProfile {
         let (small, large) = (ones(1), ones(size));
         let launch = seconds(1000, &|| B::float_add(small.clone(), small.clone()));
         let elements = size as f64 * size as f64;
+        let exponentials = seconds(3, &|| B::float_exp(large.clone()));
+        // On a CPU copies in a cache take less.
+        let transposed = seconds(3, &|| {
+            let rows = Shape::new([size * size]);
+            B::float_reshape(B::float_transpose(large.clone()), rows)
+        });
         // Bytes and floating-point operations a second.
         let speeds = |ones: FloatTensor<B>, bytes: f64| {
             let sum = seconds(10, &|| B::float_add(ones.clone(), ones.clone()));
@@ -96,30 +167,49 @@ impl DeviceProfile {
         };
         let (bytes_per_second, f32_flops) = speeds(large.clone(), 4.0);
         let (half_bytes_per_second, half_flops) = match B::supports_dtype(device, DType::BF16) {
-            true => speeds(B::float_cast(large, FloatDType::BF16), 2.0),
+            true => {
+                let half = B::float_cast(large.clone(), FloatDType::BF16);
+                let cast = seconds(3, &|| B::float_cast(large.clone(), FloatDType::BF16));
+                let (bytes, flops) = speeds(half, 2.0);
+                (bytes.min((4.0 + 2.0) * elements / cast), flops)
+            }
             false => (bytes_per_second, f32_flops),
         };
         Self {
             launch: Duration::from_secs_f64(launch),
             bytes_per_second,
             half_bytes_per_second,
+            functions_per_second: elements / exponentials,
+            reordered_per_second: elements / transposed,
             f32_flops,
             half_flops,
             host_bytes_per_second: bytes_per_second,
+            host: HOST,
         }
     }
 
-    /// Seconds of one operation that reads and writes so many bytes, in f16 or bf16 if `is_half` (a roofline: Williams et al., 2009). None
-    /// if it moves nothing: a view is made on the host.
-    pub fn seconds(&self, bytes: f64, flops: f64, is_half: bool) -> f64 {
-        if bytes == 0.0 {
-            return 0.0;
+    /// Seconds of one operation (a roofline: Williams et al., 2009). Where the host runs kernels itself, its own work, bytes and arithmetic are one
+    /// after the other; else the longest of them counts.
+    pub fn seconds(&self, work: &KernelWork) -> f64 {
+        let launch = (self.launch + work.recording).as_secs_f64();
+        if work.bytes == 0.0 {
+            let runs_kernels = self.host.runs_kernels;
+            return if runs_kernels { launch } else { 0.0 };
         }
-        let (bandwidth, peak) = match is_half {
+        let (bandwidth, peak) = match work.is_half {
             true => (self.half_bytes_per_second, self.half_flops),
             false => (self.bytes_per_second, self.f32_flops),
         };
-        let least = self.launch.as_secs_f64();
-        least.max(bytes / bandwidth).max(flops / peak)
+        let parts = [
+            launch,
+            work.bytes / bandwidth,
+            work.flops / peak,
+            work.functions / self.functions_per_second,
+            work.reordered / self.reordered_per_second,
+        ];
+        match self.host.runs_kernels {
+            true => parts.iter().sum(),
+            false => parts.into_iter().fold(0.0, f64::max),
+        }
     }
 }

@@ -8,13 +8,14 @@ use std::time::Duration;
 use burn::module::Module;
 use burn::tensor::backend::Backend;
 use burn_backend::tensor::FloatTensor;
-use burn_checkpoint::{ReadsInPlace, RematStats, is_delivered};
+use burn_checkpoint::{ReadsInPlace, Recorder, RematStats, is_delivered};
 use burn_decorator::module::for_each_float;
-use burn_decorator::profile::DeviceProfile;
+use burn_decorator::profile::{DeviceProfile, KernelWork};
 
 use crate::classes::Classes;
 use crate::client::{MetaDevice, label};
-use crate::ledger::{Phase, Recording, Storage};
+use crate::heap::Heap;
+use crate::ledger::{Cost, Phase, Recording, Storage};
 use crate::shares::Shares;
 
 /// What memory is for.
@@ -86,6 +87,8 @@ pub struct Estimate {
     pub flops: u64,
     /// Operations that a scope or budget of burn-checkpoint runs again, on this thread.
     pub replayed_operations: u64,
+    /// Tensors that a budget looks at in search of those to evict, on this thread.
+    pub searched_tensors: u64,
     /// Bytes that the optimizer reads and writes in host memory, from [`Estimate::shared`].
     pub host_bytes: u64,
     /// Bytes in use after each change, from the step's beginning to its end.
@@ -177,14 +180,16 @@ where
 pub fn estimate_run<R>(device: MetaDevice, run: impl FnOnce() -> R) -> (Estimate, R) {
     // Without a second thread, on which tensors would go now and then.
     let _reads = ReadsInPlace::on();
-    let replayed = RematStats::of_thread().replayed_operations;
+    let before = RematStats::of_thread();
     let ledger = device.ledger();
     ledger.lock().start();
     let result = run();
-    let after = RematStats::of_thread().replayed_operations;
+    let after = RematStats::of_thread();
     let recording = ledger.lock().stop();
     let mut estimate = Estimate::of(Arc::new(recording), Shares::NONE);
-    estimate.replayed_operations = after.saturating_sub(replayed);
+    let since = u64::saturating_sub;
+    estimate.replayed_operations = since(after.replayed_operations, before.replayed_operations);
+    estimate.searched_tensors = since(after.searched_tensors, before.searched_tensors);
     (estimate, result)
 }
 
@@ -246,6 +251,7 @@ impl Estimate {
             operations: costs().filter(|cost| cost.bytes > 0).count() as u64,
             flops: costs().map(|cost| cost.flops).sum(),
             replayed_operations: 0,
+            searched_tensors: 0,
             host_bytes: 0,
             bytes_in_use: weighed.bytes_in_use,
             recording: recording.clone(),
@@ -269,6 +275,7 @@ impl Estimate {
             sent_bytes: traffic.sent_bytes,
             host_bytes: traffic.host_bytes,
             replayed_operations: self.replayed_operations,
+            searched_tensors: self.searched_tensors,
             ..shared
         }
     }
@@ -279,8 +286,10 @@ impl Estimate {
         of_kind.map(|holder| holder.bytes).sum()
     }
 
-    /// The step's time on a device: for each operation the longest of its launch, its bytes and its arithmetic; and what moves between
-    /// host and device, to other ranks, and in the host's memory, at the speed between host and device, one after the other.
+    /// The step's time on a device: for each operation the longest of its launch, its bytes and its arithmetic, at least what the host takes to launch and record
+    /// operations and to look for what to evict; or the sum of all these, and of the time to get memory from the system, where the
+    /// [host runs kernels](crate::HostCosts::runs_kernels) itself; and what moves between host and device, to other ranks, and in the host's memory, at
+    /// the speed between host and device, one after the other.
     pub fn time(&self, device: &DeviceProfile) -> Duration {
         self.time_with_more(device, 0)
     }
@@ -296,10 +305,17 @@ impl Estimate {
             _ if at >= last => 1.0 + more,
             _ => 1.0,
         };
-        let seconds = self.recording.costs.iter().map(|cost| {
-            let seconds = device.seconds(cost.bytes as f64, cost.flops as f64, cost.is_half);
-            seconds * times(cost.at)
-        });
+        let (mut kernels, mut host) = (0.0, 0.0);
+        for cost in &self.recording.costs {
+            let work = cost.on(device);
+            kernels += device.seconds(&work) * times(cost.at);
+            let launch = if cost.bytes > 0 {
+                device.launch
+            } else {
+                Duration::ZERO
+            };
+            host += (launch + work.recording).as_secs_f64() * times(cost.at);
+        }
         let again = self.recording.transfers.iter().map(|moved| {
             let is_last = (last..update).contains(&moved.at);
             u64::from(is_last) * (moved.uploaded_bytes + moved.downloaded_bytes)
@@ -310,7 +326,56 @@ impl Estimate {
         let again = again.sum::<u64>() + shared(backwards).bytes() - shared(backwards - 1).bytes();
         let moved = self.uploaded_bytes + self.downloaded_bytes + self.sent_bytes + self.host_bytes;
         let transfers = (moved as f64 + again as f64 * more) / device.host_bytes_per_second;
-        Duration::from_secs_f64(seconds.sum::<f64>() + transfers)
+        // Each micro-batch looks at as many.
+        let looks = self.searched_tensors as f64 * (1.0 + more / backwards as f64);
+        let looks = looks * device.host.look.as_secs_f64();
+        let busy = match device.host.runs_kernels {
+            true => kernels + looks + self.fresh_seconds(device, times),
+            // A device waits for a host that is slower.
+            false => kernels.max(host + looks),
+        };
+        Duration::from_secs_f64(busy + transfers)
+    }
+
+    /// Bytes that a process gets from the system during the step, if its heap gives free memory back as glibc's does: where allocator and system
+    /// are those of the kernels, as for burn-flex.
+    pub fn fresh_bytes(&self) -> u64 {
+        let mut heap = Heap::new();
+        let _ = self.allocate_in(&mut heap);
+        heap.fresh().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// What the system takes to give memory to the process, by how often the step does what it does at a time.
+    fn fresh_seconds(&self, device: &DeviceProfile, times: impl Fn(u64) -> f64) -> f64 {
+        let rate = device.host.fresh_bytes_per_second;
+        if rate.is_infinite() {
+            return 0.0;
+        }
+        let mut heap = Heap::new();
+        let _ = self.allocate_in(&mut heap);
+        let bytes = heap
+            .fresh()
+            .iter()
+            .map(|&(at, bytes)| bytes as f64 * times(at));
+        bytes.sum::<f64>() / rate
+    }
+}
+
+impl Cost {
+    /// What the operation does on a device.
+    fn on(&self, device: &DeviceProfile) -> KernelWork {
+        KernelWork {
+            bytes: self.bytes as f64,
+            flops: self.flops as f64,
+            functions: self.functions as f64,
+            reordered: self.reordered as f64,
+            is_half: self.is_half,
+            recording: match self.recorder {
+                Recorder::None => Duration::ZERO,
+                Recorder::Scope => device.host.scope,
+                Recorder::Budget => device.host.budget,
+            },
+        }
     }
 }
 

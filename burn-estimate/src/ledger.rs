@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use burn_checkpoint::is_replaying;
+use burn_checkpoint::{Recorder, is_replaying, recorder};
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 use rustc_hash::FxHashMap;
 
@@ -94,8 +94,14 @@ pub(crate) struct Cost {
     pub bytes: u64,
     /// Floating-point operations: of products; of all else one an element of the result.
     pub flops: u64,
+    /// Exponentials and the like.
+    pub functions: u64,
+    /// Elements that are read in another order than they lie in.
+    pub reordered: u64,
     /// Whether it computes in a type of two bytes.
     pub is_half: bool,
+    /// Who records it.
+    pub recorder: Recorder,
 }
 
 /// What moves between host and device.
@@ -236,7 +242,14 @@ impl Ledger {
                 at: self.clock,
                 bytes: if plan.moves { moved as u64 } else { 0 },
                 flops: plan.flops,
-                is_half: op.outputs().any(|output| output.dtype.size() == 2),
+                functions: rules::functions(op, row),
+                reordered: plan.reordered,
+                is_half: (op.inputs().chain(op.outputs())).any(|tensor| tensor.dtype.size() == 2),
+                // A replay notes about as much as a recording.
+                recorder: match recorder() {
+                    Recorder::None if is_replaying() => Recorder::Scope,
+                    recorder => recorder,
+                },
             });
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! [`Meta`] is a backend of shapes, types and lifetimes: a step of any size runs on it in moments and without memory, below all
 //! decorators (`Autocast<Sharded<Autodiff<Remat<Meta>>>>`), with Burn's modules and optimizers, unchanged. [`estimate_step`] says what the
-//! step takes: its peak, what holds it, what moves between host and device, and its [time](Estimate::time) on a [`DeviceProfile`].
+//! step takes: its peak, what holds it, what moves between host and device, and its [time](Estimate::time) on a [`DeviceProfile`],
+//! a preset or [measured](measure()).
 //!
 //! ```
 //! use burn::backend::Autodiff;
@@ -34,12 +35,15 @@
 //! On a [`MetaDevice::cuda`] or [`MetaDevice::wgpu`] it is that of CubeCL without Fusion: on Vulkan the bytes in use after each operation of
 //! seven programs were within 0.1 %. CubeCL gives out memory in pages, which [`Estimate::reserved_bytes`] and [`DeviceMemory`] count.
 
+mod allocator;
 mod backend;
 mod classes;
 mod client;
 mod cubecl;
 mod estimate;
+mod heap;
 mod ledger;
+mod measure;
 mod plan;
 mod pools;
 mod rules;
@@ -47,12 +51,13 @@ mod shares;
 mod uses;
 
 pub use backend::Meta;
-pub use burn_decorator::profile::DeviceProfile;
+pub use burn_decorator::profile::{DeviceProfile, HostCosts};
 pub use client::{Kernels, MetaDevice};
 pub use estimate::{
     Estimate, Holder, Kind, estimate_on, estimate_rank, estimate_run, estimate_step,
 };
 pub use ledger::Phase;
+pub use measure::measure;
 pub use plan::{Plan, Planned, plan};
 pub use pools::{CubePools, DeviceMemory};
 pub use shares::Shares;

@@ -4,8 +4,7 @@
 //! `Backend::memory_cleanup`, so what counts for a device is the pages, not the tensors. Follows `MemoryManagement` of cubecl-runtime 0.10
 //! with its default, `MemoryConfiguration::SubSlices`.
 
-use std::collections::BTreeMap;
-
+use crate::allocator::Allocator;
 use crate::classes::Classes;
 use crate::estimate::Estimate;
 
@@ -79,57 +78,17 @@ impl Estimate {
     ///
     /// Parameters are taken to be allocated one after the other. What autotuning allocates is not counted.
     pub fn reserved_bytes(&self, pools: &CubePools) -> Option<u64> {
-        let recording = &self.recording;
-        let classes = Classes::new(recording);
-        let spans = recording.storages.iter().flat_map(|storage| {
-            let kind = classes.kind(storage);
-            classes.spans(storage, kind, &self.shares)
-        });
-        let mut spans: Vec<_> = spans.filter(|(_, bytes)| *bytes > 0).collect();
-        spans.sort_unstable_by_key(|(during, _)| during.start);
-        let mut changes = Vec::new();
-        for (span, (during, _)) in spans.iter().enumerate() {
-            changes.extend((during.start > recording.start).then_some((during.start, true, span)));
-            changes.extend((during.end < u64::MAX).then_some((during.end, false, span)));
-        }
-        // At one time memory is freed before other is allocated.
-        changes.sort_unstable();
-
         let mut reserved = Reserved::new(pools);
-        let mut slices: BTreeMap<usize, Slice> = BTreeMap::new();
-        // What is alive when a step ends begins the next one.
-        let mut alive: BTreeMap<u64, Vec<Slice>> = BTreeMap::new();
-        const STEPS: usize = 3;
-        for _ in 0..STEPS {
-            for (span, (during, bytes)) in spans.iter().enumerate() {
-                if during.start <= recording.start {
-                    let known = alive.get_mut(bytes).and_then(Vec::pop);
-                    let slice = known.map_or_else(|| reserved.allocate(*bytes), Some)?;
-                    slices.insert(span, slice);
-                }
-            }
-            for slice in std::mem::take(&mut alive).into_values().flatten() {
-                reserved.free(slice);
-            }
-            for &(_, is_new, span) in &changes {
-                if is_new {
-                    slices.insert(span, reserved.allocate(spans[span].1)?);
-                } else if let Some(slice) = slices.remove(&span) {
-                    reserved.free(slice);
-                }
-            }
-            for (span, slice) in std::mem::take(&mut slices) {
-                alive.entry(spans[span].1).or_default().push(slice);
-            }
-        }
-        let (buckets, shards) = self.shares.added_bytes(classes.parameter_bytes());
+        self.allocate_in(&mut reserved)?;
+        let parameter_bytes = Classes::new(&self.recording).parameter_bytes();
+        let (buckets, shards) = self.shares.added_bytes(parameter_bytes);
         Some(reserved.bytes() + buckets + shards)
     }
 }
 
 /// A slice of a page.
 #[derive(Clone, Copy, Debug)]
-struct Slice {
+pub(crate) struct Slice {
     pool: usize,
     page: usize,
     start: u64,
@@ -185,6 +144,10 @@ impl Reserved {
             .map(|pool| pool.page_bytes * pool.pages.len() as u64)
             .sum()
     }
+}
+
+impl Allocator for Reserved {
+    type Block = Slice;
 
     /// A slice of the first free part that is large enough, of a new page if there is none.
     fn allocate(&mut self, bytes: u64) -> Option<Slice> {

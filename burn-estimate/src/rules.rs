@@ -43,6 +43,8 @@ pub(crate) struct Plan {
     /// Memory that is freed when the operation is done.
     pub workspace_bytes: u64,
     pub flops: u64,
+    /// Elements that are read in another order than they lie in.
+    pub reordered: u64,
     /// Whether elements are read and written.
     pub moves: bool,
 }
@@ -122,6 +124,7 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand], kernels: K
         placements: op.outputs().map(|_| Placement::New(None)).collect(),
         workspace_bytes: 0,
         flops: elements.sum(),
+        reordered: 0,
         moves: true,
     };
     if kernels != Kernels::Flex {
@@ -145,6 +148,7 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand], kernels: K
         OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {
             if let Some((placement, copied)) = view(op, operands) {
                 plan.moves = copied > 0;
+                plan.reordered = copied / first_size(operands);
                 plan.flops = 0;
                 plan.placements = vec![placement];
                 return plan;
@@ -170,6 +174,7 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand], kernels: K
         }
         _ => {}
     }
+    plan.reordered = reordered(op, row, operands);
     match (operands, op.outputs().next()) {
         ([first, rest @ ..], Some(out)) if takes_place(row, first, rest, out) => {
             plan.placements = vec![first.as_it_is()];
@@ -185,6 +190,18 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand], kernels: K
         _ => plan.workspace_bytes = workspace(op, row, operands),
     }
     plan
+}
+
+/// Exponentials and the like that an operation computes: one for each element of its result.
+pub(crate) fn functions(op: &OperationIr, row: &Row) -> u64 {
+    let is_function = match row.work {
+        // A power by multiplication.
+        "math" => !row.name.contains("powi"),
+        "norm" => row.name.contains("soft"),
+        _ => false,
+    };
+    let elements = op.outputs().map(|out| out.shape.num_elements() as u64);
+    if is_function { elements.sum() } else { 0 }
 }
 
 /// Floating-point operations for an element of the result.
@@ -287,6 +304,33 @@ fn is_row_or_column(strides: &[isize], out: &TensorIr) -> bool {
         fits
     });
     outer < dims && in_order
+}
+
+/// Bytes of an element of the first operand.
+fn first_size(operands: &[Operand]) -> u64 {
+    let first = operands.first();
+    first.map_or(1, |first| first.tensor.dtype.size() as u64)
+}
+
+/// Elements that an operation, no product, reads in another order than they lie in: all of its largest tensor if it does so with one.
+fn reordered(op: &OperationIr, row: &Row, operands: &[Operand]) -> u64 {
+    let out = op.outputs().next();
+    let in_order = |operand: &Operand| match out {
+        Some(out) if is_elementwise(row) && operands.len() > 1 => {
+            let strides = operand.broadcast(&out.shape);
+            strides == row_major(&out.shape)
+                || (is_fast(row, out) && is_row_or_column(&strides, out))
+        }
+        // Its result lies in the same order.
+        _ if is_elementwise(row) => true,
+        _ => operand.is_contiguous(),
+    };
+    if operands.iter().all(in_order) {
+        return 0;
+    }
+    let tensors = op.inputs().chain(op.outputs());
+    let elements = tensors.map(|tensor| tensor.shape.num_elements() as u64);
+    elements.max().unwrap_or(0)
 }
 
 /// Whether a new result has the strides of the operand: where it is all of its storage in another order.

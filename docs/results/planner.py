@@ -4,7 +4,11 @@
     python3 planner.py target/release/examples [MEMORY ..] > planner.md
 
 Of each memory (MiB or GiB, such as 24G) `fit --device cpu` chooses a setting of the gpt example; each setting of the grid that fits, by its estimated
-peak, is trained in rounds, one after the other, and its median of tokens a second counts. Needs Python alone.
+peak, is trained in rounds, one after the other, and its median of tokens a second counts. The text is short, so that validation is next to nothing of
+it. Needs Python alone.
+
+glibc gives freed memory back to the system, which then clears it anew: MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000 in the
+environment keeps it.
 """
 
 import itertools
@@ -15,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 
-ROUNDS = 3
-STEPS = ["--steps", "8", "--eval-every", "8"]
+ROUNDS = 5
+STEPS = ["--steps", "16", "--eval-every", "16", "--text", __file__]
 BATCH = 16
 
 
@@ -28,7 +32,7 @@ def grid():
     for checkpoint, amp, offload in itertools.product(
         ["none", "keep-compute", "block", "offload"], ["off", "bf16"], [[], ["--offload"]]
     ):
-        for batch in [16, 8, 4]:
+        for batch in [16, 8, 4, 2]:
             if amp == "off" or (batch == 16 and checkpoint in ("none", "block")):
                 yield ["--batch", str(batch), "--accum", str(BATCH // batch), "--amp", amp, "--checkpoint", checkpoint, *offload]
 

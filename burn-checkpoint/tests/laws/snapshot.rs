@@ -106,6 +106,25 @@ fn what_was_there_when_a_budget_was_too_small_is_known() {
     assert_eq!(snapshot.holders[0].owner, "float_random");
 }
 
+/// The same of a program that goes on, whose tensors did not go with the panic.
+#[test]
+fn what_is_left_after_it_is_known() {
+    let recording = trace::record();
+    let mut kept = Vec::new();
+    let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _budget = MemoryBudget::bytes(3 * 4096).strict().install();
+        for _ in 0..4 {
+            let numbers = burn::tensor::Distribution::Default;
+            kept.push(Tensor::<B, 1>::random([1024], numbers, &Default::default()));
+        }
+    }));
+    assert!(refused.is_err());
+    kept.pop();
+    let snapshot = Snapshot::at_end(&recording.finish()).expect("there were tensors");
+    assert_eq!(snapshot.live_bytes, 2 * 4096);
+    assert_eq!(snapshot.holders[0].owner, "float_random");
+}
+
 #[test]
 fn a_trace_is_json_whose_slices_are_nested() {
     let events = events();

@@ -18,7 +18,7 @@ use burn_amp::{Autocast, Bf16, F16};
 use burn_checkpoint::Remat;
 use burn_estimate::{
     DeviceMemory, DeviceProfile, Estimate, Meta, MetaDevice, Plan, Planned, Shares, estimate_on,
-    plan,
+    measure, plan,
 };
 use burn_flex::Flex;
 use burn_zero::{Stage, ZeroSettings};
@@ -97,7 +97,7 @@ impl DeviceName {
             Self::A100 => DeviceProfile::A100,
             Self::Rtx4090 => DeviceProfile::RTX_4090,
             Self::Rtx3090 => DeviceProfile::RTX_3090,
-            Self::Cpu => DeviceProfile::measure::<Flex>(&Default::default(), 1024),
+            Self::Cpu => measure::<Flex>(&Default::default(), 1024),
         }
     }
 }
@@ -145,6 +145,11 @@ impl Fit {
     ///
     /// Options that contradict each other, or a file that cannot be written.
     pub fn run(&self) -> Result<Report, Box<dyn std::error::Error>> {
+        self.run_on(self.device.profile())
+    }
+
+    /// [`run`](Self::run), with another device's speed.
+    fn run_on(&self, profile: DeviceProfile) -> Result<Report, Box<dyn std::error::Error>> {
         let start = Instant::now();
         let model = self.model()?;
         let (batch, accum) = match self.gpt.effective_batch {
@@ -171,9 +176,13 @@ impl Fit {
             true => (MetaDevice::cuda(0), DeviceMemory::cuda(self.memory)),
             false => (MetaDevice::new(0), DeviceMemory::heap(self.memory)),
         };
-        let mut runs = Runs::new(&model, self.device.profile(), meta, memory);
+        let mut runs = Runs::new(&model, profile, meta, memory);
         let asked = runs.planned(asked);
-        let settings = settings(batch * accum, asked.setting);
+        let mut settings = settings(batch * accum, asked.setting);
+        if self.device == DeviceName::Cpu {
+            // The host's memory is the device's.
+            settings.retain(|setting| !setting.uses_host());
+        }
         let mut plan = plan(settings, memory, |setting, too_large| {
             let larger = |planned: &Planned<Setting>| {
                 let Setting { batch, accum, .. } = planned.setting;
@@ -436,6 +445,12 @@ fn settings(effective_batch: usize, asked: Setting) -> Vec<Setting> {
 }
 
 impl Setting {
+    /// Whether something of the device is in host memory.
+    fn uses_host(&self) -> bool {
+        let parameters = self.ranks == 1 && self.stage == Stage::Parameters;
+        self.offload || parameters || self.checkpoint == Checkpoint::Offload
+    }
+
     fn same_but_for_batches(&self, other: &Self) -> bool {
         let but = |setting: &Self| Self {
             batch: 0,
@@ -564,7 +579,8 @@ impl fmt::Display for Report {
             "{:.2e} parameters: {layers} blocks of width {width} with {heads} heads, {context} tokens a sequence\n",
             self.parameters as f64
         )?;
-        writeln!(f, "{}: {}\n", self.asked.setting, self.asked.estimate)?;
+        writeln!(f, "{}: {}", self.asked.setting, self.asked.estimate)?;
+        writeln!(f, "{:.1} ms an update\n", milliseconds(&self.asked))?;
         let memory = gib(self.memory.bytes);
         if let Some((kind, bytes)) = self.plan.obstacle() {
             let smallest = &self.plan.too_large[0];
@@ -588,7 +604,7 @@ impl fmt::Display for Report {
             writeln!(
                 f,
                 "{:12.1}{:12.2}{:12.2}{:12.2}  {}",
-                planned.time.as_secs_f64() * 1e3,
+                milliseconds(planned),
                 gib(planned.estimate.peak_bytes),
                 gib(planned.needed_bytes),
                 gib(self.memory.bytes - planned.needed_bytes),
@@ -600,6 +616,10 @@ impl fmt::Display for Report {
         }
         write!(f, "\n{:.1} s, without a GPU", self.took.as_secs_f64())
     }
+}
+
+fn milliseconds(planned: &Planned<Setting>) -> f64 {
+    planned.time.as_secs_f64() * 1e3
 }
 
 /// What the pages of the device's pools take, if not the peak itself.
@@ -648,7 +668,7 @@ fn scaled(text: &str, units: &[(char, f64)]) -> Result<u64, String> {
 mod tests {
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
-    use burn_estimate::Kind;
+    use burn_estimate::{HostCosts, Kind};
 
     use super::*;
 
@@ -659,9 +679,13 @@ mod tests {
     }
 
     fn run(arguments: &str) -> Report {
+        run_on(arguments, DeviceProfile::RTX_4090)
+    }
+
+    fn run_on(arguments: &str, profile: DeviceProfile) -> Report {
         let _turn = turn();
         let arguments = ["fit"].into_iter().chain(arguments.split_whitespace());
-        Fit::parse_from(arguments).run().unwrap()
+        Fit::parse_from(arguments).run_on(profile).unwrap()
     }
 
     #[test]
@@ -777,42 +801,82 @@ mod tests {
         assert!(pages.plan.fitting.len() < tensors.plan.fitting.len());
     }
 
+    /// Two cores of an AMD EPYC with burn-flex, as `measure` found them on 2026-11-24.
+    const CPU: DeviceProfile = DeviceProfile {
+        launch: Duration::from_nanos(360),
+        bytes_per_second: 156e9,
+        half_bytes_per_second: 4.4e9,
+        functions_per_second: 0.78e9,
+        reordered_per_second: 0.52e9,
+        f32_flops: 135e9,
+        half_flops: 127e9,
+        host_bytes_per_second: 156e9,
+        host: HostCosts {
+            runs_kernels: true,
+            scope: Duration::from_nanos(310),
+            budget: Duration::from_nanos(340),
+            look: Duration::from_nanos(185),
+            fresh_bytes_per_second: 2.6e9,
+        },
+    };
+
     /// Against every setting run on its own with all of its micro-batches, by counted cost, for limits that let through all, half, a quarter and
     /// an eighth of them.
     #[test]
     fn the_plan_is_as_fast_as_an_exhaustive_search() {
-        let options = "--no-pools --layers 2 --width 64 --context 64 --effective-batch 8 --memory";
-        let all = run(&format!("{options} 1G"));
-        let alone = |setting: Setting| {
-            let _turn = turn();
-            let model = all.model.clone().with_checkpoint(setting.checkpoint);
-            let estimate = update(&model, setting, MetaDevice::new(0)).shared(setting.shares());
-            (estimate.peak_bytes, estimate.time(&DeviceProfile::RTX_4090))
-        };
-        let searched: Vec<_> = settings(8, all.asked.setting)
-            .into_iter()
-            .map(alone)
-            .collect();
-        assert!(searched.len() >= 20);
-        let mut peaks: Vec<_> = searched.iter().map(|(peak, _)| *peak).collect();
-        peaks.sort_unstable();
-        let mut chosen = Vec::new();
-        for part in [1, 2, 4, 8] {
-            let memory = peaks[peaks.len() / part - 1];
-            let best = run(&format!("{options} {memory}")).plan.fitting[0].setting;
-            let (peak, time) = alone(best);
-            assert!(peak <= memory, "{best}: {peak} bytes, of {memory}");
-            let fitting = searched.iter().filter(|(peak, _)| *peak <= memory);
-            let fastest = fitting.map(|(_, time)| *time).min().expect("a part fits");
-            println!("{memory} bytes: {best}: {time:?}, the fastest {fastest:?}");
-            assert!(
-                time <= fastest.mul_f64(1.05),
-                "{best}: {time:?}, {fastest:?}"
-            );
-            chosen.push(best);
+        for profile in [DeviceProfile::RTX_4090, CPU] {
+            let options =
+                "--no-pools --layers 2 --width 64 --context 64 --effective-batch 8 --memory";
+            let all = run_on(&format!("{options} 1G"), profile);
+            let alone = |setting: Setting| {
+                let _turn = turn();
+                let model = all.model.clone().with_checkpoint(setting.checkpoint);
+                let estimate = update(&model, setting, MetaDevice::new(0)).shared(setting.shares());
+                (estimate.peak_bytes, estimate.time(&profile))
+            };
+            let searched: Vec<_> = settings(8, all.asked.setting)
+                .into_iter()
+                .map(alone)
+                .collect();
+            assert!(searched.len() >= 20);
+            let mut peaks: Vec<_> = searched.iter().map(|(peak, _)| *peak).collect();
+            peaks.sort_unstable();
+            let mut chosen = Vec::new();
+            for part in [1, 2, 4, 8] {
+                let memory = peaks[peaks.len() / part - 1];
+                let best = run_on(&format!("{options} {memory}"), profile).plan.fitting[0].setting;
+                let (peak, time) = alone(best);
+                assert!(peak <= memory, "{best}: {peak} bytes, of {memory}");
+                let fitting = searched.iter().filter(|(peak, _)| *peak <= memory);
+                let fastest = fitting.map(|(_, time)| *time).min().expect("a part fits");
+                println!("{memory} bytes: {best}: {time:?}, the fastest {fastest:?}");
+                assert!(
+                    time <= fastest.mul_f64(1.05),
+                    "{best}: {time:?}, {fastest:?}"
+                );
+                chosen.push(best);
+            }
+            // Less memory takes another setting.
+            chosen.dedup();
+            assert!(chosen.len() > 1, "{chosen:?}");
         }
-        // Less memory takes another setting.
-        chosen.dedup();
-        assert!(chosen.len() > 1, "{chosen:?}");
+    }
+
+    /// The gpt example's own model in less memory than it needs: where the host computes, replays, records and searches take longer than more launches.
+    #[test]
+    fn on_a_cpu_a_smaller_micro_batch_is_chosen_before_a_budget() {
+        let plan = run_on("--device cpu --batch 16 --memory 24M", CPU).plan;
+        let is_budget = |planned: &Planned<Setting>| {
+            matches!(planned.setting.checkpoint, Checkpoint::BudgetMib(_))
+        };
+        let best = &plan.fitting[0];
+        assert!(
+            best.setting.batch < 16 && !is_budget(best),
+            "{}",
+            best.setting
+        );
+        let budget = plan.fitting.iter().find(|planned| is_budget(planned));
+        let budget = budget.expect("one fits");
+        assert!(budget.estimate.searched_tensors > 0 && budget.time > best.time);
     }
 }

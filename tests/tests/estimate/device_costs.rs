@@ -40,7 +40,8 @@ fn what_is_evicted_by_the_costs_of_the_device_comes_back_sooner() {
     let _turn = super::turn();
     let plain = step(None);
     let activations = plain.peak_bytes - plain.start_bytes;
-    let plain = plain.time(&DEVICE);
+    // Without replays, but recorded.
+    let plain = step(Some(MemoryBudget::bytes(u64::MAX))).time(&DEVICE);
     for (percent, at_most) in AT_MOST {
         let budget = MemoryBudget::bytes(activations * percent / 100);
         let [cpu, device] = [budget, budget.costs_on(DEVICE)].map(|budget| {

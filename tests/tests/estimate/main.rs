@@ -239,6 +239,20 @@ fn gpt_with_a_budget() {
     case.check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>("gpt, a budget");
 }
 
+/// What a budget and a window hold together.
+#[test]
+fn encoder_decoder_with_a_budget_of_two_micro_batches() {
+    let _turn = turn();
+    let case = Case {
+        micro_batches: 2,
+        budget_bytes: Some(20 << 20),
+        ..once(&EncoderDecoder)
+    };
+    case.check::<Autodiff<Remat<Flex>>, Autodiff<Remat<Meta>>>(
+        "encoder and decoder, two micro-batches, a budget",
+    );
+}
+
 /// An estimate's evictions are those of the real run.
 #[test]
 fn replays_under_a_budget_are_those_of_the_real_run() {
@@ -249,15 +263,24 @@ fn replays_under_a_budget_are_those_of_the_real_run() {
             budget_bytes: Some(20 << 20),
             ..once(&EncoderDecoder)
         };
-        let replayed = case.run::<Autodiff<Remat<Flex>>, _>(&Default::default(), |model, step| {
+        let real = case.run::<Autodiff<Remat<Flex>>, _>(&Default::default(), |model, step| {
             let model = step(model);
-            let before = RematStats::of_thread().replayed_operations;
+            let before = RematStats::of_thread();
             drop(step(model));
-            RematStats::of_thread().replayed_operations - before
+            let after = RematStats::of_thread();
+            (
+                after.replayed_operations - before.replayed_operations,
+                after.searched_tensors - before.searched_tensors,
+            )
         });
-        assert!(replayed > 0);
-        let estimate = case.estimate::<Autodiff<Remat<Meta>>>();
-        assert_eq!(estimate.replayed_operations, replayed, "{micro_batches}");
+        assert!(real.0 > 0 && real.1 > 0);
+        let Estimate {
+            replayed_operations,
+            searched_tensors,
+            ..
+        } = case.estimate::<Autodiff<Remat<Meta>>>();
+        let estimated = (replayed_operations, searched_tensors);
+        assert_eq!(estimated, real, "{micro_batches}");
     }
 }
 
