@@ -142,6 +142,14 @@ impl From<Stage> for u8 {
 
 impl fmt::Display for Stage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "ZeRO stage {}", self.number())
+        const SHARDED: [&str; 4] = [
+            "plain data parallel",
+            "optimizer state sharded",
+            "optimizer state and gradients sharded",
+            "optimizer state, gradients and parameters sharded",
+        ];
+        let number = self.number();
+        let sharded = SHARDED[usize::from(number)];
+        write!(formatter, "ZeRO stage {number} ({sharded})")
     }
 }

@@ -239,7 +239,7 @@ fn what_cannot_be_counted_or_cut_is_refused() {
     assert!(
         error
             .to_string()
-            .starts_with("the parameters up to layers.1: more elements than"),
+            .starts_with("parameters = layers.1, but it must be few enough"),
         "{error}"
     );
     assert!(ShardMap::whole(parameters(&[usize::MAX, 1]), 2, 10).is_err());

@@ -26,7 +26,7 @@ pub(super) fn watch(mailboxes: &Mailboxes, deadline: Duration) {
     writers.iter().for_each(|finish| finish());
     let ranks: Vec<_> = running.iter().map(|rank| format!("rank {rank}")).collect();
     let ranks = ranks.join(" and ");
-    eprintln!("{fault}; the process ends, for the thread of {ranks} does not");
+    eprintln!("{fault}; the process ends, and with it {ranks}");
     process::exit(1)
 }
 

@@ -82,7 +82,7 @@ pub struct Saved {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Costs one write of the rank's bytes and a checksum over them, three collectives of a few bytes an entry, and the disk's
+/// Costs one write of the rank's bytes and a checksum over them, four collectives of a few bytes an entry, and the disk's
 /// sync. The procedure is that of PyTorch's `torch.distributed.checkpoint` with a file a rank.
 ///
 /// # Errors

@@ -118,7 +118,7 @@ impl ShardMap {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidSetting`] for no ranks or empty buckets.
+    /// [`ZeroError::InvalidSetting`] for no ranks, empty buckets, or more elements than `usize` counts.
     pub fn flat(
         parameters: Vec<Parameter>,
         world_size: usize,
@@ -151,7 +151,9 @@ impl ShardMap {
         let mut offsets = vec![0_usize];
         for parameter in &parameters {
             let end = offsets[offsets.len() - 1].checked_add(parameter.elements);
-            offsets.push(end.expect("elements can be counted"));
+            let expected = "few enough for their elements to be counted";
+            ZeroError::require(end.is_some(), "parameters", &parameter.path, expected)?;
+            offsets.extend(end);
         }
         let owners = match partition {
             Partition::Whole => owners(&parameters, world_size),

@@ -37,7 +37,7 @@ fn a_rank_that_hangs_ends_the_process_with_the_fault() {
     assert_eq!(status, Some(1), "{text}");
     assert!(text.contains("gather_bytes #0 `words`"), "{text}");
     assert!(text.contains("waited 1s"), "{text}");
-    let end = "; the process ends, for the thread of rank 1 does not";
+    let end = "; the process ends, and with it rank 1";
     assert!(text.trim_end().ends_with(end), "{text}");
 }
 
@@ -57,7 +57,7 @@ fn rank_2_panics_while_the_others_compute() {
 fn so_does_a_panic_that_nobody_waits_for() {
     let (status, text) = ended("hangs::rank_2_panics_while_the_others_compute", BOUND);
     assert_eq!(status, Some(1), "{text}");
-    let last = "rank 2 panicked: the loss is not a number; the process ends, for the thread of rank 0 and rank 1 does not";
+    let last = "rank 2 panicked: the loss is not a number; the process ends, and with it rank 0 and rank 1";
     assert!(text.contains(last), "{text}");
 }
 

@@ -239,6 +239,6 @@ fn ranks_that_hang_end_the_process_with_the_fault() {
     assert_eq!(status, Some(1), "{text}");
     let last = text.lines().last().unwrap_or_default();
     assert!(last.contains("rank 0 waited 2s in "), "{text}");
-    let end = "rank 1 and rank 2 do not end, so the process ends";
+    let end = "; the process ends, and with it rank 1 and rank 2";
     assert!(last.ends_with(end), "{text}");
 }
