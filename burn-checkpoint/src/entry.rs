@@ -8,6 +8,9 @@ use crate::policy::{Policy, SavePolicy};
 use crate::region::Region;
 use crate::trace::Kind;
 
+/// What is shown an input and a way to refer to it.
+pub(crate) type VisitSource<'a> = dyn FnMut(&dyn AnyEntry, &dyn Fn() -> Arc<dyn AnyEntry>) + 'a;
+
 /// A node of any backend.
 pub(crate) trait AnyEntry: Send + Sync {
     /// What a policy does with the storage (for a view: with the tensor it is a view of), if there are handles of the node.
@@ -46,7 +49,7 @@ pub(crate) trait AnyEntry: Send + Sync {
     /// if the outer scope has to list it.
     fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64>;
     /// Shows the inputs that would have to come back first, each with a way to refer to it.
-    fn sources(&self, visit: &mut dyn FnMut(&dyn AnyEntry, &dyn Fn() -> Arc<dyn AnyEntry>));
+    fn sources(&self, visit: &mut VisitSource<'_>);
     /// Whether it is there during its uses only.
     fn is_delivered(&self) -> bool;
     /// What was remembered since it was evicted.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use burn_backend::Backend;
 
 use crate::clock;
-use crate::entry::{AnyEntry, Group, NodeInfo, Origin};
+use crate::entry::{AnyEntry, Group, NodeInfo, Origin, VisitSource};
 use crate::host_copy::HostCopy;
 use crate::node::{Input, Node, State, Storage, vacate};
 use crate::policy::{OpCall, Policy, SavePolicy};
@@ -266,7 +266,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         outer.map(|_| self.meta.own_bytes())
     }
 
-    fn sources(&self, visit: &mut dyn FnMut(&dyn AnyEntry, &dyn Fn() -> Arc<dyn AnyEntry>)) {
+    fn sources(&self, visit: &mut VisitSource<'_>) {
         if self.state.lock().origin == Origin::Hosted {
             return;
         }

@@ -251,6 +251,14 @@ impl Budget {
                 member.evict();
             }
             nodes = self.nodes.lock();
+            // One that another thread began to use meanwhile stays a candidate.
+            for member in group.members {
+                if member.info().resident
+                    && let Some(owner) = member.list()
+                {
+                    nodes.candidates.add(owner);
+                }
+            }
         }
         (fits(), nodes.candidates.looks - before)
     }
