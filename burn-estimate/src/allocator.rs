@@ -35,7 +35,8 @@ impl Estimate {
             classes.spans(storage, kind, &self.shares)
         });
         let mut spans: Vec<_> = spans.filter(|(_, bytes)| *bytes > 0).collect();
-        spans.sort_unstable_by_key(|(during, _)| during.start);
+        // The same in each run: storages come in the order of a hash map.
+        spans.sort_unstable_by_key(|(during, bytes)| (during.start, during.end, *bytes));
         let mut changes = Vec::new();
         for (span, (during, _)) in spans.iter().enumerate() {
             changes.extend((during.start > recording.start).then_some((during.start, true, span)));

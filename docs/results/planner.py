@@ -4,23 +4,22 @@
     python3 planner.py target/release/examples [MEMORY ..] > planner.md
 
 Of each memory (MiB or GiB, such as 24G) `fit --device cpu` chooses a setting of the gpt example; each setting of the grid that fits, by its estimated
-peak, is trained in rounds, one after the other, and its median of tokens a second counts. The text is short, so that validation is next to nothing of
-it. Needs Python alone.
-
-glibc gives freed memory back to the system, which then clears it anew: MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=4000000000 in the
-environment keeps it.
+peak, is trained in rounds, one after the other, and its median of tokens a second counts. The text is short, so that validation is a small part. Needs
+Python alone.
 """
 
 import itertools
 import json
+import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
 
-ROUNDS = 5
-STEPS = ["--steps", "16", "--eval-every", "16", "--text", __file__]
+ROUNDS = 3
+TEXT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "zero.md")
+STEPS = ["--steps", "12", "--eval-every", "12", "--text", TEXT]
 BATCH = 16
 
 
@@ -35,6 +34,8 @@ def grid():
         for batch in [16, 8, 4, 2]:
             if amp == "off" or (batch == 16 and checkpoint in ("none", "block")):
                 yield ["--batch", str(batch), "--accum", str(BATCH // batch), "--amp", amp, "--checkpoint", checkpoint, *offload]
+    for batch, budget, offload in [(16, 20, []), (16, 1000, []), (8, 12, []), (8, 17, ["--offload"])]:
+        yield ["--batch", str(batch), "--accum", str(BATCH // batch), "--amp", "off", "--checkpoint", f"budget={budget}", *offload]
 
 
 def speed(programs, setting):
@@ -46,7 +47,7 @@ def speed(programs, setting):
 
 def peak(programs, setting):
     """MiB at the peak, by the estimate."""
-    size, unit = re.search(r": ([0-9.]+) ([KMG])iB at the peak", run(f"{programs}/fit", *setting)).groups()
+    size, unit = re.search(r": ([0-9.]+) ([KMG])iB at the peak", run(f"{programs}/fit", "--no-pools", *setting)).groups()
     return float(size) * {"K": 1 / 1024, "M": 1, "G": 1024}[unit]
 
 
@@ -56,7 +57,7 @@ def main():
     chosen = {}
     for memory in memories:
         report = run(f"{programs}/fit", "--batch", str(BATCH), "--device", "cpu", "--memory", memory)
-        chosen[memory] = tuple(re.search(r"left  setting\n +[0-9.]+ +[0-9.]+ +[0-9.]+  (.*)", report)[1].split())
+        chosen[memory] = tuple(re.search(r"left  setting\n(?: +[0-9.]+){4}  (.*)", report)[1].split())
         if chosen[memory] not in peaks:
             peaks[chosen[memory]] = peak(programs, list(chosen[memory]))
     speeds = {setting: [] for setting in peaks}
