@@ -24,7 +24,7 @@ use burn_accum::{
 use burn_amp::{Autocast, F16, GradScaler, GradScalerConfig, Watch, explain_overflow};
 use burn_checkpoint::plan::plan;
 use burn_checkpoint::{
-    LinearCrossEntropy, LinearCrossEntropyLossConfig, MemoryBudget, Remat, checkpoint,
+    FusedBackward, LinearCrossEntropy, LinearCrossEntropyLossConfig, MemoryBudget, Remat, checkpoint,
     checkpoint_chain, profile_chain, profile_tail,
 };
 use burn_estimate::{DeviceMemory, Meta, MetaDevice, estimate_on, estimate_rank};
@@ -274,7 +274,13 @@ let optimizer = MultiSteps::new(adam_w, found.config()?)?;  // the window that k
 mod libtorch {
     use super::*;
 
-type B = Autocast<Autodiff<Remat<Mended<LibTorch>>>>;
+type B = Autocast<FusedBackward<Autodiff<Remat<Mended<LibTorch>>>>>;
+}
+
+mod fused {
+    use super::*;
+
+type B = Autocast<FusedBackward<Autodiff<Remat<Cuda>>>>;
 }
 
 mod linear_cross_entropy {
