@@ -26,8 +26,9 @@ use super::{once, turn};
 type Alone = Autodiff<Remat<Meta>>;
 type Ranks = Sharded<Autodiff<Remat<Meta>>>;
 
-const WIDTH: usize = 512;
-const PARAMETERS: u64 = 4 * (512 * 512 + 512);
+pub const WIDTH: usize = 512;
+/// Elements of all layers.
+pub const PARAMETERS: u64 = 4 * (512 * 512 + 512);
 const BUCKET: usize = 1 << 18;
 
 /// Layers whose activations are next to nothing.
@@ -46,15 +47,6 @@ impl Program for Layers {
         let y = model.iter().fold(x, |x, layer| layer.forward(x));
         y.sum()
     }
-}
-
-/// What a rank at stage 3 holds of [`Layers`] at most: its part of parameters, gradients and moments, two units in use, the gradients of one, and
-/// the inputs and outputs of layers.
-pub fn share_and_units(ranks: u64) -> u64 {
-    const FLOAT_BYTES: u64 = 4;
-    let unit = PARAMETERS / 4 * FLOAT_BYTES;
-    let activations = 2 * 4 * 4 * WIDTH as u64 * FLOAT_BYTES;
-    4 * FLOAT_BYTES * PARAMETERS / ranks + 3 * unit + activations
 }
 
 fn settings(stage: Stage) -> ZeroSettings {

@@ -15,7 +15,7 @@ use examples::pools::{PoolBytes, Pools};
 use tests::after::{After, after_each};
 use tests::{Vulkan, VulkanFusion};
 
-use super::ranks::{Layers, share_and_units, with_rank};
+use super::ranks::{Layers, PARAMETERS, WIDTH, with_rank};
 use super::*;
 
 fn read() -> PoolBytes {
@@ -181,6 +181,15 @@ fn check_most(name: &str, real: &Taken, estimated: &Taken) {
     let ratio = estimated.most() as f64 / real.most() as f64;
     println!("{name}: {ratio:.3} of the most bytes with Fusion");
     assert!((0.95..=1.07).contains(&ratio), "{name}: {ratio}");
+}
+
+/// What a rank at stage 3 holds of [`Layers`] at most: its part of parameters, gradients and moments, two units in use, the gradients of one, and
+/// the inputs and outputs of layers.
+fn share_and_units(ranks: u64) -> u64 {
+    const FLOAT_BYTES: u64 = 4;
+    let unit = PARAMETERS / 4 * FLOAT_BYTES;
+    let activations = 2 * 4 * 4 * WIDTH as u64 * FLOAT_BYTES;
+    4 * FLOAT_BYTES * PARAMETERS / ranks + 3 * unit + activations
 }
 
 /// One rank of eight in each stage, and one rank with all on the host.
