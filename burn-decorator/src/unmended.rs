@@ -16,7 +16,9 @@ thread_local! {
 /// Costs a comparison after the first time.
 ///
 /// ```
-/// burn_decorator::ensure_mended::<burn_flex::Flex>(&Default::default());
+/// fn first_use<B: burn_backend::Backend>(device: &B::Device) {
+///     burn_decorator::ensure_mended::<B>(device);
+/// }
 /// ```
 ///
 /// # Panics

@@ -15,8 +15,11 @@ pub mod profile;
 #[path = "../../../burn-decorator/src/stream.rs"]
 mod stream;
 mod table;
+#[path = "../../../burn-decorator/src/unmended.rs"]
+mod unmended;
 
 pub use stream::reading_stream;
+pub use unmended::ensure_mended;
 
 /// The types that rows mention, for the module in which a decorator expands the table.
 pub mod types {
