@@ -33,11 +33,11 @@ pub use trial::StepResult;
 /// training's own state, even where a trial fails, because it only borrows it. `probe` measures the most bytes in use during a
 /// step.
 ///
-/// Sizes 1 to 3 are measured first. Size 1 runs once unmeasured before, because what a process sets up once is no part of a step.
-/// The next size is predicted from the fixed part and the bytes per item, at most 4 times the largest that fits; a size that is
-/// predicted not to fit is not tried. The size that is returned was itself measured below the limit less the
+/// Sizes are doubled until one does not fit, and then halved in between. Size 1 runs once unmeasured before, because what a process sets up
+/// once is no part of a step. A size that is predicted not to fit, from the fixed part and the bytes per item that were measured, is not
+/// tried: the largest that is predicted to fit is. The size that is returned was itself measured below the limit less the
 /// [margin](MicroBatchSearch::margin). With an [estimate](MicroBatchSearch::starting_at) the search begins at what that says instead, and ends
-/// after one to three trials. At most 32 trials, about `log4(effective batch)` where memory grows linearly.
+/// after one to three trials. At most 40 trials, about `log2(effective batch)` where memory grows linearly.
 ///
 /// A size does not fit if its step panics, returns an error or leaves the device with one: the panic is not printed, the device
 /// is synchronised and its unused memory released, and the search continues with smaller sizes. The reason is in the

@@ -35,7 +35,7 @@ pub struct MicroBatchSearch {
     /// The normalization that the training uses. `Mean`, the default, is exact for micro-batches of equal size only, so
     /// only divisors of the effective batch are found; otherwise the last micro-batch may be smaller.
     pub normalization: Normalization,
-    /// Where an estimate lets the search begin. Default: with sizes 1 to 3.
+    /// Where an estimate lets the search begin. Default: with a size of 1.
     #[serde(default)]
     pub start: Option<EstimatedStart>,
 }

@@ -1,11 +1,8 @@
 //! Which sizes are tried. No burn import.
 //!
-//! Sizes one to three come first. The largest sizes that fit determine a line: the fixed part and the bytes per item. The line
-//! predicts the next size, at most four times the largest that fits, so that little is extrapolated; each trial updates the line.
-//! Once a size did not fit, the search continues between it and the largest that did. A size that is predicted not to fit is not
-//! tried, and the size that is found was measured.
-//!
-//! With an estimate the first size is the one that it says, and half of it the second: the line through both is measured.
+//! Sizes are doubled, from one or from what an estimate says, until one does not fit, and then halved in between. The largest sizes that
+//! fit determine a line, the fixed part and the bytes per item: a size that it predicts not to fit is not tried, but the largest that it
+//! predicts to fit. The size that is found was measured.
 //!
 //! Memory does not always grow linearly: from some size on a kernel takes a workspace, or activations outgrow the optimizer's step. A
 //! line across such a size is too steep and would end the search too early. So where a line is steeper than the one before it, a size
@@ -20,15 +17,7 @@ use super::{
 };
 
 /// The search ends after this many trials, with the largest size that was measured to fit.
-const MOST_TRIALS: usize = 32;
-
-/// Sizes up to this one are tried without a line.
-const PROBES: usize = 3;
-
-/// How many times larger than the largest that fits the next size may be, if the line rises. The second constant is for a line that
-/// does not rise yet, because the optimizer's step takes more than the activations.
-const GROWTH: usize = 4;
-const GROWTH_WITHOUT_RISE: usize = 2;
+const MOST_TRIALS: usize = 40;
 
 /// If a line is this many times steeper than the one before it, memory may jump between its ends.
 const STEEPER: f64 = 1.25;
@@ -71,8 +60,6 @@ struct State {
     fits: BTreeMap<usize, u64>,
     /// The smallest size that does not fit, and its peak if it has one.
     too_large: Option<(usize, Option<u64>)>,
-    /// Whether the next size between the two is their middle.
-    halve: bool,
 }
 
 impl State {
@@ -83,7 +70,6 @@ impl State {
             trials: Vec::new(),
             fits: BTreeMap::new(),
             too_large: None,
-            halve: false,
         }
     }
 
@@ -154,16 +140,14 @@ impl State {
     }
 
     /// The size to try; `None` where the largest that may fit is known to fit.
-    fn next(&mut self) -> Option<usize> {
+    fn next(&self) -> Option<usize> {
         if self.fits.is_empty() {
             return Some(self.smaller());
         }
         let (largest, _) = self.largest();
-        let (is_guided, most) = (self.search.start.is_some(), self.known_most());
         match largest {
-            _ if !is_guided && largest < PROBES.min(most) => return Some(largest + 1),
-            1 if is_guided && most > 1 => return Some(2),
-            2.. if is_guided && self.line().is_none() => return Some(largest / 2),
+            1 if self.known_most() > 1 => return Some(2),
+            2.. if self.line().is_none() => return Some(largest / 2),
             _ => {}
         }
         let goal = self.search.largest_allowed(self.predicted_most());
@@ -174,19 +158,13 @@ impl State {
         if goal < largest {
             return Some(goal);
         }
-        match self.too_large {
-            None => {
-                let rises = self.line().is_some_and(|(_, slope)| slope > 0.0);
-                let growth = if rises { GROWTH } else { GROWTH_WITHOUT_RISE };
-                Some(goal.min(largest.saturating_mul(growth)))
-            }
-            Some((too_large, peak_bytes)) => {
-                let between = self.between(too_large, peak_bytes);
-                let allowed = self.search.largest_allowed(between.min(goal));
-                // If no size above `largest` is allowed up to `between`, `goal` is left.
-                Some(if allowed > largest { allowed } else { goal })
-            }
-        }
+        let Some((too_large, _)) = self.too_large else {
+            return Some(goal.min(largest.saturating_mul(2)));
+        };
+        let middle = largest.midpoint(too_large).max(largest + 1);
+        let allowed = self.search.largest_allowed(middle.min(goal));
+        // If no size above `largest` is allowed up to the middle, `goal` is left.
+        Some(if allowed > largest { allowed } else { goal })
     }
 
     /// A smaller size, where all that were tried are too large: by the estimate's bytes per item, or half.
@@ -201,22 +179,6 @@ impl State {
         };
         let size = too_large.saturating_sub(items).clamp(1, too_large - 1);
         self.search.largest_allowed(size)
-    }
-
-    /// A size between the largest that fits and the smallest that does not: in turns where a line between the two meets
-    /// what is usable, and the middle, which bounds the number of trials.
-    fn between(&mut self, too_large: usize, peak_bytes: Option<u64>) -> usize {
-        let (largest, bytes) = self.largest();
-        let middle = largest + (too_large - largest) / 2;
-        self.halve = !self.halve;
-        match peak_bytes {
-            Some(peak_bytes) if self.halve => {
-                let slope = (peak_bytes - bytes) as f64 / (too_large - largest) as f64;
-                let meets = largest + ((self.usable_bytes - bytes) as f64 / slope) as usize;
-                meets.clamp(largest + 1, too_large - 1)
-            }
-            _ => middle.max(largest + 1),
-        }
     }
 
     /// The largest size that fits, and its peak.
