@@ -1,6 +1,5 @@
 //! A node as scopes, budgets and the prefetch queue see it, whatever its backend and its recipe.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 
 use crate::clock::Lineage;
@@ -8,6 +7,9 @@ use crate::op::OpInfo;
 use crate::policy::{Policy, SavePolicy};
 use crate::region::Region;
 use crate::trace::Kind;
+
+/// What is shown an input and a way to refer to it.
+pub(crate) type VisitSource<'a> = dyn FnMut(&dyn AnyEntry, &dyn Fn() -> Arc<dyn AnyEntry>) + 'a;
 
 /// A node of any backend.
 pub(crate) trait AnyEntry: Send + Sync {
@@ -32,10 +34,12 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn prefetch(&self) -> bool;
     /// Drops what was uploaded before it was asked for; the host copy stays.
     fn drop_prefetched(&self);
-    /// Marks it as a candidate for eviction. The number of its storage, if it was not marked before.
-    fn list(&self) -> Option<u64>;
-    /// Takes the mark of [`Self::list`] off.
+    /// Marks its storage as a candidate for eviction. The node that counts the storage's bytes, if it was not marked before.
+    fn list(self: Arc<Self>) -> Option<Arc<dyn AnyEntry>>;
+    /// Takes the mark of [`Self::list`] off the storage that this node counts.
     fn unlist(&self);
+    /// The storage that this node counts, if it is resident and can come back.
+    fn group(self: Arc<Self>) -> Option<Group>;
     /// If it is resident, drops its recipe and its host copy: the storage stays. Does nothing to what is not resident.
     fn settle(&self);
     /// Takes it out of the counters: it is state that outlives its step.
@@ -44,12 +48,14 @@ pub(crate) trait AnyEntry: Send + Sync {
     /// budget may evict it. What was made outside of the ended scope stays as it is. Returns the bytes of a storage of its own
     /// if the outer scope has to list it.
     fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64>;
-    /// Shows the nodes that a replay starts from, and whether each is resident; not those that never go.
-    fn sources(&self, visit: &mut dyn FnMut(&Arc<dyn AnyEntry>, bool));
+    /// Shows the inputs that would have to come back first, each with a way to refer to it.
+    fn sources(&self, visit: &mut VisitSource<'_>);
     /// Whether it is there during its uses only.
     fn is_delivered(&self) -> bool;
-    /// Where its budget notes its cost class.
-    fn class(&self) -> &ClassSlot;
+    /// What was remembered since it was evicted.
+    fn chain_ns(&self) -> Option<f32>;
+    /// Remembers the nanoseconds of the longest chain of evicted inputs that ends with it.
+    fn remember_chain(&self, ns: f32);
     /// Estimated nanoseconds to run this node's recipe alone, or to upload it.
     fn cost_ns(&self) -> f32;
 }
@@ -70,12 +76,38 @@ pub(crate) struct NodeInfo {
     /// The address of the node that counts the storage's bytes.
     pub owner: usize,
     pub owner_bytes: u64,
-    /// How many tensors with this storage are resident.
-    pub residents: u32,
     /// The storage is counted no more.
     pub retired: bool,
     pub op: &'static OpInfo,
     pub lineage: Lineage,
+}
+
+/// The resident tensors with one storage, which is freed when all of them are evicted.
+pub(crate) struct Group {
+    pub members: Vec<Arc<dyn AnyEntry>>,
+    pub bytes: u64,
+    /// Whether handles refer to any of them.
+    pub has_users: bool,
+    /// Whether one comes back only by all writes into it.
+    pub overwrites: bool,
+    /// Whether one is in use, or cannot come back.
+    pub is_held: bool,
+    /// The number of the operation that used any of them last.
+    pub last_used: u64,
+}
+
+impl Group {
+    /// Without members.
+    pub fn new(bytes: u64) -> Self {
+        Self {
+            members: Vec::with_capacity(1),
+            bytes,
+            has_users: false,
+            overwrites: false,
+            is_held: false,
+            last_used: 0,
+        }
+    }
 }
 
 /// Whether and how a tensor without storage can come back.
@@ -90,7 +122,3 @@ pub(crate) enum Origin {
     /// By its copy in host memory.
     Hosted,
 }
-
-/// The member of a node in its budget's cost classes: a number with the generation of the classes, 0 where there is none.
-#[derive(Debug, Default)]
-pub(crate) struct ClassSlot(pub AtomicU64);

@@ -13,7 +13,7 @@ use burn_backend::DeviceId;
 use parking_lot::Mutex;
 
 use crate::cost::ResultKey;
-use crate::entry::{AnyEntry, ClassSlot};
+use crate::entry::AnyEntry;
 use crate::prefetch::Prefetch;
 use crate::snapshot::Snapshot;
 use crate::stats::RematStats;
@@ -41,8 +41,6 @@ pub(crate) trait Limit: Send + Sync {
     fn register(&self, node: &Arc<dyn AnyEntry>);
     /// Adds a node that is resident again to those that may be evicted.
     fn list(&self, node: &Arc<dyn AnyEntry>);
-    /// A node is dropped.
-    fn gone(&self, class: &ClassSlot);
     /// Estimated nanoseconds to bring a tensor of so many bytes back from the host.
     fn upload_ns(&self, bytes: u64) -> f32;
     /// Counts the work of an operation.

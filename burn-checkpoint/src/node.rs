@@ -3,8 +3,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::panicking;
 
 use burn_backend::tensor::Device;
@@ -12,7 +12,7 @@ use burn_backend::{Backend, DType, Shape, TensorData};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::Lineage;
-use crate::entry::{AnyEntry, ClassSlot, Origin};
+use crate::entry::{AnyEntry, Origin};
 use crate::host_copy::HostCopy;
 use crate::kind::Value;
 use crate::memory::{Limit, MemoryStats};
@@ -209,14 +209,16 @@ pub(crate) struct TensorMeta<B: Backend> {
     /// Whether the storage is there during uses only: the elements are delivered, or computed from delivered ones alone. Its origin is
     /// [`Origin::Source`].
     pub is_delivered: bool,
+    /// Whether the operation wrote into its operand's storage: it comes back only by all writes before it too.
+    pub overwrites: bool,
     /// The tensor whose storage this one shares.
     pub group: Option<Source<B>>,
     /// How many tensors that share this one's storage are resident, itself included.
     pub residents: AtomicU32,
-    /// Whether its budget has it among what may be evicted.
+    /// Whether a budget has its storage among what may be evicted.
     pub listed: AtomicBool,
-    /// Where its budget notes its cost class.
-    pub class: ClassSlot,
+    /// While it is evicted: the bits of the nanoseconds of the longest chain of evicted inputs that ends with it; 0 while that is not known.
+    pub chain_ns: AtomicU32,
     /// Whether its bytes are no longer counted.
     pub retired: AtomicBool,
     /// How many handles there are; recipes are not counted.
@@ -257,10 +259,11 @@ impl<B: Backend> TensorMeta<B> {
             contiguous: true,
             row_major: true,
             is_delivered: false,
+            overwrites: false,
             group: None,
             residents: AtomicU32::new(0),
             listed: AtomicBool::new(false),
-            class: ClassSlot::default(),
+            chain_ns: AtomicU32::new(0),
             retired: AtomicBool::new(false),
             users: AtomicU32::new(0),
             memory,
@@ -373,6 +376,8 @@ pub(crate) struct State<B: Backend> {
     pub branch_point: bool,
     /// The thread's operation count at the last use.
     pub last_used: u64,
+    /// What has this storage too.
+    pub views: Vec<Weak<Node<B>>>,
     /// Of what the storage held when it was dropped, in verify mode.
     pub checksum: Option<u64>,
     /// The copy in host memory of a storage that is resident, and may go once more.
@@ -421,6 +426,7 @@ impl<B: Backend> State<B> {
             feeds_inner_scope: false,
             branch_point: false,
             last_used,
+            views: Vec::new(),
             checksum: None,
             copy: None,
             viewed: None,
@@ -441,6 +447,20 @@ impl<B: Backend> State<B> {
             self.branch_point = meta.memory.limit().is_some_and(Limit::keeps_branch_points);
         }
         self.branch_point
+    }
+
+    /// Whether it comes back if it goes, for good reason: not what is only there during its uses.
+    #[inline]
+    pub fn comes_back(&self) -> bool {
+        matches!(self.origin, Origin::Recorded | Origin::Hosted)
+    }
+
+    /// Adds a tensor that has this storage too.
+    pub fn add_view(&mut self, view: &Arc<Node<B>>) {
+        if self.views.len() == self.views.capacity() {
+            self.views.retain(|view| view.strong_count() > 0);
+        }
+        self.views.push(Arc::downgrade(view));
     }
 
     #[inline]

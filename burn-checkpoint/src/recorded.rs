@@ -5,9 +5,10 @@ use std::sync::{Arc, Weak};
 
 use burn_backend::Backend;
 
-use crate::entry::{AnyEntry, ClassSlot, NodeInfo, Origin};
+use crate::clock;
+use crate::entry::{AnyEntry, Group, NodeInfo, Origin, VisitSource};
 use crate::host_copy::HostCopy;
-use crate::node::{Input, Node, Storage, vacate};
+use crate::node::{Input, Node, State, Storage, vacate};
 use crate::policy::{OpCall, Policy, SavePolicy};
 use crate::region::Region;
 use crate::trace::{EventKind, Kind};
@@ -23,9 +24,6 @@ impl<B: Backend> Drop for Node<B> {
         }
         if let Storage::Host(copy) = &state.storage {
             self.meta.memory.prefetch().forget(copy.position);
-        }
-        if let Some(limit) = self.meta.memory.limit() {
-            limit.gone(&self.meta.class);
         }
     }
 }
@@ -61,7 +59,6 @@ impl<B: Backend> AnyEntry for Node<B> {
             last_used: state.last_used,
             owner: std::ptr::from_ref(owner) as usize,
             owner_bytes: owner.bytes,
-            residents: owner.residents.load(Ordering::Acquire),
             retired: owner.retired.load(Ordering::Acquire),
             op: self.meta.op,
             lineage: self.meta.lineage,
@@ -183,19 +180,54 @@ impl<B: Backend> AnyEntry for Node<B> {
             .emit(|op, node| EventKind::Free { op, node }, bytes);
     }
 
-    fn list(&self) -> Option<u64> {
-        let listed = self.meta.listed.swap(true, Ordering::Relaxed);
-        (!listed).then(|| self.meta.owner().id)
+    fn list(self: Arc<Self>) -> Option<Arc<dyn AnyEntry>> {
+        let owner = match &self.meta.group {
+            Some(group) => group.node(),
+            None => &self,
+        };
+        self.meta.chain_ns.store(0, Ordering::Relaxed);
+        let is_new = owner.meta.bytes > 0 && !owner.meta.listed.swap(true, Ordering::Relaxed);
+        is_new.then(|| owner.clone() as _)
     }
 
     fn unlist(&self) {
         self.meta.listed.store(false, Ordering::Relaxed);
     }
 
+    fn group(self: Arc<Self>) -> Option<Group> {
+        let mut group = Group::new(self.meta.bytes);
+        let now = clock::now();
+        let mut add = |node: Arc<Self>, state: &State<B>| {
+            group.has_users |= node.meta.users() > 0;
+            group.overwrites |= node.meta.overwrites;
+            group.is_held |= !state.comes_back() || state.locks > 0 || state.last_used == now;
+            group.last_used = group.last_used.max(state.last_used);
+            group.members.push(node);
+        };
+        let state = self.state.lock();
+        if state.is_resident() {
+            if !state.comes_back() {
+                return None;
+            }
+            add(self.clone(), &state);
+        }
+        let views: Vec<_> = state.views.iter().filter_map(Weak::upgrade).collect();
+        drop(state);
+        for view in views {
+            let state = view.state.lock();
+            if state.is_resident() {
+                add(view.clone(), &state);
+            }
+        }
+        // Views that no budget counts keep it too.
+        let residents = self.meta.residents.load(Ordering::Acquire) as usize;
+        group.is_held |= group.members.len() != residents;
+        (residents > 0 && !group.members.is_empty()).then_some(group)
+    }
+
     fn settle(&self) {
         let mut state = self.state.lock();
-        let comes_back = matches!(state.origin, Origin::Recorded | Origin::Hosted);
-        if comes_back && state.is_resident() {
+        if state.comes_back() && state.is_resident() {
             state.origin = Origin::Fixed;
             let unneeded = (state.copy.take(), state.viewed.take());
             drop(state);
@@ -234,18 +266,18 @@ impl<B: Backend> AnyEntry for Node<B> {
         outer.map(|_| self.meta.own_bytes())
     }
 
-    fn sources(&self, visit: &mut dyn FnMut(&Arc<dyn AnyEntry>, bool)) {
+    fn sources(&self, visit: &mut VisitSource<'_>) {
         if self.state.lock().origin == Origin::Hosted {
             return;
         }
         self.inputs(&mut |input| {
             if let Input::Node(source) = input {
-                let state = source.node().state();
-                let (origin, resident) = (state.origin, state.is_resident());
+                let node = source.node();
+                let state = node.state();
+                let comes_back = !state.is_resident() && state.origin != Origin::Fixed;
                 drop(state);
-                if origin != Origin::Fixed {
-                    let node: Arc<dyn AnyEntry> = source.node().clone();
-                    visit(&node, resident);
+                if comes_back {
+                    visit(&**node, &|| node.clone());
                 }
             }
         });
@@ -255,8 +287,15 @@ impl<B: Backend> AnyEntry for Node<B> {
         self.meta.is_delivered
     }
 
-    fn class(&self) -> &ClassSlot {
-        &self.meta.class
+    fn chain_ns(&self) -> Option<f32> {
+        let ns = f32::from_bits(self.meta.chain_ns.load(Ordering::Relaxed));
+        (ns > 0.0).then_some(ns)
+    }
+
+    fn remember_chain(&self, ns: f32) {
+        self.meta
+            .chain_ns
+            .store(ns.max(f32::MIN_POSITIVE).to_bits(), Ordering::Relaxed);
     }
 
     fn cost_ns(&self) -> f32 {

@@ -44,7 +44,7 @@ pub struct RematStats {
     pub replay_time: Duration,
     /// Time that budgets took to find what to evict.
     pub search_time: Duration,
-    /// Tensors that they looked at for it, some more than once.
+    /// Storages that they looked at for it, some more than once.
     pub searched_tensors: u64,
     /// Steps in which a budget took more time, replaying and searching, than there was work in the first place.
     pub thrashing_steps: u64,

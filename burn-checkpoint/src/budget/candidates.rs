@@ -1,227 +1,231 @@
-//! The tensors that may be evicted, cheapest first.
+//! The storages that may be evicted, as a queue that is put in order only as far as it is used.
 //!
-//! Of many tensors one part is searched at a time: how long a search takes does not depend on how many there are.
+//! DTR's heuristic (Kirisame et al., section 4.1) is the cost to bring a storage back, over its bytes times its staleness. Cost over bytes,
+//! the *price*, changes seldom; staleness changes with each operation, but of equal prices the oldest is always the cheapest. So there is a
+//! heap by age for each price: an eviction looks at the oldest of each. A price that is out of date is found out when it is looked at.
 
-use std::cmp::Ordering as Order;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::sync::{Arc, Weak};
 
-use rustc_hash::FxHashMap;
-
-use super::classes::CostClasses;
-use crate::entry::{AnyEntry, NodeInfo, Origin};
+use super::replay_cost::cost_ns;
+use crate::entry::{AnyEntry, Group};
 
 /// All are looked through at the latest when there are so many: what a tensor took itself, beside its storage, is freed only then.
 const LEAST: usize = 256;
 
-/// So many tensors are looked at as a whole.
-const WHOLE: usize = 4096;
+/// Prices differ by at most a quarter in a class: those with the same exponent and the same first two bits.
+const PRICE_SHIFT: u32 = 50;
 
-/// Of more, parts of about so many.
-const PART: usize = 256;
-
-/// Resident tensors that can come back. Some are no longer, or gone: that is found out when they are looked at.
-pub(super) struct Candidates {
-    /// A power of two of them. Tensors with one storage are in one part; all parts are alike.
-    parts: Vec<Vec<Candidate>>,
-    /// The part to be looked at next.
-    next: usize,
-    count: usize,
-    /// How many there may be before all are looked through.
-    tidy_at: usize,
-}
-
-struct Candidate {
-    storage: u64,
-    node: Weak<dyn AnyEntry>,
-}
-
-impl Default for Candidates {
-    fn default() -> Self {
-        Self {
-            parts: vec![Vec::new()],
-            next: 0,
-            count: 0,
-            tidy_at: LEAST,
-        }
-    }
-}
-
-impl Candidates {
-    /// Adds a tensor with the storage of this number.
-    pub fn add(&mut self, storage: u64, node: Weak<dyn AnyEntry>) {
-        let part = part(storage, self.parts.len());
-        self.parts[part].push(Candidate { storage, node });
-        self.count += 1;
-        if self.count > self.tidy_at {
-            self.tidy();
-        }
-    }
-
-    pub fn parts(&self) -> usize {
-        self.parts.len()
-    }
-
-    /// The tensors of the next part; forgets those that cannot be evicted any more.
-    pub fn next_part(&mut self) -> Vec<(NodeInfo, Arc<dyn AnyEntry>)> {
-        let part = &mut self.parts[self.next];
-        let mut found = Vec::with_capacity(part.len());
-        let before = part.len();
-        part.retain(|candidate| {
-            let node = candidate.node();
-            let is_left = node.is_some();
-            found.extend(node);
-            is_left
-        });
-        self.count -= before - part.len();
-        self.next = (self.next + 1) % self.parts.len();
-        found
-    }
-
-    /// Forgets what cannot be evicted any more, and adapts the number of parts.
-    fn tidy(&mut self) {
-        for part in &mut self.parts {
-            part.retain(|candidate| candidate.node().is_some());
-        }
-        self.count = self.parts.iter().map(Vec::len).sum();
-        self.tidy_at = LEAST.max(2 * self.count);
-        let parts = match self.count {
-            0..=WHOLE => 1,
-            count => (count / PART).next_power_of_two(),
-        };
-        self.next = 0;
-        if parts == self.parts.len() {
-            return;
-        }
-        let fresh = (0..parts).map(|_| Vec::new()).collect();
-        let before = std::mem::replace(&mut self.parts, fresh);
-        for candidate in before.into_iter().flatten() {
-            self.parts[part(candidate.storage, parts)].push(candidate);
-        }
-    }
-}
-
-impl Candidate {
-    /// The tensor, if it may be evicted now or later.
-    #[inline]
-    fn node(&self) -> Option<(NodeInfo, Arc<dyn AnyEntry>)> {
-        let node = self.node.upgrade()?;
-        let info = node.info();
-        if info.resident && matches!(info.origin, Origin::Recorded | Origin::Hosted) {
-            Some((info, node))
-        } else {
-            node.unlist();
-            None
-        }
-    }
-}
-
-/// The part of a storage. Numbers are mixed: every n-th operation of a model is alike.
-fn part(storage: u64, parts: usize) -> usize {
-    let mixed = storage.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32; // Fibonacci hashing
-    mixed as usize & (parts - 1)
-}
+/// The class of the lowest price, 2^-24 nanoseconds a byte, and how many there are up to 2^24.
+const LOWEST: u64 = (1023 - 24) << 2;
+const CLASSES: usize = 48 << 2;
 
 /// How often a branch point without handles is needed, relative to a tensor with handles: only if something that was made of it is
 /// evicted as well. In a GPT of 12 blocks values from 0.1 to 0.6 change what is replayed by less than a tenth, both at 60 % and at
 /// 25 % of its bytes; at 0.01, where branch points are evicted first, 1.5 times as much is replayed at 25 %.
 const BRANCH_POINT_DEMAND: f64 = 0.3;
 
-/// Tensors that share a storage: it is freed when all of them are evicted.
-pub(super) struct Group {
-    pub members: Vec<Arc<dyn AnyEntry>>,
-    pub bytes: u64,
-    /// Whether handles refer to any of them.
-    pub has_users: bool,
-    /// The number of the operation that used any of them last.
-    pub last_used: u64,
+/// What a loop writes into, part by part, is used by its next turn, and comes back only by a replay of all turns: it goes last.
+const WRITTEN_DEMAND: f64 = 1000.0;
+
+/// A storage of less than this part of the mean stays (the paper ignores what is below 1 %): where a limit cannot be kept, running
+/// statistics would go too, and a replay of the whole step would bring them back.
+const TINY: u64 = 64;
+
+/// Of so few there is no mean.
+const FEW: u64 = 64;
+
+/// Storages that can come back. Some are no longer resident, or gone: that is found out when they are looked at.
+pub(super) struct Candidates {
+    /// By price, the oldest on top.
+    classes: Vec<BinaryHeap<Reverse<Candidate>>>,
+    /// Which of them are not empty.
+    used: Vec<usize>,
+    count: usize,
+    /// How many were added so far: the order of those of one age.
+    added: u64,
+    /// Bytes of these.
+    added_bytes: u64,
+    /// How many may be added before all are looked through.
+    tidy_at: u64,
+    /// What the operation with this number or its replays needed when it was looked at.
+    held: (u64, Vec<Weak<dyn AnyEntry>>),
+    /// How often one was looked at.
+    pub looks: u64,
 }
 
-impl Group {
-    /// DTR's heuristic (section 4.1): cost to bring it back, over bytes times staleness. The cost includes that of evicted
-    /// ancestors, which would have to come back first; without it long runs are evicted whole and replayed again and again.
-    pub fn score(&self, classes: &CostClasses, now: u64) -> f64 {
-        classes.cost_ns(&self.members) / self.worth(now)
-    }
-
-    /// The score if nothing had to come back first: no more than [`Self::score`], and quickly known.
-    pub fn least_score(&self, now: u64) -> f64 {
-        let own = self.members.iter().map(|node| f64::from(node.cost_ns()));
-        own.sum::<f64>() / self.worth(now)
-    }
-
-    /// Bytes times staleness, over how often they are needed.
-    fn worth(&self, now: u64) -> f64 {
-        let staleness = now.saturating_sub(self.last_used).max(1);
-        let demand = if self.has_users {
-            1.0
-        } else {
-            BRANCH_POINT_DEMAND
-        };
-        self.bytes.max(1) as f64 * staleness as f64 / demand
-    }
+struct Candidate {
+    last_used: u64,
+    order: u64,
+    owner: Weak<dyn AnyEntry>,
 }
 
-/// The storages that can be freed.
-pub(super) fn groups(candidates: Vec<(NodeInfo, Arc<dyn AnyEntry>)>, now: u64) -> Vec<Group> {
-    let mut groups: Vec<(Group, u32)> = Vec::with_capacity(candidates.len());
-    let mut shared: FxHashMap<usize, usize> = FxHashMap::default();
-    for (info, node) in candidates {
-        if info.locked || info.last_used == now || info.bytes == 0 {
-            continue;
+impl Default for Candidates {
+    fn default() -> Self {
+        Self {
+            classes: (0..CLASSES).map(|_| BinaryHeap::new()).collect(),
+            used: Vec::new(),
+            count: 0,
+            added: 0,
+            added_bytes: 0,
+            tidy_at: LEAST as u64,
+            held: (0, Vec::new()),
+            looks: 0,
         }
-        let new = groups.len();
-        let index = match info.residents {
-            1 => new,
-            _ => *shared.entry(info.owner).or_insert(new),
+    }
+}
+
+impl Candidates {
+    /// Adds the storage of this owner: at first by what the tensors in it cost alone.
+    pub fn add(&mut self, owner: Arc<dyn AnyEntry>) {
+        let Some(group) = owner.clone().group() else {
+            return owner.unlist();
         };
-        if index == new {
-            let group = Group {
-                members: Vec::with_capacity(info.residents as usize),
-                bytes: info.owner_bytes,
-                last_used: 0,
-                has_users: false,
+        self.put(&owner, &group, own_ns(&group) / worth(&group));
+        if self.added >= self.tidy_at {
+            self.tidy();
+        }
+    }
+
+    fn put(&mut self, owner: &Arc<dyn AnyEntry>, group: &Group, price: f64) {
+        let at = class(price);
+        if self.classes[at].is_empty() {
+            self.used.push(at);
+        }
+        self.classes[at].push(Reverse(Candidate {
+            last_used: group.last_used,
+            order: self.added,
+            owner: Arc::downgrade(owner),
+        }));
+        self.count += 1;
+        self.added += 1;
+        self.added_bytes += group.bytes;
+    }
+
+    /// Takes the cheapest out; `None` if nothing may be evicted now. `now` is what staleness is counted from.
+    pub fn take_cheapest(&mut self, now: u64) -> Option<Group> {
+        loop {
+            let (_, at) = self.first(now)?;
+            let Reverse(candidate) = self.classes[at].pop()?;
+            if self.classes[at].is_empty() {
+                self.used.retain(|used| *used != at);
+            }
+            self.count -= 1;
+            let Some(owner) = candidate.owner.upgrade() else {
+                continue;
             };
-            groups.push((group, info.residents));
+            self.looks += 1;
+            let Some(group) = owner.clone().group() else {
+                owner.unlist();
+                continue;
+            };
+            let is_tiny = group.bytes < self.added_bytes / self.added / TINY;
+            if group.is_held || is_tiny && self.added > FEW {
+                self.held.1.push(candidate.owner);
+                continue;
+            }
+            let staleness = staleness(now, group.last_used);
+            let next = self.first(now).map_or(f64::INFINITY, |(next, _)| next);
+            // One that costs more than four times as much as the next is not the cheapest, whatever it costs.
+            let enough_ns = 4.0 * worth(&group) * (next * staleness).max(least_price(at));
+            let price = cost_ns(&group.members, enough_ns) / worth(&group);
+            let is_right = class(price) <= at && group.last_used <= candidate.last_used;
+            if is_right || price <= next * staleness {
+                owner.unlist();
+                return Some(group);
+            }
+            self.put(&owner, &group, price);
         }
-        let group = &mut groups[index].0;
-        group.has_users |= info.users > 0;
-        group.members.push(node);
-        group.last_used = group.last_used.max(info.last_used);
     }
-    // A member that has to stay keeps the storage.
-    let whole = groups.into_iter();
-    whole
-        .filter(|(group, residents)| group.members.len() as u32 == *residents)
-        .map(|(group, _)| group)
-        .collect()
-}
 
-/// A group in the heap, the lowest score on top; by age where scores are equal.
-pub(super) struct Scored {
-    pub score: f64,
-    pub order: usize,
-    pub group: Group,
-}
+    /// A search for the operation of this number begins: what another one needed may go.
+    pub fn begin(&mut self, operation: u64) {
+        if self.held.0 != operation {
+            self.held.0 = operation;
+            self.release();
+        }
+    }
 
-impl Ord for Scored {
-    fn cmp(&self, other: &Self) -> Order {
-        other
-            .score
-            .total_cmp(&self.score)
-            .then_with(|| other.order.cmp(&self.order))
+    /// Looks at what was needed once more. Returns whether there was any.
+    pub fn release(&mut self) -> bool {
+        let held = std::mem::take(&mut self.held.1);
+        let any = !held.is_empty();
+        for owner in held.iter().filter_map(Weak::upgrade) {
+            self.add(owner);
+        }
+        any
+    }
+
+    /// The least score and its class.
+    fn first(&self, now: u64) -> Option<(f64, usize)> {
+        let mut first = None;
+        for at in &self.used {
+            if let Some(Reverse(oldest)) = self.classes[*at].peek() {
+                let score = least_price(*at) / staleness(now, oldest.last_used);
+                if first.is_none_or(|least| (score, *at) < least) {
+                    first = Some((score, *at));
+                }
+            }
+        }
+        first
+    }
+
+    /// Forgets what is gone.
+    fn tidy(&mut self) {
+        for class in &mut self.classes {
+            class.retain(|candidate| candidate.0.owner.strong_count() > 0);
+        }
+        self.used.retain(|at| !self.classes[*at].is_empty());
+        self.count = self.classes.iter().map(BinaryHeap::len).sum();
+        self.tidy_at = self.added + (LEAST.max(self.count)) as u64;
     }
 }
 
-impl PartialOrd for Scored {
-    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+fn class(price: f64) -> usize {
+    ((price.to_bits() >> PRICE_SHIFT).saturating_sub(LOWEST) as usize).min(CLASSES - 1)
+}
+
+fn least_price(class: usize) -> f64 {
+    f64::from_bits((class as u64 + LOWEST) << PRICE_SHIFT)
+}
+
+/// What each of its tensors costs alone.
+fn own_ns(group: &Group) -> f64 {
+    let own = group.members.iter().map(|node| f64::from(node.cost_ns()));
+    own.sum()
+}
+
+/// Its bytes, over how often they are needed.
+fn worth(group: &Group) -> f64 {
+    let demand = match group.has_users {
+        true if group.overwrites => WRITTEN_DEMAND,
+        true => 1.0,
+        false => BRANCH_POINT_DEMAND,
+    };
+    group.bytes.max(1) as f64 / demand
+}
+
+fn staleness(now: u64, last_used: u64) -> f64 {
+    now.saturating_sub(last_used).max(1) as f64
+}
+
+impl Ord for Candidate {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.last_used, self.order).cmp(&(other.last_used, other.order))
+    }
+}
+
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Scored {
+impl PartialEq for Candidate {
     fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Order::Equal
+        self.order == other.order
     }
 }
 
-impl Eq for Scored {}
+impl Eq for Candidate {}

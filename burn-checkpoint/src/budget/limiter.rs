@@ -1,6 +1,5 @@
 //! Making room on a device.
 
-use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -9,26 +8,20 @@ use burn_backend::DeviceId;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::candidates::{Candidates, Group, Scored, groups};
-use super::classes::CostClasses;
+use super::candidates::Candidates;
 use super::need::{Need, Needs};
 use super::settings::{LimitSetting, MemoryBudget, Overflow};
 use super::thrashing::Thrashing;
 use crate::clock::{self, Lineage};
 use crate::cost::ResultKey;
-use crate::entry::{AnyEntry, ClassSlot};
+use crate::entry::AnyEntry;
 use crate::error::size;
 use crate::memory::Limit;
 use crate::snapshot::Snapshot;
 use crate::stats::RematStats;
 
-/// Hysteresis: a search frees this part of the limit more than is needed, so that not every operation searches all
-/// tensors.
-const AHEAD: u64 = 64;
-
-/// The same where a search looks at one part of the tensors, as a part of its share of the limit. Small parts hold few cheap
-/// tensors, large parts take long to search.
-const AHEAD_OF_PART: u64 = 16;
+/// Where nothing can be evicted, a search is worth it again only after so large a part of what is live has changed.
+const CHANGED: u64 = 64;
 
 /// The sizes of so many results are remembered: some 100 KiB.
 const EXPECTED: usize = 8192;
@@ -50,7 +43,6 @@ pub(crate) struct Budget {
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
     thrashing: Thrashing,
-    classes: CostClasses,
     needs: Needs,
     expected: Mutex<FxHashMap<ResultKey, u64>>,
 }
@@ -59,6 +51,8 @@ pub(crate) struct Budget {
 #[derive(Default)]
 struct Nodes {
     all: Vec<Weak<dyn AnyEntry>>,
+    /// How many of them are among the candidates; the others are new.
+    sorted: usize,
     candidates: Candidates,
     /// How many there may be before those that are gone are forgotten.
     tidy_at: usize,
@@ -68,9 +62,23 @@ impl Nodes {
     fn remember(&mut self, node: Weak<dyn AnyEntry>) {
         self.all.push(node);
         if self.all.len() > self.tidy_at {
-            self.all.retain(|node| node.strong_count() > 0);
+            let new = self.all.split_off(self.sorted);
+            let is_alive = |node: &Weak<dyn AnyEntry>| node.strong_count() > 0;
+            self.all.retain(is_alive);
+            self.sorted = self.all.len();
+            self.all.extend(new.into_iter().filter(is_alive));
             self.tidy_at = self.all.len() * 3 / 2 + 64;
         }
+    }
+
+    /// Adds the new ones to the candidates.
+    fn sort_in(&mut self) {
+        for node in &self.all[self.sorted..] {
+            if let Some(owner) = node.upgrade().and_then(AnyEntry::list) {
+                self.candidates.add(owner);
+            }
+        }
+        self.sorted = self.all.len();
     }
 }
 
@@ -90,7 +98,6 @@ impl Budget {
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
             thrashing: Thrashing::default(),
-            classes: CostClasses::default(),
             needs: Needs::default(),
             expected: Mutex::default(),
         }
@@ -135,7 +142,6 @@ impl Budget {
 
     /// What the budget did to a step is known.
     pub fn step_is_over(&self) {
-        self.classes.forget();
         self.thrashing.judge(self.limit());
         if let Some(limit) = self.limit() {
             self.needs.say(limit);
@@ -195,7 +201,7 @@ impl Budget {
     fn evict_for(&self, op: &'static str, bytes: u64, limit: u64) {
         // Where nothing can be evicted, looking again is worth it only after something has changed.
         let stuck = self.stuck.load(Ordering::Relaxed);
-        let little = self.live().saturating_sub(stuck) <= stuck / AHEAD && self.live() >= stuck;
+        let little = self.live().saturating_sub(stuck) <= stuck / CHANGED && self.live() >= stuck;
         // Unless it would be said that more is needed than was known, or the operation is refused.
         let known = !self.needs.is_clearly_larger(self.live() + bytes);
         if little && known && self.settings.overflow == Overflow::Warn {
@@ -203,8 +209,8 @@ impl Budget {
         }
         self.stuck.store(u64::MAX, Ordering::Relaxed);
         let start = Instant::now();
-        let (evicted, searched) = self.evict(bytes, limit);
-        self.thrashing.searched(searched, start.elapsed(), limit);
+        let (fits, looks) = self.evict(bytes, limit);
+        self.thrashing.searched(looks, start.elapsed(), limit);
         if self.settings.overflow == Overflow::Warn && self.thrashing.is_endless() {
             let limit = 2 * limit.max(self.live() + bytes);
             self.limit.store(limit, Ordering::Relaxed);
@@ -216,59 +222,45 @@ impl Budget {
                 return;
             }
         }
-        if !evicted {
+        if !fits {
             self.stuck.store(self.live(), Ordering::Relaxed);
             self.overflows(op, bytes, limit, clock::now());
         }
     }
 
-    /// Evicts until so many bytes fit below the limit and some more. Returns whether they fit, and how many tensors it looked at.
+    /// Evicts until so many bytes fit below the limit. Returns whether they fit, and how many storages it looked at.
     fn evict(&self, bytes: u64, limit: u64) -> (bool, u64) {
         let now = clock::now();
-        let mut searched = 0;
-        let parts = self.nodes.lock().candidates.parts();
-        let ahead = match parts {
-            1 => limit / AHEAD,
-            _ => limit / AHEAD_OF_PART / parts as u64,
-        };
-        let aim = limit.saturating_sub(bytes).saturating_sub(ahead);
-        for _ in 0..parts {
-            let part = self.nodes.lock().candidates.next_part();
-            searched += part.len() as u64;
-            searched += self.evict_cheapest(groups(part, now), now, aim);
-            if self.live().saturating_add(bytes) <= limit {
-                return (true, searched);
-            }
-        }
-        (false, searched)
-    }
-
-    /// Evicts the groups of lowest score until no more than `aim` bytes are live. Returns how many it took a closer look at.
-    fn evict_cheapest(&self, groups: Vec<Group>, now: u64, aim: u64) -> u64 {
-        let mut searched = 0;
-        let scored = groups.into_iter().enumerate().map(|(order, group)| Scored {
-            score: group.least_score(now),
-            order,
-            group,
-        });
-        let mut heap: BinaryHeap<_> = scored.collect();
-        while self.live() > aim
-            && let Some(mut cheapest) = heap.pop()
-        {
-            // What is in the heap is a lower bound, or was right before others were evicted: both can only be too cheap.
-            searched += 1;
-            cheapest.score = cheapest.group.score(&self.classes, now);
-            if heap.peek().is_some_and(|next| *next > cheapest) {
-                heap.push(cheapest);
-                continue;
-            }
-            for member in &cheapest.group.members {
+        let fits = || self.live().saturating_add(bytes) <= limit;
+        let mut nodes = self.nodes.lock();
+        nodes.sort_in();
+        let before = nodes.candidates.looks;
+        nodes.candidates.begin(clock::now());
+        let mut again = true;
+        while !fits() {
+            let Some(group) = nodes.candidates.take_cheapest(now) else {
+                // An operation needs less and less of what its replays bring back.
+                if std::mem::take(&mut again) && nodes.candidates.release() {
+                    continue;
+                }
+                break;
+            };
+            drop(nodes);
+            for member in &group.members {
                 member.clone().rehearse();
                 member.evict();
-                self.classes.evicted(member);
+            }
+            nodes = self.nodes.lock();
+            // One that another thread began to use meanwhile stays a candidate.
+            for member in group.members {
+                if member.info().resident
+                    && let Some(owner) = member.list()
+                {
+                    nodes.candidates.add(owner);
+                }
             }
         }
-        searched
+        (fits(), nodes.candidates.looks - before)
     }
 
     fn overflows(&self, op: &'static str, bytes: u64, limit: u64, now: u64) {
@@ -386,24 +378,13 @@ impl Limit for Budget {
     }
 
     fn register(&self, node: &Arc<dyn AnyEntry>) {
-        let listed = node.list();
-        let mut nodes = self.nodes.lock();
-        if let Some(storage) = listed {
-            nodes.candidates.add(storage, Arc::downgrade(node));
-        }
-        nodes.remember(Arc::downgrade(node));
+        self.nodes.lock().remember(Arc::downgrade(node));
     }
 
     fn list(&self, node: &Arc<dyn AnyEntry>) {
-        self.classes.came_back(node.class());
-        if let Some(storage) = node.list() {
-            let mut nodes = self.nodes.lock();
-            nodes.candidates.add(storage, Arc::downgrade(node));
+        if let Some(owner) = node.clone().list() {
+            self.nodes.lock().candidates.add(owner);
         }
-    }
-
-    fn gone(&self, class: &ClassSlot) {
-        self.classes.gone(class);
     }
 
     #[inline]

@@ -40,6 +40,8 @@ pub(super) struct Operands<B: Backend> {
     largest: u64,
     /// Bytes of the largest operand that cannot come back and that only this operation refers to.
     given_up: u64,
+    /// Bytes of the operand that the operation writes into.
+    pub written: u64,
     pub cost: Option<OpCost>,
     /// Where the result will be; known only under a budget.
     device: Option<DeviceId>,
@@ -79,6 +81,7 @@ impl<B: Backend> Operands<B> {
             viewed: None,
             largest: 0,
             given_up: 0,
+            written: 0,
             cost: None,
             device: None,
             lineage: Lineage::Activation,
@@ -188,12 +191,13 @@ impl<B: Backend> Operands<B> {
         if !state.is_resident() || outlived(meta, &state, op_context) {
             self.waiting.push(node.clone());
         }
-        if state.origin == Origin::Fixed && meta.bytes > 0 {
-            // The operand's handle and what was saved for a recipe are two references.
-            let last = meta.users() == 1 && Arc::strong_count(node) == 2;
-            if last {
-                self.given_up = self.given_up.max(meta.bytes);
-            }
+        // The operand's handle and what was saved for a recipe are two references.
+        let last = meta.bytes > 0 && meta.users() == 1 && Arc::strong_count(node) == 2;
+        if last && state.origin == Origin::Fixed {
+            self.given_up = self.given_up.max(meta.bytes);
+        }
+        if last && !state.branch_point && self.op.name.ends_with("slice_assign") {
+            self.written = self.written.max(meta.own_bytes());
         }
     }
 
@@ -230,7 +234,7 @@ impl<B: Backend> Operands<B> {
         if let Some(limit) = memory.limit() {
             cost.expected = limit.expected(cost.key());
             let bytes = cost.expected.unwrap_or(cost.largest_bytes());
-            limit.make_room(self.op.name, bytes);
+            limit.make_room(self.op.name, bytes.saturating_sub(self.written));
         }
     }
 }

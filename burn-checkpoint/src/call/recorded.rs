@@ -309,6 +309,7 @@ impl<B: Backend> Call<B> {
             contiguous: self.op.work != Work::View || is_contiguous(self.op),
             row_major: self.operands.order.is_kept(self.op, elements),
             is_delivered: self.delivers,
+            overwrites: self.operands.written > 0,
             group,
             users: AtomicU32::new(1),
             call: self.op_context.call,
@@ -380,6 +381,9 @@ impl<B: Backend> Call<B> {
         if let Some(limit) = meta.memory.limit()
             && !meta.is_delivered
         {
+            if let Some(owner) = &meta.group {
+                owner.node().state().add_view(&node);
+            }
             limit.register(&any);
         }
         Managed::first(Source::new(node))

@@ -23,20 +23,21 @@ fn limited(step: &impl Step<B>, fraction: f64) -> RematStats {
     stats
 }
 
-/// Of a CTC loss a time step has 41 operations.
+/// Of a CTC loss a time step has 41 operations. A longer one takes no more of each time step.
 #[test]
-fn a_search_costs_what_it_evicts() {
+fn searches_and_replays_grow_with_the_operations() {
     let _generator = generator();
-    for (time, fraction) in [(50, 0.37), (100, 0.37), (100, 0.6)] {
+    for (time, fraction) in [(50, 0.37), (60, 0.37), (100, 0.37), (100, 0.6), (200, 0.37)] {
         let stats = limited(&Ctc::new(time), fraction);
         assert!(
-            stats.replayed_operations < 5 * 41 * time as u64,
+            stats.replayed_operations < 3 * 41 * time as u64 / 2,
             "{time}: {stats:?}"
         );
         assert!(
-            stats.searched_tensors < 150 * stats.evicted_operations,
+            stats.searched_tensors < 5 * stats.evicted_operations,
             "{time}: {stats:?}"
         );
+        assert_eq!(stats.thrashing_steps, 0, "{time}");
     }
 }
 
@@ -44,9 +45,9 @@ fn a_search_costs_what_it_evicts() {
 fn an_lstm_under_a_budget() {
     let _generator = generator();
     let stats = limited(&Lstm::new(), 0.4);
-    assert!(stats.replayed_operations < 900, "{stats:?}");
+    assert!(stats.replayed_operations < 850, "{stats:?}");
     assert!(
-        stats.searched_tensors < 150 * stats.evicted_operations,
+        stats.searched_tensors < 5 * stats.evicted_operations,
         "{stats:?}"
     );
     assert_eq!(stats.thrashing_steps, 0);

@@ -1,0 +1,59 @@
+//! What it costs to bring tensors back, with what is evicted and has to come back first.
+//!
+//! Of few operations each is looked at. Beyond them the longest chain of evicted inputs stands for all, for which every evicted node
+//! remembers its own: an estimate that takes no longer the more is evicted.
+
+use std::sync::Arc;
+
+use crate::entry::AnyEntry;
+
+/// So many evicted operations are looked at each.
+const FEW: usize = 32;
+
+/// Nanoseconds to bring these back; of what takes more than `enough_ns`, any number above that.
+pub(super) fn cost_ns(nodes: &[Arc<dyn AnyEntry>], enough_ns: f64) -> f64 {
+    let mut evicted: Vec<Arc<dyn AnyEntry>> = Vec::new();
+    let mut cost_ns = 0.0;
+    let mut next = 0;
+    while next < nodes.len() + evicted.len().min(FEW) {
+        if cost_ns > enough_ns {
+            return cost_ns;
+        }
+        let node = match nodes.get(next) {
+            Some(node) => node.clone(),
+            None => evicted[next - nodes.len()].clone(),
+        };
+        cost_ns += f64::from(node.cost_ns());
+        node.sources(&mut |source, own| {
+            let is_same = |node: &Arc<dyn AnyEntry>| std::ptr::addr_eq(Arc::as_ptr(node), source);
+            if !evicted.iter().any(is_same) {
+                evicted.push(own());
+            }
+        });
+        next += 1;
+    }
+    let beyond = evicted.iter().skip(FEW);
+    cost_ns + beyond.map(chain_ns).fold(0.0, f64::max)
+}
+
+/// Nanoseconds of the longest chain of evicted inputs that ends with this evicted node.
+fn chain_ns(node: &Arc<dyn AnyEntry>) -> f64 {
+    let mut stack = vec![node.clone()];
+    while let Some(node) = stack.last().cloned() {
+        if node.chain_ns().is_some() {
+            stack.pop();
+            continue;
+        }
+        let mut longest_ns = 0.0f32;
+        let before = stack.len();
+        node.sources(&mut |source, own| match source.chain_ns() {
+            Some(ns) => longest_ns = longest_ns.max(ns),
+            None => stack.push(own()),
+        });
+        if stack.len() == before {
+            node.remember_chain(node.cost_ns() + longest_ns);
+            stack.pop();
+        }
+    }
+    f64::from(node.chain_ns().unwrap_or(0.0))
+}
