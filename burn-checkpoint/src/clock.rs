@@ -28,29 +28,6 @@ pub(crate) fn now() -> u64 {
 }
 
 thread_local! {
-    /// How far a backward pass has come.
-    static REACHED: Cell<Option<u64>> = const { Cell::new(None) };
-}
-
-/// A pass begins.
-pub(crate) fn begin(phase: Phase) {
-    REACHED.set((phase == Phase::Backward).then(now));
-}
-
-/// A backward pass uses what its forward pass used last in operation `number`.
-#[inline]
-pub(crate) fn reach(number: u64) {
-    REACHED.set(Some(number));
-}
-
-/// What the staleness of a tensor is counted from: in a forward pass the last operation, in a backward pass the operation of the forward
-/// pass that it has come to, for it needs next what was used right before that.
-#[inline]
-pub(crate) fn reached() -> u64 {
-    REACHED.get().unwrap_or_else(now)
-}
-
-thread_local! {
     /// Whether the float tensor whose device was asked for last is a gradient that backward is working on.
     static AT_GRADIENT: Cell<bool> = const { Cell::new(false) };
 }

@@ -110,7 +110,6 @@ impl Context {
             memory.set_current(false);
         }
         self.step = self.step.begin(Phase::Forward);
-        clock::begin(Phase::Forward);
         self.update();
     }
 
@@ -280,7 +279,6 @@ pub(crate) fn begin(phase: Phase) -> Option<Step> {
         // Backward after backward, where nothing told that there was a forward pass in between.
         let changed = phase == Phase::Backward || context.step.phase != phase;
         context.step = context.step.begin(phase);
-        clock::begin(phase);
         Some((context.step, changed.then_some(budget)))
     })?;
     for budget in changed.iter().flat_map(|budget| budget.budgets()) {

@@ -72,8 +72,7 @@ pub(crate) struct NodeInfo {
     pub permuted: bool,
     pub users: u32,
     pub bytes: u64,
-    /// An operand of this operation.
-    pub used_by: u64,
+    pub last_used: u64,
     /// The address of the node that counts the storage's bytes.
     pub owner: usize,
     pub owner_bytes: u64,
@@ -93,7 +92,7 @@ pub(crate) struct Group {
     pub overwrites: bool,
     /// Whether one is in use, or cannot come back.
     pub is_held: bool,
-    /// The number of the operation that used any of them last, in its forward pass.
+    /// The number of the operation that used any of them last.
     pub last_used: u64,
 }
 

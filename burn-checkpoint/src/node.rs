@@ -374,10 +374,8 @@ pub(crate) struct State<B: Backend> {
     /// A branch point: several recipes start from it, as from a residual stream, or a scope does, as from the result of another one.
     /// Under a budget it stays when its last handle is dropped.
     pub branch_point: bool,
-    /// The thread's operation count at the last use by a forward pass. Backward needs it in the reverse of this order.
+    /// The thread's operation count at the last use.
     pub last_used: u64,
-    /// The same of any pass.
-    pub used_by: u64,
     /// What has this storage too.
     pub views: Vec<Weak<Node<B>>>,
     /// Of what the storage held when it was dropped, in verify mode.
@@ -428,7 +426,6 @@ impl<B: Backend> State<B> {
             feeds_inner_scope: false,
             branch_point: false,
             last_used,
-            used_by: last_used,
             views: Vec::new(),
             checksum: None,
             copy: None,

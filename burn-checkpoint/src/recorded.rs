@@ -56,7 +56,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             permuted: !self.meta.row_major,
             users: self.meta.users(),
             bytes: self.meta.bytes,
-            used_by: state.used_by,
+            last_used: state.last_used,
             owner: std::ptr::from_ref(owner) as usize,
             owner_bytes: owner.bytes,
             retired: owner.retired.load(Ordering::Acquire),
@@ -200,7 +200,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         let mut add = |node: Arc<Self>, state: &State<B>| {
             group.has_users |= node.meta.users() > 0;
             group.overwrites |= node.meta.overwrites;
-            group.is_held |= !state.comes_back() || state.locks > 0 || state.used_by == now;
+            group.is_held |= !state.comes_back() || state.locks > 0 || state.last_used == now;
             group.last_used = group.last_used.max(state.last_used);
             group.members.push(node);
         };

@@ -29,6 +29,13 @@ const BRANCH_POINT_DEMAND: f64 = 0.3;
 /// What a loop writes into, part by part, is used by its next turn, and comes back only by a replay of all turns: it goes last.
 const WRITTEN_DEMAND: f64 = 1000.0;
 
+/// A storage of less than this part of the mean stays (the paper ignores what is below 1 %): where a limit cannot be kept, running
+/// statistics would go too, and a replay of the whole step would bring them back.
+const TINY: u64 = 64;
+
+/// Of so few there is no mean.
+const FEW: u64 = 64;
+
 /// Storages that can come back. Some are no longer resident, or gone: that is found out when they are looked at.
 pub(super) struct Candidates {
     /// By price, the oldest on top.
@@ -38,6 +45,8 @@ pub(super) struct Candidates {
     count: usize,
     /// How many were added so far: the order of those of one age.
     added: u64,
+    /// Bytes of these.
+    added_bytes: u64,
     /// How many may be added before all are looked through.
     tidy_at: u64,
     /// What the operation with this number or its replays needed when it was looked at.
@@ -59,6 +68,7 @@ impl Default for Candidates {
             used: Vec::new(),
             count: 0,
             added: 0,
+            added_bytes: 0,
             tidy_at: LEAST as u64,
             held: (0, Vec::new()),
             looks: 0,
@@ -72,24 +82,25 @@ impl Candidates {
         let Some(group) = owner.clone().group() else {
             return owner.unlist();
         };
-        self.put(&owner, own_ns(&group) / worth(&group), group.last_used);
+        self.put(&owner, &group, own_ns(&group) / worth(&group));
         if self.added >= self.tidy_at {
             self.tidy();
         }
     }
 
-    fn put(&mut self, owner: &Arc<dyn AnyEntry>, price: f64, last_used: u64) {
+    fn put(&mut self, owner: &Arc<dyn AnyEntry>, group: &Group, price: f64) {
         let at = class(price);
         if self.classes[at].is_empty() {
             self.used.push(at);
         }
         self.classes[at].push(Reverse(Candidate {
-            last_used,
+            last_used: group.last_used,
             order: self.added,
             owner: Arc::downgrade(owner),
         }));
         self.count += 1;
         self.added += 1;
+        self.added_bytes += group.bytes;
     }
 
     /// Takes the cheapest out; `None` if nothing may be evicted now. `now` is what staleness is counted from.
@@ -109,7 +120,8 @@ impl Candidates {
                 owner.unlist();
                 continue;
             };
-            if group.is_held {
+            let is_tiny = group.bytes < self.added_bytes / self.added / TINY;
+            if group.is_held || is_tiny && self.added > FEW {
                 self.held.1.push(candidate.owner);
                 continue;
             }
@@ -123,7 +135,7 @@ impl Candidates {
                 owner.unlist();
                 return Some(group);
             }
-            self.put(&owner, price, group.last_used);
+            self.put(&owner, &group, price);
         }
     }
 

@@ -230,7 +230,7 @@ impl Budget {
 
     /// Evicts until so many bytes fit below the limit. Returns whether they fit, and how many storages it looked at.
     fn evict(&self, bytes: u64, limit: u64) -> (bool, u64) {
-        let now = clock::reached();
+        let now = clock::now();
         let fits = || self.live().saturating_add(bytes) <= limit;
         let mut nodes = self.nodes.lock();
         nodes.sort_in();

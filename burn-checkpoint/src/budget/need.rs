@@ -42,7 +42,7 @@ impl Need {
             if !info.resident || info.retired {
                 continue;
             }
-            let why = if info.locked || info.used_by == now {
+            let why = if info.locked || info.last_used == now {
                 Why::InUse
             } else if info.origin != Origin::Fixed {
                 Why::Evictable

@@ -9,7 +9,7 @@ use crate::error::RematError;
 ///
 /// While it is installed every operation of the thread is recorded. Before an operation would exceed the limit, tensors are
 /// evicted: those that are cheap to compute again (with what would have to be computed for that first), large and not used for
-/// long; in a backward pass, needed late. Backward brings them back by using them. Which ones depends on shapes alone, so that every run and every rank
+/// long. Backward brings them back by using them. Which ones depends on shapes alone, so that every run and every rank
 /// evicts the same.
 ///
 /// # What is counted

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn_backend::{Backend, DeviceId, DeviceOps};
 
 use super::order::Order;
-use crate::clock::{self, Lineage, Phase};
+use crate::clock::{Lineage, Phase};
 use crate::context::OpContext;
 use crate::cost::OpCost;
 use crate::entry::{AnyEntry, Origin};
@@ -182,13 +182,7 @@ impl<B: Backend> Operands<B> {
         } else {
             self.has_others = true;
         }
-        state.used_by = op_context.number;
-        match op_context.step {
-            Some(step) if step.phase == Phase::Backward && meta.step < step.number => {
-                clock::reach(state.last_used);
-            }
-            _ => state.last_used = op_context.number,
-        }
+        state.last_used = op_context.number;
         if let (Some(own), Some(user)) = (&state.region, &op_context.region)
             && !Arc::ptr_eq(user, own)
         {
