@@ -56,12 +56,16 @@ impl Operation {
         let device = Default::default();
         let leaf =
             Tensor::<B, 4>::random([2, 8, 64, 64], Distribution::Default, &device).require_grad();
-        let elements = leaf.shape().num_elements();
-        let before = HEAP.current_usage();
-        let result = self.run((leaf.clone() * 1.5).cast(dtype));
-        let kept = HEAP.current_usage() - before;
-        assert!(leaf.grad(&result.sum().backward()).is_some());
-        kept as f64 / (4 * elements) as f64
+        let kept = || {
+            let before = HEAP.current_usage();
+            let result = self.run((leaf.clone() * 1.5).cast(dtype));
+            let kept = HEAP.current_usage().saturating_sub(before);
+            assert!(leaf.grad(&result.sum().backward()).is_some());
+            kept
+        };
+        // Worker threads make room for their kernels in their first runs, and give it back late.
+        let least = (0..5).map(|_| kept()).min().expect("five runs");
+        least as f64 / (4 * leaf.shape().num_elements()) as f64
     }
 }
 
@@ -76,8 +80,6 @@ fn fewer_bytes_are_kept() {
         (Attention, 2.0),
     ];
     for (operation, bytes) in expected {
-        // Kernels keep room for themselves from their first run on.
-        operation.kept::<Plain>(DType::F32);
         let ours = operation.kept::<Fused>(DType::F32);
         let theirs = operation.kept::<Plain>(DType::F32);
         println!("{operation:?} keeps {ours:.2}, not {theirs:.2}");

@@ -71,7 +71,7 @@ fn there_is_no_round_after_the_last_second() {
 fn every_way_to_hold_activations_computes_the_same_in_less() {
     let _turn = turn();
     let report = bench(
-        "--layers 4 --context 32 --batch 8 --settings off,block,keep-compute,offload,budget=60%,budget=25%,bare,balanced",
+        "--layers 4 --width 32 --context 32 --batch 8 --settings off,block,keep-compute,offload,budget=60%,budget=25%,bare,balanced",
     );
     let measured: Vec<_> = report.measured().map(|(_, figures)| figures).collect();
     assert_eq!(measured.len(), 8, "{report}");

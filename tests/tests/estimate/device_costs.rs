@@ -32,8 +32,14 @@ fn step(budget: Option<MemoryBudget>) -> Estimate {
     estimate
 }
 
-/// So much of the time that replays take by a CPU's costs they take by those of the device, at most, by percent of the activations' bytes.
-const AT_MOST: [(u64, f64); 4] = [(80, 0.45), (60, 0.7), (40, 0.8), (25, 1.0)];
+/// So much longer replays by the costs of the device may make a step, by percent of the activations' bytes: shares of what they were by a CPU's costs
+/// (9.7, 14.4, 18.6 and 21.7 % on 2026-11-23).
+const AT_MOST: [(u64, f64); 4] = [
+    (80, 0.45 * 0.097),
+    (60, 0.7 * 0.144),
+    (40, 0.8 * 0.186),
+    (25, 0.217),
+];
 
 #[test]
 fn what_is_evicted_by_the_costs_of_the_device_comes_back_sooner() {
@@ -53,6 +59,11 @@ fn what_is_evicted_by_the_costs_of_the_device_comes_back_sooner() {
             100.0 * device,
             100.0 * cpu
         );
-        assert!(device <= at_most * cpu, "{percent} %: {device} of {cpu}");
+        assert!(device <= at_most, "{percent} %: {device}");
+        // With less nearly everything is evicted by either.
+        assert!(
+            percent < 40 || device < cpu,
+            "{percent} %: {device} of {cpu}"
+        );
     }
 }
