@@ -1,4 +1,4 @@
-//! Where the device has no memory left: what can come back is evicted, and the operation runs again.
+//! Out of device memory: evicts tensors that can come back, and runs the operation again.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -6,14 +6,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use crate::memory::MemoryStats;
 use crate::op::OpInfo;
 
-/// So many tries in a row that evicted nothing are the last: the first of them brings operands back, and memory may come from elsewhere.
+/// Retries in a row that evict nothing before the panic is resumed: the first brings operands back, and memory may be freed elsewhere.
 const TRIES: u32 = 2;
 
-/// Runs an operation; as long as the backend panics for want of memory and something can be evicted, and [`TRIES`] times more, runs `again`.
+/// Runs `first`. While it panics for want of memory, evicts tensors and runs `again`, until [`TRIES`] retries in a row evicted nothing.
 ///
 /// # Panics
 ///
-/// As the backend did, if that was not for want of memory, or if nothing is left to evict: the log then has the largest holders.
+/// With the backend's panic, if memory was not its reason, or if nothing is left to evict: the largest holders are then logged.
 pub(crate) fn again<R>(
     memory: &MemoryStats,
     op: &OpInfo,
@@ -47,7 +47,7 @@ pub(crate) fn again<R>(
     }
 }
 
-/// Whether a backend panicked because an allocation failed: as LibTorch and the drivers of GPUs say it.
+/// Whether a backend panicked because an allocation failed, by the messages of LibTorch and of GPU drivers.
 fn is_out_of_memory(panic: &(dyn Any + Send)) -> bool {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());

@@ -1,8 +1,8 @@
 //! The thread's operation count, and where in a step a thread is.
 //!
-//! Gradients and what an optimizer makes of them get no recipe: it would keep a step's whole tape for a tensor that is needed at
-//! once, and the recipes of one step would refer to those before. A gradient is what descends from the seed of a backward pass;
-//! backward starts there, and a forward pass starts at an operation that only forward passes run.
+//! Gradients, and what an optimizer computes from them, get no recipe: a recipe would keep a step's whole tape for a tensor that is used
+//! at once, and the recipes of one step would refer to those of earlier steps. A gradient is the seed of a backward pass, or computed
+//! from it. A backward pass starts at its seed, a forward pass at an operation that only forward passes run.
 
 use std::cell::Cell;
 
@@ -13,7 +13,7 @@ thread_local! {
     static OPERATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Counts an operation of this thread, and gives its number.
+/// Counts an operation of this thread, and returns its number.
 #[inline]
 pub(crate) fn tick() -> u64 {
     let number = OPERATIONS.get() + 1;
@@ -28,17 +28,17 @@ pub(crate) fn now() -> u64 {
 }
 
 thread_local! {
-    /// Whether the float tensor whose device was asked for last is a gradient that backward is working on.
+    /// Whether the float tensor whose device was read last is a gradient that backward is working on.
     static AT_GRADIENT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The device of a float tensor is asked for.
+/// Records that the device of a float tensor is read, and whether that tensor is a gradient that backward is working on.
 pub(crate) fn asked_for_device(is_gradient: bool) {
     AT_GRADIENT.set(is_gradient);
 }
 
-/// Whether a new tensor is to be where a gradient is: autodiff asks for the device of the loss before it makes the seed, and for that of
-/// a gradient before it makes the ones of a mean or a sum.
+/// Whether a new tensor is made on a gradient's device: autodiff reads the device of the loss before it makes the seed, and that of a
+/// gradient before it makes the ones of a mean or a sum.
 pub(crate) fn is_at_gradient() -> bool {
     AT_GRADIENT.get()
 }
@@ -48,7 +48,7 @@ pub(crate) fn is_at_gradient() -> bool {
 pub(crate) enum Phase {
     /// Operations are recorded.
     Forward,
-    /// What descends from the seed is not recorded.
+    /// Tensors computed from the seed are not recorded.
     Backward,
 }
 
@@ -66,7 +66,7 @@ impl Step {
         number: 0,
     };
 
-    /// A pass begins.
+    /// The step once a pass has begun.
     pub fn begin(self, phase: Phase) -> Self {
         let is_new = phase == Phase::Backward && self.phase == Phase::Forward;
         Self {

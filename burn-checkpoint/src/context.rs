@@ -20,17 +20,17 @@ use crate::stats::RematStats;
 use crate::tiny::Sizes;
 use crate::unwound;
 
-/// The budgets of the process: those of all guards, of which the newest is in force.
+/// The budgets of the process, one for each guard; the newest is in force.
 static OF_PROCESS: Mutex<Stack<MemoryBudget>> = Mutex::new(Stack::new());
 
-/// How often they changed.
+/// The number of changes to `OF_PROCESS`.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
-/// How many guards of budgets of a thread there are.
+/// The number of guards of budgets that are installed on one thread, over all threads.
 static OF_THREADS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// How many changes of the process's budget this thread knows.
+    /// The value of `CHANGES` that this thread has followed.
     static KNOWN: Cell<u64> = const { Cell::new(0) };
     static RECORDS: Cell<bool> = const { Cell::new(false) };
     static COLLECTING: Cell<bool> = const { Cell::new(false) };
@@ -49,19 +49,19 @@ pub(crate) struct Frame {
 
 struct Context {
     frames: Vec<Frame>,
-    /// Those of all guards, of which the newest is in force; `None` where budgets are suspended.
+    /// The thread's budgets, one for each guard; the newest is in force. `None` suspends budgets.
     budgets: Stack<Option<Arc<Installed>>>,
-    /// In force where there is none of the thread's own.
+    /// The process's budget, in force if the thread has none of its own.
     of_process: Option<Arc<Installed>>,
     step: Step,
-    /// The counters of new tensors, one a device.
+    /// The counters of new tensors, one entry for each device.
     counters: Vec<Arc<MemoryStats>>,
-    /// What all counters of the thread add up to, those of budgets that ended too.
+    /// The sum of all counters of the thread, also of budgets that ended.
     totals: Option<Arc<Totals>>,
     collected: Vec<Arc<dyn AnyEntry>>,
-    /// Room for the tensors of the next scope: that of one that ended.
+    /// The emptied list of an ended scope, for the tensors of the next one.
     spare: Vec<Weak<dyn AnyEntry>>,
-    /// Whether a tensor of `Remat` was met since the outermost scope began.
+    /// Whether a tensor of `Remat` was used or returned since the outermost scope began.
     met: bool,
 }
 
@@ -104,7 +104,7 @@ impl Context {
         own.map_or(self.of_process.as_ref(), Option::as_ref)
     }
 
-    /// Another budget is in force: the counters are put aside, and the next tensors counted under it.
+    /// Called when another budget comes into force: new tensors get new counters, under that budget.
     fn change_budget(&mut self) {
         for memory in self.counters.drain(..) {
             memory.set_current(false);
@@ -151,14 +151,14 @@ pub(crate) fn records() -> bool {
     RECORDS.get()
 }
 
-/// Takes over what the process's budget is now.
+/// Updates this thread's copy of the process's budget.
 #[cold]
 fn follow_process() {
     let of_process = OF_PROCESS.lock();
     KNOWN.set(CHANGES.load(Ordering::Acquire));
     let mut changed = of_process.top().map(|budget| Installed::new(*budget));
     drop(of_process);
-    // Not while the thread ends.
+    // Does nothing while the thread ends.
     let _ = CONTEXT.try_with(|context| {
         let mut context = context.borrow_mut();
         std::mem::swap(&mut context.of_process, &mut changed);
@@ -177,7 +177,7 @@ pub(crate) fn change_process<R>(change: impl FnOnce(&mut Stack<MemoryBudget>) ->
     change(&mut of_process)
 }
 
-/// Called where a backward pass begins.
+/// Warns once if a backward pass begins on this thread without a budget while another thread has one.
 pub(crate) fn warn_if_left_out() {
     static WARNED: Once = Once::new();
     let others = OF_THREADS.load(Ordering::Relaxed) > 0;
@@ -193,13 +193,13 @@ pub(crate) fn warn_if_left_out() {
     }
 }
 
-/// What an operation has to know of its thread in order to be recorded.
+/// The state of the thread that is needed to record an operation.
 pub(crate) struct OpContext {
     /// The number of the operation.
     pub number: u64,
     /// The innermost scope.
     pub region: Option<Arc<Region>>,
-    /// Whether the result is sure to stay.
+    /// Whether the scope's policy is sure to keep the result.
     pub keeps: bool,
     /// Which call of the operation it is in that scope.
     pub call: u32,
@@ -207,12 +207,12 @@ pub(crate) struct OpContext {
     pub step: Option<Step>,
     /// Where that budget takes costs from.
     pub costs: Costs,
-    /// The counters of the device that was met last: most often those of the operation.
+    /// The counters that were added last: most often those of the operation's device.
     recent: Option<Arc<MemoryStats>>,
 }
 
 impl OpContext {
-    /// The counters of the device that was met last.
+    /// The counters that were added last.
     #[inline]
     pub fn recent(&self) -> Option<&MemoryStats> {
         self.recent.as_deref()
@@ -252,13 +252,13 @@ pub(crate) fn memory_on(device: DeviceId) -> Arc<MemoryStats> {
     CONTEXT.with_borrow_mut(|context| context.memory(device))
 }
 
-/// The counters of the device that was met last, if its budget runs operations again for which there is no memory.
+/// The counters that were added last, if their budget runs operations again for which there is no memory.
 pub(crate) fn retrying() -> Option<Arc<MemoryStats>> {
     let recent = CONTEXT.with_borrow(|context| context.counters.last().cloned());
     recent.filter(|memory| memory.retries())
 }
 
-/// Runs an operation without operands that come back, again where there is no memory for it.
+/// Runs an operation that has no operands to bring back, and runs it again if there is no memory for it.
 pub(crate) fn or_again<R>(op: &OpInfo, run: impl Fn() -> R) -> R {
     match retrying() {
         Some(memory) => again(&memory, op, &run, &run),
@@ -266,17 +266,17 @@ pub(crate) fn or_again<R>(op: &OpInfo, run: impl Fn() -> R) -> R {
     }
 }
 
-/// Looks which copies to the host have arrived, and drops the recipes that they stand for.
+/// Checks which copies to the host have arrived, and drops the recipes that they replace.
 pub(crate) fn copies_arrived() {
     let counters = CONTEXT.with_borrow(|context| context.counters.clone());
     counters.iter().for_each(|memory| memory.prefetch().poll());
 }
 
-/// A forward or backward pass begins. The thread's step from then on, `None` without a budget.
+/// Begins a forward or backward pass. Returns the thread's new step, `None` without a budget.
 pub(crate) fn begin(phase: Phase) -> Option<Step> {
     let (step, changed) = CONTEXT.with_borrow_mut(|context| {
         let budget = context.budget().cloned()?;
-        // Backward after backward, where nothing told that there was a forward pass in between.
+        // Also backward after backward: the forward pass in between was not noticed.
         let changed = phase == Phase::Backward || context.step.phase != phase;
         context.step = context.step.begin(phase);
         Some((context.step, changed.then_some(budget)))
@@ -290,7 +290,7 @@ pub(crate) fn begin(phase: Phase) -> Option<Step> {
     Some(step)
 }
 
-/// Opens a scope. `make` gets the region around it and gives its own with its number in a trace. Returns how many were open.
+/// Opens a scope. `make` gets the outer region and returns the new one with its number in a trace. Returns how many scopes were open.
 pub(crate) fn push(make: impl FnOnce(Option<Arc<Region>>) -> (Region, u64)) -> usize {
     records();
     begin(Phase::Forward);
@@ -323,7 +323,7 @@ pub(crate) fn enlist(node: Weak<dyn AnyEntry>, bytes: u64) {
     });
 }
 
-/// Closes all scopes but the outermost `depth`, and gives the last of those that it closes.
+/// Closes all scopes but the outermost `depth`. Returns the outermost of the closed ones.
 pub(crate) fn pop(depth: usize) -> Option<Frame> {
     CONTEXT.with_borrow_mut(|context| {
         // More than one only if a panic left some open.
@@ -337,7 +337,7 @@ pub(crate) fn pop(depth: usize) -> Option<Frame> {
 /// The lists of a scope are kept for the next one if they have room for at most this many tensors.
 const USUAL_OPERATIONS: usize = 1024;
 
-/// Takes back the lists of a scope that ended, for the next one.
+/// Empties the lists of an ended scope and keeps them for the next one.
 pub(crate) fn give_back(mut nodes: Vec<Weak<dyn AnyEntry>>, mut results: Vec<Arc<dyn AnyEntry>>) {
     if nodes.capacity().max(results.capacity()) > USUAL_OPERATIONS {
         return;
@@ -378,7 +378,7 @@ pub(crate) fn collect(node: Option<Arc<dyn AnyEntry>>) {
     });
 }
 
-/// Runs a function that touches results, and gives those that are managed.
+/// Runs a function that touches results, and returns the nodes of the managed ones.
 pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
     fn take() -> Vec<Arc<dyn AnyEntry>> {
         CONTEXT.with_borrow_mut(|context| std::mem::take(&mut context.collected))
@@ -387,7 +387,7 @@ pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
     impl Drop for Done {
         fn drop(&mut self) {
             COLLECTING.set(false);
-            // Nothing, unless `touch` panics: the next scope would take it for its own results.
+            // Empty unless `touch` panicked: the next scope would take these nodes for its own results.
             drop(take());
         }
     }
@@ -397,7 +397,7 @@ pub(crate) fn collecting(touch: impl FnOnce()) -> Vec<Arc<dyn AnyEntry>> {
     take()
 }
 
-/// Puts a budget in force, or none, until the ticket is given back.
+/// Puts a budget in force, or none, until `uninstall` gets the ticket.
 pub(crate) fn install(budget: Option<Arc<Installed>>) -> Ticket {
     OF_THREADS.fetch_add(1, Ordering::Relaxed);
     CONTEXT.with_borrow_mut(|context| {
@@ -407,7 +407,7 @@ pub(crate) fn install(budget: Option<Arc<Installed>>) -> Ticket {
     })
 }
 
-/// Takes back what was put in force. That of the newest guard that is left is in force then.
+/// Ends what `install` put in force. Then the budget of the newest remaining guard is in force.
 pub(crate) fn uninstall(ticket: Ticket) {
     OF_THREADS.fetch_sub(1, Ordering::Relaxed);
     CONTEXT.with_borrow_mut(|context| {
@@ -418,7 +418,7 @@ pub(crate) fn uninstall(ticket: Ticket) {
     });
 }
 
-/// The budget of the process, where it is in force on this thread.
+/// The budget of the process, if it is in force on this thread.
 pub(crate) fn of_process() -> Option<Arc<Installed>> {
     records();
     CONTEXT.with_borrow(|context| match context.budgets.is_empty() {
@@ -428,7 +428,7 @@ pub(crate) fn of_process() -> Option<Arc<Installed>> {
 }
 
 /// The budget in force on this thread.
-fn in_force() -> Option<Arc<Installed>> {
+pub(crate) fn in_force() -> Option<Arc<Installed>> {
     records();
     CONTEXT.with_borrow(|context| context.budget().cloned())
 }
@@ -445,7 +445,7 @@ pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
     run()
 }
 
-/// What new tensors of this thread are counted in, all devices: not those made under another budget.
+/// The sum over all devices of the counters of this thread's new tensors: without tensors made under another budget.
 pub(crate) fn current_stats() -> RematStats {
     CONTEXT.with_borrow(|context| {
         let counters = context.counters.iter();
@@ -453,31 +453,31 @@ pub(crate) fn current_stats() -> RematStats {
     })
 }
 
-/// What all managed tensors of this thread add up to.
+/// The sums over all managed tensors of this thread.
 pub(crate) fn totals() -> Arc<Totals> {
     unwound::free();
     CONTEXT.with_borrow_mut(|context| context.totals().clone())
 }
 
 impl RematStats {
-    /// The sum over all devices of what this thread made. The peak is that of all devices together under one budget, the
-    /// largest where there was one after the other.
+    /// The sum over all devices of the tensors that this thread made. Peaks of several devices under one budget are added up; of
+    /// successive budgets the largest peak counts.
     pub fn of_thread() -> Self {
         totals().stats()
     }
 
-    /// What this thread made on one device under the budget of now, or without one if there is none.
+    /// The tensors that this thread made on one device under the budget in force, or without one if there is none.
     pub fn of_device<B: Backend>(device: &B::Device) -> Self {
         memory_on(device.id()).stats()
     }
 
-    /// The sum over all threads and devices since the process began, whatever has ended or was reset since then. Peaks of the threads
-    /// that there are are added up; that of a thread that ended counts where it is larger than this sum.
+    /// The sum over all threads and devices since the process began, also of threads that ended and counters that were reset. Peaks of
+    /// live threads are added up; the peak of an ended thread counts if it is larger than this sum.
     pub fn of_process() -> Self {
         memory::of_process()
     }
 
-    /// Sets this thread's counters to 0 and its peaks to what is live.
+    /// Sets this thread's counters to 0 and its peaks to the live bytes.
     pub fn reset_thread() {
         totals().reset();
     }

@@ -17,13 +17,13 @@ use crate::work::{self, Work};
 pub(crate) enum Costs {
     /// The operation and the shapes of its operands, on one thread of a CPU.
     Estimated,
-    /// The same, on a device.
+    /// The operation and the shapes of its operands, on a device.
     On(DeviceProfile),
     /// The time that the operation took.
     Measured,
 }
 
-/// Estimated nanoseconds to bring a byte back: pageable memory over PCIe 4 goes at about 10 GB/s. Only its ratio to the costs of
+/// Estimated nanoseconds to upload a byte: pageable memory over PCIe 4 transfers about 10 GB/s. Only its ratio to the costs of
 /// operations matters.
 const UPLOAD_NS_PER_BYTE: f64 = 0.1;
 
@@ -41,7 +41,7 @@ impl Costs {
     }
 }
 
-/// On a device a sort passes so often over its operands.
+/// How often a sort on a device passes over its operands.
 const PASSES_OF_SORT: f64 = 8.0;
 
 /// What is known of an operation before it runs, collected from its operands.
@@ -59,11 +59,11 @@ pub(crate) struct OpCost {
     /// Whether a view had to copy.
     copies: bool,
     hasher: FxHasher,
-    /// Bytes of the result as it was last time, if room was made for so many.
+    /// Bytes of the last result with the same key, if room was made for so many.
     pub expected: Option<u64>,
 }
 
-/// The time an operation takes, where that is its cost.
+/// Measures the time of an operation, if that is its cost.
 pub(crate) struct Timer(Option<Instant>);
 
 impl Timer {
@@ -143,7 +143,7 @@ impl OpCost {
         self.seen += 1;
     }
 
-    /// Adds a plain argument, by what is printed of it: few types of arguments can be hashed.
+    /// Adds a plain argument by its debug output, because few types of arguments can be hashed.
     pub fn argument(&mut self, argument: &dyn Debug) {
         struct Text<'a>(&'a mut FxHasher);
         impl Write for Text<'_> {
@@ -155,7 +155,7 @@ impl OpCost {
         write!(Text(&mut self.hasher), "{argument:?}").expect("hashing does not fail");
     }
 
-    /// The result of a view lies in another order than its operand: it is copied.
+    /// Records that a view has to copy: its result lies in another order than its operand.
     pub fn copies(&mut self) {
         self.copies = true;
     }
@@ -174,7 +174,7 @@ impl OpCost {
         (work::START_NS + ns) as f32
     }
 
-    /// The same on a device, given the bytes of the result too: a roofline.
+    /// Estimated nanoseconds on a device, by a roofline, given the elements and the bytes of the result.
     pub fn ns_on(&self, device: &DeviceProfile, elements: u64, bytes: u64) -> f32 {
         let moved = match self.op.work {
             Work::View if !self.copies => 0.0,
@@ -200,7 +200,7 @@ impl OpCost {
         ns.max(work::START_NS) as f32
     }
 
-    /// Bytes of the largest operand, if its elements have four.
+    /// Bytes of the largest operand, at four bytes an element.
     pub fn largest_bytes(&self) -> u64 {
         self.largest * 4
     }
@@ -227,7 +227,7 @@ mod tests {
         cost.key()
     }
 
-    /// GELU over so many f32 elements on a device, and half a million at a time on a CPU.
+    /// GELU over the same f32 elements on devices and on a CPU.
     #[test]
     fn an_upload_is_dearer_than_a_gelu_on_a_device_and_cheaper_on_a_cpu() {
         let op = op_table().find(|op| op.name == "gelu").expect("a row");

@@ -1,4 +1,4 @@
-//! Float tensors whose elements a function gives at each use: parameters in host memory.
+//! Float tensors whose elements a function returns at each use: parameters in host memory.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use crate::context;
 use crate::error::RematError;
 use crate::request::Request;
 
-/// A float tensor, of any backend with a [`Remat`](crate::Remat) in it, that holds no memory of the device: `data` gives its elements
+/// A float tensor, of any backend with a [`Remat`](crate::Remat) in it, that holds no memory of the device: `data` returns its elements
 /// whenever an operation uses it. They are uploaded for that operation and dropped after it, in forward and in backward, in and outside
 /// of scopes and budgets. Inside a scope or budget they are counted during the operation, otherwise while they arrive.
 ///
-/// What is computed from such tensors alone, by views, casts and operations on single elements, is such a tensor too: what autodiff
-/// saves of it holds no memory either. A view or a cast computes nothing before it is used; another result is computed at once and
-/// stays until its first use. Later uses compute it again. Each use gives the bits of the first if `data` does.
+/// A result computed from such tensors alone, by views, casts and operations on single elements, is delivered too: what autodiff saves
+/// of it holds no memory either. A view or a cast is computed only when it is used; another result is computed at once and stays until
+/// its first use. Later uses compute it again. Each use has the same bits as the first if `data` always returns the same.
 ///
-/// A budget makes room for the elements and never evicts them; what operations on other tensors make of them is recorded as usual.
+/// A budget makes room for the elements and never evicts them; results of operations with other tensors are recorded as usual.
 /// Reads to the host ([`Tensor::into_data`](burn::tensor::Tensor::into_data)) take `data`'s elements without an upload.
 ///
 /// # Errors
@@ -26,7 +26,7 @@ use crate::request::Request;
 ///
 /// # Panics
 ///
-/// A use panics if `data` gives another shape or type, or panics itself; the next use tries again.
+/// A use panics if `data` returns another shape or type, or panics itself; the next use tries again.
 ///
 /// # Cost
 ///
@@ -62,8 +62,8 @@ pub fn delivered<B: Backend>(
     requested::<B>(request, device)
 }
 
-/// As [`delivered`], but where it, or a view of it, is cast to another type that it `has`, `data` is asked for the elements in that type, and
-/// the cast computes nothing: under autocast they are sent and uploaded in the low type. They are those that the backend's cast gives.
+/// As [`delivered`], but when the tensor or a view of it is cast to a type for which `has` is true, `data` is called for that type and the
+/// cast computes nothing: under autocast the elements are sent and uploaded in the low type. They equal the result of the backend's cast.
 ///
 /// # Errors
 ///
@@ -93,7 +93,7 @@ fn requested<B: Backend>(
     request: Request,
     device: &Device<B>,
 ) -> Result<FloatTensor<B>, RematError> {
-    /// Also where a backend outside of `Remat` panics.
+    /// Withdraws the request, also if a backend outside of `Remat` panics.
     struct Withdraw;
     impl Drop for Withdraw {
         fn drop(&mut self) {
@@ -102,7 +102,7 @@ fn requested<B: Backend>(
     }
     let _withdraw = Withdraw;
     request.put();
-    // Every decorator passes data on to the backend below it: `Remat` answers with the tensor that is requested.
+    // Every decorator passes data on to the backend below it: `Remat` returns the requested tensor.
     let tensor = B::float_from_data(TensorData::from([0.0f32]), device);
     match Request::take() {
         None => Ok(tensor),
@@ -116,7 +116,7 @@ fn requested<B: Backend>(
 ///
 /// # Cost
 ///
-/// A question that reaches the tensor of [`Remat`](crate::Remat) through all decorators.
+/// One read of the shape, which reaches the tensor of [`Remat`](crate::Remat) through all decorators.
 pub fn is_delivered<B: Backend>(tensor: &FloatTensor<B>) -> bool {
     let nodes = context::collecting(|| {
         let _ = tensor.shape();

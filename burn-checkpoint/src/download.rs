@@ -1,8 +1,8 @@
 //! Reads to the host, on a thread of their own.
 //!
-//! cubecl-cuda and cubecl-hip wait for the device when a read is polled first, so the thread that trains polls none: what a scope
-//! offloads is one transaction, and a second thread, one for each that trains, waits for it. That thread reads views that belong to the
-//! [`reading_stream`].
+//! cubecl-cuda and cubecl-hip wait for the device at the first poll of a read, so a training thread polls none: the tensors that a scope
+//! offloads are read as one transaction, and each training thread has a second thread that waits for it. The second thread reads views
+//! that belong to the [`reading_stream`].
 
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -28,7 +28,7 @@ enum State {
     Underway,
     /// The data, or why it could not be read.
     There(Result<TensorData, String>),
-    /// With what the backend panicked.
+    /// The backend's panic.
     Panicked(Box<dyn Any + Send>),
     Taken,
 }
@@ -39,7 +39,7 @@ impl Arrival {
         self.changed.notify_all();
     }
 
-    /// The data if it has arrived. It is given once.
+    /// Takes the data, if it has arrived. A later call returns `None`.
     pub fn poll(&self) -> Option<Result<TensorData, String>> {
         let mut state = self.state.lock();
         match &*state {
@@ -48,11 +48,11 @@ impl Arrival {
         }
     }
 
-    /// Waits for the data. It is given once.
+    /// Waits for the data and takes it.
     ///
     /// # Panics
     ///
-    /// As the backend did.
+    /// With the backend's panic.
     pub fn wait(&self) -> Result<TensorData, String> {
         start();
         let mut state = self.state.lock();
@@ -71,7 +71,7 @@ fn take(state: &mut State) -> Option<Result<TensorData, String>> {
     }
 }
 
-/// What will be read together.
+/// Tensors that are read in one transaction.
 struct Batch<B: Backend>(Vec<(Value<B>, Arc<Arrival>)>);
 
 /// A [`Batch`] of any backend.
@@ -83,10 +83,10 @@ trait AnyBatch {
 type Job = Box<dyn FnOnce() + Send>;
 
 thread_local! {
-    /// What is to be read when the scope is over.
+    /// The batches to read when the scope ends.
     static BATCHES: RefCell<Vec<Box<dyn AnyBatch>>> = const { RefCell::new(Vec::new()) };
     static READER: OnceCell<Sender<Job>> = const { OnceCell::new() };
-    /// How many [`ReadsInPlace`] there are.
+    /// The number of this thread's [`ReadsInPlace`] guards.
     static IN_PLACE: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn finish() {
     let (done, wait) = channel::<()>();
     if READER.with(|reader| reader.get().is_some()) {
         run(Box::new(move || drop(done)));
-        // It ends with an error: nothing is sent.
+        // Returns with an error once the job drops `done`: nothing is sent.
         let _ = wait.recv();
     }
 }
@@ -159,7 +159,7 @@ impl<B: Backend> AnyBatch for Batch<B> {
             .map(|(value, arrival)| (value.shape(), arrival.clone()));
         let arrivals: Vec<_> = arrivals.collect();
         let views: Vec<_> = reads.into_iter().map(|(value, _)| value.view()).collect();
-        // All are begun here and polled there. Each by itself only where the transaction fails, which does not say of which it did.
+        // All reads begin here and are polled by the job; single ones only if the transaction fails, which does not report what failed.
         let together = (views.len() > 1).then(|| transaction(&views));
         let reads: Vec<_> = arrivals
             .into_iter()
@@ -188,7 +188,7 @@ impl<B: Backend> AnyBatch for Batch<B> {
     }
 }
 
-/// The order in which a transaction gives what it reads.
+/// The order of the kinds in the data of a transaction.
 fn place<B: Backend>(value: &Value<B>) -> usize {
     match value {
         Value::Float(_) => 0,
@@ -221,14 +221,14 @@ fn transaction<B: Backend>(
     }
 }
 
-/// While it lives, what scopes of this thread offload is read by this thread at the end of the scope: for backends that hold their tensors
-/// in the host's memory, where a second thread would only make the time of each release another one.
+/// While it lives, this thread itself reads what its scopes offload, at the end of each scope: for backends with tensors in host memory,
+/// where a second thread would only make the time of each release vary.
 #[derive(Debug)]
 #[must_use = "ends when this is dropped"]
 pub struct ReadsInPlace(PhantomData<*const ()>);
 
 impl ReadsInPlace {
-    /// Until the last of this thread's guards is dropped.
+    /// Reads on this thread until the last of its guards is dropped.
     pub fn on() -> Self {
         IN_PLACE.set(IN_PLACE.get() + 1);
         Self(PhantomData)

@@ -8,51 +8,51 @@ use crate::policy::{Policy, SavePolicy};
 use crate::region::Region;
 use crate::trace::Kind;
 
-/// What is shown an input and a way to refer to it.
+/// A visitor of inputs: gets each input, and a function that returns a reference to it.
 pub(crate) type VisitSource<'a> = dyn FnMut(&dyn AnyEntry, &dyn Fn() -> Arc<dyn AnyEntry>) + 'a;
 
 /// A node of any backend.
 pub(crate) trait AnyEntry: Send + Sync {
-    /// What a policy does with the storage (for a view: with the tensor it is a view of), if there are handles of the node.
+    /// What a policy does with the storage (for a view: with that of the tensor it is a view of); `None` if the node has no handles.
     fn save_policy(&self, policy: &Policy) -> Option<SavePolicy>;
-    /// Bytes of its storage, a view's too.
+    /// Bytes of its storage; for a view those of the shared storage.
     fn storage_bytes(&self) -> u64;
     fn info(&self) -> NodeInfo;
     /// What it is for.
     fn kind(&self) -> Kind;
     /// Drops the storage if it can come back. Returns the bytes that this frees.
     fn evict(&self) -> u64;
-    /// In verify mode: replays what is about to be evicted, and compares.
+    /// In verify mode: replays this node, which is about to be evicted, and compares.
     fn rehearse(self: Arc<Self>);
     /// Starts to move the storage to host memory. `own` is this node. Returns whether it did.
     fn offload(&self, own: Weak<dyn AnyEntry>) -> bool;
-    /// What it is a view or a reshaped copy of, if it holds that tensor's storage and that tensor was evicted: it is made resident.
+    /// Returns the tensor that this is a view or reshaped copy of, made resident, if this node holds its storage and it was evicted.
     fn restore_viewed(&self) -> Option<Arc<dyn AnyEntry>>;
     /// Whether the copy to the host is complete. If so, the recipe is dropped.
     fn has_arrived(&self) -> bool;
-    /// Uploads the host copy before it is asked for, if it is complete. Returns whether it is on the device now.
+    /// Uploads the host copy before its use, if it is complete. Returns whether it is on the device now.
     fn prefetch(&self) -> bool;
-    /// Drops what was uploaded before it was asked for; the host copy stays.
+    /// Drops what [`Self::prefetch`] uploaded; the host copy stays.
     fn drop_prefetched(&self);
-    /// Marks its storage as a candidate for eviction. The node that counts the storage's bytes, if it was not marked before.
+    /// Marks its storage as a candidate for eviction. Returns the node that counts the storage's bytes, if it was not marked before.
     fn list(self: Arc<Self>) -> Option<Arc<dyn AnyEntry>>;
-    /// Takes the mark of [`Self::list`] off the storage that this node counts.
+    /// Removes the mark of [`Self::list`] from the storage that this node counts.
     fn unlist(&self);
     /// The storage that this node counts, if it is resident and can come back.
     fn group(self: Arc<Self>) -> Option<Group>;
-    /// If it is resident, drops its recipe and its host copy: the storage stays. Does nothing to what is not resident.
+    /// If the node is resident, drops its recipe and its host copy: the storage stays. Otherwise does nothing.
     fn settle(&self);
     /// Takes it out of the counters: it is state that outlives its step.
     fn retire(&self);
-    /// A scope ends that it is a result of. It belongs to the scope around from then on, and gives up its recipe if there is none and no
-    /// budget may evict it. What was made outside of the ended scope stays as it is. Returns the bytes of a storage of its own
+    /// Called at the end of the scope whose result this node is. Moves the node to the outer scope; if there is none, drops its recipe,
+    /// unless a budget may evict it. A node made outside of the ended scope does not change. Returns the bytes of the node's own storage
     /// if the outer scope has to list it.
     fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64>;
-    /// Shows the inputs that would have to come back first, each with a way to refer to it.
+    /// Visits the inputs that have to come back before this node can be replayed.
     fn sources(&self, visit: &mut VisitSource<'_>);
-    /// Whether it is there during its uses only.
+    /// Whether its storage exists during its uses only.
     fn is_delivered(&self) -> bool;
-    /// What was remembered since it was evicted.
+    /// The value of [`Self::remember_chain`], if one was set since the eviction.
     fn chain_ns(&self) -> Option<f32>;
     /// Remembers the nanoseconds of the longest chain of evicted inputs that ends with it.
     fn remember_chain(&self, ns: f32);
@@ -88,16 +88,16 @@ pub(crate) struct Group {
     pub bytes: u64,
     /// Whether handles refer to any of them.
     pub has_users: bool,
-    /// Whether one comes back only by all writes into it.
+    /// Whether a member comes back only by all writes into the storage.
     pub overwrites: bool,
-    /// Whether one is in use, or cannot come back.
+    /// Whether a member is in use, or cannot come back.
     pub is_held: bool,
     /// The number of the operation that used any of them last.
     pub last_used: u64,
 }
 
 impl Group {
-    /// Without members.
+    /// A group without members.
     pub fn new(bytes: u64) -> Self {
         Self {
             members: Vec::with_capacity(1),

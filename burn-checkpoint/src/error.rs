@@ -1,4 +1,4 @@
-//! What can go wrong, with the values.
+//! Errors, with the values that explain them.
 
 use burn_backend::DType;
 use thiserror::Error;
@@ -7,7 +7,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum RematError {
-    /// A tensor that came back is not what it was, found by [`Verify`](crate::Verify).
+    /// A replayed tensor has other values than before, found by [`Verify`](crate::Verify).
     #[error(
         "replaying `{op}` gave other values than its first run: operation {number} of its thread, {dtype:?} of shape \
          {shape:?}; those of its inputs that were evicted under `Verify` on this thread were compared and were equal, so most \
@@ -24,7 +24,7 @@ pub enum RematError {
         /// Its number in the order of operations of the thread that made it.
         number: u64,
     },
-    /// A tensor that came back from host memory is not what it was, found by [`Verify`](crate::Verify).
+    /// A tensor uploaded from host memory has other values than before, found by [`Verify`](crate::Verify).
     #[error(
         "the copy in host memory of the result of `{op}` came back with other values: operation {number} of its thread, {dtype:?} of \
          shape {shape:?}; the backend's transfers to the host and back do not keep the bits of this type: keep it on the device or \
@@ -52,7 +52,7 @@ pub enum RematError {
         shape: Vec<usize>,
         /// The type of its result.
         dtype: DType,
-        /// What the backend said.
+        /// The backend's error.
         reason: String,
     },
     /// A [`MemoryBudget`](crate::MemoryBudget) that cannot hold what has to be resident at one time.
@@ -72,9 +72,9 @@ pub enum RematError {
         needed_bytes: u64,
         /// Bytes of gradients.
         gradients_bytes: u64,
-        /// Bytes of what cannot be computed again: random numbers, data from the host, new tensors.
+        /// Bytes of tensors that cannot be computed again: random numbers, data from the host, new tensors.
         random_bytes: u64,
-        /// Bytes of what else has no recipe: what a scope keeps, by its policy or for being tiny, losses.
+        /// Bytes of other tensors without a recipe: kept by a scope, by its policy or because they are tiny, and losses.
         kept_bytes: u64,
         /// Bytes of the operation's operands, and of what the replay that it belongs to holds for its later operations.
         in_use_bytes: u64,
@@ -97,7 +97,7 @@ pub enum RematError {
     },
 }
 
-/// Bytes for people.
+/// Bytes in a readable unit.
 pub(crate) fn size(bytes: u64) -> String {
     let kibibytes = bytes as f64 / 1024.0;
     if bytes < 1 << 10 {

@@ -18,7 +18,7 @@ use crate::trace::EventKind;
 use crate::unwound::{self, Held};
 use crate::{call, context};
 
-/// A tensor of [`Remat`](crate::Remat): the inner backend's, or a managed one whose storage comes and goes.
+/// A tensor of [`Remat`](crate::Remat): the inner backend's, or a managed one, whose storage may be evicted and brought back.
 pub enum Handle<B: Backend, K: Kind<B>> {
     /// The inner backend's tensor.
     Resident(Held<K::Primitive>),
@@ -28,8 +28,8 @@ pub enum Handle<B: Backend, K: Kind<B>> {
 
 /// A user's reference to a managed tensor.
 ///
-/// When the last one goes the storage is dropped at once, if the tensor can come back; the recipe stays for the recipes of
-/// others.
+/// When the last reference is dropped, the storage is dropped at once if the tensor can come back; the recipe stays for other
+/// recipes that refer to the node.
 pub struct Managed<B: Backend>(Source<B>);
 
 impl<B: Backend> Managed<B> {
@@ -63,7 +63,7 @@ impl<B: Backend> Managed<B> {
         loop {
             let mut state = node.state();
             if let Storage::Resident(value) = &state.storage {
-                // The owner of a buffer may write into it: the last user hands it on.
+                // A buffer's only owner may write into it: the last user gets the storage itself.
                 let last = node.meta.users() == 1 && state.locks == 0 && !state.branch_point;
                 let wanted = state.origin == Origin::Fixed && Arc::strong_count(node) > 1;
                 if !last || wanted || state.origin == Origin::Source {
@@ -81,7 +81,7 @@ impl<B: Backend> Managed<B> {
         }
     }
 
-    /// The storage of a tensor that is delivered: it does not stay, unless an operation that is being recorded or a replay has locked it.
+    /// The storage of a delivered tensor. It leaves the node, unless an operation that is being recorded or a replay has locked it.
     fn receive<K: Kind<B>>(&self) -> K::Primitive {
         let node = self.node();
         loop {
@@ -158,8 +158,8 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     ///
     /// # Panics
     ///
-    /// If what brings it back does: an operation of the inner backend that failed, a source that could not deliver, a copy that could
-    /// not be read. The tensor stays as it was, and the next use tries again.
+    /// If it cannot be brought back: an operation of the inner backend failed, a source could not deliver, or a copy could not be
+    /// read. The tensor does not change, and the next use tries again.
     #[inline]
     pub fn into_inner(self) -> K::Primitive {
         match self {
@@ -188,7 +188,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         }
     }
 
-    /// Whether it is a gradient that only autodiff has, and not for good.
+    /// Whether it is a gradient with a single handle: an intermediate one of autodiff.
     pub(crate) fn is_passing_gradient(&self) -> bool {
         match self {
             Self::Resident(_) => false,
@@ -199,7 +199,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         }
     }
 
-    /// Whether the storage is there.
+    /// Whether the storage is resident.
     pub fn is_resident(&self) -> bool {
         match self {
             Self::Resident(_) => true,
@@ -207,7 +207,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         }
     }
 
-    /// Whether the storage is there during uses only.
+    /// Whether the storage exists during uses only.
     #[inline]
     pub(crate) fn is_delivered(&self) -> bool {
         match self {
@@ -216,7 +216,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         }
     }
 
-    /// A delivered tensor in another type, if its elements can be asked for in it.
+    /// A delivered tensor in another type, if its elements can be requested in that type.
     pub(crate) fn in_type(&self, dtype: DType) -> Option<Self> {
         match self {
             Self::Resident(_) => None,
@@ -232,7 +232,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         }
     }
 
-    /// The shape of what is managed or being collected: apart, so that the usual way is short enough to be inlined.
+    /// The shape of a managed tensor, or while results are collected: a separate function, so that the usual path can be inlined.
     #[inline(never)]
     pub(crate) fn shape_apart(&self) -> Shape {
         if context::is_collecting() {
@@ -255,7 +255,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     }
 }
 
-/// A clone, without the iterator of the type's own: every operation reads shapes.
+/// A clone, without the iterator of `Shape::clone`: every operation reads shapes.
 #[inline]
 fn copy_of(shape: &Shape) -> Shape {
     match *shape.as_slice() {

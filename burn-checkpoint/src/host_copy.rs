@@ -1,4 +1,4 @@
-//! The copy of a tensor in host memory. `prefetch.rs` has the order in which they are asked for.
+//! The copy of a tensor in host memory. `prefetch.rs` keeps the order in which backward uses the copies.
 
 use std::sync::Arc;
 
@@ -12,28 +12,28 @@ use crate::verify;
 
 /// The copy of a tensor in host memory, complete or under way.
 ///
-/// It is read with all else that its scope moves (`download.rs`), and the device's memory is free once that is done. The host waits for
-/// the copy only when the tensor is used again.
+/// It is read together with the other tensors that its scope moves (`download.rs`), which then frees the device's memory. The host waits
+/// for the copy only when the tensor is used again.
 pub(crate) struct HostCopy<B: Backend> {
     data: HostData,
     upload: Upload<B>,
-    /// Uploaded before it was asked for.
+    /// The tensor on the device, if it was uploaded before its use.
     ahead: Option<Value<B>>,
-    /// Of what the tensor held, in verify mode.
+    /// The checksum of the tensor's elements, in verify mode.
     pub checksum: Option<u64>,
-    /// Its position in the order of what backward will ask for.
+    /// Its position in the order in which backward uses host copies.
     pub position: Position,
 }
 
 enum HostData {
     Underway(Arc<Arrival>),
     There(TensorData),
-    /// It could not be read: why.
+    /// The reason why it could not be read.
     Lost(String),
 }
 
 impl<B: Backend> HostCopy<B> {
-    /// Starts the copy, with the others of its scope; `None` for what is not one tensor.
+    /// Starts the copy, with the others of its scope; `None` if the value is not one tensor.
     pub fn start(value: &Value<B>, position: impl FnOnce() -> Position) -> Option<Self> {
         Some(Self {
             upload: value.upload()?,
@@ -55,7 +55,7 @@ impl<B: Backend> HostCopy<B> {
         self.ahead.is_some()
     }
 
-    /// Uploads it if its data is there, before it is asked for.
+    /// Uploads it before its use, if its data has arrived. Returns whether it is on the device.
     pub fn prefetch(&mut self, device: &Device<B>) -> bool {
         if self.ahead.is_none() && self.has_arrived() {
             self.ahead = self.send(device).ok();
@@ -63,7 +63,7 @@ impl<B: Backend> HostCopy<B> {
         self.is_ahead()
     }
 
-    /// Gives up what was uploaded before it was asked for.
+    /// Takes out what [`Self::prefetch`] uploaded.
     pub fn drop_prefetched(&mut self) -> Option<Value<B>> {
         self.ahead.take()
     }
@@ -73,7 +73,7 @@ impl<B: Backend> HostCopy<B> {
     ///
     /// # Errors
     ///
-    /// Why the data cannot be had, if the backend could not read it.
+    /// The reason, if the backend could not read the data.
     pub fn tensor(&mut self, device: &Device<B>) -> Result<Value<B>, String> {
         if self.ahead.is_none() {
             self.data.wait();
@@ -94,7 +94,7 @@ impl<B: Backend> HostCopy<B> {
 }
 
 impl HostData {
-    /// Looks whether the data has arrived.
+    /// Checks whether the data has arrived.
     fn poll(&mut self) {
         if let Self::Underway(arrival) = self
             && let Some(data) = arrival.poll()
@@ -107,7 +107,7 @@ impl HostData {
     fn wait(&mut self) {
         if let Self::Underway(arrival) = self {
             let arrival = arrival.clone();
-            // What stays if the backend panicked.
+            // Stays if `wait` resumes a panic of the backend.
             *self = Self::Lost("the backend panicked".to_owned());
             *self = Self::of(arrival.wait());
         }
@@ -121,7 +121,7 @@ impl HostData {
     }
 }
 
-/// The same data where clones share one allocation: an upload consumes its data, and the copy must outlive a failed one.
+/// The same data, with clones that share one allocation: an upload consumes its data, and the copy must outlive a failed upload.
 fn shared(data: TensorData) -> TensorData {
     struct Owner(Bytes);
     impl AsRef<[u8]> for Owner {

@@ -9,14 +9,14 @@ use crate::context;
 use crate::stack::Ticket;
 
 impl MemoryBudget {
-    /// Puts the limit into force on this thread until the guard is dropped. Of several the newest is in force, in whichever order the
-    /// guards go: `budget = MemoryBudget::bytes(n).install();` changes one for another.
+    /// Puts the limit into force on this thread until the guard is dropped. Of several budgets the newest is in force, in whichever order
+    /// the guards are dropped: `budget = MemoryBudget::bytes(n).install();` replaces one by another.
     ///
     /// # Cost
     ///
     /// Nothing by itself. Every operation of the thread is then recorded: two allocations each (its node and its recipe), and its operands
-    /// live as long as its result may be needed. Where room has to be made, the tensors that may be evicted are looked at: all of some
-    /// thousands, parts of more; [`RematStats::search_time`](crate::RematStats::search_time) is what that took.
+    /// live as long as its result may be needed. To make room, the budget scans the tensors that may be evicted: all of some thousands, a
+    /// part of more; [`RematStats::search_time`](crate::RematStats::search_time) is the time of these scans.
     pub fn install(self) -> InstalledBudget {
         let installed = Installed::new(self);
         let ticket = context::install(Some(installed.clone()));
@@ -27,13 +27,13 @@ impl MemoryBudget {
         }
     }
 
-    /// Puts the limit into force on every thread of the process that has no budget of its own, until the guard is dropped: on each device
-    /// as many bytes for each of them, counted apart. For ranks that are threads and for the Learner's workers. Of several the newest is
-    /// in force. A thread follows with its next operation on a tensor of [`Remat`](crate::Remat).
+    /// Puts the limit into force on every thread of the process that has no budget of its own, until the guard is dropped: each of these
+    /// threads has the limit on each device, counted separately. For ranks that are threads and for the Learner's workers. Of several
+    /// budgets the newest is in force. A thread applies it from its next operation on a tensor of [`Remat`](crate::Remat).
     ///
     /// # Cost
     ///
-    /// That of [`Self::install`] on every such thread, also where it does not train: where it prepares batches, say.
+    /// That of [`Self::install`] on every such thread, also on one that does not train but, for example, prepares batches.
     ///
     /// ```
     /// use burn::tensor::Tensor;
@@ -64,8 +64,8 @@ pub struct ProcessBudget {
 }
 
 impl ProcessBudget {
-    /// Says that a step of the calling thread is over, as [`InstalledBudget::step`] does, with its cost and its panic; nothing where the
-    /// thread has a budget of its own.
+    /// Ends a step of the calling thread, as [`InstalledBudget::step`] does, with its cost and its panic. Does nothing if the thread has a
+    /// budget of its own.
     pub fn step(&self) {
         if let Some(installed) = context::of_process() {
             step(&installed);
@@ -76,6 +76,14 @@ impl ProcessBudget {
 impl Drop for ProcessBudget {
     fn drop(&mut self) {
         context::change_process(|budgets| budgets.remove(self.ticket));
+    }
+}
+
+/// Ends a step of the calling thread for the budget in force, if there is one, as [`InstalledBudget::step`] does: for optimizers whose state on the
+/// device differs between ranks, which must evict the same tensors in forward and backward.
+pub fn end_step() {
+    if let Some(installed) = context::in_force() {
+        step(&installed);
     }
 }
 
@@ -100,13 +108,13 @@ impl std::fmt::Debug for InstalledBudget {
 }
 
 impl InstalledBudget {
-    /// Says that a step is over: what is alive is parameters, optimizer state and results, and is neither evicted nor counted any
-    /// more. Takes time with the number of tensors that are alive.
+    /// Ends a step: live tensors are now parameters, optimizer state and results, which are neither evicted nor counted any more. Takes
+    /// time in proportion to the number of live tensors.
     ///
     /// # Panics
     ///
-    /// With [`RematError::BudgetTooSmall`](crate::RematError::BudgetTooSmall) if this was the step that measures a fraction that is too small, and the budget is
-    /// [strict](MemoryBudget::strict).
+    /// With [`RematError::BudgetTooSmall`](crate::RematError::BudgetTooSmall) if this step measured the tape, the fraction of it is
+    /// too small, and the budget is [strict](MemoryBudget::strict).
     pub fn step(&self) {
         step(&self.installed);
     }

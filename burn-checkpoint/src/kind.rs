@@ -11,10 +11,10 @@ pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
     /// The backend's tensor of this kind.
     type Primitive: TensorMetadata + 'static;
 
-    /// The tensor behind a value of this kind.
+    /// A reference to the tensor of a value; `None` if it is of another kind.
     fn peek(value: &Value<B>) -> Option<&Self::Primitive>;
 
-    /// The tensor of a value of this kind.
+    /// Takes the tensor out of a value; `None` if it is of another kind.
     fn unwrap(value: Value<B>) -> Option<Self::Primitive>;
 
     /// Where the tensor is.
@@ -23,7 +23,7 @@ pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
     /// Starts to read the tensor to the host.
     fn download(tensor: Self::Primitive) -> Download;
 
-    /// The tensor of data on the host.
+    /// Makes the tensor from data on the host.
     fn upload(data: TensorData, device: &Device<B>) -> Self::Primitive;
 }
 
@@ -170,7 +170,7 @@ macro_rules! kinds {
                 }
             )*
 
-            /// Starts to read the tensor to the host; `None` for what is not one tensor.
+            /// Starts to read the tensor to the host; `None` if the value is not one tensor.
             pub(crate) fn download(self) -> Option<Download> {
                 match self {
                     $(Self::$kind(x) => Some(<$kind as Kind<B>>::download(x)),)*
@@ -178,7 +178,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// The function that uploads a tensor of this kind; `None` for what is not one tensor.
+            /// The function that uploads a tensor of this kind; `None` if the value is not one tensor.
             pub(crate) fn upload(&self) -> Option<Upload<B>> {
                 match self {
                     $(Self::$kind(_) => Some(|data, device| {

@@ -15,8 +15,8 @@
 //! assert!(x.grad(&grads).is_some());
 //! ```
 //!
-//! Who evicts is a choice: the end of a scope ([`checkpoint`], [`checkpoint_with`] a [`Policy`]), or a byte limit and no
-//! annotation at all ([`MemoryBudget`]). Loss and gradients are bit for bit those without any of it.
+//! Tensors are evicted at the end of a scope ([`checkpoint`], [`checkpoint_with`] a [`Policy`]), or to keep a byte limit, without
+//! annotations ([`MemoryBudget`]). Loss and gradients are bit for bit the same as without eviction.
 //!
 //! # What happens to a tensor
 //!
@@ -46,13 +46,13 @@
 //!
 //! A [`Handle`] is the tensor of `Remat`: the inner backend's own, which passes through at next to no cost where there is no scope and no
 //! budget, or a reference to a *node*, the record of a managed tensor. A node's *meta* never changes: shape, type, device, bytes. Its
-//! *storage* comes and goes. Its *recipe* is the operation with its input handles, and is dropped when no replay can need it.
+//! *storage* may be evicted and restored. Its *recipe* is the operation with its input handles, and is dropped when no replay can need it.
 //! Autodiff's tape holds handles, so backward brings tensors back by using them: no nested backward pass, no hook, no annotation.
 //!
-//! - A tensor that is [`delivered()`] is there during its uses only, and so are views and casts of it, in and outside of scopes.
-//! - What cannot be computed again keeps its storage as long as anybody refers to it, recipes included.
+//! - A tensor that is [`delivered()`] has storage during its uses only, and so do views and casts of it, in and outside of scopes.
+//! - A tensor that cannot be computed again keeps its storage as long as a handle or a recipe refers to it.
 //! - An operation that is the last to use a tensor gets its buffer, so backends still write in place.
-//! - Views count the bytes of what they are views of, once; evicting a storage is evicting all of its views.
+//! - Views share one storage with the tensor they are views of: its bytes are counted once, and evicting it evicts all of them.
 //! - A replay plans first and runs then; neither it nor a drop recurses, however long the chain.
 //!
 //! The *work* column of `burn-decorator`'s table says which operations are recorded: [`op_table`] lists them, `docs/operations.md` is
@@ -133,7 +133,7 @@ pub use download::ReadsInPlace;
 pub use error::RematError;
 pub use fused::{AutodiffTensor, FusedBackward, Tape};
 pub use handle::{Handle, Managed};
-pub use install::{InstalledBudget, ProcessBudget};
+pub use install::{InstalledBudget, ProcessBudget, end_step};
 pub use linear_cross_entropy::{
     Chunk, LinearCrossEntropy, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, OutOfRange,
     TargetOutOfRange, Targets, linear_cross_entropy,

@@ -22,12 +22,12 @@ use crate::verify;
 /// A limit on the bytes of one device; a budget implements it. Counters report to it what they count.
 pub(crate) trait Limit: Send + Sync {
     fn add(&self, bytes: u64);
-    /// As [`Self::add`], but no peak shows it.
+    /// As [`Self::add`], but does not raise the peak.
     fn add_unseen(&self, bytes: u64);
     fn remove(&self, bytes: u64);
     /// Whether a tensor that came back may be evicted again.
     fn may_evict(&self) -> bool;
-    /// Whether a branch point, which several recipes start from, is kept without handles.
+    /// Whether a branch point, which several recipes start from, keeps its storage without handles.
     fn keeps_branch_points(&self) -> bool;
     /// Evicts until `bytes` more fit.
     fn make_room(&self, op: &'static str, bytes: u64);
@@ -35,7 +35,7 @@ pub(crate) trait Limit: Send + Sync {
     fn retries(&self) -> bool;
     /// Evicts an eighth of what is live. Returns the bytes that this frees.
     fn relieve(&self) -> u64;
-    /// What is live, by operation.
+    /// The live tensors, by operation.
     fn holders(&self, device: DeviceId) -> Snapshot;
     /// Adds a new node.
     fn register(&self, node: &Arc<dyn AnyEntry>);
@@ -51,12 +51,12 @@ pub(crate) trait Limit: Send + Sync {
     fn expect(&self, key: ResultKey, bytes: u64);
     /// The size that an operation's result had last time.
     fn expected(&self, key: ResultKey) -> Option<u64>;
-    /// Its own counters; all others are 0.
+    /// The counters that the limit keeps itself; all others are 0.
     fn stats(&self) -> RematStats;
     fn reset_stats(&self);
 }
 
-/// Counters of one thread's managed tensors on one device. A tensor keeps those of the thread that made it, wherever it is used.
+/// Counters of one thread's managed tensors on one device. A tensor keeps the counters of the thread that made it.
 pub(crate) struct MemoryStats {
     device: DeviceId,
     live: AtomicU64,
@@ -64,14 +64,14 @@ pub(crate) struct MemoryStats {
     /// Evictions, replays and transfers; not live and peak bytes, which every operation changes.
     counted: Mutex<RematStats>,
     limit: Option<Arc<dyn Limit>>,
-    /// Whether new tensors are counted here: not after the thread's budget was changed for another one.
+    /// Whether new tensors are counted here: false once another budget came into force on the thread.
     current: AtomicBool,
     thread: Arc<Totals>,
     prefetch: Prefetch,
 }
 
 impl MemoryStats {
-    /// Those of a thread on a device, which [`Totals::stats`] of the thread includes from now on.
+    /// New counters of a thread on a device, which the thread's [`Totals::stats`] includes from now on.
     pub fn new(device: DeviceId, limit: Option<Arc<dyn Limit>>, thread: &Arc<Totals>) -> Arc<Self> {
         let memory = Arc::new(Self {
             device,
@@ -151,7 +151,7 @@ impl MemoryStats {
         }
     }
 
-    /// As [`Self::add`], of what is there for a comparison only: no peak shows it.
+    /// As [`Self::add`], for a storage that exists for a comparison only: the peak does not include it.
     pub fn add_unseen(&self, bytes: u64) {
         self.live.fetch_add(bytes, Ordering::Relaxed);
         if let Some(limit) = self.limit() {
@@ -194,7 +194,7 @@ impl MemoryStats {
         }
     }
 
-    /// Counters to 0, the peak to what is live now.
+    /// Sets the counters to 0 and the peak to the live bytes.
     fn reset(&self) {
         self.peak.store(self.live(), Ordering::Relaxed);
         *self.counted.lock() = RematStats::default();
@@ -211,24 +211,24 @@ impl Drop for MemoryStats {
     }
 }
 
-/// The counters of all threads that are alive, or of which a tensor is.
+/// The sums of all threads that are alive or have live tensors.
 static THREADS: Mutex<Vec<Weak<Totals>>> = Mutex::new(Vec::new());
 
-/// What threads that ended counted.
+/// The sum over the threads that ended.
 static ENDED: LazyLock<Mutex<RematStats>> = LazyLock::new(Mutex::default);
 
 /// The sum over the managed tensors of one thread.
 #[derive(Default)]
 pub(crate) struct Totals {
     counters: Mutex<Vec<Weak<MemoryStats>>>,
-    /// Of counters that were dropped.
+    /// The sum over counters that were dropped.
     past: Mutex<RematStats>,
-    /// What counters held when they were set to 0: no longer the thread's, but the process's.
+    /// The sum of the counts that were reset to 0: still part of the process's sum, not of the thread's.
     reset: Mutex<RematStats>,
 }
 
 impl Totals {
-    /// Those of a new thread.
+    /// The sums of a new thread.
     pub fn new() -> Arc<Self> {
         let totals = Arc::new(Self::default());
         let mut threads = THREADS.lock();
@@ -249,7 +249,7 @@ impl Totals {
         counters.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Since the last reset. Peaks of several devices under one budget are added up; of budgets one after the other the largest counts.
+    /// The sum since the last reset. Peaks of devices under one budget are added up; of successive budgets the largest counts.
     pub fn stats(&self) -> RematStats {
         let counters = self.counters();
         let (current, before): (Vec<_>, Vec<_>) = counters
@@ -263,7 +263,7 @@ impl Totals {
         before.fold(sum.then(past), RematStats::then)
     }
 
-    /// Counters to 0, peaks to what is live.
+    /// Sets the counters to 0 and the peaks to the live bytes.
     pub fn reset(&self) {
         // Locked until the end, so that the process's sum misses nothing that is counted here.
         let mut reset = self.reset.lock();
@@ -290,7 +290,7 @@ pub(crate) fn of_process() -> RematStats {
         sum + thread.stats() + *reset
     });
     let sum = sum.then(*ended);
-    // The last reference to a thread's counters may be among these, which then end.
+    // `ended` is unlocked first: dropping the last reference to a thread's sums locks it.
     drop(ended);
     drop(threads);
     sum

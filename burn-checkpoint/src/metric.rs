@@ -85,11 +85,11 @@ impl RematMetric {
     }
 }
 
-/// The most bytes in use of the batches since it was last read, in MiB, and the three largest [holders](crate::snapshot::Holder) then: for
+/// The most bytes in use since the last read, in MiB, and the three largest [holders](crate::snapshot::Holder) at that time: for
 /// `training.metric_train_numeric(HoldersMetric::new())`.
 ///
-/// Tensors of scopes are seen, under a [`MemoryBudget`](crate::MemoryBudget) all. The Learner computes metrics on a thread of its own, so a value may be
-/// that of a step later.
+/// It counts the tensors of scopes, under a [`MemoryBudget`](crate::MemoryBudget) all tensors. The Learner computes metrics on a thread of
+/// its own, so a value may be that of a step later.
 ///
 /// # Cost
 ///
@@ -162,8 +162,8 @@ impl Numeric for HoldersMetric {
     }
 }
 
-/// Reads the process's counters as they were when this is made, and as they are. Other threads count meanwhile, and what a thread
-/// counted may just be moved from one sum to another, so a difference may be negative: it is taken to be 0.
+/// Passes the process's counters to `read`, those at the gauge's creation and those of now. Other threads count meanwhile, and counts may
+/// just be moving from one sum to another, so a difference may be negative: it is taken to be 0.
 fn gauge(
     name: &str,
     about: &'static str,
@@ -234,7 +234,7 @@ mod tests {
         assert!(there >= (here / 2) as f64 && here > 0, "{there}");
     }
 
-    /// What another thread sets to 0 is counted elsewhere by then, and what ends is not less than nothing.
+    /// A reset, or a budget that ends, on another thread does not make a difference negative.
     #[test]
     fn a_difference_is_never_below_zero() {
         let over = AtomicBool::new(false);
@@ -252,14 +252,14 @@ mod tests {
                 let operations = RematMetric::replayed_operations().0.read();
                 let seconds = RematMetric::replay_time().0.read();
                 let mebibytes = RematMetric::evicted_bytes().0.read();
-                // Of the op_context between two looks, in this and in other tests.
+                // Of operations between two reads, in this and in other tests.
                 assert!(operations < 1e6 && seconds < 1e3 && mebibytes < 1e3);
             }
             over.store(true, Ordering::Relaxed);
         });
     }
 
-    /// Nor is anything lost when counters are reset.
+    /// Counts are not lost when a budget or a thread ends, or when counters are reset.
     #[test]
     fn what_ended_is_counted_on() {
         let metric = RematMetric::replayed_operations();

@@ -10,8 +10,8 @@ use crate::outputs::Outputs;
 use crate::policy::Policy;
 use crate::scope::checkpoint_with;
 
-/// A module that runs in a checkpoint scope. Its parameters, their paths and its record are those of the module in it, so a record is read
-/// with and without it.
+/// A module that runs in a checkpoint scope. Its parameters, their paths and its record are those of the wrapped module, so a record can be
+/// loaded with and without the wrapper.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -101,7 +101,7 @@ impl<B: Backend, M: Module<B>> Module<B> for Checkpointed<M> {
     }
 }
 
-/// The module for validation is in a scope too, which does nothing without autodiff's tape.
+/// The module for validation runs in a scope too, which does nothing without autodiff's tape.
 impl<B: AutodiffBackend, M: AutodiffModule<B>> AutodiffModule<B> for Checkpointed<M> {
     type InnerModule = Checkpointed<M::InnerModule>;
 

@@ -1,5 +1,5 @@
-//! A node: the record of a managed tensor. [`TensorMeta`] never changes; its storage comes and goes ([`State`]), by its [`Recipe`]; recipes
-//! refer to it by a [`Source`].
+//! A node: the record of a managed tensor. Its [`TensorMeta`] never changes; its [`State`] holds the storage, which may be evicted; its
+//! [`Recipe`] brings the storage back. Recipes refer to nodes by a [`Source`].
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
@@ -21,9 +21,9 @@ use crate::region::Region;
 use crate::trace::{self, EventKind};
 use crate::{unwound, verify};
 
-/// How a tensor comes back. One vtable for each operation, so that what a node does is compiled once for a backend.
+/// How a tensor comes back. One vtable for each operation, so that the code of nodes is compiled once for a backend.
 pub(crate) trait Recipe<B: Backend>: Send + Sync {
-    /// Shows what is needed.
+    /// Visits the inputs.
     fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>));
     /// Computes the result. Every input is resident.
     fn run(&self) -> Value<B>;
@@ -31,13 +31,13 @@ pub(crate) trait Recipe<B: Backend>: Send + Sync {
     fn computes(&self) -> bool {
         true
     }
-    /// Shows what comes back with the result at no cost: the other results of the operation.
+    /// Visits the other results of the operation, which come back with this one at no cost.
     fn siblings(&self, _visit: &mut dyn FnMut(Arc<Node<B>>)) {}
     /// The elements, if the recipe uploads them.
     fn data(&self) -> Option<TensorData> {
         None
     }
-    /// The recipe of the same tensor in another type, with what it is a view of, if its elements can be asked for in that type.
+    /// The recipe of the same tensor in another type, with what it is a view of, if its elements can be requested in that type.
     fn in_type(&self, _dtype: DType) -> Option<InType<B>> {
         None
     }
@@ -67,21 +67,21 @@ impl<B: Backend> Node<B> {
         self.state.lock()
     }
 
-    /// Shows the recipe's inputs, none if it has no recipe.
+    /// Visits the recipe's inputs, none if the node has no recipe.
     pub fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
         if let Some(recipe) = &*self.recipe.lock() {
             recipe.inputs(visit);
         }
     }
 
-    /// Shows the other results of the operation that this is one of several results of.
+    /// Visits the other results of the operation, if it has several.
     pub fn siblings(&self, visit: &mut dyn FnMut(Arc<Self>)) {
         if let Some(recipe) = &*self.recipe.lock() {
             recipe.siblings(visit);
         }
     }
 
-    /// Runs the recipe; `None` if there is none. Beside the result, whether it was computed.
+    /// Runs the recipe; `None` if there is none. Returns the result, and whether it was computed.
     pub fn run(&self) -> Option<(Value<B>, bool)> {
         let recipe = self.recipe.lock();
         recipe
@@ -135,7 +135,7 @@ impl<B: Backend> Source<B> {
         self.0.as_ref().expect("taken only in drop")
     }
 
-    /// The reference itself, for a drop.
+    /// Takes the reference out, for a drop.
     pub fn take(&mut self) -> Option<Self> {
         self.0.take().map(Self::new)
     }
@@ -176,7 +176,7 @@ fn drop_later(node: Arc<dyn AnyEntry>) {
     }
     if DROPPING.replace(true) {
         let mut node = Some(node);
-        // While a thread ends its queue may be gone: the node is dropped here and now.
+        // While a thread ends its queue may be gone: the node is then dropped at once.
         let _ = DROPS.try_with(|drops| drops.borrow_mut().extend(node.take()));
         return;
     }
@@ -189,7 +189,7 @@ fn drop_later(node: Arc<dyn AnyEntry>) {
     }
 }
 
-/// What is known of a tensor for good, and the counters of its storage.
+/// The properties of a tensor that never change, and the counters of its storage.
 pub(crate) struct TensorMeta<B: Backend> {
     /// The operation that made the tensor.
     pub op: &'static OpInfo,
@@ -206,7 +206,7 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub contiguous: bool,
     /// Whether its elements are sure to lie in the order that its shape says, as they do when they come back from the host.
     pub row_major: bool,
-    /// Whether the storage is there during uses only: the elements are delivered, or computed from delivered ones alone. Its origin is
+    /// Whether the storage exists during uses only: the elements are delivered, or computed from delivered ones alone. Its origin is
     /// [`Origin::Source`].
     pub is_delivered: bool,
     /// Whether the operation wrote into its operand's storage: it comes back only by all writes before it too.
@@ -215,9 +215,9 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub group: Option<Source<B>>,
     /// How many tensors that share this one's storage are resident, itself included.
     pub residents: AtomicU32,
-    /// Whether a budget has its storage among what may be evicted.
+    /// Whether its storage is in a budget's list of what may be evicted.
     pub listed: AtomicBool,
-    /// While it is evicted: the bits of the nanoseconds of the longest chain of evicted inputs that ends with it; 0 while that is not known.
+    /// While evicted: nanoseconds of the longest chain of evicted inputs that ends with it, as the bits of an `f32`; 0 if not known.
     pub chain_ns: AtomicU32,
     /// Whether its bytes are no longer counted.
     pub retired: AtomicBool,
@@ -282,7 +282,7 @@ impl<B: Backend> TensorMeta<B> {
         }
     }
 
-    /// Bytes of a storage that is no other tensor's.
+    /// Bytes of the storage if it is the tensor's own, else 0.
     #[inline]
     pub fn own_bytes(&self) -> u64 {
         match self.group {
@@ -301,7 +301,7 @@ impl<B: Backend> TensorMeta<B> {
         }
     }
 
-    /// Counts a storage that was brought back. A replay that only compares may bring tensors back on several devices: no peak shows it.
+    /// Counts a storage that was brought back. A replay that only compares may bring tensors back on several devices: peaks leave it out.
     pub fn storage_restored(&self) {
         if !verify::is_rehearsing() {
             return self.storage_added();
@@ -312,7 +312,7 @@ impl<B: Backend> TensorMeta<B> {
         }
     }
 
-    /// Counts a storage that is resident no more. Returns the bytes this frees.
+    /// Counts a storage that is no longer resident. Returns the bytes that this frees.
     #[inline]
     pub fn storage_removed(&self) -> u64 {
         let owner = self.owner();
@@ -324,7 +324,7 @@ impl<B: Backend> TensorMeta<B> {
         }
     }
 
-    /// Tells the counters of storage that has come from the host.
+    /// Counts a storage that was uploaded from the host.
     pub fn uploaded(&self) {
         self.memory.uploaded(self.bytes);
         self.emit(|op, node| EventKind::Upload { op, node }, self.bytes);
@@ -359,35 +359,35 @@ impl<B: Backend> TensorMeta<B> {
     }
 }
 
-/// What changes.
+/// The part of a node that changes.
 pub(crate) struct State<B: Backend> {
     pub storage: Storage<B>,
     pub origin: Origin,
     /// Replays under way that need the storage.
     pub locks: u32,
-    /// The next load is the last one of a replay and may have the storage itself.
+    /// The next load is the last one of a replay and may take the storage itself.
     pub hand_over: bool,
     /// The scope that evicts it: replays for tensors of other scopes do not keep it resident.
     pub region: Option<Arc<Region>>,
-    /// Whether a scope inside of that one has used it: that scope is replayed from it, so a replay keeps it even without users.
+    /// Whether a scope inside of `region` has used it: the inner scope is replayed from it, so a replay keeps it even without users.
     pub feeds_inner_scope: bool,
-    /// A branch point: several recipes start from it, as from a residual stream, or a scope does, as from the result of another one.
-    /// Under a budget it stays when its last handle is dropped.
+    /// A branch point: several recipes start from it (a residual stream), or a scope does (the result of another scope). Under a budget
+    /// its storage stays when its last handle is dropped.
     pub branch_point: bool,
     /// The thread's operation count at the last use.
     pub last_used: u64,
-    /// What has this storage too.
+    /// Other tensors with this storage.
     pub views: Vec<Weak<Node<B>>>,
-    /// Of what the storage held when it was dropped, in verify mode.
+    /// The checksum of the storage when it was dropped, in verify mode.
     pub checksum: Option<u64>,
-    /// The copy in host memory of a storage that is resident, and may go once more.
+    /// The host copy of a resident storage that may be evicted again.
     pub copy: Option<Box<HostCopy<B>>>,
-    /// Of a view or a reshaped copy, where the scope may offload: what it is a view of.
+    /// For a view or a reshaped copy in a scope that may offload: the tensor it is a view of.
     pub viewed: Option<Box<Viewed<B>>>,
 }
 
-/// A tensor that others are views of, and its storage, which may have been dropped with that tensor's last handle. Theirs may lie in
-/// another order than their shapes', this one does not.
+/// A tensor that others are views of, and its storage, which may have been dropped with that tensor's last handle. The elements of a view
+/// may lie in another order than its shape's, those of this storage do not.
 pub(crate) struct Viewed<B: Backend> {
     pub owner: Source<B>,
     pub value: Value<B>,
@@ -449,13 +449,13 @@ impl<B: Backend> State<B> {
         self.branch_point
     }
 
-    /// Whether it comes back if it goes, for good reason: not what is only there during its uses.
+    /// Whether an eviction makes sense: the storage can come back, and does not exist during its uses only.
     #[inline]
     pub fn comes_back(&self) -> bool {
         matches!(self.origin, Origin::Recorded | Origin::Hosted)
     }
 
-    /// Adds a tensor that has this storage too.
+    /// Adds another tensor with this storage.
     pub fn add_view(&mut self, view: &Arc<Node<B>>) {
         if self.views.len() == self.views.capacity() {
             self.views.retain(|view| view.strong_count() > 0);
@@ -468,7 +468,7 @@ impl<B: Backend> State<B> {
         matches!(self.storage, Storage::Resident(_))
     }
 
-    /// Whether it takes the device's memory: resident, or uploaded before it is asked for.
+    /// Whether it occupies device memory: resident, or uploaded before its use.
     pub fn occupies_device(&self) -> bool {
         match &self.storage {
             Storage::Resident(_) => true,
@@ -477,7 +477,7 @@ impl<B: Backend> State<B> {
         }
     }
 
-    /// What the storage becomes when it goes.
+    /// What the storage becomes when it is dropped or taken: its host copy, if there is one.
     fn gone(&mut self) -> Storage<B> {
         match self.copy.take() {
             Some(copy) => Storage::Host(copy),
@@ -486,8 +486,8 @@ impl<B: Backend> State<B> {
     }
 }
 
-/// Takes the storage out of a node, if it can come back, and returns the bytes that this frees. The storage is to be dropped
-/// after the lock.
+/// Takes the storage out of a node, if it can come back, and returns the bytes that this frees. The caller drops the storage after
+/// releasing the lock.
 #[inline]
 pub(crate) fn vacate<B: Backend>(
     meta: &TensorMeta<B>,
@@ -521,7 +521,7 @@ pub(crate) fn take_value<B: Backend>(
     }
 }
 
-/// Counts storage that is there but not for long. Returns the bytes that this frees.
+/// Updates counters and checksum for a storage that is about to be taken. Returns the bytes that this frees.
 #[inline]
 fn about_to_go<B: Backend>(meta: &TensorMeta<B>, state: &mut State<B>) -> u64 {
     if let Storage::Resident(value) = &state.storage {

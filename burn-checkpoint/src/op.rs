@@ -12,13 +12,13 @@ use crate::work::{Rate, Work};
 pub struct OpInfo {
     /// The name of the method of the backend's operation traits, such as `float_matmul`.
     pub name: &'static str,
-    /// What it takes to have its result once more.
+    /// What it takes to compute its result again.
     pub work: Work,
     /// The operation trait, such as `FloatTensorOps`.
     pub group: &'static str,
-    /// What an element costs, found when this is compiled: looking at names takes longer than small operations do.
+    /// What an element costs, computed at compile time: comparing names takes longer than small operations do.
     pub(crate) rate: Rate,
-    /// The name's hash, found when this is compiled.
+    /// The name's hash, computed at compile time.
     pub(crate) key: u64,
 }
 
@@ -35,7 +35,7 @@ impl OpInfo {
 }
 
 impl OpInfo {
-    /// No operation: a parameter, of which a trace is to tell the path. It is never freed.
+    /// Not an operation but a parameter, whose path is the name that traces show. It is never freed.
     pub(crate) fn parameter(path: &str) -> &'static Self {
         static PATHS: Mutex<Vec<&OpInfo>> = Mutex::new(Vec::new());
         let mut paths = PATHS.lock();
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(found, expected);
     }
 
-    /// What a class says of an operation, by name: the docs are printed from the table and cannot tell.
+    /// The classes of operations by name: the docs are printed from the table and would repeat its errors.
     #[test]
     fn the_classes_are_what_they_say() {
         let sort = "float_sort float_argsort float_topk rfft irfft ctc_loss";

@@ -1,6 +1,6 @@
 //! Finding the tensors that a scope returns.
 //!
-//! A scope keeps its results. It finds them by asking each for its shape, a question that reaches the tensor of
+//! A scope keeps its results. It finds them by reading the shape of each, a call that reaches the tensor of
 //! [`Remat`](crate::Remat) through every decorator above it.
 
 use std::cell::Cell;
@@ -13,7 +13,7 @@ use crate::context;
 use crate::entry::AnyEntry;
 
 /// What a scope may return: tensors of any backend, rank and kind, in tuples, `Vec`, `Option`, arrays, `Box`, `Result`, and
-/// structs by [`outputs!`](crate::outputs!). A tensor that is forgotten is evicted with the rest and computed once more when it is used: only
+/// structs by [`outputs!`](crate::outputs!). A tensor that is left out is evicted with the rest and computed again when it is used: only
 /// time is lost.
 pub trait Outputs {
     /// Calls [`Outputs::touch`] of every part that holds tensors.
@@ -24,7 +24,7 @@ thread_local! {
     static TOUCHED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// How many tensors there are among the results, and those that are managed.
+/// The number of tensors among the results, and the nodes of the managed ones.
 pub(crate) fn collect(results: &impl Outputs) -> (usize, Vec<Arc<dyn AnyEntry>>) {
     TOUCHED.set(0);
     let managed = context::collecting(|| results.touch());

@@ -8,11 +8,11 @@ use burn_decorator::module::{AnyTensor, map_floats};
 use crate::op::OpInfo;
 use crate::request;
 
-/// The model with parameters whose paths a trace tells: of a step with it, not of what an optimizer makes of them.
+/// The model with parameters whose paths a trace shows: in a step with this model, not once an optimizer has replaced them.
 ///
 /// # Cost
 ///
-/// Each float parameter goes to the host and back; its path is kept for good.
+/// Each float parameter is read to the host and uploaded again; its path is never freed.
 pub fn name_parameters<B: Backend, M: Module<B>>(model: M) -> M {
     map_floats(model, |path, _, value: FloatTensor<B>| {
         let path = OpInfo::parameter(path);

@@ -28,34 +28,34 @@ pub enum Policy {
     /// will ask for next are uploaded, across scopes; under a budget none is, for what a budget evicts must not depend on when
     /// copies arrive.
     ///
-    /// What comes back from the host lies in memory in the order of its shape, and a matmul over another order may differ in its last
-    /// bits. Burn's traits do not show in which order a tensor lies, so where it comes from decides:
+    /// A tensor from the host lies in memory in the order of its shape, and a matmul over another order may differ in its last bits.
+    /// Burn's traits do not show in which order a tensor lies, so the operation that made it decides:
     ///
-    /// - **Moves**, because it is sure to lie so:
+    /// - **Moves**, because it is sure to lie in the order of its shape:
     ///   - products of matrices, linear layers and attention;
     ///   - selected rows, such as an embedding's;
-    ///   - elementwise results, layer norms, and softmaxes along the last dimension, of operands that lie so;
-    ///   - reshapes and other views, by what they are views of.
+    ///   - elementwise results, layer norms, and softmaxes along the last dimension, if their operands do;
+    ///   - reshapes and other views, with the tensor they are views of.
     /// - **Is computed once more:**
-    ///   - convolutions and pooling, which may give channels last;
+    ///   - convolutions and pooling, whose results may lie channels last;
     ///   - what was computed from an unmanaged or a transposed tensor of its own size;
     ///   - copies of transposed tensors, such as attention's heads: from the tensor that was transposed, which moves.
-    /// - **To do:** put the embedding into a scope too. What is added to an unmanaged tensor does not move.
+    /// - **To do:** put the embedding into a scope too. A sum with an unmanaged tensor does not move.
     ///
     /// # Memory
     ///
-    /// Until the scope ends, what a view or a reshaped copy is a view of is held with it, even if nothing else uses it any more, so
+    /// Until the scope ends, a view or a reshaped copy holds the tensor it is a view of, even if nothing else uses that any more, so
     /// that it can move: for attention's transposed heads that is one more copy of each. [`RematStats`](crate::RematStats),
-    /// traces and budgets do not count it. With other policies it goes with its last use.
+    /// traces and budgets do not count it. With other policies that tensor is dropped after its last use.
     ///
     /// # Errors
     ///
-    /// A copy that cannot be read is computed once more, and [`RematError::HostCopyLost`](crate::RematError::HostCopyLost) is the panic
-    /// of the use if it cannot be.
+    /// A tensor whose copy cannot be read is computed again. If that is not possible, its use panics with
+    /// [`RematError::HostCopyLost`](crate::RematError::HostCopyLost).
     Offload,
-    /// Keeps everything, within scopes that do not, and counts it in [`RematStats`](crate::RematStats) and traces.
+    /// Keeps everything, for use inside scopes that evict, and counts it in [`RematStats`](crate::RematStats) and traces.
     Keep,
-    /// Asks for each tensor. Made by [`Policy::per_operation`].
+    /// Calls a function for each tensor. Made by [`Policy::per_operation`].
     PerOperation(PerOperation),
 }
 
@@ -64,7 +64,7 @@ pub enum Policy {
 pub enum SavePolicy {
     /// It stays.
     Keep,
-    /// It is evicted and computed once more when asked for.
+    /// It is evicted and computed again when it is used.
     Recompute,
     /// It is moved to host memory.
     Offload,
@@ -103,7 +103,7 @@ thread_local! {
 }
 
 impl PerOperation {
-    /// Asks, unless it is the function itself that runs the operation.
+    /// Calls the function; keeps the result if the function itself runs the operation.
     fn ask(&self, call: &OpCall<'_>) -> SavePolicy {
         struct Asked;
         impl Drop for Asked {
@@ -120,9 +120,9 @@ impl PerOperation {
 }
 
 impl Policy {
-    /// A policy that is called for each operation that can be run again: when its result is there, and, of those whose results are still
-    /// used, once more at the scope's end (twice in verify mode), where for a view it is the call that made its storage. It has to say the
-    /// same each time. What it computes itself with tensors is not asked about, and kept.
+    /// A policy that calls `save_policy` for each operation that can be run again: once the result is computed, and, if the result is still
+    /// used, again at the scope's end (twice in verify mode), for a view with the call that made its storage. `save_policy` has to return
+    /// the same each time. Tensors that it computes itself are kept without a call.
     ///
     /// ```
     /// use burn_checkpoint::{SavePolicy, Policy, Work};
@@ -150,7 +150,7 @@ impl Policy {
         }
     }
 
-    /// Whether it is asked for each call.
+    /// Whether it calls a function for each call of an operation.
     #[inline]
     pub(crate) fn asks(&self) -> bool {
         matches!(self, Self::PerOperation(_))

@@ -1,4 +1,4 @@
-//! Which host copies backward will ask for, and in which order: the next are uploaded before it does.
+//! Which host copies backward will use, and in which order: the next ones are uploaded before their use.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::entry::AnyEntry;
 
-/// Tensors uploaded before they are asked for: the next transfer overlaps with what runs on the last one, and memory holds
+/// Number of tensors uploaded before their use: the next transfer overlaps with the operations on the last tensor, and memory holds
 /// little that is not needed yet.
 const AHEAD: usize = 2;
 
@@ -17,8 +17,8 @@ pub(crate) type Position = (u64, u64);
 
 /// The host copies of one thread's tensors on one device.
 ///
-/// Backward asks for them from the last position to the first, across scopes. When one is asked for, those before it are uploaded
-/// ahead, so the chain goes on whether a tensor was ahead or not.
+/// Backward uses them from the last position to the first, across scopes. At each use the copies at the positions before it are uploaded
+/// ahead, whether the used copy was uploaded ahead or not.
 #[derive(Default)]
 pub(crate) struct Prefetch(Mutex<Queue>);
 
@@ -32,7 +32,7 @@ struct Queue {
 }
 
 impl Prefetch {
-    /// The position of a new copy of what the operation of this number made.
+    /// The position of a new copy of the result of the operation with this number.
     pub fn position(&self, operation: u64) -> Position {
         let mut queue = self.0.lock();
         queue.copies += 1;
@@ -48,7 +48,7 @@ impl Prefetch {
         }
     }
 
-    /// Looks whether copies have arrived, in their order.
+    /// Checks whether copies have arrived, in their order.
     pub fn poll(&self) {
         while let Some(first) = {
             let queue = self.0.lock();
@@ -64,15 +64,15 @@ impl Prefetch {
         }
     }
 
-    /// Removes a copy that is gone.
+    /// Removes a copy that was dropped or used.
     pub fn forget(&self, position: Position) {
         let mut queue = self.0.lock();
         queue.waiting.remove(&position);
         queue.ahead.retain(|(ahead, _)| *ahead != position);
     }
 
-    /// The copy at this position was asked for: it leaves the queue, and those that come next are uploaded ahead. Others that were
-    /// uploaded for another order go back.
+    /// Called when the copy at this position is used: removes it from the queue, and uploads the next copies ahead. Drops
+    /// the uploads that were made for another order.
     pub fn asked_for(&self, position: Position) {
         self.forget(position);
         let (next, others) = self.next(position);
@@ -91,7 +91,7 @@ impl Prefetch {
         }
     }
 
-    /// What comes next after a position, and what is ahead but does not.
+    /// The copies that come next after a position, and those that are uploaded ahead but do not come next.
     #[expect(clippy::type_complexity, reason = "both ends of one look at the queue")]
     fn next(
         &self,

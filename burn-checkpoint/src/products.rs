@@ -2,7 +2,7 @@
 
 use burn_backend::Shape;
 
-/// What is known of an operand.
+/// The sizes of an operand.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Operand {
     pub elements: f64,
@@ -51,7 +51,7 @@ pub(crate) fn multiplications(op: &str, [a, b, c]: &[Operand; 3], elements: f64)
             _ if op.ends_with("_x_backward") => elements * a.window(),
             _ => a.elements * b.window(),
         },
-        // A kernel [out, in, ..] gathers each element of the result; backward gives it back: x, weight, gradient.
+        // A kernel [out, in, ..] gathers each element of the result. Operands of backward: x, weight, gradient.
         _ if op.starts_with("conv") => match op {
             _ if op.ends_with("_backward") => c.elements * b.window(),
             _ => elements * b.window(),

@@ -16,7 +16,7 @@ use crate::op::OpInfo;
 use crate::request::Request;
 use crate::work::Work;
 
-/// The recipe that an operation's row makes: one closure that can do both.
+/// The recipe of a row of the table: one closure, which visits the inputs if it gets a visitor, and else computes the result.
 pub(crate) struct Operation<F>(pub F);
 
 impl<B, F> Recipe<B> for Operation<F>
@@ -25,7 +25,7 @@ where
     F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B> + Send + Sync + 'static,
 {
     fn inputs(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
-        // It gives nothing then: there is nothing to drop.
+        // With a visitor the closure returns no tensor: there is nothing to drop.
         std::mem::forget((self.0)(Some(visit)));
     }
 
@@ -35,7 +35,7 @@ where
 }
 
 impl<F> Operation<F> {
-    /// Gives a closure the type of a recipe.
+    /// Makes a recipe of a closure.
     #[inline]
     pub fn of<B>(closure: F) -> Self
     where
@@ -46,7 +46,7 @@ impl<F> Operation<F> {
     }
 }
 
-/// A recipe where a call can drop it.
+/// A recipe as an `Option`, so that a call can drop it.
 #[inline]
 pub(crate) fn operation<B, F>(closure: F) -> Option<Operation<F>>
 where
@@ -72,7 +72,7 @@ impl<B: Backend> Parts<B> {
         Self(OnceLock::new())
     }
 
-    /// Tells which they are, once they are made.
+    /// Sets the nodes, once they are made.
     pub fn set<'a>(&self, nodes: impl Iterator<Item = &'a Arc<Node<B>>>) {
         self.0.get_or_init(|| nodes.map(Arc::downgrade).collect());
     }
@@ -100,7 +100,7 @@ impl<B: Backend> Recipe<B> for Part<B> {
     }
 }
 
-/// A tensor that a user's function delivers, at each use while it is not resident.
+/// The recipe of a tensor that a user's function delivers, at each use while it is not resident.
 pub(crate) struct Deliver<F>(pub F);
 
 impl<B: Backend, F: Fn() -> Value<B> + Send + Sync + 'static> Recipe<B> for Deliver<F> {
@@ -111,7 +111,7 @@ impl<B: Backend, F: Fn() -> Value<B> + Send + Sync + 'static> Recipe<B> for Deli
     }
 }
 
-/// A tensor whose elements a function gives at each use.
+/// The recipe of a tensor whose elements a function returns at each use.
 pub(crate) struct Upload<B: Backend> {
     pub request: Request,
     pub device: Device<B>,
@@ -138,7 +138,7 @@ impl<B: Backend> Recipe<B> for Upload<B> {
     }
 }
 
-/// A view or cast of a delivered tensor, computed when it is used.
+/// The recipe of a view or cast of a delivered tensor, computed when it is used.
 pub(crate) struct OnUse<B: Backend, F> {
     op: &'static OpInfo,
     input: Saved<B, Float>,
@@ -168,7 +168,7 @@ where
     }
 
     fn in_type(&self, dtype: DType) -> Option<InType<B>> {
-        // The cast of a view has the elements of a view of the cast, which is delivered in the type.
+        // The cast of a view equals the view of the cast, and the cast is delivered in this type.
         let viewed = match &self.input {
             Saved::Node(viewed) if self.op.work == Work::View => viewed,
             _ => return None,

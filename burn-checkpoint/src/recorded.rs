@@ -110,7 +110,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         let Storage::Host(copy) = &mut state.storage else {
             return false;
         };
-        // That of a copy which is used again has arrived.
+        // The data of a copy that is used again has arrived.
         prefetch.add(copy.position, own, copy.has_arrived());
         drop(state);
         drop(storage);
@@ -140,7 +140,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             Storage::Host(copy) => copy.has_arrived(),
             Storage::Resident(_) | Storage::Evicted => return true,
         };
-        // What a budget evicts depends on recipes, and must not depend on when copies arrive: there it goes when the tensor is used.
+        // Evictions by a budget depend on recipes, and must not depend on when copies arrive: a use then drops the recipe.
         if arrived && self.meta.memory.limit().is_none() {
             self.forget_recipe();
         }
@@ -155,7 +155,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         if copy.is_ahead() {
             return true;
         }
-        // What has not arrived would have to be waited for.
+        // Uploads only data that has arrived, so it does not wait.
         if !copy.prefetch(&self.meta.device) {
             return false;
         }
@@ -219,7 +219,7 @@ impl<B: Backend> AnyEntry for Node<B> {
                 add(view.clone(), &state);
             }
         }
-        // Views that no budget counts keep it too.
+        // Views that no budget counts keep the storage too.
         let residents = self.meta.residents.load(Ordering::Acquire) as usize;
         group.is_held |= group.members.len() != residents;
         (residents > 0 && !group.members.is_empty()).then_some(group)
@@ -241,7 +241,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         if owner.retired.swap(true, Ordering::AcqRel) {
             return;
         }
-        // One resident more than there are: the storage is never seen to come or go again.
+        // One more than the number of residents: the count does not reach 0 again, so the storage is not counted again.
         if owner.residents.fetch_add(1, Ordering::AcqRel) > 0 {
             owner.memory.remove(owner.bytes);
             owner.emit(|op, node| EventKind::Retire { op, node }, owner.bytes);

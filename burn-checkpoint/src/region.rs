@@ -13,7 +13,7 @@ pub(crate) struct Region {
     pub policy: Policy,
     label: Option<String>,
     parent: Option<Arc<Region>>,
-    /// How often each operation was called, for policies that ask.
+    /// How often each operation was called, for policies that depend on it.
     calls: Mutex<FxHashMap<u64, u32>>,
 }
 
@@ -27,7 +27,7 @@ impl Region {
         }
     }
 
-    /// Counts a call of an operation. Which one it is.
+    /// Counts a call of an operation. Returns its number, from 0.
     pub fn call(&self, op: &OpInfo) -> u32 {
         if !self.policy.asks() {
             return 0;

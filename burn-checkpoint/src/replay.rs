@@ -47,7 +47,7 @@ pub fn is_replaying() -> bool {
     REPLAYS.get() > 0
 }
 
-/// Inputs of a recipe, which stay until this is dropped.
+/// Inputs of a recipe, which stay resident until this is dropped.
 pub(crate) struct Locked<B: Backend>(Vec<Arc<Node<B>>>);
 
 impl<B: Backend> Drop for Locked<B> {
@@ -90,7 +90,7 @@ pub(crate) fn lock_inputs<B: Backend>(recipe: &dyn Recipe<B>) -> Locked<B> {
     locked
 }
 
-/// Brings a node back that is in host memory, and uploads ahead what backward will ask for next. Returns whether the node is
+/// Brings a node back that is in host memory, and uploads ahead what backward will use next. Returns whether the node is
 /// resident.
 pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     let meta = &node.meta;
@@ -155,7 +155,7 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     true
 }
 
-/// What could not be read from the device is computed once more, if it can be.
+/// Called if a host copy could not be read: prepares the node to be computed again, or panics if it has no recipe.
 fn lost<B: Backend>(node: &Arc<Node<B>>, reason: String) -> bool {
     let meta = &node.meta;
     let error = RematError::HostCopyLost {
@@ -204,8 +204,8 @@ fn key<B: Backend>(node: &Arc<Node<B>>) -> usize {
     Arc::as_ptr(node) as usize
 }
 
-/// Locks a node for a replay, and returns whether its storage is there and will stay. Looking and locking are one step: in between another thread
-/// may drop its last handle.
+/// Locks a node for a replay, and returns whether it is resident and will stay so. The check and the lock are one step: in between another
+/// thread may drop its last handle.
 fn lock<B: Backend>(node: &Arc<Node<B>>) -> bool {
     loop {
         fetch(node);
@@ -219,7 +219,7 @@ fn lock<B: Backend>(node: &Arc<Node<B>>) -> bool {
 
 struct Planned<B: Backend> {
     node: Arc<Node<B>>,
-    /// Inputs of steps to come that refer to it.
+    /// How many inputs of steps to come refer to it.
     uses: u32,
     /// Whether it was resident before.
     found: bool,
@@ -234,7 +234,7 @@ struct Plan<B: Backend> {
 }
 
 enum Visit<B: Backend> {
-    /// Something that so many steps need.
+    /// A node, and how many steps need it.
     Enter(Arc<Node<B>>, u32),
     Leave(usize),
 }
@@ -264,7 +264,7 @@ impl<B: Backend> Plan<B> {
                                 stack.push(Visit::Enter(source.node().clone(), 1));
                             }
                         });
-                        // An operation that runs for one of its results gives the others too.
+                        // An operation that runs for one of its results returns the others too.
                         node.siblings(&mut |sibling| {
                             if plan.is_wanted(&sibling) {
                                 stack.push(Visit::Enter(sibling, 0));
@@ -318,7 +318,7 @@ impl<B: Backend> Plan<B> {
         });
     }
 
-    /// Runs one recipe and stores what it gives.
+    /// Runs one recipe and stores its result.
     fn step(&self, node: &Arc<Node<B>>) {
         let meta = &node.meta;
         if node.state().is_resident() {
@@ -340,7 +340,7 @@ impl<B: Backend> Plan<B> {
         if state.is_resident() {
             return;
         }
-        // What differs is forgotten, and compared once more at the next try.
+        // A value that differs is dropped; the next try compares again.
         if verify::differs(state.checksum, &value) {
             drop((state, value));
             verify::fail(&RematError::ReplayDiffers {
@@ -389,7 +389,7 @@ impl<B: Backend> Plan<B> {
         }
     }
 
-    /// Whether a node has no storage and would keep it.
+    /// Whether a node is evicted, and would stay resident after a replay.
     fn is_wanted(&self, node: &Arc<Node<B>>) -> bool {
         let evicted = matches!(node.state().storage, Storage::Evicted);
         evicted && node.meta.users() > 0 && self.is_kept(node)
@@ -459,7 +459,7 @@ impl<B: Backend> Drop for Plan<B> {
     }
 }
 
-/// A tensor that is back needs its recipe no more, unless a budget may evict it once more.
+/// A tensor that came back no longer needs its recipe, unless a budget may evict it again.
 fn settle_after_replay<B: Backend>(node: &Arc<Node<B>>) {
     if !node.meta.memory.may_evict() && !verify::is_rehearsing() {
         node.settle();

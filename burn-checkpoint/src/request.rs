@@ -9,18 +9,18 @@ use burn_backend::{DType, Shape, TensorData};
 use crate::op::OpInfo;
 use crate::work::Work;
 
-/// The operation that delivers it.
+/// The operation that delivers a requested tensor.
 pub(crate) const DELIVERED: OpInfo = OpInfo::new("delivered", Work::Fixed, "Remat");
 
 type Has = dyn Fn(DType) -> bool + Send + Sync;
 
-/// A tensor that [`delivered`](crate::delivered()) asks this thread's `Remat` for.
+/// A tensor that [`delivered`](crate::delivered()) requests from this thread's `Remat`.
 pub(crate) struct Request {
     pub shape: Shape,
     pub dtype: DType,
-    /// The elements in the type that is asked for.
+    /// Returns the elements in the requested type.
     pub data: Arc<dyn Fn(DType) -> TensorData + Send + Sync>,
-    /// Whether another type than its own may be asked for.
+    /// Whether a type other than the tensor's own may be requested.
     pub has: Option<Arc<Has>>,
 }
 
@@ -34,25 +34,25 @@ impl fmt::Debug for Request {
 }
 
 impl Request {
-    /// Asks this thread's next upload for the tensor.
+    /// Makes this thread's next upload return the tensor.
     pub fn put(self) {
         REQUEST.set(Some(self));
     }
 
-    /// That of this thread, which is answered then.
+    /// Takes this thread's request.
     #[inline]
     pub fn take() -> Option<Self> {
         REQUEST.take()
     }
 
-    /// The tensor in another type, if its elements may be asked for in it.
+    /// The tensor in another type, if its elements may be requested in that type.
     pub fn in_type(&self, dtype: DType) -> Option<Self> {
         let is_there = dtype != self.dtype && self.has.as_ref()?(dtype);
         is_there.then(|| Self {
             shape: self.shape.clone(),
             dtype,
             data: self.data.clone(),
-            // A cast back gives the rounded elements, not the original ones.
+            // A cast back returns the rounded elements, not the original ones.
             has: None,
         })
     }
@@ -74,7 +74,7 @@ impl Request {
     }
 }
 
-/// The group of what is no operation: a parameter, whose path is the name.
+/// The group of an [`OpInfo`] that is not an operation but a parameter, whose path is the name.
 pub(crate) const PARAMETER: &str = "parameter";
 
 /// Runs `upload`, whose data is the parameter of this path.

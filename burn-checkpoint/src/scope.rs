@@ -1,4 +1,4 @@
-//! Scopes: what is made in one and only saved for backward is evicted at its end.
+//! Scopes: tensors that are made in a scope and only saved for backward are evicted at its end.
 
 use std::sync::{Arc, Once, Weak};
 
@@ -21,17 +21,17 @@ use crate::{download, verify};
 /// # Cost
 ///
 /// One more forward pass of the region during backward. Memory: the region's inputs, its results and its random numbers stay, and
-/// what it stores if that is tiny; all else goes. Under a [`MemoryBudget`](crate::MemoryBudget) results are evicted as others are.
+/// what it stores if that is tiny; all else is evicted. Under a [`MemoryBudget`](crate::MemoryBudget) results may be evicted too.
 ///
 /// # What a region stores
 ///
-/// What the region's code keeps elsewhere, such as running statistics of a batch norm, stays if it is tiny: if nothing else was computed from it,
-/// and it has at most a 16th of the bytes of the largest tensor of the region, the smallest first, together at most a 16th of the bytes of
-/// all that the region made. Running statistics are, from 16 values a channel on. Nothing is in a region that made less than 16 KiB.
+/// A tensor that the region's code stores elsewhere, such as running statistics of a batch norm, stays if it is tiny: nothing else was
+/// computed from it, it has at most a 16th of the bytes of the region's largest tensor, and the tiny tensors, the smallest first, together
+/// have at most a 16th of all bytes that the region made. Running statistics are tiny from 16 values a channel on. No tensor of a region
+/// that made less than 16 KiB is tiny.
 ///
-/// What is larger is evicted, for what autodiff saves cannot be told from it. Until it is used, which runs what leads to it once more, it
-/// holds what it is computed from, the inputs of the region among it. So what outlives the step is to be returned from the region
-/// too, unless it is tiny.
+/// A larger one is evicted, because it looks like the tensors that autodiff saves. Until its next use, which computes it again, it holds
+/// what it was computed from, the region's inputs included. So return what outlives the step from the region too, unless it is tiny.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -60,8 +60,8 @@ pub fn checkpoint<R: Outputs>(region: impl FnOnce() -> R) -> R {
 ///
 /// # Cost
 ///
-/// Of what the policy evicts, that of [`checkpoint`]. What it keeps costs its bytes, what it offloads a copy each way and as many
-/// bytes on the host.
+/// For evicted tensors that of [`checkpoint`]. Kept tensors cost their bytes, offloaded ones a copy each way and as many bytes on the
+/// host.
 pub fn checkpoint_with<R: Outputs>(policy: Policy, region: impl FnOnce() -> R) -> R {
     run(policy, None, region)
 }
@@ -96,9 +96,9 @@ fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() 
     results
 }
 
-/// Closes the scope whatever happens.
+/// An open scope, which is also closed after a panic.
 struct Open {
-    /// How many were open before; `None` once it is closed.
+    /// How many scopes were open before; `None` once it is closed.
     depth: Option<usize>,
 }
 
@@ -133,7 +133,7 @@ impl Drop for Open {
     }
 }
 
-/// Evicts what is neither a result nor unused.
+/// Ends a scope: its policy decides about the tensors that are in use and are not results.
 fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
     let Frame {
         region,
@@ -161,14 +161,14 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
         Some((node, save_policy))
     };
     if verify::is_on() {
-        // All of them before any goes: each is replayed from what is resident.
+        // All are compared before any is evicted: each is replayed from resident tensors.
         let goes = nodes.iter().filter_map(saved);
         let goes = goes.filter(|(_, save_policy)| *save_policy != SavePolicy::Keep);
         goes.for_each(|(node, _)| node.rehearse());
     }
     for (node, save_policy) in nodes.iter().filter_map(saved) {
         match save_policy {
-            // A view may have a recipe still, and what is tiny has.
+            // A view may still have a recipe, and a tiny tensor has one.
             SavePolicy::Keep => node.settle(),
             SavePolicy::Recompute => {
                 node.evict();
@@ -190,16 +190,16 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
     }
 }
 
-/// Moves what lies in the order of its shape; what may not is computed once more, for it would come back in another order, which a
-/// matmul may add up in another order.
+/// Moves a tensor that lies in the order of its shape. Another one is evicted: it would come back from the host in another order, which
+/// a matmul may add up in another order.
 fn move_to_host(node: &Arc<dyn AnyEntry>) {
     let info = node.info();
     if info.op.work == Work::New || info.op.name == "int_into_float" {
-        // A copy on the host would cost more than the operation: so are the numbers of dropout made from bits.
+        // A copy on the host would cost more than the operation: dropout makes its numbers from bits by `int_into_float`.
         node.evict();
     } else if info.shared || info.permuted {
-        // A view comes back as a view, and a reshaped copy as one: what it is of moves, unless that has handles of its own and
-        // has moved already.
+        // A view or a reshaped copy is computed again from the tensor it is a view of. That one moves, unless it has handles of its own
+        // and has moved already.
         if let Some(viewed) = node.restore_viewed()
             && (viewed.info().permuted || !viewed.offload(Arc::downgrade(&viewed)))
         {

@@ -43,8 +43,8 @@ pub struct Snapshot {
 /// Tensors of one operation in one scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The labels of the scopes that they were made in, outermost first, and the operation: `block 3/float_matmul`; behind `after` the parameter
-    /// that was in use, if [`name_parameters`](crate::name_parameters) has named it. What was there before the recording is `before`.
+    /// The labels of the scopes that they were made in, outermost first, and the operation: `block 3/float_matmul`; then `after` and the
+    /// parameter in use, if [`name_parameters`](crate::name_parameters) has named it. `before` for tensors made before the recording.
     pub owner: String,
     /// What they are for.
     pub kind: Kind,
@@ -54,18 +54,18 @@ pub struct Holder {
     pub tensors: usize,
 }
 
-/// What is in use after the events that it was told of.
+/// The tensors in use after the events that were added.
 #[derive(Default)]
 pub(crate) struct InUse {
     scopes: Vec<String>,
     parameter: Option<&'static str>,
     nodes: HashMap<(DeviceId, u64), Held>,
-    /// Nodes that are gone, whose storage a view keeps.
+    /// Dropped nodes whose storage a view keeps.
     viewed: Vec<(DeviceId, u64)>,
     live_bytes: HashMap<DeviceId, u64>,
 }
 
-/// So many nodes are followed before those without storage are forgotten.
+/// The number of nodes above which those without storage are forgotten.
 const MANY: usize = 1 << 16;
 
 struct Held {
@@ -75,7 +75,7 @@ struct Held {
 }
 
 impl InUse {
-    /// Follows these events. Where one of them is of a tensor, gives what is in use at the highest of them.
+    /// Adds these events. Returns the tensors in use at the event with the most live bytes, if any is of a tensor.
     pub fn follow(&mut self, events: &[Event]) -> Option<Snapshot> {
         let of_device = events.iter().enumerate().rev();
         let of_device = of_device.filter(|(_, event)| event.device.is_some());
@@ -101,7 +101,7 @@ impl InUse {
         let (Some(device), Some((op, node, is_there))) = (event.device, tensor(&event.kind)) else {
             return;
         };
-        // A view changes nothing: its bytes are those of what it is of.
+        // A view changes nothing: its bytes are those of the tensor it is a view of.
         let before = self.live_bytes.insert(device, event.live_bytes);
         let key = (device, node);
         if is_there {
@@ -143,7 +143,7 @@ impl InUse {
         }
     }
 
-    /// After an event of a tensor, the last one.
+    /// The snapshot after `last`, the last event of a tensor.
     fn snapshot(&self, last: &Event) -> Option<Snapshot> {
         let device = last.device?;
         let mut holders: HashMap<(&str, Kind), (u64, usize)> = HashMap::new();
@@ -166,7 +166,7 @@ impl Snapshot {
         InUse::default().follow(events)
     }
 
-    /// At the last event of a tensor: where an operation did not fit or a budget was too small, what was alive then.
+    /// At the last event of a tensor: shows what was alive when an operation did not fit or a budget was too small.
     pub fn at_end(events: &[Event]) -> Option<Self> {
         let mut in_use = InUse::default();
         events.iter().for_each(|event| in_use.add(event));
@@ -174,7 +174,7 @@ impl Snapshot {
         in_use.snapshot(last)
     }
 
-    /// Of holders by owner and kind.
+    /// A snapshot of holders, given by owner and kind.
     pub(crate) fn new<'a>(
         device: DeviceId,
         at: Duration,

@@ -2,13 +2,13 @@
 //!
 //! `guard = install();` makes the new one before it drops the old one, so a guard must not restore what it found.
 
-/// What is in force, and what was before it and will be after it.
+/// Entries of guards, oldest first: the newest is in force.
 pub(crate) struct Stack<T> {
     entries: Vec<(Ticket, T)>,
     next: u64,
 }
 
-/// What a guard holds of its entry.
+/// Identifies the entry of a guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket(u64);
 
@@ -28,7 +28,7 @@ impl<T> Stack<T> {
         ticket
     }
 
-    /// Takes an entry out, wherever it is. Says whether it was in force.
+    /// Takes an entry out, wherever it is. Returns it, and whether it was in force.
     pub fn remove(&mut self, ticket: Ticket) -> (Option<T>, bool) {
         let at = self.entries.iter().rposition(|(own, _)| *own == ticket);
         let newest = at.is_some_and(|at| at + 1 == self.entries.len());

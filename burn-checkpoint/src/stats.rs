@@ -3,9 +3,9 @@
 use std::ops::Add;
 use std::time::Duration;
 
-/// What managed tensors take and cost.
+/// The memory that managed tensors occupy, and what it takes to evict them and bring them back.
 ///
-/// Counted per thread and device: ranks that are threads sharing a device have their own. A tensor is counted where it was
+/// Counted per thread and device: ranks that are threads sharing a device have separate counters. A tensor is counted where it was
 /// made, even if another thread brings it back.
 ///
 /// ```
@@ -36,7 +36,7 @@ pub struct RematStats {
     pub replayed_bytes: u64,
     /// Operations that were run again.
     pub replayed_operations: u64,
-    /// Bytes that went to host memory.
+    /// Bytes that were moved to host memory.
     pub offloaded_bytes: u64,
     /// Bytes that came back from host memory.
     pub uploaded_bytes: u64,
@@ -44,14 +44,14 @@ pub struct RematStats {
     pub replay_time: Duration,
     /// Time that budgets took to find what to evict.
     pub search_time: Duration,
-    /// Storages that they looked at for it, some more than once.
+    /// Storages that budgets examined in these searches, some more than once.
     pub searched_tensors: u64,
-    /// Steps in which a budget took more time, replaying and searching, than there was work in the first place.
+    /// Steps in which replays and searches under a budget took more time than the step's own work.
     pub thrashing_steps: u64,
 }
 
 impl RematStats {
-    /// These and later ones: counters add up, peaks do not.
+    /// The sum with later counters; of the two peaks the larger one counts.
     pub(crate) fn then(self, later: Self) -> Self {
         Self {
             peak_bytes: self.peak_bytes.max(later.peak_bytes),
@@ -59,7 +59,7 @@ impl RematStats {
         }
     }
 
-    /// The counters alone.
+    /// The counters without live and peak bytes.
     pub(crate) fn without_bytes_held(self) -> Self {
         Self {
             live_bytes: 0,

@@ -1,32 +1,31 @@
-//! What is so small that a scope keeps it.
+//! Tensors that are so small that a scope keeps them.
 //!
 //! A module may store what it made in a scope, as batch norm does its running statistics. A vector of one number a channel costs nothing to
-//! keep; evicted, it holds all that its recipe refers to, the scope's input too, until the next step reads it and has what leads to it
-//! run once more.
+//! keep; evicted, it holds all that its recipe refers to, the scope's input too, until the next step reads it and so computes it again.
 //!
-//! What other recipes start from is not kept, tiny or not: replays need the rest of what it was computed from anyway, and bring all of
-//! it back in one go.
+//! A tensor that other recipes refer to is not kept, tiny or not: replays need the rest of what it was computed from anyway, and bring
+//! all of it back together.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::entry::AnyEntry;
 
-/// Tiny is what has at most this part of the bytes of the scope's largest tensor, the smallest first, and together at most this part
-/// of the bytes of all that was made in the scope.
+/// A tiny tensor has at most a 16th of the bytes of the scope's largest tensor, and the tiny tensors, the smallest first, together have
+/// at most a 16th of all bytes made in the scope.
 const PART: u64 = 16;
 
-/// A scope that made less, in bytes, is not looked through: it can hold no more than that.
+/// A scope that made fewer bytes is not searched for tiny tensors: they can hold no more than these bytes.
 const WORTH: u64 = 16 << 10;
 
 /// Whether handles refer to a tensor, and no recipe does.
 pub(crate) fn is_end(node: &Arc<dyn AnyEntry>) -> bool {
     let users = node.info().users as usize;
-    // One more reference is the one that is given.
+    // The argument is one more reference.
     users > 0 && Arc::strong_count(node) == users + 1
 }
 
-/// How large what was made in a scope is.
+/// The sizes of the storages made in a scope.
 pub(crate) struct Sizes {
     smallest: u64,
     largest: u64,
@@ -55,7 +54,7 @@ impl Sizes {
         self.all += bytes;
     }
 
-    /// The bytes of what is tiny among tensors that would go, of which this gives the bytes. All of one size are, or none.
+    /// The range of sizes that are tiny, given the sizes of the tensors that would be evicted. All of one size are tiny, or none.
     pub fn tiny<S: Iterator<Item = u64>>(&self, going: impl FnOnce() -> S) -> RangeInclusive<u64> {
         let most = self.largest / PART;
         let any = self.smallest <= most && self.all >= WORTH;

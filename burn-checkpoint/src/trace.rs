@@ -1,4 +1,4 @@
-//! What happened to tensors, one event at a time: the raw material of pictures and of profiles of blocks.
+//! What happened to tensors, one event at a time: the data for plots and for profiles of blocks.
 //!
 //! [`record`] collects the events of this thread until its guard is dropped. Without a guard nothing is collected.
 
@@ -19,7 +19,7 @@ pub struct Event {
     pub at: Duration,
     /// What happened.
     pub kind: EventKind,
-    /// Bytes that it is about.
+    /// Bytes that the event concerns.
     pub bytes: u64,
     /// Bytes that all managed tensors of the device occupy after it, as this thread knows them.
     pub live_bytes: u64,
@@ -89,7 +89,7 @@ pub enum EventKind {
         /// Its path in the module.
         path: &'static str,
     },
-    /// This thread waited for other ranks, and goes on now.
+    /// This thread has waited for other ranks.
     Collective {
         /// What it waited for: `ranks`, for the other ranks of a group.
         op: &'static str,
@@ -112,7 +112,7 @@ pub enum EventKind {
     },
 }
 
-/// What a tensor is for, as its operation tells.
+/// What a tensor is for, derived from its operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// Made in forward.
@@ -133,7 +133,7 @@ pub(crate) type Events = Mutex<Vec<Event>>;
 struct Recorder {
     start: Instant,
     scopes: u64,
-    /// Of whoever wants them, as long as there is one.
+    /// The caller's events; the recording ends when they are dropped.
     events: Weak<Events>,
 }
 
@@ -146,7 +146,7 @@ thread_local! {
 ///
 /// # Cost
 ///
-/// About a hundred bytes and a look at the clock an event.
+/// About a hundred bytes and one read of the clock for each event.
 pub fn record() -> Recording {
     let (ticket, events) = record_shared();
     Recording {
@@ -179,12 +179,12 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// The events so far, which are taken out.
+    /// Takes out the events so far.
     pub fn take(&self) -> Vec<Event> {
         std::mem::take(&mut self.events.lock())
     }
 
-    /// Ends the recording and gives its events.
+    /// Ends the recording and returns its events.
     pub fn finish(self) -> Vec<Event> {
         self.take()
     }
@@ -199,13 +199,13 @@ impl Drop for Recording {
     }
 }
 
-/// Whether this thread records: to be asked before an event is made.
+/// Whether this thread records: to be checked before an event is made.
 #[inline]
 pub(crate) fn is_on() -> bool {
     ON.get()
 }
 
-/// Waits for other ranks: what `wait` does is a collective operation in this thread's recording. `sent` tells the bytes that were sent so far.
+/// Runs `wait`, which waits for other ranks, and records it as a collective. `sent` returns the bytes that were sent so far.
 pub fn collective<R>(op: &'static str, sent: impl Fn() -> u64, wait: impl FnOnce() -> R) -> R {
     if !is_on() {
         return wait();
@@ -238,7 +238,7 @@ pub(crate) fn emit(kind: EventKind, bytes: u64, live_bytes: u64, device: Option<
     });
 }
 
-/// Says that a scope begins, and gives it a number.
+/// Records that a scope begins, and returns its number.
 pub(crate) fn scope_begins(label: &str) -> u64 {
     if !is_on() {
         return 0;

@@ -1,6 +1,6 @@
-//! What a panic drops, dropped once it is over.
+//! Drops that are deferred until a panic is over.
 //!
-//! burn-fusion frees nothing of what is dropped while its thread panics: it would be lost to the device for good. So tensors that
+//! burn-fusion does not free a tensor that is dropped while its thread panics: its memory would be lost for good. So tensors that
 //! an unwinding thread drops are kept here, until the thread drops the next tensor without a panic, the device is synchronised, or the
 //! counters are read.
 
@@ -11,11 +11,11 @@ use std::thread::panicking;
 
 thread_local! {
     static WAITING: RefCell<Vec<Box<dyn Any>>> = const { RefCell::new(Vec::new()) };
-    /// Whether there are any: looked at with each drop.
+    /// Whether any value is waiting: checked at each drop.
     static ANY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Drops a value now, or after the panic that this thread is in. A thread that ends drops them then.
+/// Drops a value now, or after the panic that this thread is in, at the latest when the thread ends.
 pub(crate) fn release<T: 'static>(value: T) {
     if panicking() {
         let mut value = Some(value);
@@ -31,7 +31,7 @@ pub(crate) fn release<T: 'static>(value: T) {
     }
 }
 
-/// Drops what panics left on this thread.
+/// Drops the values that wait on this thread after panics.
 #[inline]
 pub(crate) fn free() {
     if ANY.try_with(Cell::get).unwrap_or(false) && !panicking() {

@@ -20,14 +20,14 @@ thread_local! {
 ///
 /// - What a scope, a budget or [`evict`](crate::evict) is about to evict is replayed at once and compared, whether backward will
 ///   ask for it or not. Byte limits are not in force meanwhile, and neither counters nor traces show it.
-/// - What comes back later, by a replay or from host memory, is compared with the hash of what it was, if it left on this thread
-///   under this mode. That includes temporaries, which were dropped because no handle referred to them.
+/// - What comes back later, by a replay or from host memory, is compared with the hash of what it was, if it was dropped or moved on
+///   this thread in this mode. That includes temporaries, which were dropped because no handle referred to them.
 /// - A difference panics with [`RematError::ReplayDiffers`], or [`RematError::HostCopyDiffers`] for a copy in host memory, which
 ///   name the operation. Reasons are operations outside of Burn's table that draw random numbers or have other side effects,
 ///   sources that deliver something else, and lazy backends that group kernels differently.
 ///
-/// Threads that train on tensors of their own may each have it. Where a thread has it, no other may replay what it shares with that one:
-/// what was brought back to be compared goes again at once, even if the other has just found it.
+/// Threads that train on separate tensors may each have a guard. No other thread may replay tensors that it shares with a thread in this
+/// mode: a tensor brought back for a comparison is dropped at once, even if the other thread has just found it.
 ///
 /// What [`Remat::from_source`](crate::Remat::from_source) made may deliver something else each time and is not compared itself.
 ///
@@ -71,7 +71,7 @@ pub(crate) fn is_on() -> bool {
     GUARDS.get() > 0
 }
 
-/// Whether this thread replays only to compare: byte limits and counters have nothing to do with it.
+/// Whether this thread replays only to compare: byte limits and counters ignore it.
 #[inline]
 pub(crate) fn is_rehearsing() -> bool {
     REHEARSING.get()
@@ -95,12 +95,12 @@ pub(crate) fn checksum<B: Backend>(value: &Value<B>) -> Option<u64> {
     is_on().then(|| hash(value))
 }
 
-/// Whether what came back differs from what went, by its checksum, and this thread compares.
+/// Whether this thread compares, and a value that came back differs from the checksum of what was dropped.
 pub(crate) fn differs<B: Backend>(checksum: Option<u64>, value: &Value<B>) -> bool {
     checksum.is_some_and(|checksum| is_on() && hash(value) != checksum)
 }
 
-/// Panics with a difference. What differs has to be dropped before: see `unwound.rs`.
+/// Panics with a difference. The caller drops the differing value first: see `unwound.rs`.
 pub(crate) fn fail(error: &RematError) -> ! {
     log::error!("{error}");
     panic!("{error}");

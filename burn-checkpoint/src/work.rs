@@ -1,7 +1,7 @@
 //! Work classes of operations, and the time that their elements take: `cargo bench --workspace --bench calibrate` prints measured
 //! times on Flex, on one thread, beside these.
 
-/// What it takes to have an operation's result once more: the work class of its row in `burn-decorator`'s table.
+/// What it takes to compute an operation's result again: the work class of its row in `burn-decorator`'s table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// A product: matmul, convolution, attention. Its cost grows faster than its bytes.
@@ -24,7 +24,7 @@ pub enum Work {
     New,
     /// Cannot be done again: random numbers, data from the host, uninitialised tensors, shapes that depend on data.
     Fixed,
-    /// No tensor results: what asks, or reads to the host.
+    /// No tensor results: queries, and reads to the host.
     Pass,
 }
 
@@ -62,8 +62,8 @@ impl Work {
 }
 
 impl Work {
-    /// Whether the result, computed from [delivered](crate::delivered()) tensors alone, is delivered itself: what is as large as they are and
-    /// quickly computed.
+    /// Whether a result computed from [delivered](crate::delivered()) tensors alone is delivered itself: one that is as large as they are
+    /// and quick to compute.
     pub(crate) const fn passes_delivery(self) -> bool {
         matches!(
             self,
@@ -86,7 +86,7 @@ impl Rate {
         self.cached * cached + self.memory * (elements - cached)
     }
 
-    /// The rate of an operation that is no product. Those of a class differ less than the classes do, but for a few.
+    /// The rate of an operation that is not a product. Operations of a class differ less than the classes do, with a few exceptions.
     pub const fn of(name: &str, work: Work) -> Rate {
         match work {
             Work::Sort if has(name, "fft") => rate(6.5, 10.0),

@@ -1,30 +1,30 @@
-//! The allocations of a step once more, given to another allocator.
+//! The allocations of a recorded step, repeated on the model of an allocator.
 
 use std::collections::BTreeMap;
 
 use crate::classes::Classes;
 use crate::estimate::Estimate;
 
-/// What gives out memory.
+/// A model of an allocator.
 pub(crate) trait Allocator {
-    /// Memory that it gave.
+    /// A block of memory that it has allocated.
     type Block: Copy;
 
-    /// Memory of so many bytes; `None` if there can be none.
+    /// Allocates `bytes`; `None` if that is impossible.
     fn allocate(&mut self, bytes: u64) -> Option<Self::Block>;
 
-    /// Takes it back.
+    /// Frees a block.
     fn free(&mut self, block: Self::Block);
 
-    /// The step begins, once more.
+    /// Called whenever the step begins again.
     fn begin(&mut self) {}
 
-    /// The time of the recording.
+    /// Sets the time, by the clock of the recording.
     fn now(&mut self, _at: u64) {}
 }
 
 impl Estimate {
-    /// Has an allocator give out the memory of the step a few times, until it is what later steps meet. `None` if it cannot.
+    /// Repeats the step's allocations on an allocator a few times, until its state is that in later steps. `None` if it cannot allocate.
     ///
     /// Parameters are taken to be allocated one after the other.
     pub(crate) fn allocate_in<A: Allocator>(&self, allocator: &mut A) -> Option<()> {
@@ -35,18 +35,18 @@ impl Estimate {
             classes.spans(storage, kind, &self.shares)
         });
         let mut spans: Vec<_> = spans.filter(|(_, bytes)| *bytes > 0).collect();
-        // The same in each run: storages come in the order of a hash map.
+        // Sorted, so that each run is the same: storages come in the order of a hash map.
         spans.sort_unstable_by_key(|(during, bytes)| (during.start, during.end, *bytes));
         let mut changes = Vec::new();
         for (span, (during, _)) in spans.iter().enumerate() {
             changes.extend((during.start > recording.start).then_some((during.start, true, span)));
             changes.extend((during.end < u64::MAX).then_some((during.end, false, span)));
         }
-        // At one time memory is freed before other is allocated.
+        // At the same time, blocks are freed before others are allocated.
         changes.sort_unstable();
 
         let mut blocks: BTreeMap<usize, A::Block> = BTreeMap::new();
-        // What is alive when a step ends begins the next one.
+        // Blocks that are alive when a step ends are alive when the next one begins.
         let mut alive: BTreeMap<u64, Vec<A::Block>> = BTreeMap::new();
         const STEPS: usize = 3;
         for _ in 0..STEPS {

@@ -24,7 +24,7 @@ use crate::client::{MetaDevice, Router, Row, Tensor, announce, is_composed, nati
 /// assert_eq!(x.grad(&grads).unwrap().dims(), [100_000, 1_000_000]);
 /// ```
 ///
-/// What depends on values: `into_data` gives zeros (and takes their memory), comparisons and `is_finite` read as false, `argwhere` and
+/// What depends on values: `into_data` returns zeros (and takes their memory), comparisons and `is_finite` read as false, `argwhere` and
 /// `nonzero` find nothing. A program that branches on values takes the branch of zeros.
 ///
 /// # Panics
@@ -225,7 +225,7 @@ macro_rules! method {
         }
     };
 
-    // The router makes f32 of data of any type.
+    // The router converts data of any type to f32.
     ($trait:ident $work:ident float_into_data($($args:tt)*) -> $ret:tt) => {
         async fn float_into_data(tensor: Tensor) -> Result<TensorData, ExecutionError> {
             read(tensor).await
@@ -260,7 +260,7 @@ fn read(tensor: Tensor) -> impl Future<Output = Result<TensorData, ExecutionErro
     client.read_tensor_async(tensor.into_ir())
 }
 
-/// One trait.
+/// Implements one trait.
 macro_rules! implement {
     ($trait:ident $($cast:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt $(= $why:literal)?;)*) => {
         impl $trait<Self> for Meta {

@@ -6,7 +6,7 @@ use crate::ledger::{Phase, Recording, Storage};
 /// Where a step's phases begin, and so what its storages are for.
 pub(crate) struct Classes<'a> {
     pub recording: &'a Recording,
-    /// When the optimizer begins: with the first of what outlives the step.
+    /// When the optimizer begins: when the first storage that outlives the step is allocated.
     pub update: u64,
 }
 
@@ -58,7 +58,7 @@ impl<'a> Classes<'a> {
         before.map_or(Phase::Forward, |(_, phase)| *phase)
     }
 
-    /// When the phase ends that a storage is born in.
+    /// The end of the phase in which a storage is born.
     pub fn end(&self, born: u64) -> u64 {
         let mut later = self.recording.phases.iter().map(|(begun, _)| *begun);
         let next = later.find(|begun| *begun >= born).unwrap_or(u64::MAX);

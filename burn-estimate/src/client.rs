@@ -1,7 +1,7 @@
 //! The device, and the channel through which Burn's router hands over every operation.
 //!
-//! The router computes the shape and type of each result before it registers the operation, and tells when a tensor is used for the last
-//! time. The [`Ledger`] of the device keeps account of it; nothing is computed.
+//! The router computes the shape and type of each result before it registers the operation, and marks the last use of each
+//! tensor. The [`Ledger`] of the device follows the operations; nothing is computed.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub enum Kernels {
     Cuda,
 }
 
-/// A device without memory. Devices of different numbers are accounted apart.
+/// A device without memory. Devices of different numbers are counted separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MetaDevice {
     /// The number of the device.
@@ -65,9 +65,9 @@ impl MetaDevice {
         }
     }
 
-    /// Says that a backward pass has ended, before its gradients are added to those of other micro-batches: [`Estimate::shared`] then knows the
-    /// gradients of each, which leave the device during backward where they are sharded or offloaded. Otherwise a step's last ones are
-    /// temporary memory.
+    /// Notes that a backward pass has ended, before its gradients are added to those of other micro-batches: [`Estimate::shared`] then knows the
+    /// gradients of each, which leave the device during backward where they are sharded or offloaded. Otherwise a step's last gradients
+    /// count as temporary memory.
     ///
     /// [`Estimate::shared`]: crate::Estimate::shared
     pub fn backward_ended(self) {
@@ -123,12 +123,12 @@ thread_local! {
     static LABEL: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
 }
 
-/// Says which operation the router registers next.
+/// Sets the row of the operation that the router registers next.
 pub(crate) fn announce(row: &'static Row) {
     ROW.set(row);
 }
 
-/// Calls `touch`: what the operations in it take is the parameter of this name.
+/// Calls `touch`, in which the operand of each operation is labelled as the parameter of this name.
 pub(crate) fn label(name: &str, touch: impl FnOnce()) {
     struct Labelled;
     impl Drop for Labelled {
@@ -151,7 +151,7 @@ pub(crate) fn native(operands: Vec<Tensor>, results: Vec<(Shape, DType)>) -> Vec
     client.register(OperationIr::Custom(op))
 }
 
-/// Whether a device composes the operation of others where burn-flex has a kernel.
+/// Whether a device composes the operation from others where burn-flex has a kernel.
 pub(crate) fn is_composed(operand: &Tensor) -> bool {
     operand.client.device.kernels != Kernels::Flex
 }
@@ -215,9 +215,9 @@ impl RunnerClient for Client {
     }
 }
 
-/// Zeros that all reads share. The system gives no memory for what is only read, but a smaller allocation would be cleared each time.
+/// Zeros that all reads share. The system commits no memory to pages that are only read, but a smaller allocation would be cleared each time.
 fn zeros(len: usize) -> Bytes {
-    /// glibc maps what is larger by itself, and clears what is smaller.
+    /// glibc maps each larger block from the system, and clears smaller ones.
     const LEAST: usize = 64 << 20;
     static ZEROS: Mutex<bytes::Bytes> = Mutex::new(bytes::Bytes::new());
     let mut zeros = ZEROS.lock();
@@ -263,7 +263,7 @@ impl RunnerChannel for Channel {
     }
 }
 
-/// Between devices goes nothing but the shape.
+/// A move between devices carries only the shape.
 pub(crate) struct Bridge;
 
 impl MultiBackendBridge for Bridge {

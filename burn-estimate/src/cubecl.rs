@@ -1,4 +1,4 @@
-//! Where CubeCL puts the result of an operation: a view of its operand, the place of an operand that nobody else has, or new memory. Its
+//! Where CubeCL puts the result of an operation: a view of its operand, the memory of an operand that no other tensor shares, or new memory. Its
 //! kernels read any strides and take no memory beside their results. Seen in the source of burn-cubecl 0.21.0 and cubecl-runtime 0.10.0.
 
 use burn_ir::{
@@ -9,11 +9,11 @@ use burn_std::{ReshapeAction, Strides, reshape_action};
 use crate::client::{Kernels, bytes};
 use crate::rules::{Operand, Placement, row_major};
 
-/// Bytes of which a part of a tensor may begin at a multiple, and of which the rows of a tensor on CUDA have a multiple at most.
+/// A view may begin at a multiple of so many bytes; on CUDA it is also the largest alignment of a tensor's rows.
 const fn alignment(kernels: Kernels) -> usize {
     match kernels {
         Kernels::Cuda => 512,
-        // Of software Vulkan; drivers tell from 16 to 256.
+        // Of software Vulkan; drivers report 16 to 256.
         _ => 32,
     }
 }
@@ -89,7 +89,7 @@ pub(crate) fn view(op: &OperationIr, operands: &[Operand], kernels: Kernels) -> 
     Some(first.shared(strides, offset))
 }
 
-/// The result of an elementwise operation in the place of its first operand, or of its second.
+/// The result of an elementwise operation in the memory of its first operand, or of its second.
 pub(crate) fn in_place(op: &OperationIr, operands: &[Operand]) -> Option<Placement> {
     let out = op.outputs().next()?;
     let is_elementwise = match op {

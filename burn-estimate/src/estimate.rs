@@ -33,7 +33,7 @@ pub enum Kind {
     Mask,
     /// Data of the host: the batch.
     Input,
-    /// What is gone before the phase of the step is over, workspace of kernels too.
+    /// What is freed before its phase of the step ends, the workspace of kernels included.
     Temporary,
 }
 
@@ -54,13 +54,13 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The parameter for parameters and the optimizer's state. For the rest the operation, and behind `after` the parameter that was in
-    /// use when it ran, which tells the module.
+    /// use when it ran, which identifies the module.
     pub owner: String,
     /// What it is for.
     pub kind: Kind,
     /// Bytes.
     pub bytes: u64,
-    /// In so many storages.
+    /// The number of storages that have these bytes.
     pub storages: usize,
 }
 
@@ -83,7 +83,7 @@ pub struct Estimate {
     pub sent_bytes: u64,
     /// Operations that kernels run, replayed ones too.
     pub operations: u64,
-    /// Floating-point operations, replayed ones too: of products; of all else one an element of the result.
+    /// Floating-point operations, replayed ones too: those of products, and for other operations one an element of the result.
     pub flops: u64,
     /// Operations that a scope or budget of burn-checkpoint runs again, on this thread.
     pub replayed_operations: u64,
@@ -100,9 +100,9 @@ pub struct Estimate {
 /// What one training step takes on the default [`MetaDevice`], which has burn-flex's kernels, and the model after it. For those of a GPU
 /// there is [`estimate_on`] with [`MetaDevice::cuda`] or [`MetaDevice::wgpu`].
 ///
-/// `step` takes the model and gives it back updated, as an optimizer does. It runs twice, and the second time counts: the optimizer has its
-/// state then. It runs as it is, on [`Meta`](crate::Meta) below any decorators, with the scopes, budgets and overrides of this thread.
-/// What is alive on the device before belongs to the estimate, so that the optimizer's state of a real program is seen too.
+/// `step` takes the model and returns it updated, as an optimizer does. It runs twice, and the second run counts, because the optimizer has
+/// its state then. `step` runs unchanged, on [`Meta`](crate::Meta) below any decorators, with the scopes, budgets and overrides of this thread.
+/// Storages that are alive on the device before the step count too, so that the estimate includes the optimizer's state of a real program.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -130,8 +130,8 @@ where
     estimate_rank::<B, M>(device, || 0, model, step)
 }
 
-/// [`estimate_on`] of one rank of many. `sent` reads how many bytes the rank has sent so far. Alone it trains with a group whose other
-/// ranks are not there:
+/// [`estimate_on`] of one rank of many. `sent` reads how many bytes the rank has sent so far. The rank trains alone, in a group whose
+/// other ranks are simulated:
 ///
 /// ```text
 /// let group = Arc::new(SimulatedRank::new(0, 1024)?);
@@ -150,7 +150,7 @@ where
     B: Backend,
     M: Module<B>,
 {
-    // As in the second step.
+    // As in the second step, which is `estimate_run`'s.
     let _reads = ReadsInPlace::on();
     name_parameters::<B, M>(&model);
     let model = step(model);
@@ -166,8 +166,8 @@ where
     (estimate, model)
 }
 
-/// What any program takes on a device while it runs, such as a whole training of the Learner: its peak, traffic and time. What is what at
-/// the peak is told for one step only, by [`estimate_step`].
+/// What any program takes on a device while it runs, such as a whole training of the Learner: its peak, traffic and time. The kinds
+/// of memory at the peak are known for one step only: see [`estimate_step`].
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -178,7 +178,7 @@ where
 /// assert_eq!((estimate.peak_bytes, sum.dims()), (4004, [1]));
 /// ```
 pub fn estimate_run<R>(device: MetaDevice, run: impl FnOnce() -> R) -> (Estimate, R) {
-    // Without a second thread, on which tensors would go now and then.
+    // A second thread would free offloaded tensors at times that differ from run to run.
     let _reads = ReadsInPlace::on();
     let before = RematStats::of_thread();
     let ledger = device.ledger();
@@ -193,10 +193,10 @@ pub fn estimate_run<R>(device: MetaDevice, run: impl FnOnce() -> R) -> (Estimate
     (estimate, result)
 }
 
-/// Tells the device the names of a module's parameters.
+/// Labels a module's parameters on the device with their paths.
 fn name_parameters<B: Backend, M: Module<B>>(model: &M) {
     for_each_float(model, |path, _, value: FloatTensor<B>| {
-        // A use would bring it here, from the host or from other ranks.
+        // A use would deliver the parameter to the device, from the host or from other ranks.
         if !is_delivered::<B>(&value) {
             // Any operation that reaches the device through all decorators.
             label(path, || drop(B::float_neg(value)));
@@ -259,11 +259,11 @@ impl Estimate {
         }
     }
 
-    /// The same step where optimizer and gradients are shared out: without another run, and without the host memory that burn-zero
+    /// The same step with optimizer, gradients and parameters where `shares` puts them: without another run, and without the host memory that burn-zero
     /// would take. What moves is by formula; against a run with burn-zero's ranks peak and traffic are within 2 % (docs/out-of-memory.md).
     ///
-    /// Meant for what [`estimate_step`] gives: this rank's step on one device.
-    /// Of micro-batches that are added up it must know where backward ends: [`MetaDevice::backward_ended`].
+    /// Meant for the result of [`estimate_step`]: this rank's step on one device.
+    /// A step that accumulates micro-batches must note where each backward pass ends: [`MetaDevice::backward_ended`].
     pub fn shared(&self, shares: Shares) -> Self {
         let shared = Self::of(self.recording.clone(), shares);
         let classes = Classes::new(&self.recording);
@@ -286,16 +286,16 @@ impl Estimate {
         of_kind.map(|holder| holder.bytes).sum()
     }
 
-    /// The step's time on a device: for each operation the longest of its launch, its bytes and its arithmetic, at least what the host takes to launch and record
-    /// operations and to look for what to evict; or the sum of all these, and of the time to get memory from the system, where the
-    /// [host runs kernels](crate::HostCosts::runs_kernels) itself; and what moves between host and device, to other ranks, and in the host's memory, at
-    /// the speed between host and device, one after the other.
+    /// The step's time on a device: the sum over operations of the longest of launch, bytes and arithmetic, but at least the host's time to launch and record
+    /// operations and to look for tensors to evict. Where the [host runs kernels](crate::HostCosts::runs_kernels) itself, it is the sum of all these, and of
+    /// the time to get memory from the system. Added is the time of what moves between host and device, to other ranks, and in the host's memory, one after
+    /// the other, at the speed between host and device.
     pub fn time(&self, device: &DeviceProfile) -> Duration {
         self.time_with_more(device, 0)
     }
 
-    /// The time of an update of so many micro-batches more than the step has: each takes as long as the step's last one, from the begin of its
-    /// forward pass to the optimizer's first result. What a window does once before that, such as a mean of its gradients, counts in each.
+    /// The time of an update with this many micro-batches more than the step has: each takes as long as the step's last one, from the beginning of
+    /// its forward pass to the optimizer's first result. What a window does once before that, such as a mean of its gradients, counts in each.
     pub fn time_with_more(&self, device: &DeviceProfile, micro_batches: u32) -> Duration {
         let classes = Classes::new(&self.recording);
         let (last, update) = (classes.last_forward(), classes.update);
@@ -326,7 +326,7 @@ impl Estimate {
         let again = again.sum::<u64>() + shared(backwards).bytes() - shared(backwards - 1).bytes();
         let moved = self.uploaded_bytes + self.downloaded_bytes + self.sent_bytes + self.host_bytes;
         let transfers = (moved as f64 + again as f64 * more) / device.host_bytes_per_second;
-        // Each micro-batch looks at as many.
+        // The budget looks at as many tensors in each micro-batch.
         let looks = self.searched_tensors as f64 * (1.0 + more / backwards as f64);
         let looks = looks * device.host.look.as_secs_f64();
         let busy = match device.host.runs_kernels {
@@ -337,7 +337,7 @@ impl Estimate {
         Duration::from_secs_f64(busy + transfers)
     }
 
-    /// Bytes that a process gets from the system during the step, if its heap gives free memory back as glibc's does: where allocator and system
+    /// Bytes that a process gets from the system during the step, if its heap returns free memory as glibc's does: where allocator and system
     /// are those of the kernels, as for burn-flex.
     pub fn fresh_bytes(&self) -> u64 {
         let mut heap = Heap::new();
@@ -345,7 +345,7 @@ impl Estimate {
         heap.fresh().iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// What the system takes to give memory to the process, by how often the step does what it does at a time.
+    /// Seconds that the system takes to give memory to the process. `times` is how often the step repeats what it does at a time.
     fn fresh_seconds(&self, device: &DeviceProfile, times: impl Fn(u64) -> f64) -> f64 {
         let rate = device.host.fresh_bytes_per_second;
         if rate.is_infinite() {
@@ -391,7 +391,7 @@ impl Weighed {
     fn new(classes: &Classes, shares: &Shares) -> Self {
         let recording = classes.recording;
         let (start, update) = (recording.start, classes.update);
-        // On the device; and of gradients, what has left it or waits in buckets.
+        // When, bytes on the device, and bytes of gradients that have left it or wait in buckets.
         let mut changes = Vec::with_capacity(2 * recording.storages.len());
         let mut add = |at: u64, (bytes, left): (i64, i64), sign: i64| {
             changes.push((at.max(start), sign * bytes, sign * left));

@@ -1,40 +1,40 @@
-//! The heap of a process, which gives memory back to the system and gets it anew: at its first use the system clears it, page by page, which takes
+//! The heap of a process, which returns memory to the system and requests it again: the system clears each page at its first use, which takes
 //! longer than most operations on it.
 //!
-//! Follows glibc 2.36's `malloc`: a free block is given to the request that it fits best; what is free at the heap's end goes back to the system from twice
-//! the threshold on, and so does at once what is larger than the threshold. That is the size of the largest block so freed, up to 32 MiB. Blocks smaller
-//! than tensors, which may lie between these, are not counted.
+//! Follows glibc 2.36's `malloc`. A request takes the free block that fits it best. Free memory at the heap's end is returned to the system if it is twice
+//! the threshold or more. A request for which the heap would have to grow gets a block outside the heap if it is larger than the threshold, and that block is
+//! returned when it is freed. The threshold is the size of the largest such block, up to 32 MiB. Blocks smaller than tensors are not counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::allocator::Allocator;
 
-/// Of the heap's end the system keeps this much for the process, and gives it as much more as is needed.
+/// Free bytes at the heap's end that the process keeps when the heap shrinks, and gets in addition when it grows.
 const PAD: u64 = 128 << 10;
 /// The threshold at first.
 const LEAST: u64 = 128 << 10;
 /// The threshold at most.
 const MOST: u64 = 32 << 20;
-/// A smaller free block does not have the heap's end looked at.
+/// A free block smaller than this does not cause a check of the heap's end.
 const LOOK: u64 = 64 << 10;
 
 /// A heap.
 pub(crate) struct Heap {
     threshold: u64,
-    /// What is free inside, by address.
+    /// The sizes of free blocks inside, by address.
     free: BTreeMap<u64, u64>,
-    /// The same, by size.
+    /// Size and address of the same blocks.
     by_size: BTreeSet<(u64, u64)>,
-    /// Behind the last block.
+    /// The end of the last block.
     top: u64,
-    /// What the process has.
+    /// The end of the memory that the process has for the heap.
     end: u64,
     now: u64,
-    /// When the process got memory in this step, and how many bytes.
+    /// When the process got memory from the system in this step, and how many bytes.
     fresh: Vec<(u64, u64)>,
 }
 
-/// Memory of the heap, or of the system.
+/// A block inside the heap, or one directly from the system.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Block {
     Inside { start: u64, bytes: u64 },
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn the_end_goes_back_to_the_system_and_holes_stay() {
         let mut heap = Heap::new();
-        // The threshold rises to its size.
+        // The threshold rises to the block's size.
         let first = allocate(&mut heap, MIB);
         heap.free(first);
         assert_eq!(fresh(&mut heap), MIB);

@@ -1,6 +1,6 @@
-//! What is alive on a device, and a recording of what was.
+//! The storages that are alive on a device, and a recording of those that were.
 //!
-//! A *storage* is memory that one or more tensors share: views of each other. It is freed with the last of them. The clock counts
+//! A *storage* is memory that one or more tensors share: views of each other. It is freed with its last tensor. The clock counts
 //! allocations and frees.
 
 use std::collections::BTreeSet;
@@ -38,21 +38,21 @@ pub(crate) struct Storage {
     pub owner: Option<Arc<str>>,
     /// The parameter that was used with it or next after its last use: an optimizer computes its state before it touches the parameter.
     pub next: Arc<OnceLock<Arc<str>>>,
-    /// The parameter that it is.
+    /// Its parameter, if the storage is one.
     pub parameter: Option<Arc<str>>,
-    /// The parameter of which alone it is computed, as a cast or a transposed copy is.
+    /// The single parameter that it is computed from, as a cast or a transposed copy is.
     pub source: Option<Source>,
-    /// Of a parameter, and of what is computed of one alone: when operations use it.
+    /// When operations use it, for a parameter and for what is computed from a single one.
     pub uses: Vec<Use>,
     /// Whether its elements are booleans or random numbers.
     pub is_mask: bool,
     pub born: u64,
-    /// The largest number while it is alive.
+    /// `u64::MAX` while it is alive.
     pub died: u64,
 }
 
 impl Storage {
-    /// The parameter of which alone it is computed, or that it is.
+    /// The single parameter that it is computed from, or its own if it is one.
     fn source(&self) -> Option<Source> {
         let own = self.parameter.as_ref().map(|parameter| Source {
             parameter: parameter.clone(),
@@ -63,17 +63,17 @@ impl Storage {
     }
 }
 
-/// Where a storage comes from that is computed of a parameter alone.
+/// The origin of a storage that is computed from a single parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     pub parameter: Arc<str>,
     /// Bytes of the parameter.
     pub bytes: u64,
-    /// Bytes of its elements in the type to which it is cast first, if it is.
+    /// Bytes of the parameter in the type to which it is cast first, if it is.
     pub cast_bytes: Option<u64>,
 }
 
-/// A use of a parameter, or of what is computed of one alone.
+/// A use of a parameter, or of what is computed from a single one.
 #[derive(Clone, Debug)]
 pub(crate) struct Use {
     /// From before the operation's results are allocated until after.
@@ -92,7 +92,7 @@ pub(crate) struct Cost {
     pub at: u64,
     /// Bytes that it reads and writes.
     pub bytes: u64,
-    /// Floating-point operations: of products; of all else one an element of the result.
+    /// Floating-point operations: those of products, and for other operations one an element of the result.
     pub flops: u64,
     /// Exponentials and the like.
     pub functions: u64,
@@ -100,7 +100,7 @@ pub(crate) struct Cost {
     pub reordered: u64,
     /// Whether it computes in a type of two bytes.
     pub is_half: bool,
-    /// Who records it.
+    /// Whether a scope or a budget records the operation.
     pub recorder: Recorder,
 }
 
@@ -126,7 +126,7 @@ pub(crate) struct Recording {
     pub transfers: Vec<Transfer>,
 }
 
-/// The account of a device.
+/// The tensors and storages of a device.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     kernels: Kernels,
@@ -136,7 +136,7 @@ pub(crate) struct Ledger {
     clock: u64,
     phase: Phase,
     owner: Option<Arc<str>>,
-    /// The parameter that will be used next, once it is.
+    /// The parameter that is used next; set when it is used.
     upcoming: Arc<OnceLock<Arc<str>>>,
     recording: Option<Recording>,
 }
@@ -170,7 +170,7 @@ impl Ledger {
     fn enter(&mut self, phase: Phase) {
         self.phase = phase;
         if let Some(recording) = &mut self.recording {
-            // Behind all that the last phase has allocated.
+            // After all allocations of the last phase.
             self.clock += 1;
             recording.phases.push((self.clock, phase));
         }
@@ -194,7 +194,7 @@ impl Ledger {
         recording
     }
 
-    /// An operation, or the end of a tensor. With a label the operation's operands are the parameter of this name, and it does nothing.
+    /// Follows an operation, or the end of a tensor. With a label, the operation only marks its operand as the parameter of this name.
     pub fn register(&mut self, op: &OperationIr, row: &'static Row, label: Option<Arc<str>>) {
         match op {
             OperationIr::Drop(tensor) => return self.forget(tensor.id),
@@ -203,7 +203,7 @@ impl Ledger {
             _ => {}
         }
         let inputs: Vec<_> = op.inputs().collect();
-        // A budget may have evicted the parameter: what brings it back is not named.
+        // A budget may have evicted the parameter: the operations that replay it are not labelled.
         if label.is_some() && !is_replaying() {
             self.touch(&inputs, op, label);
             return;
@@ -245,7 +245,7 @@ impl Ledger {
                 functions: rules::functions(op, row),
                 reordered: plan.reordered,
                 is_half: (op.inputs().chain(op.outputs())).any(|tensor| tensor.dtype.size() == 2),
-                // A replay notes about as much as a recording.
+                // A replay takes the host about as long as recording in a scope.
                 recorder: match recorder() {
                     Recorder::None if is_replaying() => Recorder::Scope,
                     recorder => recorder,
@@ -254,14 +254,14 @@ impl Ledger {
         }
     }
 
-    /// Data of the host.
+    /// Follows data that is written from the host.
     pub fn write(&mut self, tensor: &TensorIr, row: &'static Row) {
         let view = self.allocate(tensor, row);
         self.insert(tensor.id, view);
         self.transfer(bytes(tensor) as u64, 0);
     }
 
-    /// Data to the host.
+    /// Follows data that is read to the host.
     pub fn read(&mut self, tensor: &TensorIr) {
         self.transfer(0, bytes(tensor) as u64);
         if tensor.status == TensorStatus::ReadWrite {
@@ -294,7 +294,7 @@ impl Ledger {
         }
     }
 
-    /// Follows the phases, and the module whose parameters are in use.
+    /// Updates the phase, and the owner: the parameter that was used last.
     fn follow(&mut self, op: &OperationIr, row: &Row) {
         let mut parameter = None;
         for input in op.inputs() {
@@ -310,7 +310,7 @@ impl Ledger {
         }
         let phase = match self.phase {
             _ if rules::begins_backward(op, row) => Phase::Backward,
-            // What a scope or a budget evicted comes back by operations of the forward pass.
+            // A replay of what a scope or a budget evicted runs operations of the forward pass.
             Phase::Backward | Phase::Update if rules::is_forward(row) && !is_replaying() => {
                 Phase::Forward
             }
@@ -321,7 +321,7 @@ impl Ledger {
         }
     }
 
-    /// Follows what an operation, begun at some time, computes of a parameter alone, and the uses of such storages.
+    /// Notes what an operation that began at `begun` computes from a single parameter, and its uses of such storages.
     fn follow_sources(&mut self, op: &OperationIr, row: &Row, begun: u64) {
         let storage = |tensor: &TensorIr| self.tensors.get(&tensor.id).map(|view| view.storage);
         let inputs: Vec<_> = op.inputs().filter_map(storage).collect();
@@ -428,7 +428,7 @@ impl Ledger {
         }
     }
 
-    /// Frees what a kernel took beyond its result; it was allocated before the result.
+    /// Frees a kernel's workspace, which was allocated before the result.
     fn shrink(&mut self, bytes: u64, row: &'static Row) {
         if bytes == 0 {
             return;

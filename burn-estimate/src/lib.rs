@@ -1,8 +1,8 @@
 //! Will it fit? The user's own training step, run without data.
 //!
 //! [`Meta`] is a backend of shapes, types and lifetimes: a step of any size runs on it in moments and without memory, below all
-//! decorators (`Autocast<Sharded<Autodiff<Remat<Meta>>>>`), with Burn's modules and optimizers, unchanged. [`estimate_step`] says what the
-//! step takes: its peak, what holds it, what moves between host and device, and its [time](Estimate::time) on a [`DeviceProfile`],
+//! decorators (`Autocast<Sharded<Autodiff<Remat<Meta>>>>`), with Burn's modules and optimizers, unchanged. [`estimate_step`] returns what
+//! the step takes: its peak, what holds it, what moves between host and device, and its [time](Estimate::time) on a [`DeviceProfile`],
 //! a preset or [measured](measure()).
 //!
 //! ```
@@ -29,11 +29,11 @@
 //!
 //! # What is modelled
 //!
-//! On a [`MetaDevice::new`] the memory is that of burn-flex: its views, results in their operand's place, copies, and the workspace of its
+//! On a [`MetaDevice::new`] the memory is that of burn-flex: its views, results in their operand's memory, copies, and the workspace of its
 //! kernels. Against the heap of the same step ten programs were within 1.1 %, and always below it: Burn's graph is not counted.
 //!
 //! On a [`MetaDevice::cuda`] or [`MetaDevice::wgpu`] it is that of CubeCL without Fusion: on Vulkan the bytes in use after each operation of
-//! seven programs were within 0.1 %. CubeCL gives out memory in pages, which [`Estimate::reserved_bytes`] and [`DeviceMemory`] count.
+//! seven programs were within 0.1 %. CubeCL allocates memory in pages, which [`Estimate::reserved_bytes`] and [`DeviceMemory`] count.
 
 mod allocator;
 mod backend;

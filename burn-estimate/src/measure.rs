@@ -27,7 +27,7 @@ const ROUNDS: usize = 5;
 /// let profile = burn_estimate::measure::<Flex>(&Default::default(), 1024);
 /// ```
 pub fn measure<B: Backend>(device: &B::Device, size: usize) -> DeviceProfile {
-    // The largest block that glibc's heap keeps: none of what follows waits for memory from the system.
+    // Frees the largest block that glibc's heap keeps, so that what follows does not wait for memory from the system.
     drop(Tensor::<B, 1>::ones([(31 << 20) / 4], device));
     let chain = |records: bool| {
         fastest(|| {
@@ -44,7 +44,7 @@ pub fn measure<B: Backend>(device: &B::Device, size: usize) -> DeviceProfile {
             start.elapsed()
         })
     };
-    // Half of them run forward, half backward.
+    // A chain runs as many operations forward as backward.
     let bare = chain(false) / (2 * CHAIN);
     let scope = (chain(true) / (2 * CHAIN)).saturating_sub(bare) * 2;
     let budget = {
@@ -87,7 +87,7 @@ fn runs_kernels<B: Backend>(device: &B::Device, size: usize) -> bool {
     2 * called > start.elapsed()
 }
 
-/// What a budget takes to look at a tensor.
+/// The time that a budget takes to look at a tensor.
 fn look<B: Backend>(device: &B::Device) -> Duration {
     let before = RematStats::of_thread();
     {
@@ -102,7 +102,7 @@ fn look<B: Backend>(device: &B::Device) -> Duration {
     time / u32::try_from(looks.max(1)).unwrap_or(u32::MAX)
 }
 
-/// Bytes a second of memory from the system: what a result that no heap keeps takes longer than one in its operand's place.
+/// Bytes a second of memory from the system, from the extra time of a result that no heap keeps over one in its operand's memory.
 fn fresh<B: Backend>(device: &B::Device) -> f64 {
     /// More than glibc keeps.
     const BYTES: usize = 40 << 20;

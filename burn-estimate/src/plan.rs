@@ -27,8 +27,8 @@ pub struct Plan<S> {
     pub too_large: Vec<Planned<S>>,
 }
 
-/// Estimates settings in their order, and sorts them: those for which the device's memory is enough by time, the others by what they need. Where
-/// `estimate` gives nothing, the setting is left out, for one that cannot fit because a smaller one did not.
+/// Estimates settings in their order, and sorts them: those for which the device's memory is enough by time, the others by the bytes that they need.
+/// A setting for which `estimate` returns `None` is left out, such as one that cannot fit because a smaller one did not.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -75,7 +75,7 @@ pub fn plan<S>(
 }
 
 impl<S> Plan<S> {
-    /// Adds a setting in its place.
+    /// Inserts a setting, in the order of its list.
     pub fn add(&mut self, planned: Planned<S>, memory: DeviceMemory) {
         if planned.needed_bytes <= memory.bytes {
             let faster = |other: &Planned<S>| other.time <= planned.time;

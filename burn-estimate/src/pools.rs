@@ -18,7 +18,7 @@ pub struct CubePools {
 }
 
 impl CubePools {
-    /// The pools of a CUDA device with so much memory: a page has a quarter of it at most.
+    /// The pools of a CUDA device with `memory_bytes` of memory: a page has a quarter of it at most.
     pub fn cuda(memory_bytes: u64) -> Self {
         Self {
             max_page_bytes: memory_bytes / 4,
@@ -41,17 +41,17 @@ impl CubePools {
     }
 }
 
-/// The memory of a device, and how it is given out.
+/// The memory of a device, and how it is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// All of it.
+    /// Bytes of the whole memory.
     pub bytes: u64,
     /// The pools that tensors are in; `None` where each is allocated by itself.
     pub pools: Option<CubePools>,
 }
 
 impl DeviceMemory {
-    /// That of a CUDA device, which CubeCL gives out in pages.
+    /// The memory of a CUDA device, which CubeCL allocates in pages.
     pub fn cuda(bytes: u64) -> Self {
         Self {
             bytes,
@@ -64,7 +64,7 @@ impl DeviceMemory {
         Self { bytes, pools: None }
     }
 
-    /// Bytes of it that a step needs; `u64::MAX` if a tensor is larger than a page.
+    /// Bytes of the memory that a step needs; `u64::MAX` if a tensor is larger than a page.
     pub fn needed(&self, estimate: &Estimate) -> u64 {
         match &self.pools {
             Some(pools) => estimate.reserved_bytes(pools).unwrap_or(u64::MAX),
@@ -107,7 +107,7 @@ struct Pool {
     page_bytes: u64,
     /// Bytes of its largest slice.
     slice_bytes: u64,
-    /// Each with its parts in order.
+    /// The pages, each with its parts in order.
     pages: Vec<Vec<Part>>,
 }
 

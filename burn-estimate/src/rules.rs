@@ -1,7 +1,7 @@
 //! What an operation allocates and costs: where burn-flex puts the result of an operation, and what its kernels take beside it.
 //!
-//! A result is a view of its operand, or takes its operand's place when nobody else has it, or is new memory. Kernels that need rows in
-//! order copy operands that are not. Seen in the source of burn-flex 0.21.0.
+//! A result is a view of its operand, or takes its operand's memory when no other tensor shares it, or is new memory. Kernels that need rows
+//! in order copy operands whose rows are not. Seen in the source of burn-flex 0.21.0.
 
 use burn_backend::{DType, Shape};
 use burn_ir::{BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorIr};
@@ -24,14 +24,14 @@ pub(crate) struct Operand<'a> {
     pub tensor: &'a TensorIr,
     pub view: &'a View,
     pub storage_bytes: u64,
-    /// Whether nobody else has the storage.
+    /// Whether no other tensor shares the storage.
     pub is_unique: bool,
 }
 
 /// Where a result is.
 #[derive(Debug)]
 pub(crate) enum Placement {
-    /// On a storage that there is.
+    /// On an existing storage.
     Shared(View),
     /// On new memory, as the device lays it out or with these strides.
     New(Option<Vec<isize>>),
@@ -67,7 +67,7 @@ impl Operand<'_> {
         self.is_contiguous() && self.view.offset == 0
     }
 
-    /// Whether it is all of its storage, in order.
+    /// Whether the operand is all of its storage, in order.
     fn is_whole(&self) -> bool {
         self.starts_at_0() && self.storage_bytes == bytes(self.tensor) as u64
     }
@@ -110,7 +110,7 @@ pub(crate) fn begins_backward(op: &OperationIr, row: &Row) -> bool {
     row.name == "float_ones" && op.outputs().all(|seed| seed.shape.num_elements() == 1)
 }
 
-/// Whether an operation is never part of a backward pass. Convolutions are, and transposed ones.
+/// Whether an operation is never part of a backward pass. Convolutions, transposed ones too, may be part of one.
 pub(crate) fn is_forward(row: &Row) -> bool {
     let layer = matches!(row.group, "ModuleOps" | "ActivationOps");
     let backward = row.name.ends_with("_backward") || row.name.starts_with("conv");
@@ -265,7 +265,7 @@ fn is_elementwise(row: &Row) -> bool {
     matches!(row.work, "cheap" | "math") && !OTHERS.iter().any(|other| row.name.contains(other))
 }
 
-/// Whether the result takes the place of the first operand.
+/// Whether the result takes the memory of the first operand.
 fn takes_place(row: &Row, first: &Operand, rest: &[Operand], out: &TensorIr) -> bool {
     let alike = first.tensor.dtype == out.dtype && first.tensor.shape == out.shape;
     let free = first.is_unique && first.starts_at_0();
@@ -282,7 +282,7 @@ fn is_fast(row: &Row, out: &TensorIr) -> bool {
     out.dtype == DType::F32 && sums.contains(&row.name)
 }
 
-/// Whether strides are those of one row for all, or of one number a row.
+/// Whether strides are those of one row that is broadcast to all rows, or of one number for each row.
 fn is_row_or_column(strides: &[isize], out: &TensorIr) -> bool {
     let shape = &out.shape;
     let (Some(last), dims) = (strides.last(), strides.len()) else {
@@ -312,7 +312,7 @@ fn first_size(operands: &[Operand]) -> u64 {
     first.map_or(1, |first| first.tensor.dtype.size() as u64)
 }
 
-/// Elements that an operation, no product, reads in another order than they lie in: all of its largest tensor if it does so with one.
+/// Elements that an operation other than a product reads in another order than they lie in: if it reads any operand so, all of its largest tensor.
 fn reordered(op: &OperationIr, row: &Row, operands: &[Operand]) -> u64 {
     let out = op.outputs().next();
     let in_order = |operand: &Operand| match out {
@@ -333,7 +333,7 @@ fn reordered(op: &OperationIr, row: &Row, operands: &[Operand]) -> u64 {
     elements.max().unwrap_or(0)
 }
 
-/// Whether a new result has the strides of the operand: where it is all of its storage in another order.
+/// Whether a new result has the strides of the operand: if the operand is all of its storage, in another order.
 fn keeps_strides(only: &Operand, out: &TensorIr) -> bool {
     let all = only.storage_bytes == bytes(only.tensor) as u64 && only.view.offset == 0;
     let forward = only.view.strides.iter().all(|stride| *stride > 0);
@@ -366,18 +366,18 @@ fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// bf16 operands and results in f32.
+/// Bytes of bf16 operands and results that are converted to f32.
 fn converted(op: &OperationIr) -> u64 {
     let tensors = op.inputs().chain(op.outputs());
     tensors.map(|tensor| 2 * bytes(tensor) as u64).sum()
 }
 
-/// What kernels take that read their operands in order.
+/// Workspace of kernels that read their operands in order.
 fn workspace(op: &OperationIr, row: &Row, operands: &[Operand]) -> u64 {
     let first = &operands[0];
     let elements = first.tensor.shape.num_elements() as u64;
     match row.name {
-        // All of it in f64.
+        // A copy of all elements in f64.
         "float_cast" => copies(operands) + 8 * elements,
         // Summed in aligned memory and then copied, unless along the last dimension. Only some orders of the operand are read as they are.
         "float_sum_dim" | "float_mean_dim" if first.tensor.dtype == DType::F32 => {
@@ -412,7 +412,7 @@ fn workspace(op: &OperationIr, row: &Row, operands: &[Operand]) -> u64 {
     }
 }
 
-/// Indices as numbers of the machine's size.
+/// Bytes of indices that are converted to 64 bits.
 fn indices(op: &OperationIr) -> u64 {
     match op {
         OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => {

@@ -1,4 +1,4 @@
-//! An update that is shared out: over ranks, or to the host.
+//! An update that is divided over ranks, or moved to the host.
 
 use crate::estimate::Kind;
 use crate::uses::Uses;
@@ -81,7 +81,7 @@ impl Shares {
         self.factors(Kind::OptimizerState, true).0
     }
 
-    /// What moves in an update of so many backward passes.
+    /// What moves in an update of this many backward passes.
     pub(crate) fn traffic(&self, uses: &Uses, backwards: u64) -> Traffic {
         let (ranks, parameter_bytes) = (self.ranks.max(1), uses.parameter_bytes);
         let others = |bytes: u64| bytes - bytes / ranks;

@@ -1,5 +1,5 @@
-//! When a storage is on the device where [`Shares`] move some of them away, and what moves for parameters that are there only while an
-//! operation uses them.
+//! When a storage is on the device where [`Shares`] move some storages away, and what moves for parameters that are on the device only
+//! while an operation uses them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,11 +16,11 @@ pub(crate) struct Uses {
     pub parameter_bytes: u64,
     /// Backward passes of the step.
     pub backwards: u64,
-    /// To the device, at uses.
+    /// Bytes of parameters to the device, when they are used.
     pub delivered_bytes: u64,
-    /// Of whole units that are gathered from all ranks.
+    /// Bytes of whole units that are gathered from all ranks.
     pub gathered_bytes: u64,
-    /// Of parameters that are gathered in a low type, in their own, and in that type.
+    /// Bytes of parameters that are gathered in a low type: in their own type, and in the low one.
     pub rounded_bytes: (u64, u64),
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Uses {
 struct Delivery<'a> {
     at: u64,
     parameter: &'a str,
-    /// Of the parameter, in its own type and in the one in which it comes.
+    /// Bytes of the parameter, in its own type and in the type in which it is delivered.
     bytes: (u64, u64),
     /// Whether the operation has no other operands, and does not cast it.
     is_alone: bool,
@@ -62,12 +62,12 @@ impl Classes<'_> {
         }
     }
 
-    /// Whether it is a parameter, or computed before the update of one alone.
+    /// Whether the storage is a parameter, or is computed from a single parameter before the update.
     fn comes_and_goes(&self, storage: &Storage) -> bool {
         storage.parameter.is_some() || (storage.source.is_some() && storage.born < self.update)
     }
 
-    /// When operations use it. What is computed of a parameter stays until its first use, if that is in the same phase.
+    /// When operations use the storage. What is computed from a parameter stays until its first use, if that is in the same phase.
     fn in_use(&self, storage: &Storage) -> Vec<Range<u64>> {
         let mut spans: Vec<_> = storage
             .uses
@@ -118,7 +118,7 @@ impl Classes<'_> {
         }
     }
 
-    /// The uses of a storage before the update that bring its parameter. Ranks gather a parameter that is cast in the type of the cast.
+    /// The uses of a storage before the update that deliver its parameter. A parameter that is cast is gathered from ranks in the type of the cast.
     fn deliveries<'a>(
         &'a self,
         storage: &'a Storage,
@@ -126,7 +126,7 @@ impl Classes<'_> {
     ) -> impl Iterator<Item = Delivery<'a>> {
         let born = self.phase(storage.born);
         let uses = storage.uses.iter().filter(move |used| {
-            // What is computed of a parameter is still there in the phase that has computed it.
+            // What is computed from a parameter is still on the device in the phase that has computed it.
             used.during.start < self.update && (storage.parameter.is_some() || used.phase != born)
         });
         uses.filter_map(move |used: &Use| {

@@ -44,7 +44,7 @@ impl EventFile {
         self.0.write_all(&record(&scalars(now(), step, values)))
     }
 
-    /// Puts what is buffered into the file, where TensorBoard sees it.
+    /// Writes buffered points to the file, where TensorBoard reads them.
     ///
     /// # Errors
     ///

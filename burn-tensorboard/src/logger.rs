@@ -15,7 +15,7 @@ use crate::event::EventFile;
 /// How long a point may stay in a buffer.
 const FLUSH_AFTER: Duration = Duration::from_secs(2);
 
-/// Writes every numeric metric to TensorBoard event files, and gives everything to the wrapped logger, from which the Learner reads.
+/// Writes every numeric metric to TensorBoard event files, and passes everything on to the wrapped logger, from which the Learner reads.
 ///
 /// A point of training is a batch's value, at the number of training steps so far. A point of validation, or of a test, is the
 /// mean over an epoch.
@@ -36,7 +36,7 @@ struct Run {
 }
 
 impl<L: MetricLogger> TensorBoard<L> {
-    /// Writes to a directory for each split in `directory`, beside what is there.
+    /// Writes to a directory for each split in `directory`, beside existing files.
     ///
     /// # Errors
     ///
@@ -53,7 +53,7 @@ impl<L: MetricLogger> TensorBoard<L> {
         Ok(logger)
     }
 
-    /// Counts on from so many training steps: for a training that goes on from a record.
+    /// Counts training steps from `steps` on, for a training that resumes from a record.
     pub fn with_steps(mut self, steps: u64) -> Self {
         self.step = steps;
         self
@@ -124,7 +124,7 @@ fn run<'a>(
     }
 }
 
-/// A training is not ended by a full disk: its curves end.
+/// Logs an error, such as a full disk, which ends the curves but not the training.
 fn warn(written: io::Result<()>) {
     if let Err(error) = written {
         log::warn!("a TensorBoard event file is not written: {error}");

@@ -21,7 +21,7 @@ pub enum ZeroError {
     #[error("{0}")]
     Strategy(String),
 
-    /// A buffer cannot be cut as the call asks. Found before anything is sent.
+    /// A buffer that cannot be cut as the call requires. It is found before anything is sent.
     #[error("{call}: the buffer has {elements} elements, but {expected}")]
     BufferLength {
         /// The call, with its label.
@@ -45,7 +45,7 @@ pub enum ZeroError {
         value: String,
         /// The first rank whose value differs.
         peer: usize,
-        /// Its value.
+        /// That rank's value.
         peer_value: String,
     },
 
@@ -63,7 +63,7 @@ pub enum ZeroError {
     /// A group cannot be started in this process: MPI, or a thread.
     #[error("{what}: {reason}")]
     Start {
-        /// What does not start.
+        /// What cannot be started.
         what: String,
         /// Why, and what to do.
         reason: String,
@@ -72,11 +72,11 @@ pub enum ZeroError {
     /// The host has no memory for a buffer.
     #[error("{what}: no host memory for a buffer of {bytes} bytes: {reason}")]
     OutOfMemory {
-        /// What needs it.
+        /// What needs the buffer.
         what: String,
         /// Bytes asked for.
         bytes: usize,
-        /// What the system says.
+        /// The system's reason.
         reason: String,
     },
 }
@@ -84,7 +84,7 @@ pub enum ZeroError {
 impl ZeroError {
     /// # Errors
     ///
-    /// [`InvalidSetting`](Self::InvalidSetting) unless it `holds`.
+    /// [`InvalidSetting`](Self::InvalidSetting) unless the condition `holds`.
     pub(crate) fn require(
         holds: bool,
         setting: &'static str,

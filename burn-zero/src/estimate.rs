@@ -21,20 +21,20 @@ pub struct ModelStates {
     /// (or, cached, the forward pass) that reads them. With Adam 16 bytes an element, `8 + 8/N` at stage 1, `4 + 12/N` at stage 2.
     ///
     /// 2 is what the paper counts (arXiv 1910.02054, section 3.1), with an f32 master as part of the optimizer's state. With Adam 16 bytes
-    /// an element, `4 + 12/N` at stage 1, `2 + 14/N` at stage 2. With the state on the host it is what
-    /// [`OffloadedAdamW`](crate::OffloadedAdamW) makes of a model in bf16 or f16. With the state on the device this crate does not train
-    /// so: then it is for comparison with DeepSpeed.
+    /// an element, `4 + 12/N` at stage 1, `2 + 14/N` at stage 2. With the state on the host,
+    /// [`OffloadedAdamW`](crate::OffloadedAdamW) trains a model in bf16 or f16 so. With the state on the device this crate does not: the
+    /// numbers are for comparison with DeepSpeed.
     pub parameter_bytes: u64,
     /// Optimizer state of one element, in bytes: 8 for Adam's moments, 4 for a momentum, 0 for plain SGD.
     pub optimizer_bytes: u64,
     /// Elements of the largest parameter; 0 if none is larger than a bucket.
     pub largest_parameter: u64,
-    /// Elements of the largest unit, which stage 3 gathers whole: a repeated block, or all parameters that are in none. 0 leaves units out.
+    /// Elements of the largest unit, which stage 3 gathers whole: a repeated block, or all parameters that are in none. 0 if units do not count.
     pub largest_unit: u64,
 }
 
 impl ModelStates {
-    /// The parameters of `module` that require gradients, in f32 under Adam or AdamW; one that it holds twice counts once.
+    /// The parameters of `module` that require gradients, in f32 under Adam or AdamW; a parameter held twice counts once.
     ///
     /// ```
     /// use burn::backend::Autodiff;
@@ -97,11 +97,11 @@ pub struct Estimate {
     /// The gradient of the largest parameter, if it spans several buckets: it is held whole until its last bucket is reduced, in
     /// addition to what is reduced.
     pub spanning_bytes: u64,
-    /// Sums of earlier micro-batches, if gradients are accumulated: held in addition to the gradients of the last one, and in the same
-    /// memory.
+    /// Sums of earlier micro-batches, if gradients are accumulated: held in addition to the gradients of the last micro-batch, in the
+    /// same memory.
     pub window_bytes: u64,
-    /// Copies of the rank's shards of the parameters, during a step of stages 1 and 2. Where parameters are in host memory: those that the
-    /// optimizer has updated on the device, if its state is there.
+    /// Copies of the rank's shards of the parameters, during a step of stages 1 and 2. Where parameters are in host memory: the
+    /// parameters that the optimizer has updated on the device, if its state is there.
     pub shard_bytes: u64,
     /// Optimizer state on the device, master parameters included.
     pub optimizer_bytes: u64,
@@ -112,10 +112,10 @@ pub struct Estimate {
     /// Gradients in host memory at the end of backward.
     pub host_gradient_bytes: u64,
     /// Elements that the rank sends to other ranks for one update: `2 P (N - 1) / N`, which the paper rounds to `2 P`
-    /// (section 7.1). Stage 2 reduces each accumulated micro-batch: `(k + 1) P (N - 1) / N`. Stage 3 gathers parameters twice for each too,
-    /// once more where scopes compute again: `3 k P (N - 1) / N` without scopes.
+    /// (section 7.1). Stage 2 reduces each accumulated micro-batch: `(k + 1) P (N - 1) / N`. Stage 3 also gathers parameters twice for each:
+    /// `3 k P (N - 1) / N`, without scopes and with scopes of one unit. A scope of several units gathers them once more at most.
     pub sent_elements: u64,
-    /// The same in bytes: gradients in the type of communication, parameters in their own (stage 0 sends only
+    /// [`sent_elements`](Self::sent_elements) in bytes: gradients in the type of communication, parameters in their own (stage 0 sends only
     /// gradients). Without the call descriptions, some hundred bytes a collective.
     pub sent_bytes: u64,
 }
@@ -150,8 +150,8 @@ impl Estimate {
     /// [`parameter_bytes`](Self::parameter_bytes) to the step.
     pub fn peak_device_bytes(&self) -> u64 {
         let stays = self.parameter_bytes + self.optimizer_bytes;
-        // A step of stages 1 and 2 holds shards of the reduced gradients and of the parameters. Those that were in host memory replace
-        // their gradients one by one.
+        // A step of stages 1 and 2 holds shards of the reduced gradients and of the parameters. Parameters that were in host memory
+        // replace their gradients one by one.
         let from_host = self.gradients_on_host() || self.host_parameter_bytes > 0;
         let shards = if from_host { 1 } else { 2 };
         stays + self.peak_gradient_bytes().max(shards * self.shard_bytes)

@@ -38,7 +38,7 @@ impl HostRead {
         floats(self.data())
     }
 
-    /// Waits for the elements, as they are.
+    /// Waits for the elements, in their own type.
     pub(crate) fn data(self) -> TensorData {
         read_sync(self.0).expect("a tensor can be read from its device")
     }
@@ -73,7 +73,7 @@ pub(crate) fn exchanged(dtype: DType) -> Option<BufferDtype> {
     }
 }
 
-/// The elements in f32; those that are f32 are not converted.
+/// The elements in f32, without a conversion if they are f32 already.
 pub(crate) fn floats(data: TensorData) -> Vec<f32> {
     let data = data.convert_dtype(DType::F32);
     data.into_vec().expect("the data was brought to f32")

@@ -11,25 +11,25 @@
 //! | bucket | the elements that one collective carries |
 //! | shard | the elements that a rank owns: of a bucket, of a parameter, of the model |
 //! | partition | [`Partition`]: who owns what, `Flat` (equal cuts through parameters) or `Whole` (whole parameters) |
-//! | gradient reducer | fills buckets with the gradients of backward and gives them to the communication thread |
-//! | rank context | what [`ZeroStrategy`] leaves on a rank's thread for the optimizer: group, device, request |
-//! | step status | what ranks tell each other after a step: batches left, learning rate, interruption |
+//! | gradient reducer | fills buckets with the gradients of backward and submits them to the communication thread |
+//! | rank context | what [`ZeroStrategy`] stores on a rank's thread for the optimizer: group, device, request |
+//! | step status | what ranks exchange after a step: batches left, learning rate, interruption |
 //! | memory tracker | counts the bytes of gradients that a rank holds |
 //! | record | saved training state: a directory of one manifest and one file per rank |
-//! | manifest | the JSON file of a record that says which tensor is in which rank's file |
+//! | manifest | the JSON file of a record that lists which tensor is in which rank's file |
 //! | offload | optimizer state, and gradients and parameters if wanted, in host memory |
 //!
 //! # Ranks
 //!
 //! [`group`] has [`ProcessGroup`] and its implementations [`SingleRank`], [`ThreadGroup`], for estimates [`SimulatedRank`], and, with the
-//! feature `mpi`, `MpiGroup`. [`shard`] says which rank owns which elements: [`ShardMap`], integers only.
+//! feature `mpi`, `MpiGroup`. [`shard`] computes which rank owns which elements: [`ShardMap`], integers only.
 //!
 //! Ranks that are processes are started by the cluster's own launcher, such as `mpirun -n 4 program`, and find each other over MPI: `docs/zero.md`
 //! has the packages to install and the commands.
 //!
 //! # Sharded training
 //!
-//! [`ZeroOptimizer`] runs one of Burn's optimizers on this rank's shard; [`ZeroSettings`] says what is sharded. Two lines change
+//! [`ZeroOptimizer`] runs one of Burn's optimizers on this rank's shard; [`ZeroSettings`] selects what is sharded. Two lines change
 //! in a training program: the backend, `Sharded<Autodiff<..>>` (stage 2, [`Memory::Host`] and
 //! [`with_seed`](ZeroOptimizer::with_seed) need it), and the optimizer.
 //!
@@ -68,16 +68,16 @@
 //! ```
 //!
 //! In stages 0 and 1 the hook passes the gradient on, and backward waits for no other rank. The reduction happens in the step, once a
-//! window, with the same bits in all stages if gradients are sent in f32. Loss scaler and accumulation ask all ranks which gradients are non-finite when they
-//! decide whether to skip.
+//! window, with the same bits in all stages if gradients are sent in f32. Loss scaler and accumulation combine over all ranks which gradients are
+//! non-finite, and then decide whether to skip.
 //!
-//! A gradient whose parameter is used by another live graph too, such as that of a forward pass without backward, leaves at the end of
-//! the backward pass instead, with the same bits.
+//! A gradient whose parameter is used by another live graph too, such as that of a forward pass without backward, leaves the graph
+//! at the end of the backward pass instead, with the same bits.
 //!
 //! # Records
 //!
 //! [`record`] saves the state of all ranks ([`save_sharded`]) and loads it at any number of ranks ([`load_sharded`]);
-//! [`consolidate`] makes one ordinary file of a record. A [`Recorder`] saves and loads a whole training in one call: the model, the
+//! [`consolidate`] writes the model of a record into one ordinary file. A [`Recorder`] saves and loads a whole training in one call: the model, the
 //! optimizer with all its layers, the scheduler.
 //!
 //! # Configuration
@@ -87,8 +87,8 @@
 //! # Host offload
 //!
 //! [`OffloadedAdamW`] is AdamW with its state in host memory, for models whose Adam state does not fit the device. With Adam an
-//! element of an f32 parameter takes 16 bytes on the device: itself, its gradient and two moments. Offloaded it takes 4 to 8 there and
-//! 12 to 16 on the host, for the master, the moments and the gradient. One rank is enough; inside a [`ZeroOptimizer`] each rank's host
+//! element of an f32 parameter takes 16 bytes on the device: itself, its gradient and two moments. Offloaded it takes 4 to 8 on the device
+//! and 12 to 16 on the host, for the master, the moments and the gradient. One rank is enough; inside a [`ZeroOptimizer`] each rank's host
 //! holds that rank's shard. [`HostAdamW`] is its arithmetic, on slices.
 //!
 //! ```

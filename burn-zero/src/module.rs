@@ -11,15 +11,15 @@ use burn_decorator::module::{AnyTensor, map_tensors};
 
 use crate::parameters::in_place_of;
 
-/// New data for the tensor at a path, if any; the second argument reads what is there.
+/// New data for the tensor at a path, if any; the second argument reads the old data.
 pub(crate) type Replace<'a> = dyn FnMut(&str, &dyn Fn() -> TensorData) -> Option<TensorData> + 'a;
 
-/// The module with the data that `replace` returns for its tensors, as new leaves: it is called in the module's order, frozen
-/// ones and buffers included, with the path and a function that reads the old data. `None` keeps a tensor.
+/// The module with the data that `replace` returns for its tensors, as new leaves. `replace` is called in the module's
+/// order, for frozen tensors and buffers too, with the path and a function that reads the old data. `None` keeps a tensor.
 ///
 /// A trained tensor that the module holds at several paths under one id is replaced once, by its first path, and is one leaf
 /// afterwards, even if it was several before: Burn's `fork` and `load_record` make one leaf per path, and `GradientsParams` keeps
-/// only the last one's gradient. Frozen tensors may share an id and differ, such as clones with older weights.
+/// only the last leaf's gradient. Frozen tensors may share an id and differ, such as clones with older weights.
 pub(crate) fn replace_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     replace: &mut Replace<'_>,
@@ -42,7 +42,7 @@ pub(crate) fn replace_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
     })
 }
 
-/// A tensor of `data` in the place of another: on its device or in host memory, in its type, and trained if it is.
+/// A tensor of `data` that replaces `old`: on its device or in host memory, in its type, and trained if `old` is.
 fn replaced<B: Backend>(old: AnyTensor<B>, data: TensorData) -> AnyTensor<B> {
     fn made<B: Backend, K: BasicOps<B>>(old: K::Primitive, data: TensorData) -> K::Primitive {
         let old = Tensor::<B, 1, K>::from_primitive(old);

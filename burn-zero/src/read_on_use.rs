@@ -86,7 +86,7 @@ impl Tensors {
                 .read_to_end(&mut header)?;
             Ok((header, all))
         })?;
-        // `SafeTensors` wants the bytes of all tensors too.
+        // `SafeTensors` requires the bytes of all tensors too.
         let metadata: Metadata = serde_json::from_slice(&header)
             .map_err(|error| torn(format!("is no safetensors file: {error}")))?;
         let start = 8 + header.len() as u64;
@@ -120,7 +120,7 @@ impl Tensors {
     }
 }
 
-/// The type of integers and booleans.
+/// The type on the host of integers and booleans; `None` for other types.
 fn on_host(dtype: Dtype) -> Option<DType> {
     Some(match dtype {
         Dtype::I64 => DType::I64,
@@ -147,7 +147,7 @@ fn is_int(dtype: Dtype) -> bool {
 struct ReadOnUse {
     path: Vec<String>,
     found: HashSet<String>,
-    /// Why, for the first tensor that the file has not, or not so.
+    /// Why the file is refused, for the first tensor that it lacks or has in another kind or shape.
     refused: Option<String>,
     file: Arc<Tensors>,
 }

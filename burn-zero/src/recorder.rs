@@ -1,6 +1,6 @@
 //! Whole trainings in sharded records: the model, the optimizer with all its layers, the scheduler and the small state.
 //!
-//! [`state`](crate::state) takes the record of the optimizer apart; the tensors of the model are handled here.
+//! [`state`](crate::state) splits the record of the optimizer; the tensors of the model are handled here.
 
 use core::iter;
 use std::collections::{HashMap, HashSet};
@@ -43,7 +43,7 @@ pub struct Training<M, O, S> {
 }
 
 impl<M, O, S> Training<M, O, S> {
-    /// What [`Recorder::save`] takes.
+    /// The references that [`Recorder::save`] takes.
     pub fn by_ref(&self) -> Training<&M, &O, &S> {
         Training {
             model: &self.model,
@@ -66,9 +66,9 @@ impl<M, O, S> Training<M, O, S> {
 /// | step, and what the caller adds ([`TrainingState`](crate::record::TrainingState)) | the manifest | the caller, all ranks the same |
 ///
 /// so any number of ranks, at any stage, loads it bit for bit, and [`consolidate`](crate::consolidate) makes a file of it that
-/// plain Burn loads. The sums of an incomplete window of micro-batches are each rank's own, so a save there is refused: save after an
-/// update. No backend of Burn 0.21 exposes its generator's state: a loop that draws from it puts a seed into
-/// [`user`](crate::record::TrainingState::user), and seeds each rank's generator with it and the rank when it saves and after it has loaded.
+/// plain Burn loads. The sums of an incomplete window of micro-batches are each rank's own, so a save within a window is refused: save after an
+/// update. No backend of Burn 0.21 exposes its generator's state: a loop that draws from the generator puts a seed into
+/// [`user`](crate::record::TrainingState::user), and seeds each rank's generator with that seed and the rank when it saves and after it has loaded.
 /// Ranks that draw [numbers of their own](crate::ZeroOptimizer::with_seed) all take the same seed.
 ///
 /// ```
@@ -111,14 +111,14 @@ impl<M, O, S> Training<M, O, S> {
 /// Follows PyTorch's `torch.distributed.checkpoint` with FSDP's sharded state dicts, and DeepSpeed's universal checkpoints.
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    /// Weak, so that a recorder does not keep a dropped optimizer's ranks.
+    /// Weak, so that a recorder does not keep the group of a dropped optimizer alive.
     optimizer: Weak<Mutex<Prepared>>,
 }
 
 /// What a recorder needs of an optimizer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Prepared {
-    /// Since its last `prepare`.
+    /// The reducer of its last `prepare`.
     pub(crate) reducer: Option<Arc<GradientReducer>>,
     /// The parameters after its last step, where they are sharded.
     pub(crate) shards: Option<Arc<Shards>>,
@@ -133,7 +133,7 @@ impl Recorder {
         }
     }
 
-    /// What was prepared, with its reducer.
+    /// The prepared state of the optimizer, with its reducer.
     fn prepared(&self) -> Result<(Arc<GradientReducer>, Prepared), RecordError> {
         let optimizer = self.optimizer.upgrade();
         let found = optimizer.and_then(|optimizer| {
@@ -145,8 +145,8 @@ impl Recorder {
 
     /// Saves a training as one record in `dir`, as [`save_sharded`] does. Collective: all ranks call it, between two steps.
     ///
-    /// `state` has the number of updates, which names the record, and if wanted state of the caller. The optimizer's and the
-    /// scheduler's are filled in.
+    /// `state` has the number of updates, which names the record, and if wanted state of the caller. The state of the
+    /// optimizer and of the scheduler is filled in.
     ///
     /// Costs one write of this rank's shard of model and optimizer, and host memory for its shard of the optimizer's state;
     /// the model is read from the device tensor by tensor, at stage 3 of several ranks from this rank's shards. Running statistics, such as BatchNorm's, become those of rank 0 on all
@@ -244,8 +244,8 @@ impl Recorder {
 
     /// Loads the last record in `dir`, or that of `step`, into a training constructed like the saved one: bit for bit what was
     /// saved, at any number of ranks and any stage. Collective; the optimizer must be
-    /// [prepared](crate::ZeroOptimizer::prepare). Returns the training and the saved state; the training as it came and `None` if there is
-    /// no record and no step was asked for.
+    /// [prepared](crate::ZeroOptimizer::prepare). Returns the training and the saved state, or the unchanged training and `None` if
+    /// there is no record and `step` is `None`.
     ///
     /// Costs a read of the whole model and of this rank's shard of the optimizer's state on every rank, and host memory
     /// for the model and twice the shard; at stage 3 of several ranks, of this rank's shard of the parameters instead of the model.
@@ -371,7 +371,7 @@ fn model_tensors<B: AutodiffBackend, M: AutodiffModule<B>>(
 /// What a rank reads of a model from a record.
 #[derive(Default)]
 struct Loaded {
-    /// By name.
+    /// Whole tensors, by name.
     whole: HashMap<String, TensorData>,
     /// Where parameters are sharded, this rank's shards of the trained ones, by position.
     own: Vec<Shard>,

@@ -33,13 +33,13 @@ const TENSOR: &str = "$tensor";
 /// The ids in a record, with the positions of their parameters.
 pub(crate) type StateIds = HashMap<String, usize>;
 
-/// Of parameters in their order.
+/// The ids of parameters, which are given in their order.
 pub(crate) fn state_ids(ids: impl IntoIterator<Item = ParamId>) -> StateIds {
     let ids = ids.into_iter().map(|id| id.serialize());
     ids.zip(0..).collect()
 }
 
-/// Of the record of an optimizer that steps on shards.
+/// The ids in the record of an optimizer that steps on shards.
 pub(crate) fn ids_of_shards(layout: &Layout) -> StateIds {
     state_ids((0..layout.parameters().len()).map(shard_id))
 }
@@ -108,7 +108,7 @@ pub(crate) fn split<B: Backend, R: Record<B>>(
 }
 
 /// A record from its tree and its tensors: `load` returns the elements that the layout holds, and is called in the
-/// order of the tree. State whose tensor it does not return is left out. See [`to_record`].
+/// order of the tree. State whose tensor `load` does not return is left out. See [`to_record`].
 ///
 /// # Errors
 ///
@@ -187,8 +187,8 @@ pub(crate) fn to_record<B: Backend, R: Record<B>>(
 /// The entries of a map in a tree.
 type Fields = Vec<(Value, Value)>;
 
-/// Walks a tree with two functions: `rename` gets every key of a map, `replace` every tensor. What they return `None` for is left
-/// out, with all state of its parameter.
+/// Walks a tree with two functions: `rename` gets every key of a map, `replace` every tensor. A key or a tensor for which they return `None`
+/// is left out, with all state of its parameter.
 struct Walk<K, T> {
     rename: K,
     replace: T,
@@ -233,7 +233,7 @@ impl<K, T> Walk<K, T> {
                     self.place.pop();
                     match value {
                         Some(value) => found.push((Value::Text(new), value)),
-                        // The walk goes on: its calls are the same on all ranks.
+                        // The walk continues, so that its calls are the same on all ranks.
                         None => is_left_out |= of.is_some(),
                     }
                 }

@@ -24,9 +24,9 @@ use burn_zero::group::Operation;
 use burn_zero::parts::ShardOptimizer;
 use burn_zero::record::{Keep, TrainingState};
 use burn_zero::{
-    GroupFault, HostAdamWConfig, Memory, OffloadConfig, Partition, ProcessGroup, RecordError,
-    Sharded, Stage, ThreadGroup, Training, ZeroError, ZeroOptimizer, ZeroSettings, ZeroStrategy,
-    offload_parameters, read_on_use, shard_parameters,
+    GroupFault, HostAdamWConfig, Memory, ModelStates, OffloadConfig, Partition, ProcessGroup,
+    RecordError, Sharded, Stage, ThreadGroup, Training, ZeroConfig, ZeroError, ZeroOptimizer,
+    ZeroSettings, ZeroStrategy, estimate, offload_parameters, read_on_use, shard_parameters,
 };
 use layers::layers;
 use peak_alloc::PeakAlloc;
@@ -254,6 +254,61 @@ fn a_rank_sends_its_shard_in_forward_and_in_backward_and_holds_one_parameter() {
             assert!(bytes <= most, "{bytes} of {most} on all ranks");
         }
     }
+}
+
+/// A scope of one unit computes it again and then its gradients while it is gathered: what is sent is what `estimate` says. A scope of several
+/// units gathers them once more.
+#[test]
+fn scopes_of_one_unit_send_what_is_estimated() {
+    let _turn = turn();
+    const LAYERS: usize = 8;
+    const RANKS: usize = 2;
+    let gathers = |scope: usize| {
+        let sent = ThreadGroup::spawn(RANKS, Default::default(), |group| {
+            let group = Arc::new(group);
+            let adam = AdamWConfig::new().init();
+            let settings = ZeroSettings::stage(Stage::Parameters);
+            let mut zero = ZeroOptimizer::new(adam, group.clone(), settings)?;
+            let mut model = zero.prepare::<B, _>(layers(LAYERS, WIDTH, 0.2))?;
+            let sent = || group.traffic().of(Operation::AllGather).elements;
+            let mut each = Vec::new();
+            for _ in 0..3 {
+                let before = sent();
+                let x = Tensor::<B, 2>::full([2, WIDTH], 0.5, &Default::default());
+                let y = model.chunks(scope).fold(x, |x, layers| {
+                    checkpoint(|| {
+                        layers
+                            .iter()
+                            .fold(x, |x, layer: &Linear<B>| layer.forward(x).tanh())
+                    })
+                });
+                let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
+                model = zero.step(0.01, model, gradients);
+                each.push(sent() - before);
+            }
+            Ok::<_, ZeroError>(each)
+        });
+        let sent = sent.expect("ranks end").swap_remove(0);
+        let layer = (WIDTH * WIDTH / RANKS * (RANKS - 1)) as u64;
+        let sent = sent.expect("ranks agree").into_iter();
+        sent.map(|sent| sent / layer).collect::<Vec<_>>()
+    };
+    let model = ModelStates::of::<B, _>(&layers(LAYERS, WIDTH, 0.2));
+    let config = ZeroConfig {
+        stage: Stage::Parameters,
+        ..ZeroConfig::default()
+    };
+    let said = estimate(&model, &config, RANKS).sent_elements;
+    assert_eq!(said, 3 * model.elements / RANKS as u64);
+    let units = LAYERS as u64;
+    assert_eq!(gathers(1), [2 * units; 3]);
+    // Of two in a scope the first is computed again, makes room for the second, and is gathered for its gradients.
+    let more = gathers(2);
+    assert!(
+        more.iter()
+            .all(|sent| (2 * units + 1..=3 * units).contains(sent)),
+        "{more:?}"
+    );
 }
 
 #[test]

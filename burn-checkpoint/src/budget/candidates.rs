@@ -1,8 +1,8 @@
-//! The storages that may be evicted, as a queue that is put in order only as far as it is used.
+//! The storages that may be evicted, as a queue that is sorted lazily.
 //!
 //! DTR's heuristic (Kirisame et al., section 4.1) is the cost to bring a storage back, over its bytes times its staleness. Cost over bytes,
-//! the *price*, changes seldom; staleness changes with each operation, but of equal prices the oldest is always the cheapest. So there is a
-//! heap by age for each price: an eviction looks at the oldest of each. A price that is out of date is found out when it is looked at.
+//! the *price*, changes seldom, staleness with each operation, but of equal prices the one unused for longest is always the cheapest. So
+//! each class of prices has a heap by last use, and an eviction compares their tops, where outdated prices are corrected.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use super::replay_cost::cost_ns;
 use crate::entry::{AnyEntry, Group};
 
-/// All are looked through at the latest when there are so many: what a tensor took itself, beside its storage, is freed only then.
+/// Dropped nodes are removed after at least so many additions: until then an entry keeps the memory of the node, without its storage.
 const LEAST: usize = 256;
 
 /// Prices differ by at most a quarter in a class: those with the same exponent and the same first two bits.
@@ -21,37 +21,37 @@ const PRICE_SHIFT: u32 = 50;
 const LOWEST: u64 = (1023 - 24) << 2;
 const CLASSES: usize = 48 << 2;
 
-/// How often a branch point without handles is needed, relative to a tensor with handles: only if something that was made of it is
-/// evicted as well. In a GPT of 12 blocks values from 0.1 to 0.6 change what is replayed by less than a tenth, both at 60 % and at
-/// 25 % of its bytes; at 0.01, where branch points are evicted first, 1.5 times as much is replayed at 25 %.
+/// How often a branch point without handles is needed, relative to a tensor with handles: only if a tensor computed from it is evicted as
+/// well. In a GPT of 12 blocks values from 0.1 to 0.6 change what is replayed by less than a tenth, both at 60 % and at 25 % of its bytes;
+/// at 0.01, where branch points are evicted first, 1.5 times as much is replayed at 25 %.
 const BRANCH_POINT_DEMAND: f64 = 0.3;
 
-/// What a loop writes into, part by part, is used by its next turn, and comes back only by a replay of all turns: it goes last.
+/// A tensor that a loop writes into comes back only by a replay of all iterations: it is evicted last.
 const WRITTEN_DEMAND: f64 = 1000.0;
 
-/// A storage of less than this part of the mean stays (the paper ignores what is below 1 %): where a limit cannot be kept, running
-/// statistics would go too, and a replay of the whole step would bring them back.
+/// A storage smaller than this part of the mean is not evicted (the paper ignores those below 1 %): a limit that cannot be kept would else
+/// evict running statistics too, which only a replay of the whole step brings back.
 const TINY: u64 = 64;
 
-/// Of so few there is no mean.
+/// The mean is used only after more additions than this.
 const FEW: u64 = 64;
 
-/// Storages that can come back. Some are no longer resident, or gone: that is found out when they are looked at.
+/// Storages that can come back. Some entries are evicted or dropped by now: these are skipped when they reach the top.
 pub(super) struct Candidates {
     /// By price, the oldest on top.
     classes: Vec<BinaryHeap<Reverse<Candidate>>>,
-    /// Which of them are not empty.
+    /// Indices of the classes that are not empty.
     used: Vec<usize>,
     count: usize,
-    /// How many were added so far: the order of those of one age.
+    /// Additions so far; it orders candidates that were used last by the same operation.
     added: u64,
-    /// Bytes of these.
+    /// Bytes of all additions.
     added_bytes: u64,
-    /// How many may be added before all are looked through.
+    /// Value of `added` at which dropped nodes are removed next.
     tidy_at: u64,
-    /// What the operation with this number or its replays needed when it was looked at.
+    /// Storages that a search for the operation with this number passed over: in use, or tiny.
     held: (u64, Vec<Weak<dyn AnyEntry>>),
-    /// How often one was looked at.
+    /// Candidates examined so far.
     pub looks: u64,
 }
 
@@ -77,7 +77,15 @@ impl Default for Candidates {
 }
 
 impl Candidates {
-    /// Adds the storage of this owner: at first by what the tensors in it cost alone.
+    /// Removes all.
+    pub fn clear(&mut self) {
+        *self = Self {
+            looks: self.looks,
+            ..Self::default()
+        };
+    }
+
+    /// Adds the storage of this owner. Its first price counts what its tensors cost alone, without evicted inputs.
     pub fn add(&mut self, owner: Arc<dyn AnyEntry>) {
         let Some(group) = owner.clone().group() else {
             return owner.unlist();
@@ -103,7 +111,7 @@ impl Candidates {
         self.added_bytes += group.bytes;
     }
 
-    /// Takes the cheapest out; `None` if nothing may be evicted now. `now` is what staleness is counted from.
+    /// Removes and returns the cheapest storage; `None` if nothing may be evicted now. `now` is what staleness is counted from.
     pub fn take_cheapest(&mut self, now: u64) -> Option<Group> {
         loop {
             let (_, at) = self.first(now)?;
@@ -127,7 +135,7 @@ impl Candidates {
             }
             let staleness = staleness(now, group.last_used);
             let next = self.first(now).map_or(f64::INFINITY, |(next, _)| next);
-            // One that costs more than four times as much as the next is not the cheapest, whatever it costs.
+            // A storage at more than four times the next one's price is not the cheapest: its exact cost is not computed.
             let enough_ns = 4.0 * worth(&group) * (next * staleness).max(least_price(at));
             let price = cost_ns(&group.members, enough_ns) / worth(&group);
             let is_right = class(price) <= at && group.last_used <= candidate.last_used;
@@ -139,7 +147,7 @@ impl Candidates {
         }
     }
 
-    /// A search for the operation of this number begins: what another one needed may go.
+    /// Begins a search for the operation with this number: storages held for another operation are candidates again.
     pub fn begin(&mut self, operation: u64) {
         if self.held.0 != operation {
             self.held.0 = operation;
@@ -147,7 +155,7 @@ impl Candidates {
         }
     }
 
-    /// Looks at what was needed once more. Returns whether there was any.
+    /// Makes the held storages candidates again. Returns whether there were any.
     pub fn release(&mut self) -> bool {
         let held = std::mem::take(&mut self.held.1);
         let any = !held.is_empty();
@@ -171,7 +179,7 @@ impl Candidates {
         first
     }
 
-    /// Forgets what is gone.
+    /// Removes dropped nodes.
     fn tidy(&mut self) {
         for class in &mut self.classes {
             class.retain(|candidate| candidate.0.owner.strong_count() > 0);
@@ -190,13 +198,13 @@ fn least_price(class: usize) -> f64 {
     f64::from_bits((class as u64 + LOWEST) << PRICE_SHIFT)
 }
 
-/// What each of its tensors costs alone.
+/// The sum of what its tensors cost alone.
 fn own_ns(group: &Group) -> f64 {
     let own = group.members.iter().map(|node| f64::from(node.cost_ns()));
     own.sum()
 }
 
-/// Its bytes, over how often they are needed.
+/// Its bytes, divided by how often they are needed.
 fn worth(group: &Group) -> f64 {
     let demand = match group.has_users {
         true if group.overwrites => WRITTEN_DEMAND,

@@ -20,10 +20,10 @@ use crate::memory::Limit;
 use crate::snapshot::Snapshot;
 use crate::stats::RematStats;
 
-/// Where nothing can be evicted, a search is worth it again only after so large a part of what is live has changed.
+/// After a search that found too little to evict, the next one waits until live bytes have grown by one part in so many.
 const CHANGED: u64 = 64;
 
-/// The sizes of so many results are remembered: some 100 KiB.
+/// How many result sizes are remembered: some 100 KiB.
 const EXPECTED: usize = 8192;
 
 /// Bytes of an f64.
@@ -35,7 +35,7 @@ pub(crate) struct Budget {
     start: Instant,
     /// `u64::MAX` while it is measured.
     limit: AtomicU64,
-    /// Whether the step under way had its backward pass.
+    /// Whether the backward pass of the step under way has begun.
     differentiated: AtomicBool,
     live: AtomicU64,
     peak: AtomicU64,
@@ -54,7 +54,7 @@ struct Nodes {
     /// How many of them are among the candidates; the others are new.
     sorted: usize,
     candidates: Candidates,
-    /// How many there may be before those that are gone are forgotten.
+    /// The length at which dropped nodes are removed next.
     tidy_at: usize,
 }
 
@@ -71,7 +71,18 @@ impl Nodes {
         }
     }
 
-    /// Adds the new ones to the candidates.
+    /// Starts again without what the optimizer's operations left behind: on ranks that sharded it these have other sizes, and what is evicted in
+    /// forward and backward must be the same on all of them.
+    fn begin_step(&mut self) {
+        self.all.retain(|node| {
+            let node = node.upgrade().filter(|node| !node.info().retired);
+            node.inspect(|node| node.unlist()).is_some()
+        });
+        self.sorted = 0;
+        self.candidates.clear();
+    }
+
+    /// Adds the new nodes to the candidates.
     fn sort_in(&mut self) {
         for node in &self.all[self.sorted..] {
             if let Some(owner) = node.upgrade().and_then(AnyEntry::list) {
@@ -116,7 +127,7 @@ impl Budget {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
     }
 
-    /// A limit that is measured is known once the first step is over: what it took at most, gradients included.
+    /// Sets a limit that is a fraction, once the first step is over: of that step's peak, gradients included.
     fn measured(&self) {
         if let LimitSetting::Fraction(fraction) = self.settings.limit
             && self.limit().is_none()
@@ -140,7 +151,7 @@ impl Budget {
         self.settle_scalars();
     }
 
-    /// What the budget did to a step is known.
+    /// Ends a step: counts it if it thrashed, and logs its largest need if that exceeds the limit.
     pub fn step_is_over(&self) {
         self.thrashing.judge(self.limit());
         if let Some(limit) = self.limit() {
@@ -165,7 +176,7 @@ impl Budget {
         }
     }
 
-    /// What descends from gradients and is alive is state: it is counted no more.
+    /// A forward pass begins: live tensors that descend from gradients are state, and no longer counted.
     pub fn forward_begins(&self) {
         self.ends_step();
         for node in self.alive() {
@@ -173,9 +184,11 @@ impl Budget {
                 node.retire();
             }
         }
+        self.stuck.store(u64::MAX, Ordering::Relaxed);
+        self.nodes.lock().begin_step();
     }
 
-    /// Whatever is alive is state.
+    /// A step ends: every live tensor is state. It loses its recipe and is no longer counted.
     pub fn step_ends(&self) {
         self.ends_step();
         for node in self.alive() {
@@ -189,7 +202,7 @@ impl Budget {
         nodes.all.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Looks at what an unconstrained step needs, if its limit is being measured.
+    /// Records what an operation of an unconstrained step needs, if the limit is being measured.
     #[cold]
     fn look(&self, op: &'static str, bytes: u64) {
         if matches!(self.settings.limit, LimitSetting::Fraction(_)) {
@@ -199,10 +212,10 @@ impl Budget {
 
     #[cold]
     fn evict_for(&self, op: &'static str, bytes: u64, limit: u64) {
-        // Where nothing can be evicted, looking again is worth it only after something has changed.
+        // After a search in vain another one is worth its time only once live bytes have changed.
         let stuck = self.stuck.load(Ordering::Relaxed);
         let little = self.live().saturating_sub(stuck) <= stuck / CHANGED && self.live() >= stuck;
-        // Unless it would be said that more is needed than was known, or the operation is refused.
+        // Except to log a need clearly larger than the largest known one, or to refuse the operation.
         let known = !self.needs.is_clearly_larger(self.live() + bytes);
         if little && known && self.settings.overflow == Overflow::Warn {
             return;
@@ -239,7 +252,7 @@ impl Budget {
         let mut again = true;
         while !fits() {
             let Some(group) = nodes.candidates.take_cheapest(now) else {
-                // An operation needs less and less of what its replays bring back.
+                // As an operation's replays proceed, fewer of the tensors that they brought back are still needed.
                 if std::mem::take(&mut again) && nodes.candidates.release() {
                     continue;
                 }
@@ -274,7 +287,7 @@ impl Budget {
         }
         self.needs.keep(need);
         if self.needs.is_silent() {
-            // At once; the largest need of each step is said at its end.
+            // The first is logged at once; later the largest need of each step is logged at its end.
             self.needs.say(limit);
         }
     }
@@ -306,7 +319,7 @@ impl Limit for Budget {
         let live = self.live.fetch_sub(bytes, Ordering::Relaxed);
         let live = live.saturating_sub(bytes);
         if live < self.stuck.load(Ordering::Relaxed) {
-            // What comes instead may be evicted.
+            // Tensors made in place of the freed ones may be evictable.
             self.stuck.store(u64::MAX, Ordering::Relaxed);
         }
     }
@@ -353,7 +366,7 @@ impl Limit for Budget {
     fn expect(&self, key: ResultKey, bytes: u64) {
         let mut expected = self.expected.lock();
         if expected.len() >= EXPECTED {
-            // Shapes vary: those of steps to come are other ones.
+            // Shapes vary from step to step: later steps have other ones.
             expected.clear();
         }
         expected.insert(key, bytes);

@@ -14,7 +14,7 @@ use crate::work::Work;
 /// A need that is larger than another one by more than this part of it is clearly larger.
 const CLEARLY: u64 = 16;
 
-/// An unconstrained step is looked at after every n-th part of as many operations as there are tensors.
+/// The need of an unconstrained step is computed anew after `tensors / LOOKS` operations.
 const LOOKS: u64 = 32;
 
 /// Bytes that an operation needs, whatever else is evicted, by kind. Each storage is counted once.
@@ -33,9 +33,9 @@ pub(super) struct Need {
 }
 
 impl Need {
-    /// That of the operation with number `now`, which is about to make `result_bytes`.
+    /// The need of the operation with number `now`, which is about to make `result_bytes`.
     pub fn of(alive: &[Arc<dyn AnyEntry>], now: u64, op: &'static str, result_bytes: u64) -> Self {
-        // A storage is as fixed as the most fixed of its views.
+        // Of the reasons why the views of a storage stay, the strongest counts.
         let mut storages: FxHashMap<usize, (Why, u64)> = FxHashMap::default();
         for node in alive {
             let info = node.info();
@@ -75,7 +75,7 @@ impl Need {
         need
     }
 
-    /// Where nothing more can be evicted: what is live is needed, whatever it is.
+    /// Adds all other live bytes to `kept_bytes`, for a need measured where nothing more can be evicted.
     pub fn with_all_of(mut self, live: u64) -> Self {
         self.kept_bytes += live.saturating_sub(self.bytes() - self.result_bytes);
         self
@@ -89,7 +89,7 @@ impl Need {
             + self.result_bytes
     }
 
-    /// Says that a limit is too small for it.
+    /// The error that a limit is too small for this need.
     pub fn error(&self, limit: u64) -> RematError {
         RematError::BudgetTooSmall {
             op: self.op,
@@ -114,23 +114,23 @@ enum Why {
     InUse,
 }
 
-/// The largest need so far, and what was said of it.
+/// The largest need so far, and the largest that was logged.
 #[derive(Default)]
 pub(super) struct Needs {
     largest: Mutex<Need>,
     largest_bytes: AtomicU64,
     said_bytes: AtomicU64,
-    /// Operations until an unconstrained step is looked at once more.
+    /// Operations until the need of an unconstrained step is computed again.
     until_look: AtomicU64,
 }
 
 impl Needs {
-    /// Whether so many bytes are more than all that is known of.
+    /// Whether a need of so many bytes is clearly larger than the largest known one.
     pub fn is_clearly_larger(&self, bytes: u64) -> bool {
         clearly(bytes, self.largest_bytes.load(Ordering::Relaxed))
     }
 
-    /// Whether it is time to look at what an unconstrained step needs; `tensors` there were last time.
+    /// Whether it is time to compute the need of an unconstrained step; counts one operation.
     pub fn is_time(&self) -> bool {
         let left = self.until_look.load(Ordering::Relaxed);
         self.until_look
@@ -138,7 +138,7 @@ impl Needs {
         left == 0
     }
 
-    /// Looks at what an unconstrained step needs. A look takes time with the number of tensors, so they get rarer with it.
+    /// Computes what an operation of an unconstrained step needs: the more tensors to look at, the less often.
     pub fn look(&self, alive: &[Arc<dyn AnyEntry>], now: u64, op: &'static str, bytes: u64) {
         let next = alive.len() as u64 / LOOKS;
         self.until_look.store(next, Ordering::Relaxed);
@@ -158,7 +158,7 @@ impl Needs {
         *self.largest.lock()
     }
 
-    /// Says that a limit is too small, if that was not said of one almost as large.
+    /// Logs that a limit is too small for the largest need, unless a need almost as large was logged before.
     pub fn say(&self, limit: u64) {
         let largest = self.largest();
         let bytes = largest.bytes();
@@ -168,7 +168,7 @@ impl Needs {
         }
     }
 
-    /// Whether nothing was said yet.
+    /// Whether nothing was logged yet.
     pub fn is_silent(&self) -> bool {
         self.said_bytes.load(Ordering::Relaxed) == 0
     }

@@ -1,16 +1,16 @@
-//! What it costs to bring tensors back, with what is evicted and has to come back first.
+//! What it costs to bring tensors back, including the evicted inputs that have to come back first.
 //!
-//! Of few operations each is looked at. Beyond them the longest chain of evicted inputs stands for all, for which every evicted node
-//! remembers its own: an estimate that takes no longer the more is evicted.
+//! The costs of the first `FEW` evicted operations are added up. The others are estimated by their longest chain of evicted inputs, which
+//! every evicted node remembers, so that the time does not grow with the number of evicted tensors.
 
 use std::sync::Arc;
 
 use crate::entry::AnyEntry;
 
-/// So many evicted operations are looked at each.
+/// The costs of so many evicted operations are added up.
 const FEW: usize = 32;
 
-/// Nanoseconds to bring these back; of what takes more than `enough_ns`, any number above that.
+/// Nanoseconds to bring these tensors back; if that is more than `enough_ns`, any number above `enough_ns`.
 pub(super) fn cost_ns(nodes: &[Arc<dyn AnyEntry>], enough_ns: f64) -> f64 {
     let mut evicted: Vec<Arc<dyn AnyEntry>> = Vec::new();
     let mut cost_ns = 0.0;

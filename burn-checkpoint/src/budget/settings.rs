@@ -7,10 +7,9 @@ use crate::error::RematError;
 
 /// A limit on the bytes that managed tensors of a step occupy at one time, for each device.
 ///
-/// While it is installed every operation of the thread is recorded. Before an operation would exceed the limit, tensors are
-/// evicted: those that are cheap to compute again (with what would have to be computed for that first), large and not used for
-/// long. Backward brings them back by using them. Which ones depends on shapes alone, so that every run and every rank
-/// evicts the same.
+/// While it is installed every operation of the thread is recorded. Before an operation would exceed the limit, tensors are evicted: those
+/// that are cheap to compute again (with what would have to be computed for that first), large and not used for long. Backward brings them
+/// back by using them. Which tensors are evicted depends on shapes alone, so every run and every rank evicts the same ones.
 ///
 /// # What is counted
 ///
@@ -21,24 +20,23 @@ use crate::error::RematError;
 ///
 /// # Before it is made
 ///
-/// Room is made before an operation runs, on the device of its result. How large that will be is known of new tensors, of data, and of
-/// an operation that ran before on operands of these shapes and types with these arguments; the first time it is taken to be as large
-/// as the largest operand. Not at all is it known of `bool_argwhere`, whose result depends on data and is not counted. So a limit may be exceeded by the
-/// difference, once for each operation, shape, type and argument, of which some thousands are remembered.
+/// Room is made before an operation runs, on the device of its result. The result's size is known for new tensors, for data, and for an
+/// operation that ran before with these shapes, types and arguments; the first time the largest operand's size is assumed, so the limit may
+/// be exceeded by the difference. Some thousands of sizes are remembered. The result of `bool_argwhere`, whose size depends on data, is not
+/// counted.
 ///
 /// # What does not fit
 ///
-/// A step can keep a limit if it holds at any time what cannot be evicted: gradients, random numbers, what scopes and policies
-/// keep; and the operands and the result of the operation under way, with what the replay that it belongs to holds. If not, the
-/// log says at the first operation that does not fit how many bytes of each kind are needed, the largest need of each step again at its
-/// end if it is clearly larger, and the step goes on above the limit. With [`Self::strict`] it is refused. Of a fraction
-/// that is as soon as it is measured.
+/// A step keeps a limit that has room at any time for what cannot be evicted: gradients, random numbers, what scopes and policies keep; and
+/// the operands and the result of the operation under way, with what the replay that it is part of holds. Under a smaller limit the step
+/// goes on above it, and the log has the bytes needed of each kind: at the first operation that does not fit, and at the end of a step that
+/// needs clearly more. With [`Self::strict`] the operation is refused; if the limit is a fraction, as soon as it is measured.
 ///
 /// # With scopes
 ///
-/// A scope decides about what was made in it, at its end; what it evicts is then out of the budget's way. The budget evicts what is
-/// there: inside of open scopes, and results of scopes, which have their recipes as long as the budget may evict them. It evicts
-/// nothing that a scope keeps: by its policy, or because it is tiny (see [`checkpoint`](crate::checkpoint)).
+/// At its end a scope evicts tensors that were made in it; these no longer count. The budget evicts resident tensors: those of open scopes,
+/// and results of scopes, which keep their recipes as long as the budget may evict them. It evicts nothing that a scope keeps: by its
+/// policy, or because it is tiny (see [`checkpoint`](crate::checkpoint)).
 ///
 /// # Threads
 ///
@@ -48,18 +46,19 @@ use crate::error::RematError;
 ///
 /// # Steps
 ///
-/// A budget drops the recipes of what it finds to be a step's result, and of what it finds to have been made in an earlier step. It takes
-/// a tensor `[1]` of ones for the begin of a backward pass. For the begin of a forward pass it takes what comes next of: a linear
-/// layer, a convolution or attention on anything but gradients; a module or activation function on new parameters; an upload of a
-/// batch; a scope. Where a forward pass has none of these, [`InstalledBudget::step`](crate::InstalledBudget::step) has to be called after each backward pass, or,
-/// if an optimizer step follows, after that: what steps hand on, such as running statistics, would else be recipes through all of them.
+/// A budget drops the recipes of a step's results, and of tensors that an earlier step made. It detects steps: a backward pass begins with
+/// a tensor `[1]` of ones. A forward pass begins with the first of: a linear layer, a convolution or attention on anything but gradients; a
+/// module or activation function on new parameters; an upload of a batch; a scope. Where a forward pass has none of these, call
+/// [`InstalledBudget::step`](crate::InstalledBudget::step) after each backward pass, or after the optimizer step if one follows: otherwise
+/// the recipes of tensors that one step hands to the next, such as running statistics, reach through all steps.
 ///
 /// A forward pass that makes a tensor `[1]` of ones itself is taken for a backward pass from there on: what is computed from that tensor is
-/// then not recorded, until the next scope or upload, so less is evicted. Values are right whatever is taken for what. A step that
-/// spends more on replays and searches than it computes is counted in
-/// [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) when it is over, or when the budget ends; the log says so as soon
-/// as it is certain. At 32 times what it computes, and 0.1 s, the limit is raised to twice itself, or twice what is needed then if that
-/// is more, so that the step ends; not if the budget is [strict](Self::strict). It stays raised, and [`InstalledBudget::limit_bytes`](crate::InstalledBudget::limit_bytes) tells.
+/// not recorded until the next scope or upload, so less is evicted. Values are correct even if a pass is taken for the other. A step that
+/// spends more on replays and searches than on its own work is counted in
+/// [`RematStats::thrashing_steps`](crate::RematStats::thrashing_steps) when it is over, or when the budget ends; the log warns as soon as
+/// this is certain. If it spends 32 times its own work, and more than 0.1 s, the limit is doubled, or set to twice what is needed then if
+/// that is more, so that the step ends; not if the budget is [strict](Self::strict). It stays raised:
+/// [`InstalledBudget::limit_bytes`](crate::InstalledBudget::limit_bytes) returns it.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -133,8 +132,8 @@ impl MemoryBudget {
         }
     }
 
-    /// Panics with [`RematError::BudgetTooSmall`] where an operation does not fit, each time it is tried, instead of a warning and
-    /// going on above the limit; if the limit is a fraction, as soon as it is measured and known to be too small.
+    /// Panics with [`RematError::BudgetTooSmall`] where an operation does not fit, each time it is tried, instead of warning and going on
+    /// above the limit; if the limit is a fraction, as soon as it is measured and known to be too small.
     pub fn strict(self) -> Self {
         Self {
             overflow: Overflow::Panic,
@@ -142,16 +141,16 @@ impl MemoryBudget {
         }
     }
 
-    /// Where the device has no memory for an operation, and the backend panics at once and says so, evicts an eighth of what is live and runs
-    /// the operation again, until there is memory or nothing is left to evict. Then the log has the largest holders, and the panic goes on.
-    /// docs/out-of-memory.md says which backends do. What an upload of an offloaded tensor takes is not tried again.
+    /// If the backend panics at once for want of device memory, evicts an eighth of the live bytes and runs the operation again, until it
+    /// succeeds or nothing is left to evict. Then the log has the largest holders, and the panic continues. docs/out-of-memory.md lists the
+    /// backends that panic so. Uploads of offloaded tensors are not tried again.
     ///
-    /// Ranks that fail at different times evict differently: not for recipes that meet other ranks.
+    /// Ranks that fail at different times evict different tensors, so recipes must not run collectives.
     ///
     /// # Cost
     ///
-    /// Operands of operations that have no recipe, those of gradients and of the optimizer, stay until the operation is over: none
-    /// is written into.
+    /// Operations without a recipe, those on gradients and in the optimizer, keep their operands until they are over, so they cannot write
+    /// into them.
     pub fn retrying(self) -> Self {
         Self {
             retries: true,
@@ -159,9 +158,9 @@ impl MemoryBudget {
         }
     }
 
-    /// Takes the costs of operations and uploads from what a device can do, a roofline, in place of those of one thread of a CPU: on a GPU
-    /// a product costs hardly more a byte than a GELU, and an upload far more. The same profile is to be given on all ranks: one of the
-    /// constants, or what one rank measured.
+    /// Takes the costs of operations and uploads from a device's roofline, in place of those of one CPU thread: on a GPU a product costs
+    /// hardly more per byte than a GELU, and an upload far more. All ranks must be given the same profile: one of the constants, or what
+    /// one rank measured.
     ///
     /// ```
     /// use burn_checkpoint::{DeviceProfile, MemoryBudget};
@@ -176,10 +175,10 @@ impl MemoryBudget {
         }
     }
 
-    /// Takes the time that an operation took for its cost, in place of an estimate.
+    /// Uses the measured time of an operation as its cost, in place of an estimate.
     ///
-    /// Which tensors are evicted then differs from run to run and from rank to rank: not for recipes that meet other ranks. On lazy
-    /// backends such times mean nothing.
+    /// Which tensors are evicted then differs from run to run and from rank to rank, so recipes must not run collectives. On lazy backends
+    /// such times mean nothing.
     pub fn measured_costs(self) -> Self {
         Self {
             costs: Costs::Measured,

@@ -10,17 +10,17 @@ use crate::error::size;
 /// Estimated nanoseconds to look at one tensor in a search.
 const LOOK_NS: f64 = 100.0;
 
-/// A step that wastes so many times what it has computed so far is said to, before it is over.
+/// The log warns of a step, before it is over, once it has wasted so many times what it has computed.
 const CERTAIN: f64 = 2.0;
 
-/// A step that wastes so many times what it has computed so far would not end in the time that anybody waits,
+/// The limit is raised once a step has wasted so many times what it has computed, as it would not end in reasonable time,
 const ENDLESS: f64 = 32.0;
 
-/// if that takes so many nanoseconds at least.
+/// and more than so many nanoseconds.
 const ENDLESS_NS: f64 = 1e8;
 
-/// What the steps of a device under a budget took. A step is judged as soon as it is over: when the next forward pass begins, when
-/// a loop says so, or when the budget ends.
+/// Work and waste of the steps of a device under a budget. A step is judged when it is over: when the next forward pass begins, when the
+/// training loop reports its end, or when the budget ends.
 #[derive(Default)]
 pub(super) struct Thrashing {
     work: Mutex<Work>,
@@ -36,7 +36,7 @@ struct Work {
     computed_ns: f64,
     /// What was replayed, and what searching for something to evict took.
     wasted_ns: f64,
-    /// What of that the limit was raised for.
+    /// The waste at which the limit was raised last.
     raised_for_ns: f64,
 }
 
@@ -63,7 +63,7 @@ impl Thrashing {
         }
     }
 
-    /// Whether the step wastes so much more, since this was last true, that it would hardly end.
+    /// Whether the step has wasted so much, since this last returned true, that it would hardly end.
     pub fn is_endless(&self) -> bool {
         let mut work = self.work.lock();
         let least_ns = ENDLESS_NS.max(ENDLESS * work.computed_ns);
@@ -74,7 +74,7 @@ impl Thrashing {
         endless
     }
 
-    /// How many tensors were looked at in search of those to evict, and how long that took, since the last reset.
+    /// How many tensors searches examined, and how long the searches took, since the last reset.
     pub fn search(&self) -> (u64, Duration) {
         let nanos = self.search_nanos.load(Ordering::Relaxed);
         let tensors = self.searched_tensors.load(Ordering::Relaxed);

@@ -1,5 +1,4 @@
-//! Tensors that no recipe of this thread computes: random numbers, data, what others deliver; and views and casts of what is
-//! delivered.
+//! Tensors that no recorded operation computes: random numbers, data, delivered tensors; and views and casts of delivered tensors.
 
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ use crate::recipe::Upload;
 use crate::request::{DELIVERED, Request};
 use crate::work::Work;
 
-/// What cannot be computed again, counted.
+/// Counts a tensor that cannot be computed again.
 pub(crate) fn fixed<B: Backend>(op: &'static OpInfo, mut value: Value<B>) -> Results<B> {
     let mut call = Call::new(op);
     if let Some(step) = call.op_context.step
@@ -75,7 +74,7 @@ pub(crate) fn delivered<B: Backend>(request: Request, device: &Device<B>) -> Man
     derived(OP, promised, Box::new(Upload { request, device }))
 }
 
-/// A delivered tensor in another type, or a view of one, if its elements can be asked for in it.
+/// A delivered tensor, or a view of one, in another type, if its elements can be delivered in that type.
 pub(crate) fn in_type<B: Backend>(node: &Node<B>, dtype: DType) -> Option<Managed<B>> {
     let (viewed, recipe) = node.recipe.lock().as_ref()?.in_type(dtype)?;
     let meta = &node.meta;
@@ -89,13 +88,13 @@ pub(crate) fn in_type<B: Backend>(node: &Node<B>, dtype: DType) -> Option<Manage
     Some(derived(meta.op, promised, recipe))
 }
 
-/// What is known of a tensor before it is delivered, or computed from one that is.
+/// What is known of a tensor before it is delivered, or computed from a delivered one.
 pub(crate) struct Promised<B: Backend> {
     pub shape: Shape,
     pub dtype: DType,
     pub device: Device<B>,
     row_major: bool,
-    /// What it is made from.
+    /// The managed tensor that it is computed from.
     viewed: Option<Source<B>>,
 }
 
@@ -107,7 +106,7 @@ impl<B: Backend> Promised<B> {
         self.shape = Shape::from(dims);
     }
 
-    /// As the tensor that it is made from.
+    /// Of the shape, type and device of its operand.
     pub fn like<K: Kind<B>>(handle: &Handle<B, K>) -> Self {
         Self {
             shape: handle.shape(),
@@ -122,7 +121,7 @@ impl<B: Backend> Promised<B> {
     }
 }
 
-/// A tensor that is there during its uses only, and not yet.
+/// A tensor that is resident only during its uses, and evicted until the first.
 pub(crate) fn derived<B: Backend>(
     op: &'static OpInfo,
     promised: Promised<B>,

@@ -1,7 +1,7 @@
 //! Recording an operation: its operands are brought back, its result becomes a node.
 //!
-//! `operands.rs` looks at what goes in, `order.rs` says how the result lies in memory, `recorded.rs` makes the node, `results.rs`
-//! hands it out, `given.rs` is for tensors that no recipe of this thread makes, and `room.rs` knows the size of new ones.
+//! `operands.rs` inspects operands, `order.rs` knows the order of a result's elements in memory, `recorded.rs` makes the node, `results.rs`
+//! hands it out, `given.rs` makes nodes that no recorded operation computes, and `room.rs` computes the size of new tensors.
 
 mod given;
 mod operands;

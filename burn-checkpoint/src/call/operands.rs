@@ -1,4 +1,4 @@
-//! What the operands of an operation look like.
+//! The operands of an operation, and what the result takes from them.
 
 use std::sync::Arc;
 
@@ -27,11 +27,11 @@ pub(super) enum Shares<B: Backend> {
 /// What is known once all operands were seen.
 pub(super) struct Operands<B: Backend> {
     op: &'static OpInfo,
-    /// What is evicted, and what has outlived its step.
+    /// Operands that are evicted, or have outlived their step.
     waiting: Vec<Arc<Node<B>>>,
     /// Of a view: the first operand's storage.
     pub shares: Option<Shares<B>>,
-    /// Whether it is copied all the same.
+    /// Whether this view operation copies: a reshape of an operand that is not contiguous.
     copies: bool,
     pub order: Order,
     /// For a view in a scope that may offload: what it is a view of.
@@ -46,13 +46,13 @@ pub(super) struct Operands<B: Backend> {
     /// Where the result will be; known only under a budget.
     device: Option<DeviceId>,
     pub lineage: Lineage,
-    /// What is delivered for this operation, locked until it is over.
+    /// Delivered operands, locked until the operation is over.
     delivered: Vec<Arc<Node<B>>>,
-    /// Whether there is any other operand.
+    /// Whether any operand is not delivered.
     has_others: bool,
 }
 
-/// What was delivered goes.
+/// Unlocks the delivered operands and drops their storages.
 impl<B: Backend> Drop for Operands<B> {
     fn drop(&mut self) {
         for node in self.delivered.drain(..) {
@@ -90,7 +90,7 @@ impl<B: Backend> Operands<B> {
         }
     }
 
-    /// Whether the result is delivered as all of its operands are.
+    /// Whether the result is a delivered tensor, because all of its operands are.
     pub fn pass_delivery(&self) -> bool {
         !self.delivered.is_empty() && !self.has_others && self.op.work.passes_delivery()
     }
@@ -103,7 +103,7 @@ impl<B: Backend> Operands<B> {
                 if self.is_first_of_view() {
                     self.shares = Some(Shares::Leaf);
                 }
-                // In which order it lies is not known. How large it is matters only where something may be offloaded.
+                // The order of its elements is not known. Its size matters only where something may be offloaded.
                 if may_offload(op_context) {
                     self.order.see(&leaf().0, false);
                 } else {
@@ -206,7 +206,7 @@ impl<B: Backend> Operands<B> {
         self.op.work == Work::View && self.shares.is_none() && !self.copies
     }
 
-    /// Brings back what is evicted. None of it is referred to from here on: who is the last to refer to an operand may have it.
+    /// Brings back evicted operands. References to them end here: the last holder of an operand may reuse its storage.
     #[inline]
     pub fn bring_back(&mut self, op_context: &OpContext) {
         if !self.waiting.is_empty() {
@@ -246,7 +246,7 @@ fn may_offload(op_context: &OpContext) -> bool {
     region.is_some_and(|region| region.policy.may_offload())
 }
 
-/// What a view of this tensor is a view of: this, or what this is a view of itself.
+/// The tensor that a view of this one is a view of: this one, or the one that this is a view of itself.
 fn viewed<B: Backend>(
     source: &Source<B>,
     meta: &TensorMeta<B>,
@@ -261,7 +261,7 @@ fn viewed<B: Backend>(
     }
 }
 
-/// Recipes must not reach through the steps.
+/// Drops the recipes of outlived operands: recipes must not reach into earlier steps.
 fn settle_outlived<B: Backend>(nodes: Vec<Arc<Node<B>>>, op_context: &OpContext) {
     for node in nodes {
         let outlived = outlived(&node.meta, &node.state(), op_context);

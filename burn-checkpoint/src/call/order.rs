@@ -1,8 +1,8 @@
 //! Which results are sure to lie in memory in the order of their shape.
 //!
-//! What comes back from the host does. A result that did not would come back in another order; a matmul or a sum may then add up in
-//! another order, and its last bits differ. Burn's traits do not show in which order a tensor lies, so it is known by where it
-//! comes from; what is not sure is computed once more. The rules hold on burn-flex and on CubeCL's backends.
+//! A tensor that comes back from the host does. Any other result would come back in another order than it had; a matmul or a sum may then
+//! add up in another order, and its last bits differ. Burn's traits do not expose a tensor's order, so it is derived from the operation; a
+//! result whose order is not sure is computed again. The rules hold on burn-flex and on CubeCL's backends.
 
 use burn_backend::Shape;
 
@@ -12,7 +12,7 @@ use crate::work::Work;
 /// What is known of the operands' order.
 #[derive(Default)]
 pub(super) struct Order {
-    /// Elements of the largest operand that may lie in another order: a managed one that may, or an unmanaged one.
+    /// Elements of the largest operand whose order is not sure: an unmanaged one, or a managed one that is not row-major.
     pub odd_elements: usize,
     /// Dimensions of the first operand.
     pub rank: Option<usize>,
@@ -65,7 +65,7 @@ fn is_product(op: &OpInfo) -> bool {
     op.name.ends_with("matmul") || op.name == "linear" || op.name == "attention"
 }
 
-/// A view that is its operand, or what its operand is in another shape.
+/// A view that is its operand, or its operand in another shape.
 fn keeps_order(op: &OpInfo) -> bool {
     ["reshape", "detach", "set_require_grad"]
         .iter()

@@ -25,7 +25,7 @@ use crate::replay;
 use crate::trace::EventKind;
 use crate::work::Work;
 
-/// An operation under way. Made in place and changed there: it is large, and there is one an operation.
+/// An operation under way. Built and changed in place: it is large, and each operation needs one.
 pub(crate) struct Call<B: Backend> {
     op: &'static OpInfo,
     pub op_context: OpContext,
@@ -70,7 +70,7 @@ impl<B: Backend> Call<B> {
         self.decide();
     }
 
-    /// Before an operation runs that keeps no recipe: it may then write into its operands, unless it may have to run again.
+    /// Drops the recipe of an operation that is not recorded, so that it may write into its operands; not if it may have to run again.
     #[inline]
     fn give_up(&self, recipe: &mut Option<impl Recipe<B>>) {
         if !self.records && !self.retries() {
@@ -100,7 +100,7 @@ impl<B: Backend> Call<B> {
 
     fn run_again(&self, recipe: &dyn Recipe<B>, first: &mut dyn FnMut() -> Value<B>) -> Value<B> {
         let memory = self.op_context.recent().expect("it retries");
-        // Kept through all tries: each would else begin with the same replays.
+        // Inputs stay locked through all tries: otherwise each try would begin with the same replays.
         let mut inputs = None;
         again(memory, self.op, first, || {
             inputs.get_or_insert_with(|| replay::lock_inputs(recipe));
@@ -157,8 +157,8 @@ impl<B: Backend> Call<B> {
         self.timer = Timer::start(self.op_context.costs);
     }
 
-    /// The result with its recipe, if it gets one. Both are taken from where they are: they are large, and what is passed on by
-    /// value is copied each time.
+    /// The result with its recipe, if it gets one. Both arguments are references, whose contents are taken: passing such large values
+    /// copies them.
     #[inline]
     pub fn finish(
         &mut self,
@@ -169,7 +169,7 @@ impl<B: Backend> Call<B> {
         self.results(value, recipe.map(|recipe| Box::new(recipe) as _))
     }
 
-    /// The result, which does not come back if it goes.
+    /// The result without a recipe: it is never evicted.
     pub fn finish_fixed(&mut self, value: &mut Value<B>) -> Results<B> {
         self.results(value, None)
     }
@@ -204,7 +204,7 @@ impl<B: Backend> Call<B> {
         Results::many(parts.collect())
     }
 
-    /// The results are nodes that hand out what one more node, the operation's, computes.
+    /// Each result is a node that takes its part from one more node, which runs the operation.
     fn finish_parts(&self, parts: Vec<Value<B>>, recipe: Box<dyn Recipe<B>>) -> Results<B> {
         let elements = parts.iter().map(|part| part.shape().num_elements());
         let of_part = |part: &Value<B>| bytes(part.shape().num_elements(), part.dtype());
@@ -235,7 +235,7 @@ impl<B: Backend> Call<B> {
         Results::many(results)
     }
 
-    /// One of several results, whose cost is known of all together.
+    /// One of several results. Its cost is 0: the operation's node has the cost of all.
     fn enter_part(&self, mut part: Value<B>, recipe: Option<Box<dyn Recipe<B>>>) -> Managed<B> {
         self.enter(self.node(&mut part, recipe, |_, _| 0.0))
     }
@@ -265,7 +265,7 @@ impl<B: Backend> Call<B> {
         self.op_context.memory(device.id())
     }
 
-    /// What it took to give so many elements of so many bytes; 0 without a budget.
+    /// Nanoseconds of the operation, whose result has so many elements and bytes; 0 without a budget.
     #[inline]
     fn cost_ns(&self, elements: usize, bytes: u64) -> f32 {
         let Some(cost) = &self.operands.cost else {
@@ -278,7 +278,7 @@ impl<B: Backend> Call<B> {
         }
     }
 
-    /// Tells the budget what the operation took and gave.
+    /// Reports the operation's cost and its result's size to the budget.
     fn computed(&self, memory: &MemoryStats, cost_ns: f32, bytes: u64) {
         if let (Some(limit), Some(cost)) = (memory.limit(), &self.operands.cost) {
             limit.computed(cost_ns);
@@ -292,7 +292,7 @@ impl<B: Backend> Call<B> {
         self.op_context.step.map_or(0, |step| step.number)
     }
 
-    /// With one handle, which is made when the node is entered.
+    /// The record of a result. It has one user: the handle that `enter` makes.
     #[inline]
     fn meta(&self, value: &Value<B>, cost_ns: impl FnOnce(usize, u64) -> f32) -> TensorMeta<B> {
         let device = value.device().unwrap_or_default();
@@ -345,7 +345,7 @@ impl<B: Backend> Call<B> {
         })
     }
 
-    /// Made in its place: `Arc::new` would make it on the stack and copy it, and this allocates first.
+    /// Built inside its allocation: `Arc::new` would build it on the stack and copy it.
     fn node(
         &self,
         value: &mut Value<B>,

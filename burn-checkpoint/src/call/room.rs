@@ -23,7 +23,7 @@ impl Room {
         self.elements = shape.num_elements() as u64;
     }
 
-    /// The type of an element; of several the elements have all.
+    /// Adds the size of an element; with several types an element has one of each.
     pub fn dtype(&mut self, dtype: impl Into<DType>) {
         self.element_bytes += dtype.into().size() as u64;
     }
@@ -50,7 +50,7 @@ impl Room {
         self.elements == 1
     }
 
-    /// Makes it, where a device was told of.
+    /// Makes this room, if an argument named the device.
     pub fn make(&self, op: &'static OpInfo) {
         if let Some(device) = self.device {
             context::memory_on(device).make_room(op.name, self.bytes());

@@ -11,8 +11,8 @@ use crate::scope::checkpoint_labelled;
 
 /// Runs `blocks` one after the other, in the scopes of `plan`. Loss and gradients are bit for bit those of the plain loop.
 ///
-/// `forward` runs one block. A block may take and give whatever a scope may return ([`Outputs`]): one tensor, or a tuple
-/// of hidden states and a mask. What is the same for all blocks is better captured.
+/// `forward` runs one block. A block may take and return whatever a scope may return ([`Outputs`]): one tensor, or a tuple of hidden states
+/// and a mask. Let the closure capture what is the same for all blocks.
 ///
 /// ```
 /// use burn::backend::Autodiff;
@@ -57,10 +57,10 @@ pub fn checkpoint_chain<Block, T: Outputs>(
     Ok(chain.run(plan.nodes(), x))
 }
 
-/// Runs `blocks` one after the other, in so many scopes of consecutive blocks, as equal as can be (`torch.utils.checkpoint_sequential`).
+/// Runs `blocks` one after the other, in `segments` scopes of nearly equal length (`torch.utils.checkpoint_sequential`).
 ///
-/// One scope holds its input, and in backward the tape of its blocks: about the square root of the number of blocks takes the least memory
-/// where all are alike. [`checkpoint_chain`] runs other nestings.
+/// A scope holds its input, and in backward the tape of its blocks: where all blocks are alike, a number of segments near the square root
+/// of the number of blocks takes the least memory. [`checkpoint_chain`] runs other nestings.
 ///
 /// # Panics
 ///
@@ -111,7 +111,7 @@ impl<Block, F> Chain<'_, Block, F> {
         x
     }
 
-    /// What a trace calls a scope around so many of the next blocks.
+    /// The label, in traces, of a scope around so many of the next blocks.
     fn label(&self, blocks: usize) -> String {
         match blocks {
             1 => format!("block {}", self.next),

@@ -14,18 +14,17 @@ use crate::{checkpoint, checkpoint_with, context};
 /// How often everything runs; the shortest times count.
 const ROUNDS: usize = 3;
 
-/// Runs every block of a chain forward and backward, alone, and says what it takes: the input of
-/// [`plan`](crate::plan::plan).
+/// Runs every block of a chain forward and backward, alone, and measures its bytes and times: the input of [`plan`](crate::plan::plan).
 ///
-/// `x` is a typical input of the first block; what a block gives is the input of the next. Bytes are those of tensors that
-/// [`Remat`](crate::Remat) counts, the same in every run: not the scratch memory inside of an operation, nor what an
-/// allocator keeps to itself, so leave a margin to the limit of a device. Times are the shortest of three. What follows
-/// the chain is measured by [`profile_tail`].
+/// `x` is a typical input of the first block; each block's output is the input of the next. Bytes are those of tensors that
+/// [`Remat`](crate::Remat) counts, the same in every run: not the scratch memory inside of an operation, nor what an allocator keeps to
+/// itself, so leave a margin to the limit of a device. Times are the shortest of three. What follows the chain is measured by
+/// [`profile_tail`].
 ///
 /// # Cost
 ///
-/// Seven forward and six backward passes over the chain, one block's memory at a time. The thread's [`RematStats`] begin anew. A
-/// budget of the thread is not in force meanwhile, so what it counts stays as it is and the profile comes on top.
+/// Seven forward and six backward passes over the chain, one block's memory at a time. Resets the thread's [`RematStats`]. A budget of the
+/// thread is suspended meanwhile: its counters stay as they are, and the profile's bytes come on top.
 ///
 /// # Errors
 ///
@@ -59,12 +58,11 @@ fn of_chain<B: AutodiffBackend, const D: usize, Block>(
     Ok(profile)
 }
 
-/// Runs what follows a chain, from the chain's output to the loss, forward and backward and says what it takes: the
-/// [`Profile::tail`].
+/// Runs what follows a chain, from the chain's output to the loss, forward and backward and measures it: the [`Profile::tail`].
 ///
 /// # Cost
 ///
-/// One pass. The thread's [`RematStats`] begin anew, and a budget is not in force meanwhile.
+/// One pass. Resets the thread's [`RematStats`]; a budget is suspended meanwhile.
 pub fn profile_tail<B: AutodiffBackend, const D: usize>(
     x: Tensor<B, D>,
     loss: impl FnOnce(Tensor<B, D>) -> Tensor<B, 1>,
@@ -161,8 +159,8 @@ fn step<B: AutodiffBackend, const D: usize>(
     })
 }
 
-/// Live bytes and the time of a pass, all of it. Bytes are those of tensors that are made while it is measured, and may go down where the pass
-/// lets go of something.
+/// Live bytes and the time of a whole pass. Only tensors made during the measurement are counted; bytes may fall where the pass drops
+/// tensors.
 struct Pass {
     before_bytes: u64,
     peak_bytes: u64,
@@ -193,7 +191,7 @@ fn measured<B: Backend, R>(device: &B::Device, pass: impl FnOnce() -> R) -> (R, 
 }
 
 fn synchronize<B: Backend>(device: &B::Device) {
-    // A backend that cannot run will say so at the next operation that is read; here only a time would be wrong.
+    // A backend that failed reports it when a result is next read; here only a time would be wrong.
     if let Err(error) = B::sync(device) {
         log::warn!("the device could not be waited for, times are wrong: {error}");
     }

@@ -18,8 +18,8 @@ use crate::{context, download, unwound};
 /// Put it below `Autodiff`: what the tape saves are then handles, and backward brings them back by using them. Under mixed
 /// precision that is `Autocast<Autodiff<Remat<Cuda>>>`: casts are operations like others, so each is replayed as it ran.
 ///
-/// Outside of scopes ([`checkpoint`](crate::checkpoint)) and budgets ([`MemoryBudget`](crate::MemoryBudget)) operations are
-/// passed on as they are.
+/// Outside of scopes ([`checkpoint`](crate::checkpoint)) and budgets ([`MemoryBudget`](crate::MemoryBudget)) operations are passed on to
+/// the inner backend unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Remat<B>(PhantomData<B>);
 
@@ -33,7 +33,7 @@ impl<B: Backend> BackendTypes for Remat<B> {
     );
 }
 
-/// Before the device is waited for.
+/// Runs before the device is synchronized or its memory cleaned up.
 fn idle() {
     unwound::free();
     download::finish();
@@ -53,17 +53,17 @@ impl<B: Backend> Backend for Remat<B> {
 const DELIVERED: OpInfo = OpInfo::new("from_source", Work::Fixed, "Remat");
 
 impl<B: Backend> Remat<B> {
-    /// A float tensor that `deliver` gives whenever it is asked for and not resident: the shards of all ranks, a file, another
-    /// device. It is asked for at its first use, and stays until [`evict`](crate::evict) or the end of its last use: it belongs to no
+    /// A float tensor that `deliver` returns whenever it is used and not resident: from the shards of all ranks, a file, another device.
+    /// `deliver` runs at the first use, and the tensor stays until [`evict`](crate::evict) or the end of its last use: it belongs to no
     /// scope, and a budget counts it while it is resident but does not evict it.
     ///
     /// # Cost
     ///
-    /// One node; `deliver` whenever the tensor is used and not resident, on the thread that uses it.
+    /// One node, and a call of `deliver` whenever the tensor is used and not resident, on the thread that uses it.
     ///
     /// # Panics
     ///
-    /// When it is used, if `deliver` gives another shape or type.
+    /// When it is used, if `deliver` returns another shape or type.
     ///
     /// ```
     /// use burn::tensor::{DType, Tensor};

@@ -1,5 +1,5 @@
-//! Zeros and ones as dropout draws them. They cannot be drawn again, so a scope or a budget keeps them: as bits, from which the numbers
-//! come back.
+//! Zeros and ones as dropout draws them. They cannot be drawn again, so a scope or a budget keeps them, packed into bits, from which a
+//! recipe computes the numbers.
 
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{
@@ -15,7 +15,7 @@ use crate::op::OpInfo;
 use crate::recipe::operation;
 use crate::work::Work;
 
-/// So many numbers go into one integer: all sums of as many powers of two are exact in every float type.
+/// Numbers packed into one integer: all sums of so many powers of two are exact in every float type.
 const BITS: usize = 8;
 
 /// Fewer numbers stay as they are: packing starts five operations.
@@ -32,7 +32,7 @@ pub(super) fn is_worth(shape: &Shape, distribution: Distribution) -> bool {
         && shape.num_elements() >= LEAST
 }
 
-/// Draws, packs the numbers, and gives them with the recipe that unpacks them.
+/// Draws and packs the numbers, and returns them with the recipe that unpacks them.
 pub(super) fn draw<B: Backend>(
     shape: Shape,
     distribution: Distribution,
@@ -44,7 +44,7 @@ pub(super) fn draw<B: Backend>(
     let bytes =
         elements * DType::from(dtype).size() + elements.div_ceil(BITS) * DType::from(packed).size();
     context::memory_on(device.id()).make_room(DRAW.name, bytes as u64);
-    // Numbers that are drawn are not drawn again.
+    // Drawing and packing are retried apart: a retry of the packing must not draw again.
     let draw = || B::float_random(shape.clone(), distribution, device, dtype);
     let numbers = context::or_again(DRAW, draw);
     let pack = || Value::Int(pack::<B>(numbers.clone(), packed, device));
@@ -69,7 +69,7 @@ pub(super) fn draw<B: Backend>(
     Handle::Managed(numbers)
 }
 
-/// The integers that hold the bits: bytes, or, on devices that cannot compute with bytes, numbers of four of them.
+/// The integers that hold the bits: of one byte, or of four on devices that cannot compute with bytes.
 fn packed_dtype<B: Backend>(device: &B::Device) -> IntDType {
     match B::supports_dtype(device, DType::U8) {
         true => IntDType::U8,

@@ -14,11 +14,11 @@ use crate::recipe::{SavedValue, operation};
 use crate::work::Work;
 
 impl<B: Backend> Remat<B> {
-    /// Runs an operation of your own with its recipe: a scope or a budget drops its result and calls `run` again when it is needed, with the
-    /// same operands. A custom kernel that is not run like this is kept, with all that it was computed from brought back for it.
+    /// Runs an operation of your own with its recipe: a scope or a budget drops its result and calls `run` again when it is needed, with
+    /// the same operands. The result of a custom kernel that runs otherwise is kept, and its operands are brought back for it.
     ///
-    /// `run` has to be a function of its operands: no random numbers, no state. It gives one tensor, or `Value::Many` of them. `op` says
-    /// what the result costs; one of [`Work::Fixed`] is kept. The name of what only backward runs ends in `_backward`.
+    /// `run` has to be a function of its operands: no random numbers, no state. It returns one tensor, or `Value::Many` of them. `op` says
+    /// what the result costs; a result of [`Work::Fixed`] is kept. The name of an operation that only backward runs ends in `_backward`.
     ///
     /// # Cost
     ///
@@ -102,7 +102,7 @@ impl<B: Backend> Remat<B> {
     }
 }
 
-/// As the inner backend takes it: brought back if need be.
+/// An operand as the inner backend takes it: brought back if it is evicted.
 fn inner<B: Backend>(value: Value<Remat<B>>) -> Value<B> {
     match value {
         Value::Float(x) => Value::Float(x.into_inner()),
@@ -114,7 +114,7 @@ fn inner<B: Backend>(value: Value<Remat<B>>) -> Value<B> {
     }
 }
 
-/// As a recipe keeps it.
+/// An operand as a recipe keeps it.
 fn save<B: Backend>(value: &Value<Remat<B>>) -> SavedValue<B> {
     match value {
         Value::Float(x) => SavedValue::Float(x.save()),
@@ -138,7 +138,7 @@ fn resident<B: Backend>(value: Value<B>) -> Value<Remat<B>> {
     }
 }
 
-/// Handles of nodes, of the kinds that the operation gave.
+/// Handles of nodes, of the kinds that the operation returned.
 fn managed<B: Backend>(kinds: &Value<B>, results: &mut Results<B>) -> Value<Remat<B>> {
     match kinds {
         Value::Float(_) => Value::Float(Handle::Managed(results.expect())),

@@ -5,7 +5,7 @@ use burn_backend::Backend;
 use crate::handle::Handle;
 use crate::kind::Kind;
 
-/// As the inner backend takes it: brought back if need be.
+/// An operand as the inner backend takes it: brought back if it is evicted.
 macro_rules! inner {
     (FloatRef $x:expr) => { &$x.to_inner() };
     (IntRef $x:expr) => { &$x.to_inner() };
@@ -41,7 +41,7 @@ macro_rules! inner {
     ($plain:tt $x:expr) => { $x };
 }
 
-/// As a recipe keeps it.
+/// An operand as a recipe keeps it.
 macro_rules! save {
     (FloatOpt $x:expr) => {
         $x.as_ref().map(Handle::save)
@@ -87,7 +87,7 @@ macro_rules! save {
     };
 }
 
-/// What a recipe kept, shown if it is a tensor.
+/// Shows a saved operand to a visitor, with the arguments that a result's size depends on.
 macro_rules! show {
     (FloatOpt $x:expr, $visit:expr) => {
         $x.iter().for_each(|x| x.show($visit))
@@ -116,7 +116,7 @@ macro_rules! show {
     ([usize] $x:expr, $visit:expr) => {
         ($visit)(Input::Number(*$x))
     };
-    // No size depends on it, and an optimizer has another one each step.
+    // No result's size depends on a scalar, and an optimizer passes another one each step.
     ([Scalar] $x:expr, $visit:expr) => {{
         let _ = $x;
     }};
@@ -263,7 +263,7 @@ macro_rules! see {
     };
 }
 
-/// What was seen of operands.
+/// Whether delivered and other tensors were seen among the operands.
 #[derive(Default)]
 pub(super) struct Delivered {
     any: bool,

@@ -49,7 +49,7 @@ macro_rules! device {
     };
 }
 
-/// Keeps what an operation does when it is recorded out of its method, which is short then.
+/// Keeps the recording of an operation out of its method, so that the method stays short.
 #[inline(never)]
 fn apart<T>(recorded: impl FnOnce() -> T) -> T {
     recorded()
@@ -126,7 +126,7 @@ macro_rules! managed {
     };
 }
 
-/// A view or a cast, whose shape and type are known before it is computed: of a delivered tensor it is computed when it is used.
+/// A view or a cast, whose shape and type are known before it runs: on a delivered tensor it runs when its result is used.
 macro_rules! on_use {
     ($trait:ident $work:ident $op:ident($x:ident: $kind:tt $(, $arg:ident: $plain:tt)*) -> $ret:tt, same if $same:expr, $promised:ident => $change:expr) => {
         #[inline]
@@ -153,7 +153,7 @@ macro_rules! on_use {
     };
 }
 
-/// An operation that leaves some tensors as they are.
+/// An operation that returns some operands unchanged.
 macro_rules! as_it_is {
     ($is_kept:expr => $trait:ident $work:ident $op:ident($x:ident: $kind:tt $(, $arg:ident: $plain:tt)*) -> $ret:tt) => {
         #[inline]
@@ -209,11 +209,11 @@ macro_rules! method {
             }
         }
     };
-    // No operation of the inner backend, which has no tape: a delivered tensor stays the one it is.
+    // The inner backend has no tape, so nothing has to run: a delivered tensor is returned unchanged.
     ($trait:ident view float_set_require_grad($x:ident: $a:tt, $arg:ident: $b:tt) -> $ret:tt) => {
         as_it_is! { $x.is_delivered() => $trait view float_set_require_grad($x: $a, $arg: $b) -> $ret }
     };
-    // Burn asks it of each parameter of `valid()`.
+    // Burn calls this for each parameter in `valid()`.
     ($trait:ident $work:ident float_is_require_grad($x:ident: $a:tt) -> $ret:tt) => {
         #[inline]
         fn float_is_require_grad($x: kind_type!($a)) -> kind_type!($ret) {
@@ -260,7 +260,7 @@ macro_rules! method {
     ($trait:ident cheap float_to_device($x:ident: $a:tt, $device:ident: $b:tt) -> $ret:tt) => {
         on_use! { $trait cheap float_to_device($x: $a, $device: $b) -> $ret, same if $x.device() == *$device, promised => promised.device = $device.clone() }
     };
-    // Only the shape of the weights is read, so delivered weights are not brought: a tensor of their shape takes their place.
+    // Only the shape of the weights is read, so delivered weights are not brought back: an empty tensor of their shape replaces them.
     ($trait:ident $work:ident embedding_backward($weights:ident: $a:tt, $grad:ident: $b:tt, $indices:ident: $c:tt) -> $ret:tt) => {
         #[inline]
         fn embedding_backward($weights: kind_type!($a), $grad: kind_type!($b), $indices: kind_type!($c)) -> kind_type!($ret) {
@@ -274,7 +274,7 @@ macro_rules! method {
     };
     ($trait:ident new float_ones($shape:ident: $a:tt, $device:ident: $b:tt, $dtype:ident: $c:tt) -> $ret:tt) => {
         fn float_ones($shape: kind_type!($a), $device: kind_type!($b), $dtype: kind_type!($c)) -> kind_type!($ret) {
-            // Autodiff starts a backward pass with one.
+            // Autodiff starts a backward pass with such a tensor.
             if $shape.num_elements() == 1 {
                 context::warn_if_left_out();
             }

@@ -1,4 +1,4 @@
-//! What Burn 0.21 asks of a quantized tensor.
+//! What Burn 0.21 requires of a quantized tensor.
 
 use burn_backend::quantization::{QuantPropagation, QuantScheme};
 use burn_backend::tensor::QuantizedTensor;
@@ -20,7 +20,7 @@ impl<B: Backend> QTensorPrimitive for Handle<B, Quant> {
         }
     }
 
-    /// Brings the tensor back if it is not resident: only the inner backend knows.
+    /// Brings the tensor back if it is not resident: only the inner backend knows this.
     fn acc_precision(&self) -> QuantAcc {
         self.to_inner().acc_precision()
     }

@@ -23,7 +23,7 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
         }
     }
 
-    /// Also how a scope finds its results: they are asked for their shape while it collects them.
+    /// A scope also finds its results by this method: it reads the shape of each while it collects them.
     #[inline]
     fn shape(&self) -> Shape {
         match self {
@@ -32,14 +32,14 @@ impl<B: Backend, K: Kind<B>> TensorMetadata for Handle<B, K> {
         }
     }
 
-    /// Also how code above finds autodiff's tape: see [`tape`].
+    /// Code above also finds autodiff's tape by this method: see [`tape`].
     #[inline]
     fn rank(&self) -> usize {
         let rank = match self {
             Self::Resident(tensor) => tensor.rank(),
             Self::Managed(managed) => managed.node().meta.shape.num_dims(),
         };
-        // After a decorator below, which may offer its own.
+        // Offered after the call of a decorator below, which may offer its own.
         tape::offer(tape::<B>);
         rank
     }
@@ -62,7 +62,7 @@ fn tape<B: Backend>() -> Tape<FloatTensor<Autodiff<Remat<B>>>> {
     )
 }
 
-/// Adds the gradient that is its state, times that of the loss, to the operand's.
+/// Its state is the loss's derivative with respect to the operand; multiplied by the loss's gradient, it is added to the operand's.
 #[derive(Debug)]
 struct Held;
 

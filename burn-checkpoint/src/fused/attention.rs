@@ -66,7 +66,7 @@ impl<B: Backend> Saved<B> {
             scores = B::float_mask_fill(scores, mask.clone(), Scalar::Float(least));
         }
         let mut probabilities = B::softmax(scores, 3);
-        // Only such rows have a probability to clear.
+        // Only a given mask, or more queries than keys, can mask a row in full, which then has probabilities to clear.
         if self.mask.is_some() || shape[2] > shape[3] {
             for mask in self.mask.iter().chain(&causal) {
                 probabilities = B::float_mask_fill(probabilities, mask.clone(), Scalar::Float(0.0));
@@ -76,7 +76,7 @@ impl<B: Backend> Saved<B> {
     }
 }
 
-/// True where a key comes after a query, the last of both together: as in Burn's own attention.
+/// True where a key comes after a query; the last key is at the last query, as in Burn's own attention.
 fn later<B: Backend>(scores: &FloatTensor<B>) -> BoolTensor<B> {
     let device = B::float_device(scores);
     let shape = scores.shape();
@@ -123,7 +123,7 @@ impl<B: Backend> Backward<B, 3> for Attention {
         let of_probabilities = B::float_matmul(gradient, B::float_transpose(saved.value));
         let of_scores = softmax_backward::<B>(probabilities, raise::<B>(of_probabilities), 3);
         let of_scores = cast::<B>(of_scores, dtype);
-        // The scale comes last, where there are fewest elements.
+        // The scale is applied last, to the fewest elements.
         let scale: Scalar = saved.scale.into();
         if let Some(node) = of_query {
             let product = B::float_matmul(of_scores.clone(), saved.key);

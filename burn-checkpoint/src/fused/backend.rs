@@ -13,8 +13,8 @@ use super::{Tape, attention, layer_norm, softmax};
 /// A backend that differentiates layer norm, softmax, log softmax and attention as one operation each:
 /// `Autocast<FusedBackward<Autodiff<Remat<Cuda>>>>`.
 ///
-/// Burn's `Autodiff` composes them from elementwise operations, saves the parts in f32, and runs none of the kernels that a backend has for
-/// the whole. Here the backend's kernel runs, and what is saved is an operand or the result:
+/// Burn's `Autodiff` composes them from elementwise operations, saves intermediate results in f32, and runs none of the kernels that a
+/// backend has for the whole operation. Here the backend's kernel runs, and what is saved is an operand or the result:
 ///
 /// | operation | saved | by Burn's `Autodiff` |
 /// |---|---|---|

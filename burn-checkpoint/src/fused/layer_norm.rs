@@ -28,7 +28,7 @@ pub(super) fn layer_norm<B: Backend>(
 #[derive(Debug)]
 struct LayerNorm;
 
-/// With beta or without.
+/// With three operands, or two without beta.
 impl<B: Backend, const N: usize> Backward<B, N> for LayerNorm {
     type State = (FloatTensor<B>, FloatTensor<B>, f64);
 

@@ -43,7 +43,7 @@ fn record<B: Backend, O: Backward<B, N>, const N: usize>(
     }
 }
 
-/// To f32, if the tensor has 16 bits.
+/// Casts to f32, if the tensor has 16 bits.
 fn raise<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     match tensor.dtype() {
         DType::F16 | DType::BF16 => B::float_cast(tensor, FloatDType::F32),
@@ -51,7 +51,7 @@ fn raise<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
     }
 }
 
-/// To this type, if it has another.
+/// Casts to `dtype`, if the tensor has another type.
 fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     match tensor.dtype() == dtype {
         true => tensor,

@@ -8,7 +8,7 @@ use super::config::LinearCrossEntropyLossConfig;
 use super::items::Items;
 use super::sum::Sum;
 
-/// The logits of some rows, as what their gradient is made from.
+/// The logits of some rows, as the parts that their gradient is computed from.
 pub(super) struct Logits<B: Backend> {
     /// `exp(logits - max)`: `[rows, classes]`
     exp: Tensor<B, 2>,
@@ -66,7 +66,7 @@ impl<B: Backend> Logits<B> {
         }
     }
 
-    /// That of the loss with respect to the logits.
+    /// The gradient of the loss with respect to the logits.
     pub fn gradient(self, items: &Items<B>, config: &LinearCrossEntropyLossConfig) -> Tensor<B, 2> {
         let LinearCrossEntropyLossConfig {
             smoothing, z_loss, ..
@@ -87,7 +87,7 @@ impl<B: Backend> Logits<B> {
     }
 }
 
-/// The sums of the chunks' gradients so far; of operands that are to have one.
+/// The sums of the chunks' gradients so far, for the operands that need one.
 pub(super) struct Gradients<B: Backend> {
     wanted: Wanted,
     /// f16's largest absolute weight, `[1]`.
@@ -99,8 +99,8 @@ pub(super) struct Gradients<B: Backend> {
     pub bias: Option<Tensor<B, 1>>,
 }
 
-/// Parts of the width that the gradient of the weight is added up by, one after the other: a chunk's product of one part is in memory at
-/// a time.
+/// The gradient of the weight is added up in so many parts of the width, one after the other: only one part of a chunk's product is in
+/// memory.
 const PARTS: usize = 4;
 /// A quarter of f16's largest number, for the rounding of sums.
 const F16_RANGE: f32 = 16_384.0;
@@ -119,7 +119,7 @@ impl<B: Backend> Gradients<B> {
         }
     }
 
-    /// Adds those of a chunk, from that of its logits.
+    /// Adds the gradients of a chunk, computed from the gradient of its logits.
     pub fn add(&mut self, logits: Tensor<B, 2>, hidden: Tensor<B, 2>, weight: &Tensor<B, 2>) {
         let [rows, width] = hidden.dims();
         let full = logits.dtype();
@@ -177,7 +177,7 @@ pub(super) fn add_to<B: Backend, const D: usize>(
     });
 }
 
-/// What no element of the logits' gradient, and none of its products with the weight and the hidden rows, is above: `[1]`.
+/// An upper bound of all elements of the logits' gradient, and of its products with the weight and the hidden rows: `[1]`.
 fn bound<B: Backend>(
     logits: Tensor<B, 2>,
     hidden: Tensor<B, 2>,
@@ -187,7 +187,7 @@ fn bound<B: Backend>(
     let of_hidden = absolute.clone().sum_dim(1).max() * largest_weight;
     let of_weight = absolute.clone().sum_dim(0).max() * largest(hidden);
     let bound = of_hidden.max_pair(of_weight).max_pair(absolute.max());
-    // All of it 0: any scale will do.
+    // If all elements are 0, any scale will do.
     bound.clamp_min(f32::MIN_POSITIVE.sqrt())
 }
 

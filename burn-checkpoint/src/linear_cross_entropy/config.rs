@@ -28,7 +28,7 @@ pub struct LinearCrossEntropyLossConfig {
     /// How many rows have logits at a time. Default [`Chunk::Auto`].
     #[config(default = "Chunk::Auto")]
     pub chunk: Chunk,
-    /// What a target that is no class does. Default [`OutOfRange::Error`].
+    /// What happens at a target that is no class. Default [`OutOfRange::Error`].
     #[config(default = "OutOfRange::Error")]
     pub out_of_range: OutOfRange,
 }
@@ -46,12 +46,12 @@ pub enum Chunk {
     Bytes(usize),
 }
 
-/// What a target that is neither a class nor ignored does.
+/// What happens at a target that is neither a class nor ignored.
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum OutOfRange {
-    /// It is an error with its row and value. Costs one read from the device, which waits for what the device has still to do.
+    /// Returns an error with its row and value. Costs one read from the device, which waits for the device's pending work.
     Error,
-    /// The loss and the gradients of weight and bias are NaN, and of hidden states those of the row. Nothing is read.
+    /// The loss, the gradients of weight and bias, and the gradient of the row's hidden states are NaN. Nothing is read.
     Nan,
 }
 

@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::config::{LinearCrossEntropyLossConfig, OutOfRange};
 use super::tracking::untracked;
 
-/// The class of each row, and how much it counts. A tensor of classes is one: every row counts once.
+/// The class of each row, and how much it counts. A tensor of classes converts into it: every row counts once.
 #[derive(Clone, Debug)]
 pub struct Targets<B: Backend> {
     classes: Tensor<B, 1, Int>,
@@ -41,7 +41,7 @@ impl<B: Backend> From<Tensor<B, 1, Int>> for Targets<B> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("target {target} of row {row} is out of range: there are {classes} classes, from 0 on")]
 pub struct TargetOutOfRange {
-    /// Its place among the targets: the first one that is wrong.
+    /// The row of the first target that is out of range.
     pub row: usize,
     /// Its value.
     pub target: i64,
@@ -99,7 +99,7 @@ impl<B: Backend> Items<B> {
         let factors = match config.reduction {
             Reduction::Sum => weights,
             Reduction::BatchMean => weights.div_scalar(rows as f64),
-            // Nothing counts: 0, not 0 / 0.
+            // If no row counts the factors are 0, not 0 / 0.
             _ => weights / total.clone().mask_fill(total.clone().equal_elem(0), 1),
         };
         let (indices, factors) = match config.out_of_range {
@@ -123,7 +123,7 @@ impl<B: Backend> Items<B> {
         })
     }
 
-    /// Those of some rows.
+    /// The items of some rows.
     pub fn of_rows(&self, rows: Range<usize>) -> Self {
         Self {
             classes: self.classes.clone().slice([rows.clone(), 0..1]),

@@ -1,9 +1,9 @@
 //! Cross entropy of a linear layer's output whose logits never exist whole.
 //!
 //! For rows `x` of `hidden` the loss is that of `logits = x * weight + bias`, a matrix of rows times classes, which in a language model is
-//! larger than all other activations together. Here the rows are taken in chunks. One chunk's logits become its part of the loss, then
-//! its part of the gradients, and go: the gradients are computed in the forward pass. Backward multiplies them with that of the loss, be
-//! it 1, a loss scale or the share of a micro-batch.
+//! larger than all other activations together. Here the rows are taken in chunks. The forward pass computes a chunk's part of the loss and
+//! of the gradients from its logits, then drops the logits. Backward multiplies the gradients by that of the loss: 1, a loss scale or the
+//! share of a micro-batch.
 //!
 //! With [`Remat`](crate::Remat) below autodiff that is an operation of its own on the tape, which multiplies in place and is reached through
 //! decorators ([`burn_decorator::tape`]). On other backends it is a term of value 0 made from Burn's operations,
@@ -12,8 +12,8 @@
 //! loss = L + (s - detach(s)),   s = sum(hidden * dL/dhidden) + sum(weight * dL/dweight) + sum(bias * dL/dbias)
 //! ```
 //!
-//! in which `L` and its gradients are constants; its backward needs a second tensor of each gradient's size. Chunks that are computed once
-//! more in backward cost a fourth product and save nothing: autodiff runs equally deep operations together, and so brings all logits back
+//! in which `L` and its gradients are constants; its backward needs a second tensor of each gradient's size. Computing the chunks again in
+//! backward would cost a fourth product and save nothing: autodiff runs operations of equal depth together, and so brings all logits back
 //! (docs/linear-cross-entropy.md has both measured).
 //!
 //! Liger Kernel (arXiv 2410.10989) computes gradients in the forward pass as well; Cut Cross-Entropy (arXiv 2411.09009) needs kernels of its own.
@@ -37,7 +37,7 @@ use chunk::{Gradients, Logits, add_to};
 use items::Items;
 use tracking::{Tracking, untracked};
 
-/// What [`linear_cross_entropy`] gives.
+/// What [`linear_cross_entropy`] returns.
 #[derive(Clone, Debug)]
 pub struct LinearCrossEntropy<B: Backend> {
     /// The loss, f32 of shape `[1]` (f64 for f64 operands).
@@ -67,10 +67,10 @@ pub struct LinearCrossEntropy<B: Backend> {
 ///
 /// # Cost
 ///
-/// On a backend with autodiff the gradients are computed here: 3 products for each chunk, and in backward one pass over each gradient.
-/// With [`Remat`](crate::Remat) below autodiff operands that need no gradient, such as a frozen weight, save their product; without it only
-/// leaves of autodiff are known, so all count as tracked. Few rows ([`Chunk::Auto`]) are one chunk that autodiff
-/// differentiates as usual. Without autodiff (`valid()`) only the loss is computed.
+/// On a backend with autodiff the gradients are computed here: 3 products for each chunk, and in backward one pass over each gradient. With
+/// [`Remat`](crate::Remat) below autodiff operands that need no gradient, such as a frozen weight, cost no product; without it only leaves
+/// of autodiff are known, so all count as tracked. Few rows ([`Chunk::Auto`]) are one chunk that autodiff differentiates as usual. Without
+/// autodiff (`valid()`) only the loss is computed.
 ///
 /// Peak bytes beyond the operands, with [`Remat`](crate::Remat) below autodiff: 1.9 times the gradient of `weight`, with
 /// the chunks of [`Chunk::Auto`], the gradient of `hidden`, and small parts. Without it twice the gradient of `weight`. In a [`checkpoint`](crate::checkpoint()) scope and under a [`MemoryBudget`](crate::MemoryBudget) the
@@ -154,7 +154,7 @@ pub fn linear_cross_entropy<B: Backend>(
         ));
     };
     match context::records() {
-        // An inner scope that keeps all, and is told of no results: those would be the outer scope's, which evicts.
+        // An inner scope that keeps its tensors and returns none: results would belong to the outer scope, which evicts them.
         true => checkpoint_with(Policy::Keep, compute),
         false => compute(),
     }
@@ -196,7 +196,7 @@ fn in_chunks<B: Backend>(
     config: &LinearCrossEntropyLossConfig,
 ) -> (Tensor<B, 1>, Gradients<B>) {
     let [rows, width] = hidden.dims();
-    // Lowered once, not by each product: the type is that of a product of one element.
+    // Cast once, not by each product, to the type that the backend gives a product of one element.
     let element = hidden.clone().slice([0..1, 0..width]);
     let element = element.matmul(weight.clone().slice([0..width, 0..1]));
     let (hidden, weight) = (hidden.cast(element.dtype()), weight.cast(element.dtype()));

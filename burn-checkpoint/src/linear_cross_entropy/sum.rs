@@ -5,7 +5,7 @@ use std::ops::{AddAssign, Range};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 
-/// A sum of matrices `[rows, columns]` of one type that come in parts, of all columns each: one part is in memory beside it.
+/// A sum of matrices `[rows, columns]` of one type, added in parts of whole rows: one part is in memory beside it.
 pub(super) enum Sum<B: Backend> {
     /// Added in place by `slice_assign`.
     Tensor(Tensor<B, 2>),
@@ -15,7 +15,7 @@ pub(super) enum Sum<B: Backend> {
 }
 
 impl<B: Backend> Sum<B> {
-    /// Of nothing.
+    /// The sum of no parts.
     pub fn zeros([rows, columns]: [usize; 2], dtype: DType, device: &Device<B>) -> Self {
         if !B::name(device).contains("flex") {
             return Self::Tensor(Tensor::zeros([rows, columns], (device, dtype)));

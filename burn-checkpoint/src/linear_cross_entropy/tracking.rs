@@ -6,14 +6,14 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_decorator::tape::{self, Tape};
 
-/// Autodiff below a backend, as far as it can be reached.
+/// How the autodiff in a backend can be reached.
 pub(super) enum Tracking<B: Backend> {
     /// There is no autodiff.
     None,
-    /// By the seam of decorators: [`Remat`](crate::Remat) is below autodiff.
+    /// By the tape that decorators offer: [`Remat`](crate::Remat) is below autodiff.
     Tape(Tape<FloatTensor<B>>),
-    /// Only by Burn's operations, which tell of leaves alone whether they are tracked: everything counts as tracked. A gradient may
-    /// be computed in vain, and none is lost.
+    /// Only by Burn's operations, which report only of leaves whether they are tracked, so every operand counts as tracked: a gradient may
+    /// be computed in vain, but none is lost.
     Operations,
 }
 
@@ -51,7 +51,7 @@ impl<B: Backend> Tracking<B> {
                 gradient.into_primitive(),
             ]
             .map(TensorPrimitive::tensor);
-            // An operation, although it changes nothing: decorators see the operand used. Tensor's own leaves it out.
+            // This permutation changes nothing, but decorators see the operand used. `Tensor::permute` would skip it.
             let axes: Vec<usize> = (0..D).collect();
             let loss = tape.attach(loss, B::float_permute(operand, &axes), gradient);
             return Tensor::from_primitive(TensorPrimitive::Float(loss));

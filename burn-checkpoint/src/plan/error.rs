@@ -6,7 +6,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// No nesting of scopes gets along with so few bytes.
+    /// No nesting of scopes fits the limit.
     #[error(
         "no schedule of these {blocks} blocks fits {limit_bytes} bytes: at least {least_bytes} are needed; \
          split the largest block, make the micro-batch smaller or offload"
@@ -19,7 +19,7 @@ pub enum PlanError {
         /// The smallest limit that [`plan`](super::plan) accepts.
         least_bytes: u64,
     },
-    /// The plan is one for a longer or shorter chain.
+    /// The plan is for a longer or shorter chain.
     #[error("the plan is for {planned} blocks, but the chain has {blocks}")]
     Length {
         /// Blocks that the plan knows.

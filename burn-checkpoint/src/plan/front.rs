@@ -1,9 +1,9 @@
-//! What bytes buy: the undominated pairs of bytes and time.
+//! Pareto fronts: the undominated pairs of bytes and time.
 
 /// One way to process some blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Point {
-    /// It fits into so many bytes and not into less.
+    /// The least bytes that it fits into.
     pub need_bytes: u64,
     /// Forward and replay time.
     pub time_ns: u64,
@@ -42,7 +42,7 @@ impl Front {
         }
     }
 
-    /// Keeps so many points, evenly spread; of two or more the first and the last are among them.
+    /// Keeps at most so many points, evenly spread; if two or more, the first and the last are among them.
     pub fn thin(&mut self, most: usize) {
         let points = self.0.len();
         if points <= most {
@@ -78,7 +78,7 @@ pub(super) fn both(
         let need_bytes = first[a]
             .need_bytes
             .max(second[b].need_bytes + retained_bytes);
-        // Whatever these bytes allow as well.
+        // The fastest points of both that also fit into these bytes.
         let fits = |point: &&Point| point.need_bytes <= need_bytes;
         a += first[a + 1..].iter().take_while(fits).count();
         let fits = |point: &&Point| point.need_bytes + retained_bytes <= need_bytes;

@@ -99,7 +99,7 @@ impl Plan {
         depth(&self.nodes)
     }
 
-    /// That it is a plan for a chain of so many blocks.
+    /// Checks that the plan is for a chain of so many blocks.
     ///
     /// # Errors
     ///

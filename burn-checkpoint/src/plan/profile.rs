@@ -23,14 +23,14 @@ pub struct Profile {
 
 /// Bytes and times of one block `x[i] -> x[i + 1]`.
 ///
-/// Bytes are counted above those that are live just before the block's forward pass, its input being one of them.
+/// Bytes are counted above those that are live just before the block's forward pass, which include its input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockProfile {
     /// The output `x[i + 1]`, and the gradient of it.
     pub output_bytes: u64,
     /// All that the forward pass leaves on the tape, the output included.
     pub tape_bytes: u64,
-    /// What of the tape stays even when a scope ends, because it cannot be computed again: random numbers.
+    /// The part of the tape that stays even when a scope ends, because it cannot be computed again: random numbers.
     #[serde(default)]
     pub kept_bytes: u64,
     /// The most at any time of the forward pass; `tape_bytes` if that is more.
@@ -108,7 +108,7 @@ impl Profile {
         self.blocks.iter().map(time).sum()
     }
 
-    /// That no sum of its numbers overflows, whatever the plan.
+    /// Checks that no sum of its numbers overflows, whatever the plan.
     pub(super) fn check(&self) -> Result<(), PlanError> {
         let blocks = self.len();
         let sum = |quantity, numbers: &mut dyn Iterator<Item = u64>| {

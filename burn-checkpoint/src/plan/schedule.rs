@@ -13,7 +13,7 @@ use super::{BlockProfile, Node, Plan, PlanError, Profile};
 /// is always found. In long chains of blocks that all differ an interval may have very many such pairs; it then keeps an
 /// even choice of them, and the plan may be a little slower than the fastest.
 ///
-/// Of plans that are equally fast it is one with the least peak. The same profile and limit always give the same plan.
+/// Among equally fast plans it returns one with the least peak. The same profile and limit always give the same plan.
 ///
 /// Cost: O(n³) combinations of two intervals for `n` blocks, each linear in the number of their pairs, which is bounded;
 /// O(n²) pairs of memory.
@@ -95,7 +95,7 @@ struct Block {
     /// The kept bytes of this block and all blocks before.
     kept_so_far_bytes: u64,
     forward_peak_bytes: u64,
-    /// From the gradients on that are live before: see `gradient_bytes`.
+    /// The peak of the backward pass, with the parameter gradients that are live before it.
     backward_need_bytes: u64,
     /// The gradient of the output, and those of the parameters of later blocks.
     gradient_bytes: u64,
@@ -143,8 +143,8 @@ impl Chain {
         }
     }
 
-    /// What is live besides the blocks' own when the blocks `first..=last` begin to run forward. If a scope is
-    /// replayed that is the gradients and what the scope kept; if the last block is the tail the step begins.
+    /// What is live besides the blocks' own when the blocks `first..=last` begin to run forward. In a replay of a scope
+    /// that is the gradients and what the scope kept; if the last block is the tail, nothing: the step begins.
     fn live_bytes(&self, first: usize, last: usize) -> u64 {
         match last == self.tail() {
             true => 0,
@@ -218,7 +218,7 @@ struct Begin {
     length: usize,
     /// What of them stays until their own backward pass.
     retained_bytes: u64,
-    /// No rest and no inside of the scope makes do with less.
+    /// The least bytes for any schedule of the rest and of the inside of the scope.
     floor_bytes: u64,
     /// Time to run them forward once.
     forward_ns: u64,
@@ -300,7 +300,7 @@ impl<'a> Table<'a> {
         front
     }
 
-    /// The fastest schedule of an interval within `bytes`, of which there is one.
+    /// The fastest schedule of an interval within `bytes`; at least one has to fit.
     fn nodes(&self, mut first: usize, last: usize, mut bytes: u64) -> Vec<Node> {
         let mut nodes = Vec::new();
         while first < last {

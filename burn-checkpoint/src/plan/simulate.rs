@@ -17,7 +17,7 @@ pub struct Simulation {
 ///
 /// # Cost
 ///
-/// Time with the number of blocks that the step runs, replays included; no tensor is made.
+/// Time proportional to the number of blocks that the step runs, replays included; no tensor is made.
 ///
 /// # Errors
 ///
@@ -44,7 +44,7 @@ pub fn simulate(profile: &Profile, plan: &Plan) -> Result<Simulation, PlanError>
     })
 }
 
-/// A node and the blocks it is about.
+/// A node with the numbers of its blocks.
 enum Part {
     Block(usize),
     Scope {
@@ -88,7 +88,7 @@ impl Step<'_> {
         self.peak_bytes = self.peak_bytes.max(live_bytes);
     }
 
-    /// The first forward pass of `parts` on top of `live_bytes`; returns what is live then.
+    /// The first forward pass of `parts` on top of `live_bytes`; returns what is live at its end.
     fn forward(&mut self, parts: &[Part], mut live_bytes: u64) -> u64 {
         for part in parts {
             match part {
@@ -148,7 +148,7 @@ impl Step<'_> {
         self.profile.blocks[block].output_bytes + self.gradients_before[block]
     }
 
-    /// Brings the parts of a scope back, on top of `live_bytes`, which what the scope kept is part of.
+    /// Brings the parts of a scope back, on top of `live_bytes`, which include what the scope kept.
     fn replay(&mut self, parts: &[&Part], mut live_bytes: u64) {
         for (at, part) in parts.iter().enumerate() {
             match part {
@@ -187,7 +187,7 @@ impl Step<'_> {
     }
 }
 
-/// The parts of a scope as a replay meets them: one that ends it is opened, for what is in it is what was asked for.
+/// The parts that a replay of a scope runs: a scope at its end is replaced by its own parts, which have to come back too.
 fn open_last(inner: &[Part]) -> Vec<&Part> {
     let mut parts: Vec<&Part> = inner.iter().collect();
     while let Some(Part::Scope { inner, .. }) = parts.last() {

@@ -20,7 +20,7 @@ const AXIS: u32 = 42;
 const ROW: u32 = 37;
 const MARGIN: u32 = 12;
 const LEFT: u32 = 72;
-/// Most pixels that all bands together are high.
+/// The most pixels that all bands together may be high.
 const BANDS: u32 = 176;
 
 const INK: RGBColor = RGBColor(40, 40, 40);
@@ -192,7 +192,7 @@ fn live(chart: &mut Chart<'_>, curve: &Curve, color: RGBColor, unit: Unit) -> Dr
     Ok(())
 }
 
-/// The corners of a curve that holds every value until the next event; of those within one `column` first, lowest, highest
+/// The corners of a curve that holds every value until the next event; of the events within one `column` only the first, lowest, highest
 /// and last.
 fn steps(points: &[(f64, u64)], column: f64) -> Vec<(f64, u64)> {
     let mut corners = Vec::new();

@@ -66,8 +66,8 @@ impl<'a> MemoryPlot<'a> {
         self
     }
 
-    /// Draws it, in time that grows with the number of events. Its size does not depend on that number beyond some thousands, but
-    /// for scopes.
+    /// Draws the picture, in time proportional to the number of events. Beyond some thousand events its size grows only with the number of
+    /// scopes.
     pub fn svg(&self) -> String {
         let timeline = Timeline::new(self.events, self.axis);
         let mut svg = String::new();

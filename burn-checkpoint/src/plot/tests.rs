@@ -109,7 +109,7 @@ impl Program {
     }
 }
 
-/// The texts of a picture, which is well-formed and has only finite numbers.
+/// The texts of a picture; checks that it is well-formed and has only finite numbers.
 fn texts(svg: &str) -> Vec<String> {
     let document = roxmltree::Document::parse(svg).expect("well-formed XML");
     for node in document.descendants().filter(|node| node.is_element()) {

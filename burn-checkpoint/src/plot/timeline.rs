@@ -1,4 +1,4 @@
-//! What of a trace is drawn, as numbers.
+//! The parts of a trace that are drawn, as numbers.
 
 use std::collections::HashMap;
 

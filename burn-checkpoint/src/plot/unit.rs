@@ -1,4 +1,4 @@
-//! Bytes for readers.
+//! Bytes as readable text.
 
 /// A binary unit of bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -17,11 +17,11 @@ thread_local! {
     /// The depth of the graph, if any leaf is to be hooked.
     static DEPTH: Cell<Option<usize>> = const { Cell::new(None) };
     static LEAVES: RefCell<Leaves> = RefCell::default();
-    /// The node of the last leaf that was asked whether it requires gradients.
+    /// The node of the last leaf on which `float_is_require_grad` was called.
     static ASKED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// By node.
+/// The leaves to hook, by node.
 type Leaves = HashMap<u64, Leaf>;
 
 struct Leaf {
@@ -151,7 +151,7 @@ impl Depth {
     }
 }
 
-/// An operand of an operation that is recorded: a leaf that requires gradients is hooked if it is registered.
+/// The operand of a recorded operation, hooked if it is a registered leaf.
 #[inline]
 pub(super) fn enter<B: Backend>(operand: AutodiffTensor<B>, depth: Depth) -> AutodiffTensor<B> {
     match depth.0 {
@@ -175,7 +175,7 @@ fn hook<B: Backend>(leaf: AutodiffTensor<B>, depth: usize) -> AutodiffTensor<B> 
         Some(by)
     });
     match by {
-        // Deeper than the last operation of the tape, which has depth 1.
+        // The hook must be deeper than `tape::Last`, the last operation of the tape, which has depth 1.
         Some(by) => tape::hook(leaf, depth.max(1), by),
         None => leaf,
     }
@@ -202,7 +202,7 @@ pub(crate) fn leaf_node<B: AutodiffBackend>(tensor: &FloatTensor<B>) -> Option<u
     })
 }
 
-/// The node of the leaf inside a tensor: the question whether it requires gradients reaches that leaf through all decorators.
+/// The node of the leaf inside a tensor: `float_is_require_grad` reaches that leaf through all decorators, and `ask` stores its node.
 fn node_behind<B: Backend>(tensor: &FloatTensor<B>) -> Option<u64> {
     ASKED.set(None);
     B::float_is_require_grad(tensor);

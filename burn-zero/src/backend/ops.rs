@@ -1,4 +1,4 @@
-//! Every operation, made from its row.
+//! Every operation, made from its row of the operation table.
 //!
 //! An operand that is a registered leaf is hooked; a result only updates the depth of the graph.
 #![deny(clippy::missing_trait_methods)]
@@ -13,7 +13,7 @@ use super::sharded::Sharded;
 use super::stream::draw;
 use super::tape::Tape;
 
-/// Notes the depth of an operand.
+/// Raises `$depth` to that of an operand.
 macro_rules! see {
     (Float $x:ident $depth:ident) => {
         $depth.see(&$x)
@@ -47,7 +47,7 @@ macro_rules! method {
             A::float_is_require_grad($tensor)
         }
     };
-    // These two draw.
+    // These two draw random numbers.
     (float_random($($arg:ident: $kind:tt),*) -> $ret:tt) => { method! { @draw float_random($($arg: $kind),*) -> $ret } };
     (int_random($($arg:ident: $kind:tt),*) -> $ret:tt) => { method! { @draw int_random($($arg: $kind),*) -> $ret } };
     ($op:ident($($arg:ident: $kind:tt),*) -> Float) => { method! { @hook $op($($arg: $kind),*) -> Float } };

@@ -1,5 +1,5 @@
-//! `Sharded` as a backend. In its backward pass gradients leave for the reducer, and are replaced by this rank's shards, on the device or
-//! in host memory.
+//! `Sharded` as a backend. In its backward pass gradients leave the graph for the gradient reducer, and are replaced by this rank's shards,
+//! on the device or in host memory.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -17,9 +17,8 @@ use crate::reduce::GradientReducer;
 
 /// A backend whose gradients are reduced, or copied to the host, during backward: `Sharded<Autodiff<Cuda>>`.
 ///
-/// It passes every operation to the inner backend. It only hooks leaves that are parameters of a
-/// [`ZeroOptimizer`](crate::ZeroOptimizer) of this thread that has several ranks or gradients
-/// in host memory, or of an [`OffloadedAdamW`](crate::OffloadedAdamW). Put it
+/// It passes every operation to the inner backend. It only hooks leaves that are parameters of a [`ZeroOptimizer`](crate::ZeroOptimizer) of
+/// this thread that has several ranks or gradients in host memory, or of an [`OffloadedAdamW`](crate::OffloadedAdamW). Put it
 /// directly outside of `Autodiff`, and inside of autocast: `Autocast<Sharded<Autodiff<Cuda>>>`. Its inner backend, the one of
 /// `valid()`, is [`WithHost<Cuda>`](crate::WithHost).
 ///
@@ -49,12 +48,13 @@ impl<A: Tape> Backend for Sharded<A> {
 /// parameter, all 1 but the last, which is the length of the shard. A rank without elements of the parameter gets a single 0
 /// (or NaN, if the gradient is non-finite anywhere), so that all ranks have gradients of the same parameters.
 ///
-/// With [`Memory::Host`](crate::Memory::Host) it is in host memory, as are the whole gradients of stages 0 and 1 and of an optimizer on the host alone.
+/// With [`Memory::Host`](crate::Memory::Host) the shard is in host memory, as are the whole gradients of stages 0 and 1, and those of an
+/// [`OffloadedAdamW`](crate::OffloadedAdamW) outside of a [`ZeroOptimizer`](crate::ZeroOptimizer).
 pub struct ShardedGradients<A: Tape> {
     inner: A::Gradients,
     /// By node, of parameters whose gradients left or were replaced; `None` for one that has no gradient on any rank.
     left: HashMap<u64, Option<Gradient<A>>>,
-    /// What the others are still to be multiplied by.
+    /// The factor by which the gradients in `inner` are still to be multiplied.
     weight: Option<FloatTensor<A::InnerBackend>>,
 }
 
@@ -81,7 +81,7 @@ impl<A: Tape> AutodiffBackend for Sharded<A> {
             // A loss that depends on no parameter is refused by the inner backend.
             _ => loss,
         };
-        // Ranks that add up gradients weight their own before.
+        // Gradients of all ranks are added during backward: each rank multiplies its own by the weight first.
         let weight = (!reducers.is_empty()).then(take::<GradientWeight<Gradient<A>>>);
         let weight = weight
             .flatten()
@@ -163,7 +163,7 @@ fn begin(reducer: &Arc<GradientReducer>) {
 }
 
 impl<A: Tape> ShardedGradients<A> {
-    /// A gradient that did not leave.
+    /// A gradient that did not leave the graph, multiplied by the weight, if any.
     fn weigh(&self, gradient: FloatTensor<A::InnerBackend>) -> Gradient<A> {
         PlacedTensor::Device(match &self.weight {
             Some(weight) => tape::times::<A::InnerBackend>(gradient, weight.clone()),
@@ -174,7 +174,7 @@ impl<A: Tape> ShardedGradients<A> {
     /// Waits for the gradients that left: reduced ones, or local ones copied to the host.
     fn finish(&mut self, reducer: &Arc<GradientReducer>, device: &A::Device) {
         let mut all = crate::raise(reducer.finish());
-        // There are none for another model, or for one whose weights were loaded, whose gradients the step reduces.
+        // None are present if the loss is of another model, or of one with newly loaded weights: the step reduces those gradients.
         if reducer.reduces_in_backward() && all.iter().any(Option::is_some) {
             reducer.set_reduced();
         }

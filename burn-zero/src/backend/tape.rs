@@ -32,7 +32,7 @@ pub(super) fn node<B: Backend>(tensor: &AutodiffTensor<B>) -> u64 {
     tensor.node.id.value
 }
 
-/// The leaf, for one use at `depth`.
+/// Hooks one use of a leaf at `depth`: the result is an identity operation on the leaf.
 pub(super) fn hook<B: Backend>(
     leaf: AutodiffTensor<B>,
     depth: usize,
@@ -75,11 +75,11 @@ fn leaf<B: Backend>(node: u64, like: FloatTensor<B>) -> FloatTensor<Autodiff<B>>
 }
 
 thread_local! {
-    /// What the gradients of this thread's backward pass are multiplied by before they leave: a tensor of one f32 element.
+    /// The factor of the gradients that leave the graph in this thread's backward pass: a tensor of one f32 element.
     static WEIGHT: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
 }
 
-/// Runs a backward pass whose gradients are multiplied by `weight` where they leave.
+/// Runs a backward pass whose gradients are multiplied by `weight` when they leave the graph.
 pub(super) fn weighted<B: Backend, R>(weight: FloatTensor<B>, backward: impl FnOnce() -> R) -> R {
     with_value(&WEIGHT, Box::new(weight) as Box<dyn Any>, backward).0
 }
@@ -94,7 +94,7 @@ pub(super) fn times<B: Backend>(
     B::float_mul(gradient, weight)
 }
 
-/// Begins to read a gradient that leaves.
+/// Starts to copy a gradient that leaves the graph to the host, multiplied by the weight of the backward pass, if any.
 fn read<B: Backend>(gradient: FloatTensor<B>) -> HostRead {
     let weight =
         WEIGHT.with_borrow(|weight| weight.as_ref()?.downcast_ref::<FloatTensor<B>>().cloned());

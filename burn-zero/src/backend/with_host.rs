@@ -125,17 +125,17 @@ impl<D: fmt::Debug> fmt::Debug for HostTensor<D> {
     }
 }
 
-/// What a tensor in host memory is combined with.
+/// The second operand of an elementwise operation on a tensor in host memory.
 enum Operand<'a> {
     Number(f32),
-    /// As many as the tensor has.
+    /// One for each element of the tensor.
     Elements(&'a [f32]),
 }
 
-/// Elements of one task: one thread alone does not reach the speed of the memory.
+/// Elements of one task: one thread alone does not reach the bandwidth of the memory.
 const CHUNK: usize = 1 << 16;
 
-/// The operations on the host. `Err` returns the tensor itself, if its type or shape must be computed on the device.
+/// The operations on the host. `Err` returns the tensor itself if its type or shape is supported on the device only.
 impl<D> HostTensor<D> {
     fn new(data: TensorData, device: D) -> Self {
         Self {
@@ -156,7 +156,7 @@ impl<D> HostTensor<D> {
         self.data.as_slice().ok()
     }
 
-    /// A flat tensor of other elements.
+    /// A flat tensor of `values` for the same device.
     fn flat(self, values: Vec<f32>) -> Self {
         let shape = Shape::from([values.len()]);
         Self::new(TensorData::new(values, shape), self.device)
@@ -381,8 +381,8 @@ fn up<B: Backend>(tensor: FloatTensor<WithHost<B>>) -> FloatTensor<B> {
     tensor.up::<B>()
 }
 
-/// An f32 operand of a tensor in host memory of this shape: one in host memory too, or a single number of as many dimensions,
-/// wherever it is.
+/// The second operand for an f32 tensor of this shape in host memory: a tensor of the same shape in host memory, or a single number with
+/// as many dimensions in either memory. `None` for any other tensor.
 fn operand<'a, B: Backend>(
     tensor: &'a FloatTensor<WithHost<B>>,
     shape: &Shape,

@@ -1,4 +1,4 @@
-//! Reads DeepSpeed's JSON: the table of keys says which are read, and serde reads those.
+//! Reads DeepSpeed's JSON: the table of keys lists which keys are read, and serde deserializes their values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,14 +22,14 @@ impl ZeroConfig {
     ///
     /// # Errors
     ///
-    /// No JSON, a doubled key, an `"auto"` that only the program can fill in; outside of [`sections`](Self::sections) an unknown key, a wrong
-    /// type or value, and what DeepSpeed has and this crate has not, such as NVMe.
+    /// Text that is not JSON, a duplicate key, an `"auto"` that only the program can fill in; outside of [`sections`](Self::sections) an unknown
+    /// key, a wrong type or value, and features of DeepSpeed that this crate does not have, such as NVMe.
     pub fn from_deepspeed_json(text: &str) -> Result<Self, ConfigError> {
         Self::from_deepspeed_json_with(text, &|_| None)
     }
 
-    /// Reads DeepSpeed's JSON. `auto` gives the value of a key that says `"auto"`, by its path, from the program's options or its model; null
-    /// leaves the key out.
+    /// Reads DeepSpeed's JSON. `auto` returns the value of a key that is `"auto"` in the file, by its path, from the program's options or its
+    /// model; null leaves the key out.
     ///
     /// ```
     /// use burn_zero::ZeroConfig;
@@ -121,7 +121,7 @@ fn stage(zero: &mut Section) -> Result<Stage, ConfigError> {
         .map_err(|_| ConfigError::invalid(&zero.path_of("stage"), number, "0, 1, 2 or 3"))
 }
 
-/// Where a section puts something, or its older form.
+/// The memory that an offload section chooses by its `device`, or `older`, the boolean key that is its older form.
 fn memory(zero: &mut Section, section: &str, older: &str) -> Result<Memory, ConfigError> {
     const INSTEAD: &str = "put \"cpu\": what is offloaded is in host memory, not on a disk";
 
@@ -163,7 +163,7 @@ fn communication_dtype(top: &mut Section) -> Result<Option<BufferDtype>, ConfigE
     }
 }
 
-/// What is left for the program. `bfloat16` is an older name of `bf16`, whose keys count.
+/// The remaining entries, which the program reads. `bfloat16` is an older name of `bf16`: a key that both have is taken from `bf16`.
 fn sections(top: Section) -> BTreeMap<String, Value> {
     let mut entries = top.entries;
     if let Some(Value::Object(mut bf16)) = entries.remove("bfloat16") {
@@ -186,14 +186,14 @@ impl Section {
         join(&self.path, key)
     }
 
-    /// Removes the value of a key, if it is there.
+    /// Removes a key and returns its value, if it is there.
     fn take<T: DeserializeOwned>(&mut self, key: &str) -> Result<Option<T>, ConfigError> {
         let value = self.entries.remove(key);
         let read = value.map(T::deserialize).transpose();
         read.map_err(|error| ConfigError::key(self.path_of(key), error.to_string()))
     }
 
-    /// Removes an object, which is empty if it is not there.
+    /// Removes a section and returns it; an empty one if it is not there.
     fn take_section(&mut self, key: &str) -> Section {
         let path = self.path_of(key);
         match self.entries.remove(key) {
@@ -217,7 +217,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Treats the keys of the object at `path` by the rules of the table.
+    /// Applies the rules of the table to the keys of the object at `path`.
     fn section(&mut self, path: &str, object: Value) -> Result<Section, ConfigError> {
         let found = match object {
             Value::Object(found) => found,
@@ -270,7 +270,7 @@ impl Reader<'_> {
         Ok(read)
     }
 
-    /// A value with `"auto"` filled in, on all levels of an object, which has no nulls then.
+    /// The value with `"auto"` filled in, on all levels of an object, and without the object's nulls.
     fn filled(&self, path: &str, value: Value) -> Result<Value, ConfigError> {
         const NOT_FILLED: &str =
             "\"auto\", and nothing fills it in: let the program give it, or put a value there";
@@ -297,7 +297,7 @@ fn join(path: &str, key: &str) -> String {
     }
 }
 
-/// A value whose integer may be written as `5e8`.
+/// Converts a number without a fraction, such as `5e8`, to an integer; returns every other value as it is.
 fn whole(value: Value) -> Value {
     /// Integers up to here are exact in f64.
     const LARGEST: f64 = (1u64 << 53) as f64;
@@ -319,7 +319,7 @@ fn preview(value: &Value) -> String {
     }
 }
 
-/// Refuses a key that stands twice in its object, of which `serde_json::Value` would drop one.
+/// Refuses a key that occurs twice in its object: `serde_json::Value` would drop one of its values.
 fn refuse_doubled(text: &str, path: &str) -> Result<(), ConfigError> {
     let Ok(Entries(entries)) = serde_json::from_str(text) else {
         return Ok(());

@@ -13,7 +13,7 @@ use crate::group::BufferDtype;
 use crate::{Memory, Stage, ZeroSettings};
 
 /// How a job trains over its ranks. Written by hand, read from DeepSpeed's JSON
-/// ([`from_deepspeed_json`](Self::from_deepspeed_json)), or from its own (serde), which refuses unknown names too.
+/// ([`from_deepspeed_json`](Self::from_deepspeed_json)), or deserialized from its own fields (serde); both refuse unknown names.
 ///
 /// Defaults are those of DeepSpeed 0.19.8 except for the bucket sizes: its 5e8 would put all gradients of most models into one
 /// bucket, which could only be reduced after backward.
@@ -52,7 +52,7 @@ pub struct ZeroConfig {
     /// Where the optimizer state of a rank's shard is kept and updated (ZeRO-Offload, Ren et al., arXiv 2101.06840). Default the device.
     pub offload_optimizer: Memory,
     /// Where parameters are while no operation uses them. Default the device. DeepSpeed's file can put them in host memory at stage 3;
-    /// [`ZeroSettings::parameters`] does it in every stage. Several ranks of stage 3 have them there anyway.
+    /// [`ZeroSettings::parameters`] does it in every stage. At stage 3 with several ranks they are there anyway.
     pub offload_param: Memory,
     /// Elements of gradients that are reduced at a time, at most. Default 8,388,608.
     pub reduce_bucket_size: u64,
@@ -115,7 +115,7 @@ impl ZeroConfig {
     }
 }
 
-/// The batch sizes that a configuration names. [`resolve`](Self::resolve) gives the others.
+/// The batch sizes that a configuration names. [`resolve`](Self::resolve) computes the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BatchConfig {
@@ -202,8 +202,8 @@ impl BatchConfig {
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The text is no JSON. Comments, trailing commas, `NaN` and `Infinity` are none either. What the parser says, with the line and the
-    /// column.
+    /// The text is not JSON, which has no comments, trailing commas, `NaN` or `Infinity`. With the parser's message, which has the line and
+    /// the column.
     #[error("the configuration is no JSON: {0}")]
     Syntax(String),
     /// A key or its value is refused.
@@ -214,7 +214,7 @@ pub enum ConfigError {
         /// Why, with the value, and what to put there instead.
         reason: String,
     },
-    /// The batch sizes do not give the third one.
+    /// The batch sizes contradict each other, or do not determine the missing ones.
     #[error("{0}")]
     Batch(String),
 }

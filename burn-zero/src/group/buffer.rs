@@ -156,7 +156,7 @@ impl AsMut<[u8]> for HostBuffer {
 
 /// How the elements of all ranks become one.
 ///
-/// Both add in f32, rank after rank from 0 on, and round to the buffer's type once, at the end.
+/// Both operations add in f32, rank after rank from 0 on, and round to the buffer's type once, at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReduceOp {
     /// `x0 + x1 + ...`
@@ -195,7 +195,7 @@ fn round(dtype: BufferDtype, from: &[f32], to: &mut [u8]) {
     }
 }
 
-/// The buffers of elements of a type.
+/// Conversions from the vectors of each type of element.
 macro_rules! from_vec {
     ($($variant:ident: $type:ty),*) => {
         $(impl From<Vec<$type>> for HostBuffer {

@@ -57,7 +57,7 @@ pub(super) struct Call {
 /// Longest label in bytes: the rest is cut off, so that a call fits a message of [`CALL_BYTES`].
 const LABEL_BYTES: usize = 400;
 
-/// A call as a message. All have this length, so that they can be exchanged without knowing of the other ranks' calls.
+/// Length of a call as a message. It is the same for all calls, so that a rank can receive the others' without knowing them.
 pub(super) const CALL_BYTES: usize = 640;
 
 impl Call {
@@ -85,7 +85,7 @@ impl Call {
         message
     }
 
-    /// The calls of all ranks, equal to that of `rank`.
+    /// Reads the calls of all ranks, and checks that they are equal to that of `rank`.
     pub fn read_all(rank: usize, messages: &[Part]) -> Result<Vec<Self>, GroupFault> {
         let read = |message: &Part| ciborium::from_reader(message.bytes());
         let calls = messages.iter().map(read);

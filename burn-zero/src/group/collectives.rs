@@ -14,7 +14,7 @@ use super::{
 };
 use crate::ZeroError;
 
-/// What a rank sends parts of: shared, so that ranks that are threads read it without a copy.
+/// The buffer of which a rank sends parts: shared, so that ranks that are threads read it without a copy.
 pub(super) type Payload = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// What a rank has received from another.
@@ -32,14 +32,14 @@ pub(super) trait Transport {
     /// itself, `own[sends[rank]]`. Empty parts are not sent.
     fn exchange(&mut self, it: Exchange<'_>) -> Result<Vec<Part>, GroupFault>;
 
-    /// Tells all other ranks that the group is lost, from the collective `sequence` of this rank on.
+    /// Notifies all other ranks that the group is lost, from the collective `sequence` of this rank on.
     fn spread(&mut self, sequence: u64, fault: &GroupFault);
 
-    /// Tells all other ranks that this one takes part in no collective after `calls` of them.
+    /// Notifies all other ranks that this one takes part in its first `calls` collectives only.
     fn leave(&mut self, calls: u64);
 }
 
-/// What a rank gives and gets in one exchange of a call: see [`Transport::exchange`].
+/// What a rank sends and receives in one exchange of a call: see [`Transport::exchange`].
 pub(super) struct Exchange<'a> {
     pub call: &'a Call,
     pub own: &'a Payload,
@@ -50,9 +50,9 @@ pub(super) struct Exchange<'a> {
 /// What a transport knows of the other ranks.
 #[derive(Default)]
 pub(super) struct Peers {
-    /// Collectives in which each rank that has left took part.
+    /// By rank: the number of collectives in which it took part, if it has left.
     pub left: Vec<Option<u64>>,
-    /// The fault with the earliest collective, and that collective: it and all later ones fail. Earlier ones may still complete.
+    /// The earliest collective that has failed, and its fault: it and all later ones fail. Earlier ones may still complete.
     pub lost: Option<(u64, GroupFault)>,
 }
 
@@ -154,7 +154,7 @@ impl Collectives {
         self.queue.fail(fault);
     }
 
-    /// Makes a call; `run` gets those of all ranks. They first exchange its description: data is sent only if all make the same call.
+    /// Makes a call. Ranks first exchange descriptions of their calls, which `run` gets: data is sent only if all make the same call.
     fn make<R>(
         &mut self,
         operation: Operation,
@@ -198,7 +198,7 @@ impl Collectives {
         Call::read_all(self.rank, &all)
     }
 
-    /// [`Transport::exchange`], counted; `size` is that of an element in bytes.
+    /// [`Transport::exchange`], counted in `sent`; `size` is the size of an element in bytes.
     fn exchange(
         &mut self,
         own: Payload,
@@ -234,8 +234,8 @@ impl Collectives {
         Ok(out)
     }
 
-    /// Puts what each rank sends at its place of `places`. `into` gives the memory, when no other rank can be reading it any more; its
-    /// values are overwritten.
+    /// Copies the part that each rank sends to the rank's range of `places`. `into` returns the memory, whose values are overwritten; it is
+    /// called after the exchange, when no other rank can read that memory any more.
     fn gather(
         &mut self,
         own: Payload,
@@ -266,7 +266,7 @@ impl Collectives {
         self.gather(Arc::new(part), size, &sends, &places, into)
     }
 
-    /// The offsets of the ranks' parts, where `elements` are all, or this rank's own.
+    /// The offsets of the ranks' parts. `elements` is the length of the whole buffer if `are_all`, else that of this rank's part.
     fn offsets(
         &self,
         (operation, label): (Operation, &str),
@@ -419,7 +419,7 @@ impl Collectives {
     }
 }
 
-/// The memory of a buffer that other ranks have read.
+/// The memory of a buffer that other ranks have read, or new memory if one of them still holds it.
 fn reclaim(buffer: Arc<HostBuffer>) -> HostBuffer {
     Arc::try_unwrap(buffer).unwrap_or_else(|shared| HostBuffer::zeros(shared.dtype(), shared.len()))
 }

@@ -80,12 +80,12 @@ pub struct Member(Arc<Leaves>);
 struct Leaves(Arc<Queue>);
 
 thread_local! {
-    /// The message of this thread's last panic, where a hook keeps it.
+    /// The message of this thread's last panic, if a panic hook stores it.
     pub(super) static LAST_PANIC: Cell<Option<String>> = const { Cell::new(None) };
 }
 
 impl Member {
-    /// Starts the communication thread, which connects to the other ranks by itself. `connect` returns what is dropped last, too.
+    /// Starts the communication thread, which connects to the other ranks by itself. The third value of `connect` is dropped after the transport.
     ///
     /// # Errors
     ///
@@ -152,7 +152,7 @@ pub(super) struct Queue {
     on_fault: Box<OnFault>,
 }
 
-/// Carries a fault of this rank itself to the other ranks. The rank's own jobs have failed.
+/// Passes a fault of this rank to the other ranks, after the rank's own jobs have failed.
 type OnFault = dyn Fn(&GroupFault) + Send + Sync;
 
 #[derive(Default)]
@@ -250,7 +250,7 @@ impl Queue {
         self.state.lock().fault.clone()
     }
 
-    /// Says that the communication thread has nothing more to do.
+    /// Notes that the communication thread has left the group or found it lost.
     pub fn end(&self) {
         self.tell(|state| state.has_ended = true);
     }

@@ -7,8 +7,8 @@
 //!   all groups give the same bits, and an all-reduce gives those of a reduce-scatter.
 //! - **No hang.** A rank waits at most [`GroupOptions::deadline`] for the next message of another. A rank that hangs,
 //!   leaves, panics or makes another call is a [`GroupFault`] that names it, on all ranks. After a fault the group is
-//!   lost: every further call returns that fault. Processes that do not end by themselves are ended; a thread that does not ends
-//!   the process.
+//!   lost: every further call returns that fault. A process that does not end by itself is ended; if a thread does not,
+//!   its process is ended.
 //! - **Counted traffic.** [`ProcessGroup::traffic`]: what this rank has sent, by operation.
 //!
 //! # How it works

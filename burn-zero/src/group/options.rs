@@ -45,8 +45,8 @@ impl GroupOptions {
     }
 }
 
-/// The reason for which a group is lost. A rank that finds it tells all others, and every rank reports the
-/// first that it learns of.
+/// The reason for which a group is lost. A rank that finds a fault notifies all others, and every rank reports the
+/// first fault that it learns of.
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum GroupFault {

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use super::{GroupFault, HostBuffer, Job, Member, Pending, ReduceOp, Split, Traffic};
 use crate::ZeroError;
 
-/// Collectives that submit themselves as jobs and wait for their ends.
+/// Methods that submit a collective as a job and wait for its end.
 macro_rules! blocking {
     ($($(#[$doc:meta])* fn $name:ident($($value:ident: $type:ty),*) -> $result:ty;)*) => {
         $(
@@ -45,10 +45,10 @@ macro_rules! blocking {
 /// # Cost
 ///
 /// With `N` ranks and `L` elements a rank sends `L (N - 1) / N` elements in a reduce-scatter or an all-gather, and twice
-/// as many in an all-reduce and at a broadcast's root. Byte strings go to every other rank in
-/// [`gather_bytes`](Self::gather_bytes), and once, to the root, in [`gather_bytes_to`](Self::gather_bytes_to).
+/// as many in an all-reduce and at a broadcast's root. Byte strings are sent to every other rank by
+/// [`gather_bytes`](Self::gather_bytes), and once, to the root, by [`gather_bytes_to`](Self::gather_bytes_to).
 pub trait ProcessGroup: Send + Sync + Debug {
-    /// This rank's queue and communication thread. All that a group must have: a wrapper returns that of the group in it.
+    /// This rank's queue and communication thread. The only required method: a wrapper returns the member of the group that it wraps.
     fn member(&self) -> &Member;
 
     /// This rank's number, from 0 to the world size - 1.
@@ -103,7 +103,7 @@ pub trait ProcessGroup: Send + Sync + Debug {
         fn gather_bytes_to(root: usize, bytes: Vec<u8>) -> Option<Vec<Vec<u8>>>;
     }
 
-    // Small values: each rank gives its own, all get the same result. Every call is one small collective.
+    // Small values: each rank passes its own, all get the same result. Every call is one small collective.
 
     /// Whether `value` is true on any rank: one rank's non-finite gradient makes all skip.
     fn agree_any(&self, label: &str, value: bool) -> Result<bool, ZeroError> {

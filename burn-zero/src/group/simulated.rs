@@ -1,4 +1,4 @@
-//! One rank whose peers are not there.
+//! One rank of a group whose other ranks do not exist.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use crate::ZeroError;
 
 /// One rank of a group of any size, alone: collectives end at once, and [`traffic`](ProcessGroup::traffic) counts what the rank would send.
 ///
-/// For estimates: on a backend without data the memory and the traffic of a rank do not depend on values, so one rank stands for all
-/// (burn-estimate, `docs/out-of-memory.md`). Where ranks agree on something, the others say what this rank says. Values received from them
-/// mean nothing: they are this rank's own or zeros. Not for [`ZeroStrategy`](crate::ZeroStrategy), whose rank 0 leads the others.
+/// For estimates: on a backend without data the memory and the traffic of a rank do not depend on values, so one rank represents all
+/// (burn-estimate, `docs/out-of-memory.md`). Where ranks compare values, the others have this rank's. Values received from them
+/// have no meaning: they are this rank's own or zeros. Not for [`ZeroStrategy`](crate::ZeroStrategy), whose rank 0 leads the others.
 ///
 /// ```
 /// use burn_zero::{ProcessGroup, ReduceOp, SimulatedRank};

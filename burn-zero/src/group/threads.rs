@@ -87,14 +87,14 @@ impl ThreadGroup {
         results.into_iter().collect()
     }
 
-    /// [`spawn`](Self::spawn) of ranks with a task each, the first of them on this thread if it is to be `here`.
+    /// [`spawn`](Self::spawn) of ranks with a task each, the first of them on this thread if `here`.
     pub(crate) fn run_each<T: Send, R: Send>(
         groups: Vec<Self>,
         tasks: Vec<T>,
         here: bool,
         rank: impl Fn(Self, T) -> R + Sync,
     ) -> Vec<Result<R, ZeroError>> {
-        // Without a group, which would be kept alive.
+        // Not a clone of a group, which would keep the group alive.
         let (mailboxes, deadline) = (
             groups[0].mailboxes.clone(),
             groups[0].member.queue().deadline,
@@ -160,7 +160,7 @@ pub(super) struct Mailboxes {
     state: Mutex<State>,
     /// By rank: notified when a message for it or the state of the group has changed.
     changed: Vec<Condvar>,
-    /// A thread has ended, or the group is lost.
+    /// Notified when a thread has ended or the group is lost.
     ended: Condvar,
 }
 
@@ -226,7 +226,7 @@ impl Mailboxes {
         ranks.filter(|&rank| !state.ended[rank]).collect()
     }
 
-    /// Takes the next message of one rank for another.
+    /// Waits for the next message from the rank `from` to the rank of `own`, and takes it.
     fn take(&self, from: usize, call: &Call, own: &Queue) -> Result<Part, GroupFault> {
         let (rank, deadline) = (own.rank, own.deadline);
         let until = Instant::now() + deadline;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::threads::Mailboxes;
 
-/// What the other threads of a lost group get to end, or four deadlines if these are shorter.
+/// The time that the other threads of a lost group have to end; four deadlines if these are shorter.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Returns when all threads of a group have ended, or ends the process.
@@ -35,7 +35,7 @@ type Finish = dyn Fn() + Send + Sync;
 
 static WRITERS: Mutex<Vec<Weak<Finish>>> = Mutex::new(Vec::new());
 
-/// Registers `finish`, if still alive, to be called before the process ends because of a fault, on another thread than the owner's.
+/// Registers `finish`. Before the process ends because of a fault, another thread than the owner's calls it, if it is still alive.
 pub(crate) fn finish_first(finish: &Arc<Finish>) {
     let mut writers = WRITERS.lock();
     writers.retain(|writer| writer.strong_count() > 0);

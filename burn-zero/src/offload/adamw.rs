@@ -31,8 +31,8 @@ use crate::{ZeroError, ZeroOptimizerError, raise};
 ///
 /// An `Optimizer` of Burn for any module on any autodiff backend, alone or inside of a
 /// [`ZeroOptimizer`](crate::ZeroOptimizer), where each rank's host holds that rank's shard. Gradients are downloaded and parameters
-/// uploaded in their own types: f32, bf16 or f16. The numbers are [`HostAdamW`](crate::HostAdamW)'s: those of
-/// PyTorch to f32 rounding.
+/// uploaded in their own types: f32, bf16 or f16. Results are those of [`HostAdamW`](crate::HostAdamW), which are
+/// PyTorch's up to f32 rounding.
 ///
 /// ```
 /// use burn::{backend::Autodiff, nn, optim::{GradientsParams, Optimizer}, prelude::*};
@@ -73,8 +73,8 @@ use crate::{ZeroError, ZeroOptimizerError, raise};
 ///
 /// A step panics with the message of a [`ZeroError`]: [`UnsupportedDtype`](ZeroOptimizerError::UnsupportedDtype),
 /// [`OtherModel`](ZeroOptimizerError::OtherModel), [`InvalidSetting`](ZeroError::InvalidSetting) for a learning rate that is negative or
-/// not finite, before anything has changed; where the host has no memory for a parameter's state, with its path. Loading a record of
-/// AMSGrad panics too.
+/// not finite, before anything has changed; and if the host has no memory for a parameter's state, with the parameter's path. Loading a
+/// record of AMSGrad panics too.
 ///
 /// # Cost
 ///
@@ -145,7 +145,7 @@ impl OffloadedAdamW {
         gradients: GradAdaptor,
     ) -> Result<M, ZeroError> {
         if message::received().is_some() {
-            return Ok(module); // there is nothing inside to pass it on to
+            return Ok(module); // no inner optimizer to pass the message to
         }
         not_negative("learning_rate", lr)?;
         let mut parameters = self.link.parameters::<B, M>(&module, gradients)?;

@@ -9,7 +9,7 @@ use crate::{ZeroError, ZeroSettings};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OffloadConfig {
-    /// AdamW's own numbers.
+    /// Hyperparameters of AdamW.
     pub adamw: HostAdamWConfig,
     /// Approximate elements of gradients that leave the device at once during backward, at least 1 (DeepSpeed's
     /// `reduce_bucket_size`). Default 8,388,608. At most three such buckets are in transfer. Inside a
@@ -27,7 +27,7 @@ impl Default for OffloadConfig {
 }
 
 impl OffloadConfig {
-    /// With the default buckets.
+    /// A configuration with the default size of buckets.
     pub fn new(adamw: HostAdamWConfig) -> Self {
         Self {
             adamw,
@@ -39,7 +39,7 @@ impl OffloadConfig {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidSetting`] for a number that cannot work.
+    /// [`ZeroError::InvalidSetting`] for a number out of its range.
     pub fn init(self) -> Result<OffloadedAdamW, ZeroError> {
         self.validate()?;
         Ok(OffloadedAdamW::new(self))
@@ -93,7 +93,7 @@ impl HostAdamWConfig {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidSetting`] for the first field that cannot work.
+    /// [`ZeroError::InvalidSetting`] for the first field out of its range.
     pub fn validate(&self) -> Result<(), ZeroError> {
         for (name, beta) in [("beta_1", self.beta_1), ("beta_2", self.beta_2)] {
             let holds = (0.0..1.0).contains(&beta);

@@ -1,4 +1,4 @@
-//! The state of a parameter, and the record: that of Burn's AdamW, and masters of low-precision parameters.
+//! The state of a parameter, and the record, which is that of Burn's AdamW plus the masters of low-precision parameters.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -77,8 +77,8 @@ pub(super) struct HostState {
 }
 
 impl HostState {
-    /// The state that a step starts from, with a single owner. Without a state on the host there must be a value. A value that the master
-    /// does not round to becomes the master.
+    /// The state that a step starts from, with a single owner. `value` is required if there is no state on the host, and becomes the
+    /// master if the master does not round to it.
     ///
     /// # Errors
     ///
@@ -92,7 +92,7 @@ impl HostState {
         let (mut own, value) = match (state, value) {
             (Some(State::Host(state)), value) => {
                 let own = match state.adamw.config() == config {
-                    // Copied if a clone of the optimizer or a record has it too.
+                    // Copied if a clone of the optimizer or a record shares it.
                     true => Arc::try_unwrap(state).or_else(|shared| shared.copy(config))?,
                     false => state.copy(config)?,
                 };
@@ -205,7 +205,7 @@ fn widened(data: &TensorData) -> Cow<'_, [f32]> {
 /// step counts by parameter. A parameter of a lower precision than f32 also has its `master`, which Burn ignores; if
 /// that is missing, or does not round to the module's weights, the weights become the master.
 ///
-/// It shares the optimizer's state: a step during its lifetime copies what it changes.
+/// The record shares the optimizer's state: a step while the record exists copies the states that it changes.
 #[derive(Clone)]
 pub struct OffloadRecord(pub(super) HashMap<ParamId, State>);
 
@@ -217,7 +217,7 @@ impl core::fmt::Debug for OffloadRecord {
     }
 }
 
-/// Any backend: its tensors are on the host.
+/// For any backend: the record's tensors are on the host.
 impl<B: Backend> Record<B> for OffloadRecord {
     type Item<S: PrecisionSettings> = HashMap<String, EntryItem>;
 

@@ -35,7 +35,7 @@ thread_local! {
 }
 
 struct ShardStep {
-    /// The shards that are as the optimizer inside left them on the host.
+    /// The shards that have not changed since the wrapped optimizer updated them on the host.
     known: HashSet<ParamId>,
     updated: HostShards,
 }
@@ -43,7 +43,7 @@ struct ShardStep {
 /// Updated shards in host memory.
 pub(crate) type HostShards = HashMap<ParamId, Arc<TensorData>>;
 
-/// Runs a step on shards, of which `known` are as the last such step left them. Returns those that it updated on the host.
+/// Runs a step on shards, of which `known` have not changed since the last such step. Returns the shards that it updated on the host.
 pub(crate) fn step_on_shards<R>(
     known: HashSet<ParamId>,
     step: impl FnOnce() -> R,
@@ -61,14 +61,14 @@ pub(super) struct StepParameter<I: Backend> {
     pub(super) gradient: FloatTensor<I>,
     /// The device of the updated parameter.
     pub(super) device: Device<I>,
-    /// Whether it is as the optimizer's last update left it.
+    /// Whether the value has not changed since the optimizer's last update.
     pub(super) is_known: bool,
 }
 
 impl<I: Backend> StepParameter<I> {
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::OtherModel`] unless `found` is the parameter's.
+    /// [`ZeroOptimizerError::OtherModel`] unless `found` is the parameter's shape.
     pub(super) fn check_shape(
         &self,
         what: &str,
@@ -88,7 +88,7 @@ impl<I: Backend> StepParameter<I> {
 /// What an optimizer on the host knows about the module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HostLink {
-    /// The nodes of the leaves that it made.
+    /// The nodes of the leaves that the optimizer made.
     leaves: HashMap<ParamId, u64>,
     /// Copies gradients to the host during backward. `None` before there is a model, on a backend that is not
     /// [`Sharded`](crate::Sharded), and inside a `ZeroOptimizer`, which has its own.
@@ -101,7 +101,7 @@ impl HostLink {
     ///
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::OtherModel`] for a gradient.
+    /// [`ZeroOptimizerError::OtherModel`] for a gradient of another shape.
     pub(super) fn parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: &M,
@@ -109,7 +109,7 @@ impl HostLink {
     ) -> Result<Vec<StepParameter<B::InnerBackend>>, ZeroOptimizerError> {
         let mut found: Vec<StepParameter<B::InnerBackend>> = Vec::new();
         for_each_float(module, |path, id, tensor: FloatTensor<B>| {
-            // The container does not store the number of dimensions. A gradient is there once, for the first path.
+            // `GradAdaptor` does not store the number of dimensions. It has a gradient once, which the first path takes.
             let Some((gradient, device)) = gradients.remove::<B::InnerBackend, 1>(id) else {
                 return;
             };
@@ -158,7 +158,7 @@ impl HostLink {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidSetting`] for buckets of nothing.
+    /// [`ZeroError::InvalidSetting`] for buckets of 0 elements.
     pub(super) fn attach<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
         module: &M,

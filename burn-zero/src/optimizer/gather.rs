@@ -18,7 +18,7 @@ pub(super) struct Gather<'a> {
     shards: HashMap<usize, Vec<f32>>,
     /// Whether any rank has updated each parameter.
     changed: Vec<bool>,
-    /// Buckets being gathered, in their order; none for one in which nothing has changed.
+    /// Buckets being gathered, in their order; `None` for a bucket in which nothing has changed.
     underway: VecDeque<Option<Pending<HostBuffer>>>,
     /// Number of buckets gathered before them.
     gathered: usize,

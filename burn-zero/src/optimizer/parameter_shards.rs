@@ -13,7 +13,7 @@ use burn_backend::tensor::FloatTensor;
 use crate::offload::HostShards;
 use crate::parameters::NewValue;
 
-/// This rank's shards, in the order of the parameters: what a wrapped optimizer is an `Optimizer<ParameterShards<B>, B>` of. Rust infers it.
+/// This rank's shards, in the order of the parameters: a wrapped optimizer is an `Optimizer<ParameterShards<B>, B>`, which Rust infers.
 ///
 /// Each shard has one id for the whole training, the same in every process. The shards exist during a step only; the optimizer
 /// keeps their state by id.
@@ -95,7 +95,7 @@ impl<B: Backend> ParameterShards<B> {
     }
 }
 
-/// The variants of a shard, and what matches them.
+/// The variants of a shard, and the functions that match on them.
 macro_rules! shard {
     ($($rank:ident = $dimensions:literal),*) => {
         /// A shard of a parameter: flat, or a whole parameter in its shape ([`Partition::Whole`](crate::Partition::Whole)).

@@ -73,7 +73,7 @@ impl Parameters {
         values
     }
 
-    /// The module with what `each` makes of the leaves, which it gets by position. A parameter that the module holds twice stays one leaf.
+    /// The module with leaves replaced by `each`, which gets a position and the old leaf. A parameter that the module holds twice stays one leaf.
     pub(crate) fn map<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: M,
@@ -108,8 +108,8 @@ impl Parameters {
 
     /// # Errors
     ///
-    /// [`ZeroOptimizerError::UnsupportedDtype`] if collectives do not support a type; [`ZeroOptimizerError::TooManyDimensions`] if whole
-    /// shards cannot have a shape.
+    /// [`ZeroOptimizerError::UnsupportedDtype`] if collectives do not support a type; [`ZeroOptimizerError::TooManyDimensions`] if a
+    /// parameter has more dimensions than a whole shard can have.
     pub(super) fn check(
         &self,
         ranks: usize,

@@ -25,8 +25,8 @@ use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
 use burn_decorator::module::{for_each_float, map_new_floats};
 
 impl<O> ZeroOptimizer<O> {
-    /// The model with its parameters where the settings want them, which are gathered or uploaded to `device` when they are used, or to where they
-    /// are now if it is `None`. Those that are not initialised yet are initialised one at a time.
+    /// The model with its parameters in the memory that the settings choose. When they are used, they are gathered or uploaded to `device`, or to
+    /// the device they are on now if it is `None`. Those that are not initialised yet are initialised one at a time.
     ///
     /// # Errors
     ///
@@ -144,7 +144,7 @@ impl<O> ZeroOptimizer<O> {
     }
 }
 
-/// Whether an optimizer has state of the shards that it has stepped on. State that cannot be taken apart counts.
+/// Whether an optimizer has state of the shards that it has stepped on. State that cannot be split counts too.
 fn has_state<B: AutodiffBackend, O: Optimizer<ParameterShards<B>, B>>(
     optimizer: &O,
     layout: &Layout,
@@ -153,8 +153,8 @@ fn has_state<B: AutodiffBackend, O: Optimizer<ParameterShards<B>, B>>(
     split.map_or(true, |(_, tensors)| !tensors.is_empty())
 }
 
-/// From now on this thread hooks the leaves of the model, and its collective decisions ask these ranks. Returns the ids of the
-/// parameters, in their order.
+/// From now on this thread hooks the leaves of the model, and takes collective decisions with the ranks of `reducer`. Returns the ids of
+/// the parameters, in their order.
 pub(crate) fn attach_to<B: AutodiffBackend, M: AutodiffModule<B>>(
     reducer: &Arc<GradientReducer>,
     module: &M,
@@ -221,7 +221,7 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     Ok(module)
 }
 
-/// Those that `is_moved` chooses by path, whether they are initialised now, and value.
+/// [`in_parts`] for the tensors that `is_moved` chooses by path, by whether this call initialised them, and by value.
 fn some_in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
@@ -230,7 +230,7 @@ fn some_in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     is_moved: impl Fn(&str, bool, &FloatTensor<B>) -> bool,
 ) -> Result<M, ZeroError> {
     let mut failed = None;
-    // Trained ones: frozen tensors may share an id and differ.
+    // Leaves of trained parameters only: frozen tensors may share an id and differ.
     let mut made: HashMap<ParamId, FloatTensor<B>> = HashMap::new();
     let module = map_new_floats(module, |path, id, is_new, old: FloatTensor<B>| {
         let is_trained = B::float_is_require_grad(&old);
@@ -269,7 +269,7 @@ fn some_in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
 
 /// The module with rank 0's parameters, each in parts in the host memory of the ranks, and gathered when it is used. For a Learner of one process a rank
 /// ([`ZeroStrategy::process`](crate::ZeroStrategy::process)) at stage 3, which initialises all parameters of its model before the ranks
-/// prepare it: given this model no rank has the whole. All ranks call it, and a rank initialises one parameter at a time.
+/// prepare it: with the model that this returns, no rank has all parameters. All ranks call it, and a rank initialises one parameter at a time.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -317,8 +317,8 @@ fn in_parts_of<B: AutodiffBackend>(
     Ok(Parts::of(group, label, whole, buffer_dtype))
 }
 
-/// Rank 0's module on every rank, but for parameters that `are_there`, with leaves and running statistics of this rank's own: all its tensors, frozen ones and buffers
-/// included.
+/// Rank 0's module on every rank: all its tensors, frozen ones and buffers included, except those whose paths are in `are_there`. Leaves and
+/// running statistics are this rank's own.
 ///
 /// Mapping running statistics holds a lock that clones on other ranks would wait for. So each rank first gets statistics of its own,
 /// and they are broadcast outside of any mapper. Parameters have no lock: each is broadcast when it is replaced, so that there is
@@ -350,7 +350,7 @@ fn broadcast<B: AutodiffBackend, M: AutodiffModule<B>>(
     failed.map_or(Ok(module), Err)
 }
 
-/// Rank 0's data.
+/// Broadcasts rank 0's data.
 fn receive(
     group: &dyn ProcessGroup,
     label: &str,
@@ -358,7 +358,7 @@ fn receive(
 ) -> Result<TensorData, ZeroError> {
     let (shape, dtype) = (own.shape.clone(), own.dtype);
     let Some(buffer_dtype) = exchanged(dtype) else {
-        // Rare and small: no collective of their own.
+        // Tensors of other types are rare and small: `gather_bytes` is enough for them.
         let bytes = match group.rank() {
             0 => own.bytes.to_vec(),
             _ => Vec::new(),

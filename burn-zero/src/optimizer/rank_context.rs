@@ -1,7 +1,7 @@
 //! The connection between a strategy and the [`ZeroOptimizer`] inside its Learner: a context on the thread that trains.
 //!
 //! A Learner does not expose its optimizer, nor do wrappers. But a thread is a rank, and both strategy and optimizer run on it. The
-//! strategy sets a [`RankContext`] for the thread and sends [`Message::Ranks`]; the optimizer does what the context asks for.
+//! strategy sets a [`RankContext`] for the thread and sends [`Message::Ranks`]; the optimizer handles the request in the context.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -35,13 +35,13 @@ pub(crate) struct RankContext {
     device: DeviceId,
     /// The ids of the model's parameters, in the order of the layout; set when an optimizer was prepared.
     ids: OnceLock<Vec<ParamId>>,
-    /// What the strategy asks of the optimizer.
+    /// The strategy's request to the optimizer.
     asked: Mutex<Option<Ask>>,
-    /// One of each optimizer that was reached.
+    /// One answer of each optimizer that the request has reached.
     answers: Mutex<Vec<Result<(), ZeroError>>>,
     /// On rank 0: the state of all ranks, for the record that is about to be written.
     whole: Mutex<Option<Value>>,
-    /// Whether parameters are gathered when they are used: a collective, so that a model is used by all ranks or by none.
+    /// Whether parameters are gathered when they are used. Such a use is a collective: all ranks use the model, or none.
     gathers_units: AtomicBool,
 }
 
@@ -80,12 +80,12 @@ impl RankContext {
         with_value(&CONTEXT, self.clone(), train).0
     }
 
-    /// Lets the optimizer that `step`, a step without gradients, reaches take its group. That step returns the model on the rank's device,
-    /// with the weights of rank 0, and with leaves and running statistics of its own. All ranks call it.
+    /// Runs `step`, a step without gradients, in which the optimizer takes the group of this context. The step returns the model on the
+    /// rank's device, with the weights of rank 0, and with leaves and running statistics of its own. All ranks call it.
     ///
     /// # Errors
     ///
-    /// [`ZeroError::Strategy`] unless it reaches one; those of [`ZeroOptimizer::prepare`].
+    /// [`ZeroError::Strategy`] unless the step reaches exactly one optimizer; those of [`ZeroOptimizer::prepare`].
     pub(crate) fn prepare(&self, optimizer: &str, step: impl FnOnce()) -> Result<(), ZeroError> {
         match self.ask(Ask::Prepare, step)? {
             1 => Ok(()),
@@ -119,8 +119,8 @@ impl RankContext {
         Ok(found)
     }
 
-    /// On rank 0: runs `write`, in which Burn may write a record of the gathered state. The other ranks, without one, wait until it
-    /// returns, at most for the group's deadline.
+    /// On rank 0: runs `write`, in which Burn may write a record of the gathered state. The other ranks pass `None` and wait until
+    /// it returns, at most for the group's deadline.
     ///
     /// # Errors
     ///
@@ -131,7 +131,7 @@ impl RankContext {
         self.group.barrier("rank 0 has written its record")
     }
 
-    /// The gathered state of all ranks, once.
+    /// Takes the gathered state of all ranks; `None` if there is none or it was taken before.
     pub(super) fn take_whole<B: Backend, R: Record<B>>(&self) -> Option<R> {
         let tree = self.whole.lock().take()?;
         Some(raise(to_record::<B, R>(

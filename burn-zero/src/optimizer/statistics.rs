@@ -51,7 +51,7 @@ pub(super) fn independent_if_shared<B: AutodiffBackend, M: AutodiffModule<B>>(mo
     }
 }
 
-/// Clones of a module's parameters, in its order: collected as a visitor, put into another module as a mapper.
+/// Clones of a module's parameters, in its order: as a visitor it collects them, as a mapper it puts them into another module.
 struct Params(VecDeque<Box<dyn Any>>);
 
 macro_rules! params_of_kind {
@@ -112,7 +112,7 @@ impl Statistics {
     ///
     /// # Errors
     ///
-    /// Those of the group, also if rank 0's have another size.
+    /// Those of the group, also if rank 0's statistics have another size.
     pub(crate) fn share<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         module: &M,

@@ -26,7 +26,7 @@ use crate::recorder::Prepared;
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::{Memory, Stage, ZeroError, ZeroOptimizerError};
 
-/// By parameter.
+/// Gradients, by parameter.
 type Gradients<I> = Vec<Option<FloatTensor<I>>>;
 
 impl<O> ZeroOptimizer<O> {
@@ -70,7 +70,7 @@ impl<O> ZeroOptimizer<O> {
         }
         let mut gradients = GradientsParams::new();
         for (parameter, gradient) in held {
-            // The container does not store the number of dimensions.
+            // `GradientsParams` does not store the number of dimensions.
             let gradient = TensorPrimitive::Float(gradient);
             let gradient = Tensor::<B::InnerBackend, 1>::from_primitive(gradient);
             gradients.register(shard_id(parameter), gradient);
@@ -138,6 +138,8 @@ impl<O> ZeroOptimizer<O> {
         };
         attach_to::<B, M>(&reducer, &module);
         end_uploads::<B::InnerBackend>(&device);
+        // A budget would evict state, and shards of state have other sizes on each rank.
+        burn_checkpoint::end_step();
         Ok(module)
     }
 
@@ -162,7 +164,7 @@ impl<O> ZeroOptimizer<O> {
         self.put::<B, M>(module, shards, on_host)
     }
 
-    /// The module with leaves of these shards, of which `on_host` are as this rank's optimizer has left them there.
+    /// The module with leaves of these shards. Those of `on_host` have not changed since this rank's optimizer updated them on the host.
     pub(super) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
         module: M,
@@ -214,8 +216,8 @@ impl<O> ZeroOptimizer<O> {
         module
     }
 
-    /// The module with the values of its parameters that have new ones, as new leaves; `on_host` are those whose shards this rank's optimizer
-    /// has updated there.
+    /// The module with the new values of parameters that `take` returns, as new leaves. `on_host` are the parameters whose shards this rank's
+    /// optimizer has updated on the host.
     fn update<B, M>(
         &mut self,
         module: M,
@@ -246,8 +248,8 @@ impl<O> ZeroOptimizer<O> {
     }
 }
 
-/// This rank's shards of the module's parameters: those that its leaves were made of, if they were made of `known`. Other leaves are read; all
-/// ranks have the same.
+/// This rank's shards of the module's parameters: those in `known` for leaves that were made from `known`. Other leaves, which have the same
+/// values on all ranks, are read.
 pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
     known: Option<&Shards>,
     layout: &Layout,
@@ -259,7 +261,7 @@ pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
         let node = parameters.nodes[parameter];
         match known.and_then(|shards| shards.own(parameter, node)) {
             Some(own) => own.clone(),
-            // A collective, perhaps: also on a rank that has none of its elements.
+            // The read may be a collective, so a rank without elements of the parameter makes it too.
             None => {
                 let whole = HostRead::start::<B::InnerBackend>(value).wait();
                 let ranges = layout.shard(parameter).iter();
@@ -271,8 +273,8 @@ pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
     shards.collect()
 }
 
-/// Reduces this rank's gradients, unless backward has; returns this rank's shards. `None` if any overflowed in the reduction and a loss
-/// scaler takes note of it: all ranks leave the step out.
+/// Reduces this rank's gradients, unless backward has, and returns this rank's shards. `None` if any overflowed in the reduction and a loss
+/// scaler has recorded it: all ranks skip the step.
 fn reduce<I: Backend>(
     reducer: &GradientReducer,
     at: StepTag,
@@ -294,7 +296,7 @@ fn reduce<I: Backend>(
     }
     reducer.begin_step(at);
     for (parameter, gradient) in own.iter_mut().enumerate().rev() {
-        // The reducer counts it now.
+        // From here the reducer counts the gradient's bytes.
         drop(tracked[parameter].take());
         let read = gradient.take().map(HostRead::start::<I>);
         reducer.submit(parameter, read);
@@ -367,8 +369,8 @@ fn cut_one<I: Backend>(layout: &Layout, parameter: usize, value: FloatTensor<I>)
     I::float_reshape(shard, Shape::from(layout.shard_shape(parameter)))
 }
 
-/// The sum of the squares of this rank's shard of the gradient. In stage 0 too, though it holds all, so that every stage has the
-/// same bits.
+/// The sum of the squares of this rank's shard of the gradient. Stage 0 uses the shard too, though a rank holds the whole gradient, so that
+/// every stage has the same bits.
 fn squared_norm<I: Backend>(layout: &Layout, held: &[(usize, FloatTensor<I>)]) -> f64 {
     let own = held
         .iter()

@@ -21,7 +21,7 @@ use crate::state::{
 use crate::{Stage, ZeroError, ZeroOptimizerError, ZeroSettings};
 
 impl<O> ZeroOptimizer<O> {
-    /// The state of all ranks under the ids of the model's parameters, as the tree of a record. All ranks call it; rank 0 gets it.
+    /// The state of all ranks under the ids of the model's parameters, as the tree of a record. All ranks call it; only rank 0 gets the tree.
     /// Tensors are gathered to rank 0 one by one: every other rank sends its shard once and receives nothing.
     ///
     /// # Errors

@@ -38,10 +38,10 @@ use crate::{Recorder, ZeroError, ZeroOptimizerError, ZeroSettings, raise};
 /// `scaler.wrap(MultiSteps::new(zero, accumulation)?)`, with the clipping inside `zero` and the optimizer inside the clipping. A layer that
 /// skips a step or drops a micro-batch because a gradient is non-finite on one rank must do so on all: loss scaler and accumulation ask
 /// all ranks, in one small collective a decision ([`non_finite_on_any_rank`](burn_decorator::gradient::non_finite_on_any_rank)); a loop
-/// that skips by itself uses [`ProcessGroup::agree_any`]. In stages 0 and 1 gradients are reduced after that decision: where one overflows then,
-/// in the sum or in [`communication_dtype`](ZeroSettings::communication_dtype), under a loss scaler all ranks leave the step out and it
-/// counts as skipped, as in stage 2; without one it is taken. Both layers are refused inside of `zero`. A layer that needs the norm of the gradient over all parameters goes
-/// inside and gets it by [`with_norm`](Self::with_norm).
+/// that skips by itself uses [`ProcessGroup::agree_any`]. In stages 0 and 1 gradients are reduced after that decision. If one overflows in the
+/// reduction, in the sum or in [`communication_dtype`](ZeroSettings::communication_dtype), all ranks skip the step if there is a loss scaler,
+/// as in stage 2, and take it otherwise. Loss scaler and accumulation are refused inside of `zero`. A layer that needs the norm of the
+/// gradient over all parameters belongs inside and receives it by [`with_norm`](Self::with_norm).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -120,9 +120,9 @@ pub struct ZeroOptimizer<O> {
     /// The unit of a parameter, by its path.
     pub(super) unit: Option<SharedFn<String, String>>,
     pub(super) reducer: Option<Arc<GradientReducer>>,
-    /// The nodes of the leaves that contain shards as the wrapped optimizer left them on the host.
+    /// By parameter: the node of a leaf whose shard has not changed since the wrapped optimizer updated it on the host.
     pub(super) leaves: HashMap<usize, u64>,
-    /// What its recorders need too.
+    /// State that its recorders use too.
     pub(super) prepared: Arc<Mutex<Prepared>>,
 }
 
@@ -142,7 +142,7 @@ impl<O: Clone> Clone for ZeroOptimizer<O> {
 }
 
 impl<O> ZeroOptimizer<O> {
-    /// Wraps `inner`, which is the same on all ranks, and which [`ZeroSettings::partition`] fits.
+    /// Wraps `inner`, which must be the same on all ranks and work with the [`ZeroSettings::partition`].
     ///
     /// # Errors
     ///
@@ -210,10 +210,10 @@ impl<O> ZeroOptimizer<O> {
         self
     }
 
-    /// Chooses the units of stage 3, which are gathered together: parameters to whose paths `unit` gives the same name. Without it a unit is a repeated
-    /// block, such as `blocks.0` ([`repeated_block`]), and one unit has all parameters that are in none.
+    /// Chooses the units of stage 3: parameters for whose paths `unit` returns the same name are gathered together. Without it a unit is a
+    /// repeated block, such as `blocks.0` ([`repeated_block`]), and one unit has all parameters that are in none.
     ///
-    /// A rank holds two units at most. Larger ones are fewer collectives, FSDP2's choice of which modules are wrapped.
+    /// A rank holds two units at most. Larger units need fewer collectives: the choice of wrapped modules in FSDP2.
     /// [`prepare`](Self::prepare) compares the units of all ranks.
     ///
     /// ```
@@ -298,8 +298,8 @@ impl<O> ZeroOptimizer<O> {
     }
 
     /// Registers a model and gives every rank the weights of rank 0. To be called on the thread that trains, before the first forward and
-    /// again after weights were loaded or parameters frozen; an optimizer that has state of the parameters trained before does not take others. All ranks call it. Tied parameters are one leaf
-    /// afterwards, and running statistics, such as BatchNorm's, are not shared with clones of the given module.
+    /// again after weights were loaded or parameters frozen; an optimizer that has state of the parameters trained before refuses others.
+    /// All ranks call it. Tied parameters are one leaf afterwards, and running statistics, such as BatchNorm's, are not shared with clones of the given module.
     ///
     /// # Errors
     ///
@@ -316,7 +316,7 @@ impl<O> ZeroOptimizer<O> {
         M: AutodiffModule<B>,
         O: ShardOptimizer<B>,
     {
-        // First: asking for devices initialises parameters.
+        // Before `devices`, which initialises parameters.
         let module = self.placed::<B, M>(module, &self.group, None)?;
         let device = module.devices().into_iter().next().unwrap_or_default();
         let prepared = self.prepare_on::<B, M>(self.group.clone(), module, &device);
@@ -343,7 +343,7 @@ impl<O> ZeroOptimizer<O> {
         Statistics::of::<B, M>(module).share::<B, M>(module, &*self.group)
     }
 
-    /// Saves and loads whole trainings with this optimizer, in whatever layers: see [`Recorder`]. It is for the model that was
+    /// Saves and loads whole trainings with this optimizer, in any layers: see [`Recorder`]. It is for the model that was
     /// [prepared](Self::prepare) last, and fails after this optimizer was dropped.
     ///
     /// # Errors

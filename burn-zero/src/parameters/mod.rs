@@ -1,4 +1,4 @@
-//! Parameters in host memory: what they are made from, and where new leaves of them go.
+//! Parameters in host memory: moves them there, and makes new leaves of them there.
 
 mod parts;
 mod shards;
@@ -28,15 +28,15 @@ use burn_decorator::follow_path;
 
 /// The module with its parameters, trained and frozen, in host memory (DeepSpeed's `offload_param`). The device holds a parameter only while
 /// an operation uses it, in forward and in backward: it is uploaded for that operation and dropped after it. So are views and casts
-/// of it that autodiff saves. The bits of losses and gradients are those without.
+/// of it that autodiff saves. Losses and gradients have the same bits as without offload.
 ///
 /// The backend needs a [`Remat`](burn_checkpoint::Remat) below autodiff: `Autodiff<Remat<Cuda>>`, or with gradients that leave during backward
 /// `Sharded<Autodiff<Remat<Cuda>>>`.
 ///
 /// [`OffloadedAdamW`](crate::OffloadedAdamW) and [`ZeroOptimizer`](crate::ZeroOptimizer) leave a parameter in
-/// host memory where it is there; with [`ZeroSettings::parameters`](crate::ZeroSettings::parameters) a `ZeroOptimizer` puts it there by itself. Burn's
+/// host memory if it is there; with [`ZeroSettings::parameters`](crate::ZeroSettings::parameters) a `ZeroOptimizer` puts it there by itself. Burn's
 /// own optimizers return parameters on the device: put them inside of a `ZeroOptimizer`. Clones, `valid()` and `fork` share what is in host
-/// memory; loading a record puts the new values there. `param.val()` can be used as ever: each operation on it uploads it, a read takes it
+/// memory; loading a record puts the new values there. `param.val()` can be used as before: each operation on it uploads it, a read takes it
 /// from host memory. Running statistics, integers and booleans stay on the device.
 ///
 /// ```
@@ -77,12 +77,12 @@ pub fn offload_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
     offloaded::<B, M>(module, None)
 }
 
-/// [`offload_parameters`], uploaded to `device` if there is one, and else to where they are now.
+/// [`offload_parameters`], whose parameters are uploaded to `device`, or to the device they are on now if it is `None`.
 pub(crate) fn offloaded<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     device: Option<&Device<B>>,
 ) -> Result<M, ZeroOptimizerError> {
-    // Running statistics are initialised and untrained, as frozen parameters may be.
+    // Running statistics are initialised and untrained, as frozen parameters may be: these move last, when the statistics are known.
     let all_but_frozen = |is_new, tensor: &_| is_new || B::float_is_require_grad(tensor);
     let module = to_host::<B, M>(module, device, |_, is_new, tensor| {
         all_but_frozen(is_new, tensor)
@@ -91,7 +91,7 @@ pub(crate) fn offloaded<B: AutodiffBackend, M: AutodiffModule<B>>(
     to_host::<B, M>(module, device, |path, _, _| !statistics.contains(path))
 }
 
-/// The module with those of its float tensors in host memory that `is_moved` chooses by path, whether they are initialised now, and value.
+/// The module with the float tensors in host memory that `is_moved` chooses by path, by whether this call initialised them, and by value.
 fn to_host<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     device: Option<&Device<B>>,
@@ -123,7 +123,7 @@ pub(crate) fn refused(error: RematError) -> ZeroOptimizerError {
 
 struct ToHost<B: Backend, F> {
     path: Vec<String>,
-    /// Where they are uploaded to; if none, where they are.
+    /// The device to which they are uploaded; `None` for the one they are on.
     device: Option<Device<B>>,
     is_moved: F,
     /// The leaves of trained parameters, which a module may hold at several paths.
@@ -160,7 +160,7 @@ impl<B: AutodiffBackend, F: FnMut(&str, bool, &FloatTensor<B>) -> bool> ModuleMa
                     self.moved.insert(id, leaf.clone());
                 }
                 let loading = mapper.clone();
-                // What a record gives a parameter goes to the host too.
+                // A value that is loaded from a record moves to host memory too.
                 Param::from_mapped_value(id, float(leaf), mapper).load_mapper(move |loaded| {
                     match loading.on_load(loaded).into_primitive() {
                         TensorPrimitive::Float(loaded) => float(
@@ -179,7 +179,7 @@ impl<B: AutodiffBackend, F: FnMut(&str, bool, &FloatTensor<B>) -> bool> ModuleMa
     }
 }
 
-/// The tensor in host memory, as a new leaf that is trained if it is.
+/// The tensor in host memory, as a new leaf that requires gradients if `tensor` does.
 fn moved<B: AutodiffBackend>(
     tensor: FloatTensor<B>,
     device: Option<&Device<B>>,
@@ -233,7 +233,7 @@ impl<I: Backend> NewValue<I> {
         }
     }
 
-    /// The leaf of the parameter: in host memory if that is where parameters are, else on the device.
+    /// The leaf of the parameter: in host memory if `stays_on_host`, else on the device.
     pub(crate) fn into_tensor<B>(self, stays_on_host: bool, device: &Device<B>) -> FloatTensor<B>
     where
         B: AutodiffBackend<InnerBackend = I, Device = I::Device>,
@@ -252,7 +252,7 @@ impl<I: Backend> NewValue<I> {
     }
 }
 
-/// A tensor of `data` where `old` is.
+/// A tensor of `data` in the memory and the type of `old`.
 pub(crate) fn in_place_of<B: Backend>(old: &FloatTensor<B>, data: TensorData) -> FloatTensor<B> {
     let (device, dtype) = (B::float_device(old), old.dtype());
     match is_on_host::<B>(old) {

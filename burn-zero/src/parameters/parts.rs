@@ -22,11 +22,11 @@ use burn_decorator::module::map_floats;
 #[derive(Clone)]
 pub(crate) struct Parts {
     group: Arc<dyn ProcessGroup>,
-    /// Names it in collectives.
+    /// Names the tensor in collectives.
     label: String,
     shape: Shape,
     dtype: DType,
-    /// By rank, the position of its first element; and the end.
+    /// By rank: the position of the first element of its part; and the end.
     offsets: Vec<usize>,
     own: HostBuffer,
 }
@@ -52,7 +52,7 @@ impl Parts {
         }
     }
 
-    /// The same parts with other elements in this rank's.
+    /// The same parts with `own` as the elements of this rank's.
     pub(crate) fn with_own(&self, own: TensorData) -> Self {
         Self {
             own: HostBuffer::from_f32(self.own.dtype(), floats(own)),
@@ -60,19 +60,19 @@ impl Parts {
         }
     }
 
-    /// The elements of this rank.
+    /// The positions of this rank's elements in the flat tensor.
     pub(crate) fn range(&self) -> Range<usize> {
         let rank = self.group.rank();
         self.offsets[rank]..self.offsets[rank + 1]
     }
 
-    /// The values of these elements.
+    /// This rank's elements, flat, in the tensor's type.
     pub(crate) fn own(&self) -> TensorData {
         let data = TensorData::new(self.own.clone().into_f32(), [self.own.len()]);
         data.convert_dtype(self.dtype)
     }
 
-    /// All elements.
+    /// Gathers the whole tensor.
     ///
     /// # Errors
     ///
@@ -103,7 +103,7 @@ impl Parts {
     }
 }
 
-/// The frozen parameters of a module, by path: a tensor that is delivered there is the one of these parts.
+/// The parts of a module's frozen parameters, by path: those of the tensor at that path if it is in host memory.
 #[derive(Clone, Default)]
 pub(crate) struct Frozen(BTreeMap<String, Arc<Parts>>);
 
@@ -125,7 +125,7 @@ impl Frozen {
         self.0.get(path).filter(|_| is_on_host::<B>(tensor))
     }
 
-    /// The module with these in their places.
+    /// The module with leaves of these parts at their paths.
     pub(crate) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(&self, module: M) -> M {
         map_floats(module, |path, _, old: FloatTensor<B>| {
             match self.0.get(path) {
@@ -137,7 +137,7 @@ impl Frozen {
         })
     }
 
-    /// The module with them whole in the host memory of rank 0; as it is on others. All ranks call it.
+    /// The module with whole frozen parameters in host memory on rank 0; the module as it is on other ranks. All ranks call it.
     ///
     /// # Errors
     ///

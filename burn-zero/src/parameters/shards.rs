@@ -2,7 +2,7 @@
 //! parameters.
 //!
 //! All ranks use units in the same order, because they run the same program: each gather is a collective whose label has the unit and the
-//! step, so that ranks which differ stop with both labels. A rank holds two gathered units at most, in host memory: the one that was
+//! step, so that ranks that differ stop with an error that has both labels. A rank holds two gathered units at most, in host memory: the one that was
 //! used last, and the next one by the order of the first step, which is gathered while this one computes. A parameter that steps cast
 //! before they use it, as autocast does, is gathered in the type of the cast: each rank casts its shard of it after the update.
 
@@ -34,7 +34,7 @@ pub(crate) struct Shards {
     own: Arc<[Shard]>,
     /// The step, for labels.
     at: String,
-    /// The nodes of the leaves that were made of it, by parameter.
+    /// The nodes of the leaves that were made from these shards, by parameter.
     leaves: Mutex<HashMap<usize, u64>>,
     /// By parameter: this rank's shard in the type that the parameter is cast to.
     rounded: Mutex<Rounded>,
@@ -69,13 +69,13 @@ impl Shards {
         })
     }
 
-    /// This rank's shard of a parameter whose leaf, of this node, was made of it.
+    /// This rank's shard of a parameter, if `node` is that of the leaf which was made from it.
     pub(crate) fn own(&self, parameter: usize, node: Option<u64>) -> Option<&Shard> {
         let is_own = node.is_some() && self.node(parameter) == node;
         is_own.then(|| &self.own[parameter])
     }
 
-    /// Whether this is the node of a leaf that was made of it.
+    /// Whether this is the node of a leaf that was made from these shards.
     pub(crate) fn has(&self, node: Option<u64>) -> bool {
         node.is_some_and(|node| self.leaves.lock().values().any(|own| *own == node))
     }
@@ -156,7 +156,7 @@ impl Shards {
         leaf
     }
 
-    /// Whether a parameter that is cast to this type is gathered in it.
+    /// Notes that a parameter is cast to this type, and returns whether it is gathered in that type.
     fn has_type(&self, parameter: usize, dtype: DType) -> bool {
         self.units.is_cast(parameter, dtype);
         self.rounded_to(parameter) == Some(dtype)
@@ -168,7 +168,7 @@ impl Shards {
         rounded.get(&parameter).map(|own| own.dtype)
     }
 
-    /// All elements of a parameter, in its own type or in one that it has. Panics with the error of the group.
+    /// All elements of a parameter, in its own type or in the one in which it is gathered. Panics with the error of the group.
     fn get(&self, parameter: usize, dtype: DType) -> TensorData {
         let unit = self.units.of(parameter);
         let rounded = self.rounded_to(parameter);
@@ -178,7 +178,7 @@ impl Shards {
         let mut held = self.held.lock();
         let is_new = held.last.as_ref().is_none_or(|(last, _)| *last != unit);
         if is_new {
-            held.last = None; // before another arrives
+            held.last = None; // freed before another unit arrives
             let ahead = held.next.take().filter(|(next, _)| *next == unit);
             held.last = ahead.map(|(_, arriving)| (unit, raise(arriving.wait())));
         }
@@ -205,7 +205,7 @@ impl Shards {
         self.start(unit, false, &self.at).wait()
     }
 
-    /// Starts to gather a unit, its rounded parameters `in_low` types or in their own.
+    /// Starts to gather a unit: its rounded parameters in the types they are rounded to if `in_low`, else in their own.
     fn start(&self, unit: &Arc<Unit>, in_low: bool, at: &str) -> Pending<Gathered> {
         let low: Rounded = match in_low {
             false => Rounded::new(),
@@ -226,7 +226,7 @@ impl Shards {
     }
 }
 
-/// Rounded as this backend casts.
+/// This rank's shard in `dtype`, rounded by the backend's own cast.
 fn rounded<I: Backend>(own: &Shard, dtype: DType, device: &Device<I>) -> TensorData {
     let data = TensorData::new(own.to_vec(), [own.len()]);
     if own.is_empty() {

@@ -15,17 +15,17 @@ use crate::shard::Bucket;
 /// Elements of this rank's shard of a parameter, in f32.
 pub(crate) type Shard = Arc<Vec<f32>>;
 
-/// The parameters of a unit.
+/// All elements of a unit's parameters, by parameter.
 pub(crate) type Gathered = HashMap<usize, TensorData>;
 
 /// Parameters that are gathered together: by default those of a repeated block, such as `blocks.0`, or all that are in none.
 pub(crate) struct Unit {
-    /// By default the path of the block; nothing for the unit of all others.
+    /// By default the path of the block; empty for the unit of all others.
     pub(super) path: String,
     pub(super) parameters: Vec<usize>,
 }
 
-/// By parameter, those that are gathered in another type than their own: this rank's elements in that type.
+/// This rank's shards of the parameters that are gathered in another type than their own, in that type; by parameter.
 pub(super) type Rounded = HashMap<usize, Arc<TensorData>>;
 
 /// The type in which a parameter is gathered.
@@ -35,8 +35,8 @@ fn gathered_in(layout: &Layout, rounded: &Rounded, parameter: usize) -> DType {
 }
 
 impl Unit {
-    /// All elements of its parameters, of which this rank has its `own`, by parameter, in their own types but for the `rounded` ones. `at` is
-    /// part of labels.
+    /// Gathers the unit's parameters from the shards of all ranks, `own` on this one: the `rounded` ones in the types they are rounded to, the
+    /// others in their own. `at` is part of labels.
     ///
     /// # Errors
     ///
@@ -83,7 +83,7 @@ impl Unit {
         Ok(whole.into_iter().map(tensor).collect())
     }
 
-    /// What is sent together, in one type.
+    /// The buckets in which the unit is gathered, each with its type.
     fn buckets(&self, layout: &Layout, rounded: &Rounded) -> Vec<(BufferDtype, Bucket)> {
         let sent_in = |parameter: &usize| exchanged(gathered_in(layout, rounded, *parameter));
         let all = [BufferDtype::F32, BufferDtype::Bf16, BufferDtype::F16].into_iter();
@@ -101,13 +101,13 @@ impl Unit {
 pub(crate) struct Units {
     pub(super) layout: Arc<Layout>,
     pub(super) all: Vec<Arc<Unit>>,
-    /// By parameter.
+    /// The unit of each parameter.
     of: Vec<usize>,
     order: Mutex<Order>,
 }
 
 impl Units {
-    /// `unit` gives the name of the unit of a parameter, by its path.
+    /// `unit` returns the name of the unit of a parameter, by its path.
     pub(crate) fn new(layout: &Arc<Layout>, unit: impl Fn(&str) -> String) -> Self {
         let mut members: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for (parameter, known) in layout.parameters().iter().enumerate() {
@@ -151,7 +151,7 @@ impl Units {
         self.order.lock().types.get(&parameter).copied()
     }
 
-    /// A parameter is cast to a type.
+    /// Notes that a parameter is cast to a type.
     pub(super) fn is_cast(&self, parameter: usize, dtype: DType) {
         let mut order = self.order.lock();
         if order.steps == 0 {
@@ -159,7 +159,7 @@ impl Units {
         }
     }
 
-    /// A parameter is used in its own type, and not cast first. Reads by the program that come later are taken for exceptions.
+    /// Notes that a parameter is used in its own type, without a cast. Uses after the second step are exceptions, such as reads.
     pub(super) fn is_used_whole(&self, parameter: usize) {
         let mut order = self.order.lock();
         if order.steps == 1 {
@@ -173,14 +173,14 @@ impl Units {
     }
 }
 
-/// The order in which the first step used units. What it expects depends on uses alone, which are the same on all ranks: each is a
-/// collective, or the use of what a collective has brought.
+/// The order in which the first step used units. The unit that is expected next depends on uses alone, which are the same on all ranks:
+/// each use is a collective, or reads a unit that a collective has gathered.
 #[derive(Default)]
 struct Order {
     units: Vec<usize>,
     /// By parameter: the type that the first step has cast it to, unless the second step has used it in its own too.
     types: HashMap<usize, DType>,
-    /// How many have ended.
+    /// Number of steps that have ended.
     steps: usize,
     /// Where in `units` the next use is expected.
     at: usize,
@@ -195,7 +195,7 @@ impl Order {
         }
         let last = self.last.replace(unit);
         let (units, expected) = (&self.units, self.at);
-        // Where another order begins, such as that of validation or of a second micro-batch: after the same unit, if there is such a place.
+        // The expected place or, where another order begins (validation, a second micro-batch), one after the same previous unit.
         let follows = |at: &usize| {
             let before = at.checked_sub(1).map(|before| units[before]);
             units[*at] == unit && (*at == expected || before == last)

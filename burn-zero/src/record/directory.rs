@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::RecordError;
 use super::manifest::{CHUNK_BYTES, RankFile};
 
-/// The file that makes a record of a directory.
+/// Name of the manifest in a record's directory.
 pub(super) const MANIFEST: &str = "manifest.json";
 
 /// Name of a record's directory: `000007-step-1200` is the seventh record of its directory, saved after 1200 updates.
@@ -94,7 +94,7 @@ impl Listing {
         found.copied().ok_or_else(|| listing.no_record(dir, step))
     }
 
-    /// The error where none is complete.
+    /// The error where no record, or none of `step`, is complete.
     pub fn no_record(&self, dir: &Path, step: Option<u64>) -> RecordError {
         RecordError::NoRecord {
             dir: dir.to_owned(),
@@ -104,7 +104,7 @@ impl Listing {
     }
 }
 
-/// An operation on the file system. Tests see it in the log, and crash or delay it there.
+/// Logs an operation on the file system, then runs it. Tests crash or delay the operation when they see it in the log.
 ///
 /// # Errors
 ///
@@ -145,7 +145,7 @@ pub(super) fn make_dirs(dir: &Path) -> Result<(), RecordError> {
     sync_dir(parent)
 }
 
-/// Removes a directory. One that cannot be removed costs only space.
+/// Removes a directory. A directory that cannot be removed costs only space.
 pub(super) fn remove(dir: &Path) {
     match run("remove", dir, || fs::remove_dir_all(dir)) {
         Err(error) if !error.is_not_found() => log::warn!("{error}"),
@@ -157,14 +157,14 @@ pub(super) fn remove(dir: &Path) {
 pub(super) struct SyncedFile<'a> {
     path: &'a Path,
     file: File,
-    /// Its whole chunks.
+    /// Bytes written so far, and the checksums of whole chunks.
     written: RankFile,
-    /// Of the chunk that is not whole yet.
+    /// The checksum of the chunk that is not whole yet.
     crc32: Hasher,
 }
 
 impl<'a> SyncedFile<'a> {
-    /// A new file; one that exists is refused.
+    /// A new file; an existing file is an error.
     pub fn create(path: &'a Path) -> Result<Self, RecordError> {
         Ok(Self {
             path,
@@ -199,7 +199,7 @@ impl<'a> SyncedFile<'a> {
         self.written.crc32.push(crc32.finalize());
     }
 
-    /// Returns what was written when it is on the disk.
+    /// Syncs the file, and returns its length and checksums.
     pub fn finish(mut self) -> Result<RankFile, RecordError> {
         if !self.bytes().is_multiple_of(CHUNK_BYTES as u64) {
             self.end_chunk();

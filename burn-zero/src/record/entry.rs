@@ -66,7 +66,7 @@ impl TensorSpec {
     }
 }
 
-/// A range of a tensor's flat elements in row-major order: what one rank holds or wants of it.
+/// A range of a tensor's flat elements in row-major order: the elements that one rank saves or loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSlice {
     /// The tensor.
@@ -114,8 +114,8 @@ impl<'a> Entry<'a> {
         Self::lazy(slice, || Ok(bytes))
     }
 
-    /// A slice whose bytes are read when they are written, one entry after the other, so that there is never a second copy of
-    /// the state: from a device, for example.
+    /// A slice whose bytes are read, for example from a device, when the entry is written. Entries are written one after the
+    /// other, so that there is never a second copy of the state.
     pub fn lazy(
         slice: TensorSlice,
         bytes: impl FnOnce() -> Result<Cow<'a, [u8]>, Failure> + 'a,
@@ -129,7 +129,7 @@ impl<'a> Entry<'a> {
         &self.slice
     }
 
-    /// The slice and its bytes, as many as it has.
+    /// The slice and its bytes, whose number is checked.
     pub(super) fn into_bytes(self) -> Result<(TensorSlice, Cow<'a, [u8]>), RecordError> {
         let error = |reason| self.slice.tensor.error(reason);
         let bytes = (self.read)();

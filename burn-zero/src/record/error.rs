@@ -11,7 +11,7 @@ use crate::{ZeroError, ZeroOptimizerError};
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// The file system refused.
+    /// An operation of the file system failed.
     #[error("cannot {action} {}: {source}", .path.display())]
     Io {
         /// What was tried.
@@ -21,7 +21,7 @@ pub enum RecordError {
         /// The file system's reason.
         source: io::Error,
     },
-    /// No complete record is there.
+    /// The directory has no complete record.
     #[error("no complete record{} in {} ({partial} not finished)", of_step(.step), .dir.display())]
     NoRecord {
         /// The directory of records.
@@ -39,7 +39,7 @@ pub enum RecordError {
         /// What is wrong, with the lengths, checksums or versions.
         reason: String,
     },
-    /// The record is of another model: it lacks a tensor that is wanted, has it in another type or shape, or has one more.
+    /// The record is of another model: it lacks a wanted tensor, has it in another type or shape, or has a further tensor.
     #[error("{} {reason}", .path.display())]
     OtherModel {
         /// The record.
@@ -49,7 +49,7 @@ pub enum RecordError {
     },
 
     /// An entry that cannot be saved or loaded: its range or length is impossible, its elements are on no rank or on two,
-    /// or its owner could not give or take its bytes.
+    /// or the caller's code could not provide or receive its bytes.
     #[error("`{name}` {reason}")]
     Entry {
         /// The entry.
@@ -57,7 +57,7 @@ pub enum RecordError {
         /// What is wrong.
         reason: String,
     },
-    /// Ranks save what does not belong together.
+    /// The ranks save different state, or describe a tensor differently.
     #[error("{difference}: all ranks save and load the same record")]
     RanksDiffer {
         /// What differs, with two ranks and their values.
@@ -75,7 +75,7 @@ pub enum RecordError {
         /// Its error.
         message: String,
     },
-    /// The group of ranks is lost: one hangs, left, panicked or did something else.
+    /// The group of ranks is lost: a rank hangs, left, panicked or made another call.
     #[error(transparent)]
     Group(ZeroError),
 }

@@ -1,11 +1,11 @@
-//! What succeeds on all ranks or fails on all.
+//! Operations that succeed on all ranks or fail on all.
 
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::RecordError;
 use crate::ProcessGroup;
 
-/// The values of all ranks, by rank; or an error on every rank if one has failed: on that rank its own, on the others one that names it.
+/// The values of all ranks, by rank; or an error on every rank if one has failed: on that rank its own, on the others one that names the rank.
 /// Collective: every rank calls it after its work, also after an error.
 pub(crate) fn share<T: Serialize + DeserializeOwned>(
     group: &dyn ProcessGroup,

@@ -73,7 +73,7 @@ impl ShardedRecord {
         end(group, "open a record", opened.transpose())
     }
 
-    /// Its directory.
+    /// The directory of the record.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -105,7 +105,7 @@ impl ShardedRecord {
         self.read_ranges(tensor, core::slice::from_ref(range))
     }
 
-    /// Several ranges of a tensor, one behind the other.
+    /// The bytes of several ranges of a tensor, concatenated.
     pub(crate) fn read_ranges(
         &mut self,
         tensor: &TensorSpec,
@@ -194,8 +194,8 @@ impl ShardedRecord {
 ///
 /// `take` is called with the index in `wanted` and the bytes (little-endian) of each slice, one after the other, so that there
 /// is never a second copy of the state. Each rank reads only the parts of files that contain its slices. To
-/// inspect a record before choosing slices, open it with [`ShardedRecord::open_with`]. A rank must read its slices within the group's deadline
-/// of the others.
+/// inspect a record before choosing slices, open it with [`ShardedRecord::open_with`]. All ranks must end reading within the group's
+/// deadline of each other.
 ///
 /// # Errors
 ///
@@ -281,7 +281,7 @@ fn consolidate_floats(
         let (path, reason) = (record.path, "has no model".to_owned());
         return Err(RecordError::OtherModel { path, reason });
     }
-    // As safetensors orders; the names are in order.
+    // As safetensors orders: by type, and within a type by name, as they are already.
     tensors.sort_by_key(|tensor| Reverse(in_file(tensor.dtype)));
     let entry = |TensorSpec { name, dtype, shape }: &TensorSpec| {
         (
@@ -292,12 +292,12 @@ fn consolidate_floats(
     };
     let header = header(record.state().step, tensors.iter().map(entry));
 
-    // Beside `out`, so that it can be renamed to it.
+    // In the directory of `out`, so that it can be renamed to `out`.
     let mut name = OsString::from(".");
     name.push(out.file_name().unwrap_or_default());
     name.push(".partial");
     let temporary = out.with_file_name(name);
-    // Left over from a killed call.
+    // A killed call may have left one.
     let _ = fs::remove_file(&temporary);
     let write = || {
         let mut file = SyncedFile::create(&temporary)?;
@@ -324,7 +324,7 @@ fn consolidate_floats(
     })
 }
 
-/// Elements of a file, which are little-endian.
+/// Floats of a file, which are little-endian, in f32.
 pub(crate) fn to_f32(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
     fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
         let (elements, rest) = bytes.as_chunks();

@@ -26,8 +26,8 @@ pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 /// What training needs besides tensors, as JSON.
 ///
-/// The same on all ranks: [`save_sharded`](super::save_sharded) refuses it if not. Numbers come back bit for bit. JSON has no
-/// NaN and no infinity: `serde_json` makes `null` of them.
+/// The same on all ranks: [`save_sharded`](super::save_sharded) refuses it if not. Numbers are loaded bit for bit. JSON has no
+/// NaN and no infinity: `serde_json` writes `null` for them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainingState {
@@ -64,7 +64,7 @@ struct Envelope {
     manifest: Box<RawValue>,
 }
 
-/// A record's table of contents, or what one rank adds to it.
+/// A record's table of contents, or one rank's part of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
@@ -81,7 +81,7 @@ pub(super) struct Manifest {
 pub(super) struct RankFile {
     /// Its length.
     pub bytes: u64,
-    /// One for each [`CHUNK_BYTES`], the last for the rest.
+    /// One checksum for each [`CHUNK_BYTES`], the last for the rest.
     pub crc32: Vec<u32>,
 }
 
@@ -101,7 +101,7 @@ pub(super) struct SliceRow {
     pub rank: usize,
     pub offset: usize,
     pub len: usize,
-    /// Where it begins in the rank's file.
+    /// Where the elements begin in the rank's file.
     pub at: u64,
 }
 
@@ -119,7 +119,7 @@ impl TensorRow {
 }
 
 impl Manifest {
-    /// The record whose ranks wrote these, if each element of each tensor is on exactly one of them.
+    /// The manifest of a record from those of its ranks, if each element of each tensor is on exactly one rank.
     pub fn assemble(ranks: Vec<Self>) -> Result<Self, RecordError> {
         let mut ranks = ranks.into_iter();
         let mut manifest = ranks.next().expect("a group has ranks");
@@ -262,7 +262,7 @@ impl Manifest {
         dir.join(rank_file(rank, self.files.len()))
     }
 
-    /// Checks that the files in `dir` exist with their full lengths and have all checksums, without reading them.
+    /// Checks that the files in `dir` exist with their full lengths, and that all their checksums are listed, without reading the files.
     pub fn check_files(&self, dir: &Path) -> Result<(), RecordError> {
         for (rank, file) in self.files.iter().enumerate() {
             let (path, written) = (&self.file(dir, rank), file.bytes);
@@ -344,7 +344,7 @@ fn ranks_differ(
     }
 }
 
-/// Adds the missing keys of `theirs` to `ours`, because each rank has the parameters of its shard. `Err` has the first two values that
+/// Adds the missing keys of `theirs` to `ours`, because each rank has only the parameters of its shard. `Err` has the first two values that
 /// differ.
 pub(crate) fn unite(ours: &mut Value, theirs: Value) -> Result<(), (Value, Value)> {
     match (ours, theirs) {

@@ -2,7 +2,7 @@
 //!
 //! A *record* is a directory with the state after one step. It holds *tensors*, named `section/path`, each cut into
 //! *slices* of flat elements. A *rank file* is the safetensors file with the slices of one rank; the *manifest* is the JSON file
-//! that says which slice is where. `docs/sharded-records.md` describes the files.
+//! that lists which slice is in which file. `docs/sharded-records.md` describes the files.
 //!
 //! `save` writes and `load` reads records. `entry` and `manifest` are values, `directory` has names and file-system operations,
 //! `joint` makes an error of one rank an error of all. Each operation of a save is logged before it is made, at the level trace.

@@ -22,7 +22,7 @@ use crate::ProcessGroup;
 pub enum Keep {
     /// All of them.
     All,
-    /// The last ones, this one included.
+    /// This many of the last ones, the new one included.
     Last(NonZeroUsize),
 }
 
@@ -36,7 +36,7 @@ impl Default for Keep {
 /// A record that was saved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saved {
-    /// Its directory.
+    /// The directory of the record.
     pub path: PathBuf,
     /// Bytes of all files of all ranks, without the manifest.
     pub bytes: u64,
@@ -51,7 +51,7 @@ pub struct Saved {
 /// records unchanged. Records beyond `keep` are removed afterwards, and all ranks wait for that.
 ///
 /// `entries` are written one after the other; lazy ones need memory for one at a time. State is written as JSON
-/// ([`TrainingState`]). A rank must read and write its entries within the group's deadline of the others. Only one job may save into a
+/// ([`TrainingState`]). All ranks must end writing within the group's deadline of each other. Only one job may save into a
 /// directory at a time. The directory must be on a file system that all ranks share.
 ///
 /// ```
@@ -113,7 +113,7 @@ pub fn save_sharded(
         share(group, "complete a record", completed)
     });
     if completed.is_err() {
-        // If removal fails, the next save tries again. The other ranks wait for it, unless the group is lost.
+        // If removal fails, the next save tries again. The other ranks wait for the removal, unless the group is lost.
         if is_first {
             remove(&partial);
         }
@@ -197,7 +197,7 @@ fn begin(dir: &Path, step: u64) -> Result<(RecordName, Vec<RecordName>), RecordE
     Ok((name, listing.complete))
 }
 
-/// Makes a record of the files and returns their bytes. The record exists from the rename on.
+/// Writes the manifest of the files, makes the record complete and returns the files' bytes. The record exists from the rename on.
 fn complete(dir: &Path, name: RecordName, tables: Vec<Manifest>) -> Result<u64, RecordError> {
     let partial = dir.join(name.partial());
     let manifest = Manifest::assemble(tables)?;

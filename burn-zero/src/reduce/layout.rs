@@ -54,7 +54,7 @@ pub(crate) struct Layout {
 impl Layout {
     /// # Errors
     ///
-    /// [`ZeroError::InvalidSetting`] for buckets of nothing.
+    /// [`ZeroError::InvalidSetting`] for buckets of 0 elements.
     pub(crate) fn new(
         parameters: Vec<Parameter>,
         world_size: usize,
@@ -135,7 +135,7 @@ impl Layout {
         unreachable!("element {element} of parameter {parameter} is in the shard of another rank")
     }
 
-    /// This rank's part of a bucket, of its `own` elements of each parameter; zeros where it has none.
+    /// This rank's part of a bucket. `own` returns the rank's elements of a parameter; the part is zeros where it returns `None`.
     pub(crate) fn own_part<'a>(
         &self,
         bucket: &Bucket,

@@ -21,7 +21,7 @@ use crate::{Memory, Stage, ZeroError, ZeroSettings};
 /// The reduced gradient of a parameter that any rank has a gradient of; the same on all ranks but for the elements.
 #[derive(Debug)]
 pub(crate) struct Reduced {
-    /// This rank's shard of it, or all of it in stage 0, in its [`shard_shape`](super::Parameter::shard_shape): a single 0 if this rank
+    /// This rank's shard of the gradient, or all of it in stage 0, in its [`shard_shape`](super::Parameter::shard_shape): a single 0 if this rank
     /// holds no elements, so that all ranks see a gradient of the same parameters; all NaN unless it is finite on all ranks.
     pub(crate) data: TensorData,
     /// Whether it is finite on all ranks.
@@ -39,7 +39,7 @@ pub(crate) struct GradientReducer {
     how: Arc<Reduction>,
     /// Where gradients are between backward and the step.
     pub(crate) memory: Memory,
-    /// Where submitted gradients go; none between backward passes and steps.
+    /// Where submitted gradients are collected; `None` between backward passes and steps.
     destination: Mutex<Option<Destination>>,
     /// Steps of the optimizer.
     steps: AtomicU64,
@@ -106,13 +106,13 @@ impl GradientReducer {
         &self.how.tracker
     }
 
-    /// Whether gradients are reduced bucket by bucket during backward (stage 2), or else in the optimizer's step, once a window of
+    /// Whether gradients are reduced bucket by bucket during backward (stage 2), rather than in the optimizer's step, once a window of
     /// micro-batches. With one rank nothing is reduced.
     pub(crate) fn reduces_in_backward(&self) -> bool {
         self.how.stage.shards_gradients() && self.group.world_size() > 1
     }
 
-    /// A tensor of a gradient, where gradients are.
+    /// A tensor of a gradient, in the memory where gradients are.
     pub(crate) fn placed<I: Backend>(
         &self,
         data: TensorData,
@@ -134,17 +134,17 @@ impl GradientReducer {
         self.reduces_in_backward() || self.memory == Memory::Host
     }
 
-    /// The next step gets this rank's shards of reduced gradients, not gradients of this rank alone.
+    /// Notes that the next step gets this rank's shards of reduced gradients, not gradients of this rank alone.
     pub(crate) fn set_reduced(&self) {
         self.are_reduced.store(true, Ordering::Relaxed);
     }
 
-    /// Takes back what [`set_reduced`](Self::set_reduced) has set, and returns whether it was.
+    /// Clears what [`set_reduced`](Self::set_reduced) has noted, and returns whether it was noted.
     pub(crate) fn take_reduced(&self) -> bool {
         self.are_reduced.swap(false, Ordering::Relaxed)
     }
 
-    /// Counts a step of the optimizer, and returns its tag, with a learning rate of which different bits give different texts.
+    /// Counts a step of the optimizer, and returns its tag, in which learning rates of different bits have different texts.
     pub(crate) fn next_step(&self, lr: f64) -> StepTag {
         let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         format!("step {number}, lr {lr:?}").into()
@@ -220,7 +220,7 @@ impl GradientReducer {
         }
     }
 
-    /// Submits a parameter's gradient, or that there is none. Blocks if that fills a bucket while [`GIVEN_BUCKETS`] others are not
+    /// Submits a parameter's gradient, or `None` if it has none. Blocks if that fills a bucket while [`GIVEN_BUCKETS`] others are not
     /// reduced yet.
     pub(crate) fn submit(&self, parameter: usize, gradient: Option<HostRead>) {
         let mut destination = self.destination.lock();
@@ -233,8 +233,8 @@ impl GradientReducer {
         }
     }
 
-    /// Ends the collection: by parameter, the reduced gradients, `None` of those that no rank has, or this rank's that were copied to the
-    /// host. Parameters that were not submitted have no gradient on this rank.
+    /// Ends the collection, and returns by parameter the reduced gradients (`None` where no rank has one), or this rank's gradients that
+    /// were copied to the host. Parameters that were not submitted have no gradient on this rank.
     ///
     /// # Errors
     ///
@@ -258,7 +258,7 @@ impl fmt::Debug for GradientReducer {
     }
 }
 
-/// Gradients that stay as they are until the step, being copied to the host. The device holds at most two buckets of them and one
+/// Gradients that are copied to the host, and not reduced before the step. The device holds at most two buckets of them and one
 /// gradient.
 struct HostCopies {
     /// By parameter.
@@ -314,7 +314,7 @@ const GIVEN_BUCKETS: usize = 2;
 struct Buckets {
     plan: Arc<ReducePlan>,
     progress: Progress,
-    /// By bucket; taken when it is full.
+    /// By bucket; emptied when the bucket is full.
     gradients: Vec<Vec<Arc<LocalGradient>>>,
     given: VecDeque<Pending<()>>,
     sum: Arc<Mutex<Sum>>,
@@ -388,7 +388,7 @@ const NON_FINITE: u8 = 2;
 /// The reduced gradients, as far as their buckets are reduced.
 #[derive(Default)]
 struct Sum {
-    /// By parameter: the elements that this rank holds, flat; none before the first.
+    /// By parameter: the elements that this rank holds, flat; empty before the first bucket.
     elements: Vec<Vec<f32>>,
     /// By parameter, this rank's flags: [`PRESENT`], [`NON_FINITE`].
     findings: Vec<u8>,

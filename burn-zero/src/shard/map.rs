@@ -26,7 +26,7 @@ impl Parameter {
 /// How elements are assigned to ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Partition {
-    /// Equal parts of every bucket, through parameters.
+    /// Equal parts of every bucket, cut through parameters.
     Flat,
     /// Whole parameters, balanced by size.
     Whole,
@@ -41,7 +41,7 @@ pub struct Segment {
     pub range: Range<usize>,
     /// The rank that owns them.
     pub owner: usize,
-    /// Offset of the first in the bucket.
+    /// Offset of the first element in the bucket.
     pub start: usize,
 }
 
@@ -250,7 +250,7 @@ impl ShardMap {
         (end > self.offsets[parameter]).then(|| (end - 1) / self.bucket_elements)
     }
 
-    /// Most elements of a bucket.
+    /// The most elements that a bucket has.
     pub fn bucket_elements(&self) -> usize {
         self.bucket_elements
     }
@@ -283,7 +283,7 @@ impl ShardMap {
     }
 }
 
-/// By parameter, its elements cut into equal parts of each bucket, where `offsets` are the parameters' with all laid end to end.
+/// By parameter, its ranges with their owners: each bucket is cut into equal parts. `offsets` are those of [`ShardMap`].
 fn cuts(
     offsets: &[usize],
     world_size: usize,

@@ -12,7 +12,7 @@ use super::{Bucket, ShardMap};
 #[derive(Clone, Debug)]
 pub struct ReducePlan {
     buckets: Vec<Bucket>,
-    /// By parameter.
+    /// By parameter, the buckets that hold elements of it.
     buckets_of: Vec<Vec<usize>>,
 }
 
@@ -40,7 +40,7 @@ impl ReducePlan {
         }
     }
 
-    /// In the order in which they are reduced.
+    /// The buckets, in the order in which they are reduced.
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
     }
@@ -55,14 +55,14 @@ impl ReducePlan {
 /// gradients, because all ranks must reduce them in the same order.
 #[derive(Clone, Debug)]
 pub struct Progress {
-    /// By bucket, the parameters that it waits for.
+    /// By bucket, the number of parameters that it waits for.
     missing: Vec<usize>,
     arrived: Vec<bool>,
     released: usize,
 }
 
 impl Progress {
-    /// Before the first gradient.
+    /// The progress before the first gradient.
     pub fn new(plan: &ReducePlan) -> Self {
         let mut missing = vec![0; plan.buckets.len()];
         plan.buckets_of

@@ -43,7 +43,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
                 Some(_) => None,
             };
             status.has_batch = batch.is_some();
-            // As part of the label, rates are compared without a message of their own.
+            // Learning rates are compared as part of the label, without a message of their own.
             let lr = self.learner.lr_current();
             let label = format!("training, epoch {epoch}, step {steps}, lr {lr:?}");
             let all = self.exchange(status, &label)?;
@@ -98,8 +98,8 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     /// Validates on all of the data, or until interrupted. In each round every rank that has a batch validates one, and rank 0 gets the
     /// items in the order of ranks.
     ///
-    /// Where parameters are gathered from all ranks when they are used, a rank without a batch computes one item of the data too, which it
-    /// drops.
+    /// Where parameters are gathered from all ranks when they are used, a rank without a batch computes one item of the data too, so
+    /// that all ranks take part in the gathers, and drops the result.
     pub(super) fn validate(
         &mut self,
         epochs: &Progress,
@@ -208,7 +208,7 @@ impl<LC: LearningComponentsTypes> Rank0<LC> {
             .process_valid(LearnerEvent::ProcessedItem(item));
     }
 
-    /// Waits until the metrics of all items are logged, because early stopping and the choice of records read them there. Burn may
+    /// Waits until the metrics of all items are logged, because early stopping and the choice of records read the log. Burn may
     /// decide without the last ones.
     ///
     /// The channel to the thread that computes metrics holds one event. So after two further events are accepted, all

@@ -15,7 +15,7 @@ use super::rank::StepStatus;
 use crate::ZeroError;
 use crate::group::ProcessGroup;
 
-/// How a rank's items get to rank 0: at most one a step.
+/// How a rank's items are sent to rank 0: at most one a step.
 pub(super) enum Items<T> {
     /// Between threads: this rank, and a queue for each rank.
     Queues(usize, Arc<Vec<Mutex<VecDeque<T>>>>),
@@ -23,11 +23,11 @@ pub(super) enum Items<T> {
     Bytes(Format<T>, Vec<u8>),
 }
 
-/// Makes bytes of an item, and an item of bytes.
+/// Converts an item to bytes, and bytes to an item.
 pub(super) type Format<T> = (fn(T) -> Vec<u8>, fn(&[u8]) -> Result<T, String>);
 
 impl<T> Items<T> {
-    /// For the ranks of this process, in their order: threads, or one with a format.
+    /// One for each rank of this process, in their order: threads without a format, or one rank with a format.
     pub(super) fn of_ranks(ranks: usize, format: Option<Format<T>>) -> impl Iterator<Item = Self> {
         let queues: Arc<Vec<_>> = Arc::new((0..ranks).map(|_| Mutex::default()).collect());
         (0..ranks).map(move |rank| match format {
@@ -44,7 +44,7 @@ impl<T> Items<T> {
         }
     }
 
-    /// On rank 0 the items of the others with their ranks, in their order; on others nothing. After the exchange of statuses.
+    /// Returns on rank 0 the items of the other ranks, with and in the order of their ranks; on the others nothing. Follows the exchange of statuses.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ impl<T> Items<T> {
         let senders: Vec<_> = (1..all.len()).filter(|&rank| all[rank].has_item).collect();
         match self {
             Self::Queues(0, queues) => {
-                // They were given before the status.
+                // Each item was queued before its rank's status was sent.
                 let next = |rank: usize| Some((rank, queues[rank].lock().pop_front()?));
                 Ok(senders.into_iter().filter_map(next).collect())
             }
@@ -152,7 +152,7 @@ fn next<B: Backend, const D: usize, K: BasicOps<B>>(
     Ok(Tensor::from_data(data, (&Default::default(), dtype)))
 }
 
-/// For an output that is a loss, an output and targets.
+/// For types of outputs that consist of a loss, an output and targets.
 macro_rules! three_tensors {
     ($($item:ident)*) => {
         $(impl<B: Backend> RankItem for $item<B> {

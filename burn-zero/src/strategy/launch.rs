@@ -94,14 +94,14 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
         };
         let rank = trained?.into_iter().next();
         let (model, shown) = rank.expect("there is one rank or more");
-        // The parts of a process that is not rank 0 are kept alive, because they own the renderer.
+        // A process that is not rank 0 keeps its event processor, because that owns the renderer.
         let silent = rank_0.map(|silent| silent.processor);
         let processor = shown.or(silent).expect("a process has one processor");
         Ok((model, processor))
     }
 }
 
-/// Rank 0 stays on this thread, where the user's renderer and handles are. A rank that fails aborts the group.
+/// Runs the ranks, rank 0 on this thread, where the user's renderer and handles are. A rank that fails aborts the group.
 fn run_threads<LC: LearningComponentsTypes + 'static>(
     ranks: Vec<Rank<LC>>,
     groups: Vec<ThreadGroup>,
@@ -118,7 +118,7 @@ fn run_threads<LC: LearningComponentsTypes + 'static>(
     results.into_iter().map(Result::flatten).collect()
 }
 
-/// The models, or the error: a failure of one rank is a fault of the group on the others.
+/// The results, or the error of the rank that failed: on the other ranks its failure is a fault of the group.
 fn result_of_all<R>(
     results: Vec<Result<R, ZeroError>>,
     group: &ThreadGroup,

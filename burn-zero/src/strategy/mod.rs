@@ -76,7 +76,7 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 /// # }
 /// ```
 ///
-/// With `mpirun -n 4 program` it is `ZeroStrategy::process(Arc::new(MpiGroup::init()?))`, and every process runs all of
+/// Under `mpirun -n 4 program` the strategy is `ZeroStrategy::process(Arc::new(MpiGroup::init()?))`, and every process runs all of
 /// the program; those that are not rank 0 [stay silent](SilentRenderer).
 ///
 /// With one rank it is Burn's training on one device, bit for bit: model, metrics, records, validation, events, resuming, early
@@ -85,8 +85,8 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Data
 ///
-/// The batch of the loaders is per rank. Every process loads all data, of which each rank trains on one of equally long parts. Where it
-/// does not divide by the ranks, fewer items than there are ranks are trained on twice an epoch (PyTorch's `DistributedSampler`).
+/// The batch of the loaders is per rank. Every process loads all data, of which each rank trains on one of equally long parts. Where the
+/// data does not divide by the ranks, some items, fewer than there are ranks, are trained on twice an epoch (PyTorch's `DistributedSampler`).
 /// A loader that shuffles does so within each part. An epoch ends when the first rank has no more batches. The scheduler is stepped once a
 /// step, of which an epoch has `1 / N` as many as with one rank.
 ///
@@ -101,7 +101,7 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Records
 ///
-/// They are Burn's, of the whole model and its optimizer's whole state, written by rank 0, which gathers the state tensor by tensor at the end
+/// Records are Burn's, of the whole model and its optimizer's whole state, written by rank 0, which gathers the state tensor by tensor at the end
 /// of each epoch.
 /// They are interchangeable between any numbers of ranks and training without ranks. Each rank reads them whole; if that is too much, use
 /// [`save_sharded`](crate::save_sharded) in a loop of your own. State of wrappers is rank 0's. Burn's records contain no generator: dropout
@@ -111,7 +111,7 @@ type ValidItem<LC> = <<LC as LearningComponentsTypes>::InferenceModel as Inferen
 ///
 /// # Wrappers
 ///
-/// A loss scaler and an accumulation of gradients go around the `ZeroOptimizer`, clipping into it. Ranks that are threads train copies of the
+/// A loss scaler and an accumulation of gradients wrap the `ZeroOptimizer`; clipping is inside it. Ranks that are threads train copies of the
 /// Learner, each with loss scales, counters and running statistics of its own; the user's handles are those of rank 0. Wrappers of one's own
 /// that share state between clones follow [`burn_decorator::ranks`]. At the end of an epoch all ranks get the running statistics of rank 0, and an
 /// open accumulation window is applied with its true weights, before validation and record.
@@ -138,7 +138,7 @@ pub struct ZeroStrategy<LC: LearningComponentsTypes> {
 }
 
 enum Ranks {
-    /// As many.
+    /// The number of threads.
     Threads(usize, GroupOptions),
     Process(Arc<dyn ProcessGroup>),
 }
@@ -157,7 +157,7 @@ impl<LC: LearningComponentsTypes> ZeroStrategy<LC> {
 
     /// One rank, which is this process; the group's others are processes that run the same program.
     ///
-    /// It computes on the device of the Learner's model unless [`with_devices`](Self::with_devices) says otherwise. Where a machine has several
+    /// It computes on the device of the Learner's model unless [`with_devices`](Self::with_devices) sets another. Where a machine has several
     /// GPUs, the default device is the first of them in every process: [`group::local_rank`](crate::group::local_rank()) numbers the processes.
     ///
     /// ```text
@@ -234,7 +234,7 @@ impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for Z
     }
 }
 
-/// What Burn does around every strategy.
+/// The training that Burn runs around the `fit` of every strategy, with its events.
 struct WithEvents<'a, LC: LearningComponentsTypes>(&'a ZeroStrategy<LC>);
 
 impl<LC: LearningComponentsTypes + 'static> SupervisedLearningStrategy<LC> for WithEvents<'_, LC> {

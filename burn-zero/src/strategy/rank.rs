@@ -26,7 +26,7 @@ pub(super) struct Rank<LC: LearningComponentsTypes> {
     pub(super) group: Arc<dyn ProcessGroup>,
     pub(super) device: Device<TrainingBackend<LC>>,
     pub(super) learner: Learner<LC>,
-    /// This rank's part.
+    /// This rank's part of the training data.
     pub(super) train: TrainLoader<LC>,
     /// All of the data, of which each rank validates its share.
     pub(super) valid: ValidLoader<LC>,
@@ -137,7 +137,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         Ok(all.expect("ranks run the same program"))
     }
 
-    /// Whether any rank was interrupted. Then it interrupts this one too, with the same reason.
+    /// Whether any rank was interrupted. If so, this rank is interrupted too, with the same reason.
     pub(super) fn is_interrupted(&self, all: &[StepStatus]) -> bool {
         let reason = all.iter().find_map(|status| status.interrupted.as_deref());
         if let (Some(reason), false) = (reason, self.job.interrupter.should_stop()) {
@@ -161,7 +161,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         let step = |learner: &mut Learner<LC>| learner.optimizer_step(GradientsParams::new());
         context.ask(Ask::Whole, || step(learner))?;
         context.ask(Ask::Record, || step(learner))?;
-        // Its background thread reads the model that it has got.
+        // The checkpointer's background thread reads the model that it was given here.
         context.write_record(own.map(|own| || own.write(learner, epoch, store)))?;
         context.ask(Ask::Sharded, || step(learner)).map(drop)
     }
@@ -176,14 +176,14 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     }
 }
 
-/// The step status of one rank: what ranks tell each other after each step.
+/// The step status of one rank: what ranks exchange after each step.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct StepStatus {
     /// Whether the rank has a batch for the next step.
     pub(super) has_batch: bool,
     /// Whether the last step has an item for rank 0.
     pub(super) has_item: bool,
-    /// Items of all ranks' data that are done after it.
+    /// Items of all ranks' data that are done after the last step.
     pub(super) done: usize,
     /// If the rank is interrupted, the reason, or an empty text.
     pub(super) interrupted: Option<String>,
@@ -202,7 +202,7 @@ impl StepStatus {
 /// and no complete one is deleted for an incomplete one.
 pub(super) struct Checkpoints<LC: LearningComponentsTypes> {
     checkpointer: Arc<Mutex<Option<LearningCheckpointer<LC>>>>,
-    /// Registered for as long as it lives.
+    /// Called before the process ends, for as long as this is alive.
     finish: Arc<dyn Fn() + Send + Sync>,
 }
 

@@ -23,9 +23,9 @@ use crate::group::{
     member::Queue,
 };
 
-/// Parts of buffers.
+/// Tag of parts of buffers.
 const DATA: i32 = 1;
-/// [`Notice`]s.
+/// Tag of [`Notice`]s.
 const NOTICES: i32 = 2;
 
 /// Most bytes in one message: MPI counts with 31 bits.
@@ -40,7 +40,7 @@ enum Notice {
     Lost(u64, GroupFault),
 }
 
-/// Longest text of the user's in a notice, which has to fit a message that is sent without waiting for its receiver. Labels are short.
+/// Most bytes of the program's text in a notice, which must fit a message that is sent without waiting for its receiver. Labels are short.
 const TEXT_BYTES: usize = 1000;
 
 /// This process's connection to the others.
@@ -50,7 +50,7 @@ pub(super) struct Link {
     peers: Peers,
 }
 
-/// A message to a rank, or from one, until it has arrived.
+/// A message that has not arrived yet: the other rank, whether this rank receives it, and its request.
 type UnderWay<'a, S> = (usize, bool, Request<'a, [u8], S>);
 
 impl Link {
@@ -114,7 +114,7 @@ impl Link {
         });
     }
 
-    /// A fault found by another thread or another rank, or a rank that left before the call while this one waits for a message of it.
+    /// A fault found by another thread or another rank, or a rank that left before the call while this one waits for a message from it.
     fn fault<'a, S: Scope<'a>>(
         &mut self,
         call: &Call,
@@ -198,7 +198,7 @@ impl Transport for Link {
     fn exchange(&mut self, it: Exchange<'_>) -> Result<Vec<Part>, GroupFault> {
         let (own, sends, lengths) = (it.own, it.sends, it.lengths);
         let (rank, bytes) = (self.rank, (**own).as_ref());
-        // Of f32, so that the bytes are aligned for elements of all types.
+        // Vectors of f32, so that the bytes are aligned for elements of all types.
         let elements =
             |(from, length): (usize, &usize)| if from == rank { 0 } else { length.div_ceil(4) };
         let sizes = lengths.iter().enumerate().map(elements);
@@ -223,7 +223,7 @@ impl Transport for Link {
         Ok(received.into_iter().enumerate().map(part).collect())
     }
 
-    /// Ends the job if this rank panicked or gave up.
+    /// Ends the job if this rank panicked or aborted the group.
     fn spread(&mut self, sequence: u64, fault: &GroupFault) {
         let mut fault = fault.clone();
         if let GroupFault::Aborted { rank, reason: text }
@@ -244,8 +244,8 @@ impl Transport for Link {
         self.notify(self.others(), &Notice::Lost(sequence, fault));
     }
 
-    /// Waits until all ranks have left, so that finalizing MPI does not wait. A process may go on for as long as it likes after its last
-    /// collective.
+    /// Waits until all ranks have left, so that finalizing MPI does not wait. This has no deadline: a process may run for any time after its
+    /// last collective.
     fn leave(&mut self, calls: u64) {
         self.notify(self.others(), &Notice::Left(calls));
         let mut polls = 0;
@@ -272,7 +272,7 @@ fn test<'a, S: Scope<'a>>(messages: Vec<UnderWay<'a, S>>) -> Vec<UnderWay<'a, S>
     messages.into_iter().filter_map(open).collect()
 }
 
-/// Pauses between polls for messages: at first none, for latency, about 10 us long; then longer and longer ones, so that a rank that
+/// Pauses between two polls for messages: for about the first 10 us not at all, for latency; then longer and longer, so that a rank that
 /// waits for long frees its core for threads that compute.
 fn pause(polls: &mut u32) {
     *polls = polls.saturating_add(1);

@@ -37,12 +37,12 @@ use crate::ZeroError;
 /// # Faults
 ///
 /// A panic that the program does not catch, so that it drops the group or ends [`run`](Self::run), prints its rank and message and
-/// ends the job: unwinding would wait in `MPI_Finalize` for ranks that wait for this one. A process that is killed ends it too: the
-/// launcher sees to that. Every other [`GroupFault`] is returned on all ranks; the group is then lost, MPI is not finalized, and
+/// ends the job: unwinding would wait in `MPI_Finalize` for ranks that wait for this one. A process that is killed ends it too, by the
+/// launcher. Every other [`GroupFault`] is returned on all ranks; the group is then lost, MPI is not finalized, and
 /// the launcher ends the job when the first process exits.
 ///
 /// Dropping the last clone waits until all ranks have dropped theirs and then finalizes MPI, which a process can do only once.
-/// A rank may keep its group for as long as it likes after the last collective, to evaluate or to write.
+/// A rank may keep its group for any time after the last collective, to evaluate or to write.
 #[derive(Clone, Debug)]
 pub struct MpiGroup(Member);
 
@@ -116,7 +116,7 @@ impl MpiGroup {
     }
 }
 
-/// Starts MPI on this thread, which makes all its calls. The universe finalizes it when dropped.
+/// Starts MPI on this thread, which makes all calls of MPI. The universe finalizes MPI when it is dropped.
 fn connect(deadline: Duration) -> Result<(Arc<Queue>, Link, Universe), ZeroError> {
     let (universe, provided) =
         ::mpi::initialize_with_threading(Threading::Funneled).ok_or_else(|| {
@@ -140,7 +140,7 @@ fn refused(reason: impl Into<String>) -> ZeroError {
     ZeroError::Start { what, reason }
 }
 
-/// Launchers of one MPI start as many groups of one as there are processes of a program linked to another MPI.
+/// Refuses a launcher of another MPI than the program is linked to: each process that it starts would be a group of one.
 fn check_launcher(world_size: usize) -> Result<(), ZeroError> {
     match launched() {
         Some(processes) if world_size == 1 => {
@@ -165,7 +165,7 @@ fn remember_panics() {
     }));
 }
 
-/// Ends this process by a fault of this rank. The communication thread prints the fault and ends the job; unless it is stuck.
+/// Ends this process by a fault of this rank, if the communication thread is stuck: otherwise that thread ends the job within `GRACE`.
 fn end_process(fault: &GroupFault) {
     thread::sleep(GRACE);
     print_end(fault);

@@ -29,7 +29,7 @@ pub enum Gradients<'a> {
     F16(&'a [f16]),
 }
 
-/// Where a low-precision copy of the updated parameters goes: for the upload, half the bytes of the f32 master.
+/// The buffer for a low-precision copy of the updated parameters: half the bytes of the f32 master to upload.
 ///
 /// Rounded to nearest, ties to even. f16 overflows to infinity from 65520 on.
 #[derive(Debug)]
@@ -149,7 +149,7 @@ pub(super) struct Factors {
 }
 
 impl Factors {
-    /// Those of step number `step`, counted from 1.
+    /// The factors of step number `step`, counted from 1.
     pub(super) fn new(config: &HostAdamWConfig, learning_rate: f64, step: u64) -> Self {
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
         Self {
@@ -176,7 +176,7 @@ impl Factors {
 }
 
 /// Updates all elements, on the current rayon pool: gradients, the state (master parameters, first and second moments) and the low-precision
-/// copy, in slices of one length. Each element's result depends on nothing but itself, so neither the number of threads nor the
+/// copy, in slices of one length. Each element's result depends on that element alone, so neither the number of threads nor the
 /// instructions change a bit.
 pub(super) fn update(
     arch: Arch,

@@ -152,7 +152,7 @@ impl HostAdamW {
     ///
     /// # Errors
     ///
-    /// [`ZeroError::InvalidSetting`], [`ZeroError::BufferLength`]. No element has changed then.
+    /// [`ZeroError::InvalidSetting`], [`ZeroError::BufferLength`]; no element has changed.
     pub fn step(
         &mut self,
         learning_rate: f64,
@@ -196,7 +196,7 @@ fn same_length(what: &'static str, expected: usize, actual: usize) -> Result<(),
 }
 
 /// f32 elements in memory of their own: aligned to a page, in huge pages where the system has them (a stream of four
-/// arrays is bound by address translation otherwise), and touched once at creation, so that the first step faults no page in.
+/// arrays is bound by address translation otherwise), and touched once at creation, so that the first step has no page faults.
 ///
 /// Each thread touches the elements that it will update, which places their pages near it on machines with several sockets.
 #[derive(Debug)]
@@ -238,7 +238,7 @@ impl Pages {
     }
 }
 
-/// Copies on all threads: one does not reach the speed of the memory.
+/// Copies on all threads: one thread does not reach the bandwidth of the memory.
 pub(super) fn copy(from: &[f32], to: &mut [f32]) {
     let chunks = to.par_chunks_mut(CHUNK).zip(from.par_chunks(CHUNK));
     chunks.for_each(|(to, from)| to.copy_from_slice(from));
