@@ -53,7 +53,7 @@ thread_local! {
 /// end_uploads::<Flex>(&device);
 /// ```
 pub fn upload<B: Backend>(data: TensorData, device: &Device<B>) -> FloatTensor<B> {
-    let bytes = data.bytes.len();
+    let bytes = data.as_bytes().len();
     let is_full = UPLOADS.with_borrow_mut(|uploads| {
         uploads.largest_bytes = uploads.largest_bytes.max(bytes);
         uploads.queued_bytes += bytes;

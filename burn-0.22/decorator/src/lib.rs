@@ -17,9 +17,12 @@ mod stream;
 mod table;
 #[path = "../../../burn-decorator/src/unmended.rs"]
 mod unmended;
+#[path = "../../../burn-decorator/src/upload.rs"]
+mod upload;
 
 pub use stream::reading_stream;
 pub use unmended::ensure_mended;
+pub use upload::{end_uploads, upload};
 
 /// The types that rows mention, for the module in which a decorator expands the table.
 pub mod types {
