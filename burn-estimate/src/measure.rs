@@ -22,9 +22,13 @@ const ROUNDS: usize = 5;
 ///
 /// If the device fails.
 ///
-/// ```no_run
-/// # use burn_flex::Flex;
-/// let profile = burn_estimate::measure::<Flex>(&Default::default(), 1024);
+/// ```
+/// use burn::tensor::backend::Backend;
+/// use burn_estimate::{DeviceProfile, measure};
+///
+/// fn profile<B: Backend>(device: &B::Device) -> DeviceProfile {
+///     measure::<B>(device, 1024)
+/// }
 /// ```
 pub fn measure<B: Backend>(device: &B::Device, size: usize) -> DeviceProfile {
     // Frees the largest block that glibc's heap keeps, so that what follows does not wait for memory from the system.
