@@ -20,7 +20,7 @@ use crate::backend::attach;
 use crate::host::floats;
 use crate::module::replace_tensors;
 use crate::optimizer::{Parameters, Statistics, own_shards};
-use crate::parameters::{Frozen, Parts, Shard, Shards};
+use crate::parameters::{Frozen, ParameterStore, Parts, Shard};
 use crate::record::{
     Entry, Keep, MODEL, RecordError, Saved, ShardedRecord, TensorSlice, TensorSpec, TrainingState,
     end, save_sharded,
@@ -121,7 +121,7 @@ pub(crate) struct Prepared {
     /// The reducer of its last `prepare`.
     pub(crate) reducer: Option<Arc<GradientReducer>>,
     /// The parameters after its last step, where they are sharded.
-    pub(crate) shards: Option<Arc<Shards>>,
+    pub(crate) shards: Option<Arc<ParameterStore>>,
     /// Its frozen parameters, where they are sharded.
     pub(crate) frozen: Frozen,
 }
@@ -307,7 +307,7 @@ impl Recorder {
                 optimizer.lock().frozen.extend(loaded.frozen);
                 let units = shards.units().clone();
                 let at = format!("after the record of step {}", state.step);
-                let shards = Shards::new(reducer.clone(), units, loaded.own, at);
+                let shards = ParameterStore::new(reducer.clone(), units, loaded.own, at);
                 training.model = shards.put::<B, M>(training.model);
                 optimizer.lock().shards = Some(shards);
             }

@@ -74,10 +74,10 @@ impl<T: Send + 'static> Pending<T> {
 
 /// One rank of a group, whatever its transport. A clone is the same rank; dropping the last one leaves the group.
 #[derive(Clone)]
-pub struct Member(Arc<Leaves>);
+pub struct Member(Arc<LeaveOnDrop>);
 
-/// Leaves the group when dropped.
-struct Leaves(Arc<Queue>);
+/// LeaveOnDrop the group when dropped.
+struct LeaveOnDrop(Arc<Queue>);
 
 thread_local! {
     /// The message of this thread's last panic, if a panic hook stores it.
@@ -111,7 +111,7 @@ impl Member {
         };
         thread.spawn(work).map_err(failed)?;
         let queue = start.recv().expect("the thread connects or says why not")?;
-        Ok(Self(Arc::new(Leaves(queue))))
+        Ok(Self(Arc::new(LeaveOnDrop(queue))))
     }
 
     pub(super) fn queue(&self) -> &Queue {
@@ -119,7 +119,7 @@ impl Member {
     }
 }
 
-impl Drop for Leaves {
+impl Drop for LeaveOnDrop {
     fn drop(&mut self) {
         let queue = &self.0;
         if thread::panicking() && queue.world_size > 1 && queue.fault().is_none() {

@@ -9,7 +9,7 @@ use burn_backend::tensor::FloatTensor;
 use super::parameter_shards::MOST_DIMENSIONS;
 use crate::backend::{is_hooked, leaf_node};
 use crate::host::exchanged;
-use crate::reduce::Parameter;
+use crate::reduce::ParameterSpec;
 use crate::{Partition, ZeroOptimizerError};
 use burn_decorator::module::{for_each_float, map_floats};
 
@@ -17,7 +17,7 @@ use burn_decorator::module::{for_each_float, map_floats};
 /// path.
 #[derive(Default)]
 pub(crate) struct Parameters {
-    pub(crate) list: Vec<Parameter>,
+    pub(crate) list: Vec<ParameterSpec>,
     /// The graph nodes of their leaves; `None` if the backend does not expose them.
     pub(crate) nodes: Vec<Option<u64>>,
     /// Whether the backend has a [`Sharded`](crate::Sharded) in it, which can hook them.
@@ -50,7 +50,7 @@ impl Parameters {
             found.index.insert(id, found.list.len());
             found.ids.push(id);
             found.nodes.push(node);
-            found.list.push(Parameter {
+            found.list.push(ParameterSpec {
                 path: path.to_owned(),
                 shape: tensor.shape().to_vec(),
                 dtype: tensor.dtype(),
@@ -115,7 +115,7 @@ impl Parameters {
         ranks: usize,
         partition: Partition,
     ) -> Result<(), ZeroOptimizerError> {
-        for Parameter { path, shape, dtype } in &self.list {
+        for ParameterSpec { path, shape, dtype } in &self.list {
             let (path, dtype, dimensions) = (path.clone(), *dtype, shape.len());
             if ranks > 1 && exchanged(dtype).is_none() {
                 return Err(ZeroOptimizerError::UnsupportedDtype { path, dtype });
@@ -130,13 +130,13 @@ impl Parameters {
     /// # Errors
     ///
     /// [`ZeroOptimizerError::OtherModel`] unless these are `expected`.
-    pub(crate) fn check_same(&self, expected: &[Parameter]) -> Result<(), ZeroOptimizerError> {
+    pub(crate) fn check_same(&self, expected: &[ParameterSpec]) -> Result<(), ZeroOptimizerError> {
         let longest = self.list.len().max(expected.len());
         let differs = |&index: &usize| self.list.get(index) != expected.get(index);
         let Some(index) = (0..longest).find(differs) else {
             return Ok(());
         };
-        let describe = |found: Option<&Parameter>| found.map_or("none".to_owned(), describe);
+        let describe = |found: Option<&ParameterSpec>| found.map_or("none".to_owned(), describe);
         let (found, expected) = (self.list.get(index), expected.get(index));
         Err(ZeroOptimizerError::OtherModel(format!(
             "parameter {index} of the module is {}, but that of the prepared model is {}: prepare the model again after \
@@ -167,6 +167,6 @@ impl Parameters {
     }
 }
 
-fn describe(Parameter { path, shape, dtype }: &Parameter) -> String {
+fn describe(ParameterSpec { path, shape, dtype }: &ParameterSpec) -> String {
     format!("{path} {shape:?} {dtype:?}")
 }

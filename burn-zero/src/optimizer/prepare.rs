@@ -19,7 +19,7 @@ use crate::backend::{attach, leaf_node, stream};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 use crate::host::{HostRead, exchanged, floats};
 use crate::module::replace_tensors;
-use crate::parameters::{Frozen, Parts, Shards, offloaded};
+use crate::parameters::{Frozen, ParameterStore, Parts, offloaded};
 use crate::reduce::{GradientReducer, Layout};
 use crate::{Memory, ZeroError, ZeroOptimizerError, raise, state};
 use burn_decorator::module::{for_each_float, map_new_floats};
@@ -195,7 +195,7 @@ fn in_parts<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: M,
     group: &Arc<dyn ProcessGroup>,
     device: Option<&B::Device>,
-    known: Option<&Shards>,
+    known: Option<&ParameterStore>,
     frozen: &mut Frozen,
 ) -> Result<M, ZeroError> {
     // Running statistics are initialised and untrained, as frozen parameters may be.

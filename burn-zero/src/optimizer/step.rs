@@ -21,7 +21,7 @@ use crate::backend::leaf_node;
 use crate::group::ProcessGroup;
 use crate::host::HostRead;
 use crate::offload::step_on_shards;
-use crate::parameters::{NewValue, Shard, Shards, Units, is_on_host};
+use crate::parameters::{NewValue, ParameterStore, Shard, Units, is_on_host};
 use crate::recorder::Prepared;
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::{Memory, Stage, ZeroError, ZeroOptimizerError};
@@ -160,7 +160,7 @@ impl<O> ZeroOptimizer<O> {
     ) -> M {
         let new = || Arc::new(Units::new(reducer.layout(), |path| self.unit(path)));
         let units = units.unwrap_or_else(new);
-        let shards = Shards::new(reducer.clone(), units, own, format!("after {at}"));
+        let shards = ParameterStore::new(reducer.clone(), units, own, format!("after {at}"));
         self.put::<B, M>(module, shards, on_host)
     }
 
@@ -168,7 +168,7 @@ impl<O> ZeroOptimizer<O> {
     pub(super) fn put<B: AutodiffBackend, M: AutodiffModule<B>>(
         &mut self,
         module: M,
-        shards: Arc<Shards>,
+        shards: Arc<ParameterStore>,
         on_host: impl IntoIterator<Item = usize>,
     ) -> M {
         let module = shards.put::<B, M>(module);
@@ -251,7 +251,7 @@ impl<O> ZeroOptimizer<O> {
 /// This rank's shards of the module's parameters: those in `known` for leaves that were made from `known`. Other leaves, which have the same
 /// values on all ranks, are read.
 pub(crate) fn own_shards<B: AutodiffBackend, M: AutodiffModule<B>>(
-    known: Option<&Shards>,
+    known: Option<&ParameterStore>,
     layout: &Layout,
     parameters: &Parameters,
     module: &M,

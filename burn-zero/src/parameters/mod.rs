@@ -1,7 +1,7 @@
 //! Parameters in host memory: moves them there, and makes new leaves of them there.
 
 mod parts;
-mod shards;
+mod store;
 mod units;
 
 use core::marker::PhantomData;
@@ -19,7 +19,7 @@ use burn_decorator::upload;
 
 use crate::ZeroOptimizerError;
 pub(crate) use parts::{Frozen, Parts};
-pub(crate) use shards::Shards;
+pub(crate) use store::ParameterStore;
 pub(crate) use units::{Shard, Units};
 
 use crate::host::{HostRead, floats};

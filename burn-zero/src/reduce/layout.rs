@@ -10,16 +10,16 @@ use crate::host::exchanged;
 use crate::shard::{self, Bucket, Partition, ShardMap};
 use crate::{Stage, ZeroError, ZeroSettings};
 
-/// A parameter, described equally on all ranks.
+/// A parameter with its shape and type, the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Parameter {
+pub(crate) struct ParameterSpec {
     /// Its path in the module, such as `blocks.0.mlp.weight`.
     pub(crate) path: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) dtype: DType,
 }
 
-impl Parameter {
+impl ParameterSpec {
     pub(crate) fn elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -42,7 +42,7 @@ impl Parameter {
 /// All parameters in the order of the module, and the shard of one rank.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    parameters: Vec<Parameter>,
+    parameters: Vec<ParameterSpec>,
     map: ShardMap,
     rank: usize,
     /// By parameter: the elements of this rank's shard, ascending.
@@ -56,7 +56,7 @@ impl Layout {
     ///
     /// [`ZeroError::InvalidSetting`] for buckets of 0 elements.
     pub(crate) fn new(
-        parameters: Vec<Parameter>,
+        parameters: Vec<ParameterSpec>,
         world_size: usize,
         rank: usize,
         settings: &ZeroSettings,
@@ -89,7 +89,7 @@ impl Layout {
         self.rank
     }
 
-    pub(crate) fn parameters(&self) -> &[Parameter] {
+    pub(crate) fn parameters(&self) -> &[ParameterSpec] {
         &self.parameters
     }
 

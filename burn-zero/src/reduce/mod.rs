@@ -4,5 +4,5 @@ mod layout;
 mod memory_tracker;
 mod reducer;
 
-pub(crate) use layout::{Layout, Parameter, StepTag};
+pub(crate) use layout::{Layout, ParameterSpec, StepTag};
 pub(crate) use reducer::GradientReducer;

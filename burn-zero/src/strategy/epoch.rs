@@ -36,7 +36,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         loop {
             // Before the next batch is loaded, and after a step, as Burn does.
             if steps > 0 {
-                status = status.interrupted(&self.job.interrupter);
+                status = status.interrupted(&self.run.interrupter);
             }
             let batch = match status.interrupted {
                 None => batches.next(),
@@ -119,7 +119,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         let mut status = StepStatus::default();
         for round in 0.. {
             // After a step and before the next batch is loaded, as Burn does.
-            let mut last = core::mem::take(&mut status).interrupted(&self.job.interrupter);
+            let mut last = core::mem::take(&mut status).interrupted(&self.run.interrupter);
             let batch = match last.interrupted {
                 None => batches.next(),
                 Some(_) => None,

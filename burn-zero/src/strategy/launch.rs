@@ -12,7 +12,7 @@ use burn_decorator::ranks::copy_for_rank;
 
 use super::data::split;
 use super::items::Items;
-use super::rank::{Checkpoints, Job, Rank, Rank0, Trained};
+use super::rank::{Checkpoints, Rank, Rank0, Run, Trained};
 use super::{Ranks, ZeroStrategy};
 use crate::ZeroError;
 use crate::group::{ProcessGroup, SingleRank, ThreadGroup};
@@ -59,7 +59,7 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
             ));
         }
         let parts = split(&train, world_size);
-        let job = Job {
+        let run = Run {
             interrupter: components.interrupter,
             store: components.event_store,
             first_epoch,
@@ -82,7 +82,7 @@ impl<LC: LearningComponentsTypes + 'static> ZeroStrategy<LC> {
                 valid: valid.clone(),
                 train_items,
                 valid_items,
-                job: job.clone(),
+                run: run.clone(),
                 rank_0: rank_0.take_if(|_| group.rank() == 0),
                 group,
             },

@@ -32,14 +32,14 @@ pub(super) struct Rank<LC: LearningComponentsTypes> {
     pub(super) valid: ValidLoader<LC>,
     pub(super) train_items: Items<TrainItem<LC>>,
     pub(super) valid_items: Items<ValidItem<LC>>,
-    pub(super) job: Job,
+    pub(super) run: Run,
     /// On rank 0 only.
     pub(super) rank_0: Option<Rank0<LC>>,
 }
 
 /// What is the same on all ranks.
 #[derive(Clone)]
-pub(super) struct Job {
+pub(super) struct Run {
     pub(super) interrupter: Interrupter,
     pub(super) store: Arc<EventStoreClient>,
     pub(super) first_epoch: usize,
@@ -80,16 +80,16 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         })?;
         let statistics = Statistics::of::<TrainingBackend<LC>, _>(&self.learner.model());
 
-        for epoch in self.job.first_epoch..=self.job.last_epoch {
-            let progress = Progress::new(epoch, self.job.last_epoch);
+        for epoch in self.run.first_epoch..=self.run.last_epoch {
+            let progress = Progress::new(epoch, self.run.last_epoch);
             self.train(&progress, items)?;
             // The same model is validated, recorded and returned.
             let model = self.learner.model();
             statistics.share::<TrainingBackend<LC>, _>(&model, &*self.group)?;
-            let status = StepStatus::default().interrupted(&self.job.interrupter);
+            let status = StepStatus::default().interrupted(&self.run.interrupter);
             let all = self.exchange(status, "end of the epoch")?;
             if self.is_interrupted(&all) {
-                let reason = self.job.interrupter.get_message();
+                let reason = self.run.interrupter.get_message();
                 let reason = reason.as_deref().unwrap_or("Reason unknown");
                 log::info!("Training interrupted: {reason}");
                 break;
@@ -110,7 +110,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
         let (train, valid) = (self.train.num_items(), self.valid.num_items());
         let text = format!(
             "epochs {} to {}, {train} items to train on and {valid} to validate on",
-            self.job.first_epoch, self.job.last_epoch
+            self.run.first_epoch, self.run.last_epoch
         );
         self.group.agree_equal("training", &text)?;
         Ok(train * self.group.world_size())
@@ -140,16 +140,16 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     /// Whether any rank was interrupted. If so, this rank is interrupted too, with the same reason.
     pub(super) fn is_interrupted(&self, all: &[StepStatus]) -> bool {
         let reason = all.iter().find_map(|status| status.interrupted.as_deref());
-        if let (Some(reason), false) = (reason, self.job.interrupter.should_stop()) {
+        if let (Some(reason), false) = (reason, self.run.interrupter.should_stop()) {
             let reason = Some(reason).filter(|reason| !reason.is_empty());
-            self.job.interrupter.stop(reason);
+            self.run.interrupter.stop(reason);
         }
         reason.is_some()
     }
 
     /// Lets rank 0 write a record, if it has a checkpointer, whose strategy decides whether one is due.
     fn save(&mut self, epoch: usize, context: &RankContext) -> Result<(), ZeroError> {
-        let (learner, store) = (&mut self.learner, &self.job.store);
+        let (learner, store) = (&mut self.learner, &self.run.store);
         let own = self.rank_0.as_ref();
         let own = own.and_then(|rank_0| rank_0.checkpoints.as_ref());
         if !self
@@ -170,7 +170,7 @@ impl<LC: LearningComponentsTypes + 'static> Rank<LC> {
     fn stops_early(&mut self, epoch: usize) -> Result<bool, ZeroError> {
         let rank_0 = self.rank_0.as_mut();
         let early_stopping = rank_0.and_then(|rank_0| rank_0.early_stopping.as_mut());
-        let store = &self.job.store;
+        let store = &self.run.store;
         let own = early_stopping.is_some_and(|stopping| stopping.should_stop(epoch, store));
         self.group.agree_any("early stopping", own)
     }

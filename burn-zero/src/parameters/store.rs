@@ -27,7 +27,7 @@ use crate::reduce::GradientReducer;
 use crate::{ZeroError, raise};
 
 /// The parameters after one step, which the leaves of the model share.
-pub(crate) struct Shards {
+pub(crate) struct ParameterStore {
     reducer: Arc<GradientReducer>,
     units: Arc<Units>,
     /// By parameter.
@@ -50,7 +50,7 @@ struct Held {
     next: Option<(usize, Pending<Gathered>)>,
 }
 
-impl Shards {
+impl ParameterStore {
     pub(crate) fn new(
         reducer: Arc<GradientReducer>,
         units: Arc<Units>,
@@ -236,9 +236,9 @@ fn rounded<I: Backend>(own: &Shard, dtype: DType, device: &Device<I>) -> TensorD
     HostRead::start::<I>(I::float_cast(own, dtype.into())).data()
 }
 
-impl fmt::Debug for Shards {
+impl fmt::Debug for ParameterStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shards = f.debug_struct("Shards");
+        let mut shards = f.debug_struct("ParameterStore");
         shards.field("at", &self.at).finish_non_exhaustive()
     }
 }
