@@ -110,12 +110,7 @@ fn precision(
         (true, false) => {}
         (false, false) => return Ok(None),
         (false, true) => return Ok(Some((Amp::Bf16, GradScalerConfig::disabled()))),
-        (true, true) => {
-            return Err(refused(
-                "fp16.enabled",
-                "bf16.enabled is there too: leave one out",
-            ));
-        }
+        (true, true) => return Err(refused("fp16.enabled", "leave it or bf16.enabled out")),
     }
     let scaler = match fp16.loss_scale {
         0.0 => GradScalerConfig {

@@ -108,18 +108,16 @@ impl<B: AutodiffBackend> Optimizer<Shards<B>, B> for PlacedAdamW<B> {
 
     /// Loads the state of a run that kept it in the other place too: the same numbers, bit for bit.
     fn load_record(self, record: PlacedRecord<B>) -> Self {
-        match self {
-            Self::Device(adamw) => Self::Device(adamw.load_record(match record {
-                PlacedRecord::Device(record) => record,
-                PlacedRecord::Host(record) => moved::<B, _>(record),
-            })),
-            Self::Host(adamw) => {
-                let record = match record {
-                    PlacedRecord::Device(record) => moved::<B, _>(record),
-                    PlacedRecord::Host(record) => record,
-                };
-                Self::Host(Optimizer::<Shards<B>, B>::load_record(adamw, record))
+        let load = Optimizer::<Shards<B>, B>::load_record;
+        match (self, record) {
+            (Self::Device(adamw), PlacedRecord::Device(it)) => Self::Device(adamw.load_record(it)),
+            (Self::Device(adamw), PlacedRecord::Host(it)) => {
+                Self::Device(adamw.load_record(moved::<B, _>(it)))
             }
+            (Self::Host(adamw), PlacedRecord::Device(it)) => {
+                Self::Host(load(adamw, moved::<B, _>(it)))
+            }
+            (Self::Host(adamw), PlacedRecord::Host(it)) => Self::Host(load(adamw, it)),
         }
     }
 }

@@ -42,6 +42,7 @@ pub struct Options {
 
     /// Memory that --effective-batch may use [default: all of the device's]
     #[arg(long, value_name = "MIB", value_parser = mebibytes(), help_heading = "Training")]
+    #[arg(requires = "effective_batch", conflicts_with_all = ["batch", "accum"])]
     pub memory_limit: Option<u64>,
 
     /// What becomes of activations until backward: none, block, keep-compute, offload, budget=MIB or budget=40%
@@ -139,16 +140,11 @@ impl Options {
     /// [`GptError::Options`], with the values and what would be right.
     pub fn validate(&self) -> Result<(), GptError> {
         let Self { heads, width, .. } = *self;
+        let refused = |reason| Err(GptError::Options(reason));
         if !width.is_multiple_of(heads) {
-            return Err(GptError::Options(format!(
+            return refused(format!(
                 "--heads {heads} does not divide --width {width}; the nearest width that it divides is {}",
                 width.next_multiple_of(heads)
-            )));
-        }
-        let refused = |reason: String| Err(GptError::Options(reason));
-        if let (Some(limit), None) = (self.memory_limit, self.effective_batch) {
-            return refused(format!(
-                "--memory-limit {limit} is for --effective-batch, which is not given: --batch and --accum take what they take"
             ));
         }
         match self.warmup {

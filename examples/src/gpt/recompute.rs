@@ -3,8 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use burn::train::{LearningComponentsTypes, SupervisedTraining};
-use burn_checkpoint::{MemoryBudget, Outputs, Policy, RematMetric, checkpoint_labelled};
+use burn_checkpoint::{MemoryBudget, Outputs, Policy, checkpoint_labelled};
 use serde::{Deserialize, Serialize};
 
 /// What `--checkpoint` chooses from.
@@ -46,19 +45,6 @@ impl Checkpoint {
                 Some(budget.expect("between 1 and 100 percent"))
             }
             _ => None,
-        }
-    }
-
-    /// Shows the memory of activations and how much was recomputed or uploaded, unless all are kept.
-    pub fn watch<LC: LearningComponentsTypes>(
-        self,
-        training: SupervisedTraining<LC>,
-    ) -> SupervisedTraining<LC> {
-        match self {
-            Self::None => training,
-            _ => training
-                .metric_train_numeric(RematMetric::peak_bytes())
-                .metric_train_numeric(RematMetric::replayed_operations()),
         }
     }
 }

@@ -14,7 +14,7 @@ use burn::train::metric::{LearningRateMetric, LossMetric};
 use burn::train::{Interrupter, Learner, SupervisedTraining};
 use burn_accum::{AccumConfig, MicroBatchFound, MultiSteps, PerUpdate, UpdatesMetric};
 use burn_amp::{GradScaler, LossScaleMetric, SkippedStepsMetric};
-use burn_checkpoint::{MemoryBudget, RematStats};
+use burn_checkpoint::{MemoryBudget, RematMetric, RematStats};
 use burn_flex::Flex;
 use burn_tensorboard::TensorBoard;
 use burn_zero::group::launched;
@@ -29,6 +29,7 @@ use super::optimizer::optimizer;
 use super::options::Options;
 use super::precision::Amp;
 use super::ranks::{Rank, device_of, run_ranks};
+use super::recompute::Checkpoint;
 use super::rehearsal::{find_window, plot_memory};
 use super::report::Report;
 use super::resume::open;
@@ -168,7 +169,11 @@ impl<B: AutodiffBackend> Run<'_, B> {
                 .metric_train_numeric(LossScaleMetric::new(&scaler))
                 .metric_train_numeric(SkippedStepsMetric::new(&scaler));
         }
-        training = options.checkpoint.watch(training);
+        if options.checkpoint != Checkpoint::None {
+            training = training
+                .metric_train_numeric(RematMetric::peak_bytes())
+                .metric_train_numeric(RematMetric::replayed_operations());
+        }
         if first_epoch > 1 {
             training = training.checkpoint(first_epoch - 1);
         }

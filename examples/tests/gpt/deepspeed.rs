@@ -82,7 +82,7 @@ fn errors_name_the_place_and_what_to_put() {
         ),
         (
             json!({"fp16": {"enabled": true}, "bf16": {"enabled": true}}),
-            "fp16.enabled: bf16.enabled is there too: leave one out",
+            "fp16.enabled: leave it or bf16.enabled out",
         ),
         (fp16("initial_scale_power", json!(128)), "fp16: "),
         (fp16("min_loss_scale", json!(1e6)), "fp16: "),

@@ -68,13 +68,10 @@ fn wrong_values_are_refused_with_the_reason() {
             "--effective-batch 8 --batch 2",
             "'--effective-batch <SEQUENCES>' cannot be used with '--batch <BATCH>'",
         ),
-        (
-            "--memory-limit 100",
-            "--memory-limit 100 is for --effective-batch, which is not given",
-        ),
+        ("--memory-limit 100", "--effective-batch <SEQUENCES>"),
         (
             "--memory-limit 100 --batch 2",
-            "--memory-limit 100 is for --effective-batch, which is not given",
+            "'--memory-limit <MIB>' cannot be used with '--batch <BATCH>'",
         ),
         (
             "--checkpoint budget=0",

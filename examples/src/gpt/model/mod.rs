@@ -19,6 +19,8 @@ use burn::nn::{
     LinearConfig,
 };
 use burn::prelude::*;
+use burn_backend::tensor::FloatTensor;
+use burn_decorator::module::for_each_float;
 
 use super::recompute::Checkpoint;
 
@@ -73,7 +75,8 @@ impl GptConfig {
     /// If `heads` does not divide `width`, or one of the sizes is zero.
     pub fn init<B: Backend>(&self, device: &B::Device) -> Gpt<B> {
         let model = self.undrawn(device);
-        init::draw_weights(&model);
+        // Burn draws a parameter at its first use, and a clone made before that draws values of its own.
+        for_each_float(&model, |_, _, _: FloatTensor<B>| {});
         model
     }
 
