@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bytemuck::{cast_slice, cast_slice_mut};
+use bytemuck::{AnyBitPattern, cast_slice, cast_slice_mut};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +67,19 @@ impl HostBuffer {
             BufferDtype::F32 => Self::F32(vec![0.0; elements]),
             BufferDtype::Bf16 => Self::Bf16(vec![bf16::ZERO; elements]),
             BufferDtype::F16 => Self::F16(vec![f16::ZERO; elements]),
+        }
+    }
+
+    /// The elements of `parts`, one part after the other.
+    pub(super) fn concat(dtype: BufferDtype, parts: &[&[u8]]) -> Self {
+        fn elements<T: AnyBitPattern>(parts: &[&[u8]]) -> Vec<T> {
+            let parts: Vec<&[T]> = parts.iter().map(|part| cast_slice(part)).collect();
+            parts.concat()
+        }
+        match dtype {
+            BufferDtype::F32 => Self::F32(elements(parts)),
+            BufferDtype::Bf16 => Self::Bf16(elements(parts)),
+            BufferDtype::F16 => Self::F16(elements(parts)),
         }
     }
 
@@ -178,7 +191,7 @@ impl fmt::Display for ReduceOp {
 const BLOCK: usize = 1024;
 
 /// Widens elements into `to`, exactly.
-fn widen(dtype: BufferDtype, from: &[u8], to: &mut [f32]) {
+pub(super) fn widen(dtype: BufferDtype, from: &[u8], to: &mut [f32]) {
     match dtype {
         BufferDtype::F32 => to.copy_from_slice(cast_slice(from)),
         BufferDtype::Bf16 => cast_slice::<u8, bf16>(from).convert_to_f32_slice(to),

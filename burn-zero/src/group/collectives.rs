@@ -8,7 +8,8 @@ use std::{
 };
 
 use super::{
-    GroupFault, HostBuffer, Operation, ReduceOp, Split,
+    BufferDtype, GroupFault, HostBuffer, Operation, ReduceOp, Split,
+    buffer::widen,
     call::{CALL_BYTES, Call, Sent, balanced, parts},
     member::{Job, Queue},
 };
@@ -23,6 +24,21 @@ pub(super) struct Part(pub Payload, pub Range<usize>);
 impl Part {
     pub fn bytes(&self) -> &[u8] {
         &(*self.0).as_ref()[self.1.clone()]
+    }
+}
+
+/// What an all-gather brings of each rank, where it is: in the sender's memory, or where a message was received.
+pub(crate) struct Parts {
+    dtype: BufferDtype,
+    by_rank: Vec<Part>,
+}
+
+impl Parts {
+    /// Copies elements of a rank's part, widened exactly.
+    pub(crate) fn read(&self, rank: usize, elements: Range<usize>, to: &mut [f32]) {
+        let size = self.dtype.size_bytes();
+        let bytes = elements.start * size..elements.end * size;
+        widen(self.dtype, &self.by_rank[rank].bytes()[bytes], to);
     }
 }
 
@@ -333,12 +349,27 @@ impl Collectives {
         part: HostBuffer,
         split: Split,
     ) -> Result<HostBuffer, ZeroError> {
+        let parts = self.all_gather_parts(label, part, split)?;
+        let all: Vec<_> = parts.by_rank.iter().map(Part::bytes).collect();
+        Ok(HostBuffer::concat(parts.dtype, &all))
+    }
+
+    /// [`all_gather`](Self::all_gather) for those who copy each element elsewhere: without memory for all of them, and without a copy into it.
+    pub(crate) fn all_gather_parts(
+        &mut self,
+        label: &str,
+        part: HostBuffer,
+        split: Split,
+    ) -> Result<Parts, ZeroError> {
         let (operation, dtype) = (Operation::AllGather, part.dtype());
+        let (bytes, size) = (part.size_bytes(), dtype.size_bytes());
         let offsets = self.offsets((operation, label), &split, part.len(), false)?;
-        let elements = offsets[self.world_size];
-        let details = format!(" of {elements} {dtype}{split}");
+        let details = format!(" of {} {dtype}{split}", offsets[self.world_size]);
         self.make(operation, label, details, None, |ranks, _| {
-            ranks.gather_parts(part, &offsets, || HostBuffer::zeros(dtype, elements))
+            let sends = vec![0..bytes; ranks.world_size];
+            let lengths: Vec<_> = parts(&offsets, size).iter().map(Range::len).collect();
+            let by_rank = ranks.exchange(Arc::new(part), size, &sends, &lengths)?;
+            Ok(Parts { dtype, by_rank })
         })
     }
 

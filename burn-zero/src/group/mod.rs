@@ -35,6 +35,7 @@ pub use buffer::{BufferDtype, HostBuffer, ReduceOp};
 pub(crate) use call::balanced;
 pub use call::{Operation, Sent, Split, Traffic};
 pub use collectives::Collectives;
+pub(crate) use collectives::Parts;
 pub use launcher::{launched, local_rank};
 pub use member::{Job, Member, Pending};
 #[cfg(feature = "mpi")]

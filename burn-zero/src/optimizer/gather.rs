@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use burn_backend::TensorData;
 
 use crate::ZeroError;
-use crate::group::{HostBuffer, Pending, ProcessGroup, Split};
+use crate::group::{HostBuffer, Parts, Pending, ProcessGroup, Split};
 use crate::reduce::{GradientReducer, Layout, StepTag};
 use crate::shard::Bucket;
 
@@ -19,7 +19,7 @@ pub(super) struct Gather<'a> {
     /// Whether any rank has updated each parameter.
     changed: Vec<bool>,
     /// Buckets being gathered, in their order; `None` for a bucket in which nothing has changed.
-    underway: VecDeque<Option<Pending<HostBuffer>>>,
+    underway: VecDeque<Option<Pending<Parts>>>,
     /// Number of buckets gathered before them.
     gathered: usize,
     /// Parameters that are gathered in part, or not taken yet.
@@ -79,23 +79,23 @@ impl<'a> Gather<'a> {
             let Some(pending) = self.underway.pop_front().flatten() else {
                 continue;
             };
-            let elements = pending.wait()?.into_f32();
-            for segment in buckets[bucket].segments() {
+            let (parts, bucket) = (pending.wait()?, &buckets[bucket]);
+            for segment in bucket.segments() {
                 if !self.changed[segment.parameter] {
                     continue;
                 }
                 let whole = self.layout.parameters()[segment.parameter].elements();
                 let arriving = self.arriving.entry(segment.parameter);
                 let arriving = arriving.or_insert_with(|| vec![0.0; whole]);
-                let at = segment.in_bucket();
-                arriving[segment.range.clone()].copy_from_slice(&elements[at]);
+                let to = &mut arriving[segment.range.clone()];
+                parts.read(segment.owner, bucket.in_part(segment), to);
             }
         }
         Ok(())
     }
 
     /// Starts to gather a bucket, unless nothing in it has changed.
-    fn start(&mut self, number: usize, bucket: &Bucket) -> Option<Pending<HostBuffer>> {
+    fn start(&mut self, number: usize, bucket: &Bucket) -> Option<Pending<Parts>> {
         let (layout, mut segments) = (self.layout, bucket.segments().iter());
         if !segments.any(|segment| self.changed[segment.parameter]) {
             return None;
@@ -107,7 +107,7 @@ impl<'a> Gather<'a> {
         let name = layout.bucket_name(number, bucket, &self.at);
         let label = format!("parameters of {name}");
         Some(Pending::start(self.group, move |ranks| {
-            ranks.all_gather(&label, part, split)
+            ranks.all_gather_parts(&label, part, split)
         }))
     }
 }

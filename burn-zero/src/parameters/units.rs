@@ -68,11 +68,12 @@ impl Unit {
             let part = HostBuffer::from_f32(dtype, part);
             let label = format!("unit `{}`, part {number}, {at}", self.path);
             let split = Split::Counts(bucket.counts());
-            let all = ranks.all_gather(&label, part, split)?.into_f32();
+            let parts = ranks.all_gather_parts(&label, part, split)?;
             for segment in bucket.segments() {
                 let parameter = whole.get_mut(&segment.parameter);
                 let parameter = parameter.expect("a unit's buckets have its parameters only");
-                parameter[segment.range.clone()].copy_from_slice(&all[segment.in_bucket()]);
+                let to = &mut parameter[segment.range.clone()];
+                parts.read(segment.owner, bucket.in_part(segment), to);
             }
         }
         let tensor = |(parameter, elements): (usize, Vec<f32>)| {

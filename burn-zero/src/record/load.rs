@@ -24,8 +24,11 @@ use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 pub struct ShardedRecord {
     path: PathBuf,
     manifest: Arc<Manifest>,
-    /// The chunk that was verified last: rank, number and bytes.
-    chunk: Option<(usize, usize, Vec<u8>)>,
+    /// The file that was read last, and its rank.
+    file: Option<(usize, File)>,
+    /// The bytes that were read last, and which chunk they are: rank and number, once it is verified.
+    chunk: Vec<u8>,
+    verified: Option<(usize, usize)>,
     bytes_read: u64,
 }
 
@@ -46,7 +49,9 @@ impl ShardedRecord {
         Ok(Self {
             path: path.to_owned(),
             manifest: Arc::new(manifest),
-            chunk: None,
+            file: None,
+            chunk: Vec::new(),
+            verified: None,
             bytes_read: 0,
         })
     }
@@ -168,24 +173,26 @@ impl ShardedRecord {
 
     /// A chunk of a rank's file, verified.
     fn chunk(&mut self, rank: usize, number: usize) -> Result<&[u8], RecordError> {
-        let held = self.chunk.as_ref();
-        if held.is_none_or(|(of, held, _)| (*of, *held) != (rank, number)) {
+        if self.verified != Some((rank, number)) {
             let path = self.manifest.file(&self.path, rank);
             let first = (number * CHUNK_BYTES) as u64;
             let rest = self.manifest.files[rank].bytes - first;
-            let mut bytes = vec![0; rest.min(CHUNK_BYTES as u64) as usize];
+            self.verified = None;
+            self.chunk.resize(rest.min(CHUNK_BYTES as u64) as usize, 0);
             run("read", &path, || {
-                let mut file = File::open(&path)?;
+                let file = match &mut self.file {
+                    Some((of, file)) if *of == rank => file,
+                    other => &mut other.insert((rank, File::open(&path)?)).1,
+                };
                 file.seek(SeekFrom::Start(first))?;
-                file.read_exact(&mut bytes)
+                file.read_exact(&mut self.chunk)
             })?;
-            self.bytes_read += bytes.len() as u64;
+            self.bytes_read += self.chunk.len() as u64;
             let written = self.manifest.files[rank].crc32[number];
-            verify(&path, &format!("chunk {number}"), written, &bytes)?;
-            self.chunk = Some((rank, number, bytes));
+            verify(&path, &format!("chunk {number}"), written, &self.chunk)?;
+            self.verified = Some((rank, number));
         }
-        let (.., bytes) = self.chunk.as_ref().expect("it was read");
-        Ok(bytes)
+        Ok(&self.chunk)
     }
 }
 

@@ -141,17 +141,15 @@ impl Layout {
         bucket: &Bucket,
         own: impl Fn(usize) -> Option<&'a [f32]>,
     ) -> Vec<f32> {
-        let range = bucket.part(self.rank);
-        let mut part = vec![0.0; range.len()];
+        let mut part = vec![0.0; bucket.part(self.rank).len()];
         let segments = bucket.segments().iter();
         for segment in segments.filter(|segment| segment.owner == self.rank) {
             let Some(own) = own(segment.parameter) else {
                 continue;
             };
             let from = self.position(segment.parameter, segment.range.start);
-            let to = segment.start - range.start;
-            let elements = segment.range.len();
-            part[to..to + elements].copy_from_slice(&own[from..from + elements]);
+            let own = &own[from..from + segment.range.len()];
+            part[bucket.in_part(segment)].copy_from_slice(own);
         }
         part
     }

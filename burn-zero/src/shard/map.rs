@@ -81,6 +81,12 @@ impl Bucket {
         self.offsets[rank]..self.offsets[rank + 1]
     }
 
+    /// Where the elements of a segment are in its owner's part.
+    pub fn in_part(&self, segment: &Segment) -> Range<usize> {
+        let (at, part) = (segment.in_bucket(), self.offsets[segment.owner]);
+        at.start - part..at.end - part
+    }
+
     /// Length of each rank's part, for [`Split::Counts`](crate::group::Split::Counts).
     pub fn counts(&self) -> Vec<usize> {
         let parts = self.offsets.windows(2);
