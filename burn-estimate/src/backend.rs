@@ -55,8 +55,8 @@ impl Backend for Meta {
 
     fn seed(_device: &MetaDevice, _seed: u64) {}
 
-    fn sync(_device: &MetaDevice) -> Result<(), ExecutionError> {
-        Ok(())
+    fn sync(device: &MetaDevice) -> Result<(), ExecutionError> {
+        Router::sync(device)
     }
 
     fn dtype_usage(device: &MetaDevice, dtype: DType) -> DTypeUsageSet {

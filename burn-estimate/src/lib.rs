@@ -41,6 +41,8 @@ mod classes;
 mod client;
 mod cubecl;
 mod estimate;
+mod fusers;
+mod fusion;
 mod heap;
 mod ledger;
 mod measure;
@@ -48,6 +50,7 @@ mod plan;
 mod pools;
 mod rules;
 mod shares;
+mod trace;
 mod uses;
 
 pub use backend::Meta;

@@ -28,6 +28,14 @@ fn keep_up() {
     let _in_order = read();
 }
 
+/// The bytes in use when Fusion has run what it runs without being asked.
+fn read_settled() -> u64 {
+    // A stream without operations.
+    let nothing = StreamId { value: u64::MAX };
+    nothing.executes(|| VulkanFusion::sync(&Default::default()).expect("the queue's thread runs"));
+    read().in_use_bytes
+}
+
 fn layout() -> CubePools {
     let pools = Pools::of_this_thread(BackendName::Vulkan);
     pools.layout().expect("the runtime tells")
@@ -148,6 +156,56 @@ impl<P: Program + Sync> Case<'_, P> {
             "{name}: {pages} MiB in pages, {reserved} reserved"
         );
     }
+}
+
+#[test]
+fn debug_fused() {
+    fn check<P: Program + Sync>(name: &str, program: &P) {
+        if std::env::var("PROGRAM").is_ok_and(|only| !name.contains(&only)) {
+            return;
+        }
+        let real = on_a_thread(|| {
+            type B = Autodiff<Remat<After<VulkanFusion>>>;
+            once(program).run::<B, _>(&Default::default(), |model, step| {
+                taken(model, step, read_settled)
+            })
+        });
+        let meta = MetaDevice::wgpu(0).fused();
+        let in_use = in_use_on(meta);
+        let fused = once(program)
+            .run::<RecomputingMeta, _>(&meta, |model, step| taken(model, step, in_use));
+        let meta = MetaDevice::wgpu(0);
+        let in_use = in_use_on(meta);
+        let plain = once(program)
+            .run::<RecomputingMeta, _>(&meta, |model, step| taken(model, step, in_use));
+        println!(
+            "{name}: most {} fused {} {:.4} plain {:.4}",
+            real.most(),
+            fused.most(),
+            fused.most() as f64 / real.most() as f64,
+            plain.most() as f64 / real.most() as f64
+        );
+        if std::env::var("EACH").is_ok() {
+            for (nth, ((op, real), (other, bytes))) in
+                real.operations.iter().zip(&fused.operations).enumerate()
+            {
+                let plain = plain.operations.get(nth);
+                println!(
+                    "{nth} {op} {other} {real} {bytes} {} {}",
+                    *bytes as i64 - *real as i64,
+                    plain.map_or(0, |p| p.1)
+                );
+            }
+        }
+    }
+    let _turn = turn();
+    check("mlp", &Mlp);
+    check("cnn", &Cnn);
+    check("gptnone", &Gpt(Checkpoint::None));
+    check("gptblock", &Gpt(Checkpoint::Block));
+    check("gptoff", &Gpt(Checkpoint::Offload));
+    check("encdec", &EncoderDecoder);
+    check("lstm", &Recurrent);
 }
 
 /// Fusion leaves out tensors between the operations that it fuses, and runs operations later: the most bytes in use are nearly the same.
