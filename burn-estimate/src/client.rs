@@ -182,6 +182,11 @@ pub(crate) fn is_composed(operand: &Tensor) -> bool {
     operand.client.device.kernels != Kernels::Flex
 }
 
+/// Whether Fusion joins operations on the tensor's device.
+pub(crate) fn has_fusion(operand: &Tensor) -> bool {
+    operand.client.device.fusion
+}
+
 /// A result like the first operand.
 pub(crate) fn native_like(operands: Vec<Tensor>) -> Tensor {
     let result = (operands[0].shape(), operands[0].dtype());

@@ -9,16 +9,22 @@ use burn_ir::{
 };
 use burn_std::Shape;
 
+use crate::client::Kernels;
 use crate::fusion::Kernel;
 use crate::trace::{BROADCAST, Shapes, Trace};
 
 /// The fusers of a stream.
-pub(crate) fn fusers() -> Vec<Box<dyn OperationFuser<Kernel>>> {
+pub(crate) fn fusers(kernels: Kernels) -> Vec<Box<dyn OperationFuser<Kernel>>> {
+    let most_tensors = match kernels {
+        Kernels::Cuda => 1024,
+        // Of software Vulkan, less one.
+        _ => 31,
+    };
     vec![
-        Box::new(Trace::new(BROADCAST)),
-        Box::new(Product::new()),
-        Box::new(Reduction::new()),
-        Box::new(Reductions::new()),
+        Box::new(Trace::new(BROADCAST, most_tensors)),
+        Box::new(Product::new(most_tensors)),
+        Box::new(Reduction::new(most_tensors)),
+        Box::new(Reductions::new(most_tensors)),
     ]
 }
 
@@ -42,7 +48,7 @@ fn reduction(op: &OperationIr) -> Option<&ReduceDimOpIr> {
 
 /// Methods of [`OperationFuser`] that are the same for all.
 macro_rules! common {
-    ($new:expr) => {
+    ($it:ident => $new:expr) => {
         fn finish(&mut self) -> Kernel {
             Kernel {
                 operations: self.len(),
@@ -50,6 +56,7 @@ macro_rules! common {
         }
 
         fn reset(&mut self) {
+            let $it = &*self;
             *self = $new;
         }
 
@@ -60,7 +67,7 @@ macro_rules! common {
 }
 
 impl OperationFuser<Kernel> for Trace {
-    common!(Self::new(BROADCAST));
+    common!(trace => Self::new(BROADCAST, trace.most_tensors));
 
     fn fuse(&mut self, op: &OperationIr) {
         self.add(op);
@@ -89,21 +96,21 @@ struct Product {
 }
 
 impl Product {
-    fn new() -> Self {
+    fn new(most_tensors: usize) -> Self {
         let fixed = Shapes {
             grow: false,
             ..BROADCAST
         };
         Self {
-            trace: Trace::new(fixed),
-            alone: Trace::new(BROADCAST),
+            trace: Trace::new(fixed, most_tensors),
+            alone: Trace::new(BROADCAST, most_tensors),
             has_product: false,
         }
     }
 }
 
 impl OperationFuser<Kernel> for Product {
-    common!(Self::new());
+    common!(it => Self::new(it.trace.most_tensors));
 
     fn fuse(&mut self, op: &OperationIr) {
         if self.trace.is_closed {
@@ -153,11 +160,11 @@ impl Reduction {
         grow: true,
     };
 
-    fn new() -> Self {
+    fn new(most_tensors: usize) -> Self {
         Self {
-            trace: Trace::new(Self::SAME_SHAPE),
-            before: Trace::new(BROADCAST),
-            after: Trace::new(BROADCAST),
+            trace: Trace::new(Self::SAME_SHAPE, most_tensors),
+            before: Trace::new(BROADCAST, most_tensors),
+            after: Trace::new(BROADCAST, most_tensors),
             reduced: None,
         }
     }
@@ -203,7 +210,7 @@ impl Reduction {
 }
 
 impl OperationFuser<Kernel> for Reduction {
-    common!(Self::new());
+    common!(it => Self::new(it.trace.most_tensors));
 
     fn fuse(&mut self, op: &OperationIr) {
         self.add(op);
@@ -243,9 +250,9 @@ enum State {
 }
 
 impl Reductions {
-    fn new() -> Self {
+    fn new(most_tensors: usize) -> Self {
         Self {
-            blocks: vec![Reduction::new()],
+            blocks: vec![Reduction::new(most_tensors)],
             operations: 0,
             state: State::Starting,
         }
@@ -267,14 +274,14 @@ impl Reductions {
         if last.reduced.is_none() || (has_views && hands_over) {
             return false;
         }
-        let mut block = Reduction::new();
+        let mut block = Reduction::new(last.trace.most_tensors);
         block.add(op);
         block.operations() > 0 && block.before.shape == *shape
     }
 }
 
 impl OperationFuser<Kernel> for Reductions {
-    common!(Self::new());
+    common!(it => Self::new(it.last().trace.most_tensors));
 
     fn fuse(&mut self, op: &OperationIr) {
         if matches!(self.state, State::Closed | State::Aborted) {
@@ -286,7 +293,7 @@ impl OperationFuser<Kernel> for Reductions {
             self.blocks.pop();
             next
         } else if self.begins_block(op) {
-            let mut block = Reduction::new();
+            let mut block = Reduction::new(self.last().trace.most_tensors);
             block.add(op);
             block
         } else {

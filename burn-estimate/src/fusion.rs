@@ -9,7 +9,7 @@ use burn_backend::StreamId;
 use burn_fusion::client::GlobalFusionClient;
 use burn_fusion::stream::{Context, Operation, OperationStreams, OrderedExecution};
 use burn_fusion::{FusionRuntime, NumOperations, OperationFuser, Optimization};
-use burn_ir::HandleContainer;
+use burn_ir::{FloatOperationIr, HandleContainer, NumericOperationIr, OperationIr};
 use parking_lot::Mutex;
 
 use crate::client::MetaDevice;
@@ -30,7 +30,14 @@ impl Queue {
     }
 
     /// Adds an operation.
-    pub fn push(&self, ledger: &Arc<Mutex<Ledger>>, call: Call) {
+    pub fn push(&self, ledger: &Arc<Mutex<Ledger>>, mut call: Call) {
+        call.op = match call.op {
+            // An operation that burn-fusion does not have.
+            OperationIr::NumericFloat(dtype, NumericOperationIr::PowiScalar(op)) => {
+                OperationIr::Float(dtype.into(), FloatOperationIr::PowfScalar(op))
+            }
+            op => op,
+        };
         let op = call.op.clone();
         let queued = Queued {
             ledger: ledger.clone(),
@@ -131,7 +138,7 @@ impl FusionRuntime for Runtime {
     type FusionHandle = ();
     type FusionDevice = MetaDevice;
 
-    fn fusers(_: MetaDevice) -> Vec<Box<dyn OperationFuser<Kernel>>> {
-        fusers()
+    fn fusers(device: MetaDevice) -> Vec<Box<dyn OperationFuser<Kernel>>> {
+        fusers(device.kernels)
     }
 }

@@ -120,6 +120,8 @@ pub(crate) struct Part {
 #[derive(Clone)]
 pub(crate) struct Trace {
     shapes: Shapes,
+    /// Inputs and results that a kernel can have, and one.
+    pub most_tensors: usize,
     pub parts: Vec<Part>,
     inputs: HashSet<TensorId>,
     /// Results, with the status of their last use.
@@ -136,9 +138,10 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    pub fn new(shapes: Shapes) -> Self {
+    pub fn new(shapes: Shapes, most_tensors: usize) -> Self {
         Self {
             shapes,
+            most_tensors,
             parts: vec![Part::default()],
             inputs: HashSet::new(),
             results: HashMap::new(),
@@ -201,6 +204,10 @@ impl Trace {
             Form::View(input) => next.view(input),
         };
         if added.and_then(|()| next.write(out)).is_none() {
+            return false;
+        }
+        let is_first = self.inputs.is_empty() && self.results.is_empty();
+        if !is_first && 1 + next.inputs.len() + next.writes() > self.most_tensors {
             return false;
         }
         *self = next;
@@ -326,12 +333,17 @@ impl Trace {
         self.part().handed_over.insert(tensor.id);
     }
 
-    pub fn properties(&self) -> FuserProperties {
+    /// Results that are written to memory.
+    fn writes(&self) -> usize {
         let is_kept = |id: &&TensorId| {
             self.results[id] != TensorStatus::ReadWrite || self.buffers.contains(id)
         };
         let writes = self.parts.iter().flat_map(|part| &part.results);
-        let writes = writes.filter(is_kept).collect::<HashSet<_>>().len();
+        writes.filter(is_kept).collect::<HashSet<_>>().len()
+    }
+
+    pub fn properties(&self) -> FuserProperties {
+        let writes = self.writes();
         let views: usize = self.parts.iter().map(|part| part.views).sum();
         let reads: usize = self.parts.iter().map(|part| part.reads).sum();
         let saved = self.accesses.saturating_sub(reads + views + writes);

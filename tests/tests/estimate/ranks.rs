@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use burn::backend::Autodiff;
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
-use burn::module::Module;
-use burn::tensor::{Int, Tensor};
 use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Int, Tensor};
 use burn_amp::Autocast;
 use burn_checkpoint::Remat;
-use burn_estimate::{DeviceProfile, Estimate, Kind, Meta, MetaDevice, Shares, estimate_on, estimate_rank};
+use burn_estimate::{
+    DeviceProfile, Estimate, Kind, Meta, MetaDevice, Shares, estimate_on, estimate_rank,
+};
 use burn_flex::Flex;
 use burn_zero::group::Operation;
 use burn_zero::parts::ShardOptimizer;
