@@ -316,7 +316,15 @@ impl Ledger {
         let begun = self.clock;
         self.clock += 1;
         for (output, placement) in made.iter().zip(placements) {
-            self.place(output, placement, row);
+            match placement {
+                // Its rows follow each other without gaps.
+                Placement::New(_) => {
+                    let strides = rules::row_major(&output.shape);
+                    let view = self.allocate_as(output, row, strides, bytes(output) as u64);
+                    self.insert(output.id, view);
+                }
+                shared => self.place(output, shared, row),
+            }
         }
         if self.recording.is_some() {
             self.follow_sources(calls, &inputs, &made, begun);
@@ -537,6 +545,16 @@ impl Ledger {
 
     fn allocate(&mut self, tensor: &TensorIr, row: &'static Row) -> View {
         let (strides, bytes) = cubecl::layout(tensor, self.kernels);
+        self.allocate_as(tensor, row, strides, bytes)
+    }
+
+    fn allocate_as(
+        &mut self,
+        tensor: &TensorIr,
+        row: &'static Row,
+        strides: Vec<isize>,
+        bytes: u64,
+    ) -> View {
         self.clock += 1;
         let is_mask = tensor.dtype.is_bool() || row.name.ends_with("_random");
         let storage = self.storage(bytes, row, is_mask);

@@ -4,6 +4,7 @@
 
 mod batch_norm;
 mod device_costs;
+mod fusion;
 mod learner;
 mod programs;
 mod ranks;

@@ -227,7 +227,7 @@ impl Program for Large {
     }
 }
 
-/// What a rank holds and sends and how long its update takes, by stage and number of ranks: the rows that `docs/results/stages.py` draws.
+/// What a rank holds and sends and how long its update takes, by stage and number of ranks: the rows that `docs/results/stages_by_ranks.py` draws.
 #[test]
 fn stages_of_a_large_model() {
     let _turn = turn();

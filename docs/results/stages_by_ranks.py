@@ -1,6 +1,6 @@
 """What a rank holds and sends and how long its update takes, by ZeRO's stage and number of ranks, as an SVG picture of three panels.
 
-    cargo test --workspace --test estimate stages -- --nocapture | python3 stages.py > stages.svg
+    cargo test --workspace --test estimate stages_of -- --nocapture | python3 stages_by_ranks.py > stages-by-ranks.svg
 
 Needs Python alone.
 """
