@@ -173,7 +173,7 @@ impl Fit {
         };
         let is_cubecl = self.device != DeviceName::Cpu && !self.no_pools;
         let (meta, memory) = match is_cubecl {
-            true => (MetaDevice::cuda(0).fused(), DeviceMemory::cuda(self.memory)),
+            true => (MetaDevice::cuda(0), DeviceMemory::cuda(self.memory)),
             false => (MetaDevice::new(0), DeviceMemory::heap(self.memory)),
         };
         let mut runs = Runs::new(&model, profile, meta, memory);

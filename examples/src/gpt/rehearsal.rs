@@ -72,9 +72,9 @@ pub fn find_window<B: AutodiffBackend>(
     let limit_bytes = limit_bytes.ok_or(GptError::Options(unknown))?;
     let meta = match options.backend {
         #[cfg(feature = "cuda")]
-        BackendName::Cuda => MetaDevice::cuda(0).fused(),
+        BackendName::Cuda => MetaDevice::cuda(0),
         #[cfg(feature = "vulkan")]
-        BackendName::Vulkan => MetaDevice::wgpu(0).fused(),
+        BackendName::Vulkan => MetaDevice::wgpu(0),
         _ => MetaDevice::new(0),
     };
     // The same steps without data.
