@@ -71,7 +71,11 @@ impl MetaDevice {
     }
 
     /// The same device with Fusion, as Burn's features `cuda`, `rocm`, `vulkan` and `wgpu` have it: operations wait in a queue, and results within a
-    /// kernel take no memory.
+    /// kernel take no memory. It needs the feature `fusion`, which compiles CubeCL.
+    ///
+    /// # Panics
+    ///
+    /// Without the feature the device's first operation panics.
     pub fn fused(self) -> Self {
         Self {
             fusion: true,

@@ -8,6 +8,7 @@ use burn_std::{ReshapeAction, Strides, reshape_action};
 
 use crate::client::{Kernels, bytes};
 use crate::rules::{Operand, Placement, row_major};
+#[cfg(feature = "fusion")]
 use crate::trace;
 
 /// A view may begin at a multiple of so many bytes; on CUDA it is also the largest alignment of a tensor's rows.
@@ -121,6 +122,7 @@ pub(crate) fn in_place(op: &OperationIr, operands: &[Operand]) -> Option<Placeme
     Some(operand.shared(operand.view.strides.clone(), 0))
 }
 
+#[cfg(feature = "fusion")]
 /// The operands of a kernel in whose memory its results may be: those of elementwise operations alone.
 pub(crate) fn in_place_of_kernel<'a, 'b>(
     ops: impl Iterator<Item = &'b OperationIr>,

@@ -266,6 +266,7 @@ impl Ledger {
         }
     }
 
+    #[cfg(feature = "fusion")]
     /// Follows operations that run as one kernel: it makes only those of their results that are used later.
     pub fn register_kernel(&mut self, calls: &[&Call]) {
         calls.iter().for_each(|call| self.follow(call));
