@@ -9,7 +9,9 @@ use burn_backend::{Backend, BackendTypes, DTypeUsageSet, TensorMetadata};
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
-use crate::client::{MetaDevice, Router, Row, Tensor, announce, is_composed, native, native_like};
+use crate::client::{
+    MetaDevice, Router, Row, Tensor, announce, has_fusion, is_composed, native, native_like,
+};
 
 /// A backend without data: shapes, types and lifetimes are those of a real backend, values are zeros.
 ///
@@ -55,8 +57,8 @@ impl Backend for Meta {
 
     fn seed(_device: &MetaDevice, _seed: u64) {}
 
-    fn sync(_device: &MetaDevice) -> Result<(), ExecutionError> {
-        Ok(())
+    fn sync(device: &MetaDevice) -> Result<(), ExecutionError> {
+        Router::sync(device)
     }
 
     fn dtype_usage(device: &MetaDevice, dtype: DType) -> DTypeUsageSet {
@@ -116,6 +118,19 @@ macro_rules! booleans {
             announce!($trait $work $op);
             let shape = $tensor.shape();
             native(vec![$tensor], vec![(shape, $dtype.into())]).remove(0)
+        }
+    };
+}
+
+/// A tensor in another shape.
+macro_rules! reshape {
+    ($trait:ident $work:ident $op:ident) => {
+        fn $op(tensor: Tensor, shape: Shape) -> Tensor {
+            if has_fusion(&tensor) && tensor.shape() == shape {
+                return tensor;
+            }
+            announce!($trait $work $op);
+            Router::$op(tensor, shape)
         }
     };
 }
@@ -191,6 +206,11 @@ macro_rules! method {
     ($trait:ident $work:ident softmax($($args:tt)*) -> $ret:tt) => { like_first! { $trait $work softmax($($args)*) } };
     ($trait:ident $work:ident float_is_nan($tensor:ident: $kind:tt, $dtype:ident: $type:tt) -> $ret:tt) => { booleans! { $trait $work float_is_nan($tensor, $dtype) } };
     ($trait:ident $work:ident float_is_inf($tensor:ident: $kind:tt, $dtype:ident: $type:tt) -> $ret:tt) => { booleans! { $trait $work float_is_inf($tensor, $dtype) } };
+
+    // No operation on Fusion if the shape is the same.
+    ($trait:ident $work:ident float_reshape($($args:tt)*) -> $ret:tt) => { reshape! { $trait $work float_reshape } };
+    ($trait:ident $work:ident int_reshape($($args:tt)*) -> $ret:tt) => { reshape! { $trait $work int_reshape } };
+    ($trait:ident $work:ident bool_reshape($($args:tt)*) -> $ret:tt) => { reshape! { $trait $work bool_reshape } };
 
     // Its indices are of 64 bits on burn-flex.
     ($trait:ident $work:ident max_pool2d_with_indices($($args:tt)*) -> $ret:tt) => {

@@ -11,13 +11,15 @@ use burn_backend::{
     AllocationProperty, Bytes, DType, DTypeUsageSet, DeviceOps, ExecutionError, Shape, TensorData,
     TensorMetadata,
 };
+use burn_checkpoint::is_replaying;
 use burn_ir::{CustomOpIr, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterTensor, RunnerChannel, RunnerClient};
 use burn_std::device::{Device, DeviceId};
 use burn_std::future::DynFut;
 use parking_lot::Mutex;
 
-use crate::ledger::Ledger;
+use crate::fusion::Queue;
+use crate::ledger::{Call, Ledger};
 
 /// Whose kernels and memory a [`MetaDevice`] models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -25,9 +27,9 @@ pub enum Kernels {
     /// Those of burn-flex.
     #[default]
     Flex,
-    /// Those of CubeCL on Vulkan, Metal and WebGPU, without Fusion.
+    /// Those of CubeCL on Vulkan, Metal and WebGPU.
     Wgpu,
-    /// Those of CubeCL on CUDA and ROCm, without Fusion.
+    /// Those of CubeCL on CUDA and ROCm.
     Cuda,
 }
 
@@ -38,6 +40,8 @@ pub struct MetaDevice {
     pub index: u16,
     /// What it models.
     pub kernels: Kernels,
+    /// Whether Fusion joins operations to kernels.
+    pub fusion: bool,
 }
 
 impl MetaDevice {
@@ -46,10 +50,11 @@ impl MetaDevice {
         Self {
             index,
             kernels: Kernels::Flex,
+            fusion: false,
         }
     }
 
-    /// The device of a number, with the kernels of CubeCL on CUDA.
+    /// The device of a number, with the kernels of CubeCL on CUDA, without Fusion.
     pub fn cuda(index: u16) -> Self {
         Self {
             kernels: Kernels::Cuda,
@@ -57,11 +62,24 @@ impl MetaDevice {
         }
     }
 
-    /// The device of a number, with the kernels of CubeCL on Vulkan.
+    /// The device of a number, with the kernels of CubeCL on Vulkan, without Fusion.
     pub fn wgpu(index: u16) -> Self {
         Self {
             kernels: Kernels::Wgpu,
             ..Self::new(index)
+        }
+    }
+
+    /// The same device with Fusion, as Burn's features `cuda`, `rocm`, `vulkan` and `wgpu` have it: operations wait in a queue, and results within a
+    /// kernel take no memory. It needs the feature `fusion`, which compiles CubeCL.
+    ///
+    /// # Panics
+    ///
+    /// Without the feature the device's first operation panics.
+    pub fn fused(self) -> Self {
+        Self {
+            fusion: true,
+            ..self
         }
     }
 
@@ -71,16 +89,24 @@ impl MetaDevice {
     ///
     /// [`Estimate::shared`]: crate::Estimate::shared
     pub fn backward_ended(self) {
+        self.drain();
         self.ledger().lock().backward_ended();
     }
 
     /// Bytes of all tensors that are alive on the device.
     pub fn bytes_in_use(self) -> u64 {
-        self.ledger().lock().bytes_in_use()
+        let client = burn_router::get_client::<Channel>(&self);
+        client.queue.iter().for_each(Queue::settle);
+        client.ledger.lock().bytes_in_use()
     }
 
     pub(crate) fn ledger(self) -> Arc<Mutex<Ledger>> {
         burn_router::get_client::<Channel>(&self).ledger
+    }
+
+    /// Runs what waits in the queue.
+    pub(crate) fn drain(self) {
+        burn_router::get_client::<Channel>(&self).drain();
     }
 }
 
@@ -89,12 +115,16 @@ impl Device for MetaDevice {
         let kernels = [Kernels::Flex, Kernels::Wgpu, Kernels::Cuda];
         Self {
             index: id.index_id,
-            kernels: kernels[usize::from(id.type_id)],
+            kernels: kernels[usize::from(id.type_id >> 1)],
+            fusion: id.type_id & 1 == 1,
         }
     }
 
     fn to_id(&self) -> DeviceId {
-        DeviceId::new(self.kernels as u16, self.index)
+        DeviceId::new(
+            (self.kernels as u16) << 1 | u16::from(self.fusion),
+            self.index,
+        )
     }
 }
 
@@ -156,6 +186,11 @@ pub(crate) fn is_composed(operand: &Tensor) -> bool {
     operand.client.device.kernels != Kernels::Flex
 }
 
+/// Whether Fusion joins operations on the tensor's device.
+pub(crate) fn has_fusion(operand: &Tensor) -> bool {
+    operand.client.device.fusion
+}
+
 /// A result like the first operand.
 pub(crate) fn native_like(operands: Vec<Tensor>) -> Tensor {
     let result = (operands[0].shape(), operands[0].dtype());
@@ -169,6 +204,14 @@ pub(crate) struct Channel;
 pub struct Client {
     device: MetaDevice,
     ledger: Arc<Mutex<Ledger>>,
+    /// Where operations wait, if the device has Fusion.
+    queue: Option<Queue>,
+}
+
+impl Client {
+    fn drain(&self) {
+        self.queue.iter().for_each(Queue::drain);
+    }
 }
 
 impl RunnerClient for Client {
@@ -176,16 +219,27 @@ impl RunnerClient for Client {
 
     fn register_op(&self, op: OperationIr) {
         let label = LABEL.with_borrow(|label| label.clone());
-        self.ledger.lock().register(&op, ROW.get(), label);
+        // A budget may have evicted the parameter: the operations that replay it are not labelled.
+        if let Some(label) = label.filter(|_| !is_replaying()) {
+            self.drain();
+            return self.ledger.lock().touch(&op, label);
+        }
+        let call = Call::new(op, ROW.get());
+        match &self.queue {
+            None => self.ledger.lock().register(&call),
+            Some(queue) => queue.push(&self.ledger, call),
+        }
     }
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
+        self.drain();
         self.ledger.lock().read(&tensor);
         let data = TensorData::from_bytes(zeros(bytes(&tensor)), tensor.shape, tensor.dtype);
         Box::pin(async move { Ok(data) })
     }
 
     fn sync(&self) -> Result<(), ExecutionError> {
+        self.drain();
         Ok(())
     }
 
@@ -248,10 +302,12 @@ impl RunnerChannel for Channel {
         Client {
             device: *device,
             ledger: Arc::new(Mutex::new(Ledger::new(device.kernels))),
+            queue: device.fusion.then(|| Queue::new(device)),
         }
     }
 
     fn get_tensor_handle(tensor: &TensorIr, client: &Client) {
+        client.drain();
         client.ledger.lock().read(tensor);
     }
 

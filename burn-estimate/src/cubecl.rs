@@ -8,6 +8,8 @@ use burn_std::{ReshapeAction, Strides, reshape_action};
 
 use crate::client::{Kernels, bytes};
 use crate::rules::{Operand, Placement, row_major};
+#[cfg(feature = "fusion")]
+use crate::trace;
 
 /// A view may begin at a multiple of so many bytes; on CUDA it is also the largest alignment of a tensor's rows.
 const fn alignment(kernels: Kernels) -> usize {
@@ -118,4 +120,22 @@ pub(crate) fn in_place(op: &OperationIr, operands: &[Operand]) -> Option<Placeme
     };
     let operand = operands.iter().filter(|_| is_elementwise).find(takes)?;
     Some(operand.shared(operand.view.strides.clone(), 0))
+}
+
+#[cfg(feature = "fusion")]
+/// The operands of a kernel in whose memory its results may be: those of elementwise operations alone.
+pub(crate) fn in_place_of_kernel<'a, 'b>(
+    ops: impl Iterator<Item = &'b OperationIr>,
+    operands: &'b [Operand<'a>],
+) -> Vec<&'b Operand<'a>> {
+    let others = ops.filter(|op| !trace::is_elementwise(op));
+    let others: Vec<_> = others
+        .flat_map(|op| op.inputs().map(|input| input.id))
+        .collect();
+    let free = |operand: &&Operand| {
+        operand.is_unique
+            && !others.contains(&operand.tensor.id)
+            && operand.view.strides == row_major(&operand.tensor.shape)
+    };
+    operands.iter().filter(free).collect()
 }

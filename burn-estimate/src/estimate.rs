@@ -182,8 +182,10 @@ pub fn estimate_run<R>(device: MetaDevice, run: impl FnOnce() -> R) -> (Estimate
     let _reads = ReadsInPlace::on();
     let before = RematStats::of_thread();
     let ledger = device.ledger();
+    device.drain();
     ledger.lock().start();
     let result = run();
+    device.drain();
     let after = RematStats::of_thread();
     let recording = ledger.lock().stop();
     let mut estimate = Estimate::of(Arc::new(recording), Shares::NONE);

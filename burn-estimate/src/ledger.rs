@@ -126,6 +126,37 @@ pub(crate) struct Recording {
     pub transfers: Vec<Transfer>,
 }
 
+/// An operation with what its thread was doing.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub op: OperationIr,
+    row: &'static Row,
+    recorder: Recorder,
+    is_replaying: bool,
+}
+
+impl Call {
+    /// An operation of this thread.
+    pub fn new(op: OperationIr, row: &'static Row) -> Self {
+        let is_replaying = is_replaying();
+        Self {
+            op,
+            row,
+            // A replay takes the host about as long as recording in a scope.
+            recorder: match recorder() {
+                Recorder::None if is_replaying => Recorder::Scope,
+                recorder => recorder,
+            },
+            is_replaying,
+        }
+    }
+
+    fn is_half(&self) -> bool {
+        let mut tensors = self.op.inputs().chain(self.op.outputs());
+        tensors.any(|tensor| tensor.dtype.size() == 2)
+    }
+}
+
 /// The tensors and storages of a device.
 #[derive(Debug)]
 pub(crate) struct Ledger {
@@ -194,8 +225,9 @@ impl Ledger {
         recording
     }
 
-    /// Follows an operation, or the end of a tensor. With a label, the operation only marks its operand as the parameter of this name.
-    pub fn register(&mut self, op: &OperationIr, row: &'static Row, label: Option<Arc<str>>) {
+    /// Follows an operation, or the end of a tensor.
+    pub fn register(&mut self, call: &Call) {
+        let (op, row) = (&call.op, call.row);
         match op {
             OperationIr::Drop(tensor) => return self.forget(tensor.id),
             // `write` has registered it.
@@ -203,12 +235,7 @@ impl Ledger {
             _ => {}
         }
         let inputs: Vec<_> = op.inputs().collect();
-        // A budget may have evicted the parameter: the operations that replay it are not labelled.
-        if label.is_some() && !is_replaying() {
-            self.touch(&inputs, op, label);
-            return;
-        }
-        self.follow(op, row);
+        self.follow(call);
         let plan = {
             let operands: Vec<_> = inputs.iter().map(|input| self.operand(input)).collect();
             rules::plan(op, row, &operands, self.kernels)
@@ -217,25 +244,14 @@ impl Ledger {
         let begun = self.clock;
         self.clock += 1;
         for (output, placement) in op.outputs().zip(plan.placements) {
-            let view = match placement {
-                Placement::Shared(view) => view,
-                Placement::New(None) => self.allocate(output, row),
-                Placement::New(Some(strides)) => View {
-                    strides,
-                    ..self.allocate(output, row)
-                },
-            };
-            self.insert(output.id, view);
+            self.place(output, placement, row);
         }
         self.shrink(workspace, row);
         if plan.moves && self.recording.is_some() {
-            self.follow_sources(op, row, begun);
+            let outputs: Vec<_> = op.outputs().collect();
+            self.follow_sources(&[call], &inputs, &outputs, begun);
         }
-        for input in inputs {
-            if input.status == TensorStatus::ReadWrite {
-                self.forget(input.id);
-            }
-        }
+        self.forget_used(&inputs);
         if let Some(recording) = &mut self.recording {
             let moved = op.inputs().chain(op.outputs()).map(bytes).sum::<usize>();
             recording.costs.push(Cost {
@@ -244,13 +260,117 @@ impl Ledger {
                 flops: plan.flops,
                 functions: rules::functions(op, row),
                 reordered: plan.reordered,
-                is_half: (op.inputs().chain(op.outputs())).any(|tensor| tensor.dtype.size() == 2),
-                // A replay takes the host about as long as recording in a scope.
-                recorder: match recorder() {
-                    Recorder::None if is_replaying() => Recorder::Scope,
-                    recorder => recorder,
-                },
+                is_half: call.is_half(),
+                recorder: call.recorder,
             });
+        }
+    }
+
+    #[cfg(feature = "fusion")]
+    /// Follows operations that run as one kernel: it makes only those of their results that are used later.
+    pub fn register_kernel(&mut self, calls: &[&Call]) {
+        calls.iter().for_each(|call| self.follow(call));
+        let row = calls[0].row;
+        let mut made: Vec<&TensorIr> = Vec::new();
+        let mut inputs: Vec<&TensorIr> = Vec::new();
+        let mut last: FxHashMap<TensorId, &TensorIr> = FxHashMap::default();
+        for input in calls.iter().flat_map(|call| call.op.inputs()) {
+            last.insert(input.id, input);
+        }
+        let ends = |id: &TensorId| {
+            let used = last.get(id);
+            used.is_some_and(|used| used.status == TensorStatus::ReadWrite)
+        };
+        for call in calls {
+            for input in call.op.inputs() {
+                let is_known = inputs.iter().any(|known| known.id == input.id);
+                if !is_known && self.tensors.contains_key(&input.id) {
+                    inputs.push(last[&input.id]);
+                }
+            }
+            made.extend(call.op.outputs().filter(|output| !ends(&output.id)));
+        }
+        let mut placements = Vec::new();
+        {
+            let operands: Vec<_> = inputs.iter().map(|input| self.operand(input)).collect();
+            let mut free = cubecl::in_place_of_kernel(calls.iter().map(|call| &call.op), &operands);
+            for output in &made {
+                let mut ops = calls.iter().map(|call| &call.op);
+                let op = ops.find(|op| op.outputs().any(|made| made.id == output.id));
+                let view = op.and_then(|op| {
+                    let input = op.inputs().next()?;
+                    let operand = operands.iter().position(|it| it.tensor.id == input.id)?;
+                    cubecl::view(op, &operands[operand..=operand], self.kernels)
+                });
+                placements.push(view.unwrap_or_else(|| {
+                    let fits = |operand: &&Operand| {
+                        (operand.tensor.dtype, &operand.tensor.shape)
+                            == (output.dtype, &output.shape)
+                    };
+                    match free.iter().position(fits) {
+                        Some(operand) => free.remove(operand).as_it_is(),
+                        None => Placement::New(None),
+                    }
+                }));
+            }
+        }
+        let begun = self.clock;
+        self.clock += 1;
+        for (output, placement) in made.iter().zip(placements) {
+            match placement {
+                // Its rows follow each other without gaps.
+                Placement::New(_) => {
+                    let strides = rules::row_major(&output.shape);
+                    let view = self.allocate_as(output, row, strides, bytes(output) as u64);
+                    self.insert(output.id, view);
+                }
+                shared => self.place(output, shared, row),
+            }
+        }
+        if self.recording.is_some() {
+            self.follow_sources(calls, &inputs, &made, begun);
+        }
+        self.forget_used(&inputs);
+        if let Some(recording) = &mut self.recording {
+            let tensors = inputs.iter().chain(&made);
+            let moved = tensors.map(|tensor| bytes(tensor)).sum::<usize>();
+            for (nth, call) in calls.iter().enumerate() {
+                let is_first = nth == 0;
+                let sum = |of: fn(&OperationIr, &'static Row) -> u64| -> u64 {
+                    let all = calls.iter().map(|call| of(&call.op, call.row));
+                    if is_first { all.sum() } else { 0 }
+                };
+                recording.costs.push(Cost {
+                    at: self.clock,
+                    bytes: if is_first { moved as u64 } else { 0 },
+                    flops: sum(|op, _| rules::flops(op)),
+                    functions: sum(rules::functions),
+                    reordered: 0,
+                    is_half: call.is_half(),
+                    recorder: call.recorder,
+                });
+            }
+        }
+    }
+
+    fn place(&mut self, output: &TensorIr, placement: Placement, row: &'static Row) {
+        let view = match placement {
+            Placement::Shared(view) => view,
+            Placement::New(None) => self.allocate(output, row),
+            Placement::New(Some(strides)) => View {
+                strides,
+                ..self.allocate(output, row)
+            },
+        };
+        self.insert(output.id, view);
+    }
+
+    /// Forgets the inputs whose last use this was.
+    fn forget_used(&mut self, inputs: &[&TensorIr]) {
+        for input in inputs {
+            if input.status == TensorStatus::ReadWrite {
+                self.forget(input.id);
+            }
         }
     }
 
@@ -279,23 +399,28 @@ impl Ledger {
         recording.for_each(|recording| recording.transfers.push(transfer));
     }
 
-    fn touch(&mut self, inputs: &[&TensorIr], op: &OperationIr, label: Option<Arc<str>>) {
-        let view = self.tensors[&inputs[0].id].clone();
+    /// Marks the operand of an operation that is not run as the parameter of this name.
+    pub fn touch(&mut self, op: &OperationIr, label: Arc<str>) {
+        if let OperationIr::Drop(tensor) = op {
+            return self.forget(tensor.id);
+        }
+        let inputs: Vec<_> = op.inputs().collect();
+        let Some(first) = inputs.first() else {
+            return;
+        };
+        let view = self.tensors[&first.id].clone();
         if let Some(storage) = self.storages.get_mut(&view.storage) {
-            storage.parameter = label;
+            storage.parameter = Some(label);
         }
         for output in op.outputs() {
             self.insert(output.id, view.clone());
         }
-        for input in inputs {
-            if input.status == TensorStatus::ReadWrite {
-                self.forget(input.id);
-            }
-        }
+        self.forget_used(&inputs);
     }
 
     /// Updates the phase, and the owner: the parameter that was used last.
-    fn follow(&mut self, op: &OperationIr, row: &Row) {
+    fn follow(&mut self, call: &Call) {
+        let (op, row) = (&call.op, call.row);
         let mut parameter = None;
         for input in op.inputs() {
             let view = self.tensors.get(&input.id);
@@ -311,7 +436,7 @@ impl Ledger {
         let phase = match self.phase {
             _ if rules::begins_backward(op, row) => Phase::Backward,
             // A replay of what a scope or a budget evicted runs operations of the forward pass.
-            Phase::Backward | Phase::Update if rules::is_forward(row) && !is_replaying() => {
+            Phase::Backward | Phase::Update if rules::is_forward(row) && !call.is_replaying => {
                 Phase::Forward
             }
             phase => phase,
@@ -321,15 +446,20 @@ impl Ledger {
         }
     }
 
-    /// Notes what an operation that began at `begun` computes from a single parameter, and its uses of such storages.
-    fn follow_sources(&mut self, op: &OperationIr, row: &Row, begun: u64) {
-        let storage = |tensor: &TensorIr| self.tensors.get(&tensor.id).map(|view| view.storage);
-        let inputs: Vec<_> = op.inputs().filter_map(storage).collect();
-        let outputs: Vec<_> = op.outputs().filter_map(storage).collect();
-        let cast_bytes = match row.name {
-            "float_cast" => op.outputs().next().map(|output| bytes(output) as u64),
-            _ => None,
-        };
+    /// Notes what a kernel that began at `begun` computes from a single parameter, and its uses of such storages.
+    fn follow_sources(
+        &mut self,
+        calls: &[&Call],
+        inputs: &[&TensorIr],
+        outputs: &[&TensorIr],
+        begun: u64,
+    ) {
+        let storage = |tensor: &&TensorIr| self.tensors.get(&tensor.id).map(|view| view.storage);
+        let inputs: Vec<_> = inputs.iter().filter_map(storage).collect();
+        let outputs: Vec<_> = outputs.iter().filter_map(storage).collect();
+        let cast = calls.iter().find(|call| call.row.name == "float_cast");
+        let cast_bytes = cast.and_then(|call| call.op.outputs().next());
+        let cast_bytes = cast_bytes.map(|output| bytes(output) as u64);
         let sources = inputs.iter().map(|input| self.storages[input].source());
         let sources: Option<Vec<_>> = sources.collect();
         let source = sources.and_then(|sources| sources.into_iter().next());
@@ -416,6 +546,16 @@ impl Ledger {
 
     fn allocate(&mut self, tensor: &TensorIr, row: &'static Row) -> View {
         let (strides, bytes) = cubecl::layout(tensor, self.kernels);
+        self.allocate_as(tensor, row, strides, bytes)
+    }
+
+    fn allocate_as(
+        &mut self,
+        tensor: &TensorIr,
+        row: &'static Row,
+        strides: Vec<isize>,
+        bytes: u64,
+    ) -> View {
         self.clock += 1;
         let is_mask = tensor.dtype.is_bool() || row.name.ends_with("_random");
         let storage = self.storage(bytes, row, is_mask);

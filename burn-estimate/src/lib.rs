@@ -32,8 +32,9 @@
 //! On a [`MetaDevice::new`] the memory is that of burn-flex: its views, results in their operand's memory, copies, and the workspace of its
 //! kernels. Against the heap of the same step ten programs were within 1.1 %, and always below it: Burn's graph is not counted.
 //!
-//! On a [`MetaDevice::cuda`] or [`MetaDevice::wgpu`] it is that of CubeCL without Fusion: on Vulkan the bytes in use after each operation of
-//! seven programs were within 0.1 %. CubeCL allocates memory in pages, which [`Estimate::reserved_bytes`] and [`DeviceMemory`] count.
+//! On a [`MetaDevice::cuda`] or [`MetaDevice::wgpu`] it is that of CubeCL: on Vulkan the bytes in use after each operation of
+//! seven programs were within 0.1 %. With [`fused`](MetaDevice::fused), which needs the feature `fusion`, operations wait in burn-fusion's queue and run as CubeCL's Fusion runs them.
+//! CubeCL allocates memory in pages, which [`Estimate::reserved_bytes`] and [`DeviceMemory`] count.
 
 mod allocator;
 mod backend;
@@ -41,6 +42,10 @@ mod classes;
 mod client;
 mod cubecl;
 mod estimate;
+#[cfg(feature = "fusion")]
+mod fusers;
+#[cfg_attr(not(feature = "fusion"), path = "no_fusion.rs")]
+mod fusion;
 mod heap;
 mod ledger;
 mod measure;
@@ -48,6 +53,8 @@ mod plan;
 mod pools;
 mod rules;
 mod shares;
+#[cfg(feature = "fusion")]
+mod trace;
 mod uses;
 
 pub use backend::Meta;

@@ -89,7 +89,7 @@ impl Operand<'_> {
         })
     }
 
-    fn as_it_is(&self) -> Placement {
+    pub fn as_it_is(&self) -> Placement {
         self.shared(self.view.strides.clone(), 0)
     }
 
@@ -133,12 +133,7 @@ pub(crate) fn plan(op: &OperationIr, row: &Row, operands: &[Operand], kernels: K
             plan.placements = vec![view];
             return plan;
         }
-        plan.flops *= products(op);
-        if let OperationIr::Module(module) = op
-            && let Some((flops, _)) = convolution(module)
-        {
-            plan.flops = flops;
-        }
+        plan.flops = flops(op);
         if let Some(place) = cubecl::in_place(op, operands) {
             plan.placements = vec![place];
         }
@@ -202,6 +197,17 @@ pub(crate) fn functions(op: &OperationIr, row: &Row) -> u64 {
     };
     let elements = op.outputs().map(|out| out.shape.num_elements() as u64);
     if is_function { elements.sum() } else { 0 }
+}
+
+/// Floating-point operations of a kernel of its own.
+pub(crate) fn flops(op: &OperationIr) -> u64 {
+    if let OperationIr::Module(module) = op
+        && let Some((flops, _)) = convolution(module)
+    {
+        return flops;
+    }
+    let elements = op.outputs().map(|out| out.shape.num_elements() as u64);
+    elements.sum::<u64>() * products(op)
 }
 
 /// Floating-point operations for an element of the result.

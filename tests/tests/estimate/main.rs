@@ -4,6 +4,8 @@
 
 mod batch_norm;
 mod device_costs;
+#[cfg(feature = "vulkan")]
+mod fusion;
 mod learner;
 mod programs;
 mod ranks;

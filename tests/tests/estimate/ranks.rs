@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use burn::backend::Autodiff;
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
-use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Int, Tensor};
 use burn_amp::Autocast;
 use burn_checkpoint::Remat;
-use burn_estimate::{Estimate, Kind, Meta, MetaDevice, Shares, estimate_rank};
+use burn_estimate::{
+    DeviceProfile, Estimate, Kind, Meta, MetaDevice, Shares, estimate_on, estimate_rank,
+};
 use burn_flex::Flex;
 use burn_zero::group::Operation;
 use burn_zero::parts::ShardOptimizer;
@@ -18,6 +21,8 @@ use burn_zero::{
     ProcessGroup, Sharded, SimulatedRank, Stage, ThreadGroup, ZeroConfig, ZeroOptimizer,
     ZeroSettings,
 };
+use examples::gpt::loader::TokenBatch;
+use examples::gpt::model::{Gpt as GptModel, GptConfig};
 use examples::gpt::recompute::Checkpoint;
 
 use super::programs::{Gpt, Program};
@@ -197,6 +202,74 @@ fn traffic_and_state_are_those_of_the_paper() {
                 estimate.sent_bytes,
                 said.sent_bytes as f64,
             );
+        }
+    }
+}
+
+/// A GPT of 1.3 billion parameters with one sequence of 1,024 tokens, every block recomputed.
+struct Large;
+
+impl Program for Large {
+    type Model<B: AutodiffBackend> = GptModel<B>;
+
+    fn model<B: AutodiffBackend>(&self, device: &B::Device) -> GptModel<B> {
+        let mut config = GptConfig::new(1024, 24, 16, 2048).with_checkpoint(Checkpoint::Block);
+        config.vocabulary = 50257;
+        config.init(device)
+    }
+
+    fn loss<B: AutodiffBackend>(&self, model: &GptModel<B>, device: &B::Device) -> Tensor<B, 1> {
+        let tokens = Tensor::<B, 2, Int>::zeros([1, 1024], device);
+        model.loss(TokenBatch {
+            inputs: tokens.clone(),
+            targets: tokens,
+        })
+    }
+}
+
+/// What a rank holds and sends and how long its update takes, by stage and number of ranks: the rows that `docs/results/stages_by_ranks.py` draws.
+#[test]
+fn stages_of_a_large_model() {
+    let _turn = turn();
+    let device = MetaDevice::cuda(1);
+    let mut parameters = 0.0;
+    let alone = once(&Large).run::<Alone, _>(&device, |model, step| {
+        parameters = model.num_params() as f64;
+        estimate_on::<Alone, _>(device, model, step).0
+    });
+    for stage in Stage::ALL.into_iter().chain([Stage::Parameters]) {
+        for ranks in [1, 2, 8, 64, 1024] {
+            let rank = alone.shared(Shares {
+                ranks,
+                optimizer_state: stage.shards_optimizer_state() && ranks > 1,
+                gradients: stage.shards_gradients() && ranks > 1,
+                parameters: stage == Stage::Parameters && ranks > 1,
+                bucket_bytes: 100 << 20,
+                ..Shares::NONE
+            });
+            println!(
+                "stage {}, {ranks} ranks: {} bytes at the peak, {} sent, {:.0} ms",
+                stage as u8,
+                rank.peak_bytes,
+                rank.sent_bytes,
+                rank.time(&DeviceProfile::A100).as_secs_f64() * 1e3
+            );
+            if ranks == 1 {
+                continue;
+            }
+            // Section 7.2.2: parameters are gathered for forward and for backward.
+            let times = if stage == Stage::Parameters { 3.0 } else { 2.0 };
+            let parts = (ranks - 1) as f64 / ranks as f64;
+            let what = format!("stage {stage:?}, {ranks} ranks");
+            let formula = times * 4.0 * parameters * parts;
+            within_2_percent(&format!("{what}, sent"), rank.sent_bytes, formula);
+            // Section 5: parameters and moments when the step begins.
+            let part = |is_shared: bool| if is_shared { ranks as f64 } else { 1.0 };
+            let formula = match stage {
+                Stage::Parameters => 8.0 * parameters / ranks as f64,
+                _ => 4.0 * parameters + 8.0 * parameters / part(stage.shards_optimizer_state()),
+            };
+            within_2_percent(&format!("{what}, states"), rank.start_bytes, formula);
         }
     }
 }

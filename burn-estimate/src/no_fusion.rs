@@ -1,0 +1,29 @@
+//! Without the feature `fusion` no device has a queue.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::client::MetaDevice;
+use crate::ledger::{Call, Ledger};
+
+#[derive(Clone)]
+pub(crate) enum Queue {}
+
+impl Queue {
+    pub fn new(_: &MetaDevice) -> Self {
+        panic!("a device with Fusion needs burn-estimate's feature `fusion`")
+    }
+
+    pub fn push(&self, _: &Arc<Mutex<Ledger>>, _: Call) {
+        match *self {}
+    }
+
+    pub fn drain(&self) {
+        match *self {}
+    }
+
+    pub fn settle(&self) {
+        match *self {}
+    }
+}
