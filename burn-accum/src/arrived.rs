@@ -141,7 +141,7 @@ impl Arrived {
             let home = home.get_or_insert_with(|| gradient.device());
             let mut gradient = widen(on(gradient, home));
             if let Some(non_finite) = non_finite {
-                let mask = on(non_finite.clone(), home).expand(gradient.dims());
+                let mask = on(non_finite.clone(), home).reshape([1; D]);
                 gradient = gradient.mask_fill(mask, -0.0); // -0 + 0 is 0
             }
             sum = Some(match sum {

@@ -193,93 +193,79 @@ mod tests {
     use super::*;
     use FloatDType::{BF16, F16, F32, F64, Flex32};
 
-    fn operands(dtypes: &[FloatDType], lineage: Lineage) -> Operands {
+    const CLASSES: [Cast; 4] = [Cast::Lower, Cast::Full, Cast::Promote, Cast::Keep];
+
+    fn target(class: Cast, arithmetic: Arithmetic, seen: &[FloatDType]) -> Option<FloatDType> {
+        of(class, arithmetic, seen, Lineage::Forward)
+    }
+
+    fn of(
+        class: Cast,
+        arithmetic: Arithmetic,
+        seen: &[FloatDType],
+        lineage: Lineage,
+    ) -> Option<FloatDType> {
         let mut operands = Operands::default();
-        for dtype in dtypes {
-            operands.see(*dtype, lineage);
+        seen.iter().for_each(|dtype| operands.see(*dtype, lineage));
+        operands.target(class, arithmetic)
+    }
+
+    #[test]
+    fn each_class_has_its_target() {
+        for (class, low, seen, expected) in [
+            (Cast::Lower, BF16, &[F32, F32][..], Some(BF16)),
+            (Cast::Lower, BF16, &[BF16, F32], Some(BF16)),
+            (Cast::Lower, BF16, &[F16, F16], Some(BF16)),
+            (Cast::Lower, BF16, &[BF16, BF16], None),
+            (Cast::Lower, BF16, &[Flex32], Some(BF16)),
+            (Cast::Full, F16, &[F16], Some(F32)),
+            (Cast::Full, F16, &[BF16, F16], Some(F32)),
+            (Cast::Full, F16, &[F32], None),
+            (Cast::Full, F16, &[F16, F32], Some(F32)),
+            (Cast::Full, F16, &[Flex32], None),
+            (Cast::Promote, F16, &[F16, F32], Some(F32)),
+            (Cast::Promote, F16, &[F16, BF16], Some(F32)),
+            (Cast::Promote, F16, &[Flex32, F32], Some(F32)),
+            (Cast::Promote, F16, &[F16, F16], None),
+        ] {
+            let found = target(class, Arithmetic::Low(low), seen);
+            assert_eq!(found, expected, "{class} {seen:?}");
         }
-        operands
-    }
-
-    /// `low`: the policy's low type, `None` with autocast off.
-    fn target(class: Cast, low: Option<FloatDType>, dtypes: &[FloatDType]) -> Option<FloatDType> {
-        let arithmetic = low.map_or(Arithmetic::AsGiven, Arithmetic::Low);
-        operands(dtypes, Lineage::Forward).target(class, arithmetic)
+        let full = of(Cast::Full, Arithmetic::Low(F16), &[F16], Lineage::Gradient);
+        assert_eq!(full, Some(F32));
     }
 
     #[test]
-    fn lower_brings_everything_to_the_low_type() {
-        assert_eq!(target(Cast::Lower, Some(BF16), &[F32, F32]), Some(BF16));
-        assert_eq!(target(Cast::Lower, Some(BF16), &[BF16, F32]), Some(BF16));
-        assert_eq!(target(Cast::Lower, Some(BF16), &[F16, F16]), Some(BF16));
-        assert_eq!(target(Cast::Lower, Some(BF16), &[BF16, BF16]), None);
-        assert_eq!(target(Cast::Lower, Some(BF16), &[Flex32]), Some(BF16));
-    }
-
-    #[test]
-    fn full_raises_low_types_and_promotes_the_rest() {
-        assert_eq!(target(Cast::Full, Some(F16), &[F16]), Some(F32));
-        assert_eq!(target(Cast::Full, Some(F16), &[BF16, F16]), Some(F32));
-        assert_eq!(target(Cast::Full, Some(F16), &[F32]), None);
-        assert_eq!(target(Cast::Full, Some(F16), &[F16, F32]), Some(F32));
-        assert_eq!(target(Cast::Full, Some(F16), &[Flex32]), None);
-    }
-
-    #[test]
-    fn promote_takes_the_widest() {
-        assert_eq!(target(Cast::Promote, Some(F16), &[F16, F32]), Some(F32));
-        assert_eq!(target(Cast::Promote, Some(F16), &[F16, BF16]), Some(F32));
-        assert_eq!(target(Cast::Promote, Some(F16), &[Flex32, F32]), Some(F32));
-        assert_eq!(target(Cast::Promote, Some(F16), &[F16, F16]), None);
-    }
-
-    #[test]
-    fn f64_is_left_alone_but_never_mixed() {
-        for class in [Cast::Lower, Cast::Full, Cast::Promote, Cast::Keep] {
-            assert_eq!(target(class, Some(BF16), &[F64, F64]), None);
-            assert_eq!(target(class, Some(BF16), &[F64, BF16]), Some(F64));
-        }
-    }
-
-    #[test]
-    fn off_only_promotes_and_gradients_are_not_lowered() {
-        for class in [Cast::Lower, Cast::Full, Cast::Promote, Cast::Keep] {
-            assert_eq!(target(class, None, &[F32, F32]), None);
-            assert_eq!(target(class, None, &[BF16]), None);
-            assert_eq!(target(class, None, &[F32, BF16]), Some(F32));
-            let gradient = operands(&[F32, F32], Lineage::Gradient);
-            assert_eq!(gradient.target(class, Arithmetic::Low(BF16)), None);
-        }
-        let low = operands(&[F16], Lineage::Gradient);
-        assert_eq!(low.target(Cast::Full, Arithmetic::Low(F16)), Some(F32));
-    }
-
-    #[test]
-    fn f32_raises_low_operands_in_every_class_and_lowers_none() {
-        for class in [Cast::Lower, Cast::Full, Cast::Promote, Cast::Keep] {
-            let target = |dtypes: &[FloatDType], lineage| {
-                operands(dtypes, lineage).target(class, Arithmetic::F32)
-            };
-            for lineage in [Lineage::Forward, Lineage::Gradient] {
-                assert_eq!(target(&[F16, F16], lineage), Some(F32));
-                assert_eq!(target(&[BF16, F32], lineage), Some(F32));
-                assert_eq!(target(&[F32, F32], lineage), None);
-                assert_eq!(target(&[F64, BF16], lineage), Some(F64));
+    fn every_class_leaves_f64_and_gradients_alone_and_operands_unmixed() {
+        let all = [F64, F32, Flex32, F16, BF16];
+        let low = Arithmetic::Low(BF16);
+        for class in CLASSES {
+            assert_eq!(target(class, low, &[F64, F64]), None);
+            assert_eq!(target(class, low, &[F64, BF16]), Some(F64));
+            assert_eq!(of(class, low, &[F32, F32], Lineage::Gradient), None);
+            for a in all {
+                for b in all.into_iter().filter(|b| *b != a) {
+                    for arithmetic in [Arithmetic::AsGiven, low, Arithmetic::Low(F16)] {
+                        let found = target(class, arithmetic, &[a, b]);
+                        assert!(found.is_some(), "{class} {a:?} {b:?}");
+                    }
+                }
             }
         }
     }
 
     #[test]
-    fn no_class_leaves_operands_mixed() {
-        let all = [F64, F32, Flex32, F16, BF16];
-        for class in [Cast::Lower, Cast::Full, Cast::Promote, Cast::Keep] {
-            for low in [None, Some(F16), Some(BF16)] {
-                for a in all {
-                    for b in all {
-                        if a != b {
-                            assert!(target(class, low, &[a, b]).is_some(), "{class} {a:?} {b:?}");
-                        }
-                    }
+    fn off_only_promotes_and_f32_raises_in_every_class() {
+        for class in CLASSES {
+            for lineage in [Lineage::Forward, Lineage::Gradient] {
+                for (seen, off, raised) in [
+                    (&[F32, F32][..], None, None),
+                    (&[BF16, BF16], None, Some(F32)),
+                    (&[BF16, F32], Some(F32), Some(F32)),
+                    (&[F64, BF16], Some(F64), Some(F64)),
+                ] {
+                    assert_eq!(of(class, Arithmetic::AsGiven, seen, lineage), off);
+                    assert_eq!(of(class, Arithmetic::F32, seen, lineage), raised);
                 }
             }
         }

@@ -41,8 +41,9 @@ impl Mode {
 
     /// The mode of policy `P` here: that of the [`autocast`] scope that this thread is in, else that of `P` itself.
     /// As `torch.is_autocast_enabled` and `torch.get_autocast_dtype`.
+    #[inline]
     pub fn current<P: Policy>() -> Self {
-        current::<P>()
+        SCOPE.get().unwrap_or_else(P::mode)
     }
 
     /// The low type, `None` where nothing is lowered.
@@ -131,12 +132,6 @@ thread_local! {
     static SCOPE: Cell<Option<Mode>> = const { Cell::new(None) };
 }
 
-/// The mode of this thread for a backend with policy `P`.
-#[inline]
-pub(crate) fn current<P: Policy>() -> Mode {
-    SCOPE.get().unwrap_or_else(P::mode)
-}
-
 /// Runs `f` with policy `P` on this thread, whatever the backend's own policy is.
 ///
 /// Scopes nest; the previous state comes back when `f` returns or panics. Other threads are not affected: for those
@@ -171,31 +166,26 @@ pub fn autocast<P: Policy, R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Runs `f` without autocast: for arithmetic that has to stay in the type it has, such as an optimizer's.
-pub(crate) fn off_scope<R>(f: impl FnOnce() -> R) -> R {
-    autocast::<Off, R>(f)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn scopes_nest_and_are_restored_on_panic() {
-        assert_eq!(current::<Bf16>(), Mode::BF16);
+        assert_eq!(Mode::current::<Bf16>(), Mode::BF16);
         autocast::<F16, _>(|| {
-            assert_eq!(current::<Bf16>(), Mode::F16);
+            assert_eq!(Mode::current::<Bf16>(), Mode::F16);
             let panic = std::panic::catch_unwind(|| autocast::<Off, ()>(|| panic!("inside")));
             assert!(panic.is_err());
-            assert_eq!(current::<Bf16>(), Mode::F16);
+            assert_eq!(Mode::current::<Bf16>(), Mode::F16);
         });
-        assert_eq!(current::<Bf16>(), Mode::BF16);
+        assert_eq!(Mode::current::<Bf16>(), Mode::BF16);
     }
 
     #[test]
     fn a_scope_is_this_threads_alone() {
         autocast::<F16, _>(|| {
-            let other = std::thread::spawn(current::<Bf16>).join();
+            let other = std::thread::spawn(Mode::current::<Bf16>).join();
             assert_eq!(other.ok(), Some(Mode::BF16));
         });
     }

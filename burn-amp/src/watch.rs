@@ -11,11 +11,12 @@ use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::read_sync;
 use burn_backend::{Backend, BackendTypes, DType, TensorMetadata};
+use burn_decorator::message::{Scope, with_value};
 use burn_decorator::module::map_floats;
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 
-use crate::scaler::{at_scale, explain, keep_step, overflowed_step};
+use crate::scaler::{keep_step, wants_step};
 
 /// A backend that can be looked at by [`first_non_finite`] and [`explain_overflow`]: `Autocast<Autodiff<Watch<Cuda>>, F16>`.
 ///
@@ -86,10 +87,8 @@ thread_local! {
 
 /// Runs `f`, a backward pass.
 pub(crate) fn in_backward<R>(f: impl FnOnce() -> R) -> R {
-    let before = BACKWARD.replace(true);
-    let result = f();
-    BACKWARD.set(before);
-    result
+    let _scope = Scope::enter(&BACKWARD, true);
+    f()
 }
 
 /// Runs `step`, a forward and a backward pass, on a copy of `module`, and returns the first operation with a non-finite result. An
@@ -117,17 +116,9 @@ where
     B: AutodiffBackend,
     M: AutodiffModule<B>,
 {
-    struct Stop;
-    impl Drop for Stop {
-        fn drop(&mut self) {
-            FOUND.set(None);
-        }
-    }
     let module = labelled::<B, M>(module.clone());
-    let _stop = Stop;
-    FOUND.set(Some(Found::default()));
-    step(&module);
-    FOUND.take()?.first
+    let (_, found) = with_value(&FOUND, Found::default(), || step(&module));
+    found?.first
 }
 
 /// Runs `step` on `model` and `input`, in `TrainStep::step`: if the [`GradScaler`](crate::GradScaler) of this thread finds that it
@@ -143,15 +134,10 @@ where
     I: Clone + Send + 'static,
     R: 'static,
 {
-    match overflowed_step() {
-        None => {}
-        Some(Some((last, scale))) => explain(at_scale(scale, last)),
-        Some(None) => {
-            let (model, input) = (model.clone(), input.clone());
-            keep_step(Box::new(move || {
-                first_non_finite(&model, |model| step(model, input))
-            }));
-        }
+    if wants_step() {
+        let (model, input) = (model.clone(), input.clone());
+        let again = move || first_non_finite(&model, |model| step(model, input));
+        keep_step(Box::new(again));
     }
     step(model, input)
 }

@@ -128,7 +128,6 @@ fn an_overflow_names_step_scale_and_parameters() {
         for (step, overflowing) in [&[][..], &[1, 4], &[3], &[]].into_iter().enumerate() {
             net = optimizer.step(LR, net.clone(), gradients(&net, step, overflowing));
             assert_eq!(scaler.skipped_last_step(), !overflowing.is_empty());
-            assert_eq!(scaler.found_inf(), !overflowing.is_empty());
         }
         let overflow = scaler.last_overflow().unwrap();
         assert_eq!((overflow.step, overflow.scale), (3, 32768.0));

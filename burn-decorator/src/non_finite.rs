@@ -1,6 +1,6 @@
 //! Finds non-finite gradients: one number per parameter, computed on the device, read at once or later. With the feature `train`.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 
@@ -16,7 +16,7 @@ pub trait GradientsOf {
     fn each<I: Backend, const D: usize>(&self, id: ParamId) -> Vec<Tensor<I, D>>;
 }
 
-/// What is computed from each gradient, as a tensor of shape `[1]` that is finite if all elements of the gradient are.
+/// What is computed from each gradient: numbers that are finite if all elements of the gradient are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
     /// Nothing.
@@ -24,8 +24,8 @@ pub enum Probe {
     /// Its sum, at least in f32, in one kernel. A finite sum proves that all terms are finite, because infinities and NaNs survive
     /// every addition. A sum of finite numbers may overflow, so a non-finite sum needs an [`Exact`](Self::Exact) probe to decide.
     Sum,
-    /// The sum of its elements times a power of two so small that no sum of finite elements overflows. Two kernels, one after fusion
-    /// of the product. It does not compute `x * 0`, which fast-math may fold.
+    /// The sums of its rows, `[rows, 1]`, times a power of two so small that no sum of finite elements overflows. Two kernels. It does not
+    /// compute `x * 0`, which fast-math may fold.
     Exact,
 }
 
@@ -36,7 +36,9 @@ pub struct Inspection<I: Backend> {
     half: Option<(String, DType)>,
     devices: Vec<Device<I>>,
     /// Those of all parameters, one or none for each path.
-    probes: Vec<Tensor<I, 1>>,
+    probes: Vec<Tensor<I, 2>>,
+    /// The sums of the exact ones by their number of rows, on the first device.
+    totals: BTreeMap<usize, Tensor<I, 2>>,
 }
 
 impl<I: Backend> Inspection<I> {
@@ -56,6 +58,7 @@ impl<I: Backend> Inspection<I> {
                 half: None,
                 devices: Vec::new(),
                 probes: Vec::new(),
+                totals: BTreeMap::new(),
             },
         };
         module.visit(&mut inspector);
@@ -77,21 +80,32 @@ impl<I: Backend> Inspection<I> {
         &self.devices
     }
 
-    /// Whether all probes are finite, and the values of `others`, each `[1]`, which the same host read brings.
+    /// Adds an exact probe. Fusion makes one kernel of the addition and what follows, and sometimes of the probe too.
+    fn add(&mut self, sums: Tensor<I, 2>) {
+        let (rows, sums) = (sums.dims()[0], on(sums, &self.devices[0]));
+        let sums = match self.totals.remove(&rows) {
+            Some(total) => total + sums,
+            None => sums,
+        };
+        self.totals.insert(rows, sums);
+    }
+
+    /// Whether all probes, which are [sums](Probe::Sum), are finite, and the values of `others`, each `[1]`, which the same host read brings.
     pub fn is_finite(&self, others: Vec<Tensor<I, 1>>) -> (bool, Vec<f64>) {
-        let mut values = read_numbers(self.probes.iter().cloned().chain(others).collect());
+        let probes = self.probes.iter().map(|probe| probe.clone().reshape([1]));
+        let mut values = read_numbers(probes.chain(others).collect());
         let others = values.split_off(self.probes.len());
         (values.into_iter().all(f64::is_finite), others)
     }
 
-    /// Lets the device decide by [exact](Probe::Exact) probes: one addition per parameter, no host read.
+    /// Lets the device decide by [exact](Probe::Exact) probes: about one addition per parameter, no host read.
     pub fn into_verdict(self) -> Arc<Verdict<I>> {
-        let total = self.devices.first().and_then(|device| {
-            let probes = self.probes.iter();
-            probes
-                .map(|probe| on(probe.clone(), device).cast(DType::F32))
-                .reduce(|sum, probe| sum + probe)
+        let totals = self.totals.into_iter().map(|(rows, sums)| match rows {
+            1 => sums,
+            _ => sums.sum_dim(0),
         });
+        let total = totals.reduce(|total, other| total + other);
+        let total = total.map(|total| total.reshape([1]));
         let non_finite = total.map(|total| total.clone().is_nan().bool_or(total.is_inf()));
         Arc::new(Verdict {
             culprits: match non_finite {
@@ -123,7 +137,7 @@ pub trait Outcome: core::fmt::Debug + Send + Sync {
 pub struct Verdict<I: Backend> {
     ids: HashSet<ParamId>,
     paths: Vec<String>,
-    probes: Mutex<Vec<Tensor<I, 1>>>,
+    probes: Mutex<Vec<Tensor<I, 2>>>,
     non_finite: Option<Tensor<I, 1, Bool>>,
     read: Mutex<Option<JoinHandle<bool>>>,
     culprits: OnceLock<Vec<String>>,
@@ -239,8 +253,8 @@ where
 }
 
 /// The paths whose probes are non-finite, each once. One host read.
-fn name<I: Backend>(paths: &[String], probes: Vec<Tensor<I, 1>>) -> Vec<String> {
-    let values = read_numbers(probes);
+fn name<I: Backend>(paths: &[String], probes: Vec<Tensor<I, 2>>) -> Vec<String> {
+    let values = read_numbers(probes.into_iter().map(Tensor::sum).collect());
     let culprits = paths
         .iter()
         .zip(values)
@@ -299,8 +313,12 @@ impl<B: AutodiffBackend, G: GradientsOf> ModuleVisitor<B> for Inspector<'_, B::I
             }
             let probe = match self.probe {
                 Probe::None => continue,
-                Probe::Sum => widen(gradient).sum(),
-                Probe::Exact => exact(gradient),
+                Probe::Sum => widen(gradient).sum().reshape([1, 1]),
+                Probe::Exact => {
+                    let sums = of_rows(gradient);
+                    self.found.add(sums.clone());
+                    sums
+                }
             };
             self.found.paths.push(path.clone());
             self.found.probes.push(probe);
@@ -317,13 +335,22 @@ pub fn widen<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, D> {
 }
 
 /// A number that is finite if and only if all elements of `tensor` are.
-fn exact<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, 1> {
+pub fn exact<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, 1> {
+    of_rows(tensor).sum()
+}
+
+/// Numbers that are finite if and only if all elements of `tensor` are: one for each row, f32 `[rows, 1]`.
+fn of_rows<I: Backend, const D: usize>(tensor: Tensor<I, D>) -> Tensor<I, 2> {
     let tensor = widen(tensor);
+    let rows = if D == 1 { 1 } else { tensor.dims()[0] };
+    let columns = tensor.shape().num_elements() / rows.max(1);
     let exponent = match tensor.dtype() {
         DType::F64 => -960, // the sum fits f32
         _ => -64,
     };
-    tensor.mul_scalar(2.0_f64.powi(exponent)).sum()
+    let tensor = tensor.reshape([rows, columns]);
+    let sums = tensor.mul_scalar(2.0_f64.powi(exponent)).sum_dim(1);
+    sums.cast(DType::F32)
 }
 
 /// How many paths [`name_some`] spells out.
@@ -362,14 +389,16 @@ mod tests {
     fn a_verdict_is_the_same_read_at_once_later_and_together() {
         let verdict = |values: [f32; 2]| {
             let device = Default::default();
-            let probes = values.map(|value| Tensor::<Flex, 1>::from_data([value], &device));
-            let inspection = Inspection {
+            let probes = values.map(|value| Tensor::<Flex, 2>::from_data([[value]], &device));
+            let mut inspection = Inspection {
                 ids: HashSet::new(),
                 paths: vec!["one".to_owned(), "other".to_owned()],
                 half: None,
                 devices: vec![device],
-                probes: probes.into(),
+                probes: probes.to_vec(),
+                totals: BTreeMap::new(),
             };
+            probes.into_iter().for_each(|probe| inspection.add(probe));
             inspection.into_verdict()
         };
         for (values, culprits) in [

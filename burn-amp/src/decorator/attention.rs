@@ -14,7 +14,7 @@ use super::backend::Autocast;
 use super::bring::bring;
 use super::tensor::AutocastTensor;
 use crate::cast::{Cast, Operands};
-use crate::policy::{Policy, current, off_scope};
+use crate::policy::{Mode, Off, Policy, autocast};
 
 /// `softmax(query keyᵀ scale) value` for `[batch, heads, sequence, width]` tensors of `Autocast<B, P>`.
 pub(super) fn attention<B: Backend, P: Policy>(
@@ -30,7 +30,7 @@ pub(super) fn attention<B: Backend, P: Policy>(
     for x in [&query, &key, &value].into_iter().chain(&bias) {
         operands.see(x.tensor.dtype().into(), x.lineage);
     }
-    let mode = current::<P>();
+    let mode = Mode::current::<P>();
     let class = mode.class("attention", row);
     let target = operands.target(class, mode.arithmetic);
     let lineage = operands.lineage();
@@ -59,7 +59,7 @@ pub(super) fn attention<B: Backend, P: Policy>(
         return match class {
             Cast::Lower => compose(),
             // An override chose the type of the operands: the matmuls must not lower it again.
-            Cast::Full | Cast::Promote | Cast::Keep => off_scope(compose),
+            Cast::Full | Cast::Promote | Cast::Keep => autocast::<Off, _>(compose),
         };
     }
     AutocastTensor::with_lineage(

@@ -10,8 +10,8 @@ use super::backend::Autocast;
 use super::bring::bring;
 use super::tensor::AutocastTensor;
 use crate::cast::{Lineage, is_low};
-use crate::policy::{Policy, current};
-use crate::scaler::{ActiveScale, active_scale};
+use crate::policy::{Mode, Policy};
+use crate::scaler::{Factor, active_scale};
 use crate::watch::in_backward;
 
 /// The gradients of a backward pass of [`Autocast`], which were computed from a scaled loss.
@@ -20,30 +20,10 @@ use crate::watch::in_backward;
 /// scaled one. The scale is the one that this backward pass used, even if the [`GradScaler`](crate::GradScaler)'s has changed since.
 pub struct ScaledGradients<B: AutodiffBackend> {
     inner: B::Gradients,
-    scale: Scale<FloatTensor<B::InnerBackend>>,
-}
-
-/// The factor of the loss, known to the host or only to the device.
-enum Scale<T> {
-    One,
-    Host { scale: f32, inverse: f32 },
-    Device { scale: T, inverse: T },
-}
-
-impl<T: Clone> Scale<T> {
-    /// The scale times `share`, and the inverse times `weight`.
-    fn weighted<I: Backend<FloatTensorPrimitive = T>>(self, share: T, weight: T) -> Self {
-        let (scale, inverse) = match self {
-            Self::One => (share, weight),
-            Self::Host { scale, inverse } => {
-                (times::<I>(share, scale), times::<I>(weight, inverse))
-            }
-            Self::Device { scale, inverse } => {
-                (multiply::<I>(share, scale), multiply::<I>(weight, inverse))
-            }
-        };
-        Self::Device { scale, inverse }
-    }
+    /// What the loss was multiplied with.
+    scale: Factor<FloatTensor<B::InnerBackend>>,
+    /// What a gradient is multiplied with when it is read.
+    inverse: Factor<FloatTensor<B::InnerBackend>>,
 }
 
 impl<B: AutodiffBackend> ScaledGradients<B> {
@@ -52,41 +32,27 @@ impl<B: AutodiffBackend> ScaledGradients<B> {
         &self,
         gradient: FloatTensor<B::InnerBackend>,
     ) -> AutocastTensor<FloatTensor<B::InnerBackend>> {
-        let gradient = match &self.scale {
-            Scale::One => gradient,
-            Scale::Host { inverse, .. } => times::<B::InnerBackend>(gradient, *inverse),
-            Scale::Device { inverse, .. } => multiply::<B::InnerBackend>(gradient, inverse.clone()),
-        };
+        let gradient = times::<B::InnerBackend>(gradient, &self.inverse);
         AutocastTensor::with_lineage(gradient, Lineage::Gradient)
     }
+}
 
-    /// The scaled gradient that [`unscale`](Self::unscale) turns into `gradient`.
-    fn rescale(&self, gradient: FloatTensor<B::InnerBackend>) -> FloatTensor<B::InnerBackend> {
-        match &self.scale {
-            Scale::One => gradient,
-            Scale::Host { scale, .. } => times::<B::InnerBackend>(gradient, *scale),
-            Scale::Device { scale, .. } => multiply::<B::InnerBackend>(gradient, scale.clone()),
+/// The product in at least f32; the tensor as it is where there is no factor.
+fn times<B: Backend>(tensor: FloatTensor<B>, factor: &Factor<FloatTensor<B>>) -> FloatTensor<B> {
+    let raise = |tensor: FloatTensor<B>| {
+        let low = is_low(tensor.dtype().into());
+        bring::<B>(tensor, low.then_some(FloatDType::F32))
+    };
+    match factor {
+        Factor::None => tensor,
+        Factor::Host(factor) => B::float_mul_scalar(raise(tensor), (*factor).into()),
+        Factor::Device(factor) => {
+            let tensor = raise(tensor);
+            let factor = bring::<B>(factor.clone(), Some(tensor.dtype().into()));
+            let factor = B::float_reshape(factor, Shape::from(vec![1; tensor.rank()]));
+            B::float_mul(tensor, factor)
         }
     }
-}
-
-/// Times a number, in at least f32.
-fn times<B: Backend>(tensor: FloatTensor<B>, factor: f32) -> FloatTensor<B> {
-    B::float_mul_scalar(raise::<B>(tensor), factor.into())
-}
-
-/// To f32, unless the tensor is that wide already.
-fn raise<B: Backend>(tensor: FloatTensor<B>) -> FloatTensor<B> {
-    let low = is_low(tensor.dtype().into());
-    bring::<B>(tensor, low.then_some(FloatDType::F32))
-}
-
-/// Times a tensor of one element, in at least f32.
-fn multiply<B: Backend>(tensor: FloatTensor<B>, factor: FloatTensor<B>) -> FloatTensor<B> {
-    let tensor = raise::<B>(tensor);
-    let factor = bring::<B>(factor, Some(tensor.dtype().into()));
-    let factor = B::float_reshape(factor, Shape::from(vec![1; tensor.rank()]));
-    B::float_mul(tensor, factor)
 }
 
 /// The inner backend's tensor behind a [`Tensor`] of the decorator.
@@ -105,41 +71,38 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
         let loss = loss.tensor;
         let device = B::float_device(&loss);
         // bf16 and f32 have the range and need no scale; a scaler that was made on this thread is still used.
-        let needs = current::<P>().low() == Some(FloatDType::F16);
+        let needs = Mode::current::<P>().low() == Some(FloatDType::F16);
         let unscaled = || flat_inner::<B, P>(&loss);
-        let (loss, scale) = match active_scale(&device, needs, unscaled) {
-            ActiveScale::None => (loss, Scale::One),
-            ActiveScale::Host { scale, inv } => {
-                let scaled = times::<B>(loss, scale);
-                let inverse = inv;
-                (scaled, Scale::Host { scale, inverse })
-            }
-            ActiveScale::Device { scale, inv } => {
-                let scale = primitive(scale);
-                let scaled = multiply::<B>(loss, B::from_inner(scale.clone()));
-                let inverse = primitive(inv);
-                (scaled, Scale::Device { scale, inverse })
-            }
-        };
+        let active = active_scale(&device, needs, unscaled).map(|factor| factor.map(primitive));
+        let [mut scale, mut inverse] = active;
+        let loss = times::<B>(loss, &scale.clone().map(B::from_inner));
         let weight = match scale {
-            Scale::One => None,
+            Factor::None => None,
             _ => take::<LossWeight<FloatTensor<Self::InnerBackend>>>(),
         };
         let Some(LossWeight(weight)) = weight else {
             let inner = in_backward(|| B::backward(loss));
-            return ScaledGradients { inner, scale };
+            return ScaledGradients {
+                inner,
+                scale,
+                inverse,
+            };
         };
         // A weight below 1 (nothing was counted) costs no range, and cannot be divided by.
         let weight = B::InnerBackend::float_clamp_min(weight.tensor, 1.0.into());
         let share = B::InnerBackend::float_recip(weight.clone());
-        let loss = multiply::<B>(loss, B::from_inner(share.clone()));
+        let loss = times::<B>(loss, &Factor::Device(B::from_inner(share.clone())));
         let backward = || in_backward(|| B::backward(loss));
         let (inner, left) = offer(GradientWeight(weight), backward);
-        let scale = match left {
-            Some(GradientWeight(weight)) => scale.weighted::<B::InnerBackend>(share, weight),
-            None => scale,
-        };
-        ScaledGradients { inner, scale }
+        if let Some(GradientWeight(weight)) = left {
+            scale = Factor::Device(times::<B::InnerBackend>(share, &scale));
+            inverse = Factor::Device(times::<B::InnerBackend>(weight, &inverse));
+        }
+        ScaledGradients {
+            inner,
+            scale,
+            inverse,
+        }
     }
 
     fn grad(
@@ -163,7 +126,7 @@ impl<B: AutodiffBackend, P: Policy> AutodiffBackend for Autocast<B, P> {
         grads: &mut Self::Gradients,
         grad: FloatTensor<Self::InnerBackend>,
     ) {
-        let scaled = grads.rescale(grad.tensor);
+        let scaled = times::<B::InnerBackend>(grad.tensor, &grads.scale);
         B::grad_replace(&tensor.tensor, &mut grads.inner, scaled);
     }
 

@@ -7,7 +7,7 @@ use super::backend::Autocast;
 use super::bring::bring;
 use super::tensor::AutocastTensor;
 use crate::cast::{Cast, Operands};
-use crate::policy::{Policy, current};
+use crate::policy::{Mode, Policy};
 
 /// Runs an operation of your own on the inner backend as if it were a row of the table: its float operands are cast to the type
 /// that `class` says under the policy of this thread, and the result is marked as a gradient if an operand is.
@@ -59,7 +59,7 @@ pub fn custom_op<B: Backend, P: Policy, const N: usize>(
     for operand in &operands {
         seen.see(operand.tensor.dtype().into(), operand.lineage);
     }
-    let target = seen.target(class, current::<P>().arithmetic);
+    let target = seen.target(class, Mode::current::<P>().arithmetic);
     let result = run(operands.map(|operand| bring::<B>(operand.tensor, target)));
     AutocastTensor::with_lineage(result, seen.lineage())
 }

@@ -13,7 +13,7 @@ use super::backend::Autocast;
 use super::bring::{bring, within};
 use super::tensor::AutocastTensor;
 use crate::cast::{Arithmetic, Cast, Operands};
-use crate::policy::{Policy, current};
+use crate::policy::{Mode, Policy};
 
 /// Adds an operand to `$operands`, if it is a float tensor.
 macro_rules! see {
@@ -117,7 +117,7 @@ fn target<P: Policy>(
     if operands.is_empty() {
         return None;
     }
-    let mode = current::<P>();
+    let mode = Mode::current::<P>();
     let arithmetic = match mode.arithmetic {
         Arithmetic::F32 if !computes => Arithmetic::AsGiven,
         arithmetic => arithmetic,

@@ -3,8 +3,9 @@
 use std::cell::Cell;
 
 use burn::tensor::{Device, Tensor, backend::Backend};
+use burn_decorator::message::Scope;
 
-use super::deferred::{ActiveScale, inverse};
+use super::deferred::{Factor, inverse};
 use super::{overflow::LossProbe, registry};
 use crate::FirstNonFinite;
 
@@ -12,31 +13,37 @@ thread_local! {
     static REPEATED: Cell<Option<f32>> = const { Cell::new(None) };
 }
 
-/// Runs `f`, a repetition of a step, at the scale that the step had, and out of the scaler's sight.
-pub(crate) fn at_scale<R>(scale: f32, f: impl FnOnce() -> R) -> R {
-    struct Restore;
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            REPEATED.set(None);
-        }
-    }
-    let _restore = Restore;
-    REPEATED.set(Some(scale));
-    f()
-}
-
 /// A step that can be run once more.
 pub(crate) type LastStep = Box<dyn FnOnce() -> Option<FirstNonFinite> + Send>;
 
-/// If this thread's scaler has explained no overflow yet: the step that [`keep_step`] was given, and its scale, if it overflowed. Waits
-/// for its outcome.
-pub(crate) fn overflowed_step() -> Option<Option<(LastStep, f32)>> {
-    let scaler = registry::of_thread().filter(|scaler| scaler.is_enabled())?;
+/// Whether this thread's scaler wants the step that begins to be [kept](keep_step), because no overflow has been explained yet. Waits for
+/// the outcome of the step before, and runs that once more, at its scale and out of the scaler's sight, if it overflowed.
+pub(crate) fn wants_step() -> bool {
+    let Some(scaler) = registry::of_thread() else {
+        return false;
+    };
     let mut state = scaler.settled();
-    let last = state.last_step.take();
-    let overflow = state.last_overflow.as_ref();
+    if !state.is_enabled() || state.is_explained {
+        return false;
+    }
+    let overflow = state.last_overflow.as_ref().map(|overflow| overflow.scale);
     let overflow = overflow.filter(|_| state.counters.skipped_in_a_row > 0);
-    (!state.is_explained).then(|| last.zip(overflow.map(|overflow| overflow.scale)))
+    let Some((scale, last)) = overflow.zip(state.last_step.take()) else {
+        return true;
+    };
+    drop(state);
+    let scope = Scope::enter(&REPEATED, Some(scale));
+    let first = last();
+    drop(scope);
+    match &first {
+        Some(first) => log::warn!("the skipped step, run once more: {first}"),
+        None => log::warn!(
+            "the skipped step, run once more, did not overflow, or there is no burn_amp::Watch below autodiff"
+        ),
+    }
+    let mut state = scaler.settled();
+    (state.is_explained, state.first_non_finite) = (true, first);
+    false
 }
 
 /// Keeps a step until its outcome is known.
@@ -46,22 +53,8 @@ pub(crate) fn keep_step(step: LastStep) {
     }
 }
 
-/// Tells this thread's scaler which operation overflowed first.
-pub(crate) fn explain(first: Option<FirstNonFinite>) {
-    if let Some(scaler) = registry::of_thread() {
-        match &first {
-            Some(first) => log::warn!("the skipped step, run once more: {first}"),
-            None => log::warn!(
-                "the skipped step, run once more, did not overflow, or there is no burn_amp::Watch below autodiff"
-            ),
-        }
-        let mut state = scaler.settled();
-        (state.is_explained, state.first_non_finite) = (true, first);
-    }
-}
-
-/// The scale for a loss on `device` that is about to be differentiated on this thread; `needs` if its gradients would
-/// underflow without one (f16).
+/// The scale for a loss on `device` that is about to be differentiated on this thread, and its inverse for the gradients; `needs` if these
+/// would underflow without one (f16).
 ///
 /// Where there is a scaler it keeps what `unscaled` gives, the flattened and detached loss, until the step: to explain it
 /// should it overflow.
@@ -69,26 +62,25 @@ pub(crate) fn active_scale<I: Backend>(
     device: &Device<I>,
     needs: bool,
     unscaled: impl FnOnce() -> Tensor<I, 1>,
-) -> ActiveScale<I> {
+) -> [Factor<Tensor<I, 1>>; 2] {
+    let on_host = |scale: f32| [Factor::Host(scale), Factor::Host(inverse(scale))];
     if let Some(scale) = REPEATED.get() {
-        let inv = inverse(scale);
-        return ActiveScale::Host { scale, inv };
+        return on_host(scale);
     }
-    let found = registry::lookup::<I>(device, needs);
-    let Some(scaler) = found.filter(|scaler| scaler.is_enabled()) else {
-        return ActiveScale::None;
+    let Some(scaler) = registry::lookup::<I>(device, needs) else {
+        return [Factor::None, Factor::None];
     };
     let mut state = scaler.lock();
-    let on_device = state.possible::<I>();
-    let scale = on_device.map(|possible| possible.active(device));
-    let scale = scale.unwrap_or_else(|| {
+    if !state.is_enabled() {
+        return [Factor::None, Factor::None];
+    }
+    let on_device = state
+        .possible::<I>()
+        .map(|possible| possible.active(device));
+    let scale = on_device.unwrap_or_else(|| {
         // No step is pending, or one of another backend is.
         state.settle();
-        let scale = state.scale();
-        ActiveScale::Host {
-            scale,
-            inv: inverse(scale),
-        }
+        on_host(state.scale())
     });
     state.observe(LossProbe::new(unscaled()));
     scale

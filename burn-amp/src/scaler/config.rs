@@ -83,70 +83,48 @@ impl GradScalerConfig {
     ///
     /// [`AmpError::InvalidScalerConfig`] for the first field that cannot work, with its name and value.
     pub fn validate(&self) -> Result<(), AmpError> {
-        check(
-            "init_scale",
-            self.init_scale,
-            positive(self.init_scale),
-            "finite and above 0",
-        )?;
-        check(
-            "growth_factor",
-            self.growth_factor,
-            self.growth_factor > 1.0 && self.growth_factor.is_finite(),
-            "finite and above 1",
-        )?;
-        check(
-            "backoff_factor",
-            self.backoff_factor,
-            self.backoff_factor > 0.0 && self.backoff_factor < 1.0,
-            "above 0 and below 1",
-        )?;
-        check(
-            "growth_interval",
-            self.growth_interval,
-            self.growth_interval >= 1,
-            "at least 1",
-        )?;
-        check(
-            "hysteresis",
-            self.hysteresis,
-            self.hysteresis >= 1,
-            "at least 1",
-        )?;
-        check(
-            "min_scale",
-            self.min_scale,
-            self.min_scale == 0.0 || positive(self.min_scale),
-            "0, or finite and above 0",
-        )?;
-        check(
-            "min_scale",
-            self.min_scale,
-            !self.dynamic || self.min_scale <= self.init_scale,
-            "at most init_scale",
-        )
+        let (init, min) = (self.init_scale, self.min_scale);
+        let (growth, backoff) = (self.growth_factor, self.backoff_factor);
+        let (interval, hysteresis) = (self.growth_interval, self.hysteresis);
+        let is_low_enough = !self.dynamic || min <= init;
+        let fields: [(_, &dyn ToString, _, _); 7] = [
+            ("init_scale", &init, positive(init), "finite and above 0"),
+            (
+                "growth_factor",
+                &growth,
+                growth > 1.0 && growth < f64::INFINITY,
+                "finite and above 1",
+            ),
+            (
+                "backoff_factor",
+                &backoff,
+                backoff > 0.0 && backoff < 1.0,
+                "above 0 and below 1",
+            ),
+            ("growth_interval", &interval, interval >= 1, "at least 1"),
+            ("hysteresis", &hysteresis, hysteresis >= 1, "at least 1"),
+            (
+                "min_scale",
+                &min,
+                min == 0.0 || positive(min),
+                "0, or finite and above 0",
+            ),
+            ("min_scale", &min, is_low_enough, "at most init_scale"),
+        ];
+        match fields.into_iter().find(|(_, _, holds, _)| !holds) {
+            None => Ok(()),
+            Some((field, value, _, expected)) => Err(AmpError::InvalidScalerConfig {
+                field,
+                value: value.to_string(),
+                expected,
+            }),
+        }
     }
 }
 
 /// Subnormal scales are refused too: their inverses overflow.
 fn positive(scale: f32) -> bool {
     scale.is_normal() && scale > 0.0
-}
-
-fn check(
-    field: &'static str,
-    value: impl ToString,
-    holds: bool,
-    expected: &'static str,
-) -> Result<(), AmpError> {
-    if holds {
-        return Ok(());
-    }
-    Err(AmpError::InvalidScalerConfig {
-        field,
-        value: value.to_string(),
-        expected,
-    })
 }
 
 /// How a wrapped optimizer learns whether a gradient is non-finite. The results are the same, bit for bit.

@@ -1,17 +1,17 @@
 //! Flags that are read late. Until then the device decides: it selects the next scale, and undoes the step of an overflow by a
 //! select over the parameters.
 
-use std::{collections::HashSet, sync::Arc};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use burn::{
-    module::{AutodiffModule, ModuleMapper, ModuleVisitor, Param, ParamId},
+    module::{AutodiffModule, ParamId},
     tensor::{
-        Bool, DType, Device, Int, Tensor, TensorData,
+        Bool, DType, Device, Int, Tensor, TensorData, TensorMetadata, TensorPrimitive,
         backend::{AutodiffBackend, Backend},
-        container::TensorContainer,
     },
 };
-
+use burn_decorator::module::{for_each_float, map_floats};
 use burn_decorator::non_finite::{Outcome, on};
 
 use super::{
@@ -19,24 +19,25 @@ use super::{
     shared_scale::{OptimizerId, SharedScale},
 };
 
-/// The factor for a loss, and its inverse for the gradients, on the backend `I` without autodiff.
-pub(crate) enum ActiveScale<I: Backend> {
+/// What a loss or its gradients are multiplied with, `T` being a tensor of one f32 on the backend without autodiff.
+#[derive(Clone)]
+pub(crate) enum Factor<T> {
     /// Losses are not scaled.
     None,
     /// The host knows the scale.
-    Host {
-        /// The loss is multiplied with this.
-        scale: f32,
-        /// The gradients are multiplied with this.
-        inv: f32,
-    },
-    /// The scale is on the device, f32 `[1]` each, because the outcome of a step has not been read yet.
-    Device {
-        /// The loss is multiplied with this.
-        scale: Tensor<I, 1>,
-        /// The gradients are multiplied with this.
-        inv: Tensor<I, 1>,
-    },
+    Host(f32),
+    /// Only the device knows it, because the outcome of a step has not been read yet.
+    Device(T),
+}
+
+impl<T> Factor<T> {
+    pub(crate) fn map<U>(self, f: impl FnOnce(T) -> U) -> Factor<U> {
+        match self {
+            Self::None => Factor::None,
+            Self::Host(factor) => Factor::Host(factor),
+            Self::Device(factor) => Factor::Device(f(factor)),
+        }
+    }
 }
 
 /// Rounded once, from f64, as PyTorch's `scale.double().reciprocal().float()`.
@@ -123,83 +124,55 @@ impl<I: Backend> Possible<I> {
         self.states.len()
     }
 
-    /// The scale of the next loss.
-    pub(super) fn active(&self, device: &Device<I>) -> ActiveScale<I> {
-        ActiveScale::Device {
-            scale: on(self.scale.clone(), device),
-            inv: on(self.inv.clone(), device),
-        }
+    /// The scale of the next loss, and its inverse.
+    pub(super) fn active(&self, device: &Device<I>) -> [Factor<Tensor<I, 1>>; 2] {
+        [&self.scale, &self.inv].map(|factor| Factor::Device(on(factor.clone(), device)))
     }
 }
 
-/// The parameters as they were before a step, and the flag that says whether to go back to them.
-pub(super) struct Undo<I: Backend> {
-    older: TensorContainer<ParamId>,
-    found_inf: Tensor<I, 1, Bool>,
-}
-
-impl<I: Backend> Undo<I> {
-    /// Remembers the parameters of `module` that are among `ids`.
-    pub(super) fn remember<B, M>(
-        module: &M,
-        ids: &HashSet<ParamId>,
-        found_inf: Tensor<I, 1, Bool>,
-    ) -> Self
-    where
-        B: AutodiffBackend<InnerBackend = I>,
-        M: AutodiffModule<B>,
-    {
-        let mut collector = Collector {
-            ids,
-            older: TensorContainer::new(),
-        };
-        module.visit(&mut collector);
-        Self {
-            older: collector.older,
-            found_inf,
-        }
-    }
-
-    /// `module` if the flag is not set, its older parameters if it is.
-    pub(super) fn apply<B, M>(mut self, module: M) -> M
-    where
-        B: AutodiffBackend<InnerBackend = I>,
-        M: AutodiffModule<B>,
-    {
-        module.map(&mut self)
-    }
-}
-
-struct Collector<'a> {
-    ids: &'a HashSet<ParamId>,
-    older: TensorContainer<ParamId>,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Collector<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+/// The parameters of `module` that are among `ids`.
+pub(super) fn remember<I, B, M>(
+    module: &M,
+    ids: &HashSet<ParamId>,
+) -> HashMap<ParamId, I::FloatTensorPrimitive>
+where
+    I: Backend,
+    B: AutodiffBackend<InnerBackend = I>,
+    M: AutodiffModule<B>,
+{
+    let mut older = HashMap::new();
+    for_each_float::<B, M>(module, |_, id, tensor| {
         // Optimizers update the first occurrence of a shared parameter.
-        let is_known = self.older.get::<B::InnerBackend>(&param.id).is_some();
-        if self.ids.contains(&param.id) && !is_known {
-            self.older
-                .register::<B::InnerBackend>(param.id, param.val().inner().into_primitive());
+        if ids.contains(&id) {
+            older.entry(id).or_insert_with(|| B::inner(tensor));
         }
-    }
+    });
+    older
 }
 
-impl<B: AutodiffBackend> ModuleMapper<B> for Undo<B::InnerBackend> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let (id, tensor, mapper) = param.consume();
-        let tensor = match self.older.remove::<B::InnerBackend>(&id) {
-            None => tensor,
-            Some(older) => {
-                let is_require_grad = tensor.is_require_grad();
-                let device = tensor.device();
-                let older = on(Tensor::from_primitive(older), &device);
-                let found_inf = on(self.found_inf.clone(), &device).expand(tensor.dims());
-                let tensor = Tensor::from_inner(tensor.inner().mask_where(found_inf, older));
-                tensor.set_require_grad(is_require_grad)
-            }
+/// `module` if the flag is not set, its `older` parameters if it is.
+pub(super) fn undo<I, B, M>(
+    module: M,
+    mut older: HashMap<ParamId, I::FloatTensorPrimitive>,
+    found_inf: &Tensor<I, 1, Bool>,
+) -> M
+where
+    I: Backend,
+    B: AutodiffBackend<InnerBackend = I>,
+    M: AutodiffModule<B>,
+{
+    map_floats::<B, M>(module, |_, id, tensor| {
+        let Some(older) = older.remove(&id) else {
+            return tensor;
         };
-        Param::from_mapped_value(id, tensor, mapper)
-    }
+        let is_require_grad = B::float_is_require_grad(&tensor);
+        let tensor = B::inner(tensor);
+        let device = I::float_device(&tensor);
+        let older = Tensor::<I, 1>::from_primitive(TensorPrimitive::Float(older));
+        let older = on(older, &device).into_primitive().tensor();
+        let found_inf = on(found_inf.clone(), &device).into_primitive();
+        let found_inf = I::bool_reshape(found_inf, vec![1; tensor.rank()].into());
+        let tensor = B::from_inner(I::float_mask_where(tensor, found_inf, older));
+        B::float_set_require_grad(tensor, is_require_grad)
+    })
 }

@@ -11,7 +11,7 @@ use super::{
     config::{Detection, GradScalerConfig},
     overflow::Overflow,
     registry,
-    state::{ScalerState, Shared, State},
+    state::{Shared, State},
 };
 use crate::{AmpError, FirstNonFinite};
 
@@ -90,7 +90,7 @@ impl GradScaler {
         let config = config.borrow();
         config.validate()?;
         let scaler = Self {
-            shared: ranks::Shared::new(Shared::new(config)),
+            shared: ranks::Shared::new(Shared::new(State::new(config))),
         };
         registry::register(scaler.shared());
         scaler.bind_thread();
@@ -135,18 +135,8 @@ impl GradScaler {
                 expected: "finite and above 0",
             });
         }
-        self.settled().set_scale(scale);
+        self.settled().scale.loss_scale.set_scale(scale);
         Ok(())
-    }
-
-    /// The configuration.
-    pub fn config(&self) -> &GradScalerConfig {
-        self.shared.config()
-    }
-
-    /// How wrapped optimizers learn about overflows.
-    pub fn detection(&self) -> Detection {
-        self.state().detection
     }
 
     /// The scale of the next loss (PyTorch's `get_scale`); 1 if disabled.
@@ -156,7 +146,7 @@ impl GradScaler {
 
     /// Finite steps since the scale last changed or a step last overflowed (PyTorch's `_get_growth_tracker`).
     pub fn growth_tracker(&self) -> u32 {
-        self.settled().growth_tracker()
+        self.settled().scale.loss_scale.growth_tracker()
     }
 
     /// Optimizer steps so far, skipped ones included. A message without gradients (`burn_accum::flush_request`) does not count.
@@ -169,14 +159,9 @@ impl GradScaler {
         self.settled().counters.skipped
     }
 
-    /// Whether the last step was skipped. For schedulers and counters that should stand still then.
+    /// Whether the last step was skipped (PyTorch's `found_inf`). For schedulers and counters that should stand still then.
     pub fn skipped_last_step(&self) -> bool {
         self.settled().counters.skipped_in_a_row > 0
-    }
-
-    /// PyTorch's `found_inf` of the last step, which is [`skipped_last_step`](Self::skipped_last_step).
-    pub fn found_inf(&self) -> bool {
-        self.skipped_last_step()
     }
 
     /// The last step that was skipped, with the parameters whose gradients were non-finite.
@@ -195,10 +180,6 @@ impl GradScaler {
         self.settled().error.clone()
     }
 
-    pub(super) fn is_enabled(&self) -> bool {
-        self.shared.is_enabled()
-    }
-
     pub(super) fn shared(&self) -> &Arc<Shared> {
         self.shared.as_arc()
     }
@@ -213,37 +194,12 @@ impl GradScaler {
         self.shared.settled()
     }
 
-    /// Stops training, for good.
-    pub(super) fn fail(&self, error: AmpError) {
-        self.state().fail(error);
-    }
-
     /// Panics if there is an error and no interrupter to stop the training.
     pub(super) fn raise(&self) {
         let state = self.state();
         if let (Some(error), None) = (state.error.clone(), &state.interrupter) {
             drop(state);
             panic!("{error}");
-        }
-    }
-
-    pub(super) fn to_state(&self) -> Option<ScalerState> {
-        self.is_enabled().then(|| self.settled().to_record())
-    }
-
-    pub(super) fn load_state(&self, saved: Option<ScalerState>) {
-        if !self.is_enabled() {
-            return;
-        }
-        let mut state = self.settled();
-        match saved {
-            Some(saved) => state.load_record(saved),
-            None => {
-                log::info!(
-                    "the optimizer's record holds no loss scale: it starts from its initial value"
-                );
-                state.reset();
-            }
         }
     }
 }
@@ -259,8 +215,7 @@ impl core::fmt::Debug for GradScaler {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let state = self.state();
         f.debug_struct("GradScaler")
-            .field("config", self.config())
-            .field("scale", &state.scale())
+            .field("scale", &state.scale)
             .field("counters", &state.counters)
             .finish_non_exhaustive()
     }

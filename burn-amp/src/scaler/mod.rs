@@ -29,9 +29,9 @@ mod registry;
 mod shared_scale;
 mod state;
 
-pub(crate) use active::{active_scale, at_scale, explain, keep_step, overflowed_step};
+pub(crate) use active::{active_scale, keep_step, wants_step};
 pub use config::{Detection, GradScalerConfig};
-pub(crate) use deferred::ActiveScale;
+pub(crate) use deferred::Factor;
 pub use handle::GradScaler;
 pub use metric::{LossScaleMetric, SkippedStepsMetric};
 pub use optimizer::ScaledOptimizer;

@@ -12,11 +12,16 @@ use burn_decorator::message::{self, Inside};
 use burn_decorator::non_finite::{Inspection, Outcome, Probe, Verdict, non_finite_paths};
 
 use super::{
-    config::Detection, deferred::Undo, gradients::StepGradients, handle::GradScaler,
-    record::ScaledRecord, registry, shared_scale::OptimizerId,
+    config::Detection,
+    deferred::{remember, undo},
+    gradients::StepGradients,
+    handle::GradScaler,
+    record::ScaledRecord,
+    registry,
+    shared_scale::OptimizerId,
 };
 use crate::AmpError;
-use crate::policy::off_scope;
+use crate::policy::{Off, autocast};
 
 /// An optimizer under a [`GradScaler`]: made by [`GradScaler::wrap`].
 ///
@@ -49,23 +54,10 @@ pub struct ScaledOptimizer<O> {
     inner: O,
     id: OptimizerId,
     scaler: GradScaler,
-    pending: Option<PendingStep<O>>,
+    /// The outcome of a step that was taken but may have to be undone, and the optimizer before that step.
+    pending: Option<(Arc<dyn Outcome>, O)>,
     /// The decorators inside the wrapped optimizer. Found once.
     inside: Option<Inside>,
-}
-
-/// A step that was taken but may have to be undone.
-struct PendingStep<O> {
-    outcome: Arc<dyn Outcome>,
-    /// The optimizer before the step.
-    older: O,
-}
-
-impl<O> PendingStep<O> {
-    /// Waits for the device.
-    fn overflowed(&self) -> bool {
-        !self.outcome.culprits().is_empty()
-    }
 }
 
 impl GradScaler {
@@ -91,7 +83,7 @@ impl<O> ScaledOptimizer<O> {
     pub fn new(inner: O, scaler: GradScaler) -> Self {
         scaler.bind_thread();
         let id = OptimizerId::default();
-        scaler.state().register(&id);
+        scaler.state().scale.register(&id);
         Self {
             inner,
             id,
@@ -104,7 +96,7 @@ impl<O> ScaledOptimizer<O> {
     /// The optimizer, as of the last step. Under [`Detection::Deferred`] it waits for the step's flag.
     pub fn inner(&self) -> &O {
         match &self.pending {
-            Some(step) if step.overflowed() => &step.older,
+            Some((outcome, older)) if !outcome.culprits().is_empty() => older,
             _ => &self.inner,
         }
     }
@@ -122,10 +114,10 @@ impl<O> ScaledOptimizer<O> {
 
     /// Undoes the last step if it overflowed.
     fn settle(&mut self) {
-        if let Some(step) = self.pending.take() {
+        if let Some((outcome, older)) = self.pending.take() {
             drop(self.scaler.settled());
-            if step.overflowed() {
-                self.inner = step.older;
+            if !outcome.culprits().is_empty() {
+                self.inner = older;
             }
         }
     }
@@ -140,9 +132,13 @@ impl<O> ScaledOptimizer<O> {
         self.scaler.raise();
         self.scaler.bind_thread();
 
-        let (module, inside) = self.inside(lr, module);
+        let (module, inside) = match self.inside {
+            Some(inside) => (module, inside),
+            None => message::describe(|| self.inner.step(lr, module, GradientsParams::new())),
+        };
+        self.inside = Some(inside);
         // Other ranks' gradients are waited for in any case.
-        let deferred = self.scaler.detection() == Detection::Deferred && !inside.ranks;
+        let deferred = self.scaler.state().detection == Detection::Deferred && !inside.ranks;
         let probe = match (inside.checks, deferred) {
             (true, _) => Probe::None,
             (false, true) => Probe::Exact, // the device decides by it
@@ -150,51 +146,20 @@ impl<O> ScaledOptimizer<O> {
         };
         let inspection = Inspection::new::<B, M>(&module, &gradients, probe);
         if let Some((path, dtype)) = inspection.half_precision() {
-            self.scaler
-                .fail(AmpError::HalfPrecisionParameter { path, dtype });
+            let error = AmpError::HalfPrecisionParameter { path, dtype };
+            self.scaler.state().fail(error);
             self.scaler.raise();
             return module;
         }
         for device in inspection.devices() {
             registry::bind_device::<B::InnerBackend>(self.scaler.shared(), device);
         }
-
-        if inside.checks {
-            return self.step_checking(lr, module, gradients);
+        let has_gradients = !inspection.ids().is_empty();
+        match (inside.checks, deferred && has_gradients) {
+            (true, _) => self.step_checking(lr, module, gradients),
+            (false, true) => self.step_and_undo(lr, module, gradients, inspection),
+            (false, false) => self.step_if_finite(lr, module, gradients, inspection),
         }
-        if inspection.ids().is_empty() {
-            // Entries that belong to no parameter are a message to a wrapped optimizer, not a step.
-            let is_step = gradients.is_empty();
-            let culprits = match is_step {
-                true => non_finite_on_any_rank(Vec::new()),
-                false => Vec::new(),
-            };
-            let (module, culprits) = self.step_inner(lr, module, gradients, culprits);
-            if is_step || !culprits.is_empty() {
-                self.record(culprits);
-            }
-            return module;
-        }
-        match deferred {
-            true => self.step_and_undo(lr, module, gradients, inspection),
-            false => self.step_if_finite(lr, module, gradients, inspection),
-        }
-    }
-
-    /// The decorators inside the wrapped optimizer. Found once.
-    fn inside<B, M>(&mut self, lr: LearningRate, module: M) -> (M, Inside)
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-        O: Optimizer<M, B>,
-    {
-        if let Some(inside) = self.inside {
-            return (module, inside);
-        }
-        let ask = || self.inner.step(lr, module, GradientsParams::new());
-        let (module, inside) = message::describe(ask);
-        self.inside = Some(inside);
-        (module, inside)
     }
 
     /// Steps an accumulation that looks for non-finite gradients itself: it keeps them out of its sums on the device, and reads a
@@ -229,7 +194,7 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let enabled = self.scaler.is_enabled();
+        let enabled = self.scaler.state().is_enabled();
         message::report(|inside| inside.loss_scaler |= enabled);
         self.settle();
         if !enabled {
@@ -253,26 +218,6 @@ impl<O> ScaledOptimizer<O> {
         }
     }
 
-    /// Steps the wrapped optimizer, unless there are `culprits`. Gradients of other ranks, or those of a window, may still overflow when
-    /// they are reduced: returns their parameters then.
-    fn step_inner<B, M>(
-        &mut self,
-        lr: LearningRate,
-        module: M,
-        gradients: StepGradients,
-        culprits: Vec<String>,
-    ) -> (M, Vec<String>)
-    where
-        B: AutodiffBackend,
-        M: AutodiffModule<B>,
-        O: Optimizer<M, B>,
-    {
-        match culprits.is_empty() {
-            true => catch_overflow(|| gradients.step(&mut self.inner, lr, module)),
-            false => (module, culprits),
-        }
-    }
-
     fn step_if_finite<B, M>(
         &mut self,
         lr: LearningRate,
@@ -285,13 +230,24 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
+        // Entries that belong to no parameter are a message to a wrapped optimizer, not a step.
+        let is_step = !inspection.ids().is_empty() || gradients.is_empty();
         let culprits = match inspection.is_finite(Vec::new()) {
             (true, _) => Vec::new(),
             (false, _) => non_finite_paths::<B, M>(&module, &gradients),
         };
-        let culprits = non_finite_on_any_rank(culprits);
-        let (module, culprits) = self.step_inner(lr, module, gradients, culprits);
-        self.record(culprits);
+        let culprits = match is_step {
+            true => non_finite_on_any_rank(culprits),
+            false => culprits,
+        };
+        // Gradients of other ranks, or those of a window, may still overflow when they are reduced.
+        let (module, culprits) = match culprits.is_empty() {
+            true => catch_overflow(|| gradients.step(&mut self.inner, lr, module)),
+            false => (module, culprits),
+        };
+        if is_step || !culprits.is_empty() {
+            self.record(culprits);
+        }
         module
     }
 
@@ -309,17 +265,14 @@ impl<O> ScaledOptimizer<O> {
     {
         let ids = inspection.ids().clone();
         let verdict = inspection.into_verdict();
-        let found_inf = verdict.non_finite().expect("there are gradients").clone();
-        let undo = Undo::remember::<B, M>(&module, &ids, found_inf);
+        let older = remember::<_, B, M>(&module, &ids);
         verdict.start_reading();
         self.scaler.state().defer(&self.id, verdict.clone());
-        self.pending = Some(PendingStep {
-            outcome: verdict,
-            older: self.inner.clone(),
-        });
+        self.pending = Some((verdict.clone(), self.inner.clone()));
 
         let module = gradients.step(&mut self.inner, lr, module);
-        undo.apply::<B, M>(module)
+        let found_inf = verdict.non_finite().expect("there are gradients");
+        undo::<_, B, M>(module, older, found_inf)
     }
 }
 
@@ -332,10 +285,10 @@ where
     type Record = ScaledRecord<O::Record>;
 
     fn step(&mut self, lr: LearningRate, module: M, grads: GradientsParams) -> M {
-        off_scope(|| {
+        autocast::<Off, _>(|| {
             if message::received().is_some() {
                 self.pass_on(lr, module, grads)
-            } else if self.scaler.is_enabled() {
+            } else if self.scaler.state().is_enabled() {
                 self.advance(lr, module, StepGradients::One(grads))
             } else {
                 self.inner.step(lr, module, grads)
@@ -344,8 +297,8 @@ where
     }
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
-        off_scope(|| {
-            if self.scaler.is_enabled() {
+        autocast::<Off, _>(|| {
+            if self.scaler.state().is_enabled() {
                 let gradients = StepGradients::merge::<B, M>(grads, &module);
                 self.advance(lr, module, gradients)
             } else {
@@ -356,16 +309,14 @@ where
 
     fn to_record(&self) -> Self::Record {
         let inner = self.inner().to_record();
-        ScaledRecord {
-            scaler: self.scaler.to_state(),
-            inner,
-        }
+        let scaler = self.scaler.settled().to_record();
+        ScaledRecord { scaler, inner }
     }
 
     fn load_record(mut self, record: Self::Record) -> Self {
         // State that is in no record must not come from a step that is undone.
         self.settle();
-        self.scaler.load_state(record.scaler);
+        self.scaler.settled().load_record(record.scaler);
         self.inner = self.inner.load_record(record.inner);
         self
     }

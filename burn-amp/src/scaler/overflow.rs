@@ -1,6 +1,7 @@
 //! What is known about a skipped step.
 
 use burn::tensor::{Tensor, backend::Backend, read_sync};
+use burn_decorator::non_finite::exact;
 
 /// A step that was skipped because some of its gradients were infinite or NaN.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,18 +31,15 @@ pub(super) struct LossProbe(Box<dyn FnOnce() -> bool + Send>);
 
 impl LossProbe {
     pub(super) fn new<I: Backend>(loss: Tensor<I, 1>) -> Self {
-        let expectation = "the loss can be read from its device";
-        if loss.shape().num_elements() == 1 {
-            return Self(Box::new(move || {
-                let data = read_sync(loss.into_data_async()).expect(expectation);
-                data.iter::<f64>().any(|value| !value.is_finite())
-            }));
-        }
-        // The loss was not reduced: read one flag instead of all its elements.
-        let flag = loss.clone().is_nan().bool_or(loss.is_inf()).any();
+        // Where it was not reduced, one number is read instead of all its elements.
+        let number = match loss.shape().num_elements() {
+            1 => loss,
+            _ => exact(loss),
+        };
         Self(Box::new(move || {
-            let data = read_sync(flag.into_data_async()).expect(expectation);
-            data.iter::<bool>().any(|non_finite| non_finite)
+            let data = read_sync(number.into_data_async());
+            let data = data.expect("the loss can be read from its device");
+            data.iter::<f64>().any(|value| !value.is_finite())
         }))
     }
 

@@ -21,30 +21,16 @@ use super::{
 use crate::{AmpError, FirstNonFinite, LossScale, LossScaleState, ScaleUpdate};
 
 /// What all handles of one scaler share.
-pub(super) struct Shared {
-    config: GradScalerConfig,
-    state: Mutex<State>,
-}
+pub(super) struct Shared(Mutex<State>);
 
 impl Shared {
-    pub(super) fn new(config: &GradScalerConfig) -> Self {
-        Self {
-            config: config.clone(),
-            state: Mutex::new(State::new(config)),
-        }
-    }
-
-    pub(super) fn config(&self) -> &GradScalerConfig {
-        &self.config
-    }
-
-    pub(super) fn is_enabled(&self) -> bool {
-        self.config.enabled
+    pub(super) fn new(state: State) -> Self {
+        Self(Mutex::new(state))
     }
 
     /// The state as of the last flag that was read. Never waits.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+        self.0.lock()
     }
 
     /// The state as of the last step. Waits for its flag.
@@ -57,10 +43,7 @@ impl Shared {
 
 impl ForRank for Shared {
     fn for_rank(&self) -> Self {
-        Self {
-            config: self.config.clone(),
-            state: Mutex::new(self.settled().for_rank()),
-        }
+        Self::new(self.settled().for_rank())
     }
 }
 
@@ -77,7 +60,7 @@ const MAX_LOSSES: usize = 1024;
 const MAX_STATES: usize = 1024;
 
 pub(crate) struct State {
-    scale: SharedScale,
+    pub(super) scale: SharedScale,
     config: GradScalerConfig,
     pub(super) detection: Detection,
     pub(super) interrupter: Option<Interrupter>,
@@ -155,27 +138,16 @@ impl State {
         };
     }
 
+    pub(super) fn is_enabled(&self) -> bool {
+        self.config.enabled
+    }
+
     /// The scale of the next loss, as far as the outcomes of the steps are known.
     pub(super) fn scale(&self) -> f32 {
-        if self.config.enabled {
-            self.scale.loss_scale.scale()
-        } else {
-            1.0
+        match self.is_enabled() {
+            true => self.scale.loss_scale.scale(),
+            false => 1.0,
         }
-    }
-
-    pub(super) fn growth_tracker(&self) -> u32 {
-        self.scale.loss_scale.growth_tracker()
-    }
-
-    /// Adds an optimizer that shares this scaler.
-    pub(super) fn register(&mut self, optimizer: &OptimizerId) {
-        self.scale.register(optimizer);
-    }
-
-    /// Sets the scale from the next loss on.
-    pub(super) fn set_scale(&mut self, scale: f32) {
-        self.scale.loss_scale.set_scale(scale);
     }
 
     pub(super) fn observe(&mut self, loss: LossProbe) {
@@ -274,17 +246,27 @@ impl State {
         self.error = Some(error);
     }
 
-    pub(super) fn to_record(&self) -> ScalerState {
-        ScalerState {
+    pub(super) fn to_record(&self) -> Option<ScalerState> {
+        self.is_enabled().then(|| ScalerState {
             loss_scale: self.scale.loss_scale.state(),
             counters: self.counters,
-        }
+        })
     }
 
-    pub(super) fn load_record(&mut self, saved: ScalerState) {
+    pub(super) fn load_record(&mut self, saved: Option<ScalerState>) {
+        if !self.is_enabled() {
+            return;
+        }
         self.reset();
-        self.scale.loss_scale.restore(saved.loss_scale);
-        self.counters = saved.counters;
+        match saved {
+            Some(saved) => {
+                self.scale.loss_scale.restore(saved.loss_scale);
+                self.counters = saved.counters;
+            }
+            None => log::info!(
+                "the optimizer's record holds no loss scale: it starts from its initial value"
+            ),
+        }
     }
 
     fn count_skip(&mut self, cause: OverflowCause) {

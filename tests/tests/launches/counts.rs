@@ -21,8 +21,15 @@ type Model<B> = Vec<Linear<B>>;
 /// Parameters of the model.
 pub const P: u64 = 6;
 
+/// Different numbers of rows among them, of which one, that of the biases, is 1.
+const R: u64 = 2;
+
 /// Micro-batches of a window.
 pub const W: u64 = 8;
+
+/// Finding out on the device whether gradients are finite. For each parameter: a product, the sums of its rows, their addition to those of
+/// parameters with as many rows. For each number of rows: a sum, but for 1, and an addition, but for the first. Then the flag.
+const VERDICT: u64 = 2 * P + (P - R) + (R - 1) + (R - 1) + 3;
 
 fn model<B: Backend>() -> Vec<Linear<B>> {
     let layer = |_| Linear {
@@ -133,12 +140,12 @@ fn a_scaler_launches_two_kernels_a_parameter_and_reads_once() {
 
 #[test]
 fn deferred_detection_reads_once_and_late() {
-    // The loss and its gradient; for each parameter: unscaling, a product, its sum, their addition, undoing; the flag; the next scale.
+    // The loss and its gradient; for each parameter: unscaling and undoing; the next scale.
     let optimizer = scaler(Detection::Deferred).wrap(sgd());
     let found = of_update(optimizer, 1, false, |optimizer| {
         optimizer.scaler().steps();
     });
-    assert_eq!(found, (1, 2 + 5 * P - 1 + 3 + 3));
+    assert_eq!(found, (1, 2 + 2 * P + VERDICT + 3));
 }
 
 #[test]
@@ -148,9 +155,8 @@ fn a_window_reads_once() {
         AccumConfig::tokens(W as usize),
     ] {
         let tokens = config == AccumConfig::tokens(W as usize);
-        // For each parameter: a product, its sum, their addition, the mask, the accumulation, but for the first; the flag. Then a sum and a
-        // division.
-        let launches = W * (5 * P - 1 + 3) - P + 2 * P;
+        // For each parameter: the mask and the accumulation, but for the first. Then a sum and a division.
+        let launches = W * (VERDICT + 2 * P) - P + 2 * P;
         let found = of_update(windows(sgd::<B>(), config), W, tokens, no_read_is_late);
         assert_eq!(found, (1, launches));
     }
@@ -173,7 +179,8 @@ fn all_together_read_once_an_update() {
             let tokens = config == AccumConfig::tokens(W as usize);
             let optimizer = scaler(detection).wrap(windows(clipped(), config));
             // Those of a window and of clipping; the loss and its gradient, and unscaling; the next scale, unless the host knows it.
-            let launches = W * (5 * P + 2) + P + 4 * P + 8 + W * (2 + P) + 3 + (W - 2) * 5;
+            let window = W * (VERDICT + 2 * P) + P;
+            let launches = window + 4 * P + 8 + W * (2 + P) + 3 + (W - 2) * 5;
             let found = of_update(optimizer, W, tokens, no_read_is_late);
             assert_eq!(found, (1, launches));
         }

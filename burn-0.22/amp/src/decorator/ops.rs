@@ -10,7 +10,7 @@ use burn_decorator::{kind_type, map_operand, map_result};
 use super::backend::{Autocast, Recorded};
 use super::bring::{bring, within};
 use crate::cast::{Arithmetic, Cast, Lineage, Operands};
-use crate::policy::{self, Configured, Policy, current};
+use crate::policy::{self, Configured, Mode, Policy};
 
 thread_local! {
     static IN_SCOPE: Cell<bool> = const { Cell::new(false) };
@@ -59,7 +59,7 @@ impl Seen {
         if !self.recorded {
             self.operands.mark(Lineage::Gradient);
         }
-        let mode = current::<Configured>();
+        let mode = Mode::current::<Configured>();
         let arithmetic = match mode.arithmetic {
             Arithmetic::F32 if !computes => Arithmetic::AsGiven,
             arithmetic => arithmetic,
@@ -126,7 +126,7 @@ macro_rules! method {
             let target = seen.target("attention", (Cast::of(stringify!($class)), true));
             let [$q, $k, $v] = [$q, $k, $v].map(|x| bring::<B>(x, target));
             let $bias = $bias.map(|x| bring::<B>(x, target));
-            if current::<Configured>().low().is_some() && B::is_recorded(&$q) {
+            if Mode::current::<Configured>().low().is_some() && B::is_recorded(&$q) {
                 return attention_fallback::<Self>($q, $k, $v, $mask, $bias, $options);
             }
             B::attention($q, $k, $v, $mask, $bias, $options)
