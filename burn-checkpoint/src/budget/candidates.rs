@@ -53,7 +53,7 @@ pub(super) struct Candidates {
     held: (u64, Vec<Weak<dyn AnyEntry>>),
     /// Candidates examined so far.
     pub looks: u64,
-    /// Empty: the room in which the evicted inputs of a candidate are listed.
+    /// A buffer for the evicted inputs of a candidate, empty between searches.
     evicted: Vec<Arc<dyn AnyEntry>>,
 }
 

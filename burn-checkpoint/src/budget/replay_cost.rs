@@ -11,8 +11,8 @@ use crate::entry::AnyEntry;
 /// The costs of so many evicted operations are added up.
 const FEW: usize = 32;
 
-/// Nanoseconds to bring these tensors back; if that is more than `enough_ns`, any number above `enough_ns`. `evicted` is empty, before and
-/// after.
+/// Nanoseconds to bring these tensors back; if that is more than `enough_ns`, any number above `enough_ns`. `evicted` is a
+/// buffer, empty before and after.
 pub(super) fn cost_ns(
     nodes: &[Arc<dyn AnyEntry>],
     enough_ns: f64,
