@@ -143,6 +143,16 @@ impl OpCost {
         self.seen += 1;
     }
 
+    /// Adds the type of the result.
+    pub fn result_type(&mut self, dtype: DType) {
+        dtype.hash(&mut self.hasher);
+    }
+
+    /// Adds a plain number.
+    pub fn number(&mut self, number: usize) {
+        self.hasher.write_usize(number);
+    }
+
     /// Adds a plain argument by its debug output, because few types of arguments can be hashed.
     pub fn argument(&mut self, argument: &dyn Debug) {
         struct Text<'a>(&'a mut FxHasher);
@@ -223,7 +233,7 @@ mod tests {
             .expect("a row");
         let mut cost = OpCost::new(op);
         cost.operand(&[elements].into(), from);
-        cost.argument(&to);
+        cost.result_type(to);
         cost.key()
     }
 

@@ -14,7 +14,6 @@ use crate::kind::{Kind, Value};
 use crate::node::{Node, Source, Storage, take_value, vacate};
 use crate::recipe::Saved;
 use crate::replay;
-use crate::trace::EventKind;
 use crate::unwound::{self, Held};
 use crate::{call, context};
 
@@ -142,7 +141,7 @@ impl<B: Backend> Drop for Managed<B> {
         drop(state);
         if let Some((storage, bytes)) = vacated {
             drop(storage);
-            meta.emit(|op, node| EventKind::Free { op, node }, bytes);
+            meta.freed(bytes);
         }
     }
 }

@@ -15,8 +15,8 @@ impl MemoryBudget {
     /// # Cost
     ///
     /// Nothing by itself. Every operation of the thread is then recorded: two allocations each (its node and its recipe), and its operands
-    /// live as long as its result may be needed. To make room, the budget scans the tensors that may be evicted: all of some thousands, a
-    /// part of more; [`RematStats::search_time`](crate::RematStats::search_time) is the time of these scans.
+    /// live as long as its result may be needed. To make room, the budget examines a few of the tensors that may be evicted, those with the
+    /// least cost for their bytes; [`RematStats::search_time`](crate::RematStats::search_time) is the time of these searches.
     pub fn install(self) -> InstalledBudget {
         let installed = Installed::new(self);
         let ticket = context::install(Some(installed.clone()));

@@ -37,8 +37,10 @@ pub(crate) trait Limit: Send + Sync {
     fn relieve(&self) -> u64;
     /// The live tensors, by operation.
     fn holders(&self, device: DeviceId) -> Snapshot;
-    /// Adds a new node.
-    fn register(&self, node: &Arc<dyn AnyEntry>);
+    /// Adds a new node. Returns its place.
+    fn register(&self, node: &Arc<dyn AnyEntry>) -> u64;
+    /// Removes a node that is being dropped: what refers to it would keep its allocation.
+    fn forget(&self, place: u64);
     /// Adds a node that is resident again to those that may be evicted.
     fn list(&self, node: &Arc<dyn AnyEntry>);
     /// Estimated nanoseconds to bring a tensor of so many bytes back from the host.

@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::panicking;
 
@@ -115,7 +115,9 @@ pub(crate) enum Input<'a, B: Backend> {
     To(&'a Device<B>),
     /// A plain number, such as a dimension.
     Number(usize),
-    /// Any other plain argument, such as a type or the options of a convolution.
+    /// The type of the result.
+    Type(DType),
+    /// Any other plain argument, such as the options of a convolution.
     Plain(&'a dyn Debug),
 }
 
@@ -219,8 +221,12 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub listed: AtomicBool,
     /// While evicted: nanoseconds of the longest chain of evicted inputs that ends with it, as the bits of an `f32`; 0 if not known.
     pub chain_ns: AtomicU32,
+    /// The number of the last search that saw it.
+    pub search: AtomicU64,
     /// Whether its bytes are no longer counted.
     pub retired: AtomicBool,
+    /// Its place among the nodes of its budget, from 1; 0 if it has none.
+    pub place: AtomicU64,
     /// How many handles there are; recipes are not counted.
     pub users: AtomicU32,
     pub memory: Arc<MemoryStats>,
@@ -264,7 +270,9 @@ impl<B: Backend> TensorMeta<B> {
             residents: AtomicU32::new(0),
             listed: AtomicBool::new(false),
             chain_ns: AtomicU32::new(0),
+            search: AtomicU64::new(0),
             retired: AtomicBool::new(false),
+            place: AtomicU64::new(0),
             users: AtomicU32::new(0),
             memory,
             cost_ns: 0.0,
@@ -322,6 +330,11 @@ impl<B: Backend> TensorMeta<B> {
         } else {
             0
         }
+    }
+
+    /// Reports bytes that are freed.
+    pub fn freed(&self, bytes: u64) {
+        self.emit(|op, node| EventKind::Free { op, node }, bytes);
     }
 
     /// Counts a storage that was uploaded from the host.
@@ -512,7 +525,7 @@ pub(crate) fn take_value<B: Backend>(
     }
     let bytes = about_to_go(meta, state);
     if !verify::is_rehearsing() {
-        meta.emit(|op, node| EventKind::Free { op, node }, bytes);
+        meta.freed(bytes);
     }
     let gone = state.gone();
     match std::mem::replace(&mut state.storage, gone) {

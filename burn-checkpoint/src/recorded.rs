@@ -19,11 +19,16 @@ impl<B: Backend> Drop for Node<B> {
         let state = self.state.get_mut();
         if state.occupies_device() {
             let bytes = self.meta.storage_removed();
-            self.meta
-                .emit(|op, node| EventKind::Free { op, node }, bytes);
+            self.meta.freed(bytes);
         }
         if let Storage::Host(copy) = &state.storage {
             self.meta.memory.prefetch().forget(copy.position);
+        }
+        let place = *self.meta.place.get_mut();
+        if let Some(limit) = self.meta.memory.limit()
+            && place > 0
+        {
+            limit.forget(place);
         }
     }
 }
@@ -176,8 +181,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         let bytes = self.meta.storage_removed();
         drop(state);
         drop(value);
-        self.meta
-            .emit(|op, node| EventKind::Free { op, node }, bytes);
+        self.meta.freed(bytes);
     }
 
     fn list(self: Arc<Self>) -> Option<Arc<dyn AnyEntry>> {
@@ -296,6 +300,10 @@ impl<B: Backend> AnyEntry for Node<B> {
         self.meta
             .chain_ns
             .store(ns.max(f32::MIN_POSITIVE).to_bits(), Ordering::Relaxed);
+    }
+
+    fn is_new_to(&self, search: u64) -> bool {
+        self.meta.search.swap(search, Ordering::Relaxed) != search
     }
 
     fn cost_ns(&self) -> f32 {

@@ -60,8 +60,7 @@ impl<B: Backend> Drop for Locked<B> {
             drop(state);
             if let Some((storage, bytes)) = vacated {
                 unwound::release(storage);
-                node.meta
-                    .emit(|op, node| EventKind::Free { op, node }, bytes);
+                node.meta.freed(bytes);
             }
         }
     }
@@ -443,8 +442,7 @@ impl<B: Backend> Plan<B> {
         if let Some((storage, bytes)) = vacated {
             unwound::release(storage);
             if !verify::is_rehearsing() {
-                node.meta
-                    .emit(|op, node| EventKind::Free { op, node }, bytes);
+                node.meta.freed(bytes);
             }
         }
     }

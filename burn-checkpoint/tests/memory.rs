@@ -69,8 +69,23 @@ fn growth(policy: Option<&Policy>, budget: Option<u64>) -> (f32, f32) {
     (early, late)
 }
 
+/// KiB of the heap that 1,000 dropped tensors leave behind under a budget, while 4,000 others are alive.
+fn left_behind() -> f32 {
+    let _budget = MemoryBudget::bytes(1 << 30).install();
+    let x = Tensor::<Remat<Flex>, 1>::ones([4], &Default::default());
+    let held: Vec<_> = (0..4000).map(|_| x.clone() * 2.0).collect();
+    let before = HEAP.current_usage_as_kb();
+    (0..1000).for_each(|_| drop(x.clone() * 2.0));
+    let left = HEAP.current_usage_as_kb() - before;
+    drop(held);
+    left
+}
+
 #[test]
 fn memory_is_freed() {
+    let left = left_behind();
+    assert!(left < 16.0, "{left} KiB");
+
     let plain = peak::<Plain>(None, None);
     let bare = peak::<Managed>(None, None);
     let recompute = peak::<Managed>(Some(&Policy::Recompute), None);

@@ -40,8 +40,8 @@ const FEW: u64 = 64;
 pub(super) struct Candidates {
     /// By price, the oldest on top.
     classes: Vec<BinaryHeap<Reverse<Candidate>>>,
-    /// Indices of the classes that are not empty.
-    used: Vec<usize>,
+    /// The classes that are not empty.
+    used: Vec<Used>,
     count: usize,
     /// Additions so far; it orders candidates that were used last by the same operation.
     added: u64,
@@ -53,6 +53,21 @@ pub(super) struct Candidates {
     held: (u64, Vec<Weak<dyn AnyEntry>>),
     /// Candidates examined so far.
     pub looks: u64,
+    /// A buffer for the evicted inputs of a candidate, empty between searches.
+    evicted: Vec<Arc<dyn AnyEntry>>,
+}
+
+/// A class and the last use of its oldest candidate: a search compares these alone.
+#[derive(Clone, Copy)]
+struct Used {
+    class: usize,
+    last_used: u64,
+}
+
+impl Used {
+    fn score(self, now: u64) -> f64 {
+        least_price(self.class) / staleness(now, self.last_used)
+    }
 }
 
 struct Candidate {
@@ -72,6 +87,7 @@ impl Default for Candidates {
             tidy_at: LEAST as u64,
             held: (0, Vec::new()),
             looks: 0,
+            evicted: Vec::new(),
         }
     }
 }
@@ -97,12 +113,13 @@ impl Candidates {
     }
 
     fn put(&mut self, owner: &Arc<dyn AnyEntry>, group: &Group, price: f64) {
-        let at = class(price);
-        if self.classes[at].is_empty() {
-            self.used.push(at);
+        let (class, last_used) = (class(price), group.last_used);
+        match self.used.iter_mut().find(|used| used.class == class) {
+            Some(used) => used.last_used = used.last_used.min(last_used),
+            None => self.used.push(Used { class, last_used }),
         }
-        self.classes[at].push(Reverse(Candidate {
-            last_used: group.last_used,
+        self.classes[class].push(Reverse(Candidate {
+            last_used,
             order: self.added,
             owner: Arc::downgrade(owner),
         }));
@@ -114,10 +131,12 @@ impl Candidates {
     /// Removes and returns the cheapest storage; `None` if nothing may be evicted now. `now` is what staleness is counted from.
     pub fn take_cheapest(&mut self, now: u64) -> Option<Group> {
         loop {
-            let (_, at) = self.first(now)?;
-            let Reverse(candidate) = self.classes[at].pop()?;
-            if self.classes[at].is_empty() {
-                self.used.retain(|used| *used != at);
+            let at = self.first(now)?;
+            let of = self.used[at].class;
+            let Reverse(candidate) = self.classes[of].pop()?;
+            match self.classes[of].peek() {
+                Some(Reverse(oldest)) => self.used[at].last_used = oldest.last_used,
+                None => drop(self.used.swap_remove(at)),
             }
             self.count -= 1;
             let Some(owner) = candidate.owner.upgrade() else {
@@ -134,11 +153,12 @@ impl Candidates {
                 continue;
             }
             let staleness = staleness(now, group.last_used);
-            let next = self.first(now).map_or(f64::INFINITY, |(next, _)| next);
+            let next = self.first(now);
+            let next = next.map_or(f64::INFINITY, |at| self.used[at].score(now));
             // A storage at more than four times the next one's price is not the cheapest: its exact cost is not computed.
-            let enough_ns = 4.0 * worth(&group) * (next * staleness).max(least_price(at));
-            let price = cost_ns(&group.members, enough_ns) / worth(&group);
-            let is_right = class(price) <= at && group.last_used <= candidate.last_used;
+            let enough_ns = 4.0 * worth(&group) * (next * staleness).max(least_price(of));
+            let price = cost_ns(&group.members, enough_ns, &mut self.evicted) / worth(&group);
+            let is_right = class(price) <= of && group.last_used <= candidate.last_used;
             if is_right || price <= next * staleness {
                 owner.unlist();
                 return Some(group);
@@ -165,15 +185,15 @@ impl Candidates {
         any
     }
 
-    /// The least score and its class.
-    fn first(&self, now: u64) -> Option<(f64, usize)> {
-        let mut first = None;
-        for at in &self.used {
-            if let Some(Reverse(oldest)) = self.classes[*at].peek() {
-                let score = least_price(*at) / staleness(now, oldest.last_used);
-                if first.is_none_or(|least| (score, *at) < least) {
-                    first = Some((score, *at));
-                }
+    /// The index in `used` of the least score; of equal ones that of the least price.
+    fn first(&self, now: u64) -> Option<usize> {
+        let (mut least, mut least_staleness, mut first) = (f64::INFINITY, 1.0, None);
+        for (at, used) in self.used.iter().enumerate() {
+            let (price, staleness) = (least_price(used.class), staleness(now, used.last_used));
+            // Compares price over staleness without a division. Both products are exact.
+            let (own, other) = (price * least_staleness, least * staleness);
+            if own < other || own == other && price < least {
+                (least, least_staleness, first) = (price, staleness, Some(at));
             }
         }
         first
@@ -184,7 +204,12 @@ impl Candidates {
         for class in &mut self.classes {
             class.retain(|candidate| candidate.0.owner.strong_count() > 0);
         }
-        self.used.retain(|at| !self.classes[*at].is_empty());
+        self.used.retain_mut(|used| {
+            let oldest = self.classes[used.class].peek();
+            oldest
+                .inspect(|oldest| used.last_used = oldest.0.last_used)
+                .is_some()
+        });
         self.count = self.classes.iter().map(BinaryHeap::len).sum();
         self.tidy_at = self.added + (LEAST.max(self.count)) as u64;
     }
@@ -215,7 +240,8 @@ fn worth(group: &Group) -> f64 {
 }
 
 fn staleness(now: u64, last_used: u64) -> f64 {
-    now.saturating_sub(last_used).max(1) as f64
+    // Signed numbers are converted in one instruction.
+    (now.saturating_sub(last_used).max(1) as i64) as f64
 }
 
 impl Ord for Candidate {

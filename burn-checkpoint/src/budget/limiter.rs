@@ -50,32 +50,50 @@ pub(crate) struct Budget {
 /// The nodes that a budget knows.
 #[derive(Default)]
 struct Nodes {
-    all: Vec<Weak<dyn AnyEntry>>,
-    /// How many of them are among the candidates; the others are new.
-    sorted: usize,
+    /// With their places, in ascending order; `None` once dropped.
+    all: Vec<(u64, Option<Weak<dyn AnyEntry>>)>,
+    /// The last place.
+    places: u64,
+    /// The last place among the candidates; nodes at later places are new.
+    sorted: u64,
     candidates: Candidates,
     /// The length at which dropped nodes are removed next.
     tidy_at: usize,
 }
 
 impl Nodes {
-    fn remember(&mut self, node: Weak<dyn AnyEntry>) {
-        self.all.push(node);
+    fn remember(&mut self, node: Weak<dyn AnyEntry>) -> u64 {
+        self.places += 1;
+        self.all.push((self.places, Some(node)));
         if self.all.len() > self.tidy_at {
-            let new = self.all.split_off(self.sorted);
             let is_alive = |node: &Weak<dyn AnyEntry>| node.strong_count() > 0;
-            self.all.retain(is_alive);
-            self.sorted = self.all.len();
-            self.all.extend(new.into_iter().filter(is_alive));
+            self.all
+                .retain(|(_, node)| node.as_ref().is_some_and(is_alive));
             self.tidy_at = self.all.len() * 3 / 2 + 64;
         }
+        self.places
+    }
+
+    fn forget(&mut self, place: u64) {
+        if let Ok(at) = self.all.binary_search_by_key(&place, |(place, _)| *place) {
+            self.all[at].1 = None;
+        }
+        // Most that are dropped were added last.
+        while self.all.pop_if(|(_, node)| node.is_none()).is_some() {}
+    }
+
+    fn alive(&self) -> impl Iterator<Item = Arc<dyn AnyEntry>> {
+        self.all
+            .iter()
+            .filter_map(|(_, node)| node.as_ref()?.upgrade())
     }
 
     /// Starts again without what the optimizer's operations left behind: on ranks that sharded it these have other sizes, and what is evicted in
     /// forward and backward must be the same on all of them.
     fn begin_step(&mut self) {
-        self.all.retain(|node| {
-            let node = node.upgrade().filter(|node| !node.info().retired);
+        self.all.retain(|(_, node)| {
+            let node = node.as_ref().and_then(Weak::upgrade);
+            let node = node.filter(|node| !node.info().retired);
             node.inspect(|node| node.unlist()).is_some()
         });
         self.sorted = 0;
@@ -84,12 +102,14 @@ impl Nodes {
 
     /// Adds the new nodes to the candidates.
     fn sort_in(&mut self) {
-        for node in &self.all[self.sorted..] {
-            if let Some(owner) = node.upgrade().and_then(AnyEntry::list) {
+        let new = self.all.partition_point(|(place, _)| *place <= self.sorted);
+        for (_, node) in &self.all[new..] {
+            let node = node.as_ref().and_then(Weak::upgrade);
+            if let Some(owner) = node.and_then(AnyEntry::list) {
                 self.candidates.add(owner);
             }
         }
-        self.sorted = self.all.len();
+        self.sorted = self.places;
     }
 }
 
@@ -198,8 +218,7 @@ impl Budget {
     }
 
     fn alive(&self) -> Vec<Arc<dyn AnyEntry>> {
-        let nodes = self.nodes.lock();
-        nodes.all.iter().filter_map(Weak::upgrade).collect()
+        self.nodes.lock().alive().collect()
     }
 
     /// Records what an operation of an unconstrained step needs, if the limit is being measured.
@@ -248,7 +267,7 @@ impl Budget {
         let mut nodes = self.nodes.lock();
         nodes.sort_in();
         let before = nodes.candidates.looks;
-        nodes.candidates.begin(clock::now());
+        nodes.candidates.begin(now);
         let mut again = true;
         while !fits() {
             let Some(group) = nodes.candidates.take_cheapest(now) else {
@@ -390,8 +409,15 @@ impl Limit for Budget {
         self.thrashing.reset();
     }
 
-    fn register(&self, node: &Arc<dyn AnyEntry>) {
-        self.nodes.lock().remember(Arc::downgrade(node));
+    fn register(&self, node: &Arc<dyn AnyEntry>) -> u64 {
+        self.nodes.lock().remember(Arc::downgrade(node))
+    }
+
+    fn forget(&self, place: u64) {
+        // A search may be what drops the node.
+        if let Some(mut nodes) = self.nodes.try_lock() {
+            nodes.forget(place);
+        }
     }
 
     fn list(&self, node: &Arc<dyn AnyEntry>) {

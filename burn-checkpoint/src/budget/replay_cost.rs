@@ -4,40 +4,49 @@
 //! every evicted node remembers, so that the time does not grow with the number of evicted tensors.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::entry::AnyEntry;
 
 /// The costs of so many evicted operations are added up.
 const FEW: usize = 32;
 
-/// Nanoseconds to bring these tensors back; if that is more than `enough_ns`, any number above `enough_ns`.
-pub(super) fn cost_ns(nodes: &[Arc<dyn AnyEntry>], enough_ns: f64) -> f64 {
-    let mut evicted: Vec<Arc<dyn AnyEntry>> = Vec::new();
+/// Nanoseconds to bring these tensors back; if that is more than `enough_ns`, any number above `enough_ns`. `evicted` is a
+/// buffer, empty before and after.
+pub(super) fn cost_ns(
+    nodes: &[Arc<dyn AnyEntry>],
+    enough_ns: f64,
+    evicted: &mut Vec<Arc<dyn AnyEntry>>,
+) -> f64 {
+    static SEARCHES: AtomicU64 = AtomicU64::new(0);
+    let search = SEARCHES.fetch_add(1, Ordering::Relaxed) + 1;
     let mut cost_ns = 0.0;
     let mut next = 0;
-    while next < nodes.len() + evicted.len().min(FEW) {
-        if cost_ns > enough_ns {
-            return cost_ns;
-        }
+    while next < nodes.len() + evicted.len().min(FEW) && cost_ns <= enough_ns {
         let node = match nodes.get(next) {
             Some(node) => node.clone(),
             None => evicted[next - nodes.len()].clone(),
         };
         cost_ns += f64::from(node.cost_ns());
         node.sources(&mut |source, own| {
-            let is_same = |node: &Arc<dyn AnyEntry>| std::ptr::addr_eq(Arc::as_ptr(node), source);
-            if !evicted.iter().any(is_same) {
+            if source.is_new_to(search) {
                 evicted.push(own());
             }
         });
         next += 1;
     }
-    let beyond = evicted.iter().skip(FEW);
-    cost_ns + beyond.map(chain_ns).fold(0.0, f64::max)
+    if cost_ns <= enough_ns {
+        cost_ns += evicted.iter().skip(FEW).map(chain_ns).fold(0.0, f64::max);
+    }
+    evicted.clear();
+    cost_ns
 }
 
 /// Nanoseconds of the longest chain of evicted inputs that ends with this evicted node.
 fn chain_ns(node: &Arc<dyn AnyEntry>) -> f64 {
+    if let Some(ns) = node.chain_ns() {
+        return f64::from(ns);
+    }
     let mut stack = vec![node.clone()];
     while let Some(node) = stack.last().cloned() {
         if node.chain_ns().is_some() {

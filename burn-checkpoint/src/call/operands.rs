@@ -62,8 +62,7 @@ impl<B: Backend> Drop for Operands<B> {
             drop(state);
             if let Some((storage, bytes)) = vacated {
                 drop(storage);
-                let meta = &node.meta;
-                meta.emit(|op, node| EventKind::Free { op, node }, bytes);
+                node.meta.freed(bytes);
             }
         }
     }
@@ -125,7 +124,13 @@ impl<B: Backend> Operands<B> {
             Input::Number(number) => {
                 self.order.number.get_or_insert(number);
                 if let Some(cost) = &mut self.cost {
-                    cost.argument(&number);
+                    cost.number(number);
+                }
+                return;
+            }
+            Input::Type(dtype) => {
+                if let Some(cost) = &mut self.cost {
+                    cost.result_type(dtype);
                 }
                 return;
             }

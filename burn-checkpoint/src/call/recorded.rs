@@ -1,7 +1,7 @@
 //! One operation that is recorded.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape};
@@ -373,8 +373,12 @@ impl<B: Backend> Call<B> {
     fn enter(&self, node: Arc<Node<B>>) -> Managed<B> {
         let meta = &node.meta;
         meta.storage_added();
-        let kind = meta.kind();
-        meta.emit(|op, node| EventKind::Alloc { op, node, kind }, meta.bytes);
+        let event = |op, node| EventKind::Alloc {
+            op,
+            node,
+            kind: meta.kind(),
+        };
+        meta.emit(event, meta.bytes);
         let any: Arc<dyn AnyEntry> = node.clone();
         if self.op_context.region.is_some() {
             context::enlist(Arc::downgrade(&any), meta.own_bytes());
@@ -385,7 +389,8 @@ impl<B: Backend> Call<B> {
             if let Some(owner) = &meta.group {
                 owner.node().state().add_view(&node);
             }
-            limit.register(&any);
+            let place = limit.register(&any);
+            meta.place.store(place, Ordering::Relaxed);
         }
         Managed::first(Source::new(node))
     }

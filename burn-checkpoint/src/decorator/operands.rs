@@ -116,6 +116,15 @@ macro_rules! show {
     ([usize] $x:expr, $visit:expr) => {
         ($visit)(Input::Number(*$x))
     };
+    ([FloatDType] $x:expr, $visit:expr) => {
+        ($visit)(Input::Type((*$x).into()))
+    };
+    ([IntDType] $x:expr, $visit:expr) => {
+        ($visit)(Input::Type((*$x).into()))
+    };
+    ([BoolDType] $x:expr, $visit:expr) => {
+        ($visit)(Input::Type((*$x).into()))
+    };
     // No result's size depends on a scalar, and an optimizer passes another one each step.
     ([Scalar] $x:expr, $visit:expr) => {{
         let _ = $x;
@@ -123,6 +132,10 @@ macro_rules! show {
     ([$plain:ty] $x:expr, $visit:expr) => {
         ($visit)(Input::Plain($x))
     };
+    // A slice is a view, for which no room is made, and an assignment to one has the size of its operand.
+    ({Slice} $x:expr, $visit:expr) => {{
+        let _ = $x;
+    }};
     ({$element:ty} $x:expr, $visit:expr) => {
         ($visit)(Input::Plain($x))
     };
