@@ -291,8 +291,6 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Contender for Trainer<B, O> {
         if backend == BackendName::Tch && self.mixed.is_some() {
             let unlimited = MemoryBudget::bytes(u64::MAX);
             let _all = self.budget.is_none().then(|| unlimited.install());
-            // The first step under a budget brings what stays: tensors of the optimizer that the ledger did not count before.
-            self.step()?;
             RematStats::reset_thread();
             // Not of the thread, which has the tensors of other settings too.
             let device = self.device.clone();
