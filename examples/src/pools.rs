@@ -160,7 +160,13 @@ pub fn memory_probe(backend: BackendName) -> Box<dyn MemoryProbe> {
     }
 }
 
-/// The peak of this process's resident memory, which only Linux records.
+/// Begins a new peak of this process's resident memory. Elsewhere than on Linux there is none, and nothing happens.
+pub fn reset_peak_bytes() {
+    // `proc_pid_clear_refs(5)`; a system that forbids it keeps the peak since the process began.
+    let _ = fs::write("/proc/self/clear_refs", "5");
+}
+
+/// The peak of this process's resident memory since [`reset_peak_bytes`], which only Linux records.
 pub fn peak_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status

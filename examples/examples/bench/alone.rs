@@ -9,8 +9,13 @@ use super::options::Options;
 use super::report::{BenchReport, Outcome, SettingResult};
 use super::setting::Setting;
 
+/// In these processes glibc gives each allocation of at least this size pages of its own and returns them when it is freed. By default the
+/// size follows the program, up to 32 MiB, and smaller allocations leave gaps that stay with the process: its memory then depends on the
+/// order of allocations, and is not what is alive.
+const RETURNED_BYTES: &str = "65536";
+
 /// Measures time and memory of the settings one after the other, each in a new process of this program. Times are not
-/// of the same rounds, so there are no ratios.
+/// of the same rounds, and an allocator that returns memory at once takes time, so there are no ratios.
 ///
 /// # Errors
 ///
@@ -52,6 +57,7 @@ fn one(options: &Options, setting: Setting) -> Result<Result<BenchReport, String
     let program = env::current_exe().map_err(BenchError::io("find", "this program".as_ref()))?;
     // Its table is on standard output; ours is the one to read.
     let output = Command::new(&program)
+        .env("MALLOC_MMAP_THRESHOLD_", RETURNED_BYTES)
         .args(options.alone(setting, &file))
         .stderr(std::process::Stdio::inherit())
         .output()

@@ -279,25 +279,25 @@ impl<B: AutodiffBackend, O: Optimizer<Gpt<B>, B>> Contender for Trainer<B, O> {
         // Releases memory from the compilation and the choice of kernels.
         B::memory_cleanup(&self.device);
         let backend = self.backend;
-        // LibTorch does not count its tensors on a CPU. The ledger of `Remat` does, for which a budget is in force.
-        let has_ledger = backend == BackendName::Tch && self.mixed.is_some();
-        let unlimited = MemoryBudget::bytes(u64::MAX);
-        let _all = (has_ledger && self.budget.is_none()).then(|| unlimited.install());
-        let mut step_bytes = 0;
         let (mut watched, steps) = watch(backend, || {
             (0..WATCHED_STEPS).try_for_each(|_| {
                 RematStats::reset_thread();
-                let before = RematStats::of_thread().live_bytes;
-                self.step()?;
-                let peak = RematStats::of_thread().peak_bytes;
-                step_bytes = step_bytes.max(peak.saturating_sub(before));
-                Ok(())
+                self.step().map(drop)
             })
         });
         steps?;
         let replayed = RematStats::of_thread().replayed_operations;
-        if has_ledger {
-            watched.added_bytes = Some(step_bytes);
+        // LibTorch does not count its tensors on a CPU. The ledger of `Remat` does, for which a budget is in force.
+        if backend == BackendName::Tch && self.mixed.is_some() {
+            let unlimited = MemoryBudget::bytes(u64::MAX);
+            let _all = self.budget.is_none().then(|| unlimited.install());
+            RematStats::reset_thread();
+            // Not of the thread, which has the tensors of other settings too.
+            let device = self.device.clone();
+            let ledger = || RematStats::of_device::<B>(&device);
+            let before = ledger().live_bytes;
+            self.step()?;
+            watched.added_bytes = Some(ledger().peak_bytes.saturating_sub(before));
         }
         let (_, gradients) = self.train(hash_of::<B>)?;
         Ok(Look {
