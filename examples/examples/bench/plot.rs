@@ -9,7 +9,10 @@ use super::error::BenchError;
 use super::report::BenchReport;
 use super::statistics::Quartiles;
 
-const SIZE: (u32, u32) = (720, 420);
+const LEAST_WIDTH: u32 = 720;
+const HEIGHT: u32 = 420;
+/// Of a letter of a setting's name, at most.
+const LETTER_WIDTH: u32 = 9;
 const BAR: RGBColor = RGBColor(70, 110, 180);
 
 /// Draws the median time of a step by setting, with its quartiles, as SVG.
@@ -34,9 +37,12 @@ fn draw(report: &BenchReport) -> Result<String, Box<dyn std::error::Error>> {
         .iter()
         .map(|(_, time)| time.upper)
         .fold(f64::MIN_POSITIVE, f64::max);
+    let longest = bars.iter().map(|(name, _)| name.len()).max();
+    let names = LETTER_WIDTH * (longest.unwrap_or_default() * bars.len()) as u32;
+    let size = (LEAST_WIDTH.max(names), HEIGHT);
     let mut svg = String::new();
     {
-        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         area.fill(&WHITE)?;
         let title = format!(
             "A training step, {} parameters, {}",
