@@ -41,7 +41,7 @@ pub struct MetaDevice {
     /// What it models.
     pub kernels: Kernels,
     /// Whether Fusion joins operations to kernels.
-    pub fusion: bool,
+    pub(crate) fusion: bool,
 }
 
 impl MetaDevice {
@@ -71,11 +71,8 @@ impl MetaDevice {
     }
 
     /// The same device with Fusion, as Burn's features `cuda`, `rocm`, `vulkan` and `wgpu` have it: operations wait in a queue, and results within a
-    /// kernel take no memory. It needs the feature `fusion`, which compiles CubeCL.
-    ///
-    /// # Panics
-    ///
-    /// Without the feature the device's first operation panics.
+    /// kernel take no memory. Of the feature `fusion`, which compiles CubeCL.
+    #[cfg(feature = "fusion")]
     pub fn fused(self) -> Self {
         Self {
             fusion: true,

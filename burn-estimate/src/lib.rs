@@ -33,7 +33,7 @@
 //! kernels. Against the heap of the same step ten programs were within 1.1 %, and always below it: Burn's graph is not counted.
 //!
 //! On a [`MetaDevice::cuda`] or [`MetaDevice::wgpu`] it is that of CubeCL: on Vulkan the bytes in use after each operation of
-//! seven programs were within 0.1 %. With [`fused`](MetaDevice::fused), which needs the feature `fusion`, operations wait in burn-fusion's queue and run as CubeCL's Fusion runs them.
+//! seven programs were within 0.1 %. With `MetaDevice::fused`, of the feature `fusion`, operations wait in burn-fusion's queue and run as CubeCL's Fusion runs them.
 //! CubeCL allocates memory in pages, which [`Estimate::reserved_bytes`] and [`DeviceMemory`] count.
 
 mod allocator;

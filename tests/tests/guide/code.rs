@@ -339,7 +339,7 @@ mod out_of_memory {
     fn estimate<O: Optimizer<Model<Step>, Step>>(model: Model<Step>, batch: Batch<Step>, mut optimizer: O) {
 type B = Autocast<Autodiff<Remat<Meta>>>;
 
-let device = MetaDevice::cuda(0).fused(); // that of the model and the batch
+let device = MetaDevice::cuda(0); // that of the model and the batch
 let (estimate, model) = estimate_on::<B, _>(device, model, |model| {
     let grads = GradientsParams::from_grads(model.loss(batch.clone()).backward(), &model);
     optimizer.step(1e-4, model, grads)
