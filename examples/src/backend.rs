@@ -1,6 +1,7 @@
 //! The backends that an example can compute on.
 
 use burn::prelude::Backend;
+use burn_estimate::MetaDevice;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +50,15 @@ impl BackendName {
             Self::Cuda => "cuda",
             Self::Tch => "tch",
             Self::Vulkan => "vulkan",
+        }
+    }
+
+    /// A device of this backend without memory, for estimates.
+    pub fn meta(self) -> MetaDevice {
+        match self {
+            Self::Cuda => MetaDevice::cuda(0),
+            Self::Vulkan => MetaDevice::wgpu(0),
+            Self::Flex | Self::Tch => MetaDevice::new(0),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use burn_accum::{MemoryProbe, PeakCounter, SampledGauge};
+use burn_accum::{MemoryProbe, PeakCounter, SampledGauge, host_memory_bytes};
 use burn_estimate::CubePools;
 use peak_alloc::PeakAlloc;
 
@@ -123,9 +123,10 @@ fn layout_of<R: cubecl::Runtime>() -> CubePools {
     }
 }
 
-/// All memory of the backend's default device; `None` where the runtime does not report it, and on the CPU, which has no pools.
+/// All memory of the backend's default device, for burn-flex that of the host; `None` where it is not reported.
 pub fn device_bytes(backend: BackendName) -> Option<u64> {
     match backend {
+        BackendName::Flex => host_memory_bytes(),
         // cubecl-cuda 0.10 reports only the largest page, which is a quarter of the device.
         #[cfg(feature = "cuda")]
         BackendName::Cuda => {

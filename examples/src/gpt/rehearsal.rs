@@ -6,14 +6,13 @@ use std::path::Path;
 use burn::prelude::*;
 use burn::tensor::backend::AutodiffBackend;
 use burn_accum::{
-    AccumConfig, MicroBatchFound, MicroBatchSearch, MultiSteps, find_micro_batch,
-    host_memory_bytes, rehearse,
+    AccumConfig, MicroBatchFound, MicroBatchSearch, MultiSteps, find_micro_batch, rehearse,
 };
 use burn_amp::GradScaler;
 use burn_checkpoint::plot::MemoryPlot;
 use burn_checkpoint::snapshot::{Snapshot, chrome_trace};
 use burn_checkpoint::{InstalledBudget, MemoryBudget, trace};
-use burn_estimate::{Meta, MetaDevice, estimate_run};
+use burn_estimate::{Meta, estimate_run};
 
 use super::error::GptError;
 use super::job::Job;
@@ -21,7 +20,6 @@ use super::loader::TokenBatch;
 use super::optimizer::optimizer;
 use super::options::Options;
 use super::precision::Training;
-use crate::backend::BackendName;
 use crate::pools::{device_bytes, memory_probe};
 
 /// Trains two windows of two micro-batches of this size and drops the result; `begins` is called before each micro-step, with
@@ -63,20 +61,11 @@ pub fn find_window<B: AutodiffBackend>(
         return Ok(None);
     };
     let limit_bytes = options.memory_limit.map(|mebibytes| mebibytes << 20);
-    let limit_bytes = limit_bytes.or_else(|| match options.backend {
-        BackendName::Flex => host_memory_bytes(),
-        device => device_bytes(device),
-    });
+    let limit_bytes = limit_bytes.or_else(|| device_bytes(options.backend));
     let backend = options.backend.name();
     let unknown = format!("it is not known how much memory {backend} has: give --memory-limit");
     let limit_bytes = limit_bytes.ok_or(GptError::Options(unknown))?;
-    let meta = match options.backend {
-        #[cfg(feature = "cuda")]
-        BackendName::Cuda => MetaDevice::cuda(0),
-        #[cfg(feature = "vulkan")]
-        BackendName::Vulkan => MetaDevice::wgpu(0),
-        _ => MetaDevice::new(0),
-    };
+    let meta = options.backend.meta();
     // The same steps without data.
     let estimate = |micro_batch| {
         let step = || rehearsal::<Training<Meta>>(options, job, &meta, micro_batch, |_| {});
