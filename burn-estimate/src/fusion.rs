@@ -34,7 +34,7 @@ impl Queue {
         call.op = match call.op {
             // An operation that burn-fusion does not have.
             OperationIr::NumericFloat(dtype, NumericOperationIr::PowiScalar(op)) => {
-                OperationIr::Float(dtype.into(), FloatOperationIr::PowfScalar(op))
+                OperationIr::Float(dtype, FloatOperationIr::PowfScalar(op))
             }
             op => op,
         };
