@@ -58,22 +58,6 @@ impl<'a> Gradients<'a> {
         }
     }
 
-    /// The elements in f32, where necessary in `buffer`, which stays in the first-level cache.
-    #[inline(always)]
-    fn widen(self, buffer: &'a mut [f32; BLOCK]) -> &'a [f32] {
-        let buffer = &mut buffer[..self.len()];
-        match self {
-            Self::F32(all) => return all,
-            Self::Bf16(all) => {
-                for (wide, low) in buffer.iter_mut().zip(all) {
-                    *wide = f32::from_bits(u32::from(low.to_bits()) << 16);
-                }
-            }
-            Self::F16(all) => all.convert_to_f32_slice(buffer),
-        }
-        buffer
-    }
-
     #[inline(always)]
     fn prefetch(&self, index: usize) {
         match self {
@@ -98,37 +82,46 @@ impl<'a> ParamsOut<'a> {
             Self::F16(all) => all.chunks_mut(CHUNK).map(Self::F16).collect(),
         }
     }
+}
 
-    /// Rounds `values` into the elements that begin at `start`.
-    #[inline(always)]
-    fn narrow(&mut self, start: usize, values: &[f32]) {
-        let range = start..start + values.len();
-        match self {
-            Self::Bf16(all) => {
-                for (low, value) in all[range].iter_mut().zip(values) {
-                    *low = rounded(*value);
-                }
-            }
-            Self::F16(all) => all[range].convert_from_f32_slice(values),
-        }
-    }
+/// A gradient as it is given.
+trait Widen: Copy {
+    fn widen(self) -> f32;
+}
 
+impl Widen for f32 {
     #[inline(always)]
-    fn prefetch(&self, index: usize) {
-        match self {
-            Self::Bf16(all) => prefetch(all, index),
-            Self::F16(all) => prefetch(all, index),
-        }
+    fn widen(self) -> f32 {
+        self
     }
 }
 
-/// The bits of `bf16::from_f32` without its branches, which would prevent vectorization.
-#[inline(always)]
-fn rounded(value: f32) -> bf16 {
-    let bits = value.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    let quiet_nan = (bits >> 16) | 0x40;
-    bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
+impl Widen for bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+}
+
+/// An element of the low-precision copy; `()` where there is none.
+trait Narrow: Copy {
+    fn narrow(value: f32) -> Self;
+}
+
+impl Narrow for () {
+    #[inline(always)]
+    fn narrow(_: f32) {}
+}
+
+impl Narrow for bf16 {
+    /// The bits of `bf16::from_f32` without its branches, which would prevent vectorization.
+    #[inline(always)]
+    fn narrow(value: f32) -> Self {
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+        let quiet_nan = (bits >> 16) | 0x40;
+        bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
+    }
 }
 
 /// The factors of one step, as PyTorch computes them: in f64, then rounded once.
@@ -214,33 +207,58 @@ struct Chunk<'a> {
 impl WithSimd for Chunk<'_> {
     type Output = ();
 
-    /// Block by block. Low-precision gradients are widened before, and parameters rounded after the update of a block, in the
-    /// first-level cache.
+    /// Block by block. bf16 is converted in registers, f16 in the first-level cache, before and after the update of a block.
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, _: S) {
         let mut widened = [0.0; BLOCK];
         let all = self.gradients.len();
         for start in (0..all).step_by(BLOCK) {
             let end = all.min(start + BLOCK);
-            let gradients = self.gradients.part(start..end).widen(&mut widened);
-            let state = self.state.each_mut();
-            let state = state.map(|all| all[start..].split_at_mut(end - start));
-            let [(master, next), (moment_1, next_1), (moment_2, next_2)] = state;
-            let prefetch_line = |index: usize| {
-                self.gradients.prefetch(end + index);
-                for slice in [&*next, &*next_1, &*next_2] {
-                    prefetch(slice, index);
+            match self.gradients.part(start..end) {
+                Gradients::F32(gradients) => self.block(start, gradients),
+                Gradients::Bf16(gradients) => self.block(start, gradients),
+                Gradients::F16(gradients) => {
+                    let widened = &mut widened[..end - start];
+                    gradients.convert_to_f32_slice(widened);
+                    self.block(start, widened);
                 }
-                self.out.iter().for_each(|out| out.prefetch(end + index));
-            };
-            sweep(
-                &self.factors,
-                gradients,
-                [master, moment_1, moment_2],
-                prefetch_line,
-            );
-            if let Some(out) = &mut self.out {
-                out.narrow(start, &self.state[0][start..end]);
+            }
+        }
+    }
+}
+
+impl Chunk<'_> {
+    #[inline(always)]
+    fn block<G: Widen>(&mut self, start: usize, gradients: &[G]) {
+        let (factors, length) = (&self.factors, gradients.len());
+        let state = self.state.each_mut();
+        let state = state.map(|all| all[start..].split_at_mut(length));
+        let [(master, next), (moment_1, next_1), (moment_2, next_2)] = state;
+        let state = [&mut *master, moment_1, moment_2];
+        let all_gradients = self.gradients;
+        let prefetch_next = |index: usize| {
+            all_gradients.prefetch(start + length + index);
+            for slice in [&*next, &*next_1, &*next_2] {
+                prefetch(slice, index);
+            }
+        };
+        let none = &mut [(); BLOCK][..length];
+        match &mut self.out {
+            None => sweep(factors, gradients, state, none, prefetch_next),
+            Some(ParamsOut::Bf16(out)) => {
+                let (out, next) = out[start..].split_at_mut(length);
+                sweep(factors, gradients, state, out, |index| {
+                    prefetch_next(index);
+                    prefetch(next, index);
+                });
+            }
+            Some(ParamsOut::F16(out)) => {
+                let (out, next) = out[start..].split_at_mut(length);
+                sweep(factors, gradients, state, none, |index| {
+                    prefetch_next(index);
+                    prefetch(next, index);
+                });
+                out.convert_from_f32_slice(master);
             }
         }
     }
@@ -261,30 +279,35 @@ fn prefetch<T>(slice: &[T], index: usize) {
 
 /// Updates a block line by line, and prefetches the same line of the next block meanwhile.
 #[inline(always)]
-fn sweep(
+fn sweep<G: Widen, O: Narrow>(
     factors: &Factors,
-    gradients: &[f32],
+    gradients: &[G],
     [master, moment_1, moment_2]: [&mut [f32]; 3],
+    out: &mut [O],
     prefetch: impl Fn(usize),
 ) {
     let (gradients, gradients_rest) = gradients.as_chunks::<LINE>();
     let (master, master_rest) = master.as_chunks_mut::<LINE>();
     let (moment_1, moment_1_rest) = moment_1.as_chunks_mut::<LINE>();
     let (moment_2, moment_2_rest) = moment_2.as_chunks_mut::<LINE>();
+    let (out, out_rest) = out.as_chunks_mut::<LINE>();
     let lines = gradients.iter().zip(master).zip(moment_1).zip(moment_2);
-    for (line, (((gradient, master), moment_1), moment_2)) in lines.enumerate() {
+    for (line, ((((gradient, master), moment_1), moment_2), out)) in lines.zip(out).enumerate() {
         prefetch(line * LINE);
         // Copies do not overlap: the compiler need not check it at every line.
         let (mut param, mut first, mut second) = (*master, *moment_1, *moment_2);
+        let mut low = *out;
         for lane in 0..LINE {
             let state = (&mut param[lane], &mut first[lane], &mut second[lane]);
-            factors.update(gradient[lane], state.0, state.1, state.2);
+            factors.update(gradient[lane].widen(), state.0, state.1, state.2);
+            low[lane] = O::narrow(param[lane]);
         }
-        (*master, *moment_1, *moment_2) = (param, first, second);
+        (*master, *moment_1, *moment_2, *out) = (param, first, second, low);
     }
     let rest = gradients_rest.iter().zip(master_rest);
-    let rest = rest.zip(moment_1_rest).zip(moment_2_rest);
-    for (((gradient, master), moment_1), moment_2) in rest {
-        factors.update(*gradient, master, moment_1, moment_2);
+    let rest = rest.zip(moment_1_rest).zip(moment_2_rest).zip(out_rest);
+    for ((((gradient, master), moment_1), moment_2), out) in rest {
+        factors.update(gradient.widen(), master, moment_1, moment_2);
+        *out = O::narrow(*master);
     }
 }
