@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -121,18 +121,20 @@ impl ShardedRecord {
         let elements: usize = ranges.iter().map(Range::len).sum();
         let mut found = Vec::with_capacity(elements * tensor.element_bytes());
         for range in ranges {
-            self.for_each_part(tensor, range, &mut found, |_| Ok(()))?;
+            self.for_each_part(tensor, range, |bytes| {
+                found.extend_from_slice(bytes);
+                Ok(())
+            })?;
         }
         Ok(found)
     }
 
-    /// Appends elements of a tensor to `found`, in order. `take` gets it after each chunk, and may empty it.
+    /// Reads elements of a tensor in order. `take` gets them chunk by chunk.
     fn for_each_part(
         &mut self,
         tensor: &TensorSpec,
         elements: &Range<usize>,
-        found: &mut Vec<u8>,
-        mut take: impl FnMut(&mut Vec<u8>) -> Result<(), RecordError>,
+        mut take: impl FnMut(&[u8]) -> Result<(), RecordError>,
     ) -> Result<(), RecordError> {
         let manifest = self.manifest.clone();
         for slice in &manifest.tensors[&tensor.name].slices {
@@ -143,73 +145,54 @@ impl ShardedRecord {
                     slice.at + bytes as u64
                 };
                 let bytes = place(wanted.start)..place(wanted.end);
-                self.read_file(slice.rank, bytes, found, &mut take)?;
+                self.read_file(slice.rank, bytes, &mut take)?;
             }
         }
         Ok(())
     }
 
-    /// Appends bytes of a rank's file to `found`, verified. Whole chunks are read there, without a copy.
+    /// Reads bytes of a rank's file in order. `take` gets them chunk by chunk, verified.
     fn read_file(
         &mut self,
         rank: usize,
         bytes: Range<u64>,
-        found: &mut Vec<u8>,
-        mut take: impl FnMut(&mut Vec<u8>) -> Result<(), RecordError>,
+        mut take: impl FnMut(&[u8]) -> Result<(), RecordError>,
     ) -> Result<(), RecordError> {
         const BYTES: u64 = CHUNK_BYTES as u64;
 
         let mut at = bytes.start;
         while at < bytes.end {
             let first = at / BYTES * BYTES;
-            let chunk = (rank, (first / BYTES) as usize);
             let end = bytes.end.min(first + BYTES);
-            if end - at == self.chunk_bytes(chunk) {
-                self.read_chunk(chunk, found)?;
-            } else {
-                if self.verified != Some(chunk) {
-                    self.verified = None;
-                    let mut read = core::mem::take(&mut self.chunk);
-                    read.clear();
-                    self.read_chunk(chunk, &mut read)?;
-                    (self.chunk, self.verified) = (read, Some(chunk));
-                }
-                found.extend_from_slice(&self.chunk[(at - first) as usize..(end - first) as usize]);
-            }
-            take(found)?;
+            let chunk = self.chunk(rank, (first / BYTES) as usize)?;
+            take(&chunk[(at - first) as usize..(end - first) as usize])?;
             at = end;
         }
         Ok(())
     }
 
-    /// Bytes of a chunk, which the last one of a file may have fewer of.
-    fn chunk_bytes(&self, (rank, number): (usize, usize)) -> u64 {
-        let rest = self.manifest.files[rank].bytes - (number * CHUNK_BYTES) as u64;
-        rest.min(CHUNK_BYTES as u64)
-    }
-
-    /// Appends a chunk of a rank's file to `found`, verified.
-    fn read_chunk(
-        &mut self,
-        (rank, number): (usize, usize),
-        found: &mut Vec<u8>,
-    ) -> Result<(), RecordError> {
-        let path = self.manifest.file(&self.path, rank);
-        let (begin, bytes) = (found.len(), self.chunk_bytes((rank, number)));
-        run("read", &path, || {
-            let file = match &mut self.file {
-                Some((of, file)) if *of == rank => file,
-                other => &mut other.insert((rank, File::open(&path)?)).1,
-            };
-            file.seek(SeekFrom::Start((number * CHUNK_BYTES) as u64))?;
-            match file.take(bytes).read_to_end(found)? as u64 == bytes {
-                true => Ok(()),
-                false => Err(ErrorKind::UnexpectedEof.into()),
-            }
-        })?;
-        self.bytes_read += bytes;
-        let written = self.manifest.files[rank].crc32[number];
-        verify(&path, &format!("chunk {number}"), written, &found[begin..])
+    /// A chunk of a rank's file, verified.
+    fn chunk(&mut self, rank: usize, number: usize) -> Result<&[u8], RecordError> {
+        if self.verified != Some((rank, number)) {
+            let path = self.manifest.file(&self.path, rank);
+            let first = (number * CHUNK_BYTES) as u64;
+            let rest = self.manifest.files[rank].bytes - first;
+            self.verified = None;
+            self.chunk.resize(rest.min(CHUNK_BYTES as u64) as usize, 0);
+            run("read", &path, || {
+                let file = match &mut self.file {
+                    Some((of, file)) if *of == rank => file,
+                    other => &mut other.insert((rank, File::open(&path)?)).1,
+                };
+                file.seek(SeekFrom::Start(first))?;
+                file.read_exact(&mut self.chunk)
+            })?;
+            self.bytes_read += self.chunk.len() as u64;
+            let written = self.manifest.files[rank].crc32[number];
+            verify(&path, &format!("chunk {number}"), written, &self.chunk)?;
+            self.verified = Some((rank, number));
+        }
+        Ok(&self.chunk)
     }
 }
 
@@ -328,16 +311,12 @@ fn consolidate_floats(
         file.write(&header)?;
         for TensorSlice { tensor, range } in tensors.into_iter().map(TensorSlice::whole) {
             let from = tensor.dtype;
-            record.for_each_part(&tensor, &range, &mut Vec::new(), |bytes| {
-                match floats {
-                    Some(to) if in_file(from) != from => {
-                        let floats = HostBuffer::from_f32(to, to_f32(bytes, from));
-                        file.write(floats.as_bytes())?;
-                    }
-                    _ => file.write(bytes)?,
+            record.for_each_part(&tensor, &range, |bytes| match floats {
+                Some(to) if in_file(from) != from => {
+                    let floats = HostBuffer::from_f32(to, to_f32(bytes, from));
+                    file.write(floats.as_bytes())
                 }
-                bytes.clear();
-                Ok(())
+                _ => file.write(bytes),
             })?;
         }
         let bytes = file.finish()?.bytes;
