@@ -4,11 +4,10 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::Path;
 
-use crc32fast::Hasher;
 use serde::{Deserialize, Serialize};
 
 use super::RecordError;
-use super::manifest::{CHUNK_BYTES, RankFile};
+use super::manifest::CHUNK_BYTES;
 
 /// Name of the manifest in a record's directory.
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -153,14 +152,11 @@ pub(super) fn remove(dir: &Path) {
     }
 }
 
-/// A file that is written, checksummed and synced.
+/// A file that is written and synced.
 pub(super) struct SyncedFile<'a> {
     path: &'a Path,
     file: File,
-    /// Bytes written so far, and the checksums of whole chunks.
-    written: RankFile,
-    /// The checksum of the chunk that is not whole yet.
-    crc32: Hasher,
+    bytes: u64,
 }
 
 impl<'a> SyncedFile<'a> {
@@ -169,43 +165,35 @@ impl<'a> SyncedFile<'a> {
         Ok(Self {
             path,
             file: run("create", path, || File::create_new(path))?,
-            written: RankFile::default(),
-            crc32: Hasher::new(),
+            bytes: 0,
         })
     }
 
     /// Bytes written so far.
     pub fn bytes(&self) -> u64 {
-        self.written.bytes
+        self.bytes
     }
 
-    pub fn write(&mut self, mut bytes: &[u8]) -> Result<(), RecordError> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), RecordError> {
         run("write", self.path, || self.file.write_all(bytes))?;
-        while !bytes.is_empty() {
-            let room = CHUNK_BYTES - self.bytes() as usize % CHUNK_BYTES;
-            let (part, rest) = bytes.split_at(room.min(bytes.len()));
-            self.crc32.update(part);
-            self.written.bytes += part.len() as u64;
-            if part.len() == room {
-                self.end_chunk();
-            }
-            bytes = rest;
-        }
+        self.bytes += bytes.len() as u64;
         Ok(())
     }
 
-    fn end_chunk(&mut self) {
-        let crc32 = core::mem::take(&mut self.crc32);
-        self.written.crc32.push(crc32.finalize());
+    /// Writes a slice. Returns the checksum of each of its chunks, computed while the chunk is in the processor's cache.
+    pub fn write_slice(&mut self, bytes: &[u8]) -> Result<Vec<u32>, RecordError> {
+        let chunks = bytes.chunks(CHUNK_BYTES);
+        let each = chunks.map(|chunk| {
+            let crc32 = crc32fast::hash(chunk);
+            self.write(chunk).map(|()| crc32)
+        });
+        each.collect()
     }
 
-    /// Syncs the file, and returns its length and checksums.
-    pub fn finish(mut self) -> Result<RankFile, RecordError> {
-        if !self.bytes().is_multiple_of(CHUNK_BYTES as u64) {
-            self.end_chunk();
-        }
+    /// Syncs the file, and returns its length.
+    pub fn finish(self) -> Result<u64, RecordError> {
         run("sync", self.path, || self.file.sync_all())?;
-        Ok(self.written)
+        Ok(self.bytes)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Loading: a record is read in any slices, by any number of ranks.
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -13,22 +14,24 @@ use half::{bf16, f16};
 use super::directory::{Listing, MANIFEST, SyncedFile, parent, run, sync_dir};
 use super::entry::{Failure, TensorSlice, TensorSpec};
 use super::joint::{end, share};
-use super::manifest::{CHUNK_BYTES, Manifest, TrainingState, header, verify};
+use super::manifest::{Manifest, Part, SliceRow, TrainingState, header, verify};
 use super::{Dtype, MODEL, RecordError};
 use crate::group::{BufferDtype, HostBuffer, ProcessGroup};
 
 /// A complete record, opened to read any slices of it.
 ///
-/// Holds the manifest and the mebibyte of a file that was read last. Every byte it returns was verified by its checksum.
+/// Holds the manifest and the mebibyte that was read last of which only a part was wanted. Every byte it returns was verified by its checksum.
 #[derive(Debug)]
 pub struct ShardedRecord {
     path: PathBuf,
     manifest: Arc<Manifest>,
-    /// The file that was read last, and its rank.
+    /// The file that was read last, and its rank: a record may have more files than a process may open.
     file: Option<(usize, File)>,
-    /// The bytes that were read last, and which chunk they are: rank and number, once it is verified.
+    /// The ranks whose files have the right header.
+    headers: HashSet<usize>,
+    /// The chunk that was read last in part, and where it is once it is verified: rank and place in its file.
     chunk: Vec<u8>,
-    verified: Option<(usize, usize)>,
+    verified: Option<(usize, u64)>,
     bytes_read: u64,
 }
 
@@ -50,6 +53,7 @@ impl ShardedRecord {
             path: path.to_owned(),
             manifest: Arc::new(manifest),
             file: None,
+            headers: HashSet::new(),
             chunk: Vec::new(),
             verified: None,
             bytes_read: 0,
@@ -119,80 +123,70 @@ impl ShardedRecord {
         let wanted = |range| self.manifest.check_wanted(&self.path, tensor, range);
         ranges.iter().try_for_each(wanted)?;
         let elements: usize = ranges.iter().map(Range::len).sum();
-        let mut found = Vec::with_capacity(elements * tensor.element_bytes());
-        for range in ranges {
-            self.for_each_part(tensor, range, |bytes| {
-                found.extend_from_slice(bytes);
-                Ok(())
-            })?;
+        let mut found = vec![0; elements * tensor.element_bytes()];
+        let (manifest, mut rest) = (self.manifest.clone(), &mut found[..]);
+        let row = &manifest.tensors[&tensor.name];
+        for part in ranges.iter().flat_map(|range| row.parts(range)) {
+            let (out, after) = rest.split_at_mut(part.wanted.len());
+            self.read_part(&part, out)?;
+            rest = after;
         }
         Ok(found)
     }
 
-    /// Reads elements of a tensor in order. `take` gets them chunk by chunk.
-    fn for_each_part(
-        &mut self,
-        tensor: &TensorSpec,
-        elements: &Range<usize>,
-        mut take: impl FnMut(&[u8]) -> Result<(), RecordError>,
-    ) -> Result<(), RecordError> {
-        let manifest = self.manifest.clone();
-        for slice in &manifest.tensors[&tensor.name].slices {
-            let wanted = slice.offset.max(elements.start)..slice.range().end.min(elements.end);
-            if !wanted.is_empty() {
-                let place = |element| {
-                    let bytes = (element - slice.offset) * tensor.element_bytes();
-                    slice.at + bytes as u64
-                };
-                let bytes = place(wanted.start)..place(wanted.end);
-                self.read_file(slice.rank, bytes, &mut take)?;
-            }
+    /// Reads a part of a slice: a whole chunk into its destination, without a copy.
+    fn read_part(&mut self, part: &Part, out: &mut [u8]) -> Result<(), RecordError> {
+        let Part { chunk, wanted, .. } = part;
+        if chunk == wanted {
+            return self.read_chunk(part, out);
         }
+        let place = Some((part.slice.rank, part.slice.at + chunk.start as u64));
+        if self.verified != place {
+            self.verified = None;
+            let mut bytes = core::mem::take(&mut self.chunk);
+            bytes.resize(chunk.len(), 0);
+            self.read_chunk(part, &mut bytes)?;
+            (self.chunk, self.verified) = (bytes, place);
+        }
+        out.copy_from_slice(&self.chunk[wanted.start - chunk.start..wanted.end - chunk.start]);
         Ok(())
     }
 
-    /// Reads bytes of a rank's file in order. `take` gets them chunk by chunk, verified.
-    fn read_file(
+    /// Reads all bytes under the checksum of a part, and verifies them.
+    fn read_chunk(&mut self, part: &Part, out: &mut [u8]) -> Result<(), RecordError> {
+        let SliceRow {
+            rank, at, crc32, ..
+        } = part.slice;
+        if !self.headers.contains(rank) {
+            let header = self.manifest.files[*rank].header;
+            let mut bytes = vec![0; header.bytes as usize];
+            self.read_verified(*rank, 0, &mut bytes, header.crc32)?;
+            self.headers.insert(*rank);
+        }
+        let at = at + part.chunk.start as u64;
+        self.read_verified(*rank, at, out, crc32[part.number])
+    }
+
+    /// Reads the bytes of a rank's file from `at` on that have this checksum.
+    fn read_verified(
         &mut self,
         rank: usize,
-        bytes: Range<u64>,
-        mut take: impl FnMut(&[u8]) -> Result<(), RecordError>,
+        at: u64,
+        out: &mut [u8],
+        crc32: u32,
     ) -> Result<(), RecordError> {
-        const BYTES: u64 = CHUNK_BYTES as u64;
-
-        let mut at = bytes.start;
-        while at < bytes.end {
-            let first = at / BYTES * BYTES;
-            let end = bytes.end.min(first + BYTES);
-            let chunk = self.chunk(rank, (first / BYTES) as usize)?;
-            take(&chunk[(at - first) as usize..(end - first) as usize])?;
-            at = end;
-        }
-        Ok(())
-    }
-
-    /// A chunk of a rank's file, verified.
-    fn chunk(&mut self, rank: usize, number: usize) -> Result<&[u8], RecordError> {
-        if self.verified != Some((rank, number)) {
-            let path = self.manifest.file(&self.path, rank);
-            let first = (number * CHUNK_BYTES) as u64;
-            let rest = self.manifest.files[rank].bytes - first;
-            self.verified = None;
-            self.chunk.resize(rest.min(CHUNK_BYTES as u64) as usize, 0);
-            run("read", &path, || {
-                let file = match &mut self.file {
-                    Some((of, file)) if *of == rank => file,
-                    other => &mut other.insert((rank, File::open(&path)?)).1,
-                };
-                file.seek(SeekFrom::Start(first))?;
-                file.read_exact(&mut self.chunk)
-            })?;
-            self.bytes_read += self.chunk.len() as u64;
-            let written = self.manifest.files[rank].crc32[number];
-            verify(&path, &format!("chunk {number}"), written, &self.chunk)?;
-            self.verified = Some((rank, number));
-        }
-        Ok(&self.chunk)
+        let path = self.manifest.file(&self.path, rank);
+        run("read", &path, || {
+            let file = match &mut self.file {
+                Some((of, file)) if *of == rank => file,
+                other => &mut other.insert((rank, File::open(&path)?)).1,
+            };
+            file.seek(SeekFrom::Start(at))?;
+            file.read_exact(out)
+        })?;
+        self.bytes_read += out.len() as u64;
+        let what = || format!("bytes {at} to {}", at + out.len() as u64);
+        verify(&path, what, crc32, out)
     }
 }
 
@@ -309,17 +303,22 @@ fn consolidate_floats(
     let write = || {
         let mut file = SyncedFile::create(&temporary)?;
         file.write(&header)?;
+        let (manifest, mut bytes) = (record.manifest.clone(), Vec::new());
         for TensorSlice { tensor, range } in tensors.into_iter().map(TensorSlice::whole) {
             let from = tensor.dtype;
-            record.for_each_part(&tensor, &range, |bytes| match floats {
-                Some(to) if in_file(from) != from => {
-                    let floats = HostBuffer::from_f32(to, to_f32(bytes, from));
-                    file.write(floats.as_bytes())
+            for part in manifest.tensors[&tensor.name].parts(&range) {
+                bytes.resize(part.wanted.len(), 0);
+                record.read_part(&part, &mut bytes)?;
+                match floats {
+                    Some(to) if in_file(from) != from => {
+                        let floats = HostBuffer::from_f32(to, to_f32(&bytes, from));
+                        file.write(floats.as_bytes())?;
+                    }
+                    _ => file.write(&bytes)?,
                 }
-                _ => file.write(bytes),
-            })?;
+            }
         }
-        let bytes = file.finish()?.bytes;
+        let bytes = file.finish()?;
         run("rename", &temporary, || fs::rename(&temporary, out))?;
         sync_dir(parent(out))?;
         log::info!("the model of a record in {}: {bytes} bytes", out.display());

@@ -19,9 +19,9 @@ use super::entry::TensorSpec;
 const FORMAT: &str = "burn-zero sharded record";
 
 /// The version that this program writes and reads.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
-/// Bytes of a file under one checksum, the smallest unit that is read.
+/// Bytes of a slice under one checksum, the smallest unit that is read.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
 /// What training needs besides tensors, as JSON.
@@ -81,8 +81,16 @@ pub(super) struct Manifest {
 pub(super) struct RankFile {
     /// Its length.
     pub bytes: u64,
-    /// One checksum for each [`CHUNK_BYTES`], the last for the rest.
-    pub crc32: Vec<u32>,
+    /// Its safetensors header, from the first byte of the file on.
+    pub header: HeaderRow,
+}
+
+/// The header of a rank's file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HeaderRow {
+    pub bytes: u64,
+    pub crc32: u32,
 }
 
 /// A tensor and its slices in the order of their elements.
@@ -103,6 +111,19 @@ pub(super) struct SliceRow {
     pub len: usize,
     /// Where the elements begin in the rank's file.
     pub at: u64,
+    /// One checksum for each [`CHUNK_BYTES`] of the elements, the last for the rest.
+    pub crc32: Vec<u32>,
+}
+
+/// Elements of a slice that are read together: those under one checksum, or some of them. Bytes are counted from the slice's first.
+pub(super) struct Part<'a> {
+    pub slice: &'a SliceRow,
+    /// Which of the slice's checksums it is under.
+    pub number: usize,
+    /// The bytes under that checksum.
+    pub chunk: Range<usize>,
+    /// The bytes to read.
+    pub wanted: Range<usize>,
 }
 
 impl SliceRow {
@@ -115,6 +136,31 @@ impl SliceRow {
 impl TensorRow {
     pub fn spec(&self, name: &str) -> TensorSpec {
         TensorSpec::new(name, self.dtype, self.shape.clone())
+    }
+
+    /// The parts of these elements, in order.
+    pub fn parts(&self, elements: &Range<usize>) -> impl Iterator<Item = Part<'_>> {
+        let width = self.dtype.bitsize() / 8;
+        let Range { start, end } = *elements;
+        let after = |slice: &SliceRow| slice.range().end <= start;
+        let first = self.slices.partition_point(after);
+        let slices = self.slices[first..].iter();
+        let slices = slices.take_while(move |slice| start < end && slice.offset < end);
+        slices.flat_map(move |slice| {
+            let (from, to) = (start.max(slice.offset), end.min(slice.range().end));
+            let wanted = (from - slice.offset) * width..(to - slice.offset) * width;
+            let numbers = wanted.start / CHUNK_BYTES..wanted.end.div_ceil(CHUNK_BYTES);
+            numbers.map(move |number| {
+                let first = number * CHUNK_BYTES;
+                let chunk = first..(slice.len * width).min(first + CHUNK_BYTES);
+                Part {
+                    slice,
+                    number,
+                    wanted: wanted.start.max(chunk.start)..wanted.end.min(chunk.end),
+                    chunk,
+                }
+            })
+        })
     }
 }
 
@@ -192,10 +238,14 @@ impl Manifest {
             for slice in &row.slices {
                 let (range, rank) = (slice.range(), slice.rank);
                 spec.check(&range)?;
-                let bytes = (slice.len * spec.element_bytes()) as u64;
-                let is_in = |file: &RankFile| slice.at.saturating_add(bytes) <= file.bytes;
+                let bytes = slice.len * spec.element_bytes();
+                let is_in = |file: &RankFile| slice.at.saturating_add(bytes as u64) <= file.bytes;
                 if !self.files.get(rank).is_some_and(is_in) {
                     return not_once(range.start, range.end, "in no file".to_owned());
+                }
+                if slice.crc32.len() != bytes.div_ceil(CHUNK_BYTES) {
+                    let place = "without all of their checksums".to_owned();
+                    return not_once(range.start, range.end, place);
                 }
                 if range.start > covered {
                     return not_once(covered, range.start, "on no rank".to_owned());
@@ -244,7 +294,12 @@ impl Manifest {
             return Err(torn(path, reason));
         }
         let manifest = envelope.manifest.get();
-        verify(path, "its manifest", envelope.crc32, manifest.as_bytes())?;
+        verify(
+            path,
+            || "its manifest".to_owned(),
+            envelope.crc32,
+            manifest.as_bytes(),
+        )?;
         let manifest: Self = serde_json::from_str(manifest).map_err(no_json)?;
         // The checksum is right, so this error is possible only in a file of another program.
         let checked = manifest.check();
@@ -262,7 +317,7 @@ impl Manifest {
         dir.join(rank_file(rank, self.files.len()))
     }
 
-    /// Checks that the files in `dir` exist with their full lengths, and that all their checksums are listed, without reading the files.
+    /// Checks that the files in `dir` exist with their full lengths, without reading them.
     pub fn check_files(&self, dir: &Path) -> Result<(), RecordError> {
         for (rank, file) in self.files.iter().enumerate() {
             let (path, written) = (&self.file(dir, rank), file.bytes);
@@ -271,8 +326,8 @@ impl Manifest {
                 let reason = format!("holds {found} bytes, but {written} were written");
                 return Err(torn(path, reason));
             }
-            if file.crc32.len() as u64 != written.div_ceil(CHUNK_BYTES as u64) {
-                return Err(torn(path, "has not all of its checksums".to_owned()));
+            if file.header.bytes > written {
+                return Err(torn(path, "is shorter than its header".to_owned()));
             }
         }
         Ok(())
@@ -364,7 +419,7 @@ pub(crate) fn unite(ours: &mut Value, theirs: Value) -> Result<(), (Value, Value
 /// Checks the CRC-32 of `bytes`.
 pub(super) fn verify(
     path: &Path,
-    what: &str,
+    what: impl FnOnce() -> String,
     written: u32,
     bytes: &[u8],
 ) -> Result<(), RecordError> {
@@ -372,7 +427,10 @@ pub(super) fn verify(
     if found == written {
         return Ok(());
     }
-    let reason = format!("has checksum {found:08x} of {what}, but {written:08x} was written");
+    let reason = format!(
+        "has checksum {found:08x} of {}, but {written:08x} was written",
+        what()
+    );
     Err(torn(path, reason))
 }
 

@@ -13,7 +13,7 @@ use super::directory::{
 };
 use super::entry::{Entry, TensorSlice};
 use super::joint::{end, share};
-use super::manifest::{Manifest, SliceRow, TensorRow, header, slice_key};
+use super::manifest::{HeaderRow, Manifest, RankFile, SliceRow, TensorRow, header, slice_key};
 use super::{RecordError, TrainingState};
 use crate::ProcessGroup;
 
@@ -147,20 +147,24 @@ fn write_rank_file(
     let path = dir.join(rank_file(rank, world_size));
     // Fails where a rank does not see the directory that rank 0 made.
     let mut out = SyncedFile::create(&path)?;
-    out.write(&header(state.step, tensors.into_iter()))?;
+    let header = header(state.step, tensors.into_iter());
+    out.write(&header)?;
+    let header = HeaderRow {
+        bytes: out.bytes(),
+        crc32: crc32fast::hash(&header),
+    };
     let mut manifest = Manifest {
         state,
         ..Manifest::default()
     };
     for entry in entries {
         let (TensorSlice { tensor, range }, bytes) = entry.into_bytes()?;
-        let at = out.bytes();
-        out.write(&bytes)?;
         let slice = SliceRow {
             rank,
             offset: range.start,
             len: range.len(),
-            at,
+            at: out.bytes(),
+            crc32: out.write_slice(&bytes)?,
         };
         let row = TensorRow {
             dtype: tensor.dtype,
@@ -169,7 +173,8 @@ fn write_rank_file(
         };
         manifest.add_tensor(rank, tensor.name, row)?;
     }
-    manifest.files.push(out.finish()?);
+    let bytes = out.finish()?;
+    manifest.files.push(RankFile { bytes, header });
     sync_dir(dir)?;
     log::debug!("wrote {}", path.display());
     Ok(manifest)

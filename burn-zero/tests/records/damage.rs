@@ -168,7 +168,7 @@ fn other_names_are_no_records() {
 
     let manifest = record.join("manifest.json");
     let text = fs::read_to_string(&manifest).unwrap();
-    fs::write(&manifest, text.replace("\"version\":4", "\"version\":2")).unwrap();
+    fs::write(&manifest, text.replace("\"version\":5", "\"version\":2")).unwrap();
     let error = read_all(&record).unwrap_err().to_string();
     assert!(error.contains("version 2 of the format"), "{error}");
 }
@@ -204,9 +204,14 @@ fn a_manifest_that_leads_outside_is_refused() {
             "bytes, but 18446744073709551615 were written",
         ),
         (
-            "/files/1/crc32".to_owned(),
+            "/files/1/header/bytes".to_owned(),
+            json!(u64::MAX),
+            "is shorter than its header",
+        ),
+        (
+            format!("{second}/crc32"),
             json!([]),
-            "has not all of its checksums",
+            "has elements 9..12 without all of their checksums",
         ),
         (
             format!("{second}/rank"),
@@ -258,7 +263,7 @@ fn a_manifest_that_leads_outside_is_refused() {
         }
         let text = manifest.to_string();
         let crc32 = crc32fast::hash(text.as_bytes());
-        let head = r#"{"format":"burn-zero sharded record","version":4"#;
+        let head = r#"{"format":"burn-zero sharded record","version":5"#;
         fs::write(
             &path,
             format!(r#"{head},"crc32":{crc32},"manifest":{text}}}"#),
