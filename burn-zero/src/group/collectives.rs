@@ -250,36 +250,32 @@ impl Collectives {
         Ok(out)
     }
 
-    /// Copies the part that each rank sends to the rank's range of `places`. `into` returns the memory, whose values are overwritten; it is
-    /// called after the exchange, when no other rank can read that memory any more.
-    fn gather(
-        &mut self,
-        own: Payload,
-        size: usize,
-        sends: &[Range<usize>],
-        places: &[Range<usize>],
-        into: impl FnOnce() -> HostBuffer,
-    ) -> Result<HostBuffer, GroupFault> {
-        let lengths: Vec<_> = places.iter().map(Range::len).collect();
-        let all = self.exchange(own, size, sends, &lengths)?;
-        let mut out = into();
-        for (place, part) in places.iter().zip(&all) {
-            out.as_mut()[place.clone()].copy_from_slice(part.bytes());
-        }
-        Ok(out)
-    }
-
-    /// The parts of all ranks in one buffer, on every rank.
-    fn gather_parts(
-        &mut self,
-        part: HostBuffer,
-        offsets: &[usize],
-        into: impl FnOnce() -> HostBuffer,
-    ) -> Result<HostBuffer, GroupFault> {
+    /// The parts of all ranks, of a buffer that is cut at `offsets`.
+    fn gather(&mut self, part: HostBuffer, offsets: &[usize]) -> Result<Vec<Part>, GroupFault> {
         let (bytes, size) = (part.size_bytes(), part.dtype().size_bytes());
         let sends = vec![0..bytes; self.world_size];
-        let places = parts(offsets, size);
-        self.gather(Arc::new(part), size, &sends, &places, into)
+        let lengths: Vec<_> = parts(offsets, size).iter().map(Range::len).collect();
+        self.exchange(Arc::new(part), size, &sends, &lengths)
+    }
+
+    /// [`gather`](Self::gather) into `buffer`, which no other rank reads any more when it has sent its part; into new memory if one
+    /// still holds it.
+    fn gather_into(
+        &mut self,
+        buffer: Arc<HostBuffer>,
+        part: HostBuffer,
+        offsets: &[usize],
+    ) -> Result<HostBuffer, GroupFault> {
+        let all = self.gather(part, offsets)?;
+        let mut out = Arc::try_unwrap(buffer)
+            .unwrap_or_else(|shared| HostBuffer::zeros(shared.dtype(), shared.len()));
+        let mut rest = out.as_mut();
+        for bytes in all.iter().map(Part::bytes) {
+            let (to, after) = rest.split_at_mut(bytes.len());
+            to.copy_from_slice(bytes);
+            rest = after;
+        }
+        Ok(out)
     }
 
     /// The offsets of the ranks' parts. `elements` is the length of the whole buffer if `are_all`, else that of this rank's part.
@@ -321,7 +317,7 @@ impl Collectives {
         self.make(Operation::AllReduce, label, details, None, |ranks, _| {
             let buffer = Arc::new(buffer);
             let part = ranks.reduce(op, buffer.clone(), &offsets)?;
-            ranks.gather_parts(part, &offsets, || reclaim(buffer))
+            ranks.gather_into(buffer, part, &offsets)
         })
     }
 
@@ -362,13 +358,10 @@ impl Collectives {
         split: Split,
     ) -> Result<Parts, ZeroError> {
         let (operation, dtype) = (Operation::AllGather, part.dtype());
-        let (bytes, size) = (part.size_bytes(), dtype.size_bytes());
         let offsets = self.offsets((operation, label), &split, part.len(), false)?;
         let details = format!(" of {} {dtype}{split}", offsets[self.world_size]);
         self.make(operation, label, details, None, |ranks, _| {
-            let sends = vec![0..bytes; ranks.world_size];
-            let lengths: Vec<_> = parts(&offsets, size).iter().map(Range::len).collect();
-            let by_rank = ranks.exchange(Arc::new(part), size, &sends, &lengths)?;
+            let by_rank = ranks.gather(part, &offsets)?;
             Ok(Parts { dtype, by_rank })
         })
     }
@@ -388,14 +381,15 @@ impl Collectives {
             true => parts(&offsets, size),
             false => vec![0..0; self.world_size],
         };
-        let mut places = vec![0..0; self.world_size];
-        places[root] = 0..own * size;
+        let mut lengths = vec![0; self.world_size];
+        lengths[root] = own * size;
         let details = format!(" of {elements} {dtype}, from rank {root}");
         self.make(Operation::Broadcast, label, details, None, |ranks, _| {
             let buffer = Arc::new(buffer);
-            let zeros = || HostBuffer::zeros(dtype, own);
-            let part = ranks.gather(buffer.clone(), size, &sends, &places, zeros)?;
-            ranks.gather_parts(part, &offsets, || reclaim(buffer))
+            let sent = ranks.exchange(buffer.clone(), size, &sends, &lengths)?;
+            let part = HostBuffer::concat(dtype, &[sent[root].bytes()]);
+            drop(sent);
+            ranks.gather_into(buffer, part, &offsets)
         })
     }
 
@@ -448,9 +442,4 @@ impl Collectives {
             Ok(own.then(strings))
         })
     }
-}
-
-/// The memory of a buffer that other ranks have read, or new memory if one of them still holds it.
-fn reclaim(buffer: Arc<HostBuffer>) -> HostBuffer {
-    Arc::try_unwrap(buffer).unwrap_or_else(|shared| HostBuffer::zeros(shared.dtype(), shared.len()))
 }
