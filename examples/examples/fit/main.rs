@@ -24,6 +24,7 @@ use burn_flex::Flex;
 use burn_zero::{Stage, ZeroSettings};
 use clap::{Parser, ValueEnum};
 
+use examples::backend::with_fusion;
 use examples::gpt::loader::TokenBatch;
 use examples::gpt::model::{Gpt, GptConfig};
 use examples::gpt::options::Options;
@@ -64,6 +65,10 @@ pub struct Fit {
     /// Count tensors alone, without the pages of CubeCL's memory pools: for LibTorch
     #[arg(long, help_heading = "Fit")]
     pub no_pools: bool,
+
+    /// Estimate a GPU without Fusion, as for Burn without its feature `fusion`
+    #[arg(long, help_heading = "Fit")]
+    pub no_fusion: bool,
 
     /// Draw the memory over an update of the fastest setting that fits into this SVG file
     #[arg(long, value_name = "FILE", help_heading = "Fit")]
@@ -134,6 +139,8 @@ pub struct Report {
     pub plan: Plan<Setting>,
     /// The device's memory.
     pub memory: DeviceMemory,
+    /// Whether this build cannot estimate the Fusion that the device has.
+    pub lacks_fusion: bool,
     /// The time that `run` took.
     pub took: Duration,
 }
@@ -173,7 +180,8 @@ impl Fit {
         };
         let is_cubecl = self.device != DeviceName::Cpu && !self.no_pools;
         let (meta, memory) = match is_cubecl {
-            true => (MetaDevice::cuda(0), DeviceMemory::cuda(self.memory)),
+            true if self.no_fusion => (MetaDevice::cuda(0), DeviceMemory::cuda(self.memory)),
+            true => (with_fusion(MetaDevice::cuda(0)), DeviceMemory::cuda(self.memory)),
             false => (MetaDevice::new(0), DeviceMemory::heap(self.memory)),
         };
         let mut runs = Runs::new(&model, profile, meta, memory);
@@ -212,6 +220,7 @@ impl Fit {
             asked,
             plan,
             memory,
+            lacks_fusion: is_cubecl && !self.no_fusion && !cfg!(feature = "fusion"),
             took: start.elapsed(),
         })
     }
@@ -613,6 +622,12 @@ impl fmt::Display for Report {
         }
         if let Some(best) = self.plan.fitting.first() {
             writeln!(f, "\nin code:\n    {}", best.setting.code())?;
+        }
+        if self.lacks_fusion {
+            writeln!(
+                f,
+                "\nwithout Fusion, which takes about as much memory or less, and less time: cargo run --release -p examples --features fusion --example fit"
+            )?;
         }
         write!(f, "\n{:.1} s, without a GPU", self.took.as_secs_f64())
     }
