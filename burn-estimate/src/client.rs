@@ -82,7 +82,7 @@ impl MetaDevice {
 
     /// Notes that a backward pass has ended, before its gradients are added to those of other micro-batches: [`Estimate::shared`] then knows the
     /// gradients of each, which leave the device during backward where they are sharded or offloaded. Otherwise a step's last gradients
-    /// count as temporary memory.
+    /// count as temporary memory. With Fusion, what waits in the queue runs first.
     ///
     /// [`Estimate::shared`]: crate::Estimate::shared
     pub fn backward_ended(self) {

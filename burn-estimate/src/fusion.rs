@@ -13,7 +13,7 @@ use burn_fusion::client::GlobalFusionClient;
 use burn_fusion::stream::{Context, Operation, OperationStreams, OrderedExecution};
 use burn_fusion::{FusionRuntime, NumOperations, OperationFuser, Optimization};
 use burn_ir::{FloatOperationIr, HandleContainer, NumericOperationIr, OperationIr};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::client::MetaDevice;
 use crate::fusers::fusers;
@@ -25,8 +25,8 @@ use crate::ledger::{Call, Ledger};
 pub(crate) struct Queue {
     client: GlobalFusionClient<Runtime>,
     thread: DeviceHandle<Thread>,
-    /// Operations that are not handed over yet.
-    pushed: Arc<Mutex<Vec<Queued>>>,
+    /// Operations that are not handed over yet; `None` if no operation waits.
+    pushed: Arc<Mutex<Option<Vec<Queued>>>>,
 }
 
 impl Queue {
@@ -49,30 +49,34 @@ impl Queue {
             op => op,
         };
         let mut pushed = self.pushed.lock();
+        let pushed = pushed.get_or_insert_default();
         pushed.push(Queued {
             ledger: ledger.clone(),
             call: Arc::new(call),
         });
         if pushed.len() == MOST {
-            self.hand_over(pushed, || ());
+            self.hand_over(std::mem::take(pushed), || ());
         }
     }
 
     /// Runs all that waits.
     pub fn drain(&self) {
-        self.hand_over(self.pushed.lock(), || self.client.sync(|| ()));
+        if let Some(pushed) = self.pushed.lock().take() {
+            self.hand_over(pushed, || self.client.sync(|| ()));
+        }
     }
 
     /// Waits for what the queue runs by itself.
     pub fn settle(&self) {
-        self.hand_over(self.pushed.lock(), || ());
+        if let Some(pushed) = &mut *self.pushed.lock() {
+            self.hand_over(std::mem::take(pushed), || ());
+        }
     }
 
     /// Hands over what was pushed, then calls `end` on the queue's thread.
-    fn hand_over(&self, mut pushed: MutexGuard<'_, Vec<Queued>>, end: impl FnOnce() + Send) {
-        let queued = std::mem::take(&mut *pushed);
+    fn hand_over(&self, pushed: Vec<Queued>, end: impl FnOnce() + Send) {
         let run = || {
-            queued.into_iter().for_each(|queued| self.register(queued));
+            pushed.into_iter().for_each(|queued| self.register(queued));
             end();
         };
         let done = STREAM.executes(|| self.thread.exclusive(run));

@@ -173,8 +173,7 @@ impl Trace {
         let (Some(form), Some(out)) = (form(op), op.outputs().next()) else {
             return false;
         };
-        let is_known =
-            |id: &TensorId| self.inputs.contains(id) || self.results.contains_key(id);
+        let is_known = |id: &TensorId| self.inputs.contains(id) || self.results.contains_key(id);
         let is_read = match form {
             Form::Elementwise => op.inputs().all(|input| !self.indexed.contains(&input.id)),
             Form::Indexed(inputs) => inputs

@@ -181,7 +181,10 @@ impl Fit {
         let is_cubecl = self.device != DeviceName::Cpu && !self.no_pools;
         let (meta, memory) = match is_cubecl {
             true if self.no_fusion => (MetaDevice::cuda(0), DeviceMemory::cuda(self.memory)),
-            true => (with_fusion(MetaDevice::cuda(0)), DeviceMemory::cuda(self.memory)),
+            true => (
+                with_fusion(MetaDevice::cuda(0)),
+                DeviceMemory::cuda(self.memory),
+            ),
             false => (MetaDevice::new(0), DeviceMemory::heap(self.memory)),
         };
         let mut runs = Runs::new(&model, profile, meta, memory);
@@ -744,6 +747,8 @@ mod tests {
         assert!(std::fs::read_to_string(file).unwrap().contains("</svg>"));
         assert!(some.to_string().contains("type B = "));
 
+        assert!(!some.lacks_fusion);
+
         let none = run(&format!("{options} --memory 1K"));
         assert!(none.plan.fitting.is_empty());
         assert!(none.to_string().contains("Nothing fits into"));
@@ -814,6 +819,21 @@ mod tests {
         let options = "--layers 2 --width 256 --effective-batch 8 --memory 64M";
         let (tensors, pages) = (run(&format!("{options} --no-pools")), run(options));
         assert!(pages.plan.fitting.len() < tensors.plan.fitting.len());
+        assert_eq!(pages.lacks_fusion, !cfg!(feature = "fusion"));
+    }
+
+    #[cfg(feature = "fusion")]
+    #[test]
+    fn fusion_takes_fewer_kernels_and_no_more_memory() {
+        for options in ["", "--amp bf16", "--batch 4 --accum 4 --checkpoint block"] {
+            let fused = run(options).asked.estimate;
+            let unfused = run(&format!("{options} --no-fusion")).asked.estimate;
+            assert!(fused.peak_bytes <= unfused.peak_bytes, "{fused}\n{unfused}");
+            assert!(
+                2 * fused.operations < unfused.operations,
+                "{fused}\n{unfused}"
+            );
+        }
     }
 
     /// Two cores of an AMD EPYC with burn-flex, as `measure` found them on 2026-11-24.

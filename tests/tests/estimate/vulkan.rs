@@ -57,6 +57,10 @@ impl Taken {
     }
 }
 
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
 /// Runs a task on a thread of its own, which has a stream of its own, and so new pools.
 fn on_a_thread<R: Send>(task: impl FnOnce() -> R + Send) -> R {
     let done = thread::scope(|scope| scope.spawn(task).join());
@@ -145,7 +149,12 @@ impl<P: Program + Sync> Case<'_, P> {
         });
         // Within what the queue runs at once more is in use than afterwards.
         let within = estimate.peak_bytes as f64 / real.most() as f64;
-        println!("{name}, with Fusion: {within:.4} of them at the estimated peak");
+        let pages = estimate.reserved_bytes(&layout()).expect("no large tensor");
+        println!(
+            "{name}, with Fusion: {within:.4} of them at the estimated peak; {:.2} MiB in pages, {:.2} reserved",
+            mib(pages),
+            mib(real.reserved)
+        );
         assert!(within > 0.98, "{name}: {within}");
     }
 
@@ -169,7 +178,6 @@ impl<P: Program + Sync> Case<'_, P> {
             estimate_on::<E, _>(meta, model, step).0
         });
         let pages = estimate.reserved_bytes(&layout()).expect("no large tensor");
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let (peak, pages, reserved) = (mib(estimate.peak_bytes), mib(pages), mib(real.reserved));
         println!(
             "{name}: {} operations, after each within {furthest:.1e}; {peak:.2} MiB at the peak, {pages} in pages, {reserved:.2} reserved",
