@@ -20,7 +20,7 @@ use crate::fusers::fusers;
 use crate::ledger::{Call, Ledger};
 
 /// The queue of a device. It has a thread, to which burn-fusion hands over every operation by itself, and both threads wait in loops that take a
-/// core's time: here many are handed over at once.
+/// core's time: here thousands are handed over at once.
 #[derive(Clone)]
 pub(crate) struct Queue {
     client: GlobalFusionClient<Runtime>,
@@ -40,7 +40,8 @@ impl Queue {
 
     /// Adds an operation.
     pub fn push(&self, ledger: &Arc<Mutex<Ledger>>, mut call: Call) {
-        const MOST: usize = 1024;
+        // The thread sleeps between, and wakes late.
+        const MOST: usize = 1 << 14;
         call.op = match call.op {
             // An operation that burn-fusion does not have.
             OperationIr::NumericFloat(dtype, NumericOperationIr::PowiScalar(op)) => {

@@ -629,7 +629,7 @@ impl fmt::Display for Report {
         if self.lacks_fusion {
             writeln!(
                 f,
-                "\nwithout Fusion, which takes about as much memory or less, and less time: cargo run --release -p examples --features fusion --example fit"
+                "\nwithout Fusion, with which measured programs took 0.87 to 1.01 of the memory: its estimate is in `cargo run --release -p examples --features fusion --example fit`"
             )?;
         }
         write!(f, "\n{:.1} s, without a GPU", self.took.as_secs_f64())
@@ -825,7 +825,9 @@ mod tests {
     #[cfg(feature = "fusion")]
     #[test]
     fn fusion_takes_fewer_kernels_and_no_more_memory() {
-        for options in ["", "--amp bf16", "--batch 4 --accum 4 --checkpoint block"] {
+        let amp = "--batch 2 --amp bf16";
+        let accumulated = "--batch 1 --accum 2 --checkpoint block";
+        for options in ["--batch 2", amp, accumulated] {
             let fused = run(options).asked.estimate;
             let unfused = run(&format!("{options} --no-fusion")).asked.estimate;
             assert!(fused.peak_bytes <= unfused.peak_bytes, "{fused}\n{unfused}");

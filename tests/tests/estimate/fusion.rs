@@ -37,19 +37,8 @@ fn gradients_leave_the_device_where_the_optimizer_is_on_the_host() {
             offload: true,
             ..Shares::NONE
         };
-        let peak = estimate.shared(shares).peak_bytes;
-        println!(
-            "{}: {} of {}",
-            device.fused() == device,
-            peak,
-            estimate.peak_bytes
-        );
-        (estimate.peak_bytes - peak) as f64
+        estimate.peak_bytes - estimate.shared(shares).peak_bytes
     };
     let device = MetaDevice::wgpu(21);
-    let (alone, fused) = (offload(device), offload(device.fused()));
-    assert!(
-        (0.95..1.05).contains(&(fused / alone)),
-        "{fused} of {alone}"
-    );
+    assert_eq!(offload(device), offload(device.fused()));
 }
