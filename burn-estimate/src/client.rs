@@ -82,7 +82,7 @@ impl MetaDevice {
 
     /// Notes that a backward pass has ended, before its gradients are added to those of other micro-batches: [`Estimate::shared`] then knows the
     /// gradients of each, which leave the device during backward where they are sharded or offloaded. Otherwise a step's last gradients
-    /// count as temporary memory.
+    /// count as temporary memory. With Fusion, what waits in the queue runs first.
     ///
     /// [`Estimate::shared`]: crate::Estimate::shared
     pub fn backward_ended(self) {
@@ -93,7 +93,7 @@ impl MetaDevice {
     /// Bytes of all tensors that are alive on the device.
     pub fn bytes_in_use(self) -> u64 {
         let client = burn_router::get_client::<Channel>(&self);
-        client.queue.iter().for_each(Queue::settle);
+        client.settle();
         client.ledger.lock().bytes_in_use()
     }
 
@@ -209,6 +209,10 @@ impl Client {
     fn drain(&self) {
         self.queue.iter().for_each(Queue::drain);
     }
+
+    fn settle(&self) {
+        self.queue.iter().for_each(Queue::settle);
+    }
 }
 
 impl RunnerClient for Client {
@@ -248,6 +252,7 @@ impl RunnerClient for Client {
     fn register_tensor_data(&self, data: TensorData) -> RouterTensor<Self> {
         let id = self.create_empty_handle();
         let tensor = TensorIr::uninit(id, data.shape.clone(), data.dtype);
+        self.settle();
         self.ledger.lock().write(&tensor, ROW.get());
         RouterTensor::new(id, data.shape, data.dtype, self.clone())
     }
@@ -311,6 +316,7 @@ impl RunnerChannel for Channel {
     fn register_tensor(client: &Client, (): (), shape: Shape, dtype: DType) -> Tensor {
         let id = client.create_empty_handle();
         let tensor = TensorIr::uninit(id, shape.clone(), dtype);
+        client.settle();
         client.ledger.lock().write(&tensor, ROW.get());
         RouterTensor::new(id, shape, dtype, client.clone())
     }

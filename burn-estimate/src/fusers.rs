@@ -123,9 +123,9 @@ impl OperationFuser<Kernel> for Product {
                 self.trace.write_whole(&op.out);
                 self.has_product = true;
             }
-            _ if self.has_product && self.trace.can_add(op) && self.alone.can_add(op) => {
-                self.trace.add(op);
-                self.alone.add(op);
+            _ if self.has_product && self.trace.takes(op) && self.alone.takes(op) => {
+                self.trace.push(op);
+                self.alone.push(op);
             }
             _ => self.trace.is_closed = true,
         }
@@ -169,39 +169,35 @@ impl Reduction {
         }
     }
 
-    fn add(&mut self, op: &OperationIr) {
-        if self.trace.is_closed {
-            return;
-        }
-        match reduction(op).filter(|_| self.reduced.is_none()) {
-            Some(op) => self.reduce(op),
-            None => {
-                let alone = match self.reduced {
-                    None => &mut self.before,
-                    Some(_) => &mut self.after,
-                };
-                if self.trace.can_add(op) && alone.can_add(op) {
-                    self.trace.add(op);
-                    alone.add(op);
-                } else {
-                    self.trace.is_closed = true;
-                }
-            }
+    fn takes(&self, op: &OperationIr) -> bool {
+        match (reduction(op), &self.reduced) {
+            (Some(op), None) => !self.trace.is_closed && self.trace.shape == op.input.shape,
+            (_, None) => self.trace.takes(op) && self.before.takes(op),
+            (_, Some(_)) => self.trace.takes(op) && self.after.takes(op),
         }
     }
 
-    fn reduce(&mut self, op: &ReduceDimOpIr) {
-        if self.trace.shape != op.input.shape {
-            self.trace.is_closed = true;
-            return;
+    fn add(&mut self, op: &OperationIr) {
+        match (reduction(op), &self.reduced) {
+            _ if !self.takes(op) => self.trace.is_closed = true,
+            (Some(op), None) => {
+                self.trace.begin_part(Shapes {
+                    broadcast: false,
+                    grow: false,
+                });
+                self.trace.hand_over(&op.input, 0);
+                self.trace.write_whole(&op.out);
+                self.reduced = Some(op.clone());
+            }
+            (_, reduced) => {
+                let alone = match reduced {
+                    None => &mut self.before,
+                    Some(_) => &mut self.after,
+                };
+                alone.push(op);
+                self.trace.push(op);
+            }
         }
-        self.trace.begin_part(Shapes {
-            broadcast: false,
-            grow: false,
-        });
-        self.trace.hand_over(&op.input, 0);
-        self.trace.write_whole(&op.out);
-        self.reduced = Some(op.clone());
     }
 
     fn operations(&self) -> usize {
@@ -262,21 +258,21 @@ impl Reductions {
         self.blocks.last().expect("there is a block")
     }
 
-    /// Whether the operation begins another block.
-    fn begins_block(&self, op: &OperationIr) -> bool {
+    /// The block that the operation begins.
+    fn next_block(&self, op: &OperationIr) -> Option<Reduction> {
         let last = self.last();
         let part = last.trace.parts.last();
         let hands_over = part.is_some_and(|part| !part.handed_over.is_empty());
         let has_views = last.trace.parts.iter().any(|part| part.views > 0);
         let State::Reducing(shape) = &self.state else {
-            return false;
+            return None;
         };
         if last.reduced.is_none() || (has_views && hands_over) {
-            return false;
+            return None;
         }
         let mut block = Reduction::new(last.trace.most_tensors);
         block.add(op);
-        block.operations() > 0 && block.before.shape == *shape
+        (block.operations() > 0 && block.before.shape == *shape).then_some(block)
     }
 }
 
@@ -287,20 +283,15 @@ impl OperationFuser<Kernel> for Reductions {
         if matches!(self.state, State::Closed | State::Aborted) {
             return;
         }
-        let mut next = self.last().clone();
-        next.add(op);
-        let block = if next.operations() > self.last().operations() {
-            self.blocks.pop();
-            next
-        } else if self.begins_block(op) {
-            let mut block = Reduction::new(self.last().trace.most_tensors);
-            block.add(op);
-            block
+        let last = self.blocks.last_mut().expect("there is a block");
+        if last.takes(op) {
+            last.add(op);
+        } else if let Some(block) = self.next_block(op) {
+            self.blocks.push(block);
         } else {
             self.state = State::Closed;
             return;
-        };
-        self.blocks.push(block);
+        }
         self.operations += 1;
         let reduced = self.blocks.iter().rev().find_map(|it| it.reduced.as_ref());
         if let Some(reduced) = reduced {

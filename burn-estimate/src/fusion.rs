@@ -5,7 +5,10 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use burn_backend::StreamId;
+use burn_backend::{
+    Device, DeviceHandle, DeviceId, DeviceService, DeviceServiceStage, ServerUtilitiesHandle,
+    StreamId,
+};
 use burn_fusion::client::GlobalFusionClient;
 use burn_fusion::stream::{Context, Operation, OperationStreams, OrderedExecution};
 use burn_fusion::{FusionRuntime, NumOperations, OperationFuser, Optimization};
@@ -16,21 +19,29 @@ use crate::client::MetaDevice;
 use crate::fusers::fusers;
 use crate::ledger::{Call, Ledger};
 
-/// The queue of a device.
+/// The queue of a device. It has a thread, to which burn-fusion hands over every operation by itself, and both threads wait in loops that take a
+/// core's time: here thousands are handed over at once.
 #[derive(Clone)]
 pub(crate) struct Queue {
     client: GlobalFusionClient<Runtime>,
+    thread: DeviceHandle<Thread>,
+    /// Operations that are not handed over yet; `None` if no operation waits.
+    pushed: Arc<Mutex<Option<Vec<Queued>>>>,
 }
 
 impl Queue {
     pub fn new(device: &MetaDevice) -> Self {
         Self {
             client: GlobalFusionClient::load(device),
+            thread: DeviceHandle::new(device.to_id()),
+            pushed: Arc::default(),
         }
     }
 
     /// Adds an operation.
     pub fn push(&self, ledger: &Arc<Mutex<Ledger>>, mut call: Call) {
+        // The thread sleeps between, and wakes late.
+        const MOST: usize = 1 << 14;
         call.op = match call.op {
             // An operation that burn-fusion does not have.
             OperationIr::NumericFloat(dtype, NumericOperationIr::PowiScalar(op)) => {
@@ -38,36 +49,72 @@ impl Queue {
             }
             op => op,
         };
-        let op = call.op.clone();
-        let queued = Queued {
+        let mut pushed = self.pushed.lock();
+        let pushed = pushed.get_or_insert_default();
+        pushed.push(Queued {
             ledger: ledger.clone(),
             call: Arc::new(call),
-        };
-        let tensors = STREAM.executes(|| {
-            let streams = OperationStreams::default();
-            self.client.register(streams, op, queued)
         });
+        if pushed.len() == MOST {
+            self.hand_over(std::mem::take(pushed), || ());
+        }
+    }
+
+    /// Runs all that waits.
+    pub fn drain(&self) {
+        if let Some(pushed) = self.pushed.lock().take() {
+            self.hand_over(pushed, || self.client.sync(|| ()));
+        }
+    }
+
+    /// Waits for what the queue runs by itself.
+    pub fn settle(&self) {
+        if let Some(pushed) = &mut *self.pushed.lock() {
+            self.hand_over(std::mem::take(pushed), || ());
+        }
+    }
+
+    /// Hands over what was pushed, then calls `end` on the queue's thread.
+    fn hand_over(&self, pushed: Vec<Queued>, end: impl FnOnce() + Send) {
+        let run = || {
+            pushed.into_iter().for_each(|queued| self.register(queued));
+            end();
+        };
+        let done = STREAM.executes(|| self.thread.exclusive(run));
+        done.expect("the queue's thread runs");
+    }
+
+    fn register(&self, queued: Queued) {
+        let op = queued.call.op.clone();
+        let streams = OperationStreams::default();
+        let tensors = self.client.register(streams, op, queued);
         // The router has tensors of its own for the results. What becomes an operand is not dropped.
         tensors
             .into_iter()
             .for_each(|tensor| drop(tensor.into_ir()));
     }
-
-    /// Runs all that waits.
-    pub fn drain(&self) {
-        STREAM.executes(|| self.client.sync(|| ()));
-    }
-
-    /// Waits for what the queue runs by itself.
-    pub fn settle(&self) {
-        NO_STREAM.executes(|| self.client.sync(|| ()));
-    }
 }
 
 /// All threads that use a device share a stream here.
 const STREAM: StreamId = StreamId { value: 0 };
-/// No operation is in it.
-const NO_STREAM: StreamId = StreamId { value: u64::MAX };
+
+/// The thread of a device's queue.
+struct Thread;
+
+impl DeviceService for Thread {
+    fn init(_: DeviceId) -> Self {
+        Self
+    }
+
+    fn utilities(&self) -> ServerUtilitiesHandle {
+        Arc::new(())
+    }
+
+    /// burn-fusion's.
+    fn stage() -> DeviceServiceStage {
+        DeviceServiceStage::Upstream
+    }
+}
 
 /// An operation in the queue.
 #[derive(Clone, Debug)]

@@ -291,6 +291,7 @@ impl Ledger {
             made.extend(call.op.outputs().filter(|output| !ends(&output.id)));
         }
         let mut placements = Vec::new();
+        let mut in_place = Vec::new();
         {
             let operands: Vec<_> = inputs.iter().map(|input| self.operand(input)).collect();
             let mut free = cubecl::in_place_of_kernel(calls.iter().map(|call| &call.op), &operands);
@@ -308,7 +309,11 @@ impl Ledger {
                             == (output.dtype, &output.shape)
                     };
                     match free.iter().position(fits) {
-                        Some(operand) => free.remove(operand).as_it_is(),
+                        Some(operand) => {
+                            let operand = free.remove(operand);
+                            in_place.push((operand.view.storage, output.dtype));
+                            operand.as_it_is()
+                        }
                         None => Placement::New(None),
                     }
                 }));
@@ -329,6 +334,9 @@ impl Ledger {
         }
         if self.recording.is_some() {
             self.follow_sources(calls, &inputs, &made, begun);
+        }
+        for (storage, dtype) in in_place {
+            self.renew(storage, row, dtype.is_bool());
         }
         self.forget_used(&inputs);
         if let Some(recording) = &mut self.recording {
@@ -541,6 +549,26 @@ impl Ledger {
             is_mask,
             born: self.clock,
             died: u64::MAX,
+        }
+    }
+
+    #[cfg(feature = "fusion")]
+    /// Ends a storage whose memory becomes another one's: a kernel may write a new parameter into the memory of its gradient.
+    fn renew(&mut self, storage: u64, row: &'static Row, is_mask: bool) {
+        let Some(ended) = self.storages.get(&storage) else {
+            return;
+        };
+        let new = Storage {
+            tensors: ended.tensors,
+            next: ended.next.clone(),
+            ..self.storage(ended.bytes, row, is_mask)
+        };
+        let ended = self.storages.insert(storage, new);
+        if let Some(recording) = &mut self.recording {
+            recording.storages.extend(ended.map(|ended| Storage {
+                died: self.clock,
+                ..ended
+            }));
         }
     }
 

@@ -3,14 +3,13 @@
 //!
 //! Shapes are *relative*: each size is a number by order of appearance, and size 1 is 0.
 
-use std::collections::{HashMap, HashSet};
-
 use burn_fusion::{FuserProperties, FuserStatus};
 use burn_ir::{
     BaseOperationIr as Base, FloatOperationIr as Float, NumericOperationIr as Numeric, OperationIr,
     TensorId, TensorIr, TensorStatus,
 };
 use burn_std::Shape;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// How a kernel reads an operation's operands.
 enum Form<'a> {
@@ -108,10 +107,9 @@ pub(crate) const BROADCAST: Shapes = Shapes {
 #[derive(Clone, Default)]
 pub(crate) struct Part {
     /// Tensors that it has read or computed.
-    locals: HashSet<TensorId>,
+    locals: FxHashSet<TensorId>,
     /// Those that an earlier part hands over.
-    pub handed_over: HashSet<TensorId>,
-    results: Vec<TensorId>,
+    pub handed_over: FxHashSet<TensorId>,
     reads: usize,
     pub views: usize,
 }
@@ -123,12 +121,12 @@ pub(crate) struct Trace {
     /// Inputs and results that a kernel can have, and one.
     pub most_tensors: usize,
     pub parts: Vec<Part>,
-    inputs: HashSet<TensorId>,
+    inputs: FxHashSet<TensorId>,
     /// Results, with the status of their last use.
-    results: HashMap<TensorId, TensorStatus>,
-    indexed: HashSet<TensorId>,
+    results: FxHashMap<TensorId, TensorStatus>,
+    indexed: FxHashSet<TensorId>,
     /// Results of one part that another reads from memory.
-    buffers: HashSet<TensorId>,
+    buffers: FxHashSet<TensorId>,
     pub shape: Shape,
     computed: usize,
     pub registered: usize,
@@ -143,10 +141,10 @@ impl Trace {
             shapes,
             most_tensors,
             parts: vec![Part::default()],
-            inputs: HashSet::new(),
-            results: HashMap::new(),
-            indexed: HashSet::new(),
-            buffers: HashSet::new(),
+            inputs: FxHashSet::default(),
+            results: FxHashMap::default(),
+            indexed: FxHashSet::default(),
+            buffers: FxHashSet::default(),
             shape: Shape::new([]),
             computed: 0,
             registered: 0,
@@ -155,71 +153,102 @@ impl Trace {
         }
     }
 
-    fn part(&mut self) -> &mut Part {
+    fn part(&self) -> &Part {
+        self.parts.last().expect("a trace has a part")
+    }
+
+    fn part_mut(&mut self) -> &mut Part {
         self.parts.last_mut().expect("a trace has a part")
     }
 
-    /// Adds an operation, or closes.
-    pub fn add(&mut self, op: &OperationIr) -> bool {
+    /// Whether the kernel can take the operation.
+    pub fn takes(&self, op: &OperationIr) -> bool {
+        const MOST_COMPUTED: usize = 64;
         if self.is_closed {
             return false;
         }
-        let is_added = match op {
-            OperationIr::Drop(tensor) => {
-                self.used(tensor);
-                self.registered > 0
-            }
-            _ => self.add_kernel(op),
-        };
-        if is_added {
-            self.registered += 1;
-            self.accesses += op.inputs().count() + op.outputs().count();
+        if let OperationIr::Drop(_) = op {
+            return self.registered > 0;
         }
-        self.is_closed = !is_added;
-        is_added
-    }
-
-    pub fn can_add(&self, op: &OperationIr) -> bool {
-        self.clone().add(op)
-    }
-
-    fn add_kernel(&mut self, op: &OperationIr) -> bool {
-        const MOST_COMPUTED: usize = 64;
         let (Some(form), Some(out)) = (form(op), op.outputs().next()) else {
             return false;
         };
-        if !self.takes_shape(&out.shape) || self.computed > MOST_COMPUTED {
-            return false;
-        }
-        let mut next = self.clone();
-        let added = match form {
-            Form::Elementwise => {
-                next.computed += 1;
-                op.inputs().try_for_each(|input| next.read(input))
+        let is_known = |id: &TensorId| self.inputs.contains(id) || self.results.contains_key(id);
+        let is_read = match form {
+            Form::Elementwise => op.inputs().all(|input| !self.indexed.contains(&input.id)),
+            Form::Indexed(inputs) => inputs
+                .iter()
+                .all(|input| !is_known(&input.id) || self.indexed.contains(&input.id)),
+            Form::View(input) => {
+                let is_input =
+                    self.inputs.contains(&input.id) && !self.results.contains_key(&input.id);
+                is_input || !self.part().locals.contains(&input.id)
             }
-            Form::Indexed(inputs) => {
-                next.computed += 1;
-                inputs.into_iter().try_for_each(|input| next.index(input))
-            }
-            Form::View(input) => next.view(input),
         };
-        if added.and_then(|()| next.write(out)).is_none() {
-            return false;
-        }
-        let is_first = self.inputs.is_empty() && self.results.is_empty();
-        if !is_first && 1 + next.inputs.len() + next.writes() > self.most_tensors {
-            return false;
-        }
-        *self = next;
-        true
+        is_read
+            && !self.indexed.contains(&out.id)
+            && self.computed <= MOST_COMPUTED
+            && self.shape_with(&out.shape).is_some()
+            && self.has_room(op)
     }
 
-    fn takes_shape(&mut self, shape: &Shape) -> bool {
+    /// Whether the kernel's tensors are few enough with those of the operation.
+    fn has_room(&self, op: &OperationIr) -> bool {
+        let most = 1 + self.inputs.len() + self.results.len() + op.nodes().len();
+        if most <= self.most_tensors || (self.inputs.is_empty() && self.results.is_empty()) {
+            return true;
+        }
+        let mut next = self.clone();
+        next.push(op);
+        1 + next.inputs.len() + next.writes() <= self.most_tensors
+    }
+
+    /// Adds an operation, or closes.
+    pub fn add(&mut self, op: &OperationIr) {
+        match self.takes(op) {
+            true => self.push(op),
+            false => self.is_closed = true,
+        }
+    }
+
+    /// Adds an operation that the kernel takes.
+    pub fn push(&mut self, op: &OperationIr) {
+        self.registered += 1;
+        self.accesses += op.inputs().count() + op.outputs().count();
+        match form(op) {
+            Some(Form::Elementwise) => {
+                self.computed += 1;
+                op.inputs().for_each(|input| self.read(input));
+            }
+            Some(Form::Indexed(inputs)) => {
+                self.computed += 1;
+                for input in inputs {
+                    self.read_whole(input);
+                    self.indexed.insert(input.id);
+                }
+            }
+            Some(Form::View(input)) => {
+                self.read_whole(input);
+                self.part_mut().views += 1;
+            }
+            // Of a tensor.
+            None => op.inputs().for_each(|input| self.used(input)),
+        }
+        if let Some(out) = op.outputs().next() {
+            if let Some(shape) = self.shape_with(&out.shape) {
+                self.shape = shape;
+            }
+            self.write(out);
+        }
+    }
+
+    /// The shape with a result of another one, if the part can have both.
+    fn shape_with(&self, shape: &Shape) -> Option<Shape> {
         if self.shape.is_empty() {
-            self.shape = shape.clone();
+            return Some(shape.clone());
         }
         if self.shape.rank() != shape.rank() {
-            return false;
+            return None;
         }
         let mut updated = self.shape.clone();
         for dim in 0..shape.rank() {
@@ -228,16 +257,12 @@ impl Trace {
                 continue;
             }
             if !self.shapes.broadcast || known != 0 || !self.shapes.grow {
-                return false;
+                return None;
             }
             updated[dim] = new;
         }
         let grows = updated != self.shape;
-        if grows && updated != *shape {
-            return false;
-        }
-        self.shape = updated;
-        true
+        (!grows || updated == *shape).then_some(updated)
     }
 
     /// Notes the status of a tensor's use.
@@ -247,48 +272,22 @@ impl Trace {
         }
     }
 
-    fn read(&mut self, tensor: &TensorIr) -> Option<()> {
+    fn read(&mut self, tensor: &TensorIr) {
         self.used(tensor);
-        let last = self.parts.len() - 1;
-        self.read_in(last, tensor)
+        self.read_in(self.parts.len() - 1, tensor);
     }
 
-    fn read_in(&mut self, part: usize, tensor: &TensorIr) -> Option<()> {
+    fn read_in(&mut self, part: usize, tensor: &TensorIr) {
         let part = &mut self.parts[part];
-        if self.indexed.contains(&tensor.id) {
-            return None;
-        }
-        if part.handed_over.contains(&tensor.id) || !part.locals.insert(tensor.id) {
-            return Some(());
+        let is_indexed = self.indexed.contains(&tensor.id);
+        if is_indexed || part.handed_over.contains(&tensor.id) || !part.locals.insert(tensor.id) {
+            return;
         }
         part.reads += 1;
         match self.results.contains_key(&tensor.id) {
             true => self.buffers.insert(tensor.id),
             false => self.inputs.insert(tensor.id),
         };
-        Some(())
-    }
-
-    fn index(&mut self, tensor: &TensorIr) -> Option<()> {
-        let is_known = self.inputs.contains(&tensor.id) || self.results.contains_key(&tensor.id);
-        if is_known && !self.indexed.contains(&tensor.id) {
-            return None;
-        }
-        self.read_whole(tensor);
-        self.indexed.insert(tensor.id);
-        Some(())
-    }
-
-    fn view(&mut self, tensor: &TensorIr) -> Option<()> {
-        self.used(tensor);
-        let is_local = self.part().locals.contains(&tensor.id);
-        let is_input = self.inputs.contains(&tensor.id) && !self.results.contains_key(&tensor.id);
-        if is_local && !is_input {
-            return None;
-        }
-        self.inputs.insert(tensor.id);
-        self.part().views += 1;
-        Some(())
     }
 
     /// Adds an input that is not read element by element.
@@ -297,16 +296,10 @@ impl Trace {
         self.inputs.insert(tensor.id);
     }
 
-    fn write(&mut self, tensor: &TensorIr) -> Option<()> {
-        if self.indexed.contains(&tensor.id) {
-            return None;
-        }
-        let part = self.part();
-        if part.locals.insert(tensor.id) {
-            part.results.push(tensor.id);
+    fn write(&mut self, tensor: &TensorIr) {
+        if self.part_mut().locals.insert(tensor.id) {
             self.results.entry(tensor.id).or_insert(tensor.status);
         }
-        Some(())
     }
 
     /// Adds the result of a product or a reduction.
@@ -330,16 +323,16 @@ impl Trace {
     pub fn hand_over(&mut self, tensor: &TensorIr, from: usize) {
         self.read_in(from, tensor);
         self.used(tensor);
-        self.part().handed_over.insert(tensor.id);
+        self.part_mut().handed_over.insert(tensor.id);
     }
 
     /// Results that are written to memory.
     fn writes(&self) -> usize {
-        let is_kept = |id: &&TensorId| {
-            self.results[id] != TensorStatus::ReadWrite || self.buffers.contains(id)
-        };
-        let writes = self.parts.iter().flat_map(|part| &part.results);
-        writes.filter(is_kept).collect::<HashSet<_>>().len()
+        let results = self.results.iter();
+        let kept = results.filter(|(id, status)| {
+            **status != TensorStatus::ReadWrite || self.buffers.contains(id)
+        });
+        kept.count()
     }
 
     pub fn properties(&self) -> FuserProperties {

@@ -19,6 +19,13 @@ pub enum BackendName {
     Vulkan,
 }
 
+/// The device with Fusion, if this build has its estimate.
+pub fn with_fusion(device: MetaDevice) -> MetaDevice {
+    #[cfg(feature = "fusion")]
+    let device = device.fused();
+    device
+}
+
 /// Work that an example runs on the chosen backend.
 pub trait OnBackend {
     /// Its result.
@@ -56,8 +63,8 @@ impl BackendName {
     /// A device of this backend without memory, for estimates.
     pub fn meta(self) -> MetaDevice {
         match self {
-            Self::Cuda => MetaDevice::cuda(0),
-            Self::Vulkan => MetaDevice::wgpu(0),
+            Self::Cuda => with_fusion(MetaDevice::cuda(0)),
+            Self::Vulkan => with_fusion(MetaDevice::wgpu(0)),
             Self::Flex | Self::Tch => MetaDevice::new(0),
         }
     }

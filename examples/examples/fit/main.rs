@@ -24,6 +24,7 @@ use burn_flex::Flex;
 use burn_zero::{Stage, ZeroSettings};
 use clap::{Parser, ValueEnum};
 
+use examples::backend::with_fusion;
 use examples::gpt::loader::TokenBatch;
 use examples::gpt::model::{Gpt, GptConfig};
 use examples::gpt::options::Options;
@@ -64,6 +65,10 @@ pub struct Fit {
     /// Count tensors alone, without the pages of CubeCL's memory pools: for LibTorch
     #[arg(long, help_heading = "Fit")]
     pub no_pools: bool,
+
+    /// Estimate a GPU without Fusion, as for Burn without its feature `fusion`
+    #[arg(long, help_heading = "Fit")]
+    pub no_fusion: bool,
 
     /// Draw the memory over an update of the fastest setting that fits into this SVG file
     #[arg(long, value_name = "FILE", help_heading = "Fit")]
@@ -134,6 +139,8 @@ pub struct Report {
     pub plan: Plan<Setting>,
     /// The device's memory.
     pub memory: DeviceMemory,
+    /// Whether this build cannot estimate the Fusion that the device has.
+    pub lacks_fusion: bool,
     /// The time that `run` took.
     pub took: Duration,
 }
@@ -173,7 +180,11 @@ impl Fit {
         };
         let is_cubecl = self.device != DeviceName::Cpu && !self.no_pools;
         let (meta, memory) = match is_cubecl {
-            true => (MetaDevice::cuda(0), DeviceMemory::cuda(self.memory)),
+            true if self.no_fusion => (MetaDevice::cuda(0), DeviceMemory::cuda(self.memory)),
+            true => (
+                with_fusion(MetaDevice::cuda(0)),
+                DeviceMemory::cuda(self.memory),
+            ),
             false => (MetaDevice::new(0), DeviceMemory::heap(self.memory)),
         };
         let mut runs = Runs::new(&model, profile, meta, memory);
@@ -212,6 +223,7 @@ impl Fit {
             asked,
             plan,
             memory,
+            lacks_fusion: is_cubecl && !self.no_fusion && !cfg!(feature = "fusion"),
             took: start.elapsed(),
         })
     }
@@ -614,6 +626,12 @@ impl fmt::Display for Report {
         if let Some(best) = self.plan.fitting.first() {
             writeln!(f, "\nin code:\n    {}", best.setting.code())?;
         }
+        if self.lacks_fusion {
+            writeln!(
+                f,
+                "\nwithout Fusion, with which measured programs took 0.87 to 1.01 of the memory: its estimate is in `cargo run --release -p examples --features fusion --example fit`"
+            )?;
+        }
         write!(f, "\n{:.1} s, without a GPU", self.took.as_secs_f64())
     }
 }
@@ -729,6 +747,8 @@ mod tests {
         assert!(std::fs::read_to_string(file).unwrap().contains("</svg>"));
         assert!(some.to_string().contains("type B = "));
 
+        assert!(!some.lacks_fusion);
+
         let none = run(&format!("{options} --memory 1K"));
         assert!(none.plan.fitting.is_empty());
         assert!(none.to_string().contains("Nothing fits into"));
@@ -799,6 +819,23 @@ mod tests {
         let options = "--layers 2 --width 256 --effective-batch 8 --memory 64M";
         let (tensors, pages) = (run(&format!("{options} --no-pools")), run(options));
         assert!(pages.plan.fitting.len() < tensors.plan.fitting.len());
+        assert_eq!(pages.lacks_fusion, !cfg!(feature = "fusion"));
+    }
+
+    #[cfg(feature = "fusion")]
+    #[test]
+    fn fusion_takes_fewer_kernels_and_no_more_memory() {
+        let amp = "--batch 2 --amp bf16";
+        let accumulated = "--batch 1 --accum 2 --checkpoint block";
+        for options in ["--batch 2", amp, accumulated] {
+            let fused = run(options).asked.estimate;
+            let unfused = run(&format!("{options} --no-fusion")).asked.estimate;
+            assert!(fused.peak_bytes <= unfused.peak_bytes, "{fused}\n{unfused}");
+            assert!(
+                2 * fused.operations < unfused.operations,
+                "{fused}\n{unfused}"
+            );
+        }
     }
 
     /// Two cores of an AMD EPYC with burn-flex, as `measure` found them on 2026-11-24.

@@ -1,8 +1,9 @@
 //! Fusion on the device without memory.
 
-use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_estimate::{Meta, MetaDevice, estimate_run};
+use burn_estimate::{estimate_on, estimate_run};
+
+use super::*;
 
 #[test]
 fn results_within_a_kernel_take_no_memory() {
@@ -20,4 +21,25 @@ fn results_within_a_kernel_take_no_memory() {
     assert_eq!(bytes(device), (8000, 8000, 12000));
     // The operations wait in the queue, and are one kernel.
     assert_eq!(bytes(device.fused()), (4000, 8000, 8000));
+}
+
+/// A kernel may write a new parameter into the memory of its gradient, which is a gradient until then.
+#[test]
+fn gradients_leave_the_device_where_the_optimizer_is_on_the_host() {
+    type B = Autodiff<Meta>;
+    let offload = |device: MetaDevice| {
+        let estimate = once(&Mlp).run::<B, _>(&device, |model, step| {
+            estimate_on::<B, _>(device, model, step).0
+        });
+        let state = estimate.bytes_of(Kind::OptimizerState);
+        assert_eq!(state, 2 * estimate.bytes_of(Kind::Parameter), "{estimate}");
+        let shares = Shares {
+            offload: true,
+            ..Shares::NONE
+        };
+        estimate.peak_bytes - estimate.shared(shares).peak_bytes
+    };
+    let device = MetaDevice::wgpu(21);
+    let (alone, fused) = (offload(device), offload(device.fused()));
+    assert!(alone.abs_diff(fused) < alone / 100, "{fused} of {alone}");
 }

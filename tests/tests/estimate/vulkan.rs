@@ -57,6 +57,20 @@ impl Taken {
     }
 }
 
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// Checks that what is reserved is within a page of the estimate.
+fn check_pages(name: &str, estimated: u64, reserved: u64) {
+    /// A page of the smallest pool.
+    const PAGE: u64 = 8 << 20;
+    assert!(
+        estimated.abs_diff(reserved) < PAGE,
+        "{name}: {estimated} bytes in pages, {reserved} reserved"
+    );
+}
+
 /// Runs a task on a thread of its own, which has a stream of its own, and so new pools.
 fn on_a_thread<R: Send>(task: impl FnOnce() -> R + Send) -> R {
     let done = thread::scope(|scope| scope.spawn(task).join());
@@ -145,8 +159,14 @@ impl<P: Program + Sync> Case<'_, P> {
         });
         // Within what the queue runs at once more is in use than afterwards.
         let within = estimate.peak_bytes as f64 / real.most() as f64;
-        println!("{name}, with Fusion: {within:.4} of them at the estimated peak");
+        let pages = estimate.reserved_bytes(&layout()).expect("no large tensor");
+        println!(
+            "{name}, with Fusion: {within:.4} of them at the estimated peak; {:.2} MiB in pages, {:.2} reserved",
+            mib(pages),
+            mib(real.reserved)
+        );
         assert!(within > 0.98, "{name}: {within}");
+        check_pages(name, pages, real.reserved);
     }
 
     /// Checks the bytes in use after each operation, and that the pools reserve as much as the estimate says, but for a page, and the few MiB
@@ -169,18 +189,14 @@ impl<P: Program + Sync> Case<'_, P> {
             estimate_on::<E, _>(meta, model, step).0
         });
         let pages = estimate.reserved_bytes(&layout()).expect("no large tensor");
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        let (peak, pages, reserved) = (mib(estimate.peak_bytes), mib(pages), mib(real.reserved));
         println!(
-            "{name}: {} operations, after each within {furthest:.1e}; {peak:.2} MiB at the peak, {pages} in pages, {reserved:.2} reserved",
-            real.operations.len()
+            "{name}: {} operations, after each within {furthest:.1e}; {:.2} MiB at the peak, {} in pages, {:.2} reserved",
+            real.operations.len(),
+            mib(estimate.peak_bytes),
+            mib(pages),
+            mib(real.reserved)
         );
-        // A page of the smallest pool.
-        const PAGE: f64 = 8.0;
-        assert!(
-            (pages - PAGE..pages + PAGE).contains(&reserved),
-            "{name}: {pages} MiB in pages, {reserved} reserved"
-        );
+        check_pages(name, pages, real.reserved);
     }
 }
 
