@@ -20,6 +20,8 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn info(&self) -> NodeInfo;
     /// What it is for.
     fn kind(&self) -> Kind;
+    /// Its place among the nodes of its budget.
+    fn place(&self) -> u64;
     /// Drops the storage if it can come back. Returns the bytes that this frees.
     fn evict(&self) -> u64;
     /// In verify mode: replays this node, which is about to be evicted, and compares.

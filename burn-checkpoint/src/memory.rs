@@ -45,8 +45,8 @@ pub(crate) trait Limit: Send + Sync {
     fn list(&self, node: &Arc<dyn AnyEntry>);
     /// Estimated nanoseconds to bring a tensor of so many bytes back from the host.
     fn upload_ns(&self, bytes: u64) -> f32;
-    /// Counts the work of an operation.
-    fn computed(&self, cost_ns: f32);
+    /// Counts an operation and its work.
+    fn computed(&self, key: ResultKey, cost_ns: f32);
     /// Counts the work of a replay.
     fn replayed(&self, cost_ns: f32);
     /// Remembers the size of an operation's result.

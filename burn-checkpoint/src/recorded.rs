@@ -74,6 +74,10 @@ impl<B: Backend> AnyEntry for Node<B> {
         self.meta.kind()
     }
 
+    fn place(&self) -> u64 {
+        self.meta.place.load(Ordering::Relaxed)
+    }
+
     fn evict(&self) -> u64 {
         let vacated = vacate(&self.meta, &mut self.state.lock());
         let Some((storage, bytes)) = vacated else {

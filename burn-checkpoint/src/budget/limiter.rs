@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::candidates::Candidates;
+use super::memo::Memo;
 use super::need::{Need, Needs};
 use super::settings::{LimitSetting, MemoryBudget, Overflow};
 use super::thrashing::Thrashing;
@@ -42,6 +43,8 @@ pub(crate) struct Budget {
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
+    /// A hash of the operations of this step.
+    program: AtomicU64,
     thrashing: Thrashing,
     needs: Needs,
     expected: Mutex<FxHashMap<ResultKey, u64>>,
@@ -57,6 +60,7 @@ struct Nodes {
     /// The last place among the candidates; nodes at later places are new.
     sorted: u64,
     candidates: Candidates,
+    memo: Memo,
     /// The length at which dropped nodes are removed next.
     tidy_at: usize,
 }
@@ -98,6 +102,17 @@ impl Nodes {
         });
         self.sorted = 0;
         self.candidates.clear();
+        self.memo.begin_step(self.places);
+    }
+
+    /// What the step before has evicted in a search with this key, and whether that made the room.
+    fn repeat(&mut self, key: u64) -> Option<(Vec<Arc<dyn AnyEntry>>, bool)> {
+        let (places, made_room) = self.memo.repeat(key)?;
+        let node = |place| {
+            let at = self.all.binary_search_by_key(&place, |(place, _)| *place);
+            self.all[at.ok()?].1.as_ref()?.upgrade()
+        };
+        Some((places.filter_map(node).collect(), made_room))
     }
 
     /// Adds the new nodes to the candidates.
@@ -128,6 +143,7 @@ impl Budget {
             peak: AtomicU64::new(0),
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
+            program: AtomicU64::new(0),
             thrashing: Thrashing::default(),
             needs: Needs::default(),
             expected: Mutex::default(),
@@ -205,6 +221,7 @@ impl Budget {
             }
         }
         self.stuck.store(u64::MAX, Ordering::Relaxed);
+        self.program.store(0, Ordering::Relaxed);
         self.nodes.lock().begin_step();
     }
 
@@ -264,7 +281,19 @@ impl Budget {
     fn evict(&self, bytes: u64, limit: u64) -> (bool, u64) {
         let now = clock::now();
         let fits = || self.live().saturating_add(bytes) <= limit;
+        let key = [self.live(), bytes, limit];
+        let key = key
+            .into_iter()
+            .fold(self.program.load(Ordering::Relaxed), mix);
+        let known = self.nodes.lock().repeat(key);
+        if let Some((members, made_room)) = known {
+            members.into_iter().for_each(evict);
+            if fits() == made_room {
+                return (made_room, 0);
+            }
+        }
         let mut nodes = self.nodes.lock();
+        nodes.memo.differs();
         nodes.sort_in();
         let before = nodes.candidates.looks;
         nodes.candidates.begin(now);
@@ -278,13 +307,11 @@ impl Budget {
                 break;
             };
             drop(nodes);
-            for member in &group.members {
-                member.clone().rehearse();
-                member.evict();
-            }
+            group.members.iter().cloned().for_each(evict);
             nodes = self.nodes.lock();
-            // One that another thread began to use meanwhile stays a candidate.
             for member in group.members {
+                nodes.memo.evicts(member.place());
+                // One that another thread began to use meanwhile stays a candidate.
                 if member.info().resident
                     && let Some(owner) = member.list()
                 {
@@ -292,6 +319,7 @@ impl Budget {
                 }
             }
         }
+        nodes.memo.ends(key, fits());
         (fits(), nodes.candidates.looks - before)
     }
 
@@ -310,6 +338,16 @@ impl Budget {
             self.needs.say(limit);
         }
     }
+}
+
+fn evict(node: Arc<dyn AnyEntry>) {
+    node.clone().rehearse();
+    node.evict();
+}
+
+/// Adds a number to a hash.
+fn mix(hash: u64, number: u64) -> u64 {
+    (hash.rotate_left(5) ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 impl Limit for Budget {
@@ -378,7 +416,9 @@ impl Limit for Budget {
         self.thrashing.replayed(cost_ns);
     }
 
-    fn computed(&self, cost_ns: f32) {
+    fn computed(&self, key: ResultKey, cost_ns: f32) {
+        let program = mix(self.program.load(Ordering::Relaxed), key.0);
+        self.program.store(program, Ordering::Relaxed);
         self.thrashing.computed(cost_ns);
     }
 
@@ -421,8 +461,11 @@ impl Limit for Budget {
     }
 
     fn list(&self, node: &Arc<dyn AnyEntry>) {
-        if let Some(owner) = node.clone().list() {
-            self.nodes.lock().candidates.add(owner);
+        let mut nodes = self.nodes.lock();
+        if !nodes.memo.repeats()
+            && let Some(owner) = node.clone().list()
+        {
+            nodes.candidates.add(owner);
         }
     }
 

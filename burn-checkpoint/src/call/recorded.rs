@@ -281,7 +281,7 @@ impl<B: Backend> Call<B> {
     /// Reports the operation's cost and its result's size to the budget.
     fn computed(&self, memory: &MemoryStats, cost_ns: f32, bytes: u64) {
         if let (Some(limit), Some(cost)) = (memory.limit(), &self.operands.cost) {
-            limit.computed(cost_ns);
+            limit.computed(cost.key(), cost_ns);
             if cost.expected != Some(bytes) {
                 limit.expect(cost.key(), bytes);
             }
