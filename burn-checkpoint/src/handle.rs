@@ -248,7 +248,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
 
     pub(crate) fn save(&self) -> Saved<B, K> {
         match self {
-            Self::Resident(tensor) => Saved::Leaf(K::Primitive::clone(tensor)),
+            Self::Resident(tensor) => Saved::Leaf(Box::new(K::Primitive::clone(tensor))),
             Self::Managed(managed) => Saved::Node(managed.source()),
         }
     }

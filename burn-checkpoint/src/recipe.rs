@@ -185,7 +185,8 @@ where
 
 /// A tensor operand as a recipe keeps it.
 pub(crate) enum Saved<B: Backend, K: Kind<B>> {
-    Leaf(K::Primitive),
+    /// Boxed: most operands are nodes, and a recipe is allocated for each operation.
+    Leaf(Box<K::Primitive>),
     Node(Source<B>),
 }
 
@@ -202,7 +203,7 @@ impl<B: Backend, K: Kind<B>> Saved<B, K> {
     /// The tensor, for a recipe that runs: its node is resident.
     pub fn load(&self) -> K::Primitive {
         let source = match self {
-            Self::Leaf(tensor) => return tensor.clone(),
+            Self::Leaf(tensor) => return K::Primitive::clone(tensor),
             Self::Node(source) => source,
         };
         let node = source.node();

@@ -17,7 +17,7 @@ use crate::clock::{self, Lineage};
 use crate::cost::ResultKey;
 use crate::entry::AnyEntry;
 use crate::error::size;
-use crate::memory::Limit;
+use crate::memory::{Bytes, Limit};
 use crate::snapshot::Snapshot;
 use crate::stats::RematStats;
 
@@ -38,8 +38,7 @@ pub(crate) struct Budget {
     limit: AtomicU64,
     /// Whether the backward pass of the step under way has begun.
     differentiated: AtomicBool,
-    live: AtomicU64,
-    peak: AtomicU64,
+    bytes: Arc<Bytes>,
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
@@ -129,7 +128,7 @@ impl Nodes {
 }
 
 impl Budget {
-    pub fn new(settings: MemoryBudget) -> Self {
+    pub fn new(settings: MemoryBudget, bytes: Arc<Bytes>) -> Self {
         let limit = match settings.limit {
             LimitSetting::Bytes(bytes) => bytes,
             LimitSetting::Fraction(_) => u64::MAX,
@@ -139,8 +138,7 @@ impl Budget {
             start: Instant::now(),
             limit: AtomicU64::new(limit),
             differentiated: AtomicBool::new(false),
-            live: AtomicU64::new(0),
-            peak: AtomicU64::new(0),
+            bytes,
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
             program: AtomicU64::new(0),
@@ -151,11 +149,11 @@ impl Budget {
     }
 
     pub fn live(&self) -> u64 {
-        self.live.load(Ordering::Relaxed)
+        self.bytes.live()
     }
 
     pub fn peak(&self) -> u64 {
-        self.peak.load(Ordering::Relaxed)
+        self.bytes.highest()
     }
 
     /// The limit; `None` while it is measured.
@@ -250,7 +248,9 @@ impl Budget {
     fn evict_for(&self, op: &'static str, bytes: u64, limit: u64) {
         // After a search in vain another one is worth its time only once live bytes have changed.
         let stuck = self.stuck.load(Ordering::Relaxed);
-        let little = self.live().saturating_sub(stuck) <= stuck / CHANGED && self.live() >= stuck;
+        // If they were less meanwhile, tensors made in place of the freed ones may be evictable.
+        let little = self.live().saturating_sub(stuck) <= stuck / CHANGED
+            && self.bytes.lowest.load(Ordering::Relaxed) >= stuck;
         // Except to log a need clearly larger than the largest known one, or to refuse the operation.
         let known = !self.needs.is_clearly_larger(self.live() + bytes);
         if little && known && self.settings.overflow == Overflow::Warn {
@@ -273,6 +273,7 @@ impl Budget {
         }
         if !fits {
             self.stuck.store(self.live(), Ordering::Relaxed);
+            self.bytes.lowest.store(self.live(), Ordering::Relaxed);
             self.overflows(op, bytes, limit, clock::now());
         }
     }
@@ -361,26 +362,6 @@ impl Limit for Budget {
         !self.differentiated.load(Ordering::Relaxed) && self.limit().is_some()
     }
 
-    fn add(&self, bytes: u64) {
-        let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if live > self.peak.load(Ordering::Relaxed) {
-            self.peak.fetch_max(live, Ordering::Relaxed);
-        }
-    }
-
-    fn add_unseen(&self, bytes: u64) {
-        self.live.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn remove(&self, bytes: u64) {
-        let live = self.live.fetch_sub(bytes, Ordering::Relaxed);
-        let live = live.saturating_sub(bytes);
-        if live < self.stuck.load(Ordering::Relaxed) {
-            // Tensors made in place of the freed ones may be evictable.
-            self.stuck.store(u64::MAX, Ordering::Relaxed);
-        }
-    }
-
     fn retries(&self) -> bool {
         self.settings.retries
     }
@@ -449,8 +430,8 @@ impl Limit for Budget {
         self.thrashing.reset();
     }
 
-    fn register(&self, node: &Arc<dyn AnyEntry>) -> u64 {
-        self.nodes.lock().remember(Arc::downgrade(node))
+    fn register(&self, node: Weak<dyn AnyEntry>) -> u64 {
+        self.nodes.lock().remember(node)
     }
 
     fn forget(&self, place: u64) {
@@ -488,7 +469,7 @@ mod tests {
 
     #[test]
     fn few_sizes_are_remembered_where_shapes_vary() {
-        let budget = Budget::new(MemoryBudget::bytes(1));
+        let budget = Budget::new(MemoryBudget::bytes(1), Arc::default());
         let op = op_table().find(|op| op.name == "float_exp").expect("a row");
         for elements in 0..3 * EXPECTED {
             let mut cost = OpCost::new(op);
