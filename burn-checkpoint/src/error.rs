@@ -9,49 +9,30 @@ use thiserror::Error;
 pub enum RematError {
     /// A replayed tensor has other values than before, found by [`Verify`](crate::Verify).
     #[error(
-        "replaying `{op}` gave other values than its first run: operation {number} of its thread, {dtype:?} of shape \
-         {shape:?}; those of its inputs that were evicted under `Verify` on this thread were compared and were equal, so most \
-         likely the operation itself is not a function of its inputs on this backend: keep its result with `Policy::per_operation`; or an input \
-         that was not compared differs, such as what a source delivers or what was evicted before `Verify` was on"
+        "replaying `{}` gave other values than its first run: operation {} of its thread, {:?} of shape {:?}; those of its inputs that were \
+         evicted under `Verify` on this thread were compared and were equal, so most likely the operation itself is not a function of its \
+         inputs on this backend: keep its result with `Policy::per_operation`; or an input that was not compared differs, such as what a \
+         source delivers or what was evicted before `Verify` was on",
+        .0.op, .0.number, .0.dtype, .0.shape
     )]
-    ReplayDiffers {
-        /// The operation.
-        op: &'static str,
-        /// The shape of its result.
-        shape: Vec<usize>,
-        /// The type of its result.
-        dtype: DType,
-        /// Its number in the order of operations of the thread that made it.
-        number: u64,
-    },
+    ReplayDiffers(OpResult),
     /// A tensor uploaded from host memory has other values than before, found by [`Verify`](crate::Verify).
     #[error(
-        "the copy in host memory of the result of `{op}` came back with other values: operation {number} of its thread, {dtype:?} of \
-         shape {shape:?}; the backend's transfers to the host and back do not keep the bits of this type: keep it on the device or \
-         recompute it with `Policy::per_operation`"
+        "the copy in host memory of the result of `{}` came back with other values: operation {} of its thread, {:?} of shape {:?}; the \
+         backend's transfers to the host and back do not keep the bits of this type: keep it on the device or recompute it with \
+         `Policy::per_operation`",
+        .0.op, .0.number, .0.dtype, .0.shape
     )]
-    HostCopyDiffers {
-        /// The operation.
-        op: &'static str,
-        /// The shape of its result.
-        shape: Vec<usize>,
-        /// The type of its result.
-        dtype: DType,
-        /// Its number in the order of operations of the thread that made it.
-        number: u64,
-    },
+    HostCopyDiffers(OpResult),
     /// A tensor whose copy in host memory could not be made, and that cannot be computed again.
     #[error(
-        "the result of `{op}`, {dtype:?} of shape {shape:?}, could not be read to the host: {reason}; what such a failure must not cost \
-         is to be kept on the device with `Policy::per_operation`"
+        "the result of `{}`, {:?} of shape {:?}, could not be read to the host: {reason}; what such a failure must not cost is to be kept on \
+         the device with `Policy::per_operation`",
+        .result.op, .result.dtype, .result.shape
     )]
     HostCopyLost {
-        /// The operation.
-        op: &'static str,
-        /// The shape of its result.
-        shape: Vec<usize>,
-        /// The type of its result.
-        dtype: DType,
+        /// The result.
+        result: OpResult,
         /// The backend's error.
         reason: String,
     },
@@ -95,6 +76,19 @@ pub enum RematError {
         /// The fraction as given.
         fraction: f64,
     },
+}
+
+/// The result of an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpResult {
+    /// The operation.
+    pub op: &'static str,
+    /// The shape of the result.
+    pub shape: Vec<usize>,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its number in the order of operations of the thread that made it.
+    pub number: u64,
 }
 
 /// Bytes in a readable unit.

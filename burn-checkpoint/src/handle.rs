@@ -12,7 +12,7 @@ use crate::clock::Lineage;
 use crate::entry::Origin;
 use crate::kind::{Kind, Value};
 use crate::node::{Node, Source, Storage, take_value, vacate};
-use crate::recipe::Saved;
+use crate::recipe::{Saved, SavedValue};
 use crate::replay;
 use crate::unwound::{self, Held};
 use crate::{call, context};
@@ -247,10 +247,12 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     }
 
     pub(crate) fn save(&self) -> Saved<B, K> {
-        match self {
-            Self::Resident(tensor) => Saved::Leaf(Box::new(K::Primitive::clone(tensor))),
-            Self::Managed(managed) => Saved::Node(managed.source()),
-        }
+        Saved::new(match self {
+            Self::Resident(tensor) => {
+                SavedValue::Leaf(Box::new(K::wrap(K::Primitive::clone(tensor))))
+            }
+            Self::Managed(managed) => SavedValue::Node(managed.source()),
+        })
     }
 }
 

@@ -13,12 +13,13 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::Lineage;
 use crate::entry::{AnyEntry, Origin};
+use crate::error::OpResult;
 use crate::host_copy::HostCopy;
 use crate::kind::Value;
 use crate::memory::{Limit, MemoryStats};
 use crate::op::OpInfo;
 use crate::region::Region;
-use crate::trace::{self, EventKind};
+use crate::trace::{self, EventKind, Traced};
 use crate::{unwound, verify};
 
 /// How a tensor comes back. One vtable for each operation, so that the code of nodes is compiled once for a backend.
@@ -334,18 +335,28 @@ impl<B: Backend> TensorMeta<B> {
 
     /// Reports bytes that are freed.
     pub fn freed(&self, bytes: u64) {
-        self.emit(|op, node| EventKind::Free { op, node }, bytes);
+        self.emit(EventKind::Free, bytes);
     }
 
     /// Counts a storage that was uploaded from the host.
     pub fn uploaded(&self) {
         self.memory.uploaded(self.bytes);
-        self.emit(|op, node| EventKind::Upload { op, node }, self.bytes);
+        self.emit(EventKind::Upload, self.bytes);
     }
 
     #[inline]
     pub fn users(&self) -> u32 {
         self.users.load(Ordering::Acquire)
+    }
+
+    /// The tensor as errors name it.
+    pub fn result(&self) -> OpResult {
+        OpResult {
+            op: self.op.name,
+            shape: self.shape.to_vec(),
+            dtype: self.dtype,
+            number: self.id,
+        }
     }
 
     /// What the tensor is for.
@@ -359,15 +370,12 @@ impl<B: Backend> TensorMeta<B> {
     }
 
     #[inline]
-    pub fn emit(&self, kind: impl FnOnce(&'static str, u64) -> EventKind, bytes: u64) {
+    pub fn emit(&self, kind: impl FnOnce(Traced) -> EventKind, bytes: u64) {
         if trace::is_on() {
+            let (op, node) = (self.op.name, self.id);
             let device = self.memory.device();
-            trace::emit(
-                kind(self.op.name, self.id),
-                bytes,
-                self.memory.live(),
-                Some(device),
-            );
+            let kind = kind(Traced { op, node });
+            trace::emit(kind, bytes, self.memory.live(), Some(device));
         }
     }
 }

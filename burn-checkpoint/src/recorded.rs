@@ -85,8 +85,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         };
         drop(storage);
         self.meta.memory.evicted(bytes);
-        self.meta
-            .emit(|op, node| EventKind::Evict { op, node }, bytes);
+        self.meta.emit(EventKind::Evict, bytes);
         bytes
     }
 
@@ -124,8 +123,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         drop(state);
         drop(storage);
         self.meta.memory.offloaded(bytes);
-        self.meta
-            .emit(|op, node| EventKind::Offload { op, node }, bytes);
+        self.meta.emit(EventKind::Offload, bytes);
         prefetch.poll();
         true
     }
@@ -252,7 +250,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         // One more than the number of residents: the count does not reach 0 again, so the storage is not counted again.
         if owner.residents.fetch_add(1, Ordering::AcqRel) > 0 {
             owner.memory.remove(owner.bytes);
-            owner.emit(|op, node| EventKind::Retire { op, node }, owner.bytes);
+            owner.emit(EventKind::Retire, owner.bytes);
         }
     }
 

@@ -1,7 +1,7 @@
 //! One operation that is recorded.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape};
@@ -371,12 +371,7 @@ impl<B: Backend> Call<B> {
     fn enter(&self, node: Arc<Node<B>>) -> Managed<B> {
         let meta = &node.meta;
         meta.storage_added();
-        let event = |op, node| EventKind::Alloc {
-            op,
-            node,
-            kind: meta.kind(),
-        };
-        meta.emit(event, meta.bytes);
+        meta.emit(|traced| EventKind::Alloc(traced, meta.kind()), meta.bytes);
         let weak = || Arc::downgrade(&node);
         if self.op_context.region.is_some() {
             context::enlist(weak(), meta.own_bytes());

@@ -34,8 +34,8 @@ fn tensor<B: Backend>(result: Managed<B>) -> TensorPrimitive<Remat<B>> {
 /// As a recipe keeps an operand that is float or quantized.
 fn save_tensor<B: Backend>(tensor: &TensorPrimitive<Remat<B>>) -> SavedValue<B> {
     match tensor {
-        TensorPrimitive::Float(x) => SavedValue::Float(x.save()),
-        TensorPrimitive::QFloat(x) => SavedValue::Quant(x.save()),
+        TensorPrimitive::Float(x) => x.save().value,
+        TensorPrimitive::QFloat(x) => x.save().value,
     }
 }
 
