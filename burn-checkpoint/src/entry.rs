@@ -54,10 +54,6 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn sources(&self, visit: &mut VisitSource<'_>);
     /// Whether its storage exists during its uses only.
     fn is_delivered(&self) -> bool;
-    /// The value of [`Self::remember_chain`], if one was set since the eviction.
-    fn chain_ns(&self) -> Option<f32>;
-    /// Remembers the nanoseconds of the longest chain of evicted inputs that ends with it.
-    fn remember_chain(&self, ns: f32);
     /// Whether the search with this number has not seen it before.
     fn is_new_to(&self, search: u64) -> bool;
     /// Estimated nanoseconds to run this node's recipe alone, or to upload it.

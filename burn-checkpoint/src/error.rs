@@ -39,28 +39,16 @@ pub enum RematError {
     /// A [`MemoryBudget`](crate::MemoryBudget) that cannot hold what has to be resident at one time.
     #[error(
         "the memory budget of {} cannot be kept: a step needs at least {}: gradients {}, random numbers and data {}, results \
-         that are kept {}, largest operation {} (`{op}`: operands and what its replay holds {}, result {}); parameters and \
+         that are kept {}, largest operation {} (`{}`: operands and what its replay holds {}, result {}); parameters and \
          optimizer state are not counted",
-        size(*.budget_bytes), size(*.needed_bytes), size(*.gradients_bytes), size(*.random_bytes), size(*.kept_bytes),
-        size(.in_use_bytes + .result_bytes), size(*.in_use_bytes), size(*.result_bytes)
+        size(*.budget_bytes), size(.need.bytes()), size(.need.gradients_bytes), size(.need.random_bytes), size(.need.kept_bytes),
+        size(.need.in_use_bytes + .need.result_bytes), .need.op, size(.need.in_use_bytes), size(.need.result_bytes)
     )]
     BudgetTooSmall {
-        /// The operation at which most is needed, as far as is known.
-        op: &'static str,
         /// The budget.
         budget_bytes: u64,
-        /// The smallest budget that holds it: the sum of all that follow.
-        needed_bytes: u64,
-        /// Bytes of gradients.
-        gradients_bytes: u64,
-        /// Bytes of tensors that cannot be computed again: random numbers, data from the host, new tensors.
-        random_bytes: u64,
-        /// Bytes of other tensors without a recipe: kept by a scope, by its policy or because they are tiny, and losses.
-        kept_bytes: u64,
-        /// Bytes of the operation's operands, and of what the replay that it belongs to holds for its later operations.
-        in_use_bytes: u64,
-        /// Expected bytes of its result.
-        result_bytes: u64,
+        /// The smallest budget that holds it, as far as is known.
+        need: Need,
     },
     /// A tensor that is to be [`delivered`](crate::delivered()) on a backend without [`Remat`](crate::Remat).
     #[error(
@@ -89,6 +77,34 @@ pub struct OpResult {
     pub dtype: DType,
     /// Its number in the order of operations of the thread that made it.
     pub number: u64,
+}
+
+/// Bytes that an operation needs, whatever else is evicted, by kind. Each storage is counted once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Need {
+    /// The operation.
+    pub op: &'static str,
+    /// Gradients: autodiff holds them until they are taken.
+    pub gradients_bytes: u64,
+    /// What cannot be computed again: random numbers, data from the host, new tensors.
+    pub random_bytes: u64,
+    /// Whatever else has no recipe: what a scope keeps, by its policy or for being tiny, losses.
+    pub kept_bytes: u64,
+    /// The operands, and what the replay that the operation belongs to holds for later operations.
+    pub in_use_bytes: u64,
+    /// The expected bytes of its result.
+    pub result_bytes: u64,
+}
+
+impl Need {
+    /// All of them.
+    pub fn bytes(&self) -> u64 {
+        self.gradients_bytes
+            + self.random_bytes
+            + self.kept_bytes
+            + self.in_use_bytes
+            + self.result_bytes
+    }
 }
 
 /// Bytes in a readable unit.

@@ -220,8 +220,6 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub residents: AtomicU32,
     /// Whether its storage is in a budget's list of what may be evicted.
     pub listed: AtomicBool,
-    /// While evicted: nanoseconds of the longest chain of evicted inputs that ends with it, as the bits of an `f32`; 0 if not known.
-    pub chain_ns: AtomicU32,
     /// The number of the last search that saw it.
     pub search: AtomicU64,
     /// Whether its bytes are no longer counted.
@@ -270,7 +268,6 @@ impl<B: Backend> TensorMeta<B> {
             group: None,
             residents: AtomicU32::new(0),
             listed: AtomicBool::new(false),
-            chain_ns: AtomicU32::new(0),
             search: AtomicU64::new(0),
             retired: AtomicBool::new(false),
             place: AtomicU64::new(0),

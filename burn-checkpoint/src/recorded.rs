@@ -191,7 +191,6 @@ impl<B: Backend> AnyEntry for Node<B> {
             Some(group) => group.node(),
             None => &self,
         };
-        self.meta.chain_ns.store(0, Ordering::Relaxed);
         let is_new = owner.meta.bytes > 0 && !owner.meta.listed.swap(true, Ordering::Relaxed);
         is_new.then(|| owner.clone() as _)
     }
@@ -291,17 +290,6 @@ impl<B: Backend> AnyEntry for Node<B> {
 
     fn is_delivered(&self) -> bool {
         self.meta.is_delivered
-    }
-
-    fn chain_ns(&self) -> Option<f32> {
-        let ns = f32::from_bits(self.meta.chain_ns.load(Ordering::Relaxed));
-        (ns > 0.0).then_some(ns)
-    }
-
-    fn remember_chain(&self, ns: f32) {
-        self.meta
-            .chain_ns
-            .store(ns.max(f32::MIN_POSITIVE).to_bits(), Ordering::Relaxed);
     }
 
     fn is_new_to(&self, search: u64) -> bool {

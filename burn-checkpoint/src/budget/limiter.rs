@@ -10,13 +10,13 @@ use rustc_hash::FxHashMap;
 
 use super::candidates::Candidates;
 use super::memo::Memo;
-use super::need::{Need, Needs};
+use super::need::Needs;
 use super::settings::{LimitSetting, MemoryBudget, Overflow};
 use super::thrashing::Thrashing;
 use crate::clock::{self, Lineage};
 use crate::cost::ResultKey;
 use crate::entry::AnyEntry;
-use crate::error::size;
+use crate::error::{Need, size};
 use crate::memory::{Bytes, Limit};
 use crate::snapshot::Snapshot;
 use crate::stats::RematStats;
