@@ -15,8 +15,6 @@ pub(crate) type VisitSource<'a> = dyn FnMut(&dyn AnyEntry, &dyn Fn() -> Arc<dyn 
 pub(crate) trait AnyEntry: Send + Sync {
     /// What a policy does with the storage (for a view: with that of the tensor it is a view of); `None` if the node has no handles.
     fn save_policy(&self, policy: &Policy) -> Option<SavePolicy>;
-    /// Bytes of its storage; for a view those of the shared storage.
-    fn storage_bytes(&self) -> u64;
     fn info(&self) -> NodeInfo;
     /// What it is for.
     fn kind(&self) -> Kind;
@@ -75,6 +73,7 @@ pub(crate) struct NodeInfo {
     pub last_used: u64,
     /// The address of the node that counts the storage's bytes.
     pub owner: usize,
+    /// Bytes of the storage; for a view those of the shared storage.
     pub owner_bytes: u64,
     /// The storage is counted no more.
     pub retired: bool,

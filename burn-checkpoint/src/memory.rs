@@ -41,7 +41,7 @@ impl Bytes {
     }
 
     #[inline]
-    fn add(&self, bytes: u64) {
+    pub fn add(&self, bytes: u64) {
         let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if live > self.peak.load(Ordering::Relaxed) {
             self.peak.fetch_max(live, Ordering::Relaxed);
@@ -49,8 +49,13 @@ impl Bytes {
         }
     }
 
+    /// As [`Self::add`], for a storage that exists for a comparison only: no peak includes it.
+    pub fn add_unseen(&self, bytes: u64) {
+        self.live.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     #[inline]
-    fn remove(&self, bytes: u64) {
+    pub fn remove(&self, bytes: u64) {
         let live = self.live.fetch_sub(bytes, Ordering::Relaxed) - bytes;
         if live < self.lowest.load(Ordering::Relaxed) {
             self.lowest.fetch_min(live, Ordering::Relaxed);
@@ -96,7 +101,7 @@ pub(crate) trait Limit: Send + Sync {
 /// Counters of one thread's managed tensors on one device. A tensor keeps the counters of the thread that made it.
 pub(crate) struct MemoryStats {
     device: DeviceId,
-    bytes: Arc<Bytes>,
+    pub bytes: Arc<Bytes>,
     /// Evictions, replays and transfers; not live and peak bytes, which every operation changes.
     counted: Mutex<RematStats>,
     limit: Option<Arc<dyn Limit>>,
@@ -168,25 +173,6 @@ impl MemoryStats {
         }
     }
 
-    pub fn live(&self) -> u64 {
-        self.bytes.live()
-    }
-
-    #[inline]
-    pub fn add(&self, bytes: u64) {
-        self.bytes.add(bytes);
-    }
-
-    #[inline]
-    pub fn remove(&self, bytes: u64) {
-        self.bytes.remove(bytes);
-    }
-
-    /// As [`Self::add`], for a storage that exists for a comparison only: the peak does not include it.
-    pub fn add_unseen(&self, bytes: u64) {
-        self.bytes.live.fetch_add(bytes, Ordering::Relaxed);
-    }
-
     pub fn evicted(&self, bytes: u64) {
         let mut counted = self.counted.lock();
         counted.evicted_bytes += bytes;
@@ -216,7 +202,7 @@ impl MemoryStats {
     pub fn stats(&self) -> RematStats {
         let of_limit = self.limit().map_or_else(RematStats::default, Limit::stats);
         RematStats {
-            live_bytes: self.live(),
+            live_bytes: self.bytes.live(),
             peak_bytes: self.bytes.peak.load(Ordering::Relaxed),
             ..*self.counted.lock() + of_limit
         }
@@ -224,7 +210,7 @@ impl MemoryStats {
 
     /// Sets the counters to 0 and the peak to the live bytes.
     fn reset(&self) {
-        self.bytes.peak.store(self.live(), Ordering::Relaxed);
+        self.bytes.peak.store(self.bytes.live(), Ordering::Relaxed);
         *self.counted.lock() = RematStats::default();
         if let Some(limit) = self.limit() {
             limit.reset_stats();

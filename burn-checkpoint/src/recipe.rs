@@ -35,18 +35,6 @@ where
     }
 }
 
-impl<F> Operation<F> {
-    /// Makes a recipe of a closure.
-    #[inline]
-    pub fn of<B>(closure: F) -> Self
-    where
-        B: Backend,
-        F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B>,
-    {
-        Self(closure)
-    }
-}
-
 /// A recipe as an `Option`, so that a call can drop it.
 #[inline]
 pub(crate) fn operation<B, F>(closure: F) -> Option<Operation<F>>
@@ -54,7 +42,7 @@ where
     B: Backend,
     F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B>,
 {
-    Some(Operation::of(closure))
+    Some(Operation(closure))
 }
 
 /// One of the several results of an operation.

@@ -46,10 +46,6 @@ impl<B: Backend> AnyEntry for Node<B> {
         (self.meta.users() > 0).then(|| policy.save_policy(&call))
     }
 
-    fn storage_bytes(&self) -> u64 {
-        self.meta.owner().bytes
-    }
-
     fn info(&self) -> NodeInfo {
         let state = self.state.lock();
         let owner = self.meta.owner();
@@ -248,7 +244,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         }
         // One more than the number of residents: the count does not reach 0 again, so the storage is not counted again.
         if owner.residents.fetch_add(1, Ordering::AcqRel) > 0 {
-            owner.memory.remove(owner.bytes);
+            owner.memory.bytes.remove(owner.bytes);
             owner.emit(EventKind::Retire, owner.bytes);
         }
     }
