@@ -91,7 +91,7 @@ impl Context {
         let totals = self.totals().clone();
         let memory = match self.budget() {
             Some(budget) => budget.on(device, &totals),
-            None => MemoryStats::new(device, None, &totals),
+            None => MemoryStats::new(device, Arc::default(), None, &totals),
         };
         memory.set_current(true);
         self.counters.push(memory.clone());
@@ -207,25 +207,8 @@ pub(crate) struct OpContext {
     pub step: Option<Step>,
     /// Where that budget takes costs from.
     pub costs: Costs,
-    /// The counters that were added last: most often those of the operation's device.
-    recent: Option<Arc<MemoryStats>>,
-}
-
-impl OpContext {
-    /// The counters that were added last.
-    #[inline]
-    pub fn recent(&self) -> Option<&MemoryStats> {
-        self.recent.as_deref()
-    }
-
-    /// The counters for results on a device.
-    #[inline]
-    pub fn memory(&self, device: DeviceId) -> Arc<MemoryStats> {
-        match &self.recent {
-            Some(memory) if memory.device() == device => memory.clone(),
-            _ => memory_on(device),
-        }
-    }
+    /// Whether that budget runs operations again for which there is no memory.
+    pub retries: bool,
 }
 
 /// Begins an operation.
@@ -242,7 +225,7 @@ pub(crate) fn tick(op: &OpInfo) -> OpContext {
             region: region.cloned(),
             step: budget.map(|_| context.step),
             costs: budget.map_or(Costs::Estimated, |budget| budget.settings.costs),
-            recent: context.counters.last().cloned(),
+            retries: budget.is_some_and(|budget| budget.settings.retries),
         }
     })
 }

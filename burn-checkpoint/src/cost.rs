@@ -82,7 +82,7 @@ impl Timer {
 
 /// The key by which the size of results is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct ResultKey(u64);
+pub(crate) struct ResultKey(pub u64);
 
 impl OpInfo {
     /// Nanoseconds that a [`MemoryBudget`](crate::MemoryBudget) takes this operation to cost on operands of these shapes. Only

@@ -52,14 +52,7 @@ pub fn delivered<B: Backend>(
     device: &Device<B>,
     data: impl Fn() -> TensorData + Send + Sync + 'static,
 ) -> Result<FloatTensor<B>, RematError> {
-    let data = Arc::new(move |_| data());
-    let request = Request {
-        shape,
-        dtype,
-        data,
-        has: None,
-    };
-    requested::<B>(request, device)
+    delivered_in_types::<B>(shape, dtype, device, |_| false, move |_| data())
 }
 
 /// As [`delivered`], but when the tensor or a view of it is cast to a type for which `has` is true, `data` is called for that type and the
@@ -79,20 +72,6 @@ pub fn delivered_in_types<B: Backend>(
     has: impl Fn(DType) -> bool + Send + Sync + 'static,
     data: impl Fn(DType) -> TensorData + Send + Sync + 'static,
 ) -> Result<FloatTensor<B>, RematError> {
-    let (data, has) = (Arc::new(data), Arc::new(has));
-    let request = Request {
-        shape,
-        dtype,
-        data,
-        has: Some(has),
-    };
-    requested::<B>(request, device)
-}
-
-fn requested<B: Backend>(
-    request: Request,
-    device: &Device<B>,
-) -> Result<FloatTensor<B>, RematError> {
     /// Withdraws the request, also if a backend outside of `Remat` panics.
     struct Withdraw;
     impl Drop for Withdraw {
@@ -101,6 +80,12 @@ fn requested<B: Backend>(
         }
     }
     let _withdraw = Withdraw;
+    let request = Request {
+        shape,
+        dtype,
+        data: Arc::new(data),
+        has: Some(Arc::new(has)),
+    };
     request.put();
     // Every decorator passes data on to the backend below it: `Remat` returns the requested tensor.
     let tensor = B::float_from_data(TensorData::from([0.0f32]), device);

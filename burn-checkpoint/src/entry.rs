@@ -15,11 +15,11 @@ pub(crate) type VisitSource<'a> = dyn FnMut(&dyn AnyEntry, &dyn Fn() -> Arc<dyn 
 pub(crate) trait AnyEntry: Send + Sync {
     /// What a policy does with the storage (for a view: with that of the tensor it is a view of); `None` if the node has no handles.
     fn save_policy(&self, policy: &Policy) -> Option<SavePolicy>;
-    /// Bytes of its storage; for a view those of the shared storage.
-    fn storage_bytes(&self) -> u64;
     fn info(&self) -> NodeInfo;
     /// What it is for.
     fn kind(&self) -> Kind;
+    /// Its place among the nodes of its budget.
+    fn place(&self) -> u64;
     /// Drops the storage if it can come back. Returns the bytes that this frees.
     fn evict(&self) -> u64;
     /// In verify mode: replays this node, which is about to be evicted, and compares.
@@ -52,10 +52,6 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn sources(&self, visit: &mut VisitSource<'_>);
     /// Whether its storage exists during its uses only.
     fn is_delivered(&self) -> bool;
-    /// The value of [`Self::remember_chain`], if one was set since the eviction.
-    fn chain_ns(&self) -> Option<f32>;
-    /// Remembers the nanoseconds of the longest chain of evicted inputs that ends with it.
-    fn remember_chain(&self, ns: f32);
     /// Whether the search with this number has not seen it before.
     fn is_new_to(&self, search: u64) -> bool;
     /// Estimated nanoseconds to run this node's recipe alone, or to upload it.
@@ -77,6 +73,7 @@ pub(crate) struct NodeInfo {
     pub last_used: u64,
     /// The address of the node that counts the storage's bytes.
     pub owner: usize,
+    /// Bytes of the storage; for a view those of the shared storage.
     pub owner_bytes: u64,
     /// The storage is counted no more.
     pub retired: bool,

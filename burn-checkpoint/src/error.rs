@@ -9,77 +9,46 @@ use thiserror::Error;
 pub enum RematError {
     /// A replayed tensor has other values than before, found by [`Verify`](crate::Verify).
     #[error(
-        "replaying `{op}` gave other values than its first run: operation {number} of its thread, {dtype:?} of shape \
-         {shape:?}; those of its inputs that were evicted under `Verify` on this thread were compared and were equal, so most \
-         likely the operation itself is not a function of its inputs on this backend: keep its result with `Policy::per_operation`; or an input \
-         that was not compared differs, such as what a source delivers or what was evicted before `Verify` was on"
+        "replaying `{}` gave other values than its first run: operation {} of its thread, {:?} of shape {:?}; those of its inputs that were \
+         evicted under `Verify` on this thread were compared and were equal, so most likely the operation itself is not a function of its \
+         inputs on this backend: keep its result with `Policy::per_operation`; or an input that was not compared differs, such as what a \
+         source delivers or what was evicted before `Verify` was on",
+        .0.op, .0.number, .0.dtype, .0.shape
     )]
-    ReplayDiffers {
-        /// The operation.
-        op: &'static str,
-        /// The shape of its result.
-        shape: Vec<usize>,
-        /// The type of its result.
-        dtype: DType,
-        /// Its number in the order of operations of the thread that made it.
-        number: u64,
-    },
+    ReplayDiffers(OpResult),
     /// A tensor uploaded from host memory has other values than before, found by [`Verify`](crate::Verify).
     #[error(
-        "the copy in host memory of the result of `{op}` came back with other values: operation {number} of its thread, {dtype:?} of \
-         shape {shape:?}; the backend's transfers to the host and back do not keep the bits of this type: keep it on the device or \
-         recompute it with `Policy::per_operation`"
+        "the copy in host memory of the result of `{}` came back with other values: operation {} of its thread, {:?} of shape {:?}; the \
+         backend's transfers to the host and back do not keep the bits of this type: keep it on the device or recompute it with \
+         `Policy::per_operation`",
+        .0.op, .0.number, .0.dtype, .0.shape
     )]
-    HostCopyDiffers {
-        /// The operation.
-        op: &'static str,
-        /// The shape of its result.
-        shape: Vec<usize>,
-        /// The type of its result.
-        dtype: DType,
-        /// Its number in the order of operations of the thread that made it.
-        number: u64,
-    },
+    HostCopyDiffers(OpResult),
     /// A tensor whose copy in host memory could not be made, and that cannot be computed again.
     #[error(
-        "the result of `{op}`, {dtype:?} of shape {shape:?}, could not be read to the host: {reason}; what such a failure must not cost \
-         is to be kept on the device with `Policy::per_operation`"
+        "the result of `{}`, {:?} of shape {:?}, could not be read to the host: {reason}; what such a failure must not cost is to be kept on \
+         the device with `Policy::per_operation`",
+        .result.op, .result.dtype, .result.shape
     )]
     HostCopyLost {
-        /// The operation.
-        op: &'static str,
-        /// The shape of its result.
-        shape: Vec<usize>,
-        /// The type of its result.
-        dtype: DType,
+        /// The result.
+        result: OpResult,
         /// The backend's error.
         reason: String,
     },
     /// A [`MemoryBudget`](crate::MemoryBudget) that cannot hold what has to be resident at one time.
     #[error(
         "the memory budget of {} cannot be kept: a step needs at least {}: gradients {}, random numbers and data {}, results \
-         that are kept {}, largest operation {} (`{op}`: operands and what its replay holds {}, result {}); parameters and \
+         that are kept {}, largest operation {} (`{}`: operands and what its replay holds {}, result {}); parameters and \
          optimizer state are not counted",
-        size(*.budget_bytes), size(*.needed_bytes), size(*.gradients_bytes), size(*.random_bytes), size(*.kept_bytes),
-        size(.in_use_bytes + .result_bytes), size(*.in_use_bytes), size(*.result_bytes)
+        size(*.budget_bytes), size(.need.bytes()), size(.need.gradients_bytes), size(.need.random_bytes), size(.need.kept_bytes),
+        size(.need.in_use_bytes + .need.result_bytes), .need.op, size(.need.in_use_bytes), size(.need.result_bytes)
     )]
     BudgetTooSmall {
-        /// The operation at which most is needed, as far as is known.
-        op: &'static str,
         /// The budget.
         budget_bytes: u64,
-        /// The smallest budget that holds it: the sum of all that follow.
-        needed_bytes: u64,
-        /// Bytes of gradients.
-        gradients_bytes: u64,
-        /// Bytes of tensors that cannot be computed again: random numbers, data from the host, new tensors.
-        random_bytes: u64,
-        /// Bytes of other tensors without a recipe: kept by a scope, by its policy or because they are tiny, and losses.
-        kept_bytes: u64,
-        /// Bytes of the operation's operands, and of what the replay that it belongs to holds for its later operations.
-        in_use_bytes: u64,
-        /// Expected bytes of its result.
-        result_bytes: u64,
+        /// The smallest budget that holds it, as far as is known.
+        need: Need,
     },
     /// A tensor that is to be [`delivered`](crate::delivered()) on a backend without [`Remat`](crate::Remat).
     #[error(
@@ -95,6 +64,47 @@ pub enum RematError {
         /// The fraction as given.
         fraction: f64,
     },
+}
+
+/// The result of an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpResult {
+    /// The operation.
+    pub op: &'static str,
+    /// The shape of the result.
+    pub shape: Vec<usize>,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its number in the order of operations of the thread that made it.
+    pub number: u64,
+}
+
+/// Bytes that an operation needs, whatever else is evicted, by kind. Each storage is counted once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Need {
+    /// The operation.
+    pub op: &'static str,
+    /// Gradients: autodiff holds them until they are taken.
+    pub gradients_bytes: u64,
+    /// What cannot be computed again: random numbers, data from the host, new tensors.
+    pub random_bytes: u64,
+    /// Whatever else has no recipe: what a scope keeps, by its policy or for being tiny, losses.
+    pub kept_bytes: u64,
+    /// The operands, and what the replay that the operation belongs to holds for later operations.
+    pub in_use_bytes: u64,
+    /// The expected bytes of its result.
+    pub result_bytes: u64,
+}
+
+impl Need {
+    /// All of them.
+    pub fn bytes(&self) -> u64 {
+        self.gradients_bytes
+            + self.random_bytes
+            + self.kept_bytes
+            + self.in_use_bytes
+            + self.result_bytes
+    }
 }
 
 /// Bytes in a readable unit.

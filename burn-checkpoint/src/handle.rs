@@ -12,7 +12,7 @@ use crate::clock::Lineage;
 use crate::entry::Origin;
 use crate::kind::{Kind, Value};
 use crate::node::{Node, Source, Storage, take_value, vacate};
-use crate::recipe::Saved;
+use crate::recipe::{Saved, SavedValue};
 use crate::replay;
 use crate::unwound::{self, Held};
 use crate::{call, context};
@@ -187,58 +187,46 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
         }
     }
 
+    /// The node of a managed tensor.
+    fn node(&self) -> Option<&Arc<Node<B>>> {
+        match self {
+            Self::Resident(_) => None,
+            Self::Managed(managed) => Some(managed.node()),
+        }
+    }
+
     /// Whether it is a gradient with a single handle: an intermediate one of autodiff.
     pub(crate) fn is_passing_gradient(&self) -> bool {
-        match self {
-            Self::Resident(_) => false,
-            Self::Managed(managed) => {
-                let meta = &managed.node().meta;
-                meta.lineage == Lineage::Gradient && meta.users() == 1
-            }
-        }
+        self.node()
+            .is_some_and(|node| node.meta.lineage == Lineage::Gradient && node.meta.users() == 1)
     }
 
     /// Whether the storage is resident.
     pub fn is_resident(&self) -> bool {
-        match self {
-            Self::Resident(_) => true,
-            Self::Managed(managed) => managed.node().state().is_resident(),
-        }
+        self.node().is_none_or(|node| node.state().is_resident())
     }
 
     /// Whether the storage exists during uses only.
     #[inline]
     pub(crate) fn is_delivered(&self) -> bool {
-        match self {
-            Self::Resident(_) => false,
-            Self::Managed(managed) => managed.node().meta.is_delivered,
-        }
+        self.node().is_some_and(|node| node.meta.is_delivered)
     }
 
     /// A delivered tensor in another type, if its elements can be requested in that type.
     pub(crate) fn in_type(&self, dtype: DType) -> Option<Self> {
-        match self {
-            Self::Resident(_) => None,
-            Self::Managed(managed) => call::in_type(managed.node(), dtype).map(Self::Managed),
-        }
+        call::in_type(self.node()?, dtype).map(Self::Managed)
     }
 
     /// The elements of a tensor that is uploaded at each use.
     pub(crate) fn data(&self) -> Option<TensorData> {
-        match self {
-            Self::Resident(_) => None,
-            Self::Managed(managed) => managed.node().data(),
-        }
+        self.node()?.data()
     }
 
     /// The shape of a managed tensor, or while results are collected: a separate function, so that the usual path can be inlined.
     #[inline(never)]
     pub(crate) fn shape_apart(&self) -> Shape {
         if context::is_collecting() {
-            context::collect(match self {
-                Self::Resident(_) => None,
-                Self::Managed(managed) => Some(managed.node().clone()),
-            });
+            context::collect(self.node().map(|node| node.clone() as _));
         }
         match self {
             Self::Resident(tensor) => tensor.shape(),
@@ -247,10 +235,12 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     }
 
     pub(crate) fn save(&self) -> Saved<B, K> {
-        match self {
-            Self::Resident(tensor) => Saved::Leaf(K::Primitive::clone(tensor)),
-            Self::Managed(managed) => Saved::Node(managed.source()),
-        }
+        Saved::new(match self {
+            Self::Resident(tensor) => {
+                SavedValue::Leaf(Box::new(K::wrap(K::Primitive::clone(tensor))))
+            }
+            Self::Managed(managed) => SavedValue::Node(managed.source()),
+        })
     }
 }
 

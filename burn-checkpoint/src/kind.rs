@@ -17,6 +17,9 @@ pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
     /// Takes the tensor out of a value; `None` if it is of another kind.
     fn unwrap(value: Value<B>) -> Option<Self::Primitive>;
 
+    /// A value of the tensor.
+    fn wrap(tensor: Self::Primitive) -> Value<B>;
+
     /// Where the tensor is.
     fn device(tensor: &Self::Primitive) -> Device<B>;
 
@@ -66,42 +69,7 @@ pub enum Value<B: Backend> {
     Absent,
 }
 
-impl<B: Backend> Clone for Value<B> {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Float(x) => Self::Float(x.clone()),
-            Self::Int(x) => Self::Int(x.clone()),
-            Self::Bool(x) => Self::Bool(x.clone()),
-            Self::Quant(x) => Self::Quant(x.clone()),
-            Self::Many(xs) => Self::Many(xs.clone()),
-            Self::Absent => Self::Absent,
-        }
-    }
-}
-
 impl<B: Backend> Value<B> {
-    /// The shape of one tensor.
-    pub(crate) fn shape(&self) -> Shape {
-        match self {
-            Self::Float(x) => x.shape(),
-            Self::Int(x) => x.shape(),
-            Self::Bool(x) => x.shape(),
-            Self::Quant(x) => x.shape(),
-            Self::Many(_) | Self::Absent => Shape::new([]),
-        }
-    }
-
-    /// The type of one tensor.
-    pub(crate) fn dtype(&self) -> DType {
-        match self {
-            Self::Float(x) => x.dtype(),
-            Self::Int(x) => x.dtype(),
-            Self::Bool(x) => x.dtype(),
-            Self::Quant(x) => x.dtype(),
-            Self::Many(_) | Self::Absent => DType::U8,
-        }
-    }
-
     /// A view that an operation of the current stream makes. It has a leading dimension of one, because a backend may skip a reshape to the
     /// same shape. A quantized tensor is returned as it is.
     pub(crate) fn view(self) -> Self {
@@ -111,17 +79,6 @@ impl<B: Backend> Value<B> {
             Self::Int(x) => Self::Int(B::int_reshape(x, shape)),
             Self::Bool(x) => Self::Bool(B::bool_reshape(x, shape)),
             Self::Quant(_) | Self::Many(_) | Self::Absent => self,
-        }
-    }
-
-    /// Where a tensor is.
-    pub(crate) fn device(&self) -> Option<Device<B>> {
-        match self {
-            Self::Float(x) => Some(device_of!(B, float_device, x)),
-            Self::Int(x) => Some(device_of!(B, int_device, x)),
-            Self::Bool(x) => Some(device_of!(B, bool_device, x)),
-            Self::Quant(x) => Some(device_of!(B, q_device, x)),
-            Self::Many(_) | Self::Absent => None,
         }
     }
 }
@@ -148,6 +105,11 @@ macro_rules! kinds {
             }
 
             #[inline]
+            fn wrap(tensor: $tensor<B>) -> Value<B> {
+                Value::$kind(tensor)
+            }
+
+            #[inline]
             fn device(tensor: &$tensor<B>) -> Device<B> {
                 device_of!(B, $device, tensor)
             }
@@ -161,6 +123,16 @@ macro_rules! kinds {
             }
         })*
 
+        impl<B: Backend> Clone for Value<B> {
+            fn clone(&self) -> Self {
+                match self {
+                    $(Self::$kind(x) => Self::$kind(x.clone()),)*
+                    Self::Many(xs) => Self::Many(xs.clone()),
+                    Self::Absent => Self::Absent,
+                }
+            }
+        }
+
         impl<B: Backend> Value<B> {
             $(
                 #[doc = concat!("The tensor of a value that is `", stringify!($kind), "`.\n\n# Panics\n\nIf it is anything else.")]
@@ -169,6 +141,30 @@ macro_rules! kinds {
                         .unwrap_or_else(|| panic!("the value is not `{}`", stringify!($kind)))
                 }
             )*
+
+            /// The shape of one tensor.
+            pub(crate) fn shape(&self) -> Shape {
+                match self {
+                    $(Self::$kind(x) => x.shape(),)*
+                    Self::Many(_) | Self::Absent => Shape::new([]),
+                }
+            }
+
+            /// The type of one tensor.
+            pub(crate) fn dtype(&self) -> DType {
+                match self {
+                    $(Self::$kind(x) => x.dtype(),)*
+                    Self::Many(_) | Self::Absent => DType::U8,
+                }
+            }
+
+            /// Where a tensor is.
+            pub(crate) fn device(&self) -> Option<Device<B>> {
+                match self {
+                    $(Self::$kind(x) => Some(<$kind as Kind<B>>::device(x)),)*
+                    Self::Many(_) | Self::Absent => None,
+                }
+            }
 
             /// Starts to read the tensor to the host; `None` if the value is not one tensor.
             pub(crate) fn download(self) -> Option<Download> {

@@ -130,7 +130,7 @@ pub use context::{Recorder, recorder};
 pub use decorator::Remat;
 pub use delivered::{delivered, delivered_in_types, is_delivered};
 pub use download::ReadsInPlace;
-pub use error::RematError;
+pub use error::{Need, OpResult, RematError};
 pub use fused::{AutodiffTensor, FusedBackward, Tape};
 pub use handle::{Handle, Managed};
 pub use install::{InstalledBudget, ProcessBudget, end_step};

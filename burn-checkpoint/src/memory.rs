@@ -19,12 +19,52 @@ use crate::snapshot::Snapshot;
 use crate::stats::RematStats;
 use crate::verify;
 
+/// The bytes that are counted on one device.
+#[derive(Default)]
+pub(crate) struct Bytes {
+    live: AtomicU64,
+    /// The most since the last reset.
+    peak: AtomicU64,
+    /// The most ever.
+    highest: AtomicU64,
+    /// The least since it was set.
+    pub lowest: AtomicU64,
+}
+
+impl Bytes {
+    pub fn live(&self) -> u64 {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    pub fn highest(&self) -> u64 {
+        self.highest.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub fn add(&self, bytes: u64) {
+        let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if live > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(live, Ordering::Relaxed);
+            self.highest.fetch_max(live, Ordering::Relaxed);
+        }
+    }
+
+    /// As [`Self::add`], for a storage that exists for a comparison only: no peak includes it.
+    pub fn add_unseen(&self, bytes: u64) {
+        self.live.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub fn remove(&self, bytes: u64) {
+        let live = self.live.fetch_sub(bytes, Ordering::Relaxed) - bytes;
+        if live < self.lowest.load(Ordering::Relaxed) {
+            self.lowest.fetch_min(live, Ordering::Relaxed);
+        }
+    }
+}
+
 /// A limit on the bytes of one device; a budget implements it. Counters report to it what they count.
 pub(crate) trait Limit: Send + Sync {
-    fn add(&self, bytes: u64);
-    /// As [`Self::add`], but does not raise the peak.
-    fn add_unseen(&self, bytes: u64);
-    fn remove(&self, bytes: u64);
     /// Whether a tensor that came back may be evicted again.
     fn may_evict(&self) -> bool;
     /// Whether a branch point, which several recipes start from, keeps its storage without handles.
@@ -38,15 +78,15 @@ pub(crate) trait Limit: Send + Sync {
     /// The live tensors, by operation.
     fn holders(&self, device: DeviceId) -> Snapshot;
     /// Adds a new node. Returns its place.
-    fn register(&self, node: &Arc<dyn AnyEntry>) -> u64;
+    fn register(&self, node: Weak<dyn AnyEntry>) -> u64;
     /// Removes a node that is being dropped: what refers to it would keep its allocation.
     fn forget(&self, place: u64);
     /// Adds a node that is resident again to those that may be evicted.
     fn list(&self, node: &Arc<dyn AnyEntry>);
     /// Estimated nanoseconds to bring a tensor of so many bytes back from the host.
     fn upload_ns(&self, bytes: u64) -> f32;
-    /// Counts the work of an operation.
-    fn computed(&self, cost_ns: f32);
+    /// Counts an operation and its work.
+    fn computed(&self, key: ResultKey, cost_ns: f32);
     /// Counts the work of a replay.
     fn replayed(&self, cost_ns: f32);
     /// Remembers the size of an operation's result.
@@ -61,8 +101,7 @@ pub(crate) trait Limit: Send + Sync {
 /// Counters of one thread's managed tensors on one device. A tensor keeps the counters of the thread that made it.
 pub(crate) struct MemoryStats {
     device: DeviceId,
-    live: AtomicU64,
-    peak: AtomicU64,
+    pub bytes: Arc<Bytes>,
     /// Evictions, replays and transfers; not live and peak bytes, which every operation changes.
     counted: Mutex<RematStats>,
     limit: Option<Arc<dyn Limit>>,
@@ -74,11 +113,15 @@ pub(crate) struct MemoryStats {
 
 impl MemoryStats {
     /// New counters of a thread on a device, which the thread's [`Totals::stats`] includes from now on.
-    pub fn new(device: DeviceId, limit: Option<Arc<dyn Limit>>, thread: &Arc<Totals>) -> Arc<Self> {
+    pub fn new(
+        device: DeviceId,
+        bytes: Arc<Bytes>,
+        limit: Option<Arc<dyn Limit>>,
+        thread: &Arc<Totals>,
+    ) -> Arc<Self> {
         let memory = Arc::new(Self {
             device,
-            live: AtomicU64::new(0),
-            peak: AtomicU64::new(0),
+            bytes,
             counted: Mutex::default(),
             limit,
             current: AtomicBool::new(true),
@@ -130,37 +173,6 @@ impl MemoryStats {
         }
     }
 
-    pub fn live(&self) -> u64 {
-        self.live.load(Ordering::Relaxed)
-    }
-
-    #[inline]
-    pub fn add(&self, bytes: u64) {
-        let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if live > self.peak.load(Ordering::Relaxed) {
-            self.peak.fetch_max(live, Ordering::Relaxed);
-        }
-        if let Some(limit) = self.limit() {
-            limit.add(bytes);
-        }
-    }
-
-    #[inline]
-    pub fn remove(&self, bytes: u64) {
-        self.live.fetch_sub(bytes, Ordering::Relaxed);
-        if let Some(limit) = self.limit() {
-            limit.remove(bytes);
-        }
-    }
-
-    /// As [`Self::add`], for a storage that exists for a comparison only: the peak does not include it.
-    pub fn add_unseen(&self, bytes: u64) {
-        self.live.fetch_add(bytes, Ordering::Relaxed);
-        if let Some(limit) = self.limit() {
-            limit.add_unseen(bytes);
-        }
-    }
-
     pub fn evicted(&self, bytes: u64) {
         let mut counted = self.counted.lock();
         counted.evicted_bytes += bytes;
@@ -190,15 +202,15 @@ impl MemoryStats {
     pub fn stats(&self) -> RematStats {
         let of_limit = self.limit().map_or_else(RematStats::default, Limit::stats);
         RematStats {
-            live_bytes: self.live(),
-            peak_bytes: self.peak.load(Ordering::Relaxed),
+            live_bytes: self.bytes.live(),
+            peak_bytes: self.bytes.peak.load(Ordering::Relaxed),
             ..*self.counted.lock() + of_limit
         }
     }
 
     /// Sets the counters to 0 and the peak to the live bytes.
     fn reset(&self) {
-        self.peak.store(self.live(), Ordering::Relaxed);
+        self.bytes.peak.store(self.bytes.live(), Ordering::Relaxed);
         *self.counted.lock() = RematStats::default();
         if let Some(limit) = self.limit() {
             limit.reset_stats();

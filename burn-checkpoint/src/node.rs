@@ -13,12 +13,13 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::Lineage;
 use crate::entry::{AnyEntry, Origin};
+use crate::error::OpResult;
 use crate::host_copy::HostCopy;
 use crate::kind::Value;
 use crate::memory::{Limit, MemoryStats};
 use crate::op::OpInfo;
 use crate::region::Region;
-use crate::trace::{self, EventKind};
+use crate::trace::{self, EventKind, Traced};
 use crate::{unwound, verify};
 
 /// How a tensor comes back. One vtable for each operation, so that the code of nodes is compiled once for a backend.
@@ -219,8 +220,6 @@ pub(crate) struct TensorMeta<B: Backend> {
     pub residents: AtomicU32,
     /// Whether its storage is in a budget's list of what may be evicted.
     pub listed: AtomicBool,
-    /// While evicted: nanoseconds of the longest chain of evicted inputs that ends with it, as the bits of an `f32`; 0 if not known.
-    pub chain_ns: AtomicU32,
     /// The number of the last search that saw it.
     pub search: AtomicU64,
     /// Whether its bytes are no longer counted.
@@ -269,7 +268,6 @@ impl<B: Backend> TensorMeta<B> {
             group: None,
             residents: AtomicU32::new(0),
             listed: AtomicBool::new(false),
-            chain_ns: AtomicU32::new(0),
             search: AtomicU64::new(0),
             retired: AtomicBool::new(false),
             place: AtomicU64::new(0),
@@ -305,7 +303,7 @@ impl<B: Backend> TensorMeta<B> {
         let owner = self.owner();
         if owner.residents.fetch_add(1, Ordering::AcqRel) == 0 {
             // Views may be made under other budgets, or by other threads.
-            owner.memory.add(owner.bytes);
+            owner.memory.bytes.add(owner.bytes);
         }
     }
 
@@ -316,7 +314,7 @@ impl<B: Backend> TensorMeta<B> {
         }
         let owner = self.owner();
         if owner.residents.fetch_add(1, Ordering::AcqRel) == 0 {
-            owner.memory.add_unseen(owner.bytes);
+            owner.memory.bytes.add_unseen(owner.bytes);
         }
     }
 
@@ -325,7 +323,7 @@ impl<B: Backend> TensorMeta<B> {
     pub fn storage_removed(&self) -> u64 {
         let owner = self.owner();
         if owner.residents.fetch_sub(1, Ordering::AcqRel) == 1 {
-            owner.memory.remove(owner.bytes);
+            owner.memory.bytes.remove(owner.bytes);
             owner.bytes
         } else {
             0
@@ -334,18 +332,28 @@ impl<B: Backend> TensorMeta<B> {
 
     /// Reports bytes that are freed.
     pub fn freed(&self, bytes: u64) {
-        self.emit(|op, node| EventKind::Free { op, node }, bytes);
+        self.emit(EventKind::Free, bytes);
     }
 
     /// Counts a storage that was uploaded from the host.
     pub fn uploaded(&self) {
         self.memory.uploaded(self.bytes);
-        self.emit(|op, node| EventKind::Upload { op, node }, self.bytes);
+        self.emit(EventKind::Upload, self.bytes);
     }
 
     #[inline]
     pub fn users(&self) -> u32 {
         self.users.load(Ordering::Acquire)
+    }
+
+    /// The tensor as errors name it.
+    pub fn result(&self) -> OpResult {
+        OpResult {
+            op: self.op.name,
+            shape: self.shape.to_vec(),
+            dtype: self.dtype,
+            number: self.id,
+        }
     }
 
     /// What the tensor is for.
@@ -359,15 +367,12 @@ impl<B: Backend> TensorMeta<B> {
     }
 
     #[inline]
-    pub fn emit(&self, kind: impl FnOnce(&'static str, u64) -> EventKind, bytes: u64) {
+    pub fn emit(&self, kind: impl FnOnce(Traced) -> EventKind, bytes: u64) {
         if trace::is_on() {
+            let (op, node) = (self.op.name, self.id);
             let device = self.memory.device();
-            trace::emit(
-                kind(self.op.name, self.id),
-                bytes,
-                self.memory.live(),
-                Some(device),
-            );
+            let kind = kind(Traced { op, node });
+            trace::emit(kind, bytes, self.memory.bytes.live(), Some(device));
         }
     }
 }

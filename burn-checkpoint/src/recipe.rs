@@ -3,14 +3,15 @@
 //! A recipe refers to its inputs by [`Source`]s, which are not counted as users: a tensor that only recipes refer to has no
 //! storage, unless it cannot come back.
 
+use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock, Weak};
 
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_backend::{Backend, DType, TensorData, TensorMetadata};
+use burn_backend::{Backend, DType, TensorData};
 use burn_decorator::upload;
 
 use crate::call;
-use crate::kind::{Bool, Float, Int, Kind, Quant, Value};
+use crate::kind::{Float, Kind, Value};
 use crate::node::{InType, Input, Node, Recipe, Source, Storage, take_value};
 use crate::op::OpInfo;
 use crate::request::Request;
@@ -34,18 +35,6 @@ where
     }
 }
 
-impl<F> Operation<F> {
-    /// Makes a recipe of a closure.
-    #[inline]
-    pub fn of<B>(closure: F) -> Self
-    where
-        B: Backend,
-        F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B>,
-    {
-        Self(closure)
-    }
-}
-
 /// A recipe as an `Option`, so that a call can drop it.
 #[inline]
 pub(crate) fn operation<B, F>(closure: F) -> Option<Operation<F>>
@@ -53,7 +42,7 @@ where
     B: Backend,
     F: Fn(Option<&mut dyn FnMut(Input<'_, B>)>) -> Value<B>,
 {
-    Some(Operation::of(closure))
+    Some(Operation(closure))
 }
 
 /// One of the several results of an operation.
@@ -169,41 +158,49 @@ where
 
     fn in_type(&self, dtype: DType) -> Option<InType<B>> {
         // The cast of a view equals the view of the cast, and the cast is delivered in this type.
-        let viewed = match &self.input {
-            Saved::Node(viewed) if self.op.work == Work::View => viewed,
+        let viewed = match &self.input.value {
+            SavedValue::Node(viewed) if self.op.work == Work::View => viewed,
             _ => return None,
         };
         let viewed = call::in_type(viewed.node(), dtype)?;
         let recipe = Self {
             op: self.op,
-            input: Saved::Node(viewed.source()),
+            input: Saved::new(SavedValue::Node(viewed.source())),
             run: self.run.clone(),
         };
         Some((Some(viewed.source()), Box::new(recipe)))
     }
 }
 
-/// A tensor operand as a recipe keeps it.
-pub(crate) enum Saved<B: Backend, K: Kind<B>> {
-    Leaf(K::Primitive),
+/// An operand of any kind as a recipe keeps it.
+pub(crate) enum SavedValue<B: Backend> {
+    /// Boxed: most operands are nodes, and a recipe is allocated for each operation.
+    Leaf(Box<Value<B>>),
     Node(Source<B>),
+    Many(Vec<Self>),
+    Absent,
 }
 
-impl<B: Backend, K: Kind<B>> Saved<B, K> {
+impl<B: Backend> SavedValue<B> {
     pub fn show(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
         match self {
-            Self::Leaf(tensor) => visit(Input::Leaf(&|| {
-                (tensor.shape(), tensor.dtype(), K::device(tensor))
+            Self::Leaf(value) => visit(Input::Leaf(&|| {
+                let device = value.device().unwrap_or_default();
+                (value.shape(), value.dtype(), device)
             })),
             Self::Node(source) => visit(Input::Node(source)),
+            Self::Many(xs) => xs.iter().for_each(|x| x.show(visit)),
+            Self::Absent => {}
         }
     }
 
-    /// The tensor, for a recipe that runs: its node is resident.
-    pub fn load(&self) -> K::Primitive {
+    /// The operand, for a recipe that runs: its node is resident.
+    pub fn load(&self) -> Value<B> {
         let source = match self {
-            Self::Leaf(tensor) => return tensor.clone(),
+            Self::Leaf(value) => return Value::clone(value),
             Self::Node(source) => source,
+            Self::Many(xs) => return Value::Many(xs.iter().map(Self::load).collect()),
+            Self::Absent => return Value::Absent,
         };
         let node = source.node();
         let mut state = node.state();
@@ -214,43 +211,28 @@ impl<B: Backend, K: Kind<B>> Saved<B, K> {
             Storage::Resident(value) => Some(value.clone()),
             Storage::Evicted | Storage::Host(_) => None,
         };
-        value
-            .and_then(K::unwrap)
-            .expect("a replay brings back inputs before it runs a recipe")
+        value.expect("a replay brings back inputs before it runs a recipe")
     }
 }
 
-/// An operand of any kind as a recipe keeps it.
-pub(crate) enum SavedValue<B: Backend> {
-    Float(Saved<B, Float>),
-    Int(Saved<B, Int>),
-    Bool(Saved<B, Bool>),
-    Quant(Saved<B, Quant>),
-    Many(Vec<Self>),
-    Absent,
+/// A tensor operand of a known kind as a recipe keeps it.
+pub(crate) struct Saved<B: Backend, K: Kind<B>> {
+    pub value: SavedValue<B>,
+    kind: PhantomData<K>,
 }
 
-impl<B: Backend> SavedValue<B> {
+impl<B: Backend, K: Kind<B>> Saved<B, K> {
+    pub fn new(value: SavedValue<B>) -> Self {
+        let kind = PhantomData;
+        Self { value, kind }
+    }
+
     pub fn show(&self, visit: &mut dyn FnMut(Input<'_, B>)) {
-        match self {
-            Self::Float(x) => x.show(visit),
-            Self::Int(x) => x.show(visit),
-            Self::Bool(x) => x.show(visit),
-            Self::Quant(x) => x.show(visit),
-            Self::Many(xs) => xs.iter().for_each(|x| x.show(visit)),
-            Self::Absent => {}
-        }
+        self.value.show(visit);
     }
 
-    /// The operand, for a recipe that runs.
-    pub fn load(&self) -> Value<B> {
-        match self {
-            Self::Float(x) => Value::Float(x.load()),
-            Self::Int(x) => Value::Int(x.load()),
-            Self::Bool(x) => Value::Bool(x.load()),
-            Self::Quant(x) => Value::Quant(x.load()),
-            Self::Many(xs) => Value::Many(xs.iter().map(Self::load).collect()),
-            Self::Absent => Value::Absent,
-        }
+    /// The tensor, for a recipe that runs.
+    pub fn load(&self) -> K::Primitive {
+        K::unwrap(self.value.load()).expect("a node's kind is that of its handles")
     }
 }

@@ -46,10 +46,6 @@ impl<B: Backend> AnyEntry for Node<B> {
         (self.meta.users() > 0).then(|| policy.save_policy(&call))
     }
 
-    fn storage_bytes(&self) -> u64 {
-        self.meta.owner().bytes
-    }
-
     fn info(&self) -> NodeInfo {
         let state = self.state.lock();
         let owner = self.meta.owner();
@@ -74,6 +70,10 @@ impl<B: Backend> AnyEntry for Node<B> {
         self.meta.kind()
     }
 
+    fn place(&self) -> u64 {
+        self.meta.place.load(Ordering::Relaxed)
+    }
+
     fn evict(&self) -> u64 {
         let vacated = vacate(&self.meta, &mut self.state.lock());
         let Some((storage, bytes)) = vacated else {
@@ -81,8 +81,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         };
         drop(storage);
         self.meta.memory.evicted(bytes);
-        self.meta
-            .emit(|op, node| EventKind::Evict { op, node }, bytes);
+        self.meta.emit(EventKind::Evict, bytes);
         bytes
     }
 
@@ -120,8 +119,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         drop(state);
         drop(storage);
         self.meta.memory.offloaded(bytes);
-        self.meta
-            .emit(|op, node| EventKind::Offload { op, node }, bytes);
+        self.meta.emit(EventKind::Offload, bytes);
         prefetch.poll();
         true
     }
@@ -189,7 +187,6 @@ impl<B: Backend> AnyEntry for Node<B> {
             Some(group) => group.node(),
             None => &self,
         };
-        self.meta.chain_ns.store(0, Ordering::Relaxed);
         let is_new = owner.meta.bytes > 0 && !owner.meta.listed.swap(true, Ordering::Relaxed);
         is_new.then(|| owner.clone() as _)
     }
@@ -247,8 +244,8 @@ impl<B: Backend> AnyEntry for Node<B> {
         }
         // One more than the number of residents: the count does not reach 0 again, so the storage is not counted again.
         if owner.residents.fetch_add(1, Ordering::AcqRel) > 0 {
-            owner.memory.remove(owner.bytes);
-            owner.emit(|op, node| EventKind::Retire { op, node }, owner.bytes);
+            owner.memory.bytes.remove(owner.bytes);
+            owner.emit(EventKind::Retire, owner.bytes);
         }
     }
 
@@ -289,17 +286,6 @@ impl<B: Backend> AnyEntry for Node<B> {
 
     fn is_delivered(&self) -> bool {
         self.meta.is_delivered
-    }
-
-    fn chain_ns(&self) -> Option<f32> {
-        let ns = f32::from_bits(self.meta.chain_ns.load(Ordering::Relaxed));
-        (ns > 0.0).then_some(ns)
-    }
-
-    fn remember_chain(&self, ns: f32) {
-        self.meta
-            .chain_ns
-            .store(ns.max(f32::MIN_POSITIVE).to_bits(), Ordering::Relaxed);
     }
 
     fn is_new_to(&self, search: u64) -> bool {

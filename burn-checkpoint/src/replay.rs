@@ -109,12 +109,7 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     let value = match copy.tensor(&meta.device) {
         Ok(value) if verify::differs(copy.checksum, &value) => {
             drop((state, value));
-            verify::fail(&RematError::HostCopyDiffers {
-                op: meta.op.name,
-                shape: meta.shape.to_vec(),
-                dtype: meta.dtype,
-                number: meta.id,
-            })
+            verify::fail(&RematError::HostCopyDiffers(meta.result()))
         }
         Ok(value) => value,
         Err(reason) => {
@@ -157,12 +152,8 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
 /// Called if a host copy could not be read: prepares the node to be computed again, or panics if it has no recipe.
 fn lost<B: Backend>(node: &Arc<Node<B>>, reason: String) -> bool {
     let meta = &node.meta;
-    let error = RematError::HostCopyLost {
-        op: meta.op.name,
-        shape: meta.shape.to_vec(),
-        dtype: meta.dtype,
-        reason,
-    };
+    let result = meta.result();
+    let error = RematError::HostCopyLost { result, reason };
     assert!(node.has_recipe(), "{error}");
     log::warn!("{error}; it is computed once more");
     let mut state = node.state();
@@ -342,12 +333,7 @@ impl<B: Backend> Plan<B> {
         // A value that differs is dropped; the next try compares again.
         if verify::differs(state.checksum, &value) {
             drop((state, value));
-            verify::fail(&RematError::ReplayDiffers {
-                op: meta.op.name,
-                shape: meta.shape.to_vec(),
-                dtype: meta.dtype,
-                number: meta.id,
-            });
+            verify::fail(&RematError::ReplayDiffers(meta.result()));
         }
         state.checksum = None;
         state.storage = Storage::Resident(value);
@@ -364,7 +350,7 @@ impl<B: Backend> Plan<B> {
         }
         meta.memory
             .replayed(meta.bytes, computed, meta.cost_ns, time);
-        meta.emit(|op, node| EventKind::Replay { op, node, time }, meta.bytes);
+        meta.emit(|traced| EventKind::Replay(traced, time), meta.bytes);
     }
 
     /// One use of each input is over.

@@ -144,9 +144,9 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
     let tiny = sizes.tiny(|| {
         let nodes = nodes.iter().filter_map(Weak::upgrade);
         let ends = nodes.filter(tiny::is_end);
-        ends.map(|node| node.storage_bytes())
+        ends.map(|node| node.info().owner_bytes)
     });
-    let is_tiny = |node: &Arc<dyn AnyEntry>| tiny.contains(&node.storage_bytes());
+    let is_tiny = |node: &Arc<dyn AnyEntry>| tiny.contains(&node.info().owner_bytes);
     let saved = |weak: &Weak<dyn AnyEntry>| {
         let node = weak.upgrade()?;
         // There are few results.

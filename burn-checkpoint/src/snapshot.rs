@@ -8,7 +8,7 @@ use burn_backend::DeviceId;
 use serde_json::{Value, json};
 
 use crate::error::size;
-use crate::trace::{Event, EventKind, Kind};
+use crate::trace::{Event, EventKind, Kind, Traced};
 
 /// What holds the memory of a device at one time of a trace. Displayed it is a table of the twenty largest holders.
 ///
@@ -98,15 +98,16 @@ impl InUse {
             EventKind::Parameter { path } => self.parameter = Some(path),
             _ => {}
         }
-        let (Some(device), Some((op, node, is_there))) = (event.device, tensor(&event.kind)) else {
+        let (Some(device), Some((traced, is_there))) = (event.device, tensor(&event.kind)) else {
             return;
         };
+        let Traced { op, node } = traced;
         // A view changes nothing: its bytes are those of the tensor it is a view of.
         let before = self.live_bytes.insert(device, event.live_bytes);
         let key = (device, node);
         if is_there {
             let (mut owner, mut kind) = (op.to_owned(), Kind::Before);
-            if let EventKind::Alloc { kind: known, .. } = event.kind {
+            if let EventKind::Alloc(_, known) = event.kind {
                 let path = self.scopes.iter().map(String::as_str).chain([op]);
                 owner = path.collect::<Vec<_>>().join("/");
                 if let Some(parameter) = self.parameter {
@@ -198,16 +199,16 @@ impl Snapshot {
     }
 }
 
-/// The operation and the node of an event of a tensor, and whether its storage is there after it.
-fn tensor(kind: &EventKind) -> Option<(&'static str, u64, bool)> {
+/// The tensor of an event, and whether its storage is there after it.
+fn tensor(kind: &EventKind) -> Option<(Traced, bool)> {
     Some(match kind {
-        EventKind::Alloc { op, node, .. }
-        | EventKind::Replay { op, node, .. }
-        | EventKind::Upload { op, node } => (op, *node, true),
-        EventKind::Evict { op, node }
-        | EventKind::Offload { op, node }
-        | EventKind::Retire { op, node }
-        | EventKind::Free { op, node } => (op, *node, false),
+        EventKind::Alloc(traced, _) | EventKind::Replay(traced, _) | EventKind::Upload(traced) => {
+            (*traced, true)
+        }
+        EventKind::Evict(traced)
+        | EventKind::Offload(traced)
+        | EventKind::Retire(traced)
+        | EventKind::Free(traced) => (*traced, false),
         EventKind::Parameter { .. }
         | EventKind::Collective { .. }
         | EventKind::ScopeBegin { .. }
@@ -260,13 +261,13 @@ fn entries(event: &Event) -> Vec<Value> {
     };
     let (name, node) = match (&event.kind, tensor(&event.kind)) {
         (EventKind::Collective { op, .. }, _) => (*op, None),
-        (_, Some((op, node, _))) => (op, Some(node)),
+        (_, Some((traced, _))) => (traced.op, Some(traced.node)),
         (_, None) => return Vec::new(),
     };
     let args = json!({"node": node, "bytes": event.bytes});
     let mut entry = json!({"name": name, "cat": category, "pid": 1, "tid": track, "args": args});
     match &event.kind {
-        EventKind::Replay { time, .. } | EventKind::Collective { time, .. } => {
+        EventKind::Replay(_, time) | EventKind::Collective { time, .. } => {
             entry["ph"] = "X".into();
             entry["ts"] = microseconds(event.at.saturating_sub(*time)).into();
             entry["dur"] = microseconds(*time).into();

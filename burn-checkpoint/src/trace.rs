@@ -31,59 +31,20 @@ pub struct Event {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum EventKind {
-    /// A managed tensor was computed for the first time by the operation `op`.
-    Alloc {
-        /// The operation, such as `float_matmul`.
-        op: &'static str,
-        /// The node: the same number in all events of one tensor.
-        node: u64,
-        /// What it is for.
-        kind: Kind,
-    },
+    /// A managed tensor was computed for the first time; what it is for.
+    Alloc(Traced, Kind),
     /// Storage was dropped, the recipe stays.
-    Evict {
-        /// The operation that made the tensor.
-        op: &'static str,
-        /// The node.
-        node: u64,
-    },
-    /// The tensor came back by its recipe.
-    Replay {
-        /// The operation that was run again.
-        op: &'static str,
-        /// The node.
-        node: u64,
-        /// How long that took on this thread; next to nothing where a backend is lazy.
-        time: Duration,
-    },
+    Evict(Traced),
+    /// The tensor came back by its recipe. How long that took on this thread; next to nothing where a backend is lazy.
+    Replay(Traced, Duration),
     /// The tensor moves to host memory.
-    Offload {
-        /// The operation that made the tensor.
-        op: &'static str,
-        /// The node.
-        node: u64,
-    },
+    Offload(Traced),
     /// The tensor came back from host memory.
-    Upload {
-        /// The operation that made the tensor.
-        op: &'static str,
-        /// The node.
-        node: u64,
-    },
+    Upload(Traced),
     /// Storage was dropped because no handle refers to the tensor any more, or its last user writes its result there.
-    Free {
-        /// The operation that made the tensor.
-        op: &'static str,
-        /// The node.
-        node: u64,
-    },
+    Free(Traced),
     /// The tensor outlives its step, such as a gradient or a new parameter: it stays, and no longer counts.
-    Retire {
-        /// The operation that made the tensor.
-        op: &'static str,
-        /// The node.
-        node: u64,
-    },
+    Retire(Traced),
     /// An operation uses a parameter that [`name_parameters`](crate::name_parameters) has named.
     Parameter {
         /// Its path in the module.
@@ -110,6 +71,15 @@ pub enum EventKind {
         /// Its label.
         label: String,
     },
+}
+
+/// The tensor of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traced {
+    /// The operation that made it, such as `float_matmul`.
+    pub op: &'static str,
+    /// Its node: the same number in all events of one tensor.
+    pub node: u64,
 }
 
 /// What a tensor is for, derived from its operation.

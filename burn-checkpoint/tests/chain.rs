@@ -10,7 +10,7 @@ use burn::module::Module;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Distribution, Tensor, TensorData};
 use burn_checkpoint::plan::{Node, Plan, PlanError, Profile, plan, simulate};
-use burn_checkpoint::trace::{EventKind, record};
+use burn_checkpoint::trace::{EventKind, Traced, record};
 use burn_checkpoint::{
     Checkpointed, MemoryBudget, Policy, Remat, RematStats, checkpoint_chain, checkpoint_sequential,
     checkpoint_with, profile_chain, profile_tail,
@@ -268,10 +268,9 @@ fn a_step_replays_the_blocks_that_the_model_says() {
         let said = simulate(&profile, &plan).unwrap().replayed;
         let recording = record();
         step(&blocks, &x, Some(&plan));
-        let gelus = recording
-            .finish()
-            .into_iter()
-            .filter(|event| matches!(event.kind, EventKind::Replay { op, .. } if op == "gelu"));
+        let gelus = recording.finish().into_iter().filter(
+            |event| matches!(event.kind, EventKind::Replay(Traced { op, .. }, _) if op == "gelu"),
+        );
         assert_eq!(gelus.count() as u64, said, "{plan}");
     }
 }

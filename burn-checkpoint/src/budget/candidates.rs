@@ -2,10 +2,9 @@
 //!
 //! DTR's heuristic (Kirisame et al., section 4.1) is the cost to bring a storage back, over its bytes times its staleness. Cost over bytes,
 //! the *price*, changes seldom, staleness with each operation, but of equal prices the one unused for longest is always the cheapest. So
-//! each class of prices has a heap by last use, and an eviction compares their tops, where outdated prices are corrected.
+//! each class of prices is sorted by last use, and an eviction compares the oldest ones, where outdated prices are corrected.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use super::replay_cost::cost_ns;
@@ -38,12 +37,12 @@ const FEW: u64 = 64;
 
 /// Storages that can come back. Some entries are evicted or dropped by now: these are skipped when they reach the top.
 pub(super) struct Candidates {
-    /// By price, the oldest on top.
-    classes: Vec<BinaryHeap<Reverse<Candidate>>>,
+    /// By price; in a class by last use, and those of one operation by their additions.
+    classes: Vec<BTreeMap<(u64, u64), Weak<dyn AnyEntry>>>,
     /// The classes that are not empty.
     used: Vec<Used>,
     count: usize,
-    /// Additions so far; it orders candidates that were used last by the same operation.
+    /// Additions so far.
     added: u64,
     /// Bytes of all additions.
     added_bytes: u64,
@@ -70,16 +69,10 @@ impl Used {
     }
 }
 
-struct Candidate {
-    last_used: u64,
-    order: u64,
-    owner: Weak<dyn AnyEntry>,
-}
-
 impl Default for Candidates {
     fn default() -> Self {
         Self {
-            classes: (0..CLASSES).map(|_| BinaryHeap::new()).collect(),
+            classes: vec![BTreeMap::new(); CLASSES],
             used: Vec::new(),
             count: 0,
             added: 0,
@@ -118,11 +111,7 @@ impl Candidates {
             Some(used) => used.last_used = used.last_used.min(last_used),
             None => self.used.push(Used { class, last_used }),
         }
-        self.classes[class].push(Reverse(Candidate {
-            last_used,
-            order: self.added,
-            owner: Arc::downgrade(owner),
-        }));
+        self.classes[class].insert((last_used, self.added), Arc::downgrade(owner));
         self.count += 1;
         self.added += 1;
         self.added_bytes += group.bytes;
@@ -133,13 +122,13 @@ impl Candidates {
         loop {
             let at = self.first(now)?;
             let of = self.used[at].class;
-            let Reverse(candidate) = self.classes[of].pop()?;
-            match self.classes[of].peek() {
-                Some(Reverse(oldest)) => self.used[at].last_used = oldest.last_used,
+            let ((last_used, _), candidate) = self.classes[of].pop_first()?;
+            match self.classes[of].first_key_value() {
+                Some(((oldest, _), _)) => self.used[at].last_used = *oldest,
                 None => drop(self.used.swap_remove(at)),
             }
             self.count -= 1;
-            let Some(owner) = candidate.owner.upgrade() else {
+            let Some(owner) = candidate.upgrade() else {
                 continue;
             };
             self.looks += 1;
@@ -149,7 +138,7 @@ impl Candidates {
             };
             let is_tiny = group.bytes < self.added_bytes / self.added / TINY;
             if group.is_held || is_tiny && self.added > FEW {
-                self.held.1.push(candidate.owner);
+                self.held.1.push(candidate);
                 continue;
             }
             let staleness = staleness(now, group.last_used);
@@ -158,7 +147,7 @@ impl Candidates {
             // A storage at more than four times the next one's price is not the cheapest: its exact cost is not computed.
             let enough_ns = 4.0 * worth(&group) * (next * staleness).max(least_price(of));
             let price = cost_ns(&group.members, enough_ns, &mut self.evicted) / worth(&group);
-            let is_right = class(price) <= of && group.last_used <= candidate.last_used;
+            let is_right = class(price) <= of && group.last_used <= last_used;
             if is_right || price <= next * staleness {
                 owner.unlist();
                 return Some(group);
@@ -202,15 +191,15 @@ impl Candidates {
     /// Removes dropped nodes.
     fn tidy(&mut self) {
         for class in &mut self.classes {
-            class.retain(|candidate| candidate.0.owner.strong_count() > 0);
+            class.retain(|_, owner| owner.strong_count() > 0);
         }
         self.used.retain_mut(|used| {
-            let oldest = self.classes[used.class].peek();
+            let oldest = self.classes[used.class].first_key_value();
             oldest
-                .inspect(|oldest| used.last_used = oldest.0.last_used)
+                .inspect(|((oldest, _), _)| used.last_used = *oldest)
                 .is_some()
         });
-        self.count = self.classes.iter().map(BinaryHeap::len).sum();
+        self.count = self.classes.iter().map(BTreeMap::len).sum();
         self.tidy_at = self.added + (LEAST.max(self.count)) as u64;
     }
 }
@@ -243,23 +232,3 @@ fn staleness(now: u64, last_used: u64) -> f64 {
     // Signed numbers are converted in one instruction.
     (now.saturating_sub(last_used).max(1) as i64) as f64
 }
-
-impl Ord for Candidate {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.last_used, self.order).cmp(&(other.last_used, other.order))
-    }
-}
-
-impl PartialOrd for Candidate {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Candidate {
-    fn eq(&self, other: &Self) -> bool {
-        self.order == other.order
-    }
-}
-
-impl Eq for Candidate {}

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::limiter::Budget;
 use super::settings::MemoryBudget;
-use crate::memory::{MemoryStats, Totals};
+use crate::memory::{Bytes, MemoryStats, Totals};
 
 /// A budget in force on a thread, with the counters of each device.
 pub(crate) struct Installed {
@@ -29,8 +29,9 @@ impl Installed {
         if let Some((memory, _)) = devices.iter().find(|(memory, _)| memory.device() == device) {
             return memory.clone();
         }
-        let budget = Arc::new(Budget::new(self.settings));
-        let memory = MemoryStats::new(device, Some(budget.clone()), thread);
+        let bytes = Arc::new(Bytes::default());
+        let budget = Arc::new(Budget::new(self.settings, bytes.clone()));
+        let memory = MemoryStats::new(device, bytes, Some(budget.clone()), thread);
         devices.push((memory.clone(), budget));
         memory
     }

@@ -9,14 +9,15 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::candidates::Candidates;
-use super::need::{Need, Needs};
+use super::memo::Memo;
+use super::need::Needs;
 use super::settings::{LimitSetting, MemoryBudget, Overflow};
 use super::thrashing::Thrashing;
 use crate::clock::{self, Lineage};
 use crate::cost::ResultKey;
 use crate::entry::AnyEntry;
-use crate::error::size;
-use crate::memory::Limit;
+use crate::error::{Need, size};
+use crate::memory::{Bytes, Limit};
 use crate::snapshot::Snapshot;
 use crate::stats::RematStats;
 
@@ -37,11 +38,12 @@ pub(crate) struct Budget {
     limit: AtomicU64,
     /// Whether the backward pass of the step under way has begun.
     differentiated: AtomicBool,
-    live: AtomicU64,
-    peak: AtomicU64,
+    bytes: Arc<Bytes>,
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
+    /// A hash of the operations of this step.
+    program: AtomicU64,
     thrashing: Thrashing,
     needs: Needs,
     expected: Mutex<FxHashMap<ResultKey, u64>>,
@@ -57,6 +59,7 @@ struct Nodes {
     /// The last place among the candidates; nodes at later places are new.
     sorted: u64,
     candidates: Candidates,
+    memo: Memo,
     /// The length at which dropped nodes are removed next.
     tidy_at: usize,
 }
@@ -98,6 +101,17 @@ impl Nodes {
         });
         self.sorted = 0;
         self.candidates.clear();
+        self.memo.begin_step(self.places);
+    }
+
+    /// What the step before has evicted in a search with this key, and whether that made the room.
+    fn repeat(&mut self, key: u64) -> Option<(Vec<Arc<dyn AnyEntry>>, bool)> {
+        let (places, made_room) = self.memo.repeat(key)?;
+        let node = |place| {
+            let at = self.all.binary_search_by_key(&place, |(place, _)| *place);
+            self.all[at.ok()?].1.as_ref()?.upgrade()
+        };
+        Some((places.filter_map(node).collect(), made_room))
     }
 
     /// Adds the new nodes to the candidates.
@@ -114,7 +128,7 @@ impl Nodes {
 }
 
 impl Budget {
-    pub fn new(settings: MemoryBudget) -> Self {
+    pub fn new(settings: MemoryBudget, bytes: Arc<Bytes>) -> Self {
         let limit = match settings.limit {
             LimitSetting::Bytes(bytes) => bytes,
             LimitSetting::Fraction(_) => u64::MAX,
@@ -124,10 +138,10 @@ impl Budget {
             start: Instant::now(),
             limit: AtomicU64::new(limit),
             differentiated: AtomicBool::new(false),
-            live: AtomicU64::new(0),
-            peak: AtomicU64::new(0),
+            bytes,
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
+            program: AtomicU64::new(0),
             thrashing: Thrashing::default(),
             needs: Needs::default(),
             expected: Mutex::default(),
@@ -135,11 +149,11 @@ impl Budget {
     }
 
     pub fn live(&self) -> u64 {
-        self.live.load(Ordering::Relaxed)
+        self.bytes.live()
     }
 
     pub fn peak(&self) -> u64 {
-        self.peak.load(Ordering::Relaxed)
+        self.bytes.highest()
     }
 
     /// The limit; `None` while it is measured.
@@ -205,6 +219,7 @@ impl Budget {
             }
         }
         self.stuck.store(u64::MAX, Ordering::Relaxed);
+        self.program.store(0, Ordering::Relaxed);
         self.nodes.lock().begin_step();
     }
 
@@ -233,7 +248,9 @@ impl Budget {
     fn evict_for(&self, op: &'static str, bytes: u64, limit: u64) {
         // After a search in vain another one is worth its time only once live bytes have changed.
         let stuck = self.stuck.load(Ordering::Relaxed);
-        let little = self.live().saturating_sub(stuck) <= stuck / CHANGED && self.live() >= stuck;
+        // If they were less meanwhile, tensors made in place of the freed ones may be evictable.
+        let little = self.live().saturating_sub(stuck) <= stuck / CHANGED
+            && self.bytes.lowest.load(Ordering::Relaxed) >= stuck;
         // Except to log a need clearly larger than the largest known one, or to refuse the operation.
         let known = !self.needs.is_clearly_larger(self.live() + bytes);
         if little && known && self.settings.overflow == Overflow::Warn {
@@ -256,6 +273,7 @@ impl Budget {
         }
         if !fits {
             self.stuck.store(self.live(), Ordering::Relaxed);
+            self.bytes.lowest.store(self.live(), Ordering::Relaxed);
             self.overflows(op, bytes, limit, clock::now());
         }
     }
@@ -264,7 +282,19 @@ impl Budget {
     fn evict(&self, bytes: u64, limit: u64) -> (bool, u64) {
         let now = clock::now();
         let fits = || self.live().saturating_add(bytes) <= limit;
+        let key = [self.live(), bytes, limit];
+        let key = key
+            .into_iter()
+            .fold(self.program.load(Ordering::Relaxed), mix);
+        let known = self.nodes.lock().repeat(key);
+        if let Some((members, made_room)) = known {
+            members.into_iter().for_each(evict);
+            if fits() == made_room {
+                return (made_room, 0);
+            }
+        }
         let mut nodes = self.nodes.lock();
+        nodes.memo.differs();
         nodes.sort_in();
         let before = nodes.candidates.looks;
         nodes.candidates.begin(now);
@@ -278,13 +308,11 @@ impl Budget {
                 break;
             };
             drop(nodes);
-            for member in &group.members {
-                member.clone().rehearse();
-                member.evict();
-            }
+            group.members.iter().cloned().for_each(evict);
             nodes = self.nodes.lock();
-            // One that another thread began to use meanwhile stays a candidate.
             for member in group.members {
+                nodes.memo.evicts(member.place());
+                // One that another thread began to use meanwhile stays a candidate.
                 if member.info().resident
                     && let Some(owner) = member.list()
                 {
@@ -292,6 +320,7 @@ impl Budget {
                 }
             }
         }
+        nodes.memo.ends(key, fits());
         (fits(), nodes.candidates.looks - before)
     }
 
@@ -312,6 +341,16 @@ impl Budget {
     }
 }
 
+fn evict(node: Arc<dyn AnyEntry>) {
+    node.clone().rehearse();
+    node.evict();
+}
+
+/// Adds a number to a hash.
+fn mix(hash: u64, number: u64) -> u64 {
+    (hash.rotate_left(5) ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
 impl Limit for Budget {
     /// Also while the limit is measured.
     fn may_evict(&self) -> bool {
@@ -321,26 +360,6 @@ impl Limit for Budget {
     /// In forward, once there is a limit.
     fn keeps_branch_points(&self) -> bool {
         !self.differentiated.load(Ordering::Relaxed) && self.limit().is_some()
-    }
-
-    fn add(&self, bytes: u64) {
-        let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if live > self.peak.load(Ordering::Relaxed) {
-            self.peak.fetch_max(live, Ordering::Relaxed);
-        }
-    }
-
-    fn add_unseen(&self, bytes: u64) {
-        self.live.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    fn remove(&self, bytes: u64) {
-        let live = self.live.fetch_sub(bytes, Ordering::Relaxed);
-        let live = live.saturating_sub(bytes);
-        if live < self.stuck.load(Ordering::Relaxed) {
-            // Tensors made in place of the freed ones may be evictable.
-            self.stuck.store(u64::MAX, Ordering::Relaxed);
-        }
     }
 
     fn retries(&self) -> bool {
@@ -378,7 +397,9 @@ impl Limit for Budget {
         self.thrashing.replayed(cost_ns);
     }
 
-    fn computed(&self, cost_ns: f32) {
+    fn computed(&self, key: ResultKey, cost_ns: f32) {
+        let program = mix(self.program.load(Ordering::Relaxed), key.0);
+        self.program.store(program, Ordering::Relaxed);
         self.thrashing.computed(cost_ns);
     }
 
@@ -409,8 +430,8 @@ impl Limit for Budget {
         self.thrashing.reset();
     }
 
-    fn register(&self, node: &Arc<dyn AnyEntry>) -> u64 {
-        self.nodes.lock().remember(Arc::downgrade(node))
+    fn register(&self, node: Weak<dyn AnyEntry>) -> u64 {
+        self.nodes.lock().remember(node)
     }
 
     fn forget(&self, place: u64) {
@@ -421,8 +442,11 @@ impl Limit for Budget {
     }
 
     fn list(&self, node: &Arc<dyn AnyEntry>) {
-        if let Some(owner) = node.clone().list() {
-            self.nodes.lock().candidates.add(owner);
+        let mut nodes = self.nodes.lock();
+        if !nodes.memo.repeats()
+            && let Some(owner) = node.clone().list()
+        {
+            nodes.candidates.add(owner);
         }
     }
 
@@ -445,7 +469,7 @@ mod tests {
 
     #[test]
     fn few_sizes_are_remembered_where_shapes_vary() {
-        let budget = Budget::new(MemoryBudget::bytes(1));
+        let budget = Budget::new(MemoryBudget::bytes(1), Arc::default());
         let op = op_table().find(|op| op.name == "float_exp").expect("a row");
         for elements in 0..3 * EXPECTED {
             let mut cost = OpCost::new(op);

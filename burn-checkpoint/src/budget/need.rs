@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::clock::Lineage;
 use crate::entry::{AnyEntry, Origin};
-use crate::error::RematError;
+use crate::error::{Need, RematError};
 use crate::work::Work;
 
 /// A need that is larger than another one by more than this part of it is clearly larger.
@@ -17,24 +17,14 @@ const CLEARLY: u64 = 16;
 /// The need of an unconstrained step is computed anew after `tensors / LOOKS` operations.
 const LOOKS: u64 = 32;
 
-/// Bytes that an operation needs, whatever else is evicted, by kind. Each storage is counted once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Need {
-    pub op: &'static str,
-    /// Gradients: autodiff holds them until they are taken.
-    pub gradients_bytes: u64,
-    /// What cannot be computed again: random numbers, data, new tensors.
-    pub random_bytes: u64,
-    /// Whatever else has no recipe: what a scope keeps, by its policy or for being tiny, losses.
-    pub kept_bytes: u64,
-    /// The operands, and what the replay that the operation belongs to holds for steps to come.
-    pub in_use_bytes: u64,
-    pub result_bytes: u64,
-}
-
 impl Need {
     /// The need of the operation with number `now`, which is about to make `result_bytes`.
-    pub fn of(alive: &[Arc<dyn AnyEntry>], now: u64, op: &'static str, result_bytes: u64) -> Self {
+    pub(super) fn of(
+        alive: &[Arc<dyn AnyEntry>],
+        now: u64,
+        op: &'static str,
+        result_bytes: u64,
+    ) -> Self {
         // Of the reasons why the views of a storage stay, the strongest counts.
         let mut storages: FxHashMap<usize, (Why, u64)> = FxHashMap::default();
         for node in alive {
@@ -76,30 +66,16 @@ impl Need {
     }
 
     /// Adds all other live bytes to `kept_bytes`, for a need measured where nothing more can be evicted.
-    pub fn with_all_of(mut self, live: u64) -> Self {
+    pub(super) fn with_all_of(mut self, live: u64) -> Self {
         self.kept_bytes += live.saturating_sub(self.bytes() - self.result_bytes);
         self
     }
 
-    pub fn bytes(&self) -> u64 {
-        self.gradients_bytes
-            + self.random_bytes
-            + self.kept_bytes
-            + self.in_use_bytes
-            + self.result_bytes
-    }
-
     /// The error that a limit is too small for this need.
-    pub fn error(&self, limit: u64) -> RematError {
+    pub(super) fn error(self, budget_bytes: u64) -> RematError {
         RematError::BudgetTooSmall {
-            op: self.op,
-            budget_bytes: limit,
-            needed_bytes: self.bytes(),
-            gradients_bytes: self.gradients_bytes,
-            random_bytes: self.random_bytes,
-            kept_bytes: self.kept_bytes,
-            in_use_bytes: self.in_use_bytes,
-            result_bytes: self.result_bytes,
+            budget_bytes,
+            need: self,
         }
     }
 }

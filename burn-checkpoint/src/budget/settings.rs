@@ -123,9 +123,7 @@ impl MemoryBudget {
         if fraction > 0.0 && fraction <= 1.0 {
             Ok(Self {
                 limit: LimitSetting::Fraction(fraction),
-                overflow: Overflow::Warn,
-                costs: Costs::Estimated,
-                retries: false,
+                ..Self::bytes(0)
             })
         } else {
             Err(RematError::InvalidFraction { fraction })

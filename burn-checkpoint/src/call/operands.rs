@@ -6,9 +6,10 @@ use burn_backend::{Backend, DeviceId, DeviceOps};
 
 use super::order::Order;
 use crate::clock::{Lineage, Phase};
-use crate::context::OpContext;
+use crate::context::{self, OpContext};
 use crate::cost::OpCost;
 use crate::entry::{AnyEntry, Origin};
+use crate::memory::MemoryStats;
 use crate::node::{Input, Node, Source, State, Storage, TensorMeta, Viewed, vacate};
 use crate::op::OpInfo;
 use crate::replay;
@@ -45,6 +46,8 @@ pub(super) struct Operands<B: Backend> {
     pub cost: Option<OpCost>,
     /// Where the result will be; known only under a budget.
     device: Option<DeviceId>,
+    /// The counters of that device, once room was made on it.
+    pub memory: Option<Arc<MemoryStats>>,
     pub lineage: Lineage,
     /// Delivered operands, locked until the operation is over.
     delivered: Vec<Arc<Node<B>>>,
@@ -83,6 +86,7 @@ impl<B: Backend> Operands<B> {
             written: 0,
             cost: None,
             device: None,
+            memory: None,
             lineage: Lineage::Activation,
             delivered: Vec::new(),
             has_others: false,
@@ -228,14 +232,14 @@ impl<B: Backend> Operands<B> {
     }
 
     /// Makes room for the result, on the device that it will be on.
-    pub fn make_room(&mut self, op_context: &OpContext) {
+    pub fn make_room(&mut self) {
         let (Some(cost), Some(device)) = (&mut self.cost, self.device) else {
             return;
         };
         if self.op.work == Work::View {
             return;
         }
-        let memory = op_context.memory(device);
+        let memory = self.memory.insert(context::memory_on(device));
         if let Some(limit) = memory.limit() {
             cost.expected = limit.expected(cost.key());
             let bytes = cost.expected.unwrap_or(cost.largest_bytes());

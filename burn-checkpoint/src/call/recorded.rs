@@ -13,7 +13,7 @@ use crate::again::again;
 use crate::clock::{self, Lineage, Phase};
 use crate::context::{self, OpContext};
 use crate::cost::{Costs, OpCost, Timer};
-use crate::entry::{AnyEntry, Origin};
+use crate::entry::Origin;
 use crate::handle::Managed;
 use crate::kind::Value;
 use crate::memory::MemoryStats;
@@ -73,13 +73,9 @@ impl<B: Backend> Call<B> {
     /// Drops the recipe of an operation that is not recorded, so that it may write into its operands; not if it may have to run again.
     #[inline]
     fn give_up(&self, recipe: &mut Option<impl Recipe<B>>) {
-        if !self.records && !self.retries() {
+        if !self.records && !self.op_context.retries {
             *recipe = None;
         }
-    }
-
-    fn retries(&self) -> bool {
-        self.op_context.recent().is_some_and(MemoryStats::retries)
     }
 
     /// Runs the operation.
@@ -90,7 +86,7 @@ impl<B: Backend> Call<B> {
         first: impl FnOnce() -> Value<B>,
     ) -> Value<B> {
         match recipe {
-            Some(recipe) if self.retries() => {
+            Some(recipe) if self.op_context.retries => {
                 let mut first = Some(first);
                 self.run_again(recipe, &mut || first.take().expect("called once")())
             }
@@ -99,10 +95,10 @@ impl<B: Backend> Call<B> {
     }
 
     fn run_again(&self, recipe: &dyn Recipe<B>, first: &mut dyn FnMut() -> Value<B>) -> Value<B> {
-        let memory = self.op_context.recent().expect("it retries");
+        let memory = context::retrying().expect("it retries");
         // Inputs stay locked through all tries: otherwise each try would begin with the same replays.
         let mut inputs = None;
-        again(memory, self.op, first, || {
+        again(&memory, self.op, first, || {
             inputs.get_or_insert_with(|| replay::lock_inputs(recipe));
             recipe.run()
         })
@@ -144,7 +140,7 @@ impl<B: Backend> Call<B> {
             // It belongs to no scope and to no step.
             self.op_context.region = None;
             self.records = true;
-            self.operands.make_room(&self.op_context);
+            self.operands.make_room();
             return;
         }
         self.lineage = lineage(&mut self.op_context, self.op, self.operands.lineage);
@@ -152,7 +148,7 @@ impl<B: Backend> Call<B> {
             && !self.op_context.keeps
             && self.lineage == Lineage::Activation;
         if self.op_context.step.is_some() {
-            self.operands.make_room(&self.op_context);
+            self.operands.make_room();
         }
         self.timer = Timer::start(self.op_context.costs);
     }
@@ -262,7 +258,9 @@ impl<B: Backend> Call<B> {
     /// The counters for a result on this device.
     fn memory(&self, device: &Device<B>) -> Arc<MemoryStats> {
         burn_decorator::ensure_mended::<B>(device);
-        self.op_context.memory(device.id())
+        let known = self.operands.memory.as_ref();
+        let known = known.filter(|memory| memory.device() == device.id());
+        known.map_or_else(|| context::memory_on(device.id()), Arc::clone)
     }
 
     /// Nanoseconds of the operation, whose result has so many elements and bytes; 0 without a budget.
@@ -281,7 +279,7 @@ impl<B: Backend> Call<B> {
     /// Reports the operation's cost and its result's size to the budget.
     fn computed(&self, memory: &MemoryStats, cost_ns: f32, bytes: u64) {
         if let (Some(limit), Some(cost)) = (memory.limit(), &self.operands.cost) {
-            limit.computed(cost_ns);
+            limit.computed(cost.key(), cost_ns);
             if cost.expected != Some(bytes) {
                 limit.expect(cost.key(), bytes);
             }
@@ -373,15 +371,10 @@ impl<B: Backend> Call<B> {
     fn enter(&self, node: Arc<Node<B>>) -> Managed<B> {
         let meta = &node.meta;
         meta.storage_added();
-        let event = |op, node| EventKind::Alloc {
-            op,
-            node,
-            kind: meta.kind(),
-        };
-        meta.emit(event, meta.bytes);
-        let any: Arc<dyn AnyEntry> = node.clone();
+        meta.emit(|traced| EventKind::Alloc(traced, meta.kind()), meta.bytes);
+        let weak = || Arc::downgrade(&node);
         if self.op_context.region.is_some() {
-            context::enlist(Arc::downgrade(&any), meta.own_bytes());
+            context::enlist(weak(), meta.own_bytes());
         }
         if let Some(limit) = meta.memory.limit()
             && !meta.is_delivered
@@ -389,7 +382,7 @@ impl<B: Backend> Call<B> {
             if let Some(owner) = &meta.group {
                 owner.node().state().add_view(&node);
             }
-            let place = limit.register(&any);
+            let place = limit.register(weak());
             meta.place.store(place, Ordering::Relaxed);
         }
         Managed::first(Source::new(node))

@@ -34,28 +34,22 @@ pub fn profile_chain<B: AutodiffBackend, const D: usize, Block>(
     x: Tensor<B, D>,
     forward: impl Fn(&Block, Tensor<B, D>) -> Tensor<B, D>,
 ) -> Result<Profile, PlanError> {
-    context::without_budget(|| of_chain(blocks, x, forward))
-}
-
-fn of_chain<B: AutodiffBackend, const D: usize, Block>(
-    blocks: &[Block],
-    x: Tensor<B, D>,
-    forward: impl Fn(&Block, Tensor<B, D>) -> Tensor<B, D>,
-) -> Result<Profile, PlanError> {
-    let mut x = x.detach();
-    let mut profile = Profile {
-        base_bytes: bytes_of(&x),
-        ..Profile::default()
-    };
-    for (number, block) in blocks.iter().enumerate() {
-        let (measured, out) = of_block(&x, |x| forward(block, x));
-        if !context::met() {
-            return Err(PlanError::NoRemat { block: number });
+    context::without_budget(|| {
+        let mut x = x.detach();
+        let mut profile = Profile {
+            base_bytes: bytes_of(&x),
+            ..Profile::default()
+        };
+        for (number, block) in blocks.iter().enumerate() {
+            let (measured, out) = of_block(&x, |x| forward(block, x));
+            if !context::met() {
+                return Err(PlanError::NoRemat { block: number });
+            }
+            profile.blocks.push(measured);
+            x = out;
         }
-        profile.blocks.push(measured);
-        x = out;
-    }
-    Ok(profile)
+        Ok(profile)
+    })
 }
 
 /// Runs what follows a chain, from the chain's output to the loss, forward and backward and measures it: the [`Profile::tail`].
@@ -67,25 +61,20 @@ pub fn profile_tail<B: AutodiffBackend, const D: usize>(
     x: Tensor<B, D>,
     loss: impl FnOnce(Tensor<B, D>) -> Tensor<B, 1>,
 ) -> TailProfile {
-    context::without_budget(|| of_tail(x, loss))
-}
-
-fn of_tail<B: AutodiffBackend, const D: usize>(
-    x: Tensor<B, D>,
-    loss: impl FnOnce(Tensor<B, D>) -> Tensor<B, 1>,
-) -> TailProfile {
-    let device = x.device();
-    let x = x.detach().require_grad();
-    counted(|| {
-        let input_bytes = bytes_of(&x);
-        let (grads, pass) = measured::<B, _>(&device, || loss(x.clone()).backward());
-        drop(grads);
-        TailProfile {
-            peak_bytes: pass.peak_bytes.saturating_sub(pass.before_bytes),
-            gradient_bytes: pass
-                .after_bytes
-                .saturating_sub(pass.before_bytes + input_bytes),
-        }
+    context::without_budget(|| {
+        let device = x.device();
+        let x = x.detach().require_grad();
+        counted(|| {
+            let input_bytes = bytes_of(&x);
+            let (grads, pass) = measured::<B, _>(&device, || loss(x.clone()).backward());
+            drop(grads);
+            TailProfile {
+                peak_bytes: pass.peak_bytes.saturating_sub(pass.before_bytes),
+                gradient_bytes: pass
+                    .after_bytes
+                    .saturating_sub(pass.before_bytes + input_bytes),
+            }
+        })
     })
 }
 

@@ -102,25 +102,32 @@ impl<B: Backend> Remat<B> {
     }
 }
 
+/// A value with its tensors mapped: `$x` by `$tensor`, the list `$xs` by `$list`, and `$absent` where there is none.
+macro_rules! map_value {
+    ($value:expr, $x:pat => $tensor:expr, $xs:pat => $list:expr, $absent:expr) => {
+        match $value {
+            Value::Float($x) => Value::Float($tensor),
+            Value::Int($x) => Value::Int($tensor),
+            Value::Bool($x) => Value::Bool($tensor),
+            Value::Quant($x) => Value::Quant($tensor),
+            Value::Many($xs) => Value::Many($list),
+            Value::Absent => $absent,
+        }
+    };
+}
+
 /// An operand as the inner backend takes it: brought back if it is evicted.
 fn inner<B: Backend>(value: Value<Remat<B>>) -> Value<B> {
-    match value {
-        Value::Float(x) => Value::Float(x.into_inner()),
-        Value::Int(x) => Value::Int(x.into_inner()),
-        Value::Bool(x) => Value::Bool(x.into_inner()),
-        Value::Quant(x) => Value::Quant(x.into_inner()),
-        Value::Many(xs) => Value::Many(xs.into_iter().map(inner).collect()),
-        Value::Absent => Value::Absent,
-    }
+    map_value!(value, x => x.into_inner(), xs => xs.into_iter().map(inner).collect(), Value::Absent)
 }
 
 /// An operand as a recipe keeps it.
 fn save<B: Backend>(value: &Value<Remat<B>>) -> SavedValue<B> {
     match value {
-        Value::Float(x) => SavedValue::Float(x.save()),
-        Value::Int(x) => SavedValue::Int(x.save()),
-        Value::Bool(x) => SavedValue::Bool(x.save()),
-        Value::Quant(x) => SavedValue::Quant(x.save()),
+        Value::Float(x) => x.save().value,
+        Value::Int(x) => x.save().value,
+        Value::Bool(x) => x.save().value,
+        Value::Quant(x) => x.save().value,
         Value::Many(xs) => SavedValue::Many(xs.iter().map(save).collect()),
         Value::Absent => SavedValue::Absent,
     }
@@ -128,29 +135,18 @@ fn save<B: Backend>(value: &Value<Remat<B>>) -> SavedValue<B> {
 
 /// Handles of tensors that are not managed.
 fn resident<B: Backend>(value: Value<B>) -> Value<Remat<B>> {
-    match value {
-        Value::Float(x) => Value::Float(Handle::resident(x)),
-        Value::Int(x) => Value::Int(Handle::resident(x)),
-        Value::Bool(x) => Value::Bool(Handle::resident(x)),
-        Value::Quant(x) => Value::Quant(Handle::resident(x)),
-        Value::Many(xs) => Value::Many(xs.into_iter().map(resident).collect()),
-        Value::Absent => Value::Absent,
-    }
+    map_value!(value, x => Handle::resident(x), xs => xs.into_iter().map(resident).collect(), Value::Absent)
 }
 
 /// Handles of nodes, of the kinds that the operation returned.
 fn managed<B: Backend>(kinds: &Value<B>, results: &mut Results<B>) -> Value<Remat<B>> {
-    match kinds {
-        Value::Float(_) => Value::Float(Handle::Managed(results.expect())),
-        Value::Int(_) => Value::Int(Handle::Managed(results.expect())),
-        Value::Bool(_) => Value::Bool(Handle::Managed(results.expect())),
-        Value::Quant(_) => Value::Quant(Handle::Managed(results.expect())),
-        Value::Many(kinds) => {
-            Value::Many(kinds.iter().map(|kind| managed(kind, results)).collect())
-        }
-        Value::Absent => {
+    map_value!(
+        kinds,
+        _ => Handle::Managed(results.expect()),
+        kinds => kinds.iter().map(|kind| managed(kind, results)).collect(),
+        {
             results.next();
             Value::Absent
         }
-    }
+    )
 }

@@ -5,18 +5,25 @@ use burn_backend::Backend;
 use crate::handle::Handle;
 use crate::kind::Kind;
 
+/// Calls a macro with the form of an operand, `Opt` or `List`, where its kind does not matter.
+macro_rules! by_form {
+    ($macro:ident FloatOpt $($rest:tt)*) => { $macro!(Opt $($rest)*) };
+    ($macro:ident BoolOpt $($rest:tt)*) => { $macro!(Opt $($rest)*) };
+    ($macro:ident Floats $($rest:tt)*) => { $macro!(List $($rest)*) };
+    ($macro:ident Ints $($rest:tt)*) => { $macro!(List $($rest)*) };
+    ($macro:ident Bools $($rest:tt)*) => { $macro!(List $($rest)*) };
+    ($macro:ident Quants $($rest:tt)*) => { $macro!(List $($rest)*) };
+    ($macro:ident $($rest:tt)*) => { $macro!($($rest)*) };
+}
+
 /// An operand as the inner backend takes it: brought back if it is evicted.
 macro_rules! inner {
     (FloatRef $x:expr) => { &$x.to_inner() };
     (IntRef $x:expr) => { &$x.to_inner() };
     (BoolRef $x:expr) => { &$x.to_inner() };
     (QuantRef $x:expr) => { &$x.to_inner() };
-    (FloatOpt $x:expr) => { $x.map(Handle::into_inner) };
-    (BoolOpt $x:expr) => { $x.map(Handle::into_inner) };
-    (Floats $x:expr) => { $x.into_iter().map(Handle::into_inner).collect() };
-    (Ints $x:expr) => { $x.into_iter().map(Handle::into_inner).collect() };
-    (Bools $x:expr) => { $x.into_iter().map(Handle::into_inner).collect() };
-    (Quants $x:expr) => { $x.into_iter().map(Handle::into_inner).collect() };
+    (Opt $x:expr) => { $x.map(Handle::into_inner) };
+    (List $x:expr) => { $x.into_iter().map(Handle::into_inner).collect() };
     (Tensor $x:expr) => {
         match $x {
             TensorPrimitive::Float(x) => TensorPrimitive::Float(x.into_inner()),
@@ -28,10 +35,10 @@ macro_rules! inner {
     };
     (Transaction $x:expr) => {
         TransactionPrimitive::new(
-            inner!(Floats $x.read_floats),
-            inner!(Quants $x.read_qfloats),
-            inner!(Ints $x.read_ints),
-            inner!(Bools $x.read_bools),
+            inner!(List $x.read_floats),
+            inner!(List $x.read_qfloats),
+            inner!(List $x.read_ints),
+            inner!(List $x.read_bools),
         )
     };
     (Fill $x:expr) => { $x };
@@ -43,22 +50,10 @@ macro_rules! inner {
 
 /// An operand as a recipe keeps it.
 macro_rules! save {
-    (FloatOpt $x:expr) => {
+    (Opt $x:expr) => {
         $x.as_ref().map(Handle::save)
     };
-    (BoolOpt $x:expr) => {
-        $x.as_ref().map(Handle::save)
-    };
-    (Floats $x:expr) => {
-        $x.iter().map(Handle::save).collect::<Vec<_>>()
-    };
-    (Ints $x:expr) => {
-        $x.iter().map(Handle::save).collect::<Vec<_>>()
-    };
-    (Bools $x:expr) => {
-        $x.iter().map(Handle::save).collect::<Vec<_>>()
-    };
-    (Quants $x:expr) => {
+    (List $x:expr) => {
         $x.iter().map(Handle::save).collect::<Vec<_>>()
     };
     (Tensor $x:expr) => {
@@ -89,22 +84,10 @@ macro_rules! save {
 
 /// Shows a saved operand to a visitor, with the arguments that a result's size depends on.
 macro_rules! show {
-    (FloatOpt $x:expr, $visit:expr) => {
+    (Opt $x:expr, $visit:expr) => {
         $x.iter().for_each(|x| x.show($visit))
     };
-    (BoolOpt $x:expr, $visit:expr) => {
-        $x.iter().for_each(|x| x.show($visit))
-    };
-    (Floats $x:expr, $visit:expr) => {
-        $x.iter().for_each(|x| x.show($visit))
-    };
-    (Ints $x:expr, $visit:expr) => {
-        $x.iter().for_each(|x| x.show($visit))
-    };
-    (Bools $x:expr, $visit:expr) => {
-        $x.iter().for_each(|x| x.show($visit))
-    };
-    (Quants $x:expr, $visit:expr) => {
+    (List $x:expr, $visit:expr) => {
         $x.iter().for_each(|x| x.show($visit))
     };
     (QuantParams $x:expr, $visit:expr) => {
@@ -149,22 +132,10 @@ macro_rules! show {
 
 /// What a recipe kept, as the inner backend takes it.
 macro_rules! load {
-    (FloatOpt $x:expr) => {
+    (Opt $x:expr) => {
         $x.as_ref().map(Saved::load)
     };
-    (BoolOpt $x:expr) => {
-        $x.as_ref().map(Saved::load)
-    };
-    (Floats $x:expr) => {
-        $x.iter().map(Saved::load).collect()
-    };
-    (Ints $x:expr) => {
-        $x.iter().map(Saved::load).collect()
-    };
-    (Bools $x:expr) => {
-        $x.iter().map(Saved::load).collect()
-    };
-    (Quants $x:expr) => {
+    (List $x:expr) => {
         $x.iter().map(Saved::load).collect()
     };
     (Tensor $x:expr) => {
@@ -230,29 +201,17 @@ macro_rules! delivered {
     ($($kind:tt $arg:expr),*) => {{
         #[allow(unused_mut, reason = "rows without tensors")]
         let mut delivered = Delivered::default();
-        $(see!($kind $arg, delivered);)*
+        $(by_form!(see $kind $arg, delivered);)*
         delivered.all()
     }};
 }
 
 macro_rules! see {
-    (FloatOpt $x:expr, $delivered:ident) => {
+    (Opt $x:expr, $delivered:ident) => {
         $x.iter().for_each(|x| $delivered.see(x))
     };
-    (BoolOpt $x:expr, $delivered:ident) => {
+    (List $x:expr, $delivered:ident) => {
         $x.iter().for_each(|x| $delivered.see(x))
-    };
-    (Floats $x:expr, $delivered:ident) => {
-        $x.iter().for_each(|x| $delivered.see(x))
-    };
-    (Ints $x:expr, $delivered:ident) => {
-        $x.iter().for_each(|x| $delivered.see(x))
-    };
-    (Bools $x:expr, $delivered:ident) => {
-        $x.iter().for_each(|x| $delivered.see(x))
-    };
-    (Quants $x:expr, $delivered:ident) => {
-        $delivered.see_other()
     };
     (Tensor $x:expr, $delivered:ident) => {
         match &$x {
@@ -303,4 +262,4 @@ impl Delivered {
     }
 }
 
-pub(super) use {delivered, inner, load, room, save, see, show};
+pub(super) use {by_form, delivered, inner, load, room, save, see, show};

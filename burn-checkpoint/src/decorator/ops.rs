@@ -11,7 +11,7 @@ use burn_decorator::types::*;
 
 use super::backend::Remat;
 use super::bits;
-use super::operands::{Delivered, delivered, inner, load, room, save, see, show};
+use super::operands::{Delivered, by_form, delivered, inner, load, room, save, see, show};
 use super::results::{handles, plain, value};
 use crate::call::{self, Call};
 use crate::handle::{Handle, Managed};
@@ -34,8 +34,8 @@ fn tensor<B: Backend>(result: Managed<B>) -> TensorPrimitive<Remat<B>> {
 /// As a recipe keeps an operand that is float or quantized.
 fn save_tensor<B: Backend>(tensor: &TensorPrimitive<Remat<B>>) -> SavedValue<B> {
     match tensor {
-        TensorPrimitive::Float(x) => SavedValue::Float(x.save()),
-        TensorPrimitive::QFloat(x) => SavedValue::Quant(x.save()),
+        TensorPrimitive::Float(x) => x.save().value,
+        TensorPrimitive::QFloat(x) => x.save().value,
     }
 }
 
@@ -69,12 +69,12 @@ macro_rules! managed {
             $(room!($kind $arg, room);)*
             room.make(OP);
             let value = if context::retrying().is_none() {
-                value!($ret B::$op($(inner!($kind $arg)),*))
+                value!($ret B::$op($(by_form!(inner $kind $arg)),*))
             } else {
-                let saved = ($(save!($kind $arg),)*);
+                let saved = ($(by_form!(save $kind $arg),)*);
                 context::or_again(OP, || {
                     let ($($arg,)*) = &saved;
-                    value!($ret B::$op($(load!($kind $arg)),*))
+                    value!($ret B::$op($(by_form!(load $kind $arg)),*))
                 })
             };
             let mut results = call::fixed::<B>(OP, value);
@@ -87,17 +87,17 @@ macro_rules! managed {
             return apart(move || {
                 let mut room = call::Room::default();
                 $(room!($kind $arg, room);)*
-                let saved = ($(save!($kind $arg),)*);
+                let saved = ($(by_form!(save $kind $arg),)*);
                 let mut recipe = operation::<B, _>(move |visit| {
                     if visit.is_some() {
                         return Value::Absent;
                     }
                     let ($($arg,)*) = &saved;
-                    value!($ret B::$op($(load!($kind $arg)),*))
+                    value!($ret B::$op($(by_form!(load $kind $arg)),*))
                 });
                 let mut call = Call::<B>::new(OP);
                 call.begin_new(room, &mut recipe);
-                let mut value = call.run(&recipe, move || value!($ret B::$op($(inner!($kind $arg)),*)));
+                let mut value = call.run(&recipe, move || value!($ret B::$op($(by_form!(inner $kind $arg)),*)));
                 let mut results = call.finish(&mut value, &mut recipe);
                 handles!($ret results)
             });
@@ -107,18 +107,18 @@ macro_rules! managed {
         const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::of(stringify!($work)), stringify!($trait));
         if context::records() || OP.work.passes_delivery() && delivered!($($kind $arg),*) {
             return apart(move || {
-                let saved = ($(save!($kind $arg),)*);
+                let saved = ($(by_form!(save $kind $arg),)*);
                 let mut recipe = operation::<B, _>(move |visit| {
                     let ($($arg,)*) = &saved;
                     if let Some(visit) = visit {
-                        $(show!($kind $arg, &mut *visit);)*
+                        $(by_form!(show $kind $arg, &mut *visit);)*
                         return Value::Absent;
                     }
-                    value!($ret B::$op($(load!($kind $arg)),*))
+                    value!($ret B::$op($(by_form!(load $kind $arg)),*))
                 });
                 let mut call = Call::<B>::new(OP);
                 call.begin(&mut recipe);
-                let mut value = call.run(&recipe, move || value!($ret B::$op($(inner!($kind $arg)),*)));
+                let mut value = call.run(&recipe, move || value!($ret B::$op($(by_form!(inner $kind $arg)),*)));
                 let mut results = call.finish(&mut value, &mut recipe);
                 handles!($ret results)
             });
@@ -295,7 +295,7 @@ macro_rules! method {
         #[inline]
         fn $op($($arg: kind_type!($kind)),*) -> kind_type!($ret) {
             managed!($trait $work $op($($arg: $kind),*) -> $ret);
-            plain!($ret B::$op($(inner!($kind $arg)),*))
+            plain!($ret B::$op($(by_form!(inner $kind $arg)),*))
         }
     };
 }

@@ -5,9 +5,9 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use super::MemoryPlot;
 use super::timeline::{Band, Curve, Movement, Pass, Peak, Row, Timeline};
 use super::unit::Unit;
-use super::{Axis, MemoryPlot};
 
 type Picture<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
@@ -94,7 +94,7 @@ pub(super) fn draw(plot: &MemoryPlot<'_>, timeline: &Timeline, svg: &mut String)
             0.0..timeline.end.max(1.0),
             0.0..1.12 * unit.of(highest).max(f64::MIN_POSITIVE),
         )?;
-    axes(&mut chart, plot.axis, unit)?;
+    axes(&mut chart, unit)?;
     for (number, curve) in timeline.curves.iter().enumerate() {
         live(&mut chart, curve, LIVE[number % LIVE.len()], unit)?;
     }
@@ -157,11 +157,7 @@ fn width_of(text: &str, size: i32) -> i32 {
     text.chars().count() as i32 * size * 56 / 100
 }
 
-fn axes(chart: &mut Chart<'_>, axis: Axis, unit: Unit) -> Drawn {
-    let along = match axis {
-        Axis::Events => "events, in order",
-        Axis::Milliseconds => "ms",
-    };
+fn axes(chart: &mut Chart<'_>, unit: Unit) -> Drawn {
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
@@ -171,7 +167,7 @@ fn axes(chart: &mut Chart<'_>, axis: Axis, unit: Unit) -> Drawn {
         .y_labels(8)
         .x_label_formatter(&|at| format!("{at}"))
         .y_label_formatter(&|bytes| format!("{bytes}"))
-        .x_desc(along)
+        .x_desc("events, in order")
         .y_desc(unit.name)
         .axis_desc_style(font(14).color(&INK))
         .label_style(font(13).color(&INK))

@@ -1,6 +1,6 @@
 //! Memory over one step as a picture.
 //!
-//! [`svg`] draws a [`trace`](crate::trace): live bytes as a curve with its peak, a row of ticks for what was evicted,
+//! [`MemoryPlot`] draws a [`trace`](crate::trace): live bytes as a curve with its peak, a row of ticks for what was evicted,
 //! replayed, offloaded and uploaded, and every scope as a band below, inner scopes under outer ones. A scope that is
 //! replayed has a band of the same colour, hollow, where that happens. With the feature `plot`.
 
@@ -13,38 +13,21 @@ mod unit;
 use crate::trace::Event;
 use timeline::Timeline;
 
-/// Draws the events of one device step, with all defaults: see [`MemoryPlot`].
-pub fn svg(events: &[Event]) -> String {
-    MemoryPlot::new(events).svg()
-}
-
 /// A picture of a trace, to be drawn with [`svg`](Self::svg).
 #[derive(Clone, Debug)]
 pub struct MemoryPlot<'a> {
     events: &'a [Event],
     title: String,
     budget_bytes: Option<u64>,
-    axis: Axis,
-}
-
-/// What the horizontal axis counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Axis {
-    /// Events, one after the other: the same picture in every run. The default.
-    #[default]
-    Events,
-    /// Milliseconds since the recording began.
-    Milliseconds,
 }
 
 impl<'a> MemoryPlot<'a> {
-    /// A picture of these events, over their number.
+    /// A picture of these events, one after the other: the same in every run.
     pub fn new(events: &'a [Event]) -> Self {
         Self {
             events,
             title: "Memory over one step".into(),
             budget_bytes: None,
-            axis: Axis::default(),
         }
     }
 
@@ -60,16 +43,10 @@ impl<'a> MemoryPlot<'a> {
         self
     }
 
-    /// Another horizontal axis.
-    pub fn axis(mut self, axis: Axis) -> Self {
-        self.axis = axis;
-        self
-    }
-
     /// Draws the picture, in time proportional to the number of events. Beyond some thousand events its size grows only with the number of
     /// scopes.
     pub fn svg(&self) -> String {
-        let timeline = Timeline::new(self.events, self.axis);
+        let timeline = Timeline::new(self.events);
         let mut svg = String::new();
         draw::draw(self, &timeline, &mut svg).expect("drawing into a string does not fail");
         svg

@@ -4,11 +4,20 @@ use std::time::Duration;
 
 use burn_backend::DeviceId;
 
+use super::MemoryPlot;
 use super::timeline::{Band, Movement, Pass, Peak, Timeline};
-use super::{Axis, MemoryPlot, svg};
-use crate::trace::{Event, EventKind};
+use crate::trace::{Event, EventKind, Kind, Traced};
 
 const MIB: u64 = 1 << 20;
+
+fn svg(events: &[Event]) -> String {
+    MemoryPlot::new(events).svg()
+}
+
+fn traced(node: u64) -> Traced {
+    let op = "float_matmul";
+    Traced { op, node }
+}
 
 /// A trace that is written like the program it comes from.
 #[derive(Default)]
@@ -34,36 +43,26 @@ impl Program {
     }
 
     fn alloc(&mut self, bytes: u64) -> u64 {
-        let (op, node) = ("float_matmul", self.nodes);
+        let node = self.nodes;
         self.nodes += 1;
         self.live_bytes += bytes;
-        self.push(
-            EventKind::Alloc {
-                op,
-                node,
-                kind: crate::trace::Kind::Activation,
-            },
-            bytes,
-        );
+        self.push(EventKind::Alloc(traced(node), Kind::Activation), bytes);
         node
     }
 
     fn evict(&mut self, node: u64, bytes: u64) {
-        let op = "float_matmul";
         self.live_bytes -= bytes;
-        self.push(EventKind::Evict { op, node }, bytes);
+        self.push(EventKind::Evict(traced(node)), bytes);
     }
 
     fn free(&mut self, node: u64, bytes: u64) {
-        let op = "float_matmul";
         self.live_bytes -= bytes;
-        self.push(EventKind::Free { op, node }, bytes);
+        self.push(EventKind::Free(traced(node)), bytes);
     }
 
     fn replay(&mut self, node: u64, bytes: u64) {
-        let (op, time) = ("float_matmul", Duration::ZERO);
         self.live_bytes += bytes;
-        self.push(EventKind::Replay { op, node, time }, bytes);
+        self.push(EventKind::Replay(traced(node), Duration::ZERO), bytes);
     }
 
     fn begin(&mut self, scope: u64, label: &str) {
@@ -167,25 +166,14 @@ fn everything_has_its_label() {
 
 #[test]
 fn nothing_recorded_is_an_empty_picture() {
-    for axis in [Axis::Events, Axis::Milliseconds] {
-        let texts = texts(&MemoryPlot::new(&[]).axis(axis).svg());
-        assert!(
-            texts.iter().any(|text| text.ends_with("peak 0.00 KiB")),
-            "{texts:?}"
-        );
-    }
+    let none = texts(&svg(&[]));
+    assert!(
+        none.iter().any(|text| text.ends_with("peak 0.00 KiB")),
+        "{none:?}"
+    );
     let mut one = Program::default();
     one.alloc(10);
     texts(&svg(&one.events));
-}
-
-#[test]
-fn time_is_an_axis_too() {
-    let program = Program::blocks(2, 1, 3);
-    let plot = MemoryPlot::new(&program.events).axis(Axis::Milliseconds);
-    assert!(texts(&plot.svg()).contains(&"ms".to_owned()));
-    let timeline = Timeline::new(&program.events, Axis::Milliseconds);
-    assert_eq!(timeline.end, 0.25 * (program.events.len() - 1) as f64);
 }
 
 #[test]
@@ -203,7 +191,7 @@ fn scopes_are_bands_forward_and_where_they_are_replayed() {
     program.replay(inner, 5);
     program.free(inner, 5);
 
-    let timeline = Timeline::new(&program.events, Axis::Events);
+    let timeline = Timeline::new(&program.events);
     let band = |depth, scope, label: &str, begin, end, pass| Band {
         depth,
         scope,
@@ -240,7 +228,7 @@ fn a_scope_that_a_panic_left_open_ends_with_the_one_around_it() {
     program.end(0, "outer");
     program.begin(2, "open");
     program.alloc(1);
-    let timeline = Timeline::new(&program.events, Axis::Events);
+    let timeline = Timeline::new(&program.events);
     let ends: Vec<_> = timeline
         .bands
         .iter()

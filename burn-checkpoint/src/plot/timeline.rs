@@ -4,10 +4,9 @@ use std::collections::HashMap;
 
 use burn_backend::DeviceId;
 
-use super::Axis;
 use crate::trace::{Event, EventKind};
 
-/// A trace as curves, bands and marks. Positions are those of the axis.
+/// A trace as curves, bands and marks. Positions are numbers of events.
 #[derive(Debug, Default)]
 pub(super) struct Timeline {
     /// Live bytes of each device that was used, at every event.
@@ -81,14 +80,10 @@ pub(super) struct Peak {
 }
 
 impl Timeline {
-    pub fn new(events: &[Event], axis: Axis) -> Self {
+    pub fn new(events: &[Event]) -> Self {
         let mut reader = Reader::default();
         for (number, event) in events.iter().enumerate() {
-            let at = match axis {
-                Axis::Events => number as f64,
-                Axis::Milliseconds => event.at.as_secs_f64() * 1e3,
-            };
-            reader.read(event, at);
+            reader.read(event, number as f64);
         }
         reader.finish()
     }
@@ -136,12 +131,12 @@ impl Reader {
         match &event.kind {
             EventKind::ScopeBegin { scope, label } => self.begin(*scope, label, at),
             EventKind::ScopeEnd { scope, .. } => self.end(*scope, at),
-            EventKind::Alloc { node, .. } => {
+            EventKind::Alloc(traced, _) => {
                 if let Some(scope) = self.open.last() {
-                    self.home.insert(*node, *scope);
+                    self.home.insert(traced.node, *scope);
                 }
             }
-            EventKind::Replay { node, .. } => self.replay(*node, at),
+            EventKind::Replay(traced, _) => self.replay(traced.node, at),
             _ => {}
         }
         if let Some(device) = event.device {

@@ -8,7 +8,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Distribution, Tensor};
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
-use burn_checkpoint::trace::{EventKind, record};
+use burn_checkpoint::trace::{EventKind, Traced, record};
 use burn_checkpoint::{
     DeviceProfile, InstalledBudget, MemoryBudget, Policy, Remat, RematStats, Verify, Work,
     checkpoint, op_table,
@@ -160,7 +160,7 @@ fn evicted_products(around: &impl Around) -> usize {
     };
     let events = recording.finish().into_iter();
     events
-        .filter(|event| matches!(event.kind, EventKind::Evict { op, .. } if is_product(op)))
+        .filter(|event| matches!(event.kind, EventKind::Evict(Traced { op, .. }) if is_product(op)))
         .count()
 }
 
@@ -381,7 +381,7 @@ fn evicted(budget: MemoryBudget) -> &'static str {
         .finish()
         .into_iter()
         .find_map(|event| match event.kind {
-            EventKind::Evict { op, .. } => Some(op),
+            EventKind::Evict(Traced { op, .. }) => Some(op),
             _ => None,
         });
     drop(held);
@@ -407,7 +407,7 @@ fn what_is_cheaper_on_a_device_goes_first_by_its_costs() {
         let held = (x.clone().tanh(), a.matmul(b), x.exp());
         let mut events = recording.finish().into_iter();
         let evicted = events.find_map(|event| match event.kind {
-            EventKind::Evict { op, .. } => Some(op),
+            EventKind::Evict(Traced { op, .. }) => Some(op),
             _ => None,
         });
         drop(held);

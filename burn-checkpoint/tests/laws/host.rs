@@ -9,7 +9,7 @@ use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig
 use burn::tensor::Tensor;
 use burn::tensor::activation::{log_softmax, softmax};
 use burn::tensor::backend::AutodiffBackend;
-use burn_checkpoint::trace::{self, EventKind};
+use burn_checkpoint::trace::{self, EventKind, Traced};
 use burn_checkpoint::{
     MemoryBudget, Policy, ReadsInPlace, Remat, RematStats, Verify, checkpoint, checkpoint_with,
 };
@@ -212,8 +212,8 @@ fn uploads_go_from_the_last_to_the_first() {
     let events = recording.finish();
     let nodes = |uploads: bool| -> Vec<u64> {
         let of = |kind: &EventKind| match kind {
-            EventKind::Offload { node, .. } if !uploads => Some(*node),
-            EventKind::Upload { node, .. } if uploads => Some(*node),
+            EventKind::Offload(Traced { node, .. }) if !uploads => Some(*node),
+            EventKind::Upload(Traced { node, .. }) if uploads => Some(*node),
             _ => None,
         };
         events.iter().filter_map(|event| of(&event.kind)).collect()
@@ -270,12 +270,12 @@ fn offloading_within_a_budget() {
             .finish()
             .into_iter()
             .map(|event| match event.kind {
-                EventKind::Replay { op, node, .. } => ("replay", op, node),
-                EventKind::Offload { op, node } => ("offload", op, node),
-                EventKind::Upload { op, node } => ("upload", op, node),
-                EventKind::Evict { op, node } => ("evict", op, node),
-                EventKind::Alloc { op, node, .. } => ("alloc", op, node),
-                EventKind::Free { op, node } => ("free", op, node),
+                EventKind::Replay(Traced { op, node }, _) => ("replay", op, node),
+                EventKind::Offload(Traced { op, node }) => ("offload", op, node),
+                EventKind::Upload(Traced { op, node }) => ("upload", op, node),
+                EventKind::Evict(Traced { op, node }) => ("evict", op, node),
+                EventKind::Alloc(Traced { op, node }, _) => ("alloc", op, node),
+                EventKind::Free(Traced { op, node }) => ("free", op, node),
                 _ => ("scope", "", 0),
             });
         // Numbers of operations go on from run to run.
@@ -381,7 +381,7 @@ fn what_a_transformer_saves_moves() {
         .finish()
         .into_iter()
         .filter_map(|event| match event.kind {
-            EventKind::Replay { op, .. } => Some(op),
+            EventKind::Replay(Traced { op, .. }, _) => Some(op),
             _ => None,
         })
         .collect();

@@ -6,7 +6,7 @@ use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Bool, DType, Int, Tensor};
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
-use burn_checkpoint::trace::{EventKind, record};
+use burn_checkpoint::trace::{EventKind, Traced, record};
 use burn_checkpoint::{
     MemoryBudget, Policy, Remat, RematStats, SavePolicy, Verify, Work, checkpoint, checkpoint_with,
     op_table,
@@ -145,8 +145,8 @@ fn come_back<M: Model<Checkpointed>>(policy: Policy) -> (BTreeSet<String>, BTree
     };
     for event in recording.finish() {
         match event.kind {
-            EventKind::Replay { op, .. } => replayed.insert(class(op)),
-            EventKind::Offload { op, .. } => offloaded.insert(class(op)),
+            EventKind::Replay(Traced { op, .. }, _) => replayed.insert(class(op)),
+            EventKind::Offload(Traced { op, .. }) => offloaded.insert(class(op)),
             _ => continue,
         };
     }

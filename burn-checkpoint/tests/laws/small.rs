@@ -53,6 +53,38 @@ fn an_lstm_under_a_budget() {
     assert_eq!(stats.thrashing_steps, 0);
 }
 
+/// A step that is the same program as the one before evicts the same tensors without a search; one that is not searches as ever.
+#[test]
+fn a_step_repeats_the_evictions_of_the_one_before() {
+    let _generator = generator();
+    let programs = [Ctc::<B>::new(40), Ctc::new(50)];
+    let plain = programs.each_ref().map(Step::run);
+    let limit = 200_000;
+    let _budget = MemoryBudget::bytes(limit).install();
+    let steps = [0, 0, 0, 0, 1, 1, 0, 1, 0, 0].map(|program| {
+        RematStats::reset_thread();
+        assert_eq!(programs[program].run(), plain[program]);
+        let stats = RematStats::of_thread();
+        assert!(stats.peak_bytes <= limit, "{stats:?}");
+        let counts = (stats.evicted_operations, stats.replayed_operations);
+        assert!(counts.0 > 100, "{stats:?}");
+        (counts, stats.searched_tensors > 0)
+    });
+    // The sizes of results are learnt in the first step.
+    let searches = steps.map(|(_, searches)| searches);
+    let expected = [
+        true, true, false, false, true, false, true, true, true, false,
+    ];
+    assert_eq!(searches, expected, "{steps:?}");
+    let counts = steps.map(|(counts, _)| counts);
+    assert!(
+        counts[1..4].iter().all(|count| *count == counts[1]),
+        "{steps:?}"
+    );
+    assert_eq!(counts[4], counts[5]);
+    assert_eq!(counts[8], counts[9]);
+}
+
 /// A limit that no step can keep, and that would have every operation of backward replay all of forward.
 #[test]
 fn a_step_under_one_byte_ends() {

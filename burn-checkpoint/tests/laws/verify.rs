@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use burn::backend::Autodiff;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_checkpoint::trace::{self, EventKind};
+use burn_checkpoint::trace::{self, EventKind, Traced};
 use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify, checkpoint, evict};
 use burn_flex::Flex;
 
@@ -152,10 +152,10 @@ fn comparing_is_not_counted() {
             .finish()
             .into_iter()
             .map(|event| match event.kind {
-                EventKind::Replay { op, .. } => op.to_owned(),
-                EventKind::Evict { op, .. } => format!("evict {op}"),
-                EventKind::Alloc { op, .. } => format!("alloc {op}"),
-                EventKind::Free { op, .. } => format!("free {op}"),
+                EventKind::Replay(Traced { op, .. }, _) => op.to_owned(),
+                EventKind::Evict(Traced { op, .. }) => format!("evict {op}"),
+                EventKind::Alloc(Traced { op, .. }, _) => format!("alloc {op}"),
+                EventKind::Free(Traced { op, .. }) => format!("free {op}"),
                 _ => String::new(),
             });
         let mut stats = [before, RematStats::of_thread()];

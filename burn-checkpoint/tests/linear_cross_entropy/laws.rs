@@ -5,7 +5,7 @@ use burn::nn::loss::{CrossEntropyLossConfig, Reduction};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
 use burn_amp::{Autocast, Bf16, Off};
-use burn_checkpoint::trace::{self, EventKind};
+use burn_checkpoint::trace::{self, EventKind, Traced};
 use burn_checkpoint::{
     Chunk, LinearCrossEntropyLossConfig, MemoryBudget, OutOfRange, Policy, RematStats,
     TargetOutOfRange, Targets, checkpoint, checkpoint_with, linear_cross_entropy,
@@ -226,10 +226,13 @@ fn scopes_and_budgets_change_nothing_and_compute_nothing_again() {
         count(&events, |kind| {
             matches!(
                 kind,
-                EventKind::Replay {
-                    op: "float_matmul",
-                    ..
-                }
+                EventKind::Replay(
+                    Traced {
+                        op: "float_matmul",
+                        ..
+                    },
+                    _
+                )
             )
         })
     };
@@ -273,10 +276,13 @@ fn a_frozen_operand_costs_nothing() {
             count(&events, |kind| {
                 matches!(
                     kind,
-                    EventKind::Alloc {
-                        op: "float_matmul",
-                        ..
-                    }
+                    EventKind::Alloc(
+                        Traced {
+                            op: "float_matmul",
+                            ..
+                        },
+                        _
+                    )
                 )
             })
         };
