@@ -40,7 +40,7 @@ impl Queue {
 
     /// Adds an operation.
     pub fn push(&self, ledger: &Arc<Mutex<Ledger>>, mut call: Call) {
-        // The thread sleeps between, and wakes late.
+        // The thread sleeps until it gets operations, and takes long to wake.
         const MOST: usize = 1 << 14;
         call.op = match call.op {
             // An operation that burn-fusion does not have.
@@ -110,7 +110,7 @@ impl DeviceService for Thread {
         Arc::new(())
     }
 
-    /// burn-fusion's.
+    /// That of burn-fusion's service, so that both have one thread, on which `register` runs at once.
     fn stage() -> DeviceServiceStage {
         DeviceServiceStage::Upstream
     }

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use burn_backend::DType;
 use burn_checkpoint::{Recorder, is_replaying, recorder};
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 use rustc_hash::FxHashMap;
@@ -336,7 +337,7 @@ impl Ledger {
             self.follow_sources(calls, &inputs, &made, begun);
         }
         for (storage, dtype) in in_place {
-            self.renew(storage, row, dtype.is_bool());
+            self.renew(storage, row, dtype);
         }
         self.forget_used(&inputs);
         if let Some(recording) = &mut self.recording {
@@ -536,7 +537,7 @@ impl Ledger {
         }
     }
 
-    fn storage(&self, bytes: u64, row: &'static Row, is_mask: bool) -> Storage {
+    fn storage(&self, bytes: u64, row: &'static Row, dtype: DType) -> Storage {
         Storage {
             bytes,
             tensors: 0,
@@ -546,7 +547,7 @@ impl Ledger {
             parameter: None,
             source: None,
             uses: Vec::new(),
-            is_mask,
+            is_mask: dtype.is_bool() || row.name.ends_with("_random"),
             born: self.clock,
             died: u64::MAX,
         }
@@ -554,14 +555,15 @@ impl Ledger {
 
     #[cfg(feature = "fusion")]
     /// Ends a storage whose memory becomes another one's: a kernel may write a new parameter into the memory of its gradient.
-    fn renew(&mut self, storage: u64, row: &'static Row, is_mask: bool) {
+    fn renew(&mut self, storage: u64, row: &'static Row, dtype: DType) {
         let Some(ended) = self.storages.get(&storage) else {
             return;
         };
         let new = Storage {
             tensors: ended.tensors,
             next: ended.next.clone(),
-            ..self.storage(ended.bytes, row, is_mask)
+            source: ended.source.clone(),
+            ..self.storage(ended.bytes, row, dtype)
         };
         let ended = self.storages.insert(storage, new);
         if let Some(recording) = &mut self.recording {
@@ -585,8 +587,7 @@ impl Ledger {
         bytes: u64,
     ) -> View {
         self.clock += 1;
-        let is_mask = tensor.dtype.is_bool() || row.name.ends_with("_random");
-        let storage = self.storage(bytes, row, is_mask);
+        let storage = self.storage(bytes, row, tensor.dtype);
         self.next += 1;
         self.storages.insert(self.next, storage);
         View {
@@ -602,7 +603,7 @@ impl Ledger {
             return;
         }
         self.clock += 1;
-        let mut workspace = self.storage(bytes, row, false);
+        let mut workspace = self.storage(bytes, row, DType::U8);
         workspace.died = self.clock;
         if let Some(recording) = &mut self.recording {
             // Alive with every result of the operation.

@@ -231,7 +231,7 @@ impl Trace {
                 self.read_whole(input);
                 self.part_mut().views += 1;
             }
-            // Of a tensor.
+            // A tensor is dropped: there is no result.
             None => op.inputs().for_each(|input| self.used(input)),
         }
         if let Some(out) = op.outputs().next() {

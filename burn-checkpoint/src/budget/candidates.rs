@@ -35,7 +35,7 @@ const TINY: u64 = 64;
 /// The mean is used only after more additions than this.
 const FEW: u64 = 64;
 
-/// Storages that can come back. Some entries are evicted or dropped by now: these are skipped when they reach the top.
+/// Storages that can come back. Some entries are evicted or dropped by now: these are skipped when a search takes them.
 pub(super) struct Candidates {
     /// By price; in a class by last use, and those of one operation by their additions.
     classes: Vec<BTreeMap<(u64, u64), Weak<dyn AnyEntry>>>,

@@ -287,6 +287,7 @@ impl Budget {
             .into_iter()
             .fold(self.program.load(Ordering::Relaxed), mix);
         let known = self.nodes.lock().repeat(key);
+        let goes_on = known.is_some();
         if let Some((members, made_room)) = known {
             members.into_iter().for_each(evict);
             if fits() == made_room {
@@ -294,7 +295,7 @@ impl Budget {
             }
         }
         let mut nodes = self.nodes.lock();
-        nodes.memo.differs();
+        nodes.memo.differs(goes_on);
         nodes.sort_in();
         let before = nodes.candidates.looks;
         nodes.candidates.begin(now);

@@ -22,7 +22,7 @@ impl<B: Backend> Remat<B> {
     ///
     /// # Cost
     ///
-    /// That of an operation of Burn's: outside of scopes and budgets a clone of `run`'s `Arc`, inside two allocations: its node and its recipe.
+    /// That of an operation of Burn's: outside of scopes and budgets a clone of `run`'s `Arc`, inside two allocations, its node and its recipe, and one for each operand that is not managed.
     ///
     /// # Panics
     ///

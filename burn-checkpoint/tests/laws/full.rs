@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::backend::Autodiff;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
+use burn::tensor::{Int, Tensor};
 use burn_backend::{Backend, BackendTypes};
 use burn_checkpoint::{MemoryBudget, Remat, RematStats};
 use burn_decorator::types::*;
@@ -134,6 +135,15 @@ fn a_transformer() {
 #[test]
 fn convolutions() {
     same_bits::<Cnn<Plain>, Cnn<Retried>>();
+}
+
+/// The first operation of a thread under a budget may be a view, which makes no room.
+#[test]
+fn a_view_first() {
+    let _one = generator();
+    let x = Tensor::<Retried, 1, Int>::arange(0..6, &Default::default()).float();
+    let _budget = MemoryBudget::bytes(1 << 40).retrying().install();
+    assert_eq!(x.reshape([2, 3]).dims(), [2, 3]);
 }
 
 /// Where all allocations fail it ends with the backend's panic, and so does a failure under a budget that is not to try again.

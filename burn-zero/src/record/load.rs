@@ -103,8 +103,8 @@ impl ShardedRecord {
         rows.map(|(name, row)| row.spec(name))
     }
 
-    /// The bytes of a slice, little-endian. Reads only the parts of files that contain them, and at most a mebibyte more on each
-    /// side of each part.
+    /// The bytes of a slice, little-endian. Reads only the parts of files that contain them, at most a mebibyte more on each
+    /// side of each part, and once the header of each file.
     ///
     /// # Errors
     ///
