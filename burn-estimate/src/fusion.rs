@@ -19,8 +19,8 @@ use crate::client::MetaDevice;
 use crate::fusers::fusers;
 use crate::ledger::{Call, Ledger};
 
-/// The queue of a device. It has a thread, to which burn-fusion hands over every operation by itself, and both threads wait in loops that take a
-/// core's time: here thousands are handed over at once.
+/// The queue of a device, which runs on a thread of its own. Operations are handed over to that thread thousands at a time: burn-fusion hands
+/// over each by itself, and both threads then spin while they wait for each other.
 #[derive(Clone)]
 pub(crate) struct Queue {
     client: GlobalFusionClient<Runtime>,

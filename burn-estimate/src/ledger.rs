@@ -553,8 +553,8 @@ impl Ledger {
         }
     }
 
-    #[cfg(feature = "fusion")]
     /// Ends a storage whose memory becomes another one's: a kernel may write a new parameter into the memory of its gradient.
+    #[cfg(feature = "fusion")]
     fn renew(&mut self, storage: u64, row: &'static Row, dtype: DType) {
         let Some(ended) = self.storages.get(&storage) else {
             return;

@@ -12,7 +12,7 @@ pub(super) struct Memo {
     searches: Vec<Search>,
     /// The evicted nodes, search after search.
     evicted: Vec<Place>,
-    /// The last places before this step and before the one before it.
+    /// The last place before this step, and the last one before the previous step.
     before: u64,
     earlier: u64,
     /// How many of the searches this step has repeated.
@@ -24,9 +24,10 @@ pub(super) struct Memo {
 /// A node's place among those of its budget.
 #[derive(Clone, Copy)]
 enum Place {
-    /// Of a node that each step makes, from the step's begin on. A step may have made nodes when its begin is noticed: it wraps around.
+    /// Of a node that each step makes, counted from the step's begin. The difference wraps around, because a step may make nodes before its
+    /// begin is noticed.
     Relative(u64),
-    /// Of a node older than the step before: the same in all steps.
+    /// Of a node older than the previous step, whose place is the same in all steps.
     Absolute(u64),
 }
 
