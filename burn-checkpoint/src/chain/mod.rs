@@ -71,15 +71,7 @@ pub fn checkpoint_sequential<Block, T: Outputs>(
     x: T,
     forward: impl Fn(&Block, T) -> T,
 ) -> T {
-    assert_ne!(segments, 0, "blocks in no segments");
-    let blocks_before = |segment| segment * blocks.len() / segments;
-    let lengths = (0..segments).map(|segment| blocks_before(segment + 1) - blocks_before(segment));
-    let scopes = lengths.filter(|length| *length > 0);
-    let plan = Plan::new(
-        scopes
-            .map(|length| Node::Scope(vec![Node::Block; length]))
-            .collect(),
-    );
+    let plan = Plan::segments(blocks.len(), segments);
     checkpoint_chain(blocks, x, &plan, forward).expect("the plan is for these blocks")
 }
 

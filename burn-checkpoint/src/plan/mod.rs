@@ -30,6 +30,7 @@
 
 mod error;
 mod front;
+mod model;
 mod nesting;
 mod profile;
 mod schedule;

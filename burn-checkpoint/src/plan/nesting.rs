@@ -60,21 +60,24 @@ impl Plan {
 
     /// A scope around every block.
     pub fn every_block(blocks: usize) -> Self {
-        Self::segments(blocks, 1)
+        Self::segments(blocks, blocks.max(1))
     }
 
-    /// A scope around every `length` consecutive blocks, the last one maybe shorter (Chen et al., arXiv 1604.06174,
-    /// section 4.1, for `length` the square root of `blocks`).
+    /// Scopes around so many segments of nearly equal length (Chen et al., arXiv 1604.06174, section 4.1, for `segments` the square root of
+    /// `blocks`). Segments of no blocks are left out.
     ///
     /// # Panics
     ///
-    /// If `length` is 0.
-    pub fn segments(blocks: usize, length: usize) -> Self {
-        assert_ne!(length, 0, "segments of no blocks");
-        let begins = (0..blocks).step_by(length);
+    /// If `segments` is 0.
+    pub fn segments(blocks: usize, segments: usize) -> Self {
+        assert_ne!(segments, 0, "blocks in no segments");
+        let blocks_before = |segment| segment * blocks / segments;
+        let lengths =
+            (0..segments).map(|segment| blocks_before(segment + 1) - blocks_before(segment));
+        let scopes = lengths.filter(|length| *length > 0);
         Self::new(
-            begins
-                .map(|begin| Node::Scope(vec![Node::Block; length.min(blocks - begin)]))
+            scopes
+                .map(|length| Node::Scope(vec![Node::Block; length]))
                 .collect(),
         )
     }
@@ -94,30 +97,13 @@ impl Plan {
         self.len() == 0
     }
 
-    /// How many scopes are around the innermost block.
-    pub fn depth(&self) -> usize {
-        depth(&self.nodes)
-    }
-
     /// Checks that the plan is for a chain of so many blocks.
-    ///
-    /// # Errors
-    ///
-    /// [`PlanError::Length`] if it is not.
-    pub fn check(&self, blocks: usize) -> Result<(), PlanError> {
+    pub(crate) fn check(&self, blocks: usize) -> Result<(), PlanError> {
         match self.len() {
             planned if planned == blocks => Ok(()),
             planned => Err(PlanError::Length { planned, blocks }),
         }
     }
-}
-
-fn depth(nodes: &[Node]) -> usize {
-    let of = |node: &Node| match node {
-        Node::Block => 0,
-        Node::Scope(inner) => 1 + depth(inner),
-    };
-    nodes.iter().map(of).max().unwrap_or(0)
 }
 
 /// A part of a plan as serde writes it.

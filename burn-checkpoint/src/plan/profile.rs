@@ -76,19 +76,6 @@ impl BlockProfile {
             backward_ns,
         }
     }
-
-    /// The whole tape, of which output and kept bytes are parts.
-    pub(super) fn tape_bytes(&self) -> u64 {
-        self.tape_bytes.max(self.output_bytes + self.kept_bytes)
-    }
-
-    pub(super) fn forward_peak_bytes(&self) -> u64 {
-        self.forward_peak_bytes.max(self.tape_bytes())
-    }
-
-    pub(super) fn backward_peak_bytes(&self) -> u64 {
-        self.backward_peak_bytes.max(self.tape_bytes())
-    }
 }
 
 impl Profile {
@@ -140,17 +127,5 @@ impl Profile {
         )?;
         let times = |block: &BlockProfile| [block.forward_ns, block.replay_ns, block.backward_ns];
         sum("times", &mut self.blocks.iter().flat_map(times))
-    }
-
-    /// Entry `i` is the bytes of parameter gradients that are live when the backward pass of block `i` begins; entry
-    /// `n` those at the backward pass of the tail, none.
-    pub(super) fn gradients_before_bytes(&self) -> Vec<u64> {
-        let mut live = vec![0; self.len() + 1];
-        let mut after = self.tail.gradient_bytes;
-        for (block, profile) in self.blocks.iter().enumerate().rev() {
-            live[block] = after;
-            after += profile.gradient_bytes;
-        }
-        live
     }
 }

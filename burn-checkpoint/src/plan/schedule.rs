@@ -1,7 +1,8 @@
 //! The optimal plan, by dynamic programming.
 
 use super::front::{Front, NOTHING, Point, best, both};
-use super::{BlockProfile, Node, Plan, PlanError, Profile};
+use super::model::{Begin, Chain, Kind};
+use super::{Node, Plan, PlanError, Profile};
 
 /// The fastest plan for a step that never holds more than `limit_bytes`.
 ///
@@ -37,8 +38,7 @@ use super::{BlockProfile, Node, Plan, PlanError, Profile};
 /// [`PlanError::DoesNotFit`], with the least bytes that would do; [`PlanError::Overflow`] if the profile's sums
 /// overflow.
 pub fn plan(profile: &Profile, limit_bytes: u64) -> Result<Plan, PlanError> {
-    profile.check()?;
-    let chain = Chain::new(profile);
+    let chain = Chain::new(profile)?;
     let within_bytes = limit_bytes.checked_sub(profile.base_bytes);
     let fastest = within_bytes.and_then(|within_bytes| {
         let table = Table::new(&chain, within_bytes, Pairs::Balanced);
@@ -70,166 +70,14 @@ enum Pairs {
 
 impl Pairs {
     fn kept(self, blocks: usize, length: usize, at_end: bool) -> usize {
-        const WORK_AT_END: usize = 16_000_000;
-        const WORK_INSIDE: usize = 16_000_000;
-        let most = match (self, at_end) {
+        const WORK: usize = 16_000_000;
+        let combinations = match (self, at_end) {
             (Self::Least, _) => return 1,
-            (_, true) => WORK_AT_END / (blocks * blocks / 2).max(1),
-            (_, false) => WORK_INSIDE / (blocks * (blocks - length) * (length + 1)).max(1),
+            (Self::Balanced, true) => blocks * blocks / 2,
+            (Self::Balanced, false) => blocks * (blocks - length) * (length + 1),
         };
-        most.clamp(8, 4096)
+        (WORK / combinations.max(1)).clamp(8, 4096)
     }
-}
-
-/// The profile as the recursion reads it: the tail is one more block, which no scope can be around because it is the
-/// last one.
-struct Chain {
-    blocks: Vec<Block>,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Block {
-    output_bytes: u64,
-    tape_bytes: u64,
-    kept_bytes: u64,
-    /// The kept bytes of this block and all blocks before.
-    kept_so_far_bytes: u64,
-    forward_peak_bytes: u64,
-    /// The peak of the backward pass, with the parameter gradients that are live before it.
-    backward_need_bytes: u64,
-    /// The gradient of the output, and those of the parameters of later blocks.
-    gradient_bytes: u64,
-    forward_ns: u64,
-    replay_ns: u64,
-}
-
-impl Chain {
-    fn new(profile: &Profile) -> Self {
-        let gradients_before = profile.gradients_before_bytes();
-        let mut kept_so_far_bytes = 0;
-        let of = |(block, before): (&BlockProfile, &u64)| {
-            kept_so_far_bytes += block.kept_bytes;
-            Block {
-                output_bytes: block.output_bytes,
-                tape_bytes: block.tape_bytes(),
-                kept_bytes: block.kept_bytes,
-                kept_so_far_bytes,
-                forward_peak_bytes: block.forward_peak_bytes(),
-                backward_need_bytes: block.backward_peak_bytes() + before,
-                gradient_bytes: block.output_bytes + before,
-                forward_ns: block.forward_ns,
-                replay_ns: block.replay_ns,
-            }
-        };
-        let blocks = profile.blocks.iter().zip(&gradients_before);
-        let mut blocks: Vec<_> = blocks.map(of).collect();
-        blocks.push(Block {
-            kept_so_far_bytes,
-            forward_peak_bytes: profile.tail.peak_bytes,
-            ..Block::default()
-        });
-        Self { blocks }
-    }
-
-    fn tail(&self) -> usize {
-        self.blocks.len() - 1
-    }
-
-    /// What stays of the blocks before `first` under any schedule.
-    fn least_retained_bytes(&self, first: usize) -> u64 {
-        match first.checked_sub(1).map(|before| &self.blocks[before]) {
-            None => 0,
-            Some(before) => before.output_bytes + before.kept_so_far_bytes,
-        }
-    }
-
-    /// What is live besides the blocks' own when the blocks `first..=last` begin to run forward. In a replay of a scope
-    /// that is the gradients and what the scope kept; if the last block is the tail, nothing: the step begins.
-    fn live_bytes(&self, first: usize, last: usize) -> u64 {
-        match last == self.tail() {
-            true => 0,
-            false => self.blocks[last].gradient_bytes + self.kept_bytes(first, last),
-        }
-    }
-
-    fn kept_bytes(&self, first: usize, last: usize) -> u64 {
-        let until = |block: &Block| block.kept_so_far_bytes - block.kept_bytes;
-        self.blocks[last].kept_so_far_bytes - until(&self.blocks[first])
-    }
-
-    /// The most bytes of a block's forward pass, on top of `live_bytes`.
-    fn running_bytes(&self, block: usize, last: usize) -> u64 {
-        let block = &self.blocks[block];
-        match last == self.tail() {
-            true => block.forward_peak_bytes,
-            false => block.forward_peak_bytes - block.kept_bytes,
-        }
-    }
-
-    /// The only way to process one block: bring it back, run it backward.
-    fn single(&self, block: usize) -> Point {
-        let forward_bytes = self.live_bytes(block, block) + self.running_bytes(block, block);
-        Point {
-            need_bytes: forward_bytes.max(self.blocks[block].backward_need_bytes),
-            time_ns: self.blocks[block].replay_ns,
-        }
-    }
-
-    /// How a schedule of the blocks `first..=last` may begin, if they are several.
-    fn begins(&self, first: usize, last: usize) -> impl Iterator<Item = Begin> {
-        let live_bytes = self.live_bytes(first, last);
-        let block = &self.blocks[first];
-        let forward_bytes = live_bytes + self.running_bytes(first, last);
-        let plain = Begin {
-            kind: Kind::Plain,
-            length: 1,
-            retained_bytes: block.tape_bytes,
-            floor_bytes: block.backward_need_bytes.max(forward_bytes),
-            forward_ns: block.forward_ns,
-        };
-        let mut scope = Begin {
-            kind: Kind::Scope,
-            length: 0,
-            retained_bytes: 0,
-            floor_bytes: 0,
-            forward_ns: 0,
-        };
-        let mut input_bytes = 0;
-        // A scope one block longer: when it is passed through, only one block's input and own bytes are live at a time.
-        let longer = move |end: usize| {
-            let block = &self.blocks[end];
-            let passing_bytes = live_bytes + input_bytes + self.running_bytes(end, last);
-            input_bytes = block.output_bytes;
-            scope.length += 1;
-            scope.floor_bytes = scope.floor_bytes.max(passing_bytes);
-            scope.retained_bytes = block.output_bytes + self.kept_bytes(first, end);
-            scope.forward_ns += block.forward_ns;
-            scope
-        };
-        std::iter::once(plain).chain((first..last).map(longer))
-    }
-}
-
-/// How a schedule of an interval begins.
-#[derive(Clone, Copy)]
-struct Begin {
-    kind: Kind,
-    /// Number of blocks.
-    length: usize,
-    /// What of them stays until their own backward pass.
-    retained_bytes: u64,
-    /// The least bytes for any schedule of the rest and of the inside of the scope.
-    floor_bytes: u64,
-    /// Time to run them forward once.
-    forward_ns: u64,
-}
-
-#[derive(Clone, Copy)]
-enum Kind {
-    /// One block, which stays on the tape.
-    Plain,
-    /// A scope, whose inside is scheduled as an interval of its own.
-    Scope,
 }
 
 /// The front of every interval of the chain. Bytes are those above the ones that are live before it.

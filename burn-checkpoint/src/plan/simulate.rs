@@ -1,5 +1,6 @@
 //! A plan carried out with integers instead of tensors.
 
+use super::model::Chain;
 use super::{Node, Plan, PlanError, Profile};
 
 /// What a training step with a plan takes.
@@ -25,174 +26,75 @@ pub struct Simulation {
 /// overflow.
 pub fn simulate(profile: &Profile, plan: &Plan) -> Result<Simulation, PlanError> {
     plan.check(profile.len())?;
-    profile.check()?;
-    let parts = locate(plan.nodes(), &mut 0);
+    let chain = Chain::new(profile)?;
     let mut step = Step {
-        profile,
-        gradients_before: profile.gradients_before_bytes(),
-        peak_bytes: profile.base_bytes,
-        replay_ns: 0,
-        replayed: 0,
+        chain: &chain,
+        need_bytes: 0,
+        forward_ns: 0,
+        forwards: 0,
     };
-    let end = step.forward(&parts, profile.base_bytes);
-    step.reach(end + profile.tail.peak_bytes);
-    step.backward(&parts.iter().collect::<Vec<_>>(), profile.base_bytes);
+    let tail = Node::Block;
+    step.run(plan.nodes().iter().chain([&tail]).collect(), 0, 0);
+    let backward_ns: u64 = profile.blocks.iter().map(|block| block.backward_ns).sum();
     Ok(Simulation {
-        peak_bytes: step.peak_bytes,
-        time_ns: profile.plain_ns() + step.replay_ns,
-        replayed: step.replayed,
+        peak_bytes: profile.base_bytes + step.need_bytes,
+        time_ns: step.forward_ns + backward_ns,
+        replayed: step.forwards - chain.blocks.len() as u64,
     })
 }
 
-/// A node with the numbers of its blocks.
-enum Part {
-    Block(usize),
-    Scope {
-        first: usize,
-        last: usize,
-        inner: Vec<Part>,
-    },
-}
-
-fn locate(nodes: &[Node], next: &mut usize) -> Vec<Part> {
-    let mut parts = Vec::new();
-    for node in nodes {
-        match node {
-            Node::Block => {
-                parts.push(Part::Block(*next));
-                *next += 1;
-            }
-            Node::Scope(inner) => {
-                let first = *next;
-                let inner = locate(inner, next);
-                if !inner.is_empty() {
-                    let last = *next - 1;
-                    parts.push(Part::Scope { first, last, inner });
-                }
-            }
-        }
-    }
-    parts
-}
-
 struct Step<'a> {
-    profile: &'a Profile,
-    gradients_before: Vec<u64>,
-    peak_bytes: u64,
-    replay_ns: u64,
-    replayed: u64,
+    chain: &'a Chain,
+    /// The most bytes above those that are live before the step.
+    need_bytes: u64,
+    /// Time of forward passes and replays.
+    forward_ns: u64,
+    /// Number of forward passes and replays.
+    forwards: u64,
 }
 
 impl Step<'_> {
-    fn reach(&mut self, live_bytes: u64) {
-        self.peak_bytes = self.peak_bytes.max(live_bytes);
-    }
-
-    /// The first forward pass of `parts` on top of `live_bytes`; returns what is live at its end.
-    fn forward(&mut self, parts: &[Part], mut live_bytes: u64) -> u64 {
-        for part in parts {
-            match part {
-                Part::Block(block) => {
-                    self.reach(live_bytes + self.profile.blocks[*block].forward_peak_bytes());
-                }
-                Part::Scope { inner, .. } => {
-                    self.forward(inner, live_bytes);
-                }
-            }
-            live_bytes += self.left_bytes(part);
-        }
-        live_bytes
-    }
-
-    /// What stays when a part's forward pass is over.
-    fn left_bytes(&self, part: &Part) -> u64 {
-        match part {
-            Part::Block(block) => self.profile.blocks[*block].tape_bytes(),
-            Part::Scope { first, last, .. } => {
-                self.profile.blocks[*last].output_bytes + self.kept_bytes(*first, *last)
-            }
-        }
-    }
-
-    fn kept_bytes(&self, first: usize, last: usize) -> u64 {
-        let blocks = &self.profile.blocks[first..=last];
-        blocks.iter().map(|block| block.kept_bytes).sum()
-    }
-
-    /// The backward pass of `parts`, whose forward pass began with `before_bytes` live.
-    fn backward(&mut self, parts: &[&Part], before_bytes: u64) {
-        let mut ends = vec![before_bytes];
-        for part in parts {
-            ends.push(ends[ends.len() - 1] + self.left_bytes(part));
-        }
-        for (part, before_bytes) in parts.iter().zip(ends).rev() {
-            match part {
-                Part::Block(block) => self.reach(
-                    before_bytes
-                        + self.gradients_before[*block]
-                        + self.profile.blocks[*block].backward_peak_bytes(),
-                ),
-                Part::Scope { first, last, inner } => {
-                    let parts = open_last(inner);
-                    let live_bytes = before_bytes + self.kept_bytes(*first, *last);
-                    self.replay(&parts, live_bytes + self.gradient_bytes(*last));
-                    self.backward(&parts, before_bytes);
-                }
-            }
-        }
-    }
-
-    /// The gradients that are live before the backward pass of a block: the one of its output and those of the
-    /// parameters of later blocks.
-    fn gradient_bytes(&self, block: usize) -> u64 {
-        self.profile.blocks[block].output_bytes + self.gradients_before[block]
-    }
-
-    /// Brings the parts of a scope back, on top of `live_bytes`, which include what the scope kept.
-    fn replay(&mut self, parts: &[&Part], mut live_bytes: u64) {
-        for (at, part) in parts.iter().enumerate() {
-            match part {
-                Part::Block(block) if at + 1 == parts.len() => {
-                    self.run_again(*block, live_bytes, self.profile.blocks[*block].replay_ns);
-                }
-                Part::Block(block) => {
-                    self.run_again(*block, live_bytes, self.profile.blocks[*block].forward_ns);
-                }
-                Part::Scope { first, last, .. } => self.pass_through(*first, *last, live_bytes),
-            }
-            live_bytes += match part {
-                Part::Block(block) => {
-                    self.left_bytes(part) - self.profile.blocks[*block].kept_bytes
-                }
-                Part::Scope { last, .. } => self.profile.blocks[*last].output_bytes,
+    /// Runs nodes, of which the first begins with block `first` and the last is a block, from a forward pass over them, the last one
+    /// being brought back rather than run, to their backward passes. So many bytes are live before.
+    fn run(&mut self, nodes: Vec<&Node>, mut first: usize, mut live_bytes: u64) {
+        let blocks: usize = nodes.iter().map(|node| node.len()).sum();
+        let last = first + blocks - 1;
+        for node in &nodes[..nodes.len() - 1] {
+            let mut begins = self.chain.begins(first, last);
+            let begin = match (node, node.len()) {
+                (_, 0) => continue,
+                (Node::Block, _) => begins.next(),
+                (Node::Scope(_), blocks) => begins.nth(blocks),
             };
+            let begin = begin.expect("a block comes after it");
+            if let Node::Scope(inner) = node {
+                self.run(open_last(inner), first, live_bytes);
+            }
+            self.count(
+                live_bytes + begin.floor_bytes,
+                begin.forward_ns,
+                begin.length,
+            );
+            first += begin.length;
+            live_bytes += begin.retained_bytes;
         }
+        let end = self.chain.single(last);
+        self.count(live_bytes + end.need_bytes, end.time_ns, 1);
     }
 
-    /// Runs blocks for the output of the last one only.
-    fn pass_through(&mut self, first: usize, last: usize, live_bytes: u64) {
-        let mut input_bytes = 0;
-        for block in first..=last {
-            let profile = &self.profile.blocks[block];
-            self.run_again(block, live_bytes + input_bytes, profile.forward_ns);
-            input_bytes = profile.output_bytes;
-        }
-    }
-
-    fn run_again(&mut self, block: usize, live_bytes: u64, time_ns: u64) {
-        let profile = &self.profile.blocks[block];
-        self.reach(live_bytes + profile.forward_peak_bytes() - profile.kept_bytes);
-        self.replay_ns += time_ns;
-        self.replayed += 1;
+    fn count(&mut self, need_bytes: u64, forward_ns: u64, forwards: usize) {
+        self.need_bytes = self.need_bytes.max(need_bytes);
+        self.forward_ns += forward_ns;
+        self.forwards += forwards as u64;
     }
 }
 
-/// The parts that a replay of a scope runs: a scope at its end is replaced by its own parts, which have to come back too.
-fn open_last(inner: &[Part]) -> Vec<&Part> {
-    let mut parts: Vec<&Part> = inner.iter().collect();
-    while let Some(Part::Scope { inner, .. }) = parts.last() {
-        parts.pop();
-        parts.extend(inner);
+/// The nodes that a replay of a scope runs: a scope at its end is replaced by its own nodes, which have to come back too.
+fn open_last(inner: &[Node]) -> Vec<&Node> {
+    let mut nodes: Vec<_> = inner.iter().collect();
+    while let Some(Node::Scope(inner)) = nodes.last() {
+        nodes.pop();
+        nodes.extend(inner);
     }
-    parts
+    nodes
 }

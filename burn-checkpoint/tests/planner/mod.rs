@@ -1,5 +1,7 @@
 //! The planner against brute force, and the model on examples worked out by hand.
 
+mod step;
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
@@ -300,7 +302,8 @@ fn enough_bytes_need_no_scope_and_the_least_need_many() {
     // Whatever there is, the tape and gradient of one block, its input and the chain's.
     assert_eq!(least_bytes, 1 + 1 + 10 + 1);
     let least = plan(&profile, least_bytes).unwrap();
-    assert!(least.depth() > 3, "{least}");
+    let depth = least.to_string().matches("[").count();
+    assert!(depth > 3, "{least}");
 }
 
 #[test]
@@ -361,13 +364,28 @@ proptest! {
         let json = serde_json::to_string(&plan).unwrap();
         prop_assert_eq!(read(&json).unwrap(), plan);
     }
+
+    /// The recursion over intervals, which the planner minimizes, is the step that it stands for.
+    #[test]
+    fn a_simulation_is_a_step_event_by_event(
+        nodes in prop::collection::vec(node(), 0..8),
+        blocks in prop::collection::vec(block(1000), 1..12),
+        mut profile in chain(0, 1000),
+    ) {
+        let plan = Plan::new(nodes);
+        profile.blocks = blocks.into_iter().cycle().take(plan.len()).collect();
+        let found = simulate(&profile, &plan).unwrap();
+        prop_assert_eq!(found, step::of(&profile, &plan), "{}", plan);
+    }
 }
 
 #[test]
 fn the_named_plans() {
     assert_eq!(Plan::plain(12).to_string(), "0-11");
     assert_eq!(Plan::every_block(3).to_string(), "[0] [1] [2]");
-    assert_eq!(Plan::segments(7, 3).to_string(), "[0-2] [3-5] [6]");
+    assert_eq!(Plan::segments(7, 3).to_string(), "[0 1] [2 3] [4-6]");
+    assert_eq!(Plan::segments(2, 3), Plan::every_block(2));
+    assert_eq!(Plan::every_block(0), Plan::plain(0));
     assert_eq!(Plan::plain(0).to_string(), "");
 }
 
