@@ -7,76 +7,23 @@
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use burn_backend::ops::TransactionPrimitive;
 use burn_backend::{Backend, StreamId, TensorData, read_sync};
 use burn_decorator::reading_stream;
-use parking_lot::{Condvar, Mutex};
 
 use crate::kind::Value;
 
-/// A read under way.
-pub(crate) struct Arrival {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-enum State {
-    Underway,
-    /// The data, or why it could not be read.
-    There(Result<TensorData, String>),
-    /// The backend's panic.
-    Panicked(Box<dyn Any + Send>),
-    Taken,
-}
-
-impl Arrival {
-    fn set(&self, state: State) {
-        *self.state.lock() = state;
-        self.changed.notify_all();
-    }
-
-    /// Takes the data, if it has arrived. A later call returns `None`.
-    pub fn poll(&self) -> Option<Result<TensorData, String>> {
-        let mut state = self.state.lock();
-        match &*state {
-            State::There(_) => take(&mut state),
-            State::Underway | State::Panicked(_) | State::Taken => None,
-        }
-    }
-
-    /// Waits for the data and takes it.
-    ///
-    /// # Panics
-    ///
-    /// With the backend's panic.
-    pub fn wait(&self) -> Result<TensorData, String> {
-        start();
-        let mut state = self.state.lock();
-        self.changed
-            .wait_while(&mut state, |state| matches!(state, State::Underway));
-        let data = take(&mut state);
-        data.unwrap_or_else(|| Err("the backend panicked".to_owned()))
-    }
-}
-
-fn take(state: &mut State) -> Option<Result<TensorData, String>> {
-    match std::mem::replace(state, State::Taken) {
-        State::There(data) => Some(data),
-        State::Panicked(payload) => resume_unwind(payload),
-        State::Underway | State::Taken => None,
-    }
-}
+/// What a read gave: the data or why it could not be read, or the backend's panic.
+pub(crate) type Read = std::thread::Result<Result<TensorData, String>>;
 
 /// Tensors that are read in one transaction.
-struct Batch<B: Backend>(Vec<(Value<B>, Arc<Arrival>)>);
+struct Batch<B: Backend>(Vec<(Value<B>, Sender<Read>)>);
 
 /// A [`Batch`] of any backend.
-trait AnyBatch {
-    fn as_any(&mut self) -> &mut dyn Any;
+trait AnyBatch: Any {
     fn job(self: Box<Self>) -> Job;
 }
 
@@ -91,21 +38,19 @@ thread_local! {
 }
 
 /// Reads a tensor with the next batch.
-pub(crate) fn add<B: Backend>(value: &Value<B>) -> Arc<Arrival> {
-    let arrival = Arc::new(Arrival {
-        state: Mutex::new(State::Underway),
-        changed: Condvar::new(),
-    });
-    let read = (value.clone(), arrival.clone());
+pub(crate) fn add<B: Backend>(value: &Value<B>) -> Receiver<Read> {
+    let (sender, receiver) = channel();
+    let read = (value.clone(), sender);
     BATCHES.with_borrow_mut(|batches| {
         for batch in batches.iter_mut() {
-            if let Some(Batch::<B>(reads)) = batch.as_any().downcast_mut() {
+            let batch: &mut dyn Any = &mut **batch;
+            if let Some(Batch::<B>(reads)) = batch.downcast_mut() {
                 return reads.push(read);
             }
         }
         batches.push(Box::new(Batch(vec![read])));
     });
-    arrival
+    receiver
 }
 
 /// Starts the reads that were added.
@@ -147,42 +92,34 @@ fn run(job: Job) {
 }
 
 impl<B: Backend> AnyBatch for Batch<B> {
-    fn as_any(&mut self) -> &mut dyn Any {
-        self
-    }
-
     fn job(self: Box<Self>) -> Job {
         let mut reads = self.0;
         reads.sort_by_key(|(value, _)| place(value));
-        let arrivals = reads
-            .iter()
-            .map(|(value, arrival)| (value.shape(), arrival.clone()));
-        let arrivals: Vec<_> = arrivals.collect();
-        let views: Vec<_> = reads.into_iter().map(|(value, _)| value.view()).collect();
+        let reads = reads.into_iter();
+        let (senders, views): (Vec<_>, Vec<_>) = reads
+            .map(|(value, sender)| ((value.shape(), sender), value.view()))
+            .unzip();
         // All reads begin here and are polled by the job; single ones only if the transaction fails, which does not report what failed.
         let together = (views.len() > 1).then(|| transaction(&views));
-        let reads: Vec<_> = arrivals
+        let reads: Vec<_> = senders
             .into_iter()
             .zip(views)
-            .filter_map(|(arrival, view)| Some((view.download()?, arrival)))
+            .filter_map(|(sender, view)| Some((view.download()?, sender)))
             .collect();
         Box::new(move || {
             let read = || read_sync(together?);
             let mut all = catch_unwind(AssertUnwindSafe(read)).ok().flatten();
-            for (download, (shape, arrival)) in reads {
-                let one = || match all.as_mut().and_then(Iterator::next) {
-                    Some(data) => Ok(data),
-                    None => read_sync(download).map_err(|error| error.to_string()),
-                };
-                let reshape = |data: TensorData| {
+            for (download, (shape, sender)) in reads {
+                let one = || {
+                    let data = match all.as_mut().and_then(Iterator::next) {
+                        Some(data) => data,
+                        None => read_sync(download).map_err(|error| error.to_string())?,
+                    };
                     let (_, dtype) = burn_decorator::shape_and_dtype!(data);
-                    TensorData::from_bytes(data.into_bytes(), shape, dtype)
+                    Ok(TensorData::from_bytes(data.into_bytes(), shape, dtype))
                 };
-                let one = || one().map(reshape);
-                arrival.set(match catch_unwind(AssertUnwindSafe(one)) {
-                    Ok(data) => State::There(data),
-                    Err(payload) => State::Panicked(payload),
-                });
+                // The tensor may have been dropped meanwhile.
+                let _ = sender.send(catch_unwind(AssertUnwindSafe(one)));
             }
         })
     }

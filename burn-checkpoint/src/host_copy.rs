@@ -1,11 +1,13 @@
 //! The copy of a tensor in host memory. `prefetch.rs` keeps the order in which backward uses the copies.
 
-use std::sync::Arc;
+use std::any::Any;
+use std::panic::resume_unwind;
+use std::sync::mpsc::Receiver;
 
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, Bytes, TensorData};
 
-use crate::download::{self, Arrival};
+use crate::download::{self, Read};
 use crate::kind::{Upload, Value};
 use crate::prefetch::Position;
 use crate::verify;
@@ -26,8 +28,10 @@ pub(crate) struct HostCopy<B: Backend> {
 }
 
 enum HostData {
-    Underway(Arc<Arrival>),
+    Underway(Receiver<Read>),
     There(TensorData),
+    /// The backend's panic, which the next wait resumes.
+    Panicked(Box<dyn Any + Send>),
     /// The reason why it could not be read.
     Lost(String),
 }
@@ -88,7 +92,7 @@ impl<B: Backend> HostCopy<B> {
         match &self.data {
             HostData::There(data) => Ok((self.upload)(data.clone(), device)),
             HostData::Lost(reason) => Err(reason.clone()),
-            HostData::Underway(_) => Err("it has not arrived".to_owned()),
+            HostData::Underway(_) | HostData::Panicked(_) => Err("it has not arrived".to_owned()),
         }
     }
 }
@@ -96,27 +100,39 @@ impl<B: Backend> HostCopy<B> {
 impl HostData {
     /// Checks whether the data has arrived.
     fn poll(&mut self) {
-        if let Self::Underway(arrival) = self
-            && let Some(data) = arrival.poll()
+        if let Self::Underway(read) = self
+            && let Ok(read) = read.try_recv()
         {
-            *self = Self::of(data);
+            *self = Self::of(read);
         }
     }
 
     /// Waits for the data.
+    ///
+    /// # Panics
+    ///
+    /// With the backend's panic, once.
     fn wait(&mut self) {
-        if let Self::Underway(arrival) = self {
-            let arrival = arrival.clone();
-            // Stays if `wait` resumes a panic of the backend.
-            *self = Self::Lost("the backend panicked".to_owned());
-            *self = Self::of(arrival.wait());
+        if let Self::Underway(read) = self {
+            download::start();
+            *self = match read.recv() {
+                Ok(read) => Self::of(read),
+                Err(_) => Self::Lost("the thread that reads it has ended".to_owned()),
+            };
+        }
+        if let Self::Panicked(_) = self {
+            let lost = Self::Lost("the backend panicked".to_owned());
+            if let Self::Panicked(panic) = std::mem::replace(self, lost) {
+                resume_unwind(panic);
+            }
         }
     }
 
-    fn of(data: Result<TensorData, String>) -> Self {
-        match data {
-            Ok(data) => Self::There(shared(data)),
-            Err(reason) => Self::Lost(reason),
+    fn of(read: Read) -> Self {
+        match read {
+            Ok(Ok(data)) => Self::There(shared(data)),
+            Ok(Err(reason)) => Self::Lost(reason),
+            Err(panic) => Self::Panicked(panic),
         }
     }
 }
