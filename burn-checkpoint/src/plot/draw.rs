@@ -6,7 +6,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::MemoryPlot;
-use super::timeline::{Band, Curve, Movement, Pass, Peak, Row, Timeline};
+use super::timeline::{Band, Movement, Pass, Point, Row, Timeline};
 use super::unit::Unit;
 
 type Picture<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -73,13 +73,13 @@ impl Layout {
 
 pub(super) fn draw(plot: &MemoryPlot<'_>, timeline: &Timeline, svg: &mut String) -> Drawn {
     let layout = Layout::new(timeline);
-    let peak = timeline.peak();
-    let highest = peak.bytes.max(plot.budget_bytes.unwrap_or(0));
+    let peak @ (_, peak_bytes) = timeline.peak();
+    let highest = peak_bytes.max(plot.budget_bytes.unwrap_or(0));
     let unit = Unit::for_axis(highest);
 
     let area = SVGBackend::with_string(svg, (WIDTH, layout.height)).into_drawing_area();
     area.fill(&WHITE)?;
-    let title = format!("{}: peak {}", plot.title, unit.text(peak.bytes));
+    let title = format!("{}: peak {}", plot.title, unit.text(peak_bytes));
     let left = (LEFT + MARGIN) as i32;
     area.draw(&Text::new(title, (left, 10), font(20).color(&INK)))?;
     legend(&area, plot, timeline, unit)?;
@@ -95,8 +95,8 @@ pub(super) fn draw(plot: &MemoryPlot<'_>, timeline: &Timeline, svg: &mut String)
             0.0..1.12 * unit.of(highest).max(f64::MIN_POSITIVE),
         )?;
     axes(&mut chart, unit)?;
-    for (number, curve) in timeline.curves.iter().enumerate() {
-        live(&mut chart, curve, LIVE[number % LIVE.len()], unit)?;
+    for (number, points) in timeline.curves.values().enumerate() {
+        live(&mut chart, points, LIVE[number % LIVE.len()], unit)?;
     }
     if let Some(budget_bytes) = plot.budget_bytes {
         let ends = [0.0, timeline.end.max(1.0)].map(|at| (at, unit.of(budget_bytes)));
@@ -133,10 +133,10 @@ fn legend(area: &Picture<'_>, plot: &MemoryPlot<'_>, timeline: &Timeline, unit: 
         at += width + 22;
         Ok(())
     };
-    for (number, curve) in timeline.curves.iter().enumerate() {
+    for (number, device) in timeline.curves.keys().enumerate() {
         let text = match timeline.curves.len() {
             1 => "live".to_owned(),
-            _ => format!("live, device {}", curve.device),
+            _ => format!("live, device {device}"),
         };
         entry(text, LIVE[number % LIVE.len()].filled(), 4)?;
     }
@@ -175,10 +175,10 @@ fn axes(chart: &mut Chart<'_>, unit: Unit) -> Drawn {
     Ok(())
 }
 
-fn live(chart: &mut Chart<'_>, curve: &Curve, color: RGBColor, unit: Unit) -> Drawn {
+fn live(chart: &mut Chart<'_>, points: &[Point], color: RGBColor, unit: Unit) -> Drawn {
     let end = chart.plotting_area().get_x_range().end;
     let columns = f64::from(WIDTH - LEFT);
-    let points: Vec<_> = steps(&curve.points, end / columns)
+    let points: Vec<_> = steps(points, end / columns)
         .into_iter()
         .map(|(at, bytes)| (at, unit.of(bytes)))
         .collect();
@@ -190,7 +190,7 @@ fn live(chart: &mut Chart<'_>, curve: &Curve, color: RGBColor, unit: Unit) -> Dr
 
 /// The corners of a curve that holds every value until the next event; of the events within one `column` only the first, lowest, highest
 /// and last.
-fn steps(points: &[(f64, u64)], column: f64) -> Vec<(f64, u64)> {
+fn steps(points: &[Point], column: f64) -> Vec<Point> {
     let mut corners = Vec::new();
     let mut held = None;
     for within in points.chunk_by(|(a, _), (b, _)| (a / column) as u64 == (b / column) as u64) {
@@ -212,17 +212,15 @@ fn steps(points: &[(f64, u64)], column: f64) -> Vec<(f64, u64)> {
     corners
 }
 
-fn mark_peak(area: &Picture<'_>, chart: &Chart<'_>, peak: Peak, unit: Unit) -> Drawn {
-    let (x, y) = chart
-        .plotting_area()
-        .map_coordinate(&(peak.at, unit.of(peak.bytes)));
+fn mark_peak(area: &Picture<'_>, chart: &Chart<'_>, (at, bytes): Point, unit: Unit) -> Drawn {
+    let (x, y) = chart.plotting_area().map_coordinate(&(at, unit.of(bytes)));
     area.draw(&Circle::new((x, y), 3, INK.filled()))?;
     let (side, offset) = match x as u32 > WIDTH / 2 {
         true => (HPos::Right, -7),
         false => (HPos::Left, 7),
     };
     let style = font(14).color(&INK).pos(Pos::new(side, VPos::Bottom));
-    let text = format!("peak {}", unit.text(peak.bytes));
+    let text = format!("peak {}", unit.text(bytes));
     area.draw(&Text::new(text, (x + offset, y - 3), style))?;
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use burn_backend::DeviceId;
 
 use super::MemoryPlot;
-use super::timeline::{Band, Movement, Pass, Peak, Timeline};
+use super::timeline::{Band, Movement, Pass, Timeline};
 use crate::trace::{Event, EventKind, Kind, Traced};
 
 const MIB: u64 = 1 << 20;
@@ -208,7 +208,7 @@ fn scopes_are_bands_forward_and_where_they_are_replayed() {
     ];
     assert_eq!(timeline.bands, expected);
     assert_eq!(timeline.depth(), 2);
-    assert_eq!(timeline.peak(), Peak { at: 9.0, bytes: 8 });
+    assert_eq!(timeline.peak(), (9.0, 8));
     let movements: Vec<_> = timeline
         .rows
         .iter()

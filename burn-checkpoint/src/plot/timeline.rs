@@ -1,16 +1,16 @@
 //! The parts of a trace that are drawn, as numbers.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use burn_backend::DeviceId;
 
 use crate::trace::{Event, EventKind};
 
 /// A trace as curves, bands and marks. Positions are numbers of events.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Timeline {
-    /// Live bytes of each device that was used, at every event.
-    pub curves: Vec<Curve>,
+    /// Live bytes of each device that was used, at every event of it.
+    pub curves: BTreeMap<DeviceId, Vec<Point>>,
     /// Scopes, and where they were replayed: outermost first, each in the order of begin.
     pub bands: Vec<Band>,
     /// What moved, a row for each kind that occurs.
@@ -19,11 +19,8 @@ pub(super) struct Timeline {
     pub end: f64,
 }
 
-#[derive(Debug)]
-pub(super) struct Curve {
-    pub device: DeviceId,
-    pub points: Vec<(f64, u64)>,
-}
+/// A position and the bytes that are live there.
+pub(super) type Point = (f64, u64);
 
 #[derive(Debug, PartialEq)]
 pub(super) struct Band {
@@ -51,8 +48,8 @@ pub(super) struct Row {
     pub at: Vec<f64>,
 }
 
-/// What happens to a tensor between its first computation and its end, in the order of the rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// What happens to a tensor between its first computation and its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Movement {
     Evicted,
     Replayed,
@@ -70,33 +67,57 @@ impl Movement {
             _ => None,
         }
     }
-}
 
-/// The highest point of the curves.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Peak {
-    pub at: f64,
-    pub bytes: u64,
+    /// The row of all such events.
+    fn row(self, events: &[Event]) -> Row {
+        let moved = events.iter().enumerate();
+        let moved = moved.filter(|(_, event)| Self::of(&event.kind) == Some(self));
+        let mut row = Row {
+            movement: self,
+            bytes: 0,
+            at: Vec::new(),
+        };
+        for (number, event) in moved {
+            row.bytes += event.bytes;
+            row.at.push(number as f64);
+        }
+        row
+    }
 }
 
 impl Timeline {
     pub fn new(events: &[Event]) -> Self {
-        let mut reader = Reader::default();
+        let mut curves = BTreeMap::<_, Vec<_>>::new();
+        let mut scopes = Scopes::default();
         for (number, event) in events.iter().enumerate() {
-            reader.read(event, number as f64);
+            let at = number as f64;
+            scopes.read(&event.kind, at);
+            if let Some(device) = event.device {
+                let points = curves.entry(device).or_default();
+                points.push((at, event.live_bytes));
+            }
         }
-        reader.finish()
+        let end = events.len().saturating_sub(1) as f64;
+        let rows = [
+            Movement::Evicted,
+            Movement::Replayed,
+            Movement::Offloaded,
+            Movement::Uploaded,
+        ];
+        let rows = rows.map(|movement| movement.row(events)).into_iter();
+        Self {
+            curves,
+            bands: scopes.finish(end),
+            rows: rows.filter(|row| !row.at.is_empty()).collect(),
+            end,
+        }
     }
 
-    pub fn peak(&self) -> Peak {
-        let points = self.curves.iter().flat_map(|curve| &curve.points);
-        let peaks = points.map(|&(at, bytes)| Peak { at, bytes });
-        peaks.fold(Peak::default(), |peak, point| {
-            match point.bytes > peak.bytes {
-                true => point,
-                false => peak,
-            }
-        })
+    /// The highest point of the curves.
+    pub fn peak(&self) -> Point {
+        let points = self.curves.values().flatten().rev();
+        let peak = points.max_by_key(|(_, bytes)| *bytes);
+        peak.copied().unwrap_or_default()
     }
 
     /// Number of rows that the bands take.
@@ -106,98 +127,69 @@ impl Timeline {
     }
 }
 
+/// The bands so far. A scope is known by the index of its band in forward.
 #[derive(Default)]
-struct Reader {
-    timeline: Timeline,
-    scopes: HashMap<u64, Seen>,
+struct Scopes {
+    bands: Vec<Band>,
     /// Open scopes, outermost first.
-    open: Vec<u64>,
-    /// The scope that a node was made in.
-    home: HashMap<u64, u64>,
+    open: Vec<usize>,
+    /// The scopes that a node was made in, outermost first.
+    made_in: HashMap<u64, Vec<usize>>,
     /// By depth, the last band that is a replay.
     replays: Vec<Option<usize>>,
 }
 
-struct Seen {
-    label: String,
-    parent: Option<u64>,
-    /// Index of its band.
-    band: usize,
-}
-
-impl Reader {
-    fn read(&mut self, event: &Event, at: f64) {
-        self.timeline.end = self.timeline.end.max(at);
-        match &event.kind {
-            EventKind::ScopeBegin { scope, label } => self.begin(*scope, label, at),
-            EventKind::ScopeEnd { scope, .. } => self.end(*scope, at),
-            EventKind::Alloc(traced, _) => {
-                if let Some(scope) = self.open.last() {
-                    self.home.insert(traced.node, *scope);
+impl Scopes {
+    fn read(&mut self, kind: &EventKind, at: f64) {
+        match kind {
+            EventKind::ScopeBegin { scope, label } => {
+                let (depth, label) = (self.open.len(), label.clone());
+                self.open.push(self.bands.len());
+                self.bands.push(Band {
+                    depth,
+                    scope: *scope,
+                    label,
+                    begin: at,
+                    end: at,
+                    pass: Pass::Forward,
+                });
+            }
+            EventKind::ScopeEnd { scope, .. } => {
+                // A panic may have left inner scopes open.
+                while let Some(open) = self.open.pop() {
+                    self.bands[open].end = at;
+                    if self.bands[open].scope == *scope {
+                        break;
+                    }
                 }
+            }
+            EventKind::Alloc(traced, _) if !self.open.is_empty() => {
+                self.made_in.insert(traced.node, self.open.clone());
             }
             EventKind::Replay(traced, _) => self.replay(traced.node, at),
             _ => {}
-        }
-        if let Some(device) = event.device {
-            self.live(device, at, event.live_bytes);
-        }
-        if let Some(movement) = Movement::of(&event.kind) {
-            self.movement(movement, at, event.bytes);
-        }
-    }
-
-    fn begin(&mut self, scope: u64, label: &str, at: f64) {
-        let bands = &mut self.timeline.bands;
-        let seen = Seen {
-            label: label.to_owned(),
-            parent: self.open.last().copied(),
-            band: bands.len(),
-        };
-        bands.push(Band {
-            depth: self.open.len(),
-            scope,
-            label: label.to_owned(),
-            begin: at,
-            end: at,
-            pass: Pass::Forward,
-        });
-        self.scopes.insert(scope, seen);
-        self.open.push(scope);
-    }
-
-    fn end(&mut self, scope: u64, at: f64) {
-        // A panic may have left inner scopes open.
-        while let Some(open) = self.open.pop() {
-            self.timeline.bands[self.scopes[&open].band].end = at;
-            if open == scope {
-                break;
-            }
         }
     }
 
     /// Extends the bands of all scopes that the node was made in.
     fn replay(&mut self, node: u64, at: f64) {
-        let mut path = Vec::new();
-        let mut scope = self.home.get(&node).copied();
-        while let Some(number) = scope {
-            path.push(number);
-            scope = self.scopes[&number].parent;
-        }
-        path.reverse();
-        self.replays
-            .resize(self.replays.len().max(path.len()), None);
-        for (depth, last) in self.replays.iter_mut().enumerate() {
-            let bands = &mut self.timeline.bands;
-            match (path.get(depth), *last) {
-                (None, _) => *last = None,
-                (Some(scope), Some(band)) if bands[band].scope == *scope => bands[band].end = at,
-                (Some(scope), _) => {
+        let Self { bands, replays, .. } = self;
+        let path = self.made_in.get(&node).map_or(&[][..], Vec::as_slice);
+        replays.resize(replays.len().max(path.len()), None);
+        for (depth, last) in replays.iter_mut().enumerate() {
+            let Some(forward) = path.get(depth) else {
+                *last = None;
+                continue;
+            };
+            let scope = bands[*forward].scope;
+            match *last {
+                Some(band) if bands[band].scope == scope => bands[band].end = at,
+                _ => {
                     *last = Some(bands.len());
                     bands.push(Band {
                         depth,
-                        scope: *scope,
-                        label: self.scopes[scope].label.clone(),
+                        scope,
+                        label: bands[*forward].label.clone(),
                         begin: at,
                         end: at,
                         pass: Pass::Replay,
@@ -207,40 +199,11 @@ impl Reader {
         }
     }
 
-    fn live(&mut self, device: DeviceId, at: f64, live_bytes: u64) {
-        let curves = &mut self.timeline.curves;
-        let known = curves.iter().position(|curve| curve.device == device);
-        let known = known.unwrap_or_else(|| {
-            curves.push(Curve {
-                device,
-                points: Vec::new(),
-            });
-            curves.len() - 1
-        });
-        curves[known].points.push((at, live_bytes));
-    }
-
-    fn movement(&mut self, movement: Movement, at: f64, bytes: u64) {
-        let rows = &mut self.timeline.rows;
-        let row = rows.iter().position(|row| row.movement == movement);
-        let row = row.unwrap_or_else(|| {
-            rows.push(Row {
-                movement,
-                bytes: 0,
-                at: Vec::new(),
-            });
-            rows.len() - 1
-        });
-        rows[row].bytes += bytes;
-        rows[row].at.push(at);
-    }
-
-    fn finish(mut self) -> Timeline {
-        let end = self.timeline.end;
+    /// The bands, those of open scopes up to `end`.
+    fn finish(mut self, end: f64) -> Vec<Band> {
         for open in self.open {
-            self.timeline.bands[self.scopes[&open].band].end = end;
+            self.bands[open].end = end;
         }
-        self.timeline.rows.sort_by_key(|row| row.movement);
-        self.timeline
+        self.bands
     }
 }
