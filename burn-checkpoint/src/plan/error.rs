@@ -36,14 +36,6 @@ pub enum PlanError {
         /// The block.
         block: usize,
     },
-    /// Numbers of a profile whose sums do not fit 64 bits.
-    #[error("a profile of {blocks} blocks whose {quantity} add up to more than 64 bits hold")]
-    Overflow {
-        /// Number of blocks.
-        blocks: usize,
-        /// What adds up to too much: bytes or times.
-        quantity: &'static str,
-    },
     /// A plan, read by serde, whose blocks are not numbered from 0 in their order.
     #[error(
         "block {found} of a plan stands where block {expected} must: a plan is a list such as [0, [1, 2], 3]"

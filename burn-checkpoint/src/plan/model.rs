@@ -1,7 +1,7 @@
 //! What the parts of a schedule take: the model that the planner and [`simulate`](super::simulate()) share.
 
+use super::Profile;
 use super::front::Point;
-use super::{PlanError, Profile};
 
 /// The profile as recursions over its intervals read it: the tail is one more block, which no scope can be around because it is the
 /// last one.
@@ -26,9 +26,7 @@ pub(super) struct Block {
 }
 
 impl Chain {
-    /// Fails if sums of the profile's numbers overflow.
-    pub fn new(profile: &Profile) -> Result<Self, PlanError> {
-        profile.check()?;
+    pub fn new(profile: &Profile) -> Self {
         let mut blocks = vec![Block {
             forward_peak_bytes: profile.tail.peak_bytes,
             ..Block::default()
@@ -56,7 +54,7 @@ impl Chain {
             kept_so_far_bytes += block.kept_bytes;
             block.kept_so_far_bytes = kept_so_far_bytes;
         }
-        Ok(Self { blocks })
+        Self { blocks }
     }
 
     pub fn tail(&self) -> usize {

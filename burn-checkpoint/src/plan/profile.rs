@@ -2,12 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::PlanError;
-
 /// Bytes and times of a chain of blocks `x[0] -> x[1] -> .. -> x[n]`, and of what follows it up to the loss.
 ///
 /// `profile_chain` measures one; it may be written by hand as well. Times are nanoseconds, but only their
-/// ratios matter: FLOPs do as well.
+/// ratios matter: FLOPs do as well. The sums of all bytes, and of all times with replays, have to fit 64 bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
     /// Bytes that are resident all the time: the chain's input `x[0]`, and whatever else the limit of a plan is to
@@ -93,39 +91,5 @@ impl Profile {
     pub fn plain_ns(&self) -> u64 {
         let time = |block: &BlockProfile| block.forward_ns + block.backward_ns;
         self.blocks.iter().map(time).sum()
-    }
-
-    /// Checks that no sum of its numbers overflows, whatever the plan.
-    pub(super) fn check(&self) -> Result<(), PlanError> {
-        let blocks = self.len();
-        let sum = |quantity, numbers: &mut dyn Iterator<Item = u64>| {
-            // A block runs at most once for every scope around it, of which at most `blocks` differ.
-            let sum: u128 = numbers.map(u128::from).sum::<u128>() * (blocks as u128 + 1);
-            match u64::try_from(sum) {
-                Ok(_) => Ok(()),
-                Err(_) => Err(PlanError::Overflow { blocks, quantity }),
-            }
-        };
-        let bytes = |block: &BlockProfile| {
-            [
-                block.output_bytes,
-                block.kept_bytes,
-                block.tape_bytes,
-                block.forward_peak_bytes,
-                block.backward_peak_bytes,
-                block.gradient_bytes,
-            ]
-        };
-        let around = [
-            self.base_bytes,
-            self.tail.peak_bytes,
-            self.tail.gradient_bytes,
-        ];
-        sum(
-            "bytes",
-            &mut self.blocks.iter().flat_map(bytes).chain(around),
-        )?;
-        let times = |block: &BlockProfile| [block.forward_ns, block.replay_ns, block.backward_ns];
-        sum("times", &mut self.blocks.iter().flat_map(times))
     }
 }

@@ -35,10 +35,9 @@ use super::{Node, Plan, PlanError, Profile};
 ///
 /// # Errors
 ///
-/// [`PlanError::DoesNotFit`], with the least bytes that would do; [`PlanError::Overflow`] if the profile's sums
-/// overflow.
+/// [`PlanError::DoesNotFit`], with the least bytes that would do.
 pub fn plan(profile: &Profile, limit_bytes: u64) -> Result<Plan, PlanError> {
-    let chain = Chain::new(profile)?;
+    let chain = Chain::new(profile);
     let within_bytes = limit_bytes.checked_sub(profile.base_bytes);
     let fastest = within_bytes.and_then(|within_bytes| {
         let table = Table::new(&chain, within_bytes, Pairs::Balanced);

@@ -22,11 +22,10 @@ pub struct Simulation {
 ///
 /// # Errors
 ///
-/// [`PlanError::Length`] if the plan is for another number of blocks, [`PlanError::Overflow`] if the profile's sums
-/// overflow.
+/// [`PlanError::Length`] if the plan is for another number of blocks.
 pub fn simulate(profile: &Profile, plan: &Plan) -> Result<Simulation, PlanError> {
     plan.check(profile.len())?;
-    let chain = Chain::new(profile)?;
+    let chain = Chain::new(profile);
     let mut step = Step {
         chain: &chain,
         need_bytes: 0,

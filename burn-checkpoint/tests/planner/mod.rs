@@ -321,21 +321,6 @@ fn a_chain_of_no_blocks_is_its_tail() {
 }
 
 #[test]
-fn sums_that_overflow_are_refused() {
-    let mut profile = uniform(3);
-    profile.blocks[1].tape_bytes = u64::MAX / 2;
-    let refused = Err(PlanError::Overflow {
-        blocks: 3,
-        quantity: "bytes",
-    });
-    assert_eq!(plan(&profile, 10), refused);
-
-    profile = uniform(3);
-    profile.blocks[0].forward_ns = u64::MAX;
-    assert!(simulate(&profile, &Plan::plain(3)).is_err());
-}
-
-#[test]
 fn a_plan_of_another_length_is_refused() {
     let refused = PlanError::Length {
         planned: 4,
