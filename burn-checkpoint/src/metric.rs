@@ -34,13 +34,6 @@ impl RematMetric {
         in_mebibytes(Gauge::new("Activation Peak", about, 0.0, read))
     }
 
-    /// Bytes that managed tensors occupy, in MiB.
-    pub fn live_bytes() -> Self {
-        let about = "Bytes that managed tensors occupy";
-        let read = || mebibytes(RematStats::of_process().live_bytes);
-        in_mebibytes(Gauge::new("Activations", about, 0.0, read))
-    }
-
     /// Bytes that were evicted since this was made, in MiB.
     pub fn evicted_bytes() -> Self {
         let about = "Bytes that evictions freed";
@@ -163,8 +156,6 @@ impl Numeric for HoldersMetric {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     use burn::backend::Autodiff;
     use burn::tensor::Tensor;
     use burn_flex::Flex;
@@ -206,31 +197,6 @@ mod tests {
             );
             assert_eq!(peak, 4.0 * kib as f64 / 1024.0);
         }
-    }
-
-    /// A reset, or a budget that ends, on another thread does not make a difference negative.
-    #[test]
-    fn a_difference_is_never_below_zero() {
-        let over = AtomicBool::new(false);
-        std::thread::scope(|threads| {
-            threads.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
-                    let budget = MemoryBudget::bytes(1 << 20).install();
-                    replay();
-                    RematStats::reset_thread();
-                    replay();
-                    drop(budget);
-                }
-            });
-            for _ in 0..20_000 {
-                let operations = RematMetric::replayed_operations().0.read();
-                let seconds = RematMetric::replay_time().0.read();
-                let mebibytes = RematMetric::evicted_bytes().0.read();
-                // Of operations between two reads, in this and in other tests.
-                assert!(operations < 1e6 && seconds < 1e3 && mebibytes < 1e3);
-            }
-            over.store(true, Ordering::Relaxed);
-        });
     }
 
     /// Counts are not lost when a budget or a thread ends, or when counters are reset.
