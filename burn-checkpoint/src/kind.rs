@@ -22,12 +22,6 @@ pub trait Kind<B: Backend>: Clone + Debug + Send + Sync + 'static {
 
     /// Where the tensor is.
     fn device(tensor: &Self::Primitive) -> Device<B>;
-
-    /// Starts to read the tensor to the host.
-    fn download(tensor: Self::Primitive) -> Download;
-
-    /// Makes the tensor from data on the host.
-    fn upload(data: TensorData, device: &Device<B>) -> Self::Primitive;
 }
 
 /// A read to the host.
@@ -113,14 +107,6 @@ macro_rules! kinds {
             fn device(tensor: &$tensor<B>) -> Device<B> {
                 device_of!(B, $device, tensor)
             }
-
-            fn download(tensor: $tensor<B>) -> Download {
-                Box::pin(B::$into_data(tensor))
-            }
-
-            fn upload(data: TensorData, device: &Device<B>) -> $tensor<B> {
-                B::$from_data(data, device)
-            }
         })*
 
         impl<B: Backend> Clone for Value<B> {
@@ -169,7 +155,7 @@ macro_rules! kinds {
             /// Starts to read the tensor to the host; `None` if the value is not one tensor.
             pub(crate) fn download(self) -> Option<Download> {
                 match self {
-                    $(Self::$kind(x) => Some(<$kind as Kind<B>>::download(x)),)*
+                    $(Self::$kind(x) => Some(Box::pin(B::$into_data(x))),)*
                     Self::Many(_) | Self::Absent => None,
                 }
             }
@@ -177,9 +163,7 @@ macro_rules! kinds {
             /// The function that uploads a tensor of this kind; `None` if the value is not one tensor.
             pub(crate) fn upload(&self) -> Option<Upload<B>> {
                 match self {
-                    $(Self::$kind(_) => Some(|data, device| {
-                        Self::$kind(<$kind as Kind<B>>::upload(data, device))
-                    }),)*
+                    $(Self::$kind(_) => Some(|data, device| Self::$kind(B::$from_data(data, device))),)*
                     Self::Many(_) | Self::Absent => None,
                 }
             }

@@ -26,7 +26,8 @@ pub(crate) struct Prefetch(Mutex<Queue>);
 struct Queue {
     copies: u64,
     waiting: BTreeMap<Position, Weak<dyn AnyEntry>>,
-    ahead: Vec<(Position, Weak<dyn AnyEntry>)>,
+    /// Copies that were uploaded before their use.
+    ahead: BTreeMap<Position, Weak<dyn AnyEntry>>,
     /// Copies that were not complete at the last poll, in order.
     underway: VecDeque<Weak<dyn AnyEntry>>,
 }
@@ -68,45 +69,30 @@ impl Prefetch {
     pub fn forget(&self, position: Position) {
         let mut queue = self.0.lock();
         queue.waiting.remove(&position);
-        queue.ahead.retain(|(ahead, _)| *ahead != position);
+        queue.ahead.remove(&position);
     }
 
     /// Called when the copy at this position is used: removes it from the queue, and uploads the next copies ahead. Drops
     /// the uploads that were made for another order.
     pub fn asked_for(&self, position: Position) {
         self.forget(position);
-        let (next, others) = self.next(position);
-        for (_, node) in &others {
-            if let Some(node) = node.upgrade() {
-                node.drop_prefetched();
-            }
-        }
-        for (position, node) in next {
-            if node.prefetch() {
-                let mut queue = self.0.lock();
-                if !queue.ahead.iter().any(|(ahead, _)| *ahead == position) {
-                    queue.ahead.push((position, Arc::downgrade(&node)));
-                }
-            }
-        }
-    }
-
-    /// The copies that come next after a position, and those that are uploaded ahead but do not come next.
-    #[expect(clippy::type_complexity, reason = "both ends of one look at the queue")]
-    fn next(
-        &self,
-        position: Position,
-    ) -> (
-        Vec<(Position, Arc<dyn AnyEntry>)>,
-        Vec<(Position, Weak<dyn AnyEntry>)>,
-    ) {
         let mut queue = self.0.lock();
         let before = queue.waiting.range(..position).rev();
         let alive = before.filter_map(|(position, node)| Some((*position, node.upgrade()?)));
-        let next: Vec<_> = alive.take(AHEAD).collect();
-        let is_next = |position: &Position| next.iter().any(|(next, _)| next == position);
-        let others = queue.ahead.extract_if(.., |(ahead, _)| !is_next(ahead));
-        let others = others.collect();
-        (next, others)
+        let next: BTreeMap<_, _> = alive.take(AHEAD).collect();
+        let others = queue
+            .ahead
+            .extract_if(.., |position, _| !next.contains_key(position));
+        let others: Vec<_> = others.collect();
+        drop(queue);
+        for node in others.iter().filter_map(|(_, node)| node.upgrade()) {
+            node.drop_prefetched();
+        }
+        for (position, node) in next.into_iter().rev() {
+            if node.prefetch() {
+                let mut queue = self.0.lock();
+                queue.ahead.insert(position, Arc::downgrade(&node));
+            }
+        }
     }
 }
