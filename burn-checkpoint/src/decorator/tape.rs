@@ -2,15 +2,15 @@
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
-use burn::backend::autodiff::checkpoint::strategy::NoCheckpointing;
 use burn::backend::autodiff::grads::Gradients;
-use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::ops::{Backward, Ops};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 use burn_decorator::tape::{self, Tape};
 
 use super::Remat;
 use crate::context;
+use crate::fused::record;
 use crate::handle::Handle;
 use crate::kind::Kind;
 
@@ -52,12 +52,8 @@ fn tape<B: Backend>() -> Tape<FloatTensor<Autodiff<Remat<B>>>> {
     Tape::new(
         |tensor: &FloatTensor<Autodiff<Remat<B>>>| tensor.is_tracked(),
         |loss, operand, gradient| {
-            let nodes = [loss.node, operand.node];
-            let prepared = Backward::<Remat<B>, 2>::prepare::<NoCheckpointing>(Held, nodes);
-            match prepared.compute_bound().stateful() {
-                OpsKind::Tracked(prepared) => prepared.finish(gradient.primitive, loss.primitive),
-                OpsKind::UnTracked(prepared) => prepared.finish(loss.primitive),
-            }
+            let result = loss.primitive.clone();
+            record(Held, [&loss, &operand], gradient.primitive, result)
         },
     )
 }

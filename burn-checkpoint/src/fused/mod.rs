@@ -29,7 +29,7 @@ pub trait Tape:
 impl<B: Backend, C: CheckpointStrategy> Tape for Autodiff<B, C> {}
 
 /// Puts `result`, an operation on `operands`, on the tape with what its backward needs.
-fn record<B: Backend, O: Backward<B, N>, const N: usize>(
+pub(crate) fn record<B: Backend, O: Backward<B, N>, const N: usize>(
     operation: O,
     operands: [&AutodiffTensor<B>; N],
     state: O::State,
