@@ -1,7 +1,7 @@
 //! What the parts of a schedule take: the model that the planner and [`simulate`](super::simulate()) share.
 
-use super::Profile;
 use super::front::Point;
+use super::{BlockProfile, Profile};
 
 /// The profile as recursions over its intervals read it: the tail is one more block, which no scope can be around because it is the
 /// last one.
@@ -9,49 +9,41 @@ pub(super) struct Chain {
     pub blocks: Vec<Block>,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 pub(super) struct Block {
-    output_bytes: u64,
-    tape_bytes: u64,
-    kept_bytes: u64,
+    /// Its profile, in which the tape is no less than its parts, and the peaks are no less than the tape.
+    profile: BlockProfile,
     /// The kept bytes of this block and all blocks before.
     kept_so_far_bytes: u64,
-    forward_peak_bytes: u64,
-    /// The peak of the backward pass, with the parameter gradients that are live before it.
-    backward_need_bytes: u64,
-    /// The gradient of the output, and those of the parameters of later blocks.
-    gradient_bytes: u64,
-    forward_ns: u64,
-    replay_ns: u64,
+    /// The gradients of the parameters of later blocks, which are live before its backward pass.
+    later_gradients_bytes: u64,
 }
 
 impl Chain {
     pub fn new(profile: &Profile) -> Self {
-        let mut blocks = vec![Block {
-            forward_peak_bytes: profile.tail.peak_bytes,
-            ..Block::default()
-        }];
+        let mut tail = Block::default();
+        tail.profile.forward_peak_bytes = profile.tail.peak_bytes;
+        let mut blocks = vec![tail];
         let mut later_gradients_bytes = profile.tail.gradient_bytes;
         for block in profile.blocks.iter().rev() {
             let tape_bytes = block.tape_bytes.max(block.output_bytes + block.kept_bytes);
-            blocks.push(Block {
-                output_bytes: block.output_bytes,
+            let profile = BlockProfile {
                 tape_bytes,
-                kept_bytes: block.kept_bytes,
-                kept_so_far_bytes: 0,
                 forward_peak_bytes: block.forward_peak_bytes.max(tape_bytes),
-                backward_need_bytes: block.backward_peak_bytes.max(tape_bytes)
-                    + later_gradients_bytes,
-                gradient_bytes: block.output_bytes + later_gradients_bytes,
-                forward_ns: block.forward_ns,
-                replay_ns: block.replay_ns,
+                backward_peak_bytes: block.backward_peak_bytes.max(tape_bytes),
+                ..*block
+            };
+            blocks.push(Block {
+                profile,
+                kept_so_far_bytes: 0,
+                later_gradients_bytes,
             });
             later_gradients_bytes += block.gradient_bytes;
         }
         blocks.reverse();
         let mut kept_so_far_bytes = 0;
         for block in &mut blocks {
-            kept_so_far_bytes += block.kept_bytes;
+            kept_so_far_bytes += block.profile.kept_bytes;
             block.kept_so_far_bytes = kept_so_far_bytes;
         }
         Self { blocks }
@@ -65,39 +57,47 @@ impl Chain {
     pub fn least_retained_bytes(&self, first: usize) -> u64 {
         match first.checked_sub(1).map(|before| &self.blocks[before]) {
             None => 0,
-            Some(before) => before.output_bytes + before.kept_so_far_bytes,
+            Some(before) => before.profile.output_bytes + before.kept_so_far_bytes,
         }
     }
 
     /// What is live besides the blocks' own when the blocks `first..=last` begin to run forward. In a replay of a scope
     /// that is the gradients and what the scope kept; if the last block is the tail, nothing: the step begins.
     fn live_bytes(&self, first: usize, last: usize) -> u64 {
-        match last == self.tail() {
-            true => 0,
-            false => self.blocks[last].gradient_bytes + self.kept_bytes(first, last),
+        if last == self.tail() {
+            return 0;
         }
+        let block = &self.blocks[last];
+        let gradient_bytes = block.profile.output_bytes + block.later_gradients_bytes;
+        gradient_bytes + self.kept_bytes(first, last)
     }
 
     fn kept_bytes(&self, first: usize, last: usize) -> u64 {
-        let until = |block: &Block| block.kept_so_far_bytes - block.kept_bytes;
+        let until = |block: &Block| block.kept_so_far_bytes - block.profile.kept_bytes;
         self.blocks[last].kept_so_far_bytes - until(&self.blocks[first])
     }
 
     /// The most bytes of a block's forward pass, on top of `live_bytes`.
     fn running_bytes(&self, block: usize, last: usize) -> u64 {
-        let block = &self.blocks[block];
+        let block = &self.blocks[block].profile;
         match last == self.tail() {
             true => block.forward_peak_bytes,
             false => block.forward_peak_bytes - block.kept_bytes,
         }
     }
 
+    /// The least bytes for a block that runs forward, with `live_bytes` live, and then backward.
+    fn passes_bytes(&self, block: usize, last: usize, live_bytes: u64) -> u64 {
+        let forward_bytes = live_bytes + self.running_bytes(block, last);
+        let block = &self.blocks[block];
+        forward_bytes.max(block.profile.backward_peak_bytes + block.later_gradients_bytes)
+    }
+
     /// The only way to process one block: bring it back, run it backward.
     pub fn single(&self, block: usize) -> Point {
-        let forward_bytes = self.live_bytes(block, block) + self.running_bytes(block, block);
         Point {
-            need_bytes: forward_bytes.max(self.blocks[block].backward_need_bytes),
-            time_ns: self.blocks[block].replay_ns,
+            need_bytes: self.passes_bytes(block, block, self.live_bytes(block, block)),
+            time_ns: self.blocks[block].profile.replay_ns,
         }
     }
 
@@ -105,13 +105,12 @@ impl Chain {
     /// and so on.
     pub fn begins(&self, first: usize, last: usize) -> impl Iterator<Item = Begin> {
         let live_bytes = self.live_bytes(first, last);
-        let block = &self.blocks[first];
-        let forward_bytes = live_bytes + self.running_bytes(first, last);
+        let block = &self.blocks[first].profile;
         let plain = Begin {
             kind: Kind::Plain,
             length: 1,
             retained_bytes: block.tape_bytes,
-            floor_bytes: block.backward_need_bytes.max(forward_bytes),
+            floor_bytes: self.passes_bytes(first, last, live_bytes),
             forward_ns: block.forward_ns,
         };
         let mut scope = Begin {
@@ -124,7 +123,7 @@ impl Chain {
         let mut input_bytes = 0;
         // A scope one block longer: when it is passed through, only one block's input and own bytes are live at a time.
         let longer = move |end: usize| {
-            let block = &self.blocks[end];
+            let block = &self.blocks[end].profile;
             let passing_bytes = live_bytes + input_bytes + self.running_bytes(end, last);
             input_bytes = block.output_bytes;
             scope.length += 1;
