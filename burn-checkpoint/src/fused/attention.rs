@@ -85,19 +85,10 @@ fn later<B: Backend>(scores: &FloatTensor<B>) -> BoolTensor<B> {
     let first = keys as i64 - queries as i64;
     let query = B::int_arange(first..keys as i64, &device, settings.int_dtype);
     let key = B::int_arange(0..keys as i64, &device, settings.int_dtype);
-    let query = B::int_expand(
-        B::int_reshape(query, Shape::new([queries, 1])),
-        Shape::new([queries, keys]),
-    );
-    let key = B::int_expand(
-        B::int_reshape(key, Shape::new([1, keys])),
-        Shape::new([queries, keys]),
-    );
+    let query = B::int_reshape(query, Shape::new([1, 1, queries, 1]));
+    let key = B::int_reshape(key, Shape::new([1, 1, 1, keys]));
     let mask = B::int_lower(query, key, settings.bool_dtype);
-    B::bool_expand(
-        B::bool_reshape(mask, Shape::new([1, 1, queries, keys])),
-        shape,
-    )
+    B::bool_expand(mask, shape)
 }
 
 #[derive(Debug)]
