@@ -248,21 +248,17 @@ fn entries(event: &Event) -> Vec<Value> {
     let scope = |label: &str, phase: &str| {
         vec![json!({"name": label, "cat": "scope", "ph": phase, "ts": ts, "pid": 1, "tid": 1})]
     };
-    let (category, track) = match &event.kind {
+    let of = |traced: &Traced, category, track| (traced.op, Some(traced.node), category, track);
+    let (name, node, category, track) = match &event.kind {
         EventKind::ScopeBegin { label, .. } => return scope(label, "B"),
         EventKind::ScopeEnd { label, .. } => return scope(label, "E"),
         EventKind::Parameter { .. } => return Vec::new(),
-        EventKind::Alloc { .. } => ("operation", 1),
-        EventKind::Replay { .. } => ("replay", 2),
-        EventKind::Evict { .. } => ("eviction", 2),
-        EventKind::Offload { .. } | EventKind::Upload { .. } => ("transfer", 3),
-        EventKind::Retire { .. } | EventKind::Free { .. } => ("free", 1),
-        EventKind::Collective { .. } => ("collective", 4),
-    };
-    let (name, node) = match (&event.kind, tensor(&event.kind)) {
-        (EventKind::Collective { op, .. }, _) => (*op, None),
-        (_, Some((traced, _))) => (traced.op, Some(traced.node)),
-        (_, None) => return Vec::new(),
+        EventKind::Alloc(traced, _) => of(traced, "operation", 1),
+        EventKind::Replay(traced, _) => of(traced, "replay", 2),
+        EventKind::Evict(traced) => of(traced, "eviction", 2),
+        EventKind::Offload(traced) | EventKind::Upload(traced) => of(traced, "transfer", 3),
+        EventKind::Retire(traced) | EventKind::Free(traced) => of(traced, "free", 1),
+        EventKind::Collective { op, .. } => (*op, None, "collective", 4),
     };
     let args = json!({"node": node, "bytes": event.bytes});
     let mut entry = json!({"name": name, "cat": category, "pid": 1, "tid": track, "args": args});
