@@ -11,12 +11,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use burn_backend::ops::TransactionPrimitive;
-use burn_backend::{Backend, StreamId, TensorData, read_sync};
+use burn_backend::{Backend, Bytes, Shape, StreamId, TensorData, read_sync};
 use burn_decorator::reading_stream;
 
 use crate::kind::Value;
 
-/// What a read gave: the data or why it could not be read, or the backend's panic.
+/// What a read gave: the data, whose clones share one allocation, or why it could not be read; or the backend's panic.
 pub(crate) type Read = std::thread::Result<Result<TensorData, String>>;
 
 /// Tensors that are read in one transaction.
@@ -115,14 +115,29 @@ impl<B: Backend> AnyBatch for Batch<B> {
                         Some(data) => data,
                         None => read_sync(download).map_err(|error| error.to_string())?,
                     };
-                    let (_, dtype) = burn_decorator::shape_and_dtype!(data);
-                    Ok(TensorData::from_bytes(data.into_bytes(), shape, dtype))
+                    Ok(shared(data, shape))
                 };
                 // The tensor may have been dropped meanwhile.
                 let _ = sender.send(catch_unwind(AssertUnwindSafe(one)));
             }
         })
     }
+}
+
+/// The same data in this shape, with clones that share one allocation: an upload consumes its data, and the copy must outlive a failed
+/// upload.
+fn shared(data: TensorData, shape: Shape) -> TensorData {
+    struct Owner(Bytes);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    let (_, dtype) = burn_decorator::shape_and_dtype!(data);
+    let bytes = data.into_bytes();
+    let property = bytes.property();
+    let bytes = bytes::Bytes::from_owner(Owner(bytes));
+    TensorData::from_bytes(Bytes::from_shared(bytes, property), shape, dtype)
 }
 
 /// The order of the kinds in the data of a transaction.

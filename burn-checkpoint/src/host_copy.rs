@@ -1,11 +1,10 @@
 //! The copy of a tensor in host memory. `prefetch.rs` keeps the order in which backward uses the copies.
 
-use std::any::Any;
 use std::panic::resume_unwind;
 use std::sync::mpsc::Receiver;
 
+use burn_backend::Backend;
 use burn_backend::tensor::Device;
-use burn_backend::{Backend, Bytes, TensorData};
 
 use crate::download::{self, Read};
 use crate::kind::{Upload, Value};
@@ -29,11 +28,7 @@ pub(crate) struct HostCopy<B: Backend> {
 
 enum HostData {
     Underway(Receiver<Read>),
-    There(TensorData),
-    /// The backend's panic, which the next wait resumes.
-    Panicked(Box<dyn Any + Send>),
-    /// The reason why it could not be read.
-    Lost(String),
+    Read(Read),
 }
 
 impl<B: Backend> HostCopy<B> {
@@ -51,7 +46,7 @@ impl<B: Backend> HostCopy<B> {
     /// Whether the data has arrived; does not wait for it.
     pub fn has_arrived(&mut self) -> bool {
         self.data.poll();
-        matches!(self.data, HostData::There(_))
+        matches!(self.data, HostData::Read(Ok(Ok(_))))
     }
 
     /// Whether it is on the device already.
@@ -90,64 +85,39 @@ impl<B: Backend> HostCopy<B> {
 
     fn send(&self, device: &Device<B>) -> Result<Value<B>, String> {
         match &self.data {
-            HostData::There(data) => Ok((self.upload)(data.clone(), device)),
-            HostData::Lost(reason) => Err(reason.clone()),
-            HostData::Underway(_) | HostData::Panicked(_) => Err("it has not arrived".to_owned()),
+            HostData::Read(Ok(Ok(data))) => Ok((self.upload)(data.clone(), device)),
+            HostData::Read(Ok(Err(reason))) => Err(reason.clone()),
+            HostData::Read(Err(_)) | HostData::Underway(_) => Err("it has not arrived".to_owned()),
         }
     }
 }
 
 impl HostData {
-    /// Checks whether the data has arrived.
+    /// Checks whether the read is over.
     fn poll(&mut self) {
-        if let Self::Underway(read) = self
-            && let Ok(read) = read.try_recv()
+        if let Self::Underway(arrival) = self
+            && let Ok(read) = arrival.try_recv()
         {
-            *self = Self::of(read);
+            *self = Self::Read(read);
         }
     }
 
-    /// Waits for the data.
+    /// Waits until the read is over.
     ///
     /// # Panics
     ///
     /// With the backend's panic, once.
     fn wait(&mut self) {
-        if let Self::Underway(read) = self {
+        if let Self::Underway(arrival) = self {
             download::start();
-            *self = match read.recv() {
-                Ok(read) => Self::of(read),
-                Err(_) => Self::Lost("the thread that reads it has ended".to_owned()),
-            };
+            let ended = |_| Ok(Err("the thread that reads it has ended".to_owned()));
+            *self = Self::Read(arrival.recv().unwrap_or_else(ended));
         }
-        if let Self::Panicked(_) = self {
-            let lost = Self::Lost("the backend panicked".to_owned());
-            if let Self::Panicked(panic) = std::mem::replace(self, lost) {
+        if let Self::Read(read @ Err(_)) = self {
+            let lost = Ok(Err("the backend panicked".to_owned()));
+            if let Err(panic) = std::mem::replace(read, lost) {
                 resume_unwind(panic);
             }
         }
     }
-
-    fn of(read: Read) -> Self {
-        match read {
-            Ok(Ok(data)) => Self::There(shared(data)),
-            Ok(Err(reason)) => Self::Lost(reason),
-            Err(panic) => Self::Panicked(panic),
-        }
-    }
-}
-
-/// The same data, with clones that share one allocation: an upload consumes its data, and the copy must outlive a failed upload.
-fn shared(data: TensorData) -> TensorData {
-    struct Owner(Bytes);
-    impl AsRef<[u8]> for Owner {
-        fn as_ref(&self) -> &[u8] {
-            &self.0
-        }
-    }
-    let (shape, dtype) = burn_decorator::shape_and_dtype!(data);
-    let bytes = data.into_bytes();
-    let property = bytes.property();
-    let bytes = bytes::Bytes::from_owner(Owner(bytes));
-    TensorData::from_bytes(Bytes::from_shared(bytes, property), shape, dtype)
 }
