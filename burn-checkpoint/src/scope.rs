@@ -141,11 +141,9 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
         nodes,
         sizes,
     } = frame;
-    let tiny = sizes.tiny(|| {
-        let nodes = nodes.iter().filter_map(Weak::upgrade);
-        let ends = nodes.filter(tiny::is_end);
-        ends.map(|node| node.info().owner_bytes)
-    });
+    let ends = nodes.iter().filter_map(Weak::upgrade);
+    let ends = ends.filter(tiny::is_end);
+    let tiny = sizes.tiny(ends.map(|node| node.info().owner_bytes));
     let is_tiny = |node: &Arc<dyn AnyEntry>| tiny.contains(&node.info().owner_bytes);
     let saved = |weak: &Weak<dyn AnyEntry>| {
         let node = weak.upgrade()?;

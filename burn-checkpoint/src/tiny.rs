@@ -26,60 +26,38 @@ pub(crate) fn is_end(node: &Arc<dyn AnyEntry>) -> bool {
 }
 
 /// The sizes of the storages made in a scope.
+#[derive(Default)]
 pub(crate) struct Sizes {
-    smallest: u64,
     largest: u64,
     all: u64,
-}
-
-impl Default for Sizes {
-    fn default() -> Self {
-        Self {
-            smallest: u64::MAX,
-            largest: 0,
-            all: 0,
-        }
-    }
 }
 
 impl Sizes {
     /// Adds a storage of so many bytes.
     #[inline]
     pub fn add(&mut self, bytes: u64) {
-        if bytes == 0 {
-            return;
-        }
-        self.smallest = self.smallest.min(bytes);
         self.largest = self.largest.max(bytes);
         self.all += bytes;
     }
 
     /// The range of sizes that are tiny, given the sizes of the tensors that would be evicted. All of one size are tiny, or none.
-    pub fn tiny<S: Iterator<Item = u64>>(&self, going: impl FnOnce() -> S) -> RangeInclusive<u64> {
-        let most = self.largest / PART;
-        let any = self.smallest <= most && self.all >= WORTH;
-        1..=if any {
-            self.largest_tiny(most, going())
-        } else {
-            0
-        }
-    }
-
-    #[cold]
-    fn largest_tiny(&self, most: u64, going: impl Iterator<Item = u64>) -> u64 {
-        let mut sizes: Vec<_> = going.filter(|bytes| (1..=most).contains(bytes)).collect();
-        sizes.sort_unstable();
-        let mut left = self.all / PART;
+    pub fn tiny(&self, going: impl Iterator<Item = u64>) -> RangeInclusive<u64> {
         let mut tiny = 0;
-        for alike in sizes.chunk_by(|a, b| a == b) {
-            let bytes = alike.iter().sum::<u64>();
-            if bytes > left {
-                break;
+        if self.all >= WORTH {
+            let most = self.largest / PART;
+            let mut sizes: Vec<_> = going.filter(|bytes| (1..=most).contains(bytes)).collect();
+            sizes.sort_unstable();
+            let mut left = self.all / PART;
+            for alike in sizes.chunk_by(|a, b| a == b) {
+                let bytes = alike.iter().sum::<u64>();
+                if bytes > left {
+                    break;
+                }
+                left -= bytes;
+                tiny = alike[0];
             }
-            left -= bytes;
-            tiny = alike[0];
         }
-        tiny
+        1..=tiny
     }
 }
 
@@ -90,7 +68,7 @@ mod tests {
     fn tiny(made: &[u64]) -> RangeInclusive<u64> {
         let mut sizes = Sizes::default();
         made.iter().for_each(|bytes| sizes.add(*bytes));
-        sizes.tiny(|| made.iter().copied())
+        sizes.tiny(made.iter().copied())
     }
 
     #[test]
