@@ -92,16 +92,25 @@ impl InUse {
     }
 
     fn add(&mut self, event: &Event) {
-        match &event.kind {
-            EventKind::ScopeBegin { label, .. } => self.scopes.push(label.clone()),
-            EventKind::ScopeEnd { .. } => drop(self.scopes.pop()),
-            EventKind::Parameter { path } => self.parameter = Some(path),
-            _ => {}
-        }
-        let (Some(device), Some((traced, is_there))) = (event.device, tensor(&event.kind)) else {
+        let (&Traced { op, node }, is_there) = match &event.kind {
+            EventKind::ScopeBegin { label, .. } => return self.scopes.push(label.clone()),
+            EventKind::ScopeEnd { .. } => return drop(self.scopes.pop()),
+            EventKind::Parameter { path } => {
+                self.parameter = Some(path);
+                return;
+            }
+            EventKind::Collective { .. } => return,
+            EventKind::Alloc(traced, _)
+            | EventKind::Replay(traced, _)
+            | EventKind::Upload(traced) => (traced, true),
+            EventKind::Evict(traced)
+            | EventKind::Offload(traced)
+            | EventKind::Retire(traced)
+            | EventKind::Free(traced) => (traced, false),
+        };
+        let Some(device) = event.device else {
             return;
         };
-        let Traced { op, node } = traced;
         // A view changes nothing: its bytes are those of the tensor it is a view of.
         let before = self.live_bytes.insert(device, event.live_bytes);
         let key = (device, node);
@@ -197,23 +206,6 @@ impl Snapshot {
             holders,
         }
     }
-}
-
-/// The tensor of an event, and whether its storage is there after it.
-fn tensor(kind: &EventKind) -> Option<(Traced, bool)> {
-    Some(match kind {
-        EventKind::Alloc(traced, _) | EventKind::Replay(traced, _) | EventKind::Upload(traced) => {
-            (*traced, true)
-        }
-        EventKind::Evict(traced)
-        | EventKind::Offload(traced)
-        | EventKind::Retire(traced)
-        | EventKind::Free(traced) => (*traced, false),
-        EventKind::Parameter { .. }
-        | EventKind::Collective { .. }
-        | EventKind::ScopeBegin { .. }
-        | EventKind::ScopeEnd { .. } => return None,
-    })
 }
 
 impl fmt::Display for Snapshot {
