@@ -49,12 +49,7 @@ pub fn checkpoint_chain<Block, T: Outputs>(
     forward: impl Fn(&Block, T) -> T,
 ) -> Result<T, PlanError> {
     plan.check(blocks.len())?;
-    let mut chain = Chain {
-        blocks,
-        next: 0,
-        forward,
-    };
-    Ok(chain.run(plan.nodes(), x))
+    Ok(run(plan.nodes(), blocks, 0, x, &forward))
 }
 
 /// Runs `blocks` one after the other, in `segments` scopes of nearly equal length (`torch.utils.checkpoint_sequential`).
@@ -75,39 +70,31 @@ pub fn checkpoint_sequential<Block, T: Outputs>(
     checkpoint_chain(blocks, x, &plan, forward).expect("the plan is for these blocks")
 }
 
-struct Chain<'a, Block, F> {
-    blocks: &'a [Block],
-    /// Number of the next block.
-    next: usize,
-    forward: F,
-}
-
-impl<Block, F> Chain<'_, Block, F> {
-    fn run<T: Outputs>(&mut self, nodes: &[Node], mut x: T) -> T
-    where
-        F: Fn(&Block, T) -> T,
-    {
-        for node in nodes {
-            x = match node {
-                Node::Block => {
-                    self.next += 1;
-                    (self.forward)(&self.blocks[self.next - 1], x)
-                }
-                Node::Scope(_) if node.is_empty() => x,
-                Node::Scope(inner) => {
-                    let label = self.label(node.len());
-                    checkpoint_labelled(label, Policy::Recompute, || self.run(inner, x))
-                }
-            };
-        }
-        x
+/// Runs `blocks`, of which the first has the number `first`, in the scopes of `nodes`.
+fn run<Block, T: Outputs>(
+    nodes: &[Node],
+    mut blocks: &[Block],
+    mut first: usize,
+    mut x: T,
+    forward: &impl Fn(&Block, T) -> T,
+) -> T {
+    for node in nodes {
+        let (own, rest) = blocks.split_at(node.len());
+        x = match (node, own) {
+            (_, []) => x,
+            (Node::Block, own) => forward(&own[0], x),
+            (Node::Scope(inner), own) => {
+                let label = match own.len() {
+                    1 => format!("block {first}"),
+                    length => format!("blocks {first}-{}", first + length - 1),
+                };
+                checkpoint_labelled(label, Policy::Recompute, || {
+                    run(inner, own, first, x, forward)
+                })
+            }
+        };
+        first += own.len();
+        blocks = rest;
     }
-
-    /// The label, in traces, of a scope around so many of the next blocks.
-    fn label(&self, blocks: usize) -> String {
-        match blocks {
-            1 => format!("block {}", self.next),
-            _ => format!("blocks {}-{}", self.next, self.next + blocks - 1),
-        }
-    }
+    x
 }

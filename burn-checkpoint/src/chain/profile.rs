@@ -65,14 +65,13 @@ pub fn profile_tail<B: AutodiffBackend, const D: usize>(
         let device = x.device();
         let x = x.detach().require_grad();
         counted(|| {
-            let input_bytes = bytes_of(&x);
-            let (grads, pass) = measured::<B, _>(&device, || loss(x.clone()).backward());
+            let before_bytes = context::current_stats().live_bytes;
+            let backward = || loss(x.clone()).backward();
+            let (grads, pass) = measured::<B, _>(&device, before_bytes, backward);
             drop(grads);
             TailProfile {
-                peak_bytes: pass.peak_bytes.saturating_sub(pass.before_bytes),
-                gradient_bytes: pass
-                    .after_bytes
-                    .saturating_sub(pass.before_bytes + input_bytes),
+                peak_bytes: pass.peak_bytes,
+                gradient_bytes: pass.left_bytes.saturating_sub(bytes_of(&x)),
             }
         })
     })
@@ -127,20 +126,20 @@ fn step<B: AutodiffBackend, const D: usize>(
     let device = x.device();
     let x = x.clone().detach().require_grad();
     counted(|| {
-        let (out, first) = measured::<B, _>(&device, || forward(x.clone()));
+        let before_bytes = context::current_stats().live_bytes;
+        let (out, first) = measured::<B, _>(&device, before_bytes, || forward(x.clone()));
         let output_bytes = bytes_of(&out);
         // Not the plain sum, whose gradient would be a view of one number.
         let weighted = || (out * gradient.clone()).sum().backward();
-        let (grads, last) = measured::<B, _>(&device, weighted);
+        let (grads, last) = measured::<B, _>(&device, before_bytes, weighted);
         drop(grads);
-        let before_bytes = first.before_bytes;
         BlockProfile {
             output_bytes,
-            tape_bytes: first.after_bytes.saturating_sub(before_bytes),
+            tape_bytes: first.left_bytes,
             kept_bytes: 0,
-            forward_peak_bytes: first.peak_bytes.saturating_sub(before_bytes),
-            backward_peak_bytes: last.peak_bytes.saturating_sub(before_bytes),
-            gradient_bytes: last.after_bytes.saturating_sub(before_bytes + bytes_of(&x)),
+            forward_peak_bytes: first.peak_bytes,
+            backward_peak_bytes: last.peak_bytes,
+            gradient_bytes: last.left_bytes.saturating_sub(bytes_of(&x)),
             forward_ns: first.time.as_nanos() as u64,
             replay_ns: 0,
             backward_ns: last.time.as_nanos() as u64,
@@ -148,32 +147,28 @@ fn step<B: AutodiffBackend, const D: usize>(
     })
 }
 
-/// Live bytes and the time of a whole pass. Only tensors made during the measurement are counted; bytes may fall where the pass drops
-/// tensors.
+/// What a whole pass takes. Bytes are those beyond the ones before; they may fall below where the pass drops tensors.
 struct Pass {
-    before_bytes: u64,
     peak_bytes: u64,
-    after_bytes: u64,
+    left_bytes: u64,
     time: Duration,
 }
 
-fn measured<B: Backend, R>(device: &B::Device, pass: impl FnOnce() -> R) -> (R, Pass) {
+fn measured<B: Backend, R>(
+    device: &B::Device,
+    before_bytes: u64,
+    pass: impl FnOnce() -> R,
+) -> (R, Pass) {
     synchronize::<B>(device);
     RematStats::reset_thread();
-    let before_bytes = context::current_stats().live_bytes;
     let start = Instant::now();
     let result = pass();
     synchronize::<B>(device);
     let time = start.elapsed();
-    let RematStats {
-        live_bytes: after_bytes,
-        peak_bytes,
-        ..
-    } = context::current_stats();
+    let stats = context::current_stats();
     let pass = Pass {
-        before_bytes,
-        peak_bytes,
-        after_bytes,
+        peak_bytes: stats.peak_bytes.saturating_sub(before_bytes),
+        left_bytes: stats.live_bytes.saturating_sub(before_bytes),
         time,
     };
     (result, pass)
