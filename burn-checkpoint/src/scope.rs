@@ -90,44 +90,30 @@ pub fn evict(tensors: &impl Outputs) {
 }
 
 fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() -> R) -> R {
-    let open = Open::new(policy, label);
+    let depth = context::push(|parent| {
+        let region = Region::new(policy, label, parent);
+        let number = trace::scope_begins(region.label());
+        (region, number)
+    });
+    let mut open = Open(Some(depth));
     let results = region();
-    open.close(&results);
+    let (touched, kept) = outputs::collect(&results);
+    if touched > 0 && !context::met() {
+        warn_of_no_remat();
+    }
+    if let Some(frame) = open.0.take().and_then(context::pop) {
+        end(frame, kept);
+    }
     results
 }
 
-/// An open scope, which is also closed after a panic.
-struct Open {
-    /// How many scopes were open before; `None` once it is closed.
-    depth: Option<usize>,
-}
-
-impl Open {
-    fn new(policy: Policy, label: Option<String>) -> Self {
-        let depth = context::push(|parent| {
-            let region = Region::new(policy, label, parent);
-            let number = trace::scope_begins(region.label());
-            (region, number)
-        });
-        Self { depth: Some(depth) }
-    }
-
-    fn close(mut self, results: &impl Outputs) {
-        let (touched, results) = outputs::collect(results);
-        if touched > 0 && !context::met() {
-            warn_of_no_remat();
-        }
-        let depth = self.depth.take();
-        if let Some(frame) = depth.and_then(context::pop) {
-            end(frame, results);
-        }
-    }
-}
+/// An open scope: how many scopes were open before; `None` once it is closed. After a panic it is closed without its end: the tensors of the
+/// scope are being dropped.
+struct Open(Option<usize>);
 
 impl Drop for Open {
     fn drop(&mut self) {
-        // After a panic: the tensors of the scope are being dropped.
-        if let Some(depth) = self.depth {
+        if let Some(depth) = self.0 {
             context::pop(depth);
         }
     }
