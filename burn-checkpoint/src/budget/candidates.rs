@@ -41,7 +41,6 @@ pub(super) struct Candidates {
     classes: Vec<BTreeMap<(u64, u64), Weak<dyn AnyEntry>>>,
     /// The classes that are not empty.
     used: Vec<Used>,
-    count: usize,
     /// Additions so far.
     added: u64,
     /// Bytes of all additions.
@@ -74,7 +73,6 @@ impl Default for Candidates {
         Self {
             classes: vec![BTreeMap::new(); CLASSES],
             used: Vec::new(),
-            count: 0,
             added: 0,
             added_bytes: 0,
             tidy_at: LEAST as u64,
@@ -112,7 +110,6 @@ impl Candidates {
             None => self.used.push(Used { class, last_used }),
         }
         self.classes[class].insert((last_used, self.added), Arc::downgrade(owner));
-        self.count += 1;
         self.added += 1;
         self.added_bytes += group.bytes;
     }
@@ -127,7 +124,6 @@ impl Candidates {
                 Some(((oldest, _), _)) => self.used[at].last_used = *oldest,
                 None => drop(self.used.swap_remove(at)),
             }
-            self.count -= 1;
             let Some(owner) = candidate.upgrade() else {
                 continue;
             };
@@ -199,8 +195,8 @@ impl Candidates {
                 .inspect(|((oldest, _), _)| used.last_used = *oldest)
                 .is_some()
         });
-        self.count = self.classes.iter().map(BTreeMap::len).sum();
-        self.tidy_at = self.added + (LEAST.max(self.count)) as u64;
+        let count = self.classes.iter().map(BTreeMap::len).sum();
+        self.tidy_at = self.added + LEAST.max(count) as u64;
     }
 }
 
