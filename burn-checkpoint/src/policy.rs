@@ -8,6 +8,7 @@ use std::sync::Arc;
 use burn_backend::{DType, Shape};
 
 use crate::op::OpInfo;
+use crate::stack;
 use crate::work::Work;
 
 /// What a scope does with the tensors that were made in it, are still used when it ends and are not its results: what
@@ -105,17 +106,10 @@ thread_local! {
 impl PerOperation {
     /// Calls the function; keeps the result if the function itself runs the operation.
     fn ask(&self, call: &OpCall<'_>) -> SavePolicy {
-        struct Asked;
-        impl Drop for Asked {
-            fn drop(&mut self) {
-                ASKING.set(false);
-            }
+        match ASKING.get() {
+            true => SavePolicy::Keep,
+            false => stack::with(&ASKING, true, || (self.0)(call)),
         }
-        if ASKING.replace(true) {
-            return SavePolicy::Keep;
-        }
-        let _asked = Asked;
-        (self.0)(call)
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use burn_backend::{DType, Shape, TensorData};
 
 use crate::op::OpInfo;
+use crate::stack;
 use crate::work::Work;
 
 /// The operation that delivers a requested tensor.
@@ -79,15 +80,7 @@ pub(crate) const PARAMETER: &str = "parameter";
 
 /// Runs `upload`, whose data is the parameter of this path.
 pub(crate) fn naming<R>(path: &'static OpInfo, upload: impl FnOnce() -> R) -> R {
-    struct Named;
-    impl Drop for Named {
-        fn drop(&mut self) {
-            NAMED.set(None);
-        }
-    }
-    NAMED.set(Some(path));
-    let _named = Named;
-    upload()
+    stack::with(&NAMED, Some(path), upload)
 }
 
 /// The parameter that this thread uploads, if it has a name.

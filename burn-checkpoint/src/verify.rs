@@ -8,6 +8,7 @@ use burn_backend::{Backend, read_sync};
 
 use crate::error::RematError;
 use crate::kind::Value;
+use crate::stack;
 
 thread_local! {
     /// How many guards there are.
@@ -79,14 +80,7 @@ pub(crate) fn is_rehearsing() -> bool {
 
 /// Runs a replay that is only to be compared.
 pub(crate) fn rehearse(replay: impl FnOnce()) {
-    struct Done(bool);
-    impl Drop for Done {
-        fn drop(&mut self) {
-            REHEARSING.set(self.0);
-        }
-    }
-    let _done = Done(REHEARSING.replace(true));
-    replay();
+    stack::with(&REHEARSING, true, replay);
 }
 
 /// The checksum of a storage that is dropped or moved, in verify mode.
