@@ -32,9 +32,7 @@ impl OpInfo {
             key: hash(name),
         }
     }
-}
 
-impl OpInfo {
     /// Not an operation but a parameter, whose path is the name that traces show. It is never freed.
     pub(crate) fn parameter(path: &str) -> &'static Self {
         static PATHS: Mutex<Vec<&OpInfo>> = Mutex::new(Vec::new());

@@ -59,9 +59,7 @@ impl Work {
             _ => panic!("not a work class"),
         }
     }
-}
 
-impl Work {
     /// Whether a result computed from [delivered](crate::delivered()) tensors alone is delivered itself: one that is as large as they are
     /// and quick to compute.
     pub(crate) const fn passes_delivery(self) -> bool {
@@ -97,42 +95,31 @@ impl Rate {
             Work::Norm => rate(3.5, 7.0),
 
             Work::Math if has(name, "powi") => rate(0.11, 0.9),
-            Work::Math if has(name, "tanh") || has(name, "log1p") || has(name, "atan") => {
-                rate(10.0, 11.0)
-            }
-            Work::Math if has(name, "remainder") || has(name, "log_sigmoid") => rate(11.0, 13.0),
+            Work::Math if any(name, &["tanh", "log1p", "atan"]) => rate(10.0, 11.0),
+            Work::Math if any(name, &["remainder", "log_sigmoid"]) => rate(11.0, 13.0),
             Work::Math => rate(4.3, 5.5),
 
             Work::Reduce if has(name, "prod") => rate(3.0, 1.7),
-            Work::Reduce if has(name, "max_dim") || has(name, "min_dim") || has(name, "arg") => {
-                rate(1.4, 2.2)
-            }
+            Work::Reduce if any(name, &["max_dim", "min_dim", "arg"]) => rate(1.4, 2.2),
             Work::Reduce if has(name, "cum") => rate(0.6, 2.0),
             Work::Reduce if has(name, "int_") => rate(0.75, 2.3),
             Work::Reduce => rate(0.11, 0.22),
 
-            Work::Index if has(name, "gather") || has(name, "scatter") => rate(1.7, 10.0),
-            Work::Index if has(name, "select") || has(name, "embedding") => rate(0.16, 1.3),
+            Work::Index if any(name, &["gather", "scatter"]) => rate(1.7, 10.0),
+            Work::Index if any(name, &["select", "embedding"]) => rate(0.16, 1.3),
             Work::Index if has(name, "adaptive") => rate(1.8, 2.2),
             Work::Index if has(name, "max_pool") => rate(22.0, 25.0),
             Work::Index if has(name, "pool") => rate(7.0, 7.3),
             Work::Index if has(name, "interpolate") => rate(12.0, 13.0),
             Work::Index => rate(19.0, 20.0),
 
-            Work::Cheap
-                if has(name, "round")
-                    || has(name, "floor")
-                    || has(name, "ceil")
-                    || has(name, "trunc") =>
-            {
-                rate(2.0, 2.3)
-            }
+            Work::Cheap if any(name, &["round", "floor", "ceil", "trunc"]) => rate(2.0, 2.3),
             Work::Cheap if has(name, "cast") => rate(1.2, 6.0),
-            Work::Cheap if has(name, "sqrt") || has(name, "into_int") => rate(0.85, 1.0),
+            Work::Cheap if any(name, &["sqrt", "into_int"]) => rate(0.85, 1.0),
             Work::Cheap if has(name, "clamp") => rate(0.55, 0.7),
-            Work::Cheap if has(name, "repeat") || has(name, "assign") => rate(0.2, 3.4),
+            Work::Cheap if any(name, &["repeat", "assign"]) => rate(0.2, 3.4),
             Work::Cheap if has(name, "mask") => rate(0.18, 1.6),
-            Work::Cheap if one_pass(name) => rate(0.11, 0.35),
+            Work::Cheap if any(name, ONE_PASS) => rate(0.11, 0.35),
             Work::Cheap => rate(0.19, 0.95),
 
             Work::New => rate(0.11, 0.35),
@@ -142,21 +129,23 @@ impl Rate {
     }
 }
 
-/// Whether an operation reads one tensor and may write into it.
-const fn one_pass(name: &str) -> bool {
-    let parts = [
-        "_scalar",
-        "_neg",
-        "_abs",
-        "_recip",
-        "_sign",
-        "_is_nan",
-        "_elem",
-        "bool_and",
-        "bool_not",
-        "relu",
-        "hard_sigmoid",
-    ];
+/// Parts of the names of operations that read one tensor and may write into it.
+const ONE_PASS: &[&str] = &[
+    "_scalar",
+    "_neg",
+    "_abs",
+    "_recip",
+    "_sign",
+    "_is_nan",
+    "_elem",
+    "bool_and",
+    "bool_not",
+    "relu",
+    "hard_sigmoid",
+];
+
+/// Whether a name has any of these parts, at compile time.
+const fn any(name: &str, parts: &[&str]) -> bool {
     let mut index = 0;
     while index < parts.len() {
         if has(name, parts[index]) {
