@@ -75,6 +75,15 @@ pub fn checkpoint_labelled<R: Outputs>(
     run(policy, Some(label.into()), region)
 }
 
+/// Runs something in a scope that keeps its tensors, and whose results are none of the scope around it.
+pub(crate) fn keeping<R>(region: impl FnOnce() -> R) -> R {
+    let mut result = None;
+    checkpoint_with(Policy::Keep, || {
+        result = Some(region());
+    });
+    result.expect("a scope runs its region")
+}
+
 /// Drops the storage of tensors that can come back: those made in a scope that is open, under a budget, or by
 /// [`Remat::from_source`](crate::Remat::from_source). Others stay as they are.
 ///

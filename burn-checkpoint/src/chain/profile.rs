@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 
+use crate::context;
 use crate::node::bytes;
 use crate::plan::{BlockProfile, PlanError, Profile, TailProfile};
-use crate::policy::Policy;
+use crate::scope::{checkpoint, keeping};
 use crate::stats::RematStats;
-use crate::{checkpoint, checkpoint_with, context};
 
 /// How often everything runs; the shortest times count.
 const ROUNDS: usize = 3;
@@ -64,7 +64,8 @@ pub fn profile_tail<B: AutodiffBackend, const D: usize>(
     context::without_budget(|| {
         let device = x.device();
         let x = x.detach().require_grad();
-        counted(|| {
+        // In a scope all tensors are counted.
+        keeping(|| {
             let before_bytes = context::current_stats().live_bytes;
             let backward = || loss(x.clone()).backward();
             let (grads, pass) = measured::<B, _>(&device, before_bytes, backward);
@@ -75,15 +76,6 @@ pub fn profile_tail<B: AutodiffBackend, const D: usize>(
             }
         })
     })
-}
-
-/// Runs something in a scope that evicts nothing: in a scope all tensors are counted.
-fn counted<R>(run: impl FnOnce() -> R) -> R {
-    let mut result = None;
-    checkpoint_with(Policy::Keep, || {
-        result = Some(run());
-    });
-    result.expect("a scope runs its region")
 }
 
 /// What a block takes, and its output for `x`.
@@ -125,7 +117,7 @@ fn step<B: AutodiffBackend, const D: usize>(
 ) -> BlockProfile {
     let device = x.device();
     let x = x.clone().detach().require_grad();
-    counted(|| {
+    keeping(|| {
         let before_bytes = context::current_stats().live_bytes;
         let (out, first) = measured::<B, _>(&device, before_bytes, || forward(x.clone()));
         let output_bytes = bytes_of(&out);

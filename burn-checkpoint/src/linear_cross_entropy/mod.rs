@@ -31,8 +31,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
 
 use crate::context;
-use crate::policy::Policy;
-use crate::scope::checkpoint_with;
+use crate::scope::keeping;
 use chunk::{Gradients, Logits, add_to};
 use items::Items;
 use tracking::{Tracking, untracked};
@@ -145,20 +144,16 @@ pub fn linear_cross_entropy<B: Backend>(
         return Ok(output(logits.loss, items));
     }
 
-    let mut found = None;
-    let mut compute = || {
+    let compute = || {
         let (hidden, weight) = (untracked(hidden.clone()), untracked(weight.clone()));
         let bias = bias.clone().map(untracked);
-        found = Some(in_chunks(
-            hidden, weight, bias, wanted, &items, chunk_rows, config,
-        ));
+        in_chunks(hidden, weight, bias, wanted, &items, chunk_rows, config)
     };
-    match context::records() {
-        // An inner scope that keeps its tensors and returns none: results would belong to the outer scope, which evicts them.
-        true => checkpoint_with(Policy::Keep, compute),
+    let (mut loss, gradients) = match context::records() {
+        // The tensors would belong to the outer scope, which evicts them.
+        true => keeping(compute),
         false => compute(),
-    }
-    let (mut loss, gradients) = found.expect("computed above");
+    };
     if let Some(gradient) = gradients.hidden {
         loss = tracking.attach(loss, hidden, gradient);
     }
