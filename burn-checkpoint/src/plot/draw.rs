@@ -6,7 +6,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::MemoryPlot;
-use super::timeline::{Band, Movement, Pass, Point, Row, Timeline};
+use super::timeline::{Band, Pass, Point, Row, Timeline};
 use super::unit::Unit;
 
 type Picture<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -38,15 +38,6 @@ const SCOPES: [RGBColor; 6] = [
     RGBColor(196, 178, 226),
     RGBColor(214, 206, 140),
 ];
-
-fn label(movement: Movement) -> (&'static str, RGBColor) {
-    match movement {
-        Movement::Evicted => ("evicted", RGBColor(210, 120, 30)),
-        Movement::Replayed => ("replayed", RGBColor(40, 140, 80)),
-        Movement::Offloaded => ("offloaded", RGBColor(130, 80, 170)),
-        Movement::Uploaded => ("uploaded", RGBColor(30, 130, 170)),
-    }
-}
 
 /// Where things are, from top to bottom: title and legend, the chart with its axis, bands, rows of ticks.
 struct Layout {
@@ -269,8 +260,7 @@ fn draw_row(
     unit: Unit,
     across: impl Fn(f64) -> i32,
 ) -> Drawn {
-    let (name, color) = label(row.movement);
-    let count = row.at.len();
+    let (name, color, count) = (row.name, row.color, row.at.len());
     let text = format!("{name}: {count} tensors, {}", unit.text(row.bytes));
     let left = (LEFT + MARGIN) as i32;
     area.draw(&Text::new(text, (left, top), font(12).color(&color)))?;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use burn_backend::DeviceId;
+use plotters::style::RGBColor;
 
 use crate::trace::{Event, EventKind};
 
@@ -43,45 +44,43 @@ pub(super) enum Pass {
 
 #[derive(Debug)]
 pub(super) struct Row {
-    pub movement: Movement,
+    /// What happened to the tensors.
+    pub name: &'static str,
+    pub color: RGBColor,
     pub bytes: u64,
     pub at: Vec<f64>,
 }
 
+type IsOfRow = fn(&EventKind) -> bool;
+
 /// What happens to a tensor between its first computation and its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Movement {
-    Evicted,
-    Replayed,
-    Offloaded,
-    Uploaded,
-}
+const ROWS: [(&str, RGBColor, IsOfRow); 4] = [
+    ("evicted", RGBColor(210, 120, 30), |kind| {
+        matches!(kind, EventKind::Evict(..))
+    }),
+    ("replayed", RGBColor(40, 140, 80), |kind| {
+        matches!(kind, EventKind::Replay(..))
+    }),
+    ("offloaded", RGBColor(130, 80, 170), |kind| {
+        matches!(kind, EventKind::Offload(..))
+    }),
+    ("uploaded", RGBColor(30, 130, 170), |kind| {
+        matches!(kind, EventKind::Upload(..))
+    }),
+];
 
-impl Movement {
-    fn of(kind: &EventKind) -> Option<Self> {
-        match kind {
-            EventKind::Evict { .. } => Some(Self::Evicted),
-            EventKind::Replay { .. } => Some(Self::Replayed),
-            EventKind::Offload { .. } => Some(Self::Offloaded),
-            EventKind::Upload { .. } => Some(Self::Uploaded),
-            _ => None,
-        }
-    }
-
-    /// The row of all such events.
-    fn row(self, events: &[Event]) -> Row {
-        let moved = events.iter().enumerate();
-        let moved = moved.filter(|(_, event)| Self::of(&event.kind) == Some(self));
-        let mut row = Row {
-            movement: self,
-            bytes: 0,
-            at: Vec::new(),
-        };
-        for (number, event) in moved {
-            row.bytes += event.bytes;
-            row.at.push(number as f64);
-        }
-        row
+/// The row of the events for which `is_of_row` is true.
+fn row(events: &[Event], (name, color, is_of_row): (&'static str, RGBColor, IsOfRow)) -> Row {
+    let events = events.iter().enumerate();
+    let events = events.filter(|(_, event)| is_of_row(&event.kind));
+    let (at, bytes): (_, Vec<u64>) = events
+        .map(|(number, event)| (number as f64, event.bytes))
+        .unzip();
+    Row {
+        name,
+        color,
+        bytes: bytes.into_iter().sum(),
+        at,
     }
 }
 
@@ -98,13 +97,7 @@ impl Timeline {
             }
         }
         let end = events.len().saturating_sub(1) as f64;
-        let rows = [
-            Movement::Evicted,
-            Movement::Replayed,
-            Movement::Offloaded,
-            Movement::Uploaded,
-        ];
-        let rows = rows.map(|movement| movement.row(events)).into_iter();
+        let rows = ROWS.map(|of| row(events, of)).into_iter();
         Self {
             curves,
             bands: scopes.finish(end),
