@@ -226,12 +226,13 @@ mod tests {
     use super::*;
     use crate::op::op_table;
 
+    fn cost(name: &str) -> OpCost {
+        OpCost::new(op_table().find(|op| op.name == name).expect("a row"))
+    }
+
     /// The key of a cast of so many elements.
     fn cast(elements: usize, from: DType, to: DType) -> ResultKey {
-        let op = op_table()
-            .find(|op| op.name == "float_cast")
-            .expect("a row");
-        let mut cost = OpCost::new(op);
+        let mut cost = cost("float_cast");
         cost.operand(&[elements].into(), from);
         cost.result_type(to);
         cost.key()
@@ -240,9 +241,8 @@ mod tests {
     /// GELU over the same f32 elements on devices and on a CPU.
     #[test]
     fn an_upload_is_dearer_than_a_gelu_on_a_device_and_cheaper_on_a_cpu() {
-        let op = op_table().find(|op| op.name == "gelu").expect("a row");
         let elements = 1 << 22;
-        let mut gelu = OpCost::new(op);
+        let mut gelu = cost("gelu");
         gelu.operand(&[elements].into(), DType::F32);
         let bytes = 4 * elements as u64;
         for device in [DeviceProfile::A100, DeviceProfile::RTX_3090] {
@@ -254,12 +254,9 @@ mod tests {
 
     #[test]
     fn a_product_is_as_fast_as_its_type_and_its_bytes() {
-        let op = op_table()
-            .find(|op| op.name == "float_matmul")
-            .expect("a row");
         let device = DeviceProfile::A100;
         let ns = |size: usize, dtype: DType| {
-            let mut product = OpCost::new(op);
+            let mut product = cost("float_matmul");
             product.operand(&[size, size].into(), dtype);
             product.operand(&[size, size].into(), dtype);
             let elements = (size * size) as u64;

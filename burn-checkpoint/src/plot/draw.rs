@@ -186,16 +186,11 @@ fn steps(points: &[Point], column: f64) -> Vec<Point> {
     let mut held = None;
     for within in points.chunk_by(|(a, _), (b, _)| (a / column) as u64 == (b / column) as u64) {
         let (first, last) = (within[0], within[within.len() - 1]);
-        let middle = within.iter().map(|(_, bytes)| *bytes);
-        let (lowest, highest) = (middle.clone().min(), middle.max());
+        let bytes = within.iter().map(|(_, bytes)| *bytes);
+        let extremes = bytes.clone().min().into_iter().chain(bytes.max());
         corners.extend(held.map(|bytes| (first.0, bytes)));
         corners.push(first);
-        corners.extend(
-            [lowest, highest]
-                .into_iter()
-                .flatten()
-                .map(|bytes| (last.0, bytes)),
-        );
+        corners.extend(extremes.map(|bytes| (last.0, bytes)));
         corners.push(last);
         held = Some(last.1);
     }
