@@ -49,7 +49,7 @@ pub(super) struct Candidates {
     tidy_at: u64,
     /// Storages that a search for the operation with this number passed over: in use, or tiny.
     held: (u64, Vec<Weak<dyn AnyEntry>>),
-    /// Candidates examined so far.
+    /// Candidates examined since they were cleared.
     pub looks: u64,
     /// A buffer for the evicted inputs of a candidate, empty between searches.
     evicted: Vec<Arc<dyn AnyEntry>>,
@@ -86,10 +86,7 @@ impl Default for Candidates {
 impl Candidates {
     /// Removes all.
     pub fn clear(&mut self) {
-        *self = Self {
-            looks: self.looks,
-            ..Self::default()
-        };
+        *self = Self::default();
     }
 
     /// Adds the storage of this owner. Its first price counts what its tensors cost alone, without evicted inputs.
