@@ -172,15 +172,4 @@ impl MemoryBudget {
             ..self
         }
     }
-
-    /// Uses the measured time of an operation as its cost, in place of an estimate.
-    ///
-    /// Which tensors are evicted then differs from run to run and from rank to rank, so recipes must not run collectives. On lazy backends
-    /// such times mean nothing.
-    pub fn measured_costs(self) -> Self {
-        Self {
-            costs: Costs::Measured,
-            ..self
-        }
-    }
 }

@@ -12,7 +12,7 @@ use super::room::Room;
 use crate::again::again;
 use crate::clock::{self, Lineage, Phase};
 use crate::context::{self, OpContext};
-use crate::cost::{Costs, OpCost, Timer};
+use crate::cost::{Costs, OpCost};
 use crate::entry::Origin;
 use crate::handle::Managed;
 use crate::kind::Value;
@@ -34,7 +34,6 @@ pub(crate) struct Call<B: Backend> {
     records: bool,
     /// Whether the result is delivered, as all of its operands are.
     delivers: bool,
-    timer: Timer,
     pub lineage: Lineage,
 }
 
@@ -47,7 +46,6 @@ impl<B: Backend> Call<B> {
             operands: Operands::new(op),
             records: false,
             delivers: false,
-            timer: Timer::start(Costs::Estimated),
             lineage: Lineage::Activation,
         }
     }
@@ -133,7 +131,6 @@ impl<B: Backend> Call<B> {
             self.records = true;
         }
         self.records &= !self.op_context.keeps;
-        self.timer = Timer::start(self.op_context.costs);
     }
 
     fn decide(&mut self) {
@@ -153,7 +150,6 @@ impl<B: Backend> Call<B> {
         if self.op_context.step.is_some() {
             self.operands.make_room();
         }
-        self.timer = Timer::start(self.op_context.costs);
     }
 
     /// The result with its recipe, if it gets one. Both arguments are references, whose contents are taken: passing such large values
@@ -272,10 +268,9 @@ impl<B: Backend> Call<B> {
         let Some(cost) = &self.operands.cost else {
             return 0.0;
         };
-        match (&self.op_context.costs, self.timer.ns()) {
-            (_, Some(ns)) => ns,
-            (Costs::On(device), None) => cost.ns_on(device, elements as u64, bytes),
-            (_, None) => cost.ns(elements as u64),
+        match &self.op_context.costs {
+            Costs::On(device) => cost.ns_on(device, elements as u64, bytes),
+            Costs::Estimated => cost.ns(elements as u64),
         }
     }
 
