@@ -116,8 +116,8 @@ pub(crate) enum Origin {
     Fixed,
     /// By its recipe.
     Recorded,
-    /// By its recipe, which is never dropped: it stands for data elsewhere.
-    Source,
+    /// By its recipe, which is never dropped, for each use: it is delivered.
+    Delivered,
     /// By its copy in host memory.
     Hosted,
 }

@@ -65,7 +65,7 @@ impl<B: Backend> Managed<B> {
                 // A buffer's only owner may write into it: the last user gets the storage itself.
                 let last = node.meta.users() == 1 && state.locks == 0 && !state.branch_point;
                 let wanted = state.origin == Origin::Fixed && Arc::strong_count(node) > 1;
-                if !last || wanted || state.origin == Origin::Source {
+                if !last || wanted {
                     return peek_kind::<B, K>(value).clone();
                 }
                 if state.outlasts_handles(&node.meta, Arc::strong_count(node) - 1) {
@@ -157,7 +157,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     ///
     /// # Panics
     ///
-    /// If it cannot be brought back: an operation of the inner backend failed, a source could not deliver, or a copy could not be
+    /// If it cannot be brought back: an operation of the inner backend failed, a delivery failed, or a copy could not be
     /// read. The tensor does not change, and the next use tries again.
     #[inline]
     pub fn into_inner(self) -> K::Primitive {

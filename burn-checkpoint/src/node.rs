@@ -210,7 +210,7 @@ pub(crate) struct TensorMeta<B: Backend> {
     /// Whether its elements are sure to lie in the order that its shape says, as they do when they come back from the host.
     pub row_major: bool,
     /// Whether the storage exists during uses only: the elements are delivered, or computed from delivered ones alone. Its origin is
-    /// [`Origin::Source`].
+    /// [`Origin::Delivered`].
     pub is_delivered: bool,
     /// Whether the operation wrote into its operand's storage: it comes back only by all writes before it too.
     pub overwrites: bool,

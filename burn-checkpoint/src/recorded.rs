@@ -97,7 +97,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         let Storage::Resident(value) = &state.storage else {
             return false;
         };
-        if state.locks > 0 || state.origin == Origin::Source {
+        if state.locks > 0 || state.origin == Origin::Delivered {
             return false;
         }
         if state.copy.is_none() {
@@ -298,7 +298,7 @@ impl<B: Backend> AnyEntry for Node<B> {
                 let limit = self.meta.memory.limit();
                 limit.map_or(0.0, |limit| limit.upload_ns(self.meta.bytes))
             }
-            Origin::Fixed | Origin::Recorded | Origin::Source => self.meta.cost_ns,
+            Origin::Fixed | Origin::Recorded | Origin::Delivered => self.meta.cost_ns,
         }
     }
 }

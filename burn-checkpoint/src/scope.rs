@@ -84,8 +84,8 @@ pub(crate) fn keeping<R>(region: impl FnOnce() -> R) -> R {
     result.expect("a scope runs its region")
 }
 
-/// Drops the storage of tensors that can come back: those made in a scope that is open, under a budget, or by
-/// [`Remat::from_source`](crate::Remat::from_source). Others stay as they are.
+/// Drops the storage of tensors that can come back: those made in a scope that is open, or under a budget.
+/// Others stay as they are.
 ///
 /// # Cost
 ///

@@ -14,9 +14,8 @@ use crate::error::RematError;
 /// # What is counted
 ///
 /// What operations of the thread make: activations, random numbers, gradients. What was there before, and what survives a
-/// step (new parameters, optimizer state), is not counted. Views are counted once with what they are views of. What
-/// [`Remat::from_source`](crate::Remat::from_source) delivers counts while it is resident, but is never evicted by a budget, only by
-/// [`evict`](crate::evict): delivering may be collective.
+/// step (new parameters, optimizer state), is not counted. Views are counted once with what they are views of. What is
+/// [`delivered`](crate::delivered()) counts during its uses.
 ///
 /// # Before it is made
 ///

@@ -352,7 +352,7 @@ impl<B: Backend> Call<B> {
             recipe = None;
         }
         let origin = match recipe {
-            Some(_) if self.delivers => Origin::Source,
+            Some(_) if self.delivers => Origin::Delivered,
             Some(_) => Origin::Recorded,
             None => Origin::Fixed,
         };
