@@ -303,7 +303,7 @@ impl<B: Backend> TensorMeta<B> {
         let owner = self.owner();
         if owner.residents.fetch_add(1, Ordering::AcqRel) == 0 {
             // Views may be made under other budgets, or by other threads.
-            owner.memory.bytes.add(owner.bytes);
+            owner.memory.counts.add(owner.bytes);
         }
     }
 
@@ -314,7 +314,7 @@ impl<B: Backend> TensorMeta<B> {
         }
         let owner = self.owner();
         if owner.residents.fetch_add(1, Ordering::AcqRel) == 0 {
-            owner.memory.bytes.add_unseen(owner.bytes);
+            owner.memory.counts.add_unseen(owner.bytes);
         }
     }
 
@@ -323,7 +323,7 @@ impl<B: Backend> TensorMeta<B> {
     pub fn storage_removed(&self) -> u64 {
         let owner = self.owner();
         if owner.residents.fetch_sub(1, Ordering::AcqRel) == 1 {
-            owner.memory.bytes.remove(owner.bytes);
+            owner.memory.counts.remove(owner.bytes);
             owner.bytes
         } else {
             0
@@ -372,7 +372,7 @@ impl<B: Backend> TensorMeta<B> {
             let (op, node) = (self.op.name, self.id);
             let device = self.memory.device();
             let kind = kind(Traced { op, node });
-            trace::emit(kind, bytes, self.memory.bytes.live(), Some(device));
+            trace::emit(kind, bytes, self.memory.counts.live(), Some(device));
         }
     }
 }

@@ -244,7 +244,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         }
         // One more than the number of residents: the count does not reach 0 again, so the storage is not counted again.
         if owner.residents.fetch_add(1, Ordering::AcqRel) > 0 {
-            owner.memory.bytes.remove(owner.bytes);
+            owner.memory.counts.remove(owner.bytes);
             owner.emit(EventKind::Retire, owner.bytes);
         }
     }
