@@ -98,6 +98,12 @@ impl Context {
         memory
     }
 
+    /// The counters that were added last, if their budget runs operations again for which there is no memory. A thread without counters has
+    /// managed no tensor under this budget, so there is nothing to evict.
+    fn retrying(&self) -> Option<&Arc<MemoryStats>> {
+        self.counters.last().filter(|memory| memory.retries())
+    }
+
     /// The budget in force.
     fn budget(&self) -> Option<&Arc<Installed>> {
         let own = self.budgets.top();
@@ -207,8 +213,8 @@ pub(crate) struct OpContext {
     pub step: Option<Step>,
     /// Where that budget takes costs from.
     pub costs: Costs,
-    /// Whether that budget runs operations again for which there is no memory.
-    pub retries: bool,
+    /// If that budget runs operations again for which there is no memory: the counters of what it may evict.
+    pub retrying: Option<Arc<MemoryStats>>,
 }
 
 /// Begins an operation.
@@ -225,7 +231,7 @@ pub(crate) fn tick(op: &OpInfo) -> OpContext {
             region: region.cloned(),
             step: budget.map(|_| context.step),
             costs: budget.map_or(Costs::Estimated, |budget| budget.settings.costs),
-            retries: budget.is_some_and(|budget| budget.settings.retries),
+            retrying: context.retrying().cloned(),
         }
     })
 }
@@ -237,8 +243,7 @@ pub(crate) fn memory_on(device: DeviceId) -> Arc<MemoryStats> {
 
 /// The counters that were added last, if their budget runs operations again for which there is no memory.
 pub(crate) fn retrying() -> Option<Arc<MemoryStats>> {
-    let recent = CONTEXT.with_borrow(|context| context.counters.last().cloned());
-    recent.filter(|memory| memory.retries())
+    CONTEXT.with_borrow(|context| context.retrying().cloned())
 }
 
 /// Runs an operation that has no operands to bring back, and runs it again if there is no memory for it.

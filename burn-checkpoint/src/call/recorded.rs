@@ -71,7 +71,7 @@ impl<B: Backend> Call<B> {
     /// Drops the recipe of an operation that is not recorded, so that it may write into its operands; not if it may have to run again.
     #[inline]
     fn give_up(&self, recipe: &mut Option<impl Recipe<B>>) {
-        if !self.records && !self.op_context.retries {
+        if !self.records && self.op_context.retrying.is_none() {
             *recipe = None;
         }
     }
@@ -83,23 +83,24 @@ impl<B: Backend> Call<B> {
         recipe: &Option<impl Recipe<B>>,
         first: impl FnOnce() -> Value<B>,
     ) -> Value<B> {
-        match recipe {
-            Some(recipe) if self.op_context.retries => {
+        match (recipe, &self.op_context.retrying) {
+            (Some(recipe), Some(memory)) => {
                 let mut first = Some(first);
-                self.run_again(recipe, &mut || first.take().expect("called once")())
+                self.run_again(memory, recipe, &mut || first.take().expect("called once")())
             }
             _ => first(),
         }
     }
 
-    fn run_again(&self, recipe: &dyn Recipe<B>, first: &mut dyn FnMut() -> Value<B>) -> Value<B> {
-        // Without counters the thread has managed no tensor under this budget, so there is nothing to evict.
-        let Some(memory) = context::retrying() else {
-            return first();
-        };
+    fn run_again(
+        &self,
+        memory: &MemoryStats,
+        recipe: &dyn Recipe<B>,
+        first: &mut dyn FnMut() -> Value<B>,
+    ) -> Value<B> {
         // Inputs stay locked through all tries: otherwise each try would begin with the same replays.
         let mut inputs = None;
-        again(&memory, self.op, first, || {
+        again(memory, self.op, first, || {
             inputs.get_or_insert_with(|| replay::lock_inputs(recipe));
             recipe.run()
         })
