@@ -406,15 +406,6 @@ pub(crate) fn uninstall(ticket: Ticket) {
     });
 }
 
-/// The budget of the process, if it is in force on this thread.
-pub(crate) fn of_process() -> Option<Arc<Installed>> {
-    records();
-    CONTEXT.with_borrow(|context| match context.budgets.is_empty() {
-        true => context.of_process.clone(),
-        false => None,
-    })
-}
-
 /// The budget in force on this thread.
 pub(crate) fn in_force() -> Option<Arc<Installed>> {
     records();
