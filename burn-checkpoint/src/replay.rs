@@ -16,35 +16,27 @@ use crate::error::RematError;
 use crate::node::{Input, Node, Recipe, Storage, vacate};
 use crate::request::DELIVERED;
 use crate::trace::EventKind;
-use crate::{unwound, verify};
+use crate::{stack, unwound, verify};
 
 /// Brings nodes back, with what they need.
 pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<Node<B>>>) {
-    struct Replaying;
-    impl Drop for Replaying {
-        fn drop(&mut self) {
-            REPLAYS.set(REPLAYS.get() - 1);
+    stack::with(&REPLAYING, true, || {
+        for target in targets {
+            if !fetch(&target) {
+                Plan::new(target).run();
+            }
         }
-    }
-    REPLAYS.set(REPLAYS.get() + 1);
-    let _replaying = Replaying;
-    for target in targets {
-        if fetch(&target) {
-            continue;
-        }
-        Plan::new(target).run();
-    }
+    });
 }
 
 thread_local! {
-    /// How many calls of [`bring_back`] this thread is in.
-    static REPLAYS: Cell<usize> = const { Cell::new(0) };
+    static REPLAYING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether the operations that this thread gives to the backend below [`Remat`](crate::Remat) bring evicted tensors back, by a replay or an
 /// upload. For backends that tell forward from backward by the operations they get.
 pub fn is_replaying() -> bool {
-    REPLAYS.get() > 0
+    REPLAYING.get()
 }
 
 /// Inputs of a recipe, which stay resident until this is dropped.
