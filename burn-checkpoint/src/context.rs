@@ -59,8 +59,6 @@ struct Context {
     /// The sum of all counters of the thread, also of budgets that ended.
     totals: Option<Arc<Totals>>,
     collected: Vec<Arc<dyn AnyEntry>>,
-    /// The emptied list of an ended scope, for the tensors of the next one.
-    spare: Vec<Weak<dyn AnyEntry>>,
     /// Whether a tensor of `Remat` was used or returned since the outermost scope began.
     met: bool,
 }
@@ -75,7 +73,6 @@ impl Context {
             counters: Vec::new(),
             totals: None,
             collected: Vec::new(),
-            spare: Vec::new(),
             met: false,
         }
     }
@@ -292,7 +289,7 @@ pub(crate) fn push(make: impl FnOnce(Option<Arc<Region>>) -> (Region, u64)) -> u
         context.frames.push(Frame {
             region: Arc::new(region),
             number,
-            nodes: std::mem::take(&mut context.spare),
+            nodes: Vec::new(),
             sizes: Sizes::default(),
         });
         context.update();
@@ -320,26 +317,6 @@ pub(crate) fn pop(depth: usize) -> Option<Frame> {
         context.update();
         closed.flatten()
     })
-}
-
-/// The lists of a scope are kept for the next one if they have room for at most this many tensors.
-const USUAL_OPERATIONS: usize = 1024;
-
-/// Empties the lists of an ended scope and keeps them for the next one.
-pub(crate) fn give_back(mut nodes: Vec<Weak<dyn AnyEntry>>, mut results: Vec<Arc<dyn AnyEntry>>) {
-    if nodes.capacity().max(results.capacity()) > USUAL_OPERATIONS {
-        return;
-    }
-    // Outside of the borrow: these may be the last references.
-    nodes.clear();
-    results.clear();
-    let before = CONTEXT.with_borrow_mut(|context| {
-        (
-            std::mem::replace(&mut context.spare, nodes),
-            std::mem::replace(&mut context.collected, results),
-        )
-    });
-    drop(before);
 }
 
 /// The innermost scope.

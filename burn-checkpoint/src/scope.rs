@@ -129,7 +129,7 @@ impl Drop for Open {
 }
 
 /// Ends a scope: its policy decides about the tensors that are in use and are not results.
-fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
+fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
     let Frame {
         region,
         number,
@@ -171,12 +171,11 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
     }
     download::start();
     let outer = context::region();
-    for result in results.drain(..) {
+    for result in results {
         if let Some(bytes) = result.leave(&region, outer.as_ref()) {
             context::enlist(Arc::downgrade(&result), bytes);
         }
     }
-    context::give_back(nodes, results);
     if trace::is_on() {
         let (scope, label) = (number, region.label().to_owned());
         trace::emit(EventKind::ScopeEnd { scope, label }, 0, 0, None);
