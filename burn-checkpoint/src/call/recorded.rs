@@ -7,6 +7,7 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape};
 
 use super::operands::{Operands, Shares};
+use super::order::keeps_order;
 use super::results::Results;
 use super::room::Room;
 use crate::again::again;
@@ -304,7 +305,7 @@ impl<B: Backend> Call<B> {
         };
         TensorMeta {
             bytes: if own { bytes(elements, dtype) } else { 0 },
-            contiguous: self.op.work != Work::View || is_contiguous(self.op),
+            contiguous: self.op.work != Work::View || keeps_order(self.op),
             row_major: self.operands.order.is_kept(self.op, elements),
             is_delivered: self.delivers,
             overwrites: self.operands.written > 0,
@@ -409,12 +410,4 @@ fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineag
         return Lineage::Activation;
     }
     operands
-}
-
-/// Whether the result of a view operation is contiguous if its operand is.
-#[inline]
-fn is_contiguous(op: &OpInfo) -> bool {
-    ["reshape", "detach", "set_require_grad"]
-        .iter()
-        .any(|name| op.name.ends_with(name))
 }
