@@ -22,7 +22,7 @@ impl<B: Backend> Drop for Node<B> {
             self.meta.freed(bytes);
         }
         if let Storage::Host(copy) = &state.storage {
-            self.meta.memory.prefetch().forget(copy.position);
+            self.meta.memory.prefetch.forget(copy.position);
         }
         let place = *self.meta.place.get_mut();
         if let Some(limit) = self.meta.memory.limit()
@@ -53,8 +53,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             origin: state.origin,
             resident: state.is_resident(),
             locked: state.locks > 0,
-            shared: self.meta.group.is_some() || self.meta.bytes == 0,
-            permuted: !self.meta.row_major,
+            can_move: self.meta.own_bytes() > 0 && self.meta.row_major,
             users: self.meta.users(),
             bytes: self.meta.bytes,
             last_used: state.last_used,
@@ -91,8 +90,9 @@ impl<B: Backend> AnyEntry for Node<B> {
         }
     }
 
-    fn offload(&self, own: Weak<dyn AnyEntry>) -> bool {
-        let prefetch = self.meta.memory.prefetch();
+    fn offload(self: Arc<Self>) -> bool {
+        let own = Arc::downgrade(&self);
+        let prefetch = &self.meta.memory.prefetch;
         let mut state = self.state.lock();
         let Storage::Resident(value) = &state.storage else {
             return false;

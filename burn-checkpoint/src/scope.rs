@@ -189,16 +189,20 @@ fn move_to_host(node: &Arc<dyn AnyEntry>) {
     if info.op.work == Work::New || info.op.name == "int_into_float" {
         // A copy on the host would cost more than the operation: dropout makes its numbers from bits by `int_into_float`.
         node.evict();
-    } else if info.shared || info.permuted {
+    } else if !info.can_move {
         // A view or a reshaped copy is computed again from the tensor it is a view of. That one moves, unless it has handles of its own
         // and has moved already.
-        if let Some(viewed) = node.restore_viewed()
-            && (viewed.info().permuted || !viewed.offload(Arc::downgrade(&viewed)))
-        {
-            viewed.evict();
+        if let Some(viewed) = node.restore_viewed() {
+            offload_or_evict(&viewed);
         }
         node.evict();
-    } else if !node.offload(Arc::downgrade(node)) {
+    } else {
+        offload_or_evict(node);
+    }
+}
+
+fn offload_or_evict(node: &Arc<dyn AnyEntry>) {
+    if !node.clone().offload() {
         node.evict();
     }
 }
