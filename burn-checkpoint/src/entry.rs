@@ -50,8 +50,6 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64>;
     /// Visits the inputs that have to come back before this node can be replayed.
     fn sources(&self, visit: &mut VisitSource<'_>);
-    /// Whether its storage exists during its uses only.
-    fn is_delivered(&self) -> bool;
     /// Whether the search with this number has not seen it before.
     fn is_new_to(&self, search: u64) -> bool;
     /// Estimated nanoseconds to run this node's recipe alone, or to upload it.

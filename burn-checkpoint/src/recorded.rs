@@ -284,10 +284,6 @@ impl<B: Backend> AnyEntry for Node<B> {
         });
     }
 
-    fn is_delivered(&self) -> bool {
-        self.meta.is_delivered
-    }
-
     fn is_new_to(&self, search: u64) -> bool {
         self.meta.search.swap(search, Ordering::Relaxed) != search
     }

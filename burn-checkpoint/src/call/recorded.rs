@@ -292,7 +292,12 @@ impl<B: Backend> Call<B> {
 
     /// The record of a result. It has one user: the handle that `enter` makes.
     #[inline]
-    fn meta(&self, value: &Value<B>, cost_ns: impl FnOnce(usize, u64) -> f32) -> TensorMeta<B> {
+    fn meta(
+        &self,
+        value: &Value<B>,
+        origin: Origin,
+        cost_ns: impl FnOnce(usize, u64) -> f32,
+    ) -> TensorMeta<B> {
         let device = value.device().unwrap_or_default();
         let memory = self.memory(&device);
         let shape = value.shape();
@@ -307,7 +312,7 @@ impl<B: Backend> Call<B> {
             bytes: if own { bytes(elements, dtype) } else { 0 },
             contiguous: self.op.work != Work::View || keeps_order(self.op),
             row_major: self.operands.order.is_kept(self.op, elements),
-            is_delivered: self.delivers,
+            is_delivered: origin == Origin::Delivered,
             overwrites: self.operands.written > 0,
             group,
             users: AtomicU32::new(1),
@@ -359,7 +364,7 @@ impl<B: Backend> Call<B> {
             None => Origin::Fixed,
         };
         Arc::new_cyclic(|_| {
-            let meta = self.meta(value, cost_ns);
+            let meta = self.meta(value, origin, cost_ns);
             let region = self.op_context.region.clone();
             let storage = Storage::Resident(std::mem::replace(value, Value::Absent));
             let state = State::new(storage, origin, self.op_context.number, region);

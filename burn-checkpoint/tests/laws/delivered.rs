@@ -8,9 +8,10 @@ use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::module::embedding;
 use burn::tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
+use burn_checkpoint::kinds::Value;
 use burn_checkpoint::{
-    MemoryBudget, Policy, Remat, RematError, RematStats, checkpoint, checkpoint_with, delivered,
-    delivered_in_types, evict, is_delivered,
+    MemoryBudget, OpInfo, Policy, Remat, RematError, RematStats, Work, checkpoint, checkpoint_with,
+    delivered, delivered_in_types, evict, is_delivered,
 };
 use burn_flex::Flex;
 
@@ -291,6 +292,26 @@ fn a_failed_delivery_is_told_and_the_next_use_tries_again() {
         "{message}"
     );
     assert_eq!(run(), plain);
+}
+
+/// Each would come back only together with the others.
+#[test]
+fn several_results_of_one_operation_stay() {
+    const BOTH: &OpInfo = &OpInfo::custom("both", Work::Cheap);
+    let _budget = MemoryBudget::bytes(8 * BYTES).install();
+    let own: Tensor<Remat<Flex>, 2> = on_use([8, 8], || elements(0));
+    let own = Value::Float(own.into_primitive().tensor());
+    let twice = |[x]: [Value<Flex>; 1]| Value::Many(vec![x.clone(), x]);
+    let Value::Many(both) = Remat::<Flex>::operation(BOTH, [own], twice) else {
+        panic!("two results");
+    };
+    for result in both {
+        let result = TensorPrimitive::Float(result.float());
+        let result = Tensor::<Remat<Flex>, 2>::from_primitive(result);
+        for _ in 0..2 {
+            assert_eq!(result.clone().into_data(), elements(0));
+        }
+    }
 }
 
 #[test]
