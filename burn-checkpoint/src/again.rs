@@ -30,7 +30,7 @@ pub(crate) fn again<R>(
             resume_unwind(panic);
         };
         if in_vain == TRIES {
-            let holders = limit.holders(memory.device());
+            let holders = limit.holders(memory.device);
             log::error!(
                 "no memory for `{}`, and nothing to evict: {holders}",
                 op.name

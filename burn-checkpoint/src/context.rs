@@ -82,7 +82,7 @@ impl Context {
     }
 
     fn memory(&mut self, device: DeviceId) -> Arc<MemoryStats> {
-        if let Some(memory) = self.counters.iter().find(|x| x.device() == device) {
+        if let Some(memory) = self.counters.iter().find(|x| x.device == device) {
             return memory.clone();
         }
         let totals = self.totals().clone();
@@ -254,7 +254,7 @@ pub(crate) fn or_again<R>(op: &OpInfo, run: impl Fn() -> R) -> R {
 /// Checks which copies to the host have arrived, and drops the recipes that they replace.
 pub(crate) fn copies_arrived() {
     let counters = CONTEXT.with_borrow(|context| context.counters.clone());
-    counters.iter().for_each(|memory| memory.prefetch().poll());
+    counters.iter().for_each(|memory| memory.prefetch.poll());
 }
 
 /// Begins a forward or backward pass. Returns the thread's new step, `None` without a budget.

@@ -85,7 +85,7 @@ pub(crate) trait Limit: Send + Sync {
     /// Removes a node that is being dropped: what refers to it would keep its allocation.
     fn forget(&self, place: u64);
     /// Adds a node that is resident again to those that may be evicted.
-    fn list(&self, node: &Arc<dyn AnyEntry>);
+    fn list(&self, node: Arc<dyn AnyEntry>);
     /// Estimated nanoseconds to bring a tensor of so many bytes back from the host.
     fn upload_ns(&self, bytes: u64) -> f32;
     /// Counts an operation and its work.
@@ -100,13 +100,13 @@ pub(crate) trait Limit: Send + Sync {
 
 /// Counters of one thread's managed tensors on one device. A tensor keeps the counters of the thread that made it.
 pub(crate) struct MemoryStats {
-    device: DeviceId,
+    pub device: DeviceId,
     pub counts: Arc<Counts>,
     limit: Option<Arc<dyn Limit>>,
     /// Whether new tensors are counted here: false once another budget came into force on the thread.
     current: AtomicBool,
     thread: Arc<Totals>,
-    prefetch: Prefetch,
+    pub prefetch: Prefetch,
 }
 
 impl MemoryStats {
@@ -127,16 +127,6 @@ impl MemoryStats {
         });
         thread.add(&memory);
         memory
-    }
-
-    #[inline]
-    pub fn prefetch(&self) -> &Prefetch {
-        &self.prefetch
-    }
-
-    #[inline]
-    pub fn device(&self) -> DeviceId {
-        self.device
     }
 
     #[inline]

@@ -370,7 +370,7 @@ impl<B: Backend> TensorMeta<B> {
     pub fn emit(&self, kind: impl FnOnce(Traced) -> EventKind, bytes: u64) {
         if trace::is_on() {
             let (op, node) = (self.op.name, self.id);
-            let device = self.memory.device();
+            let device = self.memory.device;
             let kind = kind(Traced { op, node });
             trace::emit(kind, bytes, self.memory.counts.live(), Some(device));
         }

@@ -133,10 +133,10 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     }
     if let Some(limit) = meta.memory.limit() {
         // Nothing is uploaded ahead under a budget: what it evicts would depend on when copies arrive.
-        meta.memory.prefetch().forget(position);
-        limit.list(&any(node));
+        meta.memory.prefetch.forget(position);
+        limit.list(node.clone());
     } else {
-        meta.memory.prefetch().asked_for(position);
+        meta.memory.prefetch.asked_for(position);
     }
     true
 }
@@ -157,11 +157,6 @@ fn lost<B: Backend>(node: &Arc<Node<B>>, reason: String) -> bool {
     drop(state);
     drop(storage);
     false
-}
-
-/// The node as its budget sees it.
-fn any<B: Backend>(node: &Arc<Node<B>>) -> Arc<dyn AnyEntry> {
-    node.clone()
 }
 
 /// In verify mode: replays a node that is about to be evicted, and compares. It is resident after it as before.
@@ -332,7 +327,7 @@ impl<B: Backend> Plan<B> {
         meta.storage_restored();
         drop(state);
         if let Some(limit) = meta.memory.limit() {
-            limit.list(&any(node));
+            limit.list(node.clone());
         }
         if rehearsing {
             return;

@@ -26,7 +26,7 @@ impl Installed {
     /// The counters of a device, with its budget.
     pub fn on(&self, device: DeviceId, thread: &Arc<Totals>) -> Arc<MemoryStats> {
         let mut devices = self.devices.lock();
-        if let Some((memory, _)) = devices.iter().find(|(memory, _)| memory.device() == device) {
+        if let Some((memory, _)) = devices.iter().find(|(memory, _)| memory.device == device) {
             return memory.clone();
         }
         let counts = Arc::new(Counts::default());

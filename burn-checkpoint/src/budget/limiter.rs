@@ -433,10 +433,10 @@ impl Limit for Budget {
         }
     }
 
-    fn list(&self, node: &Arc<dyn AnyEntry>) {
+    fn list(&self, node: Arc<dyn AnyEntry>) {
         let mut nodes = self.nodes.lock();
         if !nodes.memo.repeats()
-            && let Some(owner) = node.clone().list()
+            && let Some(owner) = node.list()
         {
             nodes.candidates.add(owner);
         }

@@ -157,7 +157,7 @@ impl<B: Backend> Operands<B> {
         let mut state = node.state();
         if let Some(cost) = &mut self.cost {
             cost.operand(&meta.shape, meta.dtype);
-            self.device.get_or_insert_with(|| meta.memory.device());
+            self.device.get_or_insert_with(|| meta.memory.device);
         }
         if let Some(step) = op_context.step
             && step.phase == Phase::Backward

@@ -260,7 +260,7 @@ impl<B: Backend> Call<B> {
     fn memory(&self, device: &Device<B>) -> Arc<MemoryStats> {
         burn_decorator::ensure_mended::<B>(device);
         let known = self.operands.memory.as_ref();
-        let known = known.filter(|memory| memory.device() == device.id());
+        let known = known.filter(|memory| memory.device == device.id());
         known.map_or_else(|| context::memory_on(device.id()), Arc::clone)
     }
 
