@@ -139,10 +139,7 @@ impl<B: Backend> Drop for Managed<B> {
         }
         let vacated = vacate(meta, &mut state);
         drop(state);
-        if let Some((storage, bytes)) = vacated {
-            drop(storage);
-            meta.freed(bytes);
-        }
+        meta.release(vacated);
     }
 }
 

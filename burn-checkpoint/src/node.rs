@@ -330,9 +330,19 @@ impl<B: Backend> TensorMeta<B> {
         }
     }
 
-    /// Reports bytes that are freed.
+    /// Reports bytes that are freed; not those of a replay that only compares.
     pub fn freed(&self, bytes: u64) {
-        self.emit(EventKind::Free, bytes);
+        if !verify::is_rehearsing() {
+            self.emit(EventKind::Free, bytes);
+        }
+    }
+
+    /// Drops a storage that [`vacate`] returned, if it did, once the lock is released.
+    pub fn release(&self, vacated: Option<(Storage<B>, u64)>) {
+        if let Some((storage, bytes)) = vacated {
+            unwound::release(storage);
+            self.freed(bytes);
+        }
     }
 
     /// Counts a storage that was uploaded from the host.
@@ -504,8 +514,8 @@ impl<B: Backend> State<B> {
     }
 }
 
-/// Takes the storage out of a node, if it can come back, and returns the bytes that this frees. The caller drops the storage after
-/// releasing the lock.
+/// Takes the storage out of a node, if it can come back, and returns it with the bytes that this frees. The caller drops the storage after
+/// releasing the lock, by [`TensorMeta::release`] unless it counts an eviction.
 #[inline]
 pub(crate) fn vacate<B: Backend>(
     meta: &TensorMeta<B>,
@@ -529,9 +539,7 @@ pub(crate) fn take_value<B: Backend>(
         return None;
     }
     let bytes = about_to_go(meta, state);
-    if !verify::is_rehearsing() {
-        meta.freed(bytes);
-    }
+    meta.freed(bytes);
     let gone = state.gone();
     match std::mem::replace(&mut state.storage, gone) {
         Storage::Resident(value) => Some(value),

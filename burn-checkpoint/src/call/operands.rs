@@ -10,9 +10,9 @@ use crate::context::{self, OpContext};
 use crate::cost::OpCost;
 use crate::entry::{AnyEntry, Origin};
 use crate::memory::MemoryStats;
-use crate::node::{Input, Node, Source, State, Storage, TensorMeta, Viewed, vacate};
+use crate::node::{Input, Node, Source, State, Storage, TensorMeta, Viewed};
 use crate::op::OpInfo;
-use crate::replay;
+use crate::replay::{self, Locked};
 use crate::request::PARAMETER;
 use crate::trace::{self, EventKind};
 use crate::work::Work;
@@ -49,26 +49,10 @@ pub(super) struct Operands<B: Backend> {
     /// The counters of that device, once room was made on it.
     pub memory: Option<Arc<MemoryStats>>,
     pub lineage: Lineage,
-    /// Delivered operands, locked until the operation is over.
-    delivered: Vec<Arc<Node<B>>>,
+    /// Delivered operands, until the operation is over.
+    delivered: Locked<B>,
     /// Whether any operand is not delivered.
     has_others: bool,
-}
-
-/// Unlocks the delivered operands and drops their storages.
-impl<B: Backend> Drop for Operands<B> {
-    fn drop(&mut self) {
-        for node in self.delivered.drain(..) {
-            let mut state = node.state();
-            state.locks -= 1;
-            let vacated = vacate(&node.meta, &mut state);
-            drop(state);
-            if let Some((storage, bytes)) = vacated {
-                drop(storage);
-                node.meta.freed(bytes);
-            }
-        }
-    }
 }
 
 impl<B: Backend> Operands<B> {
@@ -88,7 +72,7 @@ impl<B: Backend> Operands<B> {
             device: None,
             memory: None,
             lineage: Lineage::Activation,
-            delivered: Vec::new(),
+            delivered: Locked::default(),
             has_others: false,
         }
     }
@@ -186,8 +170,7 @@ impl<B: Backend> Operands<B> {
         }
         self.largest = self.largest.max(meta.bytes);
         if meta.is_delivered {
-            state.locks += 1;
-            self.delivered.push(node.clone());
+            self.delivered.add(node, &mut state);
         } else {
             self.has_others = true;
         }
