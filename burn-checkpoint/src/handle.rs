@@ -57,7 +57,7 @@ impl<B: Backend> Managed<B> {
     fn take<K: Kind<B>>(self) -> K::Primitive {
         let node = self.node();
         if node.meta.is_delivered {
-            return self.receive::<K>();
+            return self.load::<K>();
         }
         loop {
             let mut state = node.state();
@@ -80,14 +80,15 @@ impl<B: Backend> Managed<B> {
         }
     }
 
-    /// The storage of a delivered tensor. It leaves the node, unless an operation that is being recorded or a replay has locked it.
-    fn receive<K: Kind<B>>(&self) -> K::Primitive {
+    /// A clone of the storage. That of a delivered tensor leaves the node instead, unless an operation that is being recorded or a replay has
+    /// locked it.
+    fn load<K: Kind<B>>(&self) -> K::Primitive {
         let node = self.node();
         loop {
             let mut state = node.state();
-            let locked = state.locks > 0;
+            let stays = !node.meta.is_delivered || state.locks > 0;
             if let Storage::Resident(value) = &state.storage
-                && locked
+                && stays
             {
                 return peek_kind::<B, K>(value).clone();
             }
@@ -96,19 +97,6 @@ impl<B: Backend> Managed<B> {
             }
             drop(state);
             replay::bring_back([node.clone()]);
-        }
-    }
-
-    /// A clone of the storage.
-    fn load<K: Kind<B>>(&self) -> K::Primitive {
-        if self.node().meta.is_delivered {
-            return self.receive::<K>();
-        }
-        loop {
-            if let Storage::Resident(value) = &self.node().state().storage {
-                return peek_kind::<B, K>(value).clone();
-            }
-            replay::bring_back([self.node().clone()]);
         }
     }
 }
