@@ -323,11 +323,7 @@ impl<B: Backend> Plan<B> {
         let rehearsing = verify::is_rehearsing();
         let start = Instant::now();
         let run = || node.run();
-        let value = match meta.memory.retries() {
-            true => again(&meta.memory, meta.op, run, run),
-            false => run(),
-        };
-        let Some((value, computed)) = value else {
+        let Some((value, computed)) = again(&meta.memory, meta.op, run, run) else {
             return;
         };
         let time = start.elapsed();
