@@ -96,10 +96,6 @@ pub(crate) struct Upload<B: Backend> {
 }
 
 impl<B: Backend> Recipe<B> for Upload<B> {
-    fn computes(&self) -> bool {
-        false
-    }
-
     fn inputs(&self, _visit: &mut dyn FnMut(Input<'_, B>)) {}
 
     fn run(&self) -> Value<B> {
