@@ -17,8 +17,10 @@ use crate::request::PARAMETER;
 use crate::trace::{self, EventKind};
 use crate::work::Work;
 
-/// Whose storage the result has, if not its own.
+/// Whose storage the result of a view operation has.
 pub(super) enum Shares<B: Backend> {
+    /// Its own: a reshape of an operand that is not contiguous copies.
+    Own,
     /// An unmanaged tensor's.
     Leaf,
     /// That of a managed tensor.
@@ -30,10 +32,8 @@ pub(super) struct Operands<B: Backend> {
     op: &'static OpInfo,
     /// Operands that are evicted, or have outlived their step.
     waiting: Vec<Arc<Node<B>>>,
-    /// Of a view: the first operand's storage.
+    /// Of a view operation, once its first operand was seen.
     pub shares: Option<Shares<B>>,
-    /// Whether this view operation copies: a reshape of an operand that is not contiguous.
-    copies: bool,
     pub order: Order,
     /// For a view in a scope that may offload: what it is a view of.
     pub viewed: Option<Box<Viewed<B>>>,
@@ -62,7 +62,6 @@ impl<B: Backend> Operands<B> {
             op,
             waiting: Vec::new(),
             shares: None,
-            copies: false,
             order: Order::default(),
             viewed: None,
             largest: 0,
@@ -152,16 +151,14 @@ impl<B: Backend> Operands<B> {
         }
         self.order.see(&meta.shape, meta.row_major);
         if self.is_first_of_view() {
-            self.copies = !meta.contiguous && self.op.name.ends_with("reshape");
-            self.shares = match &meta.group {
-                _ if self.copies => None,
-                Some(group) => Some(Shares::With(group.clone())),
-                None if meta.bytes == 0 => Some(Shares::Leaf),
-                None => Some(Shares::With(source.clone())),
-            };
-            if self.copies
-                && let Some(cost) = &mut self.cost
-            {
+            let copies = !meta.contiguous && self.op.name.ends_with("reshape");
+            self.shares = Some(match &meta.group {
+                _ if copies => Shares::Own,
+                Some(group) => Shares::With(group.clone()),
+                None if meta.bytes == 0 => Shares::Leaf,
+                None => Shares::With(source.clone()),
+            });
+            if copies && let Some(cost) = &mut self.cost {
                 cost.copies();
             }
             if may_offload(op_context) {
@@ -195,7 +192,7 @@ impl<B: Backend> Operands<B> {
 
     #[inline]
     fn is_first_of_view(&self) -> bool {
-        self.op.work == Work::View && self.shares.is_none() && !self.copies
+        self.op.work == Work::View && self.shares.is_none()
     }
 
     /// Brings back evicted operands. References to them end here: the last holder of an operand may reuse its storage.

@@ -304,7 +304,7 @@ impl<B: Backend> Call<B> {
         let dtype = value.dtype();
         let elements = shape.num_elements();
         let (group, own) = match &self.operands.shares {
-            None => (None, true),
+            None | Some(Shares::Own) => (None, true),
             Some(Shares::Leaf) => (None, false),
             Some(Shares::With(source)) => (Some(source.clone()), true),
         };
