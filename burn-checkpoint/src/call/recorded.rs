@@ -31,10 +31,8 @@ pub(crate) struct Call<B: Backend> {
     op: &'static OpInfo,
     pub op_context: OpContext,
     operands: Operands<B>,
-    /// Whether the result keeps its recipe.
-    records: bool,
-    /// Whether the result is delivered, as all of its operands are.
-    delivers: bool,
+    /// How the result comes back if it gets a recipe; fixed if it gets none.
+    origin: Origin,
     pub lineage: Lineage,
 }
 
@@ -45,8 +43,7 @@ impl<B: Backend> Call<B> {
             op,
             op_context: context::tick(op),
             operands: Operands::new(op),
-            records: false,
-            delivers: false,
+            origin: Origin::Fixed,
             lineage: Lineage::Activation,
         }
     }
@@ -72,7 +69,7 @@ impl<B: Backend> Call<B> {
     /// Drops the recipe of an operation that is not recorded, so that it may write into its operands; not if it may have to run again.
     #[inline]
     fn give_up(&self, recipe: &mut Option<impl Recipe<B>>) {
-        if !self.records && self.op_context.retrying.is_none() {
+        if self.origin == Origin::Fixed && self.op_context.retrying.is_none() {
             *recipe = None;
         }
     }
@@ -128,27 +125,31 @@ impl<B: Backend> Call<B> {
                 self.op_context.step = context::begin(Phase::Backward);
                 self.lineage = Lineage::Gradient;
             }
-            self.records = step.phase == Phase::Forward && !is_seed;
-        } else {
-            self.records = true;
+            if is_seed || step.phase == Phase::Backward {
+                return;
+            }
         }
-        self.records &= !self.op_context.keeps;
+        if !self.op_context.keeps {
+            self.origin = Origin::Recorded;
+        }
     }
 
     fn decide(&mut self) {
         self.operands.bring_back(&self.op_context);
-        self.delivers = self.operands.pass_delivery();
-        if self.delivers {
+        if self.operands.pass_delivery() {
             // It belongs to no scope and to no step.
             self.op_context.region = None;
-            self.records = true;
+            self.origin = Origin::Delivered;
             self.operands.make_room();
             return;
         }
         self.lineage = lineage(&mut self.op_context, self.op, self.operands.lineage);
-        self.records = !self.operands.gives_up()
+        if !self.operands.gives_up()
             && !self.op_context.keeps
-            && self.lineage == Lineage::Activation;
+            && self.lineage == Lineage::Activation
+        {
+            self.origin = Origin::Recorded;
+        }
         if self.op_context.step.is_some() {
             self.operands.make_room();
         }
@@ -162,7 +163,7 @@ impl<B: Backend> Call<B> {
         value: &mut Value<B>,
         recipe: &mut Option<impl Recipe<B> + 'static>,
     ) -> Results<B> {
-        let recipe = recipe.take().filter(|_| self.records);
+        let recipe = recipe.take().filter(|_| self.origin != Origin::Fixed);
         self.results(value, recipe.map(|recipe| Box::new(recipe) as _))
     }
 
@@ -173,7 +174,7 @@ impl<B: Backend> Call<B> {
 
     fn results(&mut self, value: &mut Value<B>, recipe: Option<Box<dyn Recipe<B>>>) -> Results<B> {
         if let Value::Many(parts) = value {
-            let recipe = recipe.filter(|_| !self.delivers);
+            let recipe = recipe.filter(|_| self.origin == Origin::Recorded);
             return self.finish_many(std::mem::take(parts), recipe);
         }
         let node = self.node(value, recipe, |elements, bytes| {
@@ -181,7 +182,7 @@ impl<B: Backend> Call<B> {
         });
         let meta = &node.meta;
         if let Some(viewed) = self.operands.viewed.take()
-            && !self.delivers
+            && self.origin != Origin::Delivered
             && (meta.group.is_some() || !meta.row_major)
         {
             node.state.lock().viewed = Some(viewed);
@@ -359,8 +360,7 @@ impl<B: Backend> Call<B> {
             recipe = None;
         }
         let origin = match recipe {
-            Some(_) if self.delivers => Origin::Delivered,
-            Some(_) => Origin::Recorded,
+            Some(_) => self.origin,
             None => Origin::Fixed,
         };
         Arc::new_cyclic(|_| {
