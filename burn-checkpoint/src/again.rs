@@ -9,7 +9,8 @@ use crate::op::OpInfo;
 /// Retries in a row that evict nothing before the panic is resumed: the first brings operands back, and memory may be freed elsewhere.
 const TRIES: u32 = 2;
 
-/// Runs `first`. While it panics for want of memory, evicts tensors and runs `again`, until [`TRIES`] retries in a row evicted nothing.
+/// Runs `first`. While it panics for want of memory and the budget retries, evicts tensors and runs `again`, until [`TRIES`] retries in a
+/// row evicted nothing.
 ///
 /// # Panics
 ///
@@ -20,6 +21,9 @@ pub(crate) fn again<R>(
     first: impl FnOnce() -> R,
     mut again: impl FnMut() -> R,
 ) -> R {
+    if !memory.retries() {
+        return first();
+    }
     let mut panic = match catch_unwind(AssertUnwindSafe(first)) {
         Ok(result) => return result,
         Err(panic) => panic,
@@ -30,7 +34,7 @@ pub(crate) fn again<R>(
             resume_unwind(panic);
         };
         if in_vain == TRIES {
-            let holders = limit.holders(memory.device());
+            let holders = limit.holders(memory.device);
             log::error!(
                 "no memory for `{}`, and nothing to evict: {holders}",
                 op.name

@@ -59,8 +59,6 @@ struct Context {
     /// The sum of all counters of the thread, also of budgets that ended.
     totals: Option<Arc<Totals>>,
     collected: Vec<Arc<dyn AnyEntry>>,
-    /// The emptied list of an ended scope, for the tensors of the next one.
-    spare: Vec<Weak<dyn AnyEntry>>,
     /// Whether a tensor of `Remat` was used or returned since the outermost scope began.
     met: bool,
 }
@@ -75,7 +73,6 @@ impl Context {
             counters: Vec::new(),
             totals: None,
             collected: Vec::new(),
-            spare: Vec::new(),
             met: false,
         }
     }
@@ -85,7 +82,7 @@ impl Context {
     }
 
     fn memory(&mut self, device: DeviceId) -> Arc<MemoryStats> {
-        if let Some(memory) = self.counters.iter().find(|x| x.device() == device) {
+        if let Some(memory) = self.counters.iter().find(|x| x.device == device) {
             return memory.clone();
         }
         let totals = self.totals().clone();
@@ -96,6 +93,12 @@ impl Context {
         memory.set_current(true);
         self.counters.push(memory.clone());
         memory
+    }
+
+    /// The counters that were added last, if their budget runs operations again for which there is no memory. A thread without counters has
+    /// managed no tensor under this budget, so there is nothing to evict.
+    fn retrying(&self) -> Option<&Arc<MemoryStats>> {
+        self.counters.last().filter(|memory| memory.retries())
     }
 
     /// The budget in force.
@@ -207,8 +210,8 @@ pub(crate) struct OpContext {
     pub step: Option<Step>,
     /// Where that budget takes costs from.
     pub costs: Costs,
-    /// Whether that budget runs operations again for which there is no memory.
-    pub retries: bool,
+    /// If that budget runs operations again for which there is no memory: the counters of what it may evict.
+    pub retrying: Option<Arc<MemoryStats>>,
 }
 
 /// Begins an operation.
@@ -225,7 +228,7 @@ pub(crate) fn tick(op: &OpInfo) -> OpContext {
             region: region.cloned(),
             step: budget.map(|_| context.step),
             costs: budget.map_or(Costs::Estimated, |budget| budget.settings.costs),
-            retries: budget.is_some_and(|budget| budget.settings.retries),
+            retrying: context.retrying().cloned(),
         }
     })
 }
@@ -237,8 +240,7 @@ pub(crate) fn memory_on(device: DeviceId) -> Arc<MemoryStats> {
 
 /// The counters that were added last, if their budget runs operations again for which there is no memory.
 pub(crate) fn retrying() -> Option<Arc<MemoryStats>> {
-    let recent = CONTEXT.with_borrow(|context| context.counters.last().cloned());
-    recent.filter(|memory| memory.retries())
+    CONTEXT.with_borrow(|context| context.retrying().cloned())
 }
 
 /// Runs an operation that has no operands to bring back, and runs it again if there is no memory for it.
@@ -252,7 +254,7 @@ pub(crate) fn or_again<R>(op: &OpInfo, run: impl Fn() -> R) -> R {
 /// Checks which copies to the host have arrived, and drops the recipes that they replace.
 pub(crate) fn copies_arrived() {
     let counters = CONTEXT.with_borrow(|context| context.counters.clone());
-    counters.iter().for_each(|memory| memory.prefetch().poll());
+    counters.iter().for_each(|memory| memory.prefetch.poll());
 }
 
 /// Begins a forward or backward pass. Returns the thread's new step, `None` without a budget.
@@ -287,7 +289,7 @@ pub(crate) fn push(make: impl FnOnce(Option<Arc<Region>>) -> (Region, u64)) -> u
         context.frames.push(Frame {
             region: Arc::new(region),
             number,
-            nodes: std::mem::take(&mut context.spare),
+            nodes: Vec::new(),
             sizes: Sizes::default(),
         });
         context.update();
@@ -315,26 +317,6 @@ pub(crate) fn pop(depth: usize) -> Option<Frame> {
         context.update();
         closed.flatten()
     })
-}
-
-/// The lists of a scope are kept for the next one if they have room for at most this many tensors.
-const USUAL_OPERATIONS: usize = 1024;
-
-/// Empties the lists of an ended scope and keeps them for the next one.
-pub(crate) fn give_back(mut nodes: Vec<Weak<dyn AnyEntry>>, mut results: Vec<Arc<dyn AnyEntry>>) {
-    if nodes.capacity().max(results.capacity()) > USUAL_OPERATIONS {
-        return;
-    }
-    // Outside of the borrow: these may be the last references.
-    nodes.clear();
-    results.clear();
-    let before = CONTEXT.with_borrow_mut(|context| {
-        (
-            std::mem::replace(&mut context.spare, nodes),
-            std::mem::replace(&mut context.collected, results),
-        )
-    });
-    drop(before);
 }
 
 /// The innermost scope.
@@ -399,15 +381,6 @@ pub(crate) fn uninstall(ticket: Ticket) {
             context.change_budget();
         }
     });
-}
-
-/// The budget of the process, if it is in force on this thread.
-pub(crate) fn of_process() -> Option<Arc<Installed>> {
-    records();
-    CONTEXT.with_borrow(|context| match context.budgets.is_empty() {
-        true => context.of_process.clone(),
-        false => None,
-    })
 }
 
 /// The budget in force on this thread.

@@ -2,7 +2,6 @@
 
 use std::fmt::{Debug, Write};
 use std::hash::{Hash, Hasher};
-use std::time::Instant;
 
 use burn_backend::{DType, Shape};
 use burn_decorator::profile::{DeviceProfile, KernelWork};
@@ -19,8 +18,6 @@ pub(crate) enum Costs {
     Estimated,
     /// The operation and the shapes of its operands, on a device.
     On(DeviceProfile),
-    /// The time that the operation took.
-    Measured,
 }
 
 /// Estimated nanoseconds to upload a byte: pageable memory over PCIe 4 transfers about 10 GB/s. Only its ratio to the costs of
@@ -35,7 +32,7 @@ impl Costs {
                 let seconds = bytes as f64 / device.host_bytes_per_second;
                 device.launch.as_secs_f64().max(seconds) * 1e9
             }
-            Self::Estimated | Self::Measured => bytes as f64 * UPLOAD_NS_PER_BYTE,
+            Self::Estimated => bytes as f64 * UPLOAD_NS_PER_BYTE,
         };
         ns as f32
     }
@@ -61,23 +58,6 @@ pub(crate) struct OpCost {
     hasher: FxHasher,
     /// Bytes of the last result with the same key, if room was made for so many.
     pub expected: Option<u64>,
-}
-
-/// Measures the time of an operation, if that is its cost.
-pub(crate) struct Timer(Option<Instant>);
-
-impl Timer {
-    /// Starts now if costs are measured.
-    #[inline]
-    pub fn start(costs: Costs) -> Self {
-        Self((costs == Costs::Measured).then(Instant::now))
-    }
-
-    /// Nanoseconds since the start; `None` if costs are estimated.
-    #[inline]
-    pub fn ns(&self) -> Option<f32> {
-        self.0.map(|start| start.elapsed().as_nanos() as f32)
-    }
 }
 
 /// The key by which the size of results is remembered.

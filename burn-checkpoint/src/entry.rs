@@ -1,6 +1,6 @@
 //! A node as scopes, budgets and the prefetch queue see it, whatever its backend and its recipe.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use crate::clock::Lineage;
 use crate::op::OpInfo;
@@ -24,8 +24,8 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn evict(&self) -> u64;
     /// In verify mode: replays this node, which is about to be evicted, and compares.
     fn rehearse(self: Arc<Self>);
-    /// Starts to move the storage to host memory. `own` is this node. Returns whether it did.
-    fn offload(&self, own: Weak<dyn AnyEntry>) -> bool;
+    /// Starts to move the storage to host memory. Returns whether it did.
+    fn offload(self: Arc<Self>) -> bool;
     /// Returns the tensor that this is a view or reshaped copy of, made resident, if this node holds its storage and it was evicted.
     fn restore_viewed(&self) -> Option<Arc<dyn AnyEntry>>;
     /// Whether the copy to the host is complete. If so, the recipe is dropped.
@@ -50,8 +50,6 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn leave(&self, ended: &Arc<Region>, outer: Option<&Arc<Region>>) -> Option<u64>;
     /// Visits the inputs that have to come back before this node can be replayed.
     fn sources(&self, visit: &mut VisitSource<'_>);
-    /// Whether its storage exists during its uses only.
-    fn is_delivered(&self) -> bool;
     /// Whether the search with this number has not seen it before.
     fn is_new_to(&self, search: u64) -> bool;
     /// Estimated nanoseconds to run this node's recipe alone, or to upload it.
@@ -64,10 +62,9 @@ pub(crate) struct NodeInfo {
     pub origin: Origin,
     pub resident: bool,
     pub locked: bool,
-    /// The storage is that of another managed tensor, or of an unmanaged one.
-    pub shared: bool,
-    /// A copy on the host would come back with another order of elements, which a matmul may add up in another order.
-    pub permuted: bool,
+    /// A copy would come back from the host as it was: the storage is its own, and lies in the order of its shape. A matmul may add up
+    /// another order in another order.
+    pub can_move: bool,
     pub users: u32,
     pub bytes: u64,
     pub last_used: u64,
@@ -116,8 +113,8 @@ pub(crate) enum Origin {
     Fixed,
     /// By its recipe.
     Recorded,
-    /// By its recipe, which is never dropped: it stands for data elsewhere.
-    Source,
+    /// By its recipe, which is never dropped, for each use: it is delivered.
+    Delivered,
     /// By its copy in host memory.
     Hosted,
 }

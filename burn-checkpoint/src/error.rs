@@ -11,8 +11,8 @@ pub enum RematError {
     #[error(
         "replaying `{}` gave other values than its first run: operation {} of its thread, {:?} of shape {:?}; those of its inputs that were \
          evicted under `Verify` on this thread were compared and were equal, so most likely the operation itself is not a function of its \
-         inputs on this backend: keep its result with `Policy::per_operation`; or an input that was not compared differs, such as what a \
-         source delivers or what was evicted before `Verify` was on",
+         inputs on this backend: keep its result with `Policy::per_operation`; or an input that was not compared differs, such as what is \
+         delivered or what was evicted before `Verify` was on",
         .0.op, .0.number, .0.dtype, .0.shape
     )]
     ReplayDiffers(OpResult),

@@ -57,7 +57,7 @@ impl<B: Backend> Managed<B> {
     fn take<K: Kind<B>>(self) -> K::Primitive {
         let node = self.node();
         if node.meta.is_delivered {
-            return self.receive::<K>();
+            return self.load::<K>();
         }
         loop {
             let mut state = node.state();
@@ -65,7 +65,7 @@ impl<B: Backend> Managed<B> {
                 // A buffer's only owner may write into it: the last user gets the storage itself.
                 let last = node.meta.users() == 1 && state.locks == 0 && !state.branch_point;
                 let wanted = state.origin == Origin::Fixed && Arc::strong_count(node) > 1;
-                if !last || wanted || state.origin == Origin::Source {
+                if !last || wanted {
                     return peek_kind::<B, K>(value).clone();
                 }
                 if state.outlasts_handles(&node.meta, Arc::strong_count(node) - 1) {
@@ -80,14 +80,15 @@ impl<B: Backend> Managed<B> {
         }
     }
 
-    /// The storage of a delivered tensor. It leaves the node, unless an operation that is being recorded or a replay has locked it.
-    fn receive<K: Kind<B>>(&self) -> K::Primitive {
+    /// A clone of the storage. That of a delivered tensor leaves the node instead, unless an operation that is being recorded or a replay has
+    /// locked it.
+    fn load<K: Kind<B>>(&self) -> K::Primitive {
         let node = self.node();
         loop {
             let mut state = node.state();
-            let locked = state.locks > 0;
+            let stays = !node.meta.is_delivered || state.locks > 0;
             if let Storage::Resident(value) = &state.storage
-                && locked
+                && stays
             {
                 return peek_kind::<B, K>(value).clone();
             }
@@ -96,19 +97,6 @@ impl<B: Backend> Managed<B> {
             }
             drop(state);
             replay::bring_back([node.clone()]);
-        }
-    }
-
-    /// A clone of the storage.
-    fn load<K: Kind<B>>(&self) -> K::Primitive {
-        if self.node().meta.is_delivered {
-            return self.receive::<K>();
-        }
-        loop {
-            if let Storage::Resident(value) = &self.node().state().storage {
-                return peek_kind::<B, K>(value).clone();
-            }
-            replay::bring_back([self.node().clone()]);
         }
     }
 }
@@ -139,10 +127,7 @@ impl<B: Backend> Drop for Managed<B> {
         }
         let vacated = vacate(meta, &mut state);
         drop(state);
-        if let Some((storage, bytes)) = vacated {
-            drop(storage);
-            meta.freed(bytes);
-        }
+        meta.release(vacated);
     }
 }
 
@@ -157,7 +142,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     ///
     /// # Panics
     ///
-    /// If it cannot be brought back: an operation of the inner backend failed, a source could not deliver, or a copy could not be
+    /// If it cannot be brought back: an operation of the inner backend failed, a delivery failed, or a copy could not be
     /// read. The tensor does not change, and the next use tries again.
     #[inline]
     pub fn into_inner(self) -> K::Primitive {

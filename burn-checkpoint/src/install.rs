@@ -64,24 +64,14 @@ pub struct ProcessBudget {
     ticket: Ticket,
 }
 
-impl ProcessBudget {
-    /// Ends a step of the calling thread, as [`InstalledBudget::step`] does, with its cost and its panic. Does nothing if the thread has a
-    /// budget of its own.
-    pub fn step(&self) {
-        if let Some(installed) = context::of_process() {
-            step(&installed);
-        }
-    }
-}
-
 impl Drop for ProcessBudget {
     fn drop(&mut self) {
         context::change_process(|budgets| budgets.remove(self.ticket));
     }
 }
 
-/// Ends a step of the calling thread for the budget in force, if there is one, as [`InstalledBudget::step`] does: for optimizers whose state on the
-/// device differs between ranks, which must evict the same tensors in forward and backward.
+/// Ends a step of the calling thread for the budget in force, its own or the process's, if there is one, as [`InstalledBudget::step`] does:
+/// also for optimizers whose state on the device differs between ranks, which must evict the same tensors in forward and backward.
 pub fn end_step() {
     if let Some(installed) = context::in_force() {
         step(&installed);

@@ -1,10 +1,11 @@
 //! Counters of managed tensors: of a thread on one device, of a thread, of the process.
 //!
 //! ```text
-//! process = what ended threads counted + threads
-//! thread  = what ended counters counted + what was reset (process only) + counters of each device and budget
+//! process = what ended threads counted, and what was reset + threads
+//! thread  = what ended counters counted + counters of each device and budget
 //! ```
 
+use std::ops::Add;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
@@ -19,9 +20,9 @@ use crate::snapshot::Snapshot;
 use crate::stats::RematStats;
 use crate::verify;
 
-/// The bytes that are counted on one device.
+/// What is counted on one device.
 #[derive(Default)]
-pub(crate) struct Bytes {
+pub(crate) struct Counts {
     live: AtomicU64,
     /// The most since the last reset.
     peak: AtomicU64,
@@ -29,9 +30,11 @@ pub(crate) struct Bytes {
     highest: AtomicU64,
     /// The least since it was set.
     pub lowest: AtomicU64,
+    /// All else since the last reset; live and peak bytes, which every operation changes, are 0 here.
+    pub others: Mutex<RematStats>,
 }
 
-impl Bytes {
+impl Counts {
     pub fn live(&self) -> u64 {
         self.live.load(Ordering::Relaxed)
     }
@@ -82,7 +85,7 @@ pub(crate) trait Limit: Send + Sync {
     /// Removes a node that is being dropped: what refers to it would keep its allocation.
     fn forget(&self, place: u64);
     /// Adds a node that is resident again to those that may be evicted.
-    fn list(&self, node: &Arc<dyn AnyEntry>);
+    fn list(&self, node: Arc<dyn AnyEntry>);
     /// Estimated nanoseconds to bring a tensor of so many bytes back from the host.
     fn upload_ns(&self, bytes: u64) -> f32;
     /// Counts an operation and its work.
@@ -93,36 +96,30 @@ pub(crate) trait Limit: Send + Sync {
     fn expect(&self, key: ResultKey, bytes: u64);
     /// The size that an operation's result had last time.
     fn expected(&self, key: ResultKey) -> Option<u64>;
-    /// The counters that the limit keeps itself; all others are 0.
-    fn stats(&self) -> RematStats;
-    fn reset_stats(&self);
 }
 
 /// Counters of one thread's managed tensors on one device. A tensor keeps the counters of the thread that made it.
 pub(crate) struct MemoryStats {
-    device: DeviceId,
-    pub bytes: Arc<Bytes>,
-    /// Evictions, replays and transfers; not live and peak bytes, which every operation changes.
-    counted: Mutex<RematStats>,
+    pub device: DeviceId,
+    pub counts: Arc<Counts>,
     limit: Option<Arc<dyn Limit>>,
     /// Whether new tensors are counted here: false once another budget came into force on the thread.
     current: AtomicBool,
     thread: Arc<Totals>,
-    prefetch: Prefetch,
+    pub prefetch: Prefetch,
 }
 
 impl MemoryStats {
     /// New counters of a thread on a device, which the thread's [`Totals::stats`] includes from now on.
     pub fn new(
         device: DeviceId,
-        bytes: Arc<Bytes>,
+        counts: Arc<Counts>,
         limit: Option<Arc<dyn Limit>>,
         thread: &Arc<Totals>,
     ) -> Arc<Self> {
         let memory = Arc::new(Self {
             device,
-            bytes,
-            counted: Mutex::default(),
+            counts,
             limit,
             current: AtomicBool::new(true),
             thread: thread.clone(),
@@ -130,16 +127,6 @@ impl MemoryStats {
         });
         thread.add(&memory);
         memory
-    }
-
-    #[inline]
-    pub fn prefetch(&self) -> &Prefetch {
-        &self.prefetch
-    }
-
-    #[inline]
-    pub fn device(&self) -> DeviceId {
-        self.device
     }
 
     #[inline]
@@ -174,14 +161,14 @@ impl MemoryStats {
     }
 
     pub fn evicted(&self, bytes: u64) {
-        let mut counted = self.counted.lock();
+        let mut counted = self.counts.others.lock();
         counted.evicted_bytes += bytes;
         counted.evicted_operations += 1;
     }
 
     /// Counts bytes that came back, and the operation that was run for them if one was.
     pub fn replayed(&self, bytes: u64, ran: bool, cost_ns: f32, time: Duration) {
-        let mut counted = self.counted.lock();
+        let mut counted = self.counts.others.lock();
         counted.replayed_bytes += bytes;
         counted.replayed_operations += u64::from(ran);
         counted.replay_time += time;
@@ -192,29 +179,26 @@ impl MemoryStats {
     }
 
     pub fn offloaded(&self, bytes: u64) {
-        self.counted.lock().offloaded_bytes += bytes;
+        self.counts.others.lock().offloaded_bytes += bytes;
     }
 
     pub fn uploaded(&self, bytes: u64) {
-        self.counted.lock().uploaded_bytes += bytes;
+        self.counts.others.lock().uploaded_bytes += bytes;
     }
 
     pub fn stats(&self) -> RematStats {
-        let of_limit = self.limit().map_or_else(RematStats::default, Limit::stats);
         RematStats {
-            live_bytes: self.bytes.live(),
-            peak_bytes: self.bytes.peak.load(Ordering::Relaxed),
-            ..*self.counted.lock() + of_limit
+            live_bytes: self.counts.live(),
+            peak_bytes: self.counts.peak.load(Ordering::Relaxed),
+            ..*self.counts.others.lock()
         }
     }
 
     /// Sets the counters to 0 and the peak to the live bytes.
     fn reset(&self) {
-        self.bytes.peak.store(self.bytes.live(), Ordering::Relaxed);
-        *self.counted.lock() = RematStats::default();
-        if let Some(limit) = self.limit() {
-            limit.reset_stats();
-        }
+        let live = self.counts.live();
+        self.counts.peak.store(live, Ordering::Relaxed);
+        *self.counts.others.lock() = RematStats::default();
     }
 }
 
@@ -228,8 +212,8 @@ impl Drop for MemoryStats {
 /// The sums of all threads that are alive or have live tensors.
 static THREADS: Mutex<Vec<Weak<Totals>>> = Mutex::new(Vec::new());
 
-/// The sum over the threads that ended.
-static ENDED: LazyLock<Mutex<RematStats>> = LazyLock::new(Mutex::default);
+/// The sum of what threads counted that ended, and of what was reset to 0.
+static PAST: LazyLock<Mutex<RematStats>> = LazyLock::new(Mutex::default);
 
 /// The sum over the managed tensors of one thread.
 #[derive(Default)]
@@ -237,8 +221,6 @@ pub(crate) struct Totals {
     counters: Mutex<Vec<Weak<MemoryStats>>>,
     /// The sum over counters that were dropped.
     past: Mutex<RematStats>,
-    /// The sum of the counts that were reset to 0: still part of the process's sum, not of the thread's.
-    reset: Mutex<RematStats>,
 }
 
 impl Totals {
@@ -280,8 +262,8 @@ impl Totals {
     /// Sets the counters to 0 and the peaks to the live bytes.
     pub fn reset(&self) {
         // Locked until the end, so that the process's sum misses nothing that is counted here.
-        let mut reset = self.reset.lock();
-        *reset = *reset + self.stats().without_bytes_held();
+        let mut past = PAST.lock();
+        *past = *past + self.stats().without_bytes_held();
         self.counters().iter().for_each(|memory| memory.reset());
         *self.past.lock() = RematStats::default();
     }
@@ -289,23 +271,19 @@ impl Totals {
 
 impl Drop for Totals {
     fn drop(&mut self) {
-        let mut ended = ENDED.lock();
-        let own = *self.past.get_mut() + *self.reset.get_mut();
-        *ended = ended.then(own);
+        let mut past = PAST.lock();
+        *past = past.then(*self.past.get_mut());
     }
 }
 
 /// The sum over all threads, since the process began.
 pub(crate) fn of_process() -> RematStats {
-    let ended = ENDED.lock();
+    let past = PAST.lock();
     let threads: Vec<_> = THREADS.lock().iter().filter_map(Weak::upgrade).collect();
-    let sum = threads.iter().fold(RematStats::default(), |sum, thread| {
-        let reset = thread.reset.lock();
-        sum + thread.stats() + *reset
-    });
-    let sum = sum.then(*ended);
-    // `ended` is unlocked first: dropping the last reference to a thread's sums locks it.
-    drop(ended);
+    let sums = threads.iter().map(|thread| thread.stats());
+    let sum = sums.fold(RematStats::default(), Add::add).then(*past);
+    // `past` is unlocked first: dropping the last reference to a thread's sums locks it.
+    drop(past);
     drop(threads);
     sum
 }

@@ -210,7 +210,7 @@ pub(crate) struct TensorMeta<B: Backend> {
     /// Whether its elements are sure to lie in the order that its shape says, as they do when they come back from the host.
     pub row_major: bool,
     /// Whether the storage exists during uses only: the elements are delivered, or computed from delivered ones alone. Its origin is
-    /// [`Origin::Source`].
+    /// [`Origin::Delivered`].
     pub is_delivered: bool,
     /// Whether the operation wrote into its operand's storage: it comes back only by all writes before it too.
     pub overwrites: bool,
@@ -303,7 +303,7 @@ impl<B: Backend> TensorMeta<B> {
         let owner = self.owner();
         if owner.residents.fetch_add(1, Ordering::AcqRel) == 0 {
             // Views may be made under other budgets, or by other threads.
-            owner.memory.bytes.add(owner.bytes);
+            owner.memory.counts.add(owner.bytes);
         }
     }
 
@@ -314,7 +314,7 @@ impl<B: Backend> TensorMeta<B> {
         }
         let owner = self.owner();
         if owner.residents.fetch_add(1, Ordering::AcqRel) == 0 {
-            owner.memory.bytes.add_unseen(owner.bytes);
+            owner.memory.counts.add_unseen(owner.bytes);
         }
     }
 
@@ -323,16 +323,26 @@ impl<B: Backend> TensorMeta<B> {
     pub fn storage_removed(&self) -> u64 {
         let owner = self.owner();
         if owner.residents.fetch_sub(1, Ordering::AcqRel) == 1 {
-            owner.memory.bytes.remove(owner.bytes);
+            owner.memory.counts.remove(owner.bytes);
             owner.bytes
         } else {
             0
         }
     }
 
-    /// Reports bytes that are freed.
+    /// Reports bytes that are freed; not those of a replay that only compares.
     pub fn freed(&self, bytes: u64) {
-        self.emit(EventKind::Free, bytes);
+        if !verify::is_rehearsing() {
+            self.emit(EventKind::Free, bytes);
+        }
+    }
+
+    /// Drops a storage that [`vacate`] returned, if it did, once the lock is released.
+    pub fn release(&self, vacated: Option<(Storage<B>, u64)>) {
+        if let Some((storage, bytes)) = vacated {
+            unwound::release(storage);
+            self.freed(bytes);
+        }
     }
 
     /// Counts a storage that was uploaded from the host.
@@ -370,9 +380,9 @@ impl<B: Backend> TensorMeta<B> {
     pub fn emit(&self, kind: impl FnOnce(Traced) -> EventKind, bytes: u64) {
         if trace::is_on() {
             let (op, node) = (self.op.name, self.id);
-            let device = self.memory.device();
+            let device = self.memory.device;
             let kind = kind(Traced { op, node });
-            trace::emit(kind, bytes, self.memory.bytes.live(), Some(device));
+            trace::emit(kind, bytes, self.memory.counts.live(), Some(device));
         }
     }
 }
@@ -504,8 +514,8 @@ impl<B: Backend> State<B> {
     }
 }
 
-/// Takes the storage out of a node, if it can come back, and returns the bytes that this frees. The caller drops the storage after
-/// releasing the lock.
+/// Takes the storage out of a node, if it can come back, and returns it with the bytes that this frees. The caller drops the storage after
+/// releasing the lock, by [`TensorMeta::release`] unless it counts an eviction.
 #[inline]
 pub(crate) fn vacate<B: Backend>(
     meta: &TensorMeta<B>,
@@ -529,9 +539,7 @@ pub(crate) fn take_value<B: Backend>(
         return None;
     }
     let bytes = about_to_go(meta, state);
-    if !verify::is_rehearsing() {
-        meta.freed(bytes);
-    }
+    meta.freed(bytes);
     let gone = state.gone();
     match std::mem::replace(&mut state.storage, gone) {
         Storage::Resident(value) => Some(value),

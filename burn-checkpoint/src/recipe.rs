@@ -89,17 +89,6 @@ impl<B: Backend> Recipe<B> for Part<B> {
     }
 }
 
-/// The recipe of a tensor that a user's function delivers, at each use while it is not resident.
-pub(crate) struct Deliver<F>(pub F);
-
-impl<B: Backend, F: Fn() -> Value<B> + Send + Sync + 'static> Recipe<B> for Deliver<F> {
-    fn inputs(&self, _visit: &mut dyn FnMut(Input<'_, B>)) {}
-
-    fn run(&self) -> Value<B> {
-        (self.0)()
-    }
-}
-
 /// The recipe of a tensor whose elements a function returns at each use.
 pub(crate) struct Upload<B: Backend> {
     pub request: Request,
@@ -107,10 +96,6 @@ pub(crate) struct Upload<B: Backend> {
 }
 
 impl<B: Backend> Recipe<B> for Upload<B> {
-    fn computes(&self) -> bool {
-        false
-    }
-
     fn inputs(&self, _visit: &mut dyn FnMut(Input<'_, B>)) {}
 
     fn run(&self) -> Value<B> {

@@ -22,7 +22,7 @@ impl<B: Backend> Drop for Node<B> {
             self.meta.freed(bytes);
         }
         if let Storage::Host(copy) = &state.storage {
-            self.meta.memory.prefetch().forget(copy.position);
+            self.meta.memory.prefetch.forget(copy.position);
         }
         let place = *self.meta.place.get_mut();
         if let Some(limit) = self.meta.memory.limit()
@@ -53,8 +53,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             origin: state.origin,
             resident: state.is_resident(),
             locked: state.locks > 0,
-            shared: self.meta.group.is_some() || self.meta.bytes == 0,
-            permuted: !self.meta.row_major,
+            can_move: self.meta.own_bytes() > 0 && self.meta.row_major,
             users: self.meta.users(),
             bytes: self.meta.bytes,
             last_used: state.last_used,
@@ -91,13 +90,14 @@ impl<B: Backend> AnyEntry for Node<B> {
         }
     }
 
-    fn offload(&self, own: Weak<dyn AnyEntry>) -> bool {
-        let prefetch = self.meta.memory.prefetch();
+    fn offload(self: Arc<Self>) -> bool {
+        let own = Arc::downgrade(&self);
+        let prefetch = &self.meta.memory.prefetch;
         let mut state = self.state.lock();
         let Storage::Resident(value) = &state.storage else {
             return false;
         };
-        if state.locks > 0 || state.origin == Origin::Source {
+        if state.locks > 0 || state.origin == Origin::Delivered {
             return false;
         }
         if state.copy.is_none() {
@@ -244,7 +244,7 @@ impl<B: Backend> AnyEntry for Node<B> {
         }
         // One more than the number of residents: the count does not reach 0 again, so the storage is not counted again.
         if owner.residents.fetch_add(1, Ordering::AcqRel) > 0 {
-            owner.memory.bytes.remove(owner.bytes);
+            owner.memory.counts.remove(owner.bytes);
             owner.emit(EventKind::Retire, owner.bytes);
         }
     }
@@ -284,10 +284,6 @@ impl<B: Backend> AnyEntry for Node<B> {
         });
     }
 
-    fn is_delivered(&self) -> bool {
-        self.meta.is_delivered
-    }
-
     fn is_new_to(&self, search: u64) -> bool {
         self.meta.search.swap(search, Ordering::Relaxed) != search
     }
@@ -298,7 +294,7 @@ impl<B: Backend> AnyEntry for Node<B> {
                 let limit = self.meta.memory.limit();
                 limit.map_or(0.0, |limit| limit.upload_ns(self.meta.bytes))
             }
-            Origin::Fixed | Origin::Recorded | Origin::Source => self.meta.cost_ns,
+            Origin::Fixed | Origin::Recorded | Origin::Delivered => self.meta.cost_ns,
         }
     }
 }

@@ -13,55 +13,63 @@ use rustc_hash::FxHashMap;
 use crate::again::again;
 use crate::entry::{AnyEntry, Origin};
 use crate::error::RematError;
-use crate::node::{Input, Node, Recipe, Storage, vacate};
+use crate::node::{Input, Node, Recipe, State, Storage, vacate};
+use crate::region::Region;
 use crate::request::DELIVERED;
 use crate::trace::EventKind;
-use crate::{unwound, verify};
+use crate::{stack, verify};
 
 /// Brings nodes back, with what they need.
 pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<Node<B>>>) {
-    struct Replaying;
-    impl Drop for Replaying {
-        fn drop(&mut self) {
-            REPLAYS.set(REPLAYS.get() - 1);
+    stack::with(&REPLAYING, true, || {
+        for target in targets {
+            if !fetch(&target) {
+                Plan::new(target).run();
+            }
         }
-    }
-    REPLAYS.set(REPLAYS.get() + 1);
-    let _replaying = Replaying;
-    for target in targets {
-        if fetch(&target) {
-            continue;
-        }
-        Plan::new(target).run();
-    }
+    });
 }
 
 thread_local! {
-    /// How many calls of [`bring_back`] this thread is in.
-    static REPLAYS: Cell<usize> = const { Cell::new(0) };
+    static REPLAYING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether the operations that this thread gives to the backend below [`Remat`](crate::Remat) bring evicted tensors back, by a replay or an
 /// upload. For backends that tell forward from backward by the operations they get.
 pub fn is_replaying() -> bool {
-    REPLAYS.get() > 0
+    REPLAYING.get()
 }
 
-/// Inputs of a recipe, which stay resident until this is dropped.
+/// Nodes whose storages stay until this is dropped.
 pub(crate) struct Locked<B: Backend>(Vec<Arc<Node<B>>>);
+
+impl<B: Backend> Default for Locked<B> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<B: Backend> Locked<B> {
+    /// Locks a node. Its storage need not be there yet.
+    pub fn add(&mut self, node: &Arc<Node<B>>, state: &mut State<B>) {
+        state.locks += 1;
+        self.0.push(node.clone());
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
 
 impl<B: Backend> Drop for Locked<B> {
     fn drop(&mut self) {
         for node in self.0.drain(..) {
             let mut state = node.state();
             state.locks -= 1;
-            let unused = node.meta.users() == 0 && !state.branch_point;
-            let vacated = unused.then(|| vacate(&node.meta, &mut state)).flatten();
+            let is_kept = node.meta.users() > 0 && !node.meta.is_delivered || state.branch_point;
+            let vacated = (!is_kept).then(|| vacate(&node.meta, &mut state));
             drop(state);
-            if let Some((storage, bytes)) = vacated {
-                unwound::release(storage);
-                node.meta.freed(bytes);
-            }
+            node.meta.release(vacated.flatten());
         }
     }
 }
@@ -74,17 +82,16 @@ pub(crate) fn lock_inputs<B: Backend>(recipe: &dyn Recipe<B>) -> Locked<B> {
             inputs.push(source.node().clone());
         }
     });
-    let mut locked = Locked(Vec::with_capacity(inputs.len()));
+    let mut locked = Locked::default();
     for node in inputs {
         loop {
             bring_back([node.clone()]);
             let mut state = node.state();
             if state.is_resident() {
-                state.locks += 1;
+                locked.add(&node, &mut state);
                 break;
             }
         }
-        locked.0.push(node);
     }
     locked
 }
@@ -141,10 +148,10 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     }
     if let Some(limit) = meta.memory.limit() {
         // Nothing is uploaded ahead under a budget: what it evicts would depend on when copies arrive.
-        meta.memory.prefetch().forget(position);
-        limit.list(&any(node));
+        meta.memory.prefetch.forget(position);
+        limit.list(node.clone());
     } else {
-        meta.memory.prefetch().asked_for(position);
+        meta.memory.prefetch.asked_for(position);
     }
     true
 }
@@ -165,11 +172,6 @@ fn lost<B: Backend>(node: &Arc<Node<B>>, reason: String) -> bool {
     drop(state);
     drop(storage);
     false
-}
-
-/// The node as its budget sees it.
-fn any<B: Backend>(node: &Arc<Node<B>>) -> Arc<dyn AnyEntry> {
-    node.clone()
 }
 
 /// In verify mode: replays a node that is about to be evicted, and compares. It is resident after it as before.
@@ -217,6 +219,8 @@ struct Planned<B: Backend> {
 
 struct Plan<B: Backend> {
     target: Arc<Node<B>>,
+    /// The target's scope.
+    region: Option<Arc<Region>>,
     /// Everything that is locked: results and resident inputs.
     planned: FxHashMap<usize, Planned<B>>,
     /// Keys of the nodes to run, inputs first.
@@ -233,6 +237,7 @@ impl<B: Backend> Plan<B> {
     fn new(target: Arc<Node<B>>) -> Self {
         let mut plan = Self {
             target: target.clone(),
+            region: target.state().region.clone(),
             planned: FxHashMap::default(),
             order: Vec::new(),
         };
@@ -284,7 +289,7 @@ impl<B: Backend> Plan<B> {
             }
             self.step(&node);
             self.release_inputs(&node);
-            if self.is_kept(&node) && !Arc::ptr_eq(&node, &self.target) {
+            if self.is_kept(&node, &node.state()) && !Arc::ptr_eq(&node, &self.target) {
                 settle_after_replay(&node);
             }
         }
@@ -318,11 +323,7 @@ impl<B: Backend> Plan<B> {
         let rehearsing = verify::is_rehearsing();
         let start = Instant::now();
         let run = || node.run();
-        let value = match meta.memory.retries() {
-            true => again(&meta.memory, meta.op, run, run),
-            false => run(),
-        };
-        let Some((value, computed)) = value else {
+        let Some((value, computed)) = again(&meta.memory, meta.op, run, run) else {
             return;
         };
         let time = start.elapsed();
@@ -340,7 +341,7 @@ impl<B: Backend> Plan<B> {
         meta.storage_restored();
         drop(state);
         if let Some(limit) = meta.memory.limit() {
-            limit.list(&any(node));
+            limit.list(node.clone());
         }
         if rehearsing {
             return;
@@ -376,61 +377,45 @@ impl<B: Backend> Plan<B> {
 
     /// Whether a node is evicted, and would stay resident after a replay.
     fn is_wanted(&self, node: &Arc<Node<B>>) -> bool {
-        let evicted = matches!(node.state().storage, Storage::Evicted);
-        evicted && node.meta.users() > 0 && self.is_kept(node)
+        let state = node.state();
+        let evicted = matches!(state.storage, Storage::Evicted);
+        evicted && node.meta.users() > 0 && self.is_kept(node, &state)
     }
 
     /// Whether a node that came back stays: it has handles or an inner scope is replayed from it, and it belongs to the
     /// target's scope or one around it.
-    fn is_kept(&self, node: &Arc<Node<B>>) -> bool {
+    fn is_kept(&self, node: &Arc<Node<B>>, state: &State<B>) -> bool {
         if Arc::ptr_eq(node, &self.target) {
             return true;
         }
-        if verify::is_rehearsing() {
+        let is_needed = node.meta.users() > 0 || state.feeds_inner_scope || state.branch_point;
+        if !is_needed || node.meta.is_delivered || verify::is_rehearsing() {
             return false;
         }
-        if node.meta.is_delivered {
-            return false;
+        match (&state.region, &self.region) {
+            (None, _) => true,
+            (Some(region), target) => target.as_ref().is_some_and(|own| own.is_within(region)),
         }
-        let state = node.state();
-        if node.meta.users() == 0 && !state.feeds_inner_scope && !state.branch_point {
-            return false;
-        }
-        let region = state.region.clone();
-        drop(state);
-        let Some(region) = region else { return true };
-        let target = self.target.state().region.clone();
-        target.is_some_and(|target| target.is_within(&region))
     }
 
     fn unlock(&self, planned: &Planned<B>) {
         let node = &planned.node;
-        let kept = if planned.found {
-            node.meta.users() > 0 || node.state().branch_point
-        } else {
-            self.is_kept(node)
-        };
         let mut state = node.state();
+        let is_kept = match planned.found {
+            true => node.meta.users() > 0 || state.branch_point,
+            false => self.is_kept(node, &state),
+        };
         state.locks -= 1;
         state.hand_over = false;
-        let vacated = if kept {
-            None
-        } else if verify::is_rehearsing() && !planned.found {
-            // A replay that this one interrupts may have locked it: that replay brings it back itself.
-            let locks = std::mem::take(&mut state.locks);
-            let vacated = vacate(&node.meta, &mut state);
-            state.locks = locks;
-            vacated
-        } else {
-            vacate(&node.meta, &mut state)
+        // A replay that a comparison interrupts may have locked it too: that replay brings it back itself.
+        let of_others = match verify::is_rehearsing() && !planned.found {
+            true => std::mem::take(&mut state.locks),
+            false => 0,
         };
+        let vacated = (!is_kept).then(|| vacate(&node.meta, &mut state));
+        state.locks += of_others;
         drop(state);
-        if let Some((storage, bytes)) = vacated {
-            unwound::release(storage);
-            if !verify::is_rehearsing() {
-                node.meta.freed(bytes);
-            }
-        }
+        node.meta.release(vacated.flatten());
     }
 }
 

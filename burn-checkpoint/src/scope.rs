@@ -84,8 +84,8 @@ pub(crate) fn keeping<R>(region: impl FnOnce() -> R) -> R {
     result.expect("a scope runs its region")
 }
 
-/// Drops the storage of tensors that can come back: those made in a scope that is open, under a budget, or by
-/// [`Remat::from_source`](crate::Remat::from_source). Others stay as they are.
+/// Drops the storage of tensors that can come back: those made in a scope that is open, or under a budget.
+/// Others stay as they are.
 ///
 /// # Cost
 ///
@@ -129,7 +129,7 @@ impl Drop for Open {
 }
 
 /// Ends a scope: its policy decides about the tensors that are in use and are not results.
-fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
+fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
     let Frame {
         region,
         number,
@@ -171,12 +171,11 @@ fn end(frame: Frame, mut results: Vec<Arc<dyn AnyEntry>>) {
     }
     download::start();
     let outer = context::region();
-    for result in results.drain(..) {
+    for result in results {
         if let Some(bytes) = result.leave(&region, outer.as_ref()) {
             context::enlist(Arc::downgrade(&result), bytes);
         }
     }
-    context::give_back(nodes, results);
     if trace::is_on() {
         let (scope, label) = (number, region.label().to_owned());
         trace::emit(EventKind::ScopeEnd { scope, label }, 0, 0, None);
@@ -190,16 +189,20 @@ fn move_to_host(node: &Arc<dyn AnyEntry>) {
     if info.op.work == Work::New || info.op.name == "int_into_float" {
         // A copy on the host would cost more than the operation: dropout makes its numbers from bits by `int_into_float`.
         node.evict();
-    } else if info.shared || info.permuted {
+    } else if !info.can_move {
         // A view or a reshaped copy is computed again from the tensor it is a view of. That one moves, unless it has handles of its own
         // and has moved already.
-        if let Some(viewed) = node.restore_viewed()
-            && (viewed.info().permuted || !viewed.offload(Arc::downgrade(&viewed)))
-        {
-            viewed.evict();
+        if let Some(viewed) = node.restore_viewed() {
+            offload_or_evict(&viewed);
         }
         node.evict();
-    } else if !node.offload(Arc::downgrade(node)) {
+    } else {
+        offload_or_evict(node);
+    }
+}
+
+fn offload_or_evict(node: &Arc<dyn AnyEntry>) {
+    if !node.clone().offload() {
         node.evict();
     }
 }

@@ -25,12 +25,12 @@ thread_local! {
 ///   this thread in this mode. That includes temporaries, which were dropped because no handle referred to them.
 /// - A difference panics with [`RematError::ReplayDiffers`], or [`RematError::HostCopyDiffers`] for a copy in host memory, which
 ///   name the operation. Reasons are operations outside of Burn's table that draw random numbers or have other side effects,
-///   sources that deliver something else, and lazy backends that group kernels differently.
+///   functions that deliver something else, and lazy backends that group kernels differently.
 ///
 /// Threads that train on separate tensors may each have a guard. No other thread may replay tensors that it shares with a thread in this
 /// mode: a tensor brought back for a comparison is dropped at once, even if the other thread has just found it.
 ///
-/// What [`Remat::from_source`](crate::Remat::from_source) made may deliver something else each time and is not compared itself.
+/// A tensor that is [`delivered`](crate::delivered()) may be another one each time and is not compared itself.
 ///
 /// # Cost
 ///

@@ -11,7 +11,9 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig2d};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Distribution, Tensor};
-use burn_checkpoint::{MemoryBudget, Policy, Remat, RematStats, SavePolicy, Work, checkpoint_with};
+use burn_checkpoint::{
+    MemoryBudget, Policy, Remat, RematStats, SavePolicy, Work, checkpoint_with, end_step,
+};
 use burn_flex::Flex;
 use parking_lot::{Mutex, MutexGuard};
 use peak_alloc::PeakAlloc;
@@ -233,7 +235,7 @@ fn a_budget_of_the_process_is_that_of_each_thread_without_one() {
     assert_eq!(on_a_thread(evicted), alone);
     let ended = on_a_thread(|| {
         let before = evicted();
-        process.step();
+        end_step();
         drop(process);
         (before, evicted())
     });

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::limiter::Budget;
 use super::settings::MemoryBudget;
-use crate::memory::{Bytes, MemoryStats, Totals};
+use crate::memory::{Counts, MemoryStats, Totals};
 
 /// A budget in force on a thread, with the counters of each device.
 pub(crate) struct Installed {
@@ -26,12 +26,12 @@ impl Installed {
     /// The counters of a device, with its budget.
     pub fn on(&self, device: DeviceId, thread: &Arc<Totals>) -> Arc<MemoryStats> {
         let mut devices = self.devices.lock();
-        if let Some((memory, _)) = devices.iter().find(|(memory, _)| memory.device() == device) {
+        if let Some((memory, _)) = devices.iter().find(|(memory, _)| memory.device == device) {
             return memory.clone();
         }
-        let bytes = Arc::new(Bytes::default());
-        let budget = Arc::new(Budget::new(self.settings, bytes.clone()));
-        let memory = MemoryStats::new(device, bytes, Some(budget.clone()), thread);
+        let counts = Arc::new(Counts::default());
+        let budget = Arc::new(Budget::new(self.settings, counts.clone()));
+        let memory = MemoryStats::new(device, counts, Some(budget.clone()), thread);
         devices.push((memory.clone(), budget));
         memory
     }

@@ -17,9 +17,8 @@ use crate::clock::{self, Lineage};
 use crate::cost::ResultKey;
 use crate::entry::AnyEntry;
 use crate::error::{Need, size};
-use crate::memory::{Bytes, Limit};
+use crate::memory::{Counts, Limit};
 use crate::snapshot::Snapshot;
-use crate::stats::RematStats;
 
 /// After a search that found too little to evict, the next one waits until live bytes have grown by one part in so many.
 const CHANGED: u64 = 64;
@@ -38,7 +37,7 @@ pub(crate) struct Budget {
     limit: AtomicU64,
     /// Whether the backward pass of the step under way has begun.
     differentiated: AtomicBool,
-    bytes: Arc<Bytes>,
+    counts: Arc<Counts>,
     /// Bytes that were live when nothing more could be evicted.
     stuck: AtomicU64,
     nodes: Mutex<Nodes>,
@@ -128,7 +127,7 @@ impl Nodes {
 }
 
 impl Budget {
-    pub fn new(settings: MemoryBudget, bytes: Arc<Bytes>) -> Self {
+    pub fn new(settings: MemoryBudget, counts: Arc<Counts>) -> Self {
         let limit = match settings.limit {
             LimitSetting::Bytes(bytes) => bytes,
             LimitSetting::Fraction(_) => u64::MAX,
@@ -138,7 +137,7 @@ impl Budget {
             start: Instant::now(),
             limit: AtomicU64::new(limit),
             differentiated: AtomicBool::new(false),
-            bytes,
+            counts,
             stuck: AtomicU64::new(u64::MAX),
             nodes: Mutex::default(),
             program: AtomicU64::new(0),
@@ -149,11 +148,11 @@ impl Budget {
     }
 
     pub fn live(&self) -> u64 {
-        self.bytes.live()
+        self.counts.live()
     }
 
     pub fn peak(&self) -> u64 {
-        self.bytes.highest()
+        self.counts.highest()
     }
 
     /// The limit; `None` while it is measured.
@@ -187,7 +186,9 @@ impl Budget {
 
     /// Ends a step: counts it if it thrashed, and logs its largest need if that exceeds the limit.
     pub fn step_is_over(&self) {
-        self.thrashing.judge(self.limit());
+        if self.thrashing.judge(self.limit()) {
+            self.counts.others.lock().thrashing_steps += 1;
+        }
         if let Some(limit) = self.limit() {
             self.needs.say(limit);
         }
@@ -250,7 +251,7 @@ impl Budget {
         let stuck = self.stuck.load(Ordering::Relaxed);
         // If they were less meanwhile, tensors made in place of the freed ones may be evictable.
         let little = self.live().saturating_sub(stuck) <= stuck / CHANGED
-            && self.bytes.lowest.load(Ordering::Relaxed) >= stuck;
+            && self.counts.lowest.load(Ordering::Relaxed) >= stuck;
         // Except to log a need clearly larger than the largest known one, or to refuse the operation.
         let known = !self.needs.is_clearly_larger(self.live() + bytes);
         if little && known && self.settings.overflow == Overflow::Warn {
@@ -259,7 +260,11 @@ impl Budget {
         self.stuck.store(u64::MAX, Ordering::Relaxed);
         let start = Instant::now();
         let (fits, looks) = self.evict(bytes, limit);
-        self.thrashing.searched(looks, start.elapsed(), limit);
+        self.thrashing.searched(looks, limit);
+        let mut counted = self.counts.others.lock();
+        counted.searched_tensors += looks;
+        counted.search_time += start.elapsed();
+        drop(counted);
         if self.settings.overflow == Overflow::Warn && self.thrashing.is_endless() {
             let limit = 2 * limit.max(self.live() + bytes);
             self.limit.store(limit, Ordering::Relaxed);
@@ -273,7 +278,7 @@ impl Budget {
         }
         if !fits {
             self.stuck.store(self.live(), Ordering::Relaxed);
-            self.bytes.lowest.store(self.live(), Ordering::Relaxed);
+            self.counts.lowest.store(self.live(), Ordering::Relaxed);
             self.overflows(op, bytes, limit, clock::now());
         }
     }
@@ -417,20 +422,6 @@ impl Limit for Budget {
         self.expected.lock().get(&key).copied()
     }
 
-    fn stats(&self) -> RematStats {
-        let (searched_tensors, search_time) = self.thrashing.search();
-        RematStats {
-            searched_tensors,
-            search_time,
-            thrashing_steps: self.thrashing.steps(),
-            ..RematStats::default()
-        }
-    }
-
-    fn reset_stats(&self) {
-        self.thrashing.reset();
-    }
-
     fn register(&self, node: Weak<dyn AnyEntry>) -> u64 {
         self.nodes.lock().remember(node)
     }
@@ -442,10 +433,10 @@ impl Limit for Budget {
         }
     }
 
-    fn list(&self, node: &Arc<dyn AnyEntry>) {
+    fn list(&self, node: Arc<dyn AnyEntry>) {
         let mut nodes = self.nodes.lock();
         if !nodes.memo.repeats()
-            && let Some(owner) = node.clone().list()
+            && let Some(owner) = node.list()
         {
             nodes.candidates.add(owner);
         }

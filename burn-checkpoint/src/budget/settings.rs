@@ -14,9 +14,8 @@ use crate::error::RematError;
 /// # What is counted
 ///
 /// What operations of the thread make: activations, random numbers, gradients. What was there before, and what survives a
-/// step (new parameters, optimizer state), is not counted. Views are counted once with what they are views of. What
-/// [`Remat::from_source`](crate::Remat::from_source) delivers counts while it is resident, but is never evicted by a budget, only by
-/// [`evict`](crate::evict): delivering may be collective.
+/// step (new parameters, optimizer state), is not counted. Views are counted once with what they are views of. What is
+/// [`delivered`](crate::delivered()) counts during its uses.
 ///
 /// # Before it is made
 ///
@@ -169,17 +168,6 @@ impl MemoryBudget {
     pub fn costs_on(self, device: DeviceProfile) -> Self {
         Self {
             costs: Costs::On(device),
-            ..self
-        }
-    }
-
-    /// Uses the measured time of an operation as its cost, in place of an estimate.
-    ///
-    /// Which tensors are evicted then differs from run to run and from rank to rank, so recipes must not run collectives. On lazy backends
-    /// such times mean nothing.
-    pub fn measured_costs(self) -> Self {
-        Self {
-            costs: Costs::Measured,
             ..self
         }
     }

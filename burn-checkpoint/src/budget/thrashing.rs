@@ -1,7 +1,6 @@
 //! Noticing that a step spends more on its budget than it computes.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -24,10 +23,7 @@ const ENDLESS_NS: f64 = 1e8;
 #[derive(Default)]
 pub(super) struct Thrashing {
     work: Mutex<Work>,
-    steps: AtomicU64,
     said: AtomicBool,
-    searched_tensors: AtomicU64,
-    search_nanos: AtomicU64,
 }
 
 /// Work of a step under way, in estimated nanoseconds.
@@ -52,10 +48,7 @@ impl Thrashing {
     }
 
     /// Counts a search, and warns if the step spends far more on replays and searches than on its work.
-    pub fn searched(&self, tensors: u64, time: Duration, limit: u64) {
-        self.searched_tensors.fetch_add(tensors, Ordering::Relaxed);
-        self.search_nanos
-            .fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+    pub fn searched(&self, tensors: u64, limit: u64) {
         let mut work = self.work.lock();
         work.wasted_ns += LOOK_NS * tensors as f64;
         if work.wasted_ns > CERTAIN * work.computed_ns {
@@ -74,32 +67,14 @@ impl Thrashing {
         endless
     }
 
-    /// How many tensors searches examined, and how long the searches took, since the last reset.
-    pub fn search(&self) -> (u64, Duration) {
-        let nanos = self.search_nanos.load(Ordering::Relaxed);
-        let tensors = self.searched_tensors.load(Ordering::Relaxed);
-        (tensors, Duration::from_nanos(nanos))
-    }
-
-    /// How many steps wasted more than they computed, since the last reset.
-    pub fn steps(&self) -> u64 {
-        self.steps.load(Ordering::Relaxed)
-    }
-
-    /// Counts from 0 again.
-    pub fn reset(&self) {
-        for counter in [&self.steps, &self.searched_tensors, &self.search_nanos] {
-            counter.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// A step is over: its work is compared with what was wasted.
-    pub fn judge(&self, limit: Option<u64>) {
+    /// A step is over: returns whether it has wasted more than it has computed.
+    pub fn judge(&self, limit: Option<u64>) -> bool {
         let work = std::mem::take(&mut *self.work.lock());
-        if work.wasted_ns > work.computed_ns {
-            self.steps.fetch_add(1, Ordering::Relaxed);
+        let thrashes = work.wasted_ns > work.computed_ns;
+        if thrashes {
             self.say(work, limit.unwrap_or(0));
         }
+        thrashes
     }
 
     fn say(&self, work: Work, limit: u64) {
@@ -118,44 +93,29 @@ impl Thrashing {
 mod tests {
     use super::*;
 
-    /// Steps of so much work, each judged.
-    fn judged(steps: &[(f32, f32)]) -> Thrashing {
+    #[test]
+    fn a_step_that_wastes_more_than_it_computes() {
         let thrashing = Thrashing::default();
-        for (computed, replayed) in steps {
-            thrashing.computed(*computed);
-            thrashing.replayed(*replayed);
-            thrashing.judge(Some(1));
-        }
-        thrashing
-    }
-
-    #[test]
-    fn a_step_that_replays_more_than_it_computes() {
-        assert_eq!(judged(&[(100.0, 101.0)]).steps(), 1);
-        assert_eq!(judged(&[(100.0, 100.0), (0.0, 0.0)]).steps(), 0);
         // Each by itself: neither the sum of all nor what is left of the one before.
-        let steps = [
-            (100.0, 150.0),
-            (100.0, 20.0),
-            (100.0, 300.0),
-            (500.0, 400.0),
-        ];
-        assert_eq!(judged(&steps).steps(), 2);
-    }
-
-    #[test]
-    fn a_search_is_waste() {
-        let thrashing = judged(&[]);
-        thrashing.computed(1000.0);
-        thrashing.searched(11, Duration::from_nanos(700), 1);
-        thrashing.judge(Some(1));
-        assert_eq!(thrashing.steps(), 1);
-        assert_eq!(thrashing.search(), (11, Duration::from_nanos(700)));
+        for (computed, replayed, searched, thrashes) in [
+            (100.0, 101.0, 0, true),
+            (100.0, 100.0, 0, false),
+            (0.0, 0.0, 0, false),
+            (100.0, 20.0, 0, false),
+            (100.0, 300.0, 0, true),
+            (500.0, 400.0, 0, false),
+            (1000.0, 0.0, 11, true),
+        ] {
+            thrashing.computed(computed);
+            thrashing.replayed(replayed);
+            thrashing.searched(searched, 1);
+            assert_eq!(thrashing.judge(Some(1)), thrashes, "{computed} {replayed}");
+        }
     }
 
     #[test]
     fn endless_again_only_after_as_much_once_more() {
-        let thrashing = judged(&[]);
+        let thrashing = Thrashing::default();
         for (computed, endless) in [(0.0, 1e8), (1e7, 3.2e8)] {
             thrashing.computed(computed);
             for _ in 0..2 {
@@ -165,15 +125,5 @@ mod tests {
                 assert!(thrashing.is_endless());
             }
         }
-    }
-
-    #[test]
-    fn counted_from_0_after_a_reset() {
-        let thrashing = judged(&[(1.0, 2.0)]);
-        thrashing.reset();
-        assert_eq!(thrashing.steps(), 0);
-        thrashing.replayed(1.0);
-        thrashing.judge(None);
-        assert_eq!(thrashing.steps(), 1);
     }
 }

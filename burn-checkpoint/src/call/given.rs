@@ -47,19 +47,6 @@ pub(crate) fn parameter<B: Backend>(path: &'static OpInfo, value: Value<B>) -> M
     Managed::new(Source::new(Arc::new(Node::new(meta, state, None))))
 }
 
-/// A tensor that a user's function delivers.
-pub(crate) fn source<B: Backend>(
-    op: &'static OpInfo,
-    (shape, dtype, device): (Shape, DType, Device<B>),
-    recipe: Box<dyn Recipe<B>>,
-) -> Managed<B> {
-    let op_context = context::tick(op);
-    let memory = context::memory_on(device.id());
-    let state = State::new(Storage::Evicted, Origin::Source, op_context.number, None);
-    let meta = TensorMeta::new(op, op_context.number, shape, dtype, device, memory);
-    Managed::new(Source::new(Arc::new(Node::new(meta, state, Some(recipe)))))
-}
-
 /// The tensor that was requested.
 pub(crate) fn delivered<B: Backend>(request: Request, device: &Device<B>) -> Managed<B> {
     const OP: &OpInfo = &DELIVERED;
@@ -141,7 +128,7 @@ pub(crate) fn derived<B: Backend>(
         None => viewed,
     });
     let memory = context::memory_on(device.id());
-    let state = State::new(Storage::Evicted, Origin::Source, op_context.number, None);
+    let state = State::new(Storage::Evicted, Origin::Delivered, op_context.number, None);
     let meta = TensorMeta {
         is_delivered: true,
         contiguous: row_major,

@@ -10,7 +10,7 @@ mod recorded;
 mod results;
 mod room;
 
-pub(crate) use given::{Promised, delivered, derived, fixed, in_type, parameter, source};
+pub(crate) use given::{Promised, delivered, derived, fixed, in_type, parameter};
 pub(crate) use recorded::Call;
 pub(crate) use results::Results;
 pub(crate) use room::Room;

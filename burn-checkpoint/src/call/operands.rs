@@ -10,15 +10,17 @@ use crate::context::{self, OpContext};
 use crate::cost::OpCost;
 use crate::entry::{AnyEntry, Origin};
 use crate::memory::MemoryStats;
-use crate::node::{Input, Node, Source, State, Storage, TensorMeta, Viewed, vacate};
+use crate::node::{Input, Node, Source, State, Storage, TensorMeta, Viewed};
 use crate::op::OpInfo;
-use crate::replay;
+use crate::replay::{self, Locked};
 use crate::request::PARAMETER;
 use crate::trace::{self, EventKind};
 use crate::work::Work;
 
-/// Whose storage the result has, if not its own.
+/// Whose storage the result of a view operation has.
 pub(super) enum Shares<B: Backend> {
+    /// Its own: a reshape of an operand that is not contiguous copies.
+    Own,
     /// An unmanaged tensor's.
     Leaf,
     /// That of a managed tensor.
@@ -30,10 +32,8 @@ pub(super) struct Operands<B: Backend> {
     op: &'static OpInfo,
     /// Operands that are evicted, or have outlived their step.
     waiting: Vec<Arc<Node<B>>>,
-    /// Of a view: the first operand's storage.
+    /// Of a view operation, once its first operand was seen.
     pub shares: Option<Shares<B>>,
-    /// Whether this view operation copies: a reshape of an operand that is not contiguous.
-    copies: bool,
     pub order: Order,
     /// For a view in a scope that may offload: what it is a view of.
     pub viewed: Option<Box<Viewed<B>>>,
@@ -49,26 +49,10 @@ pub(super) struct Operands<B: Backend> {
     /// The counters of that device, once room was made on it.
     pub memory: Option<Arc<MemoryStats>>,
     pub lineage: Lineage,
-    /// Delivered operands, locked until the operation is over.
-    delivered: Vec<Arc<Node<B>>>,
+    /// Delivered operands, until the operation is over.
+    delivered: Locked<B>,
     /// Whether any operand is not delivered.
     has_others: bool,
-}
-
-/// Unlocks the delivered operands and drops their storages.
-impl<B: Backend> Drop for Operands<B> {
-    fn drop(&mut self) {
-        for node in self.delivered.drain(..) {
-            let mut state = node.state();
-            state.locks -= 1;
-            let vacated = vacate(&node.meta, &mut state);
-            drop(state);
-            if let Some((storage, bytes)) = vacated {
-                drop(storage);
-                node.meta.freed(bytes);
-            }
-        }
-    }
 }
 
 impl<B: Backend> Operands<B> {
@@ -78,7 +62,6 @@ impl<B: Backend> Operands<B> {
             op,
             waiting: Vec::new(),
             shares: None,
-            copies: false,
             order: Order::default(),
             viewed: None,
             largest: 0,
@@ -88,7 +71,7 @@ impl<B: Backend> Operands<B> {
             device: None,
             memory: None,
             lineage: Lineage::Activation,
-            delivered: Vec::new(),
+            delivered: Locked::default(),
             has_others: false,
         }
     }
@@ -157,7 +140,7 @@ impl<B: Backend> Operands<B> {
         let mut state = node.state();
         if let Some(cost) = &mut self.cost {
             cost.operand(&meta.shape, meta.dtype);
-            self.device.get_or_insert_with(|| meta.memory.device());
+            self.device.get_or_insert_with(|| meta.memory.device);
         }
         if let Some(step) = op_context.step
             && step.phase == Phase::Backward
@@ -168,16 +151,14 @@ impl<B: Backend> Operands<B> {
         }
         self.order.see(&meta.shape, meta.row_major);
         if self.is_first_of_view() {
-            self.copies = !meta.contiguous && self.op.name.ends_with("reshape");
-            self.shares = match &meta.group {
-                _ if self.copies => None,
-                Some(group) => Some(Shares::With(group.clone())),
-                None if meta.bytes == 0 => Some(Shares::Leaf),
-                None => Some(Shares::With(source.clone())),
-            };
-            if self.copies
-                && let Some(cost) = &mut self.cost
-            {
+            let copies = !meta.contiguous && self.op.name.ends_with("reshape");
+            self.shares = Some(match &meta.group {
+                _ if copies => Shares::Own,
+                Some(group) => Shares::With(group.clone()),
+                None if meta.bytes == 0 => Shares::Leaf,
+                None => Shares::With(source.clone()),
+            });
+            if copies && let Some(cost) = &mut self.cost {
                 cost.copies();
             }
             if may_offload(op_context) {
@@ -186,8 +167,7 @@ impl<B: Backend> Operands<B> {
         }
         self.largest = self.largest.max(meta.bytes);
         if meta.is_delivered {
-            state.locks += 1;
-            self.delivered.push(node.clone());
+            self.delivered.add(node, &mut state);
         } else {
             self.has_others = true;
         }
@@ -212,7 +192,7 @@ impl<B: Backend> Operands<B> {
 
     #[inline]
     fn is_first_of_view(&self) -> bool {
-        self.op.work == Work::View && self.shares.is_none() && !self.copies
+        self.op.work == Work::View && self.shares.is_none()
     }
 
     /// Brings back evicted operands. References to them end here: the last holder of an operand may reuse its storage.

@@ -65,8 +65,9 @@ fn is_product(op: &OpInfo) -> bool {
     op.name.ends_with("matmul") || op.name == "linear" || op.name == "attention"
 }
 
-/// A view that is its operand, or its operand in another shape.
-fn keeps_order(op: &OpInfo) -> bool {
+/// Whether the result of a view operation is its operand, or its operand in another shape: contiguous and in order if that is.
+#[inline]
+pub(super) fn keeps_order(op: &OpInfo) -> bool {
     ["reshape", "detach", "set_require_grad"]
         .iter()
         .any(|name| op.name.ends_with(name))

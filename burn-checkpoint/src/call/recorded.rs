@@ -7,12 +7,13 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, DeviceOps, Shape};
 
 use super::operands::{Operands, Shares};
+use super::order::keeps_order;
 use super::results::Results;
 use super::room::Room;
 use crate::again::again;
 use crate::clock::{self, Lineage, Phase};
 use crate::context::{self, OpContext};
-use crate::cost::{Costs, OpCost, Timer};
+use crate::cost::{Costs, OpCost};
 use crate::entry::Origin;
 use crate::handle::Managed;
 use crate::kind::Value;
@@ -30,11 +31,8 @@ pub(crate) struct Call<B: Backend> {
     op: &'static OpInfo,
     pub op_context: OpContext,
     operands: Operands<B>,
-    /// Whether the result keeps its recipe.
-    records: bool,
-    /// Whether the result is delivered, as all of its operands are.
-    delivers: bool,
-    timer: Timer,
+    /// How the result comes back if it gets a recipe; fixed if it gets none.
+    origin: Origin,
     pub lineage: Lineage,
 }
 
@@ -45,9 +43,7 @@ impl<B: Backend> Call<B> {
             op,
             op_context: context::tick(op),
             operands: Operands::new(op),
-            records: false,
-            delivers: false,
-            timer: Timer::start(Costs::Estimated),
+            origin: Origin::Fixed,
             lineage: Lineage::Activation,
         }
     }
@@ -73,7 +69,7 @@ impl<B: Backend> Call<B> {
     /// Drops the recipe of an operation that is not recorded, so that it may write into its operands; not if it may have to run again.
     #[inline]
     fn give_up(&self, recipe: &mut Option<impl Recipe<B>>) {
-        if !self.records && !self.op_context.retries {
+        if self.origin == Origin::Fixed && self.op_context.retrying.is_none() {
             *recipe = None;
         }
     }
@@ -85,23 +81,24 @@ impl<B: Backend> Call<B> {
         recipe: &Option<impl Recipe<B>>,
         first: impl FnOnce() -> Value<B>,
     ) -> Value<B> {
-        match recipe {
-            Some(recipe) if self.op_context.retries => {
+        match (recipe, &self.op_context.retrying) {
+            (Some(recipe), Some(memory)) => {
                 let mut first = Some(first);
-                self.run_again(recipe, &mut || first.take().expect("called once")())
+                self.run_again(memory, recipe, &mut || first.take().expect("called once")())
             }
             _ => first(),
         }
     }
 
-    fn run_again(&self, recipe: &dyn Recipe<B>, first: &mut dyn FnMut() -> Value<B>) -> Value<B> {
-        // Without counters the thread has managed no tensor under this budget, so there is nothing to evict.
-        let Some(memory) = context::retrying() else {
-            return first();
-        };
+    fn run_again(
+        &self,
+        memory: &MemoryStats,
+        recipe: &dyn Recipe<B>,
+        first: &mut dyn FnMut() -> Value<B>,
+    ) -> Value<B> {
         // Inputs stay locked through all tries: otherwise each try would begin with the same replays.
         let mut inputs = None;
-        again(&memory, self.op, first, || {
+        again(memory, self.op, first, || {
             inputs.get_or_insert_with(|| replay::lock_inputs(recipe));
             recipe.run()
         })
@@ -128,32 +125,34 @@ impl<B: Backend> Call<B> {
                 self.op_context.step = context::begin(Phase::Backward);
                 self.lineage = Lineage::Gradient;
             }
-            self.records = step.phase == Phase::Forward && !is_seed;
-        } else {
-            self.records = true;
+            if is_seed || step.phase == Phase::Backward {
+                return;
+            }
         }
-        self.records &= !self.op_context.keeps;
-        self.timer = Timer::start(self.op_context.costs);
+        if !self.op_context.keeps {
+            self.origin = Origin::Recorded;
+        }
     }
 
     fn decide(&mut self) {
         self.operands.bring_back(&self.op_context);
-        self.delivers = self.operands.pass_delivery();
-        if self.delivers {
+        if self.operands.pass_delivery() {
             // It belongs to no scope and to no step.
             self.op_context.region = None;
-            self.records = true;
+            self.origin = Origin::Delivered;
             self.operands.make_room();
             return;
         }
         self.lineage = lineage(&mut self.op_context, self.op, self.operands.lineage);
-        self.records = !self.operands.gives_up()
+        if !self.operands.gives_up()
             && !self.op_context.keeps
-            && self.lineage == Lineage::Activation;
+            && self.lineage == Lineage::Activation
+        {
+            self.origin = Origin::Recorded;
+        }
         if self.op_context.step.is_some() {
             self.operands.make_room();
         }
-        self.timer = Timer::start(self.op_context.costs);
     }
 
     /// The result with its recipe, if it gets one. Both arguments are references, whose contents are taken: passing such large values
@@ -164,7 +163,7 @@ impl<B: Backend> Call<B> {
         value: &mut Value<B>,
         recipe: &mut Option<impl Recipe<B> + 'static>,
     ) -> Results<B> {
-        let recipe = recipe.take().filter(|_| self.records);
+        let recipe = recipe.take().filter(|_| self.origin != Origin::Fixed);
         self.results(value, recipe.map(|recipe| Box::new(recipe) as _))
     }
 
@@ -175,7 +174,7 @@ impl<B: Backend> Call<B> {
 
     fn results(&mut self, value: &mut Value<B>, recipe: Option<Box<dyn Recipe<B>>>) -> Results<B> {
         if let Value::Many(parts) = value {
-            let recipe = recipe.filter(|_| !self.delivers);
+            let recipe = recipe.filter(|_| self.origin == Origin::Recorded);
             return self.finish_many(std::mem::take(parts), recipe);
         }
         let node = self.node(value, recipe, |elements, bytes| {
@@ -183,7 +182,7 @@ impl<B: Backend> Call<B> {
         });
         let meta = &node.meta;
         if let Some(viewed) = self.operands.viewed.take()
-            && !self.delivers
+            && self.origin != Origin::Delivered
             && (meta.group.is_some() || !meta.row_major)
         {
             node.state.lock().viewed = Some(viewed);
@@ -262,7 +261,7 @@ impl<B: Backend> Call<B> {
     fn memory(&self, device: &Device<B>) -> Arc<MemoryStats> {
         burn_decorator::ensure_mended::<B>(device);
         let known = self.operands.memory.as_ref();
-        let known = known.filter(|memory| memory.device() == device.id());
+        let known = known.filter(|memory| memory.device == device.id());
         known.map_or_else(|| context::memory_on(device.id()), Arc::clone)
     }
 
@@ -272,10 +271,9 @@ impl<B: Backend> Call<B> {
         let Some(cost) = &self.operands.cost else {
             return 0.0;
         };
-        match (&self.op_context.costs, self.timer.ns()) {
-            (_, Some(ns)) => ns,
-            (Costs::On(device), None) => cost.ns_on(device, elements as u64, bytes),
-            (_, None) => cost.ns(elements as u64),
+        match &self.op_context.costs {
+            Costs::On(device) => cost.ns_on(device, elements as u64, bytes),
+            Costs::Estimated => cost.ns(elements as u64),
         }
     }
 
@@ -295,22 +293,27 @@ impl<B: Backend> Call<B> {
 
     /// The record of a result. It has one user: the handle that `enter` makes.
     #[inline]
-    fn meta(&self, value: &Value<B>, cost_ns: impl FnOnce(usize, u64) -> f32) -> TensorMeta<B> {
+    fn meta(
+        &self,
+        value: &Value<B>,
+        origin: Origin,
+        cost_ns: impl FnOnce(usize, u64) -> f32,
+    ) -> TensorMeta<B> {
         let device = value.device().unwrap_or_default();
         let memory = self.memory(&device);
         let shape = value.shape();
         let dtype = value.dtype();
         let elements = shape.num_elements();
         let (group, own) = match &self.operands.shares {
-            None => (None, true),
+            None | Some(Shares::Own) => (None, true),
             Some(Shares::Leaf) => (None, false),
             Some(Shares::With(source)) => (Some(source.clone()), true),
         };
         TensorMeta {
             bytes: if own { bytes(elements, dtype) } else { 0 },
-            contiguous: self.op.work != Work::View || is_contiguous(self.op),
+            contiguous: self.op.work != Work::View || keeps_order(self.op),
             row_major: self.operands.order.is_kept(self.op, elements),
-            is_delivered: self.delivers,
+            is_delivered: origin == Origin::Delivered,
             overwrites: self.operands.written > 0,
             group,
             users: AtomicU32::new(1),
@@ -357,12 +360,11 @@ impl<B: Backend> Call<B> {
             recipe = None;
         }
         let origin = match recipe {
-            Some(_) if self.delivers => Origin::Source,
-            Some(_) => Origin::Recorded,
+            Some(_) => self.origin,
             None => Origin::Fixed,
         };
         Arc::new_cyclic(|_| {
-            let meta = self.meta(value, cost_ns);
+            let meta = self.meta(value, origin, cost_ns);
             let region = self.op_context.region.clone();
             let storage = Storage::Resident(std::mem::replace(value, Value::Absent));
             let state = State::new(storage, origin, self.op_context.number, region);
@@ -413,12 +415,4 @@ fn lineage(op_context: &mut OpContext, op: &OpInfo, operands: Lineage) -> Lineag
         return Lineage::Activation;
     }
     operands
-}
-
-/// Whether the result of a view operation is contiguous if its operand is.
-#[inline]
-fn is_contiguous(op: &OpInfo) -> bool {
-    ["reshape", "detach", "set_require_grad"]
-        .iter()
-        .any(|name| op.name.ends_with(name))
 }

@@ -20,7 +20,6 @@ use crate::models::{
     Around, Bare, Cnn, Mlp, Model, Transformer, generator, model, parameters, step, step_of,
 };
 use crate::scopes::{Scope, policies};
-use crate::twin::{Twin, slow};
 
 type Plain = Autodiff<Flex>;
 type Managed = Autodiff<Remat<Flex>>;
@@ -358,41 +357,6 @@ fn a_strict_budget_refuses() {
     let _generator = generator();
     let _budget = MemoryBudget::bytes(1000).strict().install();
     step::<Managed, Mlp<_>>(&Bare);
-}
-
-#[test]
-fn measured_costs() {
-    let _generator = generator();
-    let plain = train::<Plain, Transformer<_>>(3, &Bare, |_| {});
-    let budget = MemoryBudget::bytes(60_000).measured_costs().install();
-    assert!(plain == train::<Managed, Transformer<_>>(3, &Bare, |_| {}));
-    assert!(RematStats::of_thread().evicted_operations > 0);
-    drop(budget);
-}
-
-/// Which of two operations is evicted: the first one is older, and takes very long.
-fn evicted(budget: MemoryBudget) -> &'static str {
-    slow("float_sin");
-    let x = Tensor::<Remat<Twin>, 1>::ones([64], &Default::default());
-    let _budget = budget.install();
-    let recording = record();
-    let held = (x.clone().sin(), x.clone().cos(), x.exp());
-    let evicted = recording
-        .finish()
-        .into_iter()
-        .find_map(|event| match event.kind {
-            EventKind::Evict(Traced { op, .. }) => Some(op),
-            _ => None,
-        });
-    drop(held);
-    evicted.expect("two of three fit")
-}
-
-#[test]
-fn what_took_long_is_expensive_where_costs_are_measured() {
-    let budget = MemoryBudget::bytes(2 * 256 + 128);
-    assert_eq!(evicted(budget), "float_sin");
-    assert_eq!(evicted(budget.measured_costs()), "float_cos");
 }
 
 /// A product of 32 costs less than as many `tanh` on a CPU, and more on a device.

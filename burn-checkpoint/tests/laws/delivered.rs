@@ -8,9 +8,10 @@ use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::module::embedding;
 use burn::tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
+use burn_checkpoint::kinds::Value;
 use burn_checkpoint::{
-    MemoryBudget, Policy, Remat, RematError, RematStats, checkpoint, checkpoint_with, delivered,
-    delivered_in_types, evict, is_delivered,
+    MemoryBudget, OpInfo, Policy, Remat, RematError, RematStats, Work, checkpoint, checkpoint_with,
+    delivered, delivered_in_types, evict, is_delivered,
 };
 use burn_flex::Flex;
 
@@ -30,13 +31,16 @@ fn on_device<A: Backend>(index: usize) -> Tensor<A, 2> {
     Tensor::from_data(elements(index), &Default::default()).require_grad()
 }
 
-fn on_use<A: Backend>(data: impl Fn() -> TensorData + Send + Sync + 'static) -> Tensor<A, 2> {
-    let tensor = delivered::<A>([8, 8].into(), DType::F32, &Default::default(), data);
+pub fn on_use<A: Backend, const D: usize>(
+    shape: [usize; D],
+    data: impl Fn() -> TensorData + Send + Sync + 'static,
+) -> Tensor<A, D> {
+    let tensor = delivered::<A>(shape.into(), DType::F32, &Default::default(), data);
     Tensor::from_primitive(TensorPrimitive::Float(tensor.expect("a `Remat`"))).require_grad()
 }
 
 fn weight(index: usize) -> Tensor<B, 2> {
-    on_use(move || elements(index))
+    on_use([8, 8], move || elements(index))
 }
 
 /// Views, casts, and computations on weights alone, whose results autodiff saves.
@@ -152,7 +156,7 @@ fn an_embedding_brings_its_weights_in_forward_only() {
     let plain = gradient::<Autodiff<Flex>>(&on_device(0));
     let uses = Arc::new(AtomicUsize::new(0));
     let counted = uses.clone();
-    let own: Tensor<B, 2> = on_use(move || {
+    let own: Tensor<B, 2> = on_use([8, 8], move || {
         counted.fetch_add(1, Ordering::Relaxed);
         elements(0)
     });
@@ -238,7 +242,7 @@ fn what_is_delivered_is_known() {
 fn a_budget_makes_room_and_never_evicts() {
     let uses = Arc::new(AtomicUsize::new(0));
     let count = uses.clone();
-    let own = on_use::<B>(move || {
+    let own: Tensor<B, 2> = on_use([8, 8], move || {
         count.fetch_add(1, Ordering::Relaxed);
         elements(0)
     });
@@ -257,16 +261,19 @@ fn a_budget_makes_room_and_never_evicts() {
     assert!(own.grad(&grads).is_some());
     assert!(RematStats::of_thread().peak_bytes <= 8 * BYTES);
     evict(&own);
+    assert!(own.into_data() == elements(0));
 }
 
 #[test]
 fn a_failed_delivery_is_told_and_the_next_use_tries_again() {
     let uses = Arc::new(AtomicUsize::new(0));
     let count = uses.clone();
-    let own = on_use::<B>(move || match count.fetch_add(1, Ordering::Relaxed) {
-        0 => panic!("the host is gone"),
-        1 => TensorData::from([1.0f32]),
-        _ => elements(0),
+    let own: Tensor<B, 2> = on_use([8, 8], move || {
+        match count.fetch_add(1, Ordering::Relaxed) {
+            0 => panic!("the host is gone"),
+            1 => TensorData::from([1.0f32]),
+            _ => elements(0),
+        }
     });
     let plain = on_device::<B>(0).matmul(input()).into_data();
     let run = || checkpoint(|| own.clone().matmul(input())).into_data();
@@ -285,6 +292,26 @@ fn a_failed_delivery_is_told_and_the_next_use_tries_again() {
         "{message}"
     );
     assert_eq!(run(), plain);
+}
+
+/// Each would come back only together with the others.
+#[test]
+fn several_results_of_one_operation_stay() {
+    const BOTH: &OpInfo = &OpInfo::custom("both", Work::Cheap);
+    let _budget = MemoryBudget::bytes(8 * BYTES).install();
+    let own: Tensor<Remat<Flex>, 2> = on_use([8, 8], || elements(0));
+    let own = Value::Float(own.into_primitive().tensor());
+    let twice = |[x]: [Value<Flex>; 1]| Value::Many(vec![x.clone(), x]);
+    let Value::Many(both) = Remat::<Flex>::operation(BOTH, [own], twice) else {
+        panic!("two results");
+    };
+    for result in both {
+        let result = TensorPrimitive::Float(result.float());
+        let result = Tensor::<Remat<Flex>, 2>::from_primitive(result);
+        for _ in 0..2 {
+            assert_eq!(result.clone().into_data(), elements(0));
+        }
+    }
 }
 
 #[test]

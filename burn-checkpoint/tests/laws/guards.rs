@@ -1,13 +1,14 @@
 //! Guards: of several of one kind the newest is in force, whichever goes first.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{Tensor, TensorData};
 use burn_checkpoint::trace::{EventKind, record};
-use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify, checkpoint, evict};
+use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify, checkpoint};
 use burn_flex::Flex;
+
+use crate::delivered::on_use;
 
 type Vector = Tensor<Remat<Flex>, 1>;
 
@@ -94,16 +95,13 @@ fn a_panic_between_budgets() {
 /// Whether a replay that gives something else is found.
 fn compares() -> bool {
     let asked = AtomicU32::new(0);
-    let source: Vector =
-        Remat::from_source([1].into(), DType::F32, &Default::default(), move || {
-            let drift = asked.fetch_add(1, Ordering::SeqCst) as f32;
-            Tensor::<Flex, 1>::from_floats([drift], &Default::default())
-        });
-    let source = Arc::new(source);
+    let source: Vector = on_use([1], move || {
+        let drift = asked.fetch_add(1, Ordering::SeqCst) as f32;
+        TensorData::from([drift])
+    });
     let mut kept = None;
     catch_unwind(AssertUnwindSafe(|| {
-        checkpoint(|| kept = Some(source.as_ref().clone().exp()));
-        evict(source.as_ref());
+        checkpoint(|| kept = Some(source.sum()));
         kept.map(Tensor::into_data)
     }))
     .is_err()

@@ -1,19 +1,20 @@
 //! Threads, panics, long chains, many steps.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
 
 use burn::backend::Autodiff;
 use burn::nn::DropoutConfig;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Int, Tensor, Tolerance};
+use burn::tensor::{Int, Tensor, Tolerance};
 use burn_checkpoint::{
     MemoryBudget, Outputs, Policy, Remat, RematStats, Verify, checkpoint, checkpoint_with, evict,
 };
 use burn_flex::Flex;
 
+use crate::delivered::on_use;
 use crate::input::{Bits, gradient_bits, input};
 use crate::models::generator;
 
@@ -204,15 +205,14 @@ fn what_a_panic_drops_goes_after_it() {
         }),
         ("a strict budget", |x| {
             let _budget = MemoryBudget::bytes(256).strict().install();
-            let y = x.exp().sin();
+            let y = x.clone().matmul(x);
             drop(y.clone() + y.cos());
         }),
         ("a comparison", |x| {
             let _verify = Verify::on();
             let mut kept = None;
             checkpoint(|| {
-                kept = Some(x.clone().exp());
-                evict(&x);
+                kept = Some(x.clone().matmul(x.clone()));
                 x.sin()
             });
         }),
@@ -222,9 +222,9 @@ fn what_a_panic_drops_goes_after_it() {
         let told_of = Told(send);
         let asked = AtomicU32::new(0);
         // Each time another one.
-        let source = Remat::from_source([8, 8].into(), DType::F32, &device(), move || {
+        let source = on_use([8, 8], move || {
             let _ = &told_of;
-            input::<Flex>() + asked.fetch_add(1, Ordering::SeqCst) as f32
+            (input::<Flex>() + asked.fetch_add(1, Ordering::SeqCst) as f32).into_data()
         });
         let caught = catch_unwind(AssertUnwindSafe(|| fail(source)));
         assert!(caught.is_err(), "{name}");
@@ -238,22 +238,13 @@ fn a_panic_during_replay_arrives_and_the_next_try_succeeds() {
     let fails = Arc::new(AtomicBool::new(false));
     let source = {
         let fails = fails.clone();
-        Remat::<Flex>::from_source(
-            [8, 8].into(),
-            burn::tensor::DType::F32,
-            &device(),
-            move || {
-                assert!(!fails.load(Ordering::SeqCst), "the network is down");
-                input::<Flex>()
-            },
-        )
+        on_use([8, 8], move || {
+            assert!(!fails.load(Ordering::SeqCst), "the network is down");
+            input::<Flex>().into_data()
+        })
     };
-    let mut kept = None;
-    let _ = checkpoint(|| {
-        kept = Some(source.clone().exp().exp());
-        source.clone()
-    });
-    evict(&source);
+    let mut kept: Option<Tensor<Remat<Flex>, 2>> = None;
+    checkpoint(|| kept = Some(source.clone().matmul(source.clone()).exp()));
     let kept = kept.expect("made in the scope");
     fails.store(true, Ordering::SeqCst);
     for _ in 0..2 {
@@ -265,7 +256,7 @@ fn a_panic_during_replay_arrives_and_the_next_try_succeeds() {
         );
     }
     fails.store(false, Ordering::SeqCst);
-    let expected = input::<Flex>().exp().exp().into_data();
+    let expected = input::<Flex>().matmul(input()).exp().into_data();
     assert_eq!(kept.into_data(), expected);
 }
 
@@ -379,31 +370,6 @@ fn offloaded_ahead_of_use() {
     let stats = RematStats::of_thread();
     assert_eq!(stats.uploaded_bytes, 4 * 256);
     assert_eq!(stats.replayed_operations, 0);
-}
-
-#[test]
-fn a_source_is_asked_again_after_its_eviction() {
-    fn is_output(_: &impl Outputs) {}
-    let asked = Arc::new(AtomicUsize::new(0));
-    let count = asked.clone();
-    let source: Tensor<Remat<Flex>, 2> = Remat::from_source(
-        [8, 8].into(),
-        burn::tensor::DType::F32,
-        &device(),
-        move || {
-            count.fetch_add(1, Ordering::SeqCst);
-            input()
-        },
-    );
-    is_output(&source);
-    assert_eq!(source.dims(), [8, 8]);
-    assert_eq!(asked.load(Ordering::SeqCst), 0);
-    for times in 1..4 {
-        let _ = (source.clone() + 1.0).into_data();
-        let _ = (source.clone() + 2.0).into_data();
-        assert_eq!(asked.load(Ordering::SeqCst), times);
-        evict(&source);
-    }
 }
 
 /// What comes back from the host lies in the order of its shape; a transposed operand of a matmul that did would be added up in

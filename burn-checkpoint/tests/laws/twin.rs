@@ -1,7 +1,4 @@
-//! Flex with many devices, and operations that take as long as one likes: what a test of budgets needs and Flex has not.
-
-use std::cell::Cell;
-use std::time::{Duration, Instant};
+//! Flex with many devices: what a test of budgets needs and Flex has not.
 
 use burn_backend::{
     Backend, BackendTypes, DType, DTypeUsageSet, Device as FromId, DeviceId, DeviceOps,
@@ -41,22 +38,6 @@ impl<T: TensorMetadata + 'static> TensorMetadata for On<T> {
 /// Flex whose float tensors know their device. All others are on the first.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Twin;
-
-thread_local! {
-    static SLOW: Cell<Option<&'static str>> = const { Cell::new(None) };
-}
-
-/// From now on this operation takes a third of a second on this thread.
-pub fn slow(op: &'static str) {
-    SLOW.set(Some(op));
-}
-
-fn wait(op: &'static str) {
-    let start = Instant::now();
-    while SLOW.get() == Some(op) && start.elapsed() < Duration::from_millis(300) {
-        std::hint::spin_loop();
-    }
-}
 
 impl BackendTypes for Twin {
     type Device = TwinDevice;
@@ -147,7 +128,6 @@ macro_rules! implement {
                 $(see!($kind $arg device);)*
                 #[allow(unused_variables, reason = "rows without float results")]
                 let device = device.unwrap_or_default();
-                wait(stringify!($op));
                 outer!($ret Flex::$op($(inner!($kind $arg)),*), device)
             })*
         }
