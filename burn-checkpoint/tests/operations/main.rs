@@ -1,6 +1,7 @@
 //! Every operation that is recorded, evicted between its run and its use, gives the same bits and runs once more, not more
 //! often: generated from the rows.
 
+mod classes;
 mod make;
 mod probe;
 

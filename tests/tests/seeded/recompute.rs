@@ -130,15 +130,8 @@ fn budgets<I: Backend>() {
         N: Classifier<R> + AutodiffModule<R>,
     {
         let plain = train::<B, M>();
-        // Over Fusion each budget makes other groups of kernels, which software Vulkan takes long to compile.
-        let parts: &[f64] = match is_fusion::<I>() {
-            true => &[0.4],
-            false => &[0.6, 0.4, 0.25],
-        };
-        let budgets = parts
-            .iter()
-            .map(|part| MemoryBudget::fraction(*part).expect("a part"));
-        for budget in budgets.chain([MemoryBudget::bytes(1024)]) {
+        let budgets = [0.6, 0.4, 0.25].map(|part| MemoryBudget::fraction(part).expect("a part"));
+        for budget in budgets.into_iter().chain([MemoryBudget::bytes(1024)]) {
             RematStats::reset_thread();
             let installed = budget.install();
             let trained = train::<R, N>();
