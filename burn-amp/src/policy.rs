@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 
 use burn_backend::FloatDType;
+use burn_decorator::cell::Scope;
 use parking_lot::RwLock;
 
 use crate::cast::{Arithmetic, Cast};
@@ -156,13 +157,7 @@ thread_local! {
 /// autocast::<Off, _>(|| assert_eq!((low.clone() * low.clone()).dtype(), DType::BF16));
 /// ```
 pub fn autocast<P: Policy, R>(f: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Mode>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            SCOPE.set(self.0);
-        }
-    }
-    let _restore = Restore(SCOPE.replace(Some(P::mode())));
+    let _scope = Scope::enter(&SCOPE, Some(P::mode()));
     f()
 }
 

@@ -11,7 +11,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::read_sync;
 use burn_backend::{Backend, BackendTypes, DType, TensorMetadata};
-use burn_decorator::message::{Scope, with_value};
+use burn_decorator::cell::{Scope, with_value};
 use burn_decorator::module::map_floats;
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};

@@ -6,9 +6,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use burn_backend::{DType, Shape};
+use burn_decorator::cell::Scope;
 
 use crate::op::OpInfo;
-use crate::stack;
 use crate::work::Work;
 
 /// What a scope does with the tensors that were made in it, are still used when it ends and are not its results: what
@@ -106,10 +106,11 @@ thread_local! {
 impl PerOperation {
     /// Calls the function; keeps the result if the function itself runs the operation.
     fn ask(&self, call: &OpCall<'_>) -> SavePolicy {
-        match ASKING.get() {
-            true => SavePolicy::Keep,
-            false => stack::with(&ASKING, true, || (self.0)(call)),
+        if ASKING.get() {
+            return SavePolicy::Keep;
         }
+        let _asking = Scope::enter(&ASKING, true);
+        (self.0)(call)
     }
 }
 

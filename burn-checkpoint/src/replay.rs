@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn_backend::Backend;
+use burn_decorator::cell::Scope;
 use rustc_hash::FxHashMap;
 
 use crate::again::again;
@@ -17,17 +18,16 @@ use crate::node::{Input, Node, Recipe, State, Storage, vacate};
 use crate::region::Region;
 use crate::request::DELIVERED;
 use crate::trace::EventKind;
-use crate::{stack, verify};
+use crate::verify;
 
 /// Brings nodes back, with what they need.
 pub(crate) fn bring_back<B: Backend>(targets: impl IntoIterator<Item = Arc<Node<B>>>) {
-    stack::with(&REPLAYING, true, || {
-        for target in targets {
-            if !fetch(&target) {
-                Plan::new(target).run();
-            }
+    let _replaying = Scope::enter(&REPLAYING, true);
+    for target in targets {
+        if !fetch(&target) {
+            Plan::new(target).run();
         }
-    });
+    }
 }
 
 thread_local! {

@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn_backend::{DType, Shape, TensorData};
+use burn_decorator::cell::Scope;
 
 use crate::op::OpInfo;
-use crate::stack;
 use crate::work::Work;
 
 /// The operation that delivers a requested tensor.
@@ -80,7 +80,8 @@ pub(crate) const PARAMETER: &str = "parameter";
 
 /// Runs `upload`, whose data is the parameter of this path.
 pub(crate) fn naming<R>(path: &'static OpInfo, upload: impl FnOnce() -> R) -> R {
-    stack::with(&NAMED, Some(path), upload)
+    let _named = Scope::enter(&NAMED, Some(path));
+    upload()
 }
 
 /// The parameter that this thread uploads, if it has a name.

@@ -2,25 +2,6 @@
 //!
 //! `guard = install();` makes the new one before it drops the old one, so a guard must not restore what it found.
 
-use std::cell::Cell;
-use std::thread::LocalKey;
-
-/// Runs a function with a cell of this thread set to `value`. After it, or its panic, the cell is what it was before.
-pub(crate) fn with<T: Copy + 'static, R>(
-    cell: &'static LocalKey<Cell<T>>,
-    value: T,
-    run: impl FnOnce() -> R,
-) -> R {
-    struct Restore<T: Copy + 'static>(&'static LocalKey<Cell<T>>, T);
-    impl<T: Copy> Drop for Restore<T> {
-        fn drop(&mut self) {
-            self.0.set(self.1);
-        }
-    }
-    let _restore = Restore(cell, cell.replace(value));
-    run()
-}
-
 /// Entries of guards, oldest first: the newest is in force.
 pub(crate) struct Stack<T> {
     entries: Vec<(Ticket, T)>,

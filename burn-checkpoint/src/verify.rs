@@ -5,10 +5,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::marker::PhantomData;
 
 use burn_backend::{Backend, read_sync};
+use burn_decorator::cell::Scope;
 
 use crate::error::RematError;
 use crate::kind::Value;
-use crate::stack;
 
 thread_local! {
     /// How many guards there are.
@@ -80,7 +80,8 @@ pub(crate) fn is_rehearsing() -> bool {
 
 /// Runs a replay that is only to be compared.
 pub(crate) fn rehearse(replay: impl FnOnce()) {
-    stack::with(&REHEARSING, true, replay);
+    let _rehearsing = Scope::enter(&REHEARSING, true);
+    replay();
 }
 
 /// The checksum of a storage that is dropped or moved, in verify mode.

@@ -8,6 +8,8 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::sync::Weak;
 
+use crate::cell::{Scope, with_value};
+
 thread_local! {
     static LOADING: Cell<bool> = const { Cell::new(false) };
     static RANKS: RefCell<Vec<Weak<dyn Ranks>>> = const { RefCell::new(Vec::new()) };
@@ -27,14 +29,7 @@ thread_local! {
 /// assert!(load(is_loading) && !is_loading());
 /// ```
 pub fn load<R>(load: impl FnOnce() -> R) -> R {
-    /// Restores the value, also if `load` panics.
-    struct Restore(bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            LOADING.set(self.0);
-        }
-    }
-    let _restore = Restore(LOADING.replace(true));
+    let _loading = Scope::enter(&LOADING, true);
     load()
 }
 
@@ -88,16 +83,8 @@ pub fn decide_on_host() -> bool {
 /// Runs `step`, a step of a loss scaler around an accumulation that checks each micro-batch
 /// ([`Inside::checks`](crate::message::Inside::checks)), and returns the micro-batch's `Arc<Verdict>`; `None` if the step was a message.
 pub fn catch_verdict<R>(step: impl FnOnce() -> R) -> (R, Option<Box<dyn Any>>) {
-    /// Restores the value, also if `step` panics.
-    struct Restore(Option<Option<Box<dyn Any>>>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            VERDICT.set(self.0.take());
-        }
-    }
-    let _restore = Restore(VERDICT.replace(Some(None)));
-    let result = step();
-    (result, VERDICT.take().flatten())
+    let (result, verdict) = with_value(&VERDICT, None, step);
+    (result, verdict.flatten())
 }
 
 /// Whether a loss scaler around this step waits for a [`report_verdict`]: a micro-batch with a non-finite gradient then counts for nothing,
@@ -127,16 +114,8 @@ pub fn report_verdict(verdict: impl Any) {
 /// assert!(!report_overflow(Vec::new()), "no loss scaler takes note");
 /// ```
 pub fn catch_overflow<R>(step: impl FnOnce() -> R) -> (R, Vec<String>) {
-    /// Restores the value, also if `step` panics.
-    struct Restore(Option<Vec<String>>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            OVERFLOWED.set(self.0.take());
-        }
-    }
-    let _restore = Restore(OVERFLOWED.replace(Some(Vec::new())));
-    let result = step();
-    (result, OVERFLOWED.take().unwrap_or_default())
+    let (result, names) = with_value(&OVERFLOWED, Vec::new(), step);
+    (result, names.unwrap_or_default())
 }
 
 /// Runs `step`, and returns whether it [reported an overflow](report_overflow) to a loss scaler around it: then the step was left out.

@@ -70,7 +70,7 @@
 //! # Optimizer decorators
 //!
 //! What decorators of optimizers have in common: [`record`], saved state around that of the wrapped optimizer; [`ranks`], how clones
-//! that share state make a copy of their own for a rank; [`message`], how a decorator is reached inside of others;
+//! that share state make a copy of their own for a rank; [`message`], how a decorator is reached inside of others; [`cell`], values of a thread while something runs;
 //! [`gradient`], what backends and optimizers must know about gradients; [`tape`], how code above decorators reaches autodiff's
 //! tensors below them; [`fused`], whether attention is one operation there; [`weight`], what a loss was multiplied by; [`reading_stream`], where another thread reads tensors; [`ensure_mended`], which refuses LibTorch without its mends; [`upload`], parameters that come from
 //! host memory when they are used; [`repeated_block`],
@@ -81,6 +81,7 @@
 //! workspace walks the traits of the pinned Burn source and names every operation without a row.
 
 mod block;
+pub mod cell;
 #[cfg(feature = "module")]
 pub mod device;
 mod forward;

@@ -27,8 +27,9 @@
 //! assert_eq!((window.open, window.updates), (0, 1));
 //! ```
 
-use core::cell::{Cell, RefCell};
-use std::thread::LocalKey;
+use core::cell::Cell;
+
+use crate::cell::Scope;
 
 /// The request of a step without gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,39 +62,6 @@ thread_local! {
     static INSIDE: Cell<Inside> = const {
         Cell::new(Inside { loss_scaler: false, accumulation: false, checks: false, ranks: false })
     };
-}
-
-/// Sets a thread's cell until it is dropped, also by a panic.
-pub struct Scope<T: Copy + 'static>(&'static LocalKey<Cell<T>>, T);
-
-impl<T: Copy> Scope<T> {
-    /// Sets `key` to `value`.
-    pub fn enter(key: &'static LocalKey<Cell<T>>, value: T) -> Self {
-        Self(key, key.replace(value))
-    }
-}
-
-impl<T: Copy> Drop for Scope<T> {
-    fn drop(&mut self) {
-        self.0.set(self.1);
-    }
-}
-
-/// Runs `run` with `value` in a thread's cell, and returns what is there at the end. What was there before comes back, also after a panic.
-pub fn with_value<T: 'static, R>(
-    key: &'static LocalKey<RefCell<Option<T>>>,
-    value: T,
-    run: impl FnOnce() -> R,
-) -> (R, Option<T>) {
-    struct Restore<T: 'static>(&'static LocalKey<RefCell<Option<T>>>, Option<T>);
-    impl<T> Drop for Restore<T> {
-        fn drop(&mut self) {
-            self.0.set(self.1.take());
-        }
-    }
-    let _restore = Restore(key, key.replace(Some(value)));
-    let result = run();
-    (result, key.take())
 }
 
 /// Runs `step`, which is a call of an optimizer's `step` without gradients, as `message`.

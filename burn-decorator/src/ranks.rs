@@ -34,7 +34,7 @@ use core::ops::Deref;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::message::with_value;
+use crate::cell::with_value;
 
 /// The copies of one [`copy_for_rank`], by the addresses of their originals.
 type Copies = HashMap<usize, Box<dyn Any>>;

@@ -33,6 +33,8 @@
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 
+use crate::cell::Scope;
+
 /// What can be done with tensors `T` of a backend with autodiff.
 pub struct Tape<T> {
     is_tracked: Box<dyn Fn(&T) -> bool>,
@@ -71,14 +73,7 @@ thread_local! {
 
 /// The tape of tensors `T`, where `rank` is `TensorMetadata::rank` of one of them; `None` where no decorator below autodiff offers one.
 pub fn find<T: 'static>(rank: impl FnOnce() -> usize) -> Option<Tape<T>> {
-    struct Asked;
-    impl Drop for Asked {
-        fn drop(&mut self) {
-            ASKED.set(false);
-        }
-    }
-    ASKED.set(true);
-    let asked = Asked;
+    let asked = Scope::enter(&ASKED, true);
     rank();
     drop(asked);
     let found = FOUND.take()?.downcast::<Tape<T>>().ok()?;

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 
-use crate::message::with_value;
+use crate::cell::with_value;
 
 thread_local! {
     static OFFERED: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };

@@ -12,6 +12,7 @@ use burn_backend::{
     TensorMetadata,
 };
 use burn_checkpoint::is_replaying;
+use burn_decorator::cell::with_value;
 use burn_ir::{CustomOpIr, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterTensor, RunnerChannel, RunnerClient};
 use burn_std::device::{Device, DeviceId};
@@ -157,15 +158,7 @@ pub(crate) fn announce(row: &'static Row) {
 
 /// Calls `touch`, in which the operand of each operation is labelled as the parameter of this name.
 pub(crate) fn label(name: &str, touch: impl FnOnce()) {
-    struct Labelled;
-    impl Drop for Labelled {
-        fn drop(&mut self) {
-            LABEL.set(None);
-        }
-    }
-    LABEL.set(Some(name.into()));
-    let _labelled = Labelled;
-    touch();
+    with_value(&LABEL, name.into(), touch);
 }
 
 /// One operation on `operands` with a result of each shape and type, as a kernel of its own.

@@ -2,6 +2,8 @@
 //!
 //! `release.rs` has the rows that 0.21.0 lacks, `forward.rs` what a decorator passes on.
 
+#[path = "../../../burn-decorator/src/cell.rs"]
+pub mod cell;
 mod forward;
 #[path = "../../../burn-decorator/src/gradient.rs"]
 pub mod gradient;

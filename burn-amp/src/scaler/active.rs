@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use burn::tensor::{Device, Tensor, backend::Backend};
-use burn_decorator::message::Scope;
+use burn_decorator::cell::Scope;
 
 use super::deferred::{Factor, inverse};
 use super::{overflow::LossProbe, registry};

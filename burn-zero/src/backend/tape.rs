@@ -16,7 +16,7 @@ use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{AutodiffBackend, Backend, Shape, TensorMetadata};
 pub use burn_checkpoint::{AutodiffTensor, Tape};
-use burn_decorator::message::with_value;
+use burn_decorator::cell::with_value;
 
 use super::leaves::{OwnLeaf, Use, leaves};
 use crate::host::HostRead;

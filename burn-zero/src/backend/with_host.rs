@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use burn_backend::{Backend, BackendTypes, TensorMetadata};
-use burn_decorator::message::Scope;
+use burn_decorator::cell::Scope;
 use burn_decorator::types::*;
 use burn_decorator::{kind_type, map_operand, map_result};
 use rayon::prelude::*;

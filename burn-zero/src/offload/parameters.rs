@@ -18,8 +18,8 @@ use burn::tensor::{
 };
 use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
+use burn_decorator::cell::with_value;
 use burn_decorator::gradient::keep_on_host;
-use burn_decorator::message::with_value;
 
 use crate::backend::{attach, leaf_node};
 use crate::group::SingleRank;

@@ -12,7 +12,8 @@ use burn::optim::Optimizer;
 use burn::record::Record;
 use burn::tensor::backend::{AutodiffBackend, Backend, DeviceId};
 use burn_backend::Device as _;
-use burn_decorator::message::{self, Message, with_value};
+use burn_decorator::cell::with_value;
+use burn_decorator::message::{self, Message};
 use ciborium::Value;
 use parking_lot::Mutex;
 
