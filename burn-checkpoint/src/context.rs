@@ -98,7 +98,8 @@ impl Context {
     /// The counters that were added last, if their budget runs operations again for which there is no memory. A thread without counters has
     /// managed no tensor under this budget, so there is nothing to evict.
     fn retrying(&self) -> Option<&Arc<MemoryStats>> {
-        self.counters.last().filter(|memory| memory.retries())
+        let budget = self.budget()?;
+        self.counters.last().filter(|_| budget.settings.retries)
     }
 
     /// The budget in force.

@@ -62,8 +62,8 @@ pub(crate) struct NodeInfo {
     pub origin: Origin,
     pub resident: bool,
     pub locked: bool,
-    /// A copy would come back from the host as it was: the storage is its own, and lies in the order of its shape. A matmul may add up
-    /// another order in another order.
+    /// Whether a copy comes back from the host with the same order of elements: the storage is the tensor's own and row-major. After
+    /// another order a matmul may add up in another order.
     pub can_move: bool,
     pub users: u32,
     pub bytes: u64,

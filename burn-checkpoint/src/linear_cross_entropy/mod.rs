@@ -150,7 +150,7 @@ pub fn linear_cross_entropy<B: Backend>(
         in_chunks(hidden, weight, bias, wanted, &items, chunk_rows, config)
     };
     let (mut loss, gradients) = match context::records() {
-        // The tensors would belong to the outer scope, which evicts them.
+        // Otherwise the tensors would belong to the outer scope, which evicts them.
         true => keeping(compute),
         false => compute(),
     };
