@@ -520,7 +520,10 @@ impl Setting {
         }
         let mut optimizer = "optimizer".to_owned();
         if self.offload {
-            optimizer = "OffloadConfig::new(HostAdamWConfig::default()).init()?".into();
+            // As Burn's `AdamWConfig::new()`: the defaults here are PyTorch's.
+            let config =
+                "HostAdamWConfig { epsilon: 1e-5, weight_decay: 1e-4, ..Default::default() }";
+            optimizer = format!("OffloadConfig::new({config}).init()?");
         }
         if self.ranks > 1 {
             optimizer = format!(

@@ -115,8 +115,8 @@ impl<B: Backend> InferenceStep for Model<B> {
 mod readme {
     use super::*;
 
-type B = Autocast<Autodiff<Cuda>>;                    // was: Autodiff<Cuda>; trains in bf16
-type Full = Autocast<Sharded<Autodiff<Remat<Cuda>>>>; // everything at once
+type B = Autocast<Autodiff<Cuda>>;                                   // was: Autodiff<Cuda>; trains in bf16
+type Full = Autocast<Sharded<FusedBackward<Autodiff<Remat<Cuda>>>>>; // everything at once
 }
 
 fn burn_amp() -> Done {
@@ -291,7 +291,8 @@ mod linear_cross_entropy {
     impl Model<B> {
         fn of_hidden(&self, hidden: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
 // was: CrossEntropyLossConfig::new().init(&device).forward(self.head.forward(hidden), targets)
-LinearCrossEntropyLossConfig::new().init().forward(hidden, self.head.weight.val(), None, targets)
+let bias = self.head.bias.as_ref().map(|bias| bias.val());
+LinearCrossEntropyLossConfig::new().init().forward(hidden, self.head.weight.val(), bias, targets)
         }
 
         fn counted(&self, hidden: Tensor<B, 2>, weight: Tensor<B, 2>, targets: Tensor<B, 1, Int>, output: Output<B>) -> TrainOutput<Output<B>> {
