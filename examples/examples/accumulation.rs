@@ -62,9 +62,9 @@ fn train(name: &str, rows: usize) -> Vec<f32> {
     let held = HEAP.current_usage();
     let mut peak = 0;
     for _ in 0..UPDATES {
-        for rows in batch.clone().split(rows, 0) {
+        for part in batch.clone().split(rows, 0) {
             HEAP.reset_peak_usage();
-            let gradients = GradientsParams::from_grads(model.loss(rows).backward(), &model);
+            let gradients = GradientsParams::from_grads(model.loss(part).backward(), &model);
             model = optimizer.step(1e-3, model, gradients); // the model changes at the last part only
             peak = peak.max(HEAP.peak_usage() - held);
         }

@@ -1,4 +1,4 @@
-//! All four crates in one Learner: a classifier of digits that the program draws, in f32 and in bf16 with everything on.
+//! burn-amp, burn-accum, burn-checkpoint and burn-zero in one Learner: a classifier of digits that the program draws, in f32 and in bf16 with everything on.
 //!
 //! `cargo run --release --example all_together`
 

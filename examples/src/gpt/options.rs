@@ -15,7 +15,7 @@ use crate::backend::BackendName;
 
 /// Trains a decoder-only transformer on the bytes of a text, then writes a table, a sample and a report.
 ///
-/// Without options it trains on this repository's own sources for about four minutes on two cores.
+/// Without options it trains on this repository's own sources for two to five minutes on two cores.
 #[derive(Parser, Clone, Debug, PartialEq)]
 #[command(name = "gpt", version, args_override_self = true)]
 pub struct Options {

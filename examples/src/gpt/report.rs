@@ -89,7 +89,7 @@ impl fmt::Display for Report {
             ),
             ("peak resident memory", memory),
             (
-                "skipped steps",
+                "skipped micro-batches",
                 format!("{} of {steps}", self.skipped_steps),
             ),
             ("effective batch", batch),

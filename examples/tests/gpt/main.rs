@@ -137,7 +137,7 @@ fn learns_and_reports() {
     let table = report.to_string();
     let loss = format!("validation loss       {:.4} nats/byte\n", report.valid_loss);
     assert!(table.contains(&loss), "{table}");
-    let end = "skipped steps         0 of 40\neffective batch       4 = 4 x 1 x 1\nupdates               40\n\
+    let end = "skipped micro-batches 0 of 40\neffective batch       4 = 4 x 1 x 1\nupdates               40\n\
                operations replayed   0\n";
     assert!(table.ends_with(end), "{table}");
     assert_eq!(report.peak_bytes.is_some(), cfg!(target_os = "linux"));
