@@ -222,7 +222,7 @@ impl<B: Backend> Operands<B> {
         let memory = self.memory.insert(context::memory_on(device));
         if let Some(limit) = memory.limit() {
             cost.expected = limit.expected(cost.key());
-            let bytes = cost.expected.unwrap_or(cost.largest_bytes());
+            let bytes = cost.expected.unwrap_or(cost.largest_bytes);
             limit.make_room(self.op.name, bytes.saturating_sub(self.written));
         }
     }
