@@ -182,7 +182,7 @@ impl<B: Backend> Call<B> {
         });
         let meta = &node.meta;
         if let Some(viewed) = self.operands.viewed.take()
-            && self.origin != Origin::Delivered
+            && node.state().origin == Origin::Recorded
             && (meta.group.is_some() || !meta.row_major)
         {
             node.state.lock().viewed = Some(viewed);
