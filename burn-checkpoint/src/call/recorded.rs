@@ -164,7 +164,7 @@ impl<B: Backend> Call<B> {
         recipe: &mut Option<impl Recipe<B> + 'static>,
     ) -> Results<B> {
         let recipe = recipe.take().filter(|_| self.origin != Origin::Fixed);
-        self.results(value, recipe.map(|recipe| Box::new(recipe) as _))
+        self.results(value, recipe.map(|recipe| Arc::new(recipe) as _))
     }
 
     /// The result without a recipe: it is never evicted.
@@ -172,7 +172,7 @@ impl<B: Backend> Call<B> {
         self.results(value, None)
     }
 
-    fn results(&mut self, value: &mut Value<B>, recipe: Option<Box<dyn Recipe<B>>>) -> Results<B> {
+    fn results(&mut self, value: &mut Value<B>, recipe: Option<Arc<dyn Recipe<B>>>) -> Results<B> {
         if let Value::Many(parts) = value {
             let recipe = recipe.filter(|_| self.origin == Origin::Recorded);
             return self.finish_many(std::mem::take(parts), recipe);
@@ -191,7 +191,7 @@ impl<B: Backend> Call<B> {
         Results::One(Some(self.enter(node)))
     }
 
-    fn finish_many(&self, parts: Vec<Value<B>>, recipe: Option<Box<dyn Recipe<B>>>) -> Results<B> {
+    fn finish_many(&self, parts: Vec<Value<B>>, recipe: Option<Arc<dyn Recipe<B>>>) -> Results<B> {
         if let Some(recipe) = recipe {
             return self.finish_parts(parts, recipe);
         }
@@ -203,7 +203,7 @@ impl<B: Backend> Call<B> {
     }
 
     /// Each result is a node that takes its part from one more node, which runs the operation.
-    fn finish_parts(&self, parts: Vec<Value<B>>, recipe: Box<dyn Recipe<B>>) -> Results<B> {
+    fn finish_parts(&self, parts: Vec<Value<B>>, recipe: Arc<dyn Recipe<B>>) -> Results<B> {
         let elements = parts.iter().map(|part| part.shape().num_elements());
         let of_part = |part: &Value<B>| bytes(part.shape().num_elements(), part.dtype());
         let cost_ns = self.cost_ns(elements.sum(), parts.iter().map(of_part).sum());
@@ -223,7 +223,7 @@ impl<B: Backend> Call<B> {
                     index,
                     siblings: siblings.clone(),
                 };
-                Some(self.enter_part(part, Some(Box::new(recipe))))
+                Some(self.enter_part(part, Some(Arc::new(recipe))))
             })
             .collect();
         let nodes = || results.iter().flatten().map(Managed::node);
@@ -234,7 +234,7 @@ impl<B: Backend> Call<B> {
     }
 
     /// One of several results. Its cost is 0: the operation's node has the cost of all.
-    fn enter_part(&self, mut part: Value<B>, recipe: Option<Box<dyn Recipe<B>>>) -> Managed<B> {
+    fn enter_part(&self, mut part: Value<B>, recipe: Option<Arc<dyn Recipe<B>>>) -> Managed<B> {
         self.enter(self.node(&mut part, recipe, |_, _| 0.0))
     }
 
@@ -244,7 +244,7 @@ impl<B: Backend> Call<B> {
         device: Device<B>,
         memory: Arc<MemoryStats>,
         cost_ns: f32,
-        recipe: Box<dyn Recipe<B>>,
+        recipe: Arc<dyn Recipe<B>>,
     ) -> Source<B> {
         let (op, id) = (self.op, self.op_context.number);
         let mut meta = TensorMeta::new(op, id, Shape::new([]), DType::U8, device, memory);
@@ -353,7 +353,7 @@ impl<B: Backend> Call<B> {
     fn node(
         &self,
         value: &mut Value<B>,
-        mut recipe: Option<Box<dyn Recipe<B>>>,
+        mut recipe: Option<Arc<dyn Recipe<B>>>,
         cost_ns: impl FnOnce(usize, u64) -> f32,
     ) -> Arc<Node<B>> {
         if recipe.is_some() && self.is_kept(value) {

@@ -5,6 +5,8 @@
 //! node. So is a row whose operands are all [delivered](crate::delivered()), anywhere.
 #![deny(clippy::missing_trait_methods)]
 
+use std::sync::Arc;
+
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_decorator::kind_type;
 use burn_decorator::types::*;
@@ -144,7 +146,7 @@ macro_rules! on_use {
                         let ($($arg,)*) = &saved;
                         value!($ret B::$op($x $(, load!($plain $arg))*))
                     });
-                    Handle::Managed(call::derived(OP, $promised, Box::new(recipe)))
+                    Handle::Managed(call::derived(OP, $promised, Arc::new(recipe)))
                 });
             }
             managed!($trait $work $op($x: $kind $(, $arg: $plain)*) -> $ret);

@@ -2,7 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use burn::backend::Autodiff;
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -262,6 +264,22 @@ fn a_budget_makes_room_and_never_evicts() {
     assert!(RematStats::of_thread().peak_bytes <= 8 * BYTES);
     evict(&own);
     assert!(own.into_data() == elements(0));
+}
+
+/// It may look for what to evict while the elements are computed, and finds tensors that come back from the one that is delivered.
+#[test]
+fn what_delivers_may_compute_under_the_budget() {
+    let (done, over) = channel();
+    std::thread::spawn(move || {
+        let _budget = MemoryBudget::bytes(4 * BYTES).install();
+        let (x, packed) = (input::<Remat<Flex>>(), input::<Remat<Flex>>());
+        let own: Tensor<Remat<Flex>, 2> =
+            on_use([8, 8], move || (packed.clone() * 0.5 - 1.0).into_data());
+        let held: Vec<_> = (0..8).map(|_| x.clone().matmul(own.clone())).collect();
+        let product = held[0].clone().into_data();
+        done.send(held.iter().all(|held| held.clone().into_data() == product))
+    });
+    assert_eq!(over.recv_timeout(Duration::from_secs(20)), Ok(true));
 }
 
 #[test]
