@@ -7,7 +7,6 @@ use std::sync::{Arc, Once, Weak};
 use burn_backend::{Backend, DeviceId, DeviceOps};
 use parking_lot::Mutex;
 
-use crate::again::again;
 use crate::budget::{Installed, MemoryBudget};
 use crate::clock::{self, Phase, Step};
 use crate::cost::Costs;
@@ -93,13 +92,6 @@ impl Context {
         memory.set_current(true);
         self.counters.push(memory.clone());
         memory
-    }
-
-    /// The counters that were added last, if their budget runs operations again for which there is no memory. A thread without counters has
-    /// managed no tensor under this budget, so there is nothing to evict.
-    fn retrying(&self) -> Option<&Arc<MemoryStats>> {
-        let budget = self.budget()?;
-        self.counters.last().filter(|_| budget.settings.retries)
     }
 
     /// The budget in force.
@@ -211,8 +203,6 @@ pub(crate) struct OpContext {
     pub step: Option<Step>,
     /// Where that budget takes costs from.
     pub costs: Costs,
-    /// If that budget runs operations again for which there is no memory: the counters of what it may evict.
-    pub retrying: Option<Arc<MemoryStats>>,
 }
 
 /// Begins an operation.
@@ -229,7 +219,6 @@ pub(crate) fn tick(op: &OpInfo) -> OpContext {
             region: region.cloned(),
             step: budget.map(|_| context.step),
             costs: budget.map_or(Costs::Estimated, |budget| budget.settings.costs),
-            retrying: context.retrying().cloned(),
         }
     })
 }
@@ -237,19 +226,6 @@ pub(crate) fn tick(op: &OpInfo) -> OpContext {
 /// The counters for new tensors on a device.
 pub(crate) fn memory_on(device: DeviceId) -> Arc<MemoryStats> {
     CONTEXT.with_borrow_mut(|context| context.memory(device))
-}
-
-/// The counters that were added last, if their budget runs operations again for which there is no memory.
-pub(crate) fn retrying() -> Option<Arc<MemoryStats>> {
-    CONTEXT.with_borrow(|context| context.retrying().cloned())
-}
-
-/// Runs an operation that has no operands to bring back, and runs it again if there is no memory for it.
-pub(crate) fn or_again<R>(op: &OpInfo, run: impl Fn() -> R) -> R {
-    match retrying() {
-        Some(memory) => again(&memory, op, &run, &run),
-        None => run(),
-    }
 }
 
 /// Checks which copies to the host have arrived, and drops the recipes that they replace.

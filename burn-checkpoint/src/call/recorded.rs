@@ -69,7 +69,7 @@ impl<B: Backend> Call<B> {
     /// Drops the recipe of an operation that is not recorded, so that it may write into its operands; not if it may have to run again.
     #[inline]
     fn give_up(&self, recipe: &mut Option<impl Recipe<B>>) {
-        if self.origin == Origin::Fixed && self.op_context.retrying.is_none() {
+        if self.origin == Origin::Fixed && self.retrying().is_none() {
             *recipe = None;
         }
     }
@@ -81,13 +81,20 @@ impl<B: Backend> Call<B> {
         recipe: &Option<impl Recipe<B>>,
         first: impl FnOnce() -> Value<B>,
     ) -> Value<B> {
-        match (recipe, &self.op_context.retrying) {
+        match (recipe, self.retrying()) {
             (Some(recipe), Some(memory)) => {
                 let mut first = Some(first);
                 self.run_again(memory, recipe, &mut || first.take().expect("called once")())
             }
             _ => first(),
         }
+    }
+
+    /// The counters of the device that the result will be on, if their budget runs operations again for which there is no memory.
+    #[inline]
+    fn retrying(&self) -> Option<&MemoryStats> {
+        let memory = self.operands.memory.as_deref();
+        memory.filter(|memory| memory.retries())
     }
 
     fn run_again(
@@ -113,7 +120,7 @@ impl<B: Backend> Call<B> {
     }
 
     fn decide_new(&mut self, room: Room) {
-        room.make(self.op);
+        self.operands.memory = room.make(self.op);
         if let Some(step) = self.op_context.step {
             let mut cost = OpCost::new(self.op);
             cost.expected = Some(room.bytes());

@@ -15,6 +15,7 @@ use super::backend::Remat;
 use super::bits;
 use super::operands::{Delivered, by_form, delivered, inner, load, room, save, see, show};
 use super::results::{handles, plain, value};
+use crate::again::again;
 use crate::call::{self, Call};
 use crate::handle::{Handle, Managed};
 use crate::kind::Value;
@@ -69,15 +70,17 @@ macro_rules! managed {
             const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::Fixed, stringify!($trait));
             let mut room = call::Room::default();
             $(room!($kind $arg, room);)*
-            room.make(OP);
-            let value = if context::retrying().is_none() {
-                value!($ret B::$op($(by_form!(inner $kind $arg)),*))
-            } else {
-                let saved = ($(by_form!(save $kind $arg),)*);
-                context::or_again(OP, || {
-                    let ($($arg,)*) = &saved;
-                    value!($ret B::$op($(by_form!(load $kind $arg)),*))
-                })
+            let memory = room.make(OP).filter(|memory| memory.retries());
+            let value = match memory {
+                None => value!($ret B::$op($(by_form!(inner $kind $arg)),*)),
+                Some(memory) => {
+                    let saved = ($(by_form!(save $kind $arg),)*);
+                    let run = || {
+                        let ($($arg,)*) = &saved;
+                        value!($ret B::$op($(by_form!(load $kind $arg)),*))
+                    };
+                    again(&memory, OP, run, run)
+                }
             };
             let mut results = call::fixed::<B>(OP, value);
             return handles!($ret results);
