@@ -13,6 +13,7 @@ use crate::cost::Costs;
 use crate::entry::AnyEntry;
 use crate::memory::{self, MemoryStats, Totals};
 use crate::op::OpInfo;
+use crate::policy::Policy;
 use crate::region::Region;
 use crate::stack::{Stack, Ticket};
 use crate::stats::RematStats;
@@ -39,8 +40,6 @@ thread_local! {
 /// An open scope.
 pub(crate) struct Frame {
     pub region: Arc<Region>,
-    /// Its number in a trace.
-    pub number: u64,
     /// The tensors that were made in it so far.
     pub nodes: Vec<Weak<dyn AnyEntry>>,
     pub sizes: Sizes,
@@ -252,26 +251,22 @@ pub(crate) fn begin(phase: Phase) -> Option<Step> {
     Some(step)
 }
 
-/// Opens a scope. `make` gets the outer region and returns the new one with its number in a trace. Returns how many scopes were open.
-pub(crate) fn push(make: impl FnOnce(Option<Arc<Region>>) -> (Region, u64)) -> usize {
+/// Opens a scope.
+pub(crate) fn push(policy: Policy) {
     records();
     begin(Phase::Forward);
     CONTEXT.with_borrow_mut(|context| {
-        let depth = context.frames.len();
-        if depth == 0 {
+        let parent = context.frames.last().map(|frame| frame.region.clone());
+        if parent.is_none() {
             context.met = false;
         }
-        let parent = context.frames.last().map(|frame| frame.region.clone());
-        let (region, number) = make(parent);
         context.frames.push(Frame {
-            region: Arc::new(region),
-            number,
+            region: Arc::new(Region::new(policy, parent)),
             nodes: Vec::new(),
             sizes: Sizes::default(),
         });
         context.update();
-        depth
-    })
+    });
 }
 
 /// Adds a tensor to the innermost scope, if one is open, and the bytes of a storage of its own.
@@ -285,14 +280,12 @@ pub(crate) fn enlist(node: Weak<dyn AnyEntry>, bytes: u64) {
     });
 }
 
-/// Closes all scopes but the outermost `depth`. Returns the outermost of the closed ones.
-pub(crate) fn pop(depth: usize) -> Option<Frame> {
+/// Closes the innermost scope, and returns it.
+pub(crate) fn pop() -> Option<Frame> {
     CONTEXT.with_borrow_mut(|context| {
-        // More than one only if a panic left some open.
-        context.frames.truncate(depth + 1);
-        let closed = (context.frames.len() > depth).then(|| context.frames.pop());
+        let closed = context.frames.pop();
         context.update();
-        closed.flatten()
+        closed
     })
 }
 

@@ -100,7 +100,7 @@ impl HoldersMetric {
     pub fn new() -> Self {
         Self {
             name: Arc::new("Largest Holders".to_owned()),
-            events: trace::record_shared().1,
+            events: trace::follow(),
             in_use: Arc::default(),
             peak: 0.0,
         }
