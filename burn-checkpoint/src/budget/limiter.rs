@@ -77,8 +77,14 @@ impl Nodes {
     }
 
     fn forget(&mut self, place: u64) {
-        if let Ok(at) = self.all.binary_search_by_key(&place, |(place, _)| *place) {
-            self.all[at].1 = None;
+        // Most that are dropped were added last: the part to search doubles from the end.
+        let (len, mut part) = (self.all.len(), 1);
+        while part < len && self.all[len - part].0 > place {
+            part *= 2;
+        }
+        let last = &mut self.all[len.saturating_sub(part)..];
+        if let Ok(at) = last.binary_search_by_key(&place, |(place, _)| *place) {
+            last[at].1 = None;
         }
         // Most that are dropped were added last.
         while self.all.pop_if(|(_, node)| node.is_none()).is_some() {}
