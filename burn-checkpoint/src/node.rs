@@ -11,12 +11,13 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorData};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::budget::Budget;
 use crate::clock::Lineage;
 use crate::entry::{AnyEntry, Origin};
 use crate::error::OpResult;
 use crate::host_copy::HostCopy;
 use crate::kind::Value;
-use crate::memory::{Limit, MemoryStats};
+use crate::memory::MemoryStats;
 use crate::op::OpInfo;
 use crate::region::Region;
 use crate::trace::{self, EventKind, Traced};
@@ -475,7 +476,10 @@ impl<B: Backend> State<B> {
             && self.origin == Origin::Recorded
             && self.region.is_none()
         {
-            self.branch_point = meta.memory.limit().is_some_and(Limit::keeps_branch_points);
+            self.branch_point = meta
+                .memory
+                .budget()
+                .is_some_and(Budget::keeps_branch_points);
         }
         self.branch_point
     }

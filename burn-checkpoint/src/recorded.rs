@@ -25,10 +25,10 @@ impl<B: Backend> Drop for Node<B> {
             self.meta.memory.prefetch.forget(copy.position);
         }
         let place = *self.meta.place.get_mut();
-        if let Some(limit) = self.meta.memory.limit()
+        if let Some(budget) = self.meta.memory.budget()
             && place > 0
         {
-            limit.forget(place);
+            budget.forget(place);
         }
     }
 }
@@ -144,7 +144,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             Storage::Resident(_) | Storage::Evicted => return true,
         };
         // Evictions by a budget depend on recipes, and must not depend on when copies arrive: a use then drops the recipe.
-        if arrived && self.meta.memory.limit().is_none() {
+        if arrived && self.meta.memory.budget().is_none() {
             self.forget_recipe();
         }
         arrived
@@ -291,8 +291,8 @@ impl<B: Backend> AnyEntry for Node<B> {
     fn cost_ns(&self) -> f32 {
         match self.state.lock().origin {
             Origin::Hosted => {
-                let limit = self.meta.memory.limit();
-                limit.map_or(0.0, |limit| limit.upload_ns(self.meta.bytes))
+                let budget = self.meta.memory.budget();
+                budget.map_or(0.0, |budget| budget.upload_ns(self.meta.bytes))
             }
             Origin::Fixed | Origin::Recorded | Origin::Delivered => self.meta.cost_ns,
         }

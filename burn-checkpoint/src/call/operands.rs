@@ -217,12 +217,12 @@ impl<B: Backend> Operands<B> {
             return;
         };
         let memory = self.memory.insert(context::memory_on(device));
-        if let Some(limit) = memory.limit()
+        if let Some(budget) = memory.budget()
             && self.op.work != Work::View
         {
-            cost.expected = limit.expected(cost.key());
+            cost.expected = budget.expected(cost.key());
             let bytes = cost.expected.unwrap_or(cost.largest_bytes);
-            limit.make_room(self.op.name, bytes.saturating_sub(self.written));
+            budget.make_room(self.op.name, bytes.saturating_sub(self.written));
         }
     }
 }

@@ -286,10 +286,10 @@ impl<B: Backend> Call<B> {
 
     /// Reports the operation's cost and its result's size to the budget.
     fn computed(&self, memory: &MemoryStats, cost_ns: f32, bytes: u64) {
-        if let (Some(limit), Some(cost)) = (memory.limit(), &self.operands.cost) {
-            limit.computed(cost.key(), cost_ns);
+        if let (Some(budget), Some(cost)) = (memory.budget(), &self.operands.cost) {
+            budget.computed(cost.key(), cost_ns);
             if cost.expected != Some(bytes) {
-                limit.expect(cost.key(), bytes);
+                budget.expect(cost.key(), bytes);
             }
         }
     }
@@ -388,13 +388,13 @@ impl<B: Backend> Call<B> {
         if self.op_context.region.is_some() {
             context::enlist(weak(), meta.own_bytes());
         }
-        if let Some(limit) = meta.memory.limit()
+        if let Some(budget) = meta.memory.budget()
             && !meta.is_delivered
         {
             if let Some(owner) = &meta.group {
                 owner.node().state().add_view(&node);
             }
-            let place = limit.register(weak());
+            let place = budget.register(weak());
             meta.place.store(place, Ordering::Relaxed);
         }
         Managed::first(Source::new(node))
