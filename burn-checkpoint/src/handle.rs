@@ -186,11 +186,6 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
             .is_some_and(|node| node.meta.lineage == Lineage::Gradient && node.meta.users() == 1)
     }
 
-    /// Whether the storage is resident.
-    pub fn is_resident(&self) -> bool {
-        self.node().is_none_or(|node| node.state().is_resident())
-    }
-
     /// Whether the storage exists during uses only.
     #[inline]
     pub(crate) fn is_delivered(&self) -> bool {
