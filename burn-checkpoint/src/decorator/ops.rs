@@ -87,47 +87,42 @@ macro_rules! managed {
         }
     };
     ($trait:ident new $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::New, stringify!($trait));
         if context::records() {
-            const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::New, stringify!($trait));
-            return apart(move || {
+            recorded!($op($($arg: $kind),*) -> $ret, call, recipe => {
                 let mut room = call::Room::default();
                 $(room!($kind $arg, room);)*
-                let saved = ($(by_form!(save $kind $arg),)*);
-                let mut recipe = operation::<B, _>(move |visit| {
-                    if visit.is_some() {
-                        return Value::Absent;
-                    }
-                    let ($($arg,)*) = &saved;
-                    value!($ret B::$op($(by_form!(load $kind $arg)),*))
-                });
-                let mut call = Call::<B>::new(OP);
                 call.begin_new(room, &mut recipe);
-                let mut value = call.run(&recipe, move || value!($ret B::$op($(by_form!(inner $kind $arg)),*)));
-                let mut results = call.finish(&mut value, &mut recipe);
-                handles!($ret results)
             });
         }
     };
     ($trait:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::of(stringify!($work)), stringify!($trait));
         if context::records() || OP.work.passes_delivery() && delivered!($($kind $arg),*) {
-            return apart(move || {
-                let saved = ($(by_form!(save $kind $arg),)*);
-                let mut recipe = operation::<B, _>(move |visit| {
-                    let ($($arg,)*) = &saved;
-                    if let Some(visit) = visit {
-                        $(by_form!(show $kind $arg, &mut *visit);)*
-                        return Value::Absent;
-                    }
-                    value!($ret B::$op($(by_form!(load $kind $arg)),*))
-                });
-                let mut call = Call::<B>::new(OP);
-                call.begin(&mut recipe);
-                let mut value = call.run(&recipe, move || value!($ret B::$op($(by_form!(inner $kind $arg)),*)));
-                let mut results = call.finish(&mut value, &mut recipe);
-                handles!($ret results)
-            });
+            recorded!($op($($arg: $kind),*) -> $ret, call, recipe => call.begin(&mut recipe));
         }
+    };
+}
+
+/// Records the operation `OP`, which begins by `$begin`.
+macro_rules! recorded {
+    ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt, $call:ident, $recipe:ident => $begin:expr) => {
+        return apart(move || {
+            let saved = ($(by_form!(save $kind $arg),)*);
+            let mut $recipe = operation::<B, _>(move |visit| {
+                let ($($arg,)*) = &saved;
+                if let Some(visit) = visit {
+                    $(by_form!(show $kind $arg, &mut *visit);)*
+                    return Value::Absent;
+                }
+                value!($ret B::$op($(by_form!(load $kind $arg)),*))
+            });
+            let mut $call = Call::<B>::new(OP);
+            $begin;
+            let mut value = $call.run(&$recipe, move || value!($ret B::$op($(by_form!(inner $kind $arg)),*)));
+            let mut results = $call.finish(&mut value, &mut $recipe);
+            handles!($ret results)
+        })
     };
 }
 
