@@ -32,8 +32,6 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn has_arrived(&self) -> bool;
     /// Uploads the host copy before its use, if it is complete. Returns whether it is on the device now.
     fn prefetch(&self) -> bool;
-    /// Drops what [`Self::prefetch`] uploaded; the host copy stays.
-    fn drop_prefetched(&self);
     /// Marks its storage as a candidate for eviction. Returns the node that counts the storage's bytes, if it was not marked before.
     fn list(self: Arc<Self>) -> Option<Arc<dyn AnyEntry>>;
     /// Removes the mark of [`Self::list`] from the storage that this node counts.

@@ -62,11 +62,6 @@ impl<B: Backend> HostCopy<B> {
         self.is_ahead()
     }
 
-    /// Takes out what [`Self::prefetch`] uploaded.
-    pub fn drop_prefetched(&mut self) -> Option<Value<B>> {
-        self.ahead.take()
-    }
-
     /// The tensor on the device, waiting for its data if need be. The data stays, whatever happens meanwhile: a panic of the
     /// backend leaves the copy as it was.
     ///

@@ -168,20 +168,6 @@ impl<B: Backend> AnyEntry for Node<B> {
         true
     }
 
-    fn drop_prefetched(&self) {
-        let mut state = self.state.lock();
-        let Storage::Host(copy) = &mut state.storage else {
-            return;
-        };
-        let Some(value) = copy.drop_prefetched() else {
-            return;
-        };
-        let bytes = self.meta.storage_removed();
-        drop(state);
-        drop(value);
-        self.meta.freed(bytes);
-    }
-
     fn list(self: Arc<Self>) -> Option<Arc<dyn AnyEntry>> {
         let owner = match &self.meta.group {
             Some(group) => group.node(),
