@@ -62,15 +62,12 @@ impl<B: Backend> AnyEntry for Node<B> {
             retired: owner.retired.load(Ordering::Acquire),
             op: self.meta.op,
             lineage: self.meta.lineage,
+            place: self.meta.place.load(Ordering::Relaxed),
         }
     }
 
     fn kind(&self) -> Kind {
         self.meta.kind()
-    }
-
-    fn place(&self) -> u64 {
-        self.meta.place.load(Ordering::Relaxed)
     }
 
     fn evict(&self) -> u64 {

@@ -323,9 +323,10 @@ impl Budget {
             group.members.iter().cloned().for_each(evict);
             nodes = self.nodes.lock();
             for member in group.members {
-                nodes.memo.evicts(member.place());
+                let info = member.info();
+                nodes.memo.evicts(info.place);
                 // One that another thread began to use meanwhile stays a candidate.
-                if member.info().resident
+                if info.resident
                     && let Some(owner) = member.list()
                 {
                     nodes.candidates.add(owner);
