@@ -198,7 +198,11 @@ impl<B: Backend> Call<B> {
         Results::One(Some(self.enter(node)))
     }
 
-    fn finish_many(&self, parts: Vec<Value<B>>, recipe: Option<Arc<dyn Recipe<B>>>) -> Results<B> {
+    fn finish_many(
+        &mut self,
+        parts: Vec<Value<B>>,
+        recipe: Option<Arc<dyn Recipe<B>>>,
+    ) -> Results<B> {
         if let Some(recipe) = recipe {
             return self.finish_parts(parts, recipe);
         }
@@ -210,7 +214,7 @@ impl<B: Backend> Call<B> {
     }
 
     /// Each result is a node that takes its part from one more node, which runs the operation.
-    fn finish_parts(&self, parts: Vec<Value<B>>, recipe: Arc<dyn Recipe<B>>) -> Results<B> {
+    fn finish_parts(&mut self, parts: Vec<Value<B>>, recipe: Arc<dyn Recipe<B>>) -> Results<B> {
         let elements = parts.iter().map(|part| part.shape().num_elements());
         let of_part = |part: &Value<B>| bytes(part.shape().num_elements(), part.dtype());
         let cost_ns = self.cost_ns(elements.sum(), parts.iter().map(of_part).sum());
@@ -240,8 +244,10 @@ impl<B: Backend> Call<B> {
         Results::many(results)
     }
 
-    /// One of several results. Its cost is 0: the operation's node has the cost of all.
-    fn enter_part(&self, mut part: Value<B>, recipe: Option<Arc<dyn Recipe<B>>>) -> Managed<B> {
+    /// One of several results, with a number of its own, by which traces tell it from the others. Its cost is 0: the operation's node has the
+    /// cost of all.
+    fn enter_part(&mut self, mut part: Value<B>, recipe: Option<Arc<dyn Recipe<B>>>) -> Managed<B> {
+        self.op_context.number = clock::tick();
         self.enter(self.node(&mut part, recipe, |_, _| 0.0))
     }
 

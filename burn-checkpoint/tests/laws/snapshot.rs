@@ -161,3 +161,26 @@ fn a_scope_that_panicked_is_not_around_what_follows() {
     assert_eq!((of("B"), of("E")), (2, 2));
     drop(y);
 }
+
+/// One of several results of an operation goes alone.
+#[test]
+fn results_of_one_operation_are_held_apart() {
+    use burn::tensor::module::max_pool2d_with_indices;
+    let _all = MemoryBudget::bytes(u64::MAX).install();
+    let recording = trace::record();
+    let x = Tensor::<B, 4>::ones([1, 1, 32, 32], &Default::default());
+    let (y, indices) = max_pool2d_with_indices(x, [2, 2], [2, 2], [0, 0], [1, 1], false);
+    drop(indices);
+    let snapshot = Snapshot::at_end(&recording.finish()).expect("there were tensors");
+    let held = snapshot
+        .holders
+        .iter()
+        .map(|held| (&*held.owner, held.bytes));
+    let held: Vec<_> = held.collect();
+    assert_eq!(
+        held,
+        [("max_pool2d_with_indices", 16 * 16 * 4)],
+        "{snapshot}"
+    );
+    drop(y);
+}
