@@ -121,7 +121,7 @@ fn main() {
         let limit = limit_bytes as f64 / MIB;
         match plan(&profile, limit_bytes) {
             Ok(found) => {
-                println!("{percent} %, {limit:.0} MiB: {found}");
+                println!("{percent} %, {limit:.0} MiB: {found:?}");
                 rows.push(Row::new(format!("plan {percent} %"), Way::Scopes(found)));
             }
             Err(error) => println!("{percent} %, {limit:.0} MiB: {error}"),

@@ -30,18 +30,18 @@ pub(crate) fn again<R>(
     };
     let mut in_vain = 0;
     loop {
-        let Some(limit) = memory.limit().filter(|_| is_out_of_memory(&*panic)) else {
+        let Some(budget) = memory.budget().filter(|_| is_out_of_memory(&*panic)) else {
             resume_unwind(panic);
         };
         if in_vain == TRIES {
-            let holders = limit.holders(memory.device);
+            let holders = budget.holders(memory.device);
             log::error!(
                 "no memory for `{}`, and nothing to evict: {holders}",
                 op.name
             );
             resume_unwind(panic);
         }
-        let freed = limit.relieve();
+        let freed = budget.relieve();
         in_vain = if freed == 0 { in_vain + 1 } else { 0 };
         log::warn!("no memory for `{}`: {freed} bytes were evicted", op.name);
         panic = match catch_unwind(AssertUnwindSafe(&mut again)) {

@@ -7,16 +7,16 @@ use std::sync::{Arc, Once, Weak};
 use burn_backend::{Backend, DeviceId, DeviceOps};
 use parking_lot::Mutex;
 
-use crate::again::again;
-use crate::budget::{Installed, MemoryBudget};
+use crate::budget::MemoryBudget;
 use crate::clock::{self, Phase, Step};
 use crate::cost::Costs;
 use crate::entry::AnyEntry;
-use crate::memory::{self, MemoryStats, Totals};
+use crate::memory::{Installed, MemoryStats};
 use crate::op::OpInfo;
+use crate::policy::Policy;
 use crate::region::Region;
 use crate::stack::{Stack, Ticket};
-use crate::stats::RematStats;
+use crate::stats::{Counts, RematStats};
 use crate::tiny::Sizes;
 use crate::unwound;
 
@@ -40,8 +40,6 @@ thread_local! {
 /// An open scope.
 pub(crate) struct Frame {
     pub region: Arc<Region>,
-    /// Its number in a trace.
-    pub number: u64,
     /// The tensors that were made in it so far.
     pub nodes: Vec<Weak<dyn AnyEntry>>,
     pub sizes: Sizes,
@@ -56,8 +54,8 @@ struct Context {
     step: Step,
     /// The counters of new tensors, one entry for each device.
     counters: Vec<Arc<MemoryStats>>,
-    /// The sum of all counters of the thread, also of budgets that ended.
-    totals: Option<Arc<Totals>>,
+    /// The thread's counters, over all devices and budgets.
+    counts: Option<Arc<Counts>>,
     collected: Vec<Arc<dyn AnyEntry>>,
     /// Whether a tensor of `Remat` was used or returned since the outermost scope began.
     met: bool,
@@ -71,35 +69,28 @@ impl Context {
             of_process: None,
             step: Step::FIRST,
             counters: Vec::new(),
-            totals: None,
+            counts: None,
             collected: Vec::new(),
             met: false,
         }
     }
 
-    fn totals(&mut self) -> &Arc<Totals> {
-        self.totals.get_or_insert_with(Totals::new)
+    fn counts(&mut self) -> Arc<Counts> {
+        let new = || Counts::part_of(Counts::of_process());
+        self.counts.get_or_insert_with(new).clone()
     }
 
     fn memory(&mut self, device: DeviceId) -> Arc<MemoryStats> {
         if let Some(memory) = self.counters.iter().find(|x| x.device == device) {
             return memory.clone();
         }
-        let totals = self.totals().clone();
+        let thread = self.counts();
         let memory = match self.budget() {
-            Some(budget) => budget.on(device, &totals),
-            None => MemoryStats::new(device, Arc::default(), None, &totals),
+            Some(budget) => budget.on(device, &thread),
+            None => MemoryStats::new(device, &thread, None),
         };
-        memory.set_current(true);
         self.counters.push(memory.clone());
         memory
-    }
-
-    /// The counters that were added last, if their budget runs operations again for which there is no memory. A thread without counters has
-    /// managed no tensor under this budget, so there is nothing to evict.
-    fn retrying(&self) -> Option<&Arc<MemoryStats>> {
-        let budget = self.budget()?;
-        self.counters.last().filter(|_| budget.settings.retries)
     }
 
     /// The budget in force.
@@ -110,9 +101,7 @@ impl Context {
 
     /// Called when another budget comes into force: new tensors get new counters, under that budget.
     fn change_budget(&mut self) {
-        for memory in self.counters.drain(..) {
-            memory.set_current(false);
-        }
+        self.counters.clear();
         self.step = self.step.begin(Phase::Forward);
         self.update();
     }
@@ -211,8 +200,6 @@ pub(crate) struct OpContext {
     pub step: Option<Step>,
     /// Where that budget takes costs from.
     pub costs: Costs,
-    /// If that budget runs operations again for which there is no memory: the counters of what it may evict.
-    pub retrying: Option<Arc<MemoryStats>>,
 }
 
 /// Begins an operation.
@@ -229,7 +216,6 @@ pub(crate) fn tick(op: &OpInfo) -> OpContext {
             region: region.cloned(),
             step: budget.map(|_| context.step),
             costs: budget.map_or(Costs::Estimated, |budget| budget.settings.costs),
-            retrying: context.retrying().cloned(),
         }
     })
 }
@@ -237,19 +223,6 @@ pub(crate) fn tick(op: &OpInfo) -> OpContext {
 /// The counters for new tensors on a device.
 pub(crate) fn memory_on(device: DeviceId) -> Arc<MemoryStats> {
     CONTEXT.with_borrow_mut(|context| context.memory(device))
-}
-
-/// The counters that were added last, if their budget runs operations again for which there is no memory.
-pub(crate) fn retrying() -> Option<Arc<MemoryStats>> {
-    CONTEXT.with_borrow(|context| context.retrying().cloned())
-}
-
-/// Runs an operation that has no operands to bring back, and runs it again if there is no memory for it.
-pub(crate) fn or_again<R>(op: &OpInfo, run: impl Fn() -> R) -> R {
-    match retrying() {
-        Some(memory) => again(&memory, op, &run, &run),
-        None => run(),
-    }
 }
 
 /// Checks which copies to the host have arrived, and drops the recipes that they replace.
@@ -276,26 +249,22 @@ pub(crate) fn begin(phase: Phase) -> Option<Step> {
     Some(step)
 }
 
-/// Opens a scope. `make` gets the outer region and returns the new one with its number in a trace. Returns how many scopes were open.
-pub(crate) fn push(make: impl FnOnce(Option<Arc<Region>>) -> (Region, u64)) -> usize {
+/// Opens a scope.
+pub(crate) fn push(policy: Policy) {
     records();
     begin(Phase::Forward);
     CONTEXT.with_borrow_mut(|context| {
-        let depth = context.frames.len();
-        if depth == 0 {
+        let parent = context.frames.last().map(|frame| frame.region.clone());
+        if parent.is_none() {
             context.met = false;
         }
-        let parent = context.frames.last().map(|frame| frame.region.clone());
-        let (region, number) = make(parent);
         context.frames.push(Frame {
-            region: Arc::new(region),
-            number,
+            region: Arc::new(Region::new(policy, parent)),
             nodes: Vec::new(),
             sizes: Sizes::default(),
         });
         context.update();
-        depth
-    })
+    });
 }
 
 /// Adds a tensor to the innermost scope, if one is open, and the bytes of a storage of its own.
@@ -309,14 +278,12 @@ pub(crate) fn enlist(node: Weak<dyn AnyEntry>, bytes: u64) {
     });
 }
 
-/// Closes all scopes but the outermost `depth`. Returns the outermost of the closed ones.
-pub(crate) fn pop(depth: usize) -> Option<Frame> {
+/// Closes the innermost scope, and returns it.
+pub(crate) fn pop() -> Option<Frame> {
     CONTEXT.with_borrow_mut(|context| {
-        // More than one only if a panic left some open.
-        context.frames.truncate(depth + 1);
-        let closed = (context.frames.len() > depth).then(|| context.frames.pop());
+        let closed = context.frames.pop();
         context.update();
-        closed.flatten()
+        closed
     })
 }
 
@@ -406,36 +373,43 @@ pub(crate) fn without_budget<R>(run: impl FnOnce() -> R) -> R {
 pub(crate) fn current_stats() -> RematStats {
     CONTEXT.with_borrow(|context| {
         let counters = context.counters.iter();
-        counters.fold(RematStats::default(), |sum, memory| sum + memory.stats())
+        counters.fold(RematStats::default(), |sum, memory| {
+            sum + memory.counts.stats()
+        })
     })
 }
 
-/// The sums over all managed tensors of this thread.
-pub(crate) fn totals() -> Arc<Totals> {
+/// The counters of this thread, over all devices and budgets.
+fn of_thread() -> Arc<Counts> {
     unwound::free();
-    CONTEXT.with_borrow_mut(|context| context.totals().clone())
+    CONTEXT.with_borrow_mut(Context::counts)
 }
 
 impl RematStats {
-    /// The sum over all devices of the tensors that this thread made. Peaks of several devices under one budget are added up; of
-    /// successive budgets the largest peak counts.
+    /// Of the tensors that this thread made, over all devices and budgets.
     pub fn of_thread() -> Self {
-        totals().stats()
+        of_thread().stats()
     }
 
-    /// The tensors that this thread made on one device under the budget in force, or without one if there is none.
+    /// Of the tensors that this thread made on one device under the budget in force, or without one if there is none.
     pub fn of_device<B: Backend>(device: &B::Device) -> Self {
-        memory_on(device.id()).stats()
+        memory_on(device.id()).counts.stats()
     }
 
-    /// The sum over all threads and devices since the process began, also of threads that ended and counters that were reset. Peaks of
-    /// live threads are added up; the peak of an ended thread counts if it is larger than this sum.
+    /// Of all threads and devices since the process began; the peak is that since any thread's last [`Self::reset_thread`].
     pub fn of_process() -> Self {
-        memory::of_process()
+        Counts::of_process().stats()
     }
 
-    /// Sets this thread's counters to 0 and its peaks to the live bytes.
+    /// Sets this thread's counters to 0 and its peaks, and that of the process, to the live bytes.
     pub fn reset_thread() {
-        totals().reset();
+        of_thread().reset();
+        Counts::of_process().reset_peak();
+        CONTEXT.with_borrow(|context| {
+            context
+                .counters
+                .iter()
+                .for_each(|memory| memory.counts.reset())
+        });
     }
 }

@@ -46,6 +46,8 @@ pub(crate) struct OpCost {
     op: &'static OpInfo,
     /// Elements of the largest operand.
     largest: u64,
+    /// Bytes of the largest operand.
+    pub largest_bytes: u64,
     /// Bytes of all operands.
     bytes: u64,
     /// Whether an operand is of a type of two bytes.
@@ -92,6 +94,7 @@ impl OpCost {
         Self {
             op,
             largest: 0,
+            largest_bytes: 0,
             bytes: 0,
             is_half: false,
             operands: (op.work == Work::Compute).then(Default::default),
@@ -112,8 +115,10 @@ impl OpCost {
             elements *= *dim as u64;
         }
         dtype.hash(&mut self.hasher);
+        let bytes = elements * dtype.size() as u64;
         self.largest = self.largest.max(elements);
-        self.bytes += elements * dtype.size() as u64;
+        self.largest_bytes = self.largest_bytes.max(bytes);
+        self.bytes += bytes;
         self.is_half |= matches!(dtype, DType::F16 | DType::BF16);
         if let Some(operands) = &mut self.operands
             && let Some(operand) = operands.get_mut(self.seen)
@@ -188,11 +193,6 @@ impl OpCost {
         };
         let ns = device.seconds(&work) * 1e9;
         ns.max(work::START_NS) as f32
-    }
-
-    /// Bytes of the largest operand, at four bytes an element.
-    pub fn largest_bytes(&self) -> u64 {
-        self.largest * 4
     }
 
     /// The key of this operation on operands of these shapes and types with these arguments.

@@ -16,8 +16,8 @@ use burn_decorator::reading_stream;
 
 use crate::kind::Value;
 
-/// What a read gave: the data, whose clones share one allocation, or why it could not be read; or the backend's panic.
-pub(crate) type Read = std::thread::Result<Result<TensorData, String>>;
+/// What a read gave: the data, whose clones share one allocation, or why it could not be read.
+pub(crate) type Read = Result<TensorData, String>;
 
 /// Tensors that are read in one transaction.
 struct Batch<B: Backend>(Vec<(Value<B>, Sender<Read>)>);
@@ -117,8 +117,10 @@ impl<B: Backend> AnyBatch for Batch<B> {
                     };
                     Ok(shared(data, shape))
                 };
+                let panicked = |_| Err("the backend panicked".to_owned());
+                let read = catch_unwind(AssertUnwindSafe(one)).unwrap_or_else(panicked);
                 // The tensor may have been dropped meanwhile.
-                let _ = sender.send(catch_unwind(AssertUnwindSafe(one)));
+                let _ = sender.send(read);
             }
         })
     }

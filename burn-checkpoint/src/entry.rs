@@ -18,8 +18,6 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn info(&self) -> NodeInfo;
     /// What it is for.
     fn kind(&self) -> Kind;
-    /// Its place among the nodes of its budget.
-    fn place(&self) -> u64;
     /// Drops the storage if it can come back. Returns the bytes that this frees.
     fn evict(&self) -> u64;
     /// In verify mode: replays this node, which is about to be evicted, and compares.
@@ -32,8 +30,6 @@ pub(crate) trait AnyEntry: Send + Sync {
     fn has_arrived(&self) -> bool;
     /// Uploads the host copy before its use, if it is complete. Returns whether it is on the device now.
     fn prefetch(&self) -> bool;
-    /// Drops what [`Self::prefetch`] uploaded; the host copy stays.
-    fn drop_prefetched(&self);
     /// Marks its storage as a candidate for eviction. Returns the node that counts the storage's bytes, if it was not marked before.
     fn list(self: Arc<Self>) -> Option<Arc<dyn AnyEntry>>;
     /// Removes the mark of [`Self::list`] from the storage that this node counts.
@@ -76,6 +72,8 @@ pub(crate) struct NodeInfo {
     pub retired: bool,
     pub op: &'static OpInfo,
     pub lineage: Lineage,
+    /// Its place among the nodes of its budget.
+    pub place: u64,
 }
 
 /// The resident tensors with one storage, which is freed when all of them are evicted.

@@ -11,7 +11,7 @@ use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
 use crate::clock::Lineage;
 use crate::entry::Origin;
 use crate::kind::{Kind, Value};
-use crate::node::{Node, Source, Storage, take_value, vacate};
+use crate::node::{Node, Source, State, Storage, take_value, vacate};
 use crate::recipe::{Saved, SavedValue};
 use crate::replay;
 use crate::unwound::{self, Held};
@@ -53,51 +53,35 @@ impl<B: Backend> Managed<B> {
         self.0.clone()
     }
 
-    /// The storage itself if this is the last reference, else a clone.
-    fn take<K: Kind<B>>(self) -> K::Primitive {
+    /// A clone of the storage, or the storage itself: with `consumes` if this is the last reference, and if the tensor is delivered and
+    /// neither an operation that is being recorded nor a replay has locked it.
+    fn load<K: Kind<B>>(&self, consumes: bool) -> K::Primitive {
         let node = self.node();
-        if node.meta.is_delivered {
-            return self.load::<K>();
-        }
+        let meta = &node.meta;
         loop {
             let mut state = node.state();
-            if let Storage::Resident(value) = &state.storage {
-                // A buffer's only owner may write into it: the last user gets the storage itself.
-                let last = node.meta.users() == 1 && state.locks == 0 && !state.branch_point;
-                let wanted = state.origin == Origin::Fixed && Arc::strong_count(node) > 1;
-                if !last || wanted {
-                    return peek_kind::<B, K>(value).clone();
-                }
-                if state.outlasts_handles(&node.meta, Arc::strong_count(node) - 1) {
-                    continue;
-                }
-                if let Some(value) = take_value(&node.meta, &mut state) {
-                    return unwrap_kind::<B, K>(value);
-                }
+            let goes = match meta.is_delivered {
+                true => state.locks == 0,
+                false => consumes && state.is_resident() && self.is_last(&mut state),
+            };
+            if let Storage::Resident(value) = &state.storage
+                && !goes
+            {
+                return peek_kind::<B, K>(value).clone();
+            }
+            if let Some(value) = take_value(meta, &mut state) {
+                return unwrap_kind::<B, K>(value);
             }
             drop(state);
             replay::bring_back([node.clone()]);
         }
     }
 
-    /// A clone of the storage. That of a delivered tensor leaves the node instead, unless an operation that is being recorded or a replay has
-    /// locked it.
-    fn load<K: Kind<B>>(&self) -> K::Primitive {
-        let node = self.node();
-        loop {
-            let mut state = node.state();
-            let stays = !node.meta.is_delivered || state.locks > 0;
-            if let Storage::Resident(value) = &state.storage
-                && stays
-            {
-                return peek_kind::<B, K>(value).clone();
-            }
-            if let Some(value) = take_value(&node.meta, &mut state) {
-                return unwrap_kind::<B, K>(value);
-            }
-            drop(state);
-            replay::bring_back([node.clone()]);
-        }
+    /// Whether nothing else needs the storage. A buffer's only owner may write into it, so the last user gets the storage itself.
+    fn is_last(&self, state: &mut State<B>) -> bool {
+        let (meta, recipes) = (&self.node().meta, Arc::strong_count(self.node()) - 1);
+        let wanted = state.origin == Origin::Fixed && recipes > 0;
+        meta.users() == 1 && state.locks == 0 && !wanted && !state.outlasts_handles(meta, recipes)
     }
 }
 
@@ -148,7 +132,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     pub fn into_inner(self) -> K::Primitive {
         match self {
             Self::Resident(tensor) => tensor.into_inner(),
-            Self::Managed(managed) => managed.take::<K>(),
+            Self::Managed(managed) => managed.load::<K>(true),
         }
     }
 
@@ -160,7 +144,7 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     pub fn to_inner(&self) -> K::Primitive {
         match self {
             Self::Resident(tensor) => K::Primitive::clone(tensor),
-            Self::Managed(managed) => managed.load::<K>(),
+            Self::Managed(managed) => managed.load::<K>(false),
         }
     }
 
@@ -184,11 +168,6 @@ impl<B: Backend, K: Kind<B>> Handle<B, K> {
     pub(crate) fn is_passing_gradient(&self) -> bool {
         self.node()
             .is_some_and(|node| node.meta.lineage == Lineage::Gradient && node.meta.users() == 1)
-    }
-
-    /// Whether the storage is resident.
-    pub fn is_resident(&self) -> bool {
-        self.node().is_none_or(|node| node.state().is_resident())
     }
 
     /// Whether the storage exists during uses only.

@@ -1,6 +1,5 @@
 //! The copy of a tensor in host memory. `prefetch.rs` keeps the order in which backward uses the copies.
 
-use std::panic::resume_unwind;
 use std::sync::mpsc::Receiver;
 
 use burn_backend::Backend;
@@ -46,7 +45,7 @@ impl<B: Backend> HostCopy<B> {
     /// Whether the data has arrived; does not wait for it.
     pub fn has_arrived(&mut self) -> bool {
         self.data.poll();
-        matches!(self.data, HostData::Read(Ok(Ok(_))))
+        matches!(self.data, HostData::Read(Ok(_)))
     }
 
     /// Whether it is on the device already.
@@ -60,11 +59,6 @@ impl<B: Backend> HostCopy<B> {
             self.ahead = self.send(device).ok();
         }
         self.is_ahead()
-    }
-
-    /// Takes out what [`Self::prefetch`] uploaded.
-    pub fn drop_prefetched(&mut self) -> Option<Value<B>> {
-        self.ahead.take()
     }
 
     /// The tensor on the device, waiting for its data if need be. The data stays, whatever happens meanwhile: a panic of the
@@ -85,9 +79,9 @@ impl<B: Backend> HostCopy<B> {
 
     fn send(&self, device: &Device<B>) -> Result<Value<B>, String> {
         match &self.data {
-            HostData::Read(Ok(Ok(data))) => Ok((self.upload)(data.clone(), device)),
-            HostData::Read(Ok(Err(reason))) => Err(reason.clone()),
-            HostData::Read(Err(_)) | HostData::Underway(_) => Err("it has not arrived".to_owned()),
+            HostData::Read(Ok(data)) => Ok((self.upload)(data.clone(), device)),
+            HostData::Read(Err(reason)) => Err(reason.clone()),
+            HostData::Underway(_) => Err("it has not arrived".to_owned()),
         }
     }
 }
@@ -103,21 +97,11 @@ impl HostData {
     }
 
     /// Waits until the read is over.
-    ///
-    /// # Panics
-    ///
-    /// With the backend's panic, once.
     fn wait(&mut self) {
         if let Self::Underway(arrival) = self {
             download::start();
-            let ended = |_| Ok(Err("the thread that reads it has ended".to_owned()));
+            let ended = |_| Err("the thread that reads it has ended".to_owned());
             *self = Self::Read(arrival.recv().unwrap_or_else(ended));
-        }
-        if let Self::Read(read @ Err(_)) = self {
-            let lost = Ok(Err("the backend panicked".to_owned()));
-            if let Err(panic) = std::mem::replace(read, lost) {
-                resume_unwind(panic);
-            }
         }
     }
 }

@@ -3,9 +3,10 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use crate::budget::{Installed, MemoryBudget};
+use crate::budget::MemoryBudget;
 use crate::clock::Phase;
 use crate::context;
+use crate::memory::Installed;
 use crate::stack::Ticket;
 
 impl MemoryBudget {

@@ -65,17 +65,17 @@
 //! | layer | files | what |
 //! |---|---|---|
 //! | work and clock | `work`, `op`, `products`, `cost`, `clock` | what an operation costs; the operation count, forward or backward |
-//! | values | `kind`, `error`, `stack`, `trace`, `stats`, `unwound`, `verify`, `request` | tensors of the inner backend, what panics drop, errors, events, counters, checksums, tensors that are asked for |
+//! | values | `kind`, `error`, `stack`, `trace`, `stats`, `unwound`, `verify`, `request`, `snapshot` | tensors of the inner backend, what panics drop, errors, events, counters, checksums, tensors that are asked for, what holds the memory |
 //! | region | `policy`, `region` | what a scope does with its tensors; a scope as its tensors refer to it |
 //! | entry | `entry`, `tiny` | a node as scopes and budgets see it, of any backend |
-//! | memory | `prefetch`, `download`, `host_copy`, `memory` | host copies, how they are read and their order; counters, and the `Limit` that a budget sets on them |
+//! | budget | `budget` | what is evicted when memory is short |
+//! | memory | `prefetch`, `download`, `host_copy`, `memory` | host copies, how they are read and their order; a device's counters, with the budget that they are under |
 //! | node | `node`, `recipe` | meta, storage and recipe of a managed tensor |
 //! | replay | `replay`, `recorded` | bringing a node back; the node with its recipe |
-//! | budget | `budget` | what is evicted when memory is short |
 //! | context | `context`, `install` | a thread's open scopes, budget in force (its own or the process's), counters |
 //! | handle | `handle`, `outputs`, `scope`, `call`, `delivered` | the tensor of `Remat`; the ends of scopes; recording an operation; tensors that are there during their uses |
 //! | backend | `decorator` | `Remat` from the table of operations |
-//! | tools | `chain`, `module`, `plan`, `plot`, `snapshot`, `parameters`, `metric`, `linear_cross_entropy` | what is built on the public API |
+//! | tools | `chain`, `module`, `plan`, `plot`, `parameters`, `metric`, `linear_cross_entropy` | what is built on the public API |
 
 mod again;
 mod budget;

@@ -2,10 +2,6 @@
 
 use std::sync::Arc;
 
-use burn::train::metric::{
-    Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
-    SerializedEntry,
-};
 use burn_decorator::gauge::Gauge;
 use burn_decorator::gauge_metric;
 use parking_lot::Mutex;
@@ -13,7 +9,7 @@ use parking_lot::Mutex;
 use crate::RematStats;
 use crate::error::size;
 use crate::snapshot::InUse;
-use crate::trace::{self, Events};
+use crate::trace::{self, Event};
 
 /// A number of [`RematStats::of_process`] after each batch: for
 /// `training.metric_train_numeric(RematMetric::peak_bytes())`. What was counted before the metric was made is left out, so make it
@@ -68,12 +64,11 @@ fn in_mebibytes(gauge: Gauge) -> RematMetric {
     RematMetric(gauge.format(|mebibytes| format!("{mebibytes:.1} MiB")))
 }
 
-/// What a counter of the process grows by from now on. Other threads count meanwhile, and counts may just be moving from one sum to another,
-/// so a difference may be negative: it is taken to be 0.
+/// What a counter of the process grows by from now on.
 fn since_now(name: &str, about: &'static str, read: fn(RematStats) -> f64) -> Gauge {
     let start = read(RematStats::of_process());
     Gauge::new(name, about, 0.0, move || {
-        (read(RematStats::of_process()) - start).max(0.0)
+        read(RematStats::of_process()) - start
     })
 }
 
@@ -86,89 +81,55 @@ fn since_now(name: &str, about: &'static str, read: fn(RematStats) -> f64) -> Ga
 /// # Cost
 ///
 /// That of [`record`](crate::trace::record), until all clones are dropped.
-#[derive(Clone)]
-pub struct HoldersMetric {
-    name: MetricName,
-    events: Arc<Events>,
-    in_use: Arc<Mutex<InUse>>,
-    peak: f64,
-}
+#[derive(Clone, Debug)]
+pub struct HoldersMetric(Gauge);
+
+gauge_metric!(HoldersMetric);
 
 impl HoldersMetric {
     /// Follows the tensors of this thread, which is to be the one that trains.
     #[allow(clippy::new_without_default, reason = "it begins a recording")]
     pub fn new() -> Self {
-        Self {
-            name: Arc::new("Largest Holders".to_owned()),
-            events: trace::record_shared().1,
-            in_use: Arc::default(),
-            peak: 0.0,
-        }
+        let (events, holders) = (trace::follow(), Arc::new(Mutex::new(Holders::default())));
+        let shown = holders.clone();
+        let read = move || holders.lock().follow(&std::mem::take(&mut *events.lock()));
+        let about = "The most bytes in use, and what held most of them";
+        let gauge = Gauge::new("Largest Holders", about, 0.0, read).unit("MiB");
+        Self(gauge.format(move |_| shown.lock().text.clone()))
     }
 }
 
-impl Metric for HoldersMetric {
-    type Input = ();
+/// What the last read found.
+#[derive(Default)]
+struct Holders {
+    in_use: InUse,
+    peak: f64,
+    text: String,
+}
 
-    fn name(&self) -> MetricName {
-        self.name.clone()
-    }
-
-    fn description(&self) -> Option<String> {
-        Some("The most bytes in use, and what held most of them".to_owned())
-    }
-
-    fn attributes(&self) -> MetricAttributes {
-        NumericAttributes {
-            unit: Some("MiB".to_owned()),
-            higher_is_better: false,
-        }
-        .into()
-    }
-
-    fn update(&mut self, _item: &(), _metadata: &MetricMetadata) -> SerializedEntry {
-        let events = std::mem::take(&mut *self.events.lock());
-        let peak = self.in_use.lock().follow(&events);
-        let mut text = "no tensors".to_owned();
-        if let Some(peak) = peak {
+impl Holders {
+    /// Follows these events. Returns the peak in MiB, the last one if there were no tensors.
+    fn follow(&mut self, events: &[Event]) -> f64 {
+        self.text = "no tensors".to_owned();
+        if let Some(peak) = self.in_use.follow(events) {
             self.peak = mebibytes(peak.live_bytes);
             let holders = peak.holders.iter().take(3);
             let holders = holders.map(|held| format!("{} {}", held.owner, size(held.bytes)));
             let holders: Vec<_> = holders.collect();
-            text = format!("{}: {}", size(peak.live_bytes), holders.join(", "));
+            self.text = format!("{}: {}", size(peak.live_bytes), holders.join(", "));
         }
-        SerializedEntry::new(text, self.value().serialize())
-    }
-
-    /// Nothing is accumulated over an epoch.
-    fn clear(&mut self) {}
-}
-
-impl Numeric for HoldersMetric {
-    fn value(&self) -> NumericEntry {
-        NumericEntry::Value(self.peak)
-    }
-
-    fn running_value(&self) -> NumericEntry {
-        self.value()
+        self.peak
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use burn::backend::Autodiff;
     use burn::tensor::Tensor;
+    use burn::train::metric::{Metric, MetricMetadata, Numeric};
     use burn_flex::Flex;
 
     use super::*;
-    use crate::{MemoryBudget, Remat, checkpoint};
-
-    fn replay() {
-        let x = Tensor::<Autodiff<Remat<Flex>>, 1>::ones([4], &Default::default());
-        let x = x.require_grad();
-        let y = checkpoint(|| x.clone().exp().exp());
-        y.sum().backward();
-    }
+    use crate::{MemoryBudget, Remat};
 
     #[test]
     fn the_largest_holders_are_those_of_the_peak() {
@@ -197,31 +158,5 @@ mod tests {
             );
             assert_eq!(peak, 4.0 * kib as f64 / 1024.0);
         }
-    }
-
-    /// Counts are not lost when a budget or a thread ends, or when counters are reset.
-    #[test]
-    fn what_ended_is_counted_on() {
-        let metric = RematMetric::replayed_operations();
-        let mut expected = 0;
-        for _ in 0..3 {
-            let thread = std::thread::spawn(|| {
-                let count = || RematStats::of_thread().replayed_operations;
-                let budget = MemoryBudget::bytes(1 << 20).install();
-                replay();
-                let first = count();
-                drop(budget);
-                assert!(first > 0 && count() == first, "a budget that ended");
-                replay();
-                let all = count();
-                assert!(all > first);
-                RematStats::reset_thread();
-                assert_eq!(count(), 0);
-                replay();
-                all + count()
-            });
-            expected += thread.join().expect("no panic");
-        }
-        assert!(metric.0.read() >= expected as f64);
     }
 }

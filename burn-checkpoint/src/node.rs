@@ -11,12 +11,13 @@ use burn_backend::tensor::Device;
 use burn_backend::{Backend, DType, Shape, TensorData};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::budget::Budget;
 use crate::clock::Lineage;
 use crate::entry::{AnyEntry, Origin};
 use crate::error::OpResult;
 use crate::host_copy::HostCopy;
 use crate::kind::Value;
-use crate::memory::{Limit, MemoryStats};
+use crate::memory::MemoryStats;
 use crate::op::OpInfo;
 use crate::region::Region;
 use crate::trace::{self, EventKind, Traced};
@@ -45,18 +46,18 @@ pub(crate) trait Recipe<B: Backend>: Send + Sync {
 }
 
 /// What the tensor is a view of, and its recipe.
-pub(crate) type InType<B> = (Option<Source<B>>, Box<dyn Recipe<B>>);
+pub(crate) type InType<B> = (Option<Source<B>>, Arc<dyn Recipe<B>>);
 
 /// The record of a managed tensor.
 pub(crate) struct Node<B: Backend> {
     pub meta: TensorMeta<B>,
     pub state: Mutex<State<B>>,
-    pub recipe: Mutex<Option<Box<dyn Recipe<B>>>>,
+    recipe: Mutex<Option<Arc<dyn Recipe<B>>>>,
 }
 
 impl<B: Backend> Node<B> {
     #[inline]
-    pub fn new(meta: TensorMeta<B>, state: State<B>, recipe: Option<Box<dyn Recipe<B>>>) -> Self {
+    pub fn new(meta: TensorMeta<B>, state: State<B>, recipe: Option<Arc<dyn Recipe<B>>>) -> Self {
         Self {
             meta,
             state: Mutex::new(state),
@@ -82,12 +83,15 @@ impl<B: Backend> Node<B> {
         }
     }
 
+    /// The recipe, for calls that may run code of the user, during which it must not be locked: that code may search for what to evict.
+    pub fn recipe(&self) -> Option<Arc<dyn Recipe<B>>> {
+        self.recipe.lock().clone()
+    }
+
     /// Runs the recipe; `None` if there is none. Returns the result, and whether it was computed.
     pub fn run(&self) -> Option<(Value<B>, bool)> {
-        let recipe = self.recipe.lock();
-        recipe
-            .as_ref()
-            .map(|recipe| (recipe.run(), recipe.computes()))
+        let recipe = self.recipe()?;
+        Some((recipe.run(), recipe.computes()))
     }
 
     pub fn has_recipe(&self) -> bool {
@@ -102,7 +106,7 @@ impl<B: Backend> Node<B> {
 
     /// The elements, if the recipe uploads them.
     pub fn data(&self) -> Option<TensorData> {
-        self.recipe.lock().as_ref().and_then(|recipe| recipe.data())
+        self.recipe()?.data()
     }
 }
 
@@ -472,7 +476,10 @@ impl<B: Backend> State<B> {
             && self.origin == Origin::Recorded
             && self.region.is_none()
         {
-            self.branch_point = meta.memory.limit().is_some_and(Limit::keeps_branch_points);
+            self.branch_point = meta
+                .memory
+                .budget()
+                .is_some_and(Budget::keeps_branch_points);
         }
         self.branch_point
     }

@@ -1,7 +1,7 @@
 //! Which host copies backward will use, and in which order: the next ones are uploaded before their use.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Weak};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Weak;
 
 use parking_lot::Mutex;
 
@@ -27,7 +27,7 @@ struct Queue {
     copies: u64,
     waiting: BTreeMap<Position, Weak<dyn AnyEntry>>,
     /// Copies that were uploaded before their use.
-    ahead: BTreeMap<Position, Weak<dyn AnyEntry>>,
+    ahead: BTreeSet<Position>,
     /// Copies that were not complete at the last poll, in order.
     underway: VecDeque<Weak<dyn AnyEntry>>,
 }
@@ -72,26 +72,23 @@ impl Prefetch {
         queue.ahead.remove(&position);
     }
 
-    /// Called when the copy at this position is used: removes it from the queue, and uploads the next copies ahead. Drops
-    /// the uploads that were made for another order.
+    /// Called when the copy at this position is used: removes it from the queue, and uploads the next copies ahead. What was uploaded for
+    /// another order waits for its use.
     pub fn asked_for(&self, position: Position) {
         self.forget(position);
         let mut queue = self.0.lock();
+        let free = AHEAD.saturating_sub(queue.ahead.len());
         let before = queue.waiting.range(..position).rev();
-        let alive = before.filter_map(|(position, node)| Some((*position, node.upgrade()?)));
-        let next: BTreeMap<_, _> = alive.take(AHEAD).collect();
-        let others = queue
+        let waiting = before.filter(|(position, _)| !queue.ahead.contains(position));
+        let alive = waiting.filter_map(|(position, node)| Some((*position, node.upgrade()?)));
+        let next: Vec<_> = alive.take(free).collect();
+        queue
             .ahead
-            .extract_if(.., |position, _| !next.contains_key(position));
-        let others: Vec<_> = others.collect();
+            .extend(next.iter().map(|(position, _)| *position));
         drop(queue);
-        for node in others.iter().filter_map(|(_, node)| node.upgrade()) {
-            node.drop_prefetched();
-        }
-        for (position, node) in next.into_iter().rev() {
-            if node.prefetch() {
-                let mut queue = self.0.lock();
-                queue.ahead.insert(position, Arc::downgrade(&node));
+        for (position, node) in next {
+            if !node.prefetch() {
+                self.0.lock().ahead.remove(&position);
             }
         }
     }

@@ -108,7 +108,7 @@ impl<B: Backend> Recipe<B> for Upload<B> {
 
     fn in_type(&self, dtype: DType) -> Option<InType<B>> {
         let (request, device) = (self.request.in_type(dtype)?, self.device.clone());
-        Some((None, Box::new(Self { request, device })))
+        Some((None, Arc::new(Self { request, device })))
     }
 }
 
@@ -153,7 +153,7 @@ where
             input: Saved::new(SavedValue::Node(viewed.source())),
             run: self.run.clone(),
         };
-        Some((Some(viewed.source()), Box::new(recipe)))
+        Some((Some(viewed.source()), Arc::new(recipe)))
     }
 }
 

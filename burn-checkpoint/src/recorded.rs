@@ -25,10 +25,10 @@ impl<B: Backend> Drop for Node<B> {
             self.meta.memory.prefetch.forget(copy.position);
         }
         let place = *self.meta.place.get_mut();
-        if let Some(limit) = self.meta.memory.limit()
+        if let Some(budget) = self.meta.memory.budget()
             && place > 0
         {
-            limit.forget(place);
+            budget.forget(place);
         }
     }
 }
@@ -62,15 +62,12 @@ impl<B: Backend> AnyEntry for Node<B> {
             retired: owner.retired.load(Ordering::Acquire),
             op: self.meta.op,
             lineage: self.meta.lineage,
+            place: self.meta.place.load(Ordering::Relaxed),
         }
     }
 
     fn kind(&self) -> Kind {
         self.meta.kind()
-    }
-
-    fn place(&self) -> u64 {
-        self.meta.place.load(Ordering::Relaxed)
     }
 
     fn evict(&self) -> u64 {
@@ -144,7 +141,7 @@ impl<B: Backend> AnyEntry for Node<B> {
             Storage::Resident(_) | Storage::Evicted => return true,
         };
         // Evictions by a budget depend on recipes, and must not depend on when copies arrive: a use then drops the recipe.
-        if arrived && self.meta.memory.limit().is_none() {
+        if arrived && self.meta.memory.budget().is_none() {
             self.forget_recipe();
         }
         arrived
@@ -166,20 +163,6 @@ impl<B: Backend> AnyEntry for Node<B> {
         drop(state);
         self.meta.uploaded();
         true
-    }
-
-    fn drop_prefetched(&self) {
-        let mut state = self.state.lock();
-        let Storage::Host(copy) = &mut state.storage else {
-            return;
-        };
-        let Some(value) = copy.drop_prefetched() else {
-            return;
-        };
-        let bytes = self.meta.storage_removed();
-        drop(state);
-        drop(value);
-        self.meta.freed(bytes);
     }
 
     fn list(self: Arc<Self>) -> Option<Arc<dyn AnyEntry>> {
@@ -291,8 +274,8 @@ impl<B: Backend> AnyEntry for Node<B> {
     fn cost_ns(&self) -> f32 {
         match self.state.lock().origin {
             Origin::Hosted => {
-                let limit = self.meta.memory.limit();
-                limit.map_or(0.0, |limit| limit.upload_ns(self.meta.bytes))
+                let budget = self.meta.memory.budget();
+                budget.map_or(0.0, |budget| budget.upload_ns(self.meta.bytes))
             }
             Origin::Fixed | Origin::Recorded | Origin::Delivered => self.meta.cost_ns,
         }

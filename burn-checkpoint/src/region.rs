@@ -11,17 +11,15 @@ use crate::policy::Policy;
 /// The code that runs in one checkpoint scope. Its tensors refer to it, also after its end.
 pub(crate) struct Region {
     pub policy: Policy,
-    label: Option<String>,
     parent: Option<Arc<Region>>,
     /// How often each operation was called, for policies that depend on it.
     calls: Mutex<FxHashMap<u64, u32>>,
 }
 
 impl Region {
-    pub fn new(policy: Policy, label: Option<String>, parent: Option<Arc<Region>>) -> Self {
+    pub fn new(policy: Policy, parent: Option<Arc<Region>>) -> Self {
         Self {
             policy,
-            label,
             parent,
             calls: Mutex::default(),
         }
@@ -48,10 +46,5 @@ impl Region {
             region = inner.parent.as_ref();
         }
         false
-    }
-
-    /// The name in traces.
-    pub fn label(&self) -> &str {
-        self.label.as_deref().unwrap_or(self.policy.name())
     }
 }

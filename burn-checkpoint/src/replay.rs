@@ -146,10 +146,10 @@ pub(crate) fn fetch<B: Backend>(node: &Arc<Node<B>>) -> bool {
     if !ahead {
         meta.uploaded();
     }
-    if let Some(limit) = meta.memory.limit() {
+    if let Some(budget) = meta.memory.budget() {
         // Nothing is uploaded ahead under a budget: what it evicts would depend on when copies arrive.
         meta.memory.prefetch.forget(position);
-        limit.list(node.clone());
+        budget.list(node.clone());
     } else {
         meta.memory.prefetch.asked_for(position);
     }
@@ -340,8 +340,8 @@ impl<B: Backend> Plan<B> {
         state.storage = Storage::Resident(value);
         meta.storage_restored();
         drop(state);
-        if let Some(limit) = meta.memory.limit() {
-            limit.list(node.clone());
+        if let Some(budget) = meta.memory.budget() {
+            budget.list(node.clone());
         }
         if rehearsing {
             return;

@@ -6,9 +6,8 @@ use crate::context::{self, Frame};
 use crate::entry::AnyEntry;
 use crate::outputs::{self, Outputs};
 use crate::policy::{Policy, SavePolicy};
-use crate::region::Region;
 use crate::tiny;
-use crate::trace::{self, EventKind};
+use crate::trace;
 use crate::work::Work;
 use crate::{download, verify};
 
@@ -99,40 +98,32 @@ pub fn evict(tensors: &impl Outputs) {
 }
 
 fn run<R: Outputs>(policy: Policy, label: Option<String>, region: impl FnOnce() -> R) -> R {
-    let depth = context::push(|parent| {
-        let region = Region::new(policy, label, parent);
-        let number = trace::scope_begins(region.label());
-        (region, number)
-    });
-    let mut open = Open(Some(depth));
+    /// Closes a scope after a panic, without its end: its tensors are being dropped.
+    struct Open;
+    impl Drop for Open {
+        fn drop(&mut self) {
+            context::pop();
+        }
+    }
+    let _traced = trace::scope(label.as_deref().unwrap_or(policy.name()));
+    context::push(policy);
+    let open = Open;
     let results = region();
     let (touched, kept) = outputs::collect(&results);
     if touched > 0 && !context::met() {
         warn_of_no_remat();
     }
-    if let Some(frame) = open.0.take().and_then(context::pop) {
+    std::mem::forget(open);
+    if let Some(frame) = context::pop() {
         end(frame, kept);
     }
     results
-}
-
-/// An open scope: how many scopes were open before; `None` once it is closed. After a panic it is closed without its end: the tensors of the
-/// scope are being dropped.
-struct Open(Option<usize>);
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        if let Some(depth) = self.0 {
-            context::pop(depth);
-        }
-    }
 }
 
 /// Ends a scope: its policy decides about the tensors that are in use and are not results.
 fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
     let Frame {
         region,
-        number,
         nodes,
         sizes,
     } = frame;
@@ -175,10 +166,6 @@ fn end(frame: Frame, results: Vec<Arc<dyn AnyEntry>>) {
         if let Some(bytes) = result.leave(&region, outer.as_ref()) {
             context::enlist(Arc::downgrade(&result), bytes);
         }
-    }
-    if trace::is_on() {
-        let (scope, label) = (number, region.label().to_owned());
-        trace::emit(EventKind::ScopeEnd { scope, label }, 0, 0, None);
     }
 }
 

@@ -93,8 +93,8 @@ impl InUse {
 
     fn add(&mut self, event: &Event) {
         let (&Traced { op, node }, is_there) = match &event.kind {
-            EventKind::ScopeBegin { label, .. } => return self.scopes.push(label.clone()),
-            EventKind::ScopeEnd { .. } => return drop(self.scopes.pop()),
+            EventKind::ScopeBegin { label } => return self.scopes.push(label.clone()),
+            EventKind::ScopeEnd => return drop(self.scopes.pop()),
             EventKind::Parameter { path } => {
                 self.parameter = Some(path);
                 return;
@@ -242,8 +242,8 @@ fn entries(event: &Event) -> Vec<Value> {
     };
     let of = |traced: &Traced, category, track| (traced.op, Some(traced.node), category, track);
     let (name, node, category, track) = match &event.kind {
-        EventKind::ScopeBegin { label, .. } => return scope(label, "B"),
-        EventKind::ScopeEnd { label, .. } => return scope(label, "E"),
+        EventKind::ScopeBegin { label } => return scope(label, "B"),
+        EventKind::ScopeEnd => return scope("", "E"),
         EventKind::Parameter { .. } => return Vec::new(),
         EventKind::Alloc(traced, _) => of(traced, "operation", 1),
         EventKind::Replay(traced, _) => of(traced, "replay", 2),

@@ -40,15 +40,6 @@ impl<T> Stack<T> {
         self.entries.last().map(|(_, entry)| entry)
     }
 
-    pub fn top_mut(&mut self) -> Option<&mut T> {
-        self.entries.last_mut().map(|(_, entry)| entry)
-    }
-
-    /// Takes out what is in force.
-    pub fn pop(&mut self) {
-        self.entries.pop();
-    }
-
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

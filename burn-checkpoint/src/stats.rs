@@ -1,7 +1,11 @@
-//! Counters for users.
+//! Counters of managed tensors: of a thread on one device, of a thread, of the process.
 
 use std::ops::Add;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 /// The memory that managed tensors occupy, and what it takes to evict them and bring them back.
 ///
@@ -50,25 +54,6 @@ pub struct RematStats {
     pub thrashing_steps: u64,
 }
 
-impl RematStats {
-    /// The sum with later counters; of the two peaks the larger one counts.
-    pub(crate) fn then(self, later: Self) -> Self {
-        Self {
-            peak_bytes: self.peak_bytes.max(later.peak_bytes),
-            ..self + later
-        }
-    }
-
-    /// The counters without live and peak bytes.
-    pub(crate) fn without_bytes_held(self) -> Self {
-        Self {
-            live_bytes: 0,
-            peak_bytes: 0,
-            ..self
-        }
-    }
-}
-
 impl Add for RematStats {
     type Output = Self;
 
@@ -87,5 +72,105 @@ impl Add for RematStats {
             searched_tensors: self.searched_tensors + other.searched_tensors,
             thrashing_steps: self.thrashing_steps + other.thrashing_steps,
         }
+    }
+}
+
+/// What is counted on one device for one thread and one budget, of a thread, or of the process. What is counted here is counted in `whole`
+/// too.
+#[derive(Default)]
+pub(crate) struct Counts {
+    live: AtomicU64,
+    /// The most since the last reset.
+    peak: AtomicU64,
+    /// The most ever.
+    highest: AtomicU64,
+    /// The least since it was set.
+    pub lowest: AtomicU64,
+    /// All else since the last reset; live and peak bytes, which every operation changes, are 0 here.
+    others: Mutex<RematStats>,
+    /// Of the thread that this is a part of, or of the process.
+    whole: Option<Arc<Counts>>,
+}
+
+static OF_PROCESS: LazyLock<Arc<Counts>> = LazyLock::new(Arc::default);
+
+impl Counts {
+    /// A part of these counts.
+    pub fn part_of(whole: &Arc<Self>) -> Arc<Self> {
+        Arc::new(Self {
+            whole: Some(whole.clone()),
+            ..Self::default()
+        })
+    }
+
+    /// Those of the process.
+    pub fn of_process() -> &'static Arc<Self> {
+        &OF_PROCESS
+    }
+
+    fn wholes(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |counts| counts.whole.as_deref())
+    }
+
+    pub fn live(&self) -> u64 {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    pub fn highest(&self) -> u64 {
+        self.highest.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub fn add(&self, bytes: u64) {
+        for counts in self.wholes() {
+            let live = counts.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
+            if live > counts.peak.load(Ordering::Relaxed) {
+                counts.peak.fetch_max(live, Ordering::Relaxed);
+                counts.highest.fetch_max(live, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// As [`Self::add`], for a storage that exists for a comparison only: no peak includes it.
+    pub fn add_unseen(&self, bytes: u64) {
+        for counts in self.wholes() {
+            counts.live.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub fn remove(&self, bytes: u64) {
+        for counts in self.wholes() {
+            let live = counts.live.fetch_sub(bytes, Ordering::Relaxed) - bytes;
+            if live < counts.lowest.load(Ordering::Relaxed) {
+                counts.lowest.fetch_min(live, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Counts all but live and peak bytes.
+    pub fn count(&self, count: impl Fn(&mut RematStats)) {
+        for counts in self.wholes() {
+            count(&mut counts.others.lock());
+        }
+    }
+
+    pub fn stats(&self) -> RematStats {
+        RematStats {
+            live_bytes: self.live(),
+            peak_bytes: self.peak.load(Ordering::Relaxed),
+            ..*self.others.lock()
+        }
+    }
+
+    /// Sets the counters to 0 and the peak to the live bytes.
+    pub fn reset(&self) {
+        self.reset_peak();
+        *self.others.lock() = RematStats::default();
+    }
+
+    /// Sets the peak to the live bytes.
+    pub fn reset_peak(&self) {
+        self.peak.store(self.live(), Ordering::Relaxed);
     }
 }

@@ -3,14 +3,11 @@
 //! [`record`] collects the events of this thread until its guard is dropped. Without a guard nothing is collected.
 
 use std::cell::{Cell, RefCell};
-use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use burn_backend::DeviceId;
 use parking_lot::Mutex;
-
-use crate::stack::{Stack, Ticket};
 
 /// One thing that happened to a tensor, or the begin or end of a scope.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,18 +56,11 @@ pub enum EventKind {
     },
     /// A scope began.
     ScopeBegin {
-        /// The scope's number on this thread, counted from 0 for the first under [`record`].
-        scope: u64,
         /// The label given to [`checkpoint_labelled`](crate::checkpoint_labelled), or the name of its policy.
         label: String,
     },
-    /// A scope ended; what it made has been evicted by now.
-    ScopeEnd {
-        /// The scope's number.
-        scope: u64,
-        /// Its label.
-        label: String,
-    },
+    /// The scope that began last ended; what it made has been evicted by now.
+    ScopeEnd,
 }
 
 /// The tensor of an event.
@@ -102,14 +92,13 @@ pub(crate) type Events = Mutex<Vec<Event>>;
 
 struct Recorder {
     start: Instant,
-    scopes: u64,
     /// The caller's events; the recording ends when they are dropped.
     events: Weak<Events>,
 }
 
 thread_local! {
     static ON: Cell<bool> = const { Cell::new(false) };
-    static RECORDERS: RefCell<Stack<Recorder>> = const { RefCell::new(Stack::new()) };
+    static RECORDERS: RefCell<Vec<Recorder>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Collects what happens on this thread from now on. Of several recordings the newest gets the events, in whichever order they end.
@@ -118,34 +107,26 @@ thread_local! {
 ///
 /// About a hundred bytes and one read of the clock for each event.
 pub fn record() -> Recording {
-    let (ticket, events) = record_shared();
-    Recording {
-        ticket,
-        events,
-        thread: PhantomData,
-    }
+    Recording { events: follow() }
 }
 
 /// As [`record`], until the events are dropped.
-pub(crate) fn record_shared() -> (Ticket, Arc<Events>) {
+pub(crate) fn follow() -> Arc<Events> {
     let events = Arc::default();
     let recorder = Recorder {
         start: Instant::now(),
-        scopes: 0,
         events: Arc::downgrade(&events),
     };
     ON.set(true);
-    let ticket = RECORDERS.with_borrow_mut(|recorders| recorders.push(recorder));
-    (ticket, events)
+    RECORDERS.with_borrow_mut(|recorders| recorders.push(recorder));
+    events
 }
 
 /// A recording under way; ends when dropped.
 #[derive(Debug)]
 #[must_use = "the recording ends when this is dropped"]
 pub struct Recording {
-    ticket: Ticket,
     events: Arc<Events>,
-    thread: PhantomData<*const ()>,
 }
 
 impl Recording {
@@ -160,16 +141,7 @@ impl Recording {
     }
 }
 
-impl Drop for Recording {
-    fn drop(&mut self) {
-        RECORDERS.with_borrow_mut(|recorders| {
-            recorders.remove(self.ticket);
-            ON.set(!recorders.is_empty());
-        });
-    }
-}
-
-/// Whether this thread records: to be checked before an event is made.
+/// Whether this thread records, or did until the last event: to be checked before an event is made.
 #[inline]
 pub(crate) fn is_on() -> bool {
     ON.get()
@@ -191,7 +163,7 @@ pub fn collective<R>(op: &'static str, sent: impl Fn() -> u64, wait: impl FnOnce
 /// Adds an event if this thread records.
 pub(crate) fn emit(kind: EventKind, bytes: u64, live_bytes: u64, device: Option<DeviceId>) {
     RECORDERS.with_borrow_mut(|recorders| {
-        while let Some(recorder) = recorders.top() {
+        while let Some(recorder) = recorders.last() {
             if let Some(events) = recorder.events.upgrade() {
                 events.lock().push(Event {
                     at: recorder.start.elapsed(),
@@ -208,18 +180,22 @@ pub(crate) fn emit(kind: EventKind, bytes: u64, live_bytes: u64, device: Option<
     });
 }
 
-/// Records that a scope begins, and returns its number.
-pub(crate) fn scope_begins(label: &str) -> u64 {
-    if !is_on() {
-        return 0;
+/// Records that a scope begins, and that it ends when the guard is dropped, also by a panic.
+pub(crate) fn scope(label: &str) -> Scope {
+    if is_on() {
+        let label = label.to_owned();
+        emit(EventKind::ScopeBegin { label }, 0, 0, None);
     }
-    let scope = RECORDERS.with_borrow_mut(|recorders| {
-        recorders.top_mut().map_or(0, |recorder| {
-            recorder.scopes += 1;
-            recorder.scopes - 1
-        })
-    });
-    let label = label.to_owned();
-    emit(EventKind::ScopeBegin { scope, label }, 0, 0, None);
-    scope
+    Scope
+}
+
+/// A scope that has begun.
+pub(crate) struct Scope;
+
+impl Drop for Scope {
+    fn drop(&mut self) {
+        if is_on() {
+            emit(EventKind::ScopeEnd, 0, 0, None);
+        }
+    }
 }

@@ -111,7 +111,7 @@ fn a_chain_is_the_plain_loop_bit_for_bit_whatever_the_plan() {
     ];
     let named = named.map(|text: &str| serde_json::from_str(text).unwrap());
     for plan in named.into_iter().chain(any_plans(6, 40)) {
-        assert_eq!(step(&blocks, &x, Some(&plan)), plain, "{plan}");
+        assert_eq!(step(&blocks, &x, Some(&plan)), plain, "{plan:?}");
     }
 }
 
@@ -253,8 +253,11 @@ fn a_step_takes_the_bytes_that_the_model_says() {
         for plan in any_plans(8, 40) {
             let said = simulate(&profile, &plan).unwrap().peak_bytes;
             let taken = measured_peak(&blocks, &x, &plan);
-            assert!(taken <= said, "{taken} of {said} bytes: {plan}");
-            assert!(taken * 100 >= said * 90, "{taken} of {said} bytes: {plan}");
+            assert!(taken <= said, "{taken} of {said} bytes: {plan:?}");
+            assert!(
+                taken * 100 >= said * 90,
+                "{taken} of {said} bytes: {plan:?}"
+            );
         }
     }
 }
@@ -271,7 +274,7 @@ fn a_step_replays_the_blocks_that_the_model_says() {
         let gelus = recording.finish().into_iter().filter(
             |event| matches!(event.kind, EventKind::Replay(Traced { op, .. }, _) if op == "gelu"),
         );
-        assert_eq!(gelus.count() as u64, said, "{plan}");
+        assert_eq!(gelus.count() as u64, said, "{plan:?}");
     }
 }
 
@@ -290,9 +293,9 @@ fn a_plan_keeps_its_limit() {
         let limit_bytes = least_bytes + (most_bytes - least_bytes) * part / 8;
         let found = plan(&profile, limit_bytes).unwrap();
         let taken = measured_peak(&blocks, &x, &found);
-        assert!(taken <= limit_bytes, "{taken} of {limit_bytes}: {found}");
+        assert!(taken <= limit_bytes, "{taken} of {limit_bytes}: {found:?}");
         let time_ns = simulate(&profile, &found).unwrap().time_ns;
-        assert!(time_ns <= before_ns, "{found}");
+        assert!(time_ns <= before_ns, "{found:?}");
         before_ns = time_ns;
     }
 }

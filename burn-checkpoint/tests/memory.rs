@@ -5,8 +5,8 @@ mod block;
 use burn::backend::Autodiff;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{Distribution, Tensor};
-use burn_checkpoint::{MemoryBudget, Policy, Remat, checkpoint_with};
+use burn::tensor::{Distribution, Int, Tensor};
+use burn_checkpoint::{MemoryBudget, Policy, Remat, SavePolicy, Work, checkpoint_with};
 use burn_flex::Flex;
 use peak_alloc::PeakAlloc;
 
@@ -81,10 +81,37 @@ fn left_behind() -> f32 {
     left
 }
 
+/// KiB of the heap that a scope leaves whose policy moves selected rows to the host and keeps a reshaped copy of one: that copy has 256.
+fn left_of_a_kept_copy() -> f32 {
+    let policy = Policy::per_operation(|call| match call.op.work {
+        Work::Index => SavePolicy::Offload,
+        _ => SavePolicy::Keep,
+    });
+    let device = Default::default();
+    let x = Tensor::<Remat<Flex>, 2>::ones([256, 256], &device);
+    let rows = Tensor::<_, 1, Int>::arange(0..256, &device);
+    let before = HEAP.current_usage_as_kb();
+    let mut copy = None;
+    checkpoint_with(policy, || {
+        copy = Some(
+            x.clone()
+                .select(0, rows.clone())
+                .transpose()
+                .reshape([65536]),
+        );
+    });
+    let left = HEAP.current_usage_as_kb() - before;
+    drop(copy);
+    left
+}
+
 #[test]
 fn memory_is_freed() {
     let left = left_behind();
     assert!(left < 16.0, "{left} KiB");
+
+    let left = left_of_a_kept_copy();
+    assert!(left < 256.0 + 16.0, "{left} KiB");
 
     let plain = peak::<Plain>(None, None);
     let bare = peak::<Managed>(None, None);

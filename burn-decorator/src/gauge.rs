@@ -22,7 +22,7 @@ pub struct Gauge {
     description: &'static str,
     unit: Option<&'static str>,
     higher_is_better: bool,
-    format: fn(f64) -> String,
+    format: Arc<dyn Fn(f64) -> String + Send + Sync>,
     read: Arc<dyn Fn() -> f64 + Send + Sync>,
     value: f64,
 }
@@ -40,7 +40,7 @@ impl Gauge {
             description,
             unit: None,
             higher_is_better: false,
-            format: |value| value.to_string(),
+            format: Arc::new(|value: f64| value.to_string()),
             read: Arc::new(read),
             value: first,
         }
@@ -63,7 +63,8 @@ impl Gauge {
     }
 
     /// Shows the value as `format` writes it; by default with all of its digits.
-    pub fn format(self, format: fn(f64) -> String) -> Self {
+    pub fn format(self, format: impl Fn(f64) -> String + Send + Sync + 'static) -> Self {
+        let format = Arc::new(format);
         Self { format, ..self }
     }
 

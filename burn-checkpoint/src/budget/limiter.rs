@@ -17,8 +17,8 @@ use crate::clock::{self, Lineage};
 use crate::cost::ResultKey;
 use crate::entry::AnyEntry;
 use crate::error::{Need, size};
-use crate::memory::{Counts, Limit};
 use crate::snapshot::Snapshot;
+use crate::stats::Counts;
 
 /// After a search that found too little to evict, the next one waits until live bytes have grown by one part in so many.
 const CHANGED: u64 = 64;
@@ -77,10 +77,15 @@ impl Nodes {
     }
 
     fn forget(&mut self, place: u64) {
-        if let Ok(at) = self.all.binary_search_by_key(&place, |(place, _)| *place) {
-            self.all[at].1 = None;
+        // Most that are dropped were added last: the part to search doubles from the end.
+        let (len, mut part) = (self.all.len(), 1);
+        while part < len && self.all[len - part].0 > place {
+            part *= 2;
         }
-        // Most that are dropped were added last.
+        let last = &mut self.all[len.saturating_sub(part)..];
+        if let Ok(at) = last.binary_search_by_key(&place, |(place, _)| *place) {
+            last[at].1 = None;
+        }
         while self.all.pop_if(|(_, node)| node.is_none()).is_some() {}
     }
 
@@ -187,7 +192,7 @@ impl Budget {
     /// Ends a step: counts it if it thrashed, and logs its largest need if that exceeds the limit.
     pub fn step_is_over(&self) {
         if self.thrashing.judge(self.limit()) {
-            self.counts.others.lock().thrashing_steps += 1;
+            self.counts.count(|stats| stats.thrashing_steps += 1);
         }
         if let Some(limit) = self.limit() {
             self.needs.say(limit);
@@ -261,10 +266,11 @@ impl Budget {
         let start = Instant::now();
         let (fits, looks) = self.evict(bytes, limit);
         self.thrashing.searched(looks, limit);
-        let mut counted = self.counts.others.lock();
-        counted.searched_tensors += looks;
-        counted.search_time += start.elapsed();
-        drop(counted);
+        let time = start.elapsed();
+        self.counts.count(|stats| {
+            stats.searched_tensors += looks;
+            stats.search_time += time;
+        });
         if self.settings.overflow == Overflow::Warn && self.thrashing.is_endless() {
             let limit = 2 * limit.max(self.live() + bytes);
             self.limit.store(limit, Ordering::Relaxed);
@@ -317,9 +323,10 @@ impl Budget {
             group.members.iter().cloned().for_each(evict);
             nodes = self.nodes.lock();
             for member in group.members {
-                nodes.memo.evicts(member.place());
+                let info = member.info();
+                nodes.memo.evicts(info.place);
                 // One that another thread began to use meanwhile stays a candidate.
-                if member.info().resident
+                if info.resident
                     && let Some(owner) = member.list()
                 {
                     nodes.candidates.add(owner);
@@ -345,41 +352,32 @@ impl Budget {
             self.needs.say(limit);
         }
     }
-}
 
-fn evict(node: Arc<dyn AnyEntry>) {
-    node.clone().rehearse();
-    node.evict();
-}
-
-/// Adds a number to a hash.
-fn mix(hash: u64, number: u64) -> u64 {
-    (hash.rotate_left(5) ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15)
-}
-
-impl Limit for Budget {
-    /// Also while the limit is measured.
-    fn may_evict(&self) -> bool {
+    /// Whether a tensor that came back may be evicted again; also while the limit is measured.
+    pub fn may_evict(&self) -> bool {
         self.settings.limit != LimitSetting::Bytes(u64::MAX)
     }
 
-    /// In forward, once there is a limit.
-    fn keeps_branch_points(&self) -> bool {
+    /// Whether a branch point, which several recipes start from, keeps its storage without handles: in forward, once there is a limit.
+    pub fn keeps_branch_points(&self) -> bool {
         !self.differentiated.load(Ordering::Relaxed) && self.limit().is_some()
     }
 
-    fn retries(&self) -> bool {
+    /// Whether an operation for which the device has no memory runs again.
+    pub fn retries(&self) -> bool {
         self.settings.retries
     }
 
-    fn relieve(&self) -> u64 {
+    /// Evicts an eighth of what is live. Returns the bytes that this frees.
+    pub fn relieve(&self) -> u64 {
         let live = self.live();
         self.stuck.store(u64::MAX, Ordering::Relaxed);
         self.evict(0, live - (live / 8).max(1).min(live));
         live.saturating_sub(self.live())
     }
 
-    fn holders(&self, device: DeviceId) -> Snapshot {
+    /// The live tensors, by operation.
+    pub fn holders(&self, device: DeviceId) -> Snapshot {
         let mut storages = FxHashMap::default();
         for node in self.alive() {
             let info = node.info();
@@ -395,21 +393,25 @@ impl Limit for Budget {
         Snapshot::new(device, self.start.elapsed(), self.live(), holders)
     }
 
-    fn upload_ns(&self, bytes: u64) -> f32 {
+    /// Estimated nanoseconds to bring a tensor of so many bytes back from the host.
+    pub fn upload_ns(&self, bytes: u64) -> f32 {
         self.settings.costs.upload_ns(bytes)
     }
 
-    fn replayed(&self, cost_ns: f32) {
+    /// Counts the work of a replay.
+    pub fn replayed(&self, cost_ns: f32) {
         self.thrashing.replayed(cost_ns);
     }
 
-    fn computed(&self, key: ResultKey, cost_ns: f32) {
+    /// Counts an operation and its work.
+    pub fn computed(&self, key: ResultKey, cost_ns: f32) {
         let program = mix(self.program.load(Ordering::Relaxed), key.0);
         self.program.store(program, Ordering::Relaxed);
         self.thrashing.computed(cost_ns);
     }
 
-    fn expect(&self, key: ResultKey, bytes: u64) {
+    /// Remembers the size of an operation's result.
+    pub fn expect(&self, key: ResultKey, bytes: u64) {
         let mut expected = self.expected.lock();
         if expected.len() >= EXPECTED {
             // Shapes vary from step to step: later steps have other ones.
@@ -418,22 +420,26 @@ impl Limit for Budget {
         expected.insert(key, bytes);
     }
 
-    fn expected(&self, key: ResultKey) -> Option<u64> {
+    /// The size that an operation's result had last time.
+    pub fn expected(&self, key: ResultKey) -> Option<u64> {
         self.expected.lock().get(&key).copied()
     }
 
-    fn register(&self, node: Weak<dyn AnyEntry>) -> u64 {
+    /// Adds a new node. Returns its place.
+    pub fn register(&self, node: Weak<dyn AnyEntry>) -> u64 {
         self.nodes.lock().remember(node)
     }
 
-    fn forget(&self, place: u64) {
+    /// Removes a node that is being dropped: what refers to it would keep its allocation.
+    pub fn forget(&self, place: u64) {
         // A search may be what drops the node.
         if let Some(mut nodes) = self.nodes.try_lock() {
             nodes.forget(place);
         }
     }
 
-    fn list(&self, node: Arc<dyn AnyEntry>) {
+    /// Adds a node that is resident again to those that may be evicted.
+    pub fn list(&self, node: Arc<dyn AnyEntry>) {
         let mut nodes = self.nodes.lock();
         if !nodes.memo.repeats()
             && let Some(owner) = node.list()
@@ -442,8 +448,9 @@ impl Limit for Budget {
         }
     }
 
+    /// Evicts until `bytes` more fit.
     #[inline]
-    fn make_room(&self, op: &'static str, bytes: u64) {
+    pub fn make_room(&self, op: &'static str, bytes: u64) {
         let limit = self.limit.load(Ordering::Relaxed);
         if self.live().saturating_add(bytes) > limit {
             self.evict_for(op, bytes, limit);
@@ -451,6 +458,16 @@ impl Limit for Budget {
             self.look(op, bytes);
         }
     }
+}
+
+fn evict(node: Arc<dyn AnyEntry>) {
+    node.clone().rehearse();
+    node.evict();
+}
+
+/// Adds a number to a hash.
+fn mix(hash: u64, number: u64) -> u64 {
+    (hash.rotate_left(5) ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 #[cfg(test)]

@@ -1,13 +1,12 @@
 //! A limit on the bytes of managed tensors, without annotations (Kirisame et al., Dynamic Tensor Rematerialization, 2021).
 //!
-//! - `settings.rs`: the user's settings; `installed.rs`: a thread's budgets, one a device.
+//! - `settings.rs`: the user's settings.
 //! - `limiter.rs`: counts bytes and decides when to evict.
 //! - `candidates.rs`: what may be evicted, cheapest first; `replay_cost.rs`: what replaying a tensor costs with the evicted ones before it.
 //! - `memo.rs`: the evictions of the last step, which this one repeats.
 //! - `need.rs`: which limit is too small for a step; `thrashing.rs`: which one costs too much time.
 
 mod candidates;
-mod installed;
 mod limiter;
 mod memo;
 mod need;
@@ -15,5 +14,5 @@ mod replay_cost;
 mod settings;
 mod thrashing;
 
-pub(crate) use installed::Installed;
+pub(crate) use limiter::Budget;
 pub use settings::MemoryBudget;

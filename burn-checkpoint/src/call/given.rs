@@ -58,12 +58,12 @@ pub(crate) fn delivered<B: Backend>(request: Request, device: &Device<B>) -> Man
         viewed: None,
     };
     let device = device.clone();
-    derived(OP, promised, Box::new(Upload { request, device }))
+    derived(OP, promised, Arc::new(Upload { request, device }))
 }
 
 /// A delivered tensor, or a view of one, in another type, if its elements can be delivered in that type.
 pub(crate) fn in_type<B: Backend>(node: &Node<B>, dtype: DType) -> Option<Managed<B>> {
-    let (viewed, recipe) = node.recipe.lock().as_ref()?.in_type(dtype)?;
+    let (viewed, recipe) = node.recipe()?.in_type(dtype)?;
     let meta = &node.meta;
     let promised = Promised {
         shape: meta.shape.clone(),
@@ -112,7 +112,7 @@ impl<B: Backend> Promised<B> {
 pub(crate) fn derived<B: Backend>(
     op: &'static OpInfo,
     promised: Promised<B>,
-    recipe: Box<dyn Recipe<B>>,
+    recipe: Arc<dyn Recipe<B>>,
 ) -> Managed<B> {
     let op_context = context::tick(op);
     let Promised {

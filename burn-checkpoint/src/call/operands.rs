@@ -46,7 +46,7 @@ pub(super) struct Operands<B: Backend> {
     pub cost: Option<OpCost>,
     /// Where the result will be; known only under a budget.
     device: Option<DeviceId>,
-    /// The counters of that device, once room was made on it.
+    /// The counters of that device.
     pub memory: Option<Arc<MemoryStats>>,
     pub lineage: Lineage,
     /// Delivered operands, until the operation is over.
@@ -216,14 +216,13 @@ impl<B: Backend> Operands<B> {
         let (Some(cost), Some(device)) = (&mut self.cost, self.device) else {
             return;
         };
-        if self.op.work == Work::View {
-            return;
-        }
         let memory = self.memory.insert(context::memory_on(device));
-        if let Some(limit) = memory.limit() {
-            cost.expected = limit.expected(cost.key());
-            let bytes = cost.expected.unwrap_or(cost.largest_bytes());
-            limit.make_room(self.op.name, bytes.saturating_sub(self.written));
+        if let Some(budget) = memory.budget()
+            && self.op.work != Work::View
+        {
+            cost.expected = budget.expected(cost.key());
+            let bytes = cost.expected.unwrap_or(cost.largest_bytes);
+            budget.make_room(self.op.name, bytes.saturating_sub(self.written));
         }
     }
 }

@@ -69,7 +69,7 @@ impl<B: Backend> Call<B> {
     /// Drops the recipe of an operation that is not recorded, so that it may write into its operands; not if it may have to run again.
     #[inline]
     fn give_up(&self, recipe: &mut Option<impl Recipe<B>>) {
-        if self.origin == Origin::Fixed && self.op_context.retrying.is_none() {
+        if self.origin == Origin::Fixed && self.retrying().is_none() {
             *recipe = None;
         }
     }
@@ -81,13 +81,20 @@ impl<B: Backend> Call<B> {
         recipe: &Option<impl Recipe<B>>,
         first: impl FnOnce() -> Value<B>,
     ) -> Value<B> {
-        match (recipe, &self.op_context.retrying) {
+        match (recipe, self.retrying()) {
             (Some(recipe), Some(memory)) => {
                 let mut first = Some(first);
                 self.run_again(memory, recipe, &mut || first.take().expect("called once")())
             }
             _ => first(),
         }
+    }
+
+    /// The counters of the device that the result will be on, if their budget runs operations again for which there is no memory.
+    #[inline]
+    fn retrying(&self) -> Option<&MemoryStats> {
+        let memory = self.operands.memory.as_deref();
+        memory.filter(|memory| memory.retries())
     }
 
     fn run_again(
@@ -113,7 +120,7 @@ impl<B: Backend> Call<B> {
     }
 
     fn decide_new(&mut self, room: Room) {
-        room.make(self.op);
+        self.operands.memory = room.make(self.op);
         if let Some(step) = self.op_context.step {
             let mut cost = OpCost::new(self.op);
             cost.expected = Some(room.bytes());
@@ -164,7 +171,7 @@ impl<B: Backend> Call<B> {
         recipe: &mut Option<impl Recipe<B> + 'static>,
     ) -> Results<B> {
         let recipe = recipe.take().filter(|_| self.origin != Origin::Fixed);
-        self.results(value, recipe.map(|recipe| Box::new(recipe) as _))
+        self.results(value, recipe.map(|recipe| Arc::new(recipe) as _))
     }
 
     /// The result without a recipe: it is never evicted.
@@ -172,7 +179,7 @@ impl<B: Backend> Call<B> {
         self.results(value, None)
     }
 
-    fn results(&mut self, value: &mut Value<B>, recipe: Option<Box<dyn Recipe<B>>>) -> Results<B> {
+    fn results(&mut self, value: &mut Value<B>, recipe: Option<Arc<dyn Recipe<B>>>) -> Results<B> {
         if let Value::Many(parts) = value {
             let recipe = recipe.filter(|_| self.origin == Origin::Recorded);
             return self.finish_many(std::mem::take(parts), recipe);
@@ -182,7 +189,7 @@ impl<B: Backend> Call<B> {
         });
         let meta = &node.meta;
         if let Some(viewed) = self.operands.viewed.take()
-            && self.origin != Origin::Delivered
+            && node.state().origin == Origin::Recorded
             && (meta.group.is_some() || !meta.row_major)
         {
             node.state.lock().viewed = Some(viewed);
@@ -191,7 +198,11 @@ impl<B: Backend> Call<B> {
         Results::One(Some(self.enter(node)))
     }
 
-    fn finish_many(&self, parts: Vec<Value<B>>, recipe: Option<Box<dyn Recipe<B>>>) -> Results<B> {
+    fn finish_many(
+        &mut self,
+        parts: Vec<Value<B>>,
+        recipe: Option<Arc<dyn Recipe<B>>>,
+    ) -> Results<B> {
         if let Some(recipe) = recipe {
             return self.finish_parts(parts, recipe);
         }
@@ -203,7 +214,7 @@ impl<B: Backend> Call<B> {
     }
 
     /// Each result is a node that takes its part from one more node, which runs the operation.
-    fn finish_parts(&self, parts: Vec<Value<B>>, recipe: Box<dyn Recipe<B>>) -> Results<B> {
+    fn finish_parts(&mut self, parts: Vec<Value<B>>, recipe: Arc<dyn Recipe<B>>) -> Results<B> {
         let elements = parts.iter().map(|part| part.shape().num_elements());
         let of_part = |part: &Value<B>| bytes(part.shape().num_elements(), part.dtype());
         let cost_ns = self.cost_ns(elements.sum(), parts.iter().map(of_part).sum());
@@ -223,7 +234,7 @@ impl<B: Backend> Call<B> {
                     index,
                     siblings: siblings.clone(),
                 };
-                Some(self.enter_part(part, Some(Box::new(recipe))))
+                Some(self.enter_part(part, Some(Arc::new(recipe))))
             })
             .collect();
         let nodes = || results.iter().flatten().map(Managed::node);
@@ -233,8 +244,10 @@ impl<B: Backend> Call<B> {
         Results::many(results)
     }
 
-    /// One of several results. Its cost is 0: the operation's node has the cost of all.
-    fn enter_part(&self, mut part: Value<B>, recipe: Option<Box<dyn Recipe<B>>>) -> Managed<B> {
+    /// One of several results, with a number of its own, by which traces tell it from the others. Its cost is 0: the operation's node has the
+    /// cost of all.
+    fn enter_part(&mut self, mut part: Value<B>, recipe: Option<Arc<dyn Recipe<B>>>) -> Managed<B> {
+        self.op_context.number = clock::tick();
         self.enter(self.node(&mut part, recipe, |_, _| 0.0))
     }
 
@@ -244,7 +257,7 @@ impl<B: Backend> Call<B> {
         device: Device<B>,
         memory: Arc<MemoryStats>,
         cost_ns: f32,
-        recipe: Box<dyn Recipe<B>>,
+        recipe: Arc<dyn Recipe<B>>,
     ) -> Source<B> {
         let (op, id) = (self.op, self.op_context.number);
         let mut meta = TensorMeta::new(op, id, Shape::new([]), DType::U8, device, memory);
@@ -279,10 +292,10 @@ impl<B: Backend> Call<B> {
 
     /// Reports the operation's cost and its result's size to the budget.
     fn computed(&self, memory: &MemoryStats, cost_ns: f32, bytes: u64) {
-        if let (Some(limit), Some(cost)) = (memory.limit(), &self.operands.cost) {
-            limit.computed(cost.key(), cost_ns);
+        if let (Some(budget), Some(cost)) = (memory.budget(), &self.operands.cost) {
+            budget.computed(cost.key(), cost_ns);
             if cost.expected != Some(bytes) {
-                limit.expect(cost.key(), bytes);
+                budget.expect(cost.key(), bytes);
             }
         }
     }
@@ -353,7 +366,7 @@ impl<B: Backend> Call<B> {
     fn node(
         &self,
         value: &mut Value<B>,
-        mut recipe: Option<Box<dyn Recipe<B>>>,
+        mut recipe: Option<Arc<dyn Recipe<B>>>,
         cost_ns: impl FnOnce(usize, u64) -> f32,
     ) -> Arc<Node<B>> {
         if recipe.is_some() && self.is_kept(value) {
@@ -381,13 +394,13 @@ impl<B: Backend> Call<B> {
         if self.op_context.region.is_some() {
             context::enlist(weak(), meta.own_bytes());
         }
-        if let Some(limit) = meta.memory.limit()
+        if let Some(budget) = meta.memory.budget()
             && !meta.is_delivered
         {
             if let Some(owner) = &meta.group {
                 owner.node().state().add_view(&node);
             }
-            let place = limit.register(weak());
+            let place = budget.register(weak());
             meta.place.store(place, Ordering::Relaxed);
         }
         Managed::first(Source::new(node))

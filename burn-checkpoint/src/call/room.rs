@@ -1,8 +1,11 @@
 //! The room that a new tensor needs, known before the operation runs.
 
+use std::sync::Arc;
+
 use burn_backend::{DType, DeviceId, DeviceOps, Shape, TensorData};
 
 use crate::context;
+use crate::memory::MemoryStats;
 use crate::op::OpInfo;
 
 /// The size of the result of an operation without operands, computed from its arguments.
@@ -50,10 +53,10 @@ impl Room {
         self.elements == 1
     }
 
-    /// Makes this room, if an argument named the device.
-    pub fn make(&self, op: &'static OpInfo) {
-        if let Some(device) = self.device {
-            context::memory_on(device).make_room(op.name, self.bytes());
-        }
+    /// Makes this room, if an argument named the device. Returns its counters.
+    pub fn make(&self, op: &'static OpInfo) -> Option<Arc<MemoryStats>> {
+        let memory = context::memory_on(self.device?);
+        memory.make_room(op.name, self.bytes());
+        Some(memory)
     }
 }

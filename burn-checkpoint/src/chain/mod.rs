@@ -79,7 +79,7 @@ fn run<Block, T: Outputs>(
     forward: &impl Fn(&Block, T) -> T,
 ) -> T {
     for node in nodes {
-        let (own, rest) = blocks.split_at(node.len());
+        let (own, rest) = blocks.split_at(node.blocks());
         x = match (node, own) {
             (_, []) => x,
             (Node::Block, own) => forward(&own[0], x),

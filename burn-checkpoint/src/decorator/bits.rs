@@ -7,6 +7,7 @@ use burn_backend::{
     TensorMetadata,
 };
 
+use crate::again::again;
 use crate::call::{self, Call};
 use crate::context;
 use crate::handle::Handle;
@@ -43,12 +44,13 @@ pub(super) fn draw<B: Backend>(
     let packed = packed_dtype::<B>(device);
     let bytes =
         elements * DType::from(dtype).size() + elements.div_ceil(BITS) * DType::from(packed).size();
-    context::memory_on(device.id()).make_room(DRAW.name, bytes as u64);
+    let memory = context::memory_on(device.id());
+    memory.make_room(DRAW.name, bytes as u64);
     // Drawing and packing are retried apart: a retry of the packing must not draw again.
     let draw = || B::float_random(shape.clone(), distribution, device, dtype);
-    let numbers = context::or_again(DRAW, draw);
+    let numbers = again(&memory, DRAW, draw, draw);
     let pack = || Value::Int(pack::<B>(numbers.clone(), packed, device));
-    let bits = context::or_again(DRAW, pack);
+    let bits = again(&memory, DRAW, pack, pack);
     // Two handles until the end: an operand without other references would be given up for its result.
     let bits = Handle::<B, Int>::Managed(call::fixed::<B>(DRAW, bits).expect());
     let handles = (bits.clone(), bits);

@@ -5,6 +5,8 @@
 //! node. So is a row whose operands are all [delivered](crate::delivered()), anywhere.
 #![deny(clippy::missing_trait_methods)]
 
+use std::sync::Arc;
+
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_decorator::kind_type;
 use burn_decorator::types::*;
@@ -13,6 +15,7 @@ use super::backend::Remat;
 use super::bits;
 use super::operands::{Delivered, by_form, delivered, inner, load, room, save, see, show};
 use super::results::{handles, plain, value};
+use crate::again::again;
 use crate::call::{self, Call};
 use crate::handle::{Handle, Managed};
 use crate::kind::Value;
@@ -67,62 +70,59 @@ macro_rules! managed {
             const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::Fixed, stringify!($trait));
             let mut room = call::Room::default();
             $(room!($kind $arg, room);)*
-            room.make(OP);
-            let value = if context::retrying().is_none() {
-                value!($ret B::$op($(by_form!(inner $kind $arg)),*))
-            } else {
-                let saved = ($(by_form!(save $kind $arg),)*);
-                context::or_again(OP, || {
-                    let ($($arg,)*) = &saved;
-                    value!($ret B::$op($(by_form!(load $kind $arg)),*))
-                })
+            let memory = room.make(OP).filter(|memory| memory.retries());
+            let value = match memory {
+                None => value!($ret B::$op($(by_form!(inner $kind $arg)),*)),
+                Some(memory) => {
+                    let saved = ($(by_form!(save $kind $arg),)*);
+                    let run = || {
+                        let ($($arg,)*) = &saved;
+                        value!($ret B::$op($(by_form!(load $kind $arg)),*))
+                    };
+                    again(&memory, OP, run, run)
+                }
             };
             let mut results = call::fixed::<B>(OP, value);
             return handles!($ret results);
         }
     };
     ($trait:ident new $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
+        const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::New, stringify!($trait));
         if context::records() {
-            const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::New, stringify!($trait));
-            return apart(move || {
+            recorded!($op($($arg: $kind),*) -> $ret, call, recipe => {
                 let mut room = call::Room::default();
                 $(room!($kind $arg, room);)*
-                let saved = ($(by_form!(save $kind $arg),)*);
-                let mut recipe = operation::<B, _>(move |visit| {
-                    if visit.is_some() {
-                        return Value::Absent;
-                    }
-                    let ($($arg,)*) = &saved;
-                    value!($ret B::$op($(by_form!(load $kind $arg)),*))
-                });
-                let mut call = Call::<B>::new(OP);
                 call.begin_new(room, &mut recipe);
-                let mut value = call.run(&recipe, move || value!($ret B::$op($(by_form!(inner $kind $arg)),*)));
-                let mut results = call.finish(&mut value, &mut recipe);
-                handles!($ret results)
             });
         }
     };
     ($trait:ident $work:ident $op:ident($($arg:ident: $kind:tt),*) -> $ret:tt) => {
         const OP: &OpInfo = &OpInfo::new(stringify!($op), Work::of(stringify!($work)), stringify!($trait));
         if context::records() || OP.work.passes_delivery() && delivered!($($kind $arg),*) {
-            return apart(move || {
-                let saved = ($(by_form!(save $kind $arg),)*);
-                let mut recipe = operation::<B, _>(move |visit| {
-                    let ($($arg,)*) = &saved;
-                    if let Some(visit) = visit {
-                        $(by_form!(show $kind $arg, &mut *visit);)*
-                        return Value::Absent;
-                    }
-                    value!($ret B::$op($(by_form!(load $kind $arg)),*))
-                });
-                let mut call = Call::<B>::new(OP);
-                call.begin(&mut recipe);
-                let mut value = call.run(&recipe, move || value!($ret B::$op($(by_form!(inner $kind $arg)),*)));
-                let mut results = call.finish(&mut value, &mut recipe);
-                handles!($ret results)
-            });
+            recorded!($op($($arg: $kind),*) -> $ret, call, recipe => call.begin(&mut recipe));
         }
+    };
+}
+
+/// Records the operation `OP`, which begins by `$begin`.
+macro_rules! recorded {
+    ($op:ident($($arg:ident: $kind:tt),*) -> $ret:tt, $call:ident, $recipe:ident => $begin:expr) => {
+        return apart(move || {
+            let saved = ($(by_form!(save $kind $arg),)*);
+            let mut $recipe = operation::<B, _>(move |visit| {
+                let ($($arg,)*) = &saved;
+                if let Some(visit) = visit {
+                    $(by_form!(show $kind $arg, &mut *visit);)*
+                    return Value::Absent;
+                }
+                value!($ret B::$op($(by_form!(load $kind $arg)),*))
+            });
+            let mut $call = Call::<B>::new(OP);
+            $begin;
+            let mut value = $call.run(&$recipe, move || value!($ret B::$op($(by_form!(inner $kind $arg)),*)));
+            let mut results = $call.finish(&mut value, &mut $recipe);
+            handles!($ret results)
+        })
     };
 }
 
@@ -144,7 +144,7 @@ macro_rules! on_use {
                         let ($($arg,)*) = &saved;
                         value!($ret B::$op($x $(, load!($plain $arg))*))
                     });
-                    Handle::Managed(call::derived(OP, $promised, Box::new(recipe)))
+                    Handle::Managed(call::derived(OP, $promised, Arc::new(recipe)))
                 });
             }
             managed!($trait $work $op($x: $kind $(, $arg: $plain)*) -> $ret);

@@ -1,20 +1,18 @@
 //! A plan: scopes in scopes.
 
-use std::fmt::{self, Display, Formatter};
-
 use serde::{Deserialize, Serialize};
 
 use super::PlanError;
 
 /// Which consecutive blocks of a chain run in a `checkpoint` scope together, and which scopes are in which.
 ///
-/// By serde a plan is the list of its blocks' numbers, in which a list is a scope; `{}` writes it shorter:
+/// By serde a plan is the list of its blocks' numbers, in which a list is a scope:
 ///
 /// ```
 /// use burn_checkpoint::plan::Plan;
 ///
 /// let plan: Plan = serde_json::from_str("[0, 1, 2, [3, 4], [5, [6], 7], 8]")?;
-/// assert_eq!(plan.to_string(), "0-2 [3 4] [5 [6] 7] 8");
+/// assert_eq!(plan.blocks(), 9);
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -34,16 +32,11 @@ pub enum Node {
 
 impl Node {
     /// Number of blocks.
-    pub fn len(&self) -> usize {
+    pub fn blocks(&self) -> usize {
         match self {
             Self::Block => 1,
-            Self::Scope(nodes) => nodes.iter().map(Self::len).sum(),
+            Self::Scope(nodes) => nodes.iter().map(Self::blocks).sum(),
         }
-    }
-
-    /// Whether it is a scope, or scopes, around nothing.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 
@@ -88,18 +81,13 @@ impl Plan {
     }
 
     /// Number of blocks.
-    pub fn len(&self) -> usize {
-        self.nodes.iter().map(Node::len).sum()
-    }
-
-    /// Whether it is for no blocks.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    pub fn blocks(&self) -> usize {
+        self.nodes.iter().map(Node::blocks).sum()
     }
 
     /// Checks that the plan is for a chain of so many blocks.
     pub(crate) fn check(&self, blocks: usize) -> Result<(), PlanError> {
-        match self.len() {
+        match self.blocks() {
             planned if planned == blocks => Ok(()),
             planned => Err(PlanError::Length { planned, blocks }),
         }
@@ -150,27 +138,4 @@ impl TryFrom<Vec<Item>> for Plan {
         }
         nodes(items, &mut 0).map(Self::new)
     }
-}
-
-impl Display for Plan {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(&text(&self.nodes, &mut 0))
-    }
-}
-
-fn text(nodes: &[Node], next: &mut usize) -> String {
-    let same = |a: &Node, b: &Node| *a == Node::Block && *b == Node::Block;
-    let words = nodes.chunk_by(same).map(|run| match run {
-        [Node::Scope(inner)] => format!("[{}]", text(inner, next)),
-        blocks => {
-            let first = *next;
-            *next += blocks.len();
-            match blocks.len() {
-                1 => first.to_string(),
-                2 => format!("{first} {}", first + 1),
-                _ => format!("{first}-{}", *next - 1),
-            }
-        }
-    });
-    words.collect::<Vec<_>>().join(" ")
 }

@@ -22,7 +22,15 @@ use super::{Node, Plan, PlanError, Profile};
 /// ```
 /// use burn_checkpoint::plan::{BlockProfile, Plan, Profile, plan, simulate};
 ///
-/// let block = BlockProfile::new(1 << 20, 8 << 20, 3_000, 6_000);
+/// let block = BlockProfile {
+///     output_bytes: 1 << 20,
+///     tape_bytes: 8 << 20,
+///     backward_peak_bytes: 9 << 20,
+///     forward_ns: 3_000,
+///     replay_ns: 3_000,
+///     backward_ns: 6_000,
+///     ..BlockProfile::default()
+/// };
 /// let profile = Profile { blocks: vec![block; 24], ..Profile::default() };
 ///
 /// let plain = simulate(&profile, &Plan::plain(24))?;
@@ -45,7 +53,7 @@ pub fn plan(profile: &Profile, limit_bytes: u64) -> Result<Plan, PlanError> {
         Some(Plan::new(table.nodes(0, chain.tail(), point.need_bytes)))
     });
     fastest.ok_or_else(|| PlanError::DoesNotFit {
-        blocks: profile.len(),
+        blocks: profile.blocks.len(),
         limit_bytes,
         least_bytes: least_bytes(profile, &chain),
     })

@@ -24,7 +24,7 @@ pub struct Simulation {
 ///
 /// [`PlanError::Length`] if the plan is for another number of blocks.
 pub fn simulate(profile: &Profile, plan: &Plan) -> Result<Simulation, PlanError> {
-    plan.check(profile.len())?;
+    plan.check(profile.blocks.len())?;
     let chain = Chain::new(profile);
     let mut step = Step {
         chain: &chain,
@@ -56,11 +56,11 @@ impl Step<'_> {
     /// Runs nodes, of which the first begins with block `first` and the last is a block, from a forward pass over them, the last one
     /// being brought back rather than run, to their backward passes. So many bytes are live before.
     fn run(&mut self, nodes: Vec<&Node>, mut first: usize, mut live_bytes: u64) {
-        let blocks: usize = nodes.iter().map(|node| node.len()).sum();
+        let blocks: usize = nodes.iter().map(|node| node.blocks()).sum();
         let last = first + blocks - 1;
         for node in &nodes[..nodes.len() - 1] {
             let mut begins = self.chain.begins(first, last);
-            let begin = match (node, node.len()) {
+            let begin = match (node, node.blocks()) {
                 (_, 0) => continue,
                 (Node::Block, _) => begins.next(),
                 (Node::Scope(_), blocks) => begins.nth(blocks),

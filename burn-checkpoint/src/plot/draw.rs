@@ -228,7 +228,7 @@ fn draw_band(
     let top = layout.bands_top as i32 + band.depth as i32 * height;
     let (left, right) = (across(band.begin), across(band.end));
     let right = right.max(left + 2);
-    let color = SCOPES[band.scope as usize % SCOPES.len()];
+    let color = SCOPES[band.scope % SCOPES.len()];
     let corners = [(left, top + 1), (right - 1, top + height - 2)];
     area.draw(&Rectangle::new(corners, band_style(band.pass, color)))?;
 

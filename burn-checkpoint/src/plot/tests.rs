@@ -34,10 +34,7 @@ struct Program {
 
 impl Program {
     fn push(&mut self, kind: EventKind, bytes: u64) {
-        let device = !matches!(
-            kind,
-            EventKind::ScopeBegin { .. } | EventKind::ScopeEnd { .. }
-        );
+        let device = !matches!(kind, EventKind::ScopeBegin { .. } | EventKind::ScopeEnd);
         self.events.push(Event {
             at: Duration::from_micros(250 * self.events.len() as u64),
             kind,
@@ -70,14 +67,13 @@ impl Program {
         self.push(EventKind::Replay(traced(node), Duration::ZERO), bytes);
     }
 
-    fn begin(&mut self, scope: u64, label: &str) {
+    fn begin(&mut self, label: &str) {
         let label = label.to_owned();
-        self.push(EventKind::ScopeBegin { scope, label }, 0);
+        self.push(EventKind::ScopeBegin { label }, 0);
     }
 
-    fn end(&mut self, scope: u64, label: &str) {
-        let label = label.to_owned();
-        self.push(EventKind::ScopeEnd { scope, label }, 0);
+    fn end(&mut self) {
+        self.push(EventKind::ScopeEnd, 0);
     }
 }
 
@@ -174,14 +170,14 @@ fn nothing_recorded_is_an_empty_picture() {
 #[test]
 fn scopes_are_bands_forward_and_where_they_are_replayed() {
     let mut program = Program::default();
-    program.begin(7, "outer");
-    program.begin(8, "inner");
+    program.begin("outer");
+    program.begin("inner");
     let inner = program.alloc(5);
     program.evict(inner, 5);
-    program.end(8, "inner");
+    program.end();
     let outer = program.alloc(3);
     program.evict(outer, 3);
-    program.end(7, "outer");
+    program.end();
     program.replay(outer, 3);
     program.replay(inner, 5);
     program.free(inner, 5);
@@ -196,10 +192,10 @@ fn scopes_are_bands_forward_and_where_they_are_replayed() {
         pass,
     };
     let expected = [
-        band(0, 7, "outer", 0.0, 7.0, Pass::Forward),
-        band(1, 8, "inner", 1.0, 4.0, Pass::Forward),
-        band(0, 7, "outer", 8.0, 9.0, Pass::Replay),
-        band(1, 8, "inner", 9.0, 9.0, Pass::Replay),
+        band(0, 0, "outer", 0.0, 7.0, Pass::Forward),
+        band(1, 1, "inner", 1.0, 4.0, Pass::Forward),
+        band(0, 0, "outer", 8.0, 9.0, Pass::Replay),
+        band(1, 1, "inner", 9.0, 9.0, Pass::Replay),
     ];
     assert_eq!(timeline.bands, expected);
     assert_eq!(timeline.depth(), 2);
@@ -210,23 +206,6 @@ fn scopes_are_bands_forward_and_where_they_are_replayed() {
         .map(|row| (row.name, row.bytes, row.at.len()))
         .collect();
     assert_eq!(movements, [("evicted", 8, 2), ("replayed", 8, 2)]);
-}
-
-#[test]
-fn a_scope_that_a_panic_left_open_ends_with_the_one_around_it() {
-    let mut program = Program::default();
-    program.begin(0, "outer");
-    program.begin(1, "inner");
-    program.end(0, "outer");
-    program.begin(2, "open");
-    program.alloc(1);
-    let timeline = Timeline::new(&program.events);
-    let ends: Vec<_> = timeline
-        .bands
-        .iter()
-        .map(|band| (band.depth, band.end))
-        .collect();
-    assert_eq!(ends, [(0, 2.0), (1, 2.0), (0, 4.0)]);
 }
 
 #[test]

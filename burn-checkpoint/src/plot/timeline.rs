@@ -27,8 +27,8 @@ pub(super) type Point = (f64, u64);
 pub(super) struct Band {
     /// How many scopes are around it.
     pub depth: usize,
-    /// Number of the scope.
-    pub scope: u64,
+    /// The index of the scope's band in forward.
+    pub scope: usize,
     pub label: String,
     pub begin: f64,
     pub end: f64,
@@ -120,7 +120,7 @@ impl Timeline {
     }
 }
 
-/// The bands so far. A scope is known by the index of its band in forward.
+/// The bands so far.
 #[derive(Default)]
 struct Scopes {
     bands: Vec<Band>,
@@ -135,25 +135,21 @@ struct Scopes {
 impl Scopes {
     fn read(&mut self, kind: &EventKind, at: f64) {
         match kind {
-            EventKind::ScopeBegin { scope, label } => {
-                let (depth, label) = (self.open.len(), label.clone());
-                self.open.push(self.bands.len());
+            EventKind::ScopeBegin { label } => {
+                let (depth, scope, label) = (self.open.len(), self.bands.len(), label.clone());
+                self.open.push(scope);
                 self.bands.push(Band {
                     depth,
-                    scope: *scope,
+                    scope,
                     label,
                     begin: at,
                     end: at,
                     pass: Pass::Forward,
                 });
             }
-            EventKind::ScopeEnd { scope, .. } => {
-                // A panic may have left inner scopes open.
-                while let Some(open) = self.open.pop() {
+            EventKind::ScopeEnd => {
+                if let Some(open) = self.open.pop() {
                     self.bands[open].end = at;
-                    if self.bands[open].scope == *scope {
-                        break;
-                    }
                 }
             }
             EventKind::Alloc(traced, _) if !self.open.is_empty() => {
@@ -170,11 +166,10 @@ impl Scopes {
         let path = self.made_in.get(&node).map_or(&[][..], Vec::as_slice);
         replays.resize(replays.len().max(path.len()), None);
         for (depth, last) in replays.iter_mut().enumerate() {
-            let Some(forward) = path.get(depth) else {
+            let Some(&scope) = path.get(depth) else {
                 *last = None;
                 continue;
             };
-            let scope = bands[*forward].scope;
             match *last {
                 Some(band) if bands[band].scope == scope => bands[band].end = at,
                 _ => {
@@ -182,7 +177,7 @@ impl Scopes {
                     bands.push(Band {
                         depth,
                         scope,
-                        label: bands[*forward].label.clone(),
+                        label: bands[scope].label.clone(),
                         begin: at,
                         end: at,
                         pass: Pass::Replay,

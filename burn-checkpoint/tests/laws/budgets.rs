@@ -6,7 +6,7 @@ use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{Distribution, Tensor};
+use burn::tensor::{DType, Distribution, Tensor};
 use burn_autodiff::checkpoint::strategy::BalancedCheckpointing;
 use burn_checkpoint::trace::{EventKind, Traced, record};
 use burn_checkpoint::{
@@ -349,6 +349,19 @@ fn random_numbers_count() {
     assert_eq!(budget.live_bytes(), 3 * 256);
     assert_eq!(y.into_data(), x.sin().into_data());
     drop(others);
+}
+
+/// The first time, a result is taken to be as large as the largest operand.
+#[test]
+fn a_limit_is_kept_in_the_first_step_whatever_the_type() {
+    for dtype in [DType::F16, DType::F32, DType::F64] {
+        let bytes = 64 * dtype.size() as u64;
+        let x = Tensor::<Remat<Flex>, 1>::ones([64], (&Default::default(), dtype));
+        let budget = MemoryBudget::bytes(5 * bytes / 2).install();
+        let held = (x.clone().cos(), x.clone().sin(), x.exp());
+        assert_eq!(budget.peak_bytes(), 2 * bytes, "{dtype:?}");
+        drop(held);
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use burn::tensor::{Distribution, TensorData};
 use burn_checkpoint::{MemoryBudget, Remat, RematStats, Verify, checkpoint};
 
 use crate::models::generator;
+use crate::probe::{Probe, watched};
 use crate::twin::{Twin, TwinDevice};
 
 type B = Remat<Twin>;
@@ -92,6 +93,31 @@ fn room_for_what_moves() {
     assert_eq!(there[0].device(), SECOND);
     assert_eq!(there[0].to_data(), x.to_data());
     drop((here, there));
+}
+
+/// An operation for which a device has no memory evicts there, whichever device was met last: with operands, without, with random numbers.
+#[test]
+fn room_is_made_on_the_device_that_has_no_memory() {
+    type Probed = Remat<Probe<Twin>>;
+    let one = |device| Tensor::<Probed, 1>::ones([64], device);
+    let _one = generator();
+    for full in ["float_exp", "float_zeros", "float_random"] {
+        let _budget = MemoryBudget::bytes(1 << 40).retrying().install();
+        let here: Vec<_> = (0..8).map(|_| one(&FIRST).cos()).collect();
+        let there: Vec<_> = (0..8).map(|_| one(&SECOND).cos()).collect();
+        let is_full = move |op| {
+            let live = of(&FIRST).live_bytes;
+            assert!(op != full || live < 6 * BYTES, "out of memory in {op}");
+        };
+        let result = watched(is_full, || match full {
+            "float_exp" => here[0].clone().exp(),
+            "float_zeros" => Tensor::zeros([64], &FIRST),
+            _ => Tensor::random([64], Distribution::Default, &FIRST),
+        });
+        assert_eq!(result.device(), FIRST);
+        assert_eq!(of(&SECOND).evicted_operations, 0, "{full}");
+        assert_eq!(here[7].to_data(), there[7].to_data());
+    }
 }
 
 /// What verify mode brings back to compare is in no peak, on whichever device: neither in the counters nor in what a fraction

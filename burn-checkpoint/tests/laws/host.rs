@@ -110,7 +110,7 @@ fn a_tensor_whose_upload_panicked_is_there_at_the_next_use() {
 #[test]
 fn what_cannot_be_read_is_computed_once_more() {
     let plain = plain(3);
-    for reads in [Reads::Later, Reads::LaterNever] {
+    for reads in [Reads::Later, Reads::LaterNever, Reads::LaterPanic] {
         RematStats::reset_thread();
         let found = with_transfers(reads, Writes::Right, || {
             chain::<B>(&Policy::Offload, 3, |loss| {
@@ -120,19 +120,9 @@ fn what_cannot_be_read_is_computed_once_more() {
         assert!(found == plain, "{reads:?}");
         let stats = RematStats::of_thread();
         let replays = stats.replayed_operations > 0;
-        assert_eq!(replays, reads == Reads::LaterNever, "{stats:?}");
+        assert_eq!(replays, reads != Reads::Later, "{stats:?}");
         assert_eq!(stats.live_bytes, 0, "{reads:?}");
     }
-    // The panic arrives, and what it was about is computed once more at the next use.
-    let x = input::<B>();
-    let mut kept = None;
-    with_transfers(Reads::LaterPanic, Writes::Right, || {
-        checkpoint_with(Policy::Offload, || kept = Some(x.clone().matmul(x.clone())));
-    });
-    let kept = kept.expect("made in the scope");
-    let panic = catch_unwind(AssertUnwindSafe(|| kept.clone().into_data()));
-    assert_eq!(message(panic.expect_err("a panic")), "the driver panicked");
-    assert_eq!(kept.into_data(), x.clone().matmul(x).into_data());
 }
 
 /// Random numbers cannot be computed again: their loss is said at each use, and harms nothing else.

@@ -143,3 +143,44 @@ fn a_trace_is_json_whose_slices_are_nested() {
     let labels: Vec<_> = labels.filter_map(|entry| entry["name"].as_str()).collect();
     assert_eq!(labels, ["first", "the \"second\""]);
 }
+
+/// A scope that a panic leaves is over in its trace too.
+#[test]
+fn a_scope_that_panicked_is_not_around_what_follows() {
+    let recording = trace::record();
+    let x = Tensor::<B, 1>::ones([1024], &Default::default());
+    let fails = || checkpoint_labelled::<()>("first", Policy::Keep, || panic!("in a scope"));
+    assert!(std::panic::catch_unwind(fails).is_err());
+    let y = checkpoint_labelled("second", Policy::Keep, || x.exp());
+    let events = recording.finish();
+    let snapshot = Snapshot::at_end(&events).expect("there were tensors");
+    assert_eq!(snapshot.holders[0].owner, "second/float_exp");
+    let json: Value = serde_json::from_str(&chrome_trace(&events)).expect("JSON");
+    let entries = json["traceEvents"].as_array().expect("a list");
+    let of = |phase: &str| entries.iter().filter(|entry| entry["ph"] == phase).count();
+    assert_eq!((of("B"), of("E")), (2, 2));
+    drop(y);
+}
+
+/// One of several results of an operation goes alone.
+#[test]
+fn results_of_one_operation_are_held_apart() {
+    use burn::tensor::module::max_pool2d_with_indices;
+    let _all = MemoryBudget::bytes(u64::MAX).install();
+    let recording = trace::record();
+    let x = Tensor::<B, 4>::ones([1, 1, 32, 32], &Default::default());
+    let (y, indices) = max_pool2d_with_indices(x, [2, 2], [2, 2], [0, 0], [1, 1], false);
+    drop(indices);
+    let snapshot = Snapshot::at_end(&recording.finish()).expect("there were tensors");
+    let held = snapshot
+        .holders
+        .iter()
+        .map(|held| (&*held.owner, held.bytes));
+    let held: Vec<_> = held.collect();
+    assert_eq!(
+        held,
+        [("max_pool2d_with_indices", 16 * 16 * 4)],
+        "{snapshot}"
+    );
+    drop(y);
+}

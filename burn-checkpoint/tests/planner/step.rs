@@ -4,7 +4,7 @@ use burn_checkpoint::plan::{BlockProfile, Node, Plan, Profile, Simulation};
 
 /// What the step takes.
 pub fn of(profile: &Profile, plan: &Plan) -> Simulation {
-    let mut gradients_before = vec![profile.tail.gradient_bytes; profile.len() + 1];
+    let mut gradients_before = vec![profile.tail.gradient_bytes; profile.blocks.len() + 1];
     for (block, profile) in profile.blocks.iter().enumerate().rev() {
         gradients_before[block] = gradients_before[block + 1] + profile.gradient_bytes;
     }
@@ -21,7 +21,7 @@ pub fn of(profile: &Profile, plan: &Plan) -> Simulation {
     step.backward(&parts.iter().collect::<Vec<_>>(), profile.base_bytes);
     Simulation {
         peak_bytes: step.peak_bytes,
-        time_ns: profile.plain_ns() + step.replay_ns,
+        time_ns: plain_ns(profile) + step.replay_ns,
         replayed: step.replayed,
     }
 }
@@ -171,4 +171,10 @@ fn open_last(inner: &[Part]) -> Vec<&Part> {
         parts.extend(inner);
     }
     parts
+}
+
+/// Time of a step in which every block runs forward and backward once.
+pub fn plain_ns(profile: &Profile) -> u64 {
+    let time = |block: &BlockProfile| block.forward_ns + block.backward_ns;
+    profile.blocks.iter().map(time).sum()
 }
