@@ -118,21 +118,26 @@ impl MicroBatchSearch {
     /// [`FindError::InvalidValue`].
     pub fn validate(&self) -> Result<(), FindError> {
         at_least_one("effective_batch", self.effective_batch)?;
-        if self.limit_bytes == 0 {
-            return Err(FindError::InvalidValue {
-                name: "limit_bytes",
-                value: 0.0,
-                expected: "at least 1",
-            });
-        }
-        if !(0.0..1.0).contains(&self.margin) {
-            return Err(FindError::InvalidValue {
-                name: "margin",
-                value: self.margin,
-                expected: "at least 0 and below 1",
-            });
-        }
-        Ok(())
+        let start = self.start.map_or(1, |start| start.micro_batch);
+        let wrong = if self.limit_bytes == 0 {
+            ("limit_bytes", 0.0, "at least 1")
+        } else if !(0.0..1.0).contains(&self.margin) {
+            ("margin", self.margin, "at least 0 and below 1")
+        } else if !(1..=self.effective_batch).contains(&start) {
+            (
+                "start.micro_batch",
+                start as f64,
+                "at least 1 and at most the effective batch",
+            )
+        } else {
+            return Ok(());
+        };
+        let (name, value, expected) = wrong;
+        Err(FindError::InvalidValue {
+            name,
+            value,
+            expected,
+        })
     }
 
     /// What a trial may use: the limit without the margin.

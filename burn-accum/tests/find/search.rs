@@ -193,6 +193,17 @@ fn a_wrong_estimate_costs_trials_only() {
     }
 }
 
+/// Each step down by the estimate's bytes per item would be a hundredth of what is needed.
+#[test]
+fn an_estimate_without_the_fixed_part_costs_trials_only() {
+    let search_from = any_size(1000, 51_010).with_margin(0.0);
+    let guided = search_from.starting_at(|size| 1010 + 100 * size as u64);
+    assert_eq!(guided.start.unwrap().micro_batch, 500);
+    let found = search(guided, usize::MAX, |size| 51_000 + size as u64).unwrap();
+    assert_eq!(found.partition.micro_batch(), 10);
+    assert!(found.trials.len() <= 16, "{:?}", sizes(&found));
+}
+
 #[test]
 fn a_limit_below_one_item_names_what_is_needed() {
     let error = search(any_size(8, 1000), usize::MAX, |size| 990 + 10 * size as u64);
