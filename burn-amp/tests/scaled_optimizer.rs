@@ -287,7 +287,8 @@ fn a_scale_can_be_set() {
     let scaler = GradScaler::default();
     scaler.set_scale(512.0).unwrap();
     assert_eq!(scaler.scale(), 512.0);
-    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+    let subnormal = f32::MIN_POSITIVE / 4.0; // its inverse is infinite
+    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY, subnormal] {
         let error = scaler.set_scale(scale).unwrap_err().to_string();
         assert!(error.contains("scale = "), "{error}");
     }

@@ -123,7 +123,7 @@ impl GradScalerConfig {
 }
 
 /// Subnormal scales are refused too: their inverses overflow.
-fn positive(scale: f32) -> bool {
+pub(super) fn positive(scale: f32) -> bool {
     scale.is_normal() && scale > 0.0
 }
 

@@ -8,7 +8,7 @@ use burn_decorator::ranks;
 use parking_lot::MutexGuard;
 
 use super::{
-    config::{Detection, GradScalerConfig},
+    config::{Detection, GradScalerConfig, positive},
     overflow::Overflow,
     registry,
     state::{Shared, State},
@@ -128,7 +128,7 @@ impl GradScaler {
     ///
     /// [`AmpError::InvalidScalerConfig`] unless `scale` is finite and above 0.
     pub fn set_scale(&self, scale: f32) -> Result<(), AmpError> {
-        if !scale.is_finite() || scale <= 0.0 {
+        if !positive(scale) {
             return Err(AmpError::InvalidScalerConfig {
                 field: "scale",
                 value: scale.to_string(),
