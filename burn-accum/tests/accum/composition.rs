@@ -2,13 +2,18 @@
 
 use burn::{
     lr_scheduler::{LrScheduler, linear::LinearLrSchedulerConfig},
-    optim::{AdamWConfig, Optimizer},
+    optim::{AdamWConfig, GradientsParams, MultiGradientsParams, Optimizer, SgdConfig},
+    prelude::DeviceOps,
     record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder},
 };
-use burn_accum::{AccumConfig, ClipGlobalNorm, MultiSteps, NonFinite, PerUpdate, flush_request};
+use burn_accum::{
+    AccumConfig, ClipGlobalNorm, Counted, MultiSteps, NonFinite, PerUpdate, flush_request,
+};
 use burn_amp::{Detection, GradScaler, GradScalerConfig, ScaledOptimizer};
+use burn_flex::FlexDevice;
 
-use crate::support::{B, Net, gradients, net, panic_of, state, values};
+use crate::support::{B, Batch, Net, gradients, net, panic_of, state, values};
+use crate::tokens::Slotted;
 
 fn adamw() -> impl Optimizer<Net<B>, B> {
     ClipGlobalNorm::new(AdamWConfig::new().init::<B, Net<B>>(), 1.0).unwrap()
@@ -107,6 +112,45 @@ fn a_scaler_that_would_never_see_an_overflow_is_refused() {
     let clipped = ClipGlobalNorm::new(scaler.wrap(adamw()), 1.0).unwrap();
     let mut optimizer = MultiSteps::new(clipped, AccumConfig::mean(3)).unwrap();
     panic_of(|| optimizer.step(0.1, net.clone(), gradients(&net, 0, &[], &[])));
+}
+
+/// The scaler leaves it to the `MultiSteps` to add up the devices' gradients: their sum would be one micro-batch.
+#[test]
+fn a_scaler_outside_leaves_the_devices_micro_batches_apart() {
+    fn train(
+        mut optimizer: impl Optimizer<Slotted<B>, B>,
+        start: &Slotted<B>,
+        counted: bool,
+    ) -> Vec<Vec<u32>> {
+        let mut model = start.clone();
+        for step in 0..2 {
+            let mut multi = MultiGradientsParams::default();
+            for part in 0..2 {
+                let rows = 4 * step + 2 * part;
+                let batch = Batch::rows(rows, rows + 2 + part);
+                let loss = model.net.loss(&batch);
+                let gradients = match counted {
+                    true => Counted::mean(loss, batch.len()).backward(&model),
+                    false => GradientsParams::from_grads(loss.backward(), &model),
+                };
+                multi.grads.push((gradients, FlexDevice.to_id()));
+            }
+            model = optimizer.step_multi(0.1, model, multi);
+        }
+        values(&model.net)
+    }
+    let start = Slotted::new();
+    for detection in [Detection::Sync, Detection::Deferred] {
+        for (config, counted) in [
+            (AccumConfig::mean(2), false),
+            (AccumConfig::tokens(2), true),
+        ] {
+            let windows = || MultiSteps::new(SgdConfig::new().init(), config).unwrap();
+            let scaled = scaler(detection).wrap(windows());
+            let scaled = train(scaled, &start, counted);
+            assert_eq!(scaled, train(windows(), &start, counted), "{config:?}");
+        }
+    }
 }
 
 #[test]

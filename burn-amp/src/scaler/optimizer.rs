@@ -122,7 +122,7 @@ impl<O> ScaledOptimizer<O> {
         }
     }
 
-    fn advance<B, M>(&mut self, lr: LearningRate, module: M, gradients: StepGradients) -> M
+    fn advance<B, M>(&mut self, lr: LearningRate, module: M, mut gradients: StepGradients) -> M
     where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
@@ -137,6 +137,10 @@ impl<O> ScaledOptimizer<O> {
             None => message::describe(|| self.inner.step(lr, module, GradientsParams::new())),
         };
         self.inside = Some(inside);
+        // An accumulation counts the devices' micro-batches.
+        if !inside.checks {
+            gradients.merge::<B, M>(&module);
+        }
         // Other ranks' gradients are waited for in any case.
         let deferred = self.scaler.state().detection == Detection::Deferred && !inside.ranks;
         let probe = match (inside.checks, deferred) {
@@ -299,8 +303,7 @@ where
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
         autocast::<Off, _>(|| {
             if self.scaler.state().is_enabled() {
-                let gradients = StepGradients::merge::<B, M>(grads, &module);
-                self.advance(lr, module, gradients)
+                self.advance(lr, module, StepGradients::Several(grads))
             } else {
                 self.inner.step_multi(lr, module, grads)
             }
