@@ -74,25 +74,20 @@ impl GradScaler {
     /// # Ok::<(), burn_amp::AmpError>(())
     /// ```
     pub fn wrap<O>(&self, optimizer: O) -> ScaledOptimizer<O> {
-        ScaledOptimizer::new(optimizer, self.clone())
-    }
-}
-
-impl<O> ScaledOptimizer<O> {
-    /// Puts `inner` under the control of `scaler`: the same as [`GradScaler::wrap`]. Binds the current thread.
-    pub fn new(inner: O, scaler: GradScaler) -> Self {
-        scaler.bind_thread();
+        self.bind_thread();
         let id = OptimizerId::default();
-        scaler.state().scale.register(&id);
-        Self {
-            inner,
+        self.state().scale.register(&id);
+        ScaledOptimizer {
+            inner: optimizer,
             id,
-            scaler,
+            scaler: self.clone(),
             pending: None,
             inside: None,
         }
     }
+}
 
+impl<O> ScaledOptimizer<O> {
     /// The optimizer, as of the last step. Under [`Detection::Deferred`] it waits for the step's flag.
     pub fn inner(&self) -> &O {
         match &self.pending {
