@@ -12,7 +12,7 @@ use burn::{
 use burn_decorator::{message, non_finite::on};
 
 use crate::{
-    AccumError, GradNorm,
+    AccumError, GradNorm, InvalidValue,
     arrived::{Arrived, constant, count_id},
 };
 
@@ -61,13 +61,7 @@ impl<O> ClipGlobalNorm<O> {
     ///
     /// [`AccumError::InvalidValue`] unless `max_norm` is above 0.
     pub fn new(inner: O, max_norm: f32) -> Result<Self, AccumError> {
-        if max_norm.is_nan() || max_norm <= 0.0 {
-            return Err(AccumError::InvalidValue {
-                name: "max_norm",
-                value: max_norm.into(),
-                expected: "above 0",
-            });
-        }
+        InvalidValue::unless(max_norm > 0.0, "max_norm", max_norm.into(), "above 0")?;
         Ok(Self {
             inner,
             max_norm,

@@ -112,7 +112,7 @@ pub use arrived::flush_request;
 pub use clip::ClipGlobalNorm;
 pub use config::{AccumConfig, NonFinite, Normalization, WindowSchedule};
 pub use counted::{CountSlot, Counted, Items};
-pub use error::AccumError;
+pub use error::{AccumError, InvalidValue};
 pub use find::{
     EstimatedStart, FindError, MemoryProbe, MicroBatchFound, MicroBatchSearch, Partition,
     PeakCounter, SampledGauge, StepResult, Trial, TrialOutcome, find_micro_batch,

@@ -40,9 +40,9 @@ pub fn search(
 fn largest_allowed(search: &MicroBatchSearch, at_most: usize) -> usize {
     let at_most = at_most.min(search.effective_batch);
     match search.normalization {
-        Normalization::Mean => Partition::even(search.effective_batch, at_most)
-            .unwrap()
-            .micro_batch(),
+        Normalization::Mean => (1..=at_most)
+            .rfind(|size| search.effective_batch.is_multiple_of(*size))
+            .unwrap(),
         _ => at_most,
     }
 }
@@ -67,7 +67,7 @@ fn a_line_is_followed_to_its_end_and_no_further() {
     assert_eq!(found.partition.sizes().collect::<Vec<_>>(), [28, 28, 8]);
     assert_eq!((found.peak_bytes, found.largest_fitting), (940, 28));
     assert_eq!((found.fixed_bytes, found.item_bytes), (100.0, 30.0));
-    assert!(found.predict_bytes(29) > found.search.usable_bytes());
+    assert_eq!(found.predicted_most(), 28);
 }
 
 #[test]
