@@ -108,7 +108,6 @@ mod strategy;
 mod sums;
 mod tally;
 
-pub use arrived::flush_request;
 pub use clip::ClipGlobalNorm;
 pub use config::{AccumConfig, NonFinite, Normalization, WindowSchedule};
 pub use counted::{CountSlot, Counted, Items};
@@ -119,7 +118,7 @@ pub use find::{
     host_memory_bytes, rehearse,
 };
 pub use lr_scaling::{LrScaling, ScaledLr};
-pub use multi_steps::MultiSteps;
+pub use multi_steps::{MultiSteps, flush};
 pub use norm::{GradNorm, GradNormMetric};
 pub use per_update::{PerUpdate, PerUpdateRecord};
 pub use progress::{Dropped, UpdateCounter, UpdatesMetric};

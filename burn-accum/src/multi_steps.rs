@@ -178,7 +178,7 @@ impl<O> MultiSteps<O> {
     }
 
     /// Applies the partial window with its true weights, for the end of an epoch or of the training. Nothing happens
-    /// if the window is empty. [`flush_request`](crate::flush_request) does the same where the optimizer is out of reach.
+    /// if the window is empty. [`flush`](crate::flush()) does the same where the optimizer is out of reach.
     ///
     /// # Panics
     ///
@@ -214,9 +214,6 @@ impl<O> MultiSteps<O> {
                 return module;
             }
             None => {}
-        }
-        if arrived.is_flush::<B::InnerBackend>() {
-            return self.flush(lr, module);
         }
         let module = self.check_order(lr, module);
 
@@ -459,6 +456,27 @@ impl<O> MultiSteps<O> {
         }
         Ok(counts.iter().sum())
     }
+}
+
+/// Applies the partial window of a [`MultiSteps`] that is out of reach, inside of Burn's `Learner` or of other wrappers, as
+/// [`MultiSteps::flush`] does. `step` is a step of the outermost optimizer with the gradients that it is given, which are none; without a
+/// `MultiSteps` in it nothing happens.
+///
+/// ```
+/// use burn::{backend::Autodiff, optim::{Optimizer, SgdConfig}, prelude::*};
+/// use burn_accum::{AccumConfig, MultiSteps, flush};
+///
+/// type B = Autodiff<burn_flex::Flex>;
+/// let model = nn::LinearConfig::new(4, 2).init::<B>(&Default::default());
+/// let mut optimizer = MultiSteps::new(SgdConfig::new().init(), AccumConfig::mean(8))?;
+///
+/// // flush(|nothing| learner.optimizer_step(nothing));
+/// let model: nn::Linear<B> = flush(|nothing| optimizer.step(1e-3, model, nothing));
+/// # let _ = model;
+/// # Ok::<(), burn_accum::AccumError>(())
+/// ```
+pub fn flush<R>(step: impl FnOnce(GradientsParams) -> R) -> R {
+    message::send(Message::Flush, || step(GradientsParams::new()))
 }
 
 /// Panics with the error: neither a step of an optimizer nor Burn's training loop can return one.

@@ -4,7 +4,7 @@ use burn::{
     optim::{GradientsParams, MultiGradientsParams, Optimizer, SgdConfig},
     prelude::DeviceOps,
 };
-use burn_accum::{AccumConfig, ClipGlobalNorm, Counted, GradNormMetric, MultiSteps};
+use burn_accum::{AccumConfig, ClipGlobalNorm, Counted, GradNormMetric, MultiSteps, flush};
 use burn_flex::FlexDevice;
 
 use crate::support::{B, Batch, Net, assert_close, floats, gradients, net, values};
@@ -111,12 +111,7 @@ fn counts_pass() {
     assert_close(&net, &expected, 1e-5);
     assert_eq!(outside.inner().updates().updates(), 1);
     assert_eq!(
-        outside
-            .step(
-                0.1,
-                net.clone(),
-                burn_accum::flush_request::<B>(&FlexDevice)
-            )
+        flush(|nothing| outside.step(0.1, net.clone(), nothing))
             .loss(&batch)
             .into_scalar(),
         net.loss(&batch).into_scalar()

@@ -6,9 +6,7 @@ use burn::{
     prelude::DeviceOps,
     record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder},
 };
-use burn_accum::{
-    AccumConfig, ClipGlobalNorm, Counted, MultiSteps, NonFinite, PerUpdate, flush_request,
-};
+use burn_accum::{AccumConfig, ClipGlobalNorm, Counted, MultiSteps, NonFinite, PerUpdate, flush};
 use burn_amp::{Detection, GradScaler, GradScalerConfig, ScaledOptimizer};
 use burn_flex::FlexDevice;
 
@@ -165,9 +163,9 @@ fn a_tail_is_flushed_through_a_scaler() {
         for step in 0..2 {
             net = optimizer.step(0.1, net.clone(), gradients(&net, step, &[], &[]));
         }
-        net = optimizer.step(0.1, net, flush_request::<B>(&Default::default()));
+        net = flush(|nothing| optimizer.step(0.1, net, nothing));
         assert_eq!(counter.updates(), 1);
-        assert_eq!(scaler.steps(), 2, "the request is no step of the scaler");
+        assert_eq!(scaler.steps(), 2, "the message is no step of the scaler");
 
         let mut expected = MultiSteps::new(adamw(), AccumConfig::mean(2)).unwrap();
         let mut other = start.clone();

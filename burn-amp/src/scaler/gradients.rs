@@ -27,17 +27,6 @@ impl StepGradients {
         }
     }
 
-    /// Whether it has no entry at all, not even one that belongs to no parameter.
-    pub(super) fn is_empty(&self) -> bool {
-        match self {
-            Self::One(gradients) => gradients.is_empty(),
-            Self::Several(gradients) => gradients
-                .grads
-                .iter()
-                .all(|(gradients, _)| gradients.is_empty()),
-        }
-    }
-
     /// Takes the step.
     pub(super) fn step<B, M, O>(self, optimizer: &mut O, lr: f64, module: M) -> M
     where

@@ -149,7 +149,7 @@ impl GradScaler {
         self.settled().scale.loss_scale.growth_tracker()
     }
 
-    /// Optimizer steps so far, skipped ones included. A message without gradients (`burn_accum::flush_request`) does not count.
+    /// Optimizer steps so far, skipped ones included. A message (`burn_accum::flush`) does not count.
     pub fn steps(&self) -> u64 {
         self.settled().counters.steps
     }

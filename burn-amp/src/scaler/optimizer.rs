@@ -229,24 +229,17 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        // Entries that belong to no parameter are a message to a wrapped optimizer, not a step.
-        let is_step = !inspection.ids().is_empty() || gradients.is_empty();
         let culprits = match inspection.is_finite(Vec::new()) {
             (true, _) => Vec::new(),
             (false, _) => non_finite_paths::<B, M>(&module, &gradients),
         };
-        let culprits = match is_step {
-            true => non_finite_on_any_rank(culprits),
-            false => culprits,
-        };
+        let culprits = non_finite_on_any_rank(culprits);
         // Gradients of other ranks, or those of a window, may still overflow when they are reduced.
         let (module, culprits) = match culprits.is_empty() {
             true => catch_overflow(|| gradients.step(&mut self.inner, lr, module)),
             false => (module, culprits),
         };
-        if is_step || !culprits.is_empty() {
-            self.record(culprits);
-        }
+        self.record(culprits);
         module
     }
 
