@@ -23,7 +23,7 @@ impl LossScaleMetric {
     /// The metric of `scaler`.
     pub fn new(scaler: &GradScaler) -> Self {
         let scaler = scaler.clone();
-        let read = move || f64::from(scaler.state().scale());
+        let read = move || f64::from(scaler.shared.lock().scale());
         let about = "The factor that losses are multiplied with before the backward pass";
         Self(Gauge::new("Loss Scale", about, read(), read).rising())
     }
@@ -33,7 +33,7 @@ impl SkippedStepsMetric {
     /// The metric of `scaler`.
     pub fn new(scaler: &GradScaler) -> Self {
         let scaler = scaler.clone();
-        let read = move || scaler.state().counters.skipped as f64;
+        let read = move || scaler.shared.lock().counters.skipped as f64;
         let about = "Optimizer steps that were skipped because of non-finite gradients";
         Self(Gauge::new("Skipped Steps", about, read(), read).unit("steps"))
     }

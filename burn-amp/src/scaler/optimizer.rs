@@ -76,7 +76,7 @@ impl GradScaler {
     pub fn wrap<O>(&self, optimizer: O) -> ScaledOptimizer<O> {
         self.bind_thread();
         let id = OptimizerId::default();
-        self.state().scale.register(&id);
+        self.shared.lock().scale.register(&id);
         ScaledOptimizer {
             inner: optimizer,
             id,
@@ -110,7 +110,7 @@ impl<O> ScaledOptimizer<O> {
     /// Undoes the last step if it overflowed.
     fn settle(&mut self) {
         if let Some((outcome, older)) = self.pending.take() {
-            drop(self.scaler.settled());
+            drop(self.scaler.shared.settled());
             if !outcome.culprits().is_empty() {
                 self.inner = older;
             }
@@ -137,7 +137,7 @@ impl<O> ScaledOptimizer<O> {
             gradients.merge::<B, M>(&module);
         }
         // Other ranks' gradients are waited for in any case.
-        let deferred = self.scaler.state().detection == Detection::Deferred && !inside.ranks;
+        let deferred = self.scaler.shared.lock().detection == Detection::Deferred && !inside.ranks;
         let probe = match (inside.checks, deferred) {
             (true, _) => Probe::None,
             (false, true) => Probe::Exact, // the device decides by it
@@ -146,7 +146,7 @@ impl<O> ScaledOptimizer<O> {
         let inspection = Inspection::new::<B, M>(&module, &gradients, probe);
         if let Some((path, dtype)) = inspection.half_precision() {
             let error = AmpError::HalfPrecisionParameter { path, dtype };
-            self.scaler.state().fail(error);
+            self.scaler.shared.lock().fail(error);
             self.scaler.raise();
             return module;
         }
@@ -171,7 +171,7 @@ impl<O> ScaledOptimizer<O> {
     {
         let step = || catch_overflow(|| gradients.step(&mut self.inner, lr, module));
         let ((module, overflowed), verdict) = catch_verdict(step);
-        let mut state = self.scaler.state();
+        let mut state = self.scaler.shared.lock();
         match verdict.and_then(|verdict| verdict.downcast().ok()) {
             _ if !overflowed.is_empty() => state.record(&self.id, overflowed),
             Some(verdict) => {
@@ -193,7 +193,7 @@ impl<O> ScaledOptimizer<O> {
         M: AutodiffModule<B>,
         O: Optimizer<M, B>,
     {
-        let enabled = self.scaler.state().is_enabled();
+        let enabled = self.scaler.shared.lock().is_enabled();
         message::report(|inside| inside.loss_scaler |= enabled);
         self.settle();
         if !enabled {
@@ -201,7 +201,7 @@ impl<O> ScaledOptimizer<O> {
         }
         // A window that is flushed may overflow when it is reduced.
         let (module, culprits) = catch_overflow(|| self.inner.step(lr, module, grads));
-        self.scaler.state().absorb_known();
+        self.scaler.shared.lock().absorb_known();
         if !culprits.is_empty() {
             self.record(culprits);
         }
@@ -211,7 +211,7 @@ impl<O> ScaledOptimizer<O> {
     /// Records a step; it was skipped if `culprits`, the parameters with non-finite gradients on any rank, is not empty.
     fn record(&self, culprits: Vec<String>) {
         let found_inf = !culprits.is_empty();
-        self.scaler.state().record(&self.id, culprits);
+        self.scaler.shared.lock().record(&self.id, culprits);
         if found_inf {
             self.scaler.raise();
         }
@@ -259,7 +259,7 @@ impl<O> ScaledOptimizer<O> {
         let verdict = inspection.into_verdict();
         let older = remember::<_, B, M>(&module, &ids);
         verdict.start_reading();
-        self.scaler.state().defer(&self.id, verdict.clone());
+        self.scaler.shared.lock().defer(&self.id, verdict.clone());
         self.pending = Some((verdict.clone(), self.inner.clone()));
 
         let module = gradients.step(&mut self.inner, lr, module);
@@ -280,7 +280,7 @@ where
         autocast::<Off, _>(|| {
             if message::received().is_some() {
                 self.pass_on(lr, module, grads)
-            } else if self.scaler.state().is_enabled() {
+            } else if self.scaler.shared.lock().is_enabled() {
                 self.advance(lr, module, StepGradients::One(grads))
             } else {
                 self.inner.step(lr, module, grads)
@@ -290,7 +290,7 @@ where
 
     fn step_multi(&mut self, lr: LearningRate, module: M, grads: MultiGradientsParams) -> M {
         autocast::<Off, _>(|| {
-            if self.scaler.state().is_enabled() {
+            if self.scaler.shared.lock().is_enabled() {
                 self.advance(lr, module, StepGradients::Several(grads))
             } else {
                 self.inner.step_multi(lr, module, grads)
@@ -300,14 +300,14 @@ where
 
     fn to_record(&self) -> Self::Record {
         let inner = self.inner().to_record();
-        let scaler = self.scaler.settled().to_record();
+        let scaler = self.scaler.shared.settled().to_record();
         ScaledRecord { scaler, inner }
     }
 
     fn load_record(mut self, record: Self::Record) -> Self {
         // State that is in no record must not come from a step that is undone.
         self.settle();
-        self.scaler.settled().load_record(record.scaler);
+        self.scaler.shared.settled().load_record(record.scaler);
         self.inner = self.inner.load_record(record.inner);
         self
     }
