@@ -1,5 +1,7 @@
 //! The wrapper: gradients are summed until a window is complete.
 
+use std::sync::Arc;
+
 use burn::{
     module::AutodiffModule,
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
@@ -229,27 +231,29 @@ impl<O> MultiSteps<O> {
 
         // Other ranks take part in the decision on the host, and gradients may be there; and where a micro-batch is an update, nothing is read twice.
         let alone = self.steps() == 1 && self.micro_steps::<B::InnerBackend>() == 0;
-        if alone || decide_on_host() || self.items_of_all_ranks.is_some() {
+        let verdict = if alone || decide_on_host() || self.items_of_all_ranks.is_some() {
             self.read::<B::InnerBackend>(false);
-            self.add_known::<B, M>(&module, arrived, step, counts);
+            self.add_known::<B, M>(&module, arrived, step, counts)
         } else {
             let verdict = match self.drops(step) {
                 true => Inspection::new::<B, M>(&module, &arrived, Probe::Exact).into_verdict(),
                 false => Verdict::known(Vec::new()),
             };
-            report_verdict(verdict.clone());
             let unread = Unread {
                 step,
-                verdict,
+                verdict: verdict.clone(),
                 counts,
             };
             let window = self.window.of::<B::InnerBackend>();
             window.add::<B, M>(&module, arrived, Some(unread));
-        }
+            verdict
+        };
+        let updates = self.tally.updates;
         let module = match self.micro_steps::<B::InnerBackend>() >= self.steps() {
             true => self.close(lr, module, false),
             false => module,
         };
+        report_verdict(verdict, self.tally.updates > updates);
         self.publish::<B::InnerBackend>();
         module
     }
@@ -261,7 +265,8 @@ impl<O> MultiSteps<O> {
         arrived: Arrived,
         step: Step,
         counts: Vec<Tensor<B::InnerBackend, 1>>,
-    ) where
+    ) -> Arc<Verdict<B::InnerBackend>>
+    where
         B: AutodiffBackend,
         M: AutodiffModule<B>,
     {
@@ -278,7 +283,7 @@ impl<O> MultiSteps<O> {
                 (non_finite_on_any_rank(culprits), counts)
             }
         };
-        report_verdict(Verdict::<B::InnerBackend>::known(culprits.clone()));
+        let verdict = Verdict::known(culprits.clone());
         let finite = culprits.is_empty();
         self.count(Known {
             step,
@@ -289,6 +294,7 @@ impl<O> MultiSteps<O> {
             let window = self.window.of::<B::InnerBackend>();
             window.add::<B, M>(module, arrived, None);
         }
+        verdict
     }
 
     /// Whether a micro-step with a non-finite gradient is dropped.

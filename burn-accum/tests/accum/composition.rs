@@ -64,6 +64,45 @@ fn a_scaler_outside_drops_the_micro_batch() {
     }
 }
 
+/// As with PyTorch's `scaler.update()`, once an optimizer step; an overflow lowers the scale at once.
+#[test]
+fn a_scaler_outside_counts_updates_towards_growth() {
+    let config = GradScalerConfig {
+        growth_interval: 2,
+        ..Default::default()
+    };
+    for detection in [Detection::Sync, Detection::Deferred] {
+        for read_each in [true, false] {
+            let scaler = GradScaler::new(&config).unwrap().with_detection(detection);
+            let now = || (scaler.scale(), scaler.growth_tracker());
+            let windows = MultiSteps::new(adamw(), AccumConfig::mean(3)).unwrap();
+            let mut optimizer = scaler.wrap(windows);
+            let mut net = net();
+            let mut found = Vec::new();
+            for step in 0..10 {
+                let overflow: &[usize] = if step == 7 { &[1] } else { &[] };
+                net = optimizer.step(0.1, net.clone(), gradients(&net, step, overflow, &[]));
+                found.extend(read_each.then(&now));
+            }
+            let (low, high) = (65536.0, 131_072.0);
+            let expected = [
+                (low, 0),
+                (low, 0),
+                (low, 1),
+                (low, 1),
+                (low, 1),
+                (high, 0),
+                (high, 0),
+                (low, 0),
+                (low, 0),
+                (low, 1),
+            ];
+            assert_eq!(now(), expected[9], "{detection:?}");
+            assert!(!read_each || found == expected, "{detection:?}: {found:?}");
+        }
+    }
+}
+
 /// PyTorch's order: the scaler sees the window's gradient once, and skips the whole window.
 #[test]
 fn a_scaler_inside_skips_the_window() {

@@ -143,12 +143,13 @@ impl GradScaler {
         self.shared.settled().scale()
     }
 
-    /// Finite steps since the scale last changed or a step last overflowed (PyTorch's `_get_growth_tracker`).
+    /// Finite updates since the scale last changed or a step last overflowed (PyTorch's `_get_growth_tracker`).
     pub fn growth_tracker(&self) -> u32 {
         self.shared.settled().scale.loss_scale.growth_tracker()
     }
 
-    /// Optimizer steps so far, skipped ones included. A message (`burn_accum::flush`) does not count.
+    /// Optimizer steps so far, skipped ones included; around a `MultiSteps` its micro-batches. A message (`burn_accum::flush`) does not
+    /// count.
     pub fn steps(&self) -> u64 {
         self.shared.settled().counters.steps
     }

@@ -12,7 +12,8 @@ use super::GradScaler;
 #[derive(Clone)]
 pub struct LossScaleMetric(Gauge);
 
-/// The number of steps skipped so far, since the beginning of the training; 0 if the scaler is disabled.
+/// The number of steps skipped so far, since the beginning of the training, around a `MultiSteps` that of its micro-batches; 0 if the
+/// scaler is disabled.
 ///
 /// It does not ask the device: under [`Detection::Deferred`](crate::Detection::Deferred) it lags one step, around a `MultiSteps` up to
 /// a window.

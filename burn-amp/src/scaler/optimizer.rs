@@ -7,7 +7,7 @@ use burn::{
     optim::{GradientsParams, LearningRate, MultiGradientsParams, Optimizer},
     tensor::backend::AutodiffBackend,
 };
-use burn_decorator::gradient::{catch_overflow, catch_verdict, non_finite_on_any_rank};
+use burn_decorator::gradient::{MicroBatch, catch_overflow, catch_verdict, non_finite_on_any_rank};
 use burn_decorator::message::{self, Inside};
 use burn_decorator::non_finite::{Inspection, Outcome, Probe, Verdict, non_finite_paths};
 
@@ -18,7 +18,7 @@ use super::{
     handle::GradScaler,
     record::ScaledRecord,
     registry,
-    shared_scale::OptimizerId,
+    shared_scale::{OptimizerId, Step},
 };
 use crate::AmpError;
 use crate::policy::{Off, autocast};
@@ -170,13 +170,17 @@ impl<O> ScaledOptimizer<O> {
         O: Optimizer<M, B>,
     {
         let step = || catch_overflow(|| gradients.step(&mut self.inner, lr, module));
-        let ((module, overflowed), verdict) = catch_verdict(step);
+        let ((module, overflowed), micro_batch) = catch_verdict(step);
         let mut state = self.scaler.shared.lock();
-        match verdict.and_then(|verdict| verdict.downcast().ok()) {
-            _ if !overflowed.is_empty() => state.record(&self.id, overflowed),
-            Some(verdict) => {
-                let verdict: Arc<Verdict<B::InnerBackend>> = *verdict;
-                state.defer(&self.id, verdict);
+        match micro_batch {
+            _ if !overflowed.is_empty() => state.record(&self.update(), overflowed),
+            Some(MicroBatch { verdict, is_update }) => {
+                let step = Step {
+                    is_update,
+                    ..self.update()
+                };
+                let verdict = verdict.downcast::<Arc<Verdict<B::InnerBackend>>>();
+                state.defer(step, *verdict.expect("a verdict of this backend"));
             }
             None => {} // a message
         }
@@ -208,10 +212,17 @@ impl<O> ScaledOptimizer<O> {
         module
     }
 
+    fn update(&self) -> Step {
+        Step {
+            optimizer: self.id.clone(),
+            is_update: true,
+        }
+    }
+
     /// Records a step; it was skipped if `culprits`, the parameters with non-finite gradients on any rank, is not empty.
     fn record(&self, culprits: Vec<String>) {
         let found_inf = !culprits.is_empty();
-        self.scaler.shared.lock().record(&self.id, culprits);
+        self.scaler.shared.lock().record(&self.update(), culprits);
         if found_inf {
             self.scaler.raise();
         }
@@ -259,7 +270,10 @@ impl<O> ScaledOptimizer<O> {
         let verdict = inspection.into_verdict();
         let older = remember::<_, B, M>(&module, &ids);
         verdict.start_reading();
-        self.scaler.shared.lock().defer(&self.id, verdict.clone());
+        self.scaler
+            .shared
+            .lock()
+            .defer(self.update(), verdict.clone());
         self.pending = Some((verdict.clone(), self.inner.clone()));
 
         let module = gradients.step(&mut self.inner, lr, module);
