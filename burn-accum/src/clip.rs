@@ -19,8 +19,9 @@ use crate::{
 /// An optimizer whose gradients are clipped by their norm over all parameters (`torch.nn.utils.clip_grad_norm_`,
 /// optax's `clip_by_global_norm`), as training recipes do. Burn's own clipping clips each tensor by its own norm.
 ///
-/// Each gradient is multiplied with `min(1, max_norm / (norm + 1e-6))`. A norm within bounds multiplies with exactly
-/// 1, which changes no bit. A non-finite gradient is not hidden: infinity times 0 is NaN.
+/// Each gradient is multiplied with `min(1, max_norm / (norm + 1e-6))`. A norm that is below the bound by more than 1e-6 multiplies with
+/// exactly 1, which changes no bit. A non-finite gradient is not hidden: infinity times 0 is NaN. Whether a NaN norm makes the other
+/// gradients NaN too, as in PyTorch, depends on the backend's minimum of 1 and NaN.
 ///
 /// ```
 /// use burn::{backend::Autodiff, module::Param, optim::{GradientsParams, Optimizer, SgdConfig}, prelude::*};
